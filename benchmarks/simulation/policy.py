@@ -7,7 +7,6 @@ from server.engine.kv.cost import least_valuable
 from server.engine.params import EngineParams
 from server.engine.prefix.find import Placer
 from server.engine.runner_api import RunnerInfo
-from server.engine.schedule.evaluations import Relocation
 from server.engine.schedule.scheduler import Scheduler
 from server.engine.sequence import Sequence, Slot
 
@@ -40,7 +39,7 @@ class Unsorted(Scheduler):
     def _joining(streams: AbstractSet[int], prompts: list[Sequence], most: int) -> AbstractSet[int]:
         return frozenset()
 
-    def relocation(self, fixed: AbstractSet[int]) -> Relocation | None:
+    def relocation(self, fixed: AbstractSet[int]) -> tuple[Slot, Slot] | None:
         return None
 
 

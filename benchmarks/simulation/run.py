@@ -171,8 +171,8 @@ class Simulation:
             cells.prepare(placement, clock.now)
             scheduler.occupy(placement, clock.now)
         cells.moving.start_reading()
-        while (move := scheduler.relocation(frozenset())) is not None:
-            cells.relocate(move.source, move.target, copies=move.copies, now=clock.now)
+        while (slots := scheduler.relocation(frozenset())) is not None:
+            cells.relocate(*slots, clock.now)
             self.seen.n_relocations += 1
         entries = scheduler.plan()
         if not entries:

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 from server.engine.lora import Tuning, reusable
 from server.engine.prefix.hashes import BLOCK, PrefixHashes, common_prefix
-from server.engine.sequence import Phase, Route, Slot, Ticket
+from server.engine.sequence import Phase, Slot, Ticket
 from server.engine.stats import EngineStats
 from server.engine.step.loop import Instance
 
@@ -108,4 +108,4 @@ def route(ticket: Ticket, open_: Iterable[Ticket], instances: Sequence[Instance]
         patience_s = max(n_own[i] - n_own[best], 0) / rate
         at[i] = ticket.waits_since + (max(patience_s, SETTLED_S) if has_slot and i != best else patience_s)
     anyway_at = max(at[i] for i in takers) + n_own[best] / rate
-    ticket.instance, ticket.route = best, Route(tuple(at), anyway_at, n_own)
+    ticket.instance, ticket.ready_at, ticket.anyway_at, ticket.n_own = best, tuple(at), anyway_at, n_own

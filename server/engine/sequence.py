@@ -3,7 +3,6 @@
 import math
 from dataclasses import dataclass, field, fields
 from enum import Enum
-from typing import TYPE_CHECKING
 
 from server.constrain.constraint import Constraint
 from server.engine.encode import Encoding
@@ -18,22 +17,6 @@ from server.engine.runner_api import Sampler
 from server.engine.schedule.queue import Account
 from server.engine.speculate.lookup import Speculating
 
-if TYPE_CHECKING:  # it is found for a sequence
-    from server.engine.prefix.find import PrefixOrigin
-
-
-@dataclass(frozen=True, slots=True)
-class Route:
-    """Which instances may take a request: each from its time in ``ready_at`` on (never: infinity), and where it finds
-    too few cells not before ``anyway_at``. ``n_own`` prompt tokens each of them is expected to compute."""
-
-    ready_at: tuple[float, ...] = (-math.inf,)
-    anyway_at: float = -math.inf
-    n_own: tuple[int, ...] = (0,)
-
-
-ALONE = Route()
-
 
 @dataclass(eq=False, slots=True)
 class Ticket:
@@ -41,6 +24,9 @@ class Ticket:
 
     ``submitted_at`` is when it came first; for one that was asked of a process that has ended, before ``queued_at``,
     when it got in line here.
+
+    Each instance may take it from its time in ``ready_at`` on (never: infinity), and where it finds too few cells not
+    before ``anyway_at``; it is expected to compute ``n_own`` prompt tokens.
     """
 
     request: Request
@@ -49,7 +35,9 @@ class Ticket:
     n_open: int = 0  # choices that have not ended
     tuning: Tuning = BARE
     cancelled: bool = False
-    route: Route = ALONE
+    ready_at: tuple[float, ...] = (-math.inf,)
+    anyway_at: float = -math.inf
+    n_own: tuple[int, ...] = (0,)
     instance: int = 0  # where it costs least; who took it, once it is ``taken``
     taken: bool = False
     hashes: PrefixHashes = field(default_factory=PrefixHashes)  # of the prompt, as far as the event loop asked for it
@@ -64,7 +52,7 @@ class Ticket:
     @property
     def n_to_compute(self) -> int:
         """Prompt tokens, as was estimated when it came."""
-        return self.route.n_own[self.instance]
+        return self.n_own[self.instance]
 
 
 class Phase(Enum):
@@ -119,7 +107,7 @@ class Sequence:
     n_turn: int = 0
     n_scored: int = 0  # prompt tokens whose logits were read for ``prompt_logprobs``
     n_cached: int = -1  # prompt tokens that needed no computing; -1 until the first placement
-    origin: "PrefixOrigin | None" = None  # from where these came
+    origin: tuple[str, int, str] = "", -1, ""  # from where these came (`prefix.find.origin_of`)
     placed_at: float = 0.0
     placement_s: float = 0.0  # that bringing its cells to the prompt's beginning took
     prompt_done_at: float = 0.0

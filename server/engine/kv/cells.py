@@ -268,17 +268,20 @@ class Cells:
             self._scheduler.n_copies += 1
             self._scheduler.spent_s += self._scheduler.move_cost.copy_s
 
-    def relocate(self, source: Slot, target: Slot, *, copies: bool, now: float) -> bool:
+    def relocate(self, source: Slot, target: Slot, now: float) -> bool:
         """The sequence that runs in `source` goes on in the idle `target`, whose content goes as it does for any other.
 
-        False: it stays where it is, since its state can't be loaded there.
+        False: it stays where it is, since its state can't be loaded there; none moves again before other slots are in
+        use.
         """
         self.moving.keep(target, len(target.tokens), now)
         self.clear(target)
-        if copies:
+        cost = self._scheduler.move_cost
+        if cost.copy_s <= cost.round_trip_s(len(source.tokens)):
             self._runner.seq_copy(source.id, target.id)
             self._copied()
         elif not self._carry(source, target):
+            self._scheduler.may_be_apart = False
             return False
         target.trade(source)
         self.clear(source)

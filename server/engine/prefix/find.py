@@ -8,8 +8,7 @@ from array import array
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
-from enum import StrEnum
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 from server.engine.kv.cost import MoveCost, least_valuable
 from server.engine.kv.disk_cache import DiskCache, Fetch
@@ -391,69 +390,47 @@ def longest_match(
 
 # ---- told to who looks
 
+Source: TypeAlias = Literal["none", "slot", "copy", "ram", "disk"]
+"""What held a prompt's beginning: nothing, its slot, another one, a kept state."""
+Anew: TypeAlias = Literal["last", "off", "scored", "nothing", "differs", "ends", "uncut", "other", "short"]
+"""Why what follows was computed.
 
-class Source(StrEnum):
-    """What held the beginning."""
-
-    NONE = "none"
-    SLOT = "slot"  # in place
-    COPY = "copy"  # of another slot
-    RAM = "ram"
-    DISK = "disk"
-
-
-class Anew(StrEnum):
-    """Why what follows was computed."""
-
-    LAST = "last"  # one token always is, for what comes next
-    OFF = "off"  # the request takes nothing from a cache
-    SCORED = "scored"  # the log probabilities of the prompt are wanted
-    NOTHING = "nothing"  # nobody held anything that begins like it
-    DIFFERS = "differs"  # from there on another text was held
-    ENDS = "ends"  # no more was held
-    UNCUT = "uncut"  # more was held, in a memory that can be gone on from no later place
-    OTHER = "other"  # more was held, under another LoRA set or for somebody else
-    SHORT = "short"  # another slot held a little more, and copying that costs more than computing it
+``last``: one token always is, for what comes next. ``off``: the request takes nothing from a cache. ``scored``: the log
+probabilities of the prompt are wanted. ``nothing``: nobody held anything that begins like it. ``differs``: from there
+on another text was held. ``ends``: no more was held. ``uncut``: more was held, in a memory that can be gone on from no
+later place. ``other``: more was held, under another LoRA set or for somebody else. ``short``: another slot held a
+little more, and copying that costs more than computing it.
+"""
 
 
-@dataclass(frozen=True, slots=True)
-class PrefixOrigin:
-    """Of one prompt. ``slot`` is the one that held its beginning, by its place in the instance; -1 = none did."""
-
-    source: Source
-    slot: int
-    anew: Anew
-
-
-def origin_of(placement: Placement, slots: Seq[Slot]) -> PrefixOrigin:
-    """To be asked before `placement` changes any cells."""
+def origin_of(placement: Placement, slots: Seq[Slot]) -> tuple[Source, int, Anew]:
+    """And which slot held it, by its place in the instance; -1: none. To be asked before `placement` changes cells."""
     sequence, n = placement.sequence, placement.n_kept
     source = placement.source if n else None
-    if source is None:
-        where = Source.NONE
-    elif isinstance(source, KeptState):
-        where = Source.DISK if sequence.fetch is not None and sequence.fetch.found is source else Source.RAM
-    else:
-        where = Source.SLOT if source is placement.slot else Source.COPY
+    where: Source = "none"
+    if isinstance(source, KeptState):
+        where = "disk" if sequence.fetch is not None and sequence.fetch.found is source else "ram"
+    elif source is not None:
+        where = "slot" if source is placement.slot else "copy"
     held = () if source is None else source.tokens
-    return PrefixOrigin(where, source.id if isinstance(source, Slot) else -1, _anew(placement, held, n, slots))
+    return where, source.id if isinstance(source, Slot) else -1, _anew(placement, held, n, slots)
 
 
 def _anew(placement: Placement, held: Seq[int], n: int, slots: Seq[Slot]) -> Anew:
     sequence = placement.sequence
     target = sequence.target
     if n >= len(target) - 1:
-        return Anew.LAST
+        return "last"
     if not sequence.request.cache_prompt:
-        return Anew.OFF
+        return "off"
     if n >= sequence.n_reusable:
-        return Anew.SCORED
+        return "scored"
     if not placement.moves and common_prefix(target, held) > n:
-        return Anew.UNCUT
+        return "uncut"
     others = ((common_prefix(target, slot.tokens), slot.tuning == sequence.tuning) for slot in slots)
     common, same = max(others, default=(0, True))
     if common > n:
-        return Anew.SHORT if same else Anew.OTHER
+        return "short" if same else "other"
     if not n:
-        return Anew.NOTHING
-    return Anew.ENDS if n >= len(held) else Anew.DIFFERS
+        return "nothing"
+    return "ends" if n >= len(held) else "differs"

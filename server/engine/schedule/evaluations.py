@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from collections.abc import Sequence as Seq
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
 from math import inf
 
 from server.engine.sequence import Phase, Sequence, Slot
@@ -152,25 +151,15 @@ def between(streams: AbstractSet[int], prompts: AbstractSet[int]) -> list[int]:
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class Relocation:
-    """Bring the sequence that runs in ``source`` to the idle ``target``, so that steps need fewer evaluations."""
-
-    source: Slot
-    target: Slot
-    seconds: float  # that it is expected to take
-    copies: bool  # the library copies the whole stream; else its state is saved and loaded
-
-
 def relocation(
     slots: Collection[Slot],
     evaluation_s: float,
-    offer: Callable[[Slot, Slot], Relocation],
+    price_s: Callable[[Slot, Slot], float],
     longest_s: float,
     fixed: AbstractSet[int] = frozenset(),
-) -> Relocation | None:
-    """The relocation that saves most, if any saves more than it takes; no slot of `fixed` has a part in it, and none
-    that somebody asks for by its id.
+) -> tuple[Slot, Slot] | None:
+    """From which slot to which idle one a sequence is best brought, so that steps need fewer evaluations, if that saves
+    more than its price; no slot of `fixed` has a part in it, and none that somebody asks for by its id.
 
     A stream is expected to go on for as long as it has gone on, but not past its limit. Nobody is held up for more than
     `longest_s`.
@@ -201,10 +190,10 @@ def relocation(
             n_saved = -n_runs_more - n_more_runs(target.id, others)
             if n_saved <= 0:
                 continue
-            offered = offer(source, target)
-            saved_s = n_saved * -n_steps_less * evaluation_s - offered.seconds
-            if offered.seconds <= longest_s and saved_s > most_s:
-                best, most_s = offered, saved_s
+            takes_s = price_s(source, target)
+            saved_s = n_saved * -n_steps_less * evaluation_s - takes_s
+            if takes_s <= longest_s and saved_s > most_s:
+                best, most_s = (source, target), saved_s
     return best
 
 

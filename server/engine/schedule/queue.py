@@ -275,17 +275,17 @@ class ModelQueue:
             return [ticket for ticket in self._waiting.values() if ticket.instance == instance]
 
     def _has_taker(self, ticket: "Ticket") -> bool:
-        return any(at < inf and i not in self._closed for i, at in enumerate(ticket.route.ready_at))
+        return any(at < inf and i not in self._closed for i, at in enumerate(ticket.ready_at))
 
 
 def _may_be_taken(ticket: "Ticket", instance: int, cells: float) -> float:
     """From when on `instance` may, which has so many cells left."""
-    at = ticket.route.ready_at[instance]
-    return at if _n_cells(ticket, instance) <= cells else max(at, ticket.route.anyway_at)
+    at = ticket.ready_at[instance]
+    return at if _n_cells(ticket, instance) <= cells else max(at, ticket.anyway_at)
 
 
 def _n_cells(ticket: "Ticket", instance: int) -> int:
-    return ticket.route.n_own[instance] + REPLY_CELLS * ticket.request.n
+    return ticket.n_own[instance] + REPLY_CELLS * ticket.request.n
 
 
 def admits(request: Request, open_: "Collection[Ticket]", n_slots: int, max_queue: int) -> bool:

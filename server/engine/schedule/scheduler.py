@@ -20,14 +20,7 @@ from server.engine.prefix.hashes import PrefixHashes
 from server.engine.request import Adapters
 from server.engine.runner_api import RunnerInfo
 from server.engine.schedule.cell_room import Room
-from server.engine.schedule.evaluations import (
-    Relocation,
-    batch_order,
-    between,
-    n_beside,
-    n_runs,
-    relocation,
-)
+from server.engine.schedule.evaluations import batch_order, between, n_beside, n_runs, relocation
 from server.engine.schedule.prefill_order import in_order
 from server.engine.schedule.queue import OUTPUT_WEIGHT, REPLY_CELLS, Account, Accounts, Charge, Queue
 from server.engine.schedule.step_size import StepSize, piece
@@ -278,9 +271,9 @@ class Scheduler:
         entries.sort(key=lambda e: batch_order(e.seq, len(e.tokens) > longest, streams.keys(), joins))
         return entries
 
-    def relocation(self, fixed: AbstractSet[int]) -> Relocation | None:
-        """Which running sequence another slot is better for, as `evaluations.relocation`; who holds a slot in `fixed`,
-        or asked for a certain one, stays.
+    def relocation(self, fixed: AbstractSet[int]) -> tuple[Slot, Slot] | None:
+        """Whose sequence another slot is better for, and which, as `evaluations.relocation`; who holds a slot in
+        `fixed`, or asked for a certain one, stays.
 
         Also while somebody waits: an idle slot that he can't have now would part streams until he can.
         """
@@ -290,22 +283,15 @@ class Scheduler:
         self.may_be_apart = n_runs({s.slot.id for s in active if s.slot is not None}) > 1
         if not self.may_be_apart or not _may_share_a_step(active):
             return None
-        longest_s = (
-            self.params.target_itl_ms / 2e3 or math.inf
-        ) - self.spent_s  # others wait for it, beside their step
-        return relocation(self.slots, self._placer.evaluation_s, self._offer, longest_s, fixed)
+        longest_s = self.params.step_s / 2 - self.spent_s  # others wait for it, beside their step
+        return relocation(self.slots, self._placer.evaluation_s, self._relocation_s, longest_s, fixed)
 
-    def stay_apart(self) -> None:
-        """A relocation failed: none is tried again before other slots are in use."""
-        self.may_be_apart = False
-
-    def _offer(self, source: Slot, target: Slot) -> Relocation:
-        cost, state_s = self.move_cost, self.move_cost.round_trip_s(len(source.tokens))
-        copies = cost.copy_s <= state_s
-        seconds = cost.copy_s if copies else state_s
+    def _relocation_s(self, source: Slot, target: Slot) -> float:
+        cost = self.move_cost
+        seconds = min(cost.copy_s, cost.round_trip_s(len(source.tokens)))
         if n_lost := len(target.tokens):  # to RAM, or computed again some day
             seconds += cost.round_trip_s(n_lost) if self.ram.limit else cost.compute_s(n_lost)
-        return Relocation(source, target, seconds, copies)
+        return seconds
 
     @staticmethod
     def _joining(streams: AbstractSet[int], prompts: list[Sequence], most: int) -> AbstractSet[int]:

@@ -281,10 +281,9 @@ class Instance(StepThread):
     def _relocate(self) -> None:
         """Bring sequences to where steps need fewer evaluations, as long as there is one that it pays for."""
         asked_of = frozenset([command.slot for command in self._commands.copy()])
-        while (move := self.scheduler.relocation(asked_of)) is not None:
+        while (slots := self.scheduler.relocation(asked_of)) is not None:
             self._mailbox.post()
-            if not self._cells.relocate(move.source, move.target, copies=move.copies, now=self._clock()):
-                self.scheduler.stay_apart()
+            self._cells.relocate(*slots, self._clock())
 
     def _shift(self) -> None:
         """Make room in the contexts that are full."""

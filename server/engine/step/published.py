@@ -239,7 +239,7 @@ class Publisher:
         )
 
     def _choice(self, sequence: Sequence, ended_at: float = 0.0, outcome: Outcome | None = None) -> ChoiceView:
-        request, origin = sequence.request, sequence.origin
+        request, (source, source_slot, anew) = sequence.request, sequence.origin
         return ChoiceView(
             request=request.id,
             log_id=request.log_id,
@@ -249,9 +249,9 @@ class Publisher:
             n_cached=max(sequence.n_cached, 0),
             n_predicted=len(sequence.output),
             max_tokens=request.max_tokens,
-            source="" if origin is None else origin.source.value,
-            source_slot=-1 if origin is None or origin.slot < 0 else self._first_slot + origin.slot,
-            anew="" if origin is None else origin.anew.value,
+            source=source,
+            source_slot=-1 if source_slot < 0 else self._first_slot + source_slot,
+            anew=anew,
             submitted_at=sequence.ticket.submitted_at,
             placed_at=sequence.placed_at,
             placement_s=sequence.placement_s,

@@ -10,7 +10,7 @@ from server.engine.lora import BARE, Tuning
 from server.engine.prefix.hashes import BLOCK, PrefixHashes
 from server.engine.request import Request
 from server.engine.routing import MOST_COMPARED, MOST_LOOKED_AT, STREAM_TOKENS, cached, coming, outlook, turn_tokens
-from server.engine.sequence import Phase, Route, Sequence, Slot, Ticket
+from server.engine.sequence import Phase, Sequence, Slot, Ticket
 from server.engine.stats import EngineStats
 from tests.unit.engine.builders import engine_over, request, run
 from tests.unit.engine.counting import Counting
@@ -18,8 +18,7 @@ from tests.unit.engine.events import events_of
 
 
 def ticket(n: int, *, n_expected: int = 0, **options: bool) -> Ticket:
-    route = Route(n_own=(n_expected,))
-    return Ticket(Request(id="r", prompt=list(range(n)), **options), lambda events: None, 0.0, route=route)  # type: ignore[arg-type]
+    return Ticket(Request(id="r", prompt=list(range(n)), **options), lambda events: None, 0.0, n_own=(n_expected,))  # type: ignore[arg-type]
 
 
 def running(slot: Slot, n: int, *, phase: Phase, done: int) -> Ticket:

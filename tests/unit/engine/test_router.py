@@ -15,7 +15,7 @@ from harness.fakes import FakeRunner
 from server.engine.engine import Engine
 from server.engine.request import Event, Failed, Finished
 from server.engine.runner_api import BatchEntry
-from server.engine.sequence import Route, Ticket
+from server.engine.sequence import Ticket
 from server.errors import InternalError, QueueFull, ShuttingDown
 from tests.unit.clock import Clock
 from tests.unit.engine.builders import Reply, alone, engine_over, request, run
@@ -105,7 +105,7 @@ async def test_who_waits_for_cells_changes_over_to_an_instance_that_has_them_all
         assert home(engine, large.ticket) == [1]
         assert large.ticket is not None
         streams[0].cancel()
-        clock.now = large.ticket.route.ready_at[0]  # before the other may take it, cells or none
+        clock.now = large.ticket.ready_at[0]  # before the other may take it, cells or none
         engine._wake_all()
         assert (await reply_of(large)).finished[0].id_slot < 2
         streams[1].cancel()
@@ -168,7 +168,8 @@ class Ending:
 
 def mislead(ticket: Ticket, *_: object) -> None:
     n, slot = len(ticket.request.prompt), ticket.request.id_slot
-    ticket.route = Route((-math.inf,) * 3 if slot < 0 else (-math.inf, math.inf, math.inf), -math.inf, (n,) * 3)
+    ticket.ready_at = (-math.inf,) * 3 if slot < 0 else (-math.inf, math.inf, math.inf)
+    ticket.n_own = (n,) * 3
 
 
 @pytest.mark.parametrize("seed", range(6))

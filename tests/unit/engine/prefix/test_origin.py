@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from server.engine.kv.ram_cache import in_ram
 from server.engine.kv.state import SlotState
 from server.engine.lora import Tuning
-from server.engine.prefix.find import Anew, Placement, Source, origin_of
+from server.engine.prefix.find import Anew, Placement, origin_of
 from server.engine.prefix.hashes import BLOCK, PrefixHashes, common_prefix
 from server.engine.request import Request
 from server.engine.sequence import Sequence, Slot, Ticket
@@ -31,17 +31,17 @@ def slot(number: int, tokens: list[int], tuning: Tuning = BARE) -> Slot:
 @pytest.mark.parametrize(
     ("held", "n", "anew"),
     [
-        ([1, 2, 3, 4, 5], 4, Anew.LAST),
-        ([1, 2, 3, 9, 9], 3, Anew.DIFFERS),
-        ([1, 2], 2, Anew.ENDS),
-        ([1, 2, 3, 9], 1, Anew.UNCUT),
+        ([1, 2, 3, 4, 5], 4, "last"),
+        ([1, 2, 3, 9, 9], 3, "differs"),
+        ([1, 2], 2, "ends"),
+        ([1, 2, 3, 9], 1, "uncut"),
     ],
 )
 def test_a_slot_held_the_beginning(held: list[int], n: int, anew: Anew) -> None:
     source, other = slot(0, held), slot(1, [])
-    for target, where in ((source, Source.SLOT), (other, Source.COPY)):
+    for target, where in ((source, "slot"), (other, "copy")):
         origin = origin_of(Placement(sequence([1, 2, 3, 4, 5]), target, source, n), [source, other])
-        assert (origin.source, origin.slot, origin.anew) == (where, 0, anew)
+        assert origin == (where, 0, anew)
 
 
 def test_nothing_was_taken() -> None:
@@ -50,20 +50,20 @@ def test_nothing_was_taken() -> None:
     others = slot(1, [1, 2, 9], Tuning(scope="somebody else"))
     off, scored = sequence(prompt, cache_prompt=False), sequence(prompt, prompt_logprobs=True)
     for asked, slots, anew in (
-        (sequence(prompt), [empty], Anew.NOTHING),
-        (sequence(prompt), [empty, near], Anew.SHORT),
-        (sequence(prompt), [empty, others], Anew.OTHER),
-        (off, [empty, near], Anew.OFF),
-        (scored, [empty, near], Anew.SCORED),
+        (sequence(prompt), [empty], "nothing"),
+        (sequence(prompt), [empty, near], "short"),
+        (sequence(prompt), [empty, others], "other"),
+        (off, [empty, near], "off"),
+        (scored, [empty, near], "scored"),
     ):
         origin = origin_of(Placement(asked, empty, None, 0), slots)
-        assert (origin.source, origin.slot, origin.anew) == (Source.NONE, -1, anew)
+        assert origin == ("none", -1, anew)
 
 
 def test_a_kept_state_held_it() -> None:
     stored = in_ram(SlotState([1, 2, 3], b"", BARE, 3), 0.0)
     origin = origin_of(Placement(sequence([1, 2, 3, 4, 5]), slot(0, []), stored, 3), [slot(0, [])])
-    assert (origin.source, origin.slot, origin.anew) == (Source.RAM, -1, Anew.ENDS)
+    assert origin == ("ram", -1, "ends")
 
 
 @given(st.lists(st.lists(st.integers(0, 1), max_size=4), min_size=1, max_size=7))

@@ -151,9 +151,9 @@ class Bench:
             while (placement := self.scheduler.place()) is not None:
                 self.cells.prepare(placement, self.now)
                 self.scheduler.occupy(placement, self.now)
-            while (move := self.scheduler.relocation(self.fixed)) is not None:
+            while (slots := self.scheduler.relocation(self.fixed)) is not None:
                 self.n_relocations += 1
-                self.cells.relocate(move.source, move.target, copies=move.copies, now=self.now)
+                self.cells.relocate(*slots, self.now)
             entries = self.scheduler.plan()
             if not entries:
                 return
@@ -248,12 +248,10 @@ def test_a_state_that_cannot_be_loaded_elsewhere_leaves_its_sequence_where_it_is
         return False
 
     monkeypatch.setattr(bench.runner, "seq_load", refuse)
-    move = bench.scheduler.relocation(frozenset())
-    assert move is not None
-    assert not move.copies
+    slots = bench.scheduler.relocation(frozenset())
+    assert slots is not None
     bench.now += 1
-    assert not bench.cells.relocate(move.source, move.target, copies=False, now=bench.now)
-    bench.scheduler.stay_apart()
+    assert not bench.cells.relocate(*slots, bench.now)
     assert bench.scheduler.relocation(frozenset()) is None
     assert n_loads == 1
     assert bench.ids() == ids

@@ -2,12 +2,13 @@
 
 import asyncio
 import math
+from typing import Any
 
 from harness.fakes import FakeRunner
 from server.engine.params import EngineParams
 from server.engine.schedule.queue import MOST_PASSES, REPLY_CELLS, ModelQueue
 from server.engine.schedule.scheduler import Scheduler
-from server.engine.sequence import Route, Ticket
+from server.engine.sequence import Ticket
 from server.engine.stats import EngineStats
 from server.engine.step.mailbox import Mailbox
 from server.engine.step.published import Publisher
@@ -33,10 +34,10 @@ class Desk:
             Publisher(self.scheduler, clock, 0),
         )
 
-    def ask(self, text: str, *, n: int = 1, priority: int = 0, client: str = "", route: Route | None = None) -> Ticket:
+    def ask(self, text: str, *, n: int = 1, priority: int = 0, client: str = "", **own: Any) -> Ticket:
         wanted = request(text, n=n, priority=priority, client=client)
-        route = route or Route(NOW, math.inf, (len(wanted.prompt),) * 2)
-        ticket = Ticket(wanted, lambda events: None, self.now, n_open=n, route=route)
+        route: dict[str, Any] = {"ready_at": NOW, "anyway_at": math.inf, "n_own": (len(wanted.prompt),) * 2} | own
+        ticket = Ticket(wanted, lambda events: None, self.now, n_open=n, **route)
         assert self.queue.add(ticket)
         return ticket
 
@@ -74,7 +75,7 @@ async def test_choices_count_and_a_request_is_taken_whole() -> None:
 
 async def test_who_costs_least_elsewhere_is_taken_when_computing_it_anew_would_have_taken_as_long() -> None:
     desk = Desk()
-    wanted = desk.ask("cached in the other", route=Route((2.5, 0.0), math.inf, (100, 10)))
+    wanted = desk.ask("cached in the other", ready_at=(2.5, 0.0), n_own=(100, 10))
     assert desk.receive() == []
     assert desk.requests.next_look_s(0.5) == 2.0
     desk.now = 2.5
@@ -105,7 +106,7 @@ async def test_who_finds_too_few_cells_is_left_to_others_for_a_while() -> None:
     runs = desk.ask("x" * 400)
     assert desk.receive() == [runs]
     desk.place()
-    large = desk.ask("y" * 800, route=Route(NOW, 7.0, (801, 801)))
+    large = desk.ask("y" * 800, anyway_at=7.0)
     small = desk.ask("z")
     assert desk.receive() == [small]
     assert desk.scheduler.free_cells() < 801 + REPLY_CELLS
@@ -133,7 +134,7 @@ async def test_who_waited_too_long_for_any_instance_ends() -> None:
     desk.ask("runs")
     desk.receive()
     desk.place()
-    waits = desk.ask("waits", route=Route((math.inf, 0.0), math.inf, (6, 6)))
+    waits = desk.ask("waits", ready_at=(math.inf, 0.0))
     desk.now = 5.0
     desk.requests.expire(desk.now)
     desk.requests._mailbox.post()
@@ -143,9 +144,9 @@ async def test_who_waited_too_long_for_any_instance_ends() -> None:
 
 async def test_who_names_an_instance_that_takes_no_more_is_its_own_or_refused() -> None:
     desk = Desk()
-    pinned, free = desk.ask("pinned", route=Route((0.0, math.inf), math.inf, (7, 7))), desk.ask("free")
+    pinned, free = desk.ask("pinned", ready_at=(0.0, math.inf)), desk.ask("free")
     assert desk.queue.close(0) == [pinned]
-    assert not desk.queue.add(Ticket(request("late"), lambda events: None, 0.0, route=pinned.route))
+    assert not desk.queue.add(Ticket(request("late"), lambda events: None, 0.0, ready_at=pinned.ready_at))
     assert desk.receive() == []
     assert desk.queue.take(1, 1, lambda: math.inf, 0.0) == [free]
     assert desk.queue.n_load == 2
