@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from server.constrain.constraint import Constraint
 from server.engine.generate.constrained import Constrained
@@ -35,35 +35,26 @@ NOT_TAKEN = -1
 """In place of a given token: the next guess is refused, whatever is sampled."""
 
 
+@dataclass(eq=False)
 class NextTokens:
     """Of the sequences of one instance; used by its step thread. What fails is the fault of one sequence, and ends its
     request alone."""
 
-    def __init__(
-        self,
-        runner: Runner,
-        params: EngineParams,
-        first_slot: int,
-        cells: Cells,
-        requests: Requests,
-        mailbox: Mailbox,
-        stats: EngineStats,
-        speculation: Speculation | None,
-        clock: Callable[[], float],
-    ) -> None:
-        self._runner = runner
-        self._special = params.special  # control tokens are text
-        self._first_slot = first_slot
-        self._cells = cells
-        self._requests = requests
-        self._mailbox = mailbox
-        self._stats = stats
-        self._speculation = speculation
-        self._clock = clock
-        self._vocab = runner.vocab
-        info = runner.info
-        self._n_most = sys.maxsize if params.context_shift and info.can_shift else info.n_ctx_seq
-        self._constrained = Constrained(runner)
+    _runner: Runner
+    _params: EngineParams
+    _first_slot: int
+    _cells: Cells
+    _requests: Requests
+    _mailbox: Mailbox
+    _stats: EngineStats
+    _speculation: Speculation | None
+    _clock: Callable[[], float]
+
+    def __post_init__(self) -> None:
+        info = self._runner.info
+        self._vocab = self._runner.vocab
+        self._n_most = sys.maxsize if self._params.context_shift and info.can_shift else info.n_ctx_seq
+        self._constrained = Constrained(self._runner)
         self._drawn: Mapping[int, int | Exception] = {}  # of this decode, by output
 
     def begin(self, sequence: Sequence) -> None:
@@ -169,12 +160,13 @@ class NextTokens:
             sequence.speculating.extend(token)
         self._stats.predicted_tokens += 1
         had_new_line = stream.has_new_line
+        special = self._params.special  # control tokens are text
         is_end = token in self._vocab.eog and not request.sampling.ignore_eos
         if is_end:
-            piece = self._vocab.piece(token) if self._special else b""
+            piece = self._vocab.piece(token) if special else b""
             shown = stream.feed(token, piece, logprob and replace(logprob, piece=piece, ends=True))
         else:
-            piece = self._vocab.piece(token, special=self._special or token in request.print_special)
+            piece = self._vocab.piece(token, special=special or token in request.print_special)
             shown = stream.feed(token, piece, logprob)
         if shown is not None and not (is_end and not piece):
             self._emit_text(sequence, shown, now)

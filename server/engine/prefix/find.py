@@ -7,7 +7,7 @@ import math
 from array import array
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
 from server.engine.kv.cost import MoveCost, least_valuable
@@ -116,23 +116,20 @@ class Placement:
         return 0 if isinstance(self.source, KeptState) else self.n_kept
 
 
+@dataclass(eq=False)
 class Placer:
     """Chooses among the slots of one instance, and what RAM keeps."""
 
-    def __init__(
-        self, slots: list[Slot], ram: StateCache, info: RunnerInfo, params: EngineParams, cost: MoveCost
-    ) -> None:
-        self.slots = slots
-        self.ram = ram
-        self.info = info
-        self.params = params
-        self.move_cost = cost
-        self.step_s = 0.0  # of a step in which all generate, as seen lately
-        self.disk: DiskCache | None = None
-        self._awaited: dict[
-            Sequence, tuple[Sequence, int]
-        ] = {}  # who computes so many tokens of a waiting one's prompt
-        self.may_load: Callable[[SlotState], bool] = lambda saved: True
+    slots: list[Slot]
+    ram: StateCache
+    info: RunnerInfo
+    params: EngineParams
+    move_cost: MoveCost
+    step_s: float = 0.0  # of a step in which all generate, as seen lately
+    disk: DiskCache | None = None
+    may_load: Callable[[SlotState], bool] = lambda saved: True
+    _awaited: dict[Sequence, tuple[Sequence, int]] = field(default_factory=dict)
+    """Who computes so many tokens of a waiting one's prompt."""
 
     def find(self, sequence: Sequence) -> Placement | None:
         """Where `sequence` can go, with the most of its prompt that needs no computing. None: it waits, since its slot

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from math import sqrt
 
 from server.engine.prefix.hashes import common_prefix
-from server.engine.runner_api import DraftRunner, MtpHeads
+from server.engine.runner_api import DraftRunner, MtpHeads, RunnerInfo
 from server.engine.schedule.scheduler import TokenRun
 from server.engine.sequence import Sequence
 from server.engine.speculate.cost import LEAST, Step, StepCost, draft_length
@@ -88,16 +88,19 @@ def _grow(
         drafts, entries = going, following
 
 
+@dataclass(eq=False)
 class DraftCells:
-    """What a draft model's context holds for each slot. ``cost``: of one token more of so many guesses."""
+    """What a draft model's context holds for each slot. ``cost``: of one token more of so many guesses; `ends` end a
+    text."""
 
-    def __init__(self, runner: DraftRunner, ends: frozenset[int], clock: Callable[[], float]) -> None:
-        self.cost = StepCost()
-        self.info = runner.info
-        self._runner = runner
-        self._ends = ends
-        self._clock = clock
-        self._held = [_ReadText() for _ in range(runner.info.n_seq)]
+    _runner: DraftRunner
+    _ends: frozenset[int]
+    _clock: Callable[[], float]
+    cost: StepCost = field(default_factory=StepCost)
+
+    def __post_init__(self) -> None:
+        self.info = self._runner.info
+        self._held = [_ReadText() for _ in range(self.info.n_seq)]
 
     def missing(self, sequence: Sequence) -> int:
         """How many tokens of `sequence`, which generates, are not in the cells yet; others than its own are cut off."""
@@ -182,15 +185,19 @@ class DraftCells:
         return bool(others)
 
 
+@dataclass(eq=False)
 class MtpGuesser:
     """As `DraftCells`, of a model's own heads (MTP), which follow the model: there is nothing to read before."""
 
-    def __init__(self, heads: MtpHeads, ends: frozenset[int], clock: Callable[[], float]) -> None:
-        self.cost = StepCost()
-        self.info = heads.info
-        self._heads = heads
-        self._ends = ends
-        self._clock = clock
+    _heads: MtpHeads
+    _ends: frozenset[int]
+    _clock: Callable[[], float]
+    cost: StepCost = field(default_factory=StepCost)
+
+    @property
+    def info(self) -> RunnerInfo:
+        """Of the heads' context."""
+        return self._heads.info
 
     def missing(self, sequence: Sequence) -> int:
         """Few, or too many where the model's state behind its last token is not known (it came back from RAM)."""
@@ -225,20 +232,17 @@ class MtpGuesser:
         return decoded
 
 
-Guesser = DraftCells | MtpGuesser
-
-
+@dataclass(eq=False)
 class Drafting:
     """Decides by what the draft model costs and by how often it was right."""
 
-    def __init__(self, cells: Guesser, clock: Callable[[], float]) -> None:
-        self._cells = cells
-        self._clock = clock
-        self._read_s = 0.0  # seconds for reading one token
-        self._said_failure = False
-        self._decided = (0, 0)
-        self._decided_for = (0, 0)
-        self._age = 0
+    _cells: DraftCells | MtpGuesser
+    _clock: Callable[[], float]
+    _read_s: float = 0.0  # seconds for reading one token
+    _said_failure: bool = False
+    _decided: tuple[int, int] = 0, 0
+    _decided_for: tuple[int, int] = 0, 0
+    _age: int = 0
 
     def guess(self, wanted: Seq[Draft], step: Step | None) -> None:
         """Give tokens to those of `wanted` for which they pay; with no `step` to all, whatever they cost, which is for

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
 from random import Random
 
 from server.engine.media import text_of
@@ -34,17 +35,19 @@ def speculation(params: EngineParams, runner: Runner, clock: Callable[[], float]
     return Speculation(params, runner.info, drafting) if params.looks_up or drafting is not None else None
 
 
+@dataclass(eq=False)
 class Speculation:
     """Guesses for every generating sequence of an instance."""
 
-    def __init__(self, params: EngineParams, info: RunnerInfo, drafting: Drafting | None) -> None:
-        self._params = params
-        self._info = info
-        self._drafting = drafting
-        self._synthetic = conditional(params.spec_synth)
-        self._sources = sources(params)
-        self._cost = StepCost()
-        self._pause = 0
+    _params: EngineParams
+    _info: RunnerInfo
+    _drafting: Drafting | None
+    _cost: StepCost = field(default_factory=StepCost)
+    _pause: int = 0
+
+    def __post_init__(self) -> None:
+        self._synthetic = conditional(self._params.spec_synth)
+        self._sources = sources(self._params)
 
     def begin(self, sequence: Sequence) -> None:
         """`sequence` has got a slot for the first time."""

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from server.engine.kv.cells import Cells
 from server.engine.runner_api import Runner
@@ -15,25 +16,16 @@ MAX_FAULTS = 2  # times a sequence is computed anew without getting further; the
 MAX_SPOILED = 8  # the same for logits that are no numbers, where an adapter may have left that in the cells
 
 
+@dataclass(eq=False)
 class Faults:
     """Used by the step thread. `commit` takes in what a decode of so many seconds gave, `fail` ends a request."""
 
-    def __init__(
-        self,
-        runner: Runner,
-        scheduler: Scheduler,
-        cells: Cells,
-        clock: Callable[[], float],
-        *,
-        commit: Callable[[list[TokenRun], float], object],
-        fail: Callable[[Ticket, Exception], None],
-    ) -> None:
-        self._runner = runner
-        self._scheduler = scheduler
-        self._cells = cells
-        self._clock = clock
-        self._commit = commit
-        self._fail = fail
+    _runner: Runner
+    _scheduler: Scheduler
+    _cells: Cells
+    _clock: Callable[[], float]
+    _commit: Callable[[list[TokenRun], float], object]
+    _fail: Callable[[Ticket, Exception], None]
 
     def recover(self, entries: list[TokenRun], error: Exception) -> None:
         """The library refused the batch `entries`: decode each alone, so that only those fail that are refused again.

@@ -57,9 +57,7 @@ class Instance(StepThread):
         self._next_tokens = NextTokens(
             *(runner, params, first_slot, self._cells, self._requests, mailbox, self.stats, self._speculation, clock)
         )
-        self._faults = Faults(
-            runner, self.scheduler, self._cells, clock, commit=self._take_results, fail=self._requests.fail
-        )
+        self._faults = Faults(*(runner, self.scheduler, self._cells, clock), self._take_results, self._requests.fail)
         self._commands: deque[Command[Any]] = deque()  # appended to on the event loop, done on the step thread
         self._stepped = False
 

@@ -51,21 +51,16 @@ Outlet = Callable[[list[tuple[Ticket, list[Event]]], bool], None]
 """Where a step's events go instead of the sinks, from the step thread itself; and whether any request has ended."""
 
 
+@dataclass(eq=False)
 class Mailbox:
     """`on_ended` is called on the event loop with the tickets that have ended."""
 
-    def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        on_ended: Callable[[list[Ticket]], None],
-        outlet: Outlet | None = None,
-    ) -> None:
-        self._outlet = outlet
-        self._loop = loop
-        self._on_ended = on_ended
-        self._outbox: dict[int, tuple[Ticket, list[Event]]] = {}
-        self._ended: list[Ticket] = []
-        self._given_up = False  # the step thread does not come back
+    _loop: asyncio.AbstractEventLoop
+    _on_ended: Callable[[list[Ticket]], None]
+    _outlet: Outlet | None = None
+    _outbox: dict[int, tuple[Ticket, list[Event]]] = field(default_factory=dict)
+    _ended: list[Ticket] = field(default_factory=list)
+    _given_up: bool = False  # the step thread does not come back
 
     # ---- on the event loop
 

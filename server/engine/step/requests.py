@@ -3,6 +3,7 @@
 import logging
 import math
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 
 from server.engine.encode import Encoder
 from server.engine.request import Failed
@@ -22,35 +23,27 @@ LOOK_S = 0.1
 RETRY_LATER_S = 5
 
 
+@dataclass(eq=False)
 class Requests:
-    """Those that have not ended. Used by the step thread."""
+    """Those that have not ended. Used by the step thread; `wake` has it look when what was asked of `encoder` is
+    there."""
 
-    def __init__(
-        self,
-        scheduler: Scheduler,
-        queue: ModelQueue,
-        instance: int,
-        mailbox: Mailbox,
-        stats: EngineStats,
-        clock: Callable[[], float],
-        published: Publisher,
-        encoder: Encoder | None = None,
-        wake: Callable[[], None] = lambda: None,
-    ) -> None:
-        """`wake` has the step thread look when what was asked of `encoder` is there."""
-        self._scheduler = scheduler
-        self._queue = queue
-        self._instance = instance
-        self._mailbox = mailbox
-        self._stats = stats
-        self._clock = clock
-        self._published = published
-        self._encoder = encoder
-        self._wake = wake
-        self._open: dict[int, Ticket] = {}
-        self._queue_s, self._request_s = scheduler.params.queue_timeout_s, scheduler.params.request_timeout_s
+    _scheduler: Scheduler
+    _queue: ModelQueue
+    _instance: int
+    _mailbox: Mailbox
+    _stats: EngineStats
+    _clock: Callable[[], float]
+    _published: Publisher
+    _encoder: Encoder | None = None
+    _wake: Callable[[], None] = lambda: None
+    _open: dict[int, Ticket] = field(default_factory=dict)
+    _look_at: float = -math.inf
+
+    def __post_init__(self) -> None:
+        params = self._scheduler.params
+        self._queue_s, self._request_s = params.queue_timeout_s, params.request_timeout_s
         self._is_limited = self._queue_s > 0 or self._request_s > 0
-        self._look_at = -math.inf
 
     @property
     def due(self) -> bool:
