@@ -7,7 +7,7 @@ text that comes out, and a test sees it.
 import json
 import threading
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -619,3 +619,25 @@ class FakeLoader(Measures):
             raise ModelFailed(spec.id, "cancelled")
         self.loaded.append(FakeWeights(spec, self.make, self.fim, self.make_embedder, self.kinds))
         return self.loaded[-1]
+
+
+def evaluations(runs: Iterable[tuple[int, int]], n_ubatch: int) -> int:
+    """Graph evaluations of a batch of (sequence id, number of tokens), in this order, with separate streams
+    (llama-batch.cpp, split_equal with ``sequential``)."""
+    left = [(seq, n) for seq, n in runs if n]
+    n_evaluations = 0
+    while left:
+        last, members = left[0][0], [0]
+        for at in range(1, len(left)):
+            if len(members) == n_ubatch:
+                break
+            if left[at][0] == last + 1:
+                members.append(at)
+                last += 1
+        shortest = min(left[at][1] for at in members)
+        n_each = min(shortest, max(n_ubatch // len(members), 1))
+        for at in members:
+            left[at] = left[at][0], left[at][1] - n_each
+        left = [(seq, n) for seq, n in left if n]
+        n_evaluations += 1
+    return n_evaluations

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, cast
 
+from harness.fakes import evaluations
 from server.engine.runner_api import BatchEntry, Runner, RunnerInfo
-from server.engine.schedule.evaluations import evaluations
 from server.engine.sequence import Slot
 
 PARAMETERS = 8.03e9

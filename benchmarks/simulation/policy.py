@@ -58,7 +58,7 @@ class Policy:
         params = EngineParams(cache_ram=self.ram_mib, target_itl_ms=self.target_itl_ms, max_queue=1 << 30)
         scheduler = Scheduler(info, params) if self.shares else Unsorted(info, params)
         if not self.shares:
-            scheduler._placer = SlotLocal(scheduler.slots, scheduler.ram, info, params, scheduler.move_cost)
+            scheduler.placer = SlotLocal(scheduler.slots, scheduler.ram, info, params, scheduler.move_cost)
         return scheduler
 
 

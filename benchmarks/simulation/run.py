@@ -104,7 +104,7 @@ class Simulation:
         if policy.disk_mib:
             disk, *self._workers = disk_cache(policy.disk_mib * MIB, lambda: self.machine.now)
             self.cells.moving.disk = disk
-            self.scheduler.use_disk(disk)
+            self.scheduler.placer.disk = disk
         self.seen = Seen()
         self._client = client
         self._trace = Trace(seed, self.machine.info.n_ctx_seq)

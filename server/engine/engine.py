@@ -9,10 +9,10 @@ from typing import TypeVar
 
 from server.engine.cache_scope import owner_of
 from server.engine.encode import EmbeddingCache, EmbeddingFiles, Encoder
-from server.engine.instances import Instances, yield_to_steps
+from server.engine.instances import Instances, has_failed, yield_to_steps
 from server.engine.kv.cells import Cells
 from server.engine.kv.disk_cache import DiskCache, StateFiles
-from server.engine.kv.ram_cache import MIB, min_limit
+from server.engine.kv.ram_cache import MIB, min_limit, state_cache
 from server.engine.kv.state import SlotState
 from server.engine.lora import Tuning, default_set, rescaled, tuning
 from server.engine.media import Spans
@@ -28,7 +28,7 @@ from server.engine.step import published
 from server.engine.step.loop import Instance
 from server.engine.step.mailbox import Command, Mailbox, Outlet
 from server.engine.step.published import ChoiceView, InstanceView, KeptStates, SlotSnapshot, snapshot
-from server.errors import InternalError, PermissionDenied, QueueFull
+from server.errors import PermissionDenied, QueueFull
 
 T = TypeVar("T")
 
@@ -61,18 +61,17 @@ class Engine(Instances[Instance]):
         self._blocks = Blocks()
         self._loop = loop
         self._queue = ModelQueue(len(runners))
+        info = runners[0].info
+        self._ram = state_cache(params.cache_ram, info.free_bytes)  # a state of one instance is of use in every other
+        self._own_cache_limit = self._ram.limit
         instances = [
             Instance(
-                *(runner, params, self._queue, i, Mailbox(loop, self._left, outlet), clock, self._count_preparing),
-                encoder=self._encoder,
+                *(runner, params, self._queue, self._ram, i, Mailbox(loop, self._left, outlet), clock),
+                self._count_preparing,
+                self._encoder,
             )
             for i, runner in enumerate(runners)
         ]
-        self._ram = instances[0].scheduler.ram  # a state that one instance computed is of use in every other
-        self._own_cache_limit = self._ram.limit
-        for instance in instances[1:]:
-            instance.scheduler.use_ram(self._ram)
-        info = runners[0].info
         n_slots = info.n_seq * len(runners)
         self.bounds = Bounds(self.vocab.n_tokens, info.n_ctx_seq, n_slots, info.n_ubatch, projector is not None)
         self._start(instances)
@@ -164,8 +163,7 @@ class Engine(Instances[Instance]):
             self._idle.clear()
             self._wake_all()
         else:  # the one that it named has failed
-            failure = self._instances[ticket.instance].failure
-            gone: list[Event] = [Failed(InternalError(f"the engine has failed and must be loaded anew ({failure})"))]
+            gone: list[Event] = [Failed(has_failed(self._instances[ticket.instance].failure))]
             self._loop.call_soon(sink, gone)
         return ticket
 

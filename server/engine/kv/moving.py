@@ -41,7 +41,7 @@ class Moving:
         self._step_s = scheduler.params.step_s
         self._prompt_step_s = max(self._step_s, ALONE_S)
         self.n_refused = 0  # states that were lost because saving them would have held others up
-        scheduler.ask_before_loading(self.may_load)
+        scheduler.placer.may_load = self.may_load
 
     def begin_step(self) -> None:
         """Others got their tokens: what comes now has a step's time of its own."""

@@ -27,18 +27,6 @@ MIB = 1 << 20
 _DEFAULT_MIB = 8192
 
 
-def ram_limit(cache_ram: int, free_bytes: int) -> int:
-    """Bytes from the setting in MiB: automatic is `automatic_limit`."""
-    if cache_ram != AUTOMATIC:
-        return cache_ram * MIB
-    return automatic_limit(free_bytes)
-
-
-def automatic_limit(free_bytes: int) -> int:
-    """llama-server's default, or a quarter of what is free if less; 0 free = unknown."""
-    return min(_DEFAULT_MIB * MIB, free_bytes // 4 or _DEFAULT_MIB * MIB)
-
-
 def min_limit(one: int, other: int) -> int:
     """The smaller of two limits; a negative one is none."""
     return max(one, other) if min(one, other) < 0 else min(one, other)
@@ -248,3 +236,9 @@ class StateCache:
         with self._lock:
             assert self.size == sum(e.size for e in self._entries.values())
             assert self.limit < 0 or not self._entries or self.n_bytes <= self.limit
+
+
+def state_cache(mib: int, free_bytes: int) -> StateCache:
+    """Of so many MiB; `AUTOMATIC` is llama-server's default, or a quarter of what is free if less. 0 free = unknown."""
+    automatic = min(_DEFAULT_MIB * MIB, free_bytes // 4 or _DEFAULT_MIB * MIB)
+    return StateCache(automatic if mib == AUTOMATIC else mib * MIB, automatic)

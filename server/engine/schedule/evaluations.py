@@ -9,7 +9,7 @@ and runs of nearly one length are filled up to it (`filled`, used by `server.lla
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from collections.abc import Sequence as Seq
 from collections.abc import Set as AbstractSet
 from math import inf
@@ -17,27 +17,6 @@ from math import inf
 from server.engine.sequence import Phase, Sequence, Slot
 
 MOST_LOOKED_AT = 8  # sources and targets of a relocation; each pair of them is compared
-
-
-def evaluations(runs: Iterable[tuple[int, int]], n_ubatch: int) -> int:
-    """Graph evaluations of a batch of (sequence id, number of tokens), in this order, with separate streams."""
-    left = [(seq, n) for seq, n in runs if n]
-    n_evaluations = 0
-    while left:
-        last, members = left[0][0], [0]
-        for at in range(1, len(left)):
-            if len(members) == n_ubatch:
-                break
-            if left[at][0] == last + 1:
-                members.append(at)
-                last += 1
-        shortest = min(left[at][1] for at in members)
-        n_each = min(shortest, max(n_ubatch // len(members), 1))
-        for at in members:
-            left[at] = left[at][0], left[at][1] - n_each
-        left = [(seq, n) for seq, n in left if n]
-        n_evaluations += 1
-    return n_evaluations
 
 
 def filled(lengths: Seq[int], evaluation_tokens: float, n_ubatch: int) -> list[int]:

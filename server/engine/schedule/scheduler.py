@@ -10,9 +10,8 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from server.engine.kv.cost import MoveCost, least_valuable
-from server.engine.kv.disk_cache import DiskCache
-from server.engine.kv.ram_cache import StateCache, automatic_limit, ram_limit
-from server.engine.kv.state import Checkpoint, SlotState
+from server.engine.kv.ram_cache import StateCache, state_cache
+from server.engine.kv.state import Checkpoint
 from server.engine.media import MediaInput, MediaSpan, span_at
 from server.engine.params import EngineParams
 from server.engine.prefix.find import Placement, Placer
@@ -76,17 +75,18 @@ class TokenRun:
 class Scheduler:
     """Queue, slots and budgets of one instance."""
 
-    def __init__(self, info: RunnerInfo, params: EngineParams, accounts: Accounts | None = None) -> None:
+    def __init__(
+        self, info: RunnerInfo, params: EngineParams, accounts: Accounts | None = None, ram: StateCache | None = None
+    ) -> None:
+        """Instances of a model share `accounts` and `ram`."""
         self.info = info
-        self.ram: StateCache = StateCache(
-            ram_limit(params.cache_ram, info.free_bytes), automatic_limit(info.free_bytes)
-        )
+        self.ram = state_cache(params.cache_ram, info.free_bytes) if ram is None else ram
         self.move_cost = MoveCost.unknown(info.piece_s)
         self.move_cost.copy_s = info.copy_s
         self.n_copies = 0  # of streams, that the next batch carries out
         self.params = params
         self.slots = [Slot(i) for i in range(info.n_seq)]
-        self._placer = Placer(self.slots, self.ram, info, params, self.move_cost)
+        self.placer = Placer(self.slots, self.ram, info, params, self.move_cost)
         self.room = Room(self.slots, info)
         self.waiting = Queue(accounts or Accounts())
         sizes = min(params.min_chunk, info.n_batch), info.n_batch, info.n_ubatch
@@ -98,18 +98,6 @@ class Scheduler:
         self._turns: list[StepSharers] = []  # in order; it is the first one's now
         self._turn_s = self._last_s = 0.0  # what the steps of that took so far, and the last of them
         self.may_be_apart = False  # slots in use have changed
-
-    def use_ram(self, ram: StateCache) -> None:
-        """Share another instance's."""
-        self.ram = self._placer.ram = ram
-
-    def use_disk(self, disk: DiskCache) -> None:
-        """Look for prefixes there, too."""
-        self._placer.disk = disk
-
-    def ask_before_loading(self, may_load: Callable[[SlotState], bool]) -> None:
-        """Whether a kept state is loaded is `may_load`'s to say."""
-        self._placer.may_load = may_load
 
     def active(self) -> Iterator[Sequence]:
         """Every sequence that holds a slot."""
@@ -138,7 +126,7 @@ class Scheduler:
                 n_looks -= 1
                 if n_looks < 0:
                     return None
-            placement = self._placer.find(sequence)
+            placement = self.placer.find(sequence)
             if placement is None:
                 continue
             if room.fits(sequence, placement.n_in_cells) and room.passes(sequence, before):
@@ -189,7 +177,7 @@ class Scheduler:
             sequence.n_cached = len(slot.tokens)
             sequence.placed_at = now
         sequence.phase = Phase.PREFILL
-        sequence.marks, sequence.fetch = self._placer.marks(placement), None
+        sequence.marks, sequence.fetch = self.placer.marks(placement), None
         if len(slot.tokens) == len(sequence.target) and sequence.output:
             sequence.phase = Phase.DECODE
 
@@ -224,7 +212,7 @@ class Scheduler:
         joins = self._joining(streams.keys(), prompts, budget // 2)
         n_joins = len(joins)
         rate = self.move_cost.computed.value
-        for s in in_order(prompts, rate, self._placer.inherited()):
+        for s in in_order(prompts, rate, self.placer.inherited()):
             if s.slot is None or (budget <= n_joins and s.slot.id not in joins):
                 continue
             if budget <= 0:
@@ -236,7 +224,7 @@ class Scheduler:
             is_medium = span is not None and span.start <= at  # decoded in a batch of its own
             n_left = (span.end if span is not None and is_medium else len(s.target)) - at
             if is_medium and n_tokens:  # a step's streams are decoded before it, by themselves
-                spent_s = self.spent_s + self._placer.step_s
+                spent_s = self.spent_s + self.placer.step_s
                 n = piece(n_left, min(n_most, self.step_size.after(spent_s)), self.info.n_ubatch, exact=True)
             else:
                 n = piece(n_left, n_most, self.info.n_ubatch)
@@ -284,7 +272,7 @@ class Scheduler:
         if not self.may_be_apart or not _may_share_a_step(active):
             return None
         longest_s = self.params.step_s / 2 - self.spent_s  # others wait for it, beside their step
-        return relocation(self.slots, self._placer.evaluation_s, self._relocation_s, longest_s, fixed)
+        return relocation(self.slots, self.placer.evaluation_s, self._relocation_s, longest_s, fixed)
 
     def _relocation_s(self, source: Slot, target: Slot) -> float:
         cost = self.move_cost
@@ -358,11 +346,11 @@ class Scheduler:
         if self.info.unified:
             self._count_pieces(entries)
         if self.n_copies:
-            usual_s = max(self._placer.step_s, self.move_cost.compute_s(n_tokens))
+            usual_s = max(self.placer.step_s, self.move_cost.compute_s(n_tokens))
             self.move_cost.observe_copies(self.n_copies, seconds - usual_s)
             self.n_copies = 0
         elif not n_prompts:
-            self._placer.step_s = self._placer.step_s * 0.875 + seconds * 0.125 if self._placer.step_s else seconds
+            self.placer.step_s = self.placer.step_s * 0.875 + seconds * 0.125 if self.placer.step_s else seconds
         else:
             size = self.step_size_alone if n_prompts == len(entries) else self.step_size
             size.observe(n_tokens if self.info.unified else n_of_prompts, seconds)

@@ -10,6 +10,7 @@ from server.engine.generate.sample import NextTokens
 from server.engine.instances import StepThread, has_failed
 from server.engine.kv.cells import Cells, shifted
 from server.engine.kv.disk_cache import DiskCache, give_up_late, wait_s
+from server.engine.kv.ram_cache import StateCache
 from server.engine.params import EngineParams
 from server.engine.prefix.find import origin_of
 from server.engine.request import FinishReason, Progress
@@ -35,6 +36,7 @@ class Instance(StepThread):
         runner: Runner,
         params: EngineParams,
         queue: ModelQueue,
+        ram: StateCache,
         number: int,
         mailbox: Mailbox,
         clock: Callable[[], float],
@@ -43,7 +45,7 @@ class Instance(StepThread):
     ) -> None:
         super().__init__("llamapool-step", number, params, clock, preparing)
         self.runner = runner
-        self.scheduler = Scheduler(runner.info, params, queue.accounts)
+        self.scheduler = Scheduler(runner.info, params, queue.accounts, ram)
         self._queue = queue
         self._mailbox = mailbox
         first_slot = number * runner.info.n_seq
@@ -131,8 +133,7 @@ class Instance(StepThread):
 
     def use_disk(self, disk: DiskCache) -> None:
         """Keep there what RAM has no room for; to be called before the first request."""
-        self._cells.moving.disk = disk
-        self.scheduler.use_disk(disk)
+        self._cells.moving.disk = self.scheduler.placer.disk = disk
 
     def _save_all(self) -> None:
         try:

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.fakes import FakeEncoder, FakeRunner
-from server.engine.kv.ram_cache import AUTOMATIC, MIN_TOKENS, KeptState, StateCache, ram_limit
+from server.engine.kv.ram_cache import AUTOMATIC, MIN_TOKENS, KeptState, StateCache, state_cache
 from server.engine.kv.state import SlotState
 from server.engine.lora import BARE, NEVER, Tuning
 from tests.unit.engine.builders import alone, engine_over, request, run, ticking
@@ -83,10 +83,10 @@ def test_nothing_is_kept_where_it_is_off_or_hardly_anything_is_lost() -> None:
 
 
 def test_the_automatic_limit_leaves_the_machine_its_memory() -> None:
-    assert ram_limit(AUTOMATIC, 400 * MIB) == 100 * MIB
-    assert ram_limit(AUTOMATIC, 0) == 8192 * MIB
-    assert ram_limit(16, 0) == 16 * MIB
-    assert ram_limit(-1, 0) < 0
+    assert state_cache(AUTOMATIC, 400 * MIB).limit == 100 * MIB
+    assert state_cache(AUTOMATIC, 0).limit == 8192 * MIB
+    assert state_cache(16, 0).limit == 16 * MIB
+    assert state_cache(-1, 0).limit < 0
 
 
 @given(st.lists(st.tuples(st.lists(st.integers(0, 2), min_size=1, max_size=20), st.integers(200, 900)), max_size=20))

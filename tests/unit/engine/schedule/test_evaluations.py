@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.fakes import FakeRunner
+from harness.fakes import FakeRunner, evaluations
 from server.engine.kv.cells import Cells
 from server.engine.params import EngineParams
 from server.engine.request import Request
 from server.engine.runner_api import RunnerInfo
-from server.engine.schedule.evaluations import batch_order, between, evaluations, filled, n_beside, n_more_runs, n_runs
+from server.engine.schedule.evaluations import batch_order, between, filled, n_beside, n_more_runs, n_runs
 from server.engine.schedule.scheduler import Scheduler
 from server.engine.sequence import Phase, Sequence, Ticket
 

@@ -180,13 +180,13 @@ def test_nothing_is_remembered_of_who_waited_for_a_prefix(leaves: bool) -> None:
     place(s)
     sharing = waiting(s, [*range(200), 5], priority=-1)
     assert s.place() is None
-    assert sharing in s._placer._awaited
+    assert sharing in s.placer._awaited
     if leaves:
         finish(s, sharing, 0.0)
     s.commit(s.plan(), 0.01)
     if not leaves:
         assert place(s).sequence is sharing
-    assert not s._placer._awaited
+    assert not s.placer._awaited
 
 
 def test_generated_tokens_come_before_prompts_and_prompts_by_age() -> None:
@@ -208,7 +208,7 @@ def test_a_picture_beside_streams_leaves_them_the_time_of_their_own_batch(
     step_s: float, n_streams: int, n: int
 ) -> None:
     s = scheduler(2, target_itl_ms=300.0)
-    s.step_size.size, s.step_size_alone.size, s._placer.step_s = 192, 512, step_s
+    s.step_size.size, s.step_size_alone.size, s.placer.step_s = 192, 512, step_s
     for _ in range(n_streams):
         running = waiting(s, [3])
         place(s)
