@@ -182,7 +182,7 @@ class Simulation:
         n_streams = len(entries) - len(prompts)
         seconds = clock.decode(entries, prompts)
         n_prompt = sum(len(e.tokens) for e in prompts)
-        scheduler.move_cost.computed.observe(n_prompt, seconds)
+        scheduler.move_cost.observe_computed(n_prompt, seconds)
         self._record(n_streams, n_prompt)
         scheduler.commit(entries, seconds)
         self._sample(entries, prompts)

@@ -122,6 +122,12 @@ class Sequence:
         self.media = self.media or request.media
 
     @property
+    def held(self) -> "Slot":
+        """Its slot, where it is known to have one."""
+        assert self.slot is not None
+        return self.slot
+
+    @property
     def tuning(self) -> Tuning:
         """What its cells are computed under."""
         return self.ticket.tuning

@@ -234,9 +234,8 @@ class NextTokens:
         n_prompt = len(sequence.request.prompt)
         self._stats.prompt_tokens_cached += sequence.n_cached
         self._stats.time_to_first_token.observe(now - sequence.ticket.submitted_at)
-        assert sequence.slot is not None
         started = Started(
-            *(sequence.index, n_prompt, sequence.n_cached, self._first_slot + sequence.slot.id),
+            *(sequence.index, n_prompt, sequence.n_cached, self._first_slot + sequence.held.id),
             queue_s=sequence.placed_at - sequence.ticket.waits_since,
             placement_s=sequence.placement_s,
             prefill_s=now - sequence.placed_at - sequence.placement_s,
@@ -276,7 +275,6 @@ class NextTokens:
             self._emit_text(sequence, rest, now)
         timings = sequence.timings(now)
         self._stats.predicted_seconds += timings.predicted_ms / 1e3
-        assert sequence.slot is not None
         assert sequence.sampler is not None
         finished = Finished(
             index=sequence.index,
@@ -286,7 +284,7 @@ class NextTokens:
             n_cached=sequence.n_cached,
             n_predicted=len(sequence.output),
             timings=timings,
-            id_slot=self._first_slot + sequence.slot.id,
+            id_slot=self._first_slot + sequence.held.id,
             seed=sequence.sampler.seed,
             truncated=truncated or sequence.shifted,
             has_new_line=sequence.text.has_new_line,

@@ -110,8 +110,7 @@ class Cells:
         What goes with them, where the cells can't be cut, is decoded again with the sequence's next token.
         """
         sequence = entry.sequence
-        slot = sequence.slot
-        assert slot is not None
+        slot = sequence.held
         n_left = len(slot.tokens) - n
         if self.truncate(slot, n_left):
             return
@@ -139,8 +138,7 @@ class Cells:
         if self._can_cut:
             return
         for entry in entries:
-            slot = entry.sequence.slot
-            assert slot is not None
+            slot = entry.sequence.held
             self._look(slot)
             if len(slot.tokens) in entry.sequence.marks:
                 self._checkpoint(slot)
@@ -299,8 +297,7 @@ class Cells:
 
     def shift(self, sequence: Sequence, keep: int, discard: int, now: float) -> None:
         """Drop `discard` tokens behind the first `keep`; what follows moves up, and generation goes on."""
-        slot = sequence.slot
-        assert slot is not None
+        slot = sequence.held
         tokens = slot.tokens
         sequence.base = tokens[:keep] + tokens[keep + discard :]
         sequence.media = dropped(sequence.media, keep, keep + discard)
@@ -417,8 +414,7 @@ class Cells:
 
     def park(self, sequence: Sequence, now: float) -> None:
         """Move a running sequence out of the cells; it waits for its turn again."""
-        slot = sequence.slot
-        assert slot is not None
+        slot = sequence.held
         sequence.parked = self.moving.park(sequence, now)
         self._scheduler.park(sequence, now)
         self.clear(slot)

@@ -19,62 +19,49 @@ FEW_PIECES = 16  # of a state whose time says what its bytes take
 
 
 @dataclass(slots=True)
-class Rate:
-    """Units per second: a mean that later observations weigh more in; 0 = never seen."""
-
-    value: float = 0.0
-
-    def observe(self, units: float, seconds: float) -> None:
-        """`units` took `seconds`."""
-        if units > 0 and seconds > 0:
-            seen = units / seconds
-            self.value = seen if not self.value else self.value + (seen - self.value) / 4
-
-
-@dataclass(slots=True)
 class MoveCost:
-    """What was seen on this machine with this model. Where nothing was seen yet, it is tried."""
+    """What was seen on this machine with this model. Where nothing was seen yet, it is tried. Rates that were not seen
+    are 0."""
 
-    computed: Rate  # prompt tokens per second
-    saved: Rate  # bytes per second out of the cells
-    loaded: Rate  # bytes per second into the cells
+    computed: float = 0.0  # prompt tokens per second
+    saved: float = 0.0  # bytes per second out of the cells
+    loaded: float = 0.0  # bytes per second into the cells
     bytes_per_token: float = 0.0  # of the last state that was not short
     guessed_rate: float = GUESSED_RATE
     copy_s: float = 0.0  # of a separate stream into another, whatever it holds; 0 = unknown, or nothing is copied
     piece_s: float = 0.0
     """Seconds for each contiguous piece of cells beside its bytes: the library copies each of every layer by itself."""
 
-    @classmethod
-    def unknown(cls, piece_s: float = 0.0) -> "MoveCost":
-        """Before anything was seen."""
-        return cls(Rate(), Rate(), Rate(), piece_s=piece_s)
+    def observe_computed(self, n_tokens: int, seconds: float) -> None:
+        """A prompt's part was computed."""
+        self.computed = _mean(self.computed, n_tokens, seconds)
 
     def observe_state(self, n_tokens: int, n_bytes: int, seconds: float, n_pieces: int = 1) -> None:
         """A state was saved, whose cells lay in so many pieces."""
         if n_tokens >= TELLING_TOKENS or not self.bytes_per_token:
             self.bytes_per_token = n_bytes / n_tokens
         if n_pieces < FEW_PIECES:
-            self.saved.observe(n_bytes, seconds)
+            self.saved = _mean(self.saved, n_bytes, seconds)
             return
-        seen_s = max(seconds - n_bytes / (self.saved.value or self.guessed_rate), 0.0) / n_pieces
+        seen_s = max(seconds - n_bytes / (self.saved or self.guessed_rate), 0.0) / n_pieces
         self.piece_s += (seen_s - self.piece_s) / 2
 
     def observe_load(self, n_bytes: int, seconds: float, n_pieces: int = 1) -> None:
         """A state was loaded into so many pieces at most."""
         if n_pieces < FEW_PIECES:
-            self.loaded.observe(n_bytes, seconds)
+            self.loaded = _mean(self.loaded, n_bytes, seconds)
 
     def move_s(self, n_tokens: int, n_bytes: int = 0, n_pieces: int = 1) -> float:
         """Seconds that moving a state out of the cells, or back in, may take; a careful guess where nothing was seen.
 
         `n_bytes` where they are known.
         """
-        rate = self.saved.value or self.guessed_rate
+        rate = self.saved or self.guessed_rate
         return (n_bytes or self._n_bytes(n_tokens)) / rate + max(n_pieces - 1, 0) * self.piece_s
 
     def load_s(self, n_bytes: int, n_pieces: int = 1) -> float:
         """As `move_s`, back in, which is mostly quicker."""
-        rate = self.loaded.value or self.saved.value or self.guessed_rate
+        rate = self.loaded or self.saved or self.guessed_rate
         return n_bytes / rate + max(n_pieces - 1, 0) * self.piece_s
 
     def round_trip_s(self, n_tokens: int, n_pieces: int = 1) -> float:
@@ -112,7 +99,7 @@ class MoveCost:
 
     def compute_s(self, n_tokens: int) -> float:
         """Seconds that computing so many tokens may take; 0 = unknown."""
-        return n_tokens / self.computed.value if self.computed.value else 0.0
+        return n_tokens / self.computed if self.computed else 0.0
 
     def pays(self, n_tokens: int, n_lost: int, n_pieces: int = 1) -> bool:
         """Whether saving `n_tokens`, and loading them once, takes less time than computing the `n_lost` again."""
@@ -120,6 +107,12 @@ class MoveCost:
         if not (compute_s and self.bytes_per_token):
             return True
         return self.round_trip_s(n_tokens, n_pieces) < max(compute_s, UNNOTICED_S)
+
+
+def _mean(rate: float, units: float, seconds: float) -> float:
+    """A rate in which what is seen now weighs more than what was."""
+    seen = units / seconds if units > 0 and seconds > 0 else rate
+    return rate + (seen - rate) / 4 if rate else seen
 
 
 def value(n_tokens: int, idle_s: float) -> float:

@@ -101,8 +101,7 @@ class Moving:
     def park(self, sequence: Sequence, now: float) -> SlotState | None:
         """The state of a running sequence; None, and its tokens are computed again, where that would hold others up or
         there is no memory for it."""
-        slot = sequence.slot
-        assert slot is not None
+        slot = sequence.held
         n_bytes = 0 if slot.ends_inside else self._size(slot)
         if not n_bytes or self._refuses(self._scheduler.move_cost.move_s(0, n_bytes, slot.n_pieces), sequence):
             return None

@@ -339,10 +339,10 @@ class Placer:
         """What one more evaluation in each step costs, in the unit of a cache's value: prompt tokens per second that
         could be computed meanwhile. Who loses his slot goes to RAM, so that only what moving states takes is lost."""
         cost, step_s = self.move_cost, self.step_s
-        if not step_s or not cost.computed.value:
+        if not step_s or not cost.computed:
             return 0.0
         lost = min(cost.round_trip_s(_MANY) / cost.compute_s(_MANY), 1.0) if self.ram.limit else 1.0
-        return cost.computed.value * self.evaluation_s / step_s / max(lost, _LEAST_LOST)
+        return cost.computed * self.evaluation_s / step_s / max(lost, _LEAST_LOST)
 
     @property
     def evaluation_s(self) -> float:

@@ -107,6 +107,5 @@ class Room:
 
 def _cells(sequence: Sequence) -> int:
     """Cells that `sequence` holds or will, beside those that it shares with others."""
-    slot = sequence.slot
-    assert slot is not None
+    slot = sequence.held
     return max(len(sequence.target), len(slot.tokens)) - slot.n_shared + REPLY_CELLS

@@ -81,8 +81,7 @@ class Scheduler:
         """Instances of a model share `accounts` and `ram`."""
         self.info = info
         self.ram = state_cache(params.cache_ram, info.free_bytes) if ram is None else ram
-        self.move_cost = MoveCost.unknown(info.piece_s)
-        self.move_cost.copy_s = info.copy_s
+        self.move_cost = MoveCost(copy_s=info.copy_s, piece_s=info.piece_s)
         self.n_copies = 0  # of streams, that the next batch carries out
         self.params = params
         self.slots = [Slot(i) for i in range(info.n_seq)]
@@ -211,7 +210,7 @@ class Scheduler:
         streams = {} if self.info.unified else {e.seq: len(e.tokens) for e in entries}
         joins = self._joining(streams.keys(), prompts, budget // 2)
         n_joins = len(joins)
-        rate = self.move_cost.computed.value
+        rate = self.move_cost.computed
         for s in in_order(prompts, rate, self.placer.inherited()):
             if s.slot is None or (budget <= n_joins and s.slot.id not in joins):
                 continue
@@ -397,8 +396,7 @@ class Scheduler:
             self.room.left(sequence, ended=True)
 
     def _leave(self, sequence: Sequence, now: float) -> None:
-        slot = sequence.slot
-        assert slot is not None
+        slot = sequence.held
         slot.sequence, sequence.slot, slot.last = None, None, sequence
         slot.last_used = now
         self.may_be_apart = True

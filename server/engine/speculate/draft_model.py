@@ -104,8 +104,7 @@ class DraftCells:
 
     def missing(self, sequence: Sequence) -> int:
         """How many tokens of `sequence`, which generates, are not in the cells yet; others than its own are cut off."""
-        slot = sequence.slot
-        assert slot is not None
+        slot = sequence.held
         held, text = self._held[slot.id], slot.tokens
         if held.owner is sequence and held.base is sequence.base:
             n = held.n_same
@@ -149,8 +148,7 @@ class DraftCells:
 
     def catch_up(self, sequence: Sequence, n: int) -> bool:
         """Compute the next `n` tokens that are missing. False when there is no room."""
-        slot = sequence.slot
-        assert slot is not None
+        slot = sequence.held
         at = len(self._held[slot.id].tokens)
         return self._decode([TokenRun(slot.id, at, slot.tokens[at : at + n], False, sequence)])
 
@@ -158,8 +156,7 @@ class DraftCells:
         """Tokens for each, of which `missing` was asked before."""
         entries = []
         for draft in drafts:
-            slot = draft.sequence.slot
-            assert slot is not None
+            slot = draft.sequence.held
             at = len(self._held[slot.id].tokens)
             rest = [*slot.tokens[at:], *draft.sequence.pending]
             entries.append(TokenRun(slot.id, at, rest, True, draft.sequence))
@@ -201,8 +198,7 @@ class MtpGuesser:
 
     def missing(self, sequence: Sequence) -> int:
         """Few, or too many where the model's state behind its last token is not known (it came back from RAM)."""
-        slot = sequence.slot
-        assert slot is not None
+        slot = sequence.held
         return 1 if self._heads.ready(slot.id, slot.pos) else NEAR + 1
 
     def catch_up(self, sequence: Sequence, n: int) -> bool:

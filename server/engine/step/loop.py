@@ -248,7 +248,7 @@ class Instance(StepThread):
     def _count_decode(self, entries: list[TokenRun], n_prompt: int, seconds: float) -> None:
         """To be called before the commit. A slot that has a request is busy, with tokens in this decode or not."""
         if n_prompt:
-            self.scheduler.move_cost.computed.observe(n_prompt, seconds)
+            self.scheduler.move_cost.observe_computed(n_prompt, seconds)
         longest = max([e.at + len(e.tokens) for e in entries])
         self.stats.add_decode(self.scheduler.n_active, longest, n_prompt, seconds)
 
@@ -291,8 +291,7 @@ class Instance(StepThread):
                 vocab = self.runner.vocab
                 keep, discard = shifted(sequence, self.runner.info.n_ctx_seq, add_bos=vocab.add_bos)
                 log.debug("context shift: %d tokens kept at the beginning, %d dropped", keep, discard)
-                slot = sequence.slot
-                assert slot is not None
+                slot = sequence.held
                 self._mailbox.post()
                 if not discard:
                     self._end_at_limit(sequence, self._clock())

@@ -206,7 +206,7 @@ class Publisher:
     def _made(self) -> InstanceView:
         now = self._clock()
         slots = self._scheduler.slots
-        waiting = [*self._scheduler.waiting, *map(_to_come, self._not_taken())]
+        waiting = [*self._scheduler.waiting, *(Sequence(ticket, 0) for ticket in self._not_taken())]
         return InstanceView(
             at=now,
             slots=tuple(map(self._slot, slots)),
@@ -264,31 +264,26 @@ class Publisher:
 
 def snapshot(slot: Slot, first_id: int, n_ctx: int, spec_type: str = "none") -> SlotSnapshot:
     """A copy of what `slot` does now."""
-    n_tokens = len(slot.tokens)
-    idle = SlotSnapshot(
-        *(first_id + slot.id, n_ctx, False, slot.n_requests, n_tokens), spec_type=spec_type, scope=slot.tuning.scope
-    )
-    running = slot.sequence
+    n_tokens, running = len(slot.tokens), slot.sequence
     sequence = running or slot.last
+    told = SlotSnapshot(
+        *(first_id + slot.id, n_ctx, running is not None, slot.n_requests, n_tokens),
+        spec_type=spec_type,
+        n_checkpoints=len(slot.checkpoints),
+        scope=slot.tuning.scope,
+    )
     if sequence is None:
-        return idle
+        return told
     n_cached = max(sequence.n_cached, 0)
     return replace(
-        idle,
-        is_processing=running is not None,
+        told,
         request=sequence.request,
         n_prompt_cached=n_cached,
         n_prompt_computed=max(min(n_tokens, len(sequence.request.prompt)) - n_cached, 0),
         n_decoded=len(sequence.output),
         has_new_line=sequence.text.has_new_line,
-        n_checkpoints=len(slot.checkpoints),
         scope=sequence.tuning.scope,
     )
-
-
-def _to_come(ticket: Ticket) -> Sequence:
-    """The first choice of a request that no instance has taken."""
-    return Sequence(ticket, 0)
 
 
 def told_of(cache: StateCache, now: float) -> tuple[KeptStates, list[KeptText]]:

@@ -8,44 +8,44 @@ from server.engine.kv.cost import MoveCost, value
 
 
 def test_what_was_never_seen_is_tried() -> None:
-    cost = MoveCost.unknown()
+    cost = MoveCost()
     assert cost.pays(1000, 1000)
-    cost.computed.observe(1000, 1.0)
+    cost.observe_computed(1000, 1.0)
     assert cost.pays(1000, 1000)
 
 
 def test_saving_that_takes_longer_than_computing_is_not_done() -> None:
-    cost = MoveCost.unknown()
-    cost.computed.observe(1000, 1.0)  # 1,000 tokens a second
+    cost = MoveCost()
+    cost.observe_computed(1000, 1.0)  # 1,000 tokens a second
     cost.observe_state(100, 100_000, 0.001)  # 100 MB a second, 1,000 bytes a token
     assert cost.pays(1000, 1000)  # 20 ms against a second
     assert not cost.pays(100_000, 1000)  # 2 s to keep a thousand tokens of them
-    cost.loaded.observe(1000, 1.0)
+    cost.loaded = 1000.0
     assert not cost.pays(1000, 1000)  # loading is that slow
 
 
 def test_rates_follow_what_is_seen() -> None:
-    cost = MoveCost.unknown()
-    cost.computed.observe(100, 1.0)
-    cost.computed.observe(500, 1.0)
-    assert cost.computed.value == 200
-    cost.computed.observe(0, 1.0)
-    assert cost.computed.value == 200
+    cost = MoveCost()
+    cost.observe_computed(100, 1.0)
+    cost.observe_computed(500, 1.0)
+    assert cost.computed == 200
+    cost.observe_computed(0, 1.0)
+    assert cost.computed == 200
 
 
 def test_scattered_cells_take_longer_than_their_bytes() -> None:
-    cost = MoveCost.unknown(piece_s=1e-3)
+    cost = MoveCost(piece_s=1e-3)
     cost.observe_state(100, 100_000, 0.001)  # 100 MB a second
     assert cost.move_s(0, 100_000) == pytest.approx(0.001)
     assert cost.move_s(0, 100_000, 1001) == pytest.approx(1.001)
     assert cost.load_s(100_000, 1001) == pytest.approx(1.001)
-    cost.computed.observe(1000, 1.0)
+    cost.observe_computed(1000, 1.0)
     assert cost.pays(100, 100)
     assert not cost.pays(100, 100, 1001)
 
 
 def test_what_a_piece_takes_is_learned_and_does_not_spoil_what_a_byte_takes() -> None:
-    cost = MoveCost.unknown(piece_s=1e-3)
+    cost = MoveCost(piece_s=1e-3)
     cost.observe_state(100, 100_000, 0.001)
     for _ in range(20):
         cost.observe_state(1000, 1_000_000, 0.01 + 1000 * 2e-6, n_pieces=1000)
@@ -59,9 +59,9 @@ def test_value_grows_with_length_and_falls_with_time() -> None:
 
 
 def test_what_copies_take_is_learned_from_the_steps_that_carry_them_out() -> None:
-    cost = MoveCost.unknown()
+    cost = MoveCost()
     cost.copy_s = 3.0  # measured beside other processes
-    cost.computed.observe(1000, 1.0)
+    cost.observe_computed(1000, 1.0)
     assert not cost.copy_pays(2000, 100_000, math.inf)
     n_refused = 1
     while not cost.copy_pays(2000, 100_000, math.inf):
@@ -75,9 +75,9 @@ def test_what_copies_take_is_learned_from_the_steps_that_carry_them_out() -> Non
 
 
 def test_a_beginning_is_taken_over_by_its_state_where_no_step_is_too_long_for_that() -> None:
-    cost = MoveCost.unknown()
+    cost = MoveCost()
     cost.copy_s = 1.0
-    cost.computed.observe(1000, 0.5)
+    cost.observe_computed(1000, 0.5)
     cost.observe_state(1000, 100_000_000, 0.1)
     assert cost.state_is_quicker(1000, 0.3)
     assert cost.copy_pays(1000, 1000, 0.3)
@@ -86,7 +86,7 @@ def test_a_beginning_is_taken_over_by_its_state_where_no_step_is_too_long_for_th
 
 
 def test_a_short_state_does_not_say_what_many_tokens_take() -> None:
-    cost = MoveCost.unknown()
+    cost = MoveCost()
     cost.observe_state(1000, 21_000_000, 0.1)
     cost.observe_state(20, 20_020_000, 0.1)  # all of a recurrent model's, nearly
     assert cost.bytes_per_token == 21_000

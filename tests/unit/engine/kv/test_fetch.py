@@ -51,7 +51,7 @@ class Queue:
     def start(self, now: float = 0.0) -> list[str]:
         """Whose reading begins."""
         before = len(self.disk.asked)
-        disk_cache.start_reading(self.sequences, cast(DiskCache, self.disk), MoveCost.unknown(), now, self.most)
+        disk_cache.start_reading(self.sequences, cast(DiskCache, self.disk), MoveCost(), now, self.most)
         return self.disk.asked[before:]
 
     def held(self) -> list[str]:

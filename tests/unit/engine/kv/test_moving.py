@@ -4,7 +4,7 @@ import pytest
 
 from harness.fakes import FakeRunner
 from server.engine.kv.cells import Cells
-from server.engine.kv.cost import GUESSED_RATE, Rate
+from server.engine.kv.cost import GUESSED_RATE
 from server.engine.kv.disk_cache import DiskCache
 from server.engine.kv.moving import SHARE
 from server.engine.kv.ram_cache import size_of
@@ -81,7 +81,7 @@ class Setup:
 
     def computes(self, seconds: float) -> None:
         """The 200 tokens of a slot take so long to compute."""
-        self.scheduler.move_cost.computed = Rate(200 / seconds)
+        self.scheduler.move_cost.computed = 200 / seconds
 
     def take_over(self) -> list[tuple[int, int]]:
         """Copies of streams, for a prompt that begins with what slot 0 holds and is put into slot 2."""
@@ -150,7 +150,7 @@ def test_without_others_everything_is_saved_in_one_step(setup: Setup) -> None:
 def test_what_computing_does_faster_is_not_saved(setup: Setup) -> None:
     setup.runner.seconds = STEP_S / 2
     assert setup.keep(0)
-    setup.scheduler.move_cost.computed.observe(100_000, 1.0)  # tokens in a second: 200 in 2 ms
+    setup.scheduler.move_cost.observe_computed(100_000, 1.0)  # tokens in a second: 200 in 2 ms
     assert not setup.keep(1)
 
 

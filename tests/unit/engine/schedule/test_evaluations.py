@@ -162,7 +162,7 @@ class Bench:
             assert self.n_evaluations <= evaluations(sorted(runs), 512)
             self.runner.decode(entries)
             self.scheduler.commit(entries, 0.05)
-            self.scheduler.move_cost.computed.observe(150, 1.0)
+            self.scheduler.move_cost.observe_computed(150, 1.0)
             for entry in entries:
                 if entry.want_logits and entry.sequence.phase is Phase.DECODE:
                     entry.sequence.output.append(self._next() % 256)
@@ -319,7 +319,7 @@ def test_without_a_measurement_nothing_moves() -> None:
 def test_a_valuable_cache_is_not_given_up_for_a_neighbours_place() -> None:
     info = RunnerInfo(3, 10_000, 30_000, 512, 512, False, evaluation_s=0.001, copy_s=0.001)
     scheduler = Scheduler(info, EngineParams())
-    scheduler.move_cost.computed.observe(1000, 1.0)
+    scheduler.move_cost.observe_computed(1000, 1.0)
     ticket = Ticket(Request(id="", prompt=[1, 2, 3]), lambda events: None, 0.0, n_open=1)
     running = Sequence(ticket, 0, [1, 2, 3], phase=Phase.DECODE)
     scheduler.slots[0].sequence, running.slot = running, scheduler.slots[0]

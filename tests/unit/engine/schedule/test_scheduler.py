@@ -82,8 +82,8 @@ def test_without_a_match_the_least_recently_used_slot_is_taken() -> None:
 @pytest.mark.parametrize("copy_s", [0.5, 2.0])
 def test_a_beginning_is_waited_for_where_its_copy_will_pay(copy_s: float) -> None:
     s = Scheduler(RunnerInfo(2, 10_000, 20_000, 512, 512, False, copy_s=copy_s), EngineParams())
-    s.move_cost.computed.observe(1000, 1.0)  # the 1000 tokens that both begin with take a second
-    s.move_cost.saved.observe(1, 1.0)  # and their state for ever
+    s.move_cost.observe_computed(1000, 1.0)  # the 1000 tokens that both begin with take a second
+    s.move_cost.saved = 1.0  # and their state for ever
     waiting(s, [*range(1000), 7, 7])
     place(s)
     twin = waiting(s, [*range(1000), 8, 8])
@@ -355,7 +355,7 @@ def test_a_copy_takes_the_whole_stream_so_a_short_header_of_a_long_context_is_co
     """On 8B with 128k a slot, 20 tokens would cost a copy of 16 GiB; it used to be made for 16 of them."""
     info = RunnerInfo(2, 131_072, 262_144, 512, 512, False, copy_s=0.5)
     s = Scheduler(info, EngineParams())
-    s.move_cost.computed.observe(1000, 1.0)
+    s.move_cost.observe_computed(1000, 1.0)
     s.slots[0].tokens = list(range(100))
     waiting(s, [*range(20), *[9] * 500])
     placement = place(s)
