@@ -29,7 +29,6 @@ from server.templates.isolated import IsolatedRenderer
 from server.templates.template import ChatTemplate
 from server.transport.gateway import Gateway
 from server.transport.uvicorn_protocols import BoundedHttpProtocol
-from server.wire import job
 from server.wire.chat import read
 from server.wire.chat.write import ChatReply, ChatStream
 
@@ -82,11 +81,11 @@ REQUEST_PARTS = [
     Part("deliver", "loop", Mailbox, "_deliver"),
     Part("reply", "loop", ChatReply, "body"),
     Part("send", "loop", RequestResponseCycle, "send"),
-    Part("prompt and output", "prepare", job, "prepare"),
+    Part("prompt and output", "prepare", read, "prepare"),
     Part("template", "prepare", ChatTemplate, "render"),
     Part("template, to the other process", "prepare", IsolatedRenderer, "_ask"),
     Part("tokenize", "prepare", LlamaVocab, "tokenize"),
-    Part("engine request", "prepare", job, "engine_request"),
+    Part("engine request", "prepare", read, "prepared_request"),
     *_STEP,
 ]
 

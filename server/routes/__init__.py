@@ -13,7 +13,7 @@
 ``GET  /metrics``                                   `metrics`: Prometheus
 ``POST /v1/chat/completions  /apply-template``      `chat`: OpenAI chat; also without ``/v1``
 ``POST /v1/chat/completions/input_tokens``          `chat`: count a prompt's tokens
-``POST /v1/chat/completions/control``               `control`: end a running chat's thoughts
+``POST /v1/chat/completions/control``               `chat`: end a running chat's thoughts
 ``GET/DELETE /v1/stream``                           `streams`: replies that go on without their client
 ``POST /v1/streams/lookup``
 ``POST /v1/messages  /v1/messages/count_tokens``    `messages`: Anthropic's Messages API
@@ -21,10 +21,10 @@
 ``GET/DELETE /v1/responses/{id}``                   those that are stored
 ``WebSocket /v1/responses``                         the same, each message a request (`transport.streams.event_socket`)
 ``POST /v1/completions``                            `completions`: OpenAI text completions
-``POST /completion  /completions  /infill``         `native`: llama-server's own completions
-``POST /v1/audio/transcriptions``                    `audio`: what is said in a sound; also without ``/v1``
-``POST /v1/embeddings  /embedding  /embeddings``    `embeddings`: OpenAI's reply, and llama-server's own
-``POST /rerank  /reranking``                        `rerank`: also under ``/v1``
+``POST /completion  /completions  /infill``         `completions`: llama-server's own
+``POST /v1/audio/transcriptions``                   `transcriptions`: what is said in a sound
+``POST /v1/embeddings  /embedding  /embeddings``    `vectors`: OpenAI's reply, and llama-server's own
+``POST /rerank  /reranking``                        `vectors`: scores; also under ``/v1``
 ``POST /tokenize  /detokenize``                     `tokens`; ``GET /tokenizer_info`` as in vLLM
 ``POST /api/chat  /api/generate``                   `ollama`: Ollama's API
 ``POST /api/embed  /api/embeddings``

@@ -5,8 +5,7 @@ Nothing here knows HTTP or a web framework; `server.routes` joins a format to a 
 `vectors` (embeddings, rerank); docs/adding.md walks through a new one.
 Beside them what they share. Of bodies: `fields` (types and messages), `generation`, and in it `sampling`, `logit_bias`,
 `adapters`, `constraints` (what the output must match); `thinking`; `tools` with ``tool_choice``, `custom_tools`
-(OpenAI's); `media` (where pictures and sounds are); `job` (a conversation's way to the engine); `warnings` (what is
-left out). Of replies: `common`, `verbose`. `reasoning_control` ends the thoughts of one that runs.
+(OpenAI's); `media` (where pictures and sounds are); `warnings` (what is left out). Of replies: `common`, `verbose`.
 
 Fields that no format knows are ignored, as llama-server does; a known field with a wrong type or value is an
 `InvalidRequest` that names it; ``null`` is the same as absent.

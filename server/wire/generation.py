@@ -9,6 +9,7 @@ from pydantic import AfterValidator, Field, field_validator
 from server.constrain.constraint import Constraint
 from server.constrain.lazy import preserved
 from server.constrain.thinking_end import ReasoningSwitch
+from server.conversation.prepare import Prepared
 from server.engine.media import Spans
 from server.engine.request import Adapters, Event, Request
 from server.pool.model import LoadedModel
@@ -242,6 +243,24 @@ def engine_request(
         cache_salt=fields.cache_salt or "",
         client=fields.end_user,
     )
+
+
+def prepared_request(
+    prepared: Prepared, fields: GenerationFields, model: LoadedModel, request_id: str, logprobs: Logprobs = NO_LOGPROBS
+) -> Request:
+    """The engine request of a conversation. Raises `InvalidRequest`."""
+    request = engine_request(
+        fields,
+        model,
+        request_id=request_id,
+        prompt=prepared.tokens.tokens,
+        media=prepared.tokens.spans,
+        logprobs=logprobs,
+        constraint=prepared.output.constraint,
+        print_special=prepared.output.shown,
+    )
+    check_alternatives([request], model.engine.n_ctx_seq)
+    return request
 
 
 def check_alternatives(requests: Sequence[Request], n_ctx: int) -> None:

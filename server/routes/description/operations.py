@@ -13,6 +13,7 @@ from typing_extensions import TypedDict  # of Python 3.12, which pydantic needs
 from server.routes import inference as i
 from server.routes import management as m
 from server.routes.description import replies as r
+from server.wire.chat.control import ControlBody
 from server.wire.chat.read import ChatBody
 from server.wire.completions.read import CompletionBody
 from server.wire.messages.read import MessagesBody
@@ -21,7 +22,6 @@ from server.wire.native.infill import InfillBody
 from server.wire.native.tokens import DetokenizeBody, TokenizeBody
 from server.wire.ollama.read import OllamaChatBody, OllamaGenerateBody
 from server.wire.ollama.vectors import EmbedBody, OldEmbedBody
-from server.wire.reasoning_control import ControlBody
 from server.wire.responses.read import ResponsesBody
 from server.wire.vectors.embeddings import EmbeddingsBody
 from server.wire.vectors.rerank import RerankBody
@@ -135,7 +135,7 @@ OPERATIONS: Mapping[Callable[..., Any], Operation] = {
     i.streams.read_stream: Operation(stream=dict[str, Any], errors=(400, 404, 503)),
     i.streams.look_up_streams: Operation(list[r.KeptStream], StreamNames, {"conversation_ids": ["c1"]}, errors=READS),
     i.streams.stop_stream: Operation(errors=(400,), status=204),
-    i.control.control: Operation(
+    i.chat.control: Operation(
         r.Success, ControlBody, {"id": "chatcmpl-1", "action": "reasoning_end"}, errors=(*READS, 404)
     ),
     i.messages.post_messages: Operation(
@@ -153,13 +153,13 @@ OPERATIONS: Mapping[Callable[..., Any], Operation] = {
     i.responses.count_input_tokens: Operation(r.InputTokens, ResponsesBody, {"input": "Hi"}, errors=RUNS, loads=True),
     i.responses.get_response: Operation(r.OpenAIResponse, errors=(404,)),
     i.responses.delete_response: Operation(r.Deleted, errors=(404,)),
-    i.completions.completions: Operation(
+    i.completions.openai_completions: Operation(
         r.Completion, CompletionBody, {"prompt": "Once", "max_tokens": 16}, r.Completion, errors=RUNS
     ),
-    i.native.completion: Operation(
+    i.completions.native_completions: Operation(
         r.NativeCompletion, NativeBody, {"prompt": "Once", "n_predict": 16}, r.NativeChunk, errors=RUNS
     ),
-    i.native.infill: Operation(
+    i.completions.infill: Operation(
         r.NativeCompletion,
         InfillBody,
         {"input_prefix": "def add(a, b):\n    return ", "input_suffix": "\n", "n_predict": 16},
@@ -167,19 +167,19 @@ OPERATIONS: Mapping[Callable[..., Any], Operation] = {
         errors=RUNS,
         loads=True,
     ),
-    i.audio.post_transcription: Operation(
+    i.transcriptions.post_transcription: Operation(
         *(r.Transcript, TranscriptionForm, {"file": "", "response_format": "json"}, r.TranscriptEvent),
         errors=(*RUNS, 501),
         loads=True,
         takes=FORM,
     ),
-    i.embeddings.openai_embeddings: Operation(
+    i.vectors.openai_embeddings: Operation(
         r.Embeddings, EmbeddingsBody, {"input": ["Hi", "Hello"]}, errors=RUNS, loads=True
     ),
-    i.embeddings.native_embeddings: Operation(
+    i.vectors.native_embeddings: Operation(
         list[r.NativeEmbedding], EmbeddingsBody, {"content": "Hi"}, errors=RUNS, loads=True
     ),
-    i.rerank.rerank: Operation(
+    i.vectors.rerank: Operation(
         r.Reranked | list[r.TeiRank],
         RerankBody,
         {"query": "a planet", "documents": ["Mars", "a panda"]},

@@ -1,21 +1,19 @@
-"""What clients ask of a model, one file per API or task, and the replies that are still being written."""
+"""What clients ask of a model, one file for each folder of `server.wire`; beside them `streams`, the replies that go on
+without their client, and `tokens`."""
 
 from fastapi import APIRouter
 
 from server.routes.inference import (
-    audio,
     chat,
     completions,
-    control,
-    embeddings,
     messages,
-    native,
     ollama,
-    rerank,
     responses,
     streams,
     tokens,
+    transcriptions,
+    vectors,
 )
 
-_MODULES = (chat, control, streams, messages, responses, completions, native, embeddings, audio, rerank, tokens, ollama)
+_MODULES = (chat, streams, messages, responses, completions, vectors, transcriptions, tokens, ollama)
 ROUTERS: tuple[APIRouter, ...] = tuple(module.router for module in _MODULES)

@@ -1,4 +1,4 @@
-"""``POST /v1/chat/completions``, its ``/input_tokens``, and ``/apply-template``."""
+"""``POST /v1/chat/completions``, its ``/input_tokens`` and ``/control``, and ``/apply-template``."""
 
 from typing import Any
 
@@ -6,10 +6,12 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from server.routes.generate import answer, compute
-from server.routes.services import services
-from server.transport.bodies.read import read_as
-from server.wire.chat.read import ChatAsked, apply_template, chat_generation, read_chat
-from server.wire.job import count_tokens
+from server.routes.services import caller_of, services
+from server.transport.access.keys import ANYBODY
+from server.transport.bodies.read import read_as, read_json
+from server.transport.reply import json_reply
+from server.wire.chat.control import read_control
+from server.wire.chat.read import ChatAsked, apply_template, chat_generation, input_tokens, read_chat
 from server.wire.verbose import verbosely
 from server.wire.warnings import warning_headers
 
@@ -40,7 +42,7 @@ async def chat_input_tokens(request: Request) -> Response:
     return await compute(
         request,
         chat.body.model,
-        lambda model, seen: count_tokens(asked, model, seen),
+        lambda model, seen: input_tokens(asked, model, seen),
         headers,
         asked.media,
         chat.body.cache_salt or "",
@@ -52,3 +54,22 @@ async def post_apply_template(request: Request) -> Response:
     """The prompt that a chat body renders to, without generating."""
     chat, headers = await read_as(request, _read)
     return await compute(request, chat.body.model, lambda model, _: apply_template(chat, model), headers)
+
+
+@router.post("/v1/chat/completions/control")
+async def control(request: Request) -> Response:
+    """``{"id": completion, "action": "reasoning_end"}`` ends the thoughts of a chat that was started with
+    ``reasoning_control``; ``"cancel"``, which llama-server doesn't have, ends any request: its client gets an error.
+    What can't be reached is no error but ``"success": false`` with a message.
+
+    A key reaches what was asked with keys of its name, or all where it sees all.
+
+    Ids are unique in the server, so ``model`` may be left out with several models, too.
+    """
+    used = services(request)
+    wanted = read_control(await read_json(request))
+    model = used.pool.resolve(wanted.model).id if wanted.model else None
+    act = used.running.cancel if wanted.cancel else used.running.end_reasoning
+    caller = caller_of(request) or ANYBODY
+    reason = act(wanted.completion_id, model, None if caller.sees_all else caller.owner)
+    return json_reply({"success": False, "message": reason} if reason else {"success": True})

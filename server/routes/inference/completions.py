@@ -1,4 +1,4 @@
-"""``POST /v1/completions``. llama-server's own ``/completion`` and ``/completions`` are `native`."""
+"""OpenAI's ``POST /v1/completions``, and llama-server's own: ``/completion``, ``/completions`` and ``/infill``."""
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
@@ -7,6 +7,8 @@ from server.routes.generate import answer
 from server.routes.services import services
 from server.transport.bodies.read import read_as
 from server.wire.completions.read import completion_generation, read_completion
+from server.wire.native.infill import infill_generation, read_infill
+from server.wire.native.read import native_generation, read_native
 from server.wire.verbose import verbosely
 from server.wire.warnings import warning_headers
 
@@ -14,7 +16,7 @@ router = APIRouter(tags=["completions"])
 
 
 @router.post("/v1/completions")
-async def completions(request: Request) -> Response:
+async def openai_completions(request: Request) -> Response:
     """OpenAI completions, with llama.cpp's sampling fields beside OpenAI's."""
     completion, headers = await read_as(request, lambda given: (read_completion(given), warning_headers(given)))
     detailed = services(request).options.verbose
@@ -22,3 +24,20 @@ async def completions(request: Request) -> Response:
         lambda model, seen: completion_generation(completion, model, seen), completion.body, default=detailed
     )
     return await answer(request, completion.body, prepare, headers, completion.media)
+
+
+@router.post("/completion")
+@router.post("/completions")
+async def native_completions(request: Request) -> Response:
+    """A native completion of one prompt or of several."""
+    wanted, headers = await read_as(request, lambda given: (read_native(given), warning_headers(given, native=True)))
+    return await answer(
+        request, wanted.body, lambda model, seen: native_generation(wanted, model, seen), headers, wanted.media
+    )
+
+
+@router.post("/infill")
+async def infill(request: Request) -> Response:
+    """Code between a prefix and a suffix."""
+    wanted, headers = await read_as(request, lambda given: (read_infill(given), warning_headers(given)))
+    return await answer(request, wanted.body, lambda model, _: infill_generation(wanted, model), headers)

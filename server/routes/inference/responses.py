@@ -14,10 +14,10 @@ from server.transport.access.auth import client_name
 from server.transport.bodies.read import read_as
 from server.transport.reply import json_reply
 from server.transport.streams.event_socket import CONNECTION
+from server.wire.chat.read import input_tokens
 from server.wire.common import Json
 from server.wire.generation import Generation
-from server.wire.responses.generation import response_generation, response_input_tokens
-from server.wire.responses.read import ResponseAsked, read_response
+from server.wire.responses.read import ResponseAsked, read_response, response_generation
 from server.wire.responses.store import ClientResponses, ResponseStore
 from server.wire.responses.write import EARLY_PING, ResponseStream, failed_early
 from server.wire.warnings import warning_headers
@@ -65,7 +65,7 @@ async def count_input_tokens(request: Request) -> Response:
     return await compute(
         request,
         asked.fields.model,
-        lambda model, seen: response_input_tokens(asked, model, seen),
+        lambda model, seen: input_tokens(asked.conversation, model, seen),
         headers,
         asked.conversation.media,
         asked.fields.cache_salt or "",

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from server.conversation.form import Conversation
-from server.conversation.prepare import prompt_of
+from server.conversation.prepare import prepare, prompt_of
 from server.errors import InvalidRequest
 from server.media.source import NOTHING_SEEN, Seen
 from server.pool.model import LoadedModel
@@ -21,12 +21,7 @@ from server.wire.chat.write import ChatReply, ChatStream, ChatWords
 from server.wire.common import Header, Json
 from server.wire.constraints import read_shape
 from server.wire.fields import Whole, parse
-from server.wire.generation import (
-    MAX_PROBS,
-    Generation,
-    Logprobs,
-)
-from server.wire.job import prepare_job
+from server.wire.generation import MAX_PROBS, Generation, Logprobs, prepared_request
 from server.wire.thinking import ThinkingFields, read_thinking, template_kwargs
 
 DEFAULT_TOP_LOGPROBS = 20  # llama-server's, for logprobs without top_logprobs
@@ -120,17 +115,23 @@ def chat_generation(chat: ChatAsked, model: LoadedModel, seen: Seen = NOTHING_SE
     """The request and the writer of its reply; blocking, for a thread. Raises `InvalidRequest`."""
     body, logprobs = chat.body, chat_logprobs(chat.body)
     header = Header(model.spec.id)
-    job = prepare_job(chat.conversation, body, model, header.id, logprobs=logprobs, seen=seen)
-    output, prefilled = job.prepared.output, job.prepared.prompt.prefilled
+    prepared = prepare(chat.conversation, model, seen)
+    request = prepared_request(prepared, body, model, header.id, logprobs)
+    output, prefilled = prepared.output, prepared.prompt.prefilled
     # Of a continued message llama-server repeats the beginning in whole replies, in streams only with "echo".
-    words = ChatWords(body.old, job.request.post_sampling_probs, chat.custom)
-    opening = job.prepared.prompt.rendered.generation_prompt
+    words = ChatWords(body.old, request.post_sampling_probs, chat.custom)
+    opening = prepared.prompt.rendered.generation_prompt
     if not body.stream:
         reply = ChatReply(header, output.parser, prefill=prefilled, words=words)
-        return Generation([job.request], reply, output.switch, opening)
+        return Generation([request], reply, output.switch, opening)
     echo, include_usage = prefilled if body.echo else "", body.include_usage
     stream = ChatStream(header, output.parser, include_usage=include_usage, echo=echo, words=words)
-    return Generation([job.request], stream, output.switch, opening)
+    return Generation([request], stream, output.switch, opening)
+
+
+def input_tokens(conversation: Conversation, model: LoadedModel, seen: Seen = NOTHING_SEEN) -> Json:
+    """The reply of ``/input_tokens``, of a chat and of Responses: how many the prompt has."""
+    return {"input_tokens": prompt_of(conversation, model).count(model, seen), "object": "response.input_tokens"}
 
 
 def apply_template(chat: ChatAsked, model: LoadedModel) -> Json:

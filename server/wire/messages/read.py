@@ -11,6 +11,7 @@ from pydantic import field_validator
 
 from server.constrain.shape import ANY_OBJECT, Shape
 from server.conversation.form import Conversation, Thinking
+from server.conversation.prepare import prepare, prompt_of
 from server.engine.request import Adapters
 from server.errors import InvalidRequest
 from server.media.source import NOTHING_SEEN, Seen
@@ -18,8 +19,7 @@ from server.pool.model import LoadedModel
 from server.wire.adapters import read_adapters
 from server.wire.common import Header, Json, random_id
 from server.wire.fields import Body, Count, CountOrAll, parse
-from server.wire.generation import CacheSalt, Generation, GenerationFields, Priority, read_stop
-from server.wire.job import count_tokens, prepare_job
+from server.wire.generation import CacheSalt, Generation, GenerationFields, Priority, prepared_request, read_stop
 from server.wire.messages.messages import read_conversation
 from server.wire.messages.tools import read_tools
 from server.wire.messages.write import MessageReply, MessageStream
@@ -156,12 +156,12 @@ def _shape(given: dict[str, Any] | None, at: str) -> Shape | None:
 def message_generation(wanted: MessagesAsked, model: LoadedModel, seen: Seen = NOTHING_SEEN) -> Generation:
     """The request and the writer of its reply; blocking, for a thread. Raises `InvalidRequest`."""
     header = Header(model.spec.id, f"msg_{random_id()}")
-    job = prepare_job(wanted.conversation, _fields(wanted.body), model, header.id, seen=seen)
+    prepared = prepare(wanted.conversation, model, seen)
+    request = prepared_request(prepared, _fields(wanted.body), model, header.id)
     writer = MessageStream if wanted.body.stream else MessageReply
-    output = job.prepared.output
-    return Generation([job.request], writer(header, output.parser, show_thoughts=wanted.show_thoughts))
+    return Generation([request], writer(header, prepared.output.parser, show_thoughts=wanted.show_thoughts))
 
 
 def count_message_tokens(wanted: MessagesAsked, model: LoadedModel, seen: Seen = NOTHING_SEEN) -> Json:
     """The reply of ``POST /v1/messages/count_tokens``."""
-    return {"input_tokens": count_tokens(wanted.conversation, model, seen)["input_tokens"]}
+    return {"input_tokens": prompt_of(wanted.conversation, model).count(model, seen)}

@@ -29,8 +29,8 @@ from server.wire.generation import (
     Generation,
     GenerationFields,
     Logprobs,
-    check_alternatives,
     engine_request,
+    prepared_request,
     read_stop,
 )
 from server.wire.native.fim import Gap, fim_tokens, require_fim
@@ -190,7 +190,6 @@ def generation(ask: OllamaAsked, model: LoadedModel, seen: Seen = NOTHING_SEEN) 
         raise InvalidRequest(f"think: {body.model or model.spec.id!r} does not support thinking", "think")
     prepared = None if ask.conversation is None else prepare(ask.conversation, model, seen)
     request = _raw_request(ask, model, seen) if prepared is None else _request(ask, prepared, model)
-    check_alternatives([request], model.engine.n_ctx_seq)
     remembers = isinstance(body, OllamaGenerateBody) and not body.raw and not body.suffix
     context = [token for token in request.prompt if token >= 0]  # of media there is nothing that could be sent back
     ending = LastLine(ask.began, loaded, context if remembers else None)
@@ -200,24 +199,15 @@ def generation(ask: OllamaAsked, model: LoadedModel, seen: Seen = NOTHING_SEEN) 
 
 
 def _request(ask: OllamaAsked, prepared: Prepared, model: LoadedModel) -> Request:
-    tokens, media = prepared.tokens.tokens, prepared.tokens.spans
     context = ask.body.context if isinstance(ask.body, OllamaGenerateBody) else None
     if context:
         for index, token in enumerate(context):
             check_token(model.vocab, token, f"context.{index}")
+        tokens = prepared.tokens.tokens
         n_dropped = int(tokens[0] == model.vocab.bos)
-        tokens = context + tokens[n_dropped:]
-        media = tuple(replace(span, start=span.start + len(context) - n_dropped) for span in media)
-    return engine_request(
-        _fields(ask.body),
-        model,
-        request_id=f"ollama-{random_id()}",
-        prompt=tokens,
-        media=media,
-        logprobs=_logprobs(ask.body),
-        constraint=prepared.output.constraint,
-        print_special=prepared.output.shown,
-    )
+        media = tuple(replace(span, start=span.start + len(context) - n_dropped) for span in prepared.tokens.spans)
+        prepared = replace(prepared, tokens=MediaPrompt(context + tokens[n_dropped:], media))
+    return prepared_request(prepared, _fields(ask.body), model, f"ollama-{random_id()}", _logprobs(ask.body))
 
 
 def _raw_request(ask: OllamaAsked, model: LoadedModel, seen: Seen) -> Request:

@@ -1,6 +1,6 @@
-"""The body of ``POST /v1/responses``: OpenAI's fields, and beside them every one of a chat that is llama.cpp's own.
+"""OpenAI's Responses API: the body as a `Conversation`, and one engine request for it.
 
-It becomes a `Conversation`, so that prompt, constraint and engine request are made in one place.
+Beside OpenAI's fields every one of a chat that is llama.cpp's own is taken. What comes back is written by `write`.
 """
 
 from collections.abc import Iterator, Mapping
@@ -9,16 +9,23 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
+from server.conversation.assembler import Assembler
 from server.conversation.form import Conversation, Message
+from server.conversation.prepare import prepare
+from server.engine.request import Request
 from server.errors import InvalidRequest
-from server.wire.chat.read import ChatBody
-from server.wire.common import Json
+from server.media.source import NOTHING_SEEN, Seen
+from server.pool.model import LoadedModel
+from server.wire.chat.read import ChatBody, chat_logprobs
+from server.wire.common import Header, Json, random_id
 from server.wire.constraints import read_shape
 from server.wire.fields import Body, Count, Whole, field_error, parse
-from server.wire.generation import MAX_TOP_LOGPROBS, Limit
+from server.wire.generation import MAX_TOP_LOGPROBS, Generation, Limit, prepared_request
 from server.wire.responses.input import read_input
+from server.wire.responses.items import OutputItems
 from server.wire.responses.store import ClientResponses
 from server.wire.responses.tools import ClientTools, read_tools
+from server.wire.responses.write import ResponseFrame, ResponseReply, ResponseStream
 from server.wire.thinking import read_thinking, template_kwargs
 from server.wire.warnings import shown
 
@@ -194,3 +201,62 @@ def _chat_fields(given: Mapping[str, Any], body: ResponsesBody) -> Json:
     if body.top_logprobs or LOGPROBS in (body.include or ()):
         fields |= {"logprobs": True, "top_logprobs": body.top_logprobs or 0}
     return fields
+
+
+def response_generation(
+    asked: ResponseAsked, model: LoadedModel, stored: ClientResponses, seen: Seen = NOTHING_SEEN
+) -> Generation:
+    """The request and the writer of its reply; blocking, for a thread. Raises `InvalidRequest`."""
+    header = Header(model.spec.id, f"resp_{random_id()}")
+    logprobs = chat_logprobs(asked.fields)
+    prepared = prepare(asked.conversation, model, seen)
+    request = prepared_request(prepared, asked.fields, model, header.id, logprobs)
+    prefilled = prepared.prompt.prefilled
+    frame = _frame(asked, request, header, stored, prefilled=bool(prefilled))
+    assembler = Assembler(prepared.output.parser())
+    output = OutputItems(assembler, asked.tools, after_sampling=request.post_sampling_probs)
+    writer = ResponseStream if asked.fields.stream else ResponseReply
+    return Generation([request], writer(frame, output, prefill=prefilled), prepared.output.switch)
+
+
+def _frame(
+    asked: ResponseAsked, request: Request, header: Header, stored: ClientResponses, *, prefilled: bool
+) -> ResponseFrame:
+    # A message that is continued is a part of the output.
+    before = asked.messages[:-1] if prefilled else asked.messages
+
+    def keep(reply: Json, output: OutputItems) -> bool:
+        messages = [*before, output.message()] if output.items else before
+        return stored.keep(reply, messages) if asked.body.stored else stored.remember(reply, messages)
+
+    kept = keep if asked.body.stored or stored.remembers else None
+    return ResponseFrame(
+        _repeated(asked, request, header), kept, stored=asked.body.stored, generates=asked.body.generates
+    )
+
+
+def _repeated(asked: ResponseAsked, request: Request, header: Header) -> Json:
+    """What was asked for, as OpenAI repeats it; sampling with the values that hold."""
+    body, reasoning = asked.body, asked.body.reasoning or ReasoningOptions()
+    text = asked.body.text or TextOptions()
+    verbosity = {"verbosity": text.verbosity} if text.verbosity else {}
+    return {
+        "id": header.id,
+        "created_at": header.created,
+        "model": header.model,
+        "background": False,
+        "instructions": body.instructions,
+        "max_output_tokens": body.max_output_tokens,
+        "max_tool_calls": body.max_tool_calls,
+        "metadata": body.metadata or {},
+        "parallel_tool_calls": body.parallel_tool_calls is not False,
+        "previous_response_id": body.previous_response_id,
+        "reasoning": {"effort": reasoning.effort, "summary": None},
+        "temperature": request.sampling.temperature,
+        "text": {"format": text.format or {"type": "text"}, **verbosity},
+        "tool_choice": body.tool_choice or "auto",
+        "tools": list(asked.tools.shown),
+        "top_logprobs": body.top_logprobs or 0,
+        "top_p": request.sampling.top_p,
+        "truncation": "disabled",
+    }

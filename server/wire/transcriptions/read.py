@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from server.conversation.form import Conversation, Media, Message, TextPart, Thinking
+from server.conversation.prepare import prepare
 from server.errors import InvalidRequest, NotSupported
 from server.media.bitmap import bitmaps_of
 from server.media.source import Seen
 from server.pool.model import LoadedModel
 from server.wire.common import Header, random_id
 from server.wire.fields import field_error, parse
-from server.wire.generation import Generation, GenerationFields, Logprobs
-from server.wire.job import prepare_job
+from server.wire.generation import Generation, GenerationFields, Logprobs, prepared_request
 from server.wire.transcriptions.write import FORMATS, TranscriptReply, TranscriptStream
 from server.wire.warnings import shown
 
@@ -71,14 +71,15 @@ def transcription(wanted: Transcription, model: LoadedModel, seen: Seen) -> Gene
         raise InvalidRequest("file: it is no sound", "file")
     header = Header(model.spec.id, f"transcript-{random_id()}")
     logprobs = Logprobs(wanted.format == "verbose_json")
-    job = prepare_job(_conversation(wanted, model), wanted.fields, model, header.id, logprobs=logprobs, seen=seen)
-    n_audio = sum(span.n_tokens for span in job.request.media)
-    parser = job.prepared.output.parser()
+    prepared = prepare(_conversation(wanted, model), model, seen)
+    request = prepared_request(prepared, wanted.fields, model, header.id, logprobs)
+    n_audio = sum(span.n_tokens for span in request.media)
+    parser = prepared.output.parser()
     if wanted.fields.stream:
-        return Generation([job.request], TranscriptStream(parser, n_audio))
+        return Generation([request], TranscriptStream(parser, n_audio))
     seconds = sound.width / model.media.sample_rate
-    reply = TranscriptReply(parser, n_audio, wanted.format, wanted.language, seconds, job.request.sampling.temperature)
-    return Generation([job.request], reply)
+    reply = TranscriptReply(parser, n_audio, wanted.format, wanted.language, seconds, request.sampling.temperature)
+    return Generation([request], reply)
 
 
 def _conversation(wanted: Transcription, model: LoadedModel) -> Conversation:

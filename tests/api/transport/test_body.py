@@ -53,13 +53,13 @@ async def test_the_content_type_does_not_matter(client: httpx.AsyncClient, conte
     [
         ("/v1/chat/completions", "chat.read_chat", "messages"),
         ("/v1/completions", "completions.read_completion", "prompt"),
-        ("/completion", "native.read_native", "prompt"),
-        ("/infill", "native.read_infill", "input_prefix"),
+        ("/completion", "completions.read_native", "prompt"),
+        ("/infill", "completions.read_infill", "input_prefix"),
         ("/tokenize", "tokens.read_tokenize", "content"),
         ("/v1/messages", "messages.read_messages", "messages"),
         ("/v1/responses", "responses.read_response", "input"),
-        ("/v1/embeddings", "embeddings.read_embeddings", "input"),
-        ("/rerank", "rerank.read_rerank", "query"),
+        ("/v1/embeddings", "vectors.read_embeddings", "input"),
+        ("/rerank", "vectors.read_rerank", "query"),
     ],
 )
 async def test_a_long_body_is_read_beside_the_event_loop_without_the_garbage_collector(

@@ -1,12 +1,12 @@
 import pytest
 
 from server.errors import InvalidRequest
-from server.wire.reasoning_control import ReasoningControl, read_control
+from server.wire.chat.control import Control, read_control
 
 
 def test_a_control_body_is_read() -> None:
     given = {"id": "chatcmpl-1", "action": "reasoning_end", "model": "demo", "more": 1}
-    assert read_control(given) == ReasoningControl("chatcmpl-1", "demo")
+    assert read_control(given) == Control("chatcmpl-1", "demo")
     assert read_control({"id": "chatcmpl-1", "action": "reasoning_end", "model": ""}).model is None
 
 

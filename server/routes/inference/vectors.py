@@ -1,4 +1,4 @@
-"""``POST /v1/embeddings`` and llama-server's own ``/embedding`` and ``/embeddings``."""
+"""Vectors and scores: ``POST /v1/embeddings``, llama-server's own ``/embedding``, ``/embeddings`` and ``/rerank``."""
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
@@ -6,9 +6,10 @@ from fastapi.responses import Response
 from server.routes.embed import embed, read_able
 from server.wire.completions.prompt import prompt_media
 from server.wire.vectors.embeddings import embeddings_job, read_embeddings
+from server.wire.vectors.rerank import read_rerank, rerank_job
 from server.wire.warnings import warning_headers
 
-router = APIRouter(tags=["embeddings"])
+router = APIRouter(tags=["vectors"])
 
 
 @router.post("/v1/embeddings")
@@ -36,3 +37,13 @@ async def _embeddings(request: Request, *, openai: bool) -> Response:
         headers,
         media=prompt_media(wanted.prompts),
     )
+
+
+@router.post("/rerank")
+@router.post("/reranking")
+@router.post("/v1/rerank")
+@router.post("/v1/reranking")
+async def rerank(request: Request) -> Response:
+    """Documents by their relevance to a query, in Jina's shape or, where ``texts`` is given, in TEI's."""
+    wanted = await read_able(request, "rerank", read_rerank)
+    return await embed(request, wanted.body.model, "rerank", lambda model, _: rerank_job(wanted, model))

@@ -1,5 +1,5 @@
-"""Acting on a running chat from outside: ``reasoning_control`` and ``/v1/chat/completions/control``. It ends thoughts,
-or, which is Llamapool's own, the whole request.
+"""``POST /v1/chat/completions/control`` acts on a running request: it ends the thoughts of a chat that was asked with
+``reasoning_control``, or, which is Llamapool's own, the whole request.
 
 The switch is turned on the event loop; the constraint (`thinking_end`), which the step thread asks about every token,
 sees it at the next one.
@@ -23,7 +23,7 @@ class ControlBody(Body):
 
 
 @dataclass(frozen=True, slots=True)
-class ReasoningControl:
+class Control:
     """A checked one: end the thoughts of that completion, or all of it. ``model`` None is any."""
 
     completion_id: str
@@ -31,11 +31,11 @@ class ReasoningControl:
     cancel: bool = False
 
 
-def read_control(given: object) -> ReasoningControl:
+def read_control(given: object) -> Control:
     """Check the body. Raises `InvalidRequest` in llama-server's words."""
     body = parse(ControlBody, given)
     if not body.id:
         raise InvalidRequest("missing completion id", "id")
     if body.action not in (REASONING_END, CANCEL):
         raise InvalidRequest(f"unknown control action; there are '{REASONING_END}' and '{CANCEL}'", "action")
-    return ReasoningControl(body.id, body.model or None, cancel=body.action == CANCEL)
+    return Control(body.id, body.model or None, cancel=body.action == CANCEL)

@@ -9,7 +9,7 @@ from server.wire.transcriptions.read import read_transcription, transcription
 from server.wire.transcriptions.write import rendered
 from server.wire.warnings import as_header
 
-router = APIRouter(tags=["audio"])
+router = APIRouter(tags=["transcriptions"])
 
 
 @router.post("/v1/audio/transcriptions")
