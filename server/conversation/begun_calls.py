@@ -35,10 +35,10 @@ def begun_calls(
     made = model.grammar.remembered(_key(tools), lambda: _make(tools, speech, model))
     if made.markers is None:
         return None
-    form = speech.form
+    tool_format = speech.tool_format
     opening, closing = speech.thought_tags
-    ends = tuple(end.encode() for end in (closing, *form.breaks))
-    rules = Rules(made.begun, made.markers, shown, (opening.encode(), ends), anywhere=form.thinks)
+    ends = tuple(end.encode() for end in (closing, *tool_format.breaks))
+    rules = Rules(made.begun, made.markers, shown, (opening.encode(), ends), anywhere=tool_format.thinks)
     return Triggered(rules, thinking=thinking)
 
 

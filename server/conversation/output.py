@@ -93,17 +93,17 @@ def _held(
         return None
     if prompt.prefilled and isinstance(constraint, MatcherConstraint) and shape is not None and shape.kind == "schema":
         constraint = _gone_on(constraint, prompt.prefilled, conversation.messages_at, model)
-    form, tags = speech.form, speech.thought_tags
+    tool_format, tags = speech.tool_format, speech.thought_tags
     lead = speech.lead if prompt.opens or opened else ""
     closed = any(tag in generation_prompt for tag in tags)
     # A grammar of one's own may describe thoughts itself; llama-server has it hold from the first token on.
     own = shape is not None and shape.at == "grammar" and not lead
     may_think = prompt.thinks and speech.knows_thoughts and prompt.opens and not closed and not own
-    may_think = may_think and (thoughts_apart or form.thinks)
+    may_think = may_think and (thoughts_apart or tool_format.thinks)
     lead = "" if calls and tools.choice != "none" else lead  # with calls it is in their grammar
     if not (opened or may_think or lead):
         return constraint
-    framing = Framing(tags[0].encode(), tags[1].encode(), lead.encode(), form.again.encode())
+    framing = Framing(tags[0].encode(), tags[1].encode(), lead.encode(), tool_format.again.encode())
     return AfterThinking(constraint, model.vocab, framing, begun=opened, may_think=may_think)
 
 
@@ -129,7 +129,7 @@ def _limited(
         model.vocab,
         speech.thought_tags,
         begun=prompt.thoughts,
-        other_ends=speech.form.breaks,
+        other_ends=speech.tool_format.breaks,
         reopens=free,
         switch=switch,
     )

@@ -43,7 +43,7 @@ from server.formats.families.parameters import (
     solar2,
     step3,
 )
-from server.formats.form import ToolFormat
+from server.formats.tool_format import ToolFormat
 
 GENERIC = generic.FORMAT
 FORMATS: tuple[ToolFormat, ...] = (
@@ -98,9 +98,9 @@ FORMATS: tuple[ToolFormat, ...] = (
     tagged.FIREFUNCTION,
     GENERIC,
 )
-BY_NAME = {form.name: form for form in FORMATS}
+BY_NAME = {tool_format.name: tool_format for tool_format in FORMATS}
 
 
 def recognised(source: str, name: str = "auto") -> ToolFormat:
     """The format of that name; for auto the one that a template with that source speaks, or the generic one."""
-    return BY_NAME.get(name) or next((form for form in FORMATS if form.speaks(source)), GENERIC)
+    return BY_NAME.get(name) or next((tool_format for tool_format in FORMATS if tool_format.speaks(source)), GENERIC)

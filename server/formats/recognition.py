@@ -14,12 +14,11 @@ from typing import Any
 
 from server.formats import BY_NAME, FORMATS, GENERIC, recognised
 from server.formats.call_form import CallForm
-from server.formats.form import ToolFormat
 from server.formats.parsing.pieces import Piece, ToolCallArguments, ToolCallBegin
-from server.formats.parsing.reading import reader_of
 from server.formats.parsing.reasoning import speaks_of_thoughts, thinking_tags
 from server.formats.parsing.turn import Reading
 from server.formats.speech import Speech
+from server.formats.tool_format import ToolFormat
 
 TemplateMessage = Mapping[str, Any]
 """A message as templates read it."""
@@ -52,18 +51,18 @@ def recognise(render: Render, source: str, name: str, *, shows_tools: bool, show
     renderings and its source show."""
     tags, named = thinking_tags(source), speaks_of_thoughts(source)
 
-    def speech(form: ToolFormat, call_form: CallForm, doubt: str = "") -> Speech:
-        return Speech(form, call_form, source, form.thoughts or tags, named, doubt)
+    def speech(tool_format: ToolFormat, call_form: CallForm, doubt: str = "") -> Speech:
+        return Speech(tool_format, call_form, source, tool_format.thoughts or tags, named, doubt)
 
     by_signs = recognised(source, name)
     if name in BY_NAME:
         return speech(by_signs, by_signs.call_form(source))
     turns = rendered_turns(render) if shows_calls else []
-    form = by_rendering(FORMATS, turns, source)
-    if form is not None:
-        exactly = [each for each in form.call_forms if each.stands_in(turns[0].text, NAME, space="")]
-        shown = (each for each in (*exactly, *form.call_forms) if each.stands_in(turns[0].text, NAME))
-        return speech(form, next(shown, form.call_form(source)))
+    tool_format = by_rendering(FORMATS, turns, source)
+    if tool_format is not None:
+        exactly = [each for each in tool_format.call_forms if each.stands_in(turns[0].text, NAME, space="")]
+        shown = (each for each in (*exactly, *tool_format.call_forms) if each.stands_in(turns[0].text, NAME))
+        return speech(tool_format, next(shown, tool_format.call_form(source)))
     doubt = ""
     if shows_calls:
         doubt = "no parser reads the tool calls that it renders"
@@ -89,19 +88,19 @@ def rendered_turns(render: Render) -> list[RenderedTurn]:
 def by_rendering(forms: Sequence[ToolFormat], turns: Sequence[RenderedTurn], source: str) -> ToolFormat | None:
     """The format of these that gives the calls of the turns back; None where none does."""
     best: tuple[tuple[bool | int, ...], ToolFormat] | None = None
-    for form in forms:
-        n_read = sum(_reads(form, turn, source) for turn in turns)
+    for tool_format in forms:
+        n_read = sum(_reads(tool_format, turn, source) for turn in turns)
         if not n_read:
             continue
-        rank = (_writes(form, turns[0].text), n_read, form.speaks(source), not form.framed)
+        rank = (_writes(tool_format, turns[0].text), n_read, tool_format.speaks(source), not tool_format.framed)
         if best is None or rank > best[0]:
-            best = rank, form
+            best = rank, tool_format
     return None if best is None else best[1]
 
 
-def _reads(form: ToolFormat, turn: RenderedTurn, source: str) -> bool:
+def _reads(tool_format: ToolFormat, turn: RenderedTurn, source: str) -> bool:
     how = Reading(functions={NAME: _SCHEMA})
-    parser = reader_of(form, how, form.thoughts or thinking_tags(source), turn.opening)
+    parser = tool_format.reader(how, tool_format.thoughts or thinking_tags(source), turn.opening)
     pieces = [*parser.feed(turn.text), *parser.finish()]
     return _calls(pieces) == [(NAME, ARGUMENTS), (NAME, _OTHER)][: turn.n_calls]
 
@@ -119,9 +118,9 @@ def _calls(pieces: Sequence[Piece]) -> list[tuple[str, Any]]:
         return []
 
 
-def _writes(form: ToolFormat, text: str) -> bool:
+def _writes(tool_format: ToolFormat, text: str) -> bool:
     """Whether the format's own markup, as its grammar has it, stands around the name in that turn."""
-    return any(each.stands_in(text, NAME) for each in form.call_forms)
+    return any(each.stands_in(text, NAME) for each in tool_format.call_forms)
 
 
 def _assistant(calls: Sequence[Mapping[str, Any]], text: str) -> TemplateMessage:

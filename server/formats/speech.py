@@ -8,23 +8,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from server.formats.call_form import CallForm
-from server.formats.form import ToolFormat
 from server.formats.grammar.call_grammar import Function, Trigger, calls_lark, triggers
 from server.formats.grammar.lark_text import ControlToken
-from server.formats.parsing.reading import reader_of
 from server.formats.parsing.reasoning import OutputParser
 from server.formats.parsing.turn import Reading
+from server.formats.tool_format import ToolFormat
 
 
 @dataclass(frozen=True, slots=True)
 class Speech:
-    """``form``: the format of calls, and ``call_form``: how this model writes it; ``source``: the template's.
+    """``tool_format``: the format of calls, and ``call_form``: how this model writes it; ``source``: the template's.
 
     ``thought_tags``: what stands around thoughts; ``names_thoughts``: whether the template names them.
     ``doubt``: why the format may be another one.
     """
 
-    form: ToolFormat
+    tool_format: ToolFormat
     call_form: CallForm
     source: str
     thought_tags: tuple[str, str]
@@ -34,12 +33,12 @@ class Speech:
     @property
     def knows_thoughts(self) -> bool:
         """Whether thoughts can be told from the answer."""
-        return self.names_thoughts or self.form.thoughts is not None
+        return self.names_thoughts or self.tool_format.thoughts is not None
 
     @property
     def lead(self) -> str:
         """Markup that stands in front of an answer."""
-        return self.form.lead(self.source)
+        return self.tool_format.lead(self.source)
 
     def tags(self, *, calls: bool) -> tuple[str, ...]:
         """Markup that the parser must see even where it is a control token; with that of `calls` where they may come.
@@ -50,7 +49,7 @@ class Speech:
 
     def call_tags(self, *, calls: bool) -> tuple[str, ...]:
         """The format's own part of `tags`."""
-        return self.form.tags if calls or self.form.framed else ()
+        return self.tool_format.tags if calls or self.tool_format.framed else ()
 
     def parser(
         self,
@@ -68,7 +67,7 @@ class Speech:
 
         ``reasoning_format`` is llama-server's: none, deepseek, deepseek-legacy, auto (= deepseek).
         """
-        form = self.form
+        tool_format = self.tool_format
         how = Reading(
             functions={function["name"]: function.get("parameters") or {} for function in functions},
             callable=parse_calls and bool(functions),
@@ -76,10 +75,10 @@ class Speech:
             parallel=parallel,
             thoughts_apart=reasoning_format != "none",
             thoughts_in_content=reasoning_format in ("none", "deepseek-legacy"),
-            id_length=form.id_length,
+            id_length=tool_format.id_length,
             taken=taken,
         )
-        return reader_of(form, how, self.thought_tags, generation_prompt)
+        return tool_format.reader(how, self.thought_tags, generation_prompt)
 
     def forced_calls(
         self,
@@ -99,7 +98,12 @@ class Speech:
         wanted = [function for function in functions if not name or function["name"] == name]
         instead = None if answer is None else (self.lead, answer)
         return calls_lark(
-            self.call_form, wanted, parallel=parallel and not name, control=control, tags=self.form.tags, answer=instead
+            self.call_form,
+            wanted,
+            parallel=parallel and not name,
+            control=control,
+            tags=self.tool_format.tags,
+            answer=instead,
         )
 
     def call_triggers(
@@ -111,4 +115,4 @@ class Speech:
         """
         if not functions:
             return []
-        return triggers(self.call_form, functions, parallel=parallel, control=control, tags=self.form.tags)
+        return triggers(self.call_form, functions, parallel=parallel, control=control, tags=self.tool_format.tags)

@@ -62,18 +62,18 @@ def written(opening: str, message: TemplateMessage, wanted: Continued, speech: S
             "continue_final_message",
         )
     if tag and (thought or thinks or tag in opening or closes):
-        opening = opening.partition(tag)[0] + start + thought + ("" if thinks else end + speech.form.again)
+        opening = opening.partition(tag)[0] + start + thought + ("" if thinks else end + speech.tool_format.again)
     return opening if thinks else opening + speech.lead + content
 
 
 def _around(speech: Speech, caps: Capabilities) -> tuple[str, str, bool]:
     """What stands in front of thoughts and behind them, "" for nothing, and whether empty ones are closed."""
-    form, source = speech.form, speech.source
-    if form.thoughts is not None:
-        return *form.thoughts, False
-    if form.leads:
+    tool_format, source = speech.tool_format, speech.source
+    if tool_format.thoughts is not None:
+        return *tool_format.thoughts, False
+    if tool_format.leads:
         return (*speech.thought_tags, True) if speech.names_thoughts else ("", "", False)
     start, end = caps.thought_tags
-    if form.thinks and start and start == start.rstrip() and f"{start}\\n" in source:
+    if tool_format.thinks and start and start == start.rstrip() and f"{start}\\n" in source:
         start += "\n"  # Gemma 4: its template shows thoughts in front of calls only
     return start, end, bool(end) and end.strip() in source

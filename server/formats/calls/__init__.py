@@ -1,3 +1,3 @@
 """Ways to write a call that several families share, read as they come: `json_calls` (over `json_text`), `python_calls`,
-`brace_calls` (bare keys), `typed` (parameters one by one) and `invokes` (elements).
+`typed` (parameters one by one) and `invokes` (elements).
 """

@@ -10,9 +10,10 @@ They stand at the start of the output; the generation prompt may have opened the
 dropped (llama.cpp common/chat.cpp does the same). Formats that put thoughts anywhere read them themselves (`frame`).
 """
 
+from dataclasses import dataclass
 from typing import Protocol
 
-from server.formats.parsing.pieces import Piece, joined
+from server.formats.parsing.pieces import ContentText, Piece, joined
 from server.formats.parsing.reader import EndOfText, Steps
 from server.formats.parsing.turn import Parse, Reading, Turn
 
@@ -70,6 +71,17 @@ class OutputParser(Protocol):
 
     def finish(self, *, cut: bool = False) -> list[Piece]:
         """What was held back; the text is complete. ``cut``: the model would have said more."""
+
+
+@dataclass(slots=True)
+class PlainParser:
+    """Everything is content."""
+
+    def feed(self, text: str) -> list[Piece]:
+        return [ContentText(text)] if text else []
+
+    def finish(self, *, cut: bool = False) -> list[Piece]:
+        return []
 
 
 class ReasoningParser:

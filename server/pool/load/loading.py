@@ -52,9 +52,9 @@ def chat_template(info: ModelInfo, spec: ModelSpec, renderer: Renderer | None = 
     )
     if (speech := template.speech()).doubt:
         why = "model %s: its chat template: %s; tool calls are read as those of %s (tool_format sets it)"
-        log.warning(why, spec.id, speech.doubt, speech.form.name)
+        log.warning(why, spec.id, speech.doubt, speech.tool_format.name)
     else:
-        log.info("model %s: tool calls are read as those of %s", spec.id, speech.form.name)
+        log.info("model %s: tool calls are read as those of %s", spec.id, speech.tool_format.name)
     return template
 
 

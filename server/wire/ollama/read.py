@@ -18,7 +18,7 @@ from server.conversation.prompt import can_show, read_parts
 from server.engine.media import MediaPrompt
 from server.engine.request import Request
 from server.errors import InvalidRequest, NotSupported, short
-from server.formats.parsing.reading import PlainParser
+from server.formats.parsing.reasoning import PlainParser
 from server.media.source import NOTHING_SEEN, Seen
 from server.pool.model import LoadedModel
 from server.wire.common import random_id

@@ -12,7 +12,7 @@ from typing import Any
 from server import formats
 from server.formats import families
 from server.formats.call_form import Arguments, Braces, Elements, JsonArguments
-from server.formats.form import ToolFormat
+from server.formats.tool_format import ToolFormat
 from tests.unit.formats.reading import Read, every_character, parser, read
 from tests.unit.formats.recorded import PARAMETERS, RECORDED, Recorded, tool
 

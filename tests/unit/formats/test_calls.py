@@ -147,7 +147,7 @@ def test_a_forced_call_takes_what_the_parser_reads_and_nothing_else(
     source: str, wrap: str, key: str, joint: str
 ) -> None:
     speaker = ChatTemplate(SOURCES[source], bos_token="", eos_token="")
-    form = speaker.speech().form.name
+    form = speaker.speech().tool_format.name
 
     def call(name: str, arguments: str) -> str:
         return wrap.replace("{}", f'{{"name": "{name}", "{key}": {arguments}}}')

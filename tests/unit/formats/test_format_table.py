@@ -3,7 +3,7 @@
 import pytest
 
 from server.formats import FORMATS
-from server.formats.form import ToolFormat
+from server.formats.tool_format import ToolFormat
 from tests.unit.formats.format_table import PAGE, page, told
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from server.formats import BY_NAME, FORMATS
 from server.formats.call_form import CallForm
-from server.formats.form import ToolFormat
+from server.formats.tool_format import ToolFormat
 from server.formats.written import calls_text
 from tests.unit.formats.reading import Read, every_character, parser, read
 from tests.unit.formats.recorded import FULL, PARIS, RECORDED, Recorded

@@ -10,10 +10,10 @@ import pytest
 from server.constrain.grammar.text_grammar import TextGrammar
 from server.formats import FORMATS
 from server.formats.call_form import CallForm
-from server.formats.form import ToolFormat
 from server.formats.grammar.call_grammar import calls_lark
 from server.formats.parsing.pieces import Piece, ToolCallArguments
 from server.formats.parsing.turn import Parser, Reading
+from server.formats.tool_format import ToolFormat
 
 BYTES = llguidance.LLTokenizer("byte")
 PARAMETERS = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}

@@ -13,8 +13,8 @@ import re
 
 from server.formats.call_form import CallForm
 from server.formats.calls.json_calls import JsonCalls
-from server.formats.form import ToolFormat
 from server.formats.parsing.frame import Frame
+from server.formats.tool_format import ToolFormat
 
 _THINKING = ("<|START_THINKING|>", "<|END_THINKING|>")
 _ANSWER = ("<|START_RESPONSE|>", "<|START_TEXT|>")

@@ -9,9 +9,9 @@ that are known.
 from server.formats.call_form import CallForm, WholeJson
 from server.formats.calls import json_text
 from server.formats.calls.json_calls import JsonCalls, call_object
-from server.formats.form import ToolFormat
 from server.formats.parsing.reader import Steps
 from server.formats.parsing.turn import Turn
+from server.formats.tool_format import ToolFormat
 
 _FENCES = ("```json", "```")
 _LIST = JsonCalls(())

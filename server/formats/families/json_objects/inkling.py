@@ -12,9 +12,9 @@ import re
 
 from server.formats.call_form import CallForm
 from server.formats.calls.json_calls import call_object
-from server.formats.form import ToolFormat
 from server.formats.parsing.reader import NotMarkup, Steps
 from server.formats.parsing.turn import Turn
+from server.formats.tool_format import ToolFormat
 
 _START = "<|message_model|>"
 _THINKING, _TEXT, _CALL = "<|content_thinking|>", "<|content_text|>", "<|content_invoke_tool_json|>"

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from server.formats.call_form import CallForm, WholeJson, json_calls, json_list
 from server.formats.calls.json_calls import JsonCalls
-from server.formats.form import ToolFormat
-from server.formats.parsing.answer_tags import AnswerTags
+from server.formats.parsing.frame import AnswerTags
+from server.formats.tool_format import ToolFormat
 
 _TOOL_CALL = ("<tool_call>", "</tool_call>")
 _TOOL_CALLS = ("<tool_calls>", "</tool_calls>")

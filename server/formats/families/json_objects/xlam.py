@@ -7,9 +7,9 @@ Only for functions that are known: any other list is an answer.
 
 from server.formats.call_form import json_list
 from server.formats.calls.json_calls import JsonCalls
-from server.formats.form import ToolFormat
 from server.formats.parsing.reader import Steps
 from server.formats.parsing.turn import Turn
+from server.formats.tool_format import ToolFormat
 
 _OPENINGS = ("```json", "```", "[TOOL_CALLS]", "<tool_call>")
 _CLOSINGS = ("```", "</tool_call>")

@@ -6,10 +6,10 @@
 from server.formats.call_form import CallForm
 from server.formats.calls import json_text
 from server.formats.calls.json_calls import json_arguments
-from server.formats.form import ToolFormat
 from server.formats.parsing.frame import Frame
 from server.formats.parsing.reader import Steps
 from server.formats.parsing.turn import Turn
+from server.formats.tool_format import ToolFormat
 
 _THOUGHT = ("<|inner_prefix|>", "<|inner_suffix|>")
 _OPEN, _CLOSE = "<|tools_prefix|>", "<|tools_suffix|>"

@@ -15,9 +15,9 @@ from dataclasses import replace
 
 from server.formats.call_form import CallForm
 from server.formats.calls.json_calls import json_arguments
-from server.formats.form import ToolFormat
 from server.formats.parsing.reader import Steps
 from server.formats.parsing.turn import Turn
+from server.formats.tool_format import ToolFormat
 
 _BEGIN, _END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 _MISSPELT = ("<｜tool_calls_begin｜>", "<｜tool calls begin｜>", "<｜tool\\_calls\\_begin｜>", "<｜tool▁calls｜>")

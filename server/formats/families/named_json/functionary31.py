@@ -9,9 +9,9 @@ The code behind <|python_tag|> is a call of the function ``python`` where there 
 from server.formats.call_form import CallForm
 from server.formats.calls.json_calls import json_arguments
 from server.formats.calls.json_text import escaped
-from server.formats.form import ToolFormat
 from server.formats.parsing.reader import EndOfText, Steps
 from server.formats.parsing.turn import Turn
+from server.formats.tool_format import ToolFormat
 
 _OPEN, _CLOSE, _CODE = "<function=", "</function>", "<|python_tag|>"
 

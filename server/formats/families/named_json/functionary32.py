@@ -11,9 +11,9 @@ Text for ``python`` is code.
 from server.formats.call_form import CallForm
 from server.formats.calls.json_calls import json_arguments
 from server.formats.families.named_json.functionary31 import code
-from server.formats.form import ToolFormat
 from server.formats.parsing.reader import NotMarkup, Steps
 from server.formats.parsing.turn import Turn, anywhere
+from server.formats.tool_format import ToolFormat
 
 _OPEN = ">>>"
 

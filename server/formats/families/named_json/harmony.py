@@ -14,9 +14,9 @@ import re
 
 from server.formats.call_form import CallForm
 from server.formats.calls.json_calls import json_arguments
-from server.formats.form import ToolFormat
 from server.formats.parsing.reader import Steps
 from server.formats.parsing.turn import Turn
+from server.formats.tool_format import ToolFormat
 
 _START, _CHANNEL, _MESSAGE = "<|start|>assistant", "<|channel|>", "<|message|>"
 _STARTS = (_START, "<|start|> assistant")

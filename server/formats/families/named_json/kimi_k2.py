@@ -11,9 +11,9 @@ import re
 
 from server.formats.call_form import CallForm
 from server.formats.calls.json_calls import json_arguments
-from server.formats.form import ToolFormat
 from server.formats.parsing.reader import NotMarkup, Steps
 from server.formats.parsing.turn import Turn, anywhere
+from server.formats.tool_format import ToolFormat
 
 _SECTION, _SECTION_END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
 _CALL, _ARGUMENTS, _CALL_END = "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"

@@ -13,9 +13,9 @@ import re
 
 from server.formats.call_form import CallForm
 from server.formats.calls.json_calls import json_arguments
-from server.formats.form import ToolFormat
 from server.formats.parsing.reader import Steps
 from server.formats.parsing.turn import Turn, anywhere
+from server.formats.tool_format import ToolFormat
 
 _OPEN, _CLOSE = "<use_mcp_tool>", "</use_mcp_tool>"
 _SERVER, _SERVER_END = "<server_name>", "</server_name>"

@@ -10,9 +10,9 @@ import re
 
 from server.formats.call_form import CallForm
 from server.formats.calls.json_calls import JsonCalls, json_arguments
-from server.formats.form import ToolFormat
 from server.formats.parsing.reader import Steps
 from server.formats.parsing.turn import Turn, anywhere
+from server.formats.tool_format import ToolFormat
 
 _OPEN, _CALL_ID, _ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 _LIST = JsonCalls((_OPEN,))

@@ -9,10 +9,10 @@ import re
 
 from server.formats.call_form import CallForm
 from server.formats.calls.json_calls import json_arguments
-from server.formats.form import ToolFormat
 from server.formats.parsing.frame import Frame
 from server.formats.parsing.reader import Steps
 from server.formats.parsing.turn import Turn
+from server.formats.tool_format import ToolFormat
 
 _THOUGHT = ("<|think|>", "<|end|>")
 _TURN = "<|begin|>assistant"

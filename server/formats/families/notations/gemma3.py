@@ -9,9 +9,9 @@ get_weather(city="Paris")
 
 from server.formats.call_form import python_list
 from server.formats.calls import python_calls
-from server.formats.form import ToolFormat
 from server.formats.parsing.reader import NotMarkup, Steps
 from server.formats.parsing.turn import Turn, anywhere
+from server.formats.tool_format import ToolFormat
 
 _OPEN, _CLOSE = "```tool_code", "```"
 

@@ -2,9 +2,9 @@
 
 from server.formats.call_form import python_list
 from server.formats.calls import python_calls
-from server.formats.form import ToolFormat
 from server.formats.parsing.reader import Steps
 from server.formats.parsing.turn import Turn, anywhere
+from server.formats.tool_format import ToolFormat
 
 _LFM2 = ("<|tool_call_start|>", "<|tool_call_end|>")
 LFM2 = ToolFormat(

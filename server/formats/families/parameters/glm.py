@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from server.formats.call_form import CallForm, Parameters, json_calls
 from server.formats.calls.json_calls import JsonCalls, json_arguments
 from server.formats.calls.typed import Argument, typed_call
-from server.formats.form import ToolFormat
 from server.formats.parameter_schema import NOT_STRING, STRING
 from server.formats.parsing.reader import NotMarkup, Steps
 from server.formats.parsing.turn import Turn, anywhere
+from server.formats.tool_format import ToolFormat
 
 _NAME = re.compile(r"[\w.:\-/]*")
 

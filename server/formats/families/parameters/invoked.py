@@ -3,9 +3,9 @@
 from server.formats.call_form import CallForm, Parameters
 from server.formats.calls.invokes import Invokes
 from server.formats.calls.json_calls import JsonCalls
-from server.formats.form import ToolFormat
 from server.formats.parsing.reader import Steps
 from server.formats.parsing.turn import Turn, anywhere
+from server.formats.tool_format import ToolFormat
 
 
 def _form(block: str, mark: str = "", *, typed: bool = False) -> CallForm:

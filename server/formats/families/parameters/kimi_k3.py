@@ -12,11 +12,11 @@ import re
 
 from server.formats.call_form import CallForm, Parameters
 from server.formats.calls.typed import Argument, typed_call
-from server.formats.form import ToolFormat
 from server.formats.parameter_schema import NOT_STRING, STRING
 from server.formats.parsing.frame import Frame
 from server.formats.parsing.reader import NotMarkup, Steps
 from server.formats.parsing.turn import Turn
+from server.formats.tool_format import ToolFormat
 
 _SEP = "<|sep|>"
 _THINK, _END_THINK = "<|open|>think<|sep|>", "<|close|>think<|sep|>"

@@ -5,10 +5,10 @@
 
 from server.formats.call_form import CallForm, Parameters
 from server.formats.calls.typed import Argument, typed_call
-from server.formats.form import ToolFormat
 from server.formats.parameter_schema import STRING
 from server.formats.parsing.reader import Steps
 from server.formats.parsing.turn import Turn, anywhere
+from server.formats.tool_format import ToolFormat
 
 _FUNCTION, _FUNCTION_END = '<function name="', "</function>"
 _PARAMETER, _PARAMETER_END, _CDATA = '<param name="', "</param>", "<![CDATA["

@@ -15,10 +15,10 @@ from typing import Any
 from server.formats.call_form import CallForm, Elements
 from server.formats.calls.json_text import encodable
 from server.formats.calls.typed import typed_value
-from server.formats.form import ToolFormat
 from server.formats.parameter_schema import member, referred, types_of
 from server.formats.parsing.reader import EndOfText, NotMarkup, Steps
 from server.formats.parsing.turn import Turn, anywhere
+from server.formats.tool_format import ToolFormat
 
 _NS = "]<]minimax[>["
 _OPEN, _CLOSE = f"{_NS}<tool_call>", f"{_NS}</tool_call>"

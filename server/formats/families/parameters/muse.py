@@ -11,9 +11,9 @@
 
 from server.formats.call_form import CallForm, Parameters
 from server.formats.calls.invokes import Invokes
-from server.formats.form import ToolFormat
 from server.formats.parsing.reader import NotMarkup, Steps
 from server.formats.parsing.turn import Turn
+from server.formats.tool_format import ToolFormat
 
 _START, _TO, _MESSAGE = "<|start|>assistant", " to=", "<|message|>"
 _ENDS = ("<|eom|>", "<|eot|>")

@@ -20,9 +20,9 @@ tag opens a call, too, if the function is known; some of the family answer in He
 from server.formats.call_form import CallForm, Parameters
 from server.formats.calls.json_calls import JsonCalls
 from server.formats.calls.typed import Argument, typed_call
-from server.formats.form import ToolFormat
 from server.formats.parsing.reader import NotMarkup, Steps
 from server.formats.parsing.turn import Turn
+from server.formats.tool_format import ToolFormat
 
 _OPENINGS = ("<tool_call>", "<seed:tool_call>")
 _CLOSINGS = ("</tool_call>", "</seed:tool_call>")

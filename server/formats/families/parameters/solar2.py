@@ -8,9 +8,9 @@
 
 from server.formats.call_form import CallForm, Parameters
 from server.formats.calls.typed import Argument, typed_call
-from server.formats.form import ToolFormat
 from server.formats.parsing.reader import NotMarkup, Steps
 from server.formats.parsing.turn import Turn, anywhere
+from server.formats.tool_format import ToolFormat
 
 _CALL, _CALL_END = "<|tool_call:start|>", "<|tool_call:end|>"
 _KEY, _VALUE, _VALUE_END = "<|tool_arg:start|>", "<|tool_arg:value|>", "<|tool_arg:end|>"

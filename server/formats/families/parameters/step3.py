@@ -8,9 +8,9 @@
 from server.formats.call_form import CallForm, Parameters
 from server.formats.calls.invokes import Invokes
 from server.formats.calls.typed import typed_call
-from server.formats.form import ToolFormat
 from server.formats.parsing.reader import Steps
 from server.formats.parsing.turn import Turn, anywhere
+from server.formats.tool_format import ToolFormat
 
 _BEGIN, _END = "<｜tool_calls_begin｜>", "<｜tool_calls_end｜>"
 _CALL, _SEP, _CALL_END = "<｜tool_call_begin｜>", "<｜tool_sep｜>", "<｜tool_call_end｜>"

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 from server.formats.call_form import CallForm
 from server.formats.parsing.reader import Steps
-from server.formats.parsing.turn import Turn
+from server.formats.parsing.reasoning import OutputParser, PlainParser, ReasoningParser
+from server.formats.parsing.turn import Parser, Reading, Turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,3 +63,21 @@ class ToolFormat:
     def lead(self, source: str) -> str:
         """What a model with a template of that source writes in front of an answer."""
         return next((lead for lead in self.leads if lead in source), self.leads[0] if self.leads else "")
+
+    def reader(self, how: Reading, thought_tags: tuple[str, str], generation_prompt: str) -> OutputParser:
+        """Reads a turn: thoughts, content and calls. `generation_prompt` has begun it; ``thought_tags`` stand around
+        thoughts."""
+        inner: OutputParser = PlainParser()
+        if how.callable or self.framed:
+            inner = Parser(self.parse, how, primer=self._primer(generation_prompt))
+        if self.thinks or not (how.thoughts_apart or how.callable):
+            return inner
+        openings = self.openings if how.callable else ()
+        return ReasoningParser(inner, thought_tags, generation_prompt, how=how, openings=openings, parse=self.parse)
+
+    def _primer(self, generation_prompt: str) -> str:
+        """The part of the assistant's turn that the prompt has begun."""
+        if not self.turn_start:
+            begun = (generation_prompt.rfind(lead.strip()) for lead in self.leads)
+            return generation_prompt[at:] if (at := max(begun, default=-1)) >= 0 else ""
+        return generation_prompt.rpartition(self.turn_start)[2]  # some templates write the start into every prompt
