@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
-from server.conversation.form import Call, Message
+from server.conversation.conversation import Call, Message
 from server.engine.request import Finished, FinishReason, Text, TokenLogprob
 from server.formats.parsing.pieces import ContentText, Piece, Reasoning, ToolCallArguments, ToolCallBegin
 from server.formats.parsing.reasoning import OutputParser

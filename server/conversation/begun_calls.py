@@ -11,7 +11,7 @@ from server.constrain.grammar.limits import MAX_CALLS_CHARS
 from server.constrain.grammar.markers import Markers
 from server.constrain.grammar.matcher import MatcherConstraint
 from server.constrain.grammar.triggered import Begun, Rules, Triggered
-from server.conversation.form import Tools
+from server.conversation.conversation import Tools
 from server.errors import InvalidRequest
 from server.formats.grammar.call_grammar import Function, Trigger, loosened
 from server.formats.speech import Speech

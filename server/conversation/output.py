@@ -15,7 +15,7 @@ from server.constrain.grammar.triggered import Triggered
 from server.constrain.lazy import compiled, preserved
 from server.constrain.thinking_end import UNLIMITED, ReasoningSwitch
 from server.conversation.begun_calls import begun_calls, blamed
-from server.conversation.form import Conversation, Tools
+from server.conversation.conversation import Conversation, Tools
 from server.conversation.prompt import Prompt
 from server.conversation.thoughts import ended_by
 from server.errors import InvalidRequest

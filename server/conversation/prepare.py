@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from server.conversation.form import Conversation
+from server.conversation.conversation import Conversation
 from server.conversation.output import Output, decide
 from server.conversation.prompt import Prompt, render
 from server.engine.media import MediaPrompt

@@ -10,7 +10,7 @@ import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from server.conversation.form import (
+from server.conversation.conversation import (
     Conversation,
     Media,
     Message,

@@ -35,7 +35,7 @@ _FAILED = "Failed to load image or audio file"  # llama-server's words
 
 
 class ShownMedia(Protocol):
-    """A medium of a request (`conversation.form.Media`)."""
+    """A medium of a request (`conversation.conversation.Media`)."""
 
     @property
     def at(self) -> str:

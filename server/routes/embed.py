@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 from fastapi import Request
 from fastapi.responses import Response
 
-from server.conversation.form import Media
+from server.conversation.conversation import Media
 from server.errors import InvalidRequest, ModelNotFound
 from server.media.source import Seen
 from server.pool.model import LoadedModel, cannot_embed, cannot_rerank

@@ -11,7 +11,7 @@ import orjson
 from fastapi import Request
 from fastapi.responses import Response
 
-from server.conversation.form import Media
+from server.conversation.conversation import Media
 from server.errors import ModelEnded
 from server.media.source import Seen
 from server.pool.model import LoadedModel

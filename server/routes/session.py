@@ -12,7 +12,7 @@ from typing import TypeVar
 from fastapi import Request as HttpRequest
 
 from server.constrain.thinking_end import ReasoningSwitch
-from server.conversation.form import Media
+from server.conversation.conversation import Media
 from server.conversation.prompt import can_show
 from server.engine.cache_scope import cache_scope, is_lasting
 from server.engine.request import Event, Failed, Finished, Request, Sink, Started, Text

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import pydantic_core
 
 from server.constrain.grammar.text_grammar import TextGrammar
-from server.conversation.form import Tool
+from server.conversation.conversation import Tool
 from server.errors import InvalidRequest
 from server.formats.grammar.argument_rules import INPUT
 from server.wire.fields import as_object, wrong_type

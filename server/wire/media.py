@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from server.conversation.form import MediaKind
+from server.conversation.conversation import MediaKind
 from server.media.source import Link
 
 _KINDS: tuple[MediaKind, ...] = ("image", "audio", "video")

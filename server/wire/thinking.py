@@ -8,7 +8,7 @@ server-common.cpp, oaicompat_chat_params_parse).
 
 from typing import Any, Literal
 
-from server.conversation.form import Thinking
+from server.conversation.conversation import Thinking
 from server.wire.common import Json
 from server.wire.fields import Body, CountOrAll, wrong_type
 from server.wire.generation import GenerationFields, Limit

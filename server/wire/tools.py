@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from server.conversation.form import NO_PARAMETERS, Tool, Tools
+from server.conversation.conversation import NO_PARAMETERS, Tool, Tools
 from server.errors import InvalidRequest
 from server.wire.fields import as_object, objects_in, wrong_type
 from server.wire.warnings import NO_TOOL_LEFT, shown

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from server.conversation.form import Tools
+from server.conversation.conversation import Tools
 from server.errors import InvalidRequest
 from server.wire.chat.tools import read_tools
 from server.wire.fields import as_object, as_string, wrong_type

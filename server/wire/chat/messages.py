@@ -8,7 +8,7 @@ are JSON text.
 from dataclasses import dataclass
 from typing import Any
 
-from server.conversation.form import Call, Content, Media, MediaKind, Message, Part, TextPart
+from server.conversation.conversation import Call, Content, Media, MediaKind, Message, Part, TextPart
 from server.errors import InvalidRequest
 from server.wire.custom_tools import input_arguments
 from server.wire.fields import MAX_MESSAGES, as_array, as_object, as_string, json_text, text_of, wrong_type

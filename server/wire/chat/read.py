@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from server.conversation.form import Conversation
+from server.conversation.conversation import Conversation
 from server.conversation.prepare import prepare, prompt_of
 from server.errors import InvalidRequest
 from server.media.source import NOTHING_SEEN, Seen

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from server.conversation.form import Tool, Tools
+from server.conversation.conversation import Tool, Tools
 from server.wire.custom_tools import custom_tool
 from server.wire.fields import as_object, wrong_type
 from server.wire.tools import choose, function_tool, name_and_description, read_choice, tool_list

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from server.conversation.form import Media, unseen
+from server.conversation.conversation import Media, unseen
 from server.conversation.prompt import can_show, read_parts
 from server.engine.media import MediaPrompt
 from server.errors import InvalidRequest

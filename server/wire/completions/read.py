@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import field_validator
 
 from server.constrain.lazy import compiled
-from server.conversation.form import Media
+from server.conversation.conversation import Media
 from server.engine.media import MediaPrompt
 from server.engine.request import Request
 from server.errors import InvalidRequest, NotSupported

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from server.conversation.form import Content, Media, Part, TextPart, text_content
+from server.conversation.conversation import Content, Media, Part, TextPart, text_content
 from server.errors import InvalidRequest
 from server.media.source import Link
 from server.wire.fields import as_object, as_string, json_text, string_of, wrong_type

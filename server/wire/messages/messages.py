@@ -8,7 +8,7 @@ their tool; what is left out is told; and calls that Anthropic's servers have ca
 import re
 from dataclasses import dataclass, field
 
-from server.conversation.form import Call, Message, Part
+from server.conversation.conversation import Call, Message, Part
 from server.errors import InvalidRequest
 from server.wire.fields import MAX_MESSAGES, as_array, as_object, json_text, string_of, wrong_type
 from server.wire.messages.blocks import (

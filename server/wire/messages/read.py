@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import field_validator
 
 from server.constrain.shape import ANY_OBJECT, Shape
-from server.conversation.form import Conversation, Thinking
+from server.conversation.conversation import Conversation, Thinking
 from server.conversation.prepare import prepare, prompt_of
 from server.engine.request import Adapters
 from server.errors import InvalidRequest

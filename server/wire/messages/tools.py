@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from server.conversation.form import NO_PARAMETERS, Tool, Tools
+from server.conversation.conversation import NO_PARAMETERS, Tool, Tools
 from server.errors import InvalidRequest
 from server.wire.fields import as_object, json_text, wrong_type
 from server.wire.tools import ToolChoice, choose, is_strict, name_and_description, read_choice, tool_list

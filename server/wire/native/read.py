@@ -11,7 +11,7 @@ from server.constrain.constraint import Constraint
 from server.constrain.lazy import Lazy, compiled
 from server.constrain.shape import Shape
 from server.constrain.thinking_end import UNLIMITED
-from server.conversation.form import Media
+from server.conversation.conversation import Media
 from server.conversation.thoughts import allowance, ended_by
 from server.engine.media import MediaPrompt
 from server.engine.request import Request

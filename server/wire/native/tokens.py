@@ -5,7 +5,7 @@ from typing import Any
 
 import orjson
 
-from server.conversation.form import Media
+from server.conversation.conversation import Media
 from server.media.source import NOTHING_SEEN, Seen
 from server.pool.model import LoadedModel
 from server.vocab import Vocab

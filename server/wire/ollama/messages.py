@@ -6,7 +6,7 @@ need them show what belongs together.
 
 import re
 
-from server.conversation.form import Call, Content, Media, Message, Part, TextPart, Tools, text_content
+from server.conversation.conversation import Call, Content, Media, Message, Part, TextPart, Tools, text_content
 from server.errors import InvalidRequest
 from server.wire.chat.tools import read_tools
 from server.wire.fields import MAX_MESSAGES, as_array, as_object, json_text, text_of, wrong_type

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, field_validator
 
 from server.constrain.shape import ANY_OBJECT, Shape
-from server.conversation.form import Conversation, Media, Message, TextPart, Thinking, refuse_unseen
+from server.conversation.conversation import Conversation, Media, Message, TextPart, Thinking, refuse_unseen
 from server.conversation.prepare import Prepared, prepare
 from server.conversation.prompt import can_show, read_parts
 from server.engine.media import MediaPrompt

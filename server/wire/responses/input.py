@@ -15,7 +15,7 @@ from typing import Any
 
 import orjson
 
-from server.conversation.form import Call, Media, MediaKind, Message, Part, TextPart, text_content
+from server.conversation.conversation import Call, Media, MediaKind, Message, Part, TextPart, text_content
 from server.errors import InvalidRequest
 from server.wire.custom_tools import input_arguments
 from server.wire.fields import MAX_MESSAGES, as_object, json_text, objects_in, string_of, wrong_type

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from server.conversation.assembler import Assembler, Delta, Item, Kind
-from server.conversation.form import Call, Message
+from server.conversation.conversation import Call, Message
 from server.engine.request import Finished, FinishReason, Text
 from server.wire import common as wire
 from server.wire.common import Json, random_id

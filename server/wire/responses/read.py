@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator
 
 from server.conversation.assembler import Assembler
-from server.conversation.form import Conversation, Message
+from server.conversation.conversation import Conversation, Message
 from server.conversation.prepare import prepare
 from server.engine.request import Request
 from server.errors import InvalidRequest

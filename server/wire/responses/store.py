@@ -13,7 +13,7 @@ from typing import Any
 import orjson
 from pydantic import TypeAdapter
 
-from server.conversation.form import Message
+from server.conversation.conversation import Message
 from server.wire.common import Json
 
 _MESSAGES = TypeAdapter(list[Message])

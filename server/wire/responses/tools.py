@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from server.conversation.form import NO_PARAMETERS, Tool, Tools
+from server.conversation.conversation import NO_PARAMETERS, Tool, Tools
 from server.errors import InvalidRequest
 from server.wire.common import Json
 from server.wire.custom_tools import custom_tool

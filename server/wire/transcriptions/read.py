@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from server.conversation.form import Conversation, Media, Message, TextPart, Thinking
+from server.conversation.conversation import Conversation, Media, Message, TextPart, Thinking
 from server.conversation.prepare import prepare
 from server.errors import InvalidRequest, NotSupported
 from server.media.bitmap import bitmaps_of

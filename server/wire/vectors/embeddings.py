@@ -10,7 +10,7 @@ import numpy as np
 import orjson
 from pydantic import AfterValidator
 
-from server.conversation.form import Media, MediaKind
+from server.conversation.conversation import Media, MediaKind
 from server.engine.embedding.vectors import Pooling, Vectors
 from server.engine.media import MediaPrompt
 from server.errors import InvalidRequest

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from server.conversation.form import Conversation
+from server.conversation.conversation import Conversation
 from server.conversation.prepare import prompt_of
 from server.wire.messages.read import read_messages
 from server.wire.responses.read import read_response

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from server.conversation.form import template_messages
+from server.conversation.conversation import template_messages
 from server.errors import InvalidRequest
 from server.templates.template import ChatTemplate
 from server.wire.chat.messages import read_messages

@@ -10,7 +10,7 @@ import orjson
 
 from harness.fakes import CHATML, FakeVocab
 from server.constrain.constraint import Constraint
-from server.conversation.form import Conversation, Thinking, Tools
+from server.conversation.conversation import Conversation, Thinking, Tools
 from server.conversation.output import decide
 from server.conversation.prompt import Prompt
 from server.conversation.thoughts import Allowance

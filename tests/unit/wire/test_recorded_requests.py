@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import pytest
 
-from server.conversation.form import Conversation
+from server.conversation.conversation import Conversation
 from server.conversation.prepare import prompt_of
 from server.errors import InvalidRequest
 from server.wire.chat.read import read_chat

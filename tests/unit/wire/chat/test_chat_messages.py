@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from server.conversation.form import Call, Message, TextPart, Tool, refuse_unseen, template_messages
+from server.conversation.conversation import Call, Message, TextPart, Tool, refuse_unseen, template_messages
 from server.errors import InvalidRequest
 from server.wire.chat.functions import with_tools
 from server.wire.chat.messages import read_messages

@@ -9,7 +9,7 @@ from harness.fakes import EOS, FakeVocab
 from server.constrain.constraint import Constraint
 from server.constrain.grammar.compiler import GrammarCompiler
 from server.constrain.lazy import preserved
-from server.conversation.form import Call, Conversation, Message, Tools
+from server.conversation.conversation import Call, Conversation, Message, Tools
 from server.conversation.prepare import prepare
 from server.conversation.prompt import render
 from server.errors import InvalidRequest

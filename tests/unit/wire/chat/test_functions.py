@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 
 from server.constrain.grammar.compiler import GrammarCompiler
-from server.conversation.form import template_messages
+from server.conversation.conversation import template_messages
 from server.errors import InvalidRequest
 from server.wire.chat.functions import with_tools
 from server.wire.chat.messages import read_messages

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from server.conversation.form import Media, Message, Tools, template_messages, template_tools
+from server.conversation.conversation import Media, Message, Tools, template_messages, template_tools
 from server.errors import InvalidRequest
 from server.media.source import Link
 from server.wire.messages.messages import read_conversation, steady_system

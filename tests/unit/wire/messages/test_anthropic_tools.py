@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from server.conversation.form import Tool, Tools
+from server.conversation.conversation import Tool, Tools
 from server.errors import InvalidRequest
 from server.wire.messages import tools as wire
 

@@ -4,7 +4,7 @@ import pytest
 
 from server.constrain.grammar.text_grammar import TextGrammar
 from server.constrain.shape import Shape
-from server.conversation.form import Message
+from server.conversation.conversation import Message
 from server.conversation.prepare import prompt_of
 from server.errors import InvalidRequest
 from server.wire.responses.read import ResponseAsked, read_response

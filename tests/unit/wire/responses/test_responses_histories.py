@@ -6,7 +6,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.conversation.form import Message
+from server.conversation.conversation import Message
 from server.wire.responses.read import read_response
 from server.wire.responses.store import ResponseStore
 

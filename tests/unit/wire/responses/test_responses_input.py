@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from server.conversation.form import Media, Message, TextPart, template_messages
+from server.conversation.conversation import Media, Message, TextPart, template_messages
 from server.errors import InvalidRequest
 from server.media.source import Link
 from server.wire.responses import input as responses_input

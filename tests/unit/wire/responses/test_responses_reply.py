@@ -8,7 +8,7 @@ from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from server.conversation.assembler import Assembler
-from server.conversation.form import Call, Message
+from server.conversation.conversation import Call, Message
 from server.engine.request import Event, FinishReason, Progress
 from server.formats.parsing.pieces import ContentText, Piece, Reasoning, ToolCallArguments, ToolCallBegin
 from server.wire.responses.items import OutputItems

@@ -1,6 +1,6 @@
 from typing import Any
 
-from server.conversation.form import Call, Media, Message, TextPart
+from server.conversation.conversation import Call, Media, Message, TextPart
 from server.wire.responses.store import ClientResponses, ResponseStore
 
 

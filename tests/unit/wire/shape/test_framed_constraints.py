@@ -6,7 +6,7 @@ import pytest
 
 from server.constrain.constraint import Constraint
 from server.constrain.grammar.compiler import GrammarCompiler
-from server.conversation.form import Tools, template_tools
+from server.conversation.conversation import Tools, template_tools
 from server.errors import InvalidRequest
 from tests.unit.formats.reading import Read, output_parser, read
 from tests.unit.wire.builders import answer_of, make_model
