@@ -9,30 +9,18 @@ It is the ceiling for what the server can reach with the same library, and shows
 import argparse
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 
-from server.engine.media import MediaInput
 from server.engine.request import SamplingParams
+from server.llama.context.batch import Run
 from server.llama.context.runner import LlamaRunner
 from server.llama.library import C, system_info
 from server.llama.loader import LlamaLoader
 from server.llama.weights.model import LlamaWeights
 from server.pool.spec import LoadParams, ModelSpec
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """A run of tokens in a batch."""
-
-    seq: int
-    pos: int
-    tokens: Sequence[int]
-    want_logits: bool = True
-    all_logits: bool = False
-    media: MediaInput | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,14 +79,14 @@ def _generate(
     began, size = time.perf_counter(), runner.info.n_batch
     for seq, prompt in enumerate(prompts):
         for start in range(0, n_prompt, size):
-            runner.decode([Entry(seq, start, prompt[start : start + size])])
+            runner.decode([Run(seq, start, prompt[start : start + size], want_logits=True)])
         last.append(runner.sample(0, samplers[seq]))
     prompt_s = time.perf_counter() - began
     native.take()
     steps = []
     for step in range(n_steps):
         started = time.perf_counter()
-        runner.decode([Entry(seq, n_prompt + step, (last[seq],)) for seq in range(n_seq)])
+        runner.decode([Run(seq, n_prompt + step, (last[seq],), want_logits=True) for seq in range(n_seq)])
         last = [runner.sample(seq, samplers[seq]) for seq in range(n_seq)]
         steps.append((time.perf_counter() - started, native.take()))
     for sampler in samplers:

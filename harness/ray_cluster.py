@@ -11,7 +11,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from harness.real_server import ROOT, STOP_S, RealServer, free_port
+from harness.real_server import POLL_S, ROOT, STOP_S, RealServer, free_port
 
 _ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -33,9 +33,9 @@ class RayCluster(RealServer):
         environment = {**_ENVIRONMENT, "RAY_AUTH_TOKEN": secrets.token_hex(32), "PYTHONPATH": str(ROOT)}
         super().__init__(command, port, environment)
 
-    def wait_until_ready(self, timeout_s: float = READY_S) -> None:
+    def wait_until_ready(self, timeout_s: float = READY_S, poll_s: float = POLL_S) -> None:
         """As a server's, which has less to start."""
-        super().wait_until_ready(timeout_s)
+        super().wait_until_ready(timeout_s, poll_s)
 
     def kill(self, replica: str, application: str = "") -> None:
         """End its process, at once."""

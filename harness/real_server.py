@@ -80,7 +80,7 @@ class RealServer:
         """``http://host:port``, without a path."""
         return f"http://{self.host}:{self.port}"
 
-    def wait_until_ready(self, timeout_s: float = READY_S) -> None:
+    def wait_until_ready(self, timeout_s: float = READY_S, poll_s: float = POLL_S) -> None:
         """Poll /health until it answers 200. Raises `ServerStartError`."""
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
@@ -91,7 +91,7 @@ class RealServer:
                     return
             except OSError:  # not listening yet
                 pass
-            time.sleep(POLL_S)
+            time.sleep(poll_s)
         raise ServerStartError(f"no answer within {timeout_s:.0f} s\n{self.log_tail()}")
 
     def _connection(self, timeout_s: float) -> http.client.HTTPConnection:

@@ -15,7 +15,7 @@ from benchmarks.media import run_media
 from benchmarks.noise import CALM, Others
 from benchmarks.resources import idle_percent, peak_mb, resident_mb
 from harness.peer import llama_server
-from harness.real_server import ROOT, RealServer, ServerStartError, llamapool
+from harness.real_server import ROOT, RealServer, llamapool
 from server.bench import probe
 from server.bench.figures import Figures
 from server.bench.scenarios import SCENARIOS, Scenario, Setting, named, run
@@ -105,7 +105,7 @@ def started(server: str, unit: Unit, machine: Machine) -> Iterator[tuple[RealSer
     began = time.monotonic()
     running = _start(server, unit, machine)
     try:
-        _wait(running)
+        running.wait_until_ready(START_S, poll_s=POLL_S)
         yield running, time.monotonic() - began
     finally:
         running.stop()
@@ -118,18 +118,6 @@ def _start(server: str, unit: Unit, machine: Machine) -> RealServer:
     if server == "llamapool":
         return llamapool(model, *flags, *machine.llamapool_flags, environment=machine.environment)
     return llama_server(machine.peer, model, *flags, environment={**machine.environment, **unit.peer_environment})
-
-
-def _wait(running: RealServer) -> None:
-    deadline = time.monotonic() + START_S
-    while running.process.poll() is None and time.monotonic() < deadline:
-        try:
-            if running.request("GET", "/health", timeout_s=5.0).status == 200:
-                return
-        except OSError:  # not listening yet
-            pass
-        time.sleep(POLL_S)
-    raise ServerStartError(f"not ready\n{running.log_tail()}")
 
 
 @dataclass(frozen=True, slots=True)

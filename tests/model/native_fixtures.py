@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +11,8 @@ import numpy.typing as npt
 import pytest
 
 from harness.ggufs import TinyModel, gguf_file
-from server.engine.media import MediaInput
 from server.engine.request import SamplingParams
+from server.llama.context.batch import Run
 from server.llama.context.runner import LlamaRunner
 from server.llama.loader import LlamaLoader
 from server.llama.vocab import LlamaVocab
@@ -27,16 +27,7 @@ PROMPT = "the quick brown fox jumps over the lazy dog"
 Probabilities = npt.NDArray[np.float64]
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """A `BatchEntry`."""
-
-    seq: int
-    pos: int
-    tokens: Sequence[int]
-    want_logits: bool = True
-    all_logits: bool = False
-    media: MediaInput | None = None
+Entry = partial(Run, want_logits=True)
 
 
 def load(path: Path, **native: Any) -> LlamaWeights:

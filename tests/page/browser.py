@@ -284,13 +284,19 @@ def test_a_chat_that_is_removed_while_it_is_written_is_gone(visit: Visit) -> Non
     assert page.evaluate(left) == 0
 
 
-def test_two_tabs_show_one_chat(visit: Visit) -> None:
+def two_tabs(visit: Visit) -> tuple[Any, Any]:
+    """Of one chat, with a question and its answer."""
     page = visit.open()
     say(page, "Hello!")
     answered(page)
     other = visit.context.new_page()
     other.goto(page.url)
     expect(other.locator(".message")).to_have_count(2)
+    return page, other
+
+
+def test_two_tabs_show_one_chat(visit: Visit) -> None:
+    page, other = two_tabs(visit)
     say(other, "Good morning!")
     answered(other, 2)
     expect(page.locator(".message")).to_have_count(4)
@@ -302,12 +308,7 @@ def test_two_tabs_show_one_chat(visit: Visit) -> None:
 
 
 def test_an_answer_grows_in_both_tabs_and_is_kept_when_its_own_is_closed(visit: Visit) -> None:
-    page = visit.open()
-    say(page, "Hello!")
-    answered(page)
-    other = visit.context.new_page()
-    other.goto(page.url)
-    expect(other.locator(".message")).to_have_count(2)
+    page, other = two_tabs(visit)
     set_grammar(page, ENDLESS)
     say(page, "Write letters.")
     expect(other.locator(".message.assistant").nth(1)).to_contain_text(re.compile(r"ab\w{9}"))

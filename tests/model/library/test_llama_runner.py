@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from harness.ggufs import TinyModel, gguf_file
+from server.engine.runner_api import BatchEntry
 from server.errors import InternalError
 from server.llama.context.runner import LlamaRunner
 from tests.closeness import same_vectors
@@ -227,7 +228,7 @@ def test_a_full_cache_says_so_and_changes_nothing(runner_of: RunnerOf, unified: 
         [Entry(0, 0, [1]), Entry(0, 2, [1])],
     ],
 )
-def test_an_impossible_batch_raises_and_the_context_serves_on(runner: LlamaRunner, entries: list[Entry]) -> None:
+def test_an_impossible_batch_raises_and_the_context_serves_on(runner: LlamaRunner, entries: list[BatchEntry]) -> None:
     tokens = prompt_tokens(runner.vocab)
     with pytest.raises(InternalError):
         runner.decode(entries)

@@ -3,13 +3,14 @@
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 
 import pytest
 
 from harness.fakes import FakeRunner
+from server.engine.engine import Engine
 from server.engine.kv.disk_cache import DiskCache, FolderInUse
 from server.engine.kv.ram_cache import KeptState, in_ram
 from server.engine.kv.state import SlotState
@@ -239,11 +240,18 @@ async def test_conversations_outlive_their_engine(can_cut: bool, cache_ram: int)
         assert len(files.saved) == 3
 
 
+@asynccontextmanager
+async def engine_on(files: Files, n_seq: int = 1) -> AsyncIterator[Engine]:
+    """An engine whose states are in that folder."""
+    async with engine_over(FakeRunner(n_seq=n_seq, n_ctx_seq=1024), cache_disk=1, clock=still) as engine:
+        await engine.use_disk(files)
+        yield engine
+
+
 async def on_disk(prompt: str) -> Files:
     """A folder with the state of one conversation."""
     files = Files()
-    async with engine_over(FakeRunner(n_seq=1, n_ctx_seq=1024), cache_disk=1, clock=still) as engine:
-        await engine.use_disk(files)
+    async with engine_on(files) as engine:
         await run(engine, request(prompt))
     return files
 
@@ -251,8 +259,7 @@ async def on_disk(prompt: str) -> Files:
 async def test_others_go_on_while_one_waits_for_the_disk() -> None:
     files = await on_disk("a" * 300)
     files.gate.clear()
-    async with engine_over(FakeRunner(n_seq=1, n_ctx_seq=1024), cache_disk=1, clock=still) as engine:
-        await engine.use_disk(files)
+    async with engine_on(files) as engine:
         waits = asyncio.ensure_future(run(engine, request("a" * 300 + "b")))
         await asyncio.to_thread(files.reading.wait, 60)
         (other,) = await run(engine, request("something else"))
@@ -267,8 +274,7 @@ async def test_others_go_on_while_one_waits_for_the_disk() -> None:
 async def test_twins_read_a_file_once() -> None:
     files = await on_disk("a" * 300)
     files.gate.clear()
-    async with engine_over(FakeRunner(n_seq=4, n_ctx_seq=1024), cache_disk=1, clock=still) as engine:
-        await engine.use_disk(files)
+    async with engine_on(files, n_seq=4) as engine:
         twins = asyncio.ensure_future(run(engine, *(request("a" * 300 + end) for end in "bcd")))
         await asyncio.to_thread(files.reading.wait, 60)
         await run(engine, request("something else"))
@@ -281,8 +287,7 @@ async def test_twins_read_a_file_once() -> None:
 async def test_the_wait_for_the_disk_ends_with_the_request() -> None:
     files = await on_disk("a" * 300)
     files.gate.clear()
-    async with engine_over(FakeRunner(n_seq=1, n_ctx_seq=1024), cache_disk=1, clock=still) as engine:
-        await engine.use_disk(files)
+    async with engine_on(files) as engine:
         waits = asyncio.ensure_future(run(engine, request("a" * 300 + "b")))
         await asyncio.to_thread(files.reading.wait, 60)
         waits.cancel()
@@ -297,8 +302,7 @@ async def test_the_wait_for_the_disk_ends_with_the_request() -> None:
 async def test_a_damaged_file_costs_a_computation_and_no_more() -> None:
     files = await on_disk("a" * 300)
     files.damaged = set(files.saved)
-    async with engine_over(FakeRunner(n_seq=1, n_ctx_seq=1024), cache_disk=1, clock=still) as engine:
-        await engine.use_disk(files)
+    async with engine_on(files) as engine:
         (reply,) = await run(engine, request("a" * 300 + "b"))
         assert engine.stats.n_disk_dropped == 1
     assert reply.started.n_cached == 0
