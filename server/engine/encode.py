@@ -42,7 +42,7 @@ class EmbeddingCache:
 
     def __init__(self, limit: int) -> None:
         self.ram_limit = limit
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._in_ram: dict[bytes, bytes] = {}  # what was used last at the end
         self._on_disk: dict[bytes, int] = {}  # bytes; in the same order
         self._own_limit = limit  # of RAM, whatever else there is
@@ -71,7 +71,7 @@ class EmbeddingCache:
             self.ram_limit = min(self.ram_limit, self._own_limit)
             self._disk_limit = half
             self._on_disk = dict(found)
-            gone = _shrink(self._on_disk, half, lambda n_bytes: n_bytes)
+            gone = _shrink(self._on_disk, half, int)
             self._files = files
         self._remove(gone)
 
@@ -108,13 +108,15 @@ class EmbeddingCache:
                 self._on_disk.pop(key, None)
                 return None
             self.n_hits += 1
-            self._keep(key, data)
+            self.keep(key, data)
         return data
 
     def keep(self, key: bytes, data: bytes) -> None:
         """Keep `data` in RAM."""
         with self._lock:
-            self._keep(key, data)
+            self._in_ram.pop(key, None)
+            self._in_ram[key] = data
+            _shrink(self._in_ram, self.ram_limit, len)
 
     def put(self, key: bytes, data: bytes) -> None:
         """Keep `data`."""
@@ -130,14 +132,8 @@ class EmbeddingCache:
         with self._lock:
             self._on_disk.pop(key, None)
             self._on_disk[key] = len(data)
-            gone = _shrink(self._on_disk, self._disk_limit, lambda n_bytes: n_bytes)
+            gone = _shrink(self._on_disk, self._disk_limit, int)
         self._remove(gone)
-
-    def _keep(self, key: bytes, data: bytes) -> None:
-        """In RAM; under the lock."""
-        self._in_ram.pop(key, None)
-        self._in_ram[key] = data
-        _shrink(self._in_ram, self.ram_limit, len)
 
     def _remove(self, keys: Iterable[bytes]) -> None:
         for key in keys:
@@ -268,9 +264,7 @@ class Encoder:
             return
         for one, embeddings in zip(wanted, found, strict=False):
             self.n_encoded += 1
-            self.cache.keep(
-                one.key, embeddings
-            )  # before it is nobody's any more: who asks next would have it encoded anew
+            self.cache.keep(one.key, embeddings)  # first: who asks once it is nobody's would have it encoded anew
             self._give(one, embeddings)
         for one, embeddings in zip(wanted, found, strict=False):
             self.cache.put(one.key, embeddings)

@@ -67,7 +67,7 @@ class Engine(Instances[Instance]):
         instances = [
             Instance(
                 *(runner, params, self._queue, self._ram, i, Mailbox(loop, self._left, outlet), clock),
-                self._count_preparing,
+                lambda: self._n_preparing,
                 self._encoder,
             )
             for i, runner in enumerate(runners)

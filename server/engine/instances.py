@@ -274,9 +274,6 @@ class Instances(ABC, Generic[M]):
         if not self.busy:
             self._idle.set()
 
-    def _count_preparing(self) -> int:
-        return self._n_preparing
-
     def _retry_after_s(self) -> int:
         """Seconds until about half of the queue is gone, at the pace of the requests so far."""
         durations = [instance.stats.request_duration for instance in self._instances]

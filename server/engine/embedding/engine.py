@@ -34,7 +34,7 @@ class EmbeddingEngine(Instances[EmbeddingInstance]):
         self._open: set[EmbeddingJob] = set()
         self._start(
             [
-                EmbeddingInstance(runner, params, self._queue, i, loop, clock, self._count_preparing)
+                EmbeddingInstance(runner, params, self._queue, i, loop, clock, lambda: self._n_preparing)
                 for i, runner in enumerate(runners)
             ]
         )

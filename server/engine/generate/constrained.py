@@ -105,7 +105,11 @@ class Constrained:
         if len(refused) < 2:
             return
         try:
-            masks = self._all_masks().compute([masked_by for _, masked_by in refused])
+            if self._masks is None:
+                from server.constrain.grammar.matcher import Masks
+
+                self._masks = Masks()
+            masks = self._masks.compute([masked_by for _, masked_by in refused])
         except Exception as error:  # noqa: BLE001 - each computes its own in its turn: only who is at fault fails
             log.error("%d masks could not be computed together, each is by itself: %r", len(refused), error)
             return
@@ -114,10 +118,3 @@ class Constrained:
                 made.error = mask
             else:
                 made.mask = mask
-
-    def _all_masks(self) -> "Masks":
-        if self._masks is None:
-            from server.constrain.grammar.matcher import Masks
-
-            self._masks = Masks()
-        return self._masks

@@ -57,11 +57,8 @@ class TextStream:
             return None
         searched = len(self._held)
         self._held += new
-        if self.stops:
-            if self._cut_at_stop(searched):
-                return self._show(len(self._held))
-            return self._show(len(self._held) - self._partial_stop())
-        return self._show(len(self._held))
+        n_more = self._partial_stop() if self.stops and not self._cut_at_stop(searched) else 0
+        return self._show(len(self._held) - n_more)
 
     def finish(self) -> Text | None:
         """Show what was held back; an incomplete character becomes U+FFFD."""

@@ -191,7 +191,10 @@ class Scheduler:
                 n_pending -= 1 + generating.pop().n_taken_back
             room = min(min(self._limit, self.info.n_batch) - n_pending, n_to_score)
             guesses = guess(generating, room)
-            entries = [self._next(s, guessed) for s, guessed in zip(generating, guesses, strict=True)]
+            entries = [
+                TokenRun(s.held.id, len(s.held.tokens), [*s.pending, *more], True, s, all_logits=bool(more))
+                for s, more in zip(generating, guesses, strict=True)
+            ]
             n_guessed = sum(map(len, guesses))
             n_tokens = n_pending + n_guessed
             n_to_score -= n_guessed
@@ -285,15 +288,9 @@ class Scheduler:
         """At most so many slots of prompts that take part in the step with one token at least: then streams on both
         sides share an evaluation."""
         if not prompts or len(streams) < 2:
-            return _NONE
+            return frozenset()
         waiting = {s.slot.id for s in prompts if s.slot is not None and not s.unscored}
         return frozenset(between(streams, waiting)[:most])
-
-    @staticmethod
-    def _next(s: Sequence, guesses: list[int]) -> TokenRun:
-        """The next token of a generating sequence, and guesses of those that follow."""
-        assert s.slot is not None
-        return TokenRun(s.slot.id, len(s.slot.tokens), [*s.pending, *guesses], True, s, all_logits=bool(guesses))
 
     def _turn(self) -> list[Sequence]:
         """Who may be in the next batch: only one LoRA set computes a batch, so several take turns; so do suspects.
@@ -461,9 +458,6 @@ def _input(sequence: Sequence, span: MediaSpan, at: int) -> MediaInput:
     embeddings = sequence.encodings[span.start].embeddings
     assert embeddings is not None
     return MediaInput(span, embeddings, at - span.start)
-
-
-_NONE: frozenset[int] = frozenset()
 
 
 def _turn_of(sequence: Sequence) -> StepSharers:

@@ -91,7 +91,12 @@ class Instance(StepThread):
 
     def _free(self) -> None:
         if not self.failure:
-            self._save_all()
+            try:
+                self._cells.moving.save_all(self._clock())
+            except Exception:  # the runner must be closed, whatever happens to its caches
+                log.exception(
+                    "prompt states could not be saved: they are computed again. A fault: report it with what follows"
+                )
             self._end_all(ShuttingDown("model"))  # who came meanwhile
         self.runner.close()
 
@@ -134,14 +139,6 @@ class Instance(StepThread):
     def use_disk(self, disk: DiskCache) -> None:
         """Keep there what RAM has no room for; to be called before the first request."""
         self._cells.moving.disk = self.scheduler.placer.disk = disk
-
-    def _save_all(self) -> None:
-        try:
-            self._cells.moving.save_all(self._clock())
-        except Exception:  # the runner must be closed, whatever happens to its caches
-            log.exception(
-                "prompt states could not be saved: they are computed again. A fault: report it with what follows"
-            )
 
     def _receive(self) -> None:
         """Take new tickets in, and drop cancelled ones; while nothing runs, wait a moment for those known to come.
@@ -226,7 +223,10 @@ class Instance(StepThread):
         """
         prompts = [e for e in entries if e.sequence.phase is Phase.PREFILL]
         n_prompt = sum([len(e.tokens) for e in prompts]) if prompts else 0
-        self._count_decode(entries, n_prompt, seconds)
+        if n_prompt:
+            self.scheduler.move_cost.observe_computed(n_prompt, seconds)
+        longest = max([e.at + len(e.tokens) for e in entries])
+        self.stats.add_decode(self.scheduler.n_active, longest, n_prompt, seconds)
         if self.published.watched:
             self.published.step(entries, n_prompt, seconds)
         if self._speculation is not None:
@@ -244,13 +244,6 @@ class Instance(StepThread):
         if spoiled:
             self._faults.wipe(spoiled)
         return not spoiled
-
-    def _count_decode(self, entries: list[TokenRun], n_prompt: int, seconds: float) -> None:
-        """To be called before the commit. A slot that has a request is busy, with tokens in this decode or not."""
-        if n_prompt:
-            self.scheduler.move_cost.observe_computed(n_prompt, seconds)
-        longest = max([e.at + len(e.tokens) for e in entries])
-        self.stats.add_decode(self.scheduler.n_active, longest, n_prompt, seconds)
 
     def _place(self) -> None:
         give_up_late(self.scheduler.waiting, self._clock())

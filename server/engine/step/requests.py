@@ -67,7 +67,6 @@ class Requests:
         self._look_at = now + LOOK_S
 
         def is_late(ticket: Ticket) -> bool:
-            """The whole request."""
             return 0 < request_s <= now - ticket.submitted_at
 
         def waits_long(ticket: Ticket) -> bool:
