@@ -14,7 +14,6 @@ from server.engine.media import Spans, below, check_spans, last_position, positi
 from server.engine.prefix.hashes import PrefixHashes
 from server.engine.request import Adapters, Request, Sink, Timings
 from server.engine.runner_api import Sampler
-from server.engine.schedule.queue import Account
 from server.engine.speculate.lookup import Speculating
 
 
@@ -41,7 +40,6 @@ class Ticket:
     instance: int = 0  # where it costs least; who took it, once it is ``taken``
     taken: bool = False
     hashes: PrefixHashes = field(default_factory=PrefixHashes)  # of the prompt, as far as the event loop asked for it
-    account: Account = field(default_factory=Account)  # of its client, from the queue on
     queued_at: float = 0.0
 
     @property
@@ -96,7 +94,6 @@ class Sequence:
     hashes: PrefixHashes = field(default_factory=PrefixHashes)  # of ``target``
     media: Spans = ()  # in ``content``
     encodings: dict[int, Encoding] = field(default_factory=dict)  # of those that are not in the cells, by their start
-    account: Account = field(default_factory=Account)  # of its client, from the queue on
     n_faults: int = 0  # refused batches that it was in and had to be computed anew after
     suspect: int = 0  # until so many of its tokens are computed, it decodes alone: it may be the one at fault
     anew: bool = False  # nothing that is kept is of use to it: its logits were no numbers, and that may be why

@@ -26,13 +26,12 @@ nearly all that its own client has there. Nobody who was admitted is refused lat
 import threading
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING
 
 from server.engine.request import Request
 
-if TYPE_CHECKING:  # they have an account
+if TYPE_CHECKING:
     from server.engine.sequence import Sequence, Ticket
 
 MOST_PASSES = 8
@@ -45,46 +44,42 @@ MOST_ACCOUNTS = 4096
 """Clients that are remembered; the one that asked longest ago is forgotten first."""
 
 
-@dataclass(eq=False, slots=True)
-class Account:
-    """One client: ``served`` in weighted tokens."""
-
-    served: float = 0.0
-
-
 class Accounts:
-    """The clients of one model, by opaque names. Of what two step threads count at once a token may be lost."""
+    """What each client of one model was served, in weighted tokens; clients have opaque names. Of what two step threads
+    count at once a token may be lost."""
 
     def __init__(self, most: int = MOST_ACCOUNTS) -> None:
-        self._accounts: OrderedDict[str, Account] = OrderedDict()
+        self._served: OrderedDict[str, float] = OrderedDict()  # who asked last at the end
         self._most = most
-        self._now = 0.0  # virtual: the counter of who was last chosen for being behind
+        self._now = 0.0  # virtual: what who was last chosen for being behind was served
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
-        return len(self._accounts)
+        return len(self._served)
 
-    def of(self, client: str) -> Account:
-        """The account of `client`, seen now."""
+    def served(self, client: str) -> float:
+        """So far; who is not known begins now."""
+        return self._served.get(client, self._now)
+
+    def serve(self, client: str, n: float) -> None:
+        """So many more."""
+        self._served[client] = self.served(client) + n
+
+    def asks(self, client: str, *, again: bool = False) -> None:
+        """`client` is seen now. When it asks `again`, with nothing waiting, what it left unused meanwhile is gone."""
         with self._lock:
-            account = self._accounts.get(client)
-            if account is None:
-                account = self._accounts[client] = Account(self._now)
-                if len(self._accounts) > self._most:
-                    self._accounts.popitem(last=False)
-            self._accounts.move_to_end(client)
-        return account
+            if again or client not in self._served:
+                self._served[client] = max(self.served(client), self._now)
+            self._served.move_to_end(client)
+            while len(self._served) > self._most:
+                self._served.popitem(last=False)
 
-    def catch_up(self, account: Account) -> None:
-        """`account` asks again, with nothing waiting: what it left unused meanwhile is gone."""
-        account.served = max(account.served, self._now)
-
-    def chose(self, account: Account) -> None:
-        """`account` was behind the others and is served now: that is the present virtual time."""
-        self._now = max(self._now, account.served)
+    def chose(self, client: str) -> None:
+        """`client` was behind the others and is served now: that is the present virtual time."""
+        self._now = max(self._now, self.served(client))
 
 
-Charge = Callable[[Account], float]
+Charge = Callable[[str], float]
 """What a client was served, and what its slots have yet to compute; in weighted tokens."""
 
 
@@ -93,7 +88,7 @@ class Queue:
 
     def __init__(self, accounts: Accounts) -> None:
         self._accounts = accounts
-        self._lines: dict[tuple[int, Account | None], deque[Sequence]] = {}
+        self._lines: dict[tuple[int, str | None], deque[Sequence]] = {}
         """By priority and client; those that were parked, of all clients, are in one line (None)."""
         self._n_placed = 0
 
@@ -107,10 +102,9 @@ class Queue:
 
     def append(self, sequence: "Sequence") -> None:
         """A new choice: behind the others of its client and priority."""
-        account = sequence.account = self._accounts.of(sequence.request.client)
-        if not any(account is other for _, other in self._lines):
-            self._accounts.catch_up(account)
-        self._lines.setdefault((sequence.request.priority, account), deque()).append(sequence)
+        client = sequence.request.client
+        self._accounts.asks(client, again=all(client != other for _, other in self._lines))
+        self._lines.setdefault((sequence.request.priority, client), deque()).append(sequence)
 
     def appendleft(self, sequence: "Sequence") -> None:
         """A parked choice comes back, before all others of its priority; among parked ones the oldest is first."""
@@ -120,7 +114,7 @@ class Queue:
 
     def remove(self, sequence: "Sequence") -> bool:
         """Take `sequence` out; whether it was there."""
-        for key in ((sequence.request.priority, None), (sequence.request.priority, sequence.account)):
+        for key in ((sequence.request.priority, None), (sequence.request.priority, sequence.request.client)):
             line = self._lines.get(key)
             if line is not None and sequence in line:
                 line.remove(sequence)
@@ -136,15 +130,15 @@ class Queue:
         lines = self._lines
         if len({priority for priority, _ in lines}) > 1 and self._n_placed % MOST_PASSES == MOST_PASSES - 1:
             heads = [line[0] for line in lines.values()]
-            head = min(heads, key=lambda head: (charge(head.account), head.ticket.submitted_at))
+            head = min(heads, key=lambda head: (charge(head.request.client), head.ticket.submitted_at))
             if head not in first:
                 first.append(head)
                 yield head
 
-        def turn(key: tuple[int, Account | None]) -> tuple[int, bool, float, float]:
-            priority, account = key
-            charged = charge(account) if account is not None else 0.0
-            return priority, account is not None, charged, lines[key][0].ticket.submitted_at
+        def turn(key: tuple[int, str | None]) -> tuple[int, bool, float, float]:
+            priority, client = key
+            charged = charge(client) if client is not None else 0.0
+            return priority, client is not None, charged, lines[key][0].ticket.submitted_at
 
         for key in sorted(lines, key=turn) if len(lines) > 1 else lines:
             for sequence in lines[key]:
@@ -154,7 +148,7 @@ class Queue:
     def place(self, sequence: "Sequence") -> None:
         """`sequence` gets a slot now."""
         self.remove(sequence)
-        self._accounts.chose(sequence.account)
+        self._accounts.chose(sequence.request.client)
         self._n_placed += 1
 
 
@@ -169,7 +163,7 @@ class ModelQueue:
         self._n_instances = n_instances
         self._waiting: dict[int, Ticket] = {}
         self.n_waiting = 0  # choices of these
-        self._held: defaultdict[Account, int] = defaultdict(int)  # prompt tokens of those that were taken
+        self._held: defaultdict[str, int] = defaultdict(int)  # prompt tokens of those that were taken
         self._n_taken = 0
         self._closed: set[int] = set()  # instances that take no more
         self._lock = threading.Lock()
@@ -184,7 +178,7 @@ class ModelQueue:
         with self._lock:
             if not self._has_taker(ticket):
                 return False
-            ticket.account = self.accounts.of(ticket.request.client)
+            self.accounts.asks(ticket.request.client)
             self._waiting[id(ticket)] = ticket
             self.n_waiting += ticket.request.n
         self.open[id(ticket)] = ticket
@@ -196,9 +190,9 @@ class ModelQueue:
         self.n_load -= ticket.request.n
         del self.open[id(ticket)]
         with self._lock:
-            self._held[ticket.account] -= ticket.n_to_compute
-            if not self._held[ticket.account]:
-                del self._held[ticket.account]
+            self._held[ticket.request.client] -= ticket.n_to_compute
+            if not self._held[ticket.request.client]:
+                del self._held[ticket.request.client]
 
     def taken_by(self, instance: int) -> "list[Ticket]":
         """Requests that wait or run there."""
@@ -232,8 +226,8 @@ class ModelQueue:
         blind = self._n_taken % MOST_PASSES == MOST_PASSES - 1  # as in an instance's queue
 
         def key(ticket: "Ticket") -> tuple[int, float, float]:
-            account = ticket.account
-            charge = account.served + self._held.get(account, 0)
+            client = ticket.request.client
+            charge = self.accounts.served(client) + self._held.get(client, 0)
             return 0 if blind else ticket.request.priority, charge, ticket.submitted_at
 
         return min(ready, key=key)
@@ -243,7 +237,7 @@ class ModelQueue:
             del self._waiting[id(ticket)]
             self.n_waiting -= ticket.request.n
             ticket.instance, ticket.taken = instance, True
-            self._held[ticket.account] += ticket.n_to_compute
+            self._held[ticket.request.client] += ticket.n_to_compute
             self._n_taken += 1
         return tickets
 

@@ -5,6 +5,7 @@ cells ran out), sample, `release` who ended.
 """
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from server.engine.runner_api import RunnerInfo
 from server.engine.schedule.cell_room import Room
 from server.engine.schedule.evaluations import batch_order, between, n_beside, n_runs, relocation
 from server.engine.schedule.prefill_order import in_order
-from server.engine.schedule.queue import OUTPUT_WEIGHT, REPLY_CELLS, Account, Accounts, Charge, Queue
+from server.engine.schedule.queue import OUTPUT_WEIGHT, REPLY_CELLS, Accounts, Charge, Queue
 from server.engine.schedule.step_size import StepSize, piece
 from server.engine.sequence import Phase, Sequence, Slot
 
@@ -87,7 +88,8 @@ class Scheduler:
         self.slots = [Slot(i) for i in range(info.n_seq)]
         self.placer = Placer(self.slots, self.ram, info, params, self.move_cost)
         self.room = Room(self.slots, info)
-        self.waiting = Queue(accounts or Accounts())
+        self._accounts = Accounts() if accounts is None else accounts
+        self.waiting = Queue(self._accounts)
         sizes = min(params.min_chunk, info.n_batch), info.n_batch, info.n_ubatch
         self.step_size = StepSize(params.target_itl_ms / 1e3, *sizes)
         self.step_size_alone = StepSize(ALONE_S, *sizes, size=min(info.n_ubatch, info.n_batch))
@@ -154,13 +156,13 @@ class Scheduler:
 
     def _charges(self) -> Charge:
         """What a client was served, and what it holds slots for; asked for only where there are several."""
-        held: dict[Account, int] = {}
+        held: Counter[str] = Counter()
 
-        def charge(account: Account) -> float:
+        def charge(client: str) -> float:
             if not held:
                 for s in self.active():
-                    held[s.account] = held.get(s.account, 0) + len(s.target) - s.n_computed + 1
-            return account.served + held.get(account, 0)
+                    held[s.request.client] += len(s.target) - s.n_computed + 1
+            return self._accounts.served(client) + held[client]
 
         return charge
 
@@ -214,7 +216,7 @@ class Scheduler:
         joins = self._joining(streams.keys(), prompts, budget // 2)
         n_joins = len(joins)
         rate = self.move_cost.computed
-        for s in in_order(prompts, rate, self.placer.inherited()):
+        for s in in_order(prompts, rate, self._accounts.served, self.placer.inherited()):
             if s.slot is None or (budget <= n_joins and s.slot.id not in joins):
                 continue
             if budget <= 0:
@@ -332,11 +334,11 @@ class Scheduler:
                 sequence.suspect = sequence.n_faults = 0
             if sequence.phase is generating:
                 sequence.n_taken_back = 0
-                sequence.account.served += OUTPUT_WEIGHT
+                self._accounts.serve(sequence.request.client, OUTPUT_WEIGHT)
                 continue
             n_prompts += 1
             n_of_prompts += n
-            sequence.account.served += n
+            self._accounts.serve(sequence.request.client, n)
             if len(slot.tokens) == len(sequence.target):
                 sequence.phase, sequence.encodings = generating, {}
         if self.info.unified:

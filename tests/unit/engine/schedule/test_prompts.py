@@ -4,19 +4,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server.engine.request import Request
-from server.engine.schedule.prefill_order import PRIORITY_S, WAIT_WEIGHT, in_order
-from server.engine.schedule.queue import Account
+from server.engine.schedule.prefill_order import PRIORITY_S, WAIT_WEIGHT
+from server.engine.schedule.prefill_order import in_order as ordered
 from server.engine.sequence import Sequence, Slot, Ticket
 
 RATE = 1000.0
 
 
-def prompt(n: int, *, at: float = 0.0, priority: int = 0, account: Account | None = None, done: int = 0) -> Sequence:
-    """A prompt that has had its slot since `at`."""
-    ticket = Ticket(Request(id="r", prompt=[1] * n, priority=priority), lambda events: None, at)
-    sequence = Sequence(ticket, 0, ticket.request.prompt, account=account or Account(), placed_at=ticket.submitted_at)
+def prompt(n: int, *, at: float = 0.0, priority: int = 0, served: float = 0.0, done: int = 0) -> Sequence:
+    """A prompt that has had its slot since `at`; its client, whose name says so, was `served` so much."""
+    ticket = Ticket(Request(id="r", prompt=[1] * n, priority=priority, client=str(served)), lambda events: None, at)
+    sequence = Sequence(ticket, 0, ticket.request.prompt, placed_at=ticket.submitted_at)
     sequence.slot = Slot(0, tokens=[1] * done)
     return sequence
+
+
+def in_order(prompts: list[Sequence], rate: float, inherited: dict[Sequence, int] | None = None) -> list[Sequence]:
+    return ordered(prompts, rate, float, inherited or {})
 
 
 def test_a_short_prompt_does_not_stand_behind_a_long_one() -> None:
@@ -56,14 +60,13 @@ def test_a_prompt_that_an_urgent_one_waits_for_is_as_urgent() -> None:
 
 
 def test_a_client_that_was_served_much_more_comes_later() -> None:
-    greedy, modest = Account(10_000.0), Account(100.0)
-    short, long = prompt(50, account=greedy), prompt(5000, account=modest)
+    short, long = prompt(50, served=10_000.0), prompt(5000, served=100.0)
     assert in_order([short, long], RATE)[0] is long
 
 
 def test_a_small_difference_between_clients_leaves_them_equals() -> None:
-    short = prompt(50, account=Account(600.0))
-    assert in_order([prompt(5000, account=Account(100.0)), short], RATE)[0] is short
+    short = prompt(50, served=600.0)
+    assert in_order([prompt(5000, served=100.0), short], RATE)[0] is short
 
 
 @given(
@@ -81,7 +84,7 @@ def test_a_small_difference_between_clients_leaves_them_equals() -> None:
 def test_nobody_passes_who_is_older_shorter_more_urgent_and_whose_client_was_served_less(
     wanted: list[tuple[int, float, int, float]], rate: float
 ) -> None:
-    prompts = [prompt(n, at=at, priority=priority, account=Account(served)) for n, at, priority, served in wanted]
+    prompts = [prompt(n, at=at, priority=priority, served=served) for n, at, priority, served in wanted]
     order = in_order(prompts, rate)
     assert sorted(map(id, order)) == sorted(map(id, prompts))
     for i, first in enumerate(order):
@@ -91,6 +94,6 @@ def test_nobody_passes_who_is_older_shorter_more_urgent_and_whose_client_was_ser
                     later.placed_at < first.placed_at,
                     len(later.target) < len(first.target),
                     later.request.priority < first.request.priority,
-                    later.account.served < first.account.served,
+                    float(later.request.client) < float(first.request.client),
                 )
             )

@@ -7,12 +7,8 @@ import pytest
 
 from server.engine.request import Request
 from server.engine.schedule import queue
-from server.engine.schedule.queue import MOST_PASSES, Account, Accounts, Queue
+from server.engine.schedule.queue import MOST_PASSES, Accounts, Queue
 from server.engine.sequence import Sequence, Ticket
-
-
-def served(account: Account) -> float:
-    return account.served
 
 
 class Named:
@@ -32,9 +28,9 @@ class Named:
 
     def take(self, cost: float = 0.0) -> Sequence:
         """Place who is first; its client is charged."""
-        first = next(self.waiting.candidates(served))
+        first = next(self.waiting.candidates(self.accounts.served))
         self.waiting.place(first)
-        first.account.served += cost
+        self.accounts.serve(first.request.client, cost)
         return first
 
     def drain(self, cost: float = 0.0) -> list[Sequence]:
@@ -44,7 +40,7 @@ class Named:
 def test_one_client_without_priorities_has_a_plain_queue() -> None:
     q = Named()
     asked = [q.ask() for _ in range(20)]
-    assert list(q.waiting.candidates(served)) == asked
+    assert list(q.waiting.candidates(q.accounts.served)) == asked
     assert q.drain(cost=100.0) == asked
     assert not len(q.waiting)
 
@@ -61,19 +57,20 @@ def test_who_floods_the_queue_shares_with_who_comes_later() -> None:
     assert [q.take(100.0) for _ in range(10)] == flood[:10]
     few = [q.ask("few") for _ in range(3)]
     taken = [q.take(100.0) for _ in range(6)]
-    assert [s for s in taken if s.account is few[0].account] == few
+    assert [s for s in taken if s.request.client == "few"] == few
 
 
 def test_a_client_that_asks_for_more_gets_no_larger_share() -> None:
     q = Named()
     for _ in range(30):
         q.ask("long")
-    short = [q.ask("short") for _ in range(30)]
+    for _ in range(30):
+        q.ask("short")
     n_short = 0
     for _ in range(24):
         first = q.take()
-        is_short = first.account is short[0].account
-        first.account.served += 100.0 if is_short else 500.0
+        is_short = first.request.client == "short"
+        q.accounts.serve(first.request.client, 100.0 if is_short else 500.0)
         n_short += is_short
     assert n_short == 20
 
@@ -159,7 +156,7 @@ def test_who_leaves_is_gone_and_leaving_twice_is_harmless() -> None:
     assert list(q.waiting) == [second]
     assert len(q.waiting) == 1
     assert q.waiting.remove(second)
-    assert not list(q.waiting.candidates(served))
+    assert not list(q.waiting.candidates(q.accounts.served))
 
 
 @pytest.mark.parametrize("n", [5, 500])

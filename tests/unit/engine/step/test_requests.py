@@ -13,6 +13,7 @@ from server.engine.stats import EngineStats
 from server.engine.step.mailbox import Mailbox
 from server.engine.step.published import Publisher
 from server.engine.step.requests import Requests
+from server.errors import InternalError
 from tests.unit.engine.builders import request
 
 NOW = (0.0, 0.0)
@@ -127,6 +128,19 @@ async def test_who_is_cancelled_before_anybody_took_it_ends() -> None:
     await asyncio.sleep(0)
     assert desk.ended == [waits]
     assert not len(desk.scheduler.waiting)
+
+
+async def test_what_an_instance_computed_counts_where_all_choose_who_is_next() -> None:
+    desk = Desk()
+    first = desk.ask("a" * 500, client="greedy")
+    desk.receive()
+    desk.place()
+    desk.scheduler.commit(desk.scheduler.plan(), 0.1)
+    desk.requests.fail_all(InternalError("it ends"))
+    desk.queue.left(first)
+    desk.ask("again", client="greedy")
+    modest = desk.ask("modest", client="modest")
+    assert desk.receive() == [modest]
 
 
 async def test_who_waited_too_long_for_any_instance_ends() -> None:
