@@ -1,17 +1,275 @@
-"""Several embedding instances of one model behind one door; everything here runs on the event loop."""
+"""The embedding engine: a queue of inputs, the instances that take from it, each a native context and the thread that
+owns it, and their door on the event loop.
+
+Requests take turns, one input at a time, so that one with two thousand inputs does not hold up one with a single input.
+Whole inputs only: what is computed at once is computed for good.
+"""
 
 import asyncio
+import logging
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 
-from server.engine.embedding.instance import EmbeddingInstance, EmbeddingJob, EmbeddingQueue
+import numpy as np
+
 from server.engine.embedding.vectors import EmbedderInfo, EmbeddingRunner, Vectors
-from server.engine.instances import Instances
+from server.engine.instances import Instances, StepThread, has_failed, tell
 from server.engine.media import MediaPrompt, text_of
 from server.engine.params import EngineParams
 from server.engine.stats import EngineStats
 from server.engine.step.published import SlotSnapshot
-from server.errors import ContextExceeded, InvalidRequest, QueueFull
+from server.errors import CONTAINED, ContextExceeded, InternalError, InvalidRequest, LlamapoolError, QueueFull
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(eq=False, slots=True)
+class EmbeddingJob:
+    """One request: its inputs, none empty, and what has come of them, by input. ``done`` belongs to the event loop."""
+
+    inputs: Sequence[MediaPrompt]
+    done: asyncio.Future[list[Vectors]]
+    submitted_at: float
+    n_taken: int = 0  # inputs that are in a decode, or were
+    results: dict[int, Vectors] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One input of a decode."""
+
+    job: EmbeddingJob
+    index: int
+
+    @property
+    def input(self) -> MediaPrompt:
+        """The input."""
+        return self.job.inputs[self.index]
+
+
+class EmbeddingQueue:
+    """The jobs with inputs that no instance has taken yet; the next to be served is the first. Safe in any thread."""
+
+    def __init__(self, n_instances: int = 1) -> None:
+        self._jobs: deque[EmbeddingJob] = deque()
+        self._takers = set(range(n_instances))
+        self._lock = threading.Lock()
+
+    def __iter__(self) -> Iterator[EmbeddingJob]:
+        return iter(list(self._jobs))
+
+    def add(self, job: EmbeddingJob) -> None:
+        """Put a new job behind the others."""
+        with self._lock:
+            self._jobs.append(job)
+
+    def drop(self, job: EmbeddingJob) -> None:
+        """Forget what is left of a job; nothing if it is gone."""
+        with self._lock:
+            if job in self._jobs:
+                self._jobs.remove(job)
+
+    def close(self, instance: int) -> list[EmbeddingJob]:
+        """An instance takes no more: the jobs that nobody is left for, which are here no longer."""
+        with self._lock:
+            self._takers.discard(instance)
+            left = [] if self._takers else list(self._jobs)
+            if left:
+                self._jobs.clear()
+        return left
+
+    def take(self, n_seq: int, n_tokens: int) -> list[Piece]:
+        """The inputs of the next decode: at most `n_seq`, of at most `n_tokens` in all, or the first one alone.
+
+        A job whose input does not fit any more keeps its turn: it comes before those that were served.
+        """
+        pieces: list[Piece] = []
+        total = 0
+        skipped: list[EmbeddingJob] = []
+        with self._lock:
+            while self._jobs and len(pieces) < n_seq and total < n_tokens:
+                job = self._jobs.popleft()
+                size = len(job.inputs[job.n_taken])
+                if pieces and total + size > n_tokens:
+                    skipped.append(job)
+                    continue
+                pieces.append(Piece(job, job.n_taken))
+                total += size
+                job.n_taken += 1
+                if job.n_taken < len(job.inputs):
+                    self._jobs.append(job)
+            self._jobs.extendleft(reversed(skipped))
+        return pieces
+
+    def keep(self, piece: Piece, vectors: Vectors) -> bool:
+        """What came of an input; whether that was the last one of its job."""
+        with self._lock:
+            piece.job.results[piece.index] = vectors
+            return len(piece.job.results) == len(piece.job.inputs)
+
+    def check_integrity(self) -> None:
+        """Prove that every job is queued once and has something left to do; raises AssertionError."""
+        with self._lock:
+            assert len({id(job) for job in self._jobs}) == len(self._jobs), "a job is queued twice"
+            for job in self._jobs:
+                assert job.n_taken < len(job.inputs), "a job without open inputs is queued"
+                assert len(job.results) <= job.n_taken, "a job has results of inputs that nobody took"
+
+
+Ended = tuple[EmbeddingJob, LlamapoolError | None]
+
+
+def deliver(ended: list[Ended]) -> None:
+    """Tell those that wait, on the event loop."""
+    for job, error in ended:
+        if job.done.done():  # it was cancelled, or given up
+            continue
+        if error is not None:
+            job.done.set_exception(error)
+        else:
+            job.done.set_result([job.results[i] for i in range(len(job.inputs))])
+
+
+class EmbeddingInstance(StepThread):
+    """Takes inputs from `queue` and decodes them until it is stopped."""
+
+    def __init__(
+        self,
+        runner: EmbeddingRunner,
+        params: EngineParams,
+        queue: EmbeddingQueue,
+        number: int,
+        loop: asyncio.AbstractEventLoop,
+        clock: Callable[[], float],
+        preparing: Callable[[], int],
+    ) -> None:
+        super().__init__("llamapool-embed", number, params, clock, preparing)
+        self.runner = runner
+        self.running: Sequence[Piece] = ()  # in the decode under way
+        self._queue = queue
+        self._loop = loop
+        self._ended: list[Ended] = []
+        self._n_served = [0] * runner.info.n_seq
+
+    # ---- on the event loop
+
+    def give_up(self, reason: str) -> None:
+        """As `StepThread.give_up`."""
+        self.failure = reason
+        error = has_failed(reason)
+        deliver([(job, error) for job in self._all()])
+
+    def _all(self) -> set[EmbeddingJob]:
+        """The jobs that it computes, and that nobody else will; it takes no more."""
+        return {piece.job for piece in self.running} | set(self._queue.close(self.number))
+
+    def slots(self) -> list[SlotSnapshot]:
+        """One slot for each input that a decode can carry."""
+        running, info = self.running, self.runner.info
+        return [
+            SlotSnapshot(
+                self.number * info.n_seq + i,
+                info.n_ctx_seq,
+                is_processing=i < len(running),
+                n_requests=self._n_served[i],
+                n_tokens=len(running[i].input) if i < len(running) else 0,
+            )
+            for i in range(info.n_seq)
+        ]
+
+    # ---- the step thread
+
+    def _free(self) -> None:
+        self.runner.close()
+
+    def _turn(self) -> None:
+        self._woken.clear()
+        info = self.runner.info
+        if self._preparing() and sum(len(job.inputs) - job.n_taken for job in self._queue) < info.n_seq:
+            self._gather()
+        self.running = self._queue.take(info.n_seq, info.n_pack)
+        if self.running:
+            self._step(self.running)
+            self.running = ()
+            self._post()
+        elif not self._is_wanted:
+            self._rest()
+
+    def _step(self, pieces: Sequence[Piece]) -> None:
+        """One decode."""
+        for i in range(len(pieces)):
+            self._n_served[i] += 1
+        started = self._clock()
+        for piece in pieces:
+            if piece.index == 0:
+                self.stats.queue_time.observe(started - piece.job.submitted_at)
+        self._compute(pieces)
+        self.stats.prompt_seconds += self._clock() - started
+        if self.params.check_integrity:
+            self._queue.check_integrity()
+
+    def _compute(self, pieces: Sequence[Piece]) -> None:
+        """Decode together; when the library refuses that, one by one, so that only the job at fault fails."""
+        try:
+            found = self._embed(pieces)
+        except CONTAINED as error:
+            log.error(
+                "a decode of %d inputs failed, each is tried by itself; a smaller n_batch takes less memory: %r",
+                len(pieces),
+                error,
+            )
+            if len(pieces) == 1:
+                own = error if isinstance(error, LlamapoolError) else InternalError("there is no memory for this input")
+                self._fail(pieces[0].job, own)
+                return
+            for piece in pieces:
+                if all(piece.job is not job for job, _ in self._ended):
+                    self._compute([piece])
+            return
+        for piece, vectors in zip(pieces, found, strict=True):
+            if not np.isfinite(vectors).all():
+                self._fail(piece.job, InternalError("the model computed a vector with values that are not numbers"))
+            elif self._queue.keep(piece, vectors):
+                self.stats.request_duration.observe(self._clock() - piece.job.submitted_at)
+                self._ended.append((piece.job, None))
+
+    def _embed(self, pieces: Sequence[Piece]) -> list[Vectors]:
+        inputs = [piece.input for piece in pieces]
+        text = [one.tokens for one in inputs if not one.spans]
+        vectors = iter(self.runner.embed(text) if text else ())
+        found = [self.runner.embed_media(one.tokens, one.spans) if one.spans else next(vectors) for one in inputs]
+        sizes = [len(one) for one in inputs]
+        self.stats.n_decode += 1
+        self.stats.n_busy_slots += len(pieces)
+        self.stats.prompt_tokens += sum(sizes)
+        self.stats.n_tokens_max = max(self.stats.n_tokens_max, *sizes)
+        return found
+
+    def _fail(self, job: EmbeddingJob, error: LlamapoolError) -> None:
+        self._queue.drop(job)
+        self._ended.append((job, error))
+
+    def _fail_all(self, error: LlamapoolError) -> None:
+        """Those of its decode; others wait for the next."""
+        for job in {piece.job for piece in self.running} or self._queue:
+            self._fail(job, error)
+        self.running = ()
+        self._post()
+
+    def _end_all(self, error: LlamapoolError) -> None:
+        for job in self._all():
+            self._fail(job, error)
+        self.running = ()
+        self._post()
+
+    def _post(self) -> None:
+        """One call into the event loop for all that ended in this step."""
+        if self._ended:
+            ended, self._ended = self._ended, []
+            tell(self._loop, deliver, ended)
 
 
 class EmbeddingEngine(Instances[EmbeddingInstance]):
@@ -87,7 +345,7 @@ class EmbeddingEngine(Instances[EmbeddingInstance]):
     def check_integrity(self) -> None:
         """Prove that no request is lost; only meaningful while idle."""
         self._queue.check_integrity()
-        assert self._open.issuperset(self._queue.jobs), "a job is queued that nobody waits for"
+        assert self._open.issuperset(self._queue), "a job is queued that nobody waits for"
 
 
 def check_input(prompt: MediaPrompt, info: EmbedderInfo, n_vocab: int, *, media: bool) -> None:

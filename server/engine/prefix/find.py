@@ -5,7 +5,7 @@ Slots are compared with the prompt, and are in no tree: docs/adr/0002 says why.
 
 import math
 from array import array
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
@@ -14,7 +14,7 @@ from server.engine.kv.cost import MoveCost, least_valuable
 from server.engine.kv.disk_cache import DiskCache, Fetch
 from server.engine.kv.ram_cache import MIN_TOKENS, KeptState, StateCache
 from server.engine.kv.state import SlotState, marks
-from server.engine.lora import BARE, Tuning, reusable
+from server.engine.lora import reusable
 from server.engine.media import Spans, whole
 from server.engine.params import EngineParams
 from server.engine.prefix.hashes import common_prefix
@@ -225,13 +225,23 @@ class Placer:
         return best
 
     def _match(self, sequence: Sequence) -> tuple[Slot | None, int]:
-        """Longest reusable prefix."""
-        known = None
+        """The slot from which most of the prompt's beginning can be had, and how many tokens."""
+        prompt, wanted, limit = sequence.target, sequence.tuning, sequence.n_reusable
+        best, longest = None, 0
         if sequence in self._awaited:
             computing, n = self._awaited[sequence]
             if computing.slot is not None and computing.n_computed >= n and not computing.shifted:
-                known = computing.slot, n
-        return longest_match(sequence.target, self.slots, sequence.tuning, sequence.n_reusable, known)
+                best, longest = computing.slot, computing.slot.reusable(min(n, limit), wanted)
+        following = prompt[longest : longest + 1]
+        for slot in self.slots:
+            tokens = slot.tokens
+            if tokens[longest : longest + 1] == following:
+                n = slot.reusable(min(common_prefix(prompt, tokens), limit), wanted)
+                if n > longest:
+                    best, longest, following = slot, n, prompt[n : n + 1]
+                    if longest >= limit:
+                        break
+        return best, longest
 
     def _own_match(self, slot: Slot, sequence: Sequence) -> int:
         """What of `slot`'s own cells begins the prompt."""
@@ -355,34 +365,6 @@ class Placer:
         if n < MIN_TOKENS:
             return False
         return self.info.unified or self.move_cost.copy_pays(n, n_held, self.params.step_s)
-
-
-def longest_match(
-    prompt: Seq[int],
-    slots: Iterable[Slot],
-    wanted: Tuning = BARE,
-    most: int | None = None,
-    known: tuple[Slot, int] | None = None,
-) -> tuple[Slot | None, int]:
-    """The slot from which most of `prompt`'s beginning can be had under `wanted`, `most` tokens of it, and how many.
-
-    `known`: one that is known to begin with so many of its tokens.
-    """
-    limit = len(prompt) if most is None else most
-    best: Slot | None = None
-    longest = 0
-    if known is not None:
-        best, longest = known[0], known[0].reusable(min(known[1], limit), wanted)
-    following = prompt[longest : longest + 1]
-    for slot in slots:
-        tokens = slot.tokens
-        if tokens[longest : longest + 1] == following:
-            n = slot.reusable(min(common_prefix(prompt, tokens), limit), wanted)
-            if n > longest:
-                best, longest, following = slot, n, prompt[n : n + 1]
-                if longest >= limit:
-                    break
-    return best, longest
 
 
 # ---- told to who looks

@@ -21,9 +21,8 @@ from server.engine.request import Adapters
 from server.engine.runner_api import RunnerInfo
 from server.engine.schedule.cell_room import Room
 from server.engine.schedule.evaluations import batch_order, between, n_beside, n_runs, relocation
-from server.engine.schedule.prefill_order import in_order
+from server.engine.schedule.prefill import StepSize, in_order, piece
 from server.engine.schedule.queue import OUTPUT_WEIGHT, REPLY_CELLS, Accounts, Charge, Queue
-from server.engine.schedule.step_size import StepSize, piece
 from server.engine.sequence import Phase, Sequence, Slot
 
 StepSharers = tuple[Adapters, int]

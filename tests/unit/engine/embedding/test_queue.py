@@ -5,7 +5,7 @@ import asyncio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.engine.embedding.instance import EmbeddingJob, EmbeddingQueue
+from server.engine.embedding.engine import EmbeddingJob, EmbeddingQueue
 from server.engine.media import MediaPrompt
 
 
@@ -51,7 +51,7 @@ def test_an_input_that_is_too_long_for_company_goes_alone() -> None:
 def test_a_small_job_does_not_wait_for_all_of_a_large_one() -> None:
     queue = queue_of(job(*[50] * 20), job(50))
     assert sizes(queue) == [50, 50]
-    assert len(queue.jobs) == 1
+    assert len(list(queue)) == 1
 
 
 def test_a_long_input_is_not_passed_over_for_ever() -> None:

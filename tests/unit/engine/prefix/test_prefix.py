@@ -5,9 +5,14 @@ from itertools import takewhile
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.engine.prefix.find import longest_match
+from server.engine.kv.cost import MoveCost
+from server.engine.kv.ram_cache import StateCache
+from server.engine.params import EngineParams
+from server.engine.prefix.find import Placer
 from server.engine.prefix.hashes import common_prefix
-from server.engine.sequence import Slot
+from server.engine.request import Request
+from server.engine.runner_api import RunnerInfo
+from server.engine.sequence import Sequence, Slot, Ticket
 
 TOKENS = st.lists(st.integers(0, 2), max_size=60)
 
@@ -22,7 +27,9 @@ def test_it_is_the_longest_shared_beginning(head: list[int], a: list[int], b: li
 @given(st.lists(st.integers(0, 2), min_size=1, max_size=30), st.lists(TOKENS, max_size=6))
 def test_the_match_is_at_least_as_long_as_any(prompt: list[int], caches: list[list[int]]) -> None:
     slots = [Slot(i, tokens) for i, tokens in enumerate(caches)]
-    slot, n = longest_match(prompt, slots)
+    info = RunnerInfo(len(slots), 100, 100, 100, 100, unified=True)
+    placer = Placer(slots, StateCache(0), info, EngineParams(), MoveCost())
+    slot, n = placer._match(Sequence(Ticket(Request("r", [*prompt, 9]), lambda events: None, 0.0), 0))
     assert n == max((common_prefix(prompt, c) for c in caches), default=0)
     assert (slot is None) == (n == 0)
     assert slot is None or common_prefix(prompt, slot.tokens) == n

@@ -4,8 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server.engine.request import Request
-from server.engine.schedule.prefill_order import PRIORITY_S, WAIT_WEIGHT
-from server.engine.schedule.prefill_order import in_order as ordered
+from server.engine.schedule.prefill import PRIORITY_S, WAIT_WEIGHT
+from server.engine.schedule.prefill import in_order as ordered
 from server.engine.sequence import Sequence, Slot, Ticket
 
 RATE = 1000.0

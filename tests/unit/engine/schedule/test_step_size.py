@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from server.engine.schedule.step_size import TILE, StepSize, piece
+from server.engine.schedule.prefill import TILE, StepSize, piece
 
 
 def step_size(target_s: float, smallest: int = 32) -> StepSize:

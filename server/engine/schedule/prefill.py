@@ -1,13 +1,28 @@
-"""How many tokens a step should carry, found while running.
+"""Which prompt gets the tokens of a step that no generating slot needs, and how many a step should carry. Pure.
 
-A step's time grows with its tokens and with how deep in its prompt they are, so the next size follows from what the
-last two took. But it does not grow evenly: on a processor, ggml attends in tiles of 64 tokens, where one that is not
-full takes as long as a full one, and less than a tile token by token (ggml-cpu/common.h, GGML_FA_TILE_Q; 1,900 tokens
-deep 48 took longer than 64, and 96 nearly as long as 128); and the library evaluates `n_ubatch` tokens at once. So
-sizes are multiples of these. A smaller size that saves too little is given up, and not tried again for a while.
+A step's tokens go to one prompt before the next, since many short runs cost more than a long one. The order is that of
+one number, in tokens, the least first: what is left to compute, so that a short prompt does not stand behind a long
+one; what its client was served more than others; and less, the longer it has its slot: so none starves.
+
+The step's size is found while running. A step's time grows with its tokens and with how deep in its prompt they are, so
+the next size follows from what the last two took. But it does not grow evenly: on a processor, ggml attends in tiles of
+64 tokens, where one that is not full takes as long as a full one, and less than a tile token by token
+(ggml-cpu/common.h, GGML_FA_TILE_Q; 1,900 tokens deep 48 took longer than 64, and 96 nearly as long as 128); and the
+library evaluates `n_ubatch` tokens at once. So sizes are multiples of these. A smaller size that saves too little is
+given up, and not tried again for a while.
 """
 
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+
+from server.engine.sequence import Sequence
+
+WAIT_WEIGHT = 0.25
+"""Of the tokens that could be computed while a prompt waits: a long one is passed by shorter ones that come within four
+times of what computing it takes. In `benchmarks.simulation`, 0.1 has longer first tokens at p99, 1.0 at p50."""
+PRIORITY_S = 600.0
+"""A step of `priority` counts as so much waiting."""
+UNSEEN_RATE = 1000.0  # prompt tokens per second, before any were computed
 
 TILE = 64
 REST = 8  # what is beyond a multiple, so small a part of a step, comes along: another step costs more
@@ -15,6 +30,27 @@ AIM = 0.9  # of the target: the next step lies deeper, and may hold several prom
 WORTHWHILE = 0.2  # of the time that a smaller step would save if it cost as much for each token
 CUT = 0.75  # a smaller size is smaller by so much at least: what it saves must stand out from depth and chance
 PATIENCE = 16  # steps of its size over the target until the knee is looked for again
+
+
+def in_order(
+    prompts: Iterable[Sequence], rate: float, served: Callable[[str], float], inherited: Mapping[Sequence, int]
+) -> list[Sequence]:
+    """`prompts`, the first to be computed first, at so many tokens per second (0 = not known); of clients that were
+    `served` so many.
+
+    ``inherited``: priorities other than their own, of prompts that others wait for.
+    """
+    order = list(prompts)
+    if len(order) < 2:
+        return order
+    counts = [served(s.request.client) for s in order]
+    least, rate = min(counts), rate or UNSEEN_RATE
+    keys = []
+    for i, (s, n_served) in enumerate(zip(order, counts, strict=True)):
+        waits_since = s.placed_at + PRIORITY_S * inherited.get(s, s.request.priority)
+        aged = len(s.target) - s.n_computed + n_served - least + WAIT_WEIGHT * rate * waits_since
+        keys.append((aged, s.ticket.submitted_at, s.index, i))
+    return [order[i] for *_, i in sorted(keys)]
 
 
 @dataclass(slots=True)
