@@ -119,7 +119,6 @@ class EmbeddingCache:
             _shrink(self._in_ram, self.ram_limit, len)
 
     def put(self, key: bytes, data: bytes) -> None:
-        """Keep `data`."""
         self.keep(key, data)
         files = self._files
         if files is None or len(data) > self._disk_limit:

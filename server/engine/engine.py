@@ -122,7 +122,6 @@ class Engine(Instances[Instance]):
 
     @property
     def stats(self) -> EngineStats:
-        """Totals over the instances; a copy."""
         total = super().stats
         total.n_deferred += self._queue.n_waiting
         total.cache_ram_bytes, total.cache_ram_states = self._ram.n_bytes, len(self._ram)

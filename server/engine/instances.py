@@ -126,7 +126,6 @@ class StepThread(ABC):
 
     @property
     def _is_wanted(self) -> bool:
-        """Whether it is not to rest."""
         return self._woken.is_set() or self._stopping or bool(self.failure)
 
     def _rest(self, timeout_s: float | None = None) -> None:
@@ -182,7 +181,6 @@ class Instances(ABC, Generic[M]):
 
     @property
     def n_slots(self) -> int:
-        """Slots of all instances."""
         return self.n_slots_each * len(self._instances)
 
     @property
@@ -192,7 +190,6 @@ class Instances(ABC, Generic[M]):
 
     @property
     def busy(self) -> bool:
-        """Whether any request waits or runs."""
         return self.n_load > 0
 
     @property

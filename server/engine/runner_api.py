@@ -77,9 +77,7 @@ class DraftRunner(Protocol):
 
     @property
     def info(self) -> RunnerInfo: ...
-    def decode(self, entries: Sequence[BatchEntry]) -> bool:
-        """As `Runner.decode`."""
-
+    def decode(self, entries: Sequence[BatchEntry]) -> bool: ...
     def best(self, output: int) -> tuple[int, float]:
         """The most probable token behind the `output`-th wanted logits of the last decode, and its probability."""
 
@@ -101,9 +99,7 @@ class MtpHeads(Protocol):
     def decode(self, entries: Sequence[BatchEntry]) -> bool:
         """As `Runner.decode`, one token of each sequence: what follows those positions, then the guesses."""
 
-    def best(self, output: int) -> tuple[int, float]:
-        """As `DraftRunner.best`."""
-
+    def best(self, output: int) -> tuple[int, float]: ...
     def end_guesses(self, seqs: Sequence[int]) -> None:
         """Forget what was guessed for `seqs`."""
 

@@ -126,7 +126,6 @@ class Sequence:
 
     @property
     def tuning(self) -> Tuning:
-        """What its cells are computed under."""
         return self.ticket.tuning
 
     @property

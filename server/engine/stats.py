@@ -17,7 +17,6 @@ class Histogram:
     sum: float = 0.0
 
     def observe(self, seconds: float) -> None:
-        """Count one value."""
         self.counts[bisect_left(self.bounds, seconds)] += 1
         self.sum += seconds
 

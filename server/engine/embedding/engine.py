@@ -46,7 +46,6 @@ class Piece:
 
     @property
     def input(self) -> MediaPrompt:
-        """The input."""
         return self.job.inputs[self.index]
 
 
@@ -62,7 +61,6 @@ class EmbeddingQueue:
         return iter(list(self._jobs))
 
     def add(self, job: EmbeddingJob) -> None:
-        """Put a new job behind the others."""
         with self._lock:
             self._jobs.append(job)
 
@@ -157,7 +155,6 @@ class EmbeddingInstance(StepThread):
     # ---- on the event loop
 
     def give_up(self, reason: str) -> None:
-        """As `StepThread.give_up`."""
         self.failure = reason
         error = has_failed(reason)
         deliver([(job, error) for job in self._all()])
@@ -199,7 +196,6 @@ class EmbeddingInstance(StepThread):
             self._rest()
 
     def _step(self, pieces: Sequence[Piece]) -> None:
-        """One decode."""
         for i in range(len(pieces)):
             self._n_served[i] += 1
         started = self._clock()
@@ -320,7 +316,6 @@ class EmbeddingEngine(Instances[EmbeddingInstance]):
         return job.done
 
     def _left(self, job: EmbeddingJob) -> None:
-        """It is done, has failed or was cancelled."""
         self._queue.drop(job)
         self._open.remove(job)
         self._one_is_idle()
@@ -332,7 +327,6 @@ class EmbeddingEngine(Instances[EmbeddingInstance]):
 
     @property
     def stats(self) -> EngineStats:
-        """Totals over the instances; a copy."""
         total = super().stats
         running = {piece.job for instance in self._instances for piece in instance.running}
         total.n_processing, total.n_deferred = len(running), len(self._open - running)

@@ -222,7 +222,6 @@ class NextTokens:
         return token, after if mask is None or after is None else replace(after, mask=mask)
 
     def _mask(self, output: int, constraint: Constraint, n: int) -> MaskView:
-        """What `constraint` forbids of these logits."""
         best = self._runner.logprobs(output, 0, MASK_LOOKS_AT).top
         constraint.allows(best[0].id)  # whose mask depends on a token that it refused last is asked about one here
         bits = int.from_bytes(constraint.mask(), "little")

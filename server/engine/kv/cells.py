@@ -261,7 +261,6 @@ class Cells:
             self._copied()
 
     def _copied(self) -> None:
-        """The next decode carries a copy out."""
         if not self._runner.info.unified:
             self._scheduler.n_copies += 1
             self._scheduler.spent_s += self._scheduler.move_cost.copy_s

@@ -50,12 +50,10 @@ class KeptState:
 
     @property
     def tokens(self) -> list[int]:
-        """Of what the slot held."""
         return self.saved.tokens
 
     @property
     def tuning(self) -> Tuning:
-        """What computed them."""
         return self.saved.tuning
 
     def reusable(self, n: int, wanted: Tuning) -> int:
@@ -112,7 +110,6 @@ class StateCache:
 
     @property
     def n_bytes(self) -> int:
-        """In all."""
         return self.size + self.n_beside
 
     def holds(self, tokens: Sequence[int], tuning: Tuning, hashes: PrefixHashes | None = None) -> bool:
@@ -218,7 +215,6 @@ class StateCache:
             return self._index.parted(prompt, wanted, hashes)
 
     def touch(self, entry: KeptState, now: float) -> None:
-        """`entry` was of use."""
         with self._lock:
             entry.used_at = now
             entry.n_used += 1

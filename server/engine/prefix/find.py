@@ -178,7 +178,6 @@ class Placer:
         return MIN_TOKENS if self.info.can_cut else 1
 
     def _search(self, sequence: Sequence) -> tuple[Beginning, int]:
-        """Where most of the prompt's beginning is, or will be, and how many tokens."""
         if not self._may_reuse(sequence):
             return None, 0
         where: Slot | KeptState | None

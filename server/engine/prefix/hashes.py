@@ -74,7 +74,6 @@ class PrefixHashes:
         return known == PrefixHashes().upto(len(tokens) // BLOCK, tokens, tuning)[: len(known)]
 
     def copy(self) -> "PrefixHashes":
-        """For a copy of the text."""
         other = PrefixHashes()
         other._hashes = self._hashes.copy()
         return other
@@ -128,7 +127,6 @@ class PrefixIndex:
         self._ends.setdefault(hashes[-1], {})[key] = entry
 
     def remove(self, entry: "KeptState") -> None:
-        """Forget `entry`."""
         hashes, key = self._hashes(entry), id(entry)
         for where, at in ((self._begins, hashes), (self._ends, hashes[-1:])):
             for each in at:

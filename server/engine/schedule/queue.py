@@ -62,7 +62,6 @@ class Accounts:
         return self._served.get(client, self._now)
 
     def serve(self, client: str, n: float) -> None:
-        """So many more."""
         self._served[client] = self.served(client) + n
 
     def asks(self, client: str, *, again: bool = False) -> None:
@@ -146,7 +145,6 @@ class Queue:
                     yield sequence
 
     def place(self, sequence: "Sequence") -> None:
-        """`sequence` gets a slot now."""
         self.remove(sequence)
         self._accounts.chose(sequence.request.client)
         self._n_placed += 1

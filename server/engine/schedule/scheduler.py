@@ -100,12 +100,10 @@ class Scheduler:
         self.may_be_apart = False  # slots in use have changed
 
     def active(self) -> Iterator[Sequence]:
-        """Every sequence that holds a slot."""
         return (slot.sequence for slot in self.slots if slot.sequence is not None)
 
     @property
     def n_active(self) -> int:
-        """Slots that a sequence holds."""
         return sum([slot.sequence is not None for slot in self.slots])
 
     def place(self) -> Placement | None:

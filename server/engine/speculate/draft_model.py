@@ -193,7 +193,6 @@ class MtpGuesser:
 
     @property
     def info(self) -> RunnerInfo:
-        """Of the heads' context."""
         return self._heads.info
 
     def missing(self, sequence: Sequence) -> int:
@@ -287,7 +286,6 @@ class Drafting:
         return near, far
 
     def _draft_s(self, n: int, step: Step) -> float:
-        """Seconds for one token more of `n` guesses."""
         return self._cells.cost.of(n) or _UNSEEN_SHARE * step.base_s
 
     def _bounded(self, near: list[Draft], step: Step) -> list[Draft]:

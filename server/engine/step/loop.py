@@ -69,7 +69,6 @@ class Instance(StepThread):
         return "none" if self._speculation is None else self.params.asked_spec_type
 
     def command(self, command: Command[Any]) -> None:
-        """Ask something of a slot."""
         self._commands.append(command)
         if self.failure:
             self._refuse_commands(has_failed(self.failure))
@@ -80,7 +79,6 @@ class Instance(StepThread):
             command.refuse(error)
 
     def give_up(self, reason: str) -> None:
-        """As `StepThread.give_up`."""
         self.failure = reason
         error = has_failed(reason)
         self._refuse_commands(error)

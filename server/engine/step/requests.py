@@ -161,7 +161,6 @@ class Requests:
         self._own(self._queue.close(self._instance))
 
     def fail_all(self, error: LlamapoolError) -> None:
-        """End every request."""
         for ticket in list(self._open.values()):
             try:
                 self.fail(ticket, error)
