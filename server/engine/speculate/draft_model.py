@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from math import sqrt
 
 from server.engine.prefix.hashes import common_prefix
-from server.engine.runner_api import DraftRunner, MtpHeads, RunnerInfo
+from server.engine.runner_api import DraftRunner, MtpHeads
 from server.engine.schedule.scheduler import TokenRun
 from server.engine.sequence import Sequence
 from server.engine.speculate.cost import LEAST, Step, StepCost, draft_length
@@ -66,41 +66,14 @@ class _ReadText:
     n_same: int = 0
 
 
-def _grow(
-    drafts: Seq[Draft],
-    entries: Seq[TokenRun],
-    ends: frozenset[int],
-    decode: Callable[[Seq[TokenRun]], bool],
-    best: Callable[[int], tuple[int, float]],
-) -> None:
-    """Each of `drafts` begins with its entry; a decode has one token of those that go on. ``ends`` end a text."""
-    while entries and decode(entries):
-        going: list[Draft] = []
-        following: list[TokenRun] = []
-        for output, (draft, entry) in enumerate(zip(drafts, entries, strict=True)):
-            token, p = best(output)
-            is_end = token in ends and not draft.sequence.request.sampling.ignore_eos
-            if p < draft.state.p_min or is_end:
-                continue
-            if draft.add(token, sqrt(p * draft.right)):  # what is said of this token, and what came of those so far
-                going.append(draft)
-                following.append(TokenRun(entry.seq, entry.at + len(entry.tokens), [token], True, draft.sequence))
-        drafts, entries = going, following
-
-
-@dataclass(eq=False)
 class DraftCells:
-    """What a draft model's context holds for each slot. ``cost``: of one token more of so many guesses; `ends` end a
-    text."""
+    """What a draft model's context holds for each slot."""
 
-    _runner: DraftRunner
-    _ends: frozenset[int]
-    _clock: Callable[[], float]
-    cost: StepCost = field(default_factory=StepCost)
-
-    def __post_init__(self) -> None:
-        self.info = self._runner.info
-        self._held = [_ReadText() for _ in range(self.info.n_seq)]
+    def __init__(self, runner: DraftRunner) -> None:
+        self.info = runner.info
+        self.best = runner.best
+        self._runner = runner
+        self._held = [_ReadText() for _ in range(runner.info.n_seq)]
 
     def missing(self, sequence: Sequence) -> int:
         """How many tokens of `sequence`, which generates, are not in the cells yet; others than its own are cut off."""
@@ -150,29 +123,25 @@ class DraftCells:
         """Compute the next `n` tokens that are missing. False when there is no room."""
         slot = sequence.held
         at = len(self._held[slot.id].tokens)
-        return self._decode([TokenRun(slot.id, at, slot.tokens[at : at + n], False, sequence)])
+        return self.decode([TokenRun(slot.id, at, slot.tokens[at : at + n], False, sequence)])
 
-    def guess(self, drafts: Seq[Draft]) -> None:
-        """Tokens for each, of which `missing` was asked before."""
-        entries = []
-        for draft in drafts:
-            slot = draft.sequence.held
-            at = len(self._held[slot.id].tokens)
-            rest = [*slot.tokens[at:], *draft.sequence.pending]
-            entries.append(TokenRun(slot.id, at, rest, True, draft.sequence))
-        _grow(drafts, entries, self._ends, self._decode, self._runner.best)
+    def entry(self, sequence: Sequence) -> TokenRun:
+        """What a guess begins with; `missing` was asked before."""
+        slot = sequence.held
+        at = len(self._held[slot.id].tokens)
+        return TokenRun(slot.id, at, [*slot.tokens[at:], *sequence.pending], True, sequence)
 
-    def _decode(self, entries: Seq[TokenRun]) -> bool:
+    def decode(self, entries: Seq[TokenRun]) -> bool:
         """False when there is no room."""
-        started = self._clock()
         decode, seqs = self._runner.decode, {entry.seq for entry in entries}
         if not decode(entries) and not (self._make_room(seqs) and decode(entries)):
             return False
         for entry in entries:
             self._held[entry.seq].tokens += entry.tokens
-        if entries[0].want_logits:  # what was taken since the last guess is read on the way: that is a part of its cost
-            self.cost.observe(len(entries), self._clock() - started)
         return True
+
+    def end_guesses(self, seqs: Seq[int]) -> None:
+        """They are cut off when more is known (`missing`)."""
 
     def _make_room(self, needed: set[int]) -> bool:
         """Drop what is held for others (slots that share their cells)."""
@@ -182,23 +151,22 @@ class DraftCells:
         return bool(others)
 
 
-@dataclass(eq=False)
 class MtpGuesser:
     """As `DraftCells`, of a model's own heads (MTP), which follow the model: there is nothing to read before."""
 
-    _heads: MtpHeads
-    _ends: frozenset[int]
-    _clock: Callable[[], float]
-    cost: StepCost = field(default_factory=StepCost)
-
-    @property
-    def info(self) -> RunnerInfo:
-        return self._heads.info
+    def __init__(self, heads: MtpHeads) -> None:
+        self.info = heads.info
+        self.best, self.decode, self.end_guesses = heads.best, heads.decode, heads.end_guesses
+        self._heads = heads
 
     def missing(self, sequence: Sequence) -> int:
         """Few, or too many where the model's state behind its last token is not known (it came back from RAM)."""
         slot = sequence.held
         return 1 if self._heads.ready(slot.id, slot.pos) else NEAR + 1
+
+    def entry(self, sequence: Sequence) -> TokenRun:
+        """What a guess begins with."""
+        return TokenRun(sequence.held.id, sequence.held.pos, sequence.pending, True, sequence)
 
     def catch_up(self, sequence: Sequence, n: int) -> bool:
         """The model's next token brings what is missing, and nothing else does."""
@@ -207,32 +175,15 @@ class MtpGuesser:
     def forget(self, sequences: Seq[Sequence]) -> None:
         """The heads know by themselves what they hold."""
 
-    def guess(self, drafts: Seq[Draft]) -> None:
-        """Tokens for each."""
-        entries = [
-            TokenRun(slot.id, slot.pos, draft.sequence.pending, True, draft.sequence)
-            for draft in drafts
-            if (slot := draft.sequence.slot) is not None
-        ]
-        try:
-            _grow(drafts, entries, self._ends, self._decode, self._heads.best)
-        finally:
-            self._heads.end_guesses([entry.seq for entry in entries])
-
-    def _decode(self, entries: Seq[TokenRun]) -> bool:
-        started = self._clock()
-        decoded = self._heads.decode(entries)
-        if decoded:
-            self.cost.observe(len(entries), self._clock() - started)
-        return decoded
-
 
 @dataclass(eq=False)
 class Drafting:
     """Decides by what the draft model costs and by how often it was right."""
 
     _cells: DraftCells | MtpGuesser
+    _ends: frozenset[int]  # tokens that end a text
     _clock: Callable[[], float]
+    _cost: StepCost = field(default_factory=StepCost)  # of one token more of so many guesses
     _read_s: float = 0.0  # seconds for reading one token
     _said_failure: bool = False
     _decided: tuple[int, int] = 0, 0
@@ -257,7 +208,7 @@ class Drafting:
                 if far:
                     self._read(far[0], len(near) + len(far), step)
                 near = self._bounded(near, step)
-            self._cells.guess(near)
+            self._grow(near)
             for draft in near:
                 if step is not None and len(draft.tokens) < draft.state.least_drafted:
                     draft.tokens = []
@@ -269,6 +220,32 @@ class Drafting:
                 draft.tokens = []
                 draft.state.most_drafted = 0
             self._cells.forget([draft.sequence for draft in wanted])
+
+    def _grow(self, drafts: Seq[Draft]) -> None:
+        """Each decode has one token of those that go on; what was taken since the last guess is read with the first."""
+        entries = [self._cells.entry(draft.sequence) for draft in drafts]
+        seqs = [entry.seq for entry in entries]
+        try:
+            while entries:
+                started = self._clock()
+                if not self._cells.decode(entries):
+                    break
+                self._cost.observe(len(entries), self._clock() - started)
+                drafts, entries = self._going_on(drafts, entries)
+        finally:
+            self._cells.end_guesses(seqs)
+
+    def _going_on(self, drafts: Seq[Draft], entries: Seq[TokenRun]) -> tuple[list[Draft], list[TokenRun]]:
+        going, following = [], []
+        for output, (draft, entry) in enumerate(zip(drafts, entries, strict=True)):
+            token, p = self._cells.best(output)
+            is_end = token in self._ends and not draft.sequence.request.sampling.ignore_eos
+            if p < draft.state.p_min or is_end:
+                continue
+            if draft.add(token, sqrt(p * draft.right)):  # what is said of this token, and what came of those so far
+                going.append(draft)
+                following.append(TokenRun(entry.seq, entry.at + len(entry.tokens), [token], True, draft.sequence))
+        return going, following
 
     def _sorted(self, wanted: Seq[Draft]) -> tuple[list[Draft], list[Draft]]:
         """Who can be guessed for now, the most promising first, and whose text must be read before."""
@@ -286,7 +263,7 @@ class Drafting:
         return near, far
 
     def _draft_s(self, n: int, step: Step) -> float:
-        return self._cells.cost.of(n) or _UNSEEN_SHARE * step.base_s
+        return self._cost.of(n) or _UNSEEN_SHARE * step.base_s
 
     def _bounded(self, near: list[Draft], step: Step) -> list[Draft]:
         """Those of the first for which a guess is made, with how long it is to be.
@@ -295,7 +272,7 @@ class Drafting:
         """
         if not near:
             return []
-        if not self._cells.cost.of(1):
+        if not self._cost.of(1):
             count, length = 1, min(max(_FIRST, near[0].state.least_drafted), near[0].most)
         else:
             asked = (len(near), step.n_tokens)

@@ -29,9 +29,9 @@ def speculation(params: EngineParams, runner: Runner, clock: Callable[[], float]
     if not min(params.n_guesses, runner.info.n_guesses):
         return None
     if params.drafts and runner.heads is not None:
-        drafting = Drafting(MtpGuesser(runner.heads, eog, clock), clock)
+        drafting = Drafting(MtpGuesser(runner.heads), eog, clock)
     elif params.drafts and runner.draft is not None:
-        drafting = Drafting(DraftCells(runner.draft, eog, clock), clock)
+        drafting = Drafting(DraftCells(runner.draft), eog, clock)
     return Speculation(params, runner.info, drafting) if params.looks_up or drafting is not None else None
 
 
