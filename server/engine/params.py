@@ -16,7 +16,7 @@ class EngineParams:
     queue_timeout_s: float = 0.0  # longest wait for a slot; 0 = any
     request_timeout_s: float = 0.0  # longest time from a request's arrival to its end; 0 = any
     target_itl_ms: float = 300.0  # the step time that prompt chunks adapt to while other slots generate; 0 = any
-    min_chunk: int = 64  # prompt tokens a step carries at least, in all: fewer are attended to one by one (step_size)
+    min_chunk: int = 64  # prompt tokens a step carries at least, in all: fewer are attended to one by one (prefill)
     cache_prompt: bool = True
     slot_prompt_similarity: float = 0.1
     cache_disk: int = 0  # MiB of prompt states on disk of all instances together; 0 = off

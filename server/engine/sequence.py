@@ -1,7 +1,7 @@
 """The data the scheduler works on: a sequence is one choice of a request, a slot is where its cells are."""
 
 import math
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from enum import Enum
 
 from server.constrain.constraint import Constraint
@@ -235,16 +235,6 @@ class Slot:
         """One more than the greatest position of its first `n` tokens."""
         return last_position(self.media, n) + 1 if self.media else n
 
-    def trade(self, other: "Slot") -> None:
-        """What is in both slots' cells, and who holds them, changes places: so it was done with the cells."""
-        for name in _CONTENT:
-            own, theirs = getattr(self, name), getattr(other, name)
-            setattr(self, name, theirs)
-            setattr(other, name, own)
-        for slot in (self, other):
-            if slot.sequence is not None:
-                slot.sequence.slot = slot
-
     def check(self, n_ctx: int) -> None:
         """That it holds at most `n_ctx` tokens, and what its sequence says; raises AssertionError."""
         assert len(self.tokens) <= n_ctx, f"slot {self.id} holds more than its context"
@@ -274,6 +264,3 @@ def log_fields(*requests: Request | None) -> dict[str, str]:
     """What a line of the log says that is about `requests`; for ``extra`` of `logging`."""
     ids = dict.fromkeys(request.log_id or request.id for request in requests if request is not None)
     return {"request": ",".join(ids)} if ids else {}
-
-
-_CONTENT = tuple(one.name for one in fields(Slot) if one.name not in ("id", "n_requests"))

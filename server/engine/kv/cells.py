@@ -280,9 +280,12 @@ class Cells:
         elif not self._carry(source, target):
             self._scheduler.may_be_apart = False
             return False
-        target.trade(source)
-        self.clear(source)
-        self._look(target)
+        slots = self._scheduler.slots
+        slots[source.id], slots[target.id] = target, source
+        source.id, target.id = target.id, source.id
+        source.n_requests, target.n_requests = target.n_requests, source.n_requests
+        self.clear(target)
+        self._look(source)
         return True
 
     def _carry(self, source: Slot, target: Slot) -> bool:

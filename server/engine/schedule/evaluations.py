@@ -70,7 +70,7 @@ def batch_order(seq: int, is_longer: bool, streams: AbstractSet[int], joins: Abs
 
     By its sequence, but that a prompt which joins no streams is evaluated by itself: its first token with theirs would
     save no evaluation, let all of them attend to as many cells as the prompt has, and what is left of it would no
-    longer be a whole number of the tiles that attention is computed in (`step_size`). The library joins a run to one
+    longer be a whole number of the tiles that attention is computed in (`prefill`). The library joins a run to one
     before it in the batch.
     """
     if not is_longer or seq in streams or seq in joins:

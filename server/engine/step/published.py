@@ -12,7 +12,7 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cmp_to_key
 from heapq import nlargest
 from itertools import pairwise
@@ -149,31 +149,25 @@ class InstanceView:
     steps: tuple[StepRecord, ...]
 
 
+@dataclass(eq=False)
 class Publisher:
     """Of one instance. `watched` and `kept` are set by who looks; everything else is the step thread's, but for `read`
-    and reading `ended`."""
+    and reading `ended`. `not_taken`: requests that wait for this instance before others."""
 
-    def __init__(
-        self,
-        scheduler: Scheduler,
-        clock: Callable[[], float],
-        first_slot: int,
-        not_taken: Callable[[], Seq[Ticket]] = tuple,
-    ) -> None:
-        self.watched = False
-        self._view: InstanceView | None = None
-        self._due = True  # the view was read
-        self._is_old = False  # the thread has done something since
-        self.ended: deque[ChoiceView] = deque(maxlen=MOST_ENDED)
-        self.kept: Seq[KeptText] = ()  # of kept states, which the tree has, too
-        self._scheduler = scheduler
-        self._clock = clock
-        self._first_slot = first_slot
-        self._not_taken = not_taken  # requests that wait for this instance before others
-        self._steps: deque[StepRecord] = deque(maxlen=MOST_STEPS)
-        self._n_steps = 0
-        self._ends: list[tuple[int, int]] = []  # of the texts that `_shared` is about
-        self._shared: tuple[tuple[int, int, int], ...] = ()
+    _scheduler: Scheduler
+    _clock: Callable[[], float]
+    _first_slot: int
+    _not_taken: Callable[[], Seq[Ticket]] = tuple
+    watched: bool = False
+    kept: Seq[KeptText] = ()  # of kept states, which the tree has, too
+    ended: deque[ChoiceView] = field(default_factory=lambda: deque(maxlen=MOST_ENDED))
+    _view: InstanceView | None = None
+    _due: bool = True  # the view was read
+    _is_old: bool = False  # the thread has done something since
+    _steps: deque[StepRecord] = field(default_factory=lambda: deque(maxlen=MOST_STEPS))
+    _n_steps: int = 0
+    _ends: Seq[tuple[int, int]] = ()  # of the texts that `_shared` is about
+    _shared: tuple[tuple[int, int, int], ...] = ()
 
     def step(self, entries: Seq[TokenRun], n_prompt: int, seconds: float) -> None:
         """`entries` were decoded."""
