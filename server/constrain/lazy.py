@@ -14,7 +14,7 @@ from server.vocab import Vocab
 
 if TYPE_CHECKING:  # llguidance takes its time to import
     from server.constrain.grammar.compiler import GrammarCompiler
-    from server.constrain.grammar.from_trigger import Triggers
+    from server.constrain.grammar.lazy_grammar import Triggers
     from server.constrain.grammar.matcher import MatcherConstraint
 
 TOKEN, WORD, PATTERN, PATTERN_FULL = range(4)
@@ -64,7 +64,7 @@ class Lazy:
             raise _refused("Error: no triggers set for lazy grammar!")
         if constraint is None:
             return None
-        from server.constrain.grammar.from_trigger import LazyGrammar
+        from server.constrain.grammar.lazy_grammar import LazyGrammar
 
         lazy = LazyGrammar(constraint, _triggers(shown, vocab, grammar))
         for trigger in _spelled(shown):
@@ -86,8 +86,7 @@ def _refused(reason: str) -> InvalidRequest:
 
 
 def _triggers(shown: list[dict[str, Any]], vocab: Vocab, grammar: "GrammarCompiler") -> "Triggers":
-    from server.constrain.grammar.from_trigger import Triggers
-    from server.constrain.grammar.patterns import Patterns
+    from server.constrain.grammar.lazy_grammar import Patterns, Triggers
 
     try:
         patterns = Patterns.compiled(

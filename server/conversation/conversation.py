@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from server.constrain.grammar.text_grammar import TextGrammar
+from server.constrain.grammar.embedded.text_grammar import TextGrammar
 from server.constrain.lazy import Lazy
 from server.constrain.shape import Shape
 from server.errors import InvalidRequest

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import pydantic_core
 
-from server.constrain.grammar.text_grammar import TextGrammar
+from server.constrain.grammar.embedded.text_grammar import TextGrammar
 from server.conversation.conversation import Tool
 from server.errors import InvalidRequest
 from server.formats.grammar.argument_rules import INPUT

@@ -2,16 +2,16 @@
 
 Every grammar comes from a client: whatever is wrong with it, or too much in it, is an `InvalidRequest`.
 
-==============================================  ==================================================================
-``compiler``, ``matcher``                       a grammar to a constraint, one compiler per model; what the engine steps
-``tokens``                                      the vocabulary for llguidance
-``limits``, ``panics``                          how much a grammar may ask for; the Rust library's panics as our errors
-``json_schema``, ``schema/``                    a client's schema: is it one, how llguidance is asked for it
-``unique_items``, ``unique_cursor``, ``..._places``  ``uniqueItems``, which no grammar can say
-``gbnf``, ``gbnf_lark``                         GBNF to a tree, and that to Lark
-``lark``, ``lark_tree``, ``text_grammar``       a client's Lark or regex as rules of a larger grammar
-``json_escapes``                                a regex of texts as one of what stands in a JSON string
-``triggered``, ``markers``                      free text in which markers begin what a grammar describes
-``from_trigger``, ``patterns``                  a grammar that holds from a trigger on: llama-server's lazy ones
-==============================================  ==================================================================
+============================  ================================================================================
+``compiler``, ``matcher``     a grammar to a constraint, one compiler per model; what the engine steps
+``tokenizer``                 the vocabulary for llguidance
+``limits``, ``panics``        how much a grammar may ask for; the Rust library's panics as our errors
+``json_schema``, ``schema/``  a client's schema: is it one, how llguidance is asked for it
+``unique/``                   ``uniqueItems``, which no grammar can say
+``gbnf``, ``gbnf_lark``       GBNF to a tree, and that to Lark
+``lark``                      a client's Lark as the whole grammar
+``embedded/``                 a client's Lark or regex as rules of a larger grammar
+``triggered``, ``markers``    free text in which markers begin what a grammar describes
+``lazy_grammar``              a grammar that holds from a trigger on: llama-server's lazy ones
+============================  ================================================================================
 """

@@ -11,6 +11,7 @@ from typing import Generic, TypeVar, cast
 
 import llguidance
 
+from server.constrain.grammar.embedded.json_escapes import without_anchors
 from server.constrain.grammar.gbnf import parse_gbnf
 from server.constrain.grammar.gbnf_lark import to_lark
 from server.constrain.grammar.json_schema import ANY_OBJECT, grammar_text, unsupported, written
@@ -19,8 +20,8 @@ from server.constrain.grammar.limits import MAX_TEXT_CHARS, PARSER_LIMITS
 from server.constrain.grammar.markers import MarkerIndex, Markers
 from server.constrain.grammar.matcher import MatcherConstraint, Recipe, first_line
 from server.constrain.grammar.panics import contained
-from server.constrain.grammar.tokens import build_tokenizer, end_tokens
-from server.constrain.grammar.unique_items import ItemEnds, UniqueItems
+from server.constrain.grammar.tokenizer import build_tokenizer, end_tokens
+from server.constrain.grammar.unique.items import ItemEnds, UniqueItems
 from server.errors import InvalidRequest
 from server.vocab import Vocab
 
@@ -146,10 +147,8 @@ class GrammarCompiler:
         """The whole output matches `pattern` (Rust regex syntax, no look-around); `^` and `$` at its ends are fine."""
         if len(pattern) > MAX_TEXT_CHARS:
             raise InvalidRequest(f"the regex has {len(pattern)} characters, {MAX_TEXT_CHARS} are allowed", "regex")
-        body = pattern.removeprefix("^")
-        if body.endswith("$") and (len(body) - len(body[:-1].rstrip("\\"))) % 2 == 1:
-            body = body[:-1]
-        return self._constraint(llguidance.LLMatcher.grammar_from_regex(body), "regex", "invalid regex")
+        grammar = llguidance.LLMatcher.grammar_from_regex(without_anchors(pattern))
+        return self._constraint(grammar, "regex", "invalid regex")
 
     def choice(self, options: Sequence[str]) -> MatcherConstraint:
         """Exactly one of `options`."""

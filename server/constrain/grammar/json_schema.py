@@ -30,7 +30,7 @@ from server.constrain.grammar.limits import (
 from server.constrain.grammar.schema.document import Document, unenforceable
 from server.constrain.grammar.schema.keywords import LISTS, MAPS, SINGLE
 from server.constrain.grammar.schema.rewriting import Rewriter
-from server.constrain.grammar.unique_places import UniquePlaces
+from server.constrain.grammar.unique.places import UniquePlaces
 from server.errors import InvalidRequest
 
 ANY_OBJECT = {"type": "object"}

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from server.constrain.grammar.text_grammar import TextGrammar
+from server.constrain.grammar.embedded.text_grammar import TextGrammar
 from server.errors import InvalidRequest
 from server.formats.call_form import Arguments, Braces, Elements, JsonArguments, Keywords, Parameters
 from server.formats.grammar.lark_text import MAX_UNORDERED, LarkText, escaped

@@ -4,7 +4,7 @@ import json
 import re
 from collections.abc import Callable, Sequence
 
-from server.constrain.grammar.text_grammar import Embedded, TextGrammar, ended, in_json
+from server.constrain.grammar.embedded.text_grammar import Embedded, TextGrammar, ended, in_json
 from server.formats.call_form import Markup, parts
 
 ControlToken = Callable[[str], int | None]

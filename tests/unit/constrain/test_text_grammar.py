@@ -7,9 +7,9 @@ from functools import cache
 import llguidance
 import pytest
 
-from server.constrain.grammar import lark_tree
-from server.constrain.grammar.json_escapes import between_slashes
-from server.constrain.grammar.text_grammar import TextGrammar, ended, in_json
+from server.constrain.grammar.embedded import lark_tree
+from server.constrain.grammar.embedded.json_escapes import between_slashes
+from server.constrain.grammar.embedded.text_grammar import TextGrammar, ended, in_json
 from server.errors import InvalidRequest
 
 BYTES = llguidance.LLTokenizer("byte")

@@ -7,7 +7,7 @@ import re
 import llguidance
 import pytest
 
-from server.constrain.grammar.text_grammar import TextGrammar
+from server.constrain.grammar.embedded.text_grammar import TextGrammar
 from server.formats import FORMATS
 from server.formats.call_form import CallForm
 from server.formats.grammar.call_grammar import calls_lark

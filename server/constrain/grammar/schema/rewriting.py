@@ -11,7 +11,7 @@ from server.constrain.grammar.schema.document import unenforceable
 from server.constrain.grammar.schema.keywords import LISTS, MAPS, SINGLE, Schema
 from server.constrain.grammar.schema.language import split_look_ahead, without_prefix
 from server.constrain.grammar.schema.negation import Negations, any_of
-from server.constrain.grammar.unique_places import MARK
+from server.constrain.grammar.unique.places import MARK
 from server.errors import InvalidRequest
 
 FORMATS = frozenset(

@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from server.constrain.grammar.text_grammar import TextGrammar
+from server.constrain.grammar.embedded.text_grammar import TextGrammar
 from server.constrain.shape import Shape
 from server.conversation.conversation import Message
 from server.conversation.prepare import prompt_of

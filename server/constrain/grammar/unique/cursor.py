@@ -5,7 +5,7 @@ from collections.abc import Hashable
 from decimal import Decimal
 from typing import Any, NamedTuple
 
-from server.constrain.grammar.unique_places import Place, UniquePlaces
+from server.constrain.grammar.unique.places import Place, UniquePlaces
 
 _QUOTE, _ESCAPE = ord('"'), ord("\\")
 _LONGEST_INT = 300  # digits

@@ -97,6 +97,13 @@ _PAIR = r"u[dD][89aAbB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
 _ALL_BEYOND_ASCII = f"(?:{_BEYOND_ASCII}|{_PAIR})"
 
 
+def without_anchors(regex: str) -> str:
+    """A regex that matches the whole of a text, without the ``^`` and ``$`` that say so."""
+    regex = regex.removeprefix("^")
+    ends = regex.endswith("$") and (len(regex) - len(regex[:-1].rstrip("\\"))) % 2 == 1
+    return regex[:-1] if ends else regex
+
+
 def between_slashes(regex: str) -> str:
     """The same regex as Lark takes it, between slashes and on one line."""
     return _NOT_BETWEEN.sub(lambda found: found[1] or ("\\n" if found[0] == "\n" else "\\/"), regex)

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from server.constrain.grammar.matcher import MatcherConstraint
-from server.constrain.grammar.unique_cursor import Cursor
-from server.constrain.grammar.unique_places import UniquePlaces
+from server.constrain.grammar.unique.cursor import Cursor
+from server.constrain.grammar.unique.places import UniquePlaces
 from server.errors import InvalidRequest
 from server.vocab import Vocab
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias, TypeVar
 
-from server.constrain.grammar.json_escapes import Either, Row, Times
+from server.constrain.grammar.embedded.json_escapes import Either, Row, Times
 from server.errors import InvalidRequest
 
 T = TypeVar("T")

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Literal
 
-from server.constrain.grammar import json_escapes as escapes
-from server.constrain.grammar import lark_tree as tree
-from server.constrain.grammar.json_escapes import Regex, between_slashes
+from server.constrain.grammar.embedded import json_escapes as escapes
+from server.constrain.grammar.embedded import lark_tree as tree
+from server.constrain.grammar.embedded.json_escapes import Regex, between_slashes, without_anchors
 from server.errors import InvalidRequest
 
 if TYPE_CHECKING:  # it takes its time to import
@@ -48,10 +48,9 @@ class TextGrammar:
             return tree.parsed(self.definition)
         if len(self.definition) > tree.MAX_CHARS:
             raise InvalidRequest(f"the regex has {len(self.definition)} characters, {tree.MAX_CHARS} are allowed")
-        regex = self.definition.removeprefix("^")
-        ends = regex.endswith("$") and (len(regex) - len(regex[:-1].rstrip("\\"))) % 2 == 1
+        regex = without_anchors(self.definition)
         escapes.escaped_regex(regex)
-        return tree.Grammar({"start": tree.Pattern(regex[:-1] if ends else regex)})
+        return tree.Grammar({"start": tree.Pattern(regex)})
 
 
 @dataclass(frozen=True, slots=True)
