@@ -34,6 +34,13 @@ def properties_of(schema: Mapping[str, Any]) -> dict[str, tuple[Any, bool]]:
     return {key: (value, key in required) for key, value in {**named, **others}.items()}
 
 
+def others_of(schema: Mapping[str, Any]) -> Any:
+    """The schema of further parameters. One that lists its own and is silent about others has none, as in llama-server
+    (common/json-schema.cpp, build_object).
+    """
+    return schema.get("additionalProperties", "properties" not in schema)
+
+
 def names_in_markup(schema: Mapping[str, Any], *, never: str = "") -> dict[str, tuple[Any, bool]]:
     """`properties_of`, where their names stand in markup bare, without any of the characters `never`.
 

@@ -2,7 +2,8 @@
 
 Output order and whitespace follow llama-server: properties in the schema's order; between tokens nothing, one
 space, or one or two line breaks with at most 20 characters of indent (llama.cpp common/json-schema-to-grammar.cpp,
-SPACE_RULE).
+SPACE_RULE). So does an object that lists its properties and is silent about others: it has none (json-schema.cpp beside
+it, build_object).
 
 Unlike llama-server, a keyword that cannot be enforced is an error, not ignored. What llguidance does not have is
 rewritten where that is possible (`schema`). Unknown values of `format` are ignored: by the standard, they say nothing.
@@ -10,7 +11,7 @@ rewritten where that is possible (`schema`). Unknown values of `format` are igno
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import llguidance
@@ -38,6 +39,10 @@ LARGEST_INTEGER = 10**16 - 1
 """Of 16 digits (llama.cpp common/json-schema-to-grammar.cpp, PRIMITIVE_RULES, integral-part)."""
 _DATA = ("const", "enum", "required")
 _GENERATED_PLACE = re.compile(r" while processing json-schema:///#/\$defs/\d+")
+_COUNTS_PROPERTIES = frozenset(["minProperties", "maxProperties"])
+_IN_PLACE = ("$ref", "anyOf", "oneOf")
+_OF_OBJECTS = frozenset(["properties", "patternProperties", "additionalProperties", "required"]) | _COUNTS_PROPERTIES
+_SAYS_WHICH = frozenset(["additionalProperties", "patternProperties", "const", "enum"]) | _COUNTS_PROPERTIES
 _NO_SCHEMAS = (*_DATA, "default", "examples")
 _OPTIONS = {
     "whitespace_flexible": False,
@@ -80,12 +85,15 @@ def written(schema: object, what: str) -> Written:
             raise InvalidRequest(f"{document.doubtful} is not valid JSON Schema", document.doubtful)
         _check_valid(schema, what)
     rewriter = Rewriter(plain, what, document.places, exclusive=False)
-    rewritten, text = _rewritten(rewriter, what)
+    rewritten = _rewritten(rewriter, what)
+    text = _text(rewritten)
     if '"oneOf"' in text and (rewriter.narrowed or _overlaps(text)):
         rewriter = Rewriter(plain, what, document.places, exclusive=True)
-        rewritten, text = _rewritten(rewriter, what)
+        rewritten = _rewritten(rewriter, what)
     unique = UniquePlaces(rewritten, rewriter.unique) if rewriter.unique else None
-    return Written(text, unique, rewriter.narrowed)
+    # Behind what looks for overlaps: closed branches overlap less than the client's.
+    closed = rewritten if _joins(rewritten) else _closed(rewritten)
+    return Written(_text(closed), unique, rewriter.narrowed)
 
 
 def grammar_text(schema: str) -> str:
@@ -98,12 +106,14 @@ def _overlaps(text: str) -> bool:
     return "oneOf constraints" in llguidance.LLMatcher.validate_grammar(grammar_text(text))
 
 
-def _rewritten(rewriter: Rewriter, what: str) -> tuple[dict[str, Any], str]:
+def _rewritten(rewriter: Rewriter, what: str) -> dict[str, Any]:
     rewritten = rewriter.rewritten()
     _check_references(rewritten, what)
-    if not _has_long_numbers(rewritten):
-        rewritten = _with_bounds(rewritten)
-    return rewritten, json.dumps({**rewritten, "x-guidance": _OPTIONS}, ensure_ascii=False)
+    return rewritten if _has_long_numbers(rewritten) else _with_bounds(rewritten)
+
+
+def _text(rewritten: dict[str, Any]) -> str:
+    return json.dumps({**rewritten, "x-guidance": _OPTIONS}, ensure_ascii=False)
 
 
 def _has_long_numbers(value: object) -> bool:
@@ -117,7 +127,7 @@ def _with_bounds(schema: Any) -> Any:
     """Integers without bounds get those of llama-server: a model that can't end a number writes digits to its limit."""
     if not isinstance(schema, dict):
         return schema
-    made = {key: _below(key, value) for key, value in schema.items()}
+    made = {key: _below(key, value, _with_bounds) for key, value in schema.items()}
     types = schema.get("type", ())
     if "integer" in types and "number" not in types and not {"multipleOf", "const", "enum"} & schema.keys():
         if not {"minimum", "exclusiveMinimum"} & schema.keys():
@@ -127,12 +137,43 @@ def _with_bounds(schema: Any) -> Any:
     return made
 
 
-def _below(key: str, value: Any) -> Any:
+def _joins(schema: Any) -> bool:
+    """Whether a value has properties of several schemas somewhere, none of which may say that there are no others."""
+    if not isinstance(schema, dict):
+        return False
+    n_in_place = len(schema.get("allOf", ())) + sum(key in schema for key in _IN_PLACE)
+    return n_in_place + bool(_OF_OBJECTS & schema.keys()) > 1 or any(map(_joins, _schemas_in(schema)))
+
+
+def _closed(schema: Any) -> Any:
+    """Objects have what they list and need, unless they say something else, or list what may not be."""
+    if not isinstance(schema, dict):
+        return schema
+    made = {key: _below(key, value, _closed) for key, value in schema.items()}
+    listed = made.get("properties")
+    if listed is not None and False not in listed.values() and not _SAYS_WHICH & schema.keys():
+        needed = {name: True for name in schema.get("required", ()) if name not in listed}
+        made |= {"properties": {**listed, **needed}, "additionalProperties": False}
+    return made
+
+
+def _schemas_in(schema: dict[str, Any]) -> Iterator[Any]:
+    for key, value in schema.items():
+        if key in MAPS or key == "$defs":
+            yield from value.values()
+        elif key in LISTS:
+            yield from value
+        elif key in SINGLE or key == "items":
+            yield value
+
+
+def _below(key: str, value: Any, change: Callable[[Any], Any]) -> Any:
+    """What a keyword holds, with every schema in it changed."""
     if key in MAPS or key == "$defs":
-        return {name: _with_bounds(child) for name, child in value.items()}
+        return {name: change(child) for name, child in value.items()}
     if key in LISTS:
-        return [_with_bounds(child) for child in value]
-    return _with_bounds(value) if key in SINGLE or key == "items" else value
+        return [change(child) for child in value]
+    return change(value) if key in SINGLE or key == "items" else value
 
 
 def _check_size(schema: object, what: str) -> int:

@@ -15,6 +15,7 @@ from server.formats.parameter_schema import (
     names_in_markup,
     not_a_name,
     object_schema,
+    others_of,
     properties_of,
     referred,
     text_limits,
@@ -78,7 +79,7 @@ def _json_object(schema: Mapping[str, Any], root: Mapping[str, Any], text: LarkT
         (_member(text.literal(json.dumps(key, ensure_ascii=False)), part, root, space, text), needed)
         for key, (part, needed) in found.items()
     ]
-    more, other = schema.get("additionalProperties", True), ""
+    more, other = others_of(schema), ""
     if more is not False:
         named = "|".join(escaped(json.dumps(key, ensure_ascii=False)) for key in found)
         other = _member(text.terminal(f"{_JSON_KEY} & ~/{named}/"), more, root, space, text)
@@ -139,7 +140,7 @@ def _one_by_one(schema: Mapping[str, Any], text: LarkText, form: Parameters) -> 
     """The parameters; any where the schema names none."""
     found = names_in_markup(schema)
     end = text.literal(form.end)
-    more = schema.get("additionalProperties", True)
+    more = others_of(schema)
     if not found and more is not False:
         one = _parameter(_KEY, {} if more is True else more, schema, text, form)
         return text.rule(f"({one})* {end}")
@@ -190,7 +191,7 @@ def _keywords(schema: Mapping[str, Any], text: LarkText, form: Keywords) -> str:
             raise not_a_name(key)
         rules.append((text.rule(f"{text.literal(key + '=')} {_literal(value, schema, text)}"), needed))
     end = text.literal(form.end)
-    if not rules and schema.get("additionalProperties", True) is not False:
+    if not rules and others_of(schema) is not False:
         one = text.rule(f'{_KEY} "=" {_literal({}, schema, text)}')
         return text.rule(f'({one} (", " {one})*)? {end}')
     return text.in_any_order(rules, end, '", "')

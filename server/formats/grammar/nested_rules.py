@@ -13,7 +13,14 @@ from server.errors import InvalidRequest
 from server.formats.call_form import Braces, Elements
 from server.formats.grammar.argument_rules import json_rule
 from server.formats.grammar.lark_text import LarkText
-from server.formats.parameter_schema import names_in_markup, object_schema, referred, text_limits, values_of
+from server.formats.parameter_schema import (
+    names_in_markup,
+    object_schema,
+    others_of,
+    referred,
+    text_limits,
+    values_of,
+)
 from server.formats.parsing.turn import Schema
 
 _KEY = "/[A-Za-z_][A-Za-z0-9_.\\-]*/"
@@ -178,7 +185,7 @@ class _InBraces(_Nested):
             (text.rule(f"{text.literal(key + ':')} {self.value(value, '')}"), needed)
             for key, value, needed in self._members(schema)
         ]
-        others = schema.get("additionalProperties", True)
+        others = others_of(schema)
         if not members and others is not False:
             one = text.rule(f'{_KEY} ":" {self.value(others, "")}')
             return f'"{{" ({one} ("," {one})*)? {closing}'

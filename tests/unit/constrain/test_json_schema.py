@@ -95,6 +95,47 @@ def test_an_integer_ends_where_llama_servers_does() -> None:
     assert matches(WORDS.json_schema({"allOf": [{"type": "integer"}, {"minimum": 10**17}]}), b"1" + b"0" * 17)
 
 
+ONE = {"type": "object", "properties": {"a": {"type": "null"}}}
+
+
+@pytest.mark.parametrize(
+    ("schema", "more"),
+    [
+        (ONE, False),
+        ({"type": "object", "properties": {}}, False),
+        ({"type": "array", "items": ONE}, False),
+        ({"anyOf": [ONE, {"type": "null"}]}, False),
+        ({"allOf": [{"$ref": "#/$defs/one"}], "description": "pydantic wrote so", "$defs": {"one": ONE}}, False),
+        ({**ONE, "additionalProperties": True}, True),
+        ({**ONE, "patternProperties": {"^b": {}}}, True),
+        ({**ONE, "required": ["b"]}, True),
+        ({"type": "object", "properties": {"a": False}}, True),
+        ({**ONE, "allOf": [{"properties": {"b": {}}}]}, True),
+        ({"$ref": "#/$defs/one", "properties": {"b": {}}, "$defs": {"one": ONE}}, True),
+        ({"type": "object", "title": "any"}, True),
+    ],
+)
+def test_an_object_has_no_properties_but_those_it_lists(schema: dict[str, Any], *, more: bool) -> None:
+    begun = "[{" if schema.get("type") == "array" else "{"
+    constraint, end = BYTES.json_schema(schema), begun.translate({ord("["): "]", ord("{"): "}"})[::-1]
+    assert matches(constraint.fork(), f'{begun}"b":1{end}') is more
+    Draft202012Validator(schema).validate(json.loads(f'{begun}"b":1{end}'))
+
+
+def test_an_object_that_needs_more_properties_than_it_lists_gets_them() -> None:
+    assert matches(BYTES.json_schema({**ONE, "required": ["a"], "minProperties": 2}), '{"a":null,"b":1}')
+    needed = BYTES.json_schema({**ONE, "required": ["b"]})
+    assert matches(needed.fork(), '{"a":null,"b":1}')
+    assert not matches(needed.fork(), '{"b":1,"c":1}')
+
+
+def test_alternatives_that_overlap_are_not_told_apart_by_what_they_do_not_list() -> None:
+    schema = {"oneOf": [ONE, {"type": "object", "properties": {"b": {"type": "null"}}}]}
+    constraint = BYTES.json_schema(schema)
+    assert not matches(constraint.fork(), '{"a":null}')
+    assert not matches(constraint.fork(), "{}")
+
+
 def test_an_unknown_format_is_an_annotation() -> None:
     assert matches(BYTES.json_schema({"type": "string", "format": "password"}), '"x"')
 

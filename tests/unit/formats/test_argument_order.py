@@ -86,10 +86,17 @@ def test_none_comes_twice_or_against_its_schema(form: str) -> None:
 
 def test_json_objects_take_further_members_where_the_schema_does() -> None:
     further = written("hermes", [("other", [1]), ("city", "Paris"), ("more", None), ("days", 3)])
-    assert fits("hermes", further)
+    assert not fits("hermes", further)
+    assert fits("hermes", further, additionalProperties=True)
     assert fits("hermes", further, additionalProperties={"type": ["array", "null"]})
     assert not fits("hermes", further, additionalProperties=False)
     assert not fits("hermes", further, additionalProperties={"type": "array"})
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_tool_that_lists_no_parameters_gets_none(form: str) -> None:
+    assert fits(form, written(form, []), properties={}, required=[])
+    assert not fits(form, written(form, [("city", "Paris")]), properties={}, required=[])
 
 
 INNER = {
