@@ -223,8 +223,9 @@ def unseen(medium: Media) -> InvalidRequest:
     """The error of one that the model can't be shown (llama-server's words)."""
     hint = "hint: if this is unexpected, you may need to provide the mmproj"
     if medium.source is None:
-        files = medium.kind == "file"
-        hint = "what can be shown are pictures, sounds and videos" if files else "there is no address and no file in it"
+        hint = "there is no address and no file in it, and no file is kept here that a file_id could name"
+        if medium.kind == "file":
+            hint = "what can be shown are pictures, sounds and videos, each by its address or with its data"
     return InvalidRequest(f"{medium.at}: {medium.kind} input is not supported - {hint}", medium.at)
 
 

@@ -70,6 +70,8 @@ class _Exchange:
         id_, method = request_id(headers), scope["method"]
         self._send = send
         self._extra = [_SERVER, (b"x-request-id", id_), *cors]
+        if b"anthropic-version" in headers:  # the name that Anthropic's clients read
+            self._extra.append((b"request-id", id_))
         self.record = Record(id_.decode(), method if method in _METHODS else "other", scope["path"], headers=headers)
         self.limits: Callable[[], ReplyHeaders] | None = None  # headers that say what is left to who sent it
 

@@ -7,6 +7,6 @@ Beside them what they share. Of bodies: `fields` (types and messages), `generati
 `adapters`, `constraints` (what the output must match); `thinking`; `tools` with ``tool_choice``, `custom_tools`
 (OpenAI's); `media` (where pictures and sounds are); `warnings` (what is left out). Of replies: `common`, `verbose`.
 
-Fields that no format knows are ignored, as llama-server does; a known field with a wrong type or value is an
-`InvalidRequest` that names it; ``null`` is the same as absent.
+Fields that no format knows are ignored, as llama-server does, and named in a header; a known field with a wrong type
+or value is an `InvalidRequest` that names it; ``null`` is the same as absent.
 """

@@ -1,12 +1,12 @@
 """What of a body a reply is made without: named in a header of the reply, and in the log.
 
-Fields of older llama-servers (2023 and 2024) that its present one does not know are taken, whatever they hold. What
-else clients can't help sending (tools that only other servers have, blocks that no model can be shown) is told by the
-wire format that skips it.
+Fields of older llama-servers (2023 and 2024) that its present one does not know are taken, whatever they hold; a field
+that nobody knows is named, since it may be a misspelt one. What else clients can't help sending (tools that only other
+servers have, blocks that no model can be shown) is told by the wire format that skips it.
 """
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from typing import Any
 
 logger = logging.getLogger(__name__)
@@ -15,6 +15,24 @@ WARNING_HEADER = "X-Llamapool-Warning"
 GONE_SAMPLERS = ("tfs_z", "tfs-z", "tfs")
 """Tail free sampling, which llama.cpp no longer has; older clients name it in every list of samplers."""
 NO_TOOL_LEFT = "tool_choice is ignored: no tool is left that could be called"
+HINTS = frozenset(
+    [
+        *(
+            "metadata",
+            "client_metadata",
+            "store",
+            "service_tier",
+            "speed",
+            "billing_policy",
+            "inference_geo",
+            "prediction",
+        ),
+        *("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "cache_control", "diagnostics"),
+        *("user_profile_id", "workspace_id"),
+    ]
+)
+"""For routing, caching, billing and records at OpenAI and Anthropic: clients send them, and no reply is another one."""
+_OLDER = frozenset(["tfs_z", "penalize_nl", "system_prompt", "image_data"])
 _SHOWN_CHARS = 40
 GONE_SAMPLER_CHAR = "f"
 _NO_TAIL_FREE = "llama.cpp has no tail free sampling any more"
@@ -22,13 +40,27 @@ _MAX_SHOWN = 8
 _MAX_SHOWN_CHARS = 200
 
 
-def warning_headers(body: Mapping[str, Any], *, native: bool = False, warnings: Iterable[str] = ()) -> dict[str, str]:
+def warning_headers(
+    body: Mapping[str, Any],
+    known: Container[str] | None = None,
+    *,
+    native: bool = False,
+    warnings: Iterable[str] = (),
+) -> dict[str, str]:
     """The header that names what of a JSON body has no effect; none where all is carried out.
 
-    `native`: whether it is llama-server's own completion, which has a system prompt and pictures as it had them in
-    2023. `warnings`: those of the wire format itself, of what it left out.
+    `known`: the fields that its schema has; None = it may have any. `native`: whether it is llama-server's own
+    completion, which has a system prompt and pictures as it had them in 2023. `warnings`: those of the wire format
+    itself, of what it left out.
     """
-    return as_header([*_warnings(body, native), *warnings])
+    unknown = () if known is None else unknown_fields(body, known)
+    return as_header([*_warnings(body, native), *warnings, *unknown])
+
+
+def unknown_fields(given: Mapping[str, Any], known: Container[str]) -> list[str]:
+    """A sentence for each field that is not `known`, nor one of those that change no reply."""
+    names = [name for name, value in given.items() if name not in known and value is not None]
+    return [f"{shown(name)} is ignored: it is not known here" for name in names if name not in HINTS | _OLDER]
 
 
 def as_header(warnings: Iterable[str]) -> dict[str, str]:

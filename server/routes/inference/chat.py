@@ -11,7 +11,7 @@ from server.transport.access.keys import ANYBODY
 from server.transport.bodies.read import read_as, read_json
 from server.transport.reply import json_reply
 from server.wire.chat.control import read_control
-from server.wire.chat.read import ChatAsked, apply_template, chat_generation, input_tokens, read_chat
+from server.wire.chat.read import FIELDS, ChatAsked, apply_template, chat_generation, input_tokens, read_chat
 from server.wire.verbose import verbosely
 from server.wire.warnings import warning_headers
 
@@ -30,7 +30,7 @@ async def chat_completions(request: Request) -> Response:
 
 def _read(given: Any) -> tuple[ChatAsked, dict[str, str]]:
     chat = read_chat(given)
-    return chat, warning_headers(given, warnings=chat.conversation.warnings)
+    return chat, warning_headers(given, FIELDS, warnings=chat.conversation.warnings)
 
 
 @router.post("/v1/chat/completions/input_tokens")

@@ -6,19 +6,24 @@ from fastapi.responses import Response
 from server.routes.generate import answer
 from server.routes.services import services
 from server.transport.bodies.read import read_as
-from server.wire.completions.read import completion_generation, read_completion
-from server.wire.native.infill import infill_generation, read_infill
+from server.wire.completions.read import CompletionBody, completion_generation, read_completion
+from server.wire.fields import names_of
+from server.wire.native.body import NativeBody
+from server.wire.native.infill import InfillBody, infill_generation, read_infill
 from server.wire.native.read import native_generation, read_native
 from server.wire.verbose import verbosely
 from server.wire.warnings import warning_headers
 
 router = APIRouter(tags=["completions"])
+_OPENAI, _NATIVE, _INFILL = (names_of(body) for body in (CompletionBody, NativeBody, InfillBody))
 
 
 @router.post("/v1/completions")
 async def openai_completions(request: Request) -> Response:
     """OpenAI completions, with llama.cpp's sampling fields beside OpenAI's."""
-    completion, headers = await read_as(request, lambda given: (read_completion(given), warning_headers(given)))
+    completion, headers = await read_as(
+        request, lambda given: (read_completion(given), warning_headers(given, _OPENAI))
+    )
     detailed = services(request).options.verbose
     prepare = verbosely(
         lambda model, seen: completion_generation(completion, model, seen), completion.body, default=detailed
@@ -30,7 +35,9 @@ async def openai_completions(request: Request) -> Response:
 @router.post("/completions")
 async def native_completions(request: Request) -> Response:
     """A native completion of one prompt or of several."""
-    wanted, headers = await read_as(request, lambda given: (read_native(given), warning_headers(given, native=True)))
+    wanted, headers = await read_as(
+        request, lambda given: (read_native(given), warning_headers(given, _NATIVE, native=True))
+    )
     return await answer(
         request, wanted.body, lambda model, seen: native_generation(wanted, model, seen), headers, wanted.media
     )
@@ -39,5 +46,5 @@ async def native_completions(request: Request) -> Response:
 @router.post("/infill")
 async def infill(request: Request) -> Response:
     """Code between a prefix and a suffix."""
-    wanted, headers = await read_as(request, lambda given: (read_infill(given), warning_headers(given)))
+    wanted, headers = await read_as(request, lambda given: (read_infill(given), warning_headers(given, _INFILL)))
     return await answer(request, wanted.body, lambda model, _: infill_generation(wanted, model), headers)

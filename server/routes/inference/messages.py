@@ -8,7 +8,7 @@ from fastapi.responses import Response
 from server.routes.generate import StreamWords, answer, compute
 from server.transport.bodies.read import read_as
 from server.wire.messages.errors import error_event
-from server.wire.messages.read import MessagesAsked, count_message_tokens, message_generation, read_messages
+from server.wire.messages.read import FIELDS, MessagesAsked, count_message_tokens, message_generation, read_messages
 from server.wire.messages.write import PING
 from server.wire.warnings import warning_headers
 
@@ -28,7 +28,7 @@ async def post_messages(request: Request) -> Response:
 
 def _read(given: dict[str, Any], *, generate: bool = True) -> tuple[MessagesAsked, dict[str, str]]:
     wanted = read_messages(given, generate=generate)
-    return wanted, warning_headers(given, warnings=wanted.conversation.warnings)
+    return wanted, warning_headers(given, FIELDS, warnings=wanted.conversation.warnings)
 
 
 @router.post("/v1/messages/count_tokens")

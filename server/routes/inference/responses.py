@@ -17,7 +17,7 @@ from server.transport.streams.event_socket import CONNECTION
 from server.wire.chat.read import input_tokens
 from server.wire.common import Json
 from server.wire.generation import Generation
-from server.wire.responses.read import ResponseAsked, read_response, response_generation
+from server.wire.responses.read import FIELDS, ResponseAsked, read_response, response_generation
 from server.wire.responses.store import ClientResponses, ResponseStore
 from server.wire.responses.write import EARLY_PING, ResponseStream, failed_early
 from server.wire.warnings import warning_headers
@@ -53,7 +53,7 @@ async def create_response(request: Request) -> Response:
 
 def _read(given: dict[str, Any], stored: ClientResponses) -> tuple[ResponseAsked, dict[str, str]]:
     asked = read_response(given, stored)
-    return asked, warning_headers(given, warnings=asked.conversation.warnings)
+    return asked, warning_headers(given, FIELDS, warnings=asked.conversation.warnings)
 
 
 @router.post("/v1/responses/input_tokens")

@@ -20,7 +20,7 @@ from server.wire.chat.tools import ChatTools, read_tools
 from server.wire.chat.write import ChatReply, ChatStream, ChatWords
 from server.wire.common import Header, Json
 from server.wire.constraints import read_shape
-from server.wire.fields import Whole, parse
+from server.wire.fields import Whole, names_of, parse
 from server.wire.generation import MAX_PROBS, Generation, Logprobs, prepared_request
 from server.wire.thinking import ThinkingFields, read_thinking, template_kwargs
 
@@ -56,6 +56,9 @@ class ChatBody(ThinkingFields):
         return bool(self.functions) or self.function_call is not None
 
 
+FIELDS = names_of(ChatBody)
+
+
 @dataclass(frozen=True, slots=True)
 class ChatAsked:
     """A chat body, checked, before a model renders it. ``custom``: the names of its custom tools."""
@@ -69,7 +72,7 @@ def read_chat(given: object) -> ChatAsked:
     """Check what needs no model. Raises `InvalidRequest`."""
     body = parse(ChatBody, given)
     for name, reason in _REFUSED.items():
-        if getattr(body, name):
+        if getattr(body, name) is not None:  # OpenAI's own example of a search is {}
             raise InvalidRequest(f"{name}: {reason}", name)
     if body.modalities not in (None, ["text"]):
         raise InvalidRequest('modalities: only ["text"] is supported', "modalities")

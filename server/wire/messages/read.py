@@ -18,7 +18,7 @@ from server.media.source import NOTHING_SEEN, Seen
 from server.pool.model import LoadedModel
 from server.wire.adapters import read_adapters
 from server.wire.common import Header, Json, random_id
-from server.wire.fields import Body, Count, CountOrAll, parse
+from server.wire.fields import Body, Count, CountOrAll, names_of, parse
 from server.wire.generation import CacheSalt, Generation, GenerationFields, Priority, prepared_request, read_stop
 from server.wire.messages.messages import read_conversation
 from server.wire.messages.tools import read_tools
@@ -75,6 +75,9 @@ class MessagesBody(SamplingFields):
     @classmethod
     def _readable_lora(cls, value: object) -> Adapters:
         return read_adapters(value)
+
+
+FIELDS = names_of(MessagesBody) | {*_SERVERS_OWN, "context_management"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from server.pool.model import LoadedModel
 from server.wire.chat.read import ChatBody, chat_logprobs
 from server.wire.common import Header, Json, random_id
 from server.wire.constraints import read_shape
-from server.wire.fields import Body, Count, Whole, field_error, parse
+from server.wire.fields import Body, Count, Whole, field_error, names_of, parse
 from server.wire.generation import MAX_TOP_LOGPROBS, Generation, Limit, prepared_request
 from server.wire.responses.input import read_input
 from server.wire.responses.items import OutputItems
@@ -108,6 +108,9 @@ class ResponsesBody(Body):
         return self.store is not False
 
 
+FIELDS = names_of(ResponsesBody) | (names_of(ChatBody) - {*_ONLY_CHATS})
+
+
 @dataclass(frozen=True, slots=True)
 class ResponseAsked:
     """A checked body. ``fields`` are those that it shares with a chat; ``messages`` the conversation's without the
@@ -159,6 +162,8 @@ def _without_effect(body: ResponsesBody) -> Iterator[str]:
         yield "reasoning.summary is ignored: thoughts are not summarized but given whole"
     if body.truncation == "auto":
         yield "truncation is ignored: input that is too long is an error"
+    if body.text is not None and body.text.verbosity is not None:
+        yield "text.verbosity is ignored: no template has a place for it"
     if body.context_management:
         yield "context_management is ignored: the conversation stays as it is sent"
     for name in body.include or ():

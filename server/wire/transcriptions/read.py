@@ -19,7 +19,7 @@ from server.wire.common import Header, random_id
 from server.wire.fields import field_error, parse
 from server.wire.generation import Generation, GenerationFields, Logprobs, prepared_request
 from server.wire.transcriptions.write import FORMATS, TranscriptReply, TranscriptStream
-from server.wire.warnings import shown
+from server.wire.warnings import shown, unknown_fields
 
 ASKED = "Transcribe audio to text"
 _LFM2 = ("<|tool_list_start|>", "<|tool_list_end|>")  # what the template of a model of that family has
@@ -28,6 +28,7 @@ _NUMBERS = ("temperature", "top_p", "top_k", "min_p", "seed", "max_tokens", "max
 _TRUE, _FALSE = ("true", "1"), ("false", "0", "")
 _TIMES = "timestamp_granularities[]"
 _WITHOUT_EFFECT = ("chunking_strategy", "include[]", "known_speaker_names[]", "known_speaker_references[]")
+_FIELDS = (*_NUMBERS, *_WITHOUT_EFFECT, _TIMES, "model", "prompt", "language", "response_format", "stream")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +58,9 @@ def read_transcription(given: Mapping[str, Sequence[str]], files: Mapping[str, b
         raise field_error(_TIMES, "models tell no times of words; leave it out")
     fields = parse(GenerationFields, {**_numbers(said), "model": said.get("model") or None, "stream": streams})
     sound = Media("audio", at="file", source=files["file"])
-    warnings = tuple(f"{name} is ignored" for name in _WITHOUT_EFFECT if said.get(name))
-    return Transcription(sound, said.get("prompt", ""), said.get("language", ""), fields, wanted, warnings)
+    warnings = [f"{name} is ignored" for name in _WITHOUT_EFFECT if said.get(name)]
+    warnings += unknown_fields(said, _FIELDS)
+    return Transcription(sound, said.get("prompt", ""), said.get("language", ""), fields, wanted, tuple(warnings))
 
 
 def transcription(wanted: Transcription, model: LoadedModel, seen: Seen) -> Generation:

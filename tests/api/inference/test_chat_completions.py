@@ -93,6 +93,7 @@ async def test_a_schema_keeps_the_model_to_it(serve: Serve) -> None:
         ({"temperature": "hot"}, "temperature"),
         ({"max_tokens": 1.5}, "max_tokens"),
         ({"response_format": {"type": "sound"}}, "response_format.type"),
+        ({"web_search_options": {}}, "web_search_options"),
         ({"grammar": "root ::= (", "stream": True}, None),
         ({"json_schema": {"type": "nonsense"}}, None),
     ],

@@ -1,4 +1,4 @@
-"""Endpoints that show or count a prompt leave out what the one that generates leaves out, and say so as well."""
+"""What a body is answered without is named in a header, also by endpoints that only show or count its prompt."""
 
 import httpx
 import pytest
@@ -24,3 +24,25 @@ async def test_what_is_left_out_of_a_prompt_is_named_in_the_same_header(
     assert (counted.status_code, generated.status_code) == (200, 200)
     assert "unheard-of" in counted.headers["x-llamapool-warning"]
     assert counted.headers["x-llamapool-warning"] == generated.headers["x-llamapool-warning"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}], "moderation": {"model": "m"}}),
+        ("/v1/completions", {"prompt": "hi", "min_token": 3}),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "hi"}], "fallbacks": [{"model": "m"}]}),
+        ("/v1/responses", {"input": "hi", "messages": []}),
+        ("/completion", {"prompt": "hi", "n_predcit": 1}),
+        ("/infill", {"input_prefix": "hi", "input_sufix": "x", "input_suffix": ""}),
+    ],
+)
+async def test_a_field_that_is_not_known_is_named(
+    client: httpx.AsyncClient, path: str, body: dict[str, object]
+) -> None:
+    hints = {"max_tokens": 1, "metadata": {"user_id": "u"}, "service_tier": "auto", "user": None}
+    reply = await client.post(path, json={**body, **hints})
+    unknown = next(
+        name for name in body if name not in ("prompt", "input", "input_prefix", "messages") or body[name] == []
+    )
+    assert reply.headers["x-llamapool-warning"] == f"'{unknown}' is ignored: it is not known here"

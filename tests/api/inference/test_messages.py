@@ -217,6 +217,17 @@ async def test_fields_of_other_apis_and_headers_are_ignored(client: httpx.AsyncC
     more = {"metadata": {"user_id": "me"}, "context_management": {"edits": []}, "n": 5, "frobnicate": True}
     reply = await client.post(f"{path}?beta=true", json={**BODY, **more}, headers=headers)
     assert reply.status_code == 200
+    assert reply.headers["X-Llamapool-Warning"] == "; ".join(
+        f"'{name}' is ignored: it is not known here" for name in ("n", "frobnicate")
+    )
+
+
+async def test_a_replys_id_has_the_name_that_anthropics_clients_read(client: httpx.AsyncClient) -> None:
+    headers = {"anthropic-version": "2023-06-01"}
+    for body in (BODY, {**BODY, "max_tokens": -1}):
+        reply = await client.post(URL, json=body, headers=headers)
+        assert reply.headers["request-id"] == reply.headers["x-request-id"]
+    assert "request-id" not in (await client.post(URL, json=BODY)).headers
 
 
 def error(reply: httpx.Response) -> tuple[int, str, str]:

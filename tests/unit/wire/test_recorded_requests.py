@@ -15,11 +15,15 @@ import pytest
 from server.conversation.conversation import Conversation
 from server.conversation.prepare import prompt_of
 from server.errors import InvalidRequest
+from server.wire.chat import read as chat
 from server.wire.chat.read import read_chat
+from server.wire.messages import read as messages
 from server.wire.messages.read import read_messages
 from server.wire.ollama.read import read_chat as read_ollama_chat
+from server.wire.responses import read as responses
 from server.wire.responses.read import read_response
 from server.wire.responses.store import ResponseStore
+from server.wire.warnings import unknown_fields
 from tests.downloads import TEMPLATE_NAMES
 from tests.unit.templates.corpus import BUILT_IN, template_of
 from tests.unit.wire.builders import make_model
@@ -90,3 +94,9 @@ def test_no_text_that_a_program_sent_is_lost(name: str) -> None:
 
 def test_there_are_recordings_of_every_format() -> None:
     assert {path for path, _ in bodies().values()} == set(READERS)
+
+
+def test_every_field_of_theirs_is_known_or_changes_no_reply() -> None:
+    known = {"/v1/chat/completions": chat.FIELDS, "/v1/messages": messages.FIELDS, "/v1/responses": responses.FIELDS}
+    found = {case: unknown_fields(body, known[path]) for case, (path, body) in bodies().items() if path in known}
+    assert {case: fields for case, fields in found.items() if fields} == {}

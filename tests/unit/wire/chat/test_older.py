@@ -36,6 +36,12 @@ def test_what_has_its_effect_is_not(body: dict[str, Any]) -> None:
     assert warning_headers(body) == {}
 
 
+def test_a_field_that_nobody_knows_is_named_and_a_hint_is_not() -> None:
+    body = {"max_token": 5, "temperature": 1, "metadata": {"a": "b"}, "prompt_cache_key": "k", "stpo": None, "tfs_z": 1}
+    header = warning_headers(body, {"temperature"})[WARNING_HEADER]
+    assert header == "'max_token' is ignored: it is not known here"
+
+
 def test_several_are_in_one_header_and_a_system_prompt_may_hold() -> None:
     old = {"tfs_z": 0, "system_prompt": "x", "prompt": "[img-1]", "image_data": [{"id": 1}]}
     header = warning_headers(old, native=True)[WARNING_HEADER]
