@@ -115,7 +115,7 @@ class NextTokens:
             self._judge(entry, n_right, n_right - bool(uncounted))
         if reason is not None:
             truncated = reason is FinishReason.LIMIT and self._context_full(sequence)
-            self.finish(sequence, reason, now, truncated=truncated)
+            self.finish(sequence, entry.seq, reason, now, truncated=truncated)
 
     def _taken_by_chance(self, sequence: Sequence, guesses: Seq[int], n: int) -> int | None:
         """The guess that is taken whatever the model says, `NOT_TAKEN` of one that is not; None: the model decides."""
@@ -267,8 +267,11 @@ class NextTokens:
             return FinishReason.LIMIT
         return None
 
-    def finish(self, sequence: Sequence, reason: FinishReason, now: float, *, truncated: bool = False) -> None:
-        """End a choice; its last events are text that was held back, and why it ended."""
+    def finish(
+        self, sequence: Sequence, slot: int, reason: FinishReason, now: float, *, truncated: bool = False
+    ) -> None:
+        """End a choice, whose last token was decoded in the slot of that id: it may have lost it since to guesses that
+        could not be taken back. Its last events are text that was held back, and why it ended."""
         rest = sequence.text.finish()
         if rest is not None:
             self._emit_text(sequence, rest, now)
@@ -283,7 +286,7 @@ class NextTokens:
             n_cached=sequence.n_cached,
             n_predicted=len(sequence.output),
             timings=timings,
-            id_slot=self._first_slot + sequence.held.id,
+            id_slot=self._first_slot + slot,
             seed=sequence.sampler.seed,
             truncated=truncated or sequence.shifted,
             has_new_line=sequence.text.has_new_line,

@@ -309,7 +309,7 @@ class Instance(StepThread):
     def _end_at_limit(self, sequence: Sequence, now: float) -> None:
         """No cell for the next token of the only sequence."""
         if sequence.output:
-            self._next_tokens.finish(sequence, FinishReason.LIMIT, now, truncated=True)
+            self._next_tokens.finish(sequence, sequence.held.id, FinishReason.LIMIT, now, truncated=True)
         else:
             self._requests.fail(sequence.ticket, ContextExceeded(len(sequence.request.prompt), sequence.n_computed))
 

@@ -76,6 +76,20 @@ async def test_wrong_guesses_without_a_way_back_are_computed_again(monkeypatch: 
     assert reply.text == said[:150]
 
 
+async def test_a_text_that_ends_within_wrong_guesses_without_a_way_back_is_done(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    runner = FakeRunner(n_ctx_seq=512, replies={"sing": VERSE}, partial_removal=False)
+    monkeypatch.setattr(FakeRunner, "seq_rewind", lambda self, seq, _state, _n: not self.seq_remove(seq, 0))
+    async with engine_over(runner, spec_type="lookup", clock=ticking()) as engine:
+        (reply,) = await run(engine, request("sing", max_tokens=130, stop=(VERSE[40:80],)))
+        assert (reply.error, reply.text) == (None, VERSE[:17])
+        timings = reply.finished[0].timings
+        assert timings.draft_n > timings.draft_n_accepted > 0
+        (again,) = await run(engine, request("sing", max_tokens=20))
+        assert again.text == VERSE[:20]
+
+
 async def test_a_slot_does_not_keep_the_index_of_its_last_request() -> None:
     async with engine_over(FakeRunner(n_seq=1), spec_type="lookup", clock=ticking()) as engine:
         await run(engine, request("abc"))
