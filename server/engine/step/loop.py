@@ -179,8 +179,9 @@ class Instance(StepThread):
         self._requests.fail_unencoded()
         entries = self.scheduler.plan(self._speculation.guess if self._speculation is not None else None)
         if not entries:
+            held_back = bool(self.scheduler.waiting) and self._cells.moving.busy  # by states that were moved: no longer
             self._cells.moving.begin_step()
-            return False
+            return held_back
         for batch in batches(entries, self.runner.info.n_ubatch):
             if not self._decode(batch):
                 break

@@ -58,6 +58,30 @@ async def test_streams_go_on_while_a_picture_is_encoded() -> None:
         assert reply.error is None
 
 
+async def test_one_whose_state_took_long_to_load_keeps_nobody_out_while_its_picture_is_encoded() -> None:
+    now, text = [1.0], "t" * 100
+
+    class Slow(FakeRunner):
+        def seq_load(self, seq: int, state: bytes, n_pos: int) -> bool:
+            now[0] += 1.0
+            return super().seq_load(seq, state, n_pos)
+
+    encoder = FakeEncoder()
+    runner = Slow(encoder=encoder, n_seq=2)
+    async with engine_over(runner, clock=lambda: now[0], gather_ms=60_000.0) as engine:
+        for each in (text, "u" * 100):  # the first one's goes to RAM
+            await run(engine, seen([each], id_slot=0))
+        with engine.preparing():
+            looks = asyncio.ensure_future(run(engine, seen([text, picture("a", slow=True)])))
+            reads = asyncio.ensure_future(run(engine, seen(["another"])))
+            await asyncio.sleep(0)  # both have asked
+        assert (await reads)[0].error is None
+        assert not looks.done()
+        encoder.gate.set()
+        assert (await looks)[0].error is None
+        assert engine.stats.n_ram_hits == 1
+
+
 async def test_the_same_picture_of_several_is_encoded_once() -> None:
     encoder = FakeEncoder()
     async with engine_over(FakeRunner(encoder=encoder)) as engine:
