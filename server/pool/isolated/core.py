@@ -27,7 +27,6 @@ from server.errors import (
     ModelRestarting,
     Unavailable,
 )
-from server.media.bitmap import Bitmap
 from server.pool.footprint import Fit, Footprint
 from server.pool.isolated import answers, crossing
 from server.pool.isolated.channel import Channel, FrameKind
@@ -205,15 +204,17 @@ class Child:
 
     def wants(self, asked: int, number: int) -> None:
         """The process asks for what it was lent."""
-        task = asyncio.get_running_loop().create_task(self._send_lent(asked, self.lent[number]))
+        task = asyncio.get_running_loop().create_task(self._send_lent(asked, number))
         self._decoding.add(task)
         task.add_done_callback(self._decoding.discard)
 
-    async def _send_lent(self, asked: int, bitmap: Bitmap) -> None:
+    async def _send_lent(self, asked: int, number: int) -> None:
         found: bytes | answers.Plain
         try:
-            found = await asyncio.to_thread(bitmap.decoded)
-        except CONTAINED as error:
+            found = await asyncio.to_thread(self.lent[number].decoded)
+        except Exception as error:  # without an answer, who asked would wait for ever
+            if not isinstance(error, CONTAINED):
+                log.exception("model '%s': what was lent can't be had. A fault: report it with what follows", self.name)
             found = answers.written_error(error)
         await self.channel.send_long(self.written("lent", asked, found))
 

@@ -3,6 +3,7 @@ decoded again, and sent, only where it asks for them, since it has no embeddings
 
 from collections.abc import Callable
 
+from server.errors import InternalError
 from server.media.bitmap import Bitmap
 
 
@@ -17,7 +18,11 @@ class LentMedia:
         return len(self._bitmaps)
 
     def __getitem__(self, number: int) -> Bitmap:
-        return self._bitmaps[number]
+        """Raises `InternalError` for what is not lent."""
+        found = self._bitmaps.get(number)
+        if found is None:
+            raise InternalError(f"no medium is lent as number {number}")
+        return found
 
     def add(self, bitmap: Bitmap) -> int:
         """Its number."""

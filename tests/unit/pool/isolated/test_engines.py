@@ -1,6 +1,8 @@
 """What the server's half of an engine says by itself."""
 
 import asyncio
+import pickle
+from typing import Any, cast
 
 import pytest
 
@@ -8,8 +10,11 @@ from harness.fakes import FakeLoader
 from server.engine.media import MediaSpan, media_tokens
 from server.engine.params import EngineParams
 from server.engine.request import Bounds, Event, Failed, Request, Text
-from server.errors import ContextExceeded, InvalidRequest, ModelFailed, Unavailable
-from server.pool.isolated.core import Core, ended_by
+from server.errors import ContextExceeded, InternalError, InvalidRequest, ModelFailed, Unavailable
+from server.media.bitmap import Bitmap
+from server.pool.isolated.answers import read_error
+from server.pool.isolated.channel import Channel
+from server.pool.isolated.core import Child, Core, ended_by
 from server.pool.isolated.crossing import DistantChunk
 from server.pool.isolated.engines import IsolatedEngine
 from server.pool.isolated.facts import GeneratorFacts
@@ -93,6 +98,34 @@ async def test_who_asks_long_before_the_next_start_is_told_so() -> None:
     core.down, core.pause_s = "killed", 60.0
     with pytest.raises(Unavailable, match="in 60 s"):
         engine.submit(Request("a", [1]), lambda _: None)
+
+
+class Lending(Child):
+    """Without a process; ``sent`` is what would have been sent."""
+
+    def __post_init__(self) -> None:
+        self.sent: list[tuple[Any, ...]] = []
+        self.channel = cast(Channel, self)
+        self._decoding: set[asyncio.Task[None]] = set()
+
+    async def send_long(self, body: bytes) -> None:
+        self.sent.append(pickle.loads(body))
+
+
+async def test_every_question_for_what_was_lent_has_an_answer() -> None:
+    def broken() -> bytes:
+        raise ZeroDivisionError("a bug")
+
+    child = Lending("demo", lambda *_: None, lambda *_: None, lambda *_: None)
+    whole = child.lent.add(Bitmap("image", 1, 1, b"", "id", again=lambda: b"123"))
+    faulty = child.lent.add(Bitmap("image", 1, 1, b"", "id", again=broken))
+    for asked, number in enumerate((whole, faulty, 77)):
+        child.wants(asked, number)
+        await asyncio.gather(*child._decoding)
+    assert child.sent[0] == ("lent", 0, b"123")
+    errors = [read_error(found) for _, _, found in child.sent[1:]]
+    assert [type(error) for error in errors] == [InternalError, InternalError]
+    assert "number 77" in errors[1].message
 
 
 @pytest.mark.parametrize(("status", "said"), [(-9, "SIGKILL"), (-6, "SIGABRT"), (70, "status 70"), (-63, "signal 63")])
