@@ -10,7 +10,8 @@ from enum import IntEnum
 from typing import cast
 
 _HEAD = struct.Struct("<IB")
-_PART = struct.Struct("<IB")  # which message it is of, and whether it is its last one
+_PART = struct.Struct("<IB")  # which message it is of, and which of these it is
+_MORE, _LAST, _GIVEN_UP = range(3)
 PART_BYTES = 1 << 18
 
 
@@ -55,16 +56,20 @@ class Channel(asyncio.Protocol):
             self._transport.write(frame(kind, body))
 
     async def send_long(self, body: bytes) -> None:
-        """Send a message of any length, no faster than it is read."""
+        """Send a message of any length, no faster than it is read. Cancelled, the other end forgets what it got."""
         if len(body) <= PART_BYTES:
             self.send(FrameKind.MESSAGE, body)
             return
         self._n_long += 1
         number, view = self._n_long, memoryview(body)
-        for at in range(0, len(body), PART_BYTES):
-            is_last = at + PART_BYTES >= len(body)
-            self.send(FrameKind.PART, _PART.pack(number, is_last) + view[at : at + PART_BYTES])
-            await self._writable.wait()
+        try:
+            for at in range(0, len(body), PART_BYTES):
+                which = _LAST if at + PART_BYTES >= len(body) else _MORE
+                self.send(FrameKind.PART, _PART.pack(number, which) + view[at : at + PART_BYTES])
+                await self._writable.wait()
+        except asyncio.CancelledError:
+            self.send(FrameKind.PART, _PART.pack(number, _GIVEN_UP))
+            raise
 
     def close(self) -> None:
         """Send what is written, and nothing more."""
@@ -111,8 +116,11 @@ class Channel(asyncio.Protocol):
         if kind != FrameKind.PART:
             self._received(FrameKind(kind), body)
             return
-        number, is_last = _PART.unpack_from(body)
+        number, which = _PART.unpack_from(body)
+        if which == _GIVEN_UP:
+            self._parts.pop(number, None)
+            return
         whole = self._parts.setdefault(number, bytearray())
         whole += memoryview(body)[_PART.size :]
-        if is_last:
+        if which == _LAST:
             self._received(FrameKind.MESSAGE, bytes(self._parts.pop(number)))

@@ -1,8 +1,10 @@
 """What crosses between the server and a model's process is the same on the other side, and nothing else crosses."""
 
+import asyncio
 import gc
 import io
 import pickle
+import socket
 from collections.abc import Callable
 from dataclasses import fields, replace
 from typing import Any
@@ -32,7 +34,7 @@ from server.engine.request import (
 from server.errors import ContextExceeded, InvalidRequest, LlamapoolError, QueueFull, TooLate
 from server.media.bitmap import Bitmap
 from server.pool.isolated import answers, crossing
-from server.pool.isolated.channel import Channel, FrameKind, frame
+from server.pool.isolated.channel import PART_BYTES, Channel, FrameKind, frame
 from server.pool.isolated.lent import Borrowed, LentMedia
 
 VOCAB, COMPILER = FakeVocab(), GrammarCompiler(FakeVocab())
@@ -186,3 +188,26 @@ def test_long_messages_come_whole_and_in_any_pieces() -> None:
     for at in range(0, len(raw), 7):
         channel.data_received(raw[at : at + 7])
     assert heard == [(FrameKind.EVENTS, b"abc"), (FrameKind.MESSAGE, b""), (FrameKind.MESSAGE, b"x" * 1000)]
+
+
+async def test_of_a_long_message_that_is_given_up_nothing_stays_and_the_next_one_comes() -> None:
+    heard: asyncio.Queue[bytes] = asyncio.Queue()
+    ours = Channel(lambda *_: None, lambda: None)
+    theirs = Channel(lambda _kind, body: heard.put_nowait(body), lambda: None)
+    loop = asyncio.get_running_loop()
+    one, other = socket.socketpair()
+    await loop.create_unix_connection(lambda: ours, sock=one)
+    transport, _ = await loop.create_unix_connection(lambda: theirs, sock=other)
+    transport.pause_reading()
+    sending = asyncio.ensure_future(ours.send_long(b"x" * (64 * PART_BYTES)))
+    while ours._writable.is_set():  # noqa: ASYNC110 - it tells nobody
+        await asyncio.sleep(0)
+    sending.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await sending
+    transport.resume_reading()
+    await ours.send_long(b"y" * (2 * PART_BYTES))
+    assert await heard.get() == b"y" * (2 * PART_BYTES)
+    assert not theirs._parts
+    ours.close()
+    theirs.close()
