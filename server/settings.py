@@ -221,7 +221,7 @@ def check_files(settings: Settings, *, strict: bool = False) -> list[str]:
         for key, problem in problems.items():
             if not problem:
                 continue
-            message = f"{origin.path_place or origin.place}: models.{model_id}.{key} {problem}"
+            message = f"{origin.source_of(key)}: models.{model_id}.{key} {problem}"
             if strict or not origin.scanned:
                 raise ConfigError(message)
             warnings.append(message)
@@ -254,12 +254,12 @@ def _check_adapters(model_id: str, model: ModelSettings, origin: Origin) -> None
         for file in files:
             problem = problem_of(file.path)
             if problem:
-                raise ConfigError(f"{origin.place}: models.{model_id}.{key}: {problem}")
+                raise ConfigError(f"{origin.source_of(key)}: models.{model_id}.{key}: {problem}")
     if model.draft_model is not None and (problem := problem_of(model.draft_model)):
-        raise ConfigError(f"{origin.place}: models.{model_id}.draft_model: {problem}")
+        raise ConfigError(f"{origin.source_of('draft_model')}: models.{model_id}.draft_model: {problem}")
     for key in ("lookup_cache_static", "lookup_cache_dynamic"):
         if (path := getattr(model, key)) is not None and not path.is_file():
-            raise ConfigError(f"{origin.place}: models.{model_id}.{key}: no such file: {path}")
+            raise ConfigError(f"{origin.source_of(key)}: models.{model_id}.{key}: no such file: {path}")
 
 
 def _check_devices(model_id: str, model: ModelSettings, origin: Origin) -> None:
@@ -277,7 +277,7 @@ def _check_devices(model_id: str, model: ModelSettings, origin: Origin) -> None:
             try:
                 check(names)
             except ValueError as error:
-                raise ConfigError(f"{origin.place}: models.{model_id}.{key}: {error}") from None
+                raise ConfigError(f"{origin.source_of(key)}: models.{model_id}.{key}: {error}") from None
 
 
 def _check_template(spec: ModelSpec) -> None:
@@ -301,9 +301,13 @@ def _config_path(flags: Flags, variables: Variables) -> Path | None:
 
 def _laid_over(inputs: Inputs, roster: Roster, place: Mapping[str, Any]) -> Settings:
     sources = stacked(Settings, inputs, roster)
+    origins = {}
+    for model_id, origin in roster.origins.items():
+        given = sources[-1].merged(("models", model_id))
+        origins[model_id] = replace(origin, sources={key: each.source for key, each in given.items()})
     try:
         skipped = (*inputs.flags.skipped, *inputs.variables.skipped, *roster.skipped)
-        return Settings(sources=sources, origins=dict(roster.origins), skipped=skipped, **place)
+        return Settings(sources=sources, origins=origins, skipped=skipped, **place)
     except ValidationError as error:
         raise ConfigError(_mistake(error, sources[-1], inputs, roster)) from None
 

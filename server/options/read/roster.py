@@ -30,8 +30,12 @@ class Origin:
     scanned: bool = False
     kind: Literal["preset", "models_dir", "cache"] = "preset"  # as llama-server calls them
     hidden: bool = False  # not listed: a preset has the same file
-    path_place: str = ""  # where its file was named, if not there
     repository: str = ""  # which means this one of the cache where no quantization is named
+    sources: Mapping[str, str] = field(default_factory=dict)  # of its options, where each was given
+
+    def source_of(self, key: str) -> str:
+        """Where that option was given; of one that nobody gave, where the model was."""
+        return self.sources.get(key, self.place)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +77,7 @@ def find_models(inputs: Inputs, server: ServerSettings, hub: Hub) -> Roster:
         origins[model_id] = Origin(next(iter(where.values())).source)
     else:
         for model_id, place in inputs.document.places.items():
-            path = inputs.variables.of_model(model_id).get("path")
-            origins[model_id] = Origin(place, path_place=path.source if path else "")
+            origins[model_id] = Origin(place)
     skipped: list[str] = []
     cached = hub.models() if serves_cache else []
     if cached and inputs.is_demo and not where:  # the others are what its places are for
