@@ -90,7 +90,7 @@ def help_text(table: Table) -> str:
 
 
 def _add_help(group: "argparse._ArgumentGroup", entry: OptionRow) -> None:
-    shown = f"{entry.description} ({_default(entry)})".replace("%", "%%")
+    shown = f"{entry.description} ({_default(entry)})".strip().replace("%", "%%")
     if entry.is_switch:
         group.add_argument(*entry.flags, *entry.constants, action="store_true", help=shown)
         return

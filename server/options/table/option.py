@@ -100,10 +100,14 @@ def _checked(check: Callable[[Any], object], default: object) -> Callable[[T], T
 
 @cache
 def descriptions(model: type[SettingsModel]) -> Mapping[str, str]:
-    """The docstring of each field, its bases' too. Few commands show them; pydantic would read them at each start."""
-    found = {}
+    """The docstring of each field, its bases' too; "" where there is no source, since only bytecode is installed. Few
+    commands show them; pydantic would read them at each start."""
+    found = dict.fromkeys(model.model_fields, "")
     for owner in reversed(model.__mro__[: model.__mro__.index(SettingsModel)]):
-        (made,) = ast.parse(inspect.getsource(owner)).body
+        try:
+            (made,) = ast.parse(inspect.getsource(owner)).body
+        except OSError:
+            continue
         assert isinstance(made, ast.ClassDef)
         for field_, text in pairwise(made.body):
             match field_, text:
