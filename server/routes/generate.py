@@ -77,7 +77,7 @@ async def compute(
     try:
         preparing = session.prepare(model, lambda loaded, seen: orjson.dumps(work(loaded, seen)), media)
         written = await while_connected(request, preparing)
-        return Response(written, media_type=JSON_TYPE, headers=with_warnings(headers, session.unseen))
+        return Response(written, media_type=JSON_TYPE, headers=with_warnings(headers, session.warnings))
     finally:
         session.close()
 
@@ -108,7 +108,7 @@ async def collected(request: Request, ask: Ask) -> tuple[Json | list[Json], Mapp
         found = await while_connected(request, _collect(session, ask))
     finally:
         session.close()
-    return found, with_warnings(ask.headers, session.unseen)
+    return found, with_warnings(ask.headers, session.warnings)
 
 
 async def _start(session: Session, ask: Ask) -> Generation:
@@ -166,7 +166,7 @@ async def stream(request: Request, ask: Ask) -> Response:
         *(request, chunks),
         on_close=close,
         ping_s=ping_s,
-        headers=with_warnings(ask.headers, session.unseen),
+        headers=with_warnings(ask.headers, session.warnings),
         ping=ask.words.ping,
         media_type=ask.words.media_type,
     )
@@ -201,7 +201,7 @@ async def _kept(request: Request, conversation: str, session: Session, ask: Ask,
         ended=ended,
     )
     await while_connected(request, stream.begin())
-    headers = with_warnings(ask.headers, session.unseen)
+    headers = with_warnings(ask.headers, session.warnings)
     return event_stream(request, stream.read(0), ping_s=0, headers=headers, media_type=words.media_type)
 
 

@@ -37,6 +37,7 @@ LONG_BYTES = 1 << 20
 """A body that holds so much text: a megabyte is tokenized in up to a second."""
 LONG_WITH_MEDIA = 16 << 20
 """Where much of it is a picture."""
+_NOT_IN_GRAPH = "backend_sampling is ignored: the model was loaded without it"
 Preparation = Callable[[LoadedModel, Seen], T]
 """What is done with a model, and with what of a request's media it can be shown; blocking."""
 PromptEvents = tuple[int, list[Event]]
@@ -49,7 +50,8 @@ class Session:
     `client` makes the name that the scheduler knows it by, of whom the body says that it is for. `keep_alive_s` is what
     it wants of the model's stay in memory behind the request (`Lease.keep_alive_s`). `key` pays for tokens, and
     says how urgent requests may be. ``salt`` is the header's, ``body_salt`` the body's ("": none; None: not known).
-    ``unseen``: of each medium that the model was not shown, or not all of, where it is and what stands for it.
+    ``warnings``: what of the request came to nothing with this model; of each medium that it was not shown, or not all
+    of, where that is and what stands for it.
 
     The queue of events needs no bound of its own: a request has at most as many events as its context has
     tokens, and the transport ends streams whose client does not read.
@@ -68,7 +70,7 @@ class Session:
         record: Record | None = None,
         n_body_bytes: int = 0,
     ) -> None:
-        self.unseen: Sequence[str] = ()
+        self.warnings: Sequence[str] = ()
         self._services = services
         self._usage = Usage()
         self._end = CANCELLED  # what became of choices that don't end by themselves
@@ -129,6 +131,8 @@ class Session:
                 request.cache_scope = self._scope(request.cache_salt)
                 request.log_id = self._log_id
                 request.asked_again, request.arrived_at = self._asked_again, self._arrived_at
+                if request.sampling.backend_sampling and not model.spec.engine.backend_sampling:
+                    self.warnings = [*self.warnings, _NOT_IN_GRAPH]
                 self._usage.n_prompt += len(request.prompt)
                 self._tickets.append(model.engine.submit(request, self._sink(number)))
                 self._usage.n_open += request.n
@@ -270,9 +274,9 @@ class Session:
             await reader.ready()
         seen = NOTHING_SEEN if reader is None else await self._services.sight.see(wanted, reader, self._remembered)
         lost = [each for each in media if each.source not in seen]
-        self.unseen = [f"{each.at}: {each.lost if shown(each) else each.placeholder}" for each in lost]
+        self.warnings = [f"{each.at}: {each.lost if shown(each) else each.placeholder}" for each in lost]
         sounding = {source for source, found in seen.items() if isinstance(found, Video) and found.sounds}
-        self.unseen += [f"{each.at}: the sound of a video is not heard" for each in media if each.source in sounding]
+        self.warnings += [f"{each.at}: the sound of a video is not heard" for each in media if each.source in sounding]
         return seen
 
     def _scope(self, body_salt: str) -> str:

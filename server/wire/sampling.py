@@ -174,7 +174,6 @@ def sampling_params(fields: SamplingFields, defaults: SamplingParams, vocab: Voc
         params,
         top_k=min(max(params.top_k, 0), vocab.n_tokens),
         min_keep=min(params.min_keep, vocab.n_tokens),
-        backend_sampling=params.backend_sampling and defaults.backend_sampling,  # the context must be made for it
         repeat_last_n=_window(params.repeat_last_n, n_ctx),
         dry_penalty_last_n=_window(params.dry_penalty_last_n, n_ctx),
         dry_allowed_length=min(params.dry_allowed_length, n_ctx),

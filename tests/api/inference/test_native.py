@@ -56,6 +56,17 @@ async def test_a_stop_string_is_named_and_its_tokens_are_counted(serve: Serve) -
     assert body["generation_settings"]["stop"] == [" tw", "x"]
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_context_without_samplers_in_its_graph_says_that_it_has_none(api: Api, stream: bool) -> None:
+    wanted = {**GREEDY, "stream": stream, "backend_sampling": True}
+    reply = await api.client.post(URL, json=wanted)
+    assert reply.status_code == 200
+    assert reply.headers["x-llamapool-warning"].startswith("backend_sampling is ignored")
+    for plain in (False, None):
+        reply = await api.client.post(URL, json={**wanted, "backend_sampling": plain})
+        assert "x-llamapool-warning" not in reply.headers
+
+
 async def test_nothing_to_predict_puts_the_prompt_into_the_cache(api: Api) -> None:
     body = (await api.client.post(URL, json={**GREEDY, "n_predict": 0})).json()
     assert (body["content"], body["tokens_predicted"], body["tokens_cached"]) == ("", 0, 3)

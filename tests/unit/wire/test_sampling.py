@@ -190,8 +190,8 @@ def test_any_value_is_either_taken_or_refused(fields: dict[str, Any]) -> None:
     assert 0 <= got.repeat_last_n <= N_CTX
 
 
-def test_a_request_keeps_itself_out_of_the_graph_and_gets_into_none_that_was_not_made_for_it() -> None:
+def test_whether_tokens_may_be_chosen_in_the_graph_is_a_requests_own() -> None:
     there = SamplingParams(backend_sampling=True)
     assert params(there).backend_sampling
     assert not params(there, backend_sampling=False).backend_sampling
-    assert not params(backend_sampling=True).backend_sampling
+    assert params(backend_sampling=True).backend_sampling  # for which its context may not be made: `Session` says so
