@@ -238,7 +238,8 @@ class Cells:
             return
         kept, shift = slot.tokens[: placement.n_reuse], 0
         for move in placement.moves:
-            self._runner.seq_drop(slot.id, move.target, move.source - shift)
+            if move.source - shift > move.target:  # else it is where it belongs, behind cells that were moved before
+                self._runner.seq_drop(slot.id, move.target, move.source - shift)
             kept += slot.tokens[move.source : move.source + move.n]
             shift = move.source - move.target
         slot.n_exact = min(slot.n_exact, placement.n_reuse)

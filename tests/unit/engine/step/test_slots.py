@@ -225,6 +225,17 @@ async def test_moved_cells_are_reused_only_where_it_is_asked_for() -> None:
             assert reply.text == alone(request(prompt))
 
 
+async def test_the_next_turn_goes_on_behind_cells_that_were_moved_for_the_one_before() -> None:
+    cached, prompt = "s" + "o" * 20 + "middle of the text", "s" + "middle of the text" + "!"
+    async with engine_over(FakeRunner(n_seq=1)) as engine:
+        await run(engine, request(cached, max_tokens=1))
+        (first,) = await run(engine, request(prompt, n_cache_reuse=8))
+        turn = request(prompt + first.text + " and more", n_cache_reuse=8)
+        (second,) = await run(engine, turn)
+        assert second.started.n_cached == len(request(prompt + first.text).prompt) - 1
+        assert second.text == alone(turn)
+
+
 async def test_a_line_with_too_little_indentation_ends_the_reply() -> None:
     runner = FakeRunner(replies={"code": "if a:\n  b\nc"})
     async with engine_over(runner) as engine:
