@@ -170,8 +170,10 @@ class Instance(StepThread):
         """
         if self.params.drafts or self.scheduler.waiting or self._cells.moving.busy:
             self._mailbox.post()
+        n_active = 0
         if self.scheduler.waiting:
             self._place()
+            n_active = self.scheduler.n_active
         if self.scheduler.may_be_apart:
             self._relocate()
         if self._shifts:
@@ -179,9 +181,9 @@ class Instance(StepThread):
         self._requests.fail_unencoded()
         entries = self.scheduler.plan(self._speculation.guess if self._speculation is not None else None)
         if not entries:
-            held_back = bool(self.scheduler.waiting) and self._cells.moving.busy  # by states that were moved: no longer
+            has_room = self._cells.moving.busy or self.scheduler.n_active < n_active  # which it had not before
             self._cells.moving.begin_step()
-            return held_back
+            return has_room and bool(self.scheduler.waiting)
         for batch in batches(entries, self.runner.info.n_ubatch):
             if not self._decode(batch):
                 break

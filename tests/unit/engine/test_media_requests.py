@@ -141,6 +141,14 @@ async def test_a_picture_that_cant_be_encoded_fails_its_request_alone() -> None:
         assert (await run(engine, seen(["bad ", picture("broken")])))[0].error is not None
 
 
+@pytest.mark.timeout(60)
+async def test_who_waits_for_the_slot_of_a_picture_that_cant_be_encoded_gets_it() -> None:
+    async with engine_over(FakeRunner(n_seq=1, encoder=FakeEncoder())) as engine:
+        bad, text = await run(engine, seen(["bad ", picture("broken")]), seen(["text"]))
+        assert isinstance(bad.error, InternalError)
+        assert text.error is None
+
+
 async def test_the_end_of_the_model_ends_who_waits_for_a_picture() -> None:
     encoder = FakeEncoder()
     async with engine_over(FakeRunner(encoder=encoder), gather_ms=0.0) as engine:
