@@ -328,7 +328,7 @@ class EmbeddingEngine(Instances[EmbeddingInstance]):
     @property
     def stats(self) -> EngineStats:
         total = super().stats
-        running = {piece.job for instance in self._instances for piece in instance.running}
+        running = self._open & {piece.job for instance in self._instances for piece in instance.running}
         total.n_processing, total.n_deferred = len(running), len(self._open - running)
         return total
 

@@ -83,6 +83,7 @@ class Instance(StepThread):
         error = has_failed(reason)
         self._refuse_commands(error)
         self._queue.close(self.number)
+        self.stats.n_processing = self.stats.n_deferred = 0
         self._mailbox.give_up(error, self._queue.taken_by(self.number))
 
     # ---- the step thread

@@ -75,6 +75,20 @@ async def test_a_request_gets_its_vectors_in_order() -> None:
     assert runner.batches == [[3, 5, 2, 3]]
 
 
+async def test_what_was_given_up_is_not_counted_for_as_long_as_it_hangs() -> None:
+    gate = Gate()
+    async with engine_over(gate.runner) as engine:
+        job = engine.submit(texts("one"))
+        await gate.entered()
+        assert (engine.stats.n_processing, engine.stats.n_deferred) == (1, 0)
+        engine._instances[0].give_up("it hangs")
+        with pytest.raises(InternalError):
+            await job
+        await engine.wait_idle()
+        assert (engine.stats.n_processing, engine.stats.n_deferred) == (0, 0)
+        gate.open()
+
+
 async def test_what_waits_is_computed_together_whoever_asked() -> None:
     gate = Gate()
     async with engine_over(gate.runner) as engine:

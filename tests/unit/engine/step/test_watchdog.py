@@ -79,6 +79,7 @@ async def test_a_step_that_hangs_ends_its_requests_and_fails_the_model(
         assert engine.hangs
         assert not engine.serves
         assert not engine.busy
+        assert (engine.stats.n_processing, engine.stats.n_deferred) == (0, 0)
         assert "in __call__" in caplog.text  # where the thread is
         assert "llamapool-step" in caplog.text
         with pytest.raises(Unavailable, match="no step has ended"):
