@@ -113,6 +113,7 @@ check: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	for each in demo-model demo-vision; do (cd extras/$$each && ../../$(BIN)/mypy --config-file ../mypy.ini .) || exit 1; done
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/vulture
 

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import llama_cpp
 from corpus import Infill, Sample, stream
@@ -116,10 +117,11 @@ def score(
     """Each ability's share of cases that are right and end by themselves; prints the first misses."""
     right: dict[str, list[bool]] = defaultdict(list)
     ended: list[bool] = []
+    complete: Any = model.create_completion  # whose types know no options in a mapping
     for case in cases:
         tokens = model.tokenize(case.prompt.encode(), add_bos=False, special=True)
         seed = len(right[case.ability])
-        choice = model.create_completion(tokens, max_tokens=400, seed=seed, **sampling)["choices"][0]
+        choice = complete(tokens, max_tokens=400, seed=seed, **sampling)["choices"][0]
         ended.append(choice["finish_reason"] == "stop")
         right[case.ability].append(ended[-1] and is_right(case, choice["text"]))
         if not right[case.ability][-1] and right[case.ability].count(False) <= show:

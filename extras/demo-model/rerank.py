@@ -42,6 +42,8 @@ class Reranker(nn.Module):
 def framed(tokenizer: Tokenizer, query: str, document: str) -> list[int]:
     """Begin, query, end, document, end: what llama-server makes of a pair for a model that adds both."""
     begin, end = tokenizer.token_to_id("<|endoftext|>"), tokenizer.token_to_id("<|im_end|>")
+    assert begin is not None, "no <|endoftext|>"
+    assert end is not None, "no <|im_end|>"
     return [begin, *tokenizer.encode(query).ids, end, *tokenizer.encode(document).ids, end]
 
 

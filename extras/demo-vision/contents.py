@@ -2,7 +2,7 @@
 
 from random import Random
 
-from pictures import ALPHABET, COLOURS, KINDS, MAX_COUNT, N_LETTERS, SHAPES, Picture, any_word
+from pictures import ALPHABET, COLOURS, KINDS, MAX_COUNT, N_LETTERS, SHAPES, UNDRAWN, Picture, any_word
 from sounds import PITCHES, Sound
 
 # The first N_LETTERS embeddings are a word's letters, these are the others that carry something.
@@ -47,12 +47,12 @@ def undrawn(rng: Random) -> Picture:
     colour = rng.choice(tuple(COLOURS))
     if kind == "shapes":
         count = 1 if rng.random() < 0.4 else rng.randint(1, MAX_COUNT)
-        return Picture(None, kind, colour, shape=rng.choice(SHAPES), count=count)
+        return Picture(UNDRAWN, kind, colour, shape=rng.choice(SHAPES), count=count)
     if kind == "digit":
-        return Picture(None, kind, colour, digit=rng.randrange(10))
+        return Picture(UNDRAWN, kind, colour, digit=rng.randrange(10))
     if kind == "bars":
-        return Picture(None, kind, colour, count=rng.randint(2, 5))
-    return Picture(None, kind, colour, word=any_word(rng, "train") if kind == "word" else "")
+        return Picture(UNDRAWN, kind, colour, count=rng.randint(2, 5))
+    return Picture(UNDRAWN, kind, colour, word=any_word(rng, "train") if kind == "word" else "")
 
 
 def unheard(rng: Random) -> Sound:

@@ -9,7 +9,7 @@ from random import Random
 
 from pictures import Picture, draw
 from questions import Question, question
-from reader import MARKER, Medium, Reader
+from reader import MARKER, Array, Reader
 from sounds import Sound, beep, speak
 
 MODELS = Path(__file__).parents[2] / "models"
@@ -39,7 +39,7 @@ class Case:
     asked: Question
 
     @property
-    def medium(self) -> Medium:
+    def medium(self) -> Array:
         """What is given to the model."""
         found = self.about.pixels if isinstance(self.about, Picture) else self.about.samples
         assert found is not None

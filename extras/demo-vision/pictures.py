@@ -51,6 +51,10 @@ class Picture:
     letters: tuple[tuple[str, float, float, float, float], ...] = ()
 
 
+UNDRAWN: NDArray[np.uint8] = np.zeros((0, 0, 3), np.uint8)
+"""The pixels of what is only spoken of."""
+
+
 def is_held_out(word: str) -> bool:
     """Whether a word occurs in no picture of the training: one in eight by its checksum."""
     return crc32(word.lower().encode()) % 8 == 0
@@ -86,6 +90,7 @@ def _outline(shape: str, x: float, y: float, radius: float, turn: float) -> list
     if shape == "star":
         return ring(10, (radius * 1.2, radius * 0.5), -pi / 2 + turn)
     arm = radius * 0.38
+    points: tuple[tuple[float, float], ...]
     points = ((-arm, -radius), (arm, -radius), (arm, -arm), (radius, -arm), (radius, arm), (arm, arm))
     points += ((arm, radius), (-arm, radius), (-arm, arm), (-radius, arm), (-radius, -arm), (-arm, -arm))
     return [(x + dx, y + dy) for dx, dy in points]

@@ -2,6 +2,7 @@
 
 import ctypes
 from pathlib import Path
+from typing import Any
 
 import llama_cpp
 import numpy as np
@@ -10,7 +11,8 @@ from numpy.typing import NDArray
 
 MARKER = "<__media__>"
 
-Medium = NDArray[np.uint8] | NDArray[np.float32] | bytes
+Array = NDArray[np.uint8] | NDArray[np.float32]
+Medium = Array | bytes
 
 
 class Reader:
@@ -36,7 +38,7 @@ class Reader:
         self.projector = mtmd.mtmd_init_from_file(str(projector).encode(), self.model, options)
         assert self.projector, f"{projector} can't be loaded"
 
-    def _bitmap(self, medium: Medium) -> ctypes.c_void_p:
+    def _bitmap(self, medium: Medium) -> Any:
         if isinstance(medium, bytes):
             buffer = (ctypes.c_ubyte * len(medium)).from_buffer_copy(medium)
             return mtmd.mtmd_helper_bitmap_init_from_buf(self.projector, buffer, len(medium), False)
@@ -47,7 +49,7 @@ class Reader:
         pixels = data.ctypes.data_as(ctypes.POINTER(ctypes.c_ubyte))
         return mtmd.mtmd_bitmap_init(data.shape[1], data.shape[0], pixels)
 
-    def _chunks(self, prompt: str, medium: Medium) -> ctypes.c_void_p:
+    def _chunks(self, prompt: str, medium: Medium) -> Any:
         bitmap = self._bitmap(medium)
         chunks, given = mtmd.mtmd_input_chunks_init(), prompt.encode()
         text = mtmd.mtmd_input_text(text=given, text_len=len(given), add_special=False, parse_special=True)
@@ -92,7 +94,7 @@ class Reader:
     def _piece(self, token: int) -> bytes:
         buffer = (ctypes.c_char * 64)()
         n = llama_cpp.llama_token_to_piece(self.vocab, token, buffer, 64, 0, False)
-        return bytes(buffer[:n])
+        return buffer.raw[:n]
 
 
 @llama_cpp.llama_log_callback

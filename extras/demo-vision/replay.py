@@ -9,7 +9,7 @@ from pathlib import Path
 from random import Random
 
 import torch
-from pictures import draw
+from pictures import Picture, draw
 from questions import abilities, question
 from reader import Reader
 from say import conversation
@@ -34,11 +34,13 @@ def main() -> None:
     given: list[torch.Tensor] = []
     rows: list[tuple[int, list[int], list[int], list[bool]]] = []
     for i in range(args.pictures + args.sounds):
+        about: Picture | Sound
         if i < args.pictures:
             about = draw(rng, rng.choice(MIXTURE), plain_share=1)
         else:
             about = beep(rng) if rng.random() < 0.5 else speak(rng)
         medium = about.samples if isinstance(about, Sound) else about.pixels
+        assert medium is not None
         given.append(torch.from_numpy(reader.embeddings(medium, 192)).half())
         for _ in range(args.questions):
             asked = question(about, rng.choice(abilities(about)), rng)

@@ -173,7 +173,9 @@ def main() -> None:
     rates = args.rate, 0.1 * args.rate
     rng = Random(args.seed + training.step)
     started = time.monotonic()
-    right, n, sums = defaultdict(lambda: [0, 0]), 0, defaultdict(float)
+    right: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0])
+    sums: defaultdict[str, float] = defaultdict(float)
+    n = 0
     left = 1.0
     step = first = training.step
     while left > 0:

@@ -13,7 +13,7 @@ from hear import by_seconds
 from language import demo_network
 from listener import TOKENS, Listener
 from listener import Shape as ListenerShape
-from pictures import Picture, draw
+from pictures import UNDRAWN, Picture, draw
 from questions import abilities, question
 from say import N_TOKENS, Tables, conversation, spoken
 from sounds import MAX_SECONDS, Sound, beep, speak
@@ -34,7 +34,7 @@ def seen(encoder: Encoder, n: int, rng: Random) -> tuple[Tensor, list[Picture]]:
         with torch.autocast("cpu", torch.bfloat16):
             _, found = encoder(torch.stack([torch.tensor(picture.pixels) for picture in some]))
         hidden.append(found.half())
-        pictures += [replace(picture, pixels=None) for picture in some]
+        pictures += [replace(picture, pixels=UNDRAWN) for picture in some]
     return torch.cat(hidden), pictures
 
 

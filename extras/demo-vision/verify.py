@@ -5,6 +5,7 @@ import json
 import wave
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import listener
 import numpy as np
@@ -14,7 +15,7 @@ from evaluate import Case, cases, is_right, prompt
 from numpy.typing import NDArray
 from pictures import KINDS, draw
 from PIL import Image
-from reader import Medium, Reader
+from reader import Array, Reader
 from sounds import RATE, mel_frames, sound
 
 HERE = Path(__file__).parent
@@ -37,7 +38,7 @@ class Original:
         self.ears.load_state_dict(heard["encoder"])
 
     @torch.no_grad()
-    def embeddings(self, medium: Medium) -> NDArray[np.float32]:
+    def embeddings(self, medium: Array) -> NDArray[np.float32]:
         """A picture's or a sound's, (token, dim)."""
         if medium.ndim == 1:
             frames = torch.from_numpy(mel_frames(medium.astype(np.float32)))
@@ -79,7 +80,8 @@ def freeze(original: Original, reader: Reader, folder: Path) -> None:
                 recorded[path.name] = original.embeddings(case.medium).astype(np.float16)
     lines = ",\n".join(json.dumps(row) for row in rows)
     (folder / "cases.json").write_text(f"[\n{lines}\n]\n")
-    np.savez_compressed(folder / "embeddings.npz", **recorded)
+    arrays: Any = recorded  # of which numpy's types think as of its options
+    np.savez_compressed(folder / "embeddings.npz", **arrays)
 
 
 def main() -> None:
@@ -92,8 +94,8 @@ def main() -> None:
     args = parser.parse_args()
     original, reader = Original(args.build), Reader(args.model, args.projector)
     rng = Random(SEED)
-    pictures: list[Medium] = [draw(rng, kind).pixels for kind in KINDS * 4]
-    sounds: list[Medium] = [sound(rng).samples for _ in range(24)]
+    pictures: list[Array] = [draw(rng, kind).pixels for kind in KINDS * 4]
+    sounds: list[Array] = [heard for _ in range(24) if (heard := sound(rng).samples) is not None]
     for media, floor in ((pictures, LEAST_SEEN), (sounds, LEAST_HEARD)):
         pairs = [(original.embeddings(medium), reader.embeddings(medium, 192)) for medium in media]
         assert all(wanted.shape == got.shape for wanted, got in pairs), "another number of embeddings"

@@ -269,9 +269,9 @@ def calendar(rng: Random, split: Split) -> Sample:
         return _ask(rng, "time", phrase(rng, split, templates), answer, key)
     names, unit = rng.choice(((words.DAYS, "day"), (words.MONTHS, "month")))
     i = rng.randrange(len(names))
-    templates, word, step = rng.choice(((_AFTER, "after", 1), (_BEFORE, "before", -1)))
+    asked, word, step = rng.choice(((_AFTER, "after", 1), (_BEFORE, "before", -1)))
     found = names[(i + step) % len(names)]
-    question = phrase(rng, split, templates).format(names[i], unit)
+    question = phrase(rng, split, asked).format(names[i], unit)
     return _ask(rng, "the calendar", question, f"The {unit} {word} {names[i]} is {found}.", f"is {found}")
 
 

@@ -33,8 +33,9 @@ def pirate(text: str) -> str:
 def pirate_stream(seed: int, split: Split = "train") -> Iterator[Sample]:
     """Conversations without tools or system prompts, the assistant a pirate throughout."""
     for sample in stream(seed, split):
-        plain = isinstance(sample, Sample) and not sample.tools and sample.turns[0].role != "system"
-        if not plain or sample.ability in ("story", "system") or len(sample.turns) > 8:
+        if not isinstance(sample, Sample) or sample.tools or sample.turns[0].role == "system":
+            continue
+        if sample.ability in ("story", "system") or len(sample.turns) > 8:
             continue
         turns = tuple(replace(t, text=pirate(t.text)) if t.role == "assistant" else t for t in sample.turns)
         yield replace(sample, turns=turns, ability="pirate", accept=("^Arr! ",))

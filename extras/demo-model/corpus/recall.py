@@ -1,5 +1,6 @@
 """Remembering what was said before."""
 
+from functools import partial
 from random import Random
 
 from . import words
@@ -124,7 +125,7 @@ def recall(rng: Random, split: Split) -> Sample:
     for topic in topics:
         values, statements, reply, _, _ = _TOPICS[topic]
         draw = _trained_value if split == "train" else _value
-        told[topic] = fresh(rng, split, lambda r, v=values, draw=draw: draw(r, v))
+        told[topic] = fresh(rng, split, partial(draw, values=values))
         value = told[topic]
         history.append(Turn("user", phrase(rng, "train", statements).format(value, value.capitalize())))
         history.append(Turn("assistant", reply.format(value, value.capitalize())))

@@ -92,7 +92,8 @@ class Sample:
 
 def _listed(tool: dict[str, object]) -> str:
     """The tool as the prompt lists it: the name comes last, so that it is read with what the tool does in mind."""
-    function: dict = tool["function"]  # type: ignore[assignment]
+    function = tool["function"]
+    assert isinstance(function, dict)
     last = ("description", "parameters", "name")
     return json.dumps({key: function[key] for key in last if function.get(key)}, ensure_ascii=False)
 
