@@ -40,6 +40,7 @@ OK, NOT_STARTED, WRONG = 0, 1, 2
 _HELP = frozenset({"-h", "--help", "--usage"})
 _CACHE_LIST = frozenset({"-cl", "--cache-list"})
 _ROOT = Path(__file__).resolve().parents[2]
+_HIDDEN = "****"  # a secret, where settings are printed
 _GRACE_S = 10.0  # for uvicorn to close connections after the application has drained
 _PREPARE_GRACE_S = 2.0  # for threads that prepare a request, after everything else has ended
 
@@ -171,13 +172,13 @@ def reference_files() -> dict[str, str]:
 
 
 def effective_yaml(settings: Settings) -> str:
-    """The settings as a YAML file that would give the same ones; keys are masked."""
+    """What is set, by whichever source, as a YAML file that would give the same settings; keys are masked."""
     server = _plain(settings.server)
-    server["api_keys"] = ["****"] * len(settings.server.api_keys)
-    server["hf_token"] = "****" if settings.server.hf_token else ""
+    hidden = {"api_keys": [_HIDDEN] * len(settings.server.api_keys), "hf_token": _HIDDEN}
+    server |= {name: shown for name, shown in hidden.items() if server.get(name)}
     models = {model_id: _plain(model) for model_id, model in settings.models.items()}
     for folder in ("models_dir", "models_preset"):  # their models stand under models
-        server.pop(folder)
+        server.pop(folder, None)
     return yaml.safe_dump({"server": server, "models": models}, sort_keys=False)
 
 
@@ -264,7 +265,7 @@ class _Server(uvicorn.Server):
 
 
 def _plain(model: SettingsModel) -> dict[str, Any]:
-    return model.model_dump(mode="json")
+    return model.model_dump(mode="json", exclude_unset=True)
 
 
 def _shown(words: Sequence[str]) -> bool:

@@ -56,7 +56,7 @@ Each option can be given as a flag, as a variable, or in the YAML. Strongest fir
 Booleans are `true`, `1`, `on`, `enabled` and their opposites. Lists are separated by commas in flags and variables
 (quotes protect a comma) and may be YAML lists. An empty variable counts as unset. An unknown key, flag or variable
 of these families stops the start with one line; `llamapool check-config FILE` checks without serving and prints
-the effective configuration.
+all that is set, from whichever source, and what the models take of the memory; what it leaves out has its default.
 """
 _NOT_HERE = """
 ## llama-server's options that are fixed here

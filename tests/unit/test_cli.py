@@ -110,6 +110,7 @@ def test_check_config_prints_what_it_comes_to_with_keys_masked(
     assert found["server"]["port"] == 99
     assert (found["models"]["a"]["path"], found["models"]["a"]["n_ctx"]) == (str(model.resolve()), 5)
     assert found["models"]["a"]["seed"] == 9
+    assert set(found["server"]) == {"api_keys", "port"}, "what nobody has set is not in the way"
 
 
 @pytest.mark.parametrize(

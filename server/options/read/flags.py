@@ -120,5 +120,9 @@ def _unknown(table: Table, flag: str) -> str:
     if flag in FLAGS:
         return refusal(flag, "remove it")
     known = [*table.by_flag, CONFIG_FLAG, "--help", "--version", "--cache-list", COMPLETION_FLAG, DEVICES_FLAG]
-    otherwise = f"; a model's file is named by -m {flag}" if flag.endswith(".gguf") else "; see --help"
+    otherwise = "; see --help"
+    if flag.endswith(".gguf"):
+        otherwise = f"; a model's file is named by -m {flag}"
+    elif flag.endswith((".yaml", ".yml")):
+        otherwise = f"; the configuration is named by {CONFIG_FLAG} {flag}"
     return f"unknown argument '{flag}'" + nearest(flag, known, otherwise)

@@ -109,6 +109,8 @@ class _Reader:
         entry = self._table.by_flag.get("--" + key.replace("_", "-")) or self._table.by_flag.get("-" + key)
         if entry is not None and entry.section == section:
             return f"; did you mean '{entry.key}'?"
+        other: Section = "model" if section == "server" else "server"
+        entry = entry or self._table.entries.get((other, key))
         if entry is not None:
             home = "server" if entry.section == "server" else "models.<id> or defaults"
             return f"; '{entry.key}' belongs to {home}"
@@ -155,5 +157,11 @@ def _yaml_mistake(path: Path, error: yaml.YAMLError) -> str:
     if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
         mark = error.problem_mark
         context = f" {error.context}" if error.context else ""
-        return f"{path}:{mark.line + 1}: invalid YAML:{context} {error.problem} (column {mark.column + 1})"
+        problem = error.problem or ""
+        remedy = ""
+        if "'\\t'" in problem:
+            remedy = "; indent with spaces, not tabs"
+        elif "<block " in problem:
+            remedy = "; check the indentation of this line and of those around it"
+        return f"{path}:{mark.line + 1}: invalid YAML:{context} {problem} (column {mark.column + 1}){remedy}"
     return f"{path}: invalid YAML: {' '.join(str(error).split())}"

@@ -83,7 +83,7 @@ def read_entries(path: Path) -> tuple[KeyEntry, ...]:
         found: Any = yaml.safe_load(text.decode("utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise ConfigError(f"{path}: cannot be read: {reason}") from None
+        raise ConfigError(f"{path}: the file of keys (server.keys_file) cannot be read: {reason}") from None
     try:
         entries = _KeyFile.model_validate({} if found is None else found).keys
     except ValidationError as error:
@@ -104,7 +104,9 @@ def _mistake(found: object, error: ValidationError) -> str:
         entry = entries[fault["loc"][1]]
         if isinstance(entry, Mapping) and isinstance(entry.get("name"), str):
             where += f" ('{entry['name'][:40]}')"
-    return f"{where}: {fault['msg']}" if where else str(fault["msg"])
+    of_hash = fault["loc"][-1:] == ("hash",)
+    remedy = "; `llamapool keys add FILE NAME` makes a key and writes its hash" if of_hash else ""
+    return f"{where}: {fault['msg']}{remedy}" if where else str(fault["msg"])
 
 
 def read_keys(path: Path) -> tuple[Key, ...]:
