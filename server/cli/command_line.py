@@ -50,9 +50,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     command = COMMANDS.get(words[0]) if words else None
     try:
-        if command is not None:
-            return command(words[1:])
-        return serve(words)
+        if command is None or command is serve:
+            return serve(words[1:] if command else words)
+        try:
+            status = command(words[1:])
+            sys.stdout.flush()
+        except BrokenPipeError:  # who reads what is printed has seen enough, as `head` has
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is left is written when the process ends
+            return OK
+        return status
     except ConfigError as error:
         print(f"llamapool: {error.message}", file=sys.stderr)
         return WRONG

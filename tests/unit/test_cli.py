@@ -217,6 +217,20 @@ def test_what_check_config_prints_gives_the_same_settings(
     assert (again.server, again.models) == (settings.server, settings.models)
 
 
+@pytest.mark.slow
+def test_who_reads_what_is_printed_may_leave() -> None:
+    read, write = os.pipe()
+    os.close(read)
+    command = [sys.executable, "-m", "server", "docs"]
+    try:
+        done = subprocess.run(
+            command, cwd=ROOT, stdout=write, stderr=subprocess.PIPE, text=True, timeout=200, check=False
+        )
+    finally:
+        os.close(write)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_sockets_of_several_hosts(tmp_path: Path) -> None:
     path = tmp_path / "pool.sock"
     first, second = open_listeners(ServerSettings(host=("127.0.0.1", str(path)), port=0, api_prefix="/llm"))
