@@ -135,6 +135,8 @@ def _known(error: LlamapoolError) -> ErrorReply:
         detail["param"] = error.param
     if isinstance(error, AuthenticationFailed):
         headers["WWW-Authenticate"] = "Bearer"
+    if isinstance(error, NotSupported):
+        headers["X-Should-Retry"] = "false"  # OpenAI's and Anthropic's clients would ask again, as after any 5xx
     if isinstance(error, BodyTooLarge | BodyTimeout | TooManyBodies):
         headers["Connection"] = "close"  # the rest of the body is not read
     headers |= _retry_after(error)

@@ -51,6 +51,12 @@ async def test_a_fault_of_ours_is_a_500_without_details(
         assert reply.headers["x-request-id"] == "abc-1"
 
 
+async def test_clients_are_told_not_to_ask_again_for_what_this_server_does_not_do(client: httpx.AsyncClient) -> None:
+    reply = await client.post("/v1/embeddings", json={"input": "x"})
+    assert (reply.status_code, reply.headers["x-should-retry"]) == (501, "false")
+    assert "x-should-retry" not in (await client.post("/v1/completions", json={"n": 0})).headers
+
+
 async def test_every_reply_says_who_answers_and_to_which_request(client: httpx.AsyncClient) -> None:
     reply = await client.get("/health", headers={"X-Request-Id": "mine"})
     assert (reply.headers["server"], reply.headers["x-request-id"]) == ("llamapool", "mine")
