@@ -18,11 +18,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from harness.real_server import ROOT
+from harness.real_server import ROOT, ServerEndError
 from tests.clients.programs.agents import AGENTS
 from tests.clients.programs.editors import EDITORS
 from tests.clients.programs.harness import LIMIT_S, Server, Workplace, real, scripted, workplace
@@ -35,6 +36,7 @@ from tests.clients.programs.shapes import write_shapes
 BUILD = ROOT / "build" / "clients"
 PINS = Path(__file__).parent / "pins"
 UV = "uv==0.13.9"
+SERVER_ENDS = "the server ends as it should"
 PROGRAMS = (*AGENTS, *LIBRARIES, *EDITORS)
 EXPECTED = (
     *("exceed_context_size_error", "prompt is too long", "available context size"),
@@ -113,8 +115,8 @@ def go(program: Program, family: str, templates: Path) -> Run:
     """One loop over a script."""
     root, place = _empty(program, family)
     lines = [_placed(line, place) for line in program.lines]
-    with scripted(root / "server", family, templates, lines, *program.flags, context=program.context) as server:
-        return _gone_through(program, family, server, place)
+    serving = scripted(root / "server", family, templates, lines, *program.flags, context=program.context)
+    return _served(serving, program, family, place)
 
 
 def go_real(program: Program, model: Path) -> Run:
@@ -131,10 +133,23 @@ def go_real(program: Program, model: Path) -> Run:
         *program.flags,
     )  # an agent's first prompt is longer than these know
     place.step_s = LIMIT_S
-    with real(root / "server", model, *flags) as server:
-        done = _gone_through(program, model.stem, server, place)
+    done = _served(real(root / "server", model, *flags), program, model.stem, place)
     answered = any(one["status"] == 200 for one in done.server.asked() if one["method"] == "POST")
-    done.steps = [Step("it is answered", answered, "no request, or none with status 200"), *_refusals(done)]
+    ended = [step for step in done.steps if step.name == SERVER_ENDS]
+    done.steps = [Step("it is answered", answered, "no request, or none with status 200"), *_refusals(done), *ended]
+    return done
+
+
+def _served(serving: AbstractContextManager[Server], program: Program, family: str, place: Workplace) -> Run:
+    """The loop; a server that does not end well, as on a machine too busy for a long prompt, is a step not done."""
+    done: Run | None = None
+    try:
+        with serving as server:
+            done = _gone_through(program, family, server, place)
+    except ServerEndError as error:
+        if done is None:
+            raise
+        done.steps.append(Step(SERVER_ENDS, False, str(error)))
     return done
 
 
