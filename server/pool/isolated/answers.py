@@ -69,8 +69,9 @@ def written(message: object) -> bytes:
 def written_error(error: BaseException) -> Plain:
     """An error as plain values; one that is not ours as our own fault."""
     if not isinstance(error, LlamapoolError):
-        said = "too little memory" if isinstance(error, MemoryError) else f"{type(error).__name__}: {error}"
-        return InternalError.__name__, said, {}
+        error = InternalError(
+            "too little memory" if isinstance(error, MemoryError) else f"{type(error).__name__}: {error}"
+        )
     return type(error).__name__, error.message, vars(error)
 
 

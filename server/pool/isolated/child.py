@@ -164,7 +164,7 @@ class ModelProcess:
             assert self._served is not None
             error = reading.exception()
             if error is None:
-                self._served.submit(*reading.result())
+                self._served.was_read(*reading.result())
             else:
                 self._served.refused(number, error)
 
@@ -337,7 +337,7 @@ class _Served:
             "ram": self._limit_ram,
             "watch": self._watch,
             "forget": self._chunks.forget,
-            "switch": lambda number: self._switches[number].end(),
+            "switch": self._end_thoughts,
         }
         self.asked: dict[str, Callable[..., Awaitable[object]]] = {
             "save": self._save,
@@ -393,8 +393,15 @@ class _Served:
         """A request is being read."""
         self._awaited.add(number)
 
+    def was_read(self, number: int, request: Request) -> None:
+        """It is there; perhaps nobody wants it any more."""
+        if number in self._awaited:
+            self.submit(number, request)
+        else:
+            self._switches.pop(number, None)
+
     def refused(self, number: int, error: BaseException) -> None:
-        """It can't be read."""
+        """It can't be read, or is not wanted any more."""
         if number in self._awaited:
             self._awaited.discard(number)
             self._n_begun += 1
@@ -421,6 +428,11 @@ class _Served:
             self._generator.cancel(ticket)
         elif number in self._awaited:
             self.refused(number, asyncio.CancelledError())
+
+    def _end_thoughts(self, number: int) -> None:
+        """Of a request that may be read yet, or may have ended."""
+        if number in self._tickets or number in self._awaited:
+            self._switches.setdefault(number, ReasoningSwitch()).end()
 
     def _clean(self) -> None:
         """Something has ended."""

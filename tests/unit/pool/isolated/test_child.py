@@ -1,0 +1,115 @@
+"""A model's process, in this one: what it is asked by who has left already, or asks too late, ends nothing."""
+
+import asyncio
+import socket
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from harness.fakes import FakeLoader, FakeVocab
+from server.constrain.constraint import Constraint
+from server.constrain.grammar.compiler import GrammarCompiler
+from server.constrain.thinking_end import Ending, ReasoningSwitch, ThinkingEnd
+from server.engine.request import Request
+from server.pool.footprint import Fit
+from server.pool.isolated import crossing
+from server.pool.isolated.answers import read_error, written_error
+from server.pool.isolated.channel import FrameKind
+from server.pool.isolated.child import ModelProcess
+from tests.unit.pool.fakes import spec
+
+VOCAB = FakeVocab()
+
+
+class Process:
+    """``model``, and whether it is about to end."""
+
+    def __init__(self, model: ModelProcess) -> None:
+        self.model = model
+        self.fails: list[str] = []
+        model._fail = self.fails.append  # type: ignore[assignment]
+
+    def say(self, *message: object) -> None:
+        """As the server does."""
+        self.model._received(FrameKind.MESSAGE, crossing.written(message, VOCAB, lambda _: 0, lambda _: 0))
+
+    def read(self, number: int, constraint: Constraint) -> None:
+        """A request that takes its time to be read."""
+        request = Request(f"r{number}", [1, 2, 3], max_tokens=10_000, constraint=constraint)
+        self.say("read", number, crossing.written((number, request), VOCAB, lambda _: number, lambda _: 0))
+
+
+@pytest.fixture
+def nothing_frozen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process goes on."""
+    monkeypatch.setattr("server.pool.isolated.child.gc.freeze", lambda: None)
+
+
+@asynccontextmanager
+async def process() -> AsyncIterator[Process]:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        made = ModelProcess(theirs)
+        made._loader = FakeLoader()
+        demo = spec("demo")
+        await made._load(demo, Fit(demo), prepares=False)
+        assert made._served is not None
+        try:
+            yield Process(made)
+        finally:
+            await made._served._close("generator", 0.0)
+            made._grammars.shutdown()
+            made._threads.shutdown()
+
+
+def thinking(switch: ReasoningSwitch) -> Constraint:
+    ending = Ending(b"<think>", (b"</think>",), tuple(b"</think>"))
+    return ThinkingEnd(ending, GrammarCompiler(VOCAB).gbnf('root ::= "b" [0-9]+'), VOCAB, n_begun=1, switch=switch)
+
+
+@pytest.mark.usefixtures("nothing_frozen")
+async def test_who_leaves_while_his_grammar_is_read_ends_neither_the_process_nor_computes_for_nobody() -> None:
+    async with process() as found:
+        served, goes_on = found.model._served, threading.Event()
+        assert served is not None
+        found.model._grammars.submit(goes_on.wait, 60)
+        found.read(7, thinking(ReasoningSwitch()))
+        found.say("cancel", 7)
+        found.read(8, thinking(ReasoningSwitch()))
+        goes_on.set()
+        while 8 not in served._tickets:  # noqa: ASYNC110 - it tells nobody
+            await asyncio.sleep(0.001)
+        assert (found.fails, list(served._tickets), list(served._switches)) == ([], [8], [8])
+        assert served._n_begun == 2
+        found.say("cancel", 8)
+
+
+@pytest.mark.usefixtures("nothing_frozen")
+async def test_thoughts_that_are_ended_before_their_request_is_read_or_after_it_has_ended() -> None:
+    async with process() as found:
+        served, goes_on = found.model._served, threading.Event()
+        assert served is not None
+        found.model._grammars.submit(goes_on.wait, 60)
+        found.read(7, thinking(ReasoningSwitch()))
+        found.say("switch", 7)
+        found.say("switch", 6)
+        assert (found.fails, [each.n_calls for each in served._switches.values()]) == ([], [1])
+        goes_on.set()
+        while 7 not in served._tickets:  # noqa: ASYNC110 - it tells nobody
+            await asyncio.sleep(0.001)
+        assert list(served._switches) == [7]
+        found.say("cancel", 7)
+        found.say("switch", 7)
+        assert (found.fails, served._switches) == ([], {})
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [(MemoryError(), "too little memory"), (KeyError("x"), "KeyError: 'x'"), (asyncio.CancelledError(), "Cancelled")],
+)
+def test_an_error_that_is_not_ours_crosses_as_one_that_is_whole(error: BaseException, said: str) -> None:
+    found = read_error(written_error(error))
+    assert said in found.message
+    assert written_error(found) == written_error(read_error(written_error(found)))
