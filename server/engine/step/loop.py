@@ -171,10 +171,9 @@ class Instance(StepThread):
         """
         if self.params.drafts or self.scheduler.waiting or self._cells.moving.busy:
             self._mailbox.post()
-        n_active = 0
         if self.scheduler.waiting:
             self._place()
-            n_active = self.scheduler.n_active
+        n_active = self.scheduler.n_active if self.scheduler.waiting or self._commands else 0
         if self.scheduler.may_be_apart:
             self._relocate()
         if self._shifts:
@@ -182,9 +181,9 @@ class Instance(StepThread):
         self._requests.fail_unencoded()
         entries = self.scheduler.plan(self._speculation.guess if self._speculation is not None else None)
         if not entries:
-            has_room = self._cells.moving.busy or self.scheduler.n_active < n_active  # which it had not before
+            has_room = self._cells.moving.busy or self.scheduler.n_active < n_active  # only now, for who waits
             self._cells.moving.begin_step()
-            return has_room and bool(self.scheduler.waiting)
+            return has_room and bool(self.scheduler.waiting or self._commands)
         for batch in batches(entries, self.runner.info.n_ubatch):
             if not self._decode(batch):
                 break

@@ -149,6 +149,20 @@ async def test_who_waits_for_the_slot_of_a_picture_that_cant_be_encoded_gets_it(
         assert text.error is None
 
 
+@pytest.mark.timeout(60)
+async def test_what_is_asked_of_the_slot_of_a_picture_that_cant_be_encoded_is_done() -> None:
+    encoder = FakeEncoder()
+    async with engine_over(FakeRunner(n_seq=1, encoder=encoder), gather_ms=0.0) as engine:
+        both = [picture("a", slow=True), picture("broken")]
+        asked = asyncio.ensure_future(run(engine, seen(["bad ", *both])))
+        await asyncio.to_thread(encoder.begun.wait, 100)
+        erasing = asyncio.ensure_future(engine.erase_slot(0))
+        await asyncio.sleep(0)  # it is asked
+        encoder.gate.set()
+        assert isinstance((await asked)[0].error, InternalError)
+        assert await erasing > 0
+
+
 async def test_the_end_of_the_model_ends_who_waits_for_a_picture() -> None:
     encoder = FakeEncoder()
     async with engine_over(FakeRunner(encoder=encoder), gather_ms=0.0) as engine:
