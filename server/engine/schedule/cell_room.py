@@ -25,7 +25,7 @@ class Room:
         self._parked: list[Sequence] = []  # since somebody left
         self._lost = 0  # cells that were full though nobody is known to hold them; until somebody leaves
         self._n_placed = 0
-        self._changes = 0  # of who holds a slot
+        self.changes = 0  # of who holds a slot
         self.due: list[Sequence] = []
         self.free = info.n_cells
         self.empty = True  # nobody holds a slot
@@ -51,7 +51,7 @@ class Room:
         sequence.n_needed = (
             max(len(sequence.target), len(sequence.parked.tokens) if sequence.parked else 0) - n_kept + REPLY_CELLS
         )
-        sequence.looked_at = self._changes
+        sequence.looked_at = self.changes
         return self._fit(sequence)
 
     def _fit(self, sequence: Sequence) -> bool:
@@ -61,7 +61,7 @@ class Room:
         """Whether it is known without a look that there is no room for it."""
         if not self.empty and sequence in self._parked:
             return True
-        return sequence.looked_at == self._changes and not self._fit(sequence)
+        return sequence.looked_at == self.changes and not self._fit(sequence)
 
     def passes(self, sequence: Sequence, before: list[Sequence]) -> bool:
         """Whether `sequence`, which fits, may go before those that do not; it is counted then."""
@@ -87,7 +87,7 @@ class Room:
 
     def placed(self, sequence: Sequence) -> None:
         """`sequence` holds a slot now."""
-        self._changes += 1
+        self.changes += 1
         self._n_placed += 1
         sequence.n_turn, sequence.passed_at, sequence.n_passes = self._n_placed, -1, 0
 
@@ -100,7 +100,7 @@ class Room:
 
     def left(self, sequence: Sequence, *, ended: bool) -> None:
         """`sequence` holds its slot no longer; without having `ended`, it will come back."""
-        self._changes += 1
+        self.changes += 1
         if ended:
             self._parked, self._lost = [], 0
 

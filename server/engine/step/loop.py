@@ -173,7 +173,7 @@ class Instance(StepThread):
             self._mailbox.post()
         if self.scheduler.waiting:
             self._place()
-        n_active = self.scheduler.n_active if self.scheduler.waiting or self._commands else 0
+        changes = self.scheduler.room.changes
         if self.scheduler.may_be_apart:
             self._relocate()
         if self._shifts:
@@ -181,7 +181,7 @@ class Instance(StepThread):
         self._requests.fail_unencoded()
         entries = self.scheduler.plan(self._speculation.guess if self._speculation is not None else None)
         if not entries:
-            has_room = self._cells.moving.busy or self.scheduler.n_active < n_active  # only now, for who waits
+            has_room = self._cells.moving.busy or self.scheduler.room.changes > changes  # only now, for who waits
             self._cells.moving.begin_step()
             return has_room and bool(self.scheduler.waiting or self._commands)
         for batch in batches(entries, self.runner.info.n_ubatch):

@@ -177,3 +177,22 @@ def test_shared_cells_are_counted_once_whoever_leaves(seed: int) -> None:
         for i, slot in enumerate(slots):
             shared = [common_prefix(held[i], theirs) for j, theirs in enumerate(held) if j != i]
             assert bench.cells.n_shared(slot) == max(shared)
+
+
+@pytest.mark.timeout(60)
+async def test_a_shift_for_which_there_is_no_memory_has_its_request_computed_anew_though_nobody_else_is_there() -> None:
+    class Full(Counting):
+        """Has no memory for the first state."""
+
+        def seq_save(self, seq: int) -> bytes:
+            state = super().seq_save(seq)
+            if self.n_saved == 1:
+                raise MemoryError
+            return state
+
+    runner = Full(n_seq=2, n_ctx_seq=100, n_cells=400, unified=True)
+    async with engine_over(runner, context_shift=True, cache_ram=0) as engine:
+        await run(engine, request("a" * 80, id_slot=0, max_tokens=1))
+        (reply,) = await run(engine, request("a" * 80 + "b", id_slot=1, max_tokens=60, n_keep=0))
+    assert runner.n_saved > 0
+    assert len(reply.text) == 60
