@@ -115,10 +115,9 @@ class Requests:
         if self._encoder is None:
             return
         for sequence in list(self._scheduler.active()):
-            for encoding in sequence.encodings.values():
-                if encoding.error is not None:
-                    self.fail(sequence.ticket, encoding.error)
-                    break
+            errors = (encoding.error for encoding in sequence.encodings.values() if encoding.error is not None)
+            if (error := next(errors, None)) is not None:
+                self.fail(sequence.ticket, error)
 
     def end(self, sequence: Sequence, outcome: Outcome = "done") -> None:
         """Free what a choice held; events are the caller's."""
