@@ -265,7 +265,7 @@ class Instance(StepThread):
                     self._report_progress(sequence, now)
             except Exception as error:  # noqa: BLE001 - `Requests.fail` logs what is not ours
                 if sequence.slot is None:  # it neither waits nor runs: `fail` would not find it
-                    self._requests.end(sequence)
+                    self._requests.end(sequence, "failed")
                 if placement.slot.idle:
                     self._cells.clear(placement.slot)
                 self._requests.fail(sequence.ticket, error)

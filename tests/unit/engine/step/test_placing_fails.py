@@ -34,6 +34,8 @@ async def test_one_that_many_had_passed_is_told_once_and_not_placed_again() -> N
         (later,) = await run(engine, request("later"))
         assert [type(event) for event in broken.events] == [Failed]
         assert (fine.error, later.error, tried) == (None, None, 1)
+        outcomes = {choice.request: choice.outcome for choice in engine.ended()}
+        assert outcomes == {"broken": "failed", "fine": "done", "later": "done"}
 
 
 @pytest.mark.timeout(60)
