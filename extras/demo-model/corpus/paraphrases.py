@@ -7,7 +7,7 @@ from random import Random
 from .chitchat import small_talk
 from .facts import fact
 from .llamapool import llamapool
-from .sample import Split
+from .sample import NothingHeldOut, Split
 
 
 def by_meaning(seed: int, split: Split, n_samples: int) -> dict[str, list[str]]:
@@ -16,7 +16,10 @@ def by_meaning(seed: int, split: Split, n_samples: int) -> dict[str, list[str]]:
     found: dict[str, set[str]] = defaultdict(set)
     makers = (partial(fact, rng, split), partial(small_talk, rng, split), partial(llamapool, rng, split))
     for _ in range(n_samples):
-        sample = rng.choices(makers, (6, 2, 2))[0]()
+        try:
+            sample = rng.choices(makers, (6, 2, 2))[0]()
+        except NothingHeldOut:
+            continue
         found[sample.turns[-1].text].add(sample.turns[0].text)
     return {answer: sorted(questions) for answer, questions in sorted(found.items()) if len(questions) > 1}
 

@@ -57,3 +57,11 @@ def test_cases_are_held_out(evaluate: ModuleType) -> None:
     trained = {sample.plain(text) for group in sample._side(patterns, "train") for text in group}
     assert not [text for group in sample._side(patterns, "test") for text in group if sample.plain(text) in trained]
     assert len(evaluate.frozen()) == 13 * 60
+
+
+def test_questions_to_embed_and_rank_are_held_out_too(evaluate: ModuleType) -> None:
+    by_meaning = import_module("corpus.paraphrases").by_meaning
+    known, unseen = by_meaning(5, "train", 4000), by_meaning(5, "test", 4000)
+    shared = known.keys() & unseen.keys()
+    assert len(shared) > 100
+    assert not [answer for answer in shared if set(known[answer]) & set(unseen[answer])]
