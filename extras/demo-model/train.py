@@ -29,7 +29,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--micro-batches", type=int, default=4, help="batches of 1536 tokens in a step")
     parser.add_argument("--rate", type=float, default=0.02, help="learning rate of the matrices (Muon)")
     parser.add_argument("--save-minutes", type=float, default=3)
-    parser.add_argument("--workers", type=int, default=2, help="processes; one for each core")
+    parser.add_argument("--workers", type=int, default=2, help="processes, one for each core; 0: in this one")
     parser.add_argument("--seed", type=int, default=1, help="of the corpus; a new one to go on")
     parser.add_argument("--mix", default="broad", choices=tuple(MIXES), help="which mixture of the corpus")
     parser.add_argument("--resume", action="store_true", help="go on from the checkpoint, if there is one")

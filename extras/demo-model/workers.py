@@ -1,4 +1,4 @@
-"""Gradients from several processes of one thread each: on shared cores, none waits long for another."""
+"""Gradients from several processes of one thread each (on shared cores, none waits long for another), or from this."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -53,24 +53,63 @@ class Seen:
         return F.cross_entropy(logits, targets[asked])
 
 
+class Gradients:
+    """Adds up one step's gradients in a network, compiled or not."""
+
+    def __init__(self, network: Network, compiled: bool, bf16: bool, seen: Path | None) -> None:
+        self.network, self.bf16 = network, bf16
+        self.run = torch.compile(network, dynamic=True) if compiled else network
+        self.replayed = Seen(seen) if seen else None
+
+    def add(self, batch: Batch, scale: float) -> float:
+        """Those of one batch, whose loss comes back."""
+        for side in (0, 1):
+            torch._dynamo.mark_dynamic(batch[0], side)
+        with torch.autocast("cpu", torch.bfloat16, enabled=self.bf16):
+            loss = loss_of(self.run, batch) * scale
+            whole = loss + SEEN_SHARE * self.replayed.loss(self.network) if self.replayed else loss
+        whole.backward()
+        return loss.item()
+
+
 def _work(  # type: ignore[no-untyped-def]
     network: Network, gradients: list[Tensor], todo, done, compiled: bool, bf16: bool, seen: Path | None
 ) -> None:
     torch.set_num_threads(1)
     for parameter, gradient in zip(network.parameters(), gradients, strict=True):
         parameter.grad = gradient
-    replayed = Seen(seen) if seen else None
-    run = torch.compile(network, dynamic=True) if compiled else network
+    own = Gradients(network, compiled, bf16, seen)
     while (item := todo.get()) is not None:
         arrays, scale = item
         inputs, targets, weights = map(torch.from_numpy, arrays)
-        for side in (0, 1):
-            torch._dynamo.mark_dynamic(inputs, side)
-        with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
-            loss = loss_of(run, (inputs, targets, weights)) * scale
-            whole = loss + SEEN_SHARE * replayed.loss(network) if replayed else loss
-        whole.backward()
-        done.put(loss.item())
+        done.put(own.add((inputs, targets, weights), scale))
+
+
+def _scale(batches: Sequence[Batch]) -> float:
+    """What makes the weighted sum of the batches' losses their mean."""
+    return 1 / sum(float(weights[targets != IGNORED].sum()) for _, targets, weights in batches)
+
+
+class Alone:
+    """A step's gradients in this process."""
+
+    def __init__(self, network: Network, compiled: bool, bf16: bool, seen: Path | None) -> None:
+        self.own = Gradients(network, compiled, bf16, seen)
+        self.batches: Sequence[Batch] = ()
+
+    def submit(self, batches: Sequence[Batch]) -> None:
+        """Take one step's batches."""
+        self.batches = batches
+
+    def collect(self, n_batches: int) -> float:
+        """Set the network's gradients, return the mean loss."""
+        for parameter in self.own.network.parameters():
+            parameter.grad = None
+        scale = _scale(self.batches)
+        return sum(self.own.add(batch, scale) for batch in self.batches[:n_batches])
+
+    def close(self) -> None:
+        """Nothing is to end."""
 
 
 class Workers:
@@ -90,9 +129,8 @@ class Workers:
 
     def submit(self, batches: Sequence[Batch]) -> None:
         """Hand out one step's batches."""
-        weight = sum(float(weights[targets != IGNORED].sum()) for _, targets, weights in batches)
         for batch in sorted(batches, key=lambda batch: -batch[0].numel()):
-            self.todo.put((tuple(part.numpy() for part in batch), 1 / weight))
+            self.todo.put((tuple(part.numpy() for part in batch), _scale(batches)))
 
     @torch.no_grad()
     def collect(self, n_batches: int) -> float:
@@ -115,9 +153,11 @@ class Workers:
 @contextmanager
 def started(
     network: Network, n_workers: int, compiled: bool, bf16: bool = False, seen: Path | None = None
-) -> Iterator[Workers]:
-    """Workers for a while."""
-    workers = Workers(network, n_workers, compiled, bf16, seen)
+) -> Iterator[Workers | Alone]:
+    """Workers for a while; with none of them the work is done here."""
+    workers: Workers | Alone = Alone(network, compiled, bf16, seen)
+    if n_workers:
+        workers = Workers(network, n_workers, compiled, bf16, seen)
     try:
         yield workers
     finally:
