@@ -4,9 +4,10 @@
 
 ``make overload`` is ten minutes of 500 clients, ``make soak`` half an hour of as many as the server can serve. Sound
 clients ask, wait for the end and ask again; told to come back (429, 503) they do after ``Retry-After``. Every second
-memory, descriptors and threads are read from the system, and how long ``/health`` takes is noted. Nothing but 429 and
-503 may come to sound clients; at the end every slot is free, and descriptors are where they were. What prompt states in
-RAM take is the cache's, which fills up to its limit however late; memory beside it may not grow.
+memory, descriptors and threads of all of the server's processes are read from the system, and how long ``/health``
+takes is noted. Nothing but 429 and 503 may come to sound clients; at the end every slot is free, and descriptors are
+where they were. What prompt states in RAM take is the cache's, which fills up to its limit however late; memory beside
+it may not grow.
 """
 
 import argparse
@@ -22,6 +23,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from benchmarks.resources import with_children
 from harness.real_server import RealServer, llamapool
 
 DEMO = Path(__file__).resolve().parents[1] / "models" / "demo.gguf"
@@ -35,7 +37,7 @@ SLACK_DESCRIPTORS = 16
 
 @dataclass(slots=True)
 class Sample:
-    """What the system says of the server's process, what it says itself of prompt states in RAM, and how long
+    """What the system says of the server's processes, what it says itself of prompt states in RAM, and how long
     ``/health`` took."""
 
     at_s: float
@@ -238,12 +240,21 @@ async def unsound(target: Target, random_: random.Random) -> None:
 # ---- what is watched
 
 
-def of_process(pid: int) -> tuple[float, int, int]:
-    """Resident MiB, descriptors and threads (Linux)."""
-    proc = Path(f"/proc/{pid}")
-    status = dict(line.split(":", 1) for line in (proc / "status").read_text().splitlines())
-    rss = int(status["VmRSS"].split()[0]) / 1024
-    return rss, sum(1 for _ in (proc / "fd").iterdir()), int(status["Threads"])
+def of_processes(pid: int) -> tuple[float, int, int]:
+    """Resident MiB, descriptors and threads of a server and of all that it has started: a model's own process, those
+    that render templates. What several have mapped counts in each. (Linux)"""
+    memory, n_descriptors, n_threads = 0.0, 0, 0
+    for each in with_children(pid):
+        proc = Path(f"/proc/{each}")
+        with suppress(OSError, KeyError):  # it has just ended: then it has no memory either
+            status = dict(line.split(":", 1) for line in (proc / "status").read_text().splitlines())
+            found = (
+                int(status["VmRSS"].split()[0]) / 1024,
+                sum(1 for _ in (proc / "fd").iterdir()),
+                int(status["Threads"]),
+            )
+            memory, n_descriptors, n_threads = memory + found[0], n_descriptors + found[1], n_threads + found[2]
+    return memory, n_descriptors, n_threads
 
 
 async def got(target: Target, path: str) -> bytes:
@@ -275,7 +286,7 @@ async def watch(target: Target, pid: int) -> None:
         if reply and not reply.startswith(b"HTTP/1.1 200"):
             target.seen.faults.append(f"/health: {reply[:80]!r}")
         cached = await cached_mib(target, cached)
-        rss, n_descriptors, n_threads = of_process(pid)
+        rss, n_descriptors, n_threads = of_processes(pid)
         at_s = began - target.seen.began
         target.seen.samples.append(Sample(at_s, rss, cached, n_descriptors, n_threads, took_ms))
         await asyncio.sleep(max(1 - (time.monotonic() - began), 0))

@@ -31,6 +31,18 @@ def peak_mb(pid: int) -> float:
     return _status_kb(pid, "VmHWM") / 1024
 
 
+def with_children(pid: int) -> list[int]:
+    """The process, and all that it has started, or they have, and that live."""
+    found = [pid]
+    for each in found:
+        try:
+            tasks = list(Path(f"/proc/{each}/task").iterdir())
+            found += [int(child) for at in tasks for child in (at / "children").read_text().split()]
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # it has ended, or one of its threads has
+    return found
+
+
 def _status_kb(pid: int, name: str) -> int:
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith(f"{name}:"):

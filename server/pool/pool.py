@@ -129,7 +129,9 @@ class Pool:
         return replace(state, facts=state.facts or facts)
 
     def check_progress(self, limit_s: float) -> None:
-        """To be called now and then: engines that have been at one step for `limit_s` seconds are given up."""
+        """To be called now and then: engines that have been at one step for `limit_s` seconds are given up, and so are
+        processes whose load gets no further."""
+        self._lifecycle.check_progress(limit_s)
         for entry in self._entries.values():
             for engine in entry.loaded.engines if entry.loaded is not None else ():
                 engine.check_progress(limit_s)

@@ -90,7 +90,7 @@ class ListenSettings(SettingsModel):
     watchdog_s: Float = option(600.0, ge=0)
     """Longest seconds of one step: then the model counts as failed, its requests end, all stacks are logged, and /livez
     says 503, since only a restart ends the step; of a model with isolation: process its process is killed and started
-    again instead. 0 = any."""
+    again instead, and so is one whose load gets no further for as long (60 at least). 0 = any."""
     drain_s: Float = option(30.0, ge=0)
     """Seconds that running requests may take to finish when the server stops."""
 

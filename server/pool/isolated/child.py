@@ -7,6 +7,7 @@ import faulthandler
 import gc
 import logging
 import os
+import resource
 import signal
 import socket
 import sys
@@ -125,7 +126,7 @@ class ModelProcess:
                 if reason := served.failure:
                     self._fail(f"a step thread has failed: {reason}")
             else:
-                self.say("alive")
+                self.say("loading", _effort())
             await asyncio.sleep(AT_WORK_S if served is None or served.busy else AT_REST_S)
 
     def say(self, *message: object) -> None:
@@ -564,6 +565,13 @@ class _Served:
         assert engine is not None
         await engine.close(drain_s)
         self.tell()
+
+
+def _effort() -> tuple[int, ...]:
+    """What grows while a load goes on, however slowly: what was read from a disk, and whole seconds that threads other
+    than this one have computed (a thread that looks now and then whether it may go on takes a thousandth of that)."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_majflt, used.ru_inblock, int(time.process_time() - time.thread_time())
 
 
 def _no_template(_info: ModelInfo, _spec: ModelSpec) -> ChatTemplate:

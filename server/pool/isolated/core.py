@@ -49,6 +49,8 @@ STACKS_S = 2.0
 """For a process to write where its threads are, and to end by that; one that is stopped does neither."""
 SILENT_S = 10.0
 """The least silence of a process that counts as its end; it speaks every two seconds."""
+STUCK_S = 60.0
+"""The least time in which a load gets no further that counts as its end: a slow disk may take as long to begin."""
 _BOOT = (
     "import sys; sys.path[:] = sys.argv[4:]; from server.pool.isolated.child import main; "
     "main(*map(int, sys.argv[1:4]))"
@@ -93,6 +95,7 @@ class Child:
     calls: dict[int, asyncio.Future[Any]] = field(default_factory=dict)
     reason: str = ""  # why it is to end
     heard_at: float = field(default_factory=time.monotonic)
+    moved_at: float = field(default_factory=time.monotonic)  # when it was last seen to get on with what was asked
     lent: LentMedia = field(default_factory=LentMedia)
 
     def __post_init__(self) -> None:
@@ -101,6 +104,7 @@ class Child:
         self.channel = Channel(self._heard, self._lost)
         self._events = Channel(self._heard, self._lost)
         self._frames: list[bytes] = []
+        self._effort: object = None
         self._n_lost = 0
         self._numbers = count(1)
         pairs = [socket.socketpair(), socket.socketpair()]
@@ -161,6 +165,7 @@ class Child:
             raise ModelEnded(f"model '{self.name}': {self.ended.result()}")
         number = next(self._numbers)
         self.calls[number] = answer = asyncio.get_running_loop().create_future()
+        self.moved_at = time.monotonic()
         try:
             await self.channel.send_long(self.written("call", number, name, arguments))
             return await answer
@@ -191,6 +196,11 @@ class Child:
         except Exception:  # what a model's file has made of it is not to be understood
             log.exception("model '%s': its process said what can't be", self.name)
             self.kill("its process said what can't be")
+
+    def at_work(self, effort: object) -> None:
+        """It loads, and has said how much it has done for that."""
+        if effort != self._effort:
+            self._effort, self.moved_at = effort, time.monotonic()
 
     def answer(self, number: int, value: object, error: LlamapoolError | None) -> None:
         """A call's result."""
@@ -457,6 +467,7 @@ class Core:
             case "gives back":
                 child.lent.given_back(rest[0])
             case "progress":
+                child.moved_at = time.monotonic()
                 self._progress(float(rest[0]))
             case "views":
                 self.shown(*rest)
@@ -464,24 +475,29 @@ class Core:
                 _log(rest[0])
             case "failing":
                 child.kill(str(rest[0]))
-            case "alive" | "told":
+            case "loading":
+                child.at_work(rest[0])
+            case "told":
                 pass
             case _:
                 raise InternalError(f"what is {word!r}?")
 
-    def check_silence(self, limit_s: float) -> None:
-        """To be called now and then: a process that says nothing at all is ended."""
+    def check_progress(self, limit_s: float) -> None:
+        """To be called now and then: a process that says nothing at all, or whose load gets no further, is ended."""
         child = self._child
-        if child is None or not self.up:
+        if child is None or child.reason or child.ended.done():
             return
-        silent_s = time.monotonic() - child.heard_at
-        self._n_looks = self._n_looks + 1 if silent_s > max(limit_s, SILENT_S) else 0
+        loads = self._keeper is None or bool(self.down)
+        still_s = time.monotonic() - (child.moved_at if loads else child.heard_at)
+        self._n_looks = self._n_looks + 1 if still_s > max(limit_s, STUCK_S if loads else SILENT_S) else 0
         if self._n_looks > 1:  # what it said is read between two looks, if this process was the one that stood still
-            self.kill(f"it has said nothing for {silent_s:.0f} s")
+            self.kill(
+                f"its load has not gone on for {still_s:.0f} s" if loads else f"it has said nothing for {still_s:.0f} s"
+            )
 
     def kill(self, reason: str) -> None:
         """End the process: it is started again."""
-        if self._child is not None:
+        if self._child is not None and not self._child.reason:  # else it is on its way
             log.critical("model '%s' is killed: %s", self.name, reason)
             self._child.kill(reason, stacks=True)
 

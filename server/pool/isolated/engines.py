@@ -94,7 +94,7 @@ class _Half:
     def check_progress(self, limit_s: float) -> None:
         """To be called now and then: a process whose steps don't go on is killed, and so started again."""
         if self.is_first:
-            self.core.check_silence(limit_s)
+            self.core.check_progress(limit_s)
         told, now = self._told, time.monotonic()
         if told is None or not self.core.up:
             return

@@ -116,6 +116,10 @@ class IsolatedLoader:
         """Returns when that has been done."""
         await self._core.abandoned()
 
+    def check_progress(self, limit_s: float) -> None:
+        """To be called now and then: a process that gets no further for `limit_s` seconds is ended."""
+        self._core.check_progress(limit_s)
+
     def least(self, spec: ModelSpec) -> Footprint:
         """In the process."""
         least: Footprint = self._core.in_thread(self._core.measure_least(spec))

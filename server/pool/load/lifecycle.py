@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Executor
 from typing import TypeVar
 
@@ -52,7 +52,7 @@ class Lifecycle:
         self._clock = clock
         self._quiet = quiet
         self._measured_by: dict[str, tuple[ModelSpec, IsolatedLoader, asyncio.TimerHandle]] = {}
-        self._measuring: set[IsolatedLoader] = set()
+        self._at_work: set[IsolatedLoader] = set()  # whose processes measure or load
         self._ending: set[asyncio.Task[None]] = set()
         self._closed = False
 
@@ -82,11 +82,8 @@ class Lifecycle:
             return {}, await self._in_thread(self._loader.memory)
         if not isinstance(loader, IsolatedLoader):
             return await self._in_thread(measured)
-        self._measuring.add(loader)
-        try:
+        with self._watched(loader):
             least, memory = await self._in_thread(measured)
-        finally:
-            self._measuring.discard(loader)
         timer = asyncio.get_running_loop().call_later(
             KEPT_S, self._give_up, entry.id
         )  # mostly the load follows at once
@@ -109,12 +106,27 @@ class Lifecycle:
             self._ending.add(ending)
             ending.add_done_callback(self._ending.discard)
 
+    @contextlib.contextmanager
+    def _watched(self, loader: Loader) -> Iterator[None]:
+        """While it is at work."""
+        if isinstance(loader, IsolatedLoader):
+            self._at_work.add(loader)
+        try:
+            yield
+        finally:
+            self._at_work -= {loader}
+
+    def check_progress(self, limit_s: float) -> None:
+        """To be called now and then: processes that measure or load a model and get no further are ended."""
+        for loader in self._at_work:
+            loader.check_progress(limit_s)
+
     def stop(self) -> None:
-        """No load comes any more. What measures a model, and may never end, is ended."""
+        """No load comes any more. What measures or loads a model, and may never end, is ended."""
         self._closed = True
         for model in list(self._measured_by):
             self._give_up(model)
-        for loader in self._measuring:
+        for loader in self._at_work:
             self._abandon(loader)
 
     async def close(self) -> None:
@@ -164,12 +176,13 @@ class Lifecycle:
         load, begun = entry.load, self._clock()
         assert load is not None
         try:
-            if entry.fitting:
-                taken = totals((await self._in_thread(load.fit)).footprint)
-                entry.taken = {device: min(n, load.granted.get(device, n)) for device, n in taken.items()}
-                entry.fitting = False
-                fitted()
-            parts = await self._in_thread(load.run)
+            with self._watched(load.loader):
+                if entry.fitting:
+                    taken = totals((await self._in_thread(load.fit)).footprint)
+                    entry.taken = {device: min(n, load.granted.get(device, n)) for device, n in taken.items()}
+                    entry.fitting = False
+                    fitted()
+                parts = await self._in_thread(load.run)
             model = await assemble(load, parts, self._factories, self._in_thread)
         except (asyncio.CancelledError, KeyboardInterrupt, SystemExit):
             load.cancel()

@@ -288,6 +288,55 @@ async def test_a_load_that_never_ends_ends_with_an_unload_and_with_the_server(
     assert (await asked).status_code == 503
 
 
+@pytest.fixture
+def watched(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[int]]:
+    """Loads of the processes from one to another (by number, from 1 on) have a second to get on, all others any time;
+    `stopped` are stopped as they are started. Returns their pids, as they come."""
+
+    def begin(*numbers: int, stopped: bool = False) -> list[int]:
+        pids: list[int] = []
+
+        class Child(core.Child):
+            def __post_init__(self) -> None:
+                super().__post_init__()
+                pids.append(self.pid)
+                monkeypatch.setattr(core, "STUCK_S", 1.0 if len(pids) in numbers else 1e9)
+                if stopped and len(pids) in numbers:
+                    os.kill(self.pid, signal.SIGSTOP)
+
+        for name, value in (("STUCK_S", 1e9), ("STACKS_S", 0.01), ("FIRST_PAUSE_S", 0.01), ("Child", Child)):
+            monkeypatch.setattr(core, name, value)
+        monkeypatch.setattr("server.app.WATCH_EVERY_S", 0.05)
+        return pids
+
+    return begin
+
+
+@pytest.mark.parametrize(("at", "n", "status"), [("least", 1, 200), ("fit", 4, 503), ("load", 4, 503)])
+async def test_a_load_that_gets_no_further_is_ended_by_the_watchdog(
+    start: Start, watched: Callable[..., list[int]], at: str, n: int, status: int
+) -> None:
+    watched(*range(1, n + 1))  # the first one may be ended as it measures
+    models = {"demo": {**ONE["demo"], "load": "on_demand"}, "good": {"path": "good.gguf"}}
+    limits = {"memory": "1GiB"} if at == "least" else {}  # what can't be measured is loaded all the same
+    async with start(f"hanging in {at}", models=models, watchdog_s=0.2, **limits) as api:
+        reply = await api.client.post("/v1/chat/completions", json=chat("Hi", model="demo"))
+        assert reply.status_code == status
+        assert status == 200 or "its load has not gone on for" in reply.json()["error"]["message"]
+        assert (await api.client.post("/v1/chat/completions", json=chat("Hi", model="good"))).status_code == 200
+
+
+async def test_a_process_that_is_stopped_while_it_is_loaded_again_is_followed_by_another(
+    start: Start, watched: Callable[..., list[int]]
+) -> None:
+    async with start(watchdog_s=0.2) as api:
+        pids = watched(1, stopped=True)
+        os.kill(engine(api).core.pid, signal.SIGKILL)
+        await is_back(api)
+        assert engine(api).core.pid == pids[1]
+        assert (await api.client.post("/v1/chat/completions", json=chat("Hi"))).status_code == 200
+
+
 async def test_the_process_that_measures_a_model_loads_it_or_ends(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
