@@ -55,18 +55,19 @@ class Channel(asyncio.Protocol):
         if self._transport is not None and self.open:
             self._transport.write(frame(kind, body))
 
-    async def send_long(self, body: bytes) -> None:
+    async def send_long(self, *pieces: bytes | memoryview) -> None:
         """Send a message of any length, no faster than it is read. Cancelled, the other end forgets what it got."""
-        if len(body) <= PART_BYTES:
-            self.send(FrameKind.MESSAGE, body)
+        if sum(map(len, pieces)) <= PART_BYTES:
+            self.send(FrameKind.MESSAGE, b"".join(pieces))
             return
         self._n_long += 1
-        number, view = self._n_long, memoryview(body)
+        number = self._n_long
         try:
-            for at in range(0, len(body), PART_BYTES):
-                which = _LAST if at + PART_BYTES >= len(body) else _MORE
-                self.send(FrameKind.PART, _PART.pack(number, which) + view[at : at + PART_BYTES])
-                await self._writable.wait()
+            for piece in pieces:
+                for at in range(0, len(piece), PART_BYTES):
+                    which = _LAST if piece is pieces[-1] and at + PART_BYTES >= len(piece) else _MORE
+                    self.send(FrameKind.PART, _PART.pack(number, which) + memoryview(piece)[at : at + PART_BYTES])
+                    await self._writable.wait()
         except asyncio.CancelledError:
             self.send(FrameKind.PART, _PART.pack(number, _GIVEN_UP))
             raise

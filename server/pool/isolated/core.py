@@ -141,9 +141,9 @@ class Child:
 
     def post(self, *message: object) -> None:
         """Send a message that has no answer."""
-        self.channel.send(FrameKind.MESSAGE, self.written(*message))
+        self.channel.send(FrameKind.MESSAGE, b"".join(self.written(*message)))
 
-    def written(self, *message: object) -> bytes:
+    def written(self, *message: object) -> crossing.Pieces:
         """As it crosses."""
         return crossing.written(message, self.vocab, _no_switch, self.lent.add)
 
@@ -157,7 +157,8 @@ class Child:
         if request.constraint is None:
             self.post("submit", number, request)
         else:
-            self.post("read", number, crossing.written((number, request), self.vocab, numbered, self.lent.add))
+            body = b"".join(crossing.written((number, request), self.vocab, numbered, self.lent.add))
+            self.post("read", number, body)
 
     async def call(self, name: str, *arguments: object) -> Any:
         """What it answers. Raises what it raises there, and `ModelEnded` when it ends. Cancelled, it is so there."""
@@ -167,7 +168,7 @@ class Child:
         self.calls[number] = answer = asyncio.get_running_loop().create_future()
         self.moved_at = time.monotonic()
         try:
-            await self.channel.send_long(self.written("call", number, name, arguments))
+            await self.channel.send_long(*self.written("call", number, name, arguments))
             return await answer
         except asyncio.CancelledError:
             self.post("drop", number)
@@ -219,14 +220,14 @@ class Child:
         task.add_done_callback(self._decoding.discard)
 
     async def _send_lent(self, asked: int, number: int) -> None:
-        found: bytes | answers.Plain
+        found: pickle.PickleBuffer | answers.Plain
         try:
-            found = await asyncio.to_thread(self.lent[number].decoded)
+            found = pickle.PickleBuffer(await asyncio.to_thread(self.lent[number].decoded))
         except Exception as error:  # without an answer, who asked would wait for ever
             if not isinstance(error, CONTAINED):
                 log.exception("model '%s': what was lent can't be had. A fault: report it with what follows", self.name)
             found = answers.written_error(error)
-        await self.channel.send_long(self.written("lent", asked, found))
+        await self.channel.send_long(*self.written("lent", asked, found))
 
     # ---- the end
 

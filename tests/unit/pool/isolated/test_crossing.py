@@ -18,6 +18,8 @@ from server.constrain.grammar.compiler import GrammarCompiler
 from server.constrain.grammar.matcher import Recipe
 from server.constrain.lazy import Lazy
 from server.constrain.thinking_end import Ending, ReasoningSwitch, ThinkingEnd
+from server.engine.kv.state import Checkpoint, SlotState
+from server.engine.lora import Tuning
 from server.engine.request import (
     Event,
     Failed,
@@ -98,7 +100,7 @@ def crossed(request: Request) -> tuple[Request, dict[int, ReasoningSwitch], Reas
                 return COMPILER.made_anew(Recipe(*name))
         return there.setdefault(name, ReasoningSwitch())
 
-    raw = crossing.written((1, request), VOCAB, heard, LentMedia().add)
+    raw = b"".join(crossing.written((1, request), VOCAB, heard, LentMedia().add))
     number, found = crossing.Inward(raw, here).load()
     assert number == 1
     return found, there, seen[0] if seen else None
@@ -157,11 +159,21 @@ def test_a_switch_is_one_number_on_both_sides() -> None:
     assert not found.constraint.allows(ord("x"))  # the thoughts end now
 
 
+def test_what_is_long_crosses_without_being_copied_into_a_message() -> None:
+    pixels, state, second = (bytes([i]) * (PART_BYTES + i) for i in range(3))
+    bitmap = Bitmap("image", 2, 1, pixels, "id")
+    slot = SlotState([1, 2], state, Tuning(), 2, (Checkpoint(1, second), Checkpoint(2, b"short")))
+    pieces = crossing.written((bitmap, slot), VOCAB, lambda _: 0, LentMedia().add)
+    assert [piece.obj for piece in pieces if isinstance(piece, memoryview)] == [pixels, state, second]
+    assert crossing.Inward(b"".join(pieces), lambda *_: None).load() == (bitmap, slot)
+
+
 def test_a_bitmap_whose_data_can_be_had_again_crosses_without_it_until_nobody_there_has_it() -> None:
     lent = LentMedia()
     known = Bitmap("image", 2, 1, b"", "id", again=lambda: b"decoded again")
     whole, sized = Bitmap("image", 2, 1, b"123456", "id"), Bitmap("image", 2, 1, b"", "id")
-    raw = crossing.written(("tokenize", [known, "text", whole, sized]), VOCAB, lambda _: 0, lent.add)
+    pieces = crossing.written(("tokenize", [known, "text", whole, sized]), VOCAB, lambda _: 0, lent.add)
+    raw = b"".join(pieces)
     assert lent[1] is known
 
     def here(kind: str, name: tuple[Bitmap, int]) -> object:
