@@ -267,6 +267,8 @@ class Pool:
             await self._settled([entry])
 
     def _begin_unload(self, entry: Entry, grace_s: float) -> None:
+        if entry.sizing is not None:
+            entry.sizing.cancel()
         if entry.download is not None:
             entry.download.cancel()
         elif entry.load is not None:

@@ -83,7 +83,11 @@ class Lifecycle:
         if not isinstance(loader, IsolatedLoader):
             return await self._in_thread(measured)
         with self._watched(loader):
-            least, memory = await self._in_thread(measured)
+            try:
+                least, memory = await self._in_thread(measured)
+            except asyncio.CancelledError:
+                self._abandon(loader)
+                raise
         timer = asyncio.get_running_loop().call_later(
             KEPT_S, self._give_up, entry.id
         )  # mostly the load follows at once

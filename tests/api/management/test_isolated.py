@@ -98,6 +98,14 @@ def chat(text: str, **more: Any) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": text}], "temperature": 0, "max_tokens": 20, **more}
 
 
+def is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
 async def until_streamed(exchange: Exchange) -> None:
     """Wait for the first text."""
     assert await exchange.start() == 200
@@ -270,11 +278,12 @@ async def test_a_file_that_the_library_does_not_survive_fails_its_model_only(
 
 
 @pytest.mark.parametrize(
-    ("at", "unloads"), [("fit", True), ("load", True), ("least", False), ("fit", False), ("load", False)]
+    ("at", "unloads"), [(at, unloads) for at in ("least", "fit", "load") for unloads in (True, False)]
 )
 async def test_a_load_that_never_ends_ends_with_an_unload_and_with_the_server(
-    start: Start, at: str, unloads: bool
+    start: Start, watched: Callable[..., list[int]], at: str, unloads: bool
 ) -> None:
+    pids = watched()
     models = {"demo": {**ONE["demo"], "load": "on_demand"}}
     limits = {"memory": "1GiB"} if at == "least" else {}
     async with start(f"hanging in {at}", models=models, **limits) as api:
@@ -285,6 +294,7 @@ async def test_a_load_that_never_ends_ends_with_an_unload_and_with_the_server(
             assert (await api.client.post("/models/unload", json={"model": "demo"})).status_code == 200
             await api.settled()
             assert (await asked).status_code == 503
+            await until(lambda: not any(map(is_alive, pids)))
     assert (await asked).status_code == 503
 
 
