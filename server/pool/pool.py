@@ -260,6 +260,8 @@ class Pool:
         queued = self._turns.queue.pop(entry.id, None) is not None
         if entry.status in (Status.UNLOADED, Status.FAILED) and not queued:
             raise InvalidRequest("model is not running", "model")
+        if queued:
+            entry.starting = False
         entry.refuse(lambda: Unavailable(f"model '{entry.id}' was unloaded while this request waited for it"))
         self._begin_unload(entry, self.limits.stop_timeout_s)
         self._turns.advance()

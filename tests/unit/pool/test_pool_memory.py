@@ -147,6 +147,18 @@ async def test_a_model_that_takes_long_to_measure_holds_up_the_others_for_a_whil
         (await asyncio.wait_for(slow, 60)).release()
 
 
+async def test_a_model_that_is_unloaded_while_it_is_measured_at_the_start_is_measured_and_loaded_again() -> None:
+    async with sized_pool(spec("m0", load="startup")) as s:
+        await s.pool.start()
+        await spin()
+        assert s.pool.starting
+        await s.pool.unload("m0")
+        assert not s.pool.starting
+        asked = acquiring(s, "m0")
+        await s.work()
+        (await asyncio.wait_for(asked, 60)).release()
+
+
 async def test_requests_wait_in_order_for_models_at_work() -> None:
     async with sized_pool("m0", "m1", "m2", "m8", "m9") as s:
         leases = [await loaded(s, model) for model in ("m0", "m1", "m2")]
