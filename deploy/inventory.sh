@@ -6,7 +6,7 @@ environment=$1 tools=$2
 out=$environment/share/llamapool
 mkdir -p "$out"
 "$tools/bin/cyclonedx-py" environment --output-reproducible --of JSON -o "$out/sbom.cdx.json" "$environment/bin/python"
-"$tools/bin/pip-licenses" --python "$environment/bin/python" --format plain-vertical --with-license-file --no-license-path \
+"$tools/bin/pip-licenses" --python "$environment/bin/python" --with-system --format plain-vertical --with-license-file --no-license-path \
   --with-notice-file --output-file "$out/LICENSES.txt" >/dev/null
 licence=$(find "$environment"/lib/python3*/site-packages/llama_cpp_python-*.dist-info -name 'LICENSE*' | head -n 1)
 {
