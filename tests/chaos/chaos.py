@@ -25,6 +25,7 @@ from tests.stand_in_hub import stand_in_hub
 DEMO = Path(__file__).resolve().parents[2] / "models" / "demo.gguf"
 CHAT = {"messages": [{"role": "user", "content": "What is 2 plus 3?"}], "max_tokens": 12, "temperature": 0}
 LONG = {"messages": [{"role": "user", "content": "Tell me a story"}], "max_tokens": 400, "ignore_eos": True}
+ISOLATED = {"isolation": "process"}
 WITHIN_S = 120.0
 
 
@@ -34,12 +35,18 @@ def serving(
     models: Mapping[str, Mapping[str, Any]],
     server: Mapping[str, Any] | None = None,
     *,
+    defaults: Mapping[str, Any] | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> Iterator[RealServer]:
     """A server of these models."""
     file = folder / "config.yaml"
     settings = {"host": "127.0.0.1", "models_cache": False, **(server or {})}
-    file.write_text(yaml.safe_dump({"server": settings, "models": {name: dict(m) for name, m in models.items()}}))
+    written = {
+        "server": settings,
+        "defaults": dict(defaults or {}),
+        "models": {name: dict(m) for name, m in models.items()},
+    }
+    file.write_text(yaml.safe_dump(written))
     with llamapool_config(file, environment=environment) as running:
         yield running
 
@@ -176,6 +183,40 @@ def test_a_model_that_memory_does_not_hold(tmp_path: Path) -> None:
         assert reply.status == 503, reply
         resource.prlimit(server.process.pid, resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
         well(server, "a")
+
+
+def test_a_models_process_for_which_the_system_has_no_memory(tmp_path: Path) -> None:
+    large = {"n_ctx": 200_000, "n_parallel": 64, "fit": "off"}
+    with group() as (join, limit), serving(tmp_path, two(tmp_path, **large), defaults=ISOLATED) as server:
+        well(server, "a")
+        for pid in (server.process.pid, *children(server)):
+            join(pid)
+        limit(300 << 20)
+        reply = chat(server, "b")
+        assert reply.status == 503, reply
+        assert "SIGKILL" in reply.json()["error"]["message"]
+        well(server, "a")
+        limit(64 << 30)
+        until(lambda: chat(server, "b").status == 200, "with memory again, the model doesn't load")
+        well(server, "a", "b")
+
+
+@contextmanager
+def group() -> Iterator[tuple[Callable[[int], object], Callable[[int], object]]]:
+    """A cgroup: puts a process in, and sets the bytes that all in it may take. Skips where none can be made."""
+    new = [at for at in (Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")) if (at / "cgroup.procs").exists()]
+    if not new or not os.access(new[0] / "cgroup.procs", os.W_OK):
+        pytest.skip("no cgroup can be made here")
+    at = new[0] / f"llamapool-chaos-{os.getpid()}"
+    at.mkdir()
+    limits = [file for name in ("memory.limit_in_bytes", "memory.max") if (file := at / name).exists()]
+    try:
+        if not limits:
+            pytest.skip("a cgroup here has no limit of memory")
+        yield lambda pid: (at / "cgroup.procs").write_text(str(pid)), lambda n: limits[0].write_text(str(n))
+    finally:
+        until(lambda: not (at / "cgroup.procs").read_text(), "its processes have not ended")
+        at.rmdir()
 
 
 def _mapped(pid: int) -> int:
