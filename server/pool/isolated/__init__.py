@@ -22,8 +22,8 @@ give events. So the border runs there, above the engine, and both sides are made
 - **What the other side does now** (counters, slots, whether steps go on) is told with what ends, at most every 50 ms
   while there is work, and else every two seconds. So nothing in the server waits for a model to answer a look.
 - **Death** (`core`): a process ends with its socket; what was asked of it and has said nothing yet is asked once more,
-  all else ends with an error. It is started again at once, then after 1, 2, 4 … 60 seconds. A process whose steps do
-  not go on is killed by the watchdog, and then it is the same. Who asks meanwhile waits, as for a load.
+  all else ends with an error. It is started again at once, then after 1, 2, 4 … 60 seconds. A process whose steps or
+  whose load do not go on is killed by the watchdog, and then it is the same. Who asks meanwhile waits, as for a load.
 - **No orphan.** A child ends with its socket's other end, and is killed by the system when its parent ends. It has no
   other descriptors, is in a session of its own (a Ctrl-C is for the server), and is the first that a system without
   memory takes.
