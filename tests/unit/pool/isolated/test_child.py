@@ -33,12 +33,12 @@ class Process:
 
     def say(self, *message: object) -> None:
         """As the server does."""
-        self.model._received(FrameKind.MESSAGE, crossing.written(message, VOCAB, lambda _: 0, lambda _: 0))
+        self.model._received(FrameKind.MESSAGE, b"".join(crossing.written(message, VOCAB, lambda _: 0, lambda _: 0)))
 
     def read(self, number: int, constraint: Constraint) -> None:
         """A request that takes its time to be read."""
         request = Request(f"r{number}", [1, 2, 3], max_tokens=10_000, constraint=constraint)
-        self.say("read", number, crossing.written((number, request), VOCAB, lambda _: number, lambda _: 0))
+        self.say("read", number, b"".join(crossing.written((number, request), VOCAB, lambda _: number, lambda _: 0)))
 
 
 @pytest.fixture
