@@ -82,7 +82,7 @@ def read_entries(path: Path) -> tuple[KeyEntry, ...]:
             raise ConfigError(f"{path}: larger than {MAX_BYTES} bytes; it is no file of keys")
         found: Any = yaml.safe_load(text.decode("utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        reason = error.strerror if isinstance(error, OSError) else str(error)
+        reason = _unread(error)
         raise ConfigError(f"{path}: the file of keys (server.keys_file) cannot be read: {reason}") from None
     try:
         entries = _KeyFile.model_validate({} if found is None else found).keys
@@ -93,6 +93,13 @@ def read_entries(path: Path) -> tuple[KeyEntry, ...]:
         if hashes.count(entry.hash) > 1:
             raise ConfigError(f"{path}: '{entry.name}' has the hash of another entry; remove one of them")
     return entries
+
+
+def _unread(error: OSError | UnicodeDecodeError | yaml.YAMLError) -> str:
+    """Why, without the lines around it, which may hold a key."""
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
+        return f"line {error.problem_mark.line + 1}: {error.problem}"
+    return str(error.strerror if isinstance(error, OSError) else error)
 
 
 def _mistake(found: object, error: ValidationError) -> str:

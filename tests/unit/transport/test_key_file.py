@@ -65,6 +65,12 @@ def test_a_mistake_names_its_entry(tmp_path: Path, text: str, expected: str) -> 
         read_keys(written(tmp_path, text))
 
 
+def test_a_file_that_is_no_yaml_is_not_shown(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"cannot be read: line 4: expected") as raised:
+        read_keys(written(tmp_path, "keys:\n- name: ada\n  hash: [a-key-by-mistake\n- name: bert\n"))
+    assert "a-key" not in raised.value.message
+
+
 def test_a_file_that_is_not_there_is_a_mistake(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"the file of keys \(server.keys_file\) cannot be read: No such file"):
         read_keys(tmp_path / "none.yaml")
