@@ -92,8 +92,7 @@ def written(schema: object, what: str) -> Written:
         rewritten = _rewritten(rewriter, what)
     unique = UniquePlaces(rewritten, rewriter.unique) if rewriter.unique else None
     # Behind what looks for overlaps: closed branches overlap less than the client's.
-    closed = rewritten if _joins(rewritten) else _closed(rewritten)
-    return Written(_text(closed), unique, rewriter.narrowed)
+    return Written(_text(_closed_document(rewritten)), unique, rewriter.narrowed)
 
 
 def grammar_text(schema: str) -> str:
@@ -137,17 +136,43 @@ def _with_bounds(schema: Any) -> Any:
     return made
 
 
-def _joins(schema: Any) -> bool:
-    """Whether a value has properties of several schemas somewhere, none of which may say that there are no others."""
+def _closed_document(document: dict[str, Any]) -> dict[str, Any]:
+    """Every object has what it lists, but those that are joined with others, since none knows what the others list."""
+    parts = {f"#/$defs/{name}": each for name, each in document.get("$defs", {}).items()}
+    parts["#"] = {key: value for key, value in document.items() if key != "$defs"}
+    joined: set[str] = set()
+    waiting = [name for part in parts.values() for name in _joined_references(part, joined=False)]
+    while waiting:
+        name = waiting.pop()
+        if name not in joined:
+            joined.add(name)
+            waiting += _joined_references(parts[name], joined=True)
+    made = {name: part if name in joined else _closed(part) for name, part in parts.items()}
+    defs = {name: made[f"#/$defs/{name}"] for name in document.get("$defs", {})}
+    return {**made["#"], "$defs": defs} if defs else made["#"]
+
+
+def _joined_references(schema: Any, *, joined: bool) -> Iterator[str]:
+    """What is referred to where the properties of several schemas come together."""
     if not isinstance(schema, dict):
-        return False
+        return
+    joined = joined or _joins(schema)
+    if joined and "$ref" in schema:
+        yield schema["$ref"]
+    for each in _schemas_in(schema):
+        yield from _joined_references(each, joined=joined)
+
+
+def _joins(schema: dict[str, Any]) -> bool:
+    """Whether a value may have properties of several schemas here, none of which may say that there are no others."""
     n_in_place = len(schema.get("allOf", ())) + sum(key in schema for key in _IN_PLACE)
-    return n_in_place + bool(_OF_OBJECTS & schema.keys()) > 1 or any(map(_joins, _schemas_in(schema)))
+    names_twice = {"properties", "patternProperties"} <= schema.keys()
+    return names_twice or n_in_place + bool(_OF_OBJECTS & schema.keys()) > 1
 
 
 def _closed(schema: Any) -> Any:
     """Objects have what they list and need, unless they say something else, or list what may not be."""
-    if not isinstance(schema, dict):
+    if not isinstance(schema, dict) or _joins(schema):
         return schema
     made = {key: _below(key, value, _closed) for key, value in schema.items()}
     listed = made.get("properties")
@@ -159,7 +184,7 @@ def _closed(schema: Any) -> Any:
 
 def _schemas_in(schema: dict[str, Any]) -> Iterator[Any]:
     for key, value in schema.items():
-        if key in MAPS or key == "$defs":
+        if key in MAPS:
             yield from value.values()
         elif key in LISTS:
             yield from value

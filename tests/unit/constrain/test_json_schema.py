@@ -113,6 +113,9 @@ ONE = {"type": "object", "properties": {"a": {"type": "null"}}}
         ({**ONE, "allOf": [{"properties": {"b": {}}}]}, True),
         ({"$ref": "#/$defs/one", "properties": {"b": {}}, "$defs": {"one": ONE}}, True),
         ({"type": "object", "title": "any"}, True),
+        ({**ONE, "unevaluatedProperties": True}, True),
+        ({"$ref": "#/$defs/one", "unevaluatedProperties": True, "$defs": {"one": ONE}}, True),
+        ({"type": "object", "not": {"properties": {"a": {"type": "null"}}, "required": ["a"]}}, True),
     ],
 )
 def test_an_object_has_no_properties_but_those_it_lists(schema: dict[str, Any], *, more: bool) -> None:
@@ -120,6 +123,33 @@ def test_an_object_has_no_properties_but_those_it_lists(schema: dict[str, Any], 
     constraint, end = BYTES.json_schema(schema), begun.translate({ord("["): "]", ord("{"): "}"})[::-1]
     assert matches(constraint.fork(), f'{begun}"b":1{end}') is more
     Draft202012Validator(schema).validate(json.loads(f'{begun}"b":1{end}'))
+
+
+def test_a_negation_lists_no_properties() -> None:
+    schema = {"type": "object", "not": {"properties": {"a": {"type": "null"}}}}
+    assert matches(BYTES.json_schema(schema), '{"a":1,"b":1}')
+
+
+JOINED = {"allOf": [{"$ref": "#/$defs/one"}, {"properties": {"b": {}}}]}
+TWICE = {**ONE, "patternProperties": {"^x": {**ONE, "properties": {"b": {}}}}}
+
+
+@pytest.mark.parametrize(
+    ("schema", "value", "may_be"),
+    [
+        ({"x": ONE, "y": JOINED}, {"x": {}, "y": {"b": 1}}, True),
+        ({"x": ONE, "y": JOINED}, {"x": {"b": 1}}, False),
+        ({"x": {"$ref": "#/$defs/two"}, "y": JOINED}, {"x": {"b": 1}}, False),
+        ({"x": {"$ref": "#/$defs/one"}, "y": JOINED}, {"x": {"b": 1}}, True),
+        ({"y": {"allOf": [{"$ref": "#/$defs/on"}, {"properties": {"n": JOINED}}]}}, {"y": {"n": {"b": 1}}}, True),
+        ({"y": {**TWICE, "properties": {"x": ONE}}}, {"y": {"x": {"a": None, "b": 1}}}, True),
+    ],
+)
+def test_only_objects_that_are_joined_with_others_stay_open(schema: object, value: object, *, may_be: bool) -> None:
+    definitions = {"one": ONE, "two": {**ONE}, "on": {"properties": {"n": {"$ref": "#/$defs/one"}}}}
+    whole = {"type": "object", "properties": schema, "$defs": definitions}
+    assert matches(BYTES.json_schema(whole), json.dumps(value, separators=(",", ":"))) is may_be
+    Draft202012Validator(whole).validate(value)
 
 
 def test_an_object_that_needs_more_properties_than_it_lists_gets_them() -> None:

@@ -70,7 +70,7 @@ def _required(value: list[str], _: Any) -> list[Schema]:
 def _properties(value: dict[str, Schema], negate: Callable[[Schema], Schema]) -> list[Schema]:
     negated = ((name, negate(schema)) for name, schema in value.items())
     return [
-        {"type": "object", "required": [name], "properties": {name: schema}}
+        {"type": "object", "required": [name], "properties": {name: schema}, "additionalProperties": True}
         for name, schema in negated
         if schema is not False
     ]

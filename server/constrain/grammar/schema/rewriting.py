@@ -158,10 +158,10 @@ class Rewriter:
         """Without anything in place, unevaluated is what is additional."""
         in_place = {"$ref", "allOf", "anyOf", "oneOf", "if", "not", "dependentSchemas"} & own.keys()
         for key, additional in (("unevaluatedProperties", "additionalProperties"), ("unevaluatedItems", "items")):
-            value = own.pop(key, True)
-            if value is True or additional in own:
+            value = own.pop(key, None)
+            if value is None or additional in own:
                 continue
-            if in_place or "contains" in own:
+            if value is not True and (in_place or "contains" in own):
                 raise unenforceable(key, place)
             own[additional] = value
         return []
