@@ -6,6 +6,7 @@ Used by the step thread alone.
 import logging
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from math import sqrt
 
@@ -119,11 +120,12 @@ class DraftCells:
             if sequence.slot is not None:
                 self._cut(sequence.slot.id, 0)
 
-    def catch_up(self, sequence: Sequence, n: int) -> bool:
-        """Compute the next `n` tokens that are missing. False when there is no room."""
+    def catch_up(self, sequence: Sequence, n: int, beside: Seq[Sequence] = ()) -> bool:
+        """Compute the next `n` tokens that are missing. False when there is no room, of which `beside` keep theirs."""
         slot = sequence.held
         at = len(self._held[slot.id].tokens)
-        return self.decode([TokenRun(slot.id, at, slot.tokens[at : at + n], False, sequence)])
+        entry = TokenRun(slot.id, at, slot.tokens[at : at + n], False, sequence)
+        return self.decode([entry], {other.held.id for other in beside})
 
     def entry(self, sequence: Sequence) -> TokenRun:
         """What a guess begins with; `missing` was asked before."""
@@ -131,9 +133,9 @@ class DraftCells:
         at = len(self._held[slot.id].tokens)
         return TokenRun(slot.id, at, [*slot.tokens[at:], *sequence.pending], True, sequence)
 
-    def decode(self, entries: Seq[TokenRun]) -> bool:
-        """False when there is no room."""
-        decode, seqs = self._runner.decode, {entry.seq for entry in entries}
+    def decode(self, entries: Seq[TokenRun], kept: AbstractSet[int] = frozenset()) -> bool:
+        """False when there is no room; that of slots in `kept` is not taken."""
+        decode, seqs = self._runner.decode, {entry.seq for entry in entries} | kept
         if not decode(entries) and not (self._make_room(seqs) and decode(entries)):
             return False
         for entry in entries:
@@ -168,7 +170,7 @@ class MtpGuesser:
         """What a guess begins with."""
         return TokenRun(sequence.held.id, sequence.held.pos, sequence.pending, True, sequence)
 
-    def catch_up(self, sequence: Sequence, n: int) -> bool:
+    def catch_up(self, sequence: Sequence, n: int, beside: Seq[Sequence] = ()) -> bool:
         """The model's next token brings what is missing, and nothing else does."""
         return False
 
@@ -206,7 +208,7 @@ class Drafting:
             near, far = self._sorted(wanted)
             if step is not None:
                 if far:
-                    self._read(far[0], len(near) + len(far), step)
+                    self._read(far[0], near, len(near) + len(far), step)
                 near = self._bounded(near, step)
             self._grow(near)
             for draft in near:
@@ -293,8 +295,9 @@ class Drafting:
             if not self._cells.catch_up(draft.sequence, min(missing - 1, self._cells.info.n_batch)):
                 break
 
-    def _read(self, draft: Draft, n: int, step: Step) -> None:
-        """Read a part of a long text that is missing, if the rest of the answer is expected to repay it.
+    def _read(self, draft: Draft, near: Seq[Draft], n: int, step: Step) -> None:
+        """Read a part of a long text that is missing, if the rest of the answer is expected to repay it and there is
+        room beside those that are `near`.
 
         That is looked at as if all `n` sequences were guessed for, which makes each guess cheaper.
         """
@@ -316,5 +319,5 @@ class Drafting:
             return
         chunk = min(max(MIN_CHUNK, int(_CHUNK_SHARE * step.base_s / read_s)), missing - 1, self._cells.info.n_batch)
         started = self._clock()
-        if self._cells.catch_up(draft.sequence, chunk):
+        if self._cells.catch_up(draft.sequence, chunk, [other.sequence for other in near]):
             self._read_s += (0.3 if self._read_s else 1.0) * ((self._clock() - started) / chunk - self._read_s)

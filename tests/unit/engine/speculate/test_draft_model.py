@@ -126,6 +126,18 @@ async def test_a_draft_without_room_drops_what_it_holds_for_others(machine: Mach
     assert timings(second).draft_n_accepted > 20
 
 
+async def test_reading_a_long_prompt_takes_no_room_from_those_that_are_drafted_for(
+    machine: Machine, caplog: pytest.LogCaptureFixture
+) -> None:
+    runner = FakeRunner(n_seq=2, n_ctx_seq=1024, n_batch=512, on_decode=machine.step)
+    runner.draft = FakeDraft(runner, n_cells=500, on_decode=machine.draft)
+    wanted = [request("a" * 200, max_tokens=200), request("b" * 300, max_tokens=200)]
+    replies = await answers(machine, runner, *wanted)
+    assert [reply.text for reply in replies] == [alone(each) for each in wanted]
+    assert [record.message for record in caplog.records] == []  # of 200 tokens at once, more than the draft can
+    assert timings(replies[0]).draft_n_accepted > 100
+
+
 @pytest.mark.parametrize(
     ("limits", "most"),
     [({"spec_n_max": 0}, 0), ({"spec_n_max": 2}, 2), ({"spec_p_min": 0.95}, 0), ({"spec_n_min": 50}, 0)],
