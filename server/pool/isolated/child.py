@@ -403,6 +403,7 @@ class _Served:
 
     def refused(self, number: int, error: BaseException) -> None:
         """It can't be read, or is not wanted any more."""
+        self._switches.pop(number, None)
         if number in self._awaited:
             self._awaited.discard(number)
             self._n_begun += 1
@@ -417,6 +418,7 @@ class _Served:
         try:
             self._tickets[number] = self._generator.submit(request, _Sink(number, self._out))
         except CONTAINED as error:
+            self._switches.pop(number, None)
             self._out.send([(number, [Failed(error)])], over=True)
             return
         self._tell_at_rest()

@@ -35,9 +35,9 @@ class Process:
         """As the server does."""
         self.model._received(FrameKind.MESSAGE, b"".join(crossing.written(message, VOCAB, lambda _: 0, lambda _: 0)))
 
-    def read(self, number: int, constraint: Constraint) -> None:
+    def read(self, number: int, constraint: Constraint, n_prompt: int = 3) -> None:
         """A request that takes its time to be read."""
-        request = Request(f"r{number}", [1, 2, 3], max_tokens=10_000, constraint=constraint)
+        request = Request(f"r{number}", [1] * n_prompt, max_tokens=10_000, constraint=constraint)
         self.say("read", number, b"".join(crossing.written((number, request), VOCAB, lambda _: number, lambda _: 0)))
 
 
@@ -103,6 +103,20 @@ async def test_thoughts_that_are_ended_before_their_request_is_read_or_after_it_
         found.say("cancel", 7)
         found.say("switch", 7)
         assert (found.fails, served._switches) == ([], {})
+
+
+@pytest.mark.usefixtures("nothing_frozen")
+@pytest.mark.parametrize("is_readable", [True, False])
+async def test_nothing_stays_of_a_request_that_is_refused(monkeypatch: pytest.MonkeyPatch, is_readable: bool) -> None:
+    async with process() as found:
+        served = found.model._served
+        assert served is not None
+        if not is_readable:
+            monkeypatch.setattr(served._model.grammar, "made_anew", lambda _: 1 / 0)
+        found.read(7, thinking(ReasoningSwitch()), n_prompt=100_000)
+        while not served._n_begun:  # noqa: ASYNC110 - it tells nobody
+            await asyncio.sleep(0.001)
+        assert (found.fails, served._tickets, served._awaited, served._switches) == ([], {}, set(), {})
 
 
 @pytest.mark.parametrize(
