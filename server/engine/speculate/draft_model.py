@@ -86,6 +86,7 @@ class DraftCells:
         else:
             n = self._take_over(slot.id, text)
             held.owner, held.base = sequence, sequence.base
+        n = min(n, len(text) + len(sequence.pending) - 1)  # the last one is read anew where it was guessed, and dropped
         if n < len(held.tokens):
             self._cut(slot.id, n)
             n = len(held.tokens)

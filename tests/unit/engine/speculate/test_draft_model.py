@@ -150,6 +150,22 @@ async def test_a_request_bounds_its_guesses(machine: Machine, limits: dict[str, 
     assert max(n - 1 for batch in runner.batches[1:] for _, n in batch) == most
 
 
+async def test_what_was_guessed_and_dropped_is_not_read_twice(machine: Machine) -> None:
+    wanted = request("hello", max_tokens=60, spec_n_min=10)
+    text = [*wanted.prompt, *alone(request("hello", max_tokens=100)).encode()]
+    read: list[list[int]] = []
+
+    def note(entries: Sequence[BatchEntry]) -> None:
+        machine.draft(entries)
+        read.extend([*draft.cells[entry.seq], *entry.tokens] for entry in entries)
+
+    runner = FakeRunner(on_decode=machine.step)
+    runner.draft = draft = FakeDraft(runner, on_decode=note)
+    await answers(machine, runner, wanted)
+    assert len(read) > 60
+    assert [tokens for tokens in read if tokens != text[: len(tokens)]] == []
+
+
 async def test_a_context_shift_leaves_the_draft_in_step(machine: Machine) -> None:
     texts = []
     for spec_type in ("none", "draft-simple"):
