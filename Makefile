@@ -17,7 +17,7 @@ CONFORMANCE := build/conformance/venv
 
 PAGE := build/page
 
-.PHONY: image ray isolated overload soak chaos schemathesis wheel locks profile trace fuzz-media serve test quick nightly kinds coverage check bench bench-gpu docs conformance clients page types vendor clean
+.PHONY: image ray isolated overload soak chaos schemathesis wheel locks profile trace fuzz-engine fuzz-media serve test quick nightly kinds coverage check bench bench-gpu docs conformance clients page types vendor clean
 
 # Slots of the default configuration can be saved (examples/slot_moved.py); a file of your own says where itself.
 SLOTS := $(if $(filter config/default.yaml,$(CONFIG)),--slot-save-path build/slots)
@@ -45,7 +45,7 @@ quick: $(VENV)/.installed-dev $(VENV)/.templates
 # that people run.
 nightly: $(VENV)/.installed-dev check $(VENV)/.templates $(VENV)/.smollm2
 	$(DOWNLOADS) $(BIN)/python -m pytest -q $(TWO) -p randomly --hypothesis-profile=search --cov
-	$(MAKE) kinds conformance clients page docs wheel chaos schemathesis ray
+	$(MAKE) fuzz-engine kinds conformance clients page docs wheel chaos schemathesis ray
 
 # Ten times what the server can do, of 500 clients, a third of them slow, broken or gone: ten minutes, or FOR seconds. Half
 # an hour of no more than it can do. Figures, and a plot of memory, descriptors and waits in build/; fails where a sound
@@ -100,6 +100,11 @@ ray: $(VENV)/.installed-ray
 $(VENV)/.installed-ray: pyproject.toml $(VENV)/.installed-dev
 	$(BIN)/pip install --quiet --constraint $(CONSTRAINTS) --editable '.[dev,ray]'
 	@touch $@
+
+# The engine in scenarios drawn by chance, others with another FUZZ_SEED: requests, media, cancels, commands and faults at
+# once. One that fails says how it is run again.
+fuzz-engine: $(VENV)/.installed-dev
+	FUZZ_ROUNDS=$(or $(FUZZ_ROUNDS),2000) $(BIN)/python -m pytest -q -n 2 tests/unit/engine/test_random_scenarios.py
 
 # Damaged pictures, sounds and videos, thousands of each kind; others with another FUZZ_SEED.
 fuzz-media: $(VENV)/.installed-dev

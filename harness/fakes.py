@@ -26,6 +26,7 @@ from server.pool.spec import ModelSpec
 BOS, EOS, IM_START, IM_END = 256, 257, 258, 259
 STATE_PREFIX = b"\xd8\x3c\x14\xaf\0\0\0\0"  # as the library's: its magic number and the sequence's
 SPECIALS = {BOS: b"<s>", EOS: b"</s>", IM_START: b"<|im_start|>", IM_END: b"<|im_end|>"}
+PIECES = [*(bytes([t]) for t in range(256)), *SPECIALS.values()]
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -235,7 +236,7 @@ class FakeRunner:
         self.following[entry.seq] += behind
 
     def _text(self, tokens: Sequence[int]) -> bytes:
-        return b"".join(self.vocab.piece(t) if t >= 0 else b"<%d>" % t for t in tokens)
+        return b"".join([PIECES[t] if t >= 0 else b"<%d>" % t for t in tokens])
 
     def _tuned(self, seq: int, n: int) -> bytes:
         """Makes the text depend on which adapters computed each cell."""

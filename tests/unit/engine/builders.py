@@ -3,7 +3,7 @@
 import asyncio
 import itertools
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -95,14 +95,15 @@ async def run(engine: Engine, *requests: Request) -> list[Reply]:
     return list(await asyncio.gather(*map(read, streams)))
 
 
-def alone(req: Request, adapters: Sequence[Adapter] = ()) -> str:
+def alone(req: Request, adapters: Sequence[Adapter] = (), replies: Mapping[str, str] | None = None) -> str:
     """What the fake model says to this prompt when nobody else is there."""
-    runner = FakeRunner(n_seq=1, n_ctx_seq=10**6)
+    runner = FakeRunner(n_seq=1, n_ctx_seq=10**6, replies=replies)
     tokens = list(req.prompt)
     wanted = tuning(req.adapters or (), adapters, req.prompt)
     while len(tokens) - len(req.prompt) < req.max_tokens:
-        runner.computed_by[0] = [wanted.at(i) for i in range(len(tokens))]
-        token = runner._next(FakeVocab().detokenize(tokens) + runner._tuned(0, len(tokens)))
+        if wanted.adapters:
+            runner.computed_by[0] = [wanted.at(i) for i in range(len(tokens))]
+        token = runner._next(runner._text(tokens) + runner._tuned(0, len(tokens)))
         if token == EOS:
             break
         tokens.append(token)

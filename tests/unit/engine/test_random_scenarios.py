@@ -1,0 +1,460 @@
+"""Engines of every shape, asked everything at once, with faults: each request ends as promised, and nothing is kept.
+
+A scenario is drawn from its seed alone: the engine, what is asked of it and when, which faults are how likely. Threads
+decide how its steps mix and where a fault hits, so that a seed that has failed may have to be run some times.
+"""
+
+import asyncio
+import os
+import threading
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, field, replace
+from random import Random
+from typing import Any
+
+import pytest
+
+from harness.fakes import FakeChunk, FakeEncoder, FakeRunner, FakeSampler
+from server.engine.engine import Engine
+from server.engine.instances import stacks
+from server.engine.kv.state import SlotState
+from server.engine.lora import Adapter
+from server.engine.params import EngineParams
+from server.engine.request import Event, Failed, Finished, PromptLogprobs, Request, SamplingParams
+from server.engine.runner_api import BatchEntry
+from server.engine.sequence import Ticket
+from server.errors import InternalError, InvalidRequest, LlamapoolError, NotNumbers, ShuttingDown, TooLate
+from tests.unit.engine.builders import Reply, alone
+from tests.unit.engine.kv.test_disk import Files
+from tests.unit.engine.speculate.fake_draft import FakeDraft
+from tests.unit.engine.speculate.test_same_events import Letters
+from tests.unit.engine.test_media_requests import Part, picture, seen
+
+ROUNDS = int(os.environ.get("FUZZ_ROUNDS", "80"))  # seeds, from the first on; `make fuzz-engine` does more
+FIRST = int(os.environ.get("FUZZ_SEED", "1"))
+DEADLINE_S = 100.0
+"""Nothing waits for it: what is not done by then is not done at all."""
+
+ADAPTERS = (Adapter(0, "plain"), Adapter(1, "other"), Adapter(2, "activated", alora_invocation_tokens=tuple(b"bc")))
+ADAPTER_SETS = [(), ((0, 1.0),), ((0, 1.0), (1, 2.0)), ((2, 1.0),)]
+TEXTS = ["sing", "sing " * 8, "a" * 40, "ab" * 40, "abc" * 15, "x"]
+VERSE = "row row row your boat gently " * 7  # letters and blanks, as the constraint wants them
+WINDOW = 20
+N_LETTERS = 30
+"""Of a constrained reply."""
+LONGEST = 200
+"""Tokens of a prompt; with a reply that fits a context of 300."""
+
+
+class Fatal(BaseException):
+    """What no step may end with: the thread ends."""
+
+
+class Faults:
+    """What goes wrong by chance, if anything may. ``n_felt``: how often a request may have failed of it."""
+
+    def __init__(self, seed: str, wanted: bool) -> None:
+        self._rng = Random(seed)
+        self._wanted = wanted
+        self.n_felt = 0
+
+    def hits(self, probability: float, *, felt: bool) -> bool:
+        hit = self._wanted and self._rng.random() < probability
+        self.n_felt += hit and felt
+        return hit
+
+    def strike(self, probability: float, *kinds: type[BaseException], felt: bool = False) -> None:
+        if self.hits(probability, felt=felt):
+            raise self._rng.choice(kinds or (InternalError, MemoryError))("injected")
+
+
+class FaultyRunner(FakeRunner):
+    """Of a memory that forgets any tokens, the last ones of a window, or none; a fault of a cache is felt by nobody."""
+
+    def __init__(self, faults: Faults, memory: str, *, may_die: bool, **options: Any) -> None:
+        super().__init__(partial_removal=memory == "any", **options)
+        self.partial_removal = memory != "none"
+        self.faults, self._memory, self._may_die = faults, memory, may_die
+
+    def decode(self, entries: Sequence[BatchEntry]) -> bool:
+        self.faults.strike(0.004, felt=True)
+        if self._may_die:
+            self.faults.strike(0.001, Fatal, felt=True)
+        return not self.faults.hits(0.01, felt=True) and super().decode(entries)
+
+    def sampler(self, params: SamplingParams, prompt: Sequence[int]) -> FakeSampler:
+        self.faults.strike(0.01, felt=True)
+        return super().sampler(params, prompt)
+
+    def sample(self, output: int, sampler: FakeSampler) -> int:
+        self.faults.strike(0.001, InternalError, felt=True)
+        if self.faults.hits(0.001, felt=True):
+            raise NotNumbers
+        return super().sample(output, sampler)
+
+    def seq_floor(self, seq: int) -> int:
+        n = max(self._at(seq), default=-1) + 1
+        return {"any": 0, "window": max(n - WINDOW, 0), "none": n}[self._memory]
+
+    def seq_remove(self, seq: int, pos: int) -> bool:
+        is_gone = self._memory == "window" and 0 < pos < self.seq_floor(seq)
+        return not is_gone and super().seq_remove(seq, pos)
+
+    def seq_size(self, seq: int, *, partial: bool = False) -> int:
+        self.faults.strike(0.02)
+        return super().seq_size(seq, partial=partial)
+
+    def seq_save(self, seq: int) -> bytes:
+        self.faults.strike(0.03)
+        return super().seq_save(seq)
+
+    def seq_load(self, seq: int, state: bytes, n_pos: int) -> bool:
+        self.faults.strike(0.03)
+        return not self._loses(seq, 0.03) and super().seq_load(seq, state, n_pos)
+
+    def seq_checkpoint(self, seq: int) -> bytes:
+        self.faults.strike(0.03)
+        return super().seq_checkpoint(seq)
+
+    def seq_rewind(self, seq: int, checkpoint: bytes, n_pos: int) -> bool:
+        return not self._loses(seq, 0.2) and super().seq_rewind(seq, checkpoint, n_pos)
+
+    def _loses(self, seq: int, probability: float) -> bool:
+        """The library refuses a state, and has emptied the sequence."""
+        return self.faults.hits(probability, felt=False) and super().seq_remove(seq, 0)
+
+
+class FaultyFiles(Files):
+    """A disk that is full, or damaged."""
+
+    def __init__(self, faults: Faults) -> None:
+        super().__init__()
+        self._faults = faults
+
+    def write(self, name: str, saved: SlotState) -> int:
+        self._faults.strike(0.05)
+        return super().write(name, saved)
+
+    def read(self, name: str) -> SlotState:
+        self._faults.strike(0.1, InvalidRequest)
+        if name not in self.saved:
+            raise InvalidRequest("injected: it went meanwhile")
+        return super().read(name)
+
+    def used(self, name: str) -> None:
+        """Of one that may be gone."""
+
+
+class FaultyEncoder(FakeEncoder):
+    """One that encodes while its gate is open."""
+
+    def __init__(self, faults: Faults) -> None:
+        super().__init__(most=3)
+        self.faults = faults
+
+    def encode(self, chunks: Sequence[FakeChunk]) -> list[bytes]:
+        self.faults.strike(0.03, InternalError, ZeroDivisionError, felt=True)
+        return super().encode(chunks)
+
+
+def jumping(rng: Random) -> Callable[[], float]:
+    """A clock that now and then goes on by 20 ms, as if its thread had waited for a processor."""
+    lock, ahead = threading.Lock(), [0.0]
+
+    def now() -> float:
+        with lock:
+            ahead[0] += 0.02 if rng.random() < 0.01 else rng.choice([0.0, 1e-4, 1e-3])
+            return time.perf_counter() + ahead[0]
+
+    return now
+
+
+@dataclass
+class Asked(Reply):
+    """A request, and what has come of it."""
+
+    request: Request = field(kw_only=True)
+    ticket: Ticket = field(init=False)
+    cancelled: bool = False
+    came: asyncio.Event = field(default_factory=asyncio.Event)
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def put(self, events: list[Event]) -> None:
+        self.add(events)
+        self.came.set()
+        if self.error is not None or len(self.finished) == self.request.n:
+            self.ended.set()
+
+    def check(self, replies: dict[str, str] | None, shifts: bool, explained: Callable[[Exception], bool]) -> None:
+        """It ended as was promised, once: with the text of a request that is alone, or an error that is `explained`."""
+        ends = [event for event in self.events if isinstance(event, Finished | Failed)]
+        if self.error is not None:
+            assert isinstance(ends[-1], Failed)
+            assert len(ends) == len(self.finished) + 1
+            assert explained(self.error), f"failed for nothing: {self.error!r}"
+            return
+        assert self.events[-1] is ends[-1]
+        assert len(ends) == len(self.finished) == self.request.n
+        for index, end in self.finished.items():
+            assert min(end.timings.cache_n, end.timings.prompt_n) >= 0
+            text = self.texts.get(index, "")
+            if not end.truncated:
+                assert text == reply_alone(self.request, replies)
+            elif not shifts:  # cut off anywhere, also where a stop string may have begun
+                assert reply_alone(replace(self.request, stop=()), replies).startswith(text)
+        if self.request.prompt_logprobs:
+            scores = [one for event in self.events if isinstance(event, PromptLogprobs) for one in event.tokens]
+            assert [one and one.id for one in scores] == [t if t >= 0 else None for t in self.request.prompt[1:]]
+
+
+def reply_alone(request: Request, replies: dict[str, str] | None) -> str:
+    """The whole text of a choice, wherever and beside whom it is computed."""
+    n = min(request.max_tokens, N_LETTERS) if request.constraint else request.max_tokens
+    said = alone(replace(request, max_tokens=n), ADAPTERS, replies)
+    return min((said.partition(stop)[0] for stop in request.stop), key=len, default=said)
+
+
+class Scenario:
+    """An engine over fakes, and a client of it that asks, waits, cancels and commands by chance."""
+
+    def __init__(self, seed: int) -> None:
+        rng = self.rng = Random(seed)
+        self.faulty, memory = rng.random() < 0.6, rng.choice(["any", "any", "window", "none"])
+        self.replies = rng.choice([None, {"sing": VERSE}])
+        self.hurried, self.shifts = rng.random() < 0.1, rng.random() < 0.15
+        n_seq, n_instances, n_batch = rng.randint(1, 4), rng.choice([1, 1, 2, 3]), rng.choice([24, 48, 64, 128])
+        self.n_slots, unified = n_seq * n_instances, rng.random() < 0.5
+        self.media = {name: self._medium(name, n_batch) for name in ("a", "b", "c")} if rng.random() < 0.5 else {}
+        self.encoder = FaultyEncoder(Faults(f"{seed} encoder", self.faulty)) if self.media else None
+        self.files = FaultyFiles(Faults(f"{seed} files", self.faulty)) if rng.random() < 0.5 else None
+        n_cells, n_more_outputs = rng.choice([300, 400, 700]) if unified else None, rng.choice([1, 5, 64])
+        may_die, drafts = rng.random() < 0.4, rng.random() < 0.25
+        costs: dict[str, Any] = {}
+        if not unified and rng.random() < 0.5:  # sequences are brought to where steps need fewer evaluations
+            costs |= {"evaluation_s": 1e-3, "evaluation_tokens": 4.0, "fills": True, "copy_s": rng.choice([0.0, 0.01])}
+        can_shift = all(isinstance(medium, tuple) and medium[2] is None for medium in self.media.values())
+        self.runners: list[FaultyRunner] = []
+        for i in range(n_instances):
+            faults = Faults(f"{seed} runner {i}", self.faulty)
+            made = FaultyRunner(
+                faults,
+                memory,
+                may_die=may_die and i > 0,
+                n_seq=n_seq,
+                n_ctx_seq=300,
+                n_batch=n_batch,
+                unified=unified,
+                n_cells=n_cells,
+                n_more_outputs=n_more_outputs,
+                replies=self.replies,
+            )
+            made.adapters, made.encoder = ADAPTERS, self.encoder
+            made.info = replace(made.info, can_shift=can_shift, **costs)
+            if drafts:
+                made.draft = FakeDraft(made, wrong=rng.randrange(100), n_cells=rng.choice([300, 1 << 30]))
+            self.runners.append(made)
+        spec_types = ["draft-simple", "lookup,draft-simple"] if drafts else ["none", "lookup", "ngram-simple,ngram-mod"]
+        self.params = EngineParams(
+            check_integrity=True,
+            gather_ms=0.0,
+            max_queue=1 << 20,
+            request_timeout_s=0.05 if self.hurried else 0.0,
+            queue_timeout_s=0.02 if self.hurried else 0.0,
+            cache_ram=rng.choice([0, 0, 1, -1]),
+            cache_disk=int(self.files is not None),
+            media_cache=1,
+            ctx_checkpoints=rng.choice([0, 2, 32]),
+            checkpoint_min_step=rng.choice([0, 50]),
+            context_shift=self.shifts,
+            min_chunk=rng.choice([1, 8, 64]),
+            target_itl_ms=rng.choice([0.0, 1.0, 300.0]),
+            spec_type=rng.choice(spec_types),
+            spec_lookup_size=rng.choice([1, 3]),
+            backend_sampling=rng.random() < 0.3,
+        )
+        self.clock = jumping(Random(f"{seed} clock"))
+        self.talks: list[list[Part]] = [[], [], []]
+        self.asked: list[Asked] = []
+        self.commands: list[asyncio.Task[Any]] = []
+
+    def _medium(self, name: str, n_batch: int) -> Part:
+        n, is_linear = self.rng.randrange(1, min(40, n_batch)), self.rng.random() < 0.5
+        return picture(name, n, None if is_linear else max(1, n // 4), causal=self.rng.random() < 0.5, slow=True)
+
+    async def run(self) -> None:
+        """Raises AssertionError where a promise is not kept, TimeoutError where something hangs."""
+        engine = Engine(self.runners, self.params, asyncio.get_running_loop(), self.clock)
+        try:
+            async with asyncio.timeout(DEADLINE_S):
+                if self.files is not None:
+                    await engine.use_disk(self.files)
+                engine.watch(wanted=self.rng.random() < 0.3)
+                for _ in range(self.rng.randint(3, 25)):
+                    await self._act(engine)
+                if closed := self.rng.random() < 0.1:
+                    self._open_gate(wanted=True)
+                else:
+                    await self._all_ends(engine)
+                    check_nothing_kept(engine)
+        except TimeoutError as error:
+            left = [one.request for one in self.asked if not one.ended.is_set() and not one.cancelled]
+            error.add_note(f"did not end: {left}\n{[one for one in self.commands if not one.done()]}\n{stacks()}")
+            raise
+        finally:
+            self._open_gate(wanted=True)
+            async with asyncio.timeout(DEADLINE_S):
+                await engine.close()
+                await self._all_told()
+        assert all(runner.closed for runner in self.runners)
+        assert self.files is None or self.files.closed
+        sources = [runner.faults for runner in self.runners] + ([self.encoder.faults] if self.encoder else [])
+        felt = sum(faults.n_felt for faults in sources)
+
+        def explained(error: Exception) -> bool:
+            if isinstance(error, ShuttingDown):
+                return closed
+            return self.hurried if isinstance(error, TooLate) else felt > 0
+
+        for one in self.asked:
+            if not one.cancelled:
+                one.check(self.replies, self.shifts, explained)
+        failed = [c.exception() for c in self.commands if not c.cancelled()]
+        assert all(error is None or isinstance(error, LlamapoolError | MemoryError) for error in failed), failed
+
+    async def _act(self, engine: Engine) -> None:
+        rng = self.rng
+        self._open_gate(wanted=rng.random() < 0.5)
+        for _ in range(rng.choice([0, 1, 1, 2, 4])):
+            one = Asked(request=self._request())
+            one.ticket = engine.submit(one.request, one.put)
+            self.asked.append(one)
+        if self.asked:
+            one, what = rng.choice(self.asked), rng.choice(["came", "ended", "cancel", "cancel", *[""] * 8])
+            if what == "cancel" and not one.ended.is_set():
+                one.cancelled = True
+                engine.cancel(one.ticket)
+            elif what in ("came", "ended") and not one.cancelled:
+                self._open_gate(wanted=True)
+                await (one.came if what == "came" else one.ended).wait()
+        if rng.random() < 0.15:
+            await self._command(engine)
+        if rng.random() < 0.1:
+            engine.limit_caches(rng.choice([-1, 0, 2000, 10**6]))
+        if rng.random() < 0.1:
+            await engine.block_changes()
+            engine.views()
+            engine.kept_states()
+            assert len(engine.slots()) == self.n_slots
+        for _ in range(rng.choice([0, 1, 10])):
+            await asyncio.sleep(0)
+
+    def _request(self) -> Request:
+        """The next turn of a conversation, or one that goes another way."""
+        rng = self.rng
+        talk = rng.choice(self.talks)
+        if rng.random() < 0.2:
+            talk.clear()
+        talk.append(rng.choice(TEXTS) + chr(rng.randrange(97, 103)) * rng.choice([0, 0, 1, 5]))
+        if self.media and rng.random() < 0.4:
+            talk.append(rng.choice(list(self.media.values())))
+            talk += [" well?"] * rng.choice([0, 1, 1])
+        while len(seen(talk).prompt) > LONGEST:
+            del talk[0]
+        constrained, in_graph = rng.random() < 0.15, rng.random() < 0.1
+        made = seen(
+            talk,
+            max_tokens=rng.choice([1, 3, 8, N_LETTERS, 60] if constrained else [0, 1, 3, 8, 30, 60]),
+            sampling=SamplingParams(temperature=0.0, backend_sampling=in_graph),
+            constraint=Letters(N_LETTERS) if constrained else None,
+            adapters=rng.choice(ADAPTER_SETS) if rng.random() < 0.3 else (),
+            stop=("row your",) if rng.random() < 0.3 else (),
+            n=rng.choice([1, 1, 1, 2, 3]),
+            id_slot=rng.randrange(self.n_slots) if rng.random() < 0.15 else -1,
+            priority=rng.choice([0, 0, 1, -1]),
+            client=rng.choice("xyz"),
+            cache_scope=rng.choice(["", "", "k/", "k/!1"]),
+            cache_prompt=rng.random() < 0.9,
+            n_cache_reuse=rng.choice([0, 0, 0, 8]),
+            prompt_logprobs=rng.random() < 0.15,
+            n_probs=rng.choice([0, 0, 2]),
+            post_sampling_probs=rng.random() < 0.1,
+            return_progress=rng.random() < 0.2,
+            timings_per_token=rng.random() < 0.2,
+        )
+        if rng.random() < 0.3:  # the reply is a part of the next turn
+            talk.append(reply_alone(made, self.replies))
+        return made
+
+    async def _command(self, engine: Engine) -> None:
+        rng = self.rng
+        slot, what, nth, leaves = (
+            rng.randrange(self.n_slots),
+            rng.choice(["save", "erase", "restore"]),
+            rng.random(),
+            rng.random() < 0.2,
+        )
+        ended = [one for one in self.commands if one.done() and not one.cancelled() and one.exception() is None]
+        saved = [state for one in ended if isinstance(state := one.result(), SlotState)]
+        work: Coroutine[Any, Any, object]
+        if what == "save":
+            work = engine.save_slot(slot)
+        elif what == "erase" or not saved:
+            work = engine.erase_slot(slot)
+        else:
+            work = engine.restore_slot(slot, saved[int(nth * len(saved))])
+        self.commands.append(asyncio.ensure_future(work))
+        await asyncio.sleep(0)  # it is asked
+        if leaves:
+            self.commands[-1].cancel()
+
+    def _open_gate(self, *, wanted: bool) -> None:
+        if self.encoder is not None:
+            (self.encoder.gate.set if wanted else self.encoder.gate.clear)()
+
+    async def _all_told(self) -> None:
+        for one in self.asked:
+            if not one.cancelled:
+                await one.ended.wait()
+        await asyncio.gather(*self.commands, return_exceptions=True)
+
+    async def _all_ends(self, engine: Engine) -> None:
+        """Every thread is at rest, and was not woken."""
+        self._open_gate(wanted=True)
+        await self._all_told()
+        await engine.wait_idle()
+        while any(one._woken.is_set() or not one.at_rest for one in engine._instances):  # noqa: ASYNC110
+            await asyncio.sleep(1e-3)  # a thread tells nobody that it rests
+
+
+def check_nothing_kept(engine: Engine) -> None:
+    """Of requests that have all ended: no slot, cell, waiter or byte."""
+    engine.check_integrity()
+    engine._ram.check_integrity()
+    queue = engine._queue
+    assert [*queue.open, *queue._waiting, *queue._held, *range(queue.n_waiting)] == []
+    assert engine._encoder is None or not any(one.n_wanting for one in engine._encoder._open.values())
+    for instance in engine._instances:
+        scheduler, runner = instance.scheduler, instance.runner
+        assert isinstance(runner, FaultyRunner)
+        assert instance._requests._open == {}
+        assert (len(scheduler.waiting), scheduler.n_active) == (0, 0)
+        assert all(sampler.closed for sampler in runner.samplers)
+        if not instance.failure:
+            assert len(instance._commands) == 0
+            assert [runner.cells[slot.id] for slot in scheduler.slots] == [slot.tokens for slot in scheduler.slots]
+    slots = [slot for instance in engine._instances for slot in instance.scheduler.slots]
+    held = {id(one.state): len(one.state) for slot in slots for one in slot.checkpoints}
+    assert engine._ram.n_beside == sum(held.values())
+    assert engine._ram._holders.keys() == held.keys()
+
+
+@pytest.mark.parametrize("seed", range(FIRST, FIRST + ROUNDS))
+def test_every_request_ends_as_promised_and_nothing_is_kept(seed: int, caplog: pytest.LogCaptureFixture) -> None:
+    try:
+        asyncio.run(Scenario(seed).run())
+        faults = [record.exc_info[1] for record in caplog.records if record.exc_info]
+        assert [error for error in faults if "injected" not in str(error)] == []
+    except BaseException as error:
+        error.add_note(f"again: make fuzz-engine FUZZ_SEED={seed} FUZZ_ROUNDS=1")
+        raise
