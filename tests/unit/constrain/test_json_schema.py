@@ -152,6 +152,18 @@ def test_only_objects_that_are_joined_with_others_stay_open(schema: object, valu
     Draft202012Validator(whole).validate(value)
 
 
+@pytest.mark.parametrize(("tags", "more"), [(("cat", "dog"), False), (("cat", "cat"), True)])
+def test_alternatives_that_a_text_tells_apart_have_what_they_list(tags: tuple[str, str], *, more: bool) -> None:
+    one, other = (
+        {"type": "object", "properties": {"kind": {"const": tag}, name: {"type": "null"}}, "required": ["kind"]}
+        for tag, name in zip(tags, "ab", strict=True)
+    )
+    refs = [{"$ref": "#/$defs/one"}, {"$ref": "#/$defs/other"}]  # as Pydantic writes a union with a discriminator
+    union = BYTES.json_schema({"oneOf": refs, "$defs": {"one": one, "other": other}})
+    assert matches(union.fork(), '{"kind":"cat","a":null}') is not more  # of one kind both would match
+    assert matches(union.fork(), '{"kind":"cat","b":1,"c":1}') is more
+
+
 def test_an_object_that_needs_more_properties_than_it_lists_gets_them() -> None:
     assert matches(BYTES.json_schema({**ONE, "required": ["a"], "minProperties": 2}), '{"a":null,"b":1}')
     needed = BYTES.json_schema({**ONE, "required": ["b"]})

@@ -217,8 +217,12 @@ class Rewriter:
         return InvalidRequest(f"{place}: 'oneOf' whose branches may overlap cannot be enforced, use 'anyOf'", place)
 
     def _apart(self, one: Schema, other: Schema) -> bool:
-        """Whether no value matches both, by their types."""
-        return not self._types(one) & self._types(other)
+        """Whether no value matches both, by their types, or by the text of a property that both need."""
+        both = self._types(one) & self._types(other)
+        if both == {"object"}:
+            tags, others = self._tags(one), self._tags(other)
+            return any(tags[name].isdisjoint(others[name]) for name in tags.keys() & others.keys())
+        return not both
 
     def _types(self, schema: Schema, depth: int = 0) -> frozenset[str]:
         every = frozenset(["array", "boolean", "null", "number", "object", "string"])
@@ -230,4 +234,18 @@ class Rewriter:
             found &= {"number" if name == "integer" else name for name in names}
         if "$ref" in schema and depth < len(self._definitions):
             found &= self._types(self._definitions[schema["$ref"]], depth + 1)
+        return found
+
+    def _tags(self, schema: Schema, depth: int = 0) -> dict[str, frozenset[str]]:
+        """Of properties that an object must have, and that are one of some texts, these texts."""
+        if isinstance(schema, bool):
+            return {}
+        found: dict[str, frozenset[str]] = {}
+        if "$ref" in schema and depth < len(self._definitions):
+            found = self._tags(self._definitions[schema["$ref"]], depth + 1)
+        for name in schema.get("required", ()):
+            of = schema.get("properties", {}).get(name)
+            values = ([of["const"]] if "const" in of else of.get("enum", ())) if isinstance(of, dict) else ()
+            if values and all(isinstance(value, str) for value in values):
+                found[name] = frozenset(values)
         return found
