@@ -112,7 +112,8 @@ async def test_who_waits_for_cells_changes_over_to_an_instance_that_has_them_all
 
 
 async def test_the_most_urgent_changes_over_first() -> None:
-    async with engine_over(runner(), runner()) as engine:
+    clock = Clock()
+    async with engine_over(runner(on_decode=takes_time), runner(on_decode=takes_time), clock=clock) as engine:
         long = await begun(events_of(engine, request("for long", max_tokens=FOR_EVER, id_slot=0)))
         pinned = [events_of(engine, request(f"{i}", max_tokens=FOR_EVER, id_slot=1)) for i in range(8)]
         ended: list[str] = []
@@ -122,10 +123,13 @@ async def test_the_most_urgent_changes_over_first() -> None:
             ended.append(name)
 
         names = {"late": 5, "plain": 0, "urgent": -5}
-        waiting = [end(events_of(engine, request(name, priority=priority)), name) for name, priority in names.items()]
+        streams = {name: events_of(engine, request(name, priority=priority)) for name, priority in names.items()}
         for stream in pinned:
             stream.cancel()
-        await asyncio.gather(*waiting)
+        # All of them from one moment on, however far apart they came.
+        clock.now = max(ticket.ready_at[1] for stream in streams.values() if (ticket := stream.ticket))
+        engine._wake_all()
+        await asyncio.gather(*(end(stream, name) for name, stream in streams.items()))
         assert ended == ["urgent", "plain", "late"]
         long.cancel()
 
