@@ -88,9 +88,8 @@ class Lifecycle:
             except asyncio.CancelledError:
                 self._abandon(loader)
                 raise
-        timer = asyncio.get_running_loop().call_later(
-            KEPT_S, self._give_up, entry.id
-        )  # mostly the load follows at once
+        # Mostly the load follows at once.
+        timer = asyncio.get_running_loop().call_later(KEPT_S, self._give_up, entry.id)
         self._measured_by[entry.id] = spec, loader, timer
         if not least or self._closed:
             self._give_up(entry.id)

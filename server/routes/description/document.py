@@ -20,8 +20,8 @@ _JSON = "application/json"
 _LIMITS = {"ge": "minimum", "le": "maximum", "gt": "exclusiveMinimum", "lt": "exclusiveMaximum"}
 _ABOUT = (
     "llama-server's API, OpenAI's, Anthropic's and Ollama's over a pool of models. Fields that no endpoint knows are "
-    "ignored; null is the same as absent. `model` may be left out where one model can do it; a "
-    "request with `?autoload=false` loads none."
+    "ignored, and named in `X-Llamapool-Warning`; null is the same as absent. `model` may be left out where one model "
+    "can do it; a request with `?autoload=false` loads none."
 )
 _AUTOLOAD: Json = {
     "name": "autoload",
