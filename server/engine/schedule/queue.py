@@ -7,8 +7,9 @@ Who is passed `MOST_PASSES` times is next: one placement in so many looks at no 
 delays the others, and starves none.
 
 What each client was served are virtual token counters (Sheng et al., "Fairness in Serving Large Language Models", OSDI
-2024): a client's counter grows with the tokens computed for it, and the smallest counter is served next. One that
-comes back after a pause begins at the present virtual time, as in start-time fair queueing (Goyal et al., SIGCOMM
+2024): a client's counter grows with a prompt's tokens when it gets a slot, less what is in the cells already, and with
+each token that is generated; the smallest counter is served next. What leaves before it is computed is given back. One
+that comes back after a pause begins at the present virtual time, as in start-time fair queueing (Goyal et al., SIGCOMM
 1996), so that nobody saves up.
 
 Until an instance takes it, a request waits in the `ModelQueue`: the event loop adds, step threads take what they have
@@ -45,8 +46,7 @@ MOST_ACCOUNTS = 4096
 
 
 class Accounts:
-    """What each client of one model was served, in weighted tokens; clients have opaque names. Of what two step threads
-    count at once a token may be lost."""
+    """What each client of one model was served, in weighted tokens; clients have opaque names."""
 
     def __init__(self, most: int = MOST_ACCOUNTS) -> None:
         self._served: OrderedDict[str, float] = OrderedDict()  # who asked last at the end
@@ -62,7 +62,8 @@ class Accounts:
         return self._served.get(client, self._now)
 
     def serve(self, client: str, n: float) -> None:
-        self._served[client] = self.served(client) + n
+        with self._lock:
+            self._served[client] = self.served(client) + n
 
     def asks(self, client: str, *, again: bool = False) -> None:
         """`client` is seen now. When it asks `again`, with nothing waiting, what it left unused meanwhile is gone."""
@@ -76,10 +77,6 @@ class Accounts:
     def chose(self, client: str) -> None:
         """`client` was behind the others and is served now: that is the present virtual time."""
         self._now = max(self._now, self.served(client))
-
-
-Charge = Callable[[str], float]
-"""What a client was served, and what its slots have yet to compute; in weighted tokens."""
 
 
 class Queue:
@@ -122,22 +119,22 @@ class Queue:
                 return True
         return False
 
-    def candidates(self, charge: Charge, due: "Iterable[Sequence]" = ()) -> "Iterator[Sequence]":
+    def candidates(self, due: "Iterable[Sequence]" = ()) -> "Iterator[Sequence]":
         """In the order in which they are to be placed, `due` first; the queue must not change meanwhile."""
         first = list(due)
         yield from first
-        lines = self._lines
+        lines, served = self._lines, self._accounts.served
         if len({priority for priority, _ in lines}) > 1 and self._n_placed % MOST_PASSES == MOST_PASSES - 1:
             heads = [line[0] for line in lines.values()]
-            head = min(heads, key=lambda head: (charge(head.request.client), head.ticket.submitted_at))
+            head = min(heads, key=lambda head: (served(head.request.client), head.ticket.submitted_at))
             if head not in first:
                 first.append(head)
                 yield head
 
         def turn(key: tuple[int, str | None]) -> tuple[int, bool, float, float]:
             priority, client = key
-            charged = charge(client) if client is not None else 0.0
-            return priority, client is not None, charged, lines[key][0].ticket.submitted_at
+            n_served = served(client) if client is not None else 0.0
+            return priority, client is not None, n_served, lines[key][0].ticket.submitted_at
 
         for key in sorted(lines, key=turn) if len(lines) > 1 else lines:
             for sequence in lines[key]:

@@ -5,7 +5,6 @@ cells ran out), sample, `release` who ended.
 """
 
 import math
-from collections import Counter
 from collections.abc import Callable, Iterator
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from server.engine.runner_api import RunnerInfo
 from server.engine.schedule.cell_room import Room
 from server.engine.schedule.evaluations import batch_order, between, n_beside, n_runs, relocation
 from server.engine.schedule.prefill import StepSize, in_order, piece
-from server.engine.schedule.queue import OUTPUT_WEIGHT, REPLY_CELLS, Accounts, Charge, Queue
+from server.engine.schedule.queue import OUTPUT_WEIGHT, REPLY_CELLS, Accounts, Queue
 from server.engine.sequence import Phase, Sequence, Slot
 
 StepSharers = tuple[Adapters, int]
@@ -114,7 +113,7 @@ class Scheduler:
         room.measure()
         before: list[Sequence] = []  # those that don't fit
         n_looks = LOOKS
-        for sequence in self.waiting.candidates(self._charges(), room.due):
+        for sequence in self.waiting.candidates(room.due):
             if before and room.full:
                 return None
             if room.refuses(sequence):
@@ -148,20 +147,8 @@ class Scheduler:
 
     def in_turn(self) -> list[Sequence]:
         """Who waits, in the order in which they are to be placed."""
-        candidates = self.waiting.candidates(self._charges(), self.room.due)
+        candidates = self.waiting.candidates(self.room.due)
         return [s for s in candidates if s.phase is Phase.WAITING and s.slot is None]
-
-    def _charges(self) -> Charge:
-        """What a client was served, and what it holds slots for; asked for only where there are several."""
-        held: Counter[str] = Counter()
-
-        def charge(client: str) -> float:
-            if not held:
-                for s in self.active():
-                    held[s.request.client] += len(s.target) - s.n_computed + 1
-            return self._accounts.served(client) + held[client]
-
-        return charge
 
     def occupy(self, placement: Placement, now: float) -> None:
         """Record that `placement` was carried out; ``slot.tokens`` already says what its cells hold."""
@@ -171,6 +158,7 @@ class Scheduler:
         slot.tuning = sequence.tuning
         slot.n_requests += 1
         self.room.placed(sequence)
+        self._accounts.serve(sequence.request.client, len(sequence.target) - len(slot.tokens))
         if sequence.n_cached < 0:
             sequence.n_cached = len(slot.tokens)
             sequence.placed_at = now
@@ -335,7 +323,6 @@ class Scheduler:
                 continue
             n_prompts += 1
             n_of_prompts += n
-            self._accounts.serve(sequence.request.client, n)
             if len(slot.tokens) == len(sequence.target):
                 sequence.phase, sequence.encodings = generating, {}
         if self.info.unified:
@@ -393,6 +380,8 @@ class Scheduler:
 
     def _leave(self, sequence: Sequence, now: float) -> None:
         slot = sequence.held
+        if sequence.phase is Phase.PREFILL:  # the rest is not computed
+            self._accounts.serve(sequence.request.client, len(slot.tokens) - len(sequence.target))
         slot.sequence, sequence.slot, slot.last = None, None, sequence
         slot.last_used = now
         self.may_be_apart = True

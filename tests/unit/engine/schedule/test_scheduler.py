@@ -12,6 +12,7 @@ from server.engine.params import EngineParams
 from server.engine.prefix.find import Placement
 from server.engine.request import Adapters, Request
 from server.engine.runner_api import RunnerInfo
+from server.engine.schedule.queue import OUTPUT_WEIGHT
 from server.engine.schedule.scheduler import Scheduler
 from server.engine.sequence import Phase, Sequence, Slot, Ticket
 from tests.unit.engine.counting import Counting
@@ -365,3 +366,31 @@ def test_a_copy_takes_the_whole_stream_so_a_short_header_of_a_long_context_is_co
     waiting(s, [*range(1500), *[8] * 20_000])
     placement = place(s)
     assert (placement.slot, placement.source, placement.n_reuse) == (s.slots[1], s.slots[0], 1500)
+
+
+def test_a_prompt_is_charged_when_it_gets_a_slot_and_what_is_not_computed_is_given_back() -> None:
+    s = scheduler()
+    s.slots[0].tokens = list(range(100))
+    left, parked = (waiting(s, [*range(100), *[n] * 60], client=str(n)) for n in (7, 8))
+    place(s)
+    assert s._accounts.served("7") == 60  # the others are in its cells
+    s.commit(s.plan(), 0.01)
+    assert s._accounts.served("7") == 60
+    place(s)
+    n_served = s._accounts.served("8")
+    s.park(parked, 1.0)
+    assert s._accounts.served("8") == n_served - 60
+    assert place(s).sequence is parked
+    assert s._accounts.served("8") == n_served
+    left.output = [5]
+    s.commit(s.plan(), 0.01)
+    assert s._accounts.served("7") == 60 + OUTPUT_WEIGHT
+    finish(s, left, 2.0)
+    assert s._accounts.served("7") == 60 + OUTPUT_WEIGHT
+
+
+def test_of_two_clients_the_one_whose_long_prompt_has_a_slot_comes_later() -> None:
+    s = scheduler(3)
+    for client, n, at in (("long", 500, 0.0), ("long", 20, 1.0), ("short", 20, 2.0)):
+        waiting(s, list(range(n * 10, n * 11)), at=at, client=client)
+    assert [place(s).sequence.request.client for _ in range(3)] == ["long", "short", "long"]

@@ -28,7 +28,7 @@ class Named:
 
     def take(self, cost: float = 0.0) -> Sequence:
         """Place who is first; its client is charged."""
-        first = next(self.waiting.candidates(self.accounts.served))
+        first = next(self.waiting.candidates())
         self.waiting.place(first)
         self.accounts.serve(first.request.client, cost)
         return first
@@ -40,7 +40,7 @@ class Named:
 def test_one_client_without_priorities_has_a_plain_queue() -> None:
     q = Named()
     asked = [q.ask() for _ in range(20)]
-    assert list(q.waiting.candidates(q.accounts.served)) == asked
+    assert list(q.waiting.candidates()) == asked
     assert q.drain(cost=100.0) == asked
     assert not len(q.waiting)
 
@@ -156,7 +156,7 @@ def test_who_leaves_is_gone_and_leaving_twice_is_harmless() -> None:
     assert list(q.waiting) == [second]
     assert len(q.waiting) == 1
     assert q.waiting.remove(second)
-    assert not list(q.waiting.candidates(q.accounts.served))
+    assert not list(q.waiting.candidates())
 
 
 @pytest.mark.parametrize("n", [5, 500])
