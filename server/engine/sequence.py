@@ -98,10 +98,8 @@ class Sequence:
     suspect: int = 0  # until so many of its tokens are computed, it decodes alone: it may be the one at fault
     anew: bool = False  # nothing that is kept is of use to it: its logits were no numbers, and that may be why
     n_needed: int = 0  # cells, when it was looked at last
-    looked_at: int = -1  # see `Room`, as the next three
-    passed_at: int = -1
+    looked_at: int = -1  # see `Room`, as the next one
     n_passes: int = 0
-    n_turn: int = 0
     n_scored: int = 0  # prompt tokens whose logits were read for ``prompt_logprobs``
     n_cached: int = -1  # prompt tokens that needed no computing; -1 until the first placement
     origin: tuple[str, int, str] = "", -1, ""  # from where these came (`prefix.find.origin_of`)
@@ -127,6 +125,11 @@ class Sequence:
     @property
     def tuning(self) -> Tuning:
         return self.ticket.tuning
+
+    @property
+    def came(self) -> tuple[float, int]:
+        """When: less for who came earlier."""
+        return self.ticket.submitted_at, self.index
 
     @property
     def next_adapters(self) -> Adapters:

@@ -24,7 +24,6 @@ class Room:
         self._info = info
         self._parked: list[Sequence] = []  # since somebody left
         self._lost = 0  # cells that were full though nobody is known to hold them; until somebody leaves
-        self._n_placed = 0
         self.changes = 0  # of who holds a slot
         self.due: list[Sequence] = []
         self.free = info.n_cells
@@ -67,13 +66,11 @@ class Room:
         """Whether `sequence`, which fits, may go before those that do not; it is counted then."""
         if not before or not self._info.unified:
             return True
-        active = sorted((s.n_turn, _cells(s)) for slot in self._slots if (s := slot.sequence) is not None)
-        turns, sums = [turn for turn, _ in active], [0, *accumulate(n for _, n in active)]
+        active = sorted((s.came, _cells(s)) for slot in self._slots if (s := slot.sequence) is not None)
+        came, sums = [when for when, _ in active], [0, *accumulate(n for _, n in active)]
         n_cells, hindered = self._info.n_cells - self._lost, []
         for one in before:
-            if one.passed_at < 0:
-                one.passed_at = self._n_placed
-            later = sums[-1] - sums[bisect_right(turns, one.passed_at)]
+            later = sums[-1] - sums[bisect_right(came, one.came)]
             if later + sequence.n_needed + one.n_needed <= n_cells:
                 continue
             if one.n_passes >= MOST_PASSES:
@@ -88,8 +85,7 @@ class Room:
     def placed(self, sequence: Sequence) -> None:
         """`sequence` holds a slot now."""
         self.changes += 1
-        self._n_placed += 1
-        sequence.n_turn, sequence.passed_at, sequence.n_passes = self._n_placed, -1, 0
+        sequence.n_passes = 0
 
     def ran_out(self, victim: Sequence, n_batch: int) -> None:
         """No cells were left for a batch of `n_batch` tokens, and no idle slot held any: `victim` is to be parked."""

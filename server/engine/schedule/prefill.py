@@ -49,7 +49,7 @@ def in_order(
     for i, (s, n_served) in enumerate(zip(order, counts, strict=True)):
         waits_since = s.placed_at + PRIORITY_S * inherited.get(s, s.request.priority)
         aged = len(s.target) - s.n_computed + n_served - least + WAIT_WEIGHT * rate * waits_since
-        keys.append((aged, s.ticket.submitted_at, s.index, i))
+        keys.append((aged, s.came, i))
     return [order[i] for *_, i in sorted(keys)]
 
 

@@ -105,8 +105,7 @@ class Queue:
     def appendleft(self, sequence: "Sequence") -> None:
         """A parked choice comes back, before all others of its priority; among parked ones the oldest is first."""
         parked = self._lines.setdefault((sequence.request.priority, None), deque())
-        age = (sequence.ticket.submitted_at, sequence.index)
-        parked.insert(sum((other.ticket.submitted_at, other.index) < age for other in parked), sequence)
+        parked.insert(sum(other.came < sequence.came for other in parked), sequence)
 
     def remove(self, sequence: "Sequence") -> bool:
         """Take `sequence` out; whether it was there."""

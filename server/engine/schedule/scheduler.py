@@ -357,7 +357,7 @@ class Scheduler:
             return least_valuable(cached)
         active, n_tokens = list(self.active()), sum(len(e.tokens) for e in entries)
         if len(active) > 1:
-            victim = max(active, key=lambda s: (s.request.priority, s.ticket.submitted_at, s.index))
+            victim = max(active, key=lambda s: (s.request.priority, s.came))
             self.room.ran_out(victim, n_tokens)
             return victim
         self._limit = max(1, n_tokens // 2)
