@@ -83,7 +83,6 @@ class Sequence:
     constraint: Constraint | None = None
     base: list[int] = field(default_factory=list)
     base_output: int = 0
-    shifted: bool = False
     speculating: Speculating | None = None
     n_taken_back: int = 0  # tokens before its newest one that left the cells with wrong guesses, and come back
     n_draft: int = 0
@@ -125,6 +124,11 @@ class Sequence:
     @property
     def tuning(self) -> Tuning:
         return self.ticket.tuning
+
+    @property
+    def shifted(self) -> bool:
+        """Whether a context shift has dropped a part of its text."""
+        return self.base is not self.request.prompt
 
     @property
     def came(self) -> tuple[float, int]:

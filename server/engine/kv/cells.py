@@ -304,7 +304,7 @@ class Cells:
         tokens = slot.tokens
         sequence.base = tokens[:keep] + tokens[keep + discard :]
         sequence.media = dropped(sequence.media, keep, keep + discard)
-        sequence.base_output, sequence.shifted = len(sequence.output) - len(sequence.pending), True
+        sequence.base_output = len(sequence.output) - len(sequence.pending)
         if not self._own(slot, keep + discard, now):
             self._scheduler.park(sequence, now)
             return

@@ -75,8 +75,7 @@ def test_what_is_cut_off_is_no_longer_known() -> None:
 
 def test_a_sequence_that_is_parked_is_hashed_anew_with_what_it_generated() -> None:
     setup = Setup()
-    setup.sequence.shifted = True  # its prompt's beginning is another one by now
-    setup.sequence.base, setup.sequence.base_output = TEXT[CUT:], 0
+    setup.sequence.base, setup.sequence.base_output = TEXT[CUT:], 0  # as after a context shift
     setup.hold([*TEXT[CUT:], 100])
     setup.cells.park(setup.sequence, 0.0)
     assert setup.sequence.target == [*TEXT[CUT:], 100]
