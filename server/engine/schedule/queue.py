@@ -46,7 +46,8 @@ MOST_ACCOUNTS = 4096
 
 
 class Accounts:
-    """What each client of one model was served, in weighted tokens; clients have opaque names."""
+    """What each client of one model was served, in weighted tokens; clients have opaque names. Of what two step threads
+    count at the same moment one part may be lost."""
 
     def __init__(self, most: int = MOST_ACCOUNTS) -> None:
         self._served: OrderedDict[str, float] = OrderedDict()  # who asked last at the end
@@ -62,8 +63,7 @@ class Accounts:
         return self._served.get(client, self._now)
 
     def serve(self, client: str, n: float) -> None:
-        with self._lock:
-            self._served[client] = self.served(client) + n
+        self._served[client] = self.served(client) + n  # no lock: it is done for every token
 
     def asks(self, client: str, *, again: bool = False) -> None:
         """`client` is seen now. When it asks `again`, with nothing waiting, what it left unused meanwhile is gone."""
