@@ -1,14 +1,13 @@
 """``/v1/chat/completions``."""
 
-from typing import Any, Literal, overload
+from typing import Any, Literal, Unpack, overload
 
 from llamapool.client.arguments import body_of
 from llamapool.client.completion_replies import CompletionResponse
+from llamapool.client.fields import ChatFields, Messages
 from llamapool.client.shape import required
 from llamapool.client.stream import EventStream
 from llamapool.client.transport import Transport
-
-Messages = list[dict[str, Any]]
 
 
 class ChatCompletionsAPI:
@@ -24,39 +23,20 @@ class ChatCompletionsAPI:
 
     @overload
     def create(
-        self, messages: Messages, model: str = "gpt-codex-5.3", *, stream: Literal[True], **kwargs: Any
-    ) -> EventStream: ...
-    @overload
-    def create(
         self,
         messages: Messages,
         model: str = "gpt-codex-5.3",
-        max_tokens: int | None = None,
-        temperature: float = 1.0,
-        top_p: float = 1.0,
-        n: int = 1,
+        *,
         stream: Literal[False] = False,
-        stop: str | list[str] | None = None,
-        presence_penalty: float = 0.0,
-        frequency_penalty: float = 0.0,
-        logit_bias: dict[str, float] | None = None,
-        user: str | None = None,
-        response_format: dict[str, Any] | None = None,
-        tools: list[dict[str, Any]] | None = None,
-        tool_choice: str | dict[str, Any] | None = None,
-        seed: int | None = None,
-        mirostat: int = 0,
-        mirostat_tau: float = 5.0,
-        mirostat_eta: float = 0.1,
-        grammar: str | None = None,
-        min_p: float = 0.05,
-        top_k: int = 40,
-        repeat_penalty: float = 1.1,
-        **kwargs: Any,
+        **kwargs: Unpack[ChatFields],
     ) -> CompletionResponse: ...
     @overload
     def create(
-        self, messages: Messages, model: str = "gpt-codex-5.3", *, stream: bool, **kwargs: Any
+        self, messages: Messages, model: str = "gpt-codex-5.3", *, stream: Literal[True], **kwargs: Unpack[ChatFields]
+    ) -> EventStream: ...
+    @overload
+    def create(
+        self, messages: Messages, model: str = "gpt-codex-5.3", *, stream: bool, **kwargs: Unpack[ChatFields]
     ) -> CompletionResponse | EventStream: ...
 
     def create(
@@ -64,26 +44,26 @@ class ChatCompletionsAPI:
         messages: Messages,
         model: str = "gpt-codex-5.3",
         max_tokens: int | None = None,
-        temperature: float = 1.0,
-        top_p: float = 1.0,
-        n: int = 1,
+        temperature: float | None = 1.0,
+        top_p: float | None = 1.0,
+        n: int | None = 1,
         stream: bool = False,
         stop: str | list[str] | None = None,
-        presence_penalty: float = 0.0,
-        frequency_penalty: float = 0.0,
-        logit_bias: dict[str, float] | None = None,
-        user: str | None = None,
+        presence_penalty: float | None = 0.0,
+        frequency_penalty: float | None = 0.0,
+        logit_bias: dict[str, float] | list[Any] | None = None,
+        user: Any = None,
         response_format: dict[str, Any] | None = None,
         tools: list[dict[str, Any]] | None = None,
         tool_choice: str | dict[str, Any] | None = None,
         seed: int | None = None,
-        mirostat: int = 0,
-        mirostat_tau: float = 5.0,
-        mirostat_eta: float = 0.1,
+        mirostat: int | None = 0,
+        mirostat_tau: float | None = 5.0,
+        mirostat_eta: float | None = 0.1,
         grammar: str | None = None,
-        min_p: float = 0.05,
-        top_k: int = 40,
-        repeat_penalty: float = 1.1,
+        min_p: float | None = 0.05,
+        top_k: int | None = 40,
+        repeat_penalty: float | None = 1.1,
         **kwargs: Any,
     ) -> CompletionResponse | EventStream:
         """One chat completion, or with `stream` an iterator of its chunks.
@@ -96,11 +76,11 @@ class ChatCompletionsAPI:
             return self._transport.stream("/v1/chat/completions", body)
         return CompletionResponse.from_reply(self._transport.post("/v1/chat/completions", body))
 
-    def render(self, messages: Messages, model: str | None = None, **kwargs: Any) -> str:
+    def render(self, messages: Messages, model: str | None = None, **kwargs: Unpack[ChatFields]) -> str:
         """The prompt that `messages` make, with `tools` and other fields of a chat."""
         return str(required(self._transport.post_object("/apply-template", body_of(locals())), "prompt"))
 
-    def input_tokens(self, messages: Messages, model: str | None = None, **kwargs: Any) -> int:
+    def input_tokens(self, messages: Messages, model: str | None = None, **kwargs: Unpack[ChatFields]) -> int:
         """Tokens of that prompt."""
         reply = self._transport.post_object("/v1/chat/completions/input_tokens", body_of(locals()))
         return int(required(reply, "input_tokens"))

@@ -1,14 +1,15 @@
 """The client: every endpoint as a method, or as a method of one of its parts."""
 
 from collections.abc import Iterator
-from typing import Any, Literal, Self, overload
+from typing import Any, Literal, Self, Unpack, overload
 
 import httpx
 
-from llamapool.client.chat import ChatCompletionsAPI, Messages
+from llamapool.client.chat import ChatCompletionsAPI
 from llamapool.client.completion import CompletionCalls
 from llamapool.client.completion_replies import CompletionResponse
 from llamapool.client.embeddings import EmbeddingCalls, EmbeddingsClientAPI
+from llamapool.client.fields import ChatFields, Messages
 from llamapool.client.lora import LoraClientAPI
 from llamapool.client.messages import MessagesClientAPI
 from llamapool.client.models import ModelsClientAPI
@@ -72,14 +73,21 @@ class LlamaCppClient(CompletionCalls, EmbeddingCalls, TextCalls, ServerCalls):
         self.lora = LoraClientAPI(transport)
 
     @overload
-    def chat_completion(self, messages: Messages, *, stream: Literal[True], **kwargs: Any) -> EventStream: ...
-    @overload
     def chat_completion(
-        self, messages: Messages, *, stream: Literal[False] = False, **kwargs: Any
+        self,
+        messages: Messages,
+        *,
+        model: str = "gpt-codex-5.3",
+        stream: Literal[False] = False,
+        **kwargs: Unpack[ChatFields],
     ) -> CompletionResponse: ...
     @overload
     def chat_completion(
-        self, messages: Messages, *, stream: bool, **kwargs: Any
+        self, messages: Messages, *, model: str = "gpt-codex-5.3", stream: Literal[True], **kwargs: Unpack[ChatFields]
+    ) -> EventStream: ...
+    @overload
+    def chat_completion(
+        self, messages: Messages, *, model: str = "gpt-codex-5.3", stream: bool, **kwargs: Unpack[ChatFields]
     ) -> CompletionResponse | EventStream: ...
 
     def chat_completion(self, messages: Messages, **kwargs: Any) -> CompletionResponse | Iterator[dict[str, Any]]:

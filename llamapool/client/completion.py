@@ -1,14 +1,14 @@
 """llama-server's own ``/completion`` and ``/infill``."""
 
-from typing import Any, Literal, overload
+from typing import Any, Literal, Unpack, overload
 
 from llamapool.client.arguments import body_of
 from llamapool.client.completion_replies import CompletionResponse
+from llamapool.client.fields import CompletionFields, Extra, InfillFields
 from llamapool.client.stream import EventStream
 from llamapool.client.transport import Transport
 
 Prompt = str | list[str | int] | list[str] | list[int]
-Extra = list[dict[str, str]]
 
 
 class CompletionCalls:
@@ -17,83 +17,52 @@ class CompletionCalls:
     _transport: Transport
 
     @overload
-    def complete(self, prompt: Prompt, n_predict: int = -1, *, stream: Literal[True], **kwargs: Any) -> EventStream: ...
-    @overload
     def complete(
-        self,
-        prompt: Prompt,
-        n_predict: int = -1,
-        temperature: float = 0.8,
-        top_k: int = 40,
-        top_p: float = 0.95,
-        min_p: float = 0.05,
-        repeat_penalty: float = 1.1,
-        repeat_last_n: int = 64,
-        presence_penalty: float = 0.0,
-        frequency_penalty: float = 0.0,
-        mirostat: int = 0,
-        mirostat_tau: float = 5.0,
-        mirostat_eta: float = 0.1,
-        grammar: str | None = None,
-        json_schema: dict[str, Any] | None = None,
-        seed: int = -1,
-        stop: list[str] | None = None,
-        stream: Literal[False] = False,
-        cache_prompt: bool = True,
-        n_probs: int = 0,
-        samplers: list[str] | None = None,
-        dry_multiplier: float = 0.0,
-        dry_base: float = 1.75,
-        dry_allowed_length: int = 2,
-        dry_penalty_last_n: int = -1,
-        xtc_probability: float = 0.0,
-        xtc_threshold: float = 0.1,
-        dynatemp_range: float = 0.0,
-        dynatemp_exponent: float = 1.0,
-        typical_p: float = 1.0,
-        id_slot: int = -1,
-        return_tokens: bool = False,
-        **kwargs: Any,
+        self, prompt: Prompt, n_predict: int = -1, *, stream: Literal[False] = False, **kwargs: Unpack[CompletionFields]
     ) -> CompletionResponse: ...
     @overload
     def complete(
-        self, prompt: Prompt, n_predict: int = -1, *, stream: bool, **kwargs: Any
+        self, prompt: Prompt, n_predict: int = -1, *, stream: Literal[True], **kwargs: Unpack[CompletionFields]
+    ) -> EventStream: ...
+    @overload
+    def complete(
+        self, prompt: Prompt, n_predict: int = -1, *, stream: bool, **kwargs: Unpack[CompletionFields]
     ) -> CompletionResponse | EventStream: ...
 
     def complete(
         self,
         prompt: Prompt,
         n_predict: int = -1,
-        temperature: float = 0.8,
-        top_k: int = 40,
-        top_p: float = 0.95,
-        min_p: float = 0.05,
-        repeat_penalty: float = 1.1,
-        repeat_last_n: int = 64,
-        presence_penalty: float = 0.0,
-        frequency_penalty: float = 0.0,
-        mirostat: int = 0,
-        mirostat_tau: float = 5.0,
-        mirostat_eta: float = 0.1,
+        temperature: float | None = 0.8,
+        top_k: int | None = 40,
+        top_p: float | None = 0.95,
+        min_p: float | None = 0.05,
+        repeat_penalty: float | None = 1.1,
+        repeat_last_n: int | None = 64,
+        presence_penalty: float | None = 0.0,
+        frequency_penalty: float | None = 0.0,
+        mirostat: int | None = 0,
+        mirostat_tau: float | None = 5.0,
+        mirostat_eta: float | None = 0.1,
         grammar: str | None = None,
-        json_schema: dict[str, Any] | None = None,
-        seed: int = -1,
-        stop: list[str] | None = None,
+        json_schema: dict[str, Any] | bool | None = None,
+        seed: int | None = -1,
+        stop: str | list[str] | None = None,
         stream: bool = False,
-        cache_prompt: bool = True,
-        n_probs: int = 0,
-        samplers: list[str] | None = None,
-        dry_multiplier: float = 0.0,
-        dry_base: float = 1.75,
-        dry_allowed_length: int = 2,
-        dry_penalty_last_n: int = -1,
-        xtc_probability: float = 0.0,
-        xtc_threshold: float = 0.1,
-        dynatemp_range: float = 0.0,
-        dynatemp_exponent: float = 1.0,
-        typical_p: float = 1.0,
-        id_slot: int = -1,
-        return_tokens: bool = False,
+        cache_prompt: bool | None = True,
+        n_probs: int | None = 0,
+        samplers: list[str] | str | None = None,
+        dry_multiplier: float | None = 0.0,
+        dry_base: float | None = 1.75,
+        dry_allowed_length: int | None = 2,
+        dry_penalty_last_n: int | None = -1,
+        xtc_probability: float | None = 0.0,
+        xtc_threshold: float | None = 0.1,
+        dynatemp_range: float | None = 0.0,
+        dynatemp_exponent: float | None = 1.0,
+        typical_p: float | None = 1.0,
+        id_slot: int | None = -1,
+        return_tokens: bool | None = False,
         **kwargs: Any,
     ) -> CompletionResponse | EventStream:
         """Complete `prompt`: text, tokens, both mixed, or a list of texts, which gives a choice for each.
@@ -111,14 +80,16 @@ class CompletionCalls:
         return CompletionResponse.from_native(self._transport.post("/completion", body), n_per_prompt)
 
     @overload
-    def simple_completion(self, prompt: str, *, stream: Literal[True], **kwargs: Any) -> EventStream: ...
-    @overload
     def simple_completion(
-        self, prompt: str, *, stream: Literal[False] = False, **kwargs: Any
+        self, prompt: str, *, stream: Literal[False] = False, **kwargs: Unpack[InfillFields]
     ) -> str | CompletionResponse: ...
     @overload
     def simple_completion(
-        self, prompt: str, *, stream: bool, **kwargs: Any
+        self, prompt: str, *, stream: Literal[True], **kwargs: Unpack[InfillFields]
+    ) -> EventStream: ...
+    @overload
+    def simple_completion(
+        self, prompt: str, *, stream: bool, **kwargs: Unpack[InfillFields]
     ) -> str | CompletionResponse | EventStream: ...
 
     def simple_completion(self, prompt: str, **kwargs: Any) -> str | CompletionResponse | EventStream:
@@ -141,7 +112,7 @@ class CompletionCalls:
         prompt: str | None = None,
         *,
         stream: Literal[True],
-        **kwargs: Any,
+        **kwargs: Unpack[InfillFields],
     ) -> EventStream: ...
     @overload
     def infill(
@@ -150,8 +121,9 @@ class CompletionCalls:
         input_suffix: str,
         input_extra: Extra | None = None,
         prompt: str | None = None,
+        *,
         stream: Literal[False] = False,
-        **kwargs: Any,
+        **kwargs: Unpack[InfillFields],
     ) -> CompletionResponse: ...
     @overload
     def infill(
@@ -162,7 +134,7 @@ class CompletionCalls:
         prompt: str | None = None,
         *,
         stream: bool,
-        **kwargs: Any,
+        **kwargs: Unpack[InfillFields],
     ) -> CompletionResponse | EventStream: ...
 
     def infill(

@@ -1,14 +1,14 @@
 """``/v1/messages``: Anthropic's API."""
 
 from dataclasses import dataclass, field
-from typing import Any, Literal, Self, overload
+from typing import Any, Literal, Self, Unpack, overload
 
 from llamapool.client.arguments import body_of
+from llamapool.client.fields import MessageFields, Messages
 from llamapool.client.shape import as_object, as_objects, required
 from llamapool.client.stream import EventStream
 from llamapool.client.transport import Transport
 
-Messages = list[dict[str, Any]]
 Raw = dict[str, Any]
 
 
@@ -60,9 +60,9 @@ class MessagesClientAPI:
         max_tokens: int = 1024,
         model: str | None = None,
         *,
-        stream: Literal[True],
-        **kwargs: Any,
-    ) -> EventStream: ...
+        stream: Literal[False] = False,
+        **kwargs: Unpack[MessageFields],
+    ) -> MessageResponse: ...
     @overload
     def create(
         self,
@@ -70,9 +70,9 @@ class MessagesClientAPI:
         max_tokens: int = 1024,
         model: str | None = None,
         *,
-        stream: Literal[False] = False,
-        **kwargs: Any,
-    ) -> MessageResponse: ...
+        stream: Literal[True],
+        **kwargs: Unpack[MessageFields],
+    ) -> EventStream: ...
 
     def create(
         self,
@@ -89,7 +89,7 @@ class MessagesClientAPI:
             return self._transport.stream("/v1/messages", body)
         return MessageResponse.from_reply(self._transport.post("/v1/messages", body))
 
-    def count_tokens(self, messages: Messages, model: str | None = None, **kwargs: Any) -> int:
+    def count_tokens(self, messages: Messages, model: str | None = None, **kwargs: Unpack[MessageFields]) -> int:
         """Tokens of the prompt that `messages` make."""
         return int(
             required(self._transport.post_object("/v1/messages/count_tokens", body_of(locals())), "input_tokens")

@@ -1,11 +1,12 @@
 """``/v1/completions``: OpenAI's texts, and how probable a text's tokens are."""
 
 from dataclasses import dataclass
-from typing import Any, Literal, overload
+from typing import Any, Literal, Unpack, overload
 
 from llamapool.client.arguments import body_of
 from llamapool.client.completion_replies import CompletionResponse
 from llamapool.client.errors import UnexpectedReply
+from llamapool.client.fields import TextFields
 from llamapool.client.stream import EventStream
 from llamapool.client.transport import Transport
 
@@ -31,12 +32,12 @@ class CompletionsClientAPI:
 
     @overload
     def create(
-        self, prompt: Prompt, model: str | None = None, *, stream: Literal[True], **kwargs: Any
-    ) -> EventStream: ...
+        self, prompt: Prompt, model: str | None = None, *, stream: Literal[False] = False, **kwargs: Unpack[TextFields]
+    ) -> CompletionResponse: ...
     @overload
     def create(
-        self, prompt: Prompt, model: str | None = None, *, stream: Literal[False] = False, **kwargs: Any
-    ) -> CompletionResponse: ...
+        self, prompt: Prompt, model: str | None = None, *, stream: Literal[True], **kwargs: Unpack[TextFields]
+    ) -> EventStream: ...
 
     def create(
         self, prompt: Prompt, model: str | None = None, *, stream: bool = False, **kwargs: Any
@@ -47,7 +48,7 @@ class CompletionsClientAPI:
             return self._transport.stream("/v1/completions", body)
         return CompletionResponse.from_reply(self._transport.post("/v1/completions", body))
 
-    def score(self, prompt: Prompt, model: str | None = None, **kwargs: Any) -> list[TokenScore]:
+    def score(self, prompt: Prompt, model: str | None = None, **kwargs: Unpack[TextFields]) -> list[TokenScore]:
         """The log probability of each token of `prompt` under those before it; Llamapool only."""
         body = body_of({**kwargs, "prompt": prompt, "model": model, "echo": True, "logprobs": 1, "max_tokens": 0})
         reply = CompletionResponse.from_reply(self._transport.post("/v1/completions", body))

@@ -1,11 +1,12 @@
 """``/v1/responses``: OpenAI's Responses API."""
 
 from dataclasses import dataclass, field
-from typing import Any, Literal, Self, overload
+from typing import Any, Literal, Self, Unpack, overload
 from urllib.parse import quote
 
 from llamapool.client.arguments import body_of
 from llamapool.client.completion_replies import Raw
+from llamapool.client.fields import ResponseFields
 from llamapool.client.shape import as_object, as_objects, required
 from llamapool.client.stream import EventStream
 from llamapool.client.transport import Transport
@@ -59,18 +60,13 @@ class ResponsesClientAPI:
         input: Input,
         model: str | None = None,
         *,
-        stream: Literal[True],
-        **kwargs: Any,
-    ) -> EventStream: ...
+        stream: Literal[False] = False,
+        **kwargs: Unpack[ResponseFields],
+    ) -> ResponseReply: ...
     @overload
     def create(
-        self,
-        input: Input,
-        model: str | None = None,
-        *,
-        stream: Literal[False] = False,
-        **kwargs: Any,
-    ) -> ResponseReply: ...
+        self, input: Input, model: str | None = None, *, stream: Literal[True], **kwargs: Unpack[ResponseFields]
+    ) -> EventStream: ...
 
     def create(
         self,
@@ -94,7 +90,7 @@ class ResponsesClientAPI:
         """Forget a stored one. True: it is gone."""
         return as_object(self._transport.delete(_path(response_id))).get("deleted") is True
 
-    def input_tokens(self, input: Input, model: str | None = None, **kwargs: Any) -> int:  # noqa: A002
+    def input_tokens(self, input: Input, model: str | None = None, **kwargs: Unpack[ResponseFields]) -> int:  # noqa: A002
         """Tokens of the prompt that `input` makes."""
         reply = self._transport.post_object("/v1/responses/input_tokens", body_of(locals()))
         return int(required(reply, "input_tokens"))

@@ -5,17 +5,28 @@ import inspect
 import subprocess
 import sys
 from collections.abc import Callable
+from typing import get_overloads
 
 import pytest
 
 from harness.real_server import ROOT
 from llamapool import client as package
-from llamapool.client import LlamaCppClient, StopType
+from llamapool.client import LlamaCppClient, StopType, fields
 from llamapool.client.chat import ChatCompletionsAPI
 from llamapool.client.embeddings import EmbeddingsClientAPI
 from llamapool.client.lora import LoraClientAPI
+from llamapool.client.messages import MessagesClientAPI
 from llamapool.client.models import ModelsClientAPI
+from llamapool.client.openai_completions import CompletionsClientAPI
+from llamapool.client.responses import ResponsesClientAPI
 from llamapool.client.slots import SlotsClientAPI
+from server.wire.chat.read import FIELDS as CHAT
+from server.wire.completions.read import CompletionBody
+from server.wire.fields import names_of
+from server.wire.messages.read import MessagesBody
+from server.wire.native.body import NativeBody
+from server.wire.native.infill import InfillBody
+from server.wire.responses.read import FIELDS as RESPONSES
 
 METHODS: dict[Callable[..., object], str] = {
     LlamaCppClient.__init__: "base_url='http://127.0.0.1:8080', api_key=None, timeout=600.0, verify_ssl=True",
@@ -74,6 +85,15 @@ FIELDS = {
     "LoraAdapter": "id path scale",
 }
 
+BODIES = [
+    (ChatCompletionsAPI.create, fields.ChatFields, CHAT),
+    (CompletionsClientAPI.create, fields.TextFields, names_of(CompletionBody)),
+    (LlamaCppClient.complete, fields.CompletionFields, names_of(NativeBody)),
+    (LlamaCppClient.infill, fields.InfillFields, names_of(InfillBody)),
+    (MessagesClientAPI.create, fields.MessageFields, names_of(MessagesBody)),
+    (ResponsesClientAPI.create, fields.ResponseFields, RESPONSES),
+]
+
 
 def parameters(method: Callable[..., object]) -> str:
     """A signature without ``self`` and without types."""
@@ -85,6 +105,25 @@ def parameters(method: Callable[..., object]) -> str:
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: method.__qualname__)
 def test_each_method_has_the_parameters_and_defaults(method: Callable[..., object]) -> None:
     assert parameters(method) == METHODS[method]
+
+
+@pytest.mark.parametrize(("method", "typed", "known"), BODIES, ids=lambda given: getattr(given, "__qualname__", ""))
+def test_each_field_that_the_server_reads_is_typed(
+    method: Callable[..., object], typed: type, known: frozenset[str]
+) -> None:
+    shown = next(overload for overload in get_overloads(method))
+    named = {name for name in inspect.signature(shown).parameters if name not in ("self", "kwargs")}
+    assert not named & typed.__annotations__.keys()
+    assert named | typed.__annotations__.keys() == {name for name in known if "." not in name}
+
+
+@pytest.mark.parametrize("method", [method for method, *_ in BODIES], ids=lambda method: method.__qualname__)
+def test_a_parameter_with_a_default_has_the_type_of_its_field(method: Callable[..., object]) -> None:
+    typed = next(fields for found, fields, _ in BODIES if found is method).__annotations__
+    given = inspect.signature(method).parameters
+    assert {name: given[name].annotation for name in given.keys() & typed} == {
+        name: typed[name] for name in given.keys() & typed
+    }
 
 
 @pytest.mark.parametrize("name", FIELDS)
