@@ -41,6 +41,7 @@ import json
 import struct
 import zlib
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -313,6 +314,36 @@ def write_gguf(
 # --------------------------------------------------------------------------
 # weights
 # --------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Sizes:
+    """of a network; all of llama's unless said otherwise"""
+
+    n_ctx: int = 2048
+    n_layer: int = 3
+    n_embd: int = 64
+    n_head: int = 8
+    n_head_kv: int = 4
+    n_ff: int = 160
+    n_expert: int = 0
+
+    @property
+    def n_embd_head(self) -> int:
+        return self.n_embd // self.n_head
+
+    def kv(self, arch: str, n_vocab: int) -> dict[str, Any]:
+        """the keys that every language model has"""
+        return {
+            arch + ".vocab_size": n_vocab,
+            arch + ".context_length": self.n_ctx,
+            arch + ".embedding_length": self.n_embd,
+            arch + ".block_count": self.n_layer,
+            arch + ".feed_forward_length": self.n_ff,
+            arch + ".attention.head_count": self.n_head,
+        }
+
+
+BERT = Sizes(n_ctx=512, n_layer=2, n_head=4)
+GEMMA = Sizes(n_ctx=8192, n_layer=6, n_head=4, n_head_kv=1)
 BIAS_IN = 2.0  # value of the constant channel in every token embedding
 
 
@@ -349,26 +380,17 @@ def mat(rng: np.random.Generator, n_out: int, n_in: int, gain: float = 1.0) -> F
     return made
 
 
-def llama_layers(
-    rng: np.random.Generator,
-    n_layer: int,
-    n_embd: int,
-    n_head: int,
-    n_head_kv: int,
-    n_ff: int,
-    gain: float,
-    n_expert: int = 0,
-    prefix: str = "blk",
-) -> Tensors:
+def llama_layers(rng: np.random.Generator, size: Sizes, gain: float) -> Tensors:
     t: Tensors = {}
-    hd = n_embd // n_head
-    for i in range(n_layer):
-        b = f"{prefix}.{i}."
+    n_embd, n_ff, n_expert = size.n_embd, size.n_ff, size.n_expert
+    n_q, n_k = size.n_head * size.n_embd_head, size.n_head_kv * size.n_embd_head
+    for i in range(size.n_layer):
+        b = f"blk.{i}."
         t[b + "attn_norm.weight"] = np.ones(n_embd)
-        t[b + "attn_q.weight"] = mat(rng, n_head * hd, n_embd, 1.5)
-        t[b + "attn_k.weight"] = mat(rng, n_head_kv * hd, n_embd, 1.5)
-        t[b + "attn_v.weight"] = mat(rng, n_head_kv * hd, n_embd, 1.0)
-        wo = mat(rng, n_embd, n_head * hd, gain)
+        t[b + "attn_q.weight"] = mat(rng, n_q, n_embd, 1.5)
+        t[b + "attn_k.weight"] = mat(rng, n_k, n_embd, 1.5)
+        t[b + "attn_v.weight"] = mat(rng, n_k, n_embd, 1.0)
+        wo = mat(rng, n_embd, n_q, gain)
         wo[0] = 0
         t[b + "attn_output.weight"] = wo
         t[b + "ffn_norm.weight"] = np.ones(n_embd)
@@ -388,30 +410,14 @@ def llama_layers(
     return t
 
 
-def llama_kv(
-    arch: str,
-    n_vocab: int,
-    n_ctx: int,
-    n_layer: int,
-    n_embd: int,
-    n_head: int,
-    n_head_kv: int,
-    n_ff: int,
-    **more: Any,
-) -> dict[str, Any]:
-    hd = n_embd // n_head
-    kv: dict[str, Any] = {
-        arch + ".vocab_size": n_vocab,
-        arch + ".context_length": n_ctx,
-        arch + ".embedding_length": n_embd,
-        arch + ".block_count": n_layer,
-        arch + ".feed_forward_length": n_ff,
-        arch + ".attention.head_count": n_head,
-        arch + ".attention.head_count_kv": n_head_kv,
-        arch + ".attention.layer_norm_rms_epsilon": 1e-5,
-        arch + ".rope.dimension_count": hd,
+def llama_kv(size: Sizes, n_vocab: int) -> dict[str, Any]:
+    kv = size.kv("llama", n_vocab) | {
+        "llama.attention.head_count_kv": size.n_head_kv,
+        "llama.attention.layer_norm_rms_epsilon": 1e-5,
+        "llama.rope.dimension_count": size.n_embd_head,
     }
-    kv.update({f"{arch}.{k}": v for k, v in more.items()})
+    if size.n_expert:
+        kv |= {"llama.expert_count": size.n_expert, "llama.expert_used_count": 2}
     return kv
 
 
@@ -420,33 +426,22 @@ def make_llama(
     name: str,
     vocab: Vocab,
     seed: int,
-    n_ctx: int = 2048,
-    n_layer: int = 3,
-    n_embd: int = 64,
-    n_head: int = 8,
-    n_head_kv: int = 4,
-    n_ff: int = 160,
+    size: Sizes = Sizes(),
     lean: float = 0.35,
     sharp: float = 0.15,
     gain: float = 1.2,
-    n_expert: int = 0,
     ftype: int = 0,
     qtype: Q = Q.F32,
     split: int | None = None,
     head_seed: int | None = None,
-) -> dict[str, Any]:
+) -> None:
     """head_seed: separate seed for embeddings and output, so that two models can agree (draft/target)"""
     hrng = np.random.default_rng(seed if head_seed is None else head_seed)
     rng = np.random.default_rng(seed + 1000)
-    emb, head = embed_and_head(hrng, vocab, n_embd, lean, sharp)
-    more = {}
-    if n_expert:
-        more = {"expert_count": n_expert, "expert_used_count": 2}
-    t: Tensors = {"token_embd.weight": emb, "output_norm.weight": np.ones(n_embd), "output.weight": head}
-    t.update(llama_layers(rng, n_layer, n_embd, n_head, n_head_kv, n_ff, gain, n_expert))
-    kv = llama_kv("llama", len(vocab), n_ctx, n_layer, n_embd, n_head, n_head_kv, n_ff, **more)
-    write_gguf(path, "llama", name, kv, vocab, t, ftype, qtype, split)
-    return kv
+    emb, head = embed_and_head(hrng, vocab, size.n_embd, lean, sharp)
+    t: Tensors = {"token_embd.weight": emb, "output_norm.weight": np.ones(size.n_embd), "output.weight": head}
+    t.update(llama_layers(rng, size, gain))
+    write_gguf(path, "llama", name, llama_kv(size, len(vocab)), vocab, t, ftype, qtype, split)
 
 
 def make_lora(path: Path, n_layer: int, n_embd: int, rank: int, seed: int, amp: float) -> None:
@@ -469,24 +464,20 @@ def make_bert(
     name: str,
     vocab: Vocab,
     seed: int,
-    n_ctx: int = 512,
-    n_layer: int = 2,
-    n_embd: int = 64,
-    n_head: int = 4,
-    n_ff: int = 160,
     pooling: int = 2,
     n_token_types: int = 2,
     classifier: bool = False,
 ) -> None:
     rng = np.random.default_rng(seed)
+    n_embd, n_ff = BERT.n_embd, BERT.n_ff
     t: Tensors = {
         "token_embd.weight": rng.standard_normal((len(vocab), n_embd)),
-        "position_embd.weight": rng.standard_normal((n_ctx, n_embd)) * 0.3,
+        "position_embd.weight": rng.standard_normal((BERT.n_ctx, n_embd)) * 0.3,
         "token_types.weight": rng.standard_normal((n_token_types, n_embd)) * 0.1,
         "token_embd_norm.weight": np.ones(n_embd),
         "token_embd_norm.bias": np.zeros(n_embd),
     }
-    for i in range(n_layer):
+    for i in range(BERT.n_layer):
         b = f"blk.{i}."
         for p in ("attn_q", "attn_k", "attn_v", "attn_output"):
             t[b + p + ".weight"] = mat(rng, n_embd, n_embd, 1.5 if p in ("attn_q", "attn_k") else 1.0)
@@ -499,13 +490,7 @@ def make_bert(
         t[b + "ffn_down.bias"] = rng.standard_normal(n_embd) * 0.02
         t[b + "layer_output_norm.weight"] = np.ones(n_embd)
         t[b + "layer_output_norm.bias"] = rng.standard_normal(n_embd) * 0.02
-    kv: dict[str, Any] = {
-        "bert.vocab_size": len(vocab),
-        "bert.context_length": n_ctx,
-        "bert.embedding_length": n_embd,
-        "bert.feed_forward_length": n_ff,
-        "bert.block_count": n_layer,
-        "bert.attention.head_count": n_head,
+    kv = BERT.kv("bert", len(vocab)) | {
         "bert.attention.layer_norm_epsilon": 1e-12,
         "bert.attention.causal": False,
         "bert.pooling_type": pooling,
@@ -532,18 +517,9 @@ GEMMA_TEMPLATE = (
 )
 
 
-def make_gemma(
-    path: Path,
-    vocab: Vocab,
-    seed: int,
-    n_embd: int = 64,
-    n_layer: int = 6,
-    n_head: int = 4,
-    head_dim: int = 16,
-    n_ff: int = 160,
-    n_ctx: int = 8192,
-) -> None:
+def make_gemma(path: Path, vocab: Vocab, seed: int) -> None:
     rng = np.random.default_rng(seed)
+    n_embd, n_ff, n_head, head_dim = GEMMA.n_embd, GEMMA.n_ff, GEMMA.n_head, GEMMA.n_embd_head
     emb, head = embed_and_head(rng, vocab, n_embd, 0.35, 0.2)
     post = np.full(n_embd, 0.5)
     post[0] = 0.0
@@ -552,7 +528,7 @@ def make_gemma(
         "output_norm.weight": np.ones(n_embd),
         "output.weight": head,
     }
-    for i in range(n_layer):
+    for i in range(GEMMA.n_layer):
         b = f"blk.{i}."
         t[b + "attn_norm.weight"] = np.ones(n_embd)
         t[b + "attn_q.weight"] = mat(rng, n_head * head_dim, n_embd)
@@ -567,20 +543,13 @@ def make_gemma(
         t[b + "ffn_up.weight"] = mat(rng, n_ff, n_embd)
         t[b + "ffn_down.weight"] = mat(rng, n_embd, n_ff)
         t[b + "post_ffw_norm.weight"] = post
-    a = "gemma3."
-    kv: dict[str, Any] = {
-        a + "vocab_size": len(vocab),
-        a + "context_length": n_ctx,
-        a + "embedding_length": n_embd,
-        a + "block_count": n_layer,
-        a + "feed_forward_length": n_ff,
-        a + "attention.head_count": n_head,
-        a + "attention.head_count_kv": 1,
-        a + "attention.key_length": head_dim,
-        a + "attention.value_length": head_dim,
-        a + "attention.layer_norm_rms_epsilon": 1e-6,
-        a + "attention.sliding_window": 512,
-        a + "rope.freq_base": 1000000.0,
+    kv = GEMMA.kv("gemma3", len(vocab)) | {
+        "gemma3.attention.head_count_kv": GEMMA.n_head_kv,
+        "gemma3.attention.key_length": head_dim,
+        "gemma3.attention.value_length": head_dim,
+        "gemma3.attention.layer_norm_rms_epsilon": 1e-6,
+        "gemma3.attention.sliding_window": 512,
+        "gemma3.rope.freq_base": 1000000.0,
     }
     write_gguf(path, "gemma3", "substitute tinygemma3", kv, vocab, t, 7, Q.Q8_0)
 
@@ -715,8 +684,7 @@ def main() -> None:
             "substitute stories15M_MOE",
             big,
             seed=5,
-            n_layer=2,
-            n_expert=4,
+            size=Sizes(n_layer=2, n_expert=4),
             gain=0.75,
             ftype=1,
             qtype=Q.F16,
@@ -727,7 +695,7 @@ def main() -> None:
             "substitute draft",
             big,
             seed=6,
-            n_layer=1,
+            size=Sizes(n_layer=1),
             gain=0.2,
             ftype=2,
             qtype=Q.Q4_0,
@@ -738,7 +706,7 @@ def main() -> None:
             "substitute split",
             big,
             seed=7,
-            n_layer=2,
+            size=Sizes(n_layer=2),
             gain=0.9,
             ftype=7,
             qtype=Q.Q8_0,
