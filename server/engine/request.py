@@ -11,11 +11,33 @@ from server.constrain.constraint import Constraint
 from server.engine.media import Spans
 from server.errors import ContextExceeded, InvalidRequest
 
+SAMPLERS = {
+    "penalties": "e",
+    "dry": "d",
+    "top_n_sigma": "s",
+    "top_k": "k",
+    "typ_p": "y",
+    "top_p": "p",
+    "min_p": "m",
+    "xtc": "x",
+    "temperature": "t",
+    "adaptive_p": "a",
+    "infill": "i",
+}
+"""By name, and the letter that stands for each (llama.cpp common/sampling.cpp, common_sampler_type_to_chr)."""
+SAMPLER_LETTERS = {letter: name for name, letter in SAMPLERS.items()}
+_SAMPLER_ALIASES = {"nucleus": "top_p", "temp": "temperature", "typ": "typ_p", "typicalp": "typ_p"}
+_SQUEEZED_SAMPLERS = {name.replace("_", ""): name for name in SAMPLERS} | _SAMPLER_ALIASES
 DEFAULT_SAMPLERS = ("penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature")
 RANDOM_SEED = 0xFFFFFFFF  # LLAMA_DEFAULT_SEED: a new seed for each request
 
 Adapters: TypeAlias = tuple[tuple[int, float], ...]
 """A LoRA set: (adapter id, scale) in the order of ids, none with scale 0. Part of what makes cells reusable."""
+
+
+def sampler_named(name: str) -> str | None:
+    """The sampler that is meant: case, ``-`` and ``_`` don't matter, and llama-server's short names are understood."""
+    return _SQUEEZED_SAMPLERS.get(name.strip().lower().replace("-", "").replace("_", ""))
 
 
 @dataclass(frozen=True, slots=True)

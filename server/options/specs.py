@@ -6,7 +6,7 @@ from typing import Any
 
 from server.constrain.shape import Shape
 from server.engine.params import LOOKUP, EngineParams
-from server.engine.request import SamplingParams
+from server.engine.request import SAMPLER_LETTERS, SamplingParams
 from server.engine.speculate.cost import rates_of_length
 from server.errors import ConfigError
 from server.options.read.roster import Origin
@@ -16,7 +16,7 @@ from server.options.table.model import ModelDefaults, ModelSettings
 from server.options.table.option import Table
 from server.options.table.overrides import metadata_override, tensor_override
 from server.options.table.speculation import AUTO
-from server.options.table.values import SAMPLERS, read_json_object
+from server.options.table.values import read_json_object
 from server.options.written import flags_of, preset_of
 from server.pool.spec import NOT_HERE, ChatParams, DraftFile, LoadParams, ModelSpec, RemoteFiles, ThreadPlacement
 
@@ -170,8 +170,7 @@ def _sampling_params(settings: ModelSettings) -> SamplingParams:
     values["seed"] = settings.seed & 0xFFFFFFFF
     values["temperature"] = max(settings.temperature, 0.0)  # as llama-server's --temp
     if settings.sampler_seq:
-        by_char = {char: name for name, char in SAMPLERS.items()}
-        values["samplers"] = tuple(by_char[char] for char in settings.sampler_seq)
+        values["samplers"] = tuple(SAMPLER_LETTERS[letter] for letter in settings.sampler_seq)
     return SamplingParams(**values)
 
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, field_validator
 
-from server.engine.request import SamplingParams
+from server.engine.request import SAMPLER_LETTERS, SAMPLERS, SamplingParams, sampler_named
 from server.vocab import Vocab
 from server.wire.fields import (
     MAX_MAGNITUDE,
@@ -27,26 +27,6 @@ from server.wire.fields import (
 from server.wire.logit_bias import Biases, banned_everything, read_logit_bias, token_biases
 from server.wire.warnings import GONE_SAMPLER_CHAR, GONE_SAMPLERS
 
-SAMPLER_CHARS = {  # llama.cpp common/sampling.cpp, common_sampler_type_to_chr
-    "d": "dry",
-    "k": "top_k",
-    "y": "typ_p",
-    "p": "top_p",
-    "s": "top_n_sigma",
-    "m": "min_p",
-    "t": "temperature",
-    "x": "xtc",
-    "i": "infill",
-    "e": "penalties",
-    "a": "adaptive_p",
-}
-_ALIASES = {"nucleus": "top_p", "temp": "temperature", "typ": "typ_p", "typical_p": "typ_p"}
-SAMPLER_NAMES = {
-    **{name: name for name in SAMPLER_CHARS.values()},
-    **{name.replace("_", "-"): name for name in SAMPLER_CHARS.values()},
-    **{name.replace("_", ""): name for name in SAMPLER_CHARS.values()},
-    **_ALIASES,
-}
 MAX_SAMPLERS = 32
 MAX_SEQUENCE_BREAKERS = 64
 Seed = Annotated[Whole, Field(ge=-(2**63), le=2**64 - 1)]
@@ -129,25 +109,22 @@ def read_breakers(value: object) -> tuple[str, ...]:
 def read_samplers(value: object) -> tuple[str, ...]:
     """Sampler names from a list of names or a string of letters (llama-server takes both)."""
     if isinstance(value, str):
-        names: list[object] = [char for char in value if char != GONE_SAMPLER_CHAR]
-        table = SAMPLER_CHARS
+        found = [(letter, SAMPLER_LETTERS.get(letter)) for letter in value if letter != GONE_SAMPLER_CHAR]
     elif isinstance(value, list):
-        names, table = [name for name in value if name not in GONE_SAMPLERS], SAMPLER_NAMES
+        names = [name for name in value if name not in GONE_SAMPLERS]
+        found = [(name, sampler_named(name) if isinstance(name, str) else None) for name in names]
     else:
         raise ValueError("must be a list of sampler names or a string of sampler letters")
-    if len(names) > MAX_SAMPLERS:
+    if len(found) > MAX_SAMPLERS:
         raise ValueError(f"must have at most {MAX_SAMPLERS} entries")
-    return tuple(_sampler(name, table) for name in names)
+    return tuple(_known(name, sampler) for name, sampler in found)
 
 
-def _sampler(name: object, table: dict[str, str]) -> str:
-    found = None
-    if isinstance(name, str):
-        found = table.get(name if table is SAMPLER_CHARS else name.lower())
-    if found is None:
-        known = ", ".join(f"{char} ({full})" for char, full in SAMPLER_CHARS.items())
+def _known(name: object, sampler: str | None) -> str:
+    if sampler is None:
+        known = ", ".join(f"{letter} ({full})" for full, letter in SAMPLERS.items())
         raise ValueError(f"unknown sampler {str(name)[:40]!r}; known: {known}")
-    return found
+    return sampler
 
 
 def sampling_params(fields: SamplingFields, defaults: SamplingParams, vocab: Vocab, n_ctx: int) -> SamplingParams:

@@ -9,17 +9,11 @@ import secrets
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 
-from server.engine.request import RANDOM_SEED, SamplingParams
+from server.engine.request import RANDOM_SEED, SAMPLERS, SamplingParams
 from server.errors import InternalError, InvalidRequest
 from server.llama.library import C, fast
 from server.llama.vocab import LlamaVocab
 
-KNOWN_SAMPLERS = frozenset(
-    (
-        *("dry", "top_k", "top_p", "top_n_sigma", "typ_p", "min_p", "temperature"),
-        *("xtc", "infill", "penalties", "adaptive_p"),
-    )
-)
 MAX_BREAKERS = 128
 _MAX_FLOAT = 3.4028234663852886e38
 _MAX_INT = (1 << 31) - 1
@@ -50,8 +44,8 @@ def check_sampling(params: SamplingParams, n_vocab: int) -> None:
     if params.mirostat not in (0, 1, 2):
         raise InvalidRequest(f"mirostat must be 0, 1 or 2, not {params.mirostat}", "mirostat")
     for name in params.samplers:
-        if name not in KNOWN_SAMPLERS:
-            raise InvalidRequest(f"unknown sampler '{name}'; known: {', '.join(sorted(KNOWN_SAMPLERS))}", "samplers")
+        if name not in SAMPLERS:
+            raise InvalidRequest(f"unknown sampler '{name}'; known: {', '.join(SAMPLERS)}", "samplers")
     _check_breakers(params.dry_sequence_breakers)
     for token, bias in params.logit_bias:
         if not 0 <= token < n_vocab:

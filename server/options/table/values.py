@@ -9,24 +9,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AllowInfNan, BeforeValidator, Field, WithJsonSchema
 
+from server.engine.request import SAMPLER_LETTERS, SAMPLERS, sampler_named
 from server.errors import ConfigError
 
 TRUE = ("on", "enabled", "true", "1")  # llama.cpp common/arg.cpp, is_truthy and is_falsey
 FALSE = ("off", "disabled", "false", "0")
-SAMPLERS = {
-    "penalties": "e",
-    "dry": "d",
-    "top_n_sigma": "s",
-    "top_k": "k",
-    "typ_p": "y",
-    "top_p": "p",
-    "min_p": "m",
-    "xtc": "x",
-    "temperature": "t",
-    "adaptive_p": "a",
-    "infill": "i",
-}  # llama.cpp common/sampling.cpp, common_sampler_type_to_chr
-_SAMPLER_ALIASES = {"nucleus": "top_p", "temp": "temperature", "typ": "typ_p"}
 
 
 def read_bool(value: object) -> bool:
@@ -110,8 +97,7 @@ def read_samplers(value: object) -> object:
     if not isinstance(value, (str, list, tuple)):
         raise ValueError("should be a list of sampler names")
     names = [name for name in value.split(";") if name] if isinstance(value, str) else value
-    squeezed = {name.replace("_", ""): name for name in SAMPLERS} | _SAMPLER_ALIASES
-    found = [squeezed.get(re.sub(r"[-_]", "", str(name).strip().lower())) for name in names]
+    found = [sampler_named(str(name)) for name in names]
     if None in found:
         raise ValueError(f"unknown sampler '{names[found.index(None)]}'; known: {', '.join(SAMPLERS)}")
     return tuple(found)
@@ -119,10 +105,9 @@ def read_samplers(value: object) -> object:
 
 def read_sampler_chars(value: object) -> object:
     """``edskypmxt``: one letter for each sampler."""
-    by_char = {char: name for name, char in SAMPLERS.items()}
-    unknown = [char for char in str(value) if char not in by_char]
+    unknown = [letter for letter in str(value) if letter not in SAMPLER_LETTERS]
     if unknown:
-        letters = ", ".join(f"{char} = {name}" for char, name in by_char.items())
+        letters = ", ".join(f"{letter} = {name}" for letter, name in SAMPLER_LETTERS.items())
         raise ValueError(f"unknown letter '{unknown[0]}'; known: {letters}")
     return str(value)
 

@@ -244,7 +244,8 @@ def test_each_model_may_have_a_built_in_template(tmp_path: Path) -> None:
 
 def test_samplers_are_read_by_name_or_by_letter() -> None:
     assert spec().sampling.samplers == DEFAULT_SAMPLERS
-    assert spec("--samplers", "top-k;temp;Nucleus").sampling.samplers == ("top_k", "temperature", "top_p")
+    found = spec("--samplers", "top-k;temp;Nucleus;typical_p").sampling.samplers
+    assert found == ("top_k", "temperature", "top_p", "typ_p")
     assert spec("--sampler-seq", "kt").sampling.samplers == ("top_k", "temperature")
     assert spec("--sampler-seq", "kt", "--samplers", "min_p").sampling.samplers == ("min_p",)
 
