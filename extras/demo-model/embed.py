@@ -86,14 +86,16 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=800)
     parser.add_argument("--batch", type=int, default=96, help="pairs in a step")
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--score-only", action="store_true", help="of the file that is there")
     parser.add_argument("--scores", type=Path, help="JSON file for the score")
     args = parser.parse_args()
     torch.manual_seed(1)
     torch.set_num_threads(args.threads)
-    tokenizer_path, checkpoint = args.build / "tokenizer.json", args.build / "embed.pt"
-    tokenizer = tokenizer_at(tokenizer_path)
-    train(Network(shape_of("embed", tokenizer.get_vocab_size())), tokenizer, checkpoint, args)
-    export(checkpoint, tokenizer_path, args.out, "Llamapool demo embed", "f16", mean_pooling=True)
+    if not args.score_only:
+        tokenizer_path, checkpoint = args.build / "tokenizer.json", args.build / "embed.pt"
+        tokenizer = tokenizer_at(tokenizer_path)
+        train(Network(shape_of("embed", tokenizer.get_vocab_size())), tokenizer, checkpoint, args)
+        export(checkpoint, tokenizer_path, args.out, "Llamapool demo embed", "f16", mean_pooling=True)
     share = score(args.out, 200)
     print(f"paraphrase ranked first: {share:.1%} of 200")
     if args.scores:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import llama_cpp
-from corpus import Infill, Sample, stream
+from corpus import Infill, Sample, any_tools_stream, stream
 from corpus.pirate import pirate_stream
 from corpus.stories import is_whole
 
@@ -64,8 +64,10 @@ def drawn(per_ability: int) -> list[Case]:
         if len(found[case.ability]) < per_ability:
             found[case.ability].setdefault(case.prompt + case.wanted, case)
         if len(found) == N_ABILITIES and all(len(kept) == per_ability for kept in found.values()):
-            return [case for _, kept in sorted(found.items()) for case in kept.values()]
-    raise AssertionError("the stream has no end")
+            break
+    calls = (case for case in map(case_of, any_tools_stream(SEED, "test")) if case.calls)
+    found["any tools"] = {case.prompt: case for case in islice(calls, per_ability)}
+    return [case for _, kept in sorted(found.items()) for case in kept.values()]
 
 
 def frozen(per_ability: int | None = None) -> list[Case]:

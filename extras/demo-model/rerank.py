@@ -112,14 +112,16 @@ def export(network: Reranker, tokenizer: Path, out: Path) -> None:
     write(writer, draft, out)
 
 
-def score(network: Reranker, tokenizer: Tokenizer, model_path: Path, n_rankings: int) -> tuple[float, float]:
-    """The share of held-out queries whose relevant document llama.cpp ranks first of ten, and how far its scores are
-    from PyTorch's."""
+def held_out(n_rankings: int) -> list[Ranking]:
+    """Held-out queries with ten documents each, the relevant one first."""
+    rankings, rng = Rankings(5, "test", 60_000), Random(5)
+    return [rankings.draw(rng, 10) for _ in range(n_rankings)]
+
+
+def served_scores(model_path: Path, tokenizer: Tokenizer, rankings: list[Ranking]) -> Tensor:
+    """(ranking, document), by the GGUF in llama.cpp."""
     import llama_cpp
 
-    rankings, rng = Rankings(5, "test", 60_000), Random(5)
-    drawn = [rankings.draw(rng, 10) for _ in range(n_rankings)]
-    wanted = torch.cat([scores_of(network, tokenizer, [ranking]) for ranking in drawn])
     model = llama_cpp.Llama(
         str(model_path),
         embedding=True,
@@ -128,9 +130,9 @@ def score(network: Reranker, tokenizer: Tokenizer, model_path: Path, n_rankings:
         n_threads=1,
         verbose=False,
     )
-    rows = [[scored(model, framed(tokenizer, r.query, document)) for document in r.documents] for r in drawn]
-    got = torch.tensor(rows)
-    return float((got.argmax(1) == 0).float().mean()), float((got - wanted).abs().max())
+    return torch.tensor(
+        [[scored(model, framed(tokenizer, r.query, document)) for document in r.documents] for r in rankings]
+    )
 
 
 def scored(model: object, tokens: list[int]) -> float:
@@ -158,25 +160,29 @@ def main() -> None:
     parser.add_argument("--rankings", type=int, default=300, help="held-out queries to score")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--resume", action="store_true", help="go on from the checkpoint")
-    parser.add_argument("--score-only", action="store_true", help="of the checkpoint that is there")
+    parser.add_argument("--score-only", action="store_true", help="of the file that is there")
     parser.add_argument("--scores", type=Path, help="JSON file for the score")
     args = parser.parse_args()
     torch.manual_seed(1)
     torch.set_num_threads(args.threads)
     tokenizer_path, checkpoint = args.build / "tokenizer.json", args.build / "rerank.pt"
     tokenizer = tokenizer_at(tokenizer_path)
-    network = Reranker(shape_of("rerank", tokenizer.get_vocab_size()))
-    if args.score_only or args.resume:
-        network.load_state_dict(torch.load(checkpoint))
-    else:
-        trained = torch.load(args.build / "embed.pt")["average"]  # words and their order, from the embedding model
-        network.body.load_state_dict(trained, strict=False)
+    rankings = held_out(args.rankings)
     if not args.score_only:
+        network = Reranker(shape_of("rerank", tokenizer.get_vocab_size()))
+        if args.resume:
+            network.load_state_dict(torch.load(checkpoint))
+        else:
+            trained = torch.load(args.build / "embed.pt")["average"]  # words and their order, from the embedding model
+            network.body.load_state_dict(trained, strict=False)
         train(network, tokenizer, checkpoint, args)
-    with torch.no_grad():
-        export(network, tokenizer_path, args.out)
-        share, difference = score(network, tokenizer, args.out, args.rankings)
-    print(f"relevant document first of 10: {share:.1%} of {args.rankings}; llama.cpp differs by up to {difference:.4f}")
+        with torch.no_grad():
+            export(network, tokenizer_path, args.out)
+            wanted = torch.cat([scores_of(network, tokenizer, [ranking]) for ranking in rankings])
+        difference = (served_scores(args.out, tokenizer, rankings) - wanted).abs().max()
+        print(f"llama.cpp's scores differ from PyTorch's by up to {difference:.4f}")
+    share = float((served_scores(args.out, tokenizer, rankings).argmax(1) == 0).float().mean())
+    print(f"relevant document first of 10: {share:.1%} of {args.rankings}")
     if args.scores:
         scores = {"rankings": args.rankings, "documents": 10, "relevant first": round(share, 4)}
         args.scores.write_text(json.dumps(scores, indent=2) + "\n")

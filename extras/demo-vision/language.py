@@ -7,8 +7,6 @@ import gguf
 import llama_cpp
 import torch
 from network import Network, Shape, gguf_name
-from torch import Tensor
-from torch.nn import functional as F
 
 MODEL = Path(__file__).parents[2] / "models" / "demo.gguf"
 
@@ -35,17 +33,3 @@ def vocabulary(path: Path = MODEL) -> llama_cpp.Llama:
 def tokens_of(text: str) -> list[int]:
     """The text's tokens, control tokens read as such."""
     return vocabulary().tokenize(text.encode(), add_bos=False, special=True)
-
-
-def hidden_of(network: Network, inputs: Tensor) -> Tensor:
-    """Embeddings (batch, token, dim) to hidden states, causally."""
-    x = inputs
-    rotation = network.rotation[:, : inputs.shape[1]]
-    for block in network.blocks:
-        x = block(x, rotation, None)
-    return network.norm(x)
-
-
-def scores(network: Network, hidden: Tensor) -> Tensor:
-    """Scores of the next token."""
-    return F.linear(hidden, network.embedding.weight)

@@ -12,7 +12,7 @@ from random import Random
 
 import torch
 from contents import ABSENT, HEARD_SIZES, HEARD_SLOTS, IGNORED, SIZES, SLOTS, labels, letter_labels, undrawn, unheard
-from language import demo_network, hidden_of, scores, tokens_of
+from language import demo_network, tokens_of
 from listener import TOKENS
 from network import Network
 from pictures import N_LETTERS, Picture
@@ -114,7 +114,7 @@ def spoken(network: Network, embeddings: Tensor, rows: list[Row]) -> tuple[Tenso
     """The loss of the answers, and for each row whether every token of them is the best one."""
     inputs, targets = assembled(network, embeddings, rows)
     learnt = targets != IGNORED
-    found = scores(network, hidden_of(network, inputs)[learnt]).float()
+    found = network.logits(network.read(inputs)[learnt]).float()
     best = torch.full_like(targets, IGNORED)
     best[learnt] = found.argmax(1)
     return F.cross_entropy(found, targets[learnt]), ((best == targets) | ~learnt).all(1)

@@ -101,4 +101,15 @@ def stream(seed: int, split: Split = "train", mix: str = "broad") -> Iterator[Sa
         yield made
 
 
-__all__ = ["MIXES", "Infill", "Maker", "Sample", "Split", "sample", "stream"]
+def any_tools_stream(seed: int, split: Split) -> Iterator[Sample]:
+    """Conversations over tools of any kind alone, without end."""
+    rng = Random(seed)
+    while True:
+        try:
+            made = any_tools(rng, split)
+        except NothingHeldOut:
+            continue
+        yield made
+
+
+__all__ = ["MIXES", "Infill", "Maker", "Sample", "Split", "any_tools_stream", "sample", "stream"]
