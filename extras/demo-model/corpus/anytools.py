@@ -1,4 +1,4 @@
-"""Conversations over tools of any kind: one call, two, none that fits, what a tool's error was. Its calls are scored too.
+"""Conversations over tools of any kind: one call, two, none that fits, what a tool's error was. Its calls are scored.
 
 The tools are described as people's programs describe them: in many wordings, with examples, choices and parameters that
 may be left out. What `models/asked.jsonl` and `asked-more.jsonl` ask is left out.
