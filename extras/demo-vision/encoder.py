@@ -10,19 +10,25 @@ from torch.nn import functional as F
 MEAN = STD = 0.5
 
 
-@dataclass(frozen=True)
-class Shape:
-    """Sizes of the encoder; `dim_out` is the width of the language model."""
+@dataclass(frozen=True, kw_only=True)
+class BlockShape:
+    """Sizes of an encoder's blocks and projector; `dim_out` is the width of the language model."""
 
-    image: int = 96
-    patch: int = 12
-    dim: int = 192
-    n_layer: int = 5
-    n_head: int = 3
-    dim_ff: int = 512
-    dim_mlp: int = 192
-    dim_out: int = 192
-    norm_eps: float = 1e-6
+    dim: int
+    n_layer: int
+    n_head: int
+    dim_ff: int
+    dim_mlp: int
+    dim_out: int
+    norm_eps: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape(BlockShape):
+    """Sizes of the encoder of pictures; `image` and `patch` are sides in pixels."""
+
+    image: int
+    patch: int
 
     @property
     def n_tokens(self) -> int:
@@ -30,10 +36,13 @@ class Shape:
         return (self.image // self.patch) ** 2
 
 
+SHAPE = Shape(image=96, patch=12, dim=192, n_layer=5, n_head=3, dim_ff=512, dim_mlp=192, dim_out=192, norm_eps=1e-6)
+
+
 class Block(nn.Module):
     """Attention in both directions and feed-forward, each normed before and added."""
 
-    def __init__(self, shape: Shape, activation: Callable[[Tensor], Tensor] = F.silu) -> None:
+    def __init__(self, shape: BlockShape, activation: Callable[[Tensor], Tensor] = F.silu) -> None:
         super().__init__()
         self.n_head, self.activation = shape.n_head, activation
         self.norm_1 = nn.LayerNorm(shape.dim, shape.norm_eps)

@@ -7,7 +7,7 @@ import gguf
 import listener
 import numpy as np
 import torch
-from encoder import MEAN, STD, Encoder, Shape
+from encoder import MEAN, STD, BlockShape, Encoder, Shape
 from torch import Tensor
 
 HERE = Path(__file__).parent
@@ -42,7 +42,7 @@ def gguf_name(name: str, prefix: str) -> str:
     return f"{(_SEEN if prefix == 'v' else _HEARD)[stem]}.{end}"
 
 
-def add_sizes(writer: gguf.GGUFWriter, kind: str, shape: Shape | listener.Shape) -> None:
+def add_sizes(writer: gguf.GGUFWriter, kind: str, shape: BlockShape) -> None:
     """What libmtmd reads of either encoder (clip.cpp)."""
     writer.add_bool(f"clip.has_{kind}_encoder", True)
     for key, value in {

@@ -9,7 +9,7 @@ from random import Random
 import numpy as np
 import torch
 from contents import HEARD_SIZES, HEARD_SLOTS, IGNORED, labels
-from listener import FRAMES, Listener, Shape
+from listener import FRAMES, SHAPE, Listener
 from say import Tables
 from sounds import Sound, mel_frames, sound
 from torch import Tensor, nn
@@ -43,7 +43,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(1)
-    listener, tables = Listener(Shape()), Tables(hears=True)
+    listener, tables = Listener(SHAPE), Tables(hears=True)
     tables.load_state_dict(torch.load(args.build / "say-heard.pt")["tables"])
     readers = nn.ModuleDict({slot: nn.Linear(listener.shape.dim, size) for slot, size in HEARD_SIZES.items()})
     training = Training(args.build / "hear.pt", listener, readers, args.rate)

@@ -4,8 +4,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
-from encoder import Block
-from encoder import Shape as BlockShape
+from encoder import Block, BlockShape
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -13,19 +12,15 @@ FRAMES = 100  # of a second
 TOKENS = 13  # of a second
 
 
-@dataclass(frozen=True)
-class Shape:
-    """Sizes of the listener; `dim_out` is the width of the language model."""
+@dataclass(frozen=True, kw_only=True)
+class Shape(BlockShape):
+    """Sizes of the listener: bands of the mel spectrum, channels of the convolutions before the blocks."""
 
-    n_mels: int = 64
-    channels: int = 16
-    dim: int = 128
-    n_layer: int = 2
-    n_head: int = 2
-    dim_ff: int = 256
-    dim_mlp: int = 128
-    dim_out: int = 192
-    norm_eps: float = 1e-5
+    n_mels: int
+    channels: int
+
+
+SHAPE = Shape(n_mels=64, channels=16, dim=128, n_layer=2, n_head=2, dim_ff=256, dim_mlp=128, dim_out=192, norm_eps=1e-5)
 
 
 class Listener(nn.Module):
@@ -38,8 +33,7 @@ class Listener(nn.Module):
         self.convs = nn.ModuleList(nn.Conv2d(a, b, 3, 2, 1) for a, b in pairwise(sizes))
         self.conv_out = nn.Linear(shape.channels * shape.n_mels // 8, shape.dim, bias=False)
         self.positions = nn.Parameter(torch.randn(TOKENS, shape.dim) * 0.1)
-        block = BlockShape(dim=shape.dim, n_head=shape.n_head, dim_ff=shape.dim_ff, norm_eps=shape.norm_eps)
-        self.blocks = nn.ModuleList(Block(block, F.gelu) for _ in range(shape.n_layer))
+        self.blocks = nn.ModuleList(Block(shape, F.gelu) for _ in range(shape.n_layer))
         self.norm = nn.LayerNorm(shape.dim, shape.norm_eps)
         self.mlp_in = nn.Linear(shape.dim, shape.dim_mlp)
         self.mlp_out = nn.Linear(shape.dim_mlp, shape.dim_out)

@@ -10,7 +10,7 @@ from random import Random
 import numpy as np
 import torch
 from contents import ABSENT, IGNORED, N_SLOTS, OTHERS, SIZES, SLOTS, labels, letter_labels
-from encoder import Encoder, Shape
+from encoder import SHAPE, Encoder, Shape
 from pictures import ALPHABET, N_LETTERS, Picture, draw
 from say import Tables
 from torch import Tensor, nn
@@ -166,7 +166,7 @@ def main() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(1)
     args.build.mkdir(parents=True, exist_ok=True)
-    encoder, readers, tables = Encoder(Shape()), Readers(Shape()), Tables()
+    encoder, readers, tables = Encoder(SHAPE), Readers(SHAPE), Tables()
     tables.load_state_dict(torch.load(args.build / "say.pt")["tables"])
     print(f"{sum(p.numel() for p in encoder.parameters()):,} parameters", flush=True)
     training = Training(args.build / "see.pt", encoder, readers, args.rate)
