@@ -43,49 +43,43 @@ class Part:
     function: str
 
 
-NATIVE = [
-    Part("decode (library)", "step", LlamaRunner, "_decode_entries"),
-    Part("sampling (library)", "step", LlamaRunner, "sample"),
-]
+def _parts(thread: str, owner: Any, **functions: str) -> list[Part]:
+    """Functions of one owner, and the names that their time is counted under."""
+    return [Part(name, thread, owner, function) for function, name in functions.items()]
+
+
+NATIVE = _parts("step", LlamaRunner, _decode_entries="decode (library)", sample="sampling (library)")
 _STEP = [
     *NATIVE,
-    Part("receive", "step", Instance, "_receive"),
-    Part("place", "step", Instance, "_place"),
-    Part("sampler", "step", LlamaRunner, "sampler"),
-    Part("prepare cells", "step", Cells, "prepare"),
-    Part("plan", "step", Scheduler, "plan"),
-    Part("fill the batch", "step", Batch, "fill"),
-    Part("commit", "step", Scheduler, "commit"),
-    Part("results", "step", Instance, "_take_results"),
-    Part("token to event", "step", NextTokens, "_take_one"),
-    Part("bytes to text", "step", TextStream, "feed"),
-    Part("mailbox, emit", "step", Mailbox, "emit"),
-    Part("mailbox, post", "step", Mailbox, "post"),
+    *_parts("step", Instance, _receive="receive", _place="place", _take_results="results"),
+    *_parts("step", LlamaRunner, sampler="sampler"),
+    *_parts("step", Cells, prepare="prepare cells"),
+    *_parts("step", Scheduler, plan="plan", commit="commit"),
+    *_parts("step", Batch, fill="fill the batch"),
+    *_parts("step", NextTokens, _take_one="token to event"),
+    *_parts("step", TextStream, feed="bytes to text"),
+    *_parts("step", Mailbox, emit="mailbox, emit", post="mailbox, post"),
 ]
+_OUT = [*_parts("loop", Mailbox, _deliver="deliver"), *_parts("loop", RequestResponseCycle, send="send")]
 TOKEN_PARTS = [
     *_STEP,
-    Part("deliver", "loop", Mailbox, "_deliver"),
-    Part("dialect", "loop", ChatStream, "feed"),
-    Part("events to chunks", "loop", generate, "_written"),
-    Part("send", "loop", RequestResponseCycle, "send"),
+    *_parts("loop", ChatStream, feed="dialect"),
+    *_parts("loop", generate, _written="events to chunks"),
+    *_OUT,
 ]
 REQUEST_PARTS = [
-    Part("HTTP parse", "loop", BoundedHttpProtocol, "data_received"),
-    Part("gateway, middleware, routing", "loop", Gateway, "__call__"),
-    Part("body", "loop", chat, "read_as"),
-    Part("fields", "loop", read, "parse"),
-    Part("conversation", "loop", chat, "read_chat"),
-    Part("handler", "loop", chat, "answer"),
-    Part("lease, hand to threads", "loop", Session, "start"),
-    Part("submit", "loop", Engine, "submit"),
-    Part("deliver", "loop", Mailbox, "_deliver"),
-    Part("reply", "loop", ChatReply, "body"),
-    Part("send", "loop", RequestResponseCycle, "send"),
-    Part("prompt and output", "prepare", read, "prepare"),
-    Part("template", "prepare", ChatTemplate, "render"),
-    Part("template, to the other process", "prepare", IsolatedRenderer, "_ask"),
-    Part("tokenize", "prepare", LlamaVocab, "tokenize"),
-    Part("engine request", "prepare", read, "prepared_request"),
+    *_parts("loop", BoundedHttpProtocol, data_received="HTTP parse"),
+    *_parts("loop", Gateway, __call__="gateway, middleware, routing"),
+    *_parts("loop", chat, read_as="body", read_chat="conversation", answer="handler"),
+    *_parts("loop", read, parse="fields"),
+    *_parts("loop", Session, start="lease, hand to threads"),
+    *_parts("loop", Engine, submit="submit"),
+    *_parts("loop", ChatReply, body="reply"),
+    *_OUT,
+    *_parts("prepare", read, prepare="prompt and output", prepared_request="engine request"),
+    *_parts("prepare", ChatTemplate, render="template"),
+    *_parts("prepare", IsolatedRenderer, _ask="template, to the other process"),
+    *_parts("prepare", LlamaVocab, tokenize="tokenize"),
     *_STEP,
 ]
 
