@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from functools import cache
-from itertools import groupby, islice
+from itertools import groupby, islice, takewhile
 from random import Random
 
 import torch
@@ -21,8 +21,8 @@ def encoded(tokenizer: Tokenizer, sample: Sample | Infill) -> Encoded:
     """Token ids, and for each how much the model learns to write it: 0 where it does not.
 
     The token that chooses between an answer and a call and the one that chooses the tool count DECIDES times: they are
-    few among many that follow from them. What begins a name or a value in a call counts COPIES times: behind a
-    quotation mark a word is other tokens than behind the space where it was read.
+    few among many that follow from them. A tool's name and what begins a parameter's name or a value in a call count
+    COPIES times: behind a quotation mark a word is other tokens than behind the space where it was read.
     """
     ids: list[int] = []
     learnt: list[float] = []
@@ -40,6 +40,8 @@ def _emphasis(tokenizer: Tokenizer, answer: list[int]) -> list[float]:
         return [DECIDES if i in decisions else 1.0 for i in range(len(answer))]
     quotes = _quotes(tokenizer)
     begins = {i + 1 for i, token in enumerate(answer) if token in quotes}
+    for start in decisions - {0}:  # the name to its end, since two names may begin alike
+        begins |= set(takewhile(lambda i: answer[i] not in quotes, range(start, len(answer))))
     return [DECIDES if i in decisions else COPIES if i in begins else 1.0 for i in range(len(answer))]
 
 

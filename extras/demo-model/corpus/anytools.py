@@ -13,13 +13,16 @@ from random import Random
 from . import words
 from .anykinds import ANY_KINDS, verb_kinds
 from .chitchat import small_talk
+from .dailykinds import DAILY_KINDS
 from .facts import fact
 from .sample import Call, Sample, Split, Turn, fresh, phrase, plain
 from .toolkinds import KINDS, Kind, Schema, Values, made_up_kind
 from .tools import NO_TOOL, Offer, calculates, has_digit
 from .tooltalk import answered
-from .values import Spoken, code_of, stem, term, written
+from .values import Spoken, code_of, sentence, stem, term, title, written
 
+# Neighbours are of one sort: files beside files, calendars beside mail.
+EVERY_KIND = ANY_KINDS + DAILY_KINDS
 _MODELS = Path(__file__).resolve().parents[3] / "models"
 _ASKED_FILES = ("asked.jsonl", "asked-more.jsonl")
 
@@ -47,7 +50,10 @@ _IMPERATIVES = frozenset(
         "Look Roll Read Return Show Open List Write Save Store Append Move Rename Copy Delete Remove Make Run Execute "
         "Ping Check Kill End Restart Stop Take Query Measure Lock Control Change Dim Arm Preheat Pause Schedule Plan "
         "Cancel Post Mark Describe Count Fetch Download Define Draw Pick Generate Hash Tell Give Commit Track Order "
-        "Multiply Print Archive Assign Share Enable"
+        "Multiply Print Archive Assign Share Enable "
+        "Rent Call Log Rate Connect Close Water Feed Activate Deploy Roll Scale Merge Ask Pull Install Pack Unpack "
+        "Back Format Block Reply Forward Publish Invite Reverse Detect Shorten Compute Sort Raise Flip Redeem Borrow "
+        "Resize Split Transfer Hire Locate Silence"
     )
 )
 
@@ -70,6 +76,8 @@ def _about(rng: Random, kind: Kind) -> str:
             about += rng.choice((
                 " Returns JSON.", " Use it whenever asked.", " Fast and free.", " Fails if it can't.",
                 " Only for this account.", " Requires permission.", " Version 2.", " Returns the result.",
+                " Do not guess arguments.", " Ask the user when in doubt.", " Takes a while.", " The result is text.",
+                " Only works when logged in.", " Call it once for each request.", " Beta.", " Needs no confirmation.",
             ))  # fmt: skip
     return about
 
@@ -80,6 +88,7 @@ def _parameter_about(rng: Random, names: tuple[str, ...], example: object) -> st
     form = rng.choice((
         "The {0}", "The {0}", "{1}", "{1}", "Which {0}", "{1} to use", "The {0} to use", "Name of the {0}",
         "{1} as text", "What {0}", "{1}, e.g. {2}", "The {0}, for example {2}", "{1} (like {2})", "e.g. {2}",
+        "{1} (required)", "The {0} that is meant", "The {0} as the user says it", "Required. The {0}", "A {0}",
     ))  # fmt: skip
     shown = ", ".join(map(str, example)) if isinstance(example, list) else example
     return form.format(said, said.capitalize(), shown)
@@ -96,6 +105,12 @@ _OPTIONAL: tuple[tuple[str, dict[str, object]], ...] = (
     ("lang", {"type": "string", "description": "Language, optional"}),
     ("dry_run", {"type": "boolean", "description": "Only show what would be done"}),
     ("options", {"type": "object"}),
+    ("priority", {"type": "string", "enum": ["low", "normal", "high"], "default": "normal"}),
+    ("sort", {"type": "string", "description": "How to sort, optional"}),
+    ("notify", {"type": "boolean", "description": "Whether to tell the user"}),
+    ("max_results", {"type": "integer", "default": 10}),
+    ("recursive", {"type": "boolean", "default": False}),
+    ("comment", {"type": "string", "description": "Only if the user gives one"}),
 )
 _ROOT_NAMES = ("tool", "function", "action", "do_it", "call_me", "helper_1", "op", "execute_it")
 
@@ -130,6 +145,8 @@ def _property(rng: Random, kind: Kind, i: int, must_say: bool) -> tuple[str, dic
     shown = _shape(schema)
     if must_say or rng.random() < 0.45:
         shown["description"] = _parameter_about(rng, names, written(kind.draw(rng)[i]))
+    if shown.get("type") in ("integer", "number") and rng.random() < 0.08:
+        shown |= rng.choice(({"minimum": 0}, {"minimum": 1}, {"minimum": 0, "maximum": 100000}))
     if rng.random() < 0.05:
         shown["title"] = name.replace("_", " ").title()
     return name, shown
@@ -190,6 +207,13 @@ _AFTER = (
     "{0}. Thanks!",
     "{0} right away",
 )
+# Around any request, a question too.
+_AROUND = (
+    "Hi! {0}", "Hello! {0}", "Hello, {0}", "Hey! {0}", "Good morning! {0}", "{0} Thanks!", "{0} Thank you.",
+    "Quick question: {0}", "One more thing: {0}", "Next: {0}", "So, {0}", "Thanks. {0}", "Good. {0}", "And {0}",
+    "I am in a hurry. {0}", "I have a question. {0}", "Tell me, {0}", "Well, {0}", "Assistant, {0}",
+    "{0} It is urgent.",
+)  # fmt: skip
 _NO_IMPERATIVE = (
     "I ",
     "I'",
@@ -215,6 +239,8 @@ def any_request(rng: Random, split: Split, kind: Kind) -> tuple[str, Values]:
         values = fresh(rng, split, kind.draw) if kind.parameters else ()
         pattern = phrase(rng, split, kind.asks)
         said = pattern.format(*values, **more)
+        if plain(said) in _asked_prompts():
+            continue
         imperative = pattern.endswith(".") and not pattern.startswith((*_NO_IMPERATIVE, "{")) and ". " not in pattern
         said = _worded(rng, said, imperative)
         if plain(said) not in _asked_prompts():
@@ -229,6 +255,11 @@ def _worded(rng: Random, said: str, imperative: bool) -> str:
         said = (
             rng.choice(_BEFORE).format(bare[0].lower() + bare[1:]) if style < 0.22 else rng.choice(_AFTER).format(bare)
         )
+    elif style > 0.93:
+        around = rng.choice(_AROUND)
+        follows = around.endswith(", {0}") or around.startswith("And")
+        named = said.startswith(("I ", "I'")) or said[:2].upper() == said[:2]
+        said = around.format(said[0].lower() + said[1:] if follows and not named else said)
     style = rng.random()
     if style < 0.72:
         said = said[0].upper() + said[1:] if said[0].isalpha() else said
@@ -259,20 +290,41 @@ def _both(rng: Random, one: str, two: str) -> str:
     return one + join + two
 
 
+# Kinds that the same words may ask for, by their first names: one of them at a time.
+_SAME_WORDS = tuple(
+    frozenset(words.words_of(names))
+    for names in (
+        "search internet_search", "create_reminder remind_me add_task", "set_timer countdown", "play_music start_game",
+        "countdown countdown_seconds", "set_timer countdown_seconds", "convert_currency exchange_rate",
+        "turn_on_light switch", "heat_of room_temperature", "shopping_list order_product", "calculate power",
+        "shopping_list add_to_cart", "order_product add_to_cart", "calculate percentage", "calculate square_root",
+        "send_sms post_to_channel", "product_price coin_price get_stock_price", "find_nearby restaurant_search",
+        "call_taxi book_flight", "translate detect_language", "install_app open_app", "search news",
+    )
+)  # fmt: skip
+
+
+def _confusable(kinds: list[Kind]) -> bool:
+    """Whether the same words may ask for two of them."""
+    names = {kind.names[0] for kind in kinds}
+    return any(len(names & alike) > 1 for alike in _SAME_WORDS)
+
+
 def _draw_kinds(rng: Random, n: int) -> list[Kind]:
     """n kinds of tools, of which only one does sums."""
-    if rng.random() < 0.3:
+    if rng.random() < 0.22:
         return verb_kinds(rng, n)
     while True:
-        if rng.random() < 0.3:  # of one sort, where the wrong one is near: what reads a file and what lists a folder
-            start = rng.randrange(len(ANY_KINDS) - 2 * n + 1)
-            kinds = rng.sample(ANY_KINDS[start : start + 2 * n], n)
+        if rng.random() < 0.4:  # of one sort, where the wrong one is near: what reads a file and what lists a folder
+            start = rng.randrange(len(EVERY_KIND) - 2 * n + 1)
+            kinds = rng.sample(EVERY_KIND[start : start + 2 * n], n)
         else:
-            kinds = rng.sample(ANY_KINDS if rng.random() < 0.45 else ANY_KINDS + KINDS, n)
+            kinds = rng.sample(EVERY_KIND if rng.random() < 0.45 else EVERY_KIND + KINDS, n)
         for i in range(n):
             if rng.random() < 0.12:
                 kinds[i] = verb_kinds(rng, 1)[0] if rng.random() < 0.6 else made_up_kind(rng)
-        if sum(map(calculates, kinds)) < 2 and len({frozenset(kind.names) for kind in kinds}) == n:
+        distinct = len({frozenset(kind.names) for kind in kinds}) == n
+        if distinct and sum(map(calculates, kinds)) < 2 and not _confusable(kinds):
             return kinds
 
 
@@ -404,7 +456,7 @@ def _takes_numbers(kind: Kind) -> bool:
 
 
 def any_tools(rng: Random, split: Split) -> Sample:
-    """One to five questions under one list of tools."""
+    """One to six questions under one list of tools."""
     n_offered = rng.choice((1, 1, 2, 2, 2, 3, 3, 4))
     kinds = _draw_kinds(rng, n_offered + 2)
     while True:
@@ -412,7 +464,7 @@ def any_tools(rng: Random, split: Split) -> Sample:
         if len({o.name for o in offers}) == n_offered:
             break
     turns: list[Turn] = []
-    for _ in range(rng.choice((1, 2, 2, 3, 3, 4, 5))):
+    for _ in range(rng.choice((1, 2, 3, 3, 4, 5, 6))):
         way = rng.random()
         if way < 0.55:
             turns += _one(rng, split, offers)
@@ -430,10 +482,12 @@ _KEYS = words.words_of("path command text name file query url value id items to 
 
 def any_quoting(rng: Random, split: Split) -> Sample:
     """Words, paths and commands written as JSON: what is behind a space is spelled behind a quotation mark."""
-    kinds = [kind for kind in (rng.choice(ANY_KINDS) for _ in range(8)) if kind.parameters][: rng.choice((1, 2, 3))]
-    values = [kind.draw(rng)[0] for kind in kinds] + [
-        draw(rng) for draw in rng.sample((stem, term, code_of), rng.choice((0, 1, 2)))
+    kinds = [kind for kind in (rng.choice(EVERY_KIND) for _ in range(8)) if kind.parameters][: rng.choice((1, 2, 3, 4))]
+    values = [rng.choice(kind.draw(rng)) for kind in kinds] + [
+        draw(rng) for draw in rng.sample((stem, stem, term, title, sentence, code_of), rng.choice((0, 1, 2, 3)))
     ]
+    values = [value for value in values if not (isinstance(value, Spoken) and isinstance(value.value, bool | list))]
+    values = (values or [stem(rng)])[: len(_KEYS)]
     if rng.random() < 0.35:
         question = rng.choice(("Write these as a JSON list: {0}", "JSON list: {0}", "Make a JSON list of {0}"))
         shown = [written(value) for value in values]

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from random import Random
 
 from . import words
+from .common import COMMON, blend
 
 
 @dataclass(frozen=True)
@@ -47,11 +48,17 @@ _FOLDERS = words.words_of(
     "home etc var usr tmp opt src docs data lib logs bin config notes photos music projects work downloads desktop "
     "backup cache tests build models assets scripts public private shared media pictures reports"
 )
-_ENDINGS = words.words_of("txt md py json csv log yaml toml html css js xml pdf png jpg sh conf ini sql zip cfg rs go")
+_ENDINGS = words.words_of(
+    "txt md py json csv log yaml toml html css js xml pdf png jpg sh conf ini sql zip cfg rs go docx xlsx pptx ts tsx "
+    "java cpp c h rb php swift kt lua bak tar gz mp3 mp4 wav svg gif jpeg env lock tex odt rtf db"
+)
 UNITS = words.words_of(
     "metres feet inches miles kilometres yards centimetres grams kilograms pounds ounces tons litres gallons pints "
     "cups celsius fahrenheit kelvin seconds minutes hours days bytes kilobytes megabytes gigabytes watts joules "
-    "calories"
+    "calories meters kilometers centimeters millimetres millimeters liters millilitres milliliters metre foot inch "
+    "mile yard gram kilogram pound ounce tonnes stones acres hectares knots quarts tablespoons teaspoons weeks months "
+    "years terabytes kilowatts horsepower volts amperes pascals bars newtons degrees radians km cm mm kg mg lb lbs oz "
+    "ft ml mph kmh psi kWh GB MB TB"
 )
 _ROOMS = words.words_of(
     "kitchen bathroom bedroom garden hall office garage cellar attic hallway nursery library basement balcony terrace "
@@ -62,10 +69,14 @@ _ROOMS = words.words_of(
 def stem(r: Random) -> str:
     """One word in small letters, half of them made up."""
     style = r.random()
-    if style < 0.35:
+    if style < 0.22:
         return words.made_up(r, r.choice((1, 2, 2))).lower()
-    if style < 0.45:
+    if style < 0.3:
         return words.made_up_on_a_vowel(r)
+    if style < 0.45:
+        return blend(r)
+    if style < 0.75:
+        return r.choice(COMMON)
     return r.choice(r.choice((TOPICS, _STEMS, _FOLDERS, words.THINGS, words.FOODS)))
 
 
@@ -162,6 +173,8 @@ def term(r: Random) -> str:
     if style < 0.4:
         return stem(r)
     made = " ".join(stem(r) for _ in range(r.choice((2, 2, 3, 4))))
+    if style < 0.55:
+        made += f" {r.randint(1990, 2030) if r.random() < 0.6 else r.randint(1, 500)}"
     return made if style < 0.85 else made.title()
 
 
@@ -176,6 +189,8 @@ _SAYINGS = (
 
 def sentence(r: Random) -> str:
     """A short text, as one notes or sends it."""
+    if r.random() < 0.3:
+        return " ".join(r.choice(COMMON) if r.random() < 0.85 else stem(r) for _ in range(r.randint(2, 6)))
     return r.choice(_SAYINGS).format(stem(r), person(r), clock(r), r.choice(words.DAYS))
 
 
@@ -279,3 +294,63 @@ def several(draw: Callable[[Random], str]) -> Draw:
         return Spoken(items, said)
 
     return made
+
+
+def duration(r: Random) -> str:
+    """How long something takes, as it is said."""
+    n, what = r.randint(1, 90), r.choice(words.words_of("second minute hour day week month"))
+    return f"{n} {what}{'' if n == 1 else 's'}"
+
+
+def version(r: Random) -> str:
+    """A program's version."""
+    made = ".".join(str(r.randint(0, 30)) for _ in range(r.choice((2, 3, 3))))
+    return made if r.random() < 0.7 else "v" + made
+
+
+def phone(r: Random) -> str:
+    """A telephone number."""
+    digits = "".join(r.choices("0123456789", k=r.randint(5, 10)))
+    style = r.random()
+    if style < 0.4:
+        return digits
+    if style < 0.7:
+        return f"{digits[:3]}-{digits[3:]}"
+    return f"+{r.randint(1, 99)} {digits}"
+
+
+def title(r: Random) -> str:
+    """The title of a book, a song or a film."""
+    made = " ".join(r.choice(COMMON) if r.random() < 0.8 else stem(r) for _ in range(r.choice((1, 2, 2, 3))))
+    style = r.random()
+    if style < 0.6:
+        made = made.title()
+    return f"{r.choice(('The', 'A', 'My'))} {made}" if style < 0.25 else made
+
+
+def symbol(r: Random) -> str:
+    """Some capital letters, as of a share or an airport."""
+    return "".join(r.choices("ABCDEFGHIJKLMNOPQRSTUVWXYZ", k=r.randint(3, 5)))
+
+
+def package(r: Random) -> str:
+    """A package or an image of a registry."""
+    made = stem(r) if r.random() < 0.6 else f"{stem(r)}-{stem(r)}"
+    return made if r.random() < 0.8 else f"{made}:{version(r) if r.random() < 0.6 else 'latest'}"
+
+
+def below_zero(low: int, high: int) -> Draw:
+    """A number that may have a fraction or a minus."""
+
+    def made(r: Random) -> object:
+        n = r.randint(low, high)
+        return n if r.random() < 0.75 else n + r.choice((0.5, 0.25, 0.1))
+
+    return made
+
+
+def numbers(r: Random) -> object:
+    """A list of two to five numbers."""
+    items = [r.randint(1, 999) for _ in range(r.randint(2, 5))]
+    said = ", ".join(map(str, items[:-1])) + r.choice((" and ", ", ")) + str(items[-1])
+    return Spoken(items, said)
