@@ -1,6 +1,6 @@
 """Recorded outputs of formats with markup of their own around thoughts and content."""
 
-from tests.unit.formats.samples import _INVOKE, FULL, PARIS, ROME, TWO, WEATHER, Recorded, invoke
+from tests.unit.formats.samples import _INVOKE, FULL, PARIS, ROME, TWO, WEATHER, Recorded, invoke, whole_turn
 
 K3_ARGUMENT = '<|open|>argument key="{}" type="{}"<|sep|>{}<|close|>argument<|sep|>'
 
@@ -52,22 +52,18 @@ OUTPUTS: tuple[Recorded, ...] = (
         prompt="<|start|>assistant",
     ),
     Recorded("gemma4", f"<|tool_call>call:get_weather{GEMMA}<tool_call|>", calls=(WEATHER,)),
-    Recorded(
+    whole_turn(
         "gemma4",
         '<|channel>thought\nHm.<channel|>I look.<|tool_call>call:get_weather{city:<|"|>Paris<|"|>}<tool_call|>'
         '<|tool_call>call:get_weather{city:<|"|>Rome<|"|>}<tool_call|>',
-        content="I look.",
-        reasoning="Hm.",
-        calls=TWO,
+        TWO,
         prompt="<|turn>model\n",
     ),
-    Recorded(
+    whole_turn(
         "kimi-k3",
         "Hm.<|close|>think<|sep|><|open|>response<|sep|>I look.<|close|>response<|sep|><|open|>tools<|sep|>"
         f"{K3_FULL}<|close|>tools<|sep|><|close|>message<|sep|>",
-        content="I look.",
-        reasoning="Hm.",
-        calls=(WEATHER,),
+        (WEATHER,),
         prompt='<|open|>message role="assistant"<|sep|><|open|>think<|sep|>',
     ),
     Recorded(
@@ -112,15 +108,13 @@ OUTPUTS: tuple[Recorded, ...] = (
         reasoning="Easy.",
         prompt="<|begin|>assistant",
     ),
-    Recorded(
+    whole_turn(
         "muse",
         " to=self<|message|>Hm.<|eom|><|start|>assistant to=user<|message|>I look.<|eom|><|start|>assistant"
         " to=get_weather<|message|><atem:function_calls>\n"
         + _INVOKE.replace("<", "<atem:").replace("<atem:/", "</atem:")
         + "\n</atem:function_calls><|eot|>",
-        content="I look.",
-        reasoning="Hm.",
-        calls=(WEATHER,),
+        (WEATHER,),
         prompt="<|start|>assistant",
     ),
     Recorded(

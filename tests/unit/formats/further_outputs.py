@@ -1,6 +1,6 @@
 """Recorded outputs of formats that the parsers of vLLM and SGLang know, and no template of llama.cpp's own."""
 
-from tests.unit.formats.samples import FULL, PARIS, ROME, THINK, TWO, WEATHER, Recorded, call, invoke
+from tests.unit.formats.samples import FULL, PARIS, ROME, THINK, TWO, WEATHER, Recorded, call, invoke, whole_turn
 
 BOTH = f"[{call(PARIS)}, {call(ROME)}]"
 BRACES = '{city:<escape>Paris<escape>,days:3,exact:true,hours:[8,12],place:{x:1.5,tag:<escape>a"b<escape>}}'
@@ -66,13 +66,11 @@ def miro(arguments: str) -> str:
 SPACED = "｜DSML｜ "
 OUTPUTS: tuple[Recorded, ...] = (
     Recorded("glm", f"<tool_call>get_weather>{FULL}</tool_call>", calls=(WEATHER,)),
-    Recorded(
+    whole_turn(
         "inkling",
         "<|content_thinking|>Hm.<|end_message|><|message_model|><|content_text|>I look.<|end_message|><|message_model|>"
         f"{inkling(FULL)}<|content_model_end_sampling|>",
-        content="I look.",
-        reasoning="Hm.",
-        calls=(WEATHER,),
+        (WEATHER,),
         prompt="<|message_model|>",
     ),
     Recorded("inkling", f"{inkling(PARIS)}<|message_model|>{inkling(ROME)}", calls=TWO, prompt="<|message_model|>"),
@@ -103,40 +101,29 @@ OUTPUTS: tuple[Recorded, ...] = (
         "function-gemma", f"I look.{function_gemma('Paris')}{function_gemma('Rome')}", content="I look.", calls=TWO
     ),
     Recorded("olmo3", f"<function_calls>{PYTHON}</function_calls>", calls=(WEATHER,)),
-    Recorded(
+    whole_turn(
         "olmo3",
         '<think>Hm.</think>I look.<function_calls>\nget_weather(city="Paris")\nget_weather(city="Rome")\n'
         "</function_calls>",
-        content="I look.",
-        reasoning="Hm.",
-        calls=TWO,
+        TWO,
         sign=THINK,
     ),
     Recorded("xlam", f"[{call(FULL)}]", calls=(WEATHER,)),
     Recorded("xlam", f"```json\n{BOTH}\n```", calls=TWO),
     Recorded("xlam", '["Paris", "Rome"]', content='["Paris", "Rome"]'),
     Recorded("internlm", internlm(FULL), calls=(WEATHER,)),
-    Recorded(
-        "internlm",
-        f"<think>Hm.</think>I look.{internlm(PARIS, ' ')}\n{internlm(ROME, ' ')}",
-        content="I look.",
-        reasoning="Hm.",
-        calls=TWO,
-        sign=THINK,
-    ),
+    whole_turn("internlm", f"<think>Hm.</think>I look.{internlm(PARIS, ' ')}\n{internlm(ROME, ' ')}", TWO, sign=THINK),
     Recorded("glm4", f"\nget_weather\n{FULL}<|observation|>", calls=(WEATHER,)),
     Recorded("glm4", f"get_weather\n{PARIS}\n<|assistant|>get_weather\n{ROME}<|observation|>", calls=TWO),
     Recorded("glm4", "get_weather gives the weather\nof Paris.", content="get_weather gives the weather\nof Paris."),
     Recorded("longcat", longcat(FULL), calls=(WEATHER,)),
-    Recorded(
+    whole_turn(
         "longcat",
         "<longcat_think>Hm.</longcat_think>I look."
         + keys("longcat_", (("city", "Paris"),))
         + "\n"
         + keys("longcat_", (("city", "Rome"),)),
-        content="I look.",
-        reasoning="Hm.",
-        calls=TWO,
+        TWO,
         sign="</longcat_think>",
     ),
     Recorded("k2-horizon", f"<ifm|tool_calls>\n{keys('ifm|', VALUES)}\n</ifm|tool_calls>", calls=(WEATHER,)),
@@ -177,22 +164,15 @@ OUTPUTS: tuple[Recorded, ...] = (
     ),
     Recorded("granite-20b", f"<function_call> {call(FULL)}", calls=(WEATHER,)),
     Recorded("granite-20b", f"<function_call> {call(PARIS)}\n<function_call> {call(ROME)}", calls=TWO),
-    Recorded(
-        "pangu",
-        f"[unused16]Hm.[unused17]I look.[unused11][{call(FULL)}][unused12]",
-        content="I look.",
-        reasoning="Hm.",
-        calls=(WEATHER,),
-        sign="[unused17]",
+    whole_turn(
+        "pangu", f"[unused16]Hm.[unused17]I look.[unused11][{call(FULL)}][unused12]", (WEATHER,), sign="[unused17]"
     ),
     Recorded("pangu", f"[unused11]{BOTH}[unused12]", calls=TWO),
     Recorded("hunyuan-a13b", f"<tool_calls>[{call(FULL)}]</tool_calls>", calls=(WEATHER,)),
-    Recorded(
+    whole_turn(
         "hunyuan-a13b",
         f"<think>\nHm.\n</think>\n<answer>\nI look.\n<tool_calls>{BOTH}</tool_calls>\n</answer>",
-        content="I look.",
-        reasoning="Hm.",
-        calls=TWO,
+        TWO,
         sign=THINK,
     ),
     Recorded(

@@ -1,6 +1,6 @@
 """Recorded outputs of formats whose arguments are JSON."""
 
-from tests.unit.formats.samples import FULL, PARIS, ROME, THINK, TWO, WEATHER, Recorded, call
+from tests.unit.formats.samples import FULL, PARIS, ROME, THINK, TWO, WEATHER, Recorded, call, whole_turn
 
 CALL, CALL_PARIS, CALL_ROME = call(FULL), call(PARIS), call(ROME)
 
@@ -34,12 +34,10 @@ OUTPUTS: tuple[Recorded, ...] = (
     ),
     Recorded("mistral", f"[TOOL_CALLS][{call(FULL, more=ID)}]", calls=(WEATHER,)),
     Recorded("mistral", f'[TOOL_CALLS] [{CALL_PARIS}, {{"arguments": {ROME}, "name": "get_weather"}}]', calls=TWO),
-    Recorded(
+    whole_turn(
         "mistral-args",
         f"[THINK]Hm.[/THINK]I look.[TOOL_CALLS]get_weather[ARGS]{PARIS}[TOOL_CALLS]get_weather[ARGS]{ROME}",
-        content="I look.",
-        reasoning="Hm.",
-        calls=TWO,
+        TWO,
         sign="[/THINK]",
     ),
     Recorded("mistral-args", f"[TOOL_CALLS]get_weather[CALL_ID]a1b2c3d4e[ARGS]{FULL}", calls=(WEATHER,)),
@@ -60,14 +58,12 @@ OUTPUTS: tuple[Recorded, ...] = (
         content="I look.",
         calls=(WEATHER,),
     ),
-    Recorded(
+    whole_turn(
         "kimi-k2",
         "<think>Hm.</think>I look.<|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0"
         f"<|tool_call_argument_begin|>{PARIS}<|tool_call_end|><|tool_call_begin|>functions.get_weather:1"
         f"<|tool_call_argument_begin|>{ROME}<|tool_call_end|><|tool_calls_section_end|>",
-        content="I look.",
-        reasoning="Hm.",
-        calls=TWO,
+        TWO,
         sign=THINK,
     ),
     Recorded(
@@ -137,12 +133,10 @@ OUTPUTS: tuple[Recorded, ...] = (
         "gigachat", f"I look.<|message_sep|>\n\nfunction call<|role_sep|>\n{CALL}", content="I look.", calls=(WEATHER,)
     ),
     Recorded("gigachat", f"<|function_call|>{CALL_PARIS}", calls=TWO[:1]),
-    Recorded(
+    whole_turn(
         "apertus",
         f'<|inner_prefix|>Hm.<|inner_suffix|>I look.<|tools_prefix|>[{{"get_weather": {FULL}}}]<|tools_suffix|>',
-        content="I look.",
-        reasoning="Hm.",
-        calls=(WEATHER,),
+        (WEATHER,),
         prompt="<|assistant_start|>",
     ),
     Recorded(

@@ -54,6 +54,14 @@ TWO = (("get_weather", PARIS), ("get_weather", ROME))
 
 THINK = "</think>"
 
+
+def whole_turn(
+    form: str, text: str, calls: tuple[tuple[str, str], ...], *, sign: str = "", prompt: str = ""
+) -> Recorded:
+    """An output that thinks "Hm.", says "I look." and calls."""
+    return Recorded(form, text, "I look.", "Hm.", calls, sign, prompt)
+
+
 _INVOKE = """<invoke name="get_weather">
 <parameter name="city">Paris</parameter>
 <parameter name="days">3</parameter>

@@ -2,7 +2,7 @@
 
 import re
 
-from tests.unit.formats.samples import _INVOKE, THINK, TWO, WEATHER, Recorded, invoke
+from tests.unit.formats.samples import _INVOKE, THINK, TWO, WEATHER, Recorded, invoke, whole_turn
 
 _XML = """<tool_call>
 <function=get_weather>
@@ -74,16 +74,14 @@ OUTPUTS: tuple[Recorded, ...] = (
     Recorded("gemma3", '```tool_code\nget_weather(city="Paris")\nget_weather(city="Rome")\n```', calls=TWO),
     Recorded("gemma3", "[get_weather(city='Paris'), get_weather(city='Rome')]", calls=TWO),
     Recorded("deepseek-dsml", dsml(f"<function_calls>\n{_INVOKE}\n</function_calls>"), calls=(WEATHER,)),
-    Recorded(
+    whole_turn(
         "deepseek-dsml",
         "Hm.</think>I look.\n\n" + dsml(f"<tool_calls>\n{invoke('Paris')}\n{invoke('Rome')}\n</tool_calls>"),
-        content="I look.",
-        reasoning="Hm.",
-        calls=TWO,
+        TWO,
         sign=THINK,
         prompt="<｜Assistant｜><think>",
     ),
-    Recorded("glm", f"<think>Hm.</think>\nI look.\n{_GLM}", "I look.", "Hm.", (WEATHER,), sign=THINK),
+    whole_turn("glm", f"<think>Hm.</think>\nI look.\n{_GLM}", (WEATHER,), sign=THINK),
     Recorded(
         "glm",
         "Hm.</think><tool_call>get_weather<arg_key>city</arg_key><arg_value>Paris</arg_value></tool_call>"
@@ -116,23 +114,19 @@ OUTPUTS: tuple[Recorded, ...] = (
         sign=":opensource",
     ),
     Recorded("minimax-m2", f"<minimax:tool_call>\n{_INVOKE}\n</minimax:tool_call>", calls=(WEATHER,)),
-    Recorded(
+    whole_turn(
         "minimax-m2",
         f"Hm.\n</think>\n\nI look.\n<minimax:tool_call>\n{invoke('Paris')}\n{invoke('Rome')}\n</minimax:tool_call>",
-        content="I look.",
-        reasoning="Hm.",
-        calls=TWO,
+        TWO,
         sign=THINK,
         prompt="]~b]ai\n<think>\n",
     ),
-    Recorded(
+    whole_turn(
         "minimax-m3",
         f'<mm:think>Hm.</mm:think>I look.{NS}<tool_call>\n{NS}<invoke name="get_weather">{NS}<city>Paris{NS}</city>'
         f"{NS}<days>3{NS}</days>{NS}<exact>true{NS}</exact>{NS}<hours>{NS}<item>8{NS}</item>{NS}<item>12{NS}</item>"
         f'{NS}</hours>{NS}<place>{NS}<x>1.5{NS}</x>{NS}<tag>a"b{NS}</tag>{NS}</place>{NS}</invoke>\n{NS}</tool_call>',
-        content="I look.",
-        reasoning="Hm.",
-        calls=(WEATHER,),
+        (WEATHER,),
         sign="</mm:think>",
     ),
     Recorded(
@@ -141,25 +135,18 @@ OUTPUTS: tuple[Recorded, ...] = (
         f'{NS}<invoke name="get_weather">{NS}<city>Rome{NS}</city>{NS}</invoke>\n{NS}</tool_call>',
         calls=TWO,
     ),
-    Recorded(
-        "lfm2",
-        f"<think>Hm.</think>I look.<|tool_call_start|>[{PYTHON}]<|tool_call_end|>",
-        content="I look.",
-        reasoning="Hm.",
-        calls=(WEATHER,),
-        sign=THINK,
+    whole_turn(
+        "lfm2", f"<think>Hm.</think>I look.<|tool_call_start|>[{PYTHON}]<|tool_call_end|>", (WEATHER,), sign=THINK
     ),
     Recorded(
         "lfm2", '<|tool_call_start|>[get_weather(city="Paris"), get_weather(city="Rome")]<|tool_call_end|>', calls=TWO
     ),
-    Recorded(
+    whole_turn(
         "minicpm5",
         'Hm.\n</think>\n\nI look.\n<function name="get_weather"><param name="city"><![CDATA[Paris]]></param>'
         '<param name="days">3</param><param name="exact">True</param><param name="hours">[8, 12]</param>'
         "<param name=\"place\">{'x': 1.5, 'tag': 'a\"b'}</param></function>",
-        content="I look.",
-        reasoning="Hm.",
-        calls=(WEATHER,),
+        (WEATHER,),
         sign=THINK,
         prompt="<|im_start|>assistant\n<think>\n",
     ),
