@@ -89,24 +89,25 @@ def test_flags(argv: list[str], expected: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "expected"),
+    ("assignment", "expected"),
     [
-        ("LLAMA_ARG_PROT", "1", "unknown variable LLAMA_ARG_PROT; did you mean 'LLAMA_ARG_PORT'?"),
-        ("LLAMA_ARG_OFFLINE", "maybe", "LLAMA_ARG_OFFLINE: server.offline should be true or false"),
-        ("LLAMA_ARG_PORT", "x", "LLAMA_ARG_PORT: server.port should be a valid integer"),
-        ("LLAMA_ARG_ENDPOINT_METRICS", "maybe", "server.metrics should be true or false"),
-        ("LLAMA_ARG_CONT_BATCHING", "false", "LLAMA_ARG_CONT_BATCHING=false cannot be honoured"),
-        ("LLAMA_ARG_NO_CONT_BATCHING", "1", "LLAMA_ARG_NO_CONT_BATCHING=1 cannot be honoured"),
-        ("LLAMA_ARG_NO_PORT", "1", "unknown variable LLAMA_ARG_NO_PORT"),
-        ("LLAMAPOOL_PORT", "1", "unknown variable LLAMAPOOL_PORT; Llamapool's own are LLAMAPOOL_CONFIG"),
-        ("LLAMAPOOL_SERVER__PROT", "1", "LLAMAPOOL_SERVER__PROT: unknown field 'prot'; did you mean 'port'?"),
-        ("LLAMAPOOL_MODELS__DEMO", "1", "write LLAMAPOOL_MODELS__<ID>__<FIELD>"),
-        ("LLAMAPOOL_DEFAULTS__A__N_CTX", "1", "write LLAMAPOOL_DEFAULTS__<FIELD>"),
-        ("LLAMAPOOL_MODELS__B__N_CTX", "1", "no model of that id is configured; known: model.gguf (MODEL_GGUF)"),
-        ("LLAMAPOOL_DEFAULTS__PATH", "x", "defaults.path"),
+        ("LLAMA_ARG_PROT=1", "unknown variable LLAMA_ARG_PROT; did you mean 'LLAMA_ARG_PORT'?"),
+        ("LLAMA_ARG_OFFLINE=maybe", "LLAMA_ARG_OFFLINE: server.offline should be true or false"),
+        ("LLAMA_ARG_PORT=x", "LLAMA_ARG_PORT: server.port should be a valid integer"),
+        ("LLAMA_ARG_ENDPOINT_METRICS=maybe", "server.metrics should be true or false"),
+        ("LLAMA_ARG_CONT_BATCHING=false", "LLAMA_ARG_CONT_BATCHING=false cannot be honoured"),
+        ("LLAMA_ARG_NO_CONT_BATCHING=1", "LLAMA_ARG_NO_CONT_BATCHING=1 cannot be honoured"),
+        ("LLAMA_ARG_NO_PORT=1", "unknown variable LLAMA_ARG_NO_PORT"),
+        ("LLAMAPOOL_PORT=1", "unknown variable LLAMAPOOL_PORT; Llamapool's own are LLAMAPOOL_CONFIG"),
+        ("LLAMAPOOL_SERVER__PROT=1", "LLAMAPOOL_SERVER__PROT: unknown field 'prot'; did you mean 'port'?"),
+        ("LLAMAPOOL_MODELS__DEMO=1", "write LLAMAPOOL_MODELS__<ID>__<FIELD>"),
+        ("LLAMAPOOL_DEFAULTS__A__N_CTX=1", "write LLAMAPOOL_DEFAULTS__<FIELD>"),
+        ("LLAMAPOOL_MODELS__B__N_CTX=1", "no model of that id is configured; known: model.gguf (MODEL_GGUF)"),
+        ("LLAMAPOOL_DEFAULTS__PATH=x", "defaults.path"),
     ],
 )
-def test_variables(name: str, value: str, expected: str) -> None:
+def test_variables(assignment: str, expected: str) -> None:
+    name, value = assignment.split("=")
     assert expected in mistake(*MODEL, env={name: value})
 
 
