@@ -7,14 +7,11 @@ from llamapool.client.completion_replies import CompletionResponse
 from llamapool.client.fields import ChatFields, Messages
 from llamapool.client.shape import required
 from llamapool.client.stream import EventStream
-from llamapool.client.transport import Transport
+from llamapool.client.transport import EndpointFamily
 
 
-class ChatCompletionsAPI:
+class ChatCompletionsAPI(EndpointFamily):
     """OpenAI's chat, with llama.cpp's sampling fields: ``client.chat.completions.create(...)``."""
-
-    def __init__(self, transport: Transport) -> None:
-        self._transport = transport
 
     @property
     def completions(self) -> "ChatCompletionsAPI":

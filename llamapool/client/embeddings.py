@@ -4,14 +4,11 @@ from typing import Any
 
 from llamapool.client.arguments import body_of
 from llamapool.client.replies import EmbeddingsResponse, RerankResponse, vectors
-from llamapool.client.transport import Transport
+from llamapool.client.transport import EndpointFamily, Transport
 
 
-class EmbeddingsClientAPI:
+class EmbeddingsClientAPI(EndpointFamily):
     """OpenAI's embeddings: ``client.embeddings.create(...)``."""
-
-    def __init__(self, transport: Transport) -> None:
-        self._transport = transport
 
     def create(
         self,

@@ -4,17 +4,14 @@ from typing import Any
 
 from llamapool.client.replies import LoraAdapter
 from llamapool.client.shape import as_objects
-from llamapool.client.transport import Transport
+from llamapool.client.transport import EndpointFamily
 
 Adapters = list[LoraAdapter]  # inside the class, `list` is the method
 Scales = list[dict[str, Any]]
 
 
-class LoraClientAPI:
+class LoraClientAPI(EndpointFamily):
     """``client.lora``. All raise `LlamaCppError`."""
-
-    def __init__(self, transport: Transport) -> None:
-        self._transport = transport
 
     def list(self) -> Adapters:
         """Every adapter that the server has loaded, with the scale that applies to requests without their own."""

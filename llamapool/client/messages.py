@@ -7,7 +7,7 @@ from llamapool.client.arguments import body_of
 from llamapool.client.fields import MessageFields, Messages
 from llamapool.client.shape import as_object, as_objects, required
 from llamapool.client.stream import EventStream
-from llamapool.client.transport import Transport
+from llamapool.client.transport import EndpointFamily
 
 Raw = dict[str, Any]
 
@@ -47,11 +47,8 @@ class MessageResponse:
         )
 
 
-class MessagesClientAPI:
+class MessagesClientAPI(EndpointFamily):
     """``client.messages``. Both raise `LlamaCppError`."""
-
-    def __init__(self, transport: Transport) -> None:
-        self._transport = transport
 
     @overload
     def create(

@@ -5,16 +5,13 @@ from urllib.parse import quote
 from llamapool.client.replies import ModelInfo
 from llamapool.client.shape import as_object, as_objects
 from llamapool.client.stream import EventStream
-from llamapool.client.transport import Transport
+from llamapool.client.transport import EndpointFamily
 
 Models = list[ModelInfo]  # inside the class, `list` is the method
 
 
-class ModelsClientAPI:
+class ModelsClientAPI(EndpointFamily):
     """``client.models``. All raise `LlamaCppError`."""
-
-    def __init__(self, transport: Transport) -> None:
-        self._transport = transport
 
     def list(self) -> Models:
         """Every model that the server knows."""

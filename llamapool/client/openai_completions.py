@@ -8,7 +8,7 @@ from llamapool.client.completion_replies import CompletionResponse
 from llamapool.client.errors import UnexpectedReply
 from llamapool.client.fields import TextFields
 from llamapool.client.stream import EventStream
-from llamapool.client.transport import Transport
+from llamapool.client.transport import EndpointFamily
 
 Prompt = str | list[Any]
 
@@ -24,11 +24,8 @@ class TokenScore:
     best_token: str | None = None
 
 
-class CompletionsClientAPI:
+class CompletionsClientAPI(EndpointFamily):
     """``client.completions``. Both raise `LlamaCppError`."""
-
-    def __init__(self, transport: Transport) -> None:
-        self._transport = transport
 
     @overload
     def create(

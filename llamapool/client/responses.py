@@ -9,7 +9,7 @@ from llamapool.client.completion_replies import Raw
 from llamapool.client.fields import ResponseFields
 from llamapool.client.shape import as_object, as_objects, required
 from llamapool.client.stream import EventStream
-from llamapool.client.transport import Transport
+from llamapool.client.transport import EndpointFamily
 
 Input = str | list[dict[str, Any]]
 
@@ -48,11 +48,8 @@ class ResponseReply:
         )
 
 
-class ResponsesClientAPI:
+class ResponsesClientAPI(EndpointFamily):
     """``client.responses``. All raise `LlamaCppError`."""
-
-    def __init__(self, transport: Transport) -> None:
-        self._transport = transport
 
     @overload
     def create(

@@ -4,16 +4,13 @@ from typing import Any
 
 from llamapool.client.replies import SlotInfo
 from llamapool.client.shape import as_objects
-from llamapool.client.transport import Transport
+from llamapool.client.transport import EndpointFamily
 
 Slots = list[SlotInfo]  # inside the class, `list` is the method
 
 
-class SlotsClientAPI:
+class SlotsClientAPI(EndpointFamily):
     """``client.slots``. All raise `LlamaCppError`; `NotSupported` without ``--slots`` or ``--slot-save-path``."""
-
-    def __init__(self, transport: Transport) -> None:
-        self._transport = transport
 
     def list(self, fail_on_no_slot: bool = False) -> Slots:
         """What every slot does. With `fail_on_no_slot` raises `Unavailable` when all are busy."""

@@ -103,6 +103,13 @@ class Transport:
         return self.http.build_request("POST", path, json=body, params=query)
 
 
+class EndpointFamily:
+    """Some of a server's endpoints, as an attribute of the client."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+
+
 def _successful(response: httpx.Response) -> httpx.Response:
     """`response`, if its status is 2xx. Raises `ApiError`."""
     if not response.is_success:
