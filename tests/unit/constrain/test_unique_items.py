@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
 from server.constrain.grammar.matcher import MatcherConstraint
+from server.constrain.grammar.unique.cursor import Cursor
 from server.errors import InvalidRequest
 from tests.unit.constrain.builders import BYTES, WORDS, WordVocab, allowed, matches, walk
 
@@ -84,6 +85,18 @@ def test_a_token_of_several_bytes_is_looked_through() -> None:
     constraint.accept(ord('"'))
     constraint.accept(hello)
     assert not constraint.allows(ord('"'))
+
+
+def test_inside_a_string_only_tokens_that_end_it_are_looked_through(monkeypatch: pytest.MonkeyPatch) -> None:
+    constraint = WORDS.json_schema({**UNIQUE, "items": {"type": "array", "items": {"type": "string"}}})
+    for byte in b'[["hello"],["hell':
+        constraint.accept(byte)
+    looked: list[bytes] = []
+    may_take = Cursor.may_take
+    monkeypatch.setattr(Cursor, "may_take", lambda self, piece: looked.append(piece) or may_take(self, piece))
+    constraint.mask()
+    assert b'"' in looked
+    assert all(b'"' in piece for piece in looked)
 
 
 def test_a_fork_goes_its_own_way() -> None:

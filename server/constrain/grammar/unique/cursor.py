@@ -53,6 +53,11 @@ class Cursor:
         return any(frame.seen is not None for frame in self._frames)
 
     @property
+    def in_string(self) -> bool:
+        """Whether the next character is one of a string, or its end."""
+        return self._in_string
+
+    @property
     def has_members(self) -> bool:
         """Whether the next token belongs to an item whose possible values are known."""
         return bool(self._frames) and self._frames[-1].members is not None

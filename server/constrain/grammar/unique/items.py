@@ -18,12 +18,15 @@ _ENDS = frozenset(b'",]} \t\n\r')  # one of these is in every token that ends an
 
 
 class ItemEnds:
-    """The tokens of a vocabulary that may end an item; and those that may open an array and end two."""
+    """The tokens of a vocabulary that may end an item, those of them that may inside of a string, and those that may
+    open an array and end two items of it.
+    """
 
     def __init__(self, vocab: Vocab) -> None:
         self.vocab = vocab
         pieces = [vocab.piece(token, special=False) for token in range(vocab.n_tokens)]
         self.ending = np.array([t for t, piece in enumerate(pieces) if not _ENDS.isdisjoint(piece)], np.intp)
+        self.quotes = np.array([t for t in self.ending if b'"' in pieces[t]], np.intp)
         self.whole = np.array([t for t in self.ending if b"[" in pieces[t] and b"," in pieces[t]], np.intp)
 
 
@@ -57,13 +60,19 @@ class UniqueItems(MatcherConstraint):
         if self._cursor.has_members:
             wanted = np.flatnonzero(np.unpackbits(bits, bitorder="little"))
         else:
-            wanted = _set(bits, self._item_ends.ending if self._cursor.is_inside else self._item_ends.whole)
+            wanted = _set(bits, self._that_count())
         for token in wanted.tolist():
             if not self._cursor.may_take(self._piece(token)):
                 bits[token // 8] &= ~np.uint8(1 << token % 8)
         if not bits.any():
             raise InvalidRequest("the output cannot be kept to 'uniqueItems': an item repeats another one", self._param)
         return bits.tobytes()
+
+    def _that_count(self) -> NDArray[np.intp]:
+        """The tokens that may repeat an item with what they end."""
+        if not self._cursor.is_inside:
+            return self._item_ends.whole
+        return self._item_ends.quotes if self._cursor.in_string else self._item_ends.ending
 
     def masked_by(self) -> None:
         """Nothing: what the matcher allows is not all that counts."""
