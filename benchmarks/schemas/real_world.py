@@ -23,7 +23,7 @@ from jsonschema.exceptions import best_match
 from jsonschema.validators import validator_for
 
 from benchmarks.schemas.sources import Found, schemas
-from benchmarks.schemas.walk import BenchVocab, NoEndError, Walker
+from benchmarks.schemas.walk import BenchVocab, NoEndError, Walker, endings
 from server.constrain.grammar.compiler import GrammarCompiler
 from server.errors import InvalidRequest
 
@@ -58,9 +58,10 @@ def measure(found: Found, compiler: GrammarCompiler, walker: Walker, n_walks: in
     result = Result(found.source, found.name, (time.thread_time() - started) * 1e3)
     draft = validator_for(found.schema, default=Draft202012Validator)
     validator = draft(found.schema, format_checker=draft.FORMAT_CHECKER)
+    ends = endings(found.schema)
     for seed in range(n_walks):
         try:
-            tokens = walker.walk(constraint.fork(), Random(seed), free=(20, 60, 150)[seed % 3])
+            tokens = walker.walk(constraint.fork(), Random(seed), free=(20, 60, 150)[seed % 3], endings=ends)
         except InvalidRequest as error:
             result.outcomes.append(f"gave up: {error.message}")
             continue
