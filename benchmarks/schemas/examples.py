@@ -8,7 +8,8 @@ from itertools import islice
 from typing import Any
 
 MAX_EXAMPLES = 50  # of one pattern
-_CHARACTERS = "a0A" + "".join(chr(code) for code in range(0x20, 0x7F) if chr(code) not in 'a0A"\\')
+# A 1 before the 0: in Python, and so for `jsonschema`, there is no year 0000.
+_CHARACTERS = "a1A" + "".join(chr(code) for code in range(0x20, 0x7F) if chr(code) not in 'a1A"\\')
 _CATEGORIES = {
     sre.CATEGORY_DIGIT: re.compile(r"\d"),
     sre.CATEGORY_NOT_DIGIT: re.compile(r"\D"),

@@ -5,8 +5,10 @@ only be named in part (`negation`); where nothing would be left, the keyword is 
 """
 
 from collections.abc import Mapping
+from itertools import combinations
 from typing import Any
 
+from server.constrain.grammar.schema.disjoint import Disjointness
 from server.constrain.grammar.schema.document import unenforceable
 from server.constrain.grammar.schema.keywords import LISTS, MAPS, SINGLE, Schema
 from server.constrain.grammar.schema.language import split_look_ahead, without_prefix
@@ -41,6 +43,7 @@ class Rewriter:
         self._definitions: dict[str, Schema] = {"#": self._root} | {f"#/$defs/{name}": d for name, d in defs.items()}
         self._defs = defs
         self._negations = Negations(self._definitions)
+        self._disjoint = Disjointness(self._definitions)
         self._left = MAX_SCHEMAS
         self.narrowed = ""
         self._n_excluded = 0
@@ -204,10 +207,15 @@ class Rewriter:
         if len(branches) == 1:
             return [branches[0]]
         self.narrowed = self.narrowed or f"{place}: the keyword 'oneOf'"
-        refused = [self._negations.of(branch) for branch in branches]
+        overlaps: dict[int, list[int]] = {n: [] for n in range(len(branches))}
+        for n, m in combinations(overlaps, 2):
+            if not self._disjoint.of(branches[n], branches[m]):
+                overlaps[n].append(m)
+                overlaps[m].append(n)
+        refused = {n: self._negations.of(branches[n]) for n, others in overlaps.items() if others}
         kept = []
         for n, branch in enumerate(branches):
-            others = [each for m, each in enumerate(refused) if m != n and not self._apart(branch, branches[m])]
+            others = [refused[m] for m in overlaps[n]]
             if False in others:
                 raise self._overlaps(place)
             kept.append({"allOf": [branch, *others]} if others else branch)
@@ -215,37 +223,3 @@ class Rewriter:
 
     def _overlaps(self, place: str) -> InvalidRequest:
         return InvalidRequest(f"{place}: 'oneOf' whose branches may overlap cannot be enforced, use 'anyOf'", place)
-
-    def _apart(self, one: Schema, other: Schema) -> bool:
-        """Whether no value matches both, by their types, or by the text of a property that both need."""
-        both = self._types(one) & self._types(other)
-        if both == {"object"}:
-            tags, others = self._tags(one), self._tags(other)
-            return any(tags[name].isdisjoint(others[name]) for name in tags.keys() & others.keys())
-        return not both
-
-    def _types(self, schema: Schema, depth: int = 0) -> frozenset[str]:
-        every = frozenset(["array", "boolean", "null", "number", "object", "string"])
-        if isinstance(schema, bool):
-            return every if schema else frozenset()
-        found = every
-        if "type" in schema:
-            names = [schema["type"]] if isinstance(schema["type"], str) else schema["type"]
-            found &= {"number" if name == "integer" else name for name in names}
-        if "$ref" in schema and depth < len(self._definitions):
-            found &= self._types(self._definitions[schema["$ref"]], depth + 1)
-        return found
-
-    def _tags(self, schema: Schema, depth: int = 0) -> dict[str, frozenset[str]]:
-        """Of properties that an object must have, and that are one of some texts, these texts."""
-        if isinstance(schema, bool):
-            return {}
-        found: dict[str, frozenset[str]] = {}
-        if "$ref" in schema and depth < len(self._definitions):
-            found = self._tags(self._definitions[schema["$ref"]], depth + 1)
-        for name in schema.get("required", ()):
-            of = schema.get("properties", {}).get(name)
-            values = ([of["const"]] if "const" in of else of.get("enum", ())) if isinstance(of, dict) else ()
-            if values and all(isinstance(value, str) for value in values):
-                found[name] = frozenset(values)
-        return found

@@ -73,6 +73,22 @@ def takes(schema: Any, value: Any) -> bool:
             [{}, {"a": 1, "b": 1}],
         ),
         (
+            {
+                "not": {"type": "null"},  # so that branches are made to exclude each other where they may overlap
+                "oneOf": [
+                    {"type": "object", "required": ["$ref"], "properties": {"$ref": {"type": "string"}}},
+                    {
+                        "type": "object",
+                        "properties": {"name": {"type": "string", "format": "date"}},
+                        "patternProperties": {"^x-": {}},
+                        "additionalProperties": False,
+                    },
+                ],
+            },
+            [{"$ref": "a"}, {"name": "2026-11-23"}, {"x-a": 1}, {}],
+            [{"name": "a"}, {"$ref": 1}, 1],
+        ),
+        (
             {"type": "string", "pattern": "^(?!aws:|x)[a-z:]+$"},
             ["aw", "aws", "a", "waws:"],
             ["aws:", "aws:b", "xa", ""],
