@@ -65,7 +65,7 @@ def test_what_may_have_something_in_common_is_not_said_to_be_apart(one: Any, oth
 
 
 def test_references_in_a_circle_are_not_followed_for_ever() -> None:
-    circle = {"#/$defs/a": {"$ref": "#/$defs/b"}, "#/$defs/b": {"anyOf": [{"$ref": "#/$defs/a"}]}}
+    circle: dict[str, Any] = {"#/$defs/a": {"$ref": "#/$defs/b"}, "#/$defs/b": {"anyOf": [{"$ref": "#/$defs/a"}]}}
     assert not Disjointness(circle).of({"$ref": "#/$defs/a"}, {"$ref": "#/$defs/b"})
 
 
