@@ -68,8 +68,11 @@ def test_every_import_leads_to_a_file_and_none_to_another_host() -> None:
 
 
 def test_every_text_has_both_languages() -> None:
-    table = (STATIC / "app" / "lib" / "texts.js").read_text()
-    entries = dict(re.findall(r'^  (\w+): \[\s*("(?:[^"\\]|\\.)+",\s*"(?:[^"\\]|\\.)+"),?\s*\],$', table, re.M))
-    assert len(entries) == len(re.findall(r"^  \w+: \[", table, re.M)) > 80
+    script = (STATIC / "app" / "lib" / "texts.js").read_text()
+    ((words, entry),) = re.findall(r"const WORDS = `(.*?)`;.*?WORDS\.matchAll\(/(.*?)/gm\)", script, re.S)
+    names = [name for name, _english, _german in re.findall(entry, words, re.M)]
+    others = re.sub(entry, "", words, flags=re.M).split("\n")
+    assert [line for line in others if line and not line.startswith("# ")] == []
+    assert len(names) == len(set(names)) > 80
     used = {key for path in (STATIC / "app").rglob("*.js") for key in re.findall(r'\bt\("(\w+)"', path.read_text())}
-    assert used - entries.keys() == set()
+    assert used - set(names) == set()
