@@ -47,39 +47,64 @@ class StreamOptions(Body):
     include_usage: bool | None = None
 
 
-class GenerationFields(SamplingFields, ConstraintFields):
+class ServingFields(Body):
+    """How a request is served, in any dialect: by which model, adapters, slot and cells, when, and how it is sent."""
+
+    model: str | None = None
+    lora: Any = None
+    id_slot: CountOrAll | None = None
+    cache_prompt: bool | None = None
+    cache_salt: CacheSalt | None = None
+    priority: Priority | None = None
+    stream: bool | None = None
+    sse_ping_interval: CountOrAll | None = None
+
+    @field_validator("lora")
+    @classmethod
+    def _readable_lora(cls, value: object) -> Adapters:
+        return read_adapters(value)
+
+
+class StopField(Body):
+    """Where generating ends, by the text."""
+
+    stop: Any = None
+
+    @field_validator("stop")
+    @classmethod
+    def _readable_stop(cls, value: object) -> tuple[str, ...]:
+        return read_stop(value)
+
+
+class EndFields(StopField):
+    """Where generating ends."""
+
+    n_predict: Limit | None = None
+    max_completion_tokens: Limit | None = None
+    max_tokens: Limit | None = None
+    n_indent: Count | None = None
+    t_max_predict_ms: Annotated[Whole, AfterValidator(within(-1, 2**63 - 1))] | None = None
+
+
+class GenerationFields(EndFields, ServingFields, SamplingFields, ConstraintFields):
     """Fields of every wire format that generates (llama.cpp tools/server/server-schema.cpp, make_llama_cmpl_schema).
 
     Not among them are those that change no reply: where sampling happens, hints, accounting and routing at OpenAI.
     """
 
-    model: str | None = None
-    stream: bool | None = None
     stream_options: StreamOptions | None = None
-    n_predict: Limit | None = None
-    max_completion_tokens: Limit | None = None
-    max_tokens: Limit | None = None
     n_cmpl: Whole | None = None
     n: Whole | None = None
     n_keep: CountOrAll | None = None
     n_discard: Count | None = None
     n_cache_reuse: Count | None = None
-    n_indent: Count | None = None
-    stop: Any = None
     n_probs: Annotated[Whole, Field(le=MAX_PROBS)] | None = None
     n_forbidden: Annotated[Whole, Field(le=MOST_FORBIDDEN)] | None = None
     post_sampling_probs: bool | None = None
-    cache_prompt: bool | None = None
-    id_slot: CountOrAll | None = None
-    t_max_predict_ms: Annotated[Whole, AfterValidator(within(-1, 2**63 - 1))] | None = None
     timings_per_token: bool | None = None
     verbose: bool | None = None
     return_tokens: bool | None = None
     return_progress: bool | None = None
-    sse_ping_interval: CountOrAll | None = None
-    lora: Any = None
-    priority: Priority | None = None
-    cache_salt: CacheSalt | None = None
     user: Any = None
     safety_identifier: Any = None
     reasoning_control: bool | None = None
@@ -89,16 +114,6 @@ class GenerationFields(SamplingFields, ConstraintFields):
     spec_n_max: Annotated[Count | None, Field(alias="speculative.n_max")] = None
     spec_n_min: Annotated[Count | None, Field(alias="speculative.n_min")] = None
     spec_p_min: Annotated[Fraction | None, Field(alias="speculative.p_min")] = None
-
-    @field_validator("stop")
-    @classmethod
-    def _readable_stop(cls, value: object) -> tuple[str, ...]:
-        return read_stop(value)
-
-    @field_validator("lora")
-    @classmethod
-    def _readable_lora(cls, value: object) -> Adapters:
-        return read_adapters(value)
 
     @property
     def end_user(self) -> str:

@@ -12,14 +12,12 @@ from pydantic import field_validator
 from server.constrain.shape import ANY_OBJECT, Shape
 from server.conversation.conversation import Conversation, Thinking
 from server.conversation.prepare import prepare, prompt_of
-from server.engine.request import Adapters
 from server.errors import InvalidRequest
 from server.media.source import NOTHING_SEEN, Seen
 from server.pool.model import LoadedModel
-from server.wire.adapters import read_adapters
 from server.wire.common import Header, Json, random_id
-from server.wire.fields import Body, Count, CountOrAll, names_of, parse
-from server.wire.generation import CacheSalt, Generation, GenerationFields, Priority, prepared_request, read_stop
+from server.wire.fields import Body, Count, names_of, parse
+from server.wire.generation import Generation, GenerationFields, ServingFields, prepared_request, read_stop
 from server.wire.messages.messages import read_conversation
 from server.wire.messages.tools import read_tools
 from server.wire.messages.write import MessageReply, MessageStream
@@ -41,15 +39,13 @@ class OutputConfig(Body):
     format: dict[str, Any] | None = None
 
 
-class MessagesBody(SamplingFields):
+class MessagesBody(ServingFields, SamplingFields):
     """The body of ``POST /v1/messages`` and its ``/count_tokens``, which needs no ``max_tokens``."""
 
-    model: str | None = None
     max_tokens: Count | None = None
     messages: Any = None
     system: Any = None
     stop_sequences: Any = None
-    stream: bool | None = None
     tools: Any = None
     tool_choice: Any = None
     thinking: ThinkingOption | None = None
@@ -57,12 +53,6 @@ class MessagesBody(SamplingFields):
     output_config: OutputConfig | None = None
     output_format: dict[str, Any] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    cache_prompt: bool | None = None
-    id_slot: CountOrAll | None = None
-    lora: Any = None
-    priority: Priority | None = None
-    cache_salt: CacheSalt | None = None
-    sse_ping_interval: CountOrAll | None = None
 
     @field_validator("stop_sequences")
     @classmethod
@@ -70,11 +60,6 @@ class MessagesBody(SamplingFields):
         if not isinstance(value, list):
             raise ValueError("must be a list of strings")
         return read_stop(value)
-
-    @field_validator("lora")
-    @classmethod
-    def _readable_lora(cls, value: object) -> Adapters:
-        return read_adapters(value)
 
 
 FIELDS = names_of(MessagesBody) | {*_SERVERS_OWN, "context_management"}

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, field_validator
+from pydantic import AfterValidator, Field
 
 from server.constrain.shape import ANY_OBJECT, Shape
 from server.conversation.conversation import Conversation, Media, Message, TextPart, Thinking, refuse_unseen
@@ -29,9 +29,9 @@ from server.wire.generation import (
     Generation,
     GenerationFields,
     Logprobs,
+    StopField,
     engine_request,
     prepared_request,
-    read_stop,
 )
 from server.wire.native.fim import Gap, fim_tokens, require_fim
 from server.wire.ollama.fields import KeepAlive
@@ -41,17 +41,11 @@ from server.wire.ollama.write import LastLine, OllamaReply, OllamaStream, Reply
 from server.wire.sampling import SamplingFields
 
 
-class Options(SamplingFields):
+class Options(SamplingFields, StopField):
     """``options``: Ollama's names for limits, and llama.cpp's sampling fields."""
 
     num_predict: Annotated[Whole, AfterValidator(within(-2, INT32_MAX))] | None = None
     num_keep: CountOrAll | None = None
-    stop: Any = None
-
-    @field_validator("stop")
-    @classmethod
-    def _readable_stop(cls, value: object) -> tuple[str, ...]:
-        return read_stop(value)
 
 
 class AskBody(Body):
