@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from harness.fakes import FakeLoader, FakeVocab
+from harness.fakes import FakeLoader, FakeRunner, FakeVocab
 from server.constrain.constraint import Constraint
 from server.constrain.grammar.compiler import GrammarCompiler
 from server.constrain.thinking_end import Ending, ReasoningSwitch, ThinkingEnd
@@ -49,16 +49,19 @@ def nothing_frozen(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @asynccontextmanager
 async def process() -> AsyncIterator[Process]:
+    """No step is let through before the end: what is asked would be over before a test has looked."""
     ours, theirs = socket.socketpair()
+    steps = threading.Semaphore(0)
     with ours, theirs:
         made = ModelProcess(theirs)
-        made._loader = FakeLoader()
+        made._loader = FakeLoader(runner=lambda: FakeRunner(steps=steps))
         demo = spec("demo")
         await made._load(demo, Fit(demo), prepares=False)
         assert made._served is not None
         try:
             yield Process(made)
         finally:
+            steps.release(100)
             await made._served._close("generator", 0.0)
             made._grammars.shutdown()
             made._threads.shutdown()
