@@ -292,19 +292,44 @@ def unsupported(error: str, schema: object, narrowed: str) -> InvalidRequest:
         return InvalidRequest(f"{place}: 'oneOf' whose branches may overlap cannot be enforced, use 'anyOf'", place)
     if keyword:
         return InvalidRequest(f"{place}: the keyword '{keyword}' cannot be enforced", place)
+    for keyword, place in _patterns_in(error, schema) if "regex" in error else ():
+        return InvalidRequest(f"{place}: the keyword '{keyword}' cannot be enforced: {error}", place)
     return InvalidRequest(f"json_schema: {_GENERATED_PLACE.sub('', error)}", "json_schema")
 
 
+def _patterns_in(error: str, schema: object) -> Iterator[tuple[str, str]]:
+    """The places of the patterns that an error quotes, each with its keyword."""
+    quoted = _as_quoted(error)
+    for place, value in _places(schema):
+        if isinstance(value, dict):
+            named = value.get("patternProperties")
+            patterns = dict.fromkeys(named if isinstance(named, dict) else (), "patternProperties")
+            for pattern, keyword in {value.get("pattern"): "pattern", **patterns}.items():
+                if isinstance(pattern, str) and pattern and _as_quoted(pattern) in quoted:
+                    yield keyword, place
+
+
+def _as_quoted(pattern: str) -> str:
+    """A pattern as llguidance may write it: slashes not escaped, classes spelled out."""
+    return pattern.replace("\\/", "/").replace("\\w", "[0-9a-zA-Z_]").replace("\\d", "[0-9]")
+
+
 def _place_of(keyword: str, schema: object) -> str:
+    for place, value in _places(schema):
+        if isinstance(value, dict) and keyword in value and not place.endswith(".properties"):
+            return place
+    return "json_schema"
+
+
+def _places(schema: object) -> Iterator[tuple[str, object]]:
+    """Every value in a schema but for what is data, those that are nested less first."""
     level = [("json_schema", schema)]
     while level:
         below: list[tuple[str, object]] = []
         for place, value in level:
+            yield place, value
             if isinstance(value, dict):
-                if keyword in value and not place.endswith(".properties"):
-                    return place
                 below += [(f"{place}.{key}", sub) for key, sub in value.items() if key not in _NO_SCHEMAS]
             elif isinstance(value, list):
                 below += [(f"{place}.{n}", sub) for n, sub in enumerate(value)]
         level = below
-    return "json_schema"

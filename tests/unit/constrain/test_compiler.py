@@ -52,7 +52,7 @@ def test_lark_with_an_inline_schema() -> None:
         ('start: "a', "lexer error"),
         ("start: /(?=a)b/", "look-around"),
         ('start: %json {"type": "objec"}', "%json.type is not a valid JSON Schema"),
-        ('start: %json {"not": {}}', "not"),
+        ('start: %json {"not": {"format": "date"}}', "not"),
         ("start: %json {", "is not followed by a JSON Schema"),
         ('start: %json {"$ref": "http://127.0.0.1:9/"}', "not supported"),
         ('start: %lark {start: "a"}', "not supported"),

@@ -206,7 +206,10 @@ def test_a_list_of_items_without_a_named_draft_is_an_older_drafts() -> None:
     [
         ({"type": "objec"}, r"json_schema\.type is not a valid JSON Schema: 'objec'"),
         ({"properties": {"a": {"minLength": -1}}}, r"json_schema\.properties\.a\.minLength"),
-        ({"items": {"properties": {"a": {"not": {}}}}}, r"json_schema\.items\.properties\.a: the keyword 'not'"),
+        (
+            {"items": {"properties": {"a": {"not": {"items": {}}}}}},
+            r"json_schema\.items\.properties\.a: the keyword 'not'",
+        ),
         ({"type": "array", "contains": {}}, "json_schema: the keyword 'contains' cannot be enforced"),
         ({"oneOf": [{"format": "date"}, {"maxLength": 20}]}, "'oneOf' whose branches may overlap"),
         ({"$ref": "http://127.0.0.1:9/x.json"}, r"\$ref 'http://127.0.0.1:9/x.json' is not supported"),

@@ -1,14 +1,18 @@
-"""Regular expressions that match everything but some strings, without look-around."""
+"""Regular expressions without look-around: everything but some strings, and what patterns with look-ahead say."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+
+from server.constrain.grammar.schema.complement import Complements
 
 MAX_WORD = 100  # characters: each is a level of groups in the expression
 ANYTHING = "(?s:.*)"
 SOMETHING = "(?s:.+)"
 _END = ""  # a key of the tree: a word ends here
+_LOOK_AHEAD = re.compile(r"\(\?[!=]")
+_REPEATS = ("*", "+", "{")
 _LITERAL = r"(?:[A-Za-z0-9 _:;,/@#%&=~'\"<>!-]|\\[^\w\s])+"
-_LOOK_AHEAD = re.compile(rf"\^(?P<opened>\(?)\(\?!(?P<words>{_LITERAL}(?:\|{_LITERAL})*)(?:\.\*)?\)")
+_WORDS = re.compile(rf"{_LITERAL}(?:\|{_LITERAL})*(?:\.\*)?")
 
 
 def none_of(words: Iterable[str]) -> str:
@@ -21,26 +25,60 @@ def without_prefix(words: Iterable[str]) -> str:
     return f"^{_all_but(_tree(words), prefixes=True)}$"
 
 
-def split_look_ahead(pattern: str) -> tuple[str, list[str]] | None:
-    """A pattern that begins with ``^(?!a|b)``: the pattern without that, and what may not stand at the beginning.
-
-    None for every other pattern.
+def split_look_aheads(pattern: str, complements: Complements) -> list[str] | None:
+    """Of a pattern that begins with look-aheads, ``^(?!x)``, ``^((?=x)`` or ``(?!^x)``: patterns without any that match
+    together what it matches, or less. None for every other pattern, and where one of them can't be said.
     """
-    match = _LOOK_AHEAD.match(pattern)
-    if match is None or "(?" in pattern[match.end() :].replace("(?:", ""):
+    anchored = pattern.startswith("^")
+    opened = "(" if _LOOK_AHEAD.match(pattern, 2) and pattern.startswith("^(") else ""
+    at = anchored + len(opened)
+    found: list[str | None] = []
+    while _LOOK_AHEAD.match(pattern, at):
+        end = _closing(pattern, at)
+        found.append(_said_by(pattern[at + 2], pattern[at + 3 : end], complements, anchored=anchored))
+        at = end + 1
+    rest = pattern[at:]
+    if not found or None in found or _has_look_around(rest) or rest.startswith(_REPEATS):
         return None
-    if _alternates(pattern, match.end(), 1 if match["opened"] else 0):
+    if not _concerns_all(pattern, at, len(opened)):
         return None
-    words = [re.sub(r"\\(.)", r"\1", word) for word in match["words"].split("|")]
-    if max(map(len, words)) > MAX_WORD:
-        return None
-    return f"^{match['opened']}{pattern[match.end() :]}", words
+    return [f"{'^' if anchored else ''}{opened}{rest}", *(each for each in found if each)]
 
 
-def _alternates(pattern: str, at: int, level: int) -> bool:
-    """Whether ``|`` stands at the level of the look-ahead or above it, so that it doesn't concern the whole pattern."""
-    lowest, escaped, in_class = level, False, False
-    for char in pattern[at:]:
+def _said_by(sign: str, inside: str, complements: Complements, *, anchored: bool) -> str | None:
+    """A pattern that says what a look-ahead says; "" where that is nothing."""
+    if _has_look_around(inside):
+        return None
+    if sign == "=":
+        return f"^(?:{inside})" if anchored else None
+    if anchored and _WORDS.fullmatch(inside):
+        words = [re.sub(r"\\(.)", r"\1", word) for word in inside.removesuffix(".*").split("|")]
+        return without_prefix(words) if max(map(len, words)) <= MAX_WORD else None
+    if not anchored and not inside.startswith("^"):
+        return None
+    # Without an anchor it is less than could be said: behind its beginning, the text would match whatever `inside` is.
+    return complements.of(f"^(?:{inside})" if anchored else inside) or None
+
+
+def _has_look_around(pattern: str) -> bool:
+    return "(?" in pattern.replace("(?:", "")
+
+
+def _closing(pattern: str, at: int) -> int:
+    """Where the group ends that begins there, or the pattern."""
+    level = 0
+    for place, char in _syntax(pattern, at):
+        level += (char == "(") - (char == ")")
+        if level == 0:
+            return place
+    return len(pattern)
+
+
+def _syntax(pattern: str, at: int) -> Iterator[tuple[int, str]]:
+    """The characters that are neither escaped nor in a class."""
+    escaped = in_class = False
+    for place in range(at, len(pattern)):
+        char = pattern[place]
         if escaped:
             escaped = False
         elif char == "\\":
@@ -49,14 +87,24 @@ def _alternates(pattern: str, at: int, level: int) -> bool:
             in_class = char != "]"
         elif char == "[":
             in_class = True
-        elif char == "(":
-            level += 1
-        elif char == ")":
-            level -= 1
-            lowest = min(lowest, level)
-        elif char == "|" and level <= lowest:
-            return True
-    return False
+        else:
+            yield place, char
+
+
+def _concerns_all(pattern: str, at: int, level: int) -> bool:
+    """Whether what stands before `at`, in as many groups, concerns the whole pattern: no ``|`` stands beside it, and
+    none of the groups is repeated.
+    """
+    lowest = level
+    for place, char in _syntax(pattern, at):
+        level += (char == "(") - (char == ")")
+        if char == "|" and level <= lowest:
+            return False
+        if level < lowest:
+            lowest = level
+            if pattern.startswith(_REPEATS, place + 1):
+                return False
+    return True
 
 
 _Tree = dict[str, "_Tree"]

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from itertools import pairwise
 from typing import Any
 
+from server.constrain.grammar.schema.complement import Complements
 from server.constrain.grammar.schema.keywords import Schema
 from server.constrain.grammar.schema.language import MAX_WORD, none_of
 
@@ -20,8 +21,9 @@ _APART = ("array", "boolean", "null", "number", "object", "string")  # every val
 class Negations:
     """Of the schemas of one document. ``definitions``: what references name, by the whole reference."""
 
-    def __init__(self, definitions: Mapping[str, Schema]) -> None:
+    def __init__(self, definitions: Mapping[str, Schema], complements: Complements) -> None:
         self._definitions = definitions
+        self._complements = complements
         self._left = MAX_PARTS
 
     def of(self, schema: Schema, depth: int = 0) -> Schema:
@@ -39,6 +41,9 @@ class Negations:
         for key, value in schema.items():
             if key == "$ref":
                 found.append(negate(self._definitions[value]))
+            elif key == "pattern":
+                others = self._complements.of(value)
+                found += [{"type": "string", "pattern": others}] if others else []
             elif key in _NEGATIONS:
                 found += _NEGATIONS[key](value, negate)
         return any_of(found)

@@ -8,10 +8,11 @@ from collections.abc import Mapping
 from itertools import combinations
 from typing import Any
 
+from server.constrain.grammar.schema.complement import Complements
 from server.constrain.grammar.schema.disjoint import Disjointness
 from server.constrain.grammar.schema.document import unenforceable
 from server.constrain.grammar.schema.keywords import LISTS, MAPS, SINGLE, Schema
-from server.constrain.grammar.schema.language import split_look_ahead, without_prefix
+from server.constrain.grammar.schema.language import split_look_aheads
 from server.constrain.grammar.schema.negation import Negations, any_of
 from server.constrain.grammar.unique.places import MARK
 from server.errors import InvalidRequest
@@ -20,7 +21,7 @@ FORMATS = frozenset(
     ["date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"]
 )  # those that llguidance enforces (docs/json_schema.md); the others are annotations, as the standard says
 MAX_SCHEMAS = 40_000  # of the document as it is rewritten
-MAX_EXCLUDED = 4000  # characters of all words that patterns of the document exclude by ^(?!a|b)
+MAX_EXCLUDED = 60_000  # characters of all that look-aheads of the document become
 MAX_ALTERNATIVES = 64  # that one keyword may become
 _NO_MORE = {"additionalProperties": False}
 
@@ -42,7 +43,8 @@ class Rewriter:
         defs = root.get("$defs", {})
         self._definitions: dict[str, Schema] = {"#": self._root} | {f"#/$defs/{name}": d for name, d in defs.items()}
         self._defs = defs
-        self._negations = Negations(self._definitions)
+        self._complements = Complements()
+        self._negations = Negations(self._definitions, self._complements)
         self._disjoint = Disjointness(self._definitions)
         self._left = MAX_SCHEMAS
         self.narrowed = ""
@@ -78,6 +80,8 @@ class Rewriter:
                 out[key] = {name: self._schema(each, f"{below}.{name}") for name, each in value.items()}
             else:
                 out[key] = self._schema(value, below) if key in SINGLE or key == "items" else value
+        if False in more:
+            return False  # and so an object may be left open around a property that may not be
         if more:
             out["allOf"] = [*out.get("allOf", []), *(self._schema(each, place) for each in more)]
         return out
@@ -85,7 +89,7 @@ class Rewriter:
     def _negated(self, schema: Schema, keyword: str, place: str) -> Schema:
         found = self._negations.of(schema)
         self.narrowed = self.narrowed or f"{place}: the keyword '{keyword}'"
-        if found is False and schema is not True:
+        if found is False and schema not in (True, {}):
             raise unenforceable(keyword, place)
         return found
 
@@ -143,6 +147,8 @@ class Rewriter:
         n_required = len(set(own.get("required", ())))
         self.narrowed = self.narrowed or f"{place}: the keyword 'minProperties'"
         least, most = own.pop("minProperties", 0) - n_required, own.pop("maxProperties", None)
+        if most is not None and not own.get("patternProperties"):
+            own.setdefault("additionalProperties", False)  # as everywhere else, but also where schemas are joined
         closed = own.get("additionalProperties") is False and not own.get("patternProperties")
         more: list[Schema] = []
         if least == 1:
@@ -186,15 +192,14 @@ class Rewriter:
     def _text(self, own: dict[str, Any], _: str) -> list[Schema]:
         if own.get("format", "date") not in FORMATS:
             del own["format"]
-        split = split_look_ahead(own.get("pattern", ""))
+        split = split_look_aheads(own.get("pattern", ""), self._complements)
         if split is None:
             return []
-        pattern, words = split
-        self._n_excluded += sum(map(len, words))
+        self._n_excluded += sum(map(len, split[1:]))
         if self._n_excluded > MAX_EXCLUDED:  # the pattern stays, and llguidance refuses it
             return []
-        own["pattern"] = pattern
-        return [{"pattern": without_prefix(words)}]
+        own["pattern"] = split[0]
+        return [{"pattern": each} for each in split[1:]]
 
     def _one_of(self, own: dict[str, Any], place: str) -> list[Schema]:
         """`oneOf`, as branches that exclude the others."""

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.constrain.grammar.schema.language import none_of, split_look_ahead, without_prefix
+from server.constrain.grammar.schema.complement import Complements
+from server.constrain.grammar.schema.language import none_of, split_look_aheads, without_prefix
 
 WORDS = st.lists(st.text("ab-]^\\é\n", min_size=1, max_size=4), min_size=1, max_size=5)
 
@@ -21,21 +22,34 @@ def test_without_prefix_matches_what_begins_with_no_word(words: list[str], text:
     assert bool(re.fullmatch(without_prefix(words)[1:-1], text)) == (not text.startswith(tuple(words)))
 
 
+NOT_A, NOT_AWS = without_prefix(["a"]), without_prefix(["aws:"])
+
+
 @pytest.mark.parametrize(
     ("pattern", "expected"),
     [
-        ("^(?!aws:)[a-z]+$", ("^[a-z]+$", ["aws:"])),
-        (r"^((?!aws:|x\.)[a-z]*)$", ("^([a-z]*)$", ["aws:", "x."])),
+        ("^(?!aws:)[a-z]+$", ["^[a-z]+$", NOT_AWS]),
+        (r"^((?!aws:|x\.)[a-z]*)$", ["^([a-z]*)$", without_prefix(["aws:", "x."])]),
         ("^(?!a)b|c$", None),
         ("^((?!a)b|c)$", None),
-        ("^(?!a)(b|c)$", ("^(b|c)$", ["a"])),
-        ("^(?!a.*)b$", ("^b$", ["a"])),
-        ("^(?!a|b.*)b$", ("^b$", ["a", "b"])),
-        ("^(?!a$)b$", None),
-        ("^(?!a)(?!b)c$", None),
+        ("^((?!a)[a-z])*$", None),  # not only at the beginning
+        ("^((?!a)[a-z])+$", None),
+        ("^((?!a)[a-z]){2}$", None),
+        ("^((?!a)[a-z]+)?$", ["^([a-z]+)?$", NOT_A]),
+        ("^(?!a)*b$", None),
+        ("^(?!a)(b|c)$", ["^(b|c)$", NOT_A]),
+        ("^(?!a.*)b$", ["^b$", NOT_A]),
+        ("^(?!a|b.*)b$", ["^b$", without_prefix(["a", "b"])]),
+        ("^(?!a$)b$", ["^b$", Complements().of("^(?:a$)")]),
+        ("^(?!a)(?!b)c$", ["^c$", NOT_A, without_prefix(["b"])]),
+        ("^(?=[a-z)])[a-z-]+[a-z]$", ["^[a-z-]+[a-z]$", "^(?:[a-z)])"]),
+        ("(?!^[0-9]+$)([a-z0-9]+)", ["([a-z0-9]+)", Complements().of("^[0-9]+$")]),
         ("(?!a)b", None),
+        ("^(?!a(?=b))c", None),
+        ("^(?!a)(?<!b)c", None),
+        ("^(?!", None),
         ("^a$", None),
     ],
 )
-def test_a_look_ahead_is_split_off_where_it_concerns_the_whole(pattern: str, expected: object) -> None:
-    assert split_look_ahead(pattern) == expected
+def test_look_aheads_are_split_off_where_they_concern_the_whole(pattern: str, expected: object) -> None:
+    assert split_look_aheads(pattern, Complements()) == expected

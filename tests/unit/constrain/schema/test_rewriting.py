@@ -93,6 +93,28 @@ def takes(schema: Any, value: Any) -> bool:
             ["aw", "aws", "a", "waws:"],
             ["aws:", "aws:b", "xa", ""],
         ),
+        ({"type": "string", "pattern": "^((?!ab)[a-c])?$"}, ["a", "c", ""], ["ab", "cab"]),
+        ({"type": "string", "pattern": r"^(?!\s*$).{1,3}$"}, ["a", " a ", "  b"], ["", " ", "   ", "abcd"]),
+        ({"type": "string", "pattern": "^(?=[a-z])[a-z0-9-]{1,3}[a-z]$"}, ["ab", "a-b"], ["-ab", "a", "a-"]),
+        ({"type": "string", "pattern": r"^(?!\.$)(?!\.\.$)[a.]+$"}, ["...", "a", ".a"], [".", "..", ""]),
+        ({"type": "string", "pattern": "(?!^[0-9]+$)([a-z0-9]+)"}, ["a", "1a"], ["1", "12", ""]),
+        ({"type": "string", "not": {"pattern": "<<.*>>"}}, ["", "<a>", ">><<"], ["<<>>", "a<<b>>c"]),
+        ({"not": {"type": "string", "pattern": "^a"}}, ["b", 1, ""], ["a", "ab"]),
+        ({"type": "object", "properties": {"a": {"not": {}}, "b": {}}}, [{}, {"b": 1}], [{"a": 1}]),
+        (
+            {"type": "object", "properties": {"a": {}, "b": {}}, "minProperties": 1, "maxProperties": 1},
+            [{"a": 1}, {"b": 1}],
+            [{}, {"a": 1, "b": 1}, {"a": 1, "c": 1}],
+        ),
+        (
+            {
+                "properties": {"a": {"type": "string"}, "b": {"type": "null"}},
+                "if": {"properties": {"a": {"pattern": "^x"}}, "required": ["a"]},
+                "then": {"required": ["b"]},
+            },
+            [{"a": "y"}, {"a": "x", "b": None}, {"b": None}],
+            [{"a": "x"}],
+        ),
         ({"type": "string", "minLength": 2.0, "maxLength": 3.0}, ["ab"], ["a", "abcd"]),
         ({"type": "array", "uniqueItems": True, "maxItems": 1}, [[], [1]], [[1, 1]]),
         ({"contains": {"type": "null"}, "minContains": 0}, [[], [1]], []),
@@ -112,7 +134,18 @@ def test_what_it_allows_and_refuses(schema: Any, valid: list[Any], invalid: list
         ({"propertyNames": {"format": "email"}}, "json_schema: the keyword 'propertyNames'"),
         ({"allOf": [{}], "unevaluatedProperties": False}, "json_schema: the keyword 'unevaluatedProperties'"),
         ({"properties": {"a": {}}, "minProperties": 2}, "json_schema: the keyword 'minProperties'"),
-        ({"properties": {"a": {}}, "maxProperties": 1}, "json_schema: the keyword 'maxProperties'"),
+        (
+            {"properties": {"a": {}}, "patternProperties": {"^b": {}}, "maxProperties": 1},
+            "json_schema: the keyword 'maxProperties'",
+        ),
+        (
+            {"properties": {"a": {"items": {"type": "string", "pattern": "^(a|((?!ab)c))*$"}}}},
+            r"json_schema\.properties\.a\.items: the keyword 'pattern' cannot be enforced: .*look-around",
+        ),
+        (
+            {"$defs": {"x": {"patternProperties": {"^a": {}, "^[^b]": {}}}}, "$ref": "#/$defs/x"},
+            r"json_schema\.\$defs\.x: the keyword 'patternProperties' cannot be enforced: .*disjoint",
+        ),
         (
             {"propertyNames": {"$ref": "#/$defs/a"}, "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}},
             "json_schema: the keyword 'propertyNames'",
