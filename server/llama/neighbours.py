@@ -18,7 +18,7 @@ BUSY = 0.2  # of a processor that we used since the last look, or we waited, and
 GIVE_UP, TAKE_BACK = 0.5, 0.3
 """Of a processor: what others may use of one of ours until a thread less computes, and until it is back."""
 _STAT = Path("/proc/stat")
-_USER, _SYSTEM, _IRQ, _SOFT_IRQ = 0, 2, 5, 6  # not `nice`: who is nice gives way to us
+_USER, _NICE, _SYSTEM, _IRQ, _SOFT_IRQ = 0, 1, 2, 5, 6
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 
 
@@ -33,13 +33,19 @@ class Use:
 
 
 def measured() -> Use:
-    """From the kernel. Raises OSError where it does not tell."""
+    """From the kernel. Who is nice gives way to us, so he is left out, unless this thread is nice, too.
+
+    Raises OSError where the kernel does not tell.
+    """
+    counted = [_USER, _SYSTEM, _IRQ, _SOFT_IRQ]
+    if os.getpriority(os.PRIO_PROCESS, 0) > 0:
+        counted.append(_NICE)  # what we compute is in it
     mine = {f"cpu{cpu}" for cpu in os.sched_getaffinity(0)}
     ticks = 0
     for line in _STAT.read_text().splitlines():
         name, *fields = line.split()
         if name in mine:
-            ticks += sum(int(fields[i]) for i in (_USER, _SYSTEM, _IRQ, _SOFT_IRQ))
+            ticks += sum(int(fields[i]) for i in counted)
     own_s = time.process_time()
     return Use(time.monotonic(), ticks / _TICKS_PER_S - own_s, own_s, len(mine))
 

@@ -1,6 +1,7 @@
 """Threads that compute beside neighbours."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
@@ -70,6 +71,21 @@ def test_looks_are_rare_and_what_others_use_while_nothing_is_computed_says_nothi
     assert machine.after(threads, 2.0, seconds=60.0, own=0.01) == [None]
     assert machine.after(threads, 2.0, own=0.1) == [None]  # a client that prepares its next request
     assert machine.after(threads, 2.0, seconds=3.0) == [(1, 1)]  # one long step
+
+
+@pytest.mark.parametrize(("nice", "others_s"), [(0, 60.0), (5, 90.0), (-5, 60.0)])
+def test_who_is_nice_counts_others_that_are(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, nice: int, others_s: float
+) -> None:
+    stat = tmp_path / "stat"
+    stat.write_text("cpu 0 0 0\ncpu0 4000 3000 2000 900000 0 500 500 0\ncpu1 9 9 9 9 9 9 9\n")
+    monkeypatch.setattr(neighbours, "_STAT", stat)
+    monkeypatch.setattr(neighbours, "_TICKS_PER_S", 100)
+    monkeypatch.setattr("server.llama.neighbours.os.sched_getaffinity", lambda _: {0})
+    monkeypatch.setattr("server.llama.neighbours.os.getpriority", lambda *_: nice)
+    monkeypatch.setattr("server.llama.neighbours.time.process_time", lambda: 10.0)
+    found = measured()
+    assert (found.others_s, found.own_s, found.n_cpus) == (others_s, 10.0, 1)
 
 
 @pytest.mark.skipif(not neighbours._STAT.exists(), reason="Linux only")
