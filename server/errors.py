@@ -26,12 +26,25 @@
 `transport.handlers` gives each class its status and llama-server's ``type``.
 """
 
+import re
+
 _SHOWN_CHARS = 100
+_USER = re.compile(r"(?:(?<=://)|^)[^/?#\s]*@")
+MASK = "****"  # a secret, where others may read
 
 
 def short(words: str) -> str:
     """A client's own words as a message repeats them."""
     return words if len(words) <= _SHOWN_CHARS else words[:_SHOWN_CHARS] + "…"
+
+
+def without_credentials(address: str) -> str:
+    """An address as others may see it: its user and password, and the values in its query, are masked, since tokens
+    and signatures stand there."""
+    place, mark, query = address.partition("?")
+    names = [each.partition("=") for each in query.split("&")]
+    values = [f"{name}={MASK}" if equals else MASK for name, equals, _ in names] if query else []
+    return _USER.sub(f"{MASK}@", place) + mark + "&".join(values)
 
 
 class LlamapoolError(Exception):

@@ -23,11 +23,12 @@ import yaml
 
 from server import __version__, logs
 from server.cli import key_commands, model_commands
-from server.errors import ConfigError, LlamapoolError
+from server.errors import MASK, ConfigError, LlamapoolError
 from server.listen import check_reach, check_tls, open_listeners
 from server.options.read.flags import COMPLETION_FLAG, DEVICES_FLAG
 from server.options.reference import completion, help_text, json_schema, markdown
 from server.options.table.option import SettingsModel
+from server.options.table.values import without_secrets
 from server.pool.spec import ModelSpec
 from server.settings import TABLE, Settings, check_files, load_settings, model_specs
 from server.transport.connections import most_connections, most_handshakes
@@ -40,7 +41,6 @@ OK, NOT_STARTED, WRONG = 0, 1, 2
 _HELP = frozenset({"-h", "--help", "--usage"})
 _CACHE_LIST = frozenset({"-cl", "--cache-list"})
 _ROOT = Path(__file__).resolve().parents[2]
-_HIDDEN = "****"  # a secret, where settings are printed
 _GRACE_S = 10.0  # for uvicorn to close connections after the application has drained
 _PREPARE_GRACE_S = 2.0  # for threads that prepare a request, after everything else has ended
 
@@ -178,14 +178,23 @@ def reference_files() -> dict[str, str]:
 
 
 def effective_yaml(settings: Settings) -> str:
-    """What is set, by whichever source, as a YAML file that would give the same settings; keys are masked."""
+    """What is set, by whichever source, as a YAML file that would give the same settings; keys and what addresses hold
+    of passwords and tokens are masked."""
     server = _plain(settings.server)
-    hidden = {"api_keys": [_HIDDEN] * len(settings.server.api_keys), "hf_token": _HIDDEN}
+    hidden = {"api_keys": [MASK] * len(settings.server.api_keys), "hf_token": MASK}
     server |= {name: shown for name, shown in hidden.items() if server.get(name)}
     models = {model_id: _plain(model) for model_id, model in settings.models.items()}
     for folder in ("models_dir", "models_preset"):  # their models stand under models
         server.pop(folder, None)
-    return yaml.safe_dump({"server": server, "models": models}, sort_keys=False)
+    return yaml.safe_dump(_masked({"server": server, "models": models}), sort_keys=False)
+
+
+def _masked(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _masked(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_masked(each) for each in value]
+    return without_secrets(value) if isinstance(value, str) else value
 
 
 def hub_command(run: Callable[[Sequence[str]], None], words: list[str]) -> int:

@@ -19,7 +19,7 @@ from huggingface_hub import constants, get_session
 from huggingface_hub.utils import build_hf_headers
 
 from server import __version__
-from server.errors import DownloadFailed, NotFound
+from server.errors import DownloadFailed, NotFound, without_credentials
 from server.hub.cache import is_commit, is_inside, is_oid
 from server.hub.choice import HubFile
 
@@ -271,7 +271,7 @@ def refusal(response: httpx2.Response, what: str) -> NotFound | DownloadFailed:
 
 def host_of(url: str) -> str:
     """Host and port: the rest of an address may hold a signature."""
-    return urlsplit(url).netloc.rpartition("@")[2] or url[:100]
+    return urlsplit(url).netloc.rpartition("@")[2] or without_credentials(url)[:100]
 
 
 def _file(item: object) -> HubFile | None:

@@ -8,6 +8,7 @@ import orjson
 from server.options.read.presets import LOAD_ON_STARTUP
 from server.options.table.model import ModelSettings
 from server.options.table.option import OptionRow, Table
+from server.options.table.values import without_secrets
 from server.pool.spec import ScaledFile
 
 
@@ -49,7 +50,7 @@ def _words(entry: OptionRow, value: Any) -> Iterator[str]:
 
 
 def _text(value: Any) -> str:
-    """As a flag's value is written."""
+    """As a flag's value is written; clients may read it (GET /models)."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, ScaledFile):
@@ -58,4 +59,4 @@ def _text(value: Any) -> str:
         return ",".join(map(_text, value))
     if isinstance(value, dict):
         return orjson.dumps(value).decode()
-    return str(value).replace("\n", "\\n")
+    return without_secrets(str(value)).replace("\n", "\\n")

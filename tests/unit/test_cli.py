@@ -113,6 +113,25 @@ def test_check_config_prints_what_it_comes_to_with_keys_masked(
     assert set(found["server"]) == {"api_keys", "port"}, "what nobody has set is not in the way"
 
 
+def test_check_config_masks_what_addresses_hold_of_passwords_and_tokens(tmp_path: Path) -> None:
+    config = tmp_path / "pool.yaml"
+    model = {
+        "model_url": "https://alice:hidden@models.example/o/m.gguf?token=hidden&download=hidden",
+        "mmproj_url": "https://models.example/eyes.gguf?hidden",
+        "chat_template": "see https://a:b@c/?d=e",
+    }
+    server = {"slot_save_path": "sftp://bob:hidden@store/slots"}
+    config.write_text(yaml.safe_dump({"server": server, "models": {"a": model}}))
+    settings = load_settings([], {}, config)
+    printed = effective_yaml(settings)
+    assert "hidden" not in printed
+    found = yaml.safe_load(printed)
+    assert found["server"]["slot_save_path"] == "sftp://****@store/slots"
+    assert found["models"]["a"]["model_url"] == "https://****@models.example/o/m.gguf?token=****&download=****"
+    assert found["models"]["a"]["mmproj_url"] == "https://models.example/eyes.gguf?****"
+    assert found["models"]["a"]["chat_template"] == model["chat_template"], "it is no address"
+
+
 @pytest.mark.parametrize(
     ("words", "expected"),
     [

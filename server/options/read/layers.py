@@ -8,7 +8,9 @@ from typing import Any
 
 from pydantic_core import ErrorDetails
 
+from server.errors import without_credentials
 from server.options.table.option import Option, OptionRow, Section, SettingsModel, Table, descriptions
+from server.options.table.values import without_secrets
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +56,12 @@ def mistake(details: ErrorDetails, where: str, layer: Layer, fallback: str, mode
     given = layer[key]
     if details["type"] == "extra_forbidden":
         return f"{given.source}: {where}.{key} belongs to one model; set models.<id>.{key}"
-    shown = repr(str(given.value) if isinstance(given.value, Path) else given.value)
-    if any(isinstance(item, Option) and item.secret for item in model.model_fields[key].metadata):
+    of = [item for item in model.model_fields[key].metadata if isinstance(item, Option)]
+    words = str(given.value) if isinstance(given.value, str | Path) else given.value
+    if isinstance(words, str):  # of what should be an address, but has no beginning, a password may be left, too
+        words = without_credentials(words) if any(item.metavar == "URL" for item in of) else without_secrets(words)
+    shown = repr(words)
+    if any(item.secret for item in of):
         shown = "a value that is not shown"
     shown = shown if len(shown) <= 80 else shown[:77] + "..."
     return f"{given.source}: {where}.{key} {message[0].lower()}{message[1:]}, not {shown}"

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
 
-from server.errors import ConfigError, LlamapoolError
+from server.errors import ConfigError, LlamapoolError, without_credentials
 from server.hub.cache import CachedModel
 from server.hub.hub import Hub
 from server.hub.reference import Reference
@@ -116,7 +116,7 @@ def _named_model(inputs: Inputs, where: Layer) -> tuple[str, Layer]:
     """The model of -m and the like; its id by llama-server's rule: the first alias in order, or what is named."""
     name = next(str(where[key].value) for key in ("hf", "docker_repo", "path", "model_url") if key in where)
     if "path" not in where and "model_url" in where:
-        name = urlsplit(name).path.rpartition("/")[2] or name
+        name = urlsplit(name).path.rpartition("/")[2] or without_credentials(name)
     aliases = inputs.flags.model.get("aliases") or inputs.variables.model.get("aliases")
     if aliases is None:
         return name, where

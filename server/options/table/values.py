@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AllowInfNan, BeforeValidator, Field, WithJsonSchema
 
 from server.engine.request import SAMPLER_LETTERS, SAMPLERS, sampler_named
-from server.errors import ConfigError
+from server.errors import ConfigError, without_credentials
 
 TRUE = ("on", "enabled", "true", "1")  # llama.cpp common/arg.cpp, is_truthy and is_falsey
 FALSE = ("off", "disabled", "false", "0")
@@ -214,6 +214,11 @@ def read_place(value: object) -> object:
 def is_address(value: object) -> bool:
     """Whether it is such as s3://bucket/folder."""
     return isinstance(value, str) and "://" in value
+
+
+def without_secrets(value: str) -> str:
+    """A text as others may see it: without the credentials of the address that it is."""
+    return without_credentials(value) if is_address(value) and not re.search(r"\s", value) else value
 
 
 Place = Annotated[Path | str, BeforeValidator(read_place), WithJsonSchema({"type": "string"})]

@@ -12,7 +12,14 @@ from contextlib import contextmanager
 from datetime import datetime
 from typing import Any, BinaryIO, cast
 
-from server.errors import ConfigError, InternalError, InvalidRequest, LlamapoolError, PermissionDenied
+from server.errors import (
+    ConfigError,
+    InternalError,
+    InvalidRequest,
+    LlamapoolError,
+    PermissionDenied,
+    without_credentials,
+)
 from server.pool.saved.slot_files import Listed, too_much
 
 _IN_MEMORY = 64 << 20  # bytes; more are kept in a file until they are sent
@@ -32,7 +39,7 @@ class AddressFiles:
         try:
             self._store, self._path = fsspec.core.url_to_fs(self.address)  # type: ignore[no-untyped-call]
         except (ImportError, ValueError) as error:
-            raise ConfigError(f"{address}: {error}; for s3:// pip install s3fs") from None
+            raise ConfigError(f"{without_credentials(address)}: {error}; for s3:// pip install s3fs") from None
 
     def of(self, owner: str) -> "AddressFiles":
         """Those of one owner."""
@@ -107,4 +114,6 @@ def _told(address: str, verb: str) -> Iterator[None]:
     except FileNotFoundError:
         raise InvalidRequest(f"Unable to {verb} slot: there is no such file", "filename") from None
     except Exception as error:  # each store's package has errors of its own
-        raise InternalError(f"Unable to {verb} slot: {address}: {error or type(error).__name__}") from error
+        raise InternalError(
+            f"Unable to {verb} slot: {without_credentials(address)}: {error or type(error).__name__}"
+        ) from error

@@ -22,7 +22,7 @@ from server.engine.kv.disk_cache import FolderInUse
 from server.engine.kv.ram_cache import KeptState
 from server.engine.kv.state import SlotState
 from server.engine.lora import Tuning
-from server.errors import InternalError, InvalidRequest, LlamapoolError
+from server.errors import InternalError, InvalidRequest, LlamapoolError, without_credentials
 from server.pool.model import LoadedModel
 from server.pool.saved.address_files import AddressFiles
 from server.pool.saved.slot_file import FORMAT, Description, encode, open_saved
@@ -74,7 +74,8 @@ class StateFolder:
         self._files: SavedFiles
         self._path: Path | None = None  # None at an address
         if isinstance(root, str):
-            self._files, self._where = AddressFiles("/".join((root.rstrip("/"), *own)), secret=secret), root
+            self._files = AddressFiles("/".join((root.rstrip("/"), *own)), secret=secret)
+            self._where = without_credentials(root)
         else:
             self._path = root.joinpath(*own)
             self._files, self._where = SlotFiles(self._path), str(self._path)

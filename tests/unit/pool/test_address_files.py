@@ -56,8 +56,9 @@ def test_each_owner_has_its_own(files: SavedFiles) -> None:
 
 
 def test_an_address_that_nobody_speaks() -> None:
-    with pytest.raises(ConfigError, match="nosuch"):
-        AddressFiles("nosuch://bucket")
+    with pytest.raises(ConfigError, match=r"^nosuch://\*\*\*\*@bucket/a\?key=\*\*\*\*: ") as refused:
+        AddressFiles("nosuch://ada:secret@bucket/a?key=secret")
+    assert "secret" not in refused.value.message
 
 
 def test_a_store_that_fails_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -69,6 +69,8 @@ def test_keys_of_a_preset(tmp_path: Path) -> None:
     [
         ("ctx-sze = 1", r"preset.ini:2: \[m\] unknown key 'ctx-sze'; did you mean 'ctx-size'"),
         ("model-url = x", r"preset.ini:2: models.m.model_url should begin with http:// or https://, not 'x'"),
+        ("model-url = alice:secret@h/m.gguf?t=secret", r"models.m.model_url .*, not '\*\*\*\*@h/m.gguf\?t=\*\*\*\*'"),
+        ("model-url = ftp://alice:secret@h/m.gguf", r"models.m.model_url .*, not 'ftp://\*\*\*\*@h/m.gguf'"),
         ("stop-timeout = 5", r"\[m\] 'stop-timeout' is an option of llama-server"),
         ("port = 1", r"\[m\] 'port' is the server's, not a model's; remove it"),
         ("offline = false", r"\[m\] 'offline' is the server's, not a model's"),

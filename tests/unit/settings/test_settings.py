@@ -41,6 +41,17 @@ def test_a_line_for_llama_server_needs_no_yaml() -> None:
     assert (model.native.n_ctx, model.native.n_parallel) == (4096, 4)
 
 
+@pytest.mark.parametrize("name", ["m.gguf", ""])
+def test_what_clients_may_read_of_a_model_holds_no_credentials(name: str) -> None:
+    """GET /models tells them its id, the flags that would serve it, and its section of a preset."""
+    given = f"https://alice:secret@h/{name}?token=secret"
+    [model] = model_specs(settings("-mu", given))
+    assert model.remote is not None
+    assert model.remote.url == given
+    assert f"https://****@h/{name}?token=****" in model.args
+    assert "secret" not in " ".join([model.id, *model.args, model.preset])
+
+
 def test_llama_servers_docker_environment_needs_no_yaml() -> None:
     env = {
         "LLAMA_ARG_MODEL": "/models/my_model.gguf",
