@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from server.constrain.grammar.schema.complement import Complements
@@ -53,3 +53,30 @@ NOT_A, NOT_AWS = without_prefix(["a"]), without_prefix(["aws:"])
 )
 def test_look_aheads_are_split_off_where_they_concern_the_whole(pattern: str, expected: object) -> None:
     assert split_look_aheads(pattern, Complements()) == expected
+
+
+INSIDE = st.sampled_from(["a", "a|b", "a$", "^a", "[ab]c", "a.*", ".b", "a+$", "^b|c", "^[ab]+$", "\\.", "(?:a|b)c"])
+REST = st.sampled_from(
+    ["[a-c.]+", "[a-c]*$", "a|b", "(?:a|b)$", ".", "b?c", "b)", "[ab])*$", "b|c)$", "(b)|c)", "c))?$", "]"]
+)
+
+
+@settings(max_examples=1500)
+@given(
+    st.sampled_from(["^", "", "^(", "(^"]),
+    st.lists(st.tuples(st.sampled_from("!="), INSIDE), min_size=1, max_size=2),
+    REST,
+    st.text("abc.", max_size=5),
+)
+def test_what_is_split_off_matches_nothing_more(
+    begin: str, aheads: list[tuple[str, str]], rest: str, text: str
+) -> None:
+    pattern = begin + "".join(f"(?{sign}{inside})" for sign, inside in aheads) + rest
+    found = split_look_aheads(pattern, Complements())
+    if found is not None:
+        try:
+            wanted = re.search(pattern, text)
+        except re.error:
+            return
+        spelled = [re.sub(r"\\x\{([0-9a-f]+)\}", lambda code: f"\\U{int(code[1], 16):08x}", each) for each in found]
+        assert wanted or not all(re.search(each, text) for each in spelled)
