@@ -87,9 +87,12 @@ def written(schema: object, what: str) -> Written:
     rewriter = Rewriter(plain, what, document.places, exclusive=False)
     rewritten = _rewritten(rewriter, what)
     text = _text(rewritten)
-    if '"oneOf"' in text and (rewriter.narrowed or _overlaps(text)):
+    if '"oneOf"' in text and (rewriter.narrowed or "oneOf constraints" in _problem(text)):
         rewriter = Rewriter(plain, what, document.places, exclusive=True)
         rewritten = _rewritten(rewriter, what)
+        if _problem(_text(rewritten)).startswith("Unsatisfiable"):
+            rewriter = Rewriter(plain, what, document.places, exclusive=True, named=True)
+            rewritten = _rewritten(rewriter, what)
     unique = UniquePlaces(rewritten, rewriter.unique) if rewriter.unique else None
     # Behind what looks for overlaps: closed branches overlap less than the client's.
     return Written(_text(_closed_document(rewritten)), unique, rewriter.narrowed)
@@ -100,9 +103,10 @@ def grammar_text(schema: str) -> str:
     return f'{{"grammars": [{{"json_schema": {schema}}}]}}'
 
 
-def _overlaps(text: str) -> bool:
-    """Whether llguidance cannot tell the branches of a `oneOf` apart."""
-    return "oneOf constraints" in llguidance.LLMatcher.validate_grammar(grammar_text(text))
+def _problem(text: str) -> str:
+    """What llguidance says against a schema, that it cannot tell branches of a `oneOf` apart for instance."""
+    problem: str = llguidance.LLMatcher.validate_grammar(grammar_text(text))
+    return problem
 
 
 def _rewritten(rewriter: Rewriter, what: str) -> dict[str, Any]:

@@ -32,13 +32,17 @@ class Rewriter:
     ``exclusive``: the branches of every `oneOf` are made to exclude each other, for those that llguidance can't tell
     apart, and where a branch was ``narrowed``: less than it allows is written, so that the others would get more. It
     holds the first place and keyword of which that may be so.
+    ``named``: branches may also be told apart by properties that only one of them has; that makes them much larger.
     ``unique``: the first place where the items of an array must differ.
     """
 
-    def __init__(self, root: Mapping[str, Any], what: str, places: Mapping[str, str], *, exclusive: bool) -> None:
+    def __init__(
+        self, root: Mapping[str, Any], what: str, places: Mapping[str, str], *, exclusive: bool, named: bool = False
+    ) -> None:
         self._what = what
         self._places = places
         self._exclusive = exclusive
+        self._named = named
         self._root = {key: value for key, value in root.items() if key != "$defs"}
         defs = root.get("$defs", {})
         self._definitions: dict[str, Schema] = {"#": self._root} | {f"#/$defs/{name}": d for name, d in defs.items()}
@@ -220,11 +224,16 @@ class Rewriter:
         refused = {n: self._negations.of(branches[n]) for n, others in overlaps.items() if others}
         kept = []
         for n, branch in enumerate(branches):
-            others = [refused[m] for m in overlaps[n]]
+            others = [any_of([refused[m], *self._marks(branch, branches[m])]) for m in overlaps[n]]
             if False in others:
                 raise self._overlaps(place)
             kept.append({"allOf": [branch, *others]} if others else branch)
         return [any_of(kept)]
+
+    def _marks(self, branch: Schema, other: Schema) -> list[Schema]:
+        """Objects of one branch that another refuses, since it does not have one of their properties."""
+        names = self._disjoint.names_apart(branch, other) if self._named else ()
+        return [{"type": "object", "required": [name]} for name in names]
 
     def _overlaps(self, place: str) -> InvalidRequest:
         return InvalidRequest(f"{place}: 'oneOf' whose branches may overlap cannot be enforced, use 'anyOf'", place)

@@ -89,6 +89,16 @@ def takes(schema: Any, value: Any) -> bool:
             [{"name": "a"}, {"$ref": 1}, 1],
         ),
         (
+            {
+                "oneOf": [
+                    {"type": "object", "properties": {name: {"type": "integer"}}, "additionalProperties": False}
+                    for name in ("a", "b", "c")
+                ]
+            },
+            [{"a": 1}, {"b": 1}, {"c": 1}],
+            [{}, {"a": 1, "b": 1}, {"a": "x"}],
+        ),
+        (
             {"type": "string", "pattern": "^(?!aws:|x)[a-z:]+$"},
             ["aw", "aws", "a", "waws:"],
             ["aws:", "aws:b", "xa", ""],
