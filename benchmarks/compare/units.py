@@ -150,7 +150,7 @@ def measure(server: str, unit: Unit, wanted: tuple[str, ...], seed: int, machine
                 if own is not None:
                     figures = own(running, session, setting, start_s)
                 else:
-                    figures = run(_scenario(name), session, setting)
+                    figures = run(named_scenario(name), session, setting)
                 seen.append(Measured(name, figures, others.share()))
             yield min(seen, key=lambda measured: measured.others)
 
@@ -162,7 +162,8 @@ def _inside(machine: Machine) -> Measured:
     return Measured("inside", json.loads(found.stdout), others.share())
 
 
-def _scenario(name: str) -> Scenario:
+def named_scenario(name: str) -> Scenario:
+    """Of the bench."""
     return named(name.removeprefix("real-").removesuffix("-yielding"))[0]
 
 
@@ -170,7 +171,7 @@ def _rest(running: RealServer, session: ModelClient, setting: Setting, start_s: 
     """Of a process that has answered one request, and after the load of three scenarios."""
     idle = idle_percent(running.process.pid, IDLE_S)
     for name in ("one", "slots", "rate"):
-        run(_scenario(name), session, setting)
+        run(named_scenario(name), session, setting)
     return {"start s": start_s, "idle CPU %": idle, "peak MB": peak_mb(running.process.pid)}
 
 
@@ -183,7 +184,7 @@ def _steady(running: RealServer, session: ModelClient, setting: Setting, _start_
 
 
 def _many(session: ModelClient, setting: Setting, n_requests: int) -> None:
-    rate = _scenario("rate")
+    rate = named_scenario("rate")
     per_run = 240  # requests of the scenario at full scale
     for number in range(max(1, round(n_requests * setting.scale / per_run))):
         run(rate, session, Setting(setting.seed * 1_000_003 + number, setting.n_parallel, 1.0, setting.fit))

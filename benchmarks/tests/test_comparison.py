@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from benchmarks.compare import __main__ as compare
+from benchmarks.compare import turns
 from benchmarks.compare.goals import GOALS, Goal
 from benchmarks.compare.units import NAMES, TITLES, UNITS, Measured, Unit
 from benchmarks.report import collect, tables
@@ -170,3 +171,12 @@ def test_the_tables_say_what_was_reached_and_how_quiet_it_was(
     assert "1.00 (1.00 to 1.00) | met |" in page
     assert "requests/s | at least 1 of the peer's |  |  |  | not measured |" in page
     assert "Other processes had 1.3% of the processors meanwhile in the median, 1.3% at worst." in page
+
+
+def test_turns_are_compared_one_by_one_and_together() -> None:
+    rates = {"llamapool": [10.0, 20.0, 10.0, 40.0], "peer": [10.0, 10.0, 20.0, 20.0], "llamapool -x": [6.0] * 4}
+    assert turns.rows("one", rates) == [
+        "| one stream | llamapool | 15.0 | 1.50 (0.62 to 2.00) | 1.09 |",
+        "| one stream | peer | 15.0 | |  |",
+        "| one stream | llamapool -x | 6.0 | 0.45 (0.30 to 0.60) | 0.45 |",
+    ]
