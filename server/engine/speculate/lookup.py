@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from random import Random
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,8 +53,15 @@ class TextSource(ABC):
     """Guesses from a sequence's tokens, of which the first ``n_indexed`` are known to its index. Nothing here may take
     long."""
 
+    MAY_LACK: ClassVar[int] = 0
+    """Of the text's last tokens, that need not be indexed for a guess."""
+
     tokens: list[int] = field(default_factory=list)
     n_indexed: int = 0
+
+    @property
+    def _lacks(self) -> bool:
+        return len(self.tokens) - self.n_indexed > self.MAY_LACK
 
     def extend(self, tokens: Sequence[int]) -> None:
         """`tokens` came to the text; they are indexed later."""
@@ -70,9 +78,15 @@ class TextSource(ABC):
         self.n_indexed = stop
         return stop - start
 
-    @abstractmethod
     def guess(self, most: int) -> list[int]:
         """At most `most` tokens that may follow; none where nothing is found, or the text is not indexed yet."""
+        if self._lacks:
+            self.catch_up()
+        return [] if self._lacks else self._guess(most)
+
+    @abstractmethod
+    def _guess(self, most: int) -> list[int]:
+        """As `guess`, of an indexed text."""
 
     @abstractmethod
     def _index(self, start: int, stop: int) -> None:
@@ -138,12 +152,8 @@ class Lookup(TextSource):
     def _index(self, start: int, stop: int) -> None:
         self._ends.add(self.tokens, start, stop)
 
-    def guess(self, most: int) -> list[int]:
-        """At most `most` tokens; none where nothing is found, or the text is not indexed yet."""
-        self.catch_up()
+    def _guess(self, most: int) -> list[int]:
         tokens = self.tokens
-        if self.n_indexed < len(tokens):
-            return []
         at = self._ends.find(tokens)
         if not at and not self._follows:
             return []
@@ -177,11 +187,10 @@ class NgramSimple(TextSource):
     def _index(self, start: int, stop: int) -> None:
         self._ends.add(self.tokens, start, stop)
 
-    def guess(self, most: int) -> list[int]:
+    def _guess(self, most: int) -> list[int]:
         """No fewer than ``size_n`` tokens, if `most` allows it."""
-        self.catch_up()
         tokens = self.tokens
-        if self.n_indexed < len(tokens) or len(tokens) <= self._n + self._m + 2:
+        if len(tokens) <= self._n + self._m + 2:
             return []
         at = self._ends.find(tokens)
         n = min(self._m, len(tokens) - 1 - at)
@@ -207,12 +216,11 @@ class NgramMap(TextSource):
             if len(places) > _MOST_PLACES:
                 del places[0]
 
-    def guess(self, most: int) -> list[int]:
+    def _guess(self, most: int) -> list[int]:
         """What followed, where all ``size_m`` tokens of it are known."""
-        self.catch_up()
         tokens, n, m = self.tokens, self._n, self._m
         self._guessed = ()
-        if self.n_indexed < len(tokens) or len(tokens) <= 2 * n + m:
+        if len(tokens) <= 2 * n + m:
             return []
         last = tuple(tokens[-n:])
         known = len(tokens) - 2 - m
@@ -270,7 +278,9 @@ class HashTable:
 
 
 class NgramMod(TextSource):
-    """`ngram-mod`."""
+    """`ngram-mod`. The table has other texts, too, and what is sampled comes into it some tokens at a time."""
+
+    MAY_LACK = _POOL_CHUNK
 
     def __init__(self, pool: HashTable, n_min: int, n_max: int) -> None:
         super().__init__()
@@ -281,10 +291,8 @@ class NgramMod(TextSource):
     def _index(self, start: int, stop: int) -> None:
         self._pool.add(self.tokens, start, stop)
 
-    def guess(self, most: int) -> list[int]:
+    def _guess(self, most: int) -> list[int]:
         """No fewer than ``n_min`` tokens, if `most` allows it."""
-        if len(self.tokens) - self.n_indexed > _POOL_CHUNK:
-            self.catch_up()
         n = self._pool.n
         if len(self.tokens) < n:
             return []
@@ -317,10 +325,9 @@ class NgramCache(TextSource):
                     counts = own.setdefault(tuple(tokens[at - size : at]), {})
                     counts[tokens[at]] = counts.get(tokens[at], 0) + 1
 
-    def guess(self, most: int) -> list[int]:
+    def _guess(self, most: int) -> list[int]:
         """At most eight tokens, as llama-server."""
-        self.catch_up()
-        if self.n_indexed < len(self.tokens) or len(self.tokens) < _STATIC_SIZE:
+        if len(self.tokens) < _STATIC_SIZE:
             return []
         run = self.tokens[-_CACHE_SIZES[-1] :]
         n = len(run)
