@@ -37,8 +37,7 @@ class Ticket:
     ready_at: tuple[float, ...] = (-math.inf,)
     anyway_at: float = -math.inf
     n_own: tuple[int, ...] = (0,)
-    instance: int = 0  # where it costs least; who took it, once it is ``taken``
-    taken: bool = False
+    instance: int = 0  # where it costs least; who took it, once it does not wait in the `ModelQueue`
     hashes: PrefixHashes = field(default_factory=PrefixHashes)  # of the prompt, as far as the event loop asked for it
     queued_at: float = 0.0
 

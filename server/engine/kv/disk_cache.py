@@ -207,7 +207,7 @@ class DiskCache:
             if self.shared and self.kept.holds(entry.tokens, entry.tuning):
                 continue
             entry.used_at += now
-            entry.floor = 0 if self._can_cut else len(entry.tokens)
+            entry.can_cut = self._can_cut
             self._keep(entry, now)
 
     def _keep(self, entry: KeptState, now: float) -> None:
@@ -250,7 +250,7 @@ class DiskCache:
         name = f"{secrets.token_hex(8)}.state"
         size = self._files.write(name, state.saved)
         hashes = state.hashes.copy()
-        self._keep(KeptState(state.saved.without_bytes, size, state.used_at, state.floor, name, hashes=hashes), now)
+        self._keep(KeptState(state.saved.without_bytes, size, state.used_at, state.can_cut, name, hashes=hashes), now)
 
     def _read(self, entry: KeptState) -> KeptState | None:
         try:

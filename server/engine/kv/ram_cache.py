@@ -36,14 +36,14 @@ def min_limit(one: int, other: int) -> int:
 class KeptState:
     """What a slot held, kept without one: in RAM, or in the file ``name``; then ``saved`` has no bytes.
 
-    ``size`` is what it takes there, in bytes; ``floor`` as in `Slot`. ``used_at`` makes its value; ``n_used`` counts
-    how often it was of use since it is kept.
+    ``size`` is what it takes there, in bytes. It can be cut anywhere (``can_cut``), or is of use whole and at its
+    checkpoints. ``used_at`` makes its value; ``n_used`` counts how often it was of use since it is kept.
     """
 
     saved: SlotState
     size: int
     used_at: float
-    floor: int = 0
+    can_cut: bool = True
     name: str = ""
     n_used: int = 0
     hashes: PrefixHashes = field(default_factory=PrefixHashes)
@@ -60,7 +60,8 @@ class KeptState:
         """How many of its first `n` tokens a sequence under `wanted` may take over."""
         saved = self.saved
         n = whole(saved.media, reusable(min(n, saved.n_exact), saved.tuning, wanted))
-        return reach(n, len(saved.tokens), self.floor, [c.n_tokens for c in saved.checkpoints])
+        floor = 0 if self.can_cut else len(saved.tokens)
+        return reach(n, len(saved.tokens), floor, [c.n_tokens for c in saved.checkpoints])
 
     def value(self, now: float) -> float:
         """What keeping it is good for."""
@@ -76,7 +77,7 @@ def in_ram(saved: SlotState, used_at: float, *, can_cut: bool = True, hashes: Pr
     """`saved` as an entry; `hashes` are those of its tokens, where somebody has them."""
     size = size_of(len(saved.state), len(saved.tokens), saved.checkpoints)
     known = PrefixHashes() if hashes is None else hashes.copy()
-    return KeptState(saved, size, used_at, 0 if can_cut else len(saved.tokens), hashes=known)
+    return KeptState(saved, size, used_at, can_cut, hashes=known)
 
 
 @dataclass(slots=True)

@@ -190,7 +190,8 @@ class ModelQueue:
 
     def taken_by(self, instance: int) -> "list[Ticket]":
         """Requests that wait or run there."""
-        return [ticket for ticket in self.open.values() if ticket.taken and ticket.instance == instance]
+        with self._lock:
+            return [t for t in self.open.values() if t.instance == instance and id(t) not in self._waiting]
 
     # ---- on step threads
 
@@ -230,7 +231,7 @@ class ModelQueue:
         for ticket in tickets:
             del self._waiting[id(ticket)]
             self.n_waiting -= ticket.request.n
-            ticket.instance, ticket.taken = instance, True
+            ticket.instance = instance
             self._held[ticket.request.client] += ticket.n_to_compute
             self._n_taken += 1
         return tickets

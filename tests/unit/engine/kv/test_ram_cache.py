@@ -70,7 +70,7 @@ def test_a_state_larger_than_the_tier_is_not_kept() -> None:
 def test_a_model_that_cannot_be_cut_only_takes_whole_states() -> None:
     cache = StateCache(-1)
     entry = ram_state([1, 2, 3])
-    entry.floor = 3
+    entry.can_cut = False
     cache.put(entry, 0.0)
     assert cache.match([1, 2, 9], BARE, 0) == (None, 0)
     assert cache.match([1, 2, 3, 9], BARE, 0)[1] == 3

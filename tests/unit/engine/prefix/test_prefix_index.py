@@ -12,9 +12,9 @@ LORA = Tuning(((0, 1.0),), 0)
 HALF = BLOCK // 2
 
 
-def entry(tokens: list[int], tuning: Tuning = BARE, floor: int = 0, places: tuple[int, ...] = ()) -> KeptState:
+def entry(tokens: list[int], tuning: Tuning = BARE, can_cut: bool = True, places: tuple[int, ...] = ()) -> KeptState:
     checkpoints = tuple(Checkpoint(place, b"") for place in places)
-    return KeptState(SlotState(tokens, b"", tuning, NEVER, checkpoints), 1, 0.0, floor)
+    return KeptState(SlotState(tokens, b"", tuning, NEVER, checkpoints), 1, 0.0, can_cut)
 
 
 def text(*parts: int) -> list[int]:
@@ -25,7 +25,7 @@ def text(*parts: int) -> list[int]:
 texts = st.lists(st.integers(0, 2), min_size=0, max_size=9).map(lambda parts: text(*parts))
 tunings = st.sampled_from([BARE, LORA, Tuning(((1, 1.0),), BLOCK + 3)])
 entries = st.builds(
-    lambda tokens, tuning, whole: entry(tokens or [1], tuning, len(tokens) if whole else 0, (HALF, 2 * BLOCK)),
+    lambda tokens, tuning, can_cut: entry(tokens or [1], tuning, can_cut, (HALF, 2 * BLOCK)),
     texts,
     tunings,
     st.booleans(),
