@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 from server.engine.lora import Tuning, reusable
 from server.engine.prefix.hashes import BLOCK, PrefixHashes, common_prefix
+from server.engine.schedule.prefill import UNSEEN_RATE
 from server.engine.sequence import Phase, Slot, Ticket
 from server.engine.stats import EngineStats
 from server.engine.step.loop import Instance
@@ -23,7 +24,6 @@ STREAM_TOKENS = 64
 """What a running stream is taken to cost who joins it: some tens of steps that are longer by about a token's time."""
 SETTLED_S = 0.05
 """For an instance with an idle slot to take what costs least there, before others do."""
-_UNSEEN_RATE = 1000.0  # prompt tokens per second, before any were seen
 
 
 def coming(ticket: Ticket, others: Sequence[Ticket]) -> int:
@@ -81,7 +81,7 @@ def turn_tokens(stats: Collection[EngineStats]) -> float:
 def prompt_rate(stats: Collection[EngineStats]) -> float:
     """Prompt tokens per second, the mean of all instances: one alone may have seen a few short prompts only."""
     seconds = sum(one.prompt_seconds for one in stats)
-    return sum(one.prompt_tokens for one in stats) / seconds if seconds else _UNSEEN_RATE
+    return sum(one.prompt_tokens for one in stats) / seconds if seconds else UNSEEN_RATE
 
 
 def route(ticket: Ticket, open_: Iterable[Ticket], instances: Sequence[Instance], n_slots: int) -> None:

@@ -28,6 +28,7 @@ class MoveCost:
     loaded: float = 0.0  # bytes per second into the cells
     bytes_per_token: float = 0.0  # of the last state that was not short
     guessed_rate: float = GUESSED_RATE
+    step_s: float = 0.0  # of a step in which all generate, lately
     copy_s: float = 0.0  # of a separate stream into another, whatever it holds; 0 = unknown, or nothing is copied
     piece_s: float = 0.0
     """Seconds for each contiguous piece of cells beside its bytes: the library copies each of every layer by itself."""
@@ -35,6 +36,10 @@ class MoveCost:
     def observe_computed(self, n_tokens: int, seconds: float) -> None:
         """A prompt's part was computed."""
         self.computed = _mean(self.computed, n_tokens, seconds)
+
+    def observe_step(self, seconds: float) -> None:
+        """A step in which all generate took so long."""
+        self.step_s += (seconds - self.step_s) / 8 if self.step_s else seconds
 
     def observe_state(self, n_tokens: int, n_bytes: int, seconds: float, n_pieces: int = 1) -> None:
         """A state was saved, whose cells lay in so many pieces."""

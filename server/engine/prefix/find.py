@@ -125,7 +125,6 @@ class Placer:
     info: RunnerInfo
     params: EngineParams
     move_cost: MoveCost
-    step_s: float = 0.0  # of a step in which all generate, as seen lately
     disk: DiskCache | None = None
     may_load: Callable[[SlotState], bool] = lambda saved: True
     _awaited: dict[Sequence, tuple[Sequence, int]] = field(default_factory=dict)
@@ -347,16 +346,16 @@ class Placer:
     def _evaluation(self) -> float:
         """What one more evaluation in each step costs, in the unit of a cache's value: prompt tokens per second that
         could be computed meanwhile. Who loses his slot goes to RAM, so that only what moving states takes is lost."""
-        cost, step_s = self.move_cost, self.step_s
-        if not step_s or not cost.computed:
+        cost = self.move_cost
+        if not cost.step_s or not cost.computed:
             return 0.0
         lost = min(cost.round_trip_s(_MANY) / cost.compute_s(_MANY), 1.0) if self.ram.limit else 1.0
-        return cost.computed * self.evaluation_s / step_s / max(lost, _LEAST_LOST)
+        return cost.computed * self.evaluation_s / cost.step_s / max(lost, _LEAST_LOST)
 
     @property
     def evaluation_s(self) -> float:
         """What a further evaluation in a step takes: no more than a step that was seen, however it was measured."""
-        return min(self.info.evaluation_s, self.step_s or math.inf)
+        return min(self.info.evaluation_s, self.move_cost.step_s or math.inf)
 
     def _copy_pays(self, n: int, n_held: int) -> bool:
         """`n` tokens of a slot that holds `n_held`. Cells of a unified cache are shared. Of a separate stream all that

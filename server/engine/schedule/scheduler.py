@@ -213,7 +213,7 @@ class Scheduler:
             is_medium = span is not None and span.start <= at  # decoded in a batch of its own
             n_left = (span.end if span is not None and is_medium else len(s.target)) - at
             if is_medium and n_tokens:  # a step's streams are decoded before it, by themselves
-                spent_s = self.spent_s + self.placer.step_s
+                spent_s = self.spent_s + self.move_cost.step_s
                 n = piece(n_left, min(n_most, self.step_size.after(spent_s)), self.info.n_ubatch, exact=True)
             else:
                 n = piece(n_left, n_most, self.info.n_ubatch)
@@ -328,11 +328,11 @@ class Scheduler:
         if self.info.unified:
             self._count_pieces(entries)
         if self.n_copies:
-            usual_s = max(self.placer.step_s, self.move_cost.compute_s(n_tokens))
+            usual_s = max(self.move_cost.step_s, self.move_cost.compute_s(n_tokens))
             self.move_cost.observe_copies(self.n_copies, seconds - usual_s)
             self.n_copies = 0
         elif not n_prompts:
-            self.placer.step_s = self.placer.step_s * 0.875 + seconds * 0.125 if self.placer.step_s else seconds
+            self.move_cost.observe_step(seconds)
         else:
             size = self.step_size_alone if n_prompts == len(entries) else self.step_size
             size.observe(n_tokens if self.info.unified else n_of_prompts, seconds)

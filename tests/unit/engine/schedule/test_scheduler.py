@@ -209,7 +209,7 @@ def test_a_picture_beside_streams_leaves_them_the_time_of_their_own_batch(
     step_s: float, n_streams: int, n: int
 ) -> None:
     s = scheduler(2, target_itl_ms=300.0)
-    s.step_size.size, s.step_size_alone.size, s.placer.step_s = 192, 512, step_s
+    s.step_size.size, s.step_size_alone.size, s.move_cost.step_s = 192, 512, step_s
     for _ in range(n_streams):
         running = waiting(s, [3])
         place(s)
