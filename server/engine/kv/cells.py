@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from server.engine.kv.cost import least_valuable
 from server.engine.kv.moving import Moving
 from server.engine.kv.ram_cache import KeptState
-from server.engine.kv.state import MIN_GAP, MIN_PROMPT, Checkpoint, Checkpoints, SlotState, added, limit_bytes, up_to
+from server.engine.kv.state import MIN_GAP, MIN_PROMPT, Checkpoint, Checkpoints, SlotState, added, up_to
 from server.engine.lora import NEVER
 from server.engine.media import below, dropped, n_up_to, position, span_at, whole
 from server.engine.prefix.find import Placement
@@ -31,7 +31,6 @@ class Cells:
         self._clock = clock
         self._checkpoint_s = 0.0  # that the last one took
         self._n_checkpoints_made = self._n_rewound = 0
-        self._checkpoint_bytes = limit_bytes(runner.info.free_bytes, runner.info.n_seq)
 
     def clear(self, slot: Slot) -> None:
         """Forget everything in `slot`."""
@@ -155,7 +154,7 @@ class Cells:
         started = self._clock()
         try:
             n_bytes = self._runner.seq_size(slot.id, partial=True)
-            if n_bytes > self._checkpoint_bytes or not self._room_for_checkpoint(slot, n_bytes, started):
+            if not self._room_for_checkpoint(slot, n_bytes, started):
                 return
             new = Checkpoint(n, self._runner.seq_checkpoint(slot.id))
         except CONTAINED as error:
@@ -164,7 +163,8 @@ class Cells:
         self._checkpoint_s = self._clock() - started
         self._scheduler.spent_s += self._checkpoint_s
         self._n_checkpoints_made += 1
-        self._checkpoints_are(slot, added(slot.checkpoints, new, self._n_checkpoints, self._checkpoint_bytes))
+        its_part = self._scheduler.ram.most_beside // self._runner.info.n_seq
+        self._checkpoints_are(slot, added(slot.checkpoints, new, self._n_checkpoints, its_part))
 
     def _room_for_checkpoint(self, slot: Slot, n_bytes: int, now: float) -> bool:
         """Room in RAM for a checkpoint of `slot`; idle slots lose theirs for it, the least valuable first."""

@@ -122,13 +122,18 @@ class StateCache:
         """Whether a state of `tokens` is worth saving when all but the first ones, `n_lost` of them, go."""
         return self.limit != 0 and n_lost >= MIN_TOKENS and not self.holds(tokens, tuning, hashes)
 
+    @property
+    def most_beside(self) -> int:
+        """Bytes that others may hold; negative: any."""
+        return self.limit or self.limit_besides
+
     def fits(self, n_bytes: int) -> bool:
         """Whether an entry of so many bytes can be kept at all."""
         return self.limit < 0 or self.n_beside + n_bytes <= self.limit
 
     def has_room_beside(self, n_bytes: int) -> bool:
         """Whether so many bytes more can be held beside the entries, however many of these give way."""
-        return not 0 <= (self.limit or self.limit_besides) < self.n_beside + n_bytes
+        return not 0 <= self.most_beside < self.n_beside + n_bytes
 
     def make_room_beside(self, n_bytes: int, now: float) -> list[KeptState] | None:
         """Before so many bytes more are held there: those that had to give way. None, and nothing changed: no room."""

@@ -17,7 +17,6 @@ BEFORE_END = 4
 """Tokens before a prompt's end, as llama-server (server-context.cpp, checkpoint_offsets): an assistant's header."""
 MIN_GAP = 16  # tokens; checkpoints that are nearer to each other are not worth their bytes
 MIN_PROMPT = 32  # tokens; less is computed anew
-_UNKNOWN_BYTES = 256 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,20 +67,14 @@ def reach(n: int, n_tokens: int, floor: int, places: Iterable[int]) -> int:
     return max((place for place in places if place <= n), default=0)
 
 
-def limit_bytes(free_bytes: int, n_slots: int) -> int:
-    """Most bytes of one slot's checkpoints: its part of a quarter of what is free; 0 = unknown."""
-    return max(free_bytes // 4 // n_slots, 1) if free_bytes else _UNKNOWN_BYTES
-
-
 def added(checkpoints: Checkpoints, new: Checkpoint, most: int, most_bytes: int) -> Checkpoints:
-    """With `new` in its place; while there are too many, the one goes that is nearest behind another one."""
+    """With `new` in its place; while others are too many, or all too large (negative: none are), the one of them goes
+    that is nearest behind another one."""
     places = {c.n_tokens: c for c in (*checkpoints, new)}
     kept = [places[n] for n in sorted(places)]
-    while len(kept) > most or sum(len(c.state) for c in kept) > most_bytes:
+    while len(kept) > 1 and (len(kept) > most or 0 <= most_bytes < sum(len(c.state) for c in kept)):
         before = [0, *(c.n_tokens for c in kept[:-1])]
         gaps = [(c.n_tokens - at, c.n_tokens) for c, at in zip(kept, before, strict=True) if c is not new]
-        if not gaps:
-            return ()
         kept = [c for c in kept if c.n_tokens != min(gaps)[1]]
     return tuple(kept)
 

@@ -3,7 +3,7 @@
 import pytest
 
 from harness.fakes import FakeRunner, FakeVocab
-from server.engine.kv.state import Checkpoint, added, limit_bytes, marks, reach, up_to
+from server.engine.kv.state import Checkpoint, added, marks, reach, up_to
 from server.engine.request import Request
 from tests.unit.engine.builders import GREEDY, alone, engine_over, request, run
 
@@ -39,9 +39,11 @@ def test_their_bytes_are_bounded_too() -> None:
     kept = checkpoints(100, 200)
     assert places(added(kept, Checkpoint(500, bytes(10)), 32, 20)) == [200, 500]
     assert sum(len(c.state) for c in added(kept, Checkpoint(500, bytes(10)), 32, 20)) == 20
-    assert added(kept, Checkpoint(500, bytes(30)), 32, 20) == ()
-    assert limit_bytes(800, 2) == 100
-    assert limit_bytes(0, 4) > 1 << 20
+    assert places(added(kept, Checkpoint(500, bytes(10)), 32, -1)) == [100, 200, 500]
+
+
+def test_one_checkpoint_is_kept_however_small_a_slots_part_is() -> None:
+    assert places(added(checkpoints(100, 200), Checkpoint(500, bytes(30)), 32, 20)) == [500]
 
 
 def test_what_lies_behind_a_cut_is_gone() -> None:
