@@ -2,9 +2,9 @@
 
 import re
 import re._constants as sre  # type: ignore[import-not-found]
-import re._parser as parser  # type: ignore[import-not-found]
 from collections.abc import Iterator
 from itertools import islice
+from re import _parser as parser  # type: ignore[attr-defined]
 from typing import Any
 
 MAX_EXAMPLES = 50  # of one pattern
