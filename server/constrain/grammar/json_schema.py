@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import llguidance
-from jsonschema import Draft202012Validator
-from jsonschema.exceptions import best_match
+from jsonschema import Draft202012Validator, validators
+from jsonschema.exceptions import ValidationError, best_match
 from jsonschema.validators import validator_for
 from jsonschema_specifications import REGISTRY  # type: ignore[import-untyped]
 
@@ -227,8 +227,10 @@ def _children(value: object) -> Iterator[object]:
 
 
 def _check_valid(schema: dict[str, Any], what: str) -> None:
-    draft = validator_for(schema, default=Draft202012Validator)
-    validator = _FLAT if draft is Draft202012Validator else draft(draft.META_SCHEMA)
+    named = isinstance(schema.get("$schema"), str)
+    draft = validator_for(schema, default=Draft202012Validator) if named else Draft202012Validator
+    meta = _FLAT if draft is Draft202012Validator else draft.META_SCHEMA
+    validator = validators.extend(draft, {"uniqueItems": _repeats})(meta)  # type: ignore[no-untyped-call]
     # Not `check_schema`: its format checker holds patterns against Python's `re`, which knows less than ECMA 262.
     error = best_match(validator.iter_errors(schema))
     if error is not None:
@@ -237,7 +239,13 @@ def _check_valid(schema: dict[str, Any], what: str) -> None:
         raise InvalidRequest(f"{place} is not a valid JSON Schema: {message}", place)
 
 
-def _flat_meta_schema() -> Draft202012Validator:
+def _repeats(_: Any, wanted: bool, items: Any, __: Any) -> Iterator[ValidationError]:
+    """`uniqueItems` in time that does not grow with the square of the items."""
+    if wanted and isinstance(items, list) and len({json.dumps(each, sort_keys=True) for each in items}) < len(items):
+        yield ValidationError("it has non-unique elements")
+
+
+def _flat_meta_schema() -> dict[str, Any]:
     """Draft 2020-12's vocabularies as one schema: the same answers in a fifth of the time."""
     properties: dict[str, Any] = {}
     definitions: dict[str, Any] = {}
@@ -246,7 +254,7 @@ def _flat_meta_schema() -> Draft202012Validator:
         vocabulary = REGISTRY.contents(f"https://json-schema.org/draft/2020-12/{part['$ref']}")
         properties |= _flat(vocabulary["properties"])
         definitions |= _flat(vocabulary.get("$defs", {}))
-    return Draft202012Validator({"type": base["type"], "properties": properties, "$defs": definitions})
+    return {"type": base["type"], "properties": properties, "$defs": definitions}
 
 
 def _flat(value: Any) -> Any:

@@ -20,7 +20,7 @@ _TO_READ = 2000  # of these units, at most, but for the length
 MAX_CHARS = 8000  # of the complement
 MAX_LEVELS = 60  # of groups in it; each is up to four levels to llguidance's reader, which takes 250
 _LAST = 0x10FFFF
-_QUANTIFIER = re.compile(r"[*+?]|\{(\d{1,3})(?:(,)(\d{1,3})?)?\}")
+_QUANTIFIER = re.compile(r"[*+?]|\{([0-9]{1,3})(?:(,)([0-9]{1,3})?)?\}")
 _HEX = re.compile(r"x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|u\{([0-9a-fA-F]{1,6})\}")
 _PROPERTY = re.compile(r"[pP]\{[^{}]*\}")
 _CONTROLS = {"n": 10, "t": 9, "r": 13, "f": 12, "v": 11, "0": 0}
@@ -35,6 +35,7 @@ _WORD: Ranges = ((48, 57), (65, 90), (95, 95), (97, 122))
 _WHITE: Ranges = ((9, 13), (32, 32))
 _SEPARATORS = (28, 31)  # white space to Python
 _BEYOND_ASCII = (0x80, _LAST)
+_SURROGATES = (0xD800, 0xDFFF)  # no characters, and no ends of a range of some
 
 
 class Complements:
@@ -51,7 +52,7 @@ class Complements:
         if pattern not in self._found:
             try:
                 self._spend(_TO_READ + 10 * len(pattern))
-                reader = _Reader(pattern)
+                reader = _Reader(pattern, self._spend)
                 start, end = reader.whole()
                 self._found[pattern] = _expression(*_states(reader.places, start, end, self._spend), self._spend)
             except _Unreadable:
@@ -101,8 +102,9 @@ class _Place:
 class _Reader:
     """An expression as places and ways between them (Thompson, 1968)."""
 
-    def __init__(self, pattern: str) -> None:
+    def __init__(self, pattern: str, spend: "_Spend") -> None:
         self._text = pattern
+        self._spend = spend
         self._at = 0
         self._level = 0
         self.places: list[_Place] = []
@@ -149,11 +151,14 @@ class _Reader:
         least, most = {"*": (0, None), "+": (1, None), "?": (0, 1)}.get(match[0], (int(match[1] or 0), None))
         if match[1]:
             most = int(match[3]) if match[3] else None if match[2] else least
+            if most is not None and most < least:
+                raise _Unreadable
         after = match.end()
         if self._text[after : after + 1] == "?":  # whether few or many are tried first does not matter here
             after += 1
         start = end = self._place()
         for n in range(max(least + 1 if most is None else most, 0)):
+            self._spend(10 * (after - begin))
             self._at = begin
             first, last = self._atom()
             self._free(end, first)
@@ -248,6 +253,8 @@ class _Reader:
             sure = kinds[char.lower()]
             perhaps = _joined((*sure, _BEYOND_ASCII, *([_SEPARATORS] if sure is _WHITE else [])))
             return (sure, perhaps) if char in kinds else (_others(perhaps), _others(sure))
+        if char == "0" and self._text[self._at : self._at + 1].isdigit():
+            raise _Unreadable  # octal, to some
         if char in _CONTROLS or (char == "b" and inside):
             code = _CONTROLS.get(char, 8)
             return ((code, code),), ((code, code),)
@@ -376,8 +383,13 @@ def _either(text: str, other: str | None) -> str:
 def _class(ranges: Ranges) -> str:
     if ranges == ALL:
         return "(?s:.)"
-    others = _others(ranges)
-    shorter, sign = (others, "^") if len(others) < len(ranges) else (ranges, "")
+    others = _others(_joined((*ranges, _SURROGATES)))
+    if not others:
+        return "(?s:.)"
+    own = _others(_joined((*others, _SURROGATES)))
+    if not own:
+        raise _Unreadable
+    shorter, sign = (others, "^") if len(others) < len(own) else (own, "")
     return f"[{sign}{''.join(_range(low, high) for low, high in shorter)}]"
 
 

@@ -21,7 +21,7 @@ _COUNTS = {
     "object": ("minProperties", "maxProperties"),
     "string": ("minLength", "maxLength"),
 }
-_BEGINNING = re.compile(r"\^([A-Za-z0-9_-]+)(?![*?{])[^|]*")  # of a pattern: what every match begins with
+_BEGINNING = re.compile(r"\^([A-Za-z0-9_-]+)([*?{]?)")  # of a pattern: what every match begins with
 
 
 class Disjointness:
@@ -153,5 +153,7 @@ def _of_property(parts: Iterable[Mapping[str, Any]], name: str) -> Iterator[Sche
 
 
 def _may_match(pattern: str, name: str) -> bool:
-    beginning = _BEGINNING.fullmatch(pattern)
-    return beginning is None or name.startswith(beginning[1])
+    beginning = _BEGINNING.match(pattern)
+    if beginning is None or "|" in pattern:
+        return True
+    return name.startswith(beginning[1][:-1] if beginning[2] else beginning[1])

@@ -83,7 +83,7 @@ class Document:
     def _schema(self, value: Any, place: str) -> Schema:
         if not isinstance(value, dict):
             self._doubt(isinstance(value, bool), place)
-            return bool(value)
+            return value if isinstance(value, bool) else True  # its draft does not know the keyword
         if self.draft <= 7 and isinstance(value.get("$ref"), str):
             return {"$ref": self._reference(value, place)}  # what stands beside it has no meaning there
         plain: dict[str, Any] = {}
@@ -113,7 +113,9 @@ class Document:
         elif key in REFUSED:
             raise unenforceable(key, place)
         elif key in VALUES:
-            self._doubt(VALUES[key](given), below)
+            if not VALUES[key](given):  # not valid, or the draft does not know the keyword
+                self._doubt(False, below)
+                return
             plain[key] = int(given) if key in COUNTS and isinstance(given, float) and given.is_integer() else given
 
     def _several(self, plain: dict[str, Any], key: str, given: Any, place: str) -> None:
@@ -130,7 +132,9 @@ class Document:
         self._doubt(isinstance(given, dict), place)
         for name, needs in given.items() if isinstance(given, dict) else ():
             if isinstance(needs, list):
-                self._doubt(VALUES["required"](needs), f"{place}.{name}")
+                if not VALUES["required"](needs):
+                    self._doubt(False, f"{place}.{name}")
+                    continue
                 plain.setdefault("dependentRequired", {})[name] = needs
             else:
                 plain.setdefault("dependentSchemas", {})[name] = self._schema(needs, f"{place}.{name}")

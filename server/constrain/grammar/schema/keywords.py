@@ -26,7 +26,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _is_count(value: Any) -> bool:
-    return _is_number(value) and value >= 0 and float(value).is_integer()
+    return _is_number(value) and value >= 0 and (isinstance(value, int) or value.is_integer())
 
 
 def _is_type(value: Any) -> bool:

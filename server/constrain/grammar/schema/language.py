@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator
 
 from server.constrain.grammar.schema.complement import Complements
 
+MAX_PATTERN = 60_000  # characters of one that has look-aheads
 MAX_WORD = 100  # characters: each is a level of groups in the expression
 ANYTHING = "(?s:.*)"
 SOMETHING = "(?s:.+)"
@@ -29,6 +30,8 @@ def split_look_aheads(pattern: str, complements: Complements) -> list[str] | Non
     """Of a pattern that begins with look-aheads, ``^(?!x)``, ``^((?=x)`` or ``(?!^x)``: patterns without any that match
     together what it matches, or less. None for every other pattern, and where one of them can't be said.
     """
+    if len(pattern) > MAX_PATTERN:
+        return None
     anchored = pattern.startswith("^")
     opened = "(" if _LOOK_AHEAD.match(pattern, 2) and pattern.startswith("^(") else ""
     at = anchored + len(opened)

@@ -30,7 +30,7 @@ class Negations:
         """A schema of values that `schema` refuses; False where none can be named."""
         if isinstance(schema, bool):
             return not schema
-        self._left -= len(schema)
+        self._left -= len(schema) + sum(map(_n_parts, schema.values()))
         if depth > MAX_DEPTH or self._left < 0:
             return False
 
@@ -47,6 +47,13 @@ class Negations:
             elif key in _NEGATIONS:
                 found += _NEGATIONS[key](value, negate)
         return any_of(found)
+
+
+def _n_parts(value: Any) -> int:
+    """What the values of an `enum` and the names in `required` count: each becomes a schema, or is spelled out."""
+    if not isinstance(value, list):
+        return 0
+    return len(value) // 10 + sum(len(each) for each in value if isinstance(each, str)) // 100
 
 
 def any_of(schemas: list[Schema]) -> Schema:

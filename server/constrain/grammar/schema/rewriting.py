@@ -4,7 +4,8 @@ What comes out matches nothing that the schema refuses. It may match less than t
 only be named in part (`negation`); where nothing would be left, the keyword is refused, with its place.
 """
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
 from itertools import combinations
 from typing import Any
 
@@ -24,6 +25,15 @@ MAX_SCHEMAS = 40_000  # of the document as it is rewritten
 MAX_EXCLUDED = 60_000  # characters of all that look-aheads of the document become
 MAX_ALTERNATIVES = 64  # that one keyword may become
 _NO_MORE = {"additionalProperties": False}
+
+
+_EXACT = 2**53 - 2  # up to here each integer, and the one behind it, is a double
+_BOUNDS = (
+    ("minimum", "minimum", math.inf),
+    ("exclusiveMinimum", "minimum", math.inf),
+    ("maximum", "maximum", -math.inf),
+    ("exclusiveMaximum", "maximum", -math.inf),
+)
 
 
 class Rewriter:
@@ -72,7 +82,7 @@ class Rewriter:
         more: list[Schema] = []
         for rewrite in (
             *(self._unevaluated, self._not, self._if, self._dependent, self._names, self._counted, self._one_of),
-            *(self._contains, self._unique, self._text),
+            *(self._contains, self._unique, self._text, self._numbers),
         ):
             more += rewrite(own, place)
         out: dict[str, Any] = {}
@@ -146,9 +156,11 @@ class Rewriter:
         """`minProperties` and `maxProperties` where some property is optional, which llguidance does not count."""
         known = own.get("properties", {})
         optional = [name for name in known if name not in own.get("required", ())]
+        n_required = len(set(own.get("required", ())))
+        if own.get("minProperties", 0) > n_required + 1:
+            raise unenforceable("minProperties", place)  # a name that was written twice would count twice
         if not optional or not {"minProperties", "maxProperties"} & own.keys():
             return []
-        n_required = len(set(own.get("required", ())))
         self.narrowed = self.narrowed or f"{place}: the keyword 'minProperties'"
         least, most = own.pop("minProperties", 0) - n_required, own.pop("maxProperties", None)
         if most is not None and not own.get("patternProperties"):
@@ -193,7 +205,7 @@ class Rewriter:
             self.unique = self.unique or place
         return []
 
-    def _text(self, own: dict[str, Any], _: str) -> list[Schema]:
+    def _text(self, own: dict[str, Any], place: str) -> list[Schema]:
         if own.get("format", "date") not in FORMATS:
             del own["format"]
         split = split_look_aheads(own.get("pattern", ""), self._complements)
@@ -202,8 +214,25 @@ class Rewriter:
         self._n_excluded += sum(map(len, split[1:]))
         if self._n_excluded > MAX_EXCLUDED:  # the pattern stays, and llguidance refuses it
             return []
+        if not own["pattern"].startswith("^"):
+            self.narrowed = self.narrowed or f"{place}: the keyword 'pattern'"
         own["pattern"] = split[0]
         return [{"pattern": each} for each in split[1:]]
+
+    def _numbers(self, own: dict[str, Any], place: str) -> list[Schema]:
+        """llguidance's numbers are doubles: longer ones are refused, and bounds moved inwards to the next double."""
+        for key in ("const", "enum"):
+            if key in own and (inexact := next(_inexact(own[key]), None)) is not None:
+                raise InvalidRequest(
+                    f"{place}: the keyword '{key}' cannot be enforced: {str(inexact)[:40]} is no double",
+                    place,
+                )
+        for key, inclusive, towards in _BOUNDS:
+            if abs(own.get(key, 0)) > _EXACT:
+                bound = _next_double(own.pop(key), towards, strict=key != inclusive)
+                beside = own.get(inclusive, bound)
+                own[inclusive] = max(bound, beside) if towards > 0 else min(bound, beside)
+        return []
 
     def _one_of(self, own: dict[str, Any], place: str) -> list[Schema]:
         """`oneOf`, as branches that exclude the others."""
@@ -237,3 +266,32 @@ class Rewriter:
 
     def _overlaps(self, place: str) -> InvalidRequest:
         return InvalidRequest(f"{place}: 'oneOf' whose branches may overlap cannot be enforced, use 'anyOf'", place)
+
+
+def _inexact(value: Any) -> Iterator[int]:
+    """The integers in a value that are no doubles."""
+    if isinstance(value, list):
+        for each in value:
+            yield from _inexact(each)
+    elif isinstance(value, dict):
+        yield from _inexact(list(value.values()))
+    elif isinstance(value, int) and abs(value) > _EXACT and not _is_double(value):
+        yield value
+
+
+def _is_double(value: int) -> bool:
+    try:
+        return int(float(value)) == value
+    except OverflowError:
+        return False
+
+
+def _next_double(value: float, towards: float, *, strict: bool) -> float:
+    """The nearest double that is not on the other side of a number, nor with `strict` the number itself."""
+    try:
+        found = float(value)
+    except OverflowError:
+        return value
+    while (found - value if isinstance(value, float) else int(found) - value) * (1 if towards > 0 else -1) < strict:
+        found = math.nextafter(found, towards)
+    return int(found) if isinstance(value, int) and math.isfinite(found) else found

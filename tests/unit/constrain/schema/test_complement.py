@@ -79,7 +79,19 @@ def test_of_any_pattern(pattern: str, text: str) -> None:
 
 UNREADABLE = [
     *("(?=a)b", "(?i)a", r"(a)\1", r"\bx", "[]a]", "[^]", "[a[b]]", "[a&&b]", "a**", "a{2}{3}", "[z-a]", "(a", "[a"),
-    *("a{,2}", "a{1000}", "*a", "\\", r"\ud800", "(" * 40 + "a" + ")" * 40, r"[\d-z]", f"^.{{{MAX_LEVELS}}}$"),
+    *(
+        "a{,2}",
+        "a{1000}",
+        "a{3,2}",
+        "a{\u0663}",
+        "*a",
+        "\\",
+        r"\ud800",
+        r"\012",
+        "(" * 40 + "a" + ")" * 40,
+        r"[\d-z]",
+        f"^.{{{MAX_LEVELS}}}$",
+    ),
 ]
 COUNTED = ["^.{%d}$", "^.{%d}", "^(ab?){%d}$", "^[a-c]{1,%d}$", "(?:^|a){%d}b", "^(a|bc|.d){%d}"]
 
@@ -106,3 +118,18 @@ def test_a_document_has_only_so_many(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found[0]
     assert found[-1] is None
     assert complements.of("^[a-c]{1,20}0$") == found[0]
+
+
+def test_what_is_read_again_for_each_repetition_counts_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Complements().of(f"^[{'ab' * 500}]{{50}}$")
+    monkeypatch.setattr(f"{Complements.__module__}.MAX_WORK", 200_000)
+    assert Complements().of("^[ab]{50}$")
+    assert Complements().of(f"^[{'ab' * 500}]{{50}}$") is None
+
+
+@pytest.mark.parametrize("pattern", ["^[\ud7ff]", "^[^\ue000]", r"^[^\ue000]$", r"[\ud7ff]", r"^[^\u0001-\ud7ff]"])
+def test_it_names_no_surrogates(pattern: str) -> None:
+    constraint = BYTES.json_schema({"type": "string", "not": {"pattern": pattern}})
+    for text in ("a", "\ud7ff", "\ue000", "\U0001f600"):
+        if matches(constraint.fork(), f'"{text}"'):
+            assert re.search(pattern, text) is None

@@ -118,3 +118,11 @@ def test_no_value_matches_two_that_are_apart(schemas: list[Any]) -> None:
         if Disjointness({}).of(schemas[n], schemas[m]):
             both = [value for value, a, b in zip(VALUES, matching[n], matching[m], strict=True) if a and b]
             assert both == []
+
+
+def test_a_long_pattern_is_read_once() -> None:
+    kinds = ["string", "null"]
+    long = {"patternProperties": {f"^{'a' * 300_000}|": {}}, "additionalProperties": {"type": "number"}}
+    for name, apart in (("x", False), ("a", False)):
+        one = {"type": "object", "required": [name], "properties": {name: {"type": kinds}}}
+        assert Disjointness({}).of(one, {"type": "object", **long}) == apart

@@ -86,3 +86,33 @@ def test_more_properties_than_can_be_compiled_in_time_are_refused() -> None:
 def test_a_thousand_optional_properties_can_be_written() -> None:
     schema = {"properties": {f"p{n}": {} for n in range(1500)}, "type": "object", "additionalProperties": False}
     assert matches(BYTES.json_schema(schema), '{"p7":1,"p1499":2}')
+
+
+OLDER = ["http://json-schema.org/draft-04/schema#", "http://json-schema.org/draft-07/schema#"]
+
+
+@pytest.mark.parametrize("draft", OLDER)
+@pytest.mark.parametrize("value", [5, "5", [5], None, {"a": [5]}])
+def test_what_a_draft_does_not_know_says_nothing_whatever_it_is(draft: str, value: Any) -> None:
+    for key in ("dependentRequired", "unevaluatedItems", "minContains"):
+        BYTES.json_schema({"$schema": draft, key: value, "type": "object"})
+
+
+@pytest.mark.parametrize("draft", [5, [], {}, True])
+def test_a_draft_that_is_no_name_is_refused(draft: Any) -> None:
+    with pytest.raises(InvalidRequest, match="not a valid JSON Schema"):
+        BYTES.json_schema({"$schema": draft, "type": 5})
+
+
+def test_a_count_may_be_any_integer() -> None:
+    Document({"type": "string", "maxLength": 10**400}, "json_schema").plain()
+    with pytest.raises(InvalidRequest, match="out of range"):
+        BYTES.json_schema({"type": "string", "maxLength": 10**400})
+
+
+def test_many_repetitions_are_found_in_time() -> None:
+    mixed = [each for n in range(2500) for each in (n, f"a{n}")]
+    with pytest.raises(InvalidRequest, match=r"json_schema\.required"):
+        BYTES.json_schema({"required": mixed})
+    with pytest.raises(InvalidRequest, match=r"json_schema\.required is not a valid JSON Schema"):
+        BYTES.json_schema({"required": ["a", "b", "a"]})

@@ -238,3 +238,55 @@ def test_what_is_written_under_any_schema_that_compiles_validates(schema: Any, s
         return
     text = walk(constraint, WordVocab(), seed, at_most=20).decode()
     Draft202012Validator(whole).validate(json.loads(text))
+
+
+@pytest.mark.parametrize(
+    ("schema", "valid", "invalid"),
+    [
+        ({"type": "integer", "minimum": 2**53 + 1}, [2**53 + 2, 2**53 + 3], [2**53]),
+        ({"type": "integer", "exclusiveMinimum": 2**53}, [2**53 + 2], [2**53]),
+        ({"type": "integer", "exclusiveMaximum": -(2**53)}, [-(2**53) - 2], [-(2**53)]),
+        ({"type": "integer", "maximum": 2**63 - 1}, [2**63 - 1024], [2**63]),
+        ({"type": "integer", "minimum": 2**53 + 4, "exclusiveMinimum": 2**53 + 1}, [2**53 + 4], [2**53 + 2]),
+        ({"enum": [10**17, "a"]}, [10**17], [10**17 + 1]),
+    ],
+)
+def test_numbers_that_are_no_doubles_are_bounds_at_most(schema: Any, valid: list[int], invalid: list[int]) -> None:
+    assert all(matches(BYTES.json_schema(schema), str(number)) for number in valid)
+    assert not any(matches(BYTES.json_schema(schema), str(number)) for number in invalid)
+
+
+@pytest.mark.parametrize("number", [2**53 + 1, -(2**63) + 1, 9999999999999999, 10**400])
+def test_a_value_that_is_no_double_is_refused(number: int) -> None:
+    for schema in ({"const": number}, {"enum": [1, {"a": [number]}]}):
+        with pytest.raises(InvalidRequest, match=r"json_schema\.items: the keyword '(const|enum)'.* double"):
+            BYTES.json_schema({"type": "array", "items": schema})
+
+
+def test_names_that_may_be_written_twice_are_not_counted() -> None:
+    for schema in ({"minProperties": 2}, {"patternProperties": {"^a": {}}, "minProperties": 2}):
+        with pytest.raises(InvalidRequest, match="json_schema: the keyword 'minProperties'"):
+            BYTES.json_schema({"type": "object", **schema})
+    one = BYTES.json_schema({"type": "object", "minProperties": 2, "required": ["a"]})
+    assert matches(one.fork(), '{"a":1,"b":2}')
+    assert not matches(one, '{"a":1}')
+
+
+def test_a_branch_that_a_look_ahead_narrows_does_not_widen_the_others() -> None:
+    both = {"type": "string", "pattern": "(?!^x)y", "const": "xy"}
+    with pytest.raises(InvalidRequest, match=r"json_schema: .*'oneOf'"):
+        BYTES.json_schema({"oneOf": [both, {"const": "xy"}]})
+
+
+@pytest.mark.parametrize(
+    "large",
+    [
+        {"enum": list(range(10_000))},
+        {"enum": [f"{n:02}" * 40 for n in range(50)]},
+        {"required": [f"a{n}" for n in range(10_000)]},
+    ],
+)
+def test_what_is_negated_again_and_again_counts_by_its_size(large: Any) -> None:
+    many = {"anyOf": [{"$ref": "#/$defs/large"}] * 1000}
+    with pytest.raises(InvalidRequest, match="json_schema: the keyword 'not' cannot be enforced"):
+        BYTES.json_schema({"$defs": {"large": large}, "not": many})
