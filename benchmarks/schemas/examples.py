@@ -1,12 +1,12 @@
 """Short texts that a regular expression matches."""
 
 import re
-import re._constants as sre  # type: ignore[import-not-found]
 from collections.abc import Iterator
+from importlib import import_module
 from itertools import islice
-from re import _parser as parser  # type: ignore[attr-defined]
 from typing import Any
 
+parser, sre = import_module("re._parser"), import_module("re._constants")  # which typeshed doesn't know
 MAX_EXAMPLES = 50  # of one pattern
 # A 1 before the 0: in Python, and so for `jsonschema`, there is no year 0000.
 _CHARACTERS = "a1A" + "".join(chr(code) for code in range(0x20, 0x7F) if chr(code) not in 'a1A"\\')

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import suppress
-from re import _parser  # type: ignore[attr-defined]
+from importlib import import_module
 from typing import Any
 
 import pytest
@@ -174,7 +174,7 @@ def steps(pattern: str, name: str) -> int:
     """How many characters a search that goes back and tries again looks at, without a match: counted over the tree
     that `re` itself makes of the pattern, up to 200,000."""
     matching = _Matching(name)
-    tree = list(_parser.parse(compiled(pattern).pattern))
+    tree = list(import_module("re._parser").parse(compiled(pattern).pattern))
     with suppress(OverflowError):
         for start in range(len(name)):
             assert next(matching.row(tree, start), None) is None, "a match"
