@@ -57,8 +57,8 @@ class EngineParams:
     check_integrity: bool = False  # prove the accounting after every step (slow; for debugging)
 
     @property
-    def step_s(self) -> float:
-        """Seconds that a step may take while others stream."""
+    def target_s(self) -> float:
+        """Seconds that a step may take while others stream; infinity: any."""
         return self.target_itl_ms / 1e3 or math.inf
 
     @property

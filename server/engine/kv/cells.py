@@ -256,7 +256,7 @@ class Cells:
         have to be carried out for, nor with heads of the model's own, whose knowledge only a copy takes along."""
         scheduler, runner = self._scheduler, self._runner
         copies = runner.info.unified or scheduler.n_copies > 0 or runner.heads is not None
-        quicker = scheduler.move_cost.state_is_quicker(len(source.tokens), scheduler.params.step_s)
+        quicker = scheduler.move_cost.state_is_quicker(len(source.tokens), scheduler.params.target_s)
         if copies or not quicker or not self._carry(source, slot):
             self._runner.seq_copy(source.id, slot.id)
             self._copied()

@@ -82,17 +82,17 @@ class MoveCost:
         seen = max(seconds, 0.0) / n
         self.copy_s += (0.5 if seen < self.copy_s else 0.05) * (seen - self.copy_s)  # longer is mostly other processes
 
-    def state_is_quicker(self, n_held: int, step_s: float) -> bool:
+    def state_is_quicker(self, n_held: int, target_s: float) -> bool:
         """Whether the state of a stream that holds so many tokens is moved in less time than all of it is copied, and
         within a step of so long."""
-        return self.round_trip_s(n_held) < min(self.copy_s, step_s)
+        return self.round_trip_s(n_held) < min(self.copy_s, target_s)
 
-    def copy_pays(self, n_tokens: int, n_held: int, step_s: float) -> bool:
+    def copy_pays(self, n_tokens: int, n_held: int, target_s: float) -> bool:
         """Whether taking over a stream that holds `n_held` takes less time than computing `n_tokens`, by a copy or by
         its state, which may take a step of so long. A refusal makes the next copy a little bolder: what was measured
         beside other processes must not hold for ever."""
         compute_s = self.compute_s(n_tokens)
-        take_s = self.round_trip_s(n_held) if self.state_is_quicker(n_held, step_s) else self.copy_s
+        take_s = self.round_trip_s(n_held) if self.state_is_quicker(n_held, target_s) else self.copy_s
         if not compute_s or take_s < compute_s:
             return True
         self.copy_s *= 0.99

@@ -38,8 +38,8 @@ class Moving:
         self._scheduler = scheduler
         self._clock = clock
         self._can_cut = runner.info.can_cut
-        self._step_s = scheduler.params.step_s
-        self._prompt_step_s = max(self._step_s, ALONE_S)
+        self._target_s = scheduler.params.target_s
+        self._prompt_step_s = max(self._target_s, ALONE_S)
         self.n_refused = 0  # states that were lost because saving them would have held others up
         scheduler.placer.may_load = self.may_load
 
@@ -63,7 +63,7 @@ class Moving:
         for sequence in self._scheduler.active():
             if sequence is not besides:
                 if sequence.phase is Phase.DECODE:
-                    return self._step_s
+                    return self._target_s
                 step_s = self._prompt_step_s
         return step_s
 

@@ -362,7 +362,7 @@ class Placer:
         it holds is copied, however little is kept."""
         if n < MIN_TOKENS:
             return False
-        return self.info.unified or self.move_cost.copy_pays(n, n_held, self.params.step_s)
+        return self.info.unified or self.move_cost.copy_pays(n, n_held, self.params.target_s)
 
 
 # ---- told to who looks

@@ -14,6 +14,7 @@ given up, and not tried again for a while.
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from math import inf
 
 from server.engine.sequence import Sequence
 
@@ -57,7 +58,7 @@ def in_order(
 class StepSize:
     """Decides the tokens of one step in all, prompt and generated.
 
-    ``target_s`` is the step time to stay under; 0 = no matter how long, then every step may be as large as it can.
+    ``target_s`` is the step time to stay under; infinity: then every step may be as large as it can.
     """
 
     target_s: float
@@ -74,13 +75,13 @@ class StepSize:
     def __post_init__(self) -> None:
         """Begin in the middle; the first steps move it."""
         self.largest = max(self.largest, self.smallest)
-        if self.target_s <= 0:
+        if self.target_s == inf:
             self.size = self.largest
         self.size = self.size or min(max(2 * TILE, self.smallest), self.largest)
 
     def after(self, spent_s: float) -> int:
         """The size of a step of which so many seconds are gone already."""
-        if self.target_s <= 0 or not spent_s:
+        if self.target_s == inf or not spent_s:
             return self.size
         left = int(self.size * max(1 - spent_s / self.target_s, 0.0))
         return max(_whole(left, self.n_ubatch), self.smallest)
@@ -90,7 +91,7 @@ class StepSize:
 
         Of two steps the quicker one counts: the other may be a neighbour's doing.
         """
-        if self.target_s <= 0 or n_tokens * 8 < self.size * 7 or seconds <= 0:
+        if self.target_s == inf or n_tokens * 8 < self.size * 7 or seconds <= 0:
             return
         seen_s = seconds / n_tokens
         token_s, self._token_s = min(seen_s, self._token_s or seen_s), seen_s

@@ -89,7 +89,7 @@ class Scheduler:
         self._accounts = Accounts() if accounts is None else accounts
         self.waiting = Queue(self._accounts)
         sizes = min(params.min_chunk, info.n_batch), info.n_batch, info.n_ubatch
-        self.step_size = StepSize(params.target_itl_ms / 1e3, *sizes)
+        self.step_size = StepSize(params.target_s, *sizes)
         self.step_size_alone = StepSize(ALONE_S, *sizes, size=min(info.n_ubatch, info.n_batch))
         self.spent_s = 0.0  # of this step, before its decode: on copies, and states that were moved
         self._limit = info.n_batch
@@ -260,7 +260,7 @@ class Scheduler:
         self.may_be_apart = n_runs({s.slot.id for s in active if s.slot is not None}) > 1
         if not self.may_be_apart or not _may_share_a_step(active):
             return None
-        longest_s = self.params.step_s / 2 - self.spent_s  # others wait for it, beside their step
+        longest_s = self.params.target_s / 2 - self.spent_s  # others wait for it, beside their step
         return relocation(self.slots, self.placer.evaluation_s, self._relocation_s, longest_s, fixed)
 
     def _relocation_s(self, source: Slot, target: Slot) -> float:
@@ -295,7 +295,7 @@ class Scheduler:
         self._turns = [one for one in self._turns if one in sets]
         self._turns += sorted(sets.difference(self._turns))  # who is new comes last: else new ones kept others waiting
         waited_s = (self._turn_s + self._last_s) * (len(sets) - 1)
-        goes_on = all(alone < 0 for _, alone in sets) and waited_s <= self.step_size.target_s * TURN
+        goes_on = all(alone < 0 for _, alone in sets) and waited_s <= min(self.params.target_s, ALONE_S) * TURN
         if self._turns[:1] != now or not goes_on:
             if self._turns[:1] == now:
                 self._turns.append(self._turns.pop(0))

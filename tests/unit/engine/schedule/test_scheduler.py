@@ -287,11 +287,13 @@ def test_a_stream_of_new_lora_sets_keeps_nobody_waiting() -> None:
 
 
 @pytest.mark.parametrize(
-    ("step_s", "n_sets", "n_steps"),
-    [(0.02, 2, 6), (0.02, 3, 3), (0.2, 2, 1), (0.0001, 4, 416)],  # of 250 ms, half
+    ("target_itl_ms", "step_s", "n_sets", "n_steps"),
+    [(250, 0.02, 2, 6), (250, 0.02, 3, 3), (250, 0.2, 2, 1), (250, 0.0001, 4, 416), (0, 0.4, 2, 3)],  # half; of 3 s
 )
-def test_a_lora_set_keeps_its_turn_as_long_as_the_others_can_wait(step_s: float, n_sets: int, n_steps: int) -> None:
-    s = scheduler(n_sets, target_itl_ms=250.0)
+def test_a_lora_set_keeps_its_turn_as_long_as_the_others_can_wait(
+    target_itl_ms: float, step_s: float, n_sets: int, n_steps: int
+) -> None:
+    s = scheduler(n_sets, target_itl_ms=target_itl_ms)
     for number in range(n_sets):
         active_under(s, ((number, 1.0),)).output = [1]
     runs: list[list[Sequence]] = []

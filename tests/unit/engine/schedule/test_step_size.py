@@ -1,5 +1,6 @@
 """The size of a step, against machines that are given as functions of the batch."""
 
+import math
 import random
 from collections.abc import Callable
 
@@ -48,7 +49,7 @@ def test_the_size_stays_within_the_batch(largest: int) -> None:
 
 
 def test_without_a_target_every_step_may_be_as_large_as_it_can() -> None:
-    assert set(settle(step_size(0.0), lambda n: n / 10)) == {2048}
+    assert set(settle(step_size(math.inf), lambda n: n / 10)) == {2048}
 
 
 @pytest.mark.parametrize(("spent_s", "size"), [(0.0, 128), (0.025, 64), (0.06, 51), (0.1, 32), (5.0, 32)])
@@ -57,7 +58,7 @@ def test_what_a_step_has_spent_before_its_decode_is_taken_from_its_size(spent_s:
 
 
 def test_without_a_target_nothing_is_taken_from_a_step() -> None:
-    assert step_size(0.0).after(5.0) == 2048
+    assert step_size(math.inf).after(5.0) == 2048
 
 
 def step_gaps(target_s: float, seconds: Callable[[int], float], steps: int = 2000) -> list[float]:
