@@ -31,7 +31,8 @@ class Faults:
         """The library refused the batch `entries`: decode each alone, so that only those fail that are refused again.
 
         Where the model can't forget a part of a sequence, it is parked and computed anew, in steps of its own until it
-        is past the place of the fault, at most `MAX_FAULTS` times.
+        is past the place of the fault, at most `MAX_FAULTS` times; so is a medium that was decoded in part, which goes
+        whole.
         """
         about = log_fields(*(entry.sequence.request for entry in entries))
         log.error(
@@ -103,13 +104,16 @@ class Faults:
         slot = sequence.slot
         if slot is None:  # another choice of its request has failed
             return False
-        if self._cells.truncate(slot, len(slot.tokens)):
+        n = len(slot.tokens)
+        can_forget = self._cells.truncate(slot, n)
+        if can_forget and len(slot.tokens) == n:
             return True
-        self._cells.clear(slot)
+        if not can_forget:
+            self._cells.clear(slot)
         sequence.n_faults += 1
         sequence.suspect = max(sequence.suspect, entry.at + len(entry.tokens))
         if sequence.n_faults > MAX_FAULTS:
             self._fail(sequence.ticket, error)
-        else:
+        elif not can_forget:
             self._scheduler.park(sequence, self._clock())
         return False

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from harness.fakes import FakeChunk, FakeEncoder, FakeRunner, FakeVocab
 from server.engine.media import MediaSpan, media_tokens
 from server.engine.request import PromptLogprobs, Request, TokenLogprob
+from server.engine.runner_api import BatchEntry
 from server.errors import ContextExceeded, InternalError, InvalidRequest
 from tests.unit.engine.builders import GREEDY, Reply, engine_over, run
 from tests.unit.engine.events import events_of
@@ -114,6 +115,27 @@ async def test_pictures_that_are_seen_at_once_share_a_decode_where_they_have_one
     decoded = [sorted(n for _, n in batch) for batch in runner.batches]
     assert [20, 20, 20] in decoded
     assert [24] in decoded
+
+
+async def test_a_batch_that_is_refused_in_the_middle_of_a_picture_ends_nobody() -> None:
+    """The picture goes whole, so that what was to follow its first part can't be tried by itself."""
+    refused: list[int] = []
+
+    def refuse(entries: Sequence[BatchEntry]) -> None:
+        inside = [entry.at for entry in entries if entry.media is not None and entry.media.first]
+        if len(entries) > 1 and inside and not refused:
+            refused.extend(inside)
+            raise InternalError("refused")
+
+    runner = FakeRunner(encoder=FakeEncoder(), n_batch=48)
+    requests = [seen([picture(name, 60), " well?"]) for name in "ab"]
+    async with engine_over(runner, check_integrity=True) as engine:
+        alone = [(await run(engine, request))[0].text for request in requests]
+    runner = FakeRunner(encoder=FakeEncoder(), n_batch=48, on_decode=refuse)
+    async with engine_over(runner, check_integrity=True) as engine:
+        replies = await run(engine, *requests)
+    assert refused
+    assert [(reply.error, reply.text) for reply in replies] == [(None, text) for text in alone]
 
 
 async def test_who_leaves_while_waiting_for_a_picture_frees_the_slot_and_is_not_encoded() -> None:
