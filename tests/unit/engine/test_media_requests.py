@@ -122,7 +122,7 @@ async def test_a_batch_that_is_refused_in_the_middle_of_a_picture_ends_nobody() 
     refused: list[int] = []
 
     def refuse(entries: Sequence[BatchEntry]) -> None:
-        inside = [entry.at for entry in entries if entry.media is not None and entry.media.first]
+        inside = [entry.seq for entry in entries if entry.media is not None and entry.media.first]
         if len(entries) > 1 and inside and not refused:
             refused.extend(inside)
             raise InternalError("refused")
