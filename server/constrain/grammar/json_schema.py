@@ -50,6 +50,8 @@ _OPTIONS = {
     "coerce_one_of": False,
     "lenient": False,
 }
+_SHORT_ESCAPES = 'nrbtf\\"'
+_CONTROL = re.compile(r"\\u00[01]")  # a character without a short escape, as JSON
 
 
 class Written(NamedTuple):
@@ -116,7 +118,12 @@ def _rewritten(rewriter: Rewriter, what: str) -> dict[str, Any]:
 
 
 def _text(rewritten: dict[str, Any]) -> str:
-    return json.dumps({**rewritten, "x-guidance": _OPTIONS}, ensure_ascii=False)
+    text = json.dumps({**rewritten, "x-guidance": _OPTIONS}, ensure_ascii=False)
+    if _CONTROL.search(text):
+        return text
+    # With \u, a listed name could be written as one that is not listed, of which the schema says something else.
+    options = {**_OPTIONS, "json_allowed_escapes": _SHORT_ESCAPES}
+    return json.dumps({**rewritten, "x-guidance": options}, ensure_ascii=False)
 
 
 def _has_long_numbers(value: object) -> bool:

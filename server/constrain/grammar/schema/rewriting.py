@@ -28,6 +28,10 @@ _NO_MORE = {"additionalProperties": False}
 
 
 _EXACT = 2**53 - 2  # up to here each integer, and the one behind it, is a double
+_CLOSE = 2.0**-24
+"""So far an exclusive bound is moved inwards where a fraction bounds the other side, within 1: else llguidance has it
+included.
+"""
 _BOUNDS = (
     ("minimum", "minimum", math.inf),
     ("exclusiveMinimum", "minimum", math.inf),
@@ -60,6 +64,7 @@ class Rewriter:
         self._complements = Complements()
         self._negations = Negations(self._definitions, self._complements)
         self._disjoint = Disjointness(self._definitions)
+        self._fractions = frozenset(map(math.floor, _fractions(root)))
         self._left = MAX_SCHEMAS
         self.narrowed = ""
         self._n_excluded = 0
@@ -228,10 +233,13 @@ class Rewriter:
                     place,
                 )
         for key, inclusive, towards in _BOUNDS:
+            way = 1 if towards > 0 else -1
             if abs(own.get(key, 0)) > _EXACT:
                 bound = _next_double(own.pop(key), towards, strict=key != inclusive)
                 beside = own.get(inclusive, bound)
-                own[inclusive] = max(bound, beside) if towards > 0 else min(bound, beside)
+                own[inclusive] = max(bound, beside) if way > 0 else min(bound, beside)
+            elif key != inclusive and key in own and own[key] - (way < 0) in self._fractions:
+                own[key] += way * _CLOSE
         return []
 
     def _one_of(self, own: dict[str, Any], place: str) -> list[Schema]:
@@ -266,6 +274,17 @@ class Rewriter:
 
     def _overlaps(self, place: str) -> InvalidRequest:
         return InvalidRequest(f"{place}: 'oneOf' whose branches may overlap cannot be enforced, use 'anyOf'", place)
+
+
+def _fractions(value: Any) -> Iterator[float]:
+    """The bounds in a schema that are no integers."""
+    if isinstance(value, list):
+        for each in value:
+            yield from _fractions(each)
+    elif isinstance(value, dict):
+        bounds = (value.get(key) for key, _, _ in _BOUNDS)
+        yield from (each for each in bounds if isinstance(each, float) and math.isfinite(each) and each % 1)
+        yield from _fractions(list(value.values()))
 
 
 def _inexact(value: Any) -> Iterator[int]:

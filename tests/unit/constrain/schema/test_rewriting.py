@@ -290,3 +290,34 @@ def test_what_is_negated_again_and_again_counts_by_its_size(large: Any) -> None:
     many = {"anyOf": [{"$ref": "#/$defs/large"}] * 1000}
     with pytest.raises(InvalidRequest, match="json_schema: the keyword 'not' cannot be enforced"):
         BYTES.json_schema({"$defs": {"large": large}, "not": many})
+
+
+@pytest.mark.parametrize("end", [0, 1, -1, 10])
+@pytest.mark.parametrize("way", [1, -1])
+def test_an_exclusive_bound_close_to_a_fraction_is_exclusive(end: int, way: int) -> None:
+    near, far = ("exclusiveMinimum", "maximum") if way > 0 else ("exclusiveMaximum", "minimum")
+    bounds: list[dict[str, Any]] = [{"type": "number", near: end}, {far: end + way * 0.5}]
+    for schema in ({**bounds[0], **bounds[1]}, {"allOf": bounds}):
+        constraint = BYTES.json_schema(schema)
+        for text in (f"{end}", f"{end}.0", f"-{end}"):
+            assert not matches(constraint.fork(), text)
+        assert matches(constraint, f"{end + way * 0.5}")
+
+
+@pytest.mark.parametrize(
+    ("schema", "text"),
+    [
+        ({"properties": {"a": {"type": "integer"}}, "additionalProperties": {"type": "string"}}, r'{"\u0061":"x"}'),
+        ({"patternProperties": {"^a": {"type": "integer"}}}, r'{"\u0061":"x"}'),
+        ({"allOf": [{"properties": {"a": {"type": "integer"}}}, {"required": ["b"]}]}, r'{"b":1,"\u0061":"x"}'),
+    ],
+)
+def test_a_listed_name_is_not_written_otherwise(schema: Any, text: str) -> None:
+    constraint = BYTES.json_schema({"type": "object", **schema})
+    assert not matches(constraint.fork(), text)
+    assert matches(constraint, text.replace(r"\u0061", "q\\n"))
+
+
+def test_control_characters_that_a_schema_has_are_written() -> None:
+    assert matches(BYTES.json_schema({"const": "\x01"}), r'"\u0001"')
+    assert matches(BYTES.json_schema({"type": "string", "pattern": "^[\x02]$"}), r'"\u0002"')
