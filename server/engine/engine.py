@@ -10,10 +10,8 @@ from typing import TypeVar
 from server.engine.cache_scope import owner_of
 from server.engine.encode import EmbeddingCache, EmbeddingFiles, Encoder
 from server.engine.instances import Instances, has_failed, yield_to_steps
-from server.engine.kv import kept
 from server.engine.kv.cells import Cells
 from server.engine.kv.disk_cache import DiskCache, StateFiles
-from server.engine.kv.kept import KeptStates
 from server.engine.kv.ram_cache import MIB, min_limit, state_cache
 from server.engine.kv.state import SlotState
 from server.engine.lora import Tuning, default_set, rescaled, tuning
@@ -26,9 +24,10 @@ from server.engine.runner_api import Runner
 from server.engine.schedule.queue import ModelQueue, admits
 from server.engine.sequence import Slot, Ticket
 from server.engine.stats import EngineStats
+from server.engine.step import published
 from server.engine.step.loop import Instance
 from server.engine.step.mailbox import Command, Mailbox, Outlet
-from server.engine.step.published import ChoiceView, InstanceView, SlotSnapshot, snapshot
+from server.engine.step.published import ChoiceView, InstanceView, KeptStates, SlotSnapshot, snapshot
 from server.errors import PermissionDenied, QueueFull
 
 T = TypeVar("T")
@@ -250,10 +249,10 @@ class Engine(Instances[Instance]):
         """The prompt states that have no slot, by where they are: "ram", and "disk" if there is one. What was told last
         is told again for `KEPT_S`; the instances' views have the same states in their trees of beginnings."""
         now = self._clock()
-        if not self._kept or now - self._kept_at >= kept.KEPT_S:
+        if not self._kept or now - self._kept_at >= published.KEPT_S:
             self._kept_at = now
             caches = {"ram": self._ram} | ({} if self._disk is None else {"disk": self._disk.kept})
-            found = {name: kept.told_of(cache, now) for name, cache in caches.items()}
+            found = {name: published.kept_in(cache, now) for name, cache in caches.items()}
             self._kept = {name: told for name, (told, _) in found.items()}
             for instance in self._instances:
                 instance.published.kept = [one for _, beginnings in found.values() for one in beginnings]

@@ -17,8 +17,7 @@ from typing import Any, TypeAlias
 
 import orjson
 
-from server.engine.kv.kept import KeptStates
-from server.engine.step.published import ChoiceView, InstanceView
+from server.engine.step.published import ChoiceView, InstanceView, KeptStates
 from server.errors import QueueFull
 from server.page.history import History
 from server.pool.protocols import Generator

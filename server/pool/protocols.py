@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from server.engine.embedding.vectors import EmbedderInfo, EmbeddingRunner, Vectors
-from server.engine.kv.kept import KeptStates
 from server.engine.kv.state import SlotState
 from server.engine.lora import Adapter
 from server.engine.media import MediaPrompt
@@ -16,7 +15,7 @@ from server.engine.request import Adapters, Request, Sink
 from server.engine.runner_api import Runner
 from server.engine.sequence import Ticket
 from server.engine.stats import EngineStats
-from server.engine.step.published import ChoiceView, InstanceView, SlotSnapshot
+from server.engine.step.published import ChoiceView, InstanceView, KeptStates, SlotSnapshot
 from server.media.bitmap import Bitmap, BitmapKind
 from server.pool.footprint import Fit, Footprint, Memory
 from server.pool.spec import ModelSpec

@@ -5,7 +5,6 @@
 ``state``         what a slot holds as a value; places to come back to where memory can't be cut (pure)
 ``ram_cache``     prompt states that have lost their slot, in RAM (pure)
 ``disk_cache``    and on disk; requests that wait for the disk
-``kept``          what caches keep, told to who looks (pure)
 ``moving``        states out of the cells and back, and whether that may be now
 ``cost``          what a cache is worth, whose goes first, what moving a state or a stream takes (pure)
 ================  ======================================================================================

@@ -1,4 +1,5 @@
-"""What an instance does, told by its step thread to who looks: values that nobody changes any more.
+"""What an instance does, told by its step thread to who looks, and what the caches of a model keep: values that nobody
+changes any more.
 
 While nobody looks nothing is collected but the last requests that ended, one record each. While somebody does, a view
 is made after a step, or before the thread waits, once the one before was read: there are as many as are read. Times are
@@ -14,10 +15,11 @@ from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 from functools import cmp_to_key
+from heapq import nlargest
 from itertools import pairwise
-from typing import Literal
+from typing import Literal, TypeAlias
 
-from server.engine.kv.kept import KeptText
+from server.engine.kv.ram_cache import StateCache
 from server.engine.prefix.hashes import BLOCK, n_equal
 from server.engine.request import Adapters, Request
 from server.engine.schedule.scheduler import Scheduler, TokenRun
@@ -28,6 +30,12 @@ log = logging.getLogger(__name__)
 MOST_WAITING = 50  # of those that wait, told one by one
 MOST_STEPS = 1000  # that are kept for who looks
 MOST_ENDED = 200
+KEPT_S = 2.0
+"""How long what is told of kept states is good for."""
+MOST_STATES = 60  # of a cache, told one by one: the most valuable ones
+
+KeptText: TypeAlias = tuple[int, Seq[int]]
+"""A kept state's number, and the hashes of its text."""
 
 Outcome = Literal["done", "cancelled", "failed"]
 """How a choice ended."""
@@ -248,6 +256,35 @@ def snapshot(slot: Slot, first_id: int, n_ctx: int, spec_type: str = "none") -> 
         has_new_line=sequence.text.has_new_line,
         scope=sequence.tuning.scope,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class KeptView:
+    """A prompt state that has no slot. ``number``: its name, as long as it is kept."""
+
+    number: int
+    n_tokens: int
+    size: int  # bytes
+    used_at: float  # by the engine's clock
+    n_used: int
+    value: float  # as in `engine.kv.cost`
+
+
+@dataclass(frozen=True, slots=True)
+class KeptStates:
+    """All that a cache keeps: how many, their bytes, and the `MOST_STATES` most valuable ones."""
+
+    n: int
+    n_bytes: int
+    states: tuple[KeptView, ...]
+
+
+def kept_in(cache: StateCache, now: float) -> tuple[KeptStates, list[KeptText]]:
+    """What a cache keeps, and how those that are told one by one begin."""
+    told = nlargest(MOST_STATES, cache, key=lambda state: state.value(now))
+    views = [KeptView(id(s), len(s.tokens), s.size, s.used_at, s.n_used, s.value(now)) for s in told]
+    texts: list[KeptText] = [(id(s), s.hashes.upto(len(s.tokens) // BLOCK, s.tokens, s.tuning)) for s in told]
+    return KeptStates(len(cache), cache.size, tuple(views)), texts
 
 
 def shared_beginnings(texts: Seq[Seq[int]]) -> list[tuple[int, int, int]]:

@@ -11,7 +11,6 @@ import numpy as np
 
 from server.engine.embedding.engine import check_input
 from server.engine.embedding.vectors import EmbedderInfo, Vectors
-from server.engine.kv.kept import KeptStates
 from server.engine.kv.state import SlotState
 from server.engine.lora import Adapter, check_adapters, rescaled
 from server.engine.media import MediaPrompt, Spans
@@ -21,7 +20,7 @@ from server.engine.request import Adapters, Event, Failed, Finished, Request, Si
 from server.engine.sequence import Ticket
 from server.engine.stats import EngineStats, combined
 from server.engine.stats import ended as without_gauges
-from server.engine.step.published import ChoiceView, InstanceView, SlotSnapshot
+from server.engine.step.published import ChoiceView, InstanceView, KeptStates, SlotSnapshot
 from server.errors import InvalidRequest, LlamapoolError, ModelEnded, QueueFull, ShuttingDown
 from server.pool.isolated.core import Core
 from server.pool.isolated.crossing import are_known
