@@ -30,6 +30,7 @@ from server.constrain.grammar.limits import (
 )
 from server.constrain.grammar.schema.document import Document, unenforceable
 from server.constrain.grammar.schema.keywords import LISTS, MAPS, SINGLE
+from server.constrain.grammar.schema.language import without_all_controls
 from server.constrain.grammar.schema.rewriting import Rewriter
 from server.constrain.grammar.unique.places import UniquePlaces
 from server.errors import InvalidRequest
@@ -114,7 +115,8 @@ def _problem(text: str) -> str:
 def _rewritten(rewriter: Rewriter, what: str) -> dict[str, Any]:
     rewritten = rewriter.rewritten()
     _check_references(rewritten, what)
-    return rewritten if _has_long_numbers(rewritten) else _with_bounds(rewritten)
+    made: dict[str, Any] = _with_readable_patterns(rewritten)
+    return made if _has_long_numbers(made) else _with_bounds(made)
 
 
 def _text(rewritten: dict[str, Any]) -> str:
@@ -144,6 +146,19 @@ def _with_bounds(schema: Any) -> Any:
             made["minimum"] = -LARGEST_INTEGER
         if not {"maximum", "exclusiveMaximum"} & schema.keys():
             made["maximum"] = LARGEST_INTEGER
+    return made
+
+
+def _with_readable_patterns(schema: Any) -> Any:
+    if not isinstance(schema, dict):
+        return schema
+    made = {key: _below(key, value, _with_readable_patterns) for key, value in schema.items()}
+    if "pattern" in made:
+        made["pattern"] = without_all_controls(made["pattern"])
+    if "patternProperties" in made:
+        made["patternProperties"] = {
+            without_all_controls(name): each for name, each in made["patternProperties"].items()
+        }
     return made
 
 
@@ -318,7 +333,7 @@ def unsupported(error: str, schema: object, narrowed: str) -> InvalidRequest:
 
 def _patterns_in(error: str, schema: object) -> Iterator[tuple[str, str]]:
     """The places of the patterns that an error quotes, each with its keyword."""
-    quoted = _as_quoted(error)
+    quoted = error.replace("\\/", "/").replace("\\w", "[0-9a-zA-Z_]").replace("\\d", "[0-9]")
     for place, value in _places(schema):
         if isinstance(value, dict):
             named = value.get("patternProperties")
@@ -330,7 +345,7 @@ def _patterns_in(error: str, schema: object) -> Iterator[tuple[str, str]]:
 
 def _as_quoted(pattern: str) -> str:
     """A pattern as llguidance may write it: slashes not escaped, classes spelled out."""
-    return pattern.replace("\\/", "/").replace("\\w", "[0-9a-zA-Z_]").replace("\\d", "[0-9]")
+    return without_all_controls(pattern).replace("\\/", "/").replace("\\w", "[0-9a-zA-Z_]").replace("\\d", "[0-9]")
 
 
 def _place_of(keyword: str, schema: object) -> str:

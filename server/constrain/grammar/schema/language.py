@@ -11,6 +11,9 @@ ANYTHING = "(?s:.*)"
 SOMETHING = "(?s:.+)"
 _END = ""  # a key of the tree: a word ends here
 _LOOK_AHEAD = re.compile(r"\(\?[!=]")
+_UNWRITTEN = r"\x01"  # a character that no text has
+_CLASS = re.compile(r"\\.|\[(?P<inside>(?:\\.|[^\]\\])+)\]", re.DOTALL)
+_FROM_ZERO = re.compile(r"(?:\\(?:x00|u0000|x\{0+\}|u\{0+\}|0)|\0)-|\\p\{?C")
 _REPEATS = ("*", "+", "{")
 _LITERAL = r"(?:[A-Za-z0-9 _:;,/@#%&=~'\"<>!-]|\\[^\w\s])+"
 _WORDS = re.compile(rf"{_LITERAL}(?:\|{_LITERAL})*(?:\.\*)?")
@@ -108,6 +111,22 @@ def _concerns_all(pattern: str, at: int, level: int) -> bool:
             if pattern.startswith(_REPEATS, place + 1):
                 return False
     return True
+
+
+def without_all_controls(pattern: str) -> str:
+    """The pattern without one control character in its classes: those that have all, but not ``"`` or a backslash, are
+    taken by llguidance to have these, too, once they are written as JSON (derivre 0.3, `json_quote`).
+    """
+    return _CLASS.sub(_without_control, pattern)
+
+
+def _without_control(found: re.Match[str]) -> str:
+    inside = found["inside"]
+    if inside is None:
+        return found[0]
+    if inside.startswith("^"):
+        return f"[^{_UNWRITTEN}{chr(92) if inside.startswith('^-') else ''}{inside[1:]}]"
+    return f"[{found[0]}&&[^{_UNWRITTEN}]]" if _FROM_ZERO.search(inside) else found[0]
 
 
 _Tree = dict[str, "_Tree"]

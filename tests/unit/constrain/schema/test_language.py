@@ -1,5 +1,6 @@
 """Complements of string sets as regular expressions without look-around."""
 
+import json
 import re
 
 import pytest
@@ -8,6 +9,7 @@ from hypothesis import strategies as st
 
 from server.constrain.grammar.schema.complement import Complements
 from server.constrain.grammar.schema.language import none_of, split_look_aheads, without_prefix
+from tests.unit.constrain.builders import BYTES, matches
 
 WORDS = st.lists(st.text("ab-]^\\é\n", min_size=1, max_size=4), min_size=1, max_size=5)
 
@@ -80,3 +82,31 @@ def test_what_is_split_off_matches_nothing_more(
             return
         spelled = [re.sub(r"\\x\{([0-9a-f]+)\}", lambda code: f"\\U{int(code[1], 16):08x}", each) for each in found]
         assert wanted or not all(re.search(each, text) for each in spelled)
+
+
+CLASSES = [
+    *('[^"]', r"[^\\]", r'[^"\\]', r'[^\\/:*?"<>|]', '[^-"]', "[^!-/]", r"[^\x22]", '[^"é]', '(?:a|[^"])', '[^"-]'),
+    *(
+        r"[^\s\"]",
+        r"[\x00-!]",
+        r"[\u0000-\x1f]",
+        r"[^#-~\"]",
+        "[\x00-!]",
+        r'[^"][^\\]',
+        r"\S",
+        "[^a]",
+        r'\[^"]',
+        r"[^\]\\]",
+    ),
+]
+
+
+@pytest.mark.parametrize("pattern", CLASSES)
+def test_a_class_has_quotes_and_backslashes_where_it_says_so(pattern: str) -> None:
+    for whole in (f"^(?:{pattern})$", f"^(?:{pattern})*$", f"x{pattern}{{1,2}}$"):
+        text = BYTES.json_schema({"type": "string", "pattern": whole})
+        name = BYTES.json_schema({"type": "object", "patternProperties": {whole: {}}, "additionalProperties": False})
+        for written in ('"', "\\", "a", "\n", "\t", "é", "-", "!", "]", 'a"', '[^"]', 'x"', "x\\", "xa"):
+            found = re.search(whole[:-1] + r"\Z", written) is not None
+            assert matches(text.fork(), json.dumps(written, ensure_ascii=False)) == found
+            assert matches(name.fork(), f"{{{json.dumps(written, ensure_ascii=False)}:1}}") == found
