@@ -12,6 +12,7 @@ from typing import Any
 from server.constrain.grammar.schema.complement import Complements
 from server.constrain.grammar.schema.disjoint import Disjointness
 from server.constrain.grammar.schema.document import unenforceable
+from server.constrain.grammar.schema.joined import Joined
 from server.constrain.grammar.schema.keywords import LISTS, MAPS, SINGLE, Schema
 from server.constrain.grammar.schema.language import split_look_aheads
 from server.constrain.grammar.schema.negation import Negations, any_of
@@ -64,6 +65,7 @@ class Rewriter:
         self._complements = Complements()
         self._negations = Negations(self._definitions, self._complements)
         self._disjoint = Disjointness(self._definitions)
+        self._joined = Joined(self._definitions)
         self._fractions = frozenset(map(math.floor, _fractions(root)))
         self._left = MAX_SCHEMAS
         self.narrowed = ""
@@ -83,6 +85,7 @@ class Rewriter:
         self._left -= 1
         if self._left < 0:
             raise InvalidRequest(f"{self._what} is too large once its conditions are written out", self._what)
+        self._joined.check(schema, place)
         own = dict(schema)
         more: list[Schema] = []
         for rewrite in (
