@@ -208,6 +208,18 @@ LEAVES = st.sampled_from(
             {"type": "object", "properties": {"a": {}, "b": {"type": "integer"}}, "minProperties": 1},
             {"type": "number"},
         ),
+        *(
+            {"maximum": 1.5},
+            {"enum": [2**53, 0.5, '"', "\\"]},
+            {"type": "string", "pattern": r'^[^"\\]*$'},
+            {"type": "string", "not": {"pattern": r'["b]'}},
+            {"type": "object", "propertyNames": {"pattern": "^[a-c]"}, "minProperties": 1},
+            {"patternProperties": {"^a": {"type": "integer"}, "^[^a]": {"type": "null"}}},
+            {"type": "object", "properties": {"a": {"type": "null"}}, "additionalProperties": {"type": "string"}},
+            {"type": "array", "prefixItems": [{"const": 1}], "items": {"type": "boolean"}, "uniqueItems": True},
+            {"dependentRequired": {"a": ["b"]}},
+            {"multipleOf": 0.5},
+        ),
     ]
 )
 
