@@ -84,6 +84,11 @@ def test_what_comes_with_others_is_known_in_whole_blocks() -> None:
     assert coming(asked(prompt), [here, *[there] * MOST_LOOKED_AT]) == BLOCK, "the last ones are looked at"
 
 
+def still() -> float:
+    """A clock that stands still: nobody waits so long for his instance that another one takes him (`SETTLED_S`)."""
+    return 1.0
+
+
 def two(**options: int) -> list[FakeRunner]:
     return [FakeRunner(n_seq=4, n_ctx_seq=2000, n_batch=512, steps=threading.Semaphore(0)) for _ in range(2)]
 
@@ -101,7 +106,7 @@ async def served_by(engine: Engine, runners: list[FakeRunner], prompts: list[str
 
 async def test_twins_that_arrive_together_go_to_the_same_instance_and_strangers_to_the_other() -> None:
     runners = two()
-    async with engine_over(*runners) as engine:
+    async with engine_over(*runners, clock=still) as engine:
         twin = "the same long beginning " * 40
         owners = await served_by(engine, runners, [twin + "a", twin + "b", "somebody else, who is as long" * 30])
     assert owners == [0, 0, 1]
@@ -109,7 +114,7 @@ async def test_twins_that_arrive_together_go_to_the_same_instance_and_strangers_
 
 async def test_a_conversation_comes_back_to_its_instance_though_another_is_idle() -> None:
     runners = two()
-    async with engine_over(*runners) as engine:
+    async with engine_over(*runners, clock=still) as engine:
         await served_by(engine, runners, ["x" * 20, "a conversation " * 60])
         owners = await served_by(engine, runners, ["y" * 20, "z" * 21, "a conversation " * 60 + "goes on"])
     assert owners[2] == 1
@@ -118,7 +123,7 @@ async def test_a_conversation_comes_back_to_its_instance_though_another_is_idle(
 async def test_a_full_instance_is_passed_over_for_one_that_has_room() -> None:
     runners = [FakeRunner(n_seq=1, n_ctx_seq=2000, n_batch=512, steps=threading.Semaphore(0)) for _ in range(2)]
     twin = "the same long beginning " * 40
-    async with engine_over(*runners, max_queue=0) as engine:
+    async with engine_over(*runners, clock=still, max_queue=0) as engine:
         assert await served_by(engine, runners, [twin + "a", twin + "b"]) == [0, 1]
 
 
