@@ -49,7 +49,7 @@ MIXES: dict[str, tuple[tuple[Maker, float], ...]] = {
         (small_talk, 10),
         (llamapool, 4),
         (tool_use, 13),
-        (tool_talk, 5),
+        (tool_talk, 9),
         (any_tools, 32),
         (quoting, 3),
         (any_quoting, 13),

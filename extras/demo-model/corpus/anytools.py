@@ -466,11 +466,11 @@ def any_tools(rng: Random, split: Split) -> Sample:
     turns: list[Turn] = []
     for _ in range(rng.choice((1, 2, 3, 3, 4, 5, 6))):
         way = rng.random()
-        if way < 0.55:
+        if way < 0.50:
             turns += _one(rng, split, offers)
-        elif way < 0.83:
+        elif way < 0.74:
             turns += _two(rng, split, offers)
-        elif way < 0.93:
+        elif way < 0.91:
             turns += _none(rng, split, kinds[n_offered:])
         else:
             turns += _plain(rng, split, offers)
