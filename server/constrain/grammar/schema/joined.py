@@ -14,6 +14,10 @@ from server.errors import InvalidRequest
 
 MAX_PATTERNS = 12
 MAX_REMAINDERS = 100_000
+MAX_STEPS = 6  # into objects and arrays
+MAX_LOOKS = 50_000  # for all joined values of a document: beyond them patterns in objects and arrays count no more
+_Step = tuple[str, str | int | None]
+"""A property by its name, an element by its place; None: those that are not listed."""
 
 
 class Joined:
@@ -21,15 +25,64 @@ class Joined:
 
     def __init__(self, definitions: Mapping[str, Schema]) -> None:
         self._definitions = definitions
+        self._checked: list[Schema] = []  # kept, since what is found is known by their identity
         self._found: dict[int, tuple[int, int]] = {}
+        self._below: dict[tuple[int, tuple[_Step, ...]], int] = {}
+        self._has_many = len(set(_patterns(definitions))) > MAX_PATTERNS
 
     def check(self, schema: dict[str, Any], place: str) -> None:
         """Raises `InvalidRequest` where they are too many."""
+        self._checked.append(schema)
         n_patterns, multiple = self._of(schema)
         if n_patterns > MAX_PATTERNS:
             raise InvalidRequest(f"{place}: more than {MAX_PATTERNS} patterns of one text cannot be enforced", place)
         if multiple > MAX_REMAINDERS:
             raise InvalidRequest(f"{place}: the keyword 'multipleOf' cannot be enforced beyond {MAX_REMAINDERS}", place)
+        if self._has_many:
+            self._search([schema], schema, (), place)
+
+    def _search(self, joined: list[Schema], schema: Schema, path: tuple[_Step, ...], place: str) -> None:
+        """In the objects and arrays of `schema`, of which `joined` are at `path`."""
+        every = self._every(joined)
+        if len(every) < 2 or len(path) > MAX_STEPS or len(self._below) > MAX_LOOKS:
+            return  # what stands alone is checked where it stands
+        if path and self._at(schema, path) > MAX_PATTERNS:
+            raise InvalidRequest(f"{place}: more than {MAX_PATTERNS} patterns of one text cannot be enforced", place)
+        for step in dict.fromkeys(step for each in every for step in _steps(each)):
+            below = [child for each in every for child in _children(each, step)]
+            if len(below) > 1:
+                kind, name = step
+                self._search(
+                    below, schema, (*path, step), f"{place}.{kind}" if name is None else f"{place}.{kind}.{name}"
+                )
+
+    def _every(self, joined: list[Schema]) -> list[dict[str, Any]]:
+        """They, what holds together with them, and their alternatives."""
+        every: dict[int, dict[str, Any]] = {}
+        left = list(joined)
+        while left:
+            schema = left.pop()
+            if not isinstance(schema, bool) and id(schema) not in every:
+                every[id(schema)] = schema
+                left += [*self._together(schema), *schema.get("anyOf", ()), *schema.get("oneOf", ())]
+        return list(every.values())
+
+    def _at(self, schema: Schema, path: tuple[_Step, ...]) -> int:
+        """Patterns of one value at `path`; of alternatives the most."""
+        if isinstance(schema, bool):
+            return 0
+        key = id(schema), path
+        if key not in self._below:
+            self._below[key] = 0
+            if path:
+                n_patterns = sum(self._at(child, path[1:]) for child in _children(schema, path[0]))
+            else:
+                n_patterns = int("pattern" in schema)
+            n_patterns += sum(self._at(each, path) for each in self._together(schema))
+            for alternatives in ("anyOf", "oneOf"):
+                n_patterns += max((self._at(way, path) for way in schema.get(alternatives, ())), default=0)
+            self._below[key] = n_patterns
+        return self._below[key]
 
     def _of(self, schema: Schema) -> tuple[int, int]:
         """Patterns, and the least common multiple; of alternatives the most."""
@@ -52,6 +105,43 @@ class Joined:
         yield from (schema[key] for key in ("not", "if", "then", "else") if key in schema)
         if "$ref" in schema:
             yield self._definitions[schema["$ref"]]
+
+
+def _steps(schema: dict[str, Any]) -> Iterator[_Step]:
+    yield from (("properties", name) for name in schema.get("properties", ()))
+    if "additionalProperties" in schema or "patternProperties" in schema:
+        yield "additionalProperties", None
+    yield from (("prefixItems", n) for n in range(len(schema.get("prefixItems", ()))))
+    if "items" in schema:
+        yield "items", None
+
+
+def _children(schema: dict[str, Any], step: _Step) -> Iterator[Schema]:
+    """Of a name that is not listed, those by every pattern of names."""
+    kind, name = step
+    if kind in ("properties", "additionalProperties"):
+        if name in schema.get("properties", ()):
+            yield schema["properties"][name]
+            return
+        yield from schema.get("patternProperties", {}).values()
+        yield schema.get("additionalProperties", True)
+    elif kind == "prefixItems" and name is not None and int(name) < len(schema.get("prefixItems", ())):
+        yield schema["prefixItems"][name]
+    else:
+        yield schema.get("items", True)
+
+
+def _patterns(value: object) -> Iterator[str]:
+    """Every text under a keyword `pattern`, or under a property that is named so."""
+    left = [value]
+    while left:
+        each = left.pop()
+        if isinstance(each, Mapping):
+            if isinstance(each.get("pattern"), str):
+                yield each["pattern"]
+            left += each.values()
+        elif isinstance(each, list):
+            left += each
 
 
 def _common(one: int, other: int) -> int:

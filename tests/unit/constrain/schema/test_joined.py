@@ -27,6 +27,27 @@ def test_an_automaton_that_would_be_too_large_is_refused(schema: Any) -> None:
         BYTES.json_schema({"type": "array", "items": schema, "$defs": schema.pop("$defs", {})})
 
 
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"allOf": [{"properties": {"a": each}} for each in ENDS]},
+        {"allOf": [{"properties": {"a": {"items": each}}} for each in ENDS]},
+        {"allOf": [{"additionalProperties": each} for each in ENDS]},
+        {"prefixItems": [ENDS[0]], "allOf": [{"prefixItems": [{"allOf": ENDS[n : n + 3]}]} for n in range(1, 16, 3)]},
+        {"anyOf": [{}, {"allOf": [{"properties": {"a": {"properties": {"b": each}}}} for each in ENDS]}]},
+    ],
+)
+def test_what_is_joined_in_objects_and_arrays_counts(schema: Any) -> None:
+    with pytest.raises(InvalidRequest, match=r"json_schema\.items\..* cannot be enforced"):
+        BYTES.json_schema({"type": "array", "items": schema})
+
+
+def test_a_property_of_many_alternatives_is_no_joined_one() -> None:
+    kinds = [{"required": ["kind"], "properties": {"kind": {"pattern": f"^k{n}$"}}} for n in range(MAX_PATTERNS * 2)]
+    BYTES.json_schema({"type": "object", "anyOf": kinds, "allOf": [{"properties": {"kind": {"type": "string"}}}]})
+    BYTES.json_schema({"type": "object", "properties": {f"p{n}": {"pattern": f"^k{n}$"} for n in range(40)}})
+
+
 def test_alternatives_count_as_the_largest_and_powers_of_two_and_five_hardly() -> None:
     BYTES.json_schema({"type": "string", "anyOf": [{"pattern": f"^x{n}$"} for n in range(MAX_PATTERNS * 3)]})
     BYTES.json_schema({"type": "string", "allOf": [{"pattern": f"^[a-{last}]*$"} for last in "bcdefghijklm"]})
