@@ -9,14 +9,15 @@ gain of a tenth. For one sequence, or where all do alike, that is the tokens per
 """
 
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from math import log, log1p
 
 UNKNOWN_SHARE = 0.5  # of a token's even share of the step: what one more is taken to cost at most before it was seen
-FORGET = 1024  # steps after which a size that was not seen again is forgotten: it may have been disturbed
-_QUICKER, _LONGER = 0.3, 0.07  # of the way to what was seen
+FORGET = 256  # steps after which a size that was not seen again is forgotten: it may have been disturbed
+SEEN = 8  # steps of a size that are remembered
 _SAME = 8  # steps for which an answer holds
 _EXACT = 32  # sizes up to here are kept apart, larger ones by eighths of their power of two
 _PART = 16  # tokens of a prompt from which on they tell what one more costs
@@ -32,22 +33,22 @@ def _size(n_tokens: int) -> int:
     return n_tokens // grain * grain
 
 
-def _nearer(believed: float, seen: float) -> float:
-    """What is believed after something took as long as `seen`; 0 = nothing was believed."""
-    return believed + (_QUICKER if seen < believed else _LONGER) * (seen - believed) if believed else seen
+def _quick(last: Collection[float]) -> float:
+    """The quarter of the quickest ends here: what other processes do only makes a step longer."""
+    return sorted(last)[len(last) // 4]
 
 
 @dataclass(slots=True)
 class StepCost:
     """Seconds of a step by the number of its tokens; between two known sizes on the line that joins them.
 
-    Each step brings what is believed of its size, also before it was seen, nearer to what it took: less so where it
-    took longer, since what other processes do only makes a step longer, and one that was disturbed must not keep its
-    size from being tried again. A size costs no less than a smaller one.
+    A size costs what the quickest of its last steps took, and no less than a smaller one. Until enough of them were
+    seen it costs no more than a larger one, and what was expected has a vote: one disturbed step would keep its size
+    from being tried again.
     """
 
-    _seconds: dict[int, float] = field(default_factory=dict)  # believed of each size that was seen
-    _prompt_token_s: float = 0.0
+    _seconds: dict[int, deque[float]] = field(default_factory=dict)  # of the last steps of each size
+    _prompt_token_s: deque[float] = field(default_factory=lambda: deque(maxlen=SEEN))
     _seen: set[int] = field(default_factory=set)  # sizes of the last steps
     _n_seen: int = 0
     _sizes: list[int] = field(default_factory=list)
@@ -57,10 +58,13 @@ class StepCost:
     def observe(self, n_tokens: int, seconds: float) -> None:
         """A step of `n_tokens`, each with its logits, took `seconds`."""
         size = _size(n_tokens)
-        self._seconds[size] = _nearer(self._seconds.get(size) or self.of(n_tokens), seconds)
+        last = self._seconds.get(size)
+        if last is None:
+            self._seconds[size] = last = deque(maxlen=SEEN)
+        last.append(seconds)
         self._seen.add(size)
         self._n_seen += 1
-        if len(self._seconds) > len(self._sizes) or not self._n_seen % _SAME:
+        if len(last) < SEEN or not self._n_seen % _SAME:
             self._asked.clear()
         if self._n_seen >= FORGET:
             self._seconds = {each: self._seconds[each] for each in self._seen}
@@ -70,24 +74,34 @@ class StepCost:
         """A prompt's part of `n_tokens` took `seconds`: as long as nothing better is known, a further token costs that
         much."""
         if n_tokens >= _PART:
-            self._prompt_token_s = _nearer(self._prompt_token_s, seconds / n_tokens)
+            self._prompt_token_s.append(seconds / n_tokens)
             self._asked.clear()
 
     def of(self, n_tokens: int) -> float:
         """Seconds that a step of `n_tokens` takes; 0.0 before any was seen."""
         if not self._asked:
-            self._sizes = sorted(self._seconds)
-            self._known = list(accumulate([self._seconds[size] for size in self._sizes], max))
+            self._learn()
         seconds = self._asked.get(n_tokens)
         if seconds is None:
             self._asked[n_tokens] = seconds = self._of(_size(n_tokens), n_tokens)
         return seconds
 
+    def _learn(self) -> None:
+        self._sizes, self._known = sorted(self._seconds), []
+        for size in self._sizes:
+            last = self._seconds[size]
+            expected = [self._expected(size)] if self._known and len(last) < SEEN else []
+            self._known.append(_quick([*last, *expected]))
+        for at in range(len(self._known) - 2, -1, -1):
+            if len(self._seconds[self._sizes[at]]) < SEEN:
+                self._known[at] = min(self._known[at], self._known[at + 1])
+        self._known = list(accumulate(self._known, max))
+
     def _expected(self, n_tokens: int) -> float:
         """Before anything but the smallest step was seen."""
         smallest, seconds = self._sizes[0], self._known[0]
         most = UNKNOWN_SHARE * seconds / smallest
-        token_s = min(self._prompt_token_s or most, most)
+        token_s = min(_quick(self._prompt_token_s), most) if self._prompt_token_s else most
         return seconds + token_s * (n_tokens - smallest)
 
     def _of(self, size: int, n_tokens: int) -> float:
