@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any
 
-from server.constrain.grammar.schema.keywords import Schema
+from server.constrain.grammar.schema.keywords import Schema, kind_of
 
 MAX_DEPTH = 12  # references and nested schemas of one proof
 MAX_PAIRS = 20_000  # of schemas that are held against each other in one document
@@ -110,15 +110,6 @@ def types_of(schema: Mapping[str, Any]) -> frozenset[str]:
         found = frozenset("number" if name == "integer" else name for name in names)
     keys = _value_keys(schema)
     return found if keys is None else found & {kind for kind, _ in keys}
-
-
-def kind_of(value: Any) -> str:
-    """A value's type; every number's is "number"."""
-    if isinstance(value, bool):
-        return "boolean"
-    if isinstance(value, int | float):
-        return "number"
-    return {str: "string", list: "array", dict: "object", type(None): "null"}[type(value)]
 
 
 def _value_keys(schema: Mapping[str, Any]) -> set[Any] | None:

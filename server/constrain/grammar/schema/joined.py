@@ -14,8 +14,7 @@ from server.errors import InvalidRequest
 
 MAX_PATTERNS = 12
 MAX_REMAINDERS = 100_000
-MAX_STEPS = 6  # into objects and arrays
-MAX_LOOKS = 50_000  # for all joined values of a document: beyond them patterns in objects and arrays count no more
+MAX_LOOKS = 100_000  # for all joined values of a document
 _Step = tuple[str, str | int | None]
 """A property by its name, an element by its place; None: those that are not listed."""
 
@@ -26,29 +25,39 @@ class Joined:
     def __init__(self, definitions: Mapping[str, Schema]) -> None:
         self._definitions = definitions
         self._checked: list[Schema] = []  # kept, since what is found is known by their identity
-        self._found: dict[int, tuple[int, int]] = {}
-        self._below: dict[tuple[int, tuple[_Step, ...]], int] = {}
+        self._multiples: dict[int, int] = {}
+        self._n_at: dict[tuple[int, tuple[_Step, ...]], int] = {}
+        self._searched: set[frozenset[int]] = set()
+        self._left = MAX_LOOKS
         self._has_many = len(set(_patterns(definitions))) > MAX_PATTERNS
 
     def check(self, schema: dict[str, Any], place: str) -> None:
         """Raises `InvalidRequest` where they are too many."""
         self._checked.append(schema)
-        n_patterns, multiple = self._of(schema)
-        if n_patterns > MAX_PATTERNS:
-            raise InvalidRequest(f"{place}: more than {MAX_PATTERNS} patterns of one text cannot be enforced", place)
-        if multiple > MAX_REMAINDERS:
+        if self._multiple(schema) > MAX_REMAINDERS:
             raise InvalidRequest(f"{place}: the keyword 'multipleOf' cannot be enforced beyond {MAX_REMAINDERS}", place)
+        self._check_patterns(schema, (), place)
         if self._has_many:
             self._search([schema], schema, (), place)
+
+    def _check_patterns(self, schema: Schema, path: tuple[_Step, ...], place: str) -> None:
+        if self._at(schema, path) > MAX_PATTERNS:
+            raise InvalidRequest(f"{place}: more than {MAX_PATTERNS} patterns of one text cannot be enforced", place)
 
     def _search(self, joined: list[Schema], schema: Schema, path: tuple[_Step, ...], place: str) -> None:
         """In the objects and arrays of `schema`, of which `joined` are at `path`."""
         every = self._every(joined)
-        if len(every) < 2 or len(path) > MAX_STEPS or len(self._below) > MAX_LOOKS:
-            return  # what stands alone is checked where it stands
-        if path and self._at(schema, path) > MAX_PATTERNS:
-            raise InvalidRequest(f"{place}: more than {MAX_PATTERNS} patterns of one text cannot be enforced", place)
-        for step in dict.fromkeys(step for each in every for step in _steps(each)):
+        key = frozenset(map(id, every))
+        if len(every) < 2 or key in self._searched:  # what stands alone is checked where it stands
+            return
+        self._searched.add(key)
+        if path:
+            self._check_patterns(schema, path, place)
+        steps = dict.fromkeys(step for each in every for step in _steps(each))
+        self._left -= len(every) * (1 + len(steps))
+        if self._left < 0:
+            raise InvalidRequest(f"{place}: more is joined here than can be looked through", place)
+        for step in steps:
             below = [child for each in every for child in _children(each, step)]
             if len(below) > 1:
                 kind, name = step
@@ -72,8 +81,8 @@ class Joined:
         if isinstance(schema, bool):
             return 0
         key = id(schema), path
-        if key not in self._below:
-            self._below[key] = 0
+        if key not in self._n_at:
+            self._n_at[key] = 0  # what refers to itself adds nothing
             if path:
                 n_patterns = sum(self._at(child, path[1:]) for child in _children(schema, path[0]))
             else:
@@ -81,24 +90,23 @@ class Joined:
             n_patterns += sum(self._at(each, path) for each in self._together(schema))
             for alternatives in ("anyOf", "oneOf"):
                 n_patterns += max((self._at(way, path) for way in schema.get(alternatives, ())), default=0)
-            self._below[key] = n_patterns
-        return self._below[key]
+            self._n_at[key] = n_patterns
+        return self._n_at[key]
 
-    def _of(self, schema: Schema) -> tuple[int, int]:
-        """Patterns, and the least common multiple; of alternatives the most."""
+    def _multiple(self, schema: Schema) -> int:
+        """The least common multiple; of alternatives the most."""
         if isinstance(schema, bool):
-            return 0, 1
-        if id(schema) not in self._found:
-            self._found[id(schema)] = 0, 1  # what refers to itself adds nothing
-            n_patterns, multiple = int("pattern" in schema), _remainders(schema.get("multipleOf", 1))
-            for n, each in map(self._of, self._together(schema)):
-                n_patterns, multiple = n_patterns + n, _common(multiple, each)
-            for key in ("anyOf", "oneOf"):
-                ways = [self._of(way) for way in schema.get(key, ())]
-                n_patterns += max((n for n, _ in ways), default=0)
-                multiple = max((_common(multiple, each) for _, each in ways), default=multiple)
-            self._found[id(schema)] = n_patterns, multiple
-        return self._found[id(schema)]
+            return 1
+        if id(schema) not in self._multiples:
+            self._multiples[id(schema)] = 1
+            multiple = _remainders(schema.get("multipleOf", 1))
+            for each in self._together(schema):
+                multiple = _common(multiple, self._multiple(each))
+            for alternatives in ("anyOf", "oneOf"):
+                ways = map(self._multiple, schema.get(alternatives, ()))
+                multiple = max((_common(multiple, way) for way in ways), default=multiple)
+            self._multiples[id(schema)] = multiple
+        return self._multiples[id(schema)]
 
     def _together(self, schema: dict[str, Any]) -> Iterator[Schema]:
         yield from schema.get("allOf", ())

@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 from server.constrain.grammar.schema.complement import Complements
-from server.constrain.grammar.schema.keywords import Schema
+from server.constrain.grammar.schema.keywords import Schema, kind_of
 from server.constrain.grammar.schema.language import MAX_WORD, none_of
 
 MAX_DEPTH = 12  # references and nested schemas of one negation
@@ -91,7 +91,7 @@ def _properties(value: dict[str, Schema], negate: Callable[[Schema], Schema]) ->
 def _enum(values: list[Any], _: Any) -> list[Schema]:
     kinds: dict[str, list[Any]] = {}
     for value in values:
-        kinds.setdefault(_kind(value), []).append(value)
+        kinds.setdefault(kind_of(value), []).append(value)
     found: list[Schema] = [other_types(list(kinds))]
     words = kinds.get("string", [])
     if words and sum(map(len, words)) <= MAX_WORDS_CHARS and max(map(len, words)) <= MAX_WORD:
@@ -105,14 +105,6 @@ def _enum(values: list[Any], _: Any) -> list[Schema]:
         between = pairwise(numbers)
         found += [{"type": "number", "exclusiveMinimum": low, "exclusiveMaximum": high} for low, high in between]
     return found
-
-
-def _kind(value: Any) -> str:
-    if isinstance(value, bool):
-        return "boolean"
-    if isinstance(value, int | float):
-        return "number"
-    return {str: "string", list: "array", dict: "object", type(None): "null"}[type(value)]
 
 
 def _bound(kind: str, opposite: str, shift: int = 0) -> Callable[[Any, Any], list[Schema]]:

@@ -42,6 +42,21 @@ def test_what_is_joined_in_objects_and_arrays_counts(schema: Any) -> None:
         BYTES.json_schema({"type": "array", "items": schema})
 
 
+@pytest.mark.parametrize("n_levels", [4, 20])
+def test_so_does_what_is_joined_deep_inside(n_levels: int) -> None:
+    schemas = ENDS
+    for _ in range(n_levels):
+        schemas = [{"properties": {"a": each}} for each in schemas]
+    with pytest.raises(InvalidRequest, match="patterns of one text cannot be enforced"):
+        BYTES.json_schema({"allOf": schemas})
+
+
+def test_what_would_take_long_to_look_through_is_refused() -> None:
+    ways = [{"$ref": "#", "properties": {f"p{n}": ENDS[n % len(ENDS)]}} for n in range(600)]
+    with pytest.raises(InvalidRequest, match="more is joined here than can be looked through"):
+        BYTES.json_schema({"anyOf": ways})
+
+
 def test_a_property_of_many_alternatives_is_no_joined_one() -> None:
     kinds = [{"required": ["kind"], "properties": {"kind": {"pattern": f"^k{n}$"}}} for n in range(MAX_PATTERNS * 2)]
     BYTES.json_schema({"type": "object", "anyOf": kinds, "allOf": [{"properties": {"kind": {"type": "string"}}}]})
