@@ -46,37 +46,49 @@ MOST_ACCOUNTS = 4096
 
 
 class Accounts:
-    """What each client of one model was served, in weighted tokens; clients have opaque names. Of what two step threads
-    count at the same moment one part may be lost."""
+    """What each client of one model was served, in weighted tokens; clients have opaque names.
 
-    def __init__(self, most: int = MOST_ACCOUNTS) -> None:
-        self._served: OrderedDict[str, float] = OrderedDict()  # who asked last at the end
+    Every instance counts for itself, so that step threads lose none of it though they take no lock for a token.
+    """
+
+    def __init__(self, most: int = MOST_ACCOUNTS, n_instances: int = 1) -> None:
+        self._counts: OrderedDict[str, list[float]] = OrderedDict()  # who asked last at the end
+        """Of each client where it began, and what each instance has served since."""
         self._most = most
+        self._nothing = [0.0] * n_instances
         self._now = 0.0  # virtual: what who was last chosen for being behind was served
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
-        return len(self._served)
+        return len(self._counts)
 
     def served(self, client: str) -> float:
         """So far; who is not known begins now."""
-        return self._served.get(client, self._now)
+        counts = self._counts.get(client)
+        return self._now if counts is None else sum(counts)
 
-    def serve(self, client: str, n: float) -> None:
-        self._served[client] = self.served(client) + n  # no lock: it is done for every token
+    def serve(self, client: str, n: float, instance: int = 0) -> None:
+        """To be called by that instance alone."""
+        counts = self._counts.get(client) or self._begin(client)
+        counts[1 + instance] += n
+
+    def _begin(self, client: str) -> list[float]:
+        return self._counts.setdefault(client, [self._now, *self._nothing])
 
     def asks(self, client: str, *, again: bool = False) -> None:
         """`client` is seen now. When it asks `again`, with nothing waiting, what it left unused meanwhile is gone."""
         with self._lock:
-            if again or client not in self._served:
-                self._served[client] = max(self.served(client), self._now)
-            self._served.move_to_end(client)
-            while len(self._served) > self._most:
-                self._served.popitem(last=False)
+            counts = self._begin(client)
+            if again:
+                counts[0] += max(self._now - sum(counts), 0.0)
+            self._counts.move_to_end(client)
+            while len(self._counts) > self._most:
+                self._counts.popitem(last=False)
 
     def chose(self, client: str) -> None:
         """`client` was behind the others and is served now: that is the present virtual time."""
-        self._now = max(self._now, self.served(client))
+        with self._lock:
+            self._now = max(self._now, self.served(client))
 
 
 class Queue:
@@ -151,7 +163,7 @@ class ModelQueue:
     and so are exact there."""
 
     def __init__(self, n_instances: int = 1) -> None:
-        self.accounts = Accounts()
+        self.accounts = Accounts(n_instances=n_instances)
         self.open: dict[int, Ticket] = {}
         self.n_load = 0
         self._n_instances = n_instances

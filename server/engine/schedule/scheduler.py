@@ -75,9 +75,14 @@ class Scheduler:
     """Queue, slots and budgets of one instance."""
 
     def __init__(
-        self, info: RunnerInfo, params: EngineParams, accounts: Accounts | None = None, ram: StateCache | None = None
+        self,
+        info: RunnerInfo,
+        params: EngineParams,
+        accounts: Accounts | None = None,
+        ram: StateCache | None = None,
+        instance: int = 0,
     ) -> None:
-        """Instances of a model share `accounts` and `ram`."""
+        """Instances of a model share `accounts` and `ram`; this is the `instance`-th of them."""
         self.info = info
         self.ram = state_cache(params.cache_ram, info.free_bytes) if ram is None else ram
         self.move_cost = MoveCost(copy_s=info.copy_s, piece_s=info.piece_s)
@@ -87,6 +92,7 @@ class Scheduler:
         self.placer = Placer(self.slots, self.ram, info, params, self.move_cost)
         self.room = Room(self.slots, info)
         self._accounts = Accounts() if accounts is None else accounts
+        self._instance = instance
         self.waiting = Queue(self._accounts)
         sizes = min(params.min_chunk, info.n_batch), info.n_batch, info.n_ubatch
         self.step_size = StepSize(params.target_s, *sizes)
@@ -158,7 +164,8 @@ class Scheduler:
         slot.tuning = sequence.tuning
         slot.n_requests += 1
         self.room.placed(sequence)
-        self._accounts.serve(sequence.request.client, len(sequence.target) - len(slot.tokens))
+        n_to_compute = len(sequence.target) - len(slot.tokens)
+        self._accounts.serve(sequence.request.client, n_to_compute, self._instance)
         if sequence.n_cached < 0:
             sequence.n_cached = len(slot.tokens)
             sequence.placed_at = now
@@ -319,7 +326,7 @@ class Scheduler:
                 sequence.suspect = sequence.n_faults = 0
             if sequence.phase is generating:
                 sequence.n_taken_back = 0
-                self._accounts.serve(sequence.request.client, OUTPUT_WEIGHT)
+                self._accounts.serve(sequence.request.client, OUTPUT_WEIGHT, self._instance)
                 continue
             n_prompts += 1
             n_of_prompts += n
@@ -381,7 +388,8 @@ class Scheduler:
     def _leave(self, sequence: Sequence, now: float) -> None:
         slot = sequence.held
         if sequence.phase is Phase.PREFILL:  # the rest is not computed
-            self._accounts.serve(sequence.request.client, len(slot.tokens) - len(sequence.target))
+            n_left = len(sequence.target) - len(slot.tokens)
+            self._accounts.serve(sequence.request.client, -n_left, self._instance)
         slot.sequence, sequence.slot, slot.last = None, None, sequence
         slot.last_used = now
         self.may_be_apart = True

@@ -45,7 +45,7 @@ class Instance(StepThread):
     ) -> None:
         super().__init__("llamapool-step", number, params, clock, preparing)
         self.runner = runner
-        self.scheduler = Scheduler(runner.info, params, queue.accounts, ram)
+        self.scheduler = Scheduler(runner.info, params, queue.accounts, ram, number)
         self._queue = queue
         self._mailbox = mailbox
         first_slot = number * runner.info.n_seq

@@ -166,3 +166,29 @@ def test_clients_are_remembered_up_to_a_bound(n: int) -> None:
         q.ask(f"client {i}")
     assert len(q.accounts) == min(n, 100)
     assert len(q.drain(1.0)) == n
+
+
+def test_what_two_instances_count_at_the_same_moment_is_counted_twice() -> None:
+    accounts = Accounts(n_instances=2)
+
+    class Meanwhile(float):
+        """While it is added, the other instance's step thread counts, too."""
+
+        def __radd__(self, other: float) -> float:
+            accounts.serve("a", 5.0, 1)
+            return other + float(self)
+
+    accounts.asks("a")
+    accounts.serve("a", Meanwhile(3.0), 0)
+    assert accounts.served("a") == 8.0
+
+
+def test_who_comes_back_begins_now_whichever_instance_served_it() -> None:
+    accounts = Accounts(n_instances=2)
+    accounts.serve("pauses", 10.0, 1)
+    accounts.serve("works", 100.0, 0)
+    accounts.chose("works")
+    accounts.asks("pauses", again=True)
+    assert accounts.served("pauses") == accounts.served("works") == accounts.served("new") == 100.0
+    accounts.asks("works", again=True)
+    assert accounts.served("works") == 100.0
