@@ -44,7 +44,8 @@ def cached(prompt: list[int], wanted: Tuning, slots: Iterable[Slot], hashes: Pre
     for slot in slots:
         running = slot.sequence
         n = min(hashes.shared(slot.hashes if running is None else running.hashes), len(slot.tokens))
-        n += common_prefix(prompt[n : n + MOST_COMPARED], slot.tokens[n : n + MOST_COMPARED])
+        if prompt[n : n + 1] == slot.tokens[n : n + 1]:
+            n += common_prefix(prompt[n : n + MOST_COMPARED], slot.tokens[n : n + MOST_COMPARED])
         if n > best:
             best = max(best, slot.reusable(n, wanted))
     return best

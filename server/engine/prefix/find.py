@@ -402,10 +402,12 @@ def _anew(placement: Placement, held: Seq[int], n: int, slots: Seq[Slot]) -> Ane
         return "off"
     if n >= sequence.n_reusable:
         return "scored"
-    if not placement.moves and common_prefix(target, held) > n:
+    following = target[n : n + 1]  # who holds another one here needs no comparison
+    if not placement.moves and held[n : n + 1] == following:
         return "uncut"
-    others = ((common_prefix(target, slot.tokens), slot.tuning == sequence.tuning) for slot in slots)
-    common, same = max(others, default=(0, True))
+    others = [slot for slot in slots if slot.tokens[n : n + 1] == following]
+    shared = ((common_prefix(target, slot.tokens), slot.tuning == sequence.tuning) for slot in others)
+    common, same = max(shared, default=(0, True))
     if common > n:
         return "short" if same else "other"
     if not n:

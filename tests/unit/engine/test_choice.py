@@ -146,3 +146,7 @@ def test_a_prompt_is_hashed_once_and_not_compared_with_every_slot() -> None:
     for _ in range(10):
         cached(text, BARE, slots, hashes)
     assert text.n_read <= 10 * 4 * MOST_COMPARED
+    strangers = [Slot(i, list(range(100_000 + i, 110_000))) for i in range(4)]
+    text.n_read = 0
+    assert cached(text, BARE, strangers, hashes) == 0
+    assert text.n_read <= 4
