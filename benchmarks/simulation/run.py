@@ -103,7 +103,6 @@ class Simulation:
         self._workers: list[Worker] = []  # of the disk; the last one reads
         if policy.disk_mib:
             disk, *self._workers = disk_cache(policy.disk_mib * MIB, lambda: self.machine.now)
-            self.cells.moving.disk = disk
             self.scheduler.placer.disk = disk
         self.seen = Seen()
         self._client = client
@@ -162,7 +161,6 @@ class Simulation:
     def step(self) -> None:
         """The next one."""
         scheduler, cells, clock = self.scheduler, self.cells, self.machine
-        cells.moving.begin_step()
         for worker in self._workers:
             worker.settle()
         give_up_late(scheduler.waiting, clock.now)
@@ -177,6 +175,7 @@ class Simulation:
         entries = scheduler.plan()
         if not entries:
             self.rest_until(self._next_event())
+            scheduler.spent_s = 0.0
             return
         prompts = [e for e in entries if e.sequence.phase is Phase.PREFILL]
         n_streams = len(entries) - len(prompts)

@@ -130,7 +130,13 @@ class Engine(Instances[Instance]):
             total.cache_disk_bytes, total.cache_disk_states = self._disk.kept.size, len(self._disk.kept)
             total.n_disk_hits, total.n_disk_dropped = self._disk.kept.n_hits, self._disk.n_dropped
         for instance in self._instances:
+            if not instance.failure:
+                total.n_processing += instance.scheduler.n_active
+                total.n_deferred += len(instance.scheduler.waiting)
             total.kv_cells += instance.runner.info.n_cells
+            total.n_checkpoints += instance.cells.n_checkpoints
+            total.n_checkpoint_hits += instance.cells.n_rewound
+            total.n_cache_refused += instance.cells.moving.n_refused
             for slot in list(instance.scheduler.slots):
                 n_own = max(len(slot.tokens) - slot.n_shared, 0)
                 total.kv_cells_running += n_own if slot.sequence is not None else 0

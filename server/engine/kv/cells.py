@@ -13,7 +13,6 @@ from server.engine.prefix.find import Placement
 from server.engine.runner_api import Runner
 from server.engine.schedule.scheduler import Scheduler, TokenRun
 from server.engine.sequence import Sequence, Slot, log_fields
-from server.engine.stats import EngineStats
 from server.errors import CONTAINED, InvalidRequest
 
 log = logging.getLogger(__name__)
@@ -27,10 +26,10 @@ class Cells:
         self._scheduler = scheduler
         self.moving = Moving(runner, scheduler, clock)
         self._can_cut = runner.info.can_cut
-        self._n_checkpoints = scheduler.params.ctx_checkpoints
+        self._most_checkpoints = scheduler.params.ctx_checkpoints
         self._clock = clock
         self._checkpoint_s = 0.0  # that the last one took
-        self._n_checkpoints_made = self._n_rewound = 0
+        self.n_checkpoints = self.n_rewound = 0  # made, and gone on from
 
     def clear(self, slot: Slot) -> None:
         """Forget everything in `slot`."""
@@ -71,7 +70,7 @@ class Cells:
         if checkpoint is None or not self._rewind(slot, checkpoint):
             self.clear(slot)
             return
-        self._n_rewound += 1
+        self.n_rewound += 1
 
     def _rewind(self, slot: Slot, checkpoint: Checkpoint) -> bool:
         """Back to `checkpoint`. False: the cells are empty, which ``slot`` does not say yet."""
@@ -122,11 +121,6 @@ class Cells:
         self._scheduler.park(sequence, now)
         self.clear(slot)
 
-    def count(self, stats: EngineStats) -> None:
-        """What became of caches so far."""
-        stats.n_checkpoints, stats.n_checkpoint_hits = self._n_checkpoints_made, self._n_rewound
-        stats.n_cache_refused = self.moving.n_refused
-
     def _look(self, slot: Slot) -> None:
         """After its cells changed: how far back it can be cut now."""
         if not self._can_cut:
@@ -145,7 +139,7 @@ class Cells:
     def _checkpoint(self, slot: Slot) -> None:
         """Make it possible to come back to what `slot` holds now."""
         n = len(slot.tokens)
-        if self._can_cut or not self._n_checkpoints or n > slot.n_exact:
+        if self._can_cut or not self._most_checkpoints or n > slot.n_exact:
             return
         if any(abs(n - c.n_tokens) < MIN_GAP for c in slot.checkpoints):
             return
@@ -162,9 +156,9 @@ class Cells:
             return
         self._checkpoint_s = self._clock() - started
         self._scheduler.spent_s += self._checkpoint_s
-        self._n_checkpoints_made += 1
+        self.n_checkpoints += 1
         its_part = self._scheduler.ram.most_beside // self._runner.info.n_seq
-        self._checkpoints_are(slot, added(slot.checkpoints, new, self._n_checkpoints, its_part))
+        self._checkpoints_are(slot, added(slot.checkpoints, new, self._most_checkpoints, its_part))
 
     def _room_for_checkpoint(self, slot: Slot, n_bytes: int, now: float) -> bool:
         """Room in RAM for a checkpoint of `slot`; idle slots lose theirs for it, the least valuable first."""
@@ -324,7 +318,7 @@ class Cells:
         """
         if self.n_shared(slot) <= start:
             return True
-        if self.moving.would_stop_others(2 * self._scheduler.move_cost.move_s(len(slot.tokens), 0, slot.n_pieces)):
+        if self.moving.would_stop_others(self._scheduler.move_cost.round_trip_s(len(slot.tokens), slot.n_pieces)):
             self.clear(slot)
             return False
         try:

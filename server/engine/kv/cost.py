@@ -56,26 +56,20 @@ class MoveCost:
         if n_pieces < FEW_PIECES:
             self.loaded = _mean(self.loaded, n_bytes, seconds)
 
-    def move_s(self, n_tokens: int, n_bytes: int = 0, n_pieces: int = 1) -> float:
-        """Seconds that moving a state out of the cells, or back in, may take; a careful guess where nothing was seen.
-
-        `n_bytes` where they are known.
-        """
-        rate = self.saved or self.guessed_rate
-        return (n_bytes or self._n_bytes(n_tokens)) / rate + max(n_pieces - 1, 0) * self.piece_s
+    def save_s(self, n_bytes: int, n_pieces: int = 1) -> float:
+        """Seconds that taking a state out of cells that lie in pieces may take; a careful guess where nothing was
+        seen."""
+        return n_bytes / (self.saved or self.guessed_rate) + max(n_pieces - 1, 0) * self.piece_s
 
     def load_s(self, n_bytes: int, n_pieces: int = 1) -> float:
-        """As `move_s`, back in, which is mostly quicker."""
+        """As `save_s`, back in, which is mostly quicker."""
         rate = self.loaded or self.saved or self.guessed_rate
         return n_bytes / rate + max(n_pieces - 1, 0) * self.piece_s
 
     def round_trip_s(self, n_tokens: int, n_pieces: int = 1) -> float:
-        """Seconds that taking a state of so many tokens out of cells that lie in pieces, and putting it back, may take;
-        as `move_s`."""
-        return self.move_s(n_tokens, n_pieces=n_pieces) + self.load_s(self._n_bytes(n_tokens))
-
-    def _n_bytes(self, n_tokens: int) -> int:
-        return int(n_tokens * (self.bytes_per_token or GUESSED_BYTES))
+        """As both, of so many tokens."""
+        n_bytes = int(n_tokens * (self.bytes_per_token or GUESSED_BYTES))
+        return self.save_s(n_bytes, n_pieces) + self.load_s(n_bytes)
 
     def observe_copies(self, n: int, seconds: float) -> None:
         """A step with `n` copies took so much longer than it would have without them."""

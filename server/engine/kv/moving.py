@@ -33,7 +33,6 @@ class Moving:
     """Between the cells of one instance, RAM and, where it is configured, the disk."""
 
     def __init__(self, runner: Runner, scheduler: Scheduler, clock: Callable[[], float]) -> None:
-        self.disk: DiskCache | None = None
         self._runner = runner
         self._scheduler = scheduler
         self._clock = clock
@@ -43,9 +42,9 @@ class Moving:
         self.n_refused = 0  # states that were lost because saving them would have held others up
         scheduler.placer.may_load = self.may_load
 
-    def begin_step(self) -> None:
-        """Others got their tokens: what comes now has a step's time of its own."""
-        self._scheduler.spent_s = 0.0
+    @property
+    def disk(self) -> DiskCache | None:
+        return self._scheduler.placer.disk
 
     @property
     def busy(self) -> bool:
@@ -103,7 +102,7 @@ class Moving:
         there is no memory for it."""
         slot = sequence.held
         n_bytes = 0 if slot.ends_inside else self._size(slot)
-        if not n_bytes or self._refuses(self._scheduler.move_cost.move_s(0, n_bytes, slot.n_pieces), sequence):
+        if not n_bytes or self._refuses(self._scheduler.move_cost.save_s(n_bytes, slot.n_pieces), sequence):
             return None
         try:
             if self.make_room(n_bytes, now):
@@ -148,7 +147,7 @@ class Moving:
         load_s = 0.0
         if coming is not None:
             load_s = cost.load_s(len(coming.saved.state), self._pieces_to_load(slot, len(coming.tokens)))
-        if self._refuses(cost.move_s(n, n_bytes, slot.n_pieces) + load_s):
+        if self._refuses(cost.save_s(n_bytes, slot.n_pieces) + load_s):
             self.n_refused += 1
             log.debug("slot %d: %d tokens are not kept, saving them would stop others for too long", slot.id, n)
             return
@@ -197,10 +196,10 @@ class Moving:
                 or not disk.wants(slot.tokens, slot.tuning, n, slot.hashes)
             ):
                 continue
-            if scheduler.move_cost.move_s(n, 0, slot.n_pieces) > self._prompt_step_s:
-                continue
             n_bytes = self._size(slot)
-            if n_bytes and disk.takes(size_of(n_bytes, n, slot.checkpoints)):
+            if not n_bytes or scheduler.move_cost.save_s(n_bytes, slot.n_pieces) > self._prompt_step_s:
+                continue
+            if disk.takes(size_of(n_bytes, n, slot.checkpoints)):
                 slot.offered = slot.last
                 self._write_out(slot, disk)
                 return True

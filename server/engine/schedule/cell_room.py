@@ -94,8 +94,8 @@ class Room:
         held = sum(s.n_computed - slot.n_shared for slot in self._slots if (s := slot.sequence) is not None)
         self._lost = max(self._lost, self._info.n_cells - held - n_batch)
 
-    def left(self, sequence: Sequence, *, ended: bool) -> None:
-        """`sequence` holds its slot no longer; without having `ended`, it will come back."""
+    def left(self, *, ended: bool) -> None:
+        """Somebody holds his slot no longer; without having `ended`, he will come back."""
         self.changes += 1
         if ended:
             self._parked, self._lost = [], 0

@@ -1,6 +1,6 @@
 """Who gets a slot, and who decodes which tokens in the next step. Pure: no threads, no clock, no native calls.
 
-A step of the instance is: `place` until nobody can be placed, `plan`, decode, `commit` (or `make_room` when the
+A step of the instance is: `place` until nobody can be placed, `plan`, decode, `commit` (or `victim` when the
 cells ran out), sample, `release` who ended.
 """
 
@@ -312,6 +312,7 @@ class Scheduler:
     def commit(self, entries: list[TokenRun], seconds: float) -> None:
         """The batch was decoded in `seconds`: its tokens are in the cells."""
         self._limit = self.info.n_batch
+        self.spent_s = 0.0  # others got their tokens: what comes now has a step's time of its own
         self._turn_s, self._last_s = self._turn_s + seconds, seconds
         n_tokens, n_of_prompts, n_prompts, generating = 0, 0, 0, Phase.DECODE
         for entry in entries:
@@ -354,11 +355,9 @@ class Scheduler:
             if entry.sequence.slot is not None:
                 entry.sequence.slot.n_pieces += 1
 
-    def make_room(self, entries: list[TokenRun]) -> Slot | Sequence | None:
-        """The cells ran out: whose cells to free (an idle slot's), or whom to park. None: a smaller batch, or nothing.
-
-        `is_stuck` tells these two apart.
-        """
+    def victim(self, entries: list[TokenRun]) -> Slot | Sequence | None:
+        """The cells ran out: which idle slot's go, or who gives up his. Where nobody else is left he can only end; but
+        None, and the next batch is smaller, while that may help."""
         cached = [slot for slot in self.slots if slot.idle and slot.tokens]
         if cached:
             return least_valuable(cached)
@@ -367,13 +366,11 @@ class Scheduler:
             victim = max(active, key=lambda s: (s.request.priority, s.came))
             self.room.ran_out(victim, n_tokens)
             return victim
-        self._limit = max(1, n_tokens // 2)
+        whole_media = [e for e in entries if e.media is not None and not e.media.causal]  # it can't be decoded in parts
+        if whole_media or n_tokens == 1:
+            return active[0]
+        self._limit = n_tokens // 2
         return None
-
-    def is_stuck(self, entries: list[TokenRun]) -> bool:
-        """Not even one token of the only sequence finds a cell, or its medium, which can't be decoded in parts."""
-        whole_media = [e for e in entries if e.media is not None and not e.media.causal]
-        return bool(whole_media) or sum(len(e.tokens) for e in entries) == 1
 
     def release(self, sequence: Sequence, now: float) -> None:
         """`sequence` has ended and gives its slot back; the cells stay as a cache."""
@@ -383,7 +380,7 @@ class Scheduler:
                 self.ram.let_go(sequence.parked.states)
         else:
             self._leave(sequence, now)
-            self.room.left(sequence, ended=True)
+            self.room.left(ended=True)
 
     def _leave(self, sequence: Sequence, now: float) -> None:
         slot = sequence.held
@@ -400,7 +397,7 @@ class Scheduler:
     def park(self, sequence: Sequence, now: float) -> None:
         """Back to the head of the queue; what was generated must be in the cells again before it goes on."""
         self._leave(sequence, now)
-        self.room.left(sequence, ended=False)
+        self.room.left(ended=False)
         sequence.target = sequence.content
         if len(sequence.output) > sequence.base_output:  # its last token is not in the cells
             del sequence.target[-1:]

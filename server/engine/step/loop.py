@@ -53,13 +53,13 @@ class Instance(StepThread):
         self._requests = Requests(
             *(self.scheduler, queue, number, mailbox, self.stats, clock, self.published, encoder, self.wake)
         )
-        self._cells = Cells(runner, self.scheduler, clock)
+        self.cells = Cells(runner, self.scheduler, clock)
         self._shifts = params.context_shift and runner.info.can_shift
         self._speculation = speculation(params, runner, clock)
         self._next_tokens = NextTokens(
-            *(runner, params, first_slot, self._cells, self._requests, mailbox, self.stats, self._speculation, clock)
+            *(runner, params, first_slot, self.cells, self._requests, mailbox, self.stats, self._speculation, clock)
         )
-        self._faults = Faults(*(runner, self.scheduler, self._cells, clock), self._take_results, self._requests.fail)
+        self._faults = Faults(*(runner, self.scheduler, self.cells, clock), self._take_results, self._requests.fail)
         self._commands: deque[Command[Any]] = deque()  # appended to on the event loop, done on the step thread
         self._stepped = False
 
@@ -83,7 +83,6 @@ class Instance(StepThread):
         error = has_failed(reason)
         self._refuse_commands(error)
         self._queue.close(self.number)
-        self.stats.n_processing = self.stats.n_deferred = 0
         self._mailbox.give_up(error, self._queue.taken_by(self.number))
 
     # ---- the step thread
@@ -91,7 +90,7 @@ class Instance(StepThread):
     def _free(self) -> None:
         if not self.failure:
             try:
-                self._cells.moving.save_all(self._clock())
+                self.cells.moving.save_all(self._clock())
             except Exception:  # the runner must be closed, whatever happens to its caches
                 log.exception(
                     "prompt states could not be saved: they are computed again. A fault: report it with what follows"
@@ -108,9 +107,8 @@ class Instance(StepThread):
             self.published.publish()
         if self._stepped:
             return
-        self._count()
         self._mailbox.post()
-        while not self._is_wanted and self._cells.moving.share():
+        while not self._is_wanted and self.cells.moving.share():
             pass
         if not self._is_wanted:
             now = self._clock()
@@ -122,22 +120,20 @@ class Instance(StepThread):
         self._requests.fail_all(error)
         for slot in self.scheduler.slots:
             try:
-                self._cells.clear(slot)
+                self.cells.clear(slot)
             except Exception:  # the thread must live: without it, later requests would wait for ever
                 log.exception("slot %d could not be cleared. A fault: report it with what follows", slot.id)
-        self._count()
         self._mailbox.post()
 
     def _end_all(self, error: LlamapoolError) -> None:
         self._requests.take_no_more()
         self._requests.fail_all(error)
         self._refuse_commands(error)
-        self._count()
         self._mailbox.post()
 
     def use_disk(self, disk: DiskCache) -> None:
         """Keep there what RAM has no room for; to be called before the first request."""
-        self._cells.moving.disk = self.scheduler.placer.disk = disk
+        self.scheduler.placer.disk = disk
 
     def _receive(self) -> None:
         """Take new tickets in, and drop cancelled ones; while nothing runs, wait a moment for those known to come.
@@ -152,14 +148,13 @@ class Instance(StepThread):
         if self._commands:
             self._mailbox.post()
             self._carry_out()
-        self._count()
 
     def _carry_out(self) -> None:
         """What is asked of idle slots; what is asked of a busy one waits for it, as in llama-server."""
         for command in self._commands.copy():
             slot = self.scheduler.slots[command.slot]
             if slot.idle:
-                command.carry_out(self._cells, slot, self._clock())
+                command.carry_out(self.cells, slot, self._clock())
                 self._commands.remove(command)
 
     def _step(self) -> bool:
@@ -169,7 +164,7 @@ class Instance(StepThread):
         interpreter's lock: posted earlier, it would have the event loop wake up only to wait for the lock, or take it
         from this thread in the middle. Before what may take long it is posted at once.
         """
-        if self.params.drafts or self.scheduler.waiting or self._cells.moving.busy:
+        if self.params.drafts or self.scheduler.waiting or self.cells.moving.busy:
             self._mailbox.post()
         if self.scheduler.waiting:
             self._place()
@@ -181,8 +176,8 @@ class Instance(StepThread):
         self._requests.fail_unencoded()
         entries = self.scheduler.plan(self._speculation.guess if self._speculation is not None else None)
         if not entries:
-            has_room = self._cells.moving.busy or self.scheduler.room.changes > changes  # only now, for who waits
-            self._cells.moving.begin_step()
+            has_room = self.cells.moving.busy or self.scheduler.room.changes > changes  # only now, for who waits
+            self.scheduler.spent_s = 0.0
             return has_room and bool(self.scheduler.waiting or self._commands)
         for batch in batches(entries, self.runner.info.n_ubatch):
             if not self._decode(batch):
@@ -196,7 +191,7 @@ class Instance(StepThread):
         started = self._clock()
         try:
             if self._speculation is not None:
-                self._cells.before_guesses(entries)
+                self.cells.before_guesses(entries)
             self.runner.use_adapters(entries[0].sequence.next_adapters)
             if self.params.backend_sampling:
                 self._next_tokens.choose_places(entries)
@@ -214,7 +209,6 @@ class Instance(StepThread):
         all_stay = self._take_results(entries, self._clock() - started)
         if self.params.check_integrity:
             self.scheduler.check_integrity()
-        self._count()
         return all_stay
 
     def _take_results(self, entries: list[TokenRun], seconds: float) -> bool:
@@ -235,8 +229,7 @@ class Instance(StepThread):
             if prompts:
                 self._speculation.prepare(e.sequence for e in prompts)
         self.scheduler.commit(entries, seconds)
-        self._cells.moving.begin_step()
-        self._cells.decoded(entries)
+        self.cells.decoded(entries)
         if prompts:
             now = self._clock()
             for entry in prompts:
@@ -248,14 +241,14 @@ class Instance(StepThread):
 
     def _place(self) -> None:
         give_up_late(self.scheduler.waiting, self._clock())
-        while not self._cells.moving.busy and (placement := self.scheduler.place()) is not None:
+        while not self.cells.moving.busy and (placement := self.scheduler.place()) is not None:
             sequence = placement.sequence
             now = self._clock()
             try:
                 first = sequence.n_cached < 0
                 if first:
                     sequence.origin = origin_of(placement, self.scheduler.slots)
-                self._cells.prepare(placement, now)
+                self.cells.prepare(placement, now)
                 self.scheduler.occupy(placement, now)
                 self._requests.ask_for_media(sequence)
                 if first:
@@ -267,16 +260,16 @@ class Instance(StepThread):
                 if sequence.slot is None:  # it neither waits nor runs: `fail` would not find it
                     self._requests.end(sequence, "failed")
                 if placement.slot.idle:
-                    self._cells.clear(placement.slot)
+                    self.cells.clear(placement.slot)
                 self._requests.fail(sequence.ticket, error)
-        self._cells.moving.start_reading()
+        self.cells.moving.start_reading()
 
     def _relocate(self) -> None:
         """Bring sequences to where steps need fewer evaluations, as long as there is one that it pays for."""
         asked_of = frozenset([command.slot for command in self._commands.copy()])
         while (slots := self.scheduler.relocation(asked_of)) is not None:
             self._mailbox.post()
-            self._cells.relocate(*slots, self._clock())
+            self.cells.relocate(*slots, self._clock())
 
     def _shift(self) -> None:
         """Make room in the contexts that are full."""
@@ -291,23 +284,23 @@ class Instance(StepThread):
                     self._end_at_limit(sequence, self._clock())
                     continue
                 try:
-                    self._cells.shift(sequence, keep, discard, self._clock())
+                    self.cells.shift(sequence, keep, discard, self._clock())
                 except Exception as error:  # noqa: BLE001 - as above
                     self._requests.fail(sequence.ticket, error)
-                    self._cells.clear(slot)  # what the fault has left in them is unknown
+                    self.cells.clear(slot)  # what the fault has left in them is unknown
 
     def _make_room(self, entries: list[TokenRun]) -> None:
         """The cells ran out; nothing was decoded."""
-        victim = self.scheduler.make_room(entries)
+        victim = self.scheduler.victim(entries)
         now = self._clock()
         if isinstance(victim, Slot):
-            self._cells.moving.keep(victim, len(victim.tokens), now)
-            self._cells.clear(victim)
-        elif isinstance(victim, Sequence):
+            self.cells.moving.keep(victim, len(victim.tokens), now)
+            self.cells.clear(victim)
+        elif victim is not None and self.scheduler.n_active > 1:
             self.stats.n_parked += 1
-            self._cells.park(victim, now)
-        elif self.scheduler.is_stuck(entries):
-            self._end_at_limit(entries[0].sequence, now)
+            self.cells.park(victim, now)
+        elif victim is not None:
+            self._end_at_limit(victim, now)
 
     def _end_at_limit(self, sequence: Sequence, now: float) -> None:
         """No cell for the next token of the only sequence."""
@@ -322,8 +315,3 @@ class Instance(StepThread):
             elapsed_ms = (now - sequence.placed_at) * 1e3
             done = min(sequence.n_computed, total)
             self._mailbox.emit(sequence.ticket, Progress(sequence.index, total, sequence.n_cached, done, elapsed_ms))
-
-    def _count(self) -> None:
-        self.stats.n_processing = self.scheduler.n_active
-        self.stats.n_deferred = len(self.scheduler.waiting)
-        self._cells.count(self.stats)

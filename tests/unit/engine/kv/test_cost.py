@@ -36,8 +36,8 @@ def test_rates_follow_what_is_seen() -> None:
 def test_scattered_cells_take_longer_than_their_bytes() -> None:
     cost = MoveCost(piece_s=1e-3)
     cost.observe_state(100, 100_000, 0.001)  # 100 MB a second
-    assert cost.move_s(0, 100_000) == pytest.approx(0.001)
-    assert cost.move_s(0, 100_000, 1001) == pytest.approx(1.001)
+    assert cost.save_s(100_000) == pytest.approx(0.001)
+    assert cost.save_s(100_000, 1001) == pytest.approx(1.001)
     assert cost.load_s(100_000, 1001) == pytest.approx(1.001)
     cost.observe_computed(1000, 1.0)
     assert cost.pays(100, 100)
@@ -50,7 +50,7 @@ def test_what_a_piece_takes_is_learned_and_does_not_spoil_what_a_byte_takes() ->
     for _ in range(20):
         cost.observe_state(1000, 1_000_000, 0.01 + 1000 * 2e-6, n_pieces=1000)
     assert cost.piece_s == pytest.approx(2e-6, rel=0.01)
-    assert cost.move_s(0, 100_000) == pytest.approx(0.001)
+    assert cost.save_s(100_000) == pytest.approx(0.001)
 
 
 def test_value_grows_with_length_and_falls_with_time() -> None:

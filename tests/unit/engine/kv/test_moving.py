@@ -131,12 +131,12 @@ def test_a_step_that_has_saved_for_long_enough_leaves_the_rest_to_the_next(setup
     setup.runner.seconds = STEP_S * SHARE * 0.6
     setup.generate()
     moving = setup.cells.moving
-    moving.begin_step()
+    setup.scheduler.spent_s = 0.0
     setup.keep(0)
     assert not moving.busy
     setup.keep(1)
     assert moving.busy
-    moving.begin_step()
+    setup.scheduler.spent_s = 0.0
     assert not moving.busy
 
 
@@ -171,7 +171,7 @@ def test_moves_of_one_step_hold_others_up_for_no_longer_than_a_step_together(set
     setup.generate()
     assert setup.keep(0)
     assert not setup.keep(1)
-    setup.cells.moving.begin_step()
+    setup.scheduler.spent_s = 0.0
     assert setup.keep(1)
 
 
@@ -207,7 +207,7 @@ def test_a_load_holds_nobody_up_for_longer_than_a_step(
     setup.runner.seconds = steps * step_s
     assert setup.keep(0)
     (entry,) = setup.scheduler.ram
-    setup.cells.moving.begin_step()
+    setup.scheduler.spent_s = 0.0
     assert setup.cells.moving.may_load(entry.saved)
     setup.generate(phase)
     assert setup.cells.moving.may_load(entry.saved) == loads
@@ -235,7 +235,7 @@ def test_a_victim_is_saved_only_where_that_takes_no_longer_than_a_step(
     setup.computes(1000.0)
     setup.runner.seconds = steps * (STEP_S if phase is Phase.DECODE else ALONE_S)
     setup.keep(1)
-    setup.cells.moving.begin_step()
+    setup.scheduler.spent_s = 0.0
     setup.generate(phase)
     victim = setup.park()
     assert ([] if victim.parked is None else victim.parked.tokens) == ([0] * 200 if saves else [])
@@ -248,7 +248,7 @@ def test_idle_slots_are_written_once_for_other_processes(setup: Setup) -> None:
     disk = DiskCache(files, 1 << 30, still, lambda: None, can_cut=True)
     disk.ready.result(60)
     moving = setup.cells.moving
-    moving.disk = disk
+    setup.scheduler.placer.disk = disk
     setup.runner.seconds = 2 * STEP_S
     setup.keep(0)  # which tells what it takes: longer than a step, less than a prompt's
     for slot in setup.slots[:2]:
@@ -270,7 +270,7 @@ def test_a_slot_that_takes_too_long_is_not_written_for_others(setup: Setup) -> N
     disk.ready.result(60)
     setup.runner.seconds = 2 * ALONE_S
     setup.keep(0)
-    setup.cells.moving.disk = disk
+    setup.scheduler.placer.disk = disk
     ticket = Ticket(Request("r", setup.slots[1].tokens), lambda events: None, 0.0)
     setup.slots[1].last = Sequence(ticket, 0, setup.slots[1].tokens)
     assert not setup.cells.moving.share()
@@ -311,7 +311,7 @@ def test_what_is_too_large_for_both_tiers_is_never_copied_and_what_the_disk_has_
     for limit, n_files in ((1000, 0), (1 << 20, 1)):
         disk = DiskCache(files, limit, still, lambda: None, can_cut=True)
         disk.ready.result(60)
-        setup.cells.moving.disk = disk
+        setup.scheduler.placer.disk = disk
         setup.keep(0)
         disk.close()
         assert len(files.saved) == n_files

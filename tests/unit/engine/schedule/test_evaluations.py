@@ -147,7 +147,6 @@ class Bench:
         """So many steps, as the instance takes them."""
         for _ in range(n):
             self.now += 0.05
-            self.cells.moving.begin_step()
             while (placement := self.scheduler.place()) is not None:
                 self.cells.prepare(placement, self.now)
                 self.scheduler.occupy(placement, self.now)
@@ -156,6 +155,7 @@ class Bench:
                 self.cells.relocate(*slots, self.now)
             entries = self.scheduler.plan()
             if not entries:
+                self.scheduler.spent_s = 0.0
                 return
             runs = [(e.seq, len(e.tokens)) for e in entries]
             self.n_evaluations = evaluations(runs, 512)

@@ -20,7 +20,7 @@ def crowded(n_cells: int = 2000) -> tuple[Scheduler, Sequence, Sequence]:
 
 
 def run_out(s: Scheduler) -> Sequence:
-    victim = s.make_room(s.plan())
+    victim = s.victim(s.plan())
     assert isinstance(victim, Sequence)
     park(s, victim)
     return victim

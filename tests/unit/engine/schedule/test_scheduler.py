@@ -236,11 +236,11 @@ def test_room_is_made_from_caches_first_then_from_the_youngest() -> None:
     place(s)
     place(s)
     s.slots[2].tokens = [7] * 50
-    assert s.make_room(s.plan()) is s.slots[2]
+    assert s.victim(s.plan()) is s.slots[2]
     s.slots[2].tokens = []
-    assert s.make_room(s.plan()) is young
+    assert s.victim(s.plan()) is young
     finish(s, young, 3.0)
-    assert s.make_room(s.plan()) is None
+    assert s.victim(s.plan()) is None
     assert old.slot is not None
 
 
@@ -315,7 +315,7 @@ def test_the_victim_is_the_least_urgent_then_the_youngest() -> None:
     for _ in asked:
         place(s)
     victims = []
-    while isinstance(victim := s.make_room(s.plan()), Sequence):
+    while isinstance(victim := s.victim(s.plan()), Sequence):
         victims.append(victim)
         finish(s, victim, 3.0)
     assert victims == [asked[1], asked[2]]
