@@ -28,9 +28,11 @@ class Room:
         self.due: list[Sequence] = []
         self.free = info.n_cells
         self.empty = True  # nobody holds a slot
+        self._held: tuple[list[tuple[float, int]], list[int]] | None = None  # cells of all who came up to each
 
     def measure(self) -> None:
         """What is free now; to be called before anybody is looked at."""
+        self._held = None
         if self.due:
             self.due = [s for s in self.due if s.phase is Phase.WAITING and s.slot is None]
         if not self._info.unified:  # each slot has its own: nothing is asked of what is free
@@ -56,31 +58,42 @@ class Room:
     def _fit(self, sequence: Sequence) -> bool:
         return not self._info.unified or self.empty or sequence.n_needed <= self.free
 
-    def refuses(self, sequence: Sequence) -> bool:
-        """Whether it is known without a look that there is no room for it."""
+    def refuses(self, sequence: Sequence, before: list[Sequence]) -> bool:
+        """Whether it is known without a look that there is no room for it, or that it may not go before those that find
+        none."""
         if not self.empty and sequence in self._parked:
             return True
-        return sequence.looked_at == self.changes and not self._fit(sequence)
+        known = sequence.looked_at == self.changes
+        return known and (not self._fit(sequence) or self._hindered(sequence, before) is None)
 
     def passes(self, sequence: Sequence, before: list[Sequence]) -> bool:
         """Whether `sequence`, which fits, may go before those that do not; it is counted then."""
+        hindered = self._hindered(sequence, before)
+        if hindered is None:
+            return False
+        for one in hindered:
+            one.n_passes += 1
+            if one.n_passes == MOST_PASSES:
+                self.due.append(one)
+        return True
+
+    def _hindered(self, sequence: Sequence, before: list[Sequence]) -> list[Sequence] | None:
+        """Those of `before` whose cells `sequence` would take; None: one of them was passed often enough."""
         if not before or not self._info.unified:
-            return True
-        active = sorted((s.came, _cells(s)) for slot in self._slots if (s := slot.sequence) is not None)
-        came, sums = [when for when, _ in active], [0, *accumulate(n for _, n in active)]
+            return []
+        if self._held is None:
+            active = sorted((s.came, _cells(s)) for slot in self._slots if (s := slot.sequence) is not None)
+            self._held = [when for when, _ in active], [0, *accumulate(n for _, n in active)]
+        came, sums = self._held
         n_cells, hindered = self._info.n_cells - self._lost, []
         for one in before:
             later = sums[-1] - sums[bisect_right(came, one.came)]
             if later + sequence.n_needed + one.n_needed <= n_cells:
                 continue
             if one.n_passes >= MOST_PASSES:
-                return False
+                return None
             hindered.append(one)
-        for one in hindered:
-            one.n_passes += 1
-            if one.n_passes == MOST_PASSES:
-                self.due.append(one)
-        return True
+        return hindered
 
     def placed(self, sequence: Sequence) -> None:
         """`sequence` holds a slot now."""

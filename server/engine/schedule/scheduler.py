@@ -122,7 +122,7 @@ class Scheduler:
         for sequence in self.waiting.candidates(room.due):
             if before and room.full:
                 return None
-            if room.refuses(sequence):
+            if room.refuses(sequence, before):
                 before.append(sequence)
                 continue
             if before:

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from server.engine.schedule.queue import MOST_PASSES, REPLY_CELLS
 from server.engine.schedule.scheduler import Scheduler
 from server.engine.sequence import Phase, Sequence
+from tests.unit.engine.counting import Counting
 from tests.unit.engine.schedule.test_scheduler import finish, place, scheduler, waiting
 
 
@@ -162,6 +163,27 @@ def test_small_ones_pass_for_ever_where_they_take_nothing_that_the_large_one_nee
         finish(s, brief, 0.0)
     finish(s, running, 1.0)
     assert place(s).sequence is large
+
+
+def test_who_may_not_pass_is_not_looked_at_in_every_step() -> None:
+    s = scheduler(4, unified=True, n_cells=2000)
+    text = [1] * 1000
+    running = filled(s, waiting(s, text))
+    large = waiting(s, [2] * 1900)
+    large.n_passes, s.room.due = MOST_PASSES, [large]
+    few = [Counting([*text, n]) for n in range(20)]
+    for prompt in few:
+        waiting(s, prompt)
+    assert s.place() is None
+    assert all(prompt.n_read >= len(text) for prompt in few)
+    for prompt in few:
+        prompt.n_read = 0
+    for _ in range(10):
+        assert s.place() is None
+    assert not any(prompt.n_read for prompt in few)
+    finish(s, large, 1.0)
+    assert place(s).sequence.target is few[0], "nobody is left to be passed"
+    finish(s, running, 2.0)
 
 
 N_CELLS = 1000
