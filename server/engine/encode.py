@@ -118,8 +118,8 @@ class EmbeddingCache:
             self._in_ram[key] = data
             _shrink(self._in_ram, self.ram_limit, len)
 
-    def put(self, key: bytes, data: bytes) -> None:
-        self.keep(key, data)
+    def write(self, key: bytes, data: bytes) -> None:
+        """Keep `data` on disk, where there is one."""
         files = self._files
         if files is None or len(data) > self._disk_limit:
             return
@@ -266,7 +266,7 @@ class Encoder:
             self.cache.keep(one.key, embeddings)  # first: who asks once it is nobody's would have it encoded anew
             self._give(one, embeddings)
         for one, embeddings in zip(wanted, found, strict=False):
-            self.cache.put(one.key, embeddings)
+            self.cache.write(one.key, embeddings)
 
     def _give(self, encoding: Encoding, embeddings: bytes) -> None:
         with self._changed:

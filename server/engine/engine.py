@@ -66,7 +66,13 @@ class Engine(Instances[Instance]):
         self._own_cache_limit = self._ram.limit
         instances = [
             Instance(
-                *(runner, params, self._queue, self._ram, i, Mailbox(loop, self._left, outlet), clock),
+                runner,
+                params,
+                self._queue,
+                self._ram,
+                i,
+                Mailbox(loop, self._left, outlet),
+                clock,
                 lambda: self._n_preparing,
                 self._encoder,
             )
@@ -102,10 +108,6 @@ class Engine(Instances[Instance]):
         if self._disk is not None:
             for entry in evicted:
                 self._disk.put(entry)
-
-    def _wake_all(self) -> None:
-        for instance in self._instances:
-            instance.wake()
 
     async def close(self, drain_s: float = 0.0) -> None:
         """Take no more requests, give the running ones `drain_s` seconds, then fail them and free the contexts.

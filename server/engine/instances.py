@@ -179,6 +179,10 @@ class Instances(ABC, Generic[M]):
         for instance in instances:
             instance.start()
 
+    def _wake_all(self) -> None:
+        for instance in self._instances:
+            instance.wake()
+
     @property
     def n_slots(self) -> int:
         return self.n_slots_each * len(self._instances)
@@ -252,8 +256,7 @@ class Instances(ABC, Generic[M]):
         finally:
             self._n_preparing -= 1
             if self._n_preparing == 0:
-                for instance in self._instances:
-                    instance.wake()
+                self._wake_all()
 
     async def close(self, drain_s: float = 0.0) -> None:
         """Take no more requests, give the running ones `drain_s` seconds, then fail them and free the contexts."""

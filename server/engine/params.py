@@ -69,7 +69,7 @@ class EngineParams:
     @property
     def looks_up(self) -> bool:
         """Guesses come from the text so far."""
-        return self.spec_type != "none" and ("ngram-" in self.spec_type or LOOKUP in self.spec_type)
+        return "ngram-" in self.spec_type or LOOKUP in self.spec_type
 
     @property
     def drafts(self) -> bool:

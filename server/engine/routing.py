@@ -51,11 +51,11 @@ def cached(prompt: list[int], wanted: Tuning, slots: Iterable[Slot], hashes: Pre
     return best
 
 
-def outlook(ticket: Ticket, known: int, slots: list[Slot], others: Iterable[Ticket], turn: float) -> tuple[int, float]:
+def outlook(ticket: Ticket, known: int, slots: list[Slot], others: Iterable[Ticket], held: float) -> tuple[int, float]:
     """What `ticket` would find in an instance that has or will have `known` tokens of its prompt, and where `others`
     wait or run: tokens to compute, and tokens until its first one comes.
 
-    A slot is held for as long as `turn` prompt tokens take. The step thread may change the slots meanwhile: then it is
+    A slot is held for as long as `held` prompt tokens take. The step thread may change the slots meanwhile: then it is
     the outlook of a moment ago.
     """
     request = ticket.request
@@ -68,11 +68,11 @@ def outlook(ticket: Ticket, known: int, slots: list[Slot], others: Iterable[Tick
     for other in others:
         n_load += other.request.n
         n_before += 0 if id(other) in placed else other.n_to_compute
-    turns = max(n_load + request.n - len(slots), 0) / len(slots)
-    return n_own, n_own + n_before + n_load * STREAM_TOKENS + turns * turn
+    n_waits = max(n_load + request.n - len(slots), 0) / len(slots)
+    return n_own, n_own + n_before + n_load * STREAM_TOKENS + n_waits * held
 
 
-def turn_tokens(stats: Collection[EngineStats]) -> float:
+def held_tokens(stats: Collection[EngineStats]) -> float:
     """Prompt tokens that could be computed while a request has its slot, at the mean of all instances."""
     n_ended = sum(sum(one.request_duration.counts) for one in stats)
     held_s = sum(one.request_duration.sum - one.queue_time.sum for one in stats) / n_ended if n_ended else 1.0
@@ -93,9 +93,9 @@ def route(ticket: Ticket, open_: Iterable[Ticket], instances: Sequence[Instance]
     for other in open_:
         there[other.instance].append(other)
     stats = [one.stats for one in instances]
-    turn, rate = turn_tokens(stats), prompt_rate(stats)
+    held, rate = held_tokens(stats), prompt_rate(stats)
     found = [
-        outlook(ticket, coming(ticket, others), one.scheduler.slots, others, turn)
+        outlook(ticket, coming(ticket, others), one.scheduler.slots, others, held)
         for one, others in zip(instances, there, strict=True)
     ]
     n_own = tuple(n for n, _ in found)

@@ -14,7 +14,7 @@ from server.engine.media import Spans, below, check_spans, last_position, positi
 from server.engine.prefix.hashes import PrefixHashes
 from server.engine.request import Adapters, Request, Sink, Timings
 from server.engine.runner_api import Sampler
-from server.engine.speculate.lookup import Speculating
+from server.engine.speculate.cost import Speculating
 
 
 @dataclass(eq=False, slots=True)

@@ -3,7 +3,7 @@
 from bisect import bisect_left
 from dataclasses import dataclass, field, fields, replace
 from itertools import zip_longest
-from typing import Any
+from typing import Any, ClassVar
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 
@@ -12,7 +12,7 @@ SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.
 class Histogram:
     """Counts per upper bound in seconds (the last count is +Inf), and the sum."""
 
-    bounds: tuple[float, ...] = SECONDS
+    bounds: ClassVar[tuple[float, ...]] = SECONDS
     counts: list[int] = field(default_factory=lambda: [0] * (len(SECONDS) + 1))
     sum: float = 0.0
 
@@ -108,7 +108,7 @@ def ended(stats: EngineStats) -> EngineStats:
 def _sum(name: str, one: Any, other: Any) -> Any:
     if isinstance(one, Histogram):
         counts = [a + b for a, b in zip(one.counts, other.counts, strict=True)]
-        return Histogram(one.bounds, counts, one.sum + other.sum)
+        return Histogram(counts, one.sum + other.sum)
     if isinstance(one, list):
         return [a + b for a, b in zip_longest(one, other, fillvalue=0)]
     if isinstance(one, frozenset):

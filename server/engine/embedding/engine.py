@@ -311,8 +311,7 @@ class EmbeddingEngine(Instances[EmbeddingInstance]):
         self._idle.clear()
         self._open.add(job)
         self._queue.add(job)
-        for instance in self._instances:
-            instance.wake()
+        self._wake_all()
         return job.done
 
     def _left(self, job: EmbeddingJob) -> None:

@@ -234,7 +234,10 @@ class NextTokens:
         self._stats.prompt_tokens_cached += sequence.n_cached
         self._stats.time_to_first_token.observe(now - sequence.ticket.submitted_at)
         started = Started(
-            *(sequence.index, n_prompt, sequence.n_cached, self._first_slot + sequence.held.id),
+            sequence.index,
+            n_prompt,
+            sequence.n_cached,
+            self._first_slot + sequence.held.id,
             queue_s=sequence.placed_at - sequence.ticket.waits_since,
             placement_s=sequence.placement_s,
             prefill_s=now - sequence.placed_at - sequence.placement_s,

@@ -204,7 +204,7 @@ class Cells:
             self._cut(slot, placement.n_reuse)
             return
         if sequence.parked is not None:
-            self._restore(slot, sequence, now)
+            self._unpark(slot, sequence, now)
             return
         if source is None:
             self.clear(slot)
@@ -316,7 +316,7 @@ class Cells:
 
         Where nothing that moves is shared, the library only changes what it knows of the cells, as in llama-server.
         """
-        if self.n_shared(slot) <= start:
+        if self.n_held_elsewhere(slot) <= start:
             return True
         if self.moving.would_stop_others(self._scheduler.move_cost.round_trip_s(len(slot.tokens), slot.n_pieces)):
             self.clear(slot)
@@ -330,7 +330,7 @@ class Cells:
             self.clear(slot)
             return False
 
-    def n_shared(self, slot: Slot) -> int:
+    def n_held_elsewhere(self, slot: Slot) -> int:
         """How many of its first tokens another slot holds in the same cells."""
         return max([slot.n_shared, *(o.n_shared for o in self._scheduler.slots if o.shares_with is slot)])
 
@@ -412,11 +412,11 @@ class Cells:
     def park(self, sequence: Sequence, now: float) -> None:
         """Move a running sequence out of the cells; it waits for its turn again."""
         slot = sequence.held
-        sequence.parked = self.moving.park(sequence, now)
+        sequence.parked = self.moving.state_to_park(sequence, now)
         self._scheduler.park(sequence, now)
         self.clear(slot)
 
-    def _restore(self, slot: Slot, sequence: Sequence, now: float) -> None:
+    def _unpark(self, slot: Slot, sequence: Sequence, now: float) -> None:
         """Bring a parked sequence back; it is computed anew when its state does not fit."""
         self.clear(slot)
         parked, sequence.parked = sequence.parked, None
@@ -438,7 +438,7 @@ def _own_cells(slots: Iterable[Slot]) -> int:
 _MARGIN = 4  # cells that a shift leaves free at least, as the reference
 
 
-def shifted(sequence: Sequence, n_ctx: int, *, add_bos: bool) -> tuple[int, int]:
+def shift_sizes(sequence: Sequence, n_ctx: int, *, add_bos: bool) -> tuple[int, int]:
     """(tokens kept at the beginning, tokens dropped behind them); server-context.cpp, update_slots. Nothing is dropped
     where only a medium could be."""
     request = sequence.request

@@ -97,7 +97,7 @@ class Moving:
         self._to_disk(evicted or ())
         return evicted is not None
 
-    def park(self, sequence: Sequence, now: float) -> SlotState | None:
+    def state_to_park(self, sequence: Sequence, now: float) -> SlotState | None:
         """The state of a running sequence; None, and its tokens are computed again, where that would hold others up or
         there is no memory for it."""
         slot = sequence.held
@@ -182,7 +182,7 @@ class Moving:
             log.warning("slot %d: the size of its state is not known: %s", slot.id, str(error) or repr(error))
             return 0
 
-    def share(self) -> bool:
+    def offer(self) -> bool:
         """While nobody runs or waits: write an idle slot for other processes, where that takes no longer than a
         prompt's step; False: there is none."""
         disk, scheduler = self.disk, self._scheduler

@@ -116,7 +116,7 @@ class StepSize:
             self.size, self._larger, self._n_steps = size, larger, 0
 
 
-def piece(n_left: int, size: int, n_ubatch: int, *, exact: bool = False) -> int:
+def portion(n_left: int, size: int, n_ubatch: int, *, exact: bool = False) -> int:
     """How many of the tokens that are left of a prompt a step of that size takes: where the size is whole tiles, so are
     they left. What is odd is computed where the prompt begins, where attention costs least.
 

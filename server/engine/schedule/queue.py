@@ -114,7 +114,7 @@ class Queue:
         self._accounts.asks(client, again=all(client != other for _, other in self._lines))
         self._lines.setdefault((sequence.request.priority, client), deque()).append(sequence)
 
-    def appendleft(self, sequence: "Sequence") -> None:
+    def come_back(self, sequence: "Sequence") -> None:
         """A parked choice comes back, before all others of its priority; among parked ones the oldest is first."""
         parked = self._lines.setdefault((sequence.request.priority, None), deque())
         parked.insert(sum(other.came < sequence.came for other in parked), sequence)

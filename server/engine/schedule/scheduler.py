@@ -20,7 +20,7 @@ from server.engine.request import Adapters
 from server.engine.runner_api import RunnerInfo
 from server.engine.schedule.cell_room import Room
 from server.engine.schedule.evaluations import batch_order, between, n_beside, n_runs, relocation
-from server.engine.schedule.prefill import StepSize, in_order, piece
+from server.engine.schedule.prefill import StepSize, in_order, portion
 from server.engine.schedule.queue import OUTPUT_WEIGHT, REPLY_CELLS, Accounts, Queue
 from server.engine.sequence import Phase, Sequence, Slot
 
@@ -176,7 +176,7 @@ class Scheduler:
 
     def plan(self, guess: Guesses | None = None) -> list[TokenRun]:
         """The next batch: every generating slot's token first, with what `guess` has to add, then prompts."""
-        members, decode, prefill = self._turn(), Phase.DECODE, Phase.PREFILL  # looking these up is slow
+        members, decode, prefill = self._members(), Phase.DECODE, Phase.PREFILL  # looking these up is slow
         generating = [s for s in members if s.phase is decode]
         n_to_score = self.info.n_more_outputs
         if guess is not None and generating:
@@ -221,9 +221,9 @@ class Scheduler:
             n_left = (span.end if span is not None and is_medium else len(s.target)) - at
             if is_medium and n_tokens:  # a step's streams are decoded before it, by themselves
                 spent_s = self.spent_s + self.move_cost.step_s
-                n = piece(n_left, min(n_most, self.step_size.after(spent_s)), self.info.n_ubatch, exact=True)
+                n = portion(n_left, min(n_most, self.step_size.after(spent_s)), self.info.n_ubatch, exact=True)
             else:
-                n = piece(n_left, n_most, self.info.n_ubatch)
+                n = portion(n_left, n_most, self.info.n_ubatch)
             # those that share evaluations with streams take nothing from the size
             n_more = n_beside(streams, s.slot.id) if 1 < n < n_left and s.slot.id in joins and not is_medium else 0
             end = at + min(n + n_more, most - n_joins)
@@ -286,7 +286,7 @@ class Scheduler:
         waiting = {s.slot.id for s in prompts if s.slot is not None and not s.unscored}
         return frozenset(between(streams, waiting)[:most])
 
-    def _turn(self) -> list[Sequence]:
+    def _members(self) -> list[Sequence]:
         """Who may be in the next batch: only one LoRA set computes a batch, so several take turns; so do suspects.
 
         A turn is several steps, since after a change of the set the library plans its memory anew: as many as the
@@ -403,7 +403,7 @@ class Scheduler:
             del sequence.target[-1:]
         sequence.hashes, sequence.n_taken_back = PrefixHashes(), 0
         sequence.phase = Phase.WAITING
-        self.waiting.appendleft(sequence)
+        self.waiting.come_back(sequence)
 
     def check_integrity(self) -> None:
         """Prove that every slot and every cell is accounted for once; raises AssertionError."""

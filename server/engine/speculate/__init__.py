@@ -2,6 +2,5 @@
 
 Begin with `speculation.py`. A guess changes nothing but time: a token is taken only when sampling gives it anyway.
 Where guesses come from: `lookup.py` (the text so far), `draft_model.py` (a small model, or the model's own heads). How
-many of them pay: `cost.py` (what a larger step costs) and the share of a sequence's guesses that were right lately
-(`lookup.Speculating`).
+many of them pay: `cost.py`.
 """

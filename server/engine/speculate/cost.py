@@ -1,4 +1,5 @@
-"""What a step of so many tokens costs, learned from the steps that were done, and how many guesses pay. Pure.
+"""How many guesses pay: by what a step of so many tokens costs, learned from the steps that were done, and by how many
+of a sequence's guesses were right lately (`Speculating`). Pure.
 
 A decode of one token reads every weight, and of a few more tokens reads them no more often: what the further tokens
 cost depends on the machine, the model and the kernels, and has to be seen.
@@ -14,6 +15,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from math import log, log1p
+from random import Random
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from server.engine.speculate.lookup import TextSource
 
 UNKNOWN_SHARE = 0.5  # of a token's even share of the step: what one more is taken to cost at most before it was seen
 FORGET = 256  # steps after which a size that was not seen again is forgotten: it may have been disturbed
@@ -219,6 +225,70 @@ def draft_length(chances: Sequence[float], step: Step, draft_s: Callable[[int], 
 def _expected(p: float, n: int) -> float:
     """Tokens that are taken of `n` when each is right with `p` and the first wrong one ends it."""
     return p * (1 - p**n) / (1 - p) if p < 1 else float(n)
+
+
+# ---- what is known of the guesses of one sequence
+
+SURE = 0.98  # no guess is taken to be more likely
+_WEIGHT = 0.2  # of one token in the average of those that were right
+UNSEEN = 0.7  # of a draft model's are, before any was checked
+_LOOKED_UP = 0.3  # of guesses from the text are taken to be right before any was seen: too few to pay on most machines
+
+
+@dataclass(eq=False, slots=True)
+class Speculating:
+    """At most ``most`` tokens are guessed from the text, ``most_drafted`` and no fewer than ``least_drafted`` by a
+    draft model, which stops at a token less probable than ``p_min``.
+
+    ``right`` is the share of tokens guessed from the text that were right, lately; ``right_drafted`` that of a draft
+    model's. ``expected`` is what was guessed and not sampled yet, the next one last. Of a guess from the text it is
+    there whether any of it was put into a step or not: so it is known for nothing whether guessing would pay.
+    """
+
+    most: int
+    sources: "tuple[TextSource, ...]" = ()
+    most_drafted: int = 0
+    least_drafted: int = 0
+    p_min: float = 0.0
+    right: float = _LOOKED_UP
+    right_drafted: float = UNSEEN
+    expected: list[int] = field(default_factory=list)
+    source: "TextSource | None" = None  # who guessed what is expected; None: a draft model
+    n_checked: int = 0  # guesses in the step that is under way
+    dice: Random | None = None  # by which guesses are taken, where that is left to chance (`rates_of_length`)
+
+    def look_up(self, most: int) -> list[int]:
+        """What the text suggests, of the first source that has a suggestion."""
+        for source in self.sources:
+            guess = source.guess(most)
+            if guess:
+                self.expected, self.source = guess[::-1], source
+                return guess
+        self.expected = []
+        return []
+
+    def expect(self, drafted: Sequence[int]) -> None:
+        """A draft model guessed these."""
+        self.expected, self.source = list(drafted[::-1]), None
+
+    def extend(self, token: int) -> None:
+        """`token` was sampled."""
+        for source in self.sources:
+            source.add(token)
+        if not self.expected:
+            return
+        right = self.expected.pop() == token
+        if not right:
+            self.expected = []
+        if self.source is None:
+            self.right_drafted += _WEIGHT * (right - self.right_drafted)
+        else:
+            self.right += _WEIGHT * (right - self.right)
+
+    def reach(self, n: int) -> list[float]:
+        """For each of `n` tokens guessed from the text: how likely it and all before it are right."""
+        right = min(self.right, SURE)
+        return [right**i for i in range(1, n + 1)]
 
 
 # ---- guesses that are taken or not by chance, whatever the model says: what a draft so good would be worth.

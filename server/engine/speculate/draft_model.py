@@ -14,8 +14,7 @@ from server.engine.prefix.hashes import common_prefix
 from server.engine.runner_api import DraftRunner, MtpHeads
 from server.engine.schedule.scheduler import TokenRun
 from server.engine.sequence import Sequence
-from server.engine.speculate.cost import LEAST, Step, StepCost, draft_length
-from server.engine.speculate.lookup import SURE, UNSEEN, Speculating
+from server.engine.speculate.cost import LEAST, SURE, UNSEEN, Speculating, Step, StepCost, draft_length
 
 log = logging.getLogger(__name__)
 

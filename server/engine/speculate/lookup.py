@@ -18,7 +18,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from random import Random
 from typing import ClassVar
 
 import numpy as np
@@ -342,70 +341,6 @@ class NgramCache(TextSource):
                 break
             run.append(token)
         return run[n:]
-
-
-# ---- what is known of the guesses of one sequence
-
-SURE = 0.98  # no guess is taken to be more likely
-_WEIGHT = 0.2  # of one token in the average of those that were right
-UNSEEN = 0.7  # of a draft model's are, before any was checked
-_LOOKED_UP = 0.3  # of guesses from the text are taken to be right before any was seen: too few to pay on most machines
-
-
-@dataclass(eq=False, slots=True)
-class Speculating:
-    """At most ``most`` tokens are guessed from the text, ``most_drafted`` and no fewer than ``least_drafted`` by a
-    draft model, which stops at a token less probable than ``p_min``.
-
-    ``right`` is the share of tokens guessed from the text that were right, lately; ``right_drafted`` that of a draft
-    model's. ``expected`` is what was guessed and not sampled yet, the next one last. Of a guess from the text it is
-    there whether any of it was put into a step or not: so it is known for nothing whether guessing would pay.
-    """
-
-    most: int
-    sources: tuple[TextSource, ...] = ()
-    most_drafted: int = 0
-    least_drafted: int = 0
-    p_min: float = 0.0
-    right: float = _LOOKED_UP
-    right_drafted: float = UNSEEN
-    expected: list[int] = field(default_factory=list)
-    source: TextSource | None = None  # who guessed what is expected; None: a draft model
-    n_checked: int = 0  # guesses in the step that is under way
-    dice: Random | None = None  # by which guesses are taken, where that is left to chance (`rates_of_length`)
-
-    def look_up(self, most: int) -> list[int]:
-        """What the text suggests, of the first source that has a suggestion."""
-        for source in self.sources:
-            guess = source.guess(most)
-            if guess:
-                self.expected, self.source = guess[::-1], source
-                return guess
-        self.expected = []
-        return []
-
-    def expect(self, drafted: Sequence[int]) -> None:
-        """A draft model guessed these."""
-        self.expected, self.source = list(drafted[::-1]), None
-
-    def extend(self, token: int) -> None:
-        """`token` was sampled."""
-        for source in self.sources:
-            source.add(token)
-        if not self.expected:
-            return
-        right = self.expected.pop() == token
-        if not right:
-            self.expected = []
-        if self.source is None:
-            self.right_drafted += _WEIGHT * (right - self.right_drafted)
-        else:
-            self.right += _WEIGHT * (right - self.right)
-
-    def reach(self, n: int) -> list[float]:
-        """For each of `n` tokens guessed from the text: how likely it and all before it are right."""
-        right = min(self.right, SURE)
-        return [right**i for i in range(1, n + 1)]
 
 
 def sources(params: EngineParams) -> Callable[[int, bool], tuple[TextSource, ...]]:

@@ -12,9 +12,9 @@ from server.engine.request import RANDOM_SEED
 from server.engine.runner_api import Runner, RunnerInfo
 from server.engine.schedule.scheduler import TokenRun
 from server.engine.sequence import Sequence
-from server.engine.speculate.cost import Step, StepCost, conditional, evaluated, lengths
+from server.engine.speculate.cost import Speculating, Step, StepCost, conditional, evaluated, lengths
 from server.engine.speculate.draft_model import Draft, DraftCells, Drafting, MtpGuesser
-from server.engine.speculate.lookup import CHUNK, Speculating, sources
+from server.engine.speculate.lookup import CHUNK, sources
 
 _PAUSE = 32  # steps without guesses after a batch found no room
 _AGAIN = 1.5  # times what guesses cost where right ones, too, are computed again when those behind them are wrong
@@ -26,7 +26,7 @@ _ENOUGH = 1.0  # tokens expected of a guess from the text that leave nothing to 
 def speculation(params: EngineParams, runner: Runner, clock: Callable[[], float]) -> "Speculation | None":
     """None where guessing is off. Raises `ConfigError` for a lookup cache that can't be read."""
     drafting, eog = None, runner.vocab.eog
-    if not min(params.n_guesses, runner.info.n_guesses):
+    if not runner.info.n_guesses:
         return None
     if params.drafts and runner.heads is not None:
         drafting = Drafting(MtpGuesser(runner.heads), eog, clock)
@@ -97,7 +97,11 @@ class Speculation:
         again = 1.0 if self._info.can_cut else _AGAIN
         info = self._info
         step = Step(
-            *(n, base_s, lambda more: again * max(cost.of(n + more) - base_s, 0.0)), info.evaluation_tokens, info.fills
+            n,
+            base_s,
+            lambda more: again * max(cost.of(n + more) - base_s, 0.0),
+            info.evaluation_tokens,
+            info.fills,
         )
         reaches = [s.speculating.reach(len(g)) if s.speculating else [] for s, g in zip(generating, found, strict=True)]
         if self._drafting is not None:

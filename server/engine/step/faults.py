@@ -18,13 +18,13 @@ MAX_SPOILED = 8  # the same for logits that are no numbers, where an adapter may
 
 @dataclass(eq=False)
 class Faults:
-    """Used by the step thread. `commit` takes in what a decode of so many seconds gave, `fail` ends a request."""
+    """Used by the step thread. `take_results` takes in what a decode of so many seconds gave, `fail` ends a request."""
 
     _runner: Runner
     _scheduler: Scheduler
     _cells: Cells
     _clock: Callable[[], float]
-    _commit: Callable[[list[TokenRun], float], object]
+    _take_results: Callable[[list[TokenRun], float], object]
     _fail: Callable[[Ticket, Exception], None]
 
     def recover(self, entries: list[TokenRun], error: Exception) -> None:
@@ -93,7 +93,7 @@ class Faults:
         try:
             self._runner.use_adapters(entry.sequence.next_adapters)
             if self._runner.decode([entry]):
-                self._commit([entry], self._clock() - started)
+                self._take_results([entry], self._clock() - started)
         except CONTAINED as own:
             if self._rewind(entry, own):
                 self._fail(entry.sequence.ticket, own)

@@ -8,7 +8,7 @@ from typing import Any
 from server.engine.encode import Encoder
 from server.engine.generate.sample import NextTokens
 from server.engine.instances import StepThread, has_failed
-from server.engine.kv.cells import Cells, shifted
+from server.engine.kv.cells import Cells, shift_sizes
 from server.engine.kv.disk_cache import DiskCache, give_up_late, wait_s
 from server.engine.kv.ram_cache import StateCache
 from server.engine.params import EngineParams
@@ -51,15 +51,15 @@ class Instance(StepThread):
         first_slot = number * runner.info.n_seq
         self.published = Publisher(self.scheduler, clock, first_slot, lambda: queue.expected(number))
         self._requests = Requests(
-            *(self.scheduler, queue, number, mailbox, self.stats, clock, self.published, encoder, self.wake)
+            self.scheduler, queue, number, mailbox, self.stats, clock, self.published, encoder, self.wake
         )
         self.cells = Cells(runner, self.scheduler, clock)
         self._shifts = params.context_shift and runner.info.can_shift
         self._speculation = speculation(params, runner, clock)
         self._next_tokens = NextTokens(
-            *(runner, params, first_slot, self.cells, self._requests, mailbox, self.stats, self._speculation, clock)
+            runner, params, first_slot, self.cells, self._requests, mailbox, self.stats, self._speculation, clock
         )
-        self._faults = Faults(*(runner, self.scheduler, self.cells, clock), self._take_results, self._requests.fail)
+        self._faults = Faults(runner, self.scheduler, self.cells, clock, self._take_results, self._requests.fail)
         self._commands: deque[Command[Any]] = deque()  # appended to on the event loop, done on the step thread
         self._stepped = False
 
@@ -108,7 +108,7 @@ class Instance(StepThread):
         if self._stepped:
             return
         self._mailbox.post()
-        while not self._is_wanted and self.cells.moving.share():
+        while not self._is_wanted and self.cells.moving.offer():
             pass
         if not self._is_wanted:
             now = self._clock()
@@ -276,7 +276,7 @@ class Instance(StepThread):
         for sequence in list(self.scheduler.active()):
             if sequence.phase is Phase.DECODE and sequence.n_computed + 1 >= self.runner.info.n_ctx_seq:
                 vocab = self.runner.vocab
-                keep, discard = shifted(sequence, self.runner.info.n_ctx_seq, add_bos=vocab.add_bos)
+                keep, discard = shift_sizes(sequence, self.runner.info.n_ctx_seq, add_bos=vocab.add_bos)
                 log.debug("context shift: %d tokens kept at the beginning, %d dropped", keep, discard)
                 slot = sequence.held
                 self._mailbox.post()

@@ -82,10 +82,10 @@ class Mailbox:
 
     # ---- on the step thread
 
-    def emit(self, ticket: Ticket, *events: Event) -> None:
-        """Add events to this step's post."""
+    def emit(self, ticket: Ticket, event: Event) -> None:
+        """Add to this step's post."""
         if not ticket.cancelled:
-            self._outbox.setdefault(id(ticket), (ticket, []))[1].extend(events)
+            self._outbox.setdefault(id(ticket), (ticket, []))[1].append(event)
 
     def ended(self, ticket: Ticket) -> None:
         """Every choice of `ticket` has ended and holds nothing any more."""

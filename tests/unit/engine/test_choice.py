@@ -9,7 +9,7 @@ from server.engine.engine import Engine
 from server.engine.lora import BARE, Tuning
 from server.engine.prefix.hashes import BLOCK, PrefixHashes
 from server.engine.request import Request
-from server.engine.routing import MOST_COMPARED, MOST_LOOKED_AT, STREAM_TOKENS, cached, coming, outlook, turn_tokens
+from server.engine.routing import MOST_COMPARED, MOST_LOOKED_AT, STREAM_TOKENS, cached, coming, held_tokens, outlook
 from server.engine.sequence import Phase, Sequence, Slot, Ticket
 from server.engine.stats import EngineStats
 from tests.unit.engine.builders import engine_over, request, run
@@ -31,7 +31,7 @@ def running(slot: Slot, n: int, *, phase: Phase, done: int) -> Ticket:
 def wait(
     asked: Ticket, slots: list[Slot], open_: list[Ticket], known: int = 0, stats: EngineStats | None = None
 ) -> float:
-    return outlook(asked, known, slots, open_, turn_tokens([stats or EngineStats()]))[1]
+    return outlook(asked, known, slots, open_, held_tokens([stats or EngineStats()]))[1]
 
 
 def test_an_idle_instance_has_the_prompt_itself_to_compute() -> None:

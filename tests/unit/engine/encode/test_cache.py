@@ -51,7 +51,8 @@ def test_what_comes_back_is_what_was_put_and_the_limit_holds(
     for event, key in events:
         data = key * (10 + 3 * key[0])
         if event == "put":
-            cache.put(key, data)
+            cache.keep(key, data)
+            cache.write(key, data)
         elif event == "lose":
             files.files.pop(key, None)
         else:
@@ -64,7 +65,8 @@ def test_a_server_that_was_started_again_has_them() -> None:
     files = Files()
     before = EmbeddingCache(100)
     before.use_disk(files)
-    before.put(b"a", b"x" * 30)
+    before.keep(b"a", b"x" * 30)
+    before.write(b"a", b"x" * 30)
     after = EmbeddingCache(100)
     after.use_disk(files)
     assert after.get(b"a") is None
@@ -77,7 +79,8 @@ def test_less_room_costs_what_was_used_least_lately_and_never_more_than_its_own_
         if files is not None:
             cache.use_disk(files)
         for key in (b"a", b"b", b"c"):
-            cache.put(key, key * 30)
+            cache.keep(key, key * 30)
+            cache.write(key, key * 30)
         assert cache.get(b"a") == b"a" * 30
         assert cache.limit_ram_to(65) == 65
         assert [cache.get(key) is not None for key in (b"a", b"b", b"c")] == [True, False, True]
@@ -90,7 +93,8 @@ def test_a_disk_that_fails_costs_nothing_but_time() -> None:
     files, cache = Files(), EmbeddingCache(100)
     cache.use_disk(files)
     files.broken = True
-    cache.put(b"a", b"x")
+    cache.keep(b"a", b"x")
+    cache.write(b"a", b"x")
     assert cache.get(b"a") == b"x"
     assert cache.read(b"b") is None
 

@@ -255,10 +255,10 @@ def test_idle_slots_are_written_once_for_other_processes(setup: Setup) -> None:
         ticket = Ticket(Request("r", slot.tokens), lambda events: None, 0.0)
         slot.last = Sequence(ticket, 0, slot.tokens)
     setup.generate()
-    assert not moving.share()  # others are at work
+    assert not moving.offer()  # others are at work
     setup.slots[2].sequence = None
-    assert moving.share()
-    assert not moving.share()  # slot 0's went there with RAM's copy
+    assert moving.offer()
+    assert not moving.offer()  # slot 0's went there with RAM's copy
     disk.close()
     assert sorted(saved.tokens[0] for saved in files.saved.values()) == [0, 1]
 
@@ -273,7 +273,7 @@ def test_a_slot_that_takes_too_long_is_not_written_for_others(setup: Setup) -> N
     setup.scheduler.placer.disk = disk
     ticket = Ticket(Request("r", setup.slots[1].tokens), lambda events: None, 0.0)
     setup.slots[1].last = Sequence(ticket, 0, setup.slots[1].tokens)
-    assert not setup.cells.moving.share()
+    assert not setup.cells.moving.offer()
     disk.close()
     assert not files.saved
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server.engine.generate.text import TextStream
-from server.engine.kv.cells import shifted
+from server.engine.kv.cells import shift_sizes
 from server.engine.prefix.find import Move, moves
 from server.engine.prefix.hashes import common_prefix
 from server.engine.request import Request
@@ -91,14 +91,14 @@ def running(n_prompt: int, n_computed: int, n_keep: int, n_discard: int) -> Sequ
 
 
 def test_half_of_what_follows_the_kept_beginning_is_dropped() -> None:
-    assert shifted(running(10, 99, 10, 0), 100, add_bos=False) == (10, 44)
-    assert shifted(running(10, 99, 10, 0), 100, add_bos=True) == (11, 44)
-    assert shifted(running(10, 99, -1, 7), 100, add_bos=False) == (10, 7)
+    assert shift_sizes(running(10, 99, 10, 0), 100, add_bos=False) == (10, 44)
+    assert shift_sizes(running(10, 99, 10, 0), 100, add_bos=True) == (11, 44)
+    assert shift_sizes(running(10, 99, -1, 7), 100, add_bos=False) == (10, 7)
 
 
 @given(st.integers(1, 98), st.integers(-1, 200), st.integers(0, 200), st.booleans())
 def test_a_shift_always_makes_room_and_leaves_something(n_prompt: int, keep: int, discard: int, bos: bool) -> None:
-    kept, dropped = shifted(running(n_prompt, 99, keep, discard), 100, add_bos=bos)
+    kept, dropped = shift_sizes(running(n_prompt, 99, keep, discard), 100, add_bos=bos)
     assert dropped >= 1
     assert kept + dropped < 99
 

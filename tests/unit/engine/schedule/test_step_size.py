@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from server.engine.schedule.prefill import TILE, StepSize, piece
+from server.engine.schedule.prefill import TILE, StepSize, portion
 
 
 def step_size(target_s: float, smallest: int = 32) -> StepSize:
@@ -110,7 +110,7 @@ def _n_tiles(n: int, heads: int = 9, parts: int = 8) -> int:
 def steps_of_a_prompt(pace: StepSize, n_tokens: int, times: float) -> list[tuple[int, float]]:
     depth, taken = 0, []
     while depth < n_tokens:
-        n = piece(n_tokens - depth, pace.size, pace.n_ubatch)
+        n = portion(n_tokens - depth, pace.size, pace.n_ubatch)
         taken.append((n, took_s(n, depth, times)))
         pace.observe(*taken[-1])
         depth += n
@@ -139,7 +139,7 @@ def test_one_step_that_took_three_times_as_long_costs_a_prompt_one_step_more_at_
         pace, depth = step_size(0.3, TILE), 0
         sizes: list[int] = []
         while depth < 1950:
-            n = piece(1950 - depth, pace.size, 512)
+            n = portion(1950 - depth, pace.size, 512)
             pace.observe(n, took_s(n, depth, 1.0) * (3.0 if len(sizes) == slow else 1.0))
             sizes.append(n)
             depth += n
@@ -173,9 +173,9 @@ def test_two_slow_steps_in_a_row_are_believed() -> None:
     ],
 )
 def test_what_is_left_of_a_prompt_fills_tiles(n_left: int, size: int, n: int) -> None:
-    assert piece(n_left, size, 512) == n
+    assert portion(n_left, size, 512) == n
 
 
 @pytest.mark.parametrize(("n_left", "size", "n"), [(128, 128, 128), (129, 128, 65), (100, 90, 90), (320, 128, 128)])
 def test_where_a_step_costs_more_none_is_larger(n_left: int, size: int, n: int) -> None:
-    assert piece(n_left, size, 512, exact=True) == n
+    assert portion(n_left, size, 512, exact=True) == n

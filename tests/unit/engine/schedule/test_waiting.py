@@ -92,7 +92,7 @@ def test_a_parked_choice_comes_back_before_others_of_its_priority() -> None:
     parked = q.ask("a")
     q.take(1000.0)
     other, urgent = q.ask("b"), q.ask("b", priority=-1)
-    q.waiting.appendleft(parked)
+    q.waiting.come_back(parked)
     assert parked in q.waiting
     assert q.drain() == [urgent, parked, other]
 
@@ -102,7 +102,7 @@ def test_urgent_requests_without_end_do_not_starve_the_rest() -> None:
     patient = q.ask(priority=100)
     parked = q.ask(priority=100)
     q.waiting.remove(parked)
-    q.waiting.appendleft(parked)
+    q.waiting.come_back(parked)
     taken = []
     for _ in range(2 * MOST_PASSES):
         q.ask(priority=-100)

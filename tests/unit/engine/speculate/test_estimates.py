@@ -13,8 +13,8 @@ from server.engine.params import EngineParams
 from server.engine.request import Request
 from server.engine.schedule.scheduler import TokenRun
 from server.engine.sequence import Sequence, Ticket
-from server.engine.speculate.cost import FORGET, Step, StepCost, draft_length, evaluated, lengths
-from server.engine.speculate.lookup import SURE, Lookup, Speculating
+from server.engine.speculate.cost import FORGET, SURE, Speculating, Step, StepCost, draft_length, evaluated, lengths
+from server.engine.speculate.lookup import Lookup
 from server.engine.speculate.speculation import Speculation
 
 REACHES = st.lists(st.lists(st.floats(0.0, 0.99), max_size=16).map(lambda r: sorted(r, reverse=True)), max_size=8)
