@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
+from server.engine.instances import yield_to_steps
 from server.engine.media import MediaChunk
 from server.engine.runner_api import MediaEncoder
 from server.errors import InternalError, LlamapoolError
@@ -181,10 +182,8 @@ def scoped_key(key: bytes, scope: str) -> bytes:
 class Encoder:
     """Used by step threads; `close` ends it."""
 
-    def __init__(self, projector: MediaEncoder, cache: EmbeddingCache, begin: Callable[[], None]) -> None:
-        """`begin` is called first in the thread."""
+    def __init__(self, projector: MediaEncoder, cache: EmbeddingCache) -> None:
         self._projector = projector
-        self._begin = begin
         self.cache = cache
         self._changed = threading.Condition()
         self._open: dict[bytes, Encoding] = {}  # by key, in the order in which they were asked for
@@ -226,7 +225,7 @@ class Encoder:
         self._thread.join()
 
     def _run(self) -> None:
-        self._begin()
+        yield_to_steps()
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._open or self._closing)

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from server.engine.cache_scope import owner_of
 from server.engine.encode import EmbeddingCache, EmbeddingFiles, Encoder
-from server.engine.instances import Instances, has_failed, yield_to_steps
+from server.engine.instances import Instances, has_failed
 from server.engine.kv.cells import Cells
 from server.engine.kv.disk_cache import DiskCache, StateFiles
 from server.engine.kv.ram_cache import MIB, min_limit, state_cache
@@ -52,9 +52,7 @@ class Engine(Instances[Instance]):
         self.adapters = runners[0].adapters
         self._can_cut = runners[0].info.can_cut
         projector = runners[0].encoder
-        self._encoder = (
-            Encoder(projector, EmbeddingCache(params.media_cache * MIB), yield_to_steps) if projector else None
-        )
+        self._encoder = Encoder(projector, EmbeddingCache(params.media_cache * MIB)) if projector else None
         self._disk: DiskCache | None = None
         self._kept: dict[str, KeptStates] = {}
         self._kept_at = 0.0
@@ -89,7 +87,7 @@ class Engine(Instances[Instance]):
         """
         self._disk = DiskCache(files, self.params.cache_disk * MIB, self._clock, self._wake_all, can_cut=self._can_cut)
         for instance in self._instances:
-            instance.use_disk(self._disk)
+            instance.scheduler.placer.disk = self._disk
         await asyncio.wrap_future(self._disk.ready)
 
     async def keep_media(self, files: EmbeddingFiles) -> None:

@@ -10,7 +10,7 @@ from server.engine.generate.text import TextStream
 from server.engine.kv.disk_cache import Fetch
 from server.engine.kv.state import Checkpoints, SlotState, reach
 from server.engine.lora import BARE, NEVER, Tuning, reusable
-from server.engine.media import Spans, below, check_spans, last_position, position, span_at, whole
+from server.engine.media import Spans, below, check_spans, position, span_at, whole
 from server.engine.prefix.hashes import PrefixHashes
 from server.engine.request import Adapters, Request, Sink, Timings
 from server.engine.runner_api import Sampler
@@ -236,10 +236,6 @@ class Slot:
     def pos(self) -> int:
         """The position of its next token; inside of a medium, that of the medium's first one."""
         return position(self.media, len(self.tokens)) if self.media else len(self.tokens)
-
-    def n_pos(self, n: int) -> int:
-        """One more than the greatest position of its first `n` tokens."""
-        return last_position(self.media, n) + 1 if self.media else n
 
     def check(self, n_ctx: int) -> None:
         """That it holds at most `n_ctx` tokens, and what its sequence says; raises AssertionError."""

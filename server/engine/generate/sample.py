@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import Callable, Mapping
-from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 
 from server.constrain.constraint import Constraint
@@ -31,8 +30,6 @@ from server.errors import NotNumbers
 
 MASK_LOOKS_AT = 200
 """Of the most probable tokens those that a constraint forbids are looked for among so many."""
-NOT_TAKEN = -1
-"""In place of a given token: the next guess is refused, whatever is sampled."""
 
 
 @dataclass(eq=False)
@@ -104,10 +101,11 @@ class NextTokens:
         n_right, is_right, reason = 0, True, None
         sequence.n_draft += len(guesses)
         while is_right and reason is None:
-            taken = self._taken_by_chance(sequence, guesses, n_right) if n_right < len(guesses) else None
+            guess = guesses[n_right] if n_right < len(guesses) else None
+            takes = None if guess is None else self._takes(sequence, guess, n_right)
             now = self._clock()
-            reason = self._take_one(output + n_right, sequence, now, taken)
-            is_right = n_right < len(guesses) and sequence.output[-1] == guesses[n_right] and taken != NOT_TAKEN
+            reason = self._take_one(output + n_right, sequence, now, guess if takes else None)
+            is_right = guess is not None and sequence.output[-1] == guess and takes is not False
             n_right += is_right  # also when it ends the reply
         if guesses:
             # as llama-server counts: an end token that guesses follow is not an accepted one
@@ -117,12 +115,10 @@ class NextTokens:
             truncated = reason is FinishReason.LIMIT and self._context_full(sequence)
             self.finish(sequence, entry.seq, reason, now, truncated=truncated)
 
-    def _taken_by_chance(self, sequence: Sequence, guesses: Seq[int], n: int) -> int | None:
-        """The guess that is taken whatever the model says, `NOT_TAKEN` of one that is not; None: the model decides."""
+    def _takes(self, sequence: Sequence, guess: int, n: int) -> bool | None:
+        """Whether the `n`-th guess is taken whatever the model says; None: the model decides."""
         takes = None if self._speculation is None else self._speculation.takes(sequence, n)
-        if takes is None:
-            return None
-        return guesses[n] if takes and guesses[n] not in self._vocab.eog else NOT_TAKEN
+        return takes and guess not in self._vocab.eog
 
     def _judge(self, entry: TokenRun, n_right: int, n_accepted: int) -> None:
         sequence, n_guessed = entry.sequence, len(entry.guesses)
@@ -142,7 +138,7 @@ class NextTokens:
         if request.max_tokens == 0:  # the prompt was wanted in the cache, nothing else
             self._emit_started(sequence, now)
             return FinishReason.LIMIT
-        if given is None or given == NOT_TAKEN:
+        if given is None:
             token, logprob = self._next_token(output, sequence)
         else:
             token, logprob = given, None

@@ -8,7 +8,7 @@ from server.engine.kv.moving import Moving
 from server.engine.kv.ram_cache import KeptState
 from server.engine.kv.state import MIN_GAP, MIN_PROMPT, Checkpoint, Checkpoints, SlotState, added, up_to
 from server.engine.lora import NEVER
-from server.engine.media import below, dropped, n_up_to, position, span_at, whole
+from server.engine.media import below, dropped, last_position, n_up_to, position, span_at, whole
 from server.engine.prefix.find import Placement
 from server.engine.runner_api import Runner
 from server.engine.schedule.scheduler import Scheduler, TokenRun
@@ -75,7 +75,7 @@ class Cells:
     def _rewind(self, slot: Slot, checkpoint: Checkpoint) -> bool:
         """Back to `checkpoint`. False: the cells are empty, which ``slot`` does not say yet."""
         n = checkpoint.n_tokens
-        if not self._runner.seq_rewind(slot.id, checkpoint.state, slot.n_pos(n)):
+        if not self._runner.seq_rewind(slot.id, checkpoint.state, last_position(slot.media, n) + 1):
             return False
         self._ends_at(slot, n)
         self._checkpoints_are(slot, up_to(slot.checkpoints, n))

@@ -36,7 +36,6 @@ class Moving:
         self._runner = runner
         self._scheduler = scheduler
         self._clock = clock
-        self._can_cut = runner.info.can_cut
         self._target_s = scheduler.params.target_s
         self._prompt_step_s = max(self._target_s, ALONE_S)
         self.n_refused = 0  # states that were lost because saving them would have held others up
@@ -209,7 +208,7 @@ class Moving:
         """What `slot` holds, as an entry. None: the library failed, or there is no memory."""
         try:
             saved = self.take_out(slot)
-            return in_ram(saved, slot.last_used, can_cut=self._can_cut, hashes=slot.hashes)
+            return in_ram(saved, slot.last_used, can_cut=self._runner.info.can_cut, hashes=slot.hashes)
         except CONTAINED as error:
             log.warning("slot %d: its state could not be kept: %s", slot.id, str(error) or repr(error))
             return None

@@ -9,7 +9,7 @@ from server.engine.encode import Encoder
 from server.engine.generate.sample import NextTokens
 from server.engine.instances import StepThread, has_failed
 from server.engine.kv.cells import Cells, shift_sizes
-from server.engine.kv.disk_cache import DiskCache, give_up_late, wait_s
+from server.engine.kv.disk_cache import give_up_late, wait_s
 from server.engine.kv.ram_cache import StateCache
 from server.engine.params import EngineParams
 from server.engine.prefix.find import origin_of
@@ -130,10 +130,6 @@ class Instance(StepThread):
         self._requests.fail_all(error)
         self._refuse_commands(error)
         self._mailbox.post()
-
-    def use_disk(self, disk: DiskCache) -> None:
-        """Keep there what RAM has no room for; to be called before the first request."""
-        self.scheduler.placer.disk = disk
 
     def _receive(self) -> None:
         """Take new tickets in, and drop cancelled ones; while nothing runs, wait a moment for those known to come.

@@ -28,7 +28,7 @@ class Projector:
 
 def test_embeddings_are_shared_within_a_scope() -> None:
     projector = Projector()
-    encoder = Encoder(projector, EmbeddingCache(1 << 20), lambda: None)
+    encoder = Encoder(projector, EmbeddingCache(1 << 20))
     try:
         for scope in ("", "ada/", "ada/", "bert/", "", "ada/salt"):
             come = threading.Event()
@@ -56,7 +56,7 @@ def test_a_fault_of_the_projector_ends_who_asked_and_no_thread() -> None:
                     raise {b"bug": ZeroDivisionError("a bug"), b"panic": Panic("index")}[chunk.key]
             return super().encode(chunks)
 
-    encoder = Encoder(Failing(), EmbeddingCache(1 << 20), lambda: None)
+    encoder = Encoder(Failing(), EmbeddingCache(1 << 20))
     try:
         for key in (b"bug", b"panic", b"cat"):
             come = threading.Event()
