@@ -12,11 +12,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from server.engine.embedding.vectors import EmbedderInfo, Pooling, Vectors
 from server.engine.lora import Adapter
 from server.engine.media import MediaPrompt, Spans, media_tokens
 from server.engine.request import Adapters, SamplingParams, TokenLogprob
-from server.engine.runner_api import BatchEntry, DraftRunner, MediaEncoder, RunnerInfo
+from server.engine.runner_api import BatchEntry, DraftRunner, EmbedderInfo, MediaEncoder, Pooling, RunnerInfo, Vectors
 from server.errors import InternalError, ModelFailed
 from server.media.bitmap import Bitmap, BitmapKind
 from server.pool.footprint import HOST, Bytes, Fit, Footprint, Memory

@@ -19,9 +19,8 @@ from harness.fakes import (
     FakeRunner,
     FakeWeights,
 )
-from server.engine.embedding.vectors import Vectors
 from server.engine.media import MediaPrompt, MediaSpan, Spans, media_tokens
-from server.engine.runner_api import BatchEntry
+from server.engine.runner_api import BatchEntry, Vectors
 from server.media.bitmap import Bitmap
 from server.pool.footprint import HOST, Bytes, Fit, Footprint
 from server.pool.protocols import Loader

@@ -1,11 +1,17 @@
-"""What the engine needs of the native side. `server.llama` implements it; tests use `harness/fakes.py`."""
+"""What both engines need of the native side, and what it gives back. `server.llama` implements it; tests use
+`harness/fakes.py`.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any, Protocol, TypeAlias
 
+import numpy as np
+import numpy.typing as npt
+
 from server.engine.lora import Adapter
-from server.engine.media import MediaInput
+from server.engine.media import MediaInput, Spans
 from server.engine.request import Adapters, SamplingParams, TokenLogprob
 from server.vocab import Vocab
 
@@ -212,5 +218,68 @@ class Runner(Protocol):
 
     def wipe(self) -> None:
         """Zero all cells, since a forgotten one still enters sums, with weight 0; no sequence may hold any."""
+
+    def close(self) -> None: ...
+
+
+# ---- of a model that gives vectors
+
+Vectors: TypeAlias = npt.NDArray[np.float32]
+"""The result of one input, rows of ``n_embd``: one row, or with `Pooling.NONE` one for each token. Not normalized."""
+
+
+class Pooling(StrEnum):
+    """How the vectors of an input's tokens become one (llama.h, enum llama_pooling_type)."""
+
+    NONE = "none"
+    MEAN = "mean"
+    CLS = "cls"  # the first token's
+    LAST = "last"
+    RANK = "rank"  # the scores of a classification head
+
+
+@dataclass(frozen=True, slots=True)
+class EmbedderInfo:
+    """Fixed facts of one context that gives vectors. Counts are tokens unless they say otherwise.
+
+    ``whole``: an input has to be computed at once, so it can't be longer than ``n_ubatch``; otherwise it may be
+    spread over several computations, up to the context's length.
+    """
+
+    pooling: Pooling
+    n_embd: int  # numbers in a vector; with `Pooling.RANK` the classes of the head
+    n_seq: int  # inputs of one decode
+    n_pack: int  # that one decode carries when it carries several inputs
+    n_ubatch: int
+    n_ctx_seq: int
+    whole: bool
+
+    @property
+    def longest(self) -> int:
+        """Tokens that an input may have."""
+        return min(self.n_ubatch, self.n_ctx_seq) if self.whole else self.n_ctx_seq - 1
+
+
+class EmbeddingRunner(Protocol):
+    """One native context that gives vectors. `embed` is called by the instance's step thread only."""
+
+    @property
+    def info(self) -> EmbedderInfo: ...
+    @property
+    def vocab(self) -> Vocab: ...
+
+    def embed(self, inputs: Sequence[Sequence[int]]) -> list[Vectors]:
+        """The vectors of each input, computed together. Nothing is remembered between two calls.
+
+        At most ``n_seq`` inputs of ``n_pack`` tokens in all, or a single one. Raises `server.errors.InternalError`
+        when the library reports a fault.
+        """
+
+    def embed_media(self, tokens: Sequence[int], media: Spans) -> Vectors:
+        """As `embed`, of one input with media, which are encoded for it. Raises `InternalError`."""
+
+    @property
+    def takes_media(self) -> bool:
+        """Whether it can: there is a projector, and what comes later changes nothing of what came before."""
 
     def close(self) -> None: ...

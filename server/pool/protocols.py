@@ -6,13 +6,12 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from server.engine.embedding.vectors import EmbedderInfo, EmbeddingRunner, Vectors
 from server.engine.kv.state import SlotState
 from server.engine.lora import Adapter
 from server.engine.media import MediaPrompt
 from server.engine.prefix.blocks import BlockReport
 from server.engine.request import Adapters, Request, Sink
-from server.engine.runner_api import Runner
+from server.engine.runner_api import EmbedderInfo, EmbeddingRunner, Runner, Vectors
 from server.engine.sequence import Ticket
 from server.engine.stats import EngineStats
 from server.engine.step.published import ChoiceView, InstanceView, KeptStates, SlotSnapshot

@@ -13,7 +13,7 @@ import pytest
 from harness.ggufs import PLAIN, SLIDING_WINDOW, TinyModel, gguf_file, truncated
 from harness.ggufs.catalogue import MROPE
 from harness.ggufs.projector import TinyProjector, projector_file
-from server.engine.embedding.engine import EmbeddingEngine
+from server.engine.embedding import EmbeddingEngine
 from server.engine.engine import Engine
 from server.engine.media import MediaInput
 from server.engine.params import EngineParams

@@ -3,7 +3,7 @@
 import ctypes
 from dataclasses import dataclass, replace
 
-from server.engine.embedding.vectors import Pooling
+from server.engine.runner_api import Pooling
 from server.errors import ModelFailed
 from server.llama.context.params import context_params, stateful
 from server.llama.files.gguf_header import GgufHeader

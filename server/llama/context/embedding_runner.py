@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from server.engine.embedding.vectors import EmbedderInfo, Pooling, Vectors
 from server.engine.media import MediaInput, Spans, position, runs
+from server.engine.runner_api import EmbedderInfo, Pooling, Vectors
 from server.errors import InternalError, ModelFailed
 from server.llama.context.batch import Batch, Run
 from server.llama.context.thread_pools import ThreadPools, thread_pools
@@ -22,7 +22,7 @@ from server.pool.spec import LoadParams, ModelSpec
 
 
 class LlamaEmbeddingRunner:
-    """`server.engine.embedding.vectors.EmbeddingRunner` over a native context. Every call comes from one thread."""
+    """`server.engine.runner_api.EmbeddingRunner` over a native context. Every call comes from one thread."""
 
     def __init__(
         self,

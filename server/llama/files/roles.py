@@ -3,7 +3,7 @@ the library can compute."""
 
 from dataclasses import dataclass
 
-from server.engine.embedding.vectors import Pooling
+from server.engine.runner_api import Pooling
 from server.errors import ModelFailed
 from server.llama.files.gguf_header import GgufHeader
 from server.llama.files.model_file import ModelFiles

@@ -4,8 +4,7 @@ import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from server.engine.embedding.vectors import EmbeddingRunner
-from server.engine.runner_api import Runner
+from server.engine.runner_api import EmbeddingRunner, Runner
 from server.pool.footprint import Footprint, added
 from server.pool.protocols import MediaReader, ModelInfo, Weights
 from server.pool.spec import ModelSpec

@@ -22,7 +22,7 @@ from typing import Any, NoReturn, cast
 
 from server.constrain.grammar.matcher import Recipe
 from server.constrain.thinking_end import ReasoningSwitch
-from server.engine.embedding.engine import EmbeddingEngine
+from server.engine.embedding import EmbeddingEngine
 from server.engine.engine import Engine
 from server.engine.kv.state import SlotState
 from server.engine.media import MediaPrompt, MediaSpan

@@ -9,14 +9,14 @@ from itertools import count
 
 import numpy as np
 
-from server.engine.embedding.engine import check_input
-from server.engine.embedding.vectors import EmbedderInfo, Vectors
+from server.engine.embedding import check_input
 from server.engine.kv.state import SlotState
 from server.engine.lora import Adapter, check_adapters, rescaled
 from server.engine.media import MediaPrompt, Spans
 from server.engine.params import EngineParams
 from server.engine.prefix.blocks import BlockReport
 from server.engine.request import Adapters, Event, Failed, Finished, Request, Sink
+from server.engine.runner_api import EmbedderInfo, Vectors
 from server.engine.sequence import Ticket
 from server.engine.stats import EngineStats, combined
 from server.engine.stats import ended as without_gauges

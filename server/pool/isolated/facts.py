@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from server.engine.embedding.vectors import EmbedderInfo
 from server.engine.lora import Adapter
 from server.engine.request import Bounds
+from server.engine.runner_api import EmbedderInfo
 from server.engine.stats import EngineStats
 from server.engine.step.published import SlotSnapshot
 from server.media.bitmap import BitmapKind

@@ -4,9 +4,8 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from server.engine.embedding.vectors import EmbeddingRunner
 from server.engine.media import MediaPrompt
-from server.engine.runner_api import Runner
+from server.engine.runner_api import EmbeddingRunner, Runner
 from server.errors import InternalError
 from server.media.bitmap import Bitmap, BitmapKind
 from server.pool.footprint import Fit, Footprint, Memory

@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from server.engine.embedding.engine import EmbeddingEngine
-from server.engine.embedding.vectors import EmbeddingRunner
+from server.engine.embedding import EmbeddingEngine
 from server.engine.engine import Engine
 from server.engine.kv.ram_cache import MIB
 from server.engine.params import EngineParams
-from server.engine.runner_api import Runner
+from server.engine.runner_api import EmbeddingRunner, Runner
 from server.errors import ModelFailed
 from server.pool.load.loading import Load, LoadedParts, TemplateFactory, chat_template
 from server.pool.model import GrammarFactory, LoadedModel, compile_grammars

@@ -8,8 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from server.engine.embedding.vectors import EmbeddingRunner
-from server.engine.runner_api import Runner
+from server.engine.runner_api import EmbeddingRunner, Runner
 from server.errors import InvalidRequest, ModelFailed
 from server.pool.footprint import Fit, totals
 from server.pool.isolated.weights import IsolatedLoader, IsolatedWeights

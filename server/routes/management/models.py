@@ -7,7 +7,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from server.engine.embedding.vectors import Pooling
+from server.engine.runner_api import Pooling
 from server.errors import ConfigError, InvalidRequest, ModelNotFound, Unavailable
 from server.pool.events import (
     STAGES,

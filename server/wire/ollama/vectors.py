@@ -9,7 +9,7 @@ import numpy as np
 import orjson
 from pydantic import AfterValidator
 
-from server.engine.embedding.vectors import Pooling, Vectors
+from server.engine.runner_api import Pooling, Vectors
 from server.errors import InvalidRequest
 from server.pool.model import LoadedModel
 from server.wire.fields import INT32_MAX, Body, Whole, field_error, parse, within

@@ -11,8 +11,8 @@ import orjson
 from pydantic import AfterValidator
 
 from server.conversation.conversation import Media, MediaKind
-from server.engine.embedding.vectors import Pooling, Vectors
 from server.engine.media import MediaPrompt
+from server.engine.runner_api import Pooling, Vectors
 from server.errors import InvalidRequest
 from server.media.source import NOTHING_SEEN, Seen
 from server.pool.model import LoadedModel

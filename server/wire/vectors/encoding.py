@@ -6,8 +6,8 @@ from typing import Protocol
 
 import numpy as np
 
-from server.engine.embedding.vectors import Vectors
 from server.engine.media import MediaPrompt
+from server.engine.runner_api import Vectors
 
 NONE, MAX_ABSOLUTE, TAXICAB, EUCLIDEAN = -1, 0, 1, 2
 MAX_NORM = 1000

@@ -12,7 +12,7 @@ from typing import Any
 
 import orjson
 
-from server.engine.embedding.vectors import Pooling, Vectors
+from server.engine.runner_api import Pooling, Vectors
 from server.errors import InvalidRequest
 from server.pool.model import LoadedModel, cannot_rerank
 from server.vocab import Vocab

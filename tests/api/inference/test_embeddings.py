@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from harness.fakes import FakeEmbeddingRunner, FakeLoader
-from server.engine.embedding.vectors import Pooling
+from server.engine.runner_api import Pooling
 from tests.api.conftest import TIMEOUT_S, Api, GoLive, Serve, idle, until
 
 DEMO = {"path": "demo.gguf", "load": "startup"}

@@ -23,7 +23,7 @@ from harness.ggufs import (
     TinyModel,
     gguf_file,
 )
-from server.engine.embedding.vectors import Pooling
+from server.engine.runner_api import Pooling
 from server.errors import InternalError, ModelFailed
 from server.llama.context.embedding_params import embedding_params
 from server.llama.context.embedding_runner import LlamaEmbeddingRunner

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from server.engine.embedding.vectors import Pooling
+from server.engine.runner_api import Pooling
 from server.llama.files.gguf_header import GgufHeader
 from server.llama.files.roles import Roles, pooling_of, roles
 from server.pool.spec import LoadParams

@@ -10,7 +10,7 @@ import orjson
 import pytest
 
 from harness.fakes import BOS, FakeEmbeddingRunner, FakeVocab
-from server.engine.embedding.vectors import Pooling
+from server.engine.runner_api import Pooling
 from server.errors import InvalidRequest
 from server.pool.model import LoadedModel
 from server.wire.vectors.embeddings import EmbeddingsJob, embeddings_job, read_embeddings

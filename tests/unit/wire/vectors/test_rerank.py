@@ -9,7 +9,7 @@ import orjson
 import pytest
 
 from harness.fakes import BOS, EOS, FakeEmbeddingRunner, FakeVocab
-from server.engine.embedding.vectors import Pooling
+from server.engine.runner_api import Pooling
 from server.errors import InvalidRequest, NotSupported
 from server.pool.model import LoadedModel
 from server.pool.protocols import ModelInfo

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from harness.fakes import FakeEmbeddingRunner
-from server.engine.embedding.engine import EmbeddingEngine
-from server.engine.embedding.vectors import Pooling, Vectors
+from server.engine.embedding import EmbeddingEngine
 from server.engine.instances import NICE, PRIORITIES_BY_THREAD
 from server.engine.params import EngineParams
+from server.engine.runner_api import Pooling, Vectors
 from server.errors import ContextExceeded, InternalError, InvalidRequest, QueueFull, ShuttingDown
 
 

@@ -5,7 +5,7 @@ import asyncio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.engine.embedding.engine import EmbeddingJob, EmbeddingQueue
+from server.engine.embedding import EmbeddingJob, EmbeddingQueue
 from server.engine.media import MediaPrompt
 
 

@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from server.engine.embedding.vectors import EmbedderInfo, EmbeddingRunner, Vectors
 from server.engine.instances import Instances, StepThread, has_failed, tell
 from server.engine.media import MediaPrompt, text_of
 from server.engine.params import EngineParams
+from server.engine.runner_api import EmbedderInfo, EmbeddingRunner, Vectors
 from server.engine.stats import EngineStats
 from server.engine.step.published import SlotSnapshot
 from server.errors import CONTAINED, ContextExceeded, InternalError, InvalidRequest, LlamapoolError, QueueFull
