@@ -37,6 +37,7 @@ class RunnerInfo:
     evaluation_s: float = 0.0  # that each further evaluation of a step's graph takes; 0 = not measured, or never needed
     evaluation_tokens: float = 0.0  # that take as long as one more evaluation of a few
     fills: bool = False  # shorter runs are filled up to save one
+    deferred: bool = False  # the device computes on after a decode without outputs; the next one waits for it
     copy_s: float = 0.0  # that the copy of a sequence takes, however long it is: separate streams are copied whole
 
 

@@ -309,8 +309,9 @@ class Scheduler:
             self._turn_s = self._last_s = 0.0
         return [s for s in active if _turn_of(s) == self._turns[0]]
 
-    def commit(self, entries: list[TokenRun], seconds: float) -> None:
-        """The batch was decoded in `seconds`: its tokens are in the cells."""
+    def commit(self, entries: list[TokenRun], seconds: float, *, is_seen: bool = True) -> None:
+        """The batch was decoded in `seconds`, which say what it takes where that `is_seen`: its tokens are in the
+        cells."""
         self._limit = self.info.n_batch
         self.spent_s = 0.0  # others got their tokens: what comes now has a step's time of its own
         self._turn_s, self._last_s = self._turn_s + seconds, seconds
@@ -335,10 +336,12 @@ class Scheduler:
                 sequence.phase, sequence.encodings = generating, {}
         if self.info.unified:
             self._count_pieces(entries)
-        if self.n_copies:
+        n_copies, self.n_copies = self.n_copies, 0
+        if not is_seen:
+            return
+        if n_copies:
             usual_s = max(self.move_cost.step_s, self.move_cost.compute_s(n_tokens))
-            self.move_cost.observe_copies(self.n_copies, seconds - usual_s)
-            self.n_copies = 0
+            self.move_cost.observe_copies(n_copies, seconds - usual_s)
         elif not n_prompts:
             self.move_cost.observe_step(seconds)
         else:

@@ -62,6 +62,7 @@ class Instance(StepThread):
         self._faults = Faults(runner, self.scheduler, self.cells, clock, self._take_results, self._requests.fail)
         self._commands: deque[Command[Any]] = deque()  # appended to on the event loop, done on the step thread
         self._stepped = False
+        self._unseen = 0, 0.0  # tokens of decodes that the device may still be at, and what these have taken so far
 
     @property
     def spec_type(self) -> str:
@@ -172,6 +173,7 @@ class Instance(StepThread):
         self._requests.fail_unencoded()
         entries = self.scheduler.plan(self._speculation.guess if self._speculation is not None else None)
         if not entries:
+            self._unseen = 0, 0.0  # the device is done
             has_room = self.cells.moving.busy or self.scheduler.room.changes > changes  # only now, for who waits
             self.scheduler.spent_s = 0.0
             return has_room and bool(self.scheduler.waiting or self._commands)
@@ -214,17 +216,21 @@ class Instance(StepThread):
         """
         prompts = [e for e in entries if e.sequence.phase is Phase.PREFILL]
         n_prompt = sum([len(e.tokens) for e in prompts]) if prompts else 0
-        if n_prompt:
-            self.scheduler.move_cost.observe_computed(n_prompt, seconds)
         longest = max([e.at + len(e.tokens) for e in entries])
         self.stats.add_decode(self.scheduler.n_active, longest, n_prompt, seconds)
         if self.published.watched:
             self.published.step(entries, n_prompt, seconds)
+        is_seen = True
+        if self.runner.info.deferred:
+            seconds, is_seen = self._seen(entries, seconds)
+        if n_prompt and is_seen:
+            self.scheduler.move_cost.observe_computed(n_prompt, seconds)
         if self._speculation is not None:
-            self._speculation.observe(entries, n_prompt, seconds)
+            if is_seen:
+                self._speculation.observe(entries, n_prompt, seconds)
             if prompts:
                 self._speculation.prepare(e.sequence for e in prompts)
-        self.scheduler.commit(entries, seconds)
+        self.scheduler.commit(entries, seconds, is_seen=is_seen)
         self.cells.decoded(entries)
         if prompts:
             now = self._clock()
@@ -234,6 +240,17 @@ class Instance(StepThread):
         if spoiled:
             self._faults.wipe(spoiled)
         return not spoiled
+
+    def _seen(self, entries: list[TokenRun], seconds: float) -> tuple[float, bool]:
+        """What `entries` took, and whether that is known: a decode that nothing is read from returns before the device
+        is done, and the next ones take so much longer. Of that each has its part, by its tokens."""
+        n_before, before_s = self._unseen
+        n_tokens = sum([len(e.tokens) for e in entries])
+        if not any(e.n_outputs for e in entries):
+            self._unseen = n_before + n_tokens, before_s + seconds
+            return seconds, False
+        self._unseen = 0, 0.0
+        return (before_s + seconds) * n_tokens / (n_before + n_tokens), True
 
     def _place(self) -> None:
         give_up_late(self.scheduler.waiting, self._clock())

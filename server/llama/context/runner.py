@@ -35,9 +35,9 @@ _LOWEST = -3.4028234663852886e38  # what llama-server prints for a probability o
 class LlamaRunner:
     """`server.engine.runner_api.Runner` over a native context. Every call comes from one thread.
 
-    ``adapters`` are those loaded with the weights, each with its native pointer. ``deferred``: the device computes
-    on after `llama_decode` returned (a GPU); `decode` waits for it where there are logits to read, else the next one
-    does. ``draft`` and ``heads`` are freed with this one.
+    ``adapters`` are those loaded with the weights, each with its native pointer. Where ``info.deferred``, the device
+    computes on after `llama_decode` returned (a GPU); `decode` waits for it where there are logits to read, else the
+    next one does. ``draft`` and ``heads`` are freed with this one.
     """
 
     def __init__(
@@ -48,7 +48,6 @@ class LlamaRunner:
         *,
         n_swa: int,
         stateful: bool = False,
-        deferred: bool,
         threads: ComputeThreads,
         pools: ThreadPools | None = None,
         on_close: Callable[["LlamaRunner"], None],
@@ -66,7 +65,6 @@ class LlamaRunner:
         self.adapters = tuple(adapter for adapter, _ in adapters)
         self._adapter_pointers = [pointer for _, pointer in adapters]
         self._adapters_now: Adapters = ()
-        self._deferred = deferred
         self._threads = threads
         self._pools = pools
         self._on_close = on_close
@@ -166,7 +164,7 @@ class LlamaRunner:
             self._pools.enter(context, batch.n_tokens)
         with collect_errors(quiet=True) as errors:
             status = C.llama_decode(context, batch)
-            if self._deferred and outputs:  # nobody reads anything of the others: the next decode waits for them
+            if self.info.deferred and outputs:  # nobody reads anything of the others: the next decode waits for them
                 C.llama_synchronize(context)
         if self._pools is not None:
             self._pools.leave()

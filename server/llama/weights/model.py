@@ -150,6 +150,7 @@ class LlamaWeights:
             evaluation_s=cost.evaluation_s,
             evaluation_tokens=cost.evaluation_tokens,
             fills=cost.evaluation_tokens > 0 and can_cut(model, self._spec.native) and not self._spec.native.mtp,
+            deferred=offloads(self._spec.native),
             copy_s=cost.copy_s,
         )
         draft = self._draft.runner(C.llama_n_ctx(context)) if self._draft is not None and info.n_guesses else None
@@ -163,7 +164,6 @@ class LlamaWeights:
             stateful=stateful(model),
             threads=ComputeThreads(params.n_threads, params.n_threads_batch),
             pools=thread_pools(self._spec.native, params),
-            deferred=offloads(self._spec.native),
             on_close=self._forget,
             adapters=[(native.adapter, native.pointer) for native in self._adapters],
         )

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -53,7 +54,7 @@ def test_a_device_is_waited_for_only_where_there_are_logits(
 ) -> None:
     tokens = prompt_tokens(runner.vocab)
     waits: list[object] = []
-    monkeypatch.setattr(runner, "_deferred", True)
+    monkeypatch.setattr(runner, "info", replace(runner.info, deferred=True))
     monkeypatch.setattr("server.llama.context.runner.C.llama_synchronize", waits.append)
     assert runner.decode([Entry(0, 0, tokens[:3], want_logits=False)])
     assert waits == []

@@ -1,0 +1,59 @@
+"""A device that computes on after a decode that nothing is read from: what steps take is still learned truly."""
+
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from harness.fakes import FakeRunner
+from server.engine.runner_api import BatchEntry
+from tests.unit.engine.builders import engine_over, request, run
+
+TOKEN_S, CALL_S = 0.001, 0.0001
+
+
+class Device(FakeRunner):
+    """A token takes `TOKEN_S`; who calls waits for it when there are outputs, or with the next decode that has some."""
+
+    def __init__(self, *, deferred: bool) -> None:
+        super().__init__(n_seq=2, n_ctx_seq=2048, n_batch=128)
+        self.info = replace(self.info, deferred=deferred)
+        self.now = self.busy_until = 0.0
+
+    def decode(self, entries: Sequence[BatchEntry]) -> bool:
+        decoded = super().decode(entries)
+        self.now += CALL_S
+        self.busy_until = max(self.busy_until, self.now) + sum(len(e.tokens) for e in entries) * TOKEN_S
+        if self.outputs or not self.info.deferred:
+            self.now = self.busy_until
+        return decoded
+
+
+@pytest.mark.parametrize("deferred", [False, True])
+@pytest.mark.parametrize("n_tokens", [200, 1000])
+async def test_the_rate_of_prompts_is_that_of_the_device(deferred: bool, n_tokens: int) -> None:
+    runner = Device(deferred=deferred)
+    async with engine_over(runner, clock=lambda: runner.now) as engine:
+        await run(engine, *(request(letter * n_tokens, max_tokens=1) for letter in "ab"))
+        (instance,) = engine._instances
+        cost = instance.scheduler.move_cost
+        assert cost.computed * TOKEN_S == pytest.approx(1, rel=0.1)
+
+
+async def test_what_one_that_left_has_begun_is_done_while_nobody_asks() -> None:
+    runner, asked = Device(deferred=True), threading.Event()
+
+    def leaves(_: Sequence[BatchEntry]) -> None:
+        assert asked.wait(60)
+        engine.cancel(ticket)
+
+    async with engine_over(runner, clock=lambda: runner.now) as engine:
+        runner.on_decode = leaves
+        ticket = engine.submit(request("a" * 1000), lambda events: None)
+        asked.set()
+        await engine.wait_idle()
+        runner.on_decode, runner.now = None, runner.busy_until
+        await run(engine, request("b" * 100, max_tokens=1))
+        (instance,) = engine._instances
+        assert instance.scheduler.move_cost.computed * TOKEN_S == pytest.approx(1, rel=0.1)
