@@ -315,9 +315,10 @@ class Placer:
         if self.info.can_cut or not self.params.ctx_checkpoints:
             return ()
         target, tuning, slot = placement.sequence.target, placement.sequence.tuning, placement.slot
-        others = (s for s in self.slots if s is not slot and s.tuning == tuning)
-        parted = max((common_prefix(target, s.tokens) for s in others), default=0)
-        parted = max(parted, self.ram.parted(target, tuning, placement.sequence.hashes))
+        parted = self.ram.parted(target, tuning, placement.sequence.hashes)
+        for s in self.slots:
+            if s is not slot and s.tuning == tuning and s.tokens[parted : parted + 1] == target[parted : parted + 1]:
+                parted = max(parted, common_prefix(target, s.tokens))
         found = marks(target, len(slot.tokens), self.info.turn_ends, self.params.checkpoint_min_step, parted)
         media = placement.sequence.media
         return tuple(sorted({whole(media, mark) for mark in found})) if media else found

@@ -354,6 +354,24 @@ def test_a_prompt_that_waits_for_its_beginning_is_not_compared_in_every_step() -
     assert max(other.n_read for other in others) < 1000, "what is known to be there is compared again"
 
 
+def test_where_a_prompt_parts_from_others_is_found_without_reading_all_that_begin_alike() -> None:
+    """Of a model whose memory can't be cut, 64 slots with 100,000 common tokens took 0.1 s for each placement."""
+    s = Scheduler(RunnerInfo(64, 60_000, 64 * 60_000, 512, 512, False, can_cut=False), EngineParams())
+    text = list(range(50_000))
+    held = [Counting([*text, 60_000 + i]) for i in range(64)]
+    for slot, tokens in zip(s.slots, held, strict=True):
+        slot.tokens, slot.floor = tokens, len(tokens)
+    sequence = waiting(s, [*text, *[70_000] * 100])
+    placement = s.place()
+    assert placement is not None
+    for tokens in held:
+        tokens.n_read = 0
+    placement.slot.tokens = []
+    s.occupy(placement, 0.0)
+    assert len(text) in sequence.marks
+    assert sum(tokens.n_read for tokens in held) < 2.1 * len(text)
+
+
 def test_a_copy_takes_the_whole_stream_so_a_short_header_of_a_long_context_is_computed() -> None:
     """On 8B with 128k a slot, 20 tokens would cost a copy of 16 GiB; it used to be made for 16 of them."""
     info = RunnerInfo(2, 131_072, 262_144, 512, 512, False, copy_s=0.5)
