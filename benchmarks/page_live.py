@@ -45,7 +45,7 @@ def main() -> None:
         sequence = Sequence(Ticket(request, lambda _: None, 0.0), 0, request.prompt)
         sequence.phase, sequence.slot, sequence.output = Phase.DECODE, slot, [1] * OUTPUT
         slot.sequence, slot.tokens = sequence, request.prompt + sequence.output
-        entries.append(TokenRun(slot.id, len(slot.tokens), [1], True, sequence))
+        entries.append(TokenRun(slot.id, len(slot.tokens), [1], 1, sequence))
     published = Publisher(scheduler, time.perf_counter, 0)
     step_s = seconds(lambda: published.step(entries, 0, 0.01), 20_000)
 

@@ -201,8 +201,7 @@ class FakeRunner:
             self._place(entry)
             cells.extend(entry.tokens)
             self.computed_by[entry.seq].extend([self.adapters_now] * len(entry.tokens))
-            n_outputs = len(entry.tokens) if entry.all_logits else int(entry.want_logits)
-            for n in range(len(cells) - n_outputs + 1, len(cells) + 1):
+            for n in range(len(cells) - entry.n_outputs + 1, len(cells) + 1):
                 history = self._text(cells[:n]) + self._tuned(entry.seq, n)
                 self.outputs.append(self._next(history))
                 self.histories.append(history)

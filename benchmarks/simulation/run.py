@@ -209,7 +209,7 @@ class Simulation:
             for sequence in [e.sequence for e in entries if e.sequence.index in ending]:
                 self._end(sequence, now)
         for entry in prompts:
-            if not entry.want_logits:
+            if not entry.n_outputs:
                 continue
             sequence, n_reply = entry.sequence, self._sessions[entry.sequence.index].n_reply
             self.seen.first_token.append(now - sequence.ticket.submitted_at)

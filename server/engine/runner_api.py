@@ -42,7 +42,7 @@ class RunnerInfo:
 
 
 class BatchEntry(Protocol):
-    """A run of tokens of one sequence in a batch: positions ``pos``.. ; logits for the last token if asked.
+    """A run of tokens of one sequence in a batch: positions ``pos``..
 
     Entries with media are decoded by themselves, those that are not causal each alone.
     """
@@ -54,10 +54,8 @@ class BatchEntry(Protocol):
     @property
     def tokens(self) -> Sequence[int]: ...
     @property
-    def want_logits(self) -> bool: ...
-    @property
-    def all_logits(self) -> bool:
-        """Logits for each of the tokens, in order."""
+    def n_outputs(self) -> int:
+        """Logits are wanted for so many of its last tokens."""
 
     @property
     def media(self) -> MediaInput | None:

@@ -27,7 +27,7 @@ PROMPT = "the quick brown fox jumps over the lazy dog"
 Probabilities = npt.NDArray[np.float64]
 
 
-Entry = partial(Run, want_logits=True)
+Entry = partial(Run, n_outputs=1)
 
 
 def load(path: Path, **native: Any) -> LlamaWeights:

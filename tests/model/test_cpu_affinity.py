@@ -74,7 +74,7 @@ def test_prompts_are_computed_elsewhere_and_the_thread_that_decodes_comes_back(
     before = threads()
 
     def where_after(tokens: range) -> list[str]:
-        assert runner.decode([Run(0, tokens.start, list(tokens), want_logits=True)])
+        assert runner.decode([Run(0, tokens.start, list(tokens), n_outputs=1)])
         return sorted(cpus for thread, cpus in threads().items() if thread not in before)
 
     with ThreadPoolExecutor(1, "step", initializer=bind, initargs=(alone,)) as step:

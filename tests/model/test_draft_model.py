@@ -169,10 +169,10 @@ def test_the_draft_says_what_is_most_probable(weights: LlamaWeights, runner: Lla
     draft = runner.draft
     assert draft is not None
     tokens = prompt(weights, "What is the capital of France?")
-    assert draft.decode([Run(1, 0, tokens, want_logits=True), Run(2, 0, tokens[:-1], want_logits=True)])
+    assert draft.decode([Run(1, 0, tokens, n_outputs=1), Run(2, 0, tokens[:-1], n_outputs=1)])
     token, p = draft.best(0)
     assert 0.0 < p <= 1.0
-    assert draft.decode([Run(2, len(tokens) - 1, tokens[-1:], want_logits=True)])
+    assert draft.decode([Run(2, len(tokens) - 1, tokens[-1:], n_outputs=1)])
     again, p_again = draft.best(0)
     assert again == token
     assert np.isclose(np.log(p), np.log(p_again), rtol=0, atol=LOGPROB_SPREAD)

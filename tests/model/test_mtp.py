@@ -95,7 +95,7 @@ async def test_heads_change_no_token_and_save_steps(
 def guesses(runner: LlamaRunner, seq: int, pos: int, token: int, n: int = 3) -> list[int]:
     heads, found = heads_of(runner), []
     for i in range(n):
-        assert heads.decode([Run(seq, pos + i, [token], want_logits=True)])
+        assert heads.decode([Run(seq, pos + i, [token], n_outputs=1)])
         token, _ = heads.best(0)
         found.append(token)
     heads.end_guesses([seq])
@@ -130,7 +130,7 @@ def test_what_comes_back_from_a_state_is_guessed_for_from_the_next_decode_on(tmp
     state = runner.seq_save(0)
     assert runner.seq_load(1, state, len(prompt))
     assert not heads.ready(1, len(prompt))
-    assert runner.decode([Run(1, len(prompt), [7], want_logits=True)])
+    assert runner.decode([Run(1, len(prompt), [7], n_outputs=1)])
     assert heads.ready(1, len(prompt) + 1)
     assert len(guesses(runner, 1, len(prompt) + 1, 8)) == 3
     runner.close()

@@ -37,7 +37,7 @@ def step(scheduler: Scheduler, cells: Cells, runner: LlamaRunner) -> None:
     assert runner.decode(entries)
     scheduler.commit(entries, 0.01)
     cells.decoded(entries)
-    wanted = [e.sequence for e in entries if e.want_logits]
+    wanted = [e.sequence for e in entries if e.n_outputs]
     for output, sequence in enumerate(wanted):
         sequence.output.append(runner.sample(output, cast(NativeSampler, sequence.sampler)))
     scheduler.check_integrity()
@@ -87,7 +87,7 @@ def test_runs_that_are_filled_up_go_on_as_if_they_were_not(runner: LlamaRunner) 
     runner.clear(3)
     samplers = [runner.sampler(GREEDY, prompt) for prompt in prompts]
     try:
-        assert runner.decode([Run(seq, 0, prompt, want_logits=True) for seq, prompt in enumerate(prompts)])
+        assert runner.decode([Run(seq, 0, prompt, n_outputs=1) for seq, prompt in enumerate(prompts)])
         assert runner._batch.native.n_tokens == (21 if before.can_cut else 16)
         output = [[runner.sample(seq, samplers[seq])] for seq in range(3)]
         for n in range(N - 1):

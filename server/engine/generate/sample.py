@@ -68,7 +68,7 @@ class NextTokens:
         """To be called before a decode: whose next token the graph may choose, since nothing else needs its logits."""
         for entry in entries:
             sampler = entry.sequence.sampler
-            if entry.want_logits and sampler is not None:
+            if entry.n_outputs and sampler is not None:
                 in_graph = _needs_no_logits(entry.sequence) and not self._runner.adapters
                 self._runner.sample_in_graph(entry.seq, sampler if in_graph else None)
 
@@ -308,5 +308,5 @@ def _is_free(entry: TokenRun) -> bool:
     """Whether its one token is the sampler's choice alone, and will be taken whatever else happens in the step."""
     sequence = entry.sequence
     request = sequence.request
-    bound = sequence.constraint is not None or entry.all_logits or request.want_logprobs
+    bound = sequence.constraint is not None or entry.n_outputs > 1 or entry.scored or request.want_logprobs
     return not bound and request.max_tokens != 0 and sequence.phase is Phase.DECODE

@@ -100,7 +100,7 @@ class Cells:
                     entry.undo = Checkpoint(len(slot.tokens), self._runner.seq_checkpoint(slot.id))
                 except CONTAINED as error:
                     log.warning("slot %d: guesses are not tried, they could not be taken back: %r", slot.id, error)
-                    entry.tokens, entry.all_logits = entry.tokens[: -len(entry.guesses)], False
+                    entry.tokens, entry.n_outputs = entry.tokens[: -len(entry.guesses)], 1
 
     def take_back(self, entry: TokenRun, n: int, now: float) -> None:
         """The last `n` tokens of `entry`, which was decoded, were guessed wrong.

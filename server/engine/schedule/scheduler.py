@@ -43,9 +43,8 @@ class TokenRun:
     seq: int
     at: int  # tokens of the sequence before these
     tokens: list[int]
-    want_logits: bool
+    n_outputs: int  # so many of its last tokens have logits: one of a stream, and those of guesses behind it
     sequence: Sequence
-    all_logits: bool = False  # of each token: those after the first are guesses, to be checked; or it is scored
     scored: bool = False  # prompt tokens, whose logits say how probable those behind them were
     undo: Checkpoint | None = None  # to take guesses back with, where the cells can't be cut
     media: MediaInput | None = None  # what the tokens stand for
@@ -57,14 +56,9 @@ class TokenRun:
         return slot.pos if slot is not None and slot.media else self.at
 
     @property
-    def n_outputs(self) -> int:
-        """Logits that the batch gives for it."""
-        return len(self.tokens) if self.all_logits else int(self.want_logits)
-
-    @property
     def guesses(self) -> list[int]:
         """What may follow its first token."""
-        return self.tokens[1:] if self.all_logits and not self.scored else []
+        return self.tokens[1:] if self.n_outputs > 1 and not self.scored else []
 
     def next_output(self, first: int) -> int:
         """Which of the batch's outputs its next token is sampled from, when its own begin with `first`."""
@@ -186,14 +180,14 @@ class Scheduler:
             room = min(min(self._limit, self.info.n_batch) - n_pending, n_to_score)
             guesses = guess(generating, room)
             entries = [
-                TokenRun(s.held.id, len(s.held.tokens), [*s.pending, *more], True, s, all_logits=bool(more))
+                TokenRun(s.held.id, len(s.held.tokens), [*s.pending, *more], 1 + len(more), s)
                 for s, more in zip(generating, guesses, strict=True)
             ]
             n_guessed = sum(map(len, guesses))
             n_tokens = n_pending + n_guessed
             n_to_score -= n_guessed
         else:
-            entries = [TokenRun(s.slot.id, len(s.slot.tokens), s.output[-1:], True, s) for s in generating if s.slot]
+            entries = [TokenRun(s.slot.id, len(s.slot.tokens), s.output[-1:], 1, s) for s in generating if s.slot]
             n_tokens = len(entries)
         if len(generating) == len(members):  # no prompts, as in nearly all steps; they are in their slots' order
             return entries
@@ -247,8 +241,9 @@ class Scheduler:
             # what a prompt leaves of the step so that it goes on in whole tiles is too little for another one
             budget -= n_most if n <= len(tokens) < n_left else min(len(tokens), n)
             most -= min(len(tokens), n) if is_medium else len(tokens)
-            wants_logits = at + len(tokens) == len(s.target) and not s.output  # with output, the next token is known
-            entries.append(TokenRun(s.slot.id, at, tokens, wants_logits or scored, s, scored and not is_medium, scored))
+            is_last = at + len(tokens) == len(s.target) and not s.output  # with output, the next token is known
+            n_outputs = len(tokens) if scored and not is_medium else int(scored or is_last)
+            entries.append(TokenRun(s.slot.id, at, tokens, n_outputs, s, scored))
             if span is not None and is_medium:
                 entries[-1].media = _input(s, span, at)
         longest = max(streams.values(), default=self.info.n_batch)

@@ -124,14 +124,14 @@ class DraftCells:
         """Compute the next `n` tokens that are missing. False when there is no room, of which `beside` keep theirs."""
         slot = sequence.held
         at = len(self._held[slot.id].tokens)
-        entry = TokenRun(slot.id, at, slot.tokens[at : at + n], False, sequence)
+        entry = TokenRun(slot.id, at, slot.tokens[at : at + n], 0, sequence)
         return self.decode([entry], {other.held.id for other in beside})
 
     def entry(self, sequence: Sequence) -> TokenRun:
         """What a guess begins with; `missing` was asked before."""
         slot = sequence.held
         at = len(self._held[slot.id].tokens)
-        return TokenRun(slot.id, at, [*slot.tokens[at:], *sequence.pending], True, sequence)
+        return TokenRun(slot.id, at, [*slot.tokens[at:], *sequence.pending], 1, sequence)
 
     def decode(self, entries: Seq[TokenRun], kept: AbstractSet[int] = frozenset()) -> bool:
         """False when there is no room; that of slots in `kept` is not taken."""
@@ -168,7 +168,7 @@ class MtpGuesser:
 
     def entry(self, sequence: Sequence) -> TokenRun:
         """What a guess begins with."""
-        return TokenRun(sequence.held.id, sequence.held.pos, sequence.pending, True, sequence)
+        return TokenRun(sequence.held.id, sequence.held.pos, sequence.pending, 1, sequence)
 
     def catch_up(self, sequence: Sequence, n: int, beside: Seq[Sequence] = ()) -> bool:
         """The model's next token brings what is missing, and nothing else does."""
@@ -246,7 +246,7 @@ class Drafting:
                 continue
             if draft.add(token, sqrt(p * draft.right)):  # what is said of this token, and what came of those so far
                 going.append(draft)
-                following.append(TokenRun(entry.seq, entry.at + len(entry.tokens), [token], True, draft.sequence))
+                following.append(TokenRun(entry.seq, entry.at + len(entry.tokens), [token], 1, draft.sequence))
         return going, following
 
     def _sorted(self, wanted: Seq[Draft]) -> tuple[list[Draft], list[Draft]]:

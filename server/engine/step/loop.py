@@ -236,7 +236,7 @@ class Instance(StepThread):
             now = self._clock()
             for entry in prompts:
                 self._report_progress(entry.sequence, now)
-        spoiled = self._next_tokens.take([e for e in entries if e.want_logits])
+        spoiled = self._next_tokens.take([e for e in entries if e.n_outputs])
         if spoiled:
             self._faults.wipe(spoiled)
         return not spoiled

@@ -18,8 +18,7 @@ class Run:
     seq: int
     pos: int
     tokens: Sequence[int]
-    want_logits: bool = False
-    all_logits: bool = False
+    n_outputs: int = 0
     media: MediaInput | None = None
 
 
@@ -63,13 +62,13 @@ class Batch:
         outputs: list[int] = []
         for i, entry in enumerate(entries):
             n = len(entry.tokens)
-            if not n or entry.pos < 0 or not 0 <= entry.seq < self._n_seq:
+            if not 0 < n >= entry.n_outputs or entry.pos < 0 or not 0 <= entry.seq < self._n_seq:
                 raise InternalError(f"a batch entry of {n} tokens at {entry.pos} in sequence {entry.seq}")
             tokens += entry.tokens
-            if entry.all_logits:
-                outputs += range(len(tokens) - n, len(tokens))
-            elif entry.want_logits:
+            if entry.n_outputs == 1:
                 outputs.append(len(tokens) - 1)
+            elif entry.n_outputs:
+                outputs += range(len(tokens) - entry.n_outputs, len(tokens))
             if lengths and lengths[i] > n:
                 tokens += [tokens[-1]] * (lengths[i] - n)
                 n = lengths[i]

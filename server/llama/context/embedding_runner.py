@@ -61,7 +61,7 @@ class LlamaEmbeddingRunner:
         try:
             if len(inputs) == 1:
                 return [self._embed_one(context, inputs[0])]
-            self._decode(context, [Run(seq, 0, tokens, want_logits=True) for seq, tokens in enumerate(inputs)])
+            self._decode(context, [Run(seq, 0, tokens, n_outputs=1) for seq, tokens in enumerate(inputs)])
             return self._read(context, [len(tokens) for tokens in inputs])
         finally:
             if self._memory:
@@ -83,7 +83,7 @@ class LlamaEmbeddingRunner:
                 step = end - start if span is not None else self.info.n_ubatch
                 for at in range(start, end, step):
                     part = tokens[at : min(at + step, end)]
-                    run = Run(0, position(media, at), part, want_logits=True)
+                    run = Run(0, position(media, at), part, n_outputs=1)
                     if span is None:
                         self._decode(context, [run])
                     else:
@@ -131,7 +131,7 @@ class LlamaEmbeddingRunner:
         step = self.info.n_ubatch  # a window's small cache loses tokens where one decode is computed in parts
         for start in range(0, max(len(tokens), 1), step):
             part = tokens[start : start + step]
-            self._decode(context, [Run(0, start, part, want_logits=True)])
+            self._decode(context, [Run(0, start, part, n_outputs=1)])
             rows += self._read(context, [len(part)])
         return np.concatenate(rows) if self.info.pooling is Pooling.NONE else rows[-1]
 

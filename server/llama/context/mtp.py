@@ -189,11 +189,11 @@ class LlamaMtpHeads(LlamaDraftRunner):
     def _run(self, entry: BatchEntry) -> tuple[Run, list[Rows]]:
         one = self._followed[entry.seq]
         if one.guess is not None:
-            return Run(entry.seq, entry.pos, entry.tokens, want_logits=True), [one.guess]
+            return Run(entry.seq, entry.pos, entry.tokens, n_outputs=1), [one.guess]
         if one.seen is None or one.end != entry.pos:
             raise InternalError(f"sequence {entry.seq} was followed to {one.end}, not to {entry.pos}")
         return (
-            Run(entry.seq, one.n_read, [*one.tokens, *entry.tokens], want_logits=True),
+            Run(entry.seq, one.n_read, [*one.tokens, *entry.tokens], n_outputs=1),
             [*one.rows, one.seen[-1]],
         )
 

@@ -135,7 +135,7 @@ class LlamaRunner:
         for end in range(1, len(entries) + 1):
             if end < len(entries) and entries[end].seq == entries[end - 1].seq + 1:
                 continue
-            last = [at for at in range(first, end) if entries[at].want_logits or entries[at].all_logits]
+            last = [at for at in range(first, end) if entries[at].n_outputs]
             better = filled([lengths[at] for at in last], info.evaluation_tokens, info.n_ubatch)
             for at, n in zip(last, better, strict=True):
                 to[at] = n

@@ -40,7 +40,7 @@ class EmbeddingBatch:
             columns.append(self._positions(media, n_own, entry.pos))
             sequences.append(np.full(n_own, entry.seq, np.int32))
             n += n_own
-            if entry.want_logits:
+            if entry.n_outputs:
                 outputs.append(n - 1)
         if not 0 < n <= self._capacity:
             raise InternalError(f"a batch of {n} embeddings; 1 to {self._capacity} are possible")

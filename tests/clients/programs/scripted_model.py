@@ -161,8 +161,7 @@ class ScriptedRunner(FakeRunner):
             assert entry.pos == len(cells), f"position {entry.pos} of a sequence of {len(cells)}"
             cells.extend(entry.tokens)
             self.computed_by[entry.seq].extend([self.adapters_now] * len(entry.tokens))
-            n_outputs = len(entry.tokens) if entry.all_logits else int(entry.want_logits)
-            self.wanted += [self._behind(entry.seq, n) for n in range(len(cells) - n_outputs + 1, len(cells) + 1)]
+            self.wanted += [self._behind(entry.seq, n) for n in range(len(cells) - entry.n_outputs + 1, len(cells) + 1)]
         return True
 
     def _behind(self, seq: int, n: int) -> int:

@@ -56,7 +56,7 @@ def test_a_device_is_waited_for_only_where_there_are_logits(
     waits: list[object] = []
     monkeypatch.setattr(runner, "info", replace(runner.info, deferred=True))
     monkeypatch.setattr("server.llama.context.runner.C.llama_synchronize", waits.append)
-    assert runner.decode([Entry(0, 0, tokens[:3], want_logits=False)])
+    assert runner.decode([Entry(0, 0, tokens[:3], n_outputs=0)])
     assert waits == []
     assert runner.decode([Entry(0, 3, tokens[3:4])])
     assert len(waits) == 1
@@ -67,7 +67,7 @@ def test_outputs_are_counted_among_the_wanted_logits_only(runner: LlamaRunner) -
     prefill(runner, 0, tokens)
     expected = raw_logits(runner)
     runner.clear(0)
-    assert runner.decode([Entry(1, 0, tokens[:5], want_logits=False), Entry(0, 0, tokens)])
+    assert runner.decode([Entry(1, 0, tokens[:5], n_outputs=0), Entry(0, 0, tokens)])
     assert same_vectors(raw_logits(runner, 0), expected)
     with pytest.raises(InternalError, match="output 1"):
         runner.logprobs(1, 0, 0)
@@ -140,14 +140,14 @@ def test_cells_behind_what_two_sequences_share_move_and_the_other_stays(runner_o
         tokens = prompt_tokens(runner.vocab)
         n = len(tokens) // 2
         prefill(runner, 1, tokens[:n])
-        assert runner.decode([Entry(1, n, tokens[n : n + 1], want_logits=True)])
+        assert runner.decode([Entry(1, n, tokens[n : n + 1], n_outputs=1)])
         expected = raw_logits(runner)
         prefill(runner, 0, tokens)
         runner.clear(1)
         runner.seq_copy(0, 1)
         assert runner.seq_remove(1, n)
         runner.seq_drop(0, 2, n)
-        assert runner.decode([Entry(1, n, tokens[n : n + 1], want_logits=True)])
+        assert runner.decode([Entry(1, n, tokens[n : n + 1], n_outputs=1)])
         assert same_vectors(raw_logits(runner), expected)
 
 
@@ -224,7 +224,7 @@ def test_a_full_cache_says_so_and_changes_nothing(runner_of: RunnerOf, unified: 
         [Entry(0, 0, [-1])],
         [Entry(0, 0, [1 << 40])],
         [Entry(0, 0, [1] * 1025)],
-        [Entry(0, 0, [1] * 200, all_logits=True)],
+        [Entry(0, 0, [1] * 200, n_outputs=200)],
         [Entry(0, 5, [1]), Entry(0, 3, [1])],
         [Entry(0, 0, [1]), Entry(0, 2, [1])],
     ],

@@ -61,9 +61,9 @@ def test_a_batch_has_outputs_for_so_many_prompt_tokens_and_one_for_each_sequence
     with open_runner(gguf_file(gguf_folder, PLAIN), n_parallel=2) as runner:
         most = runner.info.n_more_outputs
         tokens = [5] * (most + 1)
-        assert runner.decode([Entry(0, 0, tokens, all_logits=True), Entry(1, 0, tokens)])
+        assert runner.decode([Entry(0, 0, tokens, n_outputs=len(tokens)), Entry(1, 0, tokens)])
         assert runner.logprobs(most, 5, 1).top[0].logprob <= 0.0
         runner.clear(0)
         runner.clear(1)
         with pytest.raises(InternalError, match=f"{most + 3} outputs; at most {most + 2}"):
-            runner.decode([Entry(0, 0, [5] * (most + 3), all_logits=True)])
+            runner.decode([Entry(0, 0, [5] * (most + 3), n_outputs=most + 3)])

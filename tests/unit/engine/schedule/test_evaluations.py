@@ -164,7 +164,7 @@ class Bench:
             self.scheduler.commit(entries, 0.05)
             self.scheduler.move_cost.observe_computed(150, 1.0)
             for entry in entries:
-                if entry.want_logits and entry.sequence.phase is Phase.DECODE:
+                if entry.n_outputs and entry.sequence.phase is Phase.DECODE:
                     entry.sequence.output.append(self._next() % 256)
             self.check()
 

@@ -47,7 +47,7 @@ class FakeDraft:
             assert entry.pos == len(cells), f"position {entry.pos} of a sequence of {len(cells)}"
             cells.extend(entry.tokens)
             assert len(cells) <= self.info.n_ctx_seq
-            if entry.want_logits:
+            if entry.n_outputs:
                 self._outputs.append(list(cells))
         self.batches.append([len(e.tokens) for e in entries])
         return True

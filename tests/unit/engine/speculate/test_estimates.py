@@ -226,7 +226,7 @@ def test_what_further_evaluations_took_is_not_taken_for_the_cost_of_tokens() -> 
     ticket = Ticket(Request(id="", prompt=[1]), lambda events: None, 0.0)
     sequence = Sequence(ticket, 0, [1])
     for lengths_, seconds in (([1, 1, 1, 1], 0.010), ([5, 1, 1, 1], 0.018)):
-        guessing.observe([TokenRun(i, 0, [7] * n, True, sequence) for i, n in enumerate(lengths_)], 0, seconds)
+        guessing.observe([TokenRun(i, 0, [7] * n, 1, sequence) for i, n in enumerate(lengths_)], 0, seconds)
     assert guessing._cost.of(12) == pytest.approx(0.018)
     assert guessing._cost.of(8) == pytest.approx(0.014)
 
