@@ -161,7 +161,7 @@ class Engine(Instances[Instance]):
         wanted = self._tuning(request)
         self._admit(request)
         now = self._clock()
-        ticket = Ticket(request, sink, request.arrived_at or now, n_open=request.n, tuning=wanted, queued_at=now)
+        ticket = Ticket(request, sink, request.arrived_at or now, n_open=request.n, tuning=wanted, waits_since=now)
         if len(self._instances) > 1:
             route(ticket, self._queue.open.values(), self._instances, self.n_slots_each)
         if self._queue.add(ticket):

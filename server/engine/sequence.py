@@ -21,8 +21,8 @@ from server.engine.speculate.cost import Speculating
 class Ticket:
     """A submitted request: where its events go, and whether anybody still wants them.
 
-    ``submitted_at`` is when it came first; for one that was asked of a process that has ended, before ``queued_at``,
-    when it got in line here.
+    ``submitted_at`` is when it came first; for one that was asked of a process that has ended, before it got in line
+    here, which is ``waits_since``.
 
     Each instance may take it from its time in ``ready_at`` on (never: infinity), and where it finds too few cells not
     before ``anyway_at``; it is expected to compute ``n_own`` prompt tokens.
@@ -39,12 +39,7 @@ class Ticket:
     n_own: tuple[int, ...] = (0,)
     instance: int = 0  # where it costs least; who took it, once it does not wait in the `ModelQueue`
     hashes: PrefixHashes = field(default_factory=PrefixHashes)  # of the prompt, as far as the event loop asked for it
-    queued_at: float = 0.0
-
-    @property
-    def waits_since(self) -> float:
-        """For a slot."""
-        return max(self.submitted_at, self.queued_at)
+    waits_since: float = 0.0
 
     @property
     def n_to_compute(self) -> int:

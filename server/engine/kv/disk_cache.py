@@ -21,12 +21,10 @@ from typing import TYPE_CHECKING, Protocol
 from server.engine.kv.cost import MoveCost
 from server.engine.kv.ram_cache import MIB, KeptState, StateCache, in_ram
 from server.engine.kv.state import SlotState
-from server.engine.lora import Tuning
-from server.engine.prefix.hashes import PrefixHashes
 from server.errors import CONTAINED, InternalError, LlamapoolError
 
 if TYPE_CHECKING:  # a sequence knows its fetch
-    from server.engine.sequence import Sequence
+    from server.engine.sequence import Sequence, Slot
 
 log = logging.getLogger(__name__)
 
@@ -109,11 +107,11 @@ class DiskCache:
         """Whether other processes find what is written here."""
         return self._files.follow_s is not None
 
-    def wants(self, tokens: Seq[int], tuning: Tuning, n_lost: int, hashes: PrefixHashes | None = None) -> bool:
+    def wants(self, one: "Slot | KeptState", n_lost: int) -> bool:
         """As `StateCache.wants`; what is being written is there already."""
-        wanted = self._usable and self.kept.wants(tokens, tuning, n_lost, hashes)
+        wanted = self._usable and self.kept.wants(one, n_lost)
         with self._lock:
-            return wanted and not any(s.tuning == tuning and s.tokens == tokens for s in self._writing)
+            return wanted and not any(s.tuning == one.tuning and s.tokens == one.tokens for s in self._writing)
 
     def takes(self, n_bytes: int) -> bool:
         """Whether a state of so many bytes would be written: it is not too large, and not too much waits already."""
@@ -126,7 +124,7 @@ class DiskCache:
     def put(self, state: KeptState) -> None:
         """Write `state` soon, unless it is there, too large, or too much waits already."""
         with self._lock:
-            if not self.takes(state.size) or self.kept.holds(state.tokens, state.tuning):
+            if not self.takes(state.size) or self.kept.holds(state):
                 return
             self._writing.append(state)
         self._writer.submit(self._write, state)
@@ -204,7 +202,7 @@ class DiskCache:
         for entry in [entry for entry in self.kept if entry.name in gone]:
             self.kept.remove(entry)
         for entry in sorted(entries, key=lambda e: e.used_at):
-            if self.shared and self.kept.holds(entry.tokens, entry.tuning):
+            if self.shared and self.kept.holds(entry):
                 continue
             entry.used_at += now
             entry.can_cut = self._can_cut
@@ -212,7 +210,7 @@ class DiskCache:
 
     def _keep(self, entry: KeptState, now: float) -> None:
         """`entry` is there; the files of those that have to go for it are removed."""
-        replaced = self.kept.replace(entry.tokens, entry.tuning, entry.hashes)
+        replaced = self.kept.replace(entry)
         self._remove([*replaced, *self.kept.put(entry, now)])
 
     def _follow(self) -> None:
@@ -243,7 +241,7 @@ class DiskCache:
                 self._lock.notify_all()
 
     def _write_file(self, state: KeptState) -> None:
-        if self.kept.holds(state.tokens, state.tuning):
+        if self.kept.holds(state):
             return
         now = self._clock()
         self._remove(self.kept.make_room(state.size + _DESCRIPTION_BYTES, now))

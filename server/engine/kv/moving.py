@@ -14,9 +14,7 @@ from server.engine.kv.cost import value
 from server.engine.kv.disk_cache import DiskCache, start_reading
 from server.engine.kv.ram_cache import KeptState, in_ram, size_of
 from server.engine.kv.state import SlotState
-from server.engine.lora import Tuning
 from server.engine.media import Spans, last_position
-from server.engine.prefix.hashes import PrefixHashes
 from server.engine.runner_api import Runner
 from server.engine.schedule.scheduler import ALONE_S, Scheduler
 from server.engine.sequence import Phase, Sequence, Slot, log_fields
@@ -134,14 +132,13 @@ class Moving:
         `coming` is loaded after it in the same step.
         """
         cost, ram, n = self._scheduler.move_cost, self._scheduler.ram, len(slot.tokens)
-        text = slot.tokens, slot.tuning, n_lost, slot.hashes
-        if not _is_of_use(slot) or not (ram.wants(*text) if ram.limit else self._disk_wants(*text)):
+        if not _is_of_use(slot) or not (ram.wants(slot, n_lost) if ram.limit else self._disk_wants(slot, n_lost)):
             return
         if not cost.pays(n, n_lost, slot.n_pieces) or not (n_bytes := self._size(slot)):
             return
         size = size_of(n_bytes, n, slot.checkpoints)
         to_ram = ram.limit != 0 and ram.fits(size)
-        if not to_ram and not (self.disk is not None and self.disk.takes(size) and self._disk_wants(*text)):
+        if not to_ram and not (self.disk is not None and self.disk.takes(size) and self._disk_wants(slot, n_lost)):
             return
         load_s = 0.0
         if coming is not None:
@@ -151,7 +148,7 @@ class Moving:
             log.debug("slot %d: %d tokens are not kept, saving them would stop others for too long", slot.id, n)
             return
         if to_ram:
-            ram.replace(slot.tokens, slot.tuning, slot.hashes)
+            ram.replace(slot)
             self._to_disk(ram.make_room(size, now))
         if (entry := self._take(slot)) is None:
             return
@@ -160,8 +157,8 @@ class Moving:
         if not to_ram or (self.disk is not None and self.disk.shared):
             self._to_disk((entry,))
 
-    def _disk_wants(self, tokens: list[int], tuning: Tuning, n_lost: int, hashes: PrefixHashes) -> bool:
-        return self.disk is not None and self.disk.wants(tokens, tuning, n_lost, hashes)
+    def _disk_wants(self, one: Slot | KeptState, n_lost: int) -> bool:
+        return self.disk is not None and self.disk.wants(one, n_lost)
 
     def distrust(self, sequence: Sequence) -> None:
         """Forget what in RAM and on disk it may have come from: that would do the same to whoever begins as it does."""
@@ -189,11 +186,7 @@ class Moving:
             return False
         for slot in scheduler.slots:
             n = len(slot.tokens)
-            if (
-                slot.offered is slot.last
-                or not _is_of_use(slot)
-                or not disk.wants(slot.tokens, slot.tuning, n, slot.hashes)
-            ):
+            if slot.offered is slot.last or not _is_of_use(slot) or not disk.wants(slot, n):
                 continue
             n_bytes = self._size(slot)
             if not n_bytes or scheduler.move_cost.save_s(n_bytes, slot.n_pieces) > self._prompt_step_s:
@@ -247,11 +240,11 @@ class Moving:
         self.disk.begin_close()
         wanted: list[tuple[float, KeptState | Slot]] = []
         for entry in self._scheduler.ram:
-            if self._disk_wants(entry.tokens, entry.tuning, len(entry.tokens), entry.hashes):
+            if self._disk_wants(entry, len(entry.tokens)):
                 wanted.append((entry.value(now), entry))
         for slot in filter(_is_of_use, self._scheduler.slots):
-            n, there = len(slot.tokens), self._scheduler.ram.holds(slot.tokens, slot.tuning, slot.hashes)
-            if not there and self._disk_wants(slot.tokens, slot.tuning, n, slot.hashes):
+            n = len(slot.tokens)
+            if not self._scheduler.ram.holds(slot) and self._disk_wants(slot, n):
                 wanted.append((value(n, now - slot.last_used), slot))
         wanted.sort(key=lambda one: one[0])
         while wanted:

@@ -10,12 +10,16 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop
+from typing import TYPE_CHECKING
 
 from server.engine.kv.cost import value
 from server.engine.kv.state import Checkpoints, SlotState, reach
 from server.engine.lora import Tuning, reusable
 from server.engine.media import whole
 from server.engine.prefix.hashes import PrefixHashes, PrefixIndex
+
+if TYPE_CHECKING:  # a sequence knows what is fetched for it from such a cache
+    from server.engine.sequence import Slot
 
 MIN_TOKENS = 16
 """Fewer are computed anew; for more, `MoveCost` compares the times. A turn of a short conversation is 20 to 60. Fewer
@@ -113,14 +117,13 @@ class StateCache:
     def n_bytes(self) -> int:
         return self.size + self.n_beside
 
-    def holds(self, tokens: Sequence[int], tuning: Tuning, hashes: PrefixHashes | None = None) -> bool:
-        """Whether all of `tokens`, or almost, can be had from an entry. Here and below, `hashes` are those of the
-        tokens where the caller has them."""
-        return self.match(tokens, tuning, len(tokens) - MIN_TOKENS, hashes)[0] is not None
+    def holds(self, one: "Slot | KeptState") -> bool:
+        """Whether all of its tokens, or almost, can be had from an entry."""
+        return self.match(one.tokens, one.tuning, len(one.tokens) - MIN_TOKENS, one.hashes)[0] is not None
 
-    def wants(self, tokens: Sequence[int], tuning: Tuning, n_lost: int, hashes: PrefixHashes | None = None) -> bool:
-        """Whether a state of `tokens` is worth saving when all but the first ones, `n_lost` of them, go."""
-        return self.limit != 0 and n_lost >= MIN_TOKENS and not self.holds(tokens, tuning, hashes)
+    def wants(self, one: "Slot | KeptState", n_lost: int) -> bool:
+        """Whether its state is worth saving when all but the first tokens, `n_lost` of them, go."""
+        return self.limit != 0 and n_lost >= MIN_TOKENS and not self.holds(one)
 
     @property
     def most_beside(self) -> int:
@@ -158,10 +161,10 @@ class StateCache:
                     del self._holders[id(state)]
                     self.n_beside -= len(state)
 
-    def replace(self, tokens: Sequence[int], tuning: Tuning, hashes: PrefixHashes | None = None) -> list[KeptState]:
-        """Remove shorter states of the same text, as one of `tokens` is to come; who they were."""
+    def replace(self, one: "Slot | KeptState") -> list[KeptState]:
+        """Remove shorter states of the same text, as its own is to come; who they were."""
         with self._lock:
-            replaced = self._index.within(tokens, tuning, hashes)
+            replaced = self._index.within(one.tokens, one.tuning, one.hashes)
             for other in replaced:
                 self.remove(other)
         return replaced
@@ -174,7 +177,7 @@ class StateCache:
         with self._lock:
             if not self.fits(entry.size):
                 return [entry]
-            self.replace(entry.tokens, entry.tuning, entry.hashes)
+            self.replace(entry)
             evicted = self.make_room(entry.size, now)
             self._entries[id(entry)] = entry
             self._index.add(entry)
@@ -209,7 +212,10 @@ class StateCache:
         hashes: PrefixHashes | None = None,
         most: int | None = None,
     ) -> tuple[KeptState | None, int]:
-        """The entry of which most can be had for `prompt`, and how much: more than `at_least` tokens, up to `most`."""
+        """The entry of which most can be had for `prompt`, and how much: more than `at_least` tokens, up to `most`.
+
+        Here and below, `hashes` are those of the prompt where the caller has them.
+        """
         if not self._entries:
             return None, 0
         with self._lock:

@@ -28,6 +28,7 @@ from server.errors import ConfigError
 
 CHUNK = 2048
 """Most tokens that are indexed at once (half a millisecond), so that a long prompt stops nobody."""
+_MOST_COMPARED = 32  # tokens before two places of a text, of which the one that is more alike is followed
 _MOST_APART = 3  # tokens that may differ before a text is no longer followed
 _FEW = 12  # from here on numpy is the faster one
 _MOST_ENTRIES = 1 << 18  # of a table: 1 MiB
@@ -167,10 +168,10 @@ class Lookup(TextSource):
             found += found[-period:][: most - len(found)]
         return found
 
-    def _matching(self, at: int, most: int = 32) -> int:
-        """How many tokens before `at` are those before the end."""
+    def _matching(self, at: int) -> int:
+        """How many tokens before `at` are those before the end, of the last ones."""
         tokens, end, n = self.tokens, len(self.tokens), 0
-        while n < most and n < at and tokens[at - 1 - n] == tokens[end - 1 - n]:
+        while n < min(at, _MOST_COMPARED) and tokens[at - 1 - n] == tokens[end - 1 - n]:
             n += 1
         return n
 

@@ -108,7 +108,7 @@ def test_what_was_put_there_is_found_and_read() -> None:
         entry, n = disk.kept.match([*TEXT, 7], BARE, 0)
         assert entry is not None
         assert n == 100
-        assert not disk.wants(TEXT, BARE, 100)
+        assert not disk.wants(state(TEXT), 100)
         found = disk.read(entry).result(60)
         assert found is not None
         assert found.saved == state(TEXT).saved
@@ -196,7 +196,7 @@ def test_without_a_folder_it_keeps_nothing(error: Exception) -> None:
     files.failing = error
     with disk_over(files) as disk:
         disk.put(state(TEXT))
-        assert not disk.wants(TEXT, BARE, 100)
+        assert not disk.wants(state(TEXT), 100)
         assert disk.kept.match(TEXT, BARE, 0) == (None, 0)
 
 
@@ -358,7 +358,7 @@ def test_what_other_processes_write_and_remove_is_seen() -> None:
         assert disk.shared
         files.saved["other.state"] = other.saved
         until(lambda: len(disk.kept) == 1)
-        assert not disk.wants(other.tokens, BARE, 40)
+        assert not disk.wants(other, 40)
         entry, n = disk.kept.match([*other.tokens, 7], BARE, 0)
         assert (entry and entry.name, n) == ("other.state", 40)
         del files.saved["other.state"]
@@ -384,8 +384,8 @@ def test_what_is_being_written_is_not_wanted_again() -> None:
         held = threading.Event()
         disk._writer.submit(held.wait)
         disk.put(state([1] * 40))
-        assert not disk.wants([1] * 40, BARE, 40)
-        assert disk.wants([2] * 40, BARE, 40)
+        assert not disk.wants(state([1] * 40), 40)
+        assert disk.wants(state([2] * 40), 40)
         held.set()
 
 

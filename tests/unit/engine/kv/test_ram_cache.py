@@ -77,9 +77,9 @@ def test_a_model_that_cannot_be_cut_only_takes_whole_states() -> None:
 
 
 def test_nothing_is_kept_where_it_is_off_or_hardly_anything_is_lost() -> None:
-    assert not StateCache(0).wants([1] * 500, BARE, 500)
-    assert not StateCache(-1).wants([1] * 500, BARE, MIN_TOKENS - 1)
-    assert StateCache(-1).wants([1] * 500, BARE, 500)
+    assert not StateCache(0).wants(ram_state([1] * 500), 500)
+    assert not StateCache(-1).wants(ram_state([1] * 500), MIN_TOKENS - 1)
+    assert StateCache(-1).wants(ram_state([1] * 500), 500)
 
 
 def test_the_automatic_limit_leaves_the_machine_its_memory() -> None:
