@@ -53,14 +53,17 @@ async def test_the_context_end_truncates() -> None:
     assert len(reply.text) == 5
 
 
+@pytest.mark.timeout(60)
 async def test_what_runs_is_not_held_up_for_requests_that_are_still_prepared() -> None:
     endless = request("abc", max_tokens=-1)
     async with (
-        engine_over(FakeRunner(n_seq=2, n_ctx_seq=10**6), gather_ms=60_000.0) as engine,
+        engine_over(FakeRunner(n_seq=2, n_ctx_seq=10**6), gather_ms=1e9) as engine,
         events_of(engine, endless) as stream,
     ):
         await anext(stream)
         with engine.preparing():
+            (joins,) = await run(engine, request("def"))  # its coming has the step thread look at who comes
+            assert joins.text == alone(request("def"))
             for _ in range(20):  # the first may have come before
                 await anext(stream)
 

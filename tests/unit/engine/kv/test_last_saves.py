@@ -25,26 +25,31 @@ class Counting(Files):
 
 
 async def test_running_requests_are_told_before_anything_is_saved() -> None:
-    told = threading.Event()
+    told, runs = threading.Event(), asyncio.Event()
     seen: list[Event] = []
+    waited: list[bool] = []
 
     class Saving(FakeRunner):
         def seq_save(self, seq: int) -> bytes:
-            assert told.wait(30), "the request waits for the caches to be saved"
+            waited.append(told.wait(10))
             return super().seq_save(seq)
 
     def sink(events: list[Event]) -> None:
         seen.extend(events)
+        runs.set()
         if any(isinstance(event, Failed) for event in events):
             told.set()
 
-    steps = threading.Semaphore(0)
+    steps = threading.Semaphore(5)
     async with engine_over(Saving(n_seq=2, n_ctx_seq=512, steps=steps), clock=still, cache_disk=1) as engine:
         await engine.use_disk(Files())
         engine.submit(request("a" * 100, max_tokens=200), sink)
+        await runs.wait()
         closing = asyncio.ensure_future(engine.close())
+        await asyncio.sleep(0)  # it has begun
         steps.release(1000)
         await closing
+    assert waited == [True], "the request waits for the caches to be saved"
     (failed,) = [event for event in seen if isinstance(event, Failed)]
     assert isinstance(failed.error, ShuttingDown)
 

@@ -126,16 +126,19 @@ async def test_a_parked_one_that_is_cancelled_gives_its_bytes_back() -> None:
         assert engine._ram.n_beside == 0
 
 
-async def test_without_room_in_ram_who_is_parked_is_computed_anew() -> None:
+async def test_without_room_in_ram_who_is_parked_is_computed_anew_and_its_state_is_not_copied() -> None:
     runner = FakeRunner(n_seq=2, n_ctx_seq=1000, n_cells=1000, unified=True, n_batch=512)
+    saved: list[int] = []
     async with engine_over(runner, cache_ram=1) as engine:
         engine._ram.limit = 100
+        runner.seq_save = saved.append  # type: ignore[method-assign, assignment]
         asked = [request(letter * 400, max_tokens=300) for letter in "ab"]
         replies = await run(engine, *asked)
         assert engine.stats.n_parked
         assert [reply.text for reply in replies] == [alone(one) for one in asked]
         computed = sum(n for batch in runner.batches for _, n in batch)
         assert computed > 2 * 700  # the state of neither was kept
+        assert not saved
 
 
 def test_a_state_that_several_hold_counts_once() -> None:
