@@ -42,6 +42,11 @@ class Cells:
         slot.floor = 0
         self._checkpoints_are(slot, ())
 
+    def evict(self, slot: Slot, now: float) -> None:
+        """The idle `slot` loses its cells, for RAM where that is of use."""
+        self.moving.keep(slot, len(slot.tokens), now)
+        self.clear(slot)
+
     def truncate(self, slot: Slot, n: int) -> bool:
         """Keep the first `n` tokens, without a medium that would be cut. False, and nothing changed, when the model
         cannot forget a part."""
@@ -266,8 +271,7 @@ class Cells:
         False: it stays where it is, since its state can't be loaded there; none moves again before other slots are in
         use.
         """
-        self.moving.keep(target, len(target.tokens), now)
-        self.clear(target)
+        self.evict(target, now)
         cost = self._scheduler.move_cost
         if cost.copy_s <= cost.round_trip_s(len(source.tokens)):
             self._runner.seq_copy(source.id, target.id)
@@ -401,9 +405,7 @@ class Cells:
             return False  # there is room: it was refused for something else
         if n + _own_cells(s for s in others if not s.idle) > info.n_cells:
             return False
-        victim = least_valuable(cached)
-        self.moving.keep(victim, len(victim.tokens), now)
-        self.clear(victim)
+        self.evict(least_valuable(cached), now)
         return True
 
     def _others(self, slot: Slot) -> list[Slot]:

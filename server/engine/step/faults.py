@@ -82,8 +82,7 @@ class Faults:
                 self._scheduler.park(sequence, now)
             self._cells.clear(slot)
         for slot in self._scheduler.slots:
-            self._cells.moving.keep(slot, len(slot.tokens), now)
-            self._cells.clear(slot)
+            self._cells.evict(slot, now)
         for sequence in spoiled:
             self._cells.moving.distrust(sequence)
         self._runner.wipe()

@@ -307,8 +307,7 @@ class Instance(StepThread):
         victim = self.scheduler.victim(entries)
         now = self._clock()
         if isinstance(victim, Slot):
-            self.cells.moving.keep(victim, len(victim.tokens), now)
-            self.cells.clear(victim)
+            self.cells.evict(victim, now)
         elif victim is not None and self.scheduler.n_active > 1:
             self.stats.n_parked += 1
             self.cells.park(victim, now)
