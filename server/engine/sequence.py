@@ -7,6 +7,7 @@ from enum import Enum
 from server.constrain.constraint import Constraint
 from server.engine.encode import Encoding
 from server.engine.generate.text import TextStream
+from server.engine.kv.cost import value
 from server.engine.kv.disk_cache import Fetch
 from server.engine.kv.state import Checkpoints, SlotState, reach
 from server.engine.lora import BARE, NEVER, Tuning, reusable
@@ -231,6 +232,10 @@ class Slot:
     def pos(self) -> int:
         """The position of its next token; inside of a medium, that of the medium's first one."""
         return position(self.media, len(self.tokens)) if self.media else len(self.tokens)
+
+    def value(self, now: float) -> float:
+        """What keeping its content is good for."""
+        return value(len(self.tokens), now - self.last_used)
 
     def check(self, n_ctx: int) -> None:
         """That it holds at most `n_ctx` tokens, and what its sequence says; raises AssertionError."""

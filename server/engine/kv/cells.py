@@ -273,7 +273,7 @@ class Cells:
         """
         self.evict(target, now)
         cost = self._scheduler.move_cost
-        if cost.copy_s <= cost.round_trip_s(len(source.tokens)):
+        if not cost.state_is_quicker(len(source.tokens), self._scheduler.params.target_s):
             self._runner.seq_copy(source.id, target.id)
             self._copied()
         elif not self._carry(source, target):

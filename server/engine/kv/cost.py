@@ -137,6 +137,6 @@ def least_valuable(
 
     def key(slot: "Slot") -> tuple[bool, float, int, float, int]:
         extra, rank = price(slot)
-        return slot is spare, value(len(slot.tokens), now - slot.last_used) + extra, rank, slot.last_used, slot.id
+        return slot is spare, slot.value(now) + extra, rank, slot.last_used, slot.id
 
     return min(slots, key=key)

@@ -10,7 +10,6 @@ import math
 from collections.abc import Callable, Iterable
 
 from server.engine.cache_scope import is_lasting
-from server.engine.kv.cost import value
 from server.engine.kv.disk_cache import DiskCache, start_reading
 from server.engine.kv.ram_cache import KeptState, in_ram, size_of
 from server.engine.kv.state import SlotState
@@ -238,17 +237,12 @@ class Moving:
         if self.disk is None:
             return
         self.disk.begin_close()
-        wanted: list[tuple[float, KeptState | Slot]] = []
-        for entry in self._scheduler.ram:
-            if self._disk_wants(entry, len(entry.tokens)):
-                wanted.append((entry.value(now), entry))
-        for slot in filter(_is_of_use, self._scheduler.slots):
-            n = len(slot.tokens)
-            if not self._scheduler.ram.holds(slot) and self._disk_wants(slot, n):
-                wanted.append((value(n, now - slot.last_used), slot))
-        wanted.sort(key=lambda one: one[0])
+        ram = self._scheduler.ram
+        slots = [slot for slot in self._scheduler.slots if _is_of_use(slot) and not ram.holds(slot)]
+        wanted: list[KeptState | Slot] = [one for one in (*ram, *slots) if self.disk.wants(one, len(one.tokens))]
+        wanted.sort(key=lambda one: one.value(now))
         while wanted:
-            _, one = wanted.pop()
+            one = wanted.pop()
             if isinstance(one, Slot):
                 n_bytes = self._size(one)
                 if n_bytes and self.disk.wait_for_room(size_of(n_bytes, len(one.tokens), one.checkpoints)):

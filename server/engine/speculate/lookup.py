@@ -270,11 +270,15 @@ class HashTable:
         """What followed; -1: nothing that is known."""
         return int(self._next[hash(tuple(run)) % _POOL_ENTRIES]) - 1
 
-    def renew(self, *, if_full: bool) -> None:
+    @property
+    def full(self) -> bool:
+        """So that what comes takes the place of too much."""
+        return self._n_used > _POOL_FULL * _POOL_ENTRIES
+
+    def renew(self) -> None:
         """Forget everything."""
-        if not if_full or self._n_used > _POOL_FULL * _POOL_ENTRIES:
-            self._next[:] = 0
-            self._n_used = 0
+        self._next[:] = 0
+        self._n_used = 0
 
 
 class NgramMod(TextSource):
@@ -284,7 +288,8 @@ class NgramMod(TextSource):
 
     def __init__(self, pool: HashTable, n_min: int, n_max: int) -> None:
         super().__init__()
-        pool.renew(if_full=True)
+        if pool.full:
+            pool.renew()
         self._pool, self._n_min, self._n_max = pool, n_min, n_max
         self._n_low = 0
 
@@ -305,7 +310,7 @@ class NgramMod(TextSource):
         """A table whose guesses are wrong time and again is of no use."""
         self._n_low = self._n_low + 1 if n_right < _LOW * n_checked else 0
         if self._n_low >= _LOW_TIMES:
-            self._pool.renew(if_full=False)
+            self._pool.renew()
             self._n_low = 0
 
 
