@@ -55,17 +55,20 @@ async def test_the_context_end_truncates() -> None:
 
 @pytest.mark.timeout(60)
 async def test_what_runs_is_not_held_up_for_requests_that_are_still_prepared() -> None:
-    endless = request("abc", max_tokens=-1)
+    endless, joins = request("abc", max_tokens=-1), request("def")
+    steps = threading.Semaphore(2)
     async with (
-        engine_over(FakeRunner(n_seq=2, n_ctx_seq=10**6), gather_ms=1e9) as engine,
+        engine_over(FakeRunner(n_seq=2, n_ctx_seq=10**6, steps=steps), gather_ms=1e9) as engine,
         events_of(engine, endless) as stream,
     ):
         await anext(stream)
         with engine.preparing():
-            (joins,) = await run(engine, request("def"))  # its coming has the step thread look at who comes
-            assert joins.text == alone(request("def"))
-            for _ in range(20):  # the first may have come before
-                await anext(stream)
+            joining = asyncio.ensure_future(run(engine, joins))  # its coming has the step thread look at who comes
+            await asyncio.sleep(0)
+            steps.release(20)
+            (reply,) = await joining
+            assert reply.text == alone(joins)
+        steps.release(10**6)
 
 
 async def test_concurrent_requests_say_what_each_says_alone() -> None:

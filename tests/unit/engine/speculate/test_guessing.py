@@ -54,7 +54,9 @@ async def test_a_conversation_goes_on_from_cells_that_were_guessed() -> None:
 
 
 @pytest.mark.parametrize("n", [1, 3])
-async def test_a_model_that_cannot_forget_a_part_guesses_with_checkpoints(n: int) -> None:
+async def test_a_model_that_cannot_forget_a_part_guesses_with_checkpoints(
+    n: int, caplog: pytest.LogCaptureFixture
+) -> None:
     said = VERSE[:70] + "and merrily " + VERSE
     runner = FakeRunner(n_ctx_seq=512, replies={"sing": said}, partial_removal=False)
     async with engine_over(runner, spec_type="lookup", clock=ticking()) as engine:
@@ -63,7 +65,7 @@ async def test_a_model_that_cannot_forget_a_part_guesses_with_checkpoints(n: int
             timings = reply.finished[0].timings
             assert reply.text == said[:150]
             assert timings.draft_n > timings.draft_n_accepted > 50
-        assert engine.stats.n_parked == 0
+    assert "computed again" not in caplog.text
     assert len(runner.batches) < 120
 
 
