@@ -10,6 +10,7 @@ several slots share above all: where it is too low, who comes straight back is p
 
 from bisect import bisect_right
 from itertools import accumulate
+from math import inf
 
 from server.engine.runner_api import RunnerInfo
 from server.engine.schedule.queue import MOST_PASSES, REPLY_CELLS
@@ -26,7 +27,7 @@ class Room:
         self._lost = 0  # cells that were full though nobody is known to hold them; until somebody leaves
         self.changes = 0  # of who holds a slot
         self.due: list[Sequence] = []
-        self.free = info.n_cells
+        self.free = inf  # cells; any number where each slot has its own, and where nobody holds one
         self.empty = True  # nobody holds a slot
         self._held: tuple[list[tuple[float, int]], list[int]] | None = None  # cells of all who came up to each
 
@@ -35,17 +36,15 @@ class Room:
         self._held = None
         if self.due:
             self.due = [s for s in self.due if s.phase is Phase.WAITING and s.slot is None]
-        if not self._info.unified:  # each slot has its own: nothing is asked of what is free
-            self.empty = all(slot.sequence is None for slot in self._slots)
-            return
-        taken = [_cells(s) for slot in self._slots if (s := slot.sequence) is not None]
-        self.empty = not taken
-        self.free = self._info.n_cells - self._lost - sum(taken)
+        active = [s for slot in self._slots if (s := slot.sequence) is not None]
+        self.empty = not active
+        if self._info.unified:
+            self.free = self._info.n_cells - self._lost - sum(map(_cells, active)) if active else inf
 
     @property
     def full(self) -> bool:
         """Nobody fits, however much of his prompt is in the cells."""
-        return self._info.unified and not self.empty and self.free <= REPLY_CELLS  # a prompt's last token is computed
+        return self.free <= REPLY_CELLS  # a prompt's last token is computed
 
     def fits(self, sequence: Sequence, n_kept: int) -> bool:
         """Whether there are cells for `sequence` without the first `n_kept` of its tokens."""
@@ -53,10 +52,7 @@ class Room:
             max(len(sequence.target), len(sequence.parked.tokens) if sequence.parked else 0) - n_kept + REPLY_CELLS
         )
         sequence.looked_at = self.changes
-        return self._fit(sequence)
-
-    def _fit(self, sequence: Sequence) -> bool:
-        return not self._info.unified or self.empty or sequence.n_needed <= self.free
+        return sequence.n_needed <= self.free
 
     def refuses(self, sequence: Sequence, before: list[Sequence]) -> bool:
         """Whether it is known without a look that there is no room for it, or that it may not go before those that find
@@ -64,7 +60,7 @@ class Room:
         if not self.empty and sequence in self._parked:
             return True
         known = sequence.looked_at == self.changes
-        return known and (not self._fit(sequence) or self._hindered(sequence, before) is None)
+        return known and (sequence.n_needed > self.free or self._hindered(sequence, before) is None)
 
     def passes(self, sequence: Sequence, before: list[Sequence]) -> bool:
         """Whether `sequence`, which fits, may go before those that do not; it is counted then."""

@@ -4,7 +4,6 @@ A step of the instance is: `place` until nobody can be placed, `plan`, decode, `
 cells ran out), sample, `release` who ended.
 """
 
-import math
 from collections.abc import Callable, Iterator
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
@@ -141,9 +140,8 @@ class Scheduler:
         """Cells that are left for who comes; any number where each slot has its own, and where nobody is."""
         room = self.room
         room.measure()
-        if not self.info.unified or (room.empty and not self.waiting):
-            return math.inf
-        return room.free - sum(s.ticket.n_to_compute + REPLY_CELLS for s in self.waiting)
+        free = self.info.n_cells if room.empty and self.waiting and self.info.unified else room.free
+        return free - sum(s.ticket.n_to_compute + REPLY_CELLS for s in self.waiting)
 
     def in_turn(self) -> list[Sequence]:
         """Who waits, in the order in which they are to be placed."""
