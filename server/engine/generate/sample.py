@@ -153,7 +153,7 @@ class NextTokens:
         sequence.last_token_at = now
         sequence.output.append(token)
         if sequence.speculating is not None:
-            sequence.speculating.extend(token)
+            sequence.speculating.add(token)
         self._stats.predicted_tokens += 1
         had_new_line = stream.has_new_line
         special = self._params.special  # control tokens are text

@@ -42,7 +42,7 @@ class TokenRun:
     seq: int
     at: int  # tokens of the sequence before these
     tokens: list[int]
-    n_outputs: int  # so many of its last tokens have logits: one of a stream, and those of guesses behind it
+    n_outputs: int  # its last tokens that have logits: of a stream one and its guesses, of a prompt none, one or all
     sequence: Sequence
     scored: bool = False  # prompt tokens, whose logits say how probable those behind them were
     undo: Checkpoint | None = None  # to take guesses back with, where the cells can't be cut

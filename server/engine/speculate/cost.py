@@ -271,7 +271,7 @@ class Speculating:
         """A draft model guessed these."""
         self.expected, self.source = list(drafted[::-1]), None
 
-    def extend(self, token: int) -> None:
+    def add(self, token: int) -> None:
         """`token` was sampled."""
         for source in self.sources:
             source.add(token)

@@ -105,7 +105,7 @@ def evaluations_of_a_copy(rng: random.Random, jitter: float) -> int:
             cost.observe(1 + len(guess), known.of(1 + len(guess)) * disturbed())
             n_steps += 1
             for guessed in [*guess, None]:
-                state.extend(reply[at])
+                state.add(reply[at])
                 at += 1
                 if guessed != reply[at - 1]:
                     break
@@ -132,20 +132,20 @@ def test_what_the_text_suggests_is_judged_for_nothing_by_what_is_sampled() -> No
     before = state.right
     for token in range(12, 20):
         state.look_up(16)
-        state.extend(token)
+        state.add(token)
     assert before < 0.5 < state.right
     assert state.n_checked == 0
     state.look_up(16)
-    state.extend(999)
+    state.add(999)
     assert state.right < 0.8
 
 
 def test_what_lies_behind_a_wrong_token_says_nothing() -> None:
     state = looking_up([*range(10, 60), 1, 10, 11])
     state.look_up(16)
-    state.extend(999)
+    state.add(999)
     after = state.right
-    state.extend(13)
+    state.add(13)
     assert state.right == after
 
 
@@ -155,7 +155,7 @@ def test_what_a_draft_model_says_is_judged_by_itself() -> None:
     state.expect([1, 2, 3])
     before = state.right
     for token in (1, 2, 9):
-        state.extend(token)
+        state.add(token)
     assert state.right == before
     assert 0.5 < state.right_drafted < 0.8
 
