@@ -22,6 +22,7 @@ Arch = Literal[
     "mamba",
     "jamba",
     "glm4moe",
+    "qwen35",
     "bert",
     "t5",
     "t5encoder",
@@ -46,7 +47,7 @@ class TinyModel:
     n_swa: int = 32  # gemma3 only
     swa_pattern: int = 6  # gemma3 only: every how many layers the last one attends to everything
     n_expert: int = 0  # llama only; two are used for each token
-    n_nextn: int = 0  # glm4moe only: MTP heads behind the layers, which guess from the last token alone
+    n_nextn: int = 0  # glm4moe and qwen35: MTP heads behind the layers, which guess from the last token alone
     depth: float = 1.0  # what attention and feed-forward add to a token's embedding; less makes it easier to guess
     tokenizer: Literal["bpe", "spm"] = "bpe"  # of those that generate; "spm": SentencePiece with bytes to fall back to
     seed: int = 1
@@ -70,7 +71,7 @@ class TinyModel:
     @property
     def heads_kv(self) -> list[int]:
         """KV heads of each layer; a layer of the hybrid without any is recurrent."""
-        hybrid = self.arch == "jamba"
+        hybrid = self.arch in ("jamba", "qwen35")
         return [0 if hybrid and layer % 2 == 0 else self.n_head_kv for layer in range(self.n_layer)]
 
 

@@ -8,6 +8,7 @@ Shapes = list[tuple[str, tuple[int, ...]]]
 
 SSM_STATE = 16
 SSM_CONV = 4
+DELTA_GROUPS = 2
 EXPERTS_USED = 2
 NEXTN_EXPERTS = 4
 T5_BUCKETS = 32
@@ -41,7 +42,8 @@ def weights(rng: np.random.Generator, name: str, shape: tuple[int, ...], depth: 
     if name.endswith("ssm_a"):
         return -np.abs(rng.standard_normal(shape, np.float32))
     # wide enough that the next token depends on what came before, narrow enough to stay finite
-    wide = 1.5 * depth if "attn_output" in name or "ffn_down" in name else 1.5
+    adds = any(part in name for part in ("attn_output", "ffn_down", "ssm_out"))
+    wide = 1.5 * depth if adds else 1.5
     return rng.standard_normal(shape, np.float32) * np.float32(wide / np.sqrt(shape[-1]))
 
 
@@ -55,17 +57,21 @@ def _layer(model: TinyModel, heads_kv: int) -> Shapes:
         return norm + _mamba(model)
     if model.arch == "jamba" and not heads_kv:
         return norm + _mamba(model) + _mamba_norms(model) + _feed_forward(model)
+    forward = [("post_attention_norm.weight", (model.n_embd,)), *_feed_forward(model)[1:]]
     if model.arch == "glm4moe":
-        forward = [("post_attention_norm.weight", (model.n_embd,)), *_feed_forward(model)[1:]]
         return norm + _attention(model, heads_kv) + forward
+    if model.arch == "qwen35":
+        return norm + (_gated_attention(model) if heads_kv else _delta_net(model)) + forward
     return norm + _attention(model, heads_kv) + _feed_forward(model) + _further_norms(model)
 
 
 def _nextn(model: TinyModel) -> Shapes:
-    """GLM 4.5's: a layer with experts, also one for every token."""
+    """Qwen 3.5's is a layer that attends; GLM 4.5's has experts, also one for every token."""
     n_embd, n_ff, n_expert = model.n_embd, model.n_ff, NEXTN_EXPERTS
-    vectors = ("attn_norm", "post_attention_norm", "nextn.enorm", "nextn.hnorm", "nextn.shared_head_norm")
-    shapes: Shapes = [(f"{name}.weight", (n_embd,)) for name in vectors]
+    own: Shapes = [(f"nextn.{name}.weight", (n_embd,)) for name in ("enorm", "hnorm", "shared_head_norm")]
+    if model.arch == "qwen35":
+        return [*_layer(model, model.n_head_kv), *own, ("nextn.eh_proj.weight", (n_embd, 2 * n_embd))]
+    shapes: Shapes = [(f"{name}.weight", (n_embd,)) for name in ("attn_norm", "post_attention_norm")] + own
     shapes += _attention(model, model.n_head_kv)
     shapes += [("ffn_gate_inp.weight", (n_expert, n_embd)), ("exp_probs_b.bias", (n_expert,))]
     for name, experts in (("exps", (n_expert,)), ("shexp", ())):
@@ -81,6 +87,29 @@ def _attention(model: TinyModel, heads_kv: int) -> Shapes:
         ("attn_k.weight", (n_kv, n_embd)),
         ("attn_v.weight", (n_kv, n_embd)),
         ("attn_output.weight", (n_embd, n_embd)),
+    ]
+
+
+def _gated_attention(model: TinyModel) -> Shapes:
+    """Qwen 3.5's: of each head the query and a gate."""
+    (_, query), *others = _attention(model, model.n_head_kv)
+    heads: Shapes = [(f"attn_{part}_norm.weight", (model.head_size,)) for part in "qk"]
+    return [("attn_q.weight", (2 * query[0], query[1])), *others, *heads]
+
+
+def _delta_net(model: TinyModel) -> Shapes:
+    n_embd, n_heads = model.n_embd, model.n_embd // SSM_STATE
+    n_qkv = 2 * DELTA_GROUPS * SSM_STATE + n_embd
+    return [
+        ("attn_qkv.weight", (n_qkv, n_embd)),
+        ("attn_gate.weight", (n_embd, n_embd)),
+        ("ssm_conv1d.weight", (n_qkv, SSM_CONV)),
+        ("ssm_dt.bias", (n_heads,)),
+        ("ssm_a", (n_heads,)),
+        ("ssm_beta.weight", (n_heads, n_embd)),
+        ("ssm_alpha.weight", (n_heads, n_embd)),
+        ("ssm_norm.weight", (SSM_STATE,)),
+        ("ssm_out.weight", (n_embd, n_embd)),
     ]
 
 

@@ -8,7 +8,16 @@ import numpy as np
 from gguf import GGUFWriter, LlamaFileType, PoolingType
 
 from harness.ggufs.model import PLAIN, TinyModel
-from harness.ggufs.tensors import EXPERTS_USED, NEXTN_EXPERTS, SSM_CONV, SSM_STATE, T5_BUCKETS, tensors, weights
+from harness.ggufs.tensors import (
+    DELTA_GROUPS,
+    EXPERTS_USED,
+    NEXTN_EXPERTS,
+    SSM_CONV,
+    SSM_STATE,
+    T5_BUCKETS,
+    tensors,
+    weights,
+)
 from harness.ggufs.vocabulary import write_vocabulary
 
 RECURRENT = ("mamba", "jamba")
@@ -69,6 +78,10 @@ def _write_hyperparameters(writer: GGUFWriter, model: TinyModel) -> None:
         writer.add_causal_attention(False)
     if model.arch == "glm4moe":
         _write_glm(writer, model)
+    if model.arch == "qwen35":
+        _write_delta_net(writer, model)
+    if model.n_nextn:
+        writer.add_nextn_predict_layers(model.n_nextn)
     if model.n_expert:
         writer.add_expert_count(model.n_expert)
         writer.add_expert_used_count(EXPERTS_USED)
@@ -83,8 +96,16 @@ def _write_glm(writer: GGUFWriter, model: TinyModel) -> None:
     writer.add_expert_shared_count(1)
     writer.add_expert_feed_forward_length(model.n_ff)
     writer.add_leading_dense_block_count(model.n_layer)
-    if model.n_nextn:
-        writer.add_nextn_predict_layers(model.n_nextn)
+
+
+def _write_delta_net(writer: GGUFWriter, model: TinyModel) -> None:
+    """Every other layer attends, the others are gated delta nets."""
+    writer.add_full_attention_interval(2)
+    writer.add_ssm_conv_kernel(SSM_CONV)
+    writer.add_ssm_inner_size(model.n_embd)
+    writer.add_ssm_state_size(SSM_STATE)
+    writer.add_ssm_time_step_rank(model.n_embd // SSM_STATE)
+    writer.add_ssm_group_count(DELTA_GROUPS)
 
 
 def _write_state_space(writer: GGUFWriter, model: TinyModel) -> None:
@@ -103,7 +124,7 @@ def _write_attention(writer: GGUFWriter, model: TinyModel) -> None:
     writer.add_value_length(model.head_size)
     writer.add_rope_dimension_count(model.head_size)
     writer.add_rope_freq_base(10000.0)
-    if model.arch == "qwen2vl":  # M-RoPE: of each head, so much for time, height and width
+    if model.arch in ("qwen2vl", "qwen35"):  # M-RoPE: of each head, so much for time, height and width
         n = model.head_size // 8
         writer.add_rope_dimension_sections([2 * n, n, n, 0])
     if model.arch in ("t5", "t5encoder"):

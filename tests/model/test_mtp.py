@@ -30,6 +30,8 @@ PROMPTS = ([5, 9, 300, 17] * 5, [*range(20, 180, 3)], [*range(60, 390)])
 N_TOKENS = 60
 HEADS = TinyModel(arch="glm4moe", n_nextn=1, depth=0.01)  # its heads are right about every other time
 
+HYBRID_HEADS = TinyModel(arch="qwen35", n_nextn=1, depth=0.01)  # the layers behind which they stand can't be cut
+
 
 def load(folder: Path, model: TinyModel = HEADS, *, unified: bool = False, mtp: bool = True) -> LlamaWeights:
     native = LoadParams(
@@ -47,7 +49,7 @@ def heads_of(runner: LlamaRunner) -> LlamaMtpHeads:
 
 async def answers(runner: LlamaRunner, monkeypatch: pytest.MonkeyPatch, *requests: Request) -> tuple[list[Reply], int]:
     """Replies, on a machine where a guess is cheap, and the steps that they took."""
-    machine, step = Machine(), runner.decode
+    machine, step = Machine((10.0, 0.1), (0.2, 0.02)), runner.decode
     params = EngineParams(spec_type="none", check_integrity=True)
 
     def timed_step(entries: Sequence[BatchEntry]) -> bool:
@@ -77,10 +79,12 @@ def requests(n: int) -> list[Request]:
 
 @pytest.mark.parametrize("unified", [False, True], ids=["separate", "unified"])
 @pytest.mark.parametrize("n", [1, 3])
+@pytest.mark.parametrize("model", [HEADS, HYBRID_HEADS], ids=["plain", "hybrid"])
 async def test_heads_change_no_token_and_save_steps(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n: int, *, unified: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: TinyModel, n: int, *, unified: bool
 ) -> None:
-    plain, guessing = load(tmp_path, unified=unified, mtp=False), load(tmp_path, unified=unified)
+    plain = load(tmp_path, model, unified=unified, mtp=False)
+    guessing = load(tmp_path, model, unified=unified)
     said, n_plain = await answers(plain.runner(), monkeypatch, *requests(n))
     again, n_guessing = await answers(guessing.runner(), monkeypatch, *requests(n))
     assert [token_ids(reply) for reply in again] == [token_ids(reply) for reply in said]
