@@ -148,11 +148,13 @@ class Cells:
             return
         if any(abs(n - c.n_tokens) < MIN_GAP for c in slot.checkpoints):
             return
-        if self.moving.would_stop_others(self._checkpoint_s):
+        if self._checkpoint_s and self.moving.would_stop_others(self._checkpoint_s):
             return
         started = self._clock()
         try:
             n_bytes = self._runner.seq_size(slot.id, partial=True)
+            if not self._checkpoint_s and self.moving.refuses(self._scheduler.move_cost.save_s(n_bytes)):
+                return
             if not self._room_for_checkpoint(slot, n_bytes, started):
                 return
             new = Checkpoint(n, self._runner.seq_checkpoint(slot.id))

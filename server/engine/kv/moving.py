@@ -98,7 +98,7 @@ class Moving:
         there is no memory for it."""
         slot = sequence.held
         n_bytes = 0 if slot.ends_inside else self._size(slot)
-        if not n_bytes or self._refuses(self._scheduler.move_cost.save_s(n_bytes, slot.n_pieces), sequence):
+        if not n_bytes or self.refuses(self._scheduler.move_cost.save_s(n_bytes, slot.n_pieces), sequence):
             return None
         try:
             if self.make_room(n_bytes, now):
@@ -116,9 +116,9 @@ class Moving:
     def may_load(self, saved: SlotState) -> bool:
         """Whether `saved` is loaded; else its tokens are computed."""
         n_pieces = self._pieces_to_load(None, len(saved.tokens))
-        return not self._refuses(self._scheduler.move_cost.load_s(len(saved.state), n_pieces))
+        return not self.refuses(self._scheduler.move_cost.load_s(len(saved.state), n_pieces))
 
-    def _refuses(self, seconds: float, besides: Sequence | None = None) -> bool:
+    def refuses(self, seconds: float, besides: Sequence | None = None) -> bool:
         """Whether a move would hold others up for longer than a step."""
         if not self.would_stop_others(seconds, besides):
             return False
@@ -142,7 +142,7 @@ class Moving:
         load_s = 0.0
         if coming is not None:
             load_s = cost.load_s(len(coming.saved.state), self._pieces_to_load(slot, len(coming.tokens)))
-        if self._refuses(cost.save_s(n_bytes, slot.n_pieces) + load_s):
+        if self.refuses(cost.save_s(n_bytes, slot.n_pieces) + load_s):
             self.n_refused += 1
             log.debug("slot %d: %d tokens are not kept, saving them would stop others for too long", slot.id, n)
             return

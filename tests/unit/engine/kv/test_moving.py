@@ -166,6 +166,19 @@ def test_slow_checkpoints_are_not_made_while_others_generate() -> None:
     assert not setup.slots[1].checkpoints
 
 
+def test_the_first_checkpoint_is_guessed_to_be_slow_and_tried_in_the_end() -> None:
+    setup = Setup(Slow(partial_removal=False))
+    slot = setup.slots[0]
+    slot.floor = 200
+    setup.generate()
+    setup.scheduler.move_cost.guessed_rate = setup.runner.seq_size(0, partial=True) / (3 * STEP_S)
+    made = []
+    for _ in range(4):
+        setup.cells._checkpoint(slot)
+        made.append(bool(slot.checkpoints))
+    assert made == [False, False, True, True]
+
+
 def test_moves_of_one_step_hold_others_up_for_no_longer_than_a_step_together(setup: Setup) -> None:
     setup.runner.seconds = STEP_S * 0.6
     setup.generate()
