@@ -50,7 +50,6 @@ class Engine(Instances[Instance]):
         self.vocab = runners[0].vocab
         self.n_ctx_seq = runners[0].info.n_ctx_seq
         self.adapters = runners[0].adapters
-        self._can_cut = runners[0].info.can_cut
         projector = runners[0].encoder
         self._encoder = Encoder(projector, EmbeddingCache(params.media_cache * MIB)) if projector else None
         self._disk: DiskCache | None = None
@@ -85,7 +84,8 @@ class Engine(Instances[Instance]):
 
         Returns when it is known what is there.
         """
-        self._disk = DiskCache(files, self.params.cache_disk * MIB, self._clock, self._wake_all, can_cut=self._can_cut)
+        can_cut = self._instances[0].runner.info.can_cut
+        self._disk = DiskCache(files, self.params.cache_disk * MIB, self._clock, self._wake_all, can_cut=can_cut)
         for instance in self._instances:
             instance.scheduler.placer.disk = self._disk
         await asyncio.wrap_future(self._disk.ready)

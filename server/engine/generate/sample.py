@@ -125,7 +125,7 @@ class NextTokens:
         sequence.n_draft_accepted += n_accepted
         self._stats.add_draft(n_guessed, n_accepted)
         if self._speculation is not None:
-            self._speculation.judge(sequence, n_right)
+            self._speculation.judge(sequence, n_guessed, n_right)
         if n_right < n_guessed:
             self._cells.take_back(entry, n_guessed - n_right, self._clock())
 

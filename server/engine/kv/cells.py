@@ -26,7 +26,6 @@ class Cells:
         self._scheduler = scheduler
         self.moving = Moving(runner, scheduler, clock)
         self._can_cut = runner.info.can_cut
-        self._most_checkpoints = scheduler.params.ctx_checkpoints
         self._clock = clock
         self._checkpoint_s = 0.0  # that the last one took
         self.n_checkpoints = self.n_rewound = 0  # made, and gone on from
@@ -143,8 +142,8 @@ class Cells:
 
     def _checkpoint(self, slot: Slot) -> None:
         """Make it possible to come back to what `slot` holds now."""
-        n = len(slot.tokens)
-        if self._can_cut or not self._most_checkpoints or n > slot.n_exact:
+        n, most = len(slot.tokens), self._scheduler.params.ctx_checkpoints
+        if self._can_cut or not most or n > slot.n_exact:
             return
         if any(abs(n - c.n_tokens) < MIN_GAP for c in slot.checkpoints):
             return
@@ -165,7 +164,7 @@ class Cells:
         self._scheduler.spent_s += self._checkpoint_s
         self.n_checkpoints += 1
         its_part = self._scheduler.ram.most_beside // self._runner.info.n_seq
-        self._checkpoints_are(slot, added(slot.checkpoints, new, self._most_checkpoints, its_part))
+        self._checkpoints_are(slot, added(slot.checkpoints, new, most, its_part))
 
     def _room_for_checkpoint(self, slot: Slot, n_bytes: int, now: float) -> bool:
         """Room in RAM for a checkpoint of `slot`; idle slots lose theirs for it, the least valuable first."""

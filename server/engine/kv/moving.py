@@ -33,14 +33,16 @@ class Moving:
         self._runner = runner
         self._scheduler = scheduler
         self._clock = clock
-        self._target_s = scheduler.params.target_s
-        self._prompt_step_s = max(self._target_s, ALONE_S)
         self.n_refused = 0  # states that were lost because saving them would have held others up
         scheduler.placer.may_load = self.may_load
 
     @property
     def disk(self) -> DiskCache | None:
         return self._scheduler.placer.disk
+
+    @property
+    def _prompt_step_s(self) -> float:
+        return max(self._scheduler.params.target_s, ALONE_S)
 
     @property
     def busy(self) -> bool:
@@ -58,7 +60,7 @@ class Moving:
         for sequence in self._scheduler.active():
             if sequence is not besides:
                 if sequence.phase is Phase.DECODE:
-                    return self._target_s
+                    return self._scheduler.params.target_s
                 step_s = self._prompt_step_s
         return step_s
 

@@ -254,7 +254,6 @@ class Speculating:
     right_drafted: float = UNSEEN
     expected: list[int] = field(default_factory=list)
     source: "TextSource | None" = None  # who guessed what is expected; None: a draft model
-    n_checked: int = 0  # guesses in the step that is under way
     dice: Random | None = None  # by which guesses are taken, where that is left to chance (`rates_of_length`)
 
     def look_up(self, most: int) -> list[int]:

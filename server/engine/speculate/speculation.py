@@ -109,12 +109,7 @@ class Speculation:
             for i, draft in self._draft(self._drafting, generating, wanted, step).items():
                 found[i], reaches[i] = draft.tokens, draft.reach
         chosen = lengths(reaches, step, room)
-        guesses = []
-        for sequence, guess, n_chosen in zip(generating, found, chosen, strict=True):
-            if sequence.speculating is not None:
-                sequence.speculating.n_checked = n_chosen
-            guesses.append(guess[:n_chosen])
-        return guesses
+        return [guess[:n_chosen] for guess, n_chosen in zip(found, chosen, strict=True)]
 
     def takes(self, sequence: Sequence, n: int) -> bool | None:
         """Whether the `n`-th guess for `sequence` is taken, where that is left to chance; None: the model decides."""
@@ -127,7 +122,6 @@ class Speculation:
         state = sequence.speculating
         if state is None or sequence.n_taken_back:
             return []
-        state.n_checked = 0
         most = self._most(sequence, state.most)
         return state.look_up(most) if most > 0 else []
 
@@ -170,8 +164,8 @@ class Speculation:
                 n_tokens = evaluated(counts, self._info.evaluation_tokens, fills=self._info.fills)
             self._cost.observe(n_tokens, seconds)
 
-    def judge(self, sequence: Sequence, n_right: int) -> None:
-        """Of the guesses for `sequence` in the last step, the first `n_right` were sampled, too."""
+    def judge(self, sequence: Sequence, n_checked: int, n_right: int) -> None:
+        """Of the `n_checked` guesses for `sequence` in the last step, the first `n_right` were sampled, too."""
         state = sequence.speculating
         if state is not None and state.source is not None:
-            state.source.judge(state.n_checked, n_right)
+            state.source.judge(n_checked, n_right)

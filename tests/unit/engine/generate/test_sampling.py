@@ -37,7 +37,7 @@ async def test_a_right_guess_counts_also_when_it_ends_the_reply(
         return [tokens if len(s.output) == 1 else [] for s in generating]
 
     monkeypatch.setattr(Speculation, "guess", guess)
-    monkeypatch.setattr(Speculation, "judge", lambda _self, _sequence, n: learned.append(n))
+    monkeypatch.setattr(Speculation, "judge", lambda _self, _sequence, _n_checked, n: learned.append(n))
     runner = FakeRunner(n_seq=1, replies={"go": reply})
     wanted = request("go", **{"max_tokens": 20} | options)
     async with engine_over(runner, spec_type="lookup") as engine:

@@ -141,7 +141,7 @@ async def test_pieces_of_cells_are_counted() -> None:
 async def test_scattered_cells_are_not_saved_where_that_would_hold_others_up(setup: Setup) -> None:
     slot = setup.slots[0]
     setup.scheduler.ram.limit = -1
-    setup.scheduler.move_cost.piece_s = setup.cells.moving._target_s / 50
+    setup.scheduler.move_cost.piece_s = setup.scheduler.params.target_s / 50
     setup.slots[1].sequence = setup.sequence(setup.slots[1], [1])
     slot.n_pieces = 100
     setup.cells.moving.keep(slot, 100, 0.0)
