@@ -336,7 +336,7 @@ class Placer:
         idle = (slot for slot in self.slots if slot.idle)
         if self.info.unified:
             return least_valuable(idle, spare)
-        running, evaluation = {slot.id for slot in self.slots if not slot.idle}, self._evaluation()
+        running, evaluation = {slot.id for slot in self.slots if not slot.idle}, self._evaluation_value()
 
         def price(slot: Slot) -> tuple[float, int]:
             n = n_more_runs(slot.id, running)
@@ -344,7 +344,7 @@ class Placer:
 
         return least_valuable(idle, spare, price)
 
-    def _evaluation(self) -> float:
+    def _evaluation_value(self) -> float:
         """What one more evaluation in each step costs, in the unit of a cache's value: prompt tokens per second that
         could be computed meanwhile. Who loses his slot goes to RAM, so that only what moving states takes is lost."""
         cost = self.move_cost

@@ -3,8 +3,9 @@
 With separate KV streams the library evaluates together only sequences whose ids follow one another, as many tokens of
 each (llama-batch.cpp, split_equal with ``sequential``; llama-kv-cache.cpp, init_batch). Each gap between ids, and each
 further length, reads all weights once more: 4 streams in slots 0, 2, 4 and 6 run at about half the speed of 4 in slots
-0 to 3, and prompts of 4 to 7 tokens take four evaluations. So running sequences are brought together (`relocation`),
-and runs of nearly one length are filled up to it (`filled`, used by `server.llama.context.runner`).
+0 to 3, and prompts of 4 to 7 tokens take four evaluations. So running sequences are brought together
+(`best_relocation`), and runs of nearly one length are filled up to it (`filled`, used by
+`server.llama.context.runner`).
 """
 
 from bisect import bisect_right
@@ -130,12 +131,12 @@ def between(streams: AbstractSet[int], prompts: AbstractSet[int]) -> list[int]:
     return found
 
 
-def relocation(
+def best_relocation(
     slots: Collection[Slot],
     evaluation_s: float,
     price_s: Callable[[Slot, Slot], float],
     longest_s: float,
-    fixed: AbstractSet[int] = frozenset(),
+    fixed: AbstractSet[int],
 ) -> tuple[Slot, Slot] | None:
     """From which slot to which idle one a sequence is best brought, so that steps need fewer evaluations, if that saves
     more than its price; no slot of `fixed` has a part in it, and none that somebody asks for by its id.

@@ -18,7 +18,7 @@ from server.engine.prefix.hashes import PrefixHashes
 from server.engine.request import Adapters
 from server.engine.runner_api import RunnerInfo
 from server.engine.schedule.cell_room import Room
-from server.engine.schedule.evaluations import batch_order, between, n_beside, n_runs, relocation
+from server.engine.schedule.evaluations import batch_order, best_relocation, between, n_beside, n_runs
 from server.engine.schedule.prefill import StepSize, in_order, portion
 from server.engine.schedule.queue import OUTPUT_WEIGHT, REPLY_CELLS, Accounts, Queue
 from server.engine.sequence import Phase, Sequence, Slot
@@ -249,7 +249,7 @@ class Scheduler:
         return entries
 
     def relocation(self, fixed: AbstractSet[int]) -> tuple[Slot, Slot] | None:
-        """Whose sequence another slot is better for, and which, as `evaluations.relocation`; who holds a slot in
+        """Whose sequence another slot is better for, and which, as `best_relocation`; who holds a slot in
         `fixed`, or asked for a certain one, stays.
 
         Also while somebody waits: an idle slot that he can't have now would part streams until he can.
@@ -261,7 +261,7 @@ class Scheduler:
         if not self.may_be_apart or not _may_share_a_step(active):
             return None
         longest_s = self.params.target_s / 2 - self.spent_s  # others wait for it, beside their step
-        return relocation(self.slots, self.placer.evaluation_s, self._relocation_s, longest_s, fixed)
+        return best_relocation(self.slots, self.placer.evaluation_s, self._relocation_s, longest_s, fixed)
 
     def _relocation_s(self, source: Slot, target: Slot) -> float:
         cost = self.move_cost

@@ -234,12 +234,16 @@ class Publisher:
         )
 
 
-def snapshot(slot: Slot, first_id: int, n_ctx: int, spec_type: str = "none") -> SlotSnapshot:
+def snapshot(slot: Slot, first_id: int, n_ctx: int, spec_type: str) -> SlotSnapshot:
     """A copy of what `slot` does now."""
     n_tokens, running = len(slot.tokens), slot.sequence
     sequence = running or slot.last
     told = SlotSnapshot(
-        *(first_id + slot.id, n_ctx, running is not None, slot.n_requests, n_tokens),
+        first_id + slot.id,
+        n_ctx,
+        running is not None,
+        slot.n_requests,
+        n_tokens,
         spec_type=spec_type,
         n_checkpoints=len(slot.checkpoints),
         scope=slot.tuning.scope,
