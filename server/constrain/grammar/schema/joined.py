@@ -17,6 +17,8 @@ MAX_REMAINDERS = 100_000
 MAX_LOOKS = 100_000  # for all joined values of a document
 _Step = tuple[str, str | int | None]
 """A property by its name, an element by its place; None: those that are not listed."""
+_Value = frozenset[Any]
+"""What one value must match all of: schemas, by their ids, and alternatives, each a frozen set of such values."""
 
 
 class Joined:
@@ -24,74 +26,92 @@ class Joined:
 
     def __init__(self, definitions: Mapping[str, Schema]) -> None:
         self._definitions = definitions
-        self._checked: list[Schema] = []  # kept, since what is found is known by their identity
+        self._schemas: dict[int, dict[str, Any]] = {}  # kept, since what is found is known by their identity
         self._multiples: dict[int, int] = {}
-        self._n_at: dict[tuple[int, tuple[_Step, ...]], int] = {}
-        self._searched: set[frozenset[int]] = set()
+        self._values: dict[int, _Value] = {}
+        self._inside: dict[tuple[_Value, _Step], _Value] = {}
+        self._counts: dict[_Value, int] = {}
+        self._searched: set[_Value] = set()
         self._left = MAX_LOOKS
         self._has_many = len(set(_patterns(definitions))) > MAX_PATTERNS
 
     def check(self, schema: dict[str, Any], place: str) -> None:
         """Raises `InvalidRequest` where they are too many."""
-        self._checked.append(schema)
+        try:
+            self._check(schema, place)
+        except RecursionError:
+            raise InvalidRequest(f"{place}: references join too many schemas, one behind the other", place) from None
+
+    def _check(self, schema: dict[str, Any], place: str) -> None:
         if self._multiple(schema) > MAX_REMAINDERS:
             raise InvalidRequest(f"{place}: the keyword 'multipleOf' cannot be enforced beyond {MAX_REMAINDERS}", place)
-        self._check_patterns(schema, (), place)
-        if self._has_many:
-            self._search([schema], schema, (), place)
-
-    def _check_patterns(self, schema: Schema, path: tuple[_Step, ...], place: str) -> None:
-        if self._at(schema, path) > MAX_PATTERNS:
-            raise InvalidRequest(f"{place}: more than {MAX_PATTERNS} patterns of one text cannot be enforced", place)
-
-    def _search(self, joined: list[Schema], schema: Schema, path: tuple[_Step, ...], place: str) -> None:
-        """In the objects and arrays of `schema`, of which `joined` are at `path`."""
-        every = self._every(joined)
-        key = frozenset(map(id, every))
-        if len(every) < 2 or key in self._searched:  # what stands alone is checked where it stands
-            return
-        self._searched.add(key)
-        if path:
-            self._check_patterns(schema, path, place)
-        steps = dict.fromkeys(step for each in every for step in _steps(each))
-        self._left -= len(every) * (1 + len(steps))
-        if self._left < 0:
-            raise InvalidRequest(f"{place}: more is joined here than can be looked through", place)
-        for step in steps:
-            below = [child for each in every for child in _children(each, step)]
-            if len(below) > 1:
-                kind, name = step
-                self._search(
-                    below, schema, (*path, step), f"{place}.{kind}" if name is None else f"{place}.{kind}.{name}"
-                )
-
-    def _every(self, joined: list[Schema]) -> list[dict[str, Any]]:
-        """They, what holds together with them, and their alternatives."""
-        every: dict[int, dict[str, Any]] = {}
-        left = list(joined)
+        left = [(self._value(schema), place)]
         while left:
-            schema = left.pop()
-            if not isinstance(schema, bool) and id(schema) not in every:
-                every[id(schema)] = schema
-                left += [*self._together(schema), *schema.get("anyOf", ()), *schema.get("oneOf", ())]
-        return list(every.values())
+            value, at = left.pop()
+            if self._n_patterns(value) > MAX_PATTERNS:
+                raise InvalidRequest(f"{at}: more than {MAX_PATTERNS} patterns of one text cannot be enforced", at)
+            if self._has_many and value not in self._searched:
+                self._searched.add(value)
+                left += self._below(value, at)
 
-    def _at(self, schema: Schema, path: tuple[_Step, ...]) -> int:
-        """Patterns of one value at `path`; of alternatives the most."""
+    def _below(self, value: _Value, place: str) -> Iterator[tuple[_Value, str]]:
+        """What is joined in the objects and arrays of a value."""
+        every = self._every(value)
+        steps = dict.fromkeys(step for each in every for step in _steps(each))
+        self._left -= len(every) * len(steps)
+        if self._left < 0:
+            said = f"more is joined here than can be looked through for {MAX_PATTERNS} patterns: use fewer of them"
+            raise InvalidRequest(f"{place}: {said}", place)
+        if len(every) < 2:  # what stands alone is checked where it stands
+            return
+        for step in steps:
+            kind, name = step
+            yield self._at(value, step), f"{place}.{kind}" if name is None else f"{place}.{kind}.{name}"
+
+    def _value(self, schema: Schema) -> _Value:
         if isinstance(schema, bool):
-            return 0
-        key = id(schema), path
-        if key not in self._n_at:
-            self._n_at[key] = 0  # what refers to itself adds nothing
-            if path:
-                n_patterns = sum(self._at(child, path[1:]) for child in _children(schema, path[0]))
-            else:
-                n_patterns = int("pattern" in schema)
-            n_patterns += sum(self._at(each, path) for each in self._together(schema))
-            for alternatives in ("anyOf", "oneOf"):
-                n_patterns += max((self._at(way, path) for way in schema.get(alternatives, ())), default=0)
-            self._n_at[key] = n_patterns
-        return self._n_at[key]
+            return frozenset()
+        if id(schema) not in self._values:
+            self._values[id(schema)] = frozenset()  # what refers to itself adds nothing
+            self._schemas[id(schema)] = schema
+            parts = frozenset[Any]([id(schema)]).union(*map(self._value, self._together(schema)))
+            ways = [frozenset(map(self._value, schema[key])) for key in ("anyOf", "oneOf") if key in schema]
+            self._values[id(schema)] = parts.union(ways)
+        return self._values[id(schema)]
+
+    def _at(self, value: _Value, step: _Step) -> _Value:
+        """What is joined one step into a value."""
+        key = value, step
+        if key not in self._inside:
+            found: set[Any] = set()
+            for part in value:
+                if isinstance(part, int):
+                    found.update(*map(self._value, _children(self._schemas[part], step)))
+                else:
+                    found.add(frozenset(self._at(way, step) for way in part))
+            self._inside[key] = frozenset(found)
+        return self._inside[key]
+
+    def _every(self, value: _Value) -> list[dict[str, Any]]:
+        """Its schemas, those of alternatives, too."""
+        seen: set[_Value] = set()
+        left = [value]
+        while left and self._left >= 0:
+            one = left.pop()
+            self._left -= 1
+            if one not in seen:
+                seen.add(one)
+                left += [way for part in one if not isinstance(part, int) for way in part]
+        return [self._schemas[part] for part in frozenset[Any]().union(*seen) if isinstance(part, int)]
+
+    def _n_patterns(self, value: _Value) -> int:
+        """Patterns of one text; of alternatives the most."""
+        if value not in self._counts:
+            alternatives = (part for part in value if not isinstance(part, int))
+            self._counts[value] = sum(
+                "pattern" in self._schemas[part] for part in value if isinstance(part, int)
+            ) + sum(max(map(self._n_patterns, ways), default=0) for ways in alternatives)
+        return self._counts[value]
 
     def _multiple(self, schema: Schema) -> int:
         """The least common multiple; of alternatives the most."""

@@ -47,8 +47,21 @@ def test_so_does_what_is_joined_deep_inside(n_levels: int) -> None:
     schemas = ENDS
     for _ in range(n_levels):
         schemas = [{"properties": {"a": each}} for each in schemas]
-    with pytest.raises(InvalidRequest, match="patterns of one text cannot be enforced"):
+    with pytest.raises(InvalidRequest, match="12 patterns"):
         BYTES.json_schema({"allOf": schemas})
+
+
+def test_alternatives_of_one_value_are_all_of_another() -> None:
+    definitions = {f"d{n}": {"properties": {"a": each}} for n, each in enumerate(ENDS)}
+    ways = [{"$ref": f"#/$defs/{name}"} for name in definitions]
+    with pytest.raises(InvalidRequest, match=r"properties\.q\..* patterns of one text cannot be enforced"):
+        BYTES.json_schema({"properties": {"p": {"anyOf": ways}, "q": {"allOf": ways}}, "$defs": definitions})
+
+
+def test_references_one_behind_the_other_are_refused_as_a_client_s_mistake() -> None:
+    chain: dict[str, Any] = {f"d{n}": {"allOf": [{"$ref": f"#/$defs/d{n + 1}"}]} for n in range(3000)}
+    with pytest.raises(InvalidRequest, match="one behind the other"):
+        BYTES.json_schema({"$ref": "#/$defs/d0", "$defs": chain | {"d3000": {}}})
 
 
 def test_what_would_take_long_to_look_through_is_refused() -> None:
