@@ -113,6 +113,7 @@ def test_probabilities_after_sampling_are_those_under_the_mask(tiny: RealServer)
         "prompt": "x",
         "n_predict": 1,
         "json_schema": {"enum": ["a", "b"]},
+        "logit_bias": [["x", 60]],  # sampled first, and refused: one that is allowed would have its own sampling's
         "n_probs": 8,
         "post_sampling_probs": True,
     }
