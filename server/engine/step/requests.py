@@ -184,6 +184,7 @@ class Requests:
         return [*self._scheduler.active(), *self._scheduler.waiting]
 
     def _close(self, ticket: Ticket) -> None:
-        """Nothing of `ticket` is left here; said once."""
+        """Report once that nothing of `ticket` is left here, also where it never had sequences."""
         if self._open.pop(id(ticket), None) is not None:
+            ticket.n_open = 0
             self._mailbox.ended(ticket)

@@ -3,6 +3,7 @@
 import asyncio
 import socket
 import threading
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -12,22 +13,25 @@ from harness.fakes import FakeLoader, FakeRunner, FakeVocab
 from server.constrain.constraint import Constraint
 from server.constrain.grammar.compiler import GrammarCompiler
 from server.constrain.thinking_end import Ending, ReasoningSwitch, ThinkingEnd
+from server.engine.params import EngineParams
 from server.engine.request import Request
 from server.pool.footprint import Fit
 from server.pool.isolated import crossing
 from server.pool.isolated.answers import read_error, written_error
 from server.pool.isolated.channel import FrameKind
 from server.pool.isolated.child import ModelProcess
+from server.pool.spec import ModelSpec
 from tests.unit.pool.fakes import spec
 
 VOCAB = FakeVocab()
+DEMO = spec("demo")
 
 
 class Process:
     """``model``, and whether it is about to end."""
 
-    def __init__(self, model: ModelProcess) -> None:
-        self.model = model
+    def __init__(self, model: ModelProcess, steps: threading.Semaphore) -> None:
+        self.model, self.steps = model, steps
         self.fails: list[str] = []
         model._fail = self.fails.append  # type: ignore[assignment]
 
@@ -48,18 +52,17 @@ def nothing_frozen(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @asynccontextmanager
-async def process() -> AsyncIterator[Process]:
+async def process(model: ModelSpec = DEMO, n_seq: int = 4) -> AsyncIterator[Process]:
     """No step is let through before the end: what is asked would be over before a test has looked."""
     ours, theirs = socket.socketpair()
     steps = threading.Semaphore(0)
     with ours, theirs:
         made = ModelProcess(theirs)
-        made._loader = FakeLoader(runner=lambda: FakeRunner(steps=steps))
-        demo = spec("demo")
-        await made._load(demo, Fit(demo), prepares=False)
+        made._loader = FakeLoader(runner=lambda: FakeRunner(n_seq=n_seq, steps=steps))
+        await made._load(model, Fit(model), prepares=False)
         assert made._served is not None
         try:
-            yield Process(made)
+            yield Process(made, steps)
         finally:
             steps.release(100)
             await made._served._close("generator", 0.0)
@@ -120,6 +123,30 @@ async def test_nothing_stays_of_a_request_that_is_refused(monkeypatch: pytest.Mo
         while not served._n_begun:  # noqa: ASYNC110 - it tells nobody
             await asyncio.sleep(0.001)
         assert (found.fails, served._tickets, served._awaited, served._switches) == ([], {}, set(), {})
+
+
+@pytest.mark.usefixtures("nothing_frozen")
+async def test_a_request_that_expires_in_the_queue_of_several_instances_leaves_no_ticket(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("server.engine.step.requests.LOOK_S", 0.0)
+    limited = spec("demo", instances=2, engine=EngineParams(request_timeout_s=3600.0))
+    async with process(limited, n_seq=1) as found:
+        served = found.model._served
+        assert served is not None
+        assert served._generator is not None
+        for number in (1, 2):
+            found.say("submit", number, Request(f"r{number}", [1], max_tokens=10_000))
+        while sum(slot.is_processing for slot in served._generator.slots()) < 2:  # noqa: ASYNC110 - it tells nobody
+            await asyncio.sleep(0.001)
+        found.say("submit", 3, Request("r3", [1], arrived_at=time.perf_counter() - 7200))
+        assert list(served._tickets) == [1, 2, 3]
+        found.steps.release(100)
+        while served._generator.n_load > 2:  # noqa: ASYNC110 - it tells nobody
+            await asyncio.sleep(0.001)
+        assert list(served._tickets) == [1, 2], "the clean-up is asked for before the request leaves the queue"
+        found.say("cancel", 1)
+        found.say("cancel", 2)
 
 
 @pytest.mark.parametrize(
