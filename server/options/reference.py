@@ -54,9 +54,11 @@ Each option can be given as a flag, as a variable, or in the YAML. Strongest fir
   (one file, parts `-00001-of-0000N`, a `mmproj*.gguf` beside) under the folder's name.
 
 Booleans are `true`, `1`, `on`, `enabled` and their opposites. Lists are separated by commas in flags and variables
-(quotes protect a comma) and may be YAML lists. An empty variable counts as unset. An unknown key, flag or variable
-of these families stops the start with one line; `llamapool check-config FILE` checks without serving and prints
-all that is set, from whichever source, and what the models take of the memory; what it leaves out has its default.
+(quotes protect a comma) and may be YAML lists. An empty variable counts as unset. The variables that Kubernetes sets
+for a Service (`LLAMAPOOL_SERVICE_HOST`, `LLAMAPOOL_PORT=tcp://10.0.0.1:80`) are ignored. Any other unknown key, flag
+or variable of these families stops the start with one line; `llamapool check-config FILE` checks without serving and
+prints all that is set, from whichever source, and what the models take of the memory; what it leaves out has its
+default.
 """
 _NOT_HERE = """
 ## llama-server's options that are fixed here

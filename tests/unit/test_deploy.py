@@ -106,6 +106,7 @@ def test_the_metric_that_scales_is_there() -> None:
 def test_nothing_of_the_cluster_is_in_the_pod() -> None:
     assert base("ServiceAccount")["automountServiceAccountToken"] is False
     assert pod()["automountServiceAccountToken"] is False
+    assert pod()["enableServiceLinks"] is False
     assert pod()["serviceAccountName"] == base("ServiceAccount")["metadata"]["name"]
     assert container()["securityContext"]["readOnlyRootFilesystem"] is True
     assert set(base("NetworkPolicy")["spec"]["policyTypes"]) == {"Ingress", "Egress"}

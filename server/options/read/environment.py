@@ -6,7 +6,8 @@
 - ``LLAMAPOOL_SERVER__<FIELD>``, ``LLAMAPOOL_DEFAULTS__<FIELD>``, ``LLAMAPOOL_MODELS__<ID>__<FIELD>`` set one
   field; in ``<ID>`` every character of the model's id that is not a letter or digit is ``_``, case is ignored.
 
-An empty variable counts as unset. Variables of these families that nothing reads are mistakes, not noise.
+An empty variable counts as unset. An unknown variable of these families is an error, unless the kubelet set it: see
+`is_service_link`.
 """
 
 import re
@@ -23,6 +24,17 @@ CONFIG_VARIABLE = "LLAMAPOOL_CONFIG"
 _OWN = "LLAMAPOOL_"
 _LLAMA = "LLAMA_ARG_"
 _NEGATED = "LLAMA_ARG_NO_"
+_IP = r"(?:\d{1,3}(?:\.\d{1,3}){3}|[0-9a-f]*:[0-9a-f:.]*)"
+_URL = rf"(?:tcp|udp|sctp)://(?:{_IP}|\[{_IP}\]):\d+"
+_SERVICE_LINK = re.compile(  # NAME=value; kubernetes/pkg/kubelet/envvars/envvars.go
+    rf"""[A-Z0-9_]*[A-Z0-9]_(?:
+        SERVICE_HOST={_IP}
+      | SERVICE_PORT(?:_[A-Z0-9_]+)?=\d+
+      | PORT(?:_\d+_(?:TCP|UDP|SCTP))?={_URL}
+      | PORT_(?P<port>\d+)_(?:TCP|UDP|SCTP)_(?:PROTO=(?:tcp|udp|sctp)|PORT=(?P=port)|ADDR={_IP})
+    )""",
+    re.VERBOSE,
+)
 
 
 @dataclass(slots=True)
@@ -49,13 +61,30 @@ def variable_part(model_id: str) -> str:
     return re.sub(r"[^A-Z0-9]", "_", model_id.upper())
 
 
+def is_service_link(table: Table, name: str, text: str) -> bool:
+    """Return whether the kubelet set this variable to describe a Service of the Pod's namespace.
+
+    The name and the value must both have the kubelet's form: a Service called ``llamapool`` yields
+    ``LLAMAPOOL_PORT=tcp://10.0.0.1:80``, and ``LLAMAPOOL_PORT=8080`` is a mistake. A field of a model stays a
+    setting: ``LLAMAPOOL_MODELS__MY_SERVICE_PORT_X__N_CTX=512`` also reads as the port ``x--n-ctx`` of a Service.
+    """
+    if not _SERVICE_LINK.fullmatch(f"{name}={text}"):
+        return False
+    field_of_model = name.rpartition("__")[2].lower()
+    return not (name.startswith(f"{_OWN}MODELS__") and ("model", field_of_model) in table.entries)
+
+
 def read_environment(table: Table, env: Mapping[str, str]) -> Variables:
-    """Raises ConfigError with one line for a variable of ours or llama-server's that nothing reads."""
+    """Read the variables of Llamapool and llama-server; ignore the kubelet's service links.
+
+    Raises ConfigError with one line for an unknown variable.
+    """
     found = Variables(config=env.get(CONFIG_VARIABLE, ""))
-    for name in sorted(env):
+    names = [name for name in sorted(env) if not is_service_link(table, name, env[name])]
+    for name in names:
         if name.startswith(_LLAMA) or name in table.by_env:
             _read_llama(table, found, name, env[name])
-    for name in sorted(env):
+    for name in names:
         if name.startswith(_OWN) and name != CONFIG_VARIABLE and env[name]:
             _read_own(table, found, name, env[name])
     return found
@@ -105,10 +134,14 @@ def _read_own(table: Table, found: Variables, name: str, text: str) -> None:
         target = found.models.setdefault(model_id.upper(), {}) if model_id else found.defaults
         target[key] = Given(from_text(table.entries["model", key], text), name)
     else:
-        raise ConfigError(
-            f"unknown variable {name}; Llamapool's own are {CONFIG_VARIABLE}, {_OWN}SERVER__<FIELD>, "
+        own = (
+            f"; Llamapool's own are {CONFIG_VARIABLE}, {_OWN}SERVER__<FIELD>, "
             f"{_OWN}DEFAULTS__<FIELD> and {_OWN}MODELS__<ID>__<FIELD>"
         )
+        fields = [f"{_OWN}SERVER__{key.upper()}" for key in table.keys("server")]
+        fields += [f"{_OWN}DEFAULTS__{key.upper()}" for key in table.keys("model")]
+        meant = [each for each in fields if each.endswith("__" + name.removeprefix(_OWN))]
+        raise ConfigError(f"unknown variable {name}" + (f"; did you mean '{meant[0]}'?" if meant else own))
 
 
 def _form(section: str) -> str:

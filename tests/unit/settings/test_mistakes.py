@@ -98,7 +98,7 @@ def test_flags(argv: list[str], expected: str) -> None:
         ("LLAMA_ARG_CONT_BATCHING=false", "LLAMA_ARG_CONT_BATCHING=false cannot be honoured"),
         ("LLAMA_ARG_NO_CONT_BATCHING=1", "LLAMA_ARG_NO_CONT_BATCHING=1 cannot be honoured"),
         ("LLAMA_ARG_NO_PORT=1", "unknown variable LLAMA_ARG_NO_PORT"),
-        ("LLAMAPOOL_PORT=1", "unknown variable LLAMAPOOL_PORT; Llamapool's own are LLAMAPOOL_CONFIG"),
+        ("LLAMAPOOL_ANY=1", "unknown variable LLAMAPOOL_ANY; Llamapool's own are LLAMAPOOL_CONFIG"),
         ("LLAMAPOOL_SERVER__PROT=1", "LLAMAPOOL_SERVER__PROT: unknown field 'prot'; did you mean 'port'?"),
         ("LLAMAPOOL_MODELS__DEMO=1", "write LLAMAPOOL_MODELS__<ID>__<FIELD>"),
         ("LLAMAPOOL_DEFAULTS__A__N_CTX=1", "write LLAMAPOOL_DEFAULTS__<FIELD>"),

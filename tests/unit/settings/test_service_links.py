@@ -1,0 +1,99 @@
+"""The kubelet describes every Service of a namespace in variables, whose names can begin like the server's own."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness.kubelet import service_links
+from server.errors import ConfigError
+from server.settings import Settings, load_settings
+
+MODEL = ["-m", "model.gguf"]
+SERVICE = Path(__file__).resolve().parents[3] / "deploy/kubernetes/base/service.yaml"
+label = st.from_regex(r"[a-z0-9](?:[a-z0-9-]{0,20}[a-z0-9])?", fullmatch=True)
+names = st.builds(
+    lambda start, rest: start + rest,
+    st.sampled_from(
+        ["llamapool", "llama-arg", "llama-arg-no", "llama-arg-reuse", "llamapool-server--admin", "llamapool-models--m"]
+    ),
+    st.just("") | label.map(lambda rest: f"-{rest}"),
+)
+ports = st.lists(
+    st.fixed_dictionaries(
+        {"port": st.integers(1, 65535), "protocol": st.sampled_from(["TCP", "UDP", "SCTP"])},
+        optional={"name": label},
+    ),
+    min_size=1,
+    max_size=3,
+)
+addresses = st.ip_addresses().map(str)
+
+
+def settings(env: dict[str, str]) -> Settings:
+    return load_settings(MODEL, env)
+
+
+def mistake(env: dict[str, str]) -> str:
+    with pytest.raises(ConfigError) as caught:
+        settings(env)
+    return caught.value.message
+
+
+def test_the_base_layers_own_service_changes_nothing() -> None:
+    links = service_links(yaml.safe_load(SERVICE.read_text(encoding="utf-8")), "10.96.0.7")
+    assert links == {
+        "LLAMAPOOL_SERVICE_HOST": "10.96.0.7",
+        "LLAMAPOOL_SERVICE_PORT": "80",
+        "LLAMAPOOL_SERVICE_PORT_HTTP": "80",
+        "LLAMAPOOL_PORT": "tcp://10.96.0.7:80",
+        "LLAMAPOOL_PORT_80_TCP": "tcp://10.96.0.7:80",
+        "LLAMAPOOL_PORT_80_TCP_PROTO": "tcp",
+        "LLAMAPOOL_PORT_80_TCP_PORT": "80",
+        "LLAMAPOOL_PORT_80_TCP_ADDR": "10.96.0.7",
+    }
+    assert settings(links) == settings({})
+
+
+@given(names, ports, addresses)
+def test_no_service_of_the_namespace_changes_a_setting(name: str, ports: list[dict[str, object]], address: str) -> None:
+    links = service_links({"metadata": {"name": name}, "spec": {"ports": ports}}, address)
+    assert settings(links) == settings({})
+
+
+def test_a_setting_counts_beside_service_links() -> None:
+    links = service_links({"metadata": {"name": "llamapool"}, "spec": {"ports": [{"port": 80}]}}, "fd00::7")
+    env = {**links, "LLAMAPOOL_SERVER__PORT": "1234", "LLAMA_ARG_REUSE_PORT": "1"}
+    assert (settings(env).server.port, settings(env).server.reuse_port) == (1234, True)
+
+
+def test_a_models_field_is_a_setting_even_where_a_services_port_could_be_called_so(tmp_path: Path) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text("models: {my-service-port-x: {path: m.gguf}}", encoding="utf-8")
+    found = load_settings([], {"LLAMAPOOL_MODELS__MY_SERVICE_PORT_X__N_CTX": "512"}, config)
+    assert found.models["my-service-port-x"].n_ctx == 512
+
+
+@pytest.mark.parametrize(
+    ("assignment", "expected"),
+    [
+        ("LLAMAPOOL_PORT=8080", "unknown variable LLAMAPOOL_PORT; did you mean 'LLAMAPOOL_SERVER__PORT'?"),
+        ("LLAMAPOOL_PORT=tcp://10.0.0.1", "did you mean 'LLAMAPOOL_SERVER__PORT'?"),
+        ("LLAMAPOOL_PORT=http://10.0.0.1:80", "did you mean 'LLAMAPOOL_SERVER__PORT'?"),
+        ("LLAMAPOOL_N_CTX=512", "did you mean 'LLAMAPOOL_DEFAULTS__N_CTX'?"),
+        ("LLAMAPOOL_SERVICE_HOST=pool.example", "unknown variable LLAMAPOOL_SERVICE_HOST"),
+        ("LLAMAPOOL_SERVICE_PORT=http", "unknown variable LLAMAPOOL_SERVICE_PORT"),
+        ("LLAMAPOOL_SERVICE_NAME=10.0.0.1", "unknown variable LLAMAPOOL_SERVICE_NAME"),
+        ("LLAMAPOOL_PORT_80_TCP_PORT=81", "unknown variable LLAMAPOOL_PORT_80_TCP_PORT"),
+        ("LLAMAPOOL_PORT_80_TCP_NAME=tcp", "unknown variable LLAMAPOOL_PORT_80_TCP_NAME"),
+        ("LLAMAPOOL_ADDR=10.0.0.1", "unknown variable LLAMAPOOL_ADDR"),
+        ("LLAMA_ARG_PORT=10.0.0.1", "LLAMA_ARG_PORT: server.port should be a valid integer"),
+        ("LLAMAPOOL_SERVER__PORT=tcp://10.0.0.1:80", "LLAMAPOOL_SERVER__PORT: server.port"),
+        ("LLAMAPOOL_SERVER__PROT=1", "LLAMAPOOL_SERVER__PROT: unknown field 'prot'; did you mean 'port'?"),
+    ],
+)
+def test_any_other_unknown_variable_is_an_error(assignment: str, expected: str) -> None:
+    name, value = assignment.split("=")
+    assert expected in mistake({name: value})
