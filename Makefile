@@ -17,7 +17,7 @@ CONFORMANCE := build/conformance/venv
 
 PAGE := build/page
 
-.PHONY: image ray isolated overload soak chaos schemathesis wheel locks profile trace fuzz-engine fuzz-media serve test quick nightly kinds coverage check bench bench-gpu docs conformance clients page types vendor clean
+.PHONY: maskbench image ray isolated overload soak chaos schemathesis wheel locks profile trace fuzz-engine fuzz-media serve test quick nightly kinds coverage check bench bench-gpu docs conformance clients page types vendor clean
 
 # Slots of the default configuration can be saved (examples/slot_moved.py); a file of your own says where itself.
 SLOTS := $(if $(filter config/default.yaml,$(CONFIG)),--slot-save-path build/slots)
@@ -136,6 +136,20 @@ bench-gpu: $(VENV)/.installed-bench
 	  $(BIN)/python -m benchmarks.compare --size 8b --slots $$n --ctx $$((n * 4096)) --flags="-ngl 99" --budget-s 1200 \
 	    --scenario one,slots,rate,prefix,long,half,left --json build/bench-gpu-$$n.json || exit 1; \
 	done
+
+# MaskBench's 11,305 JSON Schemas with their instances, in some 15 minutes: the suite's table, and build/maskbench.json.
+# MASKBENCH=DIR takes the suite's JSON files from a folder, DIFF=old.json prints the verdicts that have changed. Fails where
+# a schema takes more than 2 s or 500 MB, fails in the middle of a reply, or accepts an invalid instance.
+MASKBENCH ?= build/maskbench/maskbench/data
+maskbench: $(VENV)/.installed-dev $(VENV)/.smollm2 $(MASKBENCH)
+	$(BIN)/python -m benchmarks.schemas.maskbench --data $(MASKBENCH) --model $(SMOLLM2) --json build/maskbench.json \
+	  $(if $(DIFF),--diff $(DIFF))
+
+build/maskbench/maskbench/data:
+	rm -rf build/maskbench build/maskbench.part
+	git clone --quiet --filter=blob:none --no-checkout https://github.com/guidance-ai/jsonschemabench build/maskbench.part
+	git -C build/maskbench.part checkout --quiet ba103c73756198dd9b149ddc7db7867da7a077f6 -- maskbench/data
+	mv build/maskbench.part build/maskbench
 
 # Where the time of a step and of a request goes, as flame graphs: build/profile/{step,request}.svg, half a minute.
 profile: $(VENV)/.installed-bench

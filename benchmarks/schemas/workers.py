@@ -1,0 +1,183 @@
+"""Measured worker processes: each handles one item at a time, and is killed when the item passes a limit.
+
+The parent survives whatever an item does to its worker: an endless loop, a runaway allocation, a crash.
+"""
+
+import ctypes
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from benchmarks.resources import cpu_s, peak_mb, resident_mb, with_children
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+_POLL_S = 0.05
+_START_S = 120.0
+_REPLACE_MB = 100.0  # a worker that keeps more than this after an item would hide what the next one takes
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Kill the worker of an item past ``cpu_s`` seconds of CPU, ten times that in all, or ``mb`` more memory."""
+
+    cpu_s: float = 20.0
+    mb: float = 2000.0
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome(Generic[Item, Result]):
+    """``result`` is None when the worker was killed or died, which ``died`` then explains.
+
+    ``mb``: peak memory of the worker and its children above what a fresh worker has.
+    """
+
+    item: Item
+    result: Result | None
+    died: str
+    cpu_s: float
+    mb: float
+
+
+class _Worker(Generic[Item, Result]):
+    def __init__(self, make: Callable[[], Callable[[Item], Result]]) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.connection, theirs = context.Pipe()
+        self.process: BaseProcess = context.Process(target=_serve, args=(theirs, make), daemon=False)
+        self.process.start()
+        theirs.close()
+        if not self.connection.poll(_START_S) or self.connection.recv() is not None:
+            raise RuntimeError("a worker did not start")
+        self.fresh_mb = resident_mb(self.pid)
+        self.item: Item | None = None
+
+    @property
+    def pid(self) -> int:
+        assert self.process.pid is not None
+        return self.process.pid
+
+    def give(self, item: Item) -> None:
+        self.item, self.began, self.mb = item, time.monotonic(), 0.0
+        with suppress(OSError):  # a kernel without it counts the peak of all items
+            Path(f"/proc/{self.pid}/clear_refs").write_text("5")
+        self.cpu_before = tree_cpu_s(self.pid)
+        self.connection.send(item)
+
+    def observe(self, *, peak: bool) -> None:
+        """Update ``mb``; with ``peak`` from the kernel's record of this item, else from this moment."""
+        with suppress(OSError, LookupError):
+            children = with_children(self.pid)[1:]
+            own = peak_mb(self.pid) if peak else resident_mb(self.pid)
+            self.mb = max(self.mb, own + sum(map(resident_mb, children)) - self.fresh_mb)
+
+    def spent_cpu_s(self) -> float:
+        return max(0.0, tree_cpu_s(self.pid) - self.cpu_before)
+
+    def past(self, limits: Limits) -> str:
+        """Name the limit that the item has passed; empty while it has not."""
+        self.observe(peak=False)
+        if self.mb > limits.mb:
+            return f"killed after {limits.mb:g} MB"
+        wall_s = time.monotonic() - self.began
+        if self.spent_cpu_s() > limits.cpu_s or wall_s > 10 * limits.cpu_s:
+            return f"killed after {limits.cpu_s:g} s"
+        return ""
+
+    def stop(self) -> None:
+        for pid in with_children(self.pid)[1:]:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.process.kill()
+        self.process.join()
+        self.connection.close()
+
+
+def tree_cpu_s(pid: int) -> float:
+    """Seconds of CPU of a process and of its living children."""
+    spent = 0.0
+    for each in with_children(pid):
+        with suppress(OSError):
+            spent += cpu_s(each)
+    return spent
+
+
+def measured(
+    make: Callable[[], Callable[[Item], Result]], items: Iterable[Item], n_workers: int, limits: Limits
+) -> Iterator[Outcome[Item, Result]]:
+    """Yield the outcome of ``make()(item)`` for every item, in the order of completion.
+
+    ``make`` runs once in each worker. A worker is replaced after it was killed, has died, or keeps much memory.
+    """
+    waiting = iter(items)
+    workers: list[_Worker[Item, Result]] = []
+    try:
+        workers += [_Worker(make) for _ in range(n_workers)]
+        busy: list[_Worker[Item, Result]] = []
+        idle = list(workers)
+        while True:
+            while idle and (item := next(waiting, None)) is not None:
+                worker = idle.pop()
+                worker.give(item)
+                busy.append(worker)
+            if not busy:
+                return
+            ready = wait([worker.connection for worker in busy], _POLL_S)
+            for worker in list(busy):
+                outcome = _outcome(worker, limits, ready=worker.connection in ready)
+                if outcome is None:
+                    continue
+                busy.remove(worker)
+                if outcome.result is None or resident_mb(worker.pid) - worker.fresh_mb > _REPLACE_MB:
+                    worker.stop()
+                    workers.remove(worker)
+                    worker = _Worker(make)  # noqa: PLW2901
+                    workers.append(worker)
+                idle.append(worker)
+                yield outcome
+    finally:
+        for worker in workers:
+            worker.stop()
+
+
+def _outcome(worker: _Worker[Item, Result], limits: Limits, *, ready: bool) -> Outcome[Item, Result] | None:
+    assert worker.item is not None
+    died, result = "", None
+    if ready:
+        try:
+            result = worker.connection.recv()
+        except EOFError:
+            worker.process.join()
+            return Outcome(worker.item, None, f"died with exit code {worker.process.exitcode}", 0.0, worker.mb)
+        worker.observe(peak=True)
+    elif not (died := worker.past(limits)):
+        return None
+    return Outcome(worker.item, result, died, worker.spent_cpu_s(), worker.mb)
+
+
+def _serve(connection: Connection, make: Callable[[], Callable[[Item], Result]]) -> None:
+    handle = make()
+    _trim()
+    connection.send(None)
+    while True:
+        try:
+            item = connection.recv()
+        except EOFError:
+            return
+        result = handle(item)
+        _trim()
+        connection.send(result)
+
+
+def _trim() -> None:
+    """Return freed memory to the system, so that the next item is not served from it (glibc)."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)

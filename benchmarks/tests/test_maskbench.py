@@ -1,0 +1,109 @@
+"""The MaskBench runner: verdicts, targets, and workers that an item may not take along."""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.schemas import maskbench
+from benchmarks.schemas.instances import spellings
+from benchmarks.schemas.workers import Limits, Outcome, measured
+from harness.ggufs.writing import gguf_file
+
+
+def handler() -> Callable[[str], str]:
+    return handle
+
+
+def handle(item: str) -> str:
+    if item == "die":
+        os._exit(3)
+    if item == "spin":
+        while True:
+            pass
+    if item == "grow":
+        held = []
+        while True:
+            held.append(b"x" * (1 << 20))
+    if item == "use 200 MB":
+        return str(len(b"x" * (200 << 20)))
+    return item
+
+
+def test_an_item_that_never_ends_grows_or_crashes_costs_only_its_worker() -> None:
+    items = ["one", "die", "spin", "grow", "two"]
+    found: dict[str, Outcome[str, str]] = {
+        each.item: each for each in measured(handler, items, 2, Limits(cpu_s=0.5, mb=300.0))
+    }
+    assert {item: found[item].result for item in items} == {
+        "one": "one",
+        "die": None,
+        "spin": None,
+        "grow": None,
+        "two": "two",
+    }
+    assert found["die"].died == "died with exit code 3"
+    assert found["spin"].died == "killed after 0.5 s"
+    assert found["grow"].died == "killed after 300 MB"
+
+
+def test_memory_that_an_item_has_freed_again_is_counted_for_it_alone() -> None:
+    before, large, behind = measured(handler, ["one", "use 200 MB", "two"], 1, Limits())
+    assert large.mb > 190
+    assert max(before.mb, behind.mb) < 100
+
+
+def test_members_are_written_as_given_and_in_the_order_of_the_schema() -> None:
+    schema = {
+        "$defs": {"named": {"properties": {"name": {"properties": {"last": {}, "first": {}}}}}},
+        "allOf": [{"$ref": "#/$defs/named"}],
+        "properties": {"list": {"items": {"properties": {"b": {}, "a": {}}}}},
+        "required": ["last"],
+    }
+    instance = {"x": 1, "last": 2, "list": [{"a": 1, "b": 2}], "name": {"first": "f", "last": "l"}}
+    given, ordered = spellings(schema, instance)
+    assert given == json.dumps(instance)
+    assert ordered == '{"name": {"last": "l", "first": "f"}, "list": [{"b": 2, "a": 1}], "last": 2, "x": 1}'
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """A suite of four schemas, one for each verdict that misses no target, and one that passes only in order."""
+    suites: dict[str, tuple[Any, list[tuple[bool, Any]]]] = {
+        "passes": ({"properties": {"b": {"type": "integer"}, "a": {}}}, [(True, {"a": 1, "b": 2}), (False, {"b": ""})]),
+        "refused": ({"type": "array", "contains": {"const": 1}}, [(True, [1])]),
+        "rejects": ({"properties": {"a": {}}}, [(True, {"other": 1})]),
+    }
+    folder = tmp_path / "data"
+    folder.mkdir()
+    for name, (schema, tests) in suites.items():
+        listed = [{"valid": valid, "data": instance} for valid, instance in tests]
+        (folder / f"{name}.json").write_text(json.dumps({"schema": schema, "tests": listed}))
+    return folder
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
+    monkeypatch.setattr("sys.argv", ["maskbench", *words])
+    return maskbench.main()
+
+
+def test_a_run_prints_the_table_and_what_has_changed_since_another(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = gguf_file(tmp_path)
+    command = ["--data", str(data), "--model", str(model), "--workers", "1"]
+    old = tmp_path / "old.json"
+    assert run(monkeypatch, *command, "--json", str(old)) == 0
+    assert "| Llamapool | 1 | 1 | 1 | 0 | 0 |" in capsys.readouterr().out
+
+    # An instance that the suite calls invalid, but is not: the target is missed.
+    suite = json.loads((data / "passes.json").read_text())
+    suite["tests"].append({"valid": False, "data": {"b": 1}})
+    (data / "passes.json").write_text(json.dumps(suite))
+    assert run(monkeypatch, *command, "--diff", str(old)) == 1
+    out = capsys.readouterr().out
+    assert "passes: passing -> invalid accepted" in out
+    assert "1 schemas miss a target" in out
