@@ -1,15 +1,21 @@
 """The sockets that the server listens on, opened before anything is loaded, so that a mistake shows at once."""
 
 import errno
+import logging
+import os
 import socket
 import ssl
 import stat
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from server.errors import ConfigError
 from server.options.table.server import ListenSettings, ServerSettings
 from server.transport.access.hosts import is_local
+
+logger = logging.getLogger(__name__)
 
 UNIX_SUFFIX = ".sock"  # as llama-server's --host
 
@@ -52,6 +58,30 @@ def open_listeners(settings: ListenSettings) -> list[Listener]:
             listener.close()
         raise
     return opened
+
+
+@contextmanager
+def published(file: Path | None, listeners: Sequence[Listener]) -> Iterator[None]:
+    """Keep each listener's URL on a line of `file` meanwhile, for ``llamapool health``. Log a warning when the file
+    cannot be written: the server itself does not need it."""
+    if file is None:
+        yield
+        return
+    written = file.with_name(f"{file.name}.{os.getpid()}")
+    try:
+        written.write_text("".join(f"{listener.url}\n" for listener in listeners), encoding="utf-8")
+        written.replace(file)
+    except OSError as error:
+        logger.warning(
+            "server.address_file: cannot write %s: %s; llamapool health fails until it names a writable place",
+            file,
+            error.strerror,
+        )
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            file.unlink(missing_ok=True)
 
 
 def check_reach(settings: ServerSettings) -> list[str]:

@@ -1,4 +1,4 @@
-"""The command line: ``llamapool [serve]``, ``check-config FILE``, ``fit``, ``pull``, ``list``, ``rm``, ``bench``.
+"""The command line: ``llamapool [serve]``, ``check-config FILE``, ``fit``, ``health``, ``pull``, ``list``, ``rm``, ...
 
 A wrong setting ends it with one line on standard error and status 2.
 """
@@ -22,9 +22,9 @@ import uvicorn
 import yaml
 
 from server import __version__, logs
-from server.cli import key_commands, model_commands
+from server.cli import health, key_commands, model_commands
 from server.errors import MASK, ConfigError, LlamapoolError
-from server.listen import check_reach, check_tls, open_listeners
+from server.listen import check_reach, check_tls, open_listeners, published
 from server.options.read.flags import COMPLETION_FLAG, DEVICES_FLAG
 from server.options.reference import completion, help_text, json_schema, markdown
 from server.options.table.option import SettingsModel
@@ -81,8 +81,9 @@ def serve(words: list[str]) -> int:
         with _made_for_good():
             addresses = [listener.url for listener in listeners]
             app = create_app(settings, addresses=addresses, reread=partial(load_settings, words))
-        server = _Server(_uvicorn_config(app, settings), [listener.url for listener in listeners])
-        server.run_until_signal([listener.socket for listener in listeners])
+        server = _Server(_uvicorn_config(app, settings), addresses)
+        with published(settings.server.address_file, listeners):
+            server.run_until_signal([listener.socket for listener in listeners])
     finally:
         for listener in listeners:
             listener.close()
@@ -219,6 +220,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "serve": serve,
     "check-config": check_config,
     "fit": fit,
+    "health": health.main,
     "pull": partial(hub_command, model_commands.pull),
     "list": partial(hub_command, model_commands.show_list),
     "rm": partial(hub_command, model_commands.remove),

@@ -20,6 +20,7 @@ USAGE = """llamapool [serve] [flags]
        llamapool fit [MODEL] [flags]
        llamapool pull OWNER/NAME[:QUANT] | list | rm OWNER/NAME[:QUANT]
        llamapool keys --help
+       llamapool health [FILE]
        llamapool bench --help"""
 _INTRODUCTION = """# Configuration
 

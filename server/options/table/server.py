@@ -54,6 +54,9 @@ class ListenSettings(SettingsModel):
     """Addresses to listen on, separated by commas; one that ends in .sock is a Unix socket."""
     port: Int = option(8080, "--port", env=True, ge=0, le=65535)
     """TCP port; 0 = any free one."""
+    address_file: FilePath | None = option(None)
+    """File to which the server writes the addresses that it listens on, one on each line, and which it removes at its
+    end. `llamapool health` reads it; a container's health check then needs no flags."""
     reuse_port: Bool = option(False, "--reuse-port", env=True)
     """Let other processes listen on the same port, too; the system divides connections between them."""
     admin_port: Int = option(0, ge=0, le=65535)
