@@ -57,6 +57,11 @@ class EngineParams:
     check_integrity: bool = False  # prove the accounting after every step (slow; for debugging)
 
     @property
+    def disk_place(self) -> Path | str | None:
+        """Where prompt states are kept on disk; None = nowhere."""
+        return self.cache_disk_path if self.cache_disk else None
+
+    @property
     def target_s(self) -> float:
         """Seconds that a step may take while others stream; infinity: any."""
         return self.target_itl_ms / 1e3 or math.inf

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
+from pathlib import Path
 from typing import Any, Protocol
 
 from server.constrain.thinking_end import ReasoningSwitch
@@ -30,6 +31,7 @@ from server.errors import (
 from server.pool.footprint import Fit, Footprint
 from server.pool.isolated import answers, crossing
 from server.pool.isolated.channel import Channel, FrameKind
+from server.pool.isolated.environment import child_environment
 from server.pool.isolated.facts import LoadedFacts, Told
 from server.pool.isolated.lent import LentMedia
 from server.pool.protocols import Loader
@@ -55,7 +57,6 @@ _BOOT = (
     "import sys; sys.path[:] = sys.argv[4:]; from server.pool.isolated.child import main; "
     "main(*map(int, sys.argv[1:4]))"
 )
-_SECRETS = ("LLAMA_API_KEY", "LLAMA_ARG_", "LLAMAPOOL_", "HF_", "HUGGING_FACE_", "AWS_", "MODEL_ENDPOINT")
 _LOGGERS = ("server", "llamapool")
 log = logging.getLogger(__name__)
 
@@ -92,6 +93,7 @@ class Child:
     said: Callable[["Child", Sequence[bytes]], None]  # by steps
     over: Callable[["Child", str], None]  # it has ended
     vocab: Vocab | None = None
+    place: Path | str | None = None  # of its prompt states
     calls: dict[int, asyncio.Future[Any]] = field(default_factory=dict)
     reason: str = ""  # why it is to end
     heard_at: float = field(default_factory=time.monotonic)
@@ -116,7 +118,7 @@ class Child:
             self._process = subprocess.Popen(  # noqa: S603 - this interpreter, these arguments
                 [sys.executable, "-I", "-c", _BOOT, *given],
                 stdin=subprocess.DEVNULL,
-                env={name: value for name, value in os.environ.items() if not name.startswith(_SECRETS)},
+                env=child_environment(os.environ, self.place),
                 pass_fds=theirs,
                 start_new_session=True,  # a Ctrl-C is for the server
             )
@@ -296,8 +298,15 @@ class Core:
     first time.
     """
 
-    def __init__(self, name: str, make_loader: Callable[[], Loader], loop: asyncio.AbstractEventLoop) -> None:
-        self.name, self.loop = name, loop
+    def __init__(
+        self,
+        name: str,
+        make_loader: Callable[[], Loader],
+        loop: asyncio.AbstractEventLoop,
+        place: Path | str | None = None,
+    ) -> None:
+        """`place`: where the model keeps prompt states; its process gets the variables that this store needs."""
+        self.name, self.loop, self._place = name, loop, place
         self.vocab: Vocab | None = None
         self.generator: GeneratingSide | None = None
         self.embedder: Side | None = None
@@ -360,7 +369,7 @@ class Core:
 
     async def _started(self) -> Child:
         if self._child is None:
-            self._child = Child(self.name, self._received, self._said, self._over, self.vocab)
+            self._child = Child(self.name, self._received, self._said, self._over, self.vocab, self._place)
             await self._child.connect(self._make_loader)
         return self._child
 

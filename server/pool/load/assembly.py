@@ -69,7 +69,7 @@ async def assemble(load: Load, parts: LoadedParts, factories: Factories, in_thre
         _grammar=parts.grammar,
     )
     try:
-        place = spec.engine.cache_disk_path if spec.engine.cache_disk else None
+        place = spec.engine.disk_place
         if here is not None and place is not None:
             if isinstance(place, Path):
                 await here.keep_media(EmbeddingFolder(spec.id, place))

@@ -170,7 +170,7 @@ class Lifecycle:
             self._give_up(spec.id)
         if self._factories.in_process is None:
             raise ModelFailed(spec.id, "isolation: process needs a system with Unix sockets")
-        core = Core(spec.id, self._factories.in_process, asyncio.get_running_loop())
+        core = Core(spec.id, self._factories.in_process, asyncio.get_running_loop(), spec.engine.disk_place)
         return IsolatedLoader(self._loader, core, prepares=self._quiet())
 
     async def load(self, entry: Entry, fitted: Callable[[], None] = lambda: None) -> None:

@@ -131,6 +131,33 @@ async def test_a_reply_is_the_same_as_in_the_servers_own_process(start: Start) -
     assert [slot["is_processing"] for slot in slots] == [False] * 4
 
 
+async def test_its_process_gets_the_variables_of_its_store_and_no_secrets(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = {"AWS_ACCESS_KEY_ID": "id", "FSSPEC_S3_ENDPOINT_URL": "http://127.0.0.1:1"}
+    secrets = {"AZURE_STORAGE_KEY": "key", "OTEL_EXPORTER_OTLP_HEADERS": "authorization=key", "LLAMA_API_KEY": "key"}
+    for name, value in {**wanted, **secrets}.items():
+        monkeypatch.setenv(name, value)
+    at_s3 = {"cache_disk": 1, "cache_disk_path": "s3://bucket/folder"}
+    async with start(models={"demo": {**ONE["demo"], "load": "on_demand", **at_s3}}) as api:
+        asked = asyncio.create_task(api.client.post("/v1/chat/completions", json=chat("Hi")))
+        found: dict[str, str] = {}
+        await until(lambda: found.update(environment_of_child()) or found)
+        await asked
+    assert found.items() >= wanted.items()
+    assert not found.keys() & secrets.keys()
+
+
+def environment_of_child() -> dict[str, str]:
+    """The environment of a model's process; empty while there is none (Linux)."""
+    me = os.getpid()
+    for child in Path(f"/proc/{me}/task/{me}/children").read_text().split():
+        if "isolated.child" in Path(f"/proc/{child}/cmdline").read_text():
+            lines = Path(f"/proc/{child}/environ").read_text().split("\0")
+            return dict(line.split("=", 1) for line in lines if line)
+    return {}
+
+
 async def test_killed_under_streams_it_ends_only_its_own_with_an_error_and_comes_back(
     start: Start, tmp_path: Path
 ) -> None:
