@@ -134,6 +134,14 @@ def test_what_is_mounted_is_what_the_configuration_names(tmp_path: Path) -> None
     assert grace_s > settings.server.drain_s + settings.server.shutdown_delay_s
 
 
+def test_a_container_with_a_read_only_root_has_a_writable_tmp() -> None:
+    volumes = {volume["name"]: volume for volume in pod()["volumes"]}
+    (tmp,) = [volumes[mount["name"]] for mount in container()["volumeMounts"] if mount["mountPath"] == "/tmp"]
+    assert "emptyDir" in tmp
+    assert COMPOSE["read_only"] is True
+    assert "/tmp" in COMPOSE["tmpfs"]
+
+
 def test_probes_ask_paths_that_need_no_key() -> None:
     probes = [container()[name]["httpGet"]["path"] for name in ("startupProbe", "readinessProbe", "livenessProbe")]
     assert set(probes) <= {"/readyz", "/livez", "/health"}

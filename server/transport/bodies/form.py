@@ -12,6 +12,7 @@ from server.transport.bodies.read import read_body
 
 _MAX_PARTS = 100
 _MAX_FIELD_BYTES = 1 << 20
+_CHUNK_BYTES = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,17 +23,24 @@ class Form:
     files: Mapping[str, bytes]
 
 
+class _InMemoryParser(MultiPartParser):
+    """Keep files in memory, as the body is already: a container may have no writable folder for temporary files."""
+
+    spool_max_size = 0  # SpooledTemporaryFile: never write to disk
+
+
 async def read_form(request: Request) -> Form:
-    """The form in a body. Raises `InvalidRequest`."""
+    """Parse the form in a body. Raises `InvalidRequest`."""
     if not request.headers.get("content-type", "").startswith("multipart/form-data"):
         raise InvalidRequest("the request body must be a form (multipart/form-data)")
     body = await read_body(request)
 
-    async def whole() -> AsyncGenerator[bytes, None]:
-        yield body
+    async def chunks() -> AsyncGenerator[bytes, None]:
+        for start in range(0, len(body), _CHUNK_BYTES):  # the parser holds two copies of what it is given at once
+            yield body[start : start + _CHUNK_BYTES]
 
-    parser = MultiPartParser(
-        request.headers, whole(), max_files=_MAX_PARTS, max_fields=_MAX_PARTS, max_part_size=_MAX_FIELD_BYTES
+    parser = _InMemoryParser(
+        request.headers, chunks(), max_files=_MAX_PARTS, max_fields=_MAX_PARTS, max_part_size=_MAX_FIELD_BYTES
     )
     try:
         parsed = await parser.parse()

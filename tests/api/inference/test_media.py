@@ -1,8 +1,12 @@
 """Pictures and sounds over a scripted model that says what it was shown, and transcriptions by the official client."""
 
 import base64
+import io
 import random
+import tempfile
+import wave
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any, cast
 
 import httpx
@@ -195,6 +199,19 @@ async def test_a_form_without_a_file_and_no_form_at_all(hearing: Api) -> None:
         ),
     ):
         assert (reply.status_code, said in reply.json()["error"]["message"]) == (400, True)
+
+
+async def test_a_large_sound_needs_no_folder_for_temporary_files(
+    client: openai.AsyncOpenAI, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Such as a container with a read-only root file system and no /tmp."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
+    sound = io.BytesIO()
+    with wave.open(sound, "wb") as file:
+        file.setparams((1, 2, 16000, 0, "NONE", ""))
+        file.writeframes(random.Random(0).randbytes(3 << 20))
+    found = await client.audio.transcriptions.create(model="demo", file=("a.wav", sound.getvalue()), temperature=0)
+    assert found.text  # the scripted model knows no words for this sound
 
 
 async def test_a_model_that_hears_nothing_says_so(api: Api) -> None:
