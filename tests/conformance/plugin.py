@@ -1,8 +1,8 @@
-"""The pytest plugin that puts a server of our choice under llama.cpp's server tests, without editing them.
+"""Run llama.cpp's server tests against a server of our choice, by a pytest plugin that edits neither tests nor replies.
 
-Loaded by `run` before the suite's own conftest.py. Servers are started by `targets`, models and web addresses are those
-of `hub`, and a regular expression for text that only a trained model would write takes any text, which is recorded. Its
-settings are the JSON file that CONF_SETTINGS names.
+`run` loads it before the suite's own conftest.py. `targets` starts the servers; `hub` provides models and URLs. A
+regular expression for text that only a trained model would write accepts any text, and the text is recorded.
+CONF_SETTINGS names a JSON file with the settings.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ import sys
 import time
 import types
 import urllib.parse
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -150,19 +150,6 @@ def download_file(url: str, output_file_path: str | None = None) -> str:
     return str(path)
 
 
-def first_content_null(make_stream_request: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]:
-    """On purpose, Llamapool's first delta of a chat has the content "", as OpenAI's, where llama-server's has null."""
-
-    def wrapped(self: Any, *args: Any, **kwargs: Any) -> Iterator[Any]:
-        for data in make_stream_request(self, *args, **kwargs):
-            for choice in data.get("choices") or []:
-                if choice.get("delta") == {"role": "assistant", "content": ""}:
-                    choice["delta"]["content"] = None
-            yield data
-
-    return wrapped
-
-
 def put_under_the_suite() -> types.ModuleType:
     """Replace what would start a llama-server or leave the machine; the suite's module ``utils``."""
     wget = types.ModuleType("wget")  # which it imports, and which nobody calls any more
@@ -173,8 +160,6 @@ def put_under_the_suite() -> types.ModuleType:
     HUB.start()
     HUB.fill_cache(Path(SETTINGS["hub_cache"]))
     utils.ServerProcess.start, utils.ServerProcess.stop = start, stop
-    if SETTINGS["target"] == "ours":
-        utils.ServerProcess.make_stream_request = first_content_null(utils.ServerProcess.make_stream_request)
     utils.ServerPreset.load_all = staticmethod(lambda: None)
     utils.match_regex, utils.download_file = match_regex, download_file
     requests.get = lambda url, *args, **kwargs: get_for_real(HUB.here(url), *args, **kwargs)

@@ -1,12 +1,12 @@
-"""Runs llama.cpp's own server tests against Llamapool, or another server, and compares with what llama-server passes.
+"""Run llama.cpp's own server tests against Llamapool or another server, and compare with what llama-server passes.
 
-    python run.py --python PY                      Llamapool of this checkout, by the interpreter PY
+    python run.py --python PY                      Llamapool of this checkout, run by the interpreter PY
     python run.py --target llama-server --binary PATH
     python run.py --target null                    a server that does nothing: finds tests that prove nothing
 
-The tests come from llama-cpp-python's source distribution (a folder that is given, or ``pip download``), copied to a
-scratch folder, unedited; models are made by `models`, the hub is a stand-in (`plugin`). Exit status 1 when a test
-failed that llama-server passes and `known.json` does not list.
+The tests come from llama-cpp-python's source distribution (``--suite``, or ``pip download``) and are not edited.
+`models` makes the models; the hub is a stand-in (`plugin`). The exit status is 1 where a test fails that llama-server
+passes and `known.json` does not list, and where a test passes that it lists.
 """
 
 import argparse
@@ -18,6 +18,7 @@ import socket
 import subprocess
 import sys
 import tarfile
+import tempfile
 import time
 from collections import Counter, defaultdict
 from pathlib import Path
@@ -28,10 +29,12 @@ PROJECT = HERE.parent.parent
 WORK = PROJECT / "build" / "conformance"
 VERSION = "0.3.36"  # of llama-cpp-python, whose library the project is written against
 FILES = (
-    *("basic", "completion", "chat_completion", "ctx_shift", "embedding", "ignore_eos", "infill", "lora", "metrics"),
-    *("rerank", "router", "security", "sleep", "slot_save", "speculative", "stream", "template", "tokenize"),
-    *("tool_call", "compat_anthropic", "compat_oai_responses", "vision_api", "kv_keep_only_active"),
+    *("basic", "chat_completion", "compat_anthropic", "compat_gcp", "compat_oai_responses", "completion", "ctx_shift"),
+    *("embedding", "ignore_eos", "infill", "kv_keep_only_active", "lora", "mcp_servers", "metrics", "proxy", "rerank"),
+    *("router", "security", "sleep", "slot_save", "speculative", "stream", "template", "tokenize", "tool_call"),
+    *("tools_builtin", "vision_api"),
 )
+"""Every test file of the suite: ``unit/test_NAME.py``."""
 NOT_INHERITED = ("LLAMA_ARG_HOST", "DEBUG", "DEBUG_EXTERNAL", "SLOW_TESTS", "LLAMA_MEDIA_MARKER")
 PROXIES = ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "all_proxy")
 
@@ -62,9 +65,10 @@ def _download(cache: Path) -> Path:
     return found or sys.exit("the source distribution could not be had; give --suite")
 
 
-def copy_suite(tree: Path, scratch: Path) -> Path:
-    """Tests, chat templates, and the media that the suite refers to by relative path."""
-    copied = scratch / "llama.cpp"
+def copy_suite(tree: Path, folder: Path) -> Path:
+    """Copy tests, chat templates and media, which the suite names by relative paths, into `folder`; return the tests'
+    folder."""
+    copied = folder / "llama.cpp"
     ignored = shutil.ignore_patterns("__pycache__", "tmp", ".pytest_cache")
     shutil.copytree(tree / "tools/server/tests", copied / "tools/server/tests", ignore=ignored)
     shutil.copytree(tree / "models/templates", copied / "models/templates")
@@ -128,10 +132,10 @@ def _watch(process: "subprocess.Popen[bytes]", results: Path) -> None:
 
 
 def compare(baseline: Tests, tests: Tests, known: dict[str, Any], files: list[str], *, part: bool) -> bool:
-    """Print what llama-server passes and this server does not; whether all of that is known.
+    """Print what llama-server passes and this server does not; return whether `known` lists exactly those tests.
 
-    A test that passes against a server that does nothing is not counted; one that did not run is a failure, unless only
-    a `part` of the files was asked for.
+    A test that passes against a server that does nothing is not counted. A test that did not run is a failure, unless
+    only a `part` of the tests was selected.
     """
     reasons = {**known["on_purpose"], **{test: what for what, them in known["not_there_yet"].items() for test in them}}
     per_file: dict[str, list[int]] = defaultdict(lambda: [0, 0])
@@ -143,22 +147,21 @@ def compare(baseline: Tests, tests: Tests, known: dict[str, Any], files: list[st
         if name not in tests and part:
             continue
         got = tests.get(name, {"outcome": "missing"})
+        passed = got["outcome"] == "passed"
         per_file[file][1] += 1
-        per_file[file][0] += got["outcome"] == "passed"
-        if got["outcome"] != "passed":
+        per_file[file][0] += passed
+        if not passed:
             print(f"{got['outcome']:8} {name}\n         {reasons.get(name, got.get('message', ''))}")
-            if name not in reasons:
-                unexpected.append(name)
-        elif name in reasons:
-            print(f"passed   {name}: take it out of known.json")
+        if passed == (name in reasons):
+            unexpected.append(f"{name}: passes, remove it from known.json" if passed else name)
         if "relaxed" in expected:
             texts += 1
             same += expected["relaxed"] == [entry["text"] for entry in got.get("relaxed", [])]
     print()
-    for file, (passed, of) in sorted(per_file.items()):
-        print(f"{file:24} {passed:4} of {of}")
-    passed, of = (sum(counts) for counts in zip(*per_file.values(), strict=True)) if per_file else (0, 0)
-    print(f"{'all':24} {passed:4} of {of} that llama-server passes; {same} of {texts} free texts are the same")
+    for file, (n_passed, of) in sorted(per_file.items()):
+        print(f"{file:24} {n_passed:4} of {of}")
+    n_passed, of = (sum(counts) for counts in zip(*per_file.values(), strict=True)) if per_file else (0, 0)
+    print(f"{'all':24} {n_passed:4} of {of} that llama-server passes; {same} of {texts} free texts are the same")
     for name in unexpected:
         print("UNEXPECTED", name)
     return not unexpected
@@ -196,7 +199,9 @@ def main() -> int:
         made = [sys.executable, str(HERE / "models.py"), str(options.models), "--vocab-dir", str(tree / "models")]
         subprocess.run(made, check=True, stdout=subprocess.DEVNULL)
     started = time.monotonic()
-    tests = run_tests(options, copy_suite(tree, scratch), scratch)
+    # Outside the checkout: the search tools list what git lists, and git ignores build/.
+    with tempfile.TemporaryDirectory(prefix="conformance-") as folder:
+        tests = run_tests(options, copy_suite(tree, Path(folder)), scratch)
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps({"target": options.target, "tests": tests}, indent=1, ensure_ascii=False) + "\n")
     print(f"\n{dict(Counter(test['outcome'] for test in tests.values()))} in {time.monotonic() - started:.0f} s")

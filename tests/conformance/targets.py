@@ -113,7 +113,8 @@ def _llama_server(settings: dict[str, Any], server: dict[str, Any]) -> Command:
 def _llamapool(settings: dict[str, Any], server: dict[str, Any]) -> Command:
     """llama-server's flags and environment are Llamapool's: only the program has another name."""
     argv, env, _ = _llama_server(settings, server)
-    env.pop("PYTHONPATH", None)  # the test process's own
+    for name in ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE"):  # the test process's own
+        env.pop(name, None)
     env["LLAMAPOOL_SERVER__MEDIA_FETCH"] = (
         "127.0.0.1"  # where the stand-in has the pictures; nothing is fetched by default
     )

@@ -93,6 +93,22 @@ def test_every_cell_of_the_comparison_has_a_command_or_a_source() -> None:
     assert set(re.findall(r"\[[a-z]\](?!\()", page)) == sources
 
 
+@pytest.mark.parametrize("page", ["README.md", "docs/llama-server.md", "tests/conformance/README.md"])
+def test_the_figures_of_llama_cpps_suite_are_those_that_its_run_checks(page: str) -> None:
+    """`make conformance` fails where another test than those of known.json fails, or one of them passes."""
+    folder = ROOT / "tests" / "conformance"
+    known = json.loads((folder / "known.json").read_text())
+    baseline = json.loads((folder / "baseline.json").read_text())["tests"]
+    counted = [name for name, got in baseline.items() if got["outcome"] == "passed" and not got.get("passes_null")]
+    failing = [*known["on_purpose"], *(name for names in known["not_there_yet"].values() for name in names)]
+    assert set(failing) <= set(counted)
+    assert len(set(failing)) == len(failing)
+    text = " ".join((ROOT / page).read_text().split())
+    found = re.search(r"Of the (\d+) tests (?:of llama.cpp's server suite )?that llama-server passes, (\d+) pass", text)
+    assert found, page
+    assert (int(found[1]), int(found[2])) == (len(counted), len(counted) - len(failing))
+
+
 def test_the_changes_to_look_at_are_in_the_history() -> None:
     """Each ``git show HASH -- PATHS`` shows something; a clone without the history, or not all of it, can't tell."""
 
