@@ -19,6 +19,8 @@ logger = logging.getLogger(__name__)
 REPLICA = "x-llamapool-replica"
 """Of a reply: which replica gave it. Of a request: which one has to."""
 TRIES = 2
+UNCHECKED_BYTES = 64 * 1024
+"""What the front reads of a body before a replica has said that the request's key is valid."""
 _OWN_LENGTH = (b"transfer-encoding", b"connection")
 
 
@@ -27,6 +29,7 @@ class Front:
 
     def __init__(self, replicas: Any, max_body_bytes: int) -> None:
         self._answer = replicas.options(stream=True).answer
+        self._knows = replicas.knows
         self._max_body_bytes = max_body_bytes
 
     async def __call__(self, request: Request) -> Response:
@@ -68,11 +71,19 @@ class Front:
         raise ReplicaLost
 
     async def _body(self, request: Request) -> bytes:
-        chunks, n = [], 0
+        """Read the body. Of a long one without a valid key return nothing: the replica refuses the request by its head.
+
+        A shorter body is read at once, since asking a replica about the key takes longer.
+        """
+        chunks, n, known = [], 0, False
         async for chunk in request.stream():
             n += len(chunk)
             if n > self._max_body_bytes:
                 raise BodyTooLarge(self._max_body_bytes)
+            if n > UNCHECKED_BYTES and not known:
+                known = await self._knows.remote(request.headers.raw)
+                if not known:
+                    return b""
             chunks.append(chunk)
         return b"".join(chunks)
 

@@ -8,12 +8,13 @@ from fastapi import FastAPI
 from ray import serve
 
 from llamapool.app import create_app, load_settings
-from llamapool.ray.crossing import Exchange, Head, Sent
+from llamapool.ray.crossing import Exchange, Head, Headers, Sent
 from llamapool.ray.placement import Aim
 from server import logs
 from server.errors import Unavailable
 from server.pool.state import Status
 from server.routes.services import Services
+from server.transport.access.auth import Access
 
 logger = logging.getLogger(__name__)
 LEAVE_S = 10.0  # for a request whose client has left
@@ -28,6 +29,7 @@ class Replica:
         self._id = serve.get_replica_context().replica_id.unique_id
         self._app: FastAPI = create_app(settings)
         self._services: Services = self._app.state.services
+        self._access = Access(self._services.keys)
         self._lifespan = self._app.router.lifespan_context(self._app)
         await self._lifespan.__aenter__()
 
@@ -51,6 +53,10 @@ class Replica:
             if not app.done():
                 await asyncio.wait([app], timeout=LEAVE_S)
                 app.cancel()
+
+    async def knows(self, headers: Headers) -> bool:
+        """Return whether these headers contain a valid key, or none is needed."""
+        return self._access.caller(dict(headers)) is not None
 
     async def check_health(self) -> None:
         """Serve ends a replica that raises here: one whose steps don't end (``watchdog_s``)."""
