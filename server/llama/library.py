@@ -13,9 +13,12 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import llama_cpp.llama_cpp as _bindings
+
+from server.errors import InternalError
 
 SWITCH_INTERVAL_S = 0.0005
 """A thread that comes back from a long native call waits so long for a busy Python thread to let go of the GIL;
@@ -150,9 +153,25 @@ def start_backend(numa: str = "") -> None:
     """Initialize the library; only the first call of each kind does something. `numa` is a process-wide choice."""
     C.llama_log_set(log_callback, None)
     atexit.register(_silence)
+    load_backends(C._lib)
     C.llama_backend_init()
     if numa:
         C.llama_numa_init(NUMA[numa])
+
+
+def load_backends(lib: ctypes.CDLL) -> None:
+    """Load the backends that were built as libraries of their own (``GGML_BACKEND_DL``), of the CPU's variants the best
+    that this machine can execute. Do nothing for a build that contains its backends. Raises InternalError.
+
+    llama.cpp by itself looks beside Python's executable and in the working directory, where they are not.
+    """
+    n_backends = bind(lib, "ggml_backend_reg_count", ctypes.c_size_t)
+    if n_backends():
+        return
+    folder = Path(lib._name).parent
+    bind(lib, "ggml_backend_load_all_from_path", None, ctypes.c_char_p)(bytes(folder))
+    if not n_backends():
+        raise InternalError(f"{folder} contains no backend that this machine can execute; reinstall llama-cpp-python")
 
 
 def _silence() -> None:
