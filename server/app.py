@@ -20,6 +20,9 @@ from typing import TYPE_CHECKING
 from fastapi import FastAPI
 
 from server import __version__, logs
+from server.confined.memory import MemoryWatch
+from server.confined.process import Process
+from server.constrain.grammar.sandbox import Sandbox
 from server.errors import ConfigError
 from server.first_screen import show_first_screen
 from server.hub.fetcher import HubFetcher
@@ -40,6 +43,7 @@ from server.pool.events import StatusChanged
 from server.pool.load.assembly import Factories
 from server.pool.load.loading import chat_template
 from server.pool.load.progress import show_load_progress
+from server.pool.model import compile_grammars
 from server.pool.pool import Pool
 from server.pool.protocols import Loader
 from server.pool.saved.address_files import AddressFiles
@@ -68,6 +72,7 @@ logger = logging.getLogger(__name__)
 
 CONFIG_ERROR_STATUS = 2
 WATCH_EVERY_S = 5.0  # that the watchdog looks
+MEMORY_WATCH_S = 0.5  # a sandbox may take some 100 MB until the watch looks again
 LINGER_S = 2.0  # what llama-server's variable for its tests does (server-models.cpp, debug_fake_timing)
 PICTURES = "server.llama.pictures:answerer"  # by name: it is other processes that import it
 PREPARE_THREADS = "prepare"  # their names begin so
@@ -80,12 +85,13 @@ def create_app(
     addresses: Sequence[str] = (),
     reread: Callable[[], Settings] | None = None,
     in_process: Callable[[], Loader] | None = None,
+    sandbox: Sandbox | None = None,
 ) -> FastAPI:
     """The application. It loads and serves nothing before its lifespan starts.
 
     `addresses`: where it will be, for its first screen; `loader` replaces the native library's (tests), and
-    `in_process` what makes one in a model's own process; `reread` says
-    what the settings are now, for ``GET /models?reload=1`` and after a download. Raises `ConfigError`.
+    `in_process` what makes one in a model's own process; `sandbox` replaces the one that compiles grammars; `reread`
+    says what the settings are now, for ``GET /models?reload=1`` and after a download. Raises `ConfigError`.
     """
     server = settings.server
     limits = PoolLimits(
@@ -98,7 +104,13 @@ def create_app(
     renderer = isolated_renderer() if loader is None else None
     if in_process is None and loader is None and os.name == "posix":
         in_process = loader_by_name(tuple(server.rpc))
-    factories = Factories(template=partial(chat_template, renderer=renderer), in_process=in_process)
+    if sandbox is None and os.name == "posix":
+        sandbox = Sandbox()
+    factories = Factories(
+        template=partial(chat_template, renderer=renderer),
+        grammar=partial(compile_grammars, sandbox=sandbox),
+        in_process=in_process,
+    )
     pool = Pool(
         model_specs(settings),
         loader or native_loader(server.rpc),
@@ -108,7 +120,12 @@ def create_app(
         reread=None if reread is None else partial(reread_models, reread),
         downloads=settings.serves_cache,
     )
-    ring = key_ring(server)
+    ring, sight = key_ring(server), sight_of(server)
+
+    def at_work() -> list[Process]:
+        """Processes that work for requests."""
+        return [each for some in (sandbox, sight, renderer) if some is not None for each in some.at_work]
+
     services = Services(
         pool=pool,
         live=Live(pool.states, History(pool.states)),
@@ -120,7 +137,8 @@ def create_app(
         prepare_long=ThreadPoolExecutor(1, thread_name_prefix=f"{PREPARE_THREADS}-long"),
         reading=ThreadPoolExecutor(1, thread_name_prefix=f"{PREPARE_THREADS}-body"),
         metrics=Metrics(pool.states),
-        sight=sight_of(server),
+        sight=sight,
+        memory=MemoryWatch(server.memory_reserve * MIB, at_work),
         keys=ring,
         gate=Gate(server.max_preparing),
         slot_files=slot_files_of(server),
@@ -131,7 +149,7 @@ def create_app(
         version=__version__,
         openapi_url=None,  # `routes.description.openapi` has it, and the page over it
         lifespan=lifespan_of(
-            *(services, server, renderer, addresses),
+            *(services, server, renderer, sandbox, addresses),
             Reload(settings, ring, pool, reread),
             *(events, tracing),
         ),
@@ -274,6 +292,7 @@ def lifespan_of(
     services: Services,
     server: ServerSettings,
     renderer: "IsolatedRenderer | None",
+    sandbox: Sandbox | None,
     addresses: Sequence[str],
     reload: Reload,
     events: KvEvents | None = None,
@@ -301,6 +320,7 @@ def lifespan_of(
             asyncio.create_task(services.metrics.watch_loop(), name="event loop lag"),
             asyncio.create_task(services.live.history.keep(), name="the last hour"),
             asyncio.create_task(watch_steps(services.pool, server.watchdog_s), name="watchdog"),
+            asyncio.create_task(watch_memory(services.memory), name="memory watch"),
         ]
         if events is not None:
             endless.append(asyncio.create_task(events.follow(services.pool.states), name="KV events"))
@@ -326,7 +346,9 @@ def lifespan_of(
                 task.cancel()
             await asyncio.gather(*endless, return_exceptions=True)
             await asyncio.gather(watch, bars)  # they end with the pool
-            for threads in (services.prepare, services.prepare_long, services.reading):
+            if sandbox is not None:
+                sandbox.close()
+            for threads in (services.prepare, services.prepare_long, services.reading, services.compiling.threads):
                 threads.shutdown(wait=False, cancel_futures=True)  # one may be deep in the library
             services.sight.close()
             if tracing is not None:
@@ -343,6 +365,13 @@ async def watch_steps(pool: Pool, limit_s: float) -> None:
     while limit_s:
         await asyncio.sleep(min(limit_s / 4, WATCH_EVERY_S))
         pool.check_progress(limit_s)
+
+
+async def watch_memory(memory: MemoryWatch) -> None:
+    """Look how much memory is left. Endless."""
+    while True:
+        memory.check()
+        await asyncio.sleep(MEMORY_WATCH_S)
 
 
 async def _follow_pool(services: Services) -> None:

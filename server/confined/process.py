@@ -5,19 +5,21 @@ What such a process does is one function of bytes, named ``module:function`` (`w
 """
 
 import os
+import resource
 import select
 import signal
 import subprocess
 import sys
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from threading import Lock
 
 from server.confined.worker import HEAD
 
 _BOOT = (
     "import sys; sys.path[:] = sys.argv[5:]; from server.confined.worker import main; "
-    "main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]))"
+    "main(sys.argv[1], float(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]))"
 )
 _INHERITED = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "TZ")  # to find libpython, and for strftime_now; no secrets
 
@@ -27,7 +29,7 @@ class WorkLimits:
     """What one piece of work may take: ``cpu_s`` of a processor, ``wall_s`` in all, ``memory_bytes`` beside what the
     process has when it begins, and ``answer_bytes``."""
 
-    cpu_s: int = 5
+    cpu_s: float = 5.0
     wall_s: float = 30.0
     memory_bytes: int = 1 << 30
     answer_bytes: int = 64 << 20
@@ -35,6 +37,14 @@ class WorkLimits:
 
 class Stopped(Exception):
     """Work that took more than it may, or crashed."""
+
+
+class TookTooLong(Stopped):
+    """Work that took more of a processor than it may."""
+
+
+class MemoryShort(Stopped):
+    """Work that was ended because the server's memory is short."""
 
 
 class Killed(Stopped):
@@ -47,8 +57,15 @@ class Processes:
     def __init__(self, function: str, limits: WorkLimits) -> None:
         self._function, self._limits = function, limits
         self._idle: list[Process] = []
+        self._busy: set[Process] = set()
         self._lock = Lock()
         self._closed = False
+
+    @property
+    def at_work(self) -> list["Process"]:
+        """Those that work on something now."""
+        with self._lock:
+            return list(self._busy)
 
     def ask(self, what: bytes, *request: bytes) -> tuple[bytes, bytes]:
         """The answer and what it is, one byte each way. Raises `Stopped`; after `Killed` it was tried twice."""
@@ -72,11 +89,16 @@ class Processes:
 
     def _answer(self, what: bytes, request: tuple[bytes, ...]) -> tuple[bytes, bytes]:
         process = self._taken() or Process(self._function, self._limits)
+        with self._lock:
+            self._busy.add(process)
         try:
             kind, answer, lasts = process.ask(what, *request)
         except BaseException:
             process.stop()
             raise
+        finally:
+            with self._lock:
+                self._busy.discard(process)
         if lasts:
             self._give_back(process)
         else:
@@ -101,10 +123,11 @@ class Processes:
 
 
 class Process:
-    """One process. Not safe for threads."""
+    """One process. Only `kill` may be called while another thread uses it."""
 
     def __init__(self, function: str, limits: WorkLimits) -> None:
         self._limits = limits
+        self._reason = ""
         numbers = (limits.cpu_s, limits.memory_bytes, limits.answer_bytes)
         given = (function, *map(str, numbers), *map(os.path.abspath, sys.path))
         self._process = subprocess.Popen(  # noqa: S603 - this interpreter, these arguments
@@ -149,11 +172,26 @@ class Process:
 
     def _end(self) -> Stopped:
         status = self._process.wait()
-        if status == -signal.SIGXCPU:
-            return Stopped(f"it took more than {self._limits.cpu_s} s of a processor")
+        if self._reason:
+            return MemoryShort(self._reason)
+        if status == -signal.SIGPROF:
+            return TookTooLong(f"it took more than {self._limits.cpu_s:g} s of a processor")
         if status == -signal.SIGKILL:
             return Killed("the process that worked on it was killed, twice")
         return Stopped(f"it took more than {self._limits.memory_bytes >> 20} MiB of memory, or crashed")
+
+    @property
+    def resident_bytes(self) -> int:
+        """Memory that the process holds; 0 when it has ended, or the system does not say."""
+        try:
+            return int(Path(f"/proc/{self.pid}/statm").read_text().split()[1]) * resource.getpagesize()
+        except (OSError, IndexError):
+            return 0
+
+    def kill(self, reason: str = "") -> None:
+        """Kill the process; an `ask` that waits for it raises `MemoryShort` with `reason`, without one `Killed`."""
+        self._reason = reason
+        self._process.kill()
 
     def stop(self) -> None:
         """End the process, whatever it does."""

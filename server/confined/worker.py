@@ -7,6 +7,7 @@ no file and no connection; it ends with its input, and by a signal when a reques
 import importlib
 import os
 import resource
+import signal
 import struct
 import sys
 from collections.abc import Callable
@@ -20,7 +21,7 @@ Answer = Callable[[bytes, bytes], tuple[bytes, bytes]]
 """What is asked and what is given, to the kind of an answer and the answer."""
 
 
-def main(function: str, cpu_s: int, memory_bytes: int, answer_bytes: int) -> None:
+def main(function: str, cpu_s: float, memory_bytes: int, answer_bytes: int) -> None:
     """Serve until the input ends. `function` makes the `Answer`, with all modules and files loaded that it needs."""
     module, _, name = function.partition(":")
     answer: Answer = getattr(importlib.import_module(module), name)()
@@ -59,11 +60,9 @@ def _mapped() -> int:
         return 0
 
 
-def _allow(cpu_s: int) -> None:
-    """So much more of the processor, then a signal that ends the process."""
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    _, hard = resource.getrlimit(resource.RLIMIT_CPU)
-    resource.setrlimit(resource.RLIMIT_CPU, (int(used.ru_utime + used.ru_stime) + cpu_s, hard))
+def _allow(cpu_s: float) -> None:
+    """Let the kernel end the process by SIGPROF after `cpu_s` more seconds of CPU time."""
+    signal.setitimer(signal.ITIMER_PROF, cpu_s)
 
 
 def _read(n_bytes: int) -> bytes:

@@ -12,7 +12,7 @@ from functools import partial
 from importlib.util import find_spec
 from typing import Protocol, TypeAlias
 
-from server.confined.process import Processes, Stopped, WorkLimits
+from server.confined.process import Process, Processes, Stopped, WorkLimits
 from server.confined.worker import FAULT, Answer
 from server.errors import InvalidRequest
 from server.media.bitmap import Bitmap, BitmapKind, Decoded, Video, bitmaps_of
@@ -135,6 +135,11 @@ class Decoder:
         if kind in (UNREADABLE, FAULT):
             raise Unreadable(answer.decode(errors="replace"))
         return _video(self._cut, answer, name) if header.kind == "video" else _bitmap(header.kind, answer, name)
+
+    @property
+    def at_work(self) -> list[Process]:
+        """The processes that decode a file now."""
+        return [each for some in (self._processes, *self._of_extras.values()) for each in some.at_work]
 
     def warm(self) -> None:
         """Start a process, for the first file that comes."""

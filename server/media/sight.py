@@ -11,6 +11,7 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from server.confined.process import Process
 from server.errors import InvalidRequest, MediaFull
 from server.media.bitmap import Bitmap, Decoded, bitmaps_of
 from server.media.decode import Decoder
@@ -81,6 +82,11 @@ class Sight:
             raise failed.exceptions[0] from None
         results = zip(wanted, (task.result() for task in found), strict=True)
         return {source: bitmap for source, bitmap in results if bitmap is not None}
+
+    @property
+    def at_work(self) -> list[Process]:
+        """The processes that decode a file now."""
+        return self._decoder.at_work
 
     def warm(self) -> None:
         """A model is there that can be shown something."""

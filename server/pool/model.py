@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import reduce
 from typing import TYPE_CHECKING, Self
 
+from server.constrain.grammar.sandbox import Sandbox
 from server.engine.stats import EngineStats, combined
 from server.engine.step.published import SlotSnapshot
 from server.errors import NotSupported
@@ -22,11 +23,14 @@ if TYPE_CHECKING:  # llguidance takes its time to import
 GrammarFactory = Callable[[Vocab], "GrammarCompiler"]
 
 
-def compile_grammars(vocab: Vocab) -> "GrammarCompiler":
-    """A grammar compiler for `vocab`; imports llguidance on first use."""
+def compile_grammars(vocab: Vocab, sandbox: Sandbox | None = None) -> "GrammarCompiler":
+    """Return a grammar compiler for `vocab`; imports llguidance on first use.
+
+    ``sandbox``: compiles what clients send first. Without one the compiler is only for grammars known to be harmless.
+    """
     from server.constrain.grammar.compiler import GrammarCompiler
 
-    return GrammarCompiler(vocab)
+    return GrammarCompiler(vocab, sandbox)
 
 
 def cannot_generate(model: str) -> NotSupported:

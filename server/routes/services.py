@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from fastapi import Request
 
+from server.confined.memory import MemoryWatch
 from server.engine.cache_scope import Mode
 from server.media.sight import Sight
 from server.metrics.exposition import Metrics
@@ -17,6 +18,7 @@ from server.pool.model import Lease
 from server.pool.pool import Pool
 from server.pool.saved.slot_files import SavedFiles
 from server.pool.spec import Task
+from server.routes.compiling import Compiling
 from server.routes.gate import Gate
 from server.routes.running import Running
 from server.transport.access.keys import CALLER, MANAGES, Key, KeyRing
@@ -34,7 +36,7 @@ class Services:
     ``prepare`` runs tokenization and template rendering off the event loop, ``prepare_long`` those of long texts, so
     that a few of them, which take seconds each, don't keep everybody else waiting. ``reading`` parses long request
     bodies, one after the other: parsing keeps the interpreter's lock, so that several at once would only keep everybody
-    else from it.
+    else from it. ``compiling`` repeats the preparation of a request whose grammar goes to the sandbox.
     """
 
     pool: Pool
@@ -48,9 +50,11 @@ class Services:
     tools: PageTools
     log: RecentLog
     bodies: Bodies
+    memory: MemoryWatch
     slot_files: SavedFiles | None = None  # where slots are saved; None = nowhere
     running: Running = field(default_factory=Running)
     gate: Gate = field(default_factory=Gate)
+    compiling: Compiling = field(default_factory=Compiling)
     responses: ResponseStore = field(default_factory=ResponseStore)
     keys: KeyRing = field(default_factory=KeyRing)
     rates: Rates = field(default_factory=Rates)

@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from fastapi import Request as HttpRequest
 
+from server.constrain.grammar.attempt import Attempt, CompileLater, cached_only, within
 from server.constrain.thinking_end import ReasoningSwitch
 from server.conversation.conversation import Media
 from server.conversation.prompt import can_show
@@ -291,12 +292,26 @@ class Session:
     async def _in_thread(self, work: Callable[[LoadedModel], T], model: LoadedModel) -> T:
         began = time.perf_counter()
         threads = self._services.prepare_long if self._is_long else self._services.prepare
-        future = threads.submit(work, model)
-        self._preparing = future  # type: ignore[assignment]
         try:
-            return await asyncio.wrap_future(future)
+            return await self._result(threads.submit(_with_known_grammars, work, model))
+        except CompileLater:
+            return await self._compile(work, model)
         finally:
             self._usage.prepare_s += time.perf_counter() - began
+
+    async def _compile(self, work: Callable[[LoadedModel], T], model: LoadedModel) -> T:
+        """Do `work` where it may wait for the sandbox. A disconnect ends the compilation."""
+        compiling, attempt = self._services.compiling, Attempt()
+        async with compiling.turn(self._client("")):
+            try:
+                return await self._result(compiling.threads.submit(_with_new_grammars, work, model, attempt))
+            except asyncio.CancelledError:
+                attempt.cancel()
+                raise
+
+    async def _result(self, future: Future[T]) -> T:
+        self._preparing = future  # type: ignore[assignment]
+        return await asyncio.wrap_future(future)
 
     def _sink(self, number: int) -> Sink:
         return partial(self._take, number)
@@ -305,6 +320,16 @@ class Session:
         self._events.append((number, events))
         if self._arrival is not None and not self._arrival.done():
             self._arrival.set_result(None)
+
+
+def _with_known_grammars(work: Callable[[LoadedModel], T], model: LoadedModel) -> T:
+    with cached_only():
+        return work(model)
+
+
+def _with_new_grammars(work: Callable[[LoadedModel], T], model: LoadedModel, attempt: Attempt) -> T:
+    with within(attempt):
+        return work(model)
 
 
 def session_of(request: HttpRequest, keep_alive_s: float | None = None, salt: str | None = None) -> Session:

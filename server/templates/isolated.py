@@ -9,7 +9,7 @@ import pickle
 from collections.abc import Mapping
 from typing import Any
 
-from server.confined.process import Processes, Stopped, WorkLimits
+from server.confined.process import Process, Processes, Stopped, WorkLimits
 from server.confined.worker import FAULT
 from server.templates.isolated_worker import BROKEN, CHECK, OPENED, REFUSAL, RENDER, TEXT
 from server.templates.rendering import RenderFault, RenderRefusal, RenderStopped, TemplateBroken
@@ -35,6 +35,11 @@ class IsolatedRenderer:
         """Render both there, with one question: the way takes as long as a short chat's rendering."""
         n_chars, _, texts = self._ask(OPENED, (source, dict(arguments))).partition("\n")
         return texts[: int(n_chars)], texts[int(n_chars) :]
+
+    @property
+    def at_work(self) -> list[Process]:
+        """The processes that render now."""
+        return self._processes.at_work
 
     def close(self) -> None:
         """End the processes; those at work end with their work."""

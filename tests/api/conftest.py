@@ -22,6 +22,7 @@ from fastapi import FastAPI
 
 from harness.fakes import FakeLoader
 from server.app import create_app
+from server.constrain.grammar.sandbox import Sandbox
 from server.options.read.roster import Origin
 from server.options.table.model import ModelSettings
 from server.options.table.server import ServerSettings
@@ -90,10 +91,15 @@ def serve() -> Serve:
 
     @asynccontextmanager
     async def start(
-        loader: FakeLoader | None = None, *, wait: bool = True, headers: Any = None, **settings: Any
+        loader: FakeLoader | None = None,
+        *,
+        wait: bool = True,
+        headers: Any = None,
+        sandbox: Sandbox | None = None,
+        **settings: Any,
     ) -> AsyncIterator[Api]:
         loader = loader or FakeLoader()
-        app = create_app(make_settings(**settings), loader=loader)
+        app = create_app(make_settings(**settings), loader=loader, sandbox=sandbox)
         transport = httpx.ASGITransport(app, raise_app_exceptions=True)
         async with (
             run_app(app),

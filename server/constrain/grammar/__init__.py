@@ -5,6 +5,8 @@ Every grammar comes from a client: whatever is wrong with it, or too much in it,
 ============================  ================================================================================
 ``compiler``, ``matcher``     a grammar to a constraint, one compiler per model; what the engine steps
 ``tokenizer``                 the vocabulary for llguidance
+``sandbox``, ``attempt``      grammars compiled in another process first; for as long as their client waits
+``build``                     what the server and its sandbox both do with a grammar
 ``limits``, ``panics``        how much a grammar may ask for; the Rust library's panics as our errors
 ``json_schema``, ``schema/``  a client's schema: is it one, how llguidance is asked for it
 ``unique/``                   ``uniqueItems``, which no grammar can say

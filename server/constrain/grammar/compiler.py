@@ -3,7 +3,7 @@ threads ask for the same at the same time.
 """
 
 import json
-import re
+import pickle
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from threading import Lock
@@ -11,16 +11,27 @@ from typing import Generic, TypeVar, cast
 
 import llguidance
 
+from server.constrain.grammar.attempt import CompileLater, may_wait
+from server.constrain.grammar.build import (
+    PARSE_FAILED,
+    LarkGrammar,
+    SchemaGrammar,
+    lark_grammar,
+    matcher_of,
+    schema_grammar,
+)
 from server.constrain.grammar.embedded.json_escapes import without_anchors
 from server.constrain.grammar.gbnf import parse_gbnf
 from server.constrain.grammar.gbnf_lark import to_lark
-from server.constrain.grammar.json_schema import ANY_OBJECT, grammar_text, unsupported, written
-from server.constrain.grammar.lark import checked_lark, literal
-from server.constrain.grammar.limits import MAX_TEXT_CHARS, PARSER_LIMITS
+from server.constrain.grammar.json_schema import ANY_OBJECT
+from server.constrain.grammar.lark import literal
+from server.constrain.grammar.limits import MAX_TEXT_CHARS
 from server.constrain.grammar.markers import MarkerIndex, Markers
-from server.constrain.grammar.matcher import MatcherConstraint, Recipe, first_line
+from server.constrain.grammar.matcher import MatcherConstraint, Recipe
 from server.constrain.grammar.panics import contained
-from server.constrain.grammar.tokenizer import build_tokenizer, end_tokens
+from server.constrain.grammar.sandbox import GRAMMAR, LARK, SCHEMA, Sandbox
+from server.constrain.grammar.schema.plain import is_plain
+from server.constrain.grammar.tokenizer import TokenTable, end_tokens
 from server.constrain.grammar.unique.items import ItemEnds, UniqueItems
 from server.errors import InvalidRequest
 from server.vocab import Vocab
@@ -35,7 +46,9 @@ class _Entry(Generic[T]):
         self.refused: InvalidRequest | None = None
 
     def get(self, make: Callable[[], T]) -> T:
-        with self.lock:
+        if not self.lock.acquire(blocking=may_wait()):
+            raise CompileLater
+        try:
             if self.refused is not None:
                 raise InvalidRequest(self.refused.message, self.refused.param)
             if not self.made:
@@ -45,6 +58,8 @@ class _Entry(Generic[T]):
                     self.refused = error
                     raise
             return self.made[0]
+        finally:
+            self.lock.release()
 
 
 class NewestValues(Generic[T]):
@@ -66,7 +81,6 @@ class NewestValues(Generic[T]):
 
 
 _CACHED = 32  # compiled grammars kept; agents send the same tools with every request
-PARSE_FAILED = "Failed to initialize samplers: failed to parse grammar"  # llama-server's words
 
 
 class GrammarCompiler:
@@ -74,13 +88,18 @@ class GrammarCompiler:
 
     The vocabulary is read at the first grammar, or by `prepare`: about a second for 150,000 tokens, for most of which
     llguidance keeps the interpreter's lock.
+
+    ``sandbox``: compiles each grammar first that is not known to be cheap; then methods may raise `CompileLater` and
+    `CompileCancelled`, too (`attempt`). Without one, grammars must be known to be harmless.
     """
 
-    def __init__(self, vocab: Vocab) -> None:
+    def __init__(self, vocab: Vocab, sandbox: Sandbox | None = None) -> None:
         self._vocab = vocab
+        self._sandbox = sandbox
         self._ends = frozenset(end_tokens(vocab))
         self._lock = Lock()
         self._tokenizer: llguidance.LLTokenizer | None = None
+        self._table = b""
         self._item_ends: ItemEnds | None = None
         self._compiled: NewestValues[MatcherConstraint] = NewestValues(_CACHED)
         self._made: NewestValues[object] = NewestValues(_CACHED)
@@ -93,26 +112,27 @@ class GrammarCompiler:
     def json_schema(self, schema: object) -> MatcherConstraint:
         """JSON that validates against `schema` (Draft 2020-12, or the draft that its `$schema` names)."""
         try:
-            key = f"json_schema {json.dumps(schema)}"
+            text = json.dumps(schema)
         except (ValueError, TypeError, RecursionError):  # no JSON, or too deep: `written` says which
-            return self._json_schema(schema)
-        return self._compiled.get(key, lambda: self._json_schema(schema)).fork()
+            return self._json_schema(schema, None)
+        return self._compiled.get(f"json_schema {text}", lambda: self._json_schema(schema, text)).fork()
 
-    def _json_schema(self, schema: object) -> MatcherConstraint:
-        text, unique, narrowed = written(schema, "json_schema")
-        try:
-            made = self._compile(grammar_text(text), "json_schema", "json_schema")
-            made.recipe = Recipe("json_schema", json.dumps(schema), "json_schema")
-        except InvalidRequest as error:
-            raise unsupported(error.message.removeprefix("json_schema: "), schema, narrowed) from None
-        return made if unique is None else UniqueItems.over(made, unique, self._all_item_ends())
+    def _json_schema(self, schema: object, text: str | None) -> MatcherConstraint:
+        if self._sandbox is None or text is None or is_plain(schema):
+            grammar = schema_grammar(schema)
+        else:
+            found = self._sandbox.compile(self._sent_tokens(), SCHEMA, text.encode(), "json_schema")
+            grammar = SchemaGrammar.from_json(schema, found)
+        recipe = Recipe("json_schema", text or "", "json_schema")
+        made = self._constraint(grammar.matcher(self._all_tokens()), recipe)
+        return made if grammar.unique is None else UniqueItems.over(made, grammar.unique, self._all_item_ends())
 
     def made_anew(self, recipe: Recipe) -> MatcherConstraint:
         """A constraint that a compiler over the same vocabulary has made, and that has taken ``recipe.begun`` since."""
         if recipe.kind == "json_schema":
             made = self.json_schema(json.loads(recipe.text))
         else:
-            made = self._constraint(recipe.text, recipe.param)
+            made = self._of_grammar(recipe.text, recipe.param)
         if recipe.begun:
             self.markers([recipe.begun.decode()]).feed(made, recipe.begun)
         return made
@@ -127,12 +147,20 @@ class GrammarCompiler:
             lark = to_lark(parse_gbnf(text), self.token_id, self._ends)
         except InvalidRequest as error:
             raise InvalidRequest(f"{PARSE_FAILED}: {error.message}", "grammar") from None
-        return self._constraint(lark, "grammar", PARSE_FAILED)
+        return self._of_grammar(lark, "grammar", PARSE_FAILED)
 
     def lark(self, text: str, *, max_chars: int = MAX_TEXT_CHARS) -> MatcherConstraint:
         """llguidance's dialect of Lark: rule `start`, inline ``%json {...}``."""
-        checked = checked_lark(text, max_chars)
-        return self._constraint(llguidance.LLMatcher.grammar_from_lark(checked), "grammar", PARSE_FAILED)
+        return self._compiled.get(f"lark {max_chars} {text}", lambda: self._lark(text, max_chars)).fork()
+
+    def _lark(self, text: str, max_chars: int) -> MatcherConstraint:
+        if self._sandbox is None:
+            grammar = lark_grammar(text, max_chars)
+        else:
+            request = json.dumps([text, max_chars]).encode()
+            grammar = LarkGrammar(self._sandbox.compile(self._sent_tokens(), LARK, request, "grammar"))
+        recipe = Recipe("grammar", grammar.text, grammar.param)
+        return self._constraint(grammar.matcher(self._all_tokens()), recipe)
 
     def markers(self, texts: Sequence[str]) -> Markers:
         """What the vocabulary has to say to these markers in free text."""
@@ -148,7 +176,7 @@ class GrammarCompiler:
         if len(pattern) > MAX_TEXT_CHARS:
             raise InvalidRequest(f"the regex has {len(pattern)} characters, {MAX_TEXT_CHARS} are allowed", "regex")
         grammar = llguidance.LLMatcher.grammar_from_regex(without_anchors(pattern))
-        return self._constraint(grammar, "regex", "invalid regex")
+        return self._of_grammar(grammar, "regex", "invalid regex")
 
     def choice(self, options: Sequence[str]) -> MatcherConstraint:
         """Exactly one of `options`."""
@@ -157,7 +185,7 @@ class GrammarCompiler:
         if sum(map(len, options)) > MAX_TEXT_CHARS:
             raise InvalidRequest(f"the choices have more than {MAX_TEXT_CHARS} characters in all", "choice")
         # One terminal: alternatives that begin alike must stay open side by side.
-        return self._constraint("start: CHOICE\nCHOICE: " + "\n  | ".join(map(literal, options)) + "\n", "choice")
+        return self._of_grammar("start: CHOICE\nCHOICE: " + "\n  | ".join(map(literal, options)) + "\n", "choice")
 
     def token_id(self, text: str) -> int | None:
         """The one token whose whole text is `text`, special ones included; None when there is no such token."""
@@ -171,33 +199,36 @@ class GrammarCompiler:
         token = self.token_id(text)
         return token if token is not None and not self._vocab.piece(token, special=False) else None
 
-    def _constraint(self, grammar: str, param: str, prefix: str = "") -> MatcherConstraint:
-        return self._compiled.get(grammar, lambda: self._compile(grammar, param, prefix or param)).fork()
+    def _of_grammar(self, grammar: str, param: str, prefix: str = "") -> MatcherConstraint:
+        return self._compiled.get(grammar, lambda: self._compiled_grammar(grammar, param, prefix or param)).fork()
 
-    @contained
-    def _compile(self, grammar: str, param: str, prefix: str) -> MatcherConstraint:
-        matcher = llguidance.LLMatcher(self._all_tokens(), grammar, log_level=0, limits=PARSER_LIMITS)
-        # The first mask finds grammars that match nothing, or cost too much, before a slot is taken.
-        allowed = b"" if matcher.is_error() else matcher.compute_bitmask()
-        if matcher.is_error() or not any(allowed):
-            reason = first_line(_without_place(matcher.get_error()))
-            raise InvalidRequest(f"{prefix}: {reason}", param)
-        return MatcherConstraint(matcher, self._vocab.n_tokens, self._ends, param, Recipe("grammar", grammar, param))
+    def _compiled_grammar(self, grammar: str, param: str, prefix: str) -> MatcherConstraint:
+        if self._sandbox is not None:
+            self._sandbox.compile(self._sent_tokens(), GRAMMAR, json.dumps([grammar, param, prefix]).encode(), param)
+        return self._constraint(
+            matcher_of(self._all_tokens(), grammar, param, prefix), Recipe("grammar", grammar, param)
+        )
+
+    def _constraint(self, matcher: llguidance.LLMatcher, recipe: Recipe) -> MatcherConstraint:
+        return MatcherConstraint(matcher, self._vocab.n_tokens, self._ends, recipe.param, recipe)
 
     @contained
     def _all_tokens(self) -> llguidance.LLTokenizer:
         with self._lock:
             if self._tokenizer is None:
-                self._tokenizer = build_tokenizer(self._vocab)
+                table = TokenTable.of(self._vocab)
+                self._tokenizer = table.tokenizer()
+                if self._sandbox is not None:
+                    self._table = pickle.dumps(table)
             return self._tokenizer
+
+    def _sent_tokens(self) -> bytes:
+        """The vocabulary as the sandbox reads it."""
+        self._all_tokens()
+        return self._table
 
     def _all_item_ends(self) -> ItemEnds:
         with self._lock:
             if self._item_ends is None:
                 self._item_ends = ItemEnds(self._vocab)
             return self._item_ends
-
-
-def _without_place(error: str) -> str:
-    """Drop the position of a generated text, keep that of a client's own lines."""
-    return re.sub(r"^at 1\(\d+\): ", "", error)

@@ -23,11 +23,16 @@ MAX_RULE_CHAIN = 500  # rules and groups along the longest chain of references
 MAX_REPETITIONS = 2000  # of `{m,n}` in GBNF, as llama.cpp (src/llama-grammar.cpp, MAX_REPETITION_THRESHOLD)
 MAX_GBNF_ITEMS = 20_000  # characters, classes and references in all; compiling that many takes about a second
 MAX_MASK_ITEMS = 400_000  # Earley items of one mask, about 4 a microsecond: no mask takes longer than 0.1 s
+MASK_FUEL = 1_000_000  # of the lexer for one mask and the tokens up to the next: about 0.1 s
+REFILL_S = 0.001  # of a thread's CPU time for tokens, after which a mask gives the lexer new fuel
+SLOW_S = 0.01  # of CPU time for a token or a mask: what is above counts
+MAX_SLOW_S = 2.0  # of such time in one reply; its lexer grows by about 200 MB a second
 
 PARSER_LIMITS = llguidance.LLParserLimits(
     step_max_items=MAX_MASK_ITEMS,
     max_items_in_row=16_000,  # four for each optional property that may come next
     max_lexer_states=50_000,  # about 100 MB at worst
+    step_lexer_fuel=MASK_FUEL,
     verbose_errors=False,  # an error must not quote another part of the request
 )
 

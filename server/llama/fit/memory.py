@@ -3,8 +3,8 @@ process."""
 
 import ctypes
 from collections.abc import Mapping
-from pathlib import Path
 
+from server.confined.memory import available_bytes, total_bytes
 from server.errors import ModelFailed
 from server.llama.devices import device_memory
 from server.llama.files.gguf_header import BLOCKS, GgufHeader
@@ -13,8 +13,6 @@ from server.llama.fit.choose import DeviceRoom, ModelShape
 from server.pool.footprint import HOST, Memory
 from server.pool.spec import LoadParams
 
-_MEMINFO = Path("/proc/meminfo")
-_CGROUP = Path("/sys/fs/cgroup")
 _GIB = 1 << 30
 # caches of another shape: sliding windows, latent attention, recurrent states
 _OTHER_SHAPES = ("attention.sliding_window", "attention.kv_lora_rank", "ssm.state_size", "wkv.head_size")
@@ -75,7 +73,7 @@ def machine_memory() -> dict[str, Memory]:
     """Of every device, and the machine's own under `HOST`; a device that doesn't say is not there."""
     found = device_memory()
     if available := available_bytes():
-        found[HOST] = Memory(_total_bytes(available), available)
+        found[HOST] = Memory(total_bytes(available), available)
     return found
 
 
@@ -90,36 +88,3 @@ def room(native: LoadParams, granted: Mapping[str, int]) -> DeviceRoom:
     tight = {name: min(memory.free, granted.get(name, memory.free)) for name, memory in now.items()}
     ample = {name: min(tight[name], memory.free - kept.get(name, 0)) for name, memory in now.items()}
     return DeviceRoom(ample, tight)
-
-
-def _total_bytes(otherwise: int) -> int:
-    """Of this process's control group, or the machine."""
-    try:
-        total = int(_MEMINFO.read_text().split()[1]) * 1024
-    except (OSError, IndexError, ValueError):
-        return otherwise
-    try:
-        return min(total, int((_CGROUP / "memory.max").read_text()))
-    except (OSError, ValueError):
-        return total
-
-
-def available_bytes() -> int:
-    """Memory that can still be taken without swapping, within this process's control group; 0 when unknown.
-
-    Cached files count as used in ``memory.current`` (cgroup v2), but the kernel gives them up under pressure, and a
-    GGUF that was just read or downloaded is such a file: they are free here, as in ``MemAvailable``.
-    """
-    try:
-        fields = dict(line.split(":", 1) for line in _MEMINFO.read_text().splitlines())
-        available = int(fields["MemAvailable"].split()[0]) * 1024
-    except (OSError, KeyError, ValueError):
-        return 0
-    try:
-        limit = int((_CGROUP / "memory.max").read_text())
-        used = int((_CGROUP / "memory.current").read_text())
-        stat = dict(line.split() for line in (_CGROUP / "memory.stat").read_text().splitlines())
-        cached = int(stat.get("active_file", 0)) + int(stat.get("inactive_file", 0))
-    except (OSError, ValueError):
-        return available
-    return max(1, min(available, limit - used + cached))

@@ -3,6 +3,7 @@
 import threading
 from dataclasses import replace
 
+from server.confined.memory import available_bytes
 from server.engine.runner_api import RunnerInfo
 from server.errors import InternalError, ModelFailed
 from server.llama.context.draft_runner import LlamaDraftRunner
@@ -11,7 +12,7 @@ from server.llama.context.thread_pools import thread_pools
 from server.llama.devices import offloads, used_devices
 from server.llama.files.model_file import ModelFiles
 from server.llama.fit.breakdown import Taken
-from server.llama.fit.memory import available_bytes, check_kv_fits
+from server.llama.fit.memory import check_kv_fits
 from server.llama.library import C, collect_errors, fast, reason
 from server.pool.footprint import Footprint
 from server.pool.spec import DraftFile

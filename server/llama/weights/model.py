@@ -8,6 +8,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 
+from server.confined.memory import available_bytes
 from server.engine.runner_api import RunnerInfo
 from server.errors import InternalError, ModelFailed
 from server.llama.context.cost import ContextCost, measure, piece_s
@@ -24,7 +25,7 @@ from server.llama.files.model_file import ModelFiles
 from server.llama.files.roles import Roles, is_encoder, roles
 from server.llama.fit.breakdown import Taken
 from server.llama.fit.measure import adapters
-from server.llama.fit.memory import available_bytes, check_kv_fits
+from server.llama.fit.memory import check_kv_fits
 from server.llama.library import C, collect_errors, reason
 from server.llama.media.projector import Projector
 from server.llama.media.usage import projector_memory

@@ -94,6 +94,10 @@ class ListenSettings(SettingsModel):
     """Longest seconds of one step: then the model counts as failed, its requests end, all stacks are logged, and /livez
     says 503, since only a restart ends the step; of a model with isolation: process its process is killed and started
     again instead, and so is one whose load gets no further for as long (60 at least). 0 = any."""
+    memory_reserve: Int = option(128, ge=0, metavar="MIB")
+    """Memory in MiB that is kept free, of the control group or the machine. While less is left, /readyz says 503, and
+    the sandbox process that takes the most is ended with its request: one that compiles a grammar, renders a template
+    or decodes media. 0 = any."""
     drain_s: Float = option(30.0, ge=0)
     """Seconds that running requests may take to finish when the server stops."""
 

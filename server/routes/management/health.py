@@ -25,6 +25,7 @@ from server.transport.streams.sse import HEAD_ONLY
 router = APIRouter(tags=["health"])
 
 NO_SLOT = "no slot available"
+NOT_READY = "not ready; with an API key it is told why"
 _FULL_STATUS = 503
 
 
@@ -76,21 +77,30 @@ async def root(request: Request) -> Response:
 
 @router.get("/livez")
 async def livez(request: Request) -> Response:
-    """200 for as long as the event loop runs and steps end: what fails it deserves a restart."""
+    """200 for as long as the event loop runs and steps end: what fails it deserves a restart.
+
+    ``memory`` says that little is left; a restart would not serve those who wait for it.
+    """
     if services(request).pool.hangs:
         raise Unavailable("a step hangs; only a restart ends it")
-    return json_reply({"status": "ok"})
+    body = {"status": "ok"}
+    if knows_all(request) and (short := services(request).memory.short):
+        body["memory"] = short
+    return json_reply(body)
 
 
 @router.get("/readyz")
 async def readyz(request: Request) -> Response:
     """200 once no model that loads at start is still loading and one of them serves; failed ones are named.
 
-    A failed model takes the others' traffic away only if none is left. 503 as soon as the server is to stop.
+    A failed model takes the others' traffic away only if none is left. 503 as soon as the server is to stop, and while
+    its memory is short (``memory_reserve``).
     """
     used = services(request)
     if used.draining.is_set() or used.leaving.is_set():
         raise ShuttingDown
+    if used.memory.short:
+        raise Unavailable(used.memory.short if knows_all(request) else NOT_READY)
     if knows_all(request):
         return readiness(used.pool.states())
     with without_reasons():
@@ -111,7 +121,7 @@ def without_reasons() -> Iterator[None]:
     except ModelLoading:
         raise  # names none
     except Unavailable:
-        raise Unavailable("not ready; with an API key it is told why") from None
+        raise Unavailable(NOT_READY) from None
 
 
 def readiness(states: list[ModelState]) -> Response:

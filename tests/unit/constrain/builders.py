@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Iterable
+from typing import Any
 
 from harness.fakes import FakeVocab
 from server.constrain.grammar.compiler import GrammarCompiler
@@ -75,3 +76,37 @@ def walk(constraint: MatcherConstraint, vocab: WordVocab, seed: int, *, at_most:
 def _closing(tokens: Iterable[int]) -> int:
     order = b'"}]>xea,0:'
     return min(tokens, key=lambda token: (order.find(bytes([token])) % 99 if token < 256 else 100, token))
+
+
+def exploding_schema() -> dict[str, Any]:
+    """A small schema whose branches, once each excludes the others, take llguidance minutes and gigabytes to join."""
+    place = {
+        "type": "object",
+        "properties": {
+            "from": {"type": "string"},
+            "stops": {"type": "array", "items": {"type": "string"}, "minItems": 1},
+        },
+    }
+    branch = {"oneOf": [{"$ref": f"#/$defs/{name}"} for name in ("ride", "walk", "never", "both", "either")]}
+    return {
+        "type": "object",
+        "properties": {"trip": branch},
+        "required": ["trip"],
+        "$defs": {
+            "place": place,
+            "ride": _with_place({"ticket": {"type": "object"}}),
+            "walk": _with_place({"pace": {"type": "string"}, "tags": {**place["properties"]["stops"]}}),
+            "never": _needing("never", branch),
+            "both": _needing("both", {"type": "array", "items": branch}),
+            "either": _needing("either", {"type": "array", "items": branch}),
+        },
+    }
+
+
+def _with_place(properties: dict[str, Any]) -> dict[str, Any]:
+    own = {"properties": properties, "required": [next(iter(properties))]}
+    return {"type": "object", "allOf": [own, {"$ref": "#/$defs/place"}]}
+
+
+def _needing(name: str, value: object) -> dict[str, Any]:
+    return {"type": "object", "properties": {name: value}, "required": [name]}

@@ -17,9 +17,13 @@ Place: TypeAlias = tuple[int, ...]
 
 
 class UniquePlaces:
-    """Of one rewritten schema. Only caches change, so that forks share it. ``first``: one of them, in words."""
+    """The places of one rewritten schema. Only caches change, so that forks share it.
+
+    ``document``: the schema. ``first``: the first such place, in words.
+    """
 
     def __init__(self, root: Mapping[str, Any], first: str) -> None:
+        self.document = root
         self.first = first
         self._definitions = {f"#/$defs/{name}": schema for name, schema in root.get("$defs", {}).items()} | {"#": root}
         self._schemas: list[Any] = []

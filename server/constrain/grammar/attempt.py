@@ -1,0 +1,95 @@
+"""How a thread may compile a client's grammar: only if that is cheap, or for as long as the client waits.
+
+Compiling in the sandbox can take seconds, so a thread that serves many requests must not wait for it. Such a thread
+runs its work in `cached_only`: a grammar that needs the sandbox raises `CompileLater` there. The caller then repeats
+the work in another thread within an `Attempt`, which it cancels when the client disconnects.
+"""
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from threading import Lock
+
+MAX_SANDBOX_S = 10.0
+"""Seconds in the sandbox that all grammars of one request may take: tools have one each."""
+
+
+class CompileLater(Exception):
+    """A grammar is neither cached nor cheap to compile."""
+
+
+class CompileCancelled(Exception):
+    """The attempt was cancelled."""
+
+
+class Attempt:
+    """One request's work in the sandbox. `cancel` may be called from any thread."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._cancelled = False
+        self._end: Callable[[], None] | None = None
+        self.left_s = MAX_SANDBOX_S
+
+    def cancel(self) -> None:
+        """End the work that runs now, and refuse what would follow."""
+        with self._lock:
+            self._cancelled = True
+            end = self._end
+            if end is not None:
+                end()
+
+    @contextlib.contextmanager
+    def working(self, end: Callable[[], None]) -> Iterator[None]:
+        """Run the block, which `end` ends early from another thread. Raises `CompileCancelled`."""
+        with self._lock:
+            if self._cancelled:
+                raise CompileCancelled
+            self._end = end
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self.left_s -= time.monotonic() - began
+            with self._lock:
+                self._end = None
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether `cancel` was called."""
+        return self._cancelled
+
+
+_ATTEMPT: ContextVar[Attempt | None] = ContextVar("attempt", default=None)
+_CACHED_ONLY: ContextVar[bool] = ContextVar("cached_only", default=False)
+
+
+@contextlib.contextmanager
+def cached_only() -> Iterator[None]:
+    """Let grammars in this thread raise `CompileLater` instead of going to the sandbox."""
+    token = _CACHED_ONLY.set(True)
+    try:
+        yield
+    finally:
+        _CACHED_ONLY.reset(token)
+
+
+@contextlib.contextmanager
+def within(attempt: Attempt) -> Iterator[None]:
+    """Let grammars in this thread be compiled for as long as `attempt` is not cancelled."""
+    token = _ATTEMPT.set(attempt)
+    try:
+        yield
+    finally:
+        _ATTEMPT.reset(token)
+
+
+def may_wait() -> bool:
+    """Whether this thread may wait for the sandbox."""
+    return not _CACHED_ONLY.get()
+
+
+def current() -> Attempt:
+    """The attempt of this thread; a new one where the caller has none, such as at a model's load."""
+    return _ATTEMPT.get() or Attempt()

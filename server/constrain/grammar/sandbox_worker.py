@@ -1,0 +1,77 @@
+"""The process behind `sandbox`: compiles a grammar as the server will, and tries it out."""
+
+import json
+import pickle
+import random
+from collections.abc import Callable
+from typing import Any
+
+import llguidance
+
+from server.confined.worker import Answer
+from server.constrain.grammar.build import lark_grammar, matcher_of, schema_grammar
+from server.constrain.grammar.matcher import first_line
+from server.constrain.grammar.sandbox import DONE, GRAMMAR, LARK, REFUSED, SCHEMA, VOCABULARY
+from server.constrain.grammar.tokenizer import TokenTable
+from server.errors import InvalidRequest
+
+_N_WALKS, _N_STEPS = 2, 24
+"""Tokens that a grammar is tried with: some fail at the first text that they are given."""
+
+
+def answerer() -> Answer:
+    """What the process does with a request."""
+    tokenizers: list[llguidance.LLTokenizer] = []
+
+    def answer(what: bytes, request: bytes) -> tuple[bytes, bytes]:
+        if what == VOCABULARY:
+            table: TokenTable = pickle.loads(request)  # noqa: S301 - of the server's own
+            tokenizers[:] = [table.tokenizer()]
+            return DONE, b""
+        try:
+            return DONE, json.dumps(_TRIES[what](tokenizers[0], json.loads(request))).encode()
+        except InvalidRequest as error:
+            return REFUSED, json.dumps([error.message, error.param]).encode()
+
+    return answer
+
+
+def _schema(tokenizer: llguidance.LLTokenizer, schema: Any) -> Any:
+    grammar = schema_grammar(schema)
+    _try_out(grammar.matcher(tokenizer), "json_schema", "json_schema")
+    return grammar.as_json()
+
+
+def _lark(tokenizer: llguidance.LLTokenizer, given: Any) -> Any:
+    grammar = lark_grammar(*given)
+    _try_out(grammar.matcher(tokenizer), grammar.param, grammar.prefix)
+    return grammar.text
+
+
+def _grammar(tokenizer: llguidance.LLTokenizer, given: Any) -> Any:
+    grammar, param, prefix = given
+    _try_out(matcher_of(tokenizer, grammar, param, prefix), param, prefix)
+    return None
+
+
+_TRIES: dict[bytes, Callable[[llguidance.LLTokenizer, Any], Any]] = {SCHEMA: _schema, LARK: _lark, GRAMMAR: _grammar}
+
+
+def _try_out(matcher: llguidance.LLMatcher, param: str, prefix: str) -> None:
+    """Take random tokens that may come. Raises `InvalidRequest` where the matcher gives up, as it would in a reply."""
+    for seed in range(_N_WALKS):
+        chance, walked = random.Random(seed), matcher.deep_copy()  # noqa: S311 - to be the same each time
+        for _ in range(_N_STEPS):
+            mask = walked.compute_bitmask()
+            if walked.is_stopped() or not walked.consume_token(_any_token(mask, chance)):
+                break
+        if walked.is_error():
+            reason = first_line(walked.get_error())
+            raise InvalidRequest(f"{prefix}: it can't be followed within the limits of a token: {reason}", param)
+
+
+def _any_token(mask: bytes, chance: random.Random) -> int:
+    """A token of the mask, at random by its place; there is one."""
+    start = chance.randrange(len(mask))
+    at = next(n % len(mask) for n in range(start, start + len(mask)) if mask[n % len(mask)])
+    return at * 8 + chance.choice([bit for bit in range(8) if mask[at] >> bit & 1])

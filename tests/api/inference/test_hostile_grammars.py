@@ -1,0 +1,107 @@
+"""A client's grammar that takes too much: it is refused, ends with its client, and costs no other client anything."""
+
+import asyncio
+from contextlib import AsyncExitStack
+from typing import Any
+
+import pytest
+
+from server.confined.memory import MemoryWatch
+from server.confined.process import WorkLimits
+from server.constrain.grammar.sandbox import Sandbox
+from server.routes.compiling import N_AT_ONCE
+from tests.api.conftest import Serve, until
+from tests.api.streams import posting
+from tests.unit.constrain.builders import exploding_schema
+
+URL = "/v1/chat/completions"
+MESSAGES = [{"role": "user", "content": "Hi"}]
+AMPLE = WorkLimits(cpu_s=120, wall_s=120, memory_bytes=2 << 30)
+"""Enough for the exploding schema to go on until somebody ends it."""
+HOSTILE: dict[str, dict[str, Any]] = {
+    "response_format.json_schema.schema": {
+        "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": exploding_schema()}}
+    },
+    "json_schema": {"json_schema": exploding_schema()},
+    "structured_outputs.json": {"structured_outputs": {"json": exploding_schema()}},
+    "tools.0.function.parameters": {
+        "tools": [{"type": "function", "function": {"name": "f", "parameters": exploding_schema()}}],
+        "tool_choice": "required",
+    },
+}
+
+
+def body(stream: bool = False, number: int = 0) -> dict[str, Any]:
+    """A chat whose schema explodes; another one for each `number`."""
+    schema = {**exploding_schema(), "title": str(number)}
+    shape = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    return {"messages": MESSAGES, "stream": stream, "response_format": shape}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("field", HOSTILE)
+async def test_a_schema_that_explodes_is_refused_with_its_field(serve: Serve, field: str, stream: bool) -> None:
+    sandbox = Sandbox(WorkLimits(cpu_s=0.3, wall_s=60))
+    async with serve(sandbox=sandbox) as api:
+        reply = await api.client.post(URL, json={"messages": MESSAGES, "stream": stream, **HOSTILE[field]})
+        assert reply.status_code == 400
+        error = reply.json()["error"]
+        assert error["message"].startswith(f"{field}: compiling it was stopped, it took more than 0.3 s of a processor")
+        assert "use fewer or simpler alternatives" in error["message"]
+        assert (await api.client.post(URL, json={"messages": MESSAGES})).status_code == 200
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_disconnect_ends_the_compilation(serve: Serve, stream: bool) -> None:
+    sandbox = Sandbox(AMPLE)
+    async with serve(sandbox=sandbox) as api:
+        async with posting(api.app, URL, body(stream)) as exchange:
+            await until(lambda: sandbox.at_work)
+            exchange.disconnect()
+            await asyncio.wait([exchange.task])
+        await until(lambda: not sandbox.at_work)
+
+
+async def test_other_clients_are_served_while_grammars_explode(serve: Serve) -> None:
+    """As many as can be compiled at once and more, each of which never ends."""
+    sandbox = Sandbox(AMPLE)
+    plain = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "string", "enum": ["a"]}}}
+    async with serve(sandbox=sandbox) as api, AsyncExitStack() as stack:
+        exchanges = [
+            await stack.enter_async_context(posting(api.app, URL, body(number=number)))
+            for number in range(N_AT_ONCE + 6)
+        ]
+        await until(lambda: len(sandbox.at_work) == N_AT_ONCE)
+        await until(lambda: api.app.state.services.compiling.n_waiting == 6)
+        assert (await api.client.post(URL, json={"messages": MESSAGES})).status_code == 200
+        reply = await api.client.post(URL, json={"messages": MESSAGES, "response_format": plain})
+        assert reply.json()["choices"][0]["message"]["content"] == '"a"'
+        assert (await api.client.get("/health")).status_code == 200
+        for exchange in exchanges:
+            exchange.disconnect()
+        await asyncio.wait([exchange.task for exchange in exchanges])
+        await until(lambda: not sandbox.at_work)
+        assert api.app.state.services.compiling.n_waiting == 0
+
+
+async def test_short_memory_ends_the_grammar_that_takes_it_and_takes_the_traffic_away(serve: Serve) -> None:
+    sandbox = Sandbox(AMPLE)
+    async with serve(sandbox=sandbox) as api:
+        watch: MemoryWatch = api.app.state.services.memory
+        assert (await api.client.get("/readyz")).status_code == 200
+        watch._reserve = 1 << 50
+        task = asyncio.create_task(api.client.post(URL, json=body()))
+        await until(lambda: (watch.check(), task.done())[1])
+        reply = task.result()
+        assert reply.status_code == 503
+        assert "the server's memory is short" in reply.json()["error"]["message"]
+        ready, live = await api.client.get("/readyz"), await api.client.get("/livez")
+        assert ready.status_code == 503
+        assert "memory is short" in ready.json()["error"]["message"]
+        assert live.status_code == 200
+        assert "memory is short" in live.json()["memory"]
+        assert (await api.client.post(URL, json={"messages": MESSAGES})).status_code == 200, "what fits is served"
+        watch._reserve = 0
+        watch.check()
+        assert (await api.client.get("/readyz")).status_code == 200
+        assert (await api.client.get("/livez")).json() == {"status": "ok"}
