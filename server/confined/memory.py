@@ -67,14 +67,14 @@ class MemoryWatch:
         self._reserve, self._at_work, self._available = reserve_bytes, at_work, available
         self.short = ""
 
-    def check(self) -> None:
-        """Look once; logs where memory becomes short, what is ended, and where it is enough again."""
+    def check(self) -> bool:
+        """Look once; returns whether memory is short. Logs where it becomes so, what is ended, and where it is over."""
         left = self._available()
         if not 0 < left < self._reserve:
             if self.short:
                 log.warning("memory is enough again: %d MiB are left", left >> 20)
             self.short = ""
-            return
+            return False
         said = f"memory is short: {left >> 20} MiB are left, {self._reserve >> 20} are kept free (memory_reserve)"
         if not self.short:
             log.error("%s", said)
@@ -85,3 +85,4 @@ class MemoryWatch:
             reason = f"the server's memory is short, and this took {size >> 20} MiB"
             log.error("%s: process %d is ended, which takes %d MiB for a request", said, process.pid, size >> 20)
             process.kill(reason)
+        return True

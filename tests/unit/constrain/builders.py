@@ -80,11 +80,12 @@ def _closing(tokens: Iterable[int]) -> int:
 
 def exploding_schema() -> dict[str, Any]:
     """A small schema whose branches, once each excludes the others, take llguidance minutes and gigabytes to join."""
+    stops = {"type": "array", "items": {"type": "string"}, "minItems": 1}
     place = {
         "type": "object",
         "properties": {
             "from": {"type": "string"},
-            "stops": {"type": "array", "items": {"type": "string"}, "minItems": 1},
+            "stops": stops,
         },
     }
     branch = {"oneOf": [{"$ref": f"#/$defs/{name}"} for name in ("ride", "walk", "never", "both", "either")]}
@@ -95,7 +96,7 @@ def exploding_schema() -> dict[str, Any]:
         "$defs": {
             "place": place,
             "ride": _with_place({"ticket": {"type": "object"}}),
-            "walk": _with_place({"pace": {"type": "string"}, "tags": {**place["properties"]["stops"]}}),
+            "walk": _with_place({"pace": {"type": "string"}, "tags": stops}),
             "never": _needing("never", branch),
             "both": _needing("both", {"type": "array", "items": branch}),
             "either": _needing("either", {"type": "array", "items": branch}),

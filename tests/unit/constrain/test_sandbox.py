@@ -201,7 +201,7 @@ def test_short_memory_ends_the_largest_sandbox_and_says_so() -> None:
 
     thread = threading.Thread(target=work)
     thread.start()
-    until(lambda: (watch.check(), ended)[1])  # a process is only ended once it has grown
+    until(lambda: watch.check() and ended)  # a process is only ended once it has grown
     thread.join(60)
     assert "the server's memory is short, and this took" in ended[0].message
     assert "1 MiB are left, 64 are kept free" in watch.short
