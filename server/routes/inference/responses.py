@@ -9,8 +9,7 @@ from server.errors import InvalidRequest, NotFound, short
 from server.media.source import Seen
 from server.pool.model import LoadedModel
 from server.routes.generate import StreamWords, answer, compute
-from server.routes.services import services
-from server.transport.access.auth import client_name
+from server.routes.services import owner_of, services
 from server.transport.bodies.read import read_as
 from server.transport.reply import json_reply
 from server.transport.streams.event_socket import CONNECTION
@@ -94,11 +93,9 @@ async def delete_response(request: Request, response_id: str) -> Response:
 
 
 def _stored(request: Request) -> ClientResponses:
-    headers = dict(request.scope["headers"])
-    owner = client_name(headers.get(b"authorization"), headers.get(b"x-api-key"))
     kept: dict[str, Any] | None = request.scope.get(CONNECTION)
     own = None if kept is None else kept.setdefault("responses", ResponseStore(OWN_RESPONSES, OWN_BYTES))
-    return services(request).responses.of(owner, own)
+    return services(request).responses.of(owner_of(request), own)
 
 
 def _not_found(response_id: str) -> NotFound:
