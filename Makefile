@@ -45,7 +45,7 @@ quick: $(VENV)/.installed-dev $(VENV)/.templates
 # that people run.
 nightly: $(VENV)/.installed-dev check $(VENV)/.templates $(VENV)/.smollm2
 	$(DOWNLOADS) $(BIN)/python -m pytest -q $(TWO) -p randomly --hypothesis-profile=search --cov
-	$(MAKE) fuzz-engine kinds conformance clients page docs wheel chaos schemathesis ray
+	$(MAKE) fuzz-engine kinds conformance clients page docs wheel chaos schemathesis ray pod
 
 # Ten times what the server can do, of 500 clients, a third of them slow, broken or gone: ten minutes, or FOR seconds. Half
 # an hour of no more than it can do. Figures, and a plot of memory, descriptors and waits in build/; fails where a sound
@@ -79,6 +79,24 @@ wheel: $(VENV)/.installed
 image: $(VENV)/.installed
 	$(BIN)/pip wheel --quiet --no-deps --constraint $(CONSTRAINTS) --wheel-dir build/image llama-cpp-python
 	WHEEL=$$(ls build/image/llama_cpp_python-*.whl) deploy/image.sh
+
+# The image in podman, under the Pod that kubectl renders of each layer, with the test as the kubelet; then docker-compose.yml.
+# Runs as root on Debian. POD_IMAGE=name takes an image of that store instead of a new one. docs/kubernetes.md.
+POD := $(CURDIR)/build/pod
+POD_TOOLS := podman runc conmon buildah mmdebstrap kubectl systemd-analyze unshare ip
+pod: $(VENV)/.installed-dev $(POD)/.installed
+	@for each in $(POD_TOOLS); do command -v $$each > /dev/null || missing="$$missing $$each"; done; \
+	  test -z "$$missing" || { echo "make pod needs$$missing: as root, apt-get install podman runc conmon buildah" \
+	  "mmdebstrap kubernetes-client systemd util-linux iproute2" >&2; exit 1; }
+	@test $$(id -u) = 0 || { echo "make pod needs root: podman runs containers with the users of the manifests" >&2; exit 1; }
+	$(if $(POD_IMAGE),,$(MAKE) image WORK=$(POD))
+	POD_STORE=$(POD)/store POD_RUNROOT=$(POD)/run PODMAN_COMPOSE=$(POD)/venv/bin/podman-compose \
+	  unshare --net sh -c 'ip link set lo up && exec $(BIN)/python -m pytest -q tests/pod/pod.py'
+
+$(POD)/.installed: tests/pod/requirements.txt
+	$(PYTHON) -m venv $(POD)/venv
+	$(POD)/venv/bin/pip install --quiet --requirement $<
+	@touch $@
 
 # The newest versions that pyproject.toml allows become those that are tested and shipped.
 locks: $(VENV)/.installed-dev
