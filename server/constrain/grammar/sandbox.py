@@ -20,7 +20,7 @@ VOCABULARY, SCHEMA, LARK, GRAMMAR = b"v", b"s", b"l", b"g"
 DONE, REFUSED = b"d", b"r"
 """What is answered, in JSON: what `build` has made of it, or the message and field of an `InvalidRequest`."""
 ANSWERER = "server.constrain.grammar.sandbox_worker:answerer"
-LIMITS = WorkLimits(cpu_s=1.0, wall_s=15.0, memory_bytes=640 << 20, answer_bytes=32 << 20)
+LIMITS = WorkLimits(cpu_s=1.5, wall_s=15.0, memory_bytes=640 << 20, answer_bytes=32 << 20)
 """Of one grammar. The memory includes a vocabulary, about 100 MB for 150,000 tokens."""
 _TOO_MUCH = "compiling it was stopped, {}: use fewer or simpler alternatives, references and patterns"
 
