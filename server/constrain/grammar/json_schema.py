@@ -6,7 +6,7 @@ SPACE_RULE). So does an object that lists its properties and is silent about oth
 it, build_object).
 
 Unlike llama-server, a keyword that cannot be enforced is an error, not ignored. What llguidance does not have is
-rewritten where that is possible (`schema`). Unknown values of `format` are ignored: by the standard, they say nothing.
+rewritten where that is possible (`schema`). A `format` that the specification does not name is an annotation.
 """
 
 import json

@@ -9,6 +9,7 @@ from fractions import Fraction
 from math import isfinite, lcm
 from typing import Any
 
+from server.constrain.grammar.schema.formats import FORMATS
 from server.constrain.grammar.schema.keywords import Schema
 from server.errors import InvalidRequest
 
@@ -108,9 +109,9 @@ class Joined:
         """Patterns of one text; of alternatives the most."""
         if value not in self._counts:
             alternatives = (part for part in value if not isinstance(part, int))
-            self._counts[value] = sum(
-                "pattern" in self._schemas[part] for part in value if isinstance(part, int)
-            ) + sum(max(map(self._n_patterns, ways), default=0) for ways in alternatives)
+            self._counts[value] = sum(_n_own(self._schemas[part]) for part in value if isinstance(part, int)) + sum(
+                max(map(self._n_patterns, ways), default=0) for ways in alternatives
+            )
         return self._counts[value]
 
     def _multiple(self, schema: Schema) -> int:
@@ -159,14 +160,18 @@ def _children(schema: dict[str, Any], step: _Step) -> Iterator[Schema]:
         yield schema.get("items", True)
 
 
+def _n_own(schema: Mapping[str, Any]) -> int:
+    """Patterns that the schema itself names; a `format` is one."""
+    return ("pattern" in schema) + (schema.get("format") in FORMATS)
+
+
 def _patterns(value: object) -> Iterator[str]:
-    """Every text under a keyword `pattern`, or under a property that is named so."""
+    """Every text under a keyword `pattern` or `format`, or under a property that is named so."""
     left = [value]
     while left:
         each = left.pop()
         if isinstance(each, Mapping):
-            if isinstance(each.get("pattern"), str):
-                yield each["pattern"]
+            yield from (each[key] for key in ("pattern", "format") if isinstance(each.get(key), str))
             left += each.values()
         elif isinstance(each, list):
             left += each

@@ -12,6 +12,7 @@ from typing import Any
 from server.constrain.grammar.schema.complement import Complements
 from server.constrain.grammar.schema.disjoint import Disjointness
 from server.constrain.grammar.schema.document import unenforceable
+from server.constrain.grammar.schema.formats import FORMATS
 from server.constrain.grammar.schema.joined import Joined
 from server.constrain.grammar.schema.keywords import LISTS, MAPS, SINGLE, Schema
 from server.constrain.grammar.schema.language import split_look_aheads
@@ -19,9 +20,6 @@ from server.constrain.grammar.schema.negation import Negations, any_of
 from server.constrain.grammar.unique.places import MARK
 from server.errors import InvalidRequest
 
-FORMATS = frozenset(
-    ["date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"]
-)  # those that llguidance enforces (docs/json_schema.md); the others are annotations, as the standard says
 MAX_SCHEMAS = 40_000  # of the document as it is rewritten
 MAX_EXCLUDED = 60_000  # characters of all that look-aheads of the document become
 MAX_ALTERNATIVES = 64  # that one keyword may become
@@ -214,18 +212,17 @@ class Rewriter:
         return []
 
     def _text(self, own: dict[str, Any], place: str) -> list[Schema]:
-        if own.get("format", "date") not in FORMATS:
-            del own["format"]
+        more: list[Schema] = [{"pattern": each} for each in FORMATS.get(own.pop("format", ""), ())]
         split = split_look_aheads(own.get("pattern", ""), self._complements)
         if split is None:
-            return []
+            return more
         self._n_excluded += sum(map(len, split[1:]))
         if self._n_excluded > MAX_EXCLUDED:  # the pattern stays, and llguidance refuses it
-            return []
+            return more
         if not own["pattern"].startswith("^"):
             self.narrowed = self.narrowed or f"{place}: the keyword 'pattern'"
         own["pattern"] = split[0]
-        return [{"pattern": each} for each in split[1:]]
+        return [*more, *({"pattern": each} for each in split[1:])]
 
     def _numbers(self, own: dict[str, Any], place: str) -> list[Schema]:
         """llguidance's numbers are doubles: longer ones are refused, and bounds moved inwards to the next double."""
