@@ -1,6 +1,6 @@
 """Where settings come from, which source wins, and that no option ends nowhere."""
 
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, get_args
 
@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
+from pydantic import BaseModel
 
 from server.engine.params import LOOKUP, EngineParams
 from server.engine.request import DEFAULT_SAMPLERS, RANDOM_SEED, SamplingParams
@@ -15,7 +16,7 @@ from server.errors import ConfigError
 from server.options.table.model import WHERE
 from server.options.table.option import OptionRow
 from server.options.table.server import ServerSettings
-from server.pool.spec import ChatParams, LoadParams
+from server.pool.spec import ChatParams, LoadParams, MetadataOverride, TensorOverride
 from server.settings import DEFAULT_CONFIGS, TABLE, Settings, check_files, load_settings, model_specs
 from tests.unit.settings.builders import MODEL, spec
 
@@ -357,9 +358,86 @@ def sample(entry: OptionRow) -> str:
     return "some.file"
 
 
-def observed(argv: list[str]) -> tuple[Any, ...]:
+ECHOES = ("args", "preset")
+"""Of a model's spec: the command line, written out again. Every option is in them, whether it has an effect or not."""
+EFFECTS: dict[str, dict[str, Any]] = {
+    "server.ssl_key_file": {"server.ssl_key_file": Path("k"), "server.ssl_cert_file": Path("c")},
+    "server.ssl_cert_file": {"server.ssl_key_file": Path("k"), "server.ssl_cert_file": Path("c")},
+    "path": {"path": Path("other.gguf")},
+    "n_ctx": {"native.fit_ctx": 2**31 - 1},
+    "kv_unified_per_slot": {"native.n_ctx": 4, "native.n_ctx_slot": 1},
+    "device": {"native.devices": (("some.file",),)},
+    "sleep_idle_seconds": {"sleep_idle_s": 60.0},
+    "cpu_range": {"engine.cpus": (frozenset({0, 1}),)},
+    "cpu_mask": {"engine.cpus": (frozenset({0, 1, 2, 3}),)},
+    "cpu_strict": {"native.placement.strict": True, "native.placement.strict_batch": False},
+    "cpu_range_batch": {"native.placement.cpus_batch": frozenset({0, 1}), "native.placement.cpus": frozenset()},
+    "cpu_mask_batch": {"native.placement.cpus_batch": frozenset({0, 1, 2, 3}), "native.placement.cpus": frozenset()},
+    "cpu_strict_batch": {"native.placement.strict_batch": True, "native.placement.strict": False},
+    "load_mode": {"native.mlock": True},
+    "override_tensor": {"native.tensor_overrides": (TensorOverride("exps", "CPU"),)},
+    "override_kv": {"native.metadata_overrides": (MetadataOverride("key", 1),)},
+    "cache_disk": {"engine.cache_disk": 100, "engine.cache_disk_path": Path("folder")},
+    "draft_model": {"draft.path": Path("some.file")},
+    "draft_hf": {"remote.draft": "owner/name:Q8_0"},
+    "spec_synth_rates": {"engine.spec_draft_max": 2, "engine.spec_synth": (0.9, 0.5)},
+    "spec_synth_len": {"engine.spec_draft_max": 2, "engine.spec_synth": pytest.approx((0.366, 0.134), abs=1e-3)},
+    "draft_n_threads": {"draft.native.n_threads": 0, "draft.native.n_threads_batch": 0},
+    "draft_n_threads_batch": {"draft.native.n_threads_batch": 0},
+    "draft_cpu_range": {"draft.native.placement.cpus": frozenset({0, 1})},
+    "draft_cpu_mask": {"draft.native.placement.cpus": frozenset({0, 1, 2, 3})},
+    "draft_cpu_strict": {"draft.native.placement.strict": True},
+    "draft_cpu_range_batch": {"draft.native.placement.cpus_batch": frozenset({0, 1})},
+    "draft_cpu_mask_batch": {"draft.native.placement.cpus_batch": frozenset({0, 1, 2, 3})},
+    "draft_cpu_strict_batch": {"draft.native.placement.strict_batch": True},
+    "draft_device": {"draft.native.devices": (("some.file",),)},
+    "draft_n_gpu_layers": {"draft.native.n_gpu_layers": 0},
+    "draft_override_tensor": {"draft.native.tensor_overrides": (TensorOverride("exps", "CPU"),)},
+    "draft_cpu_moe": {"draft.native.cpu_moe": True},
+    "draft_n_cpu_moe": {"draft.native.n_cpu_moe": 1},
+    "draft_cache_type_k": {"draft.native.cache_type_k": "q8_0"},
+    "draft_cache_type_v": {"draft.native.cache_type_v": "q8_0"},
+    "chat_template": {"chat.template": "{{ messages }}"},
+    "chat_template_file": {"chat.template": "{{ messages }}"},
+    "chat_template_kwargs": {"chat.template_kwargs": {"preserve_reasoning": True, "a": 1}},
+    "reasoning_effort": {"chat.template_kwargs": {"preserve_reasoning": True, "reasoning_effort": "low"}},
+    "reasoning_preserve": {"chat.template_kwargs": {"preserve_reasoning": False}},
+    "reverse_prompt": {"stop": ("some.file",)},
+    "grammar": {"shape.kind": "gbnf", "shape.value": "some.file"},
+    "grammar_file": {"shape.kind": "gbnf", "shape.value": "{{ messages }}"},
+    "json_schema": {"shape.kind": "schema", "shape.value": {"type": "object"}},
+    "json_schema_file": {"shape.kind": "schema", "shape.value": {"type": "object"}},
+    "sampler_seq": {"sampling.samplers": ("top_k",)},
+    "backend_sampling": {"engine.backend_sampling": True, "sampling.backend_sampling": True},
+    "mmproj_auto": {"remote.mmproj": False},
+    "mmproj_url": {"remote.mmproj_url": "http://h/eyes.gguf"},
+    "reranking": {"native.pooling": "rank", "native.embedding": True},
+    "hf": {"remote.hf": "owner/name", "remote.file": "a.gguf"},
+    "hf_file": {"remote.file": "b.gguf"},
+    "model_url": {"remote.url": "http://127.0.0.1/m.gguf"},
+    "docker_repo": {"remote.docker": "127.0.0.1:5000/m"},
+    "aliases": {"id": "a", "aliases": ("b",)},
+}
+"""What an option does that does not set one value of its own name and nothing else."""
+
+
+def leaves(value: Any, at: str = "") -> dict[str, Any]:
+    """Every single value of settings and specs, by its path."""
+    if isinstance(value, BaseModel):
+        inner = {name: getattr(value, name) for name in type(value).model_fields}
+    elif is_dataclass(value) and not isinstance(value, type):
+        inner = {field.name: getattr(value, field.name) for field in fields(value)}
+    else:
+        return {at: value}
+    dot = f"{at}." if at else ""
+    return {name: leaf for key, each in inner.items() for name, leaf in leaves(each, dot + key).items()}
+
+
+def observed(argv: list[str]) -> dict[str, Any]:
+    """What options come to: the server's settings, and the last model's spec if there is any."""
     found = settings(*argv)
-    return found.server, model_specs(found)
+    models = model_specs(found)
+    return leaves(found.server, "server") | (leaves(models[-1]) if models else {})
 
 
 @pytest.mark.parametrize("entry", list(TABLE), ids=lambda entry: entry.key)
@@ -391,11 +469,22 @@ def test_every_option_reaches_the_server_settings_or_a_model_spec(entry: OptionR
     else:
         argv = [entry.flags[-1], sample(entry)]
     model = [*MODEL, "-md", "d.gguf"] if entry.key.startswith(("draft_", "spec_synth_")) else MODEL
-    if entry.key == "hf_file":
+    if entry.key in ("hf_file", "mmproj_auto"):
         model = ["-hf", "owner/name", "-hff", "a.gguf"]
-    elif entry.key in (*WHERE, "models_cache"):
+    elif (entry.key in WHERE and entry.section != "server") or entry.key == "models_cache":
         model = []
-    assert observed([*model, *argv]) != observed(model)
+    before, after = observed(model), observed([*model, *argv])
+    changed = {name: leaf for name, leaf in after.items() if leaf != before.get(name, ...) and name not in ECHOES}
+    effects = EFFECTS.get(f"server.{entry.key}" if entry.section == "server" else entry.key)
+    if effects is not None:
+        assert {name: changed[name] for name in effects} == effects
+        return
+    assert [name.rpartition(".")[2] for name in changed] == [entry.key]
+    (value,) = changed.values()
+    if not entry.is_switch and isinstance(value, int | float) and not isinstance(value, bool):
+        assert float(value) == float(argv[-1])
+    elif isinstance(value, str | Path) and entry.key in argv[0].replace("-", "_"):
+        assert str(value) == argv[-1]
 
 
 def test_every_field_of_the_inside_can_be_configured() -> None:
