@@ -11,6 +11,9 @@ from server.constrain.constraint import Constraint
 from server.engine.media import Spans
 from server.errors import ContextExceeded, InvalidRequest
 
+BATCH_PRIORITY = 1 << 20
+"""Requests of this priority or more use only what others leave: a more urgent request that waits for a slot preempts
+them, and no step contains them while a more urgent prompt is prefilled."""
 SAMPLERS = {
     "penalties": "e",
     "dry": "d",

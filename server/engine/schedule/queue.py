@@ -4,7 +4,7 @@ but for locks.
 Lower `priority` first, as in vLLM. Within one priority: who was parked comes back first, then the client that was
 served least, and the requests of a client as they came. So a single client that sets no priority has a plain queue.
 Who is passed `MOST_PASSES` times is next: one placement in so many looks at no priority. A stream of urgent requests
-delays the others, and starves none.
+delays the others, and starves none but those of batch priority.
 
 What each client was served are virtual token counters (Sheng et al., "Fairness in Serving Large Language Models", OSDI
 2024): a client's counter grows with a prompt's tokens when it gets a slot, less what is in the cells already, and with
@@ -30,7 +30,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from math import inf
 from typing import TYPE_CHECKING
 
-from server.engine.request import Request
+from server.engine.request import BATCH_PRIORITY, Request
 
 if TYPE_CHECKING:
     from server.engine.sequence import Sequence, Ticket
@@ -136,7 +136,8 @@ class Queue:
         yield from first
         lines, served = self._lines, self._accounts.served
         if len({priority for priority, _ in lines}) > 1 and self._n_placed % MOST_PASSES == MOST_PASSES - 1:
-            heads = [line[0] for line in lines.values()]
+            live = [line[0] for (priority, _), line in lines.items() if priority < BATCH_PRIORITY]
+            heads = live or [line[0] for line in lines.values()]
             head = min(heads, key=lambda head: (served(head.request.client), head.ticket.submitted_at))
             if head not in first:
                 first.append(head)

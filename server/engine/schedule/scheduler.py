@@ -15,7 +15,7 @@ from server.engine.media import MediaInput, MediaSpan, span_at
 from server.engine.params import EngineParams
 from server.engine.prefix.find import Placement, Placer
 from server.engine.prefix.hashes import PrefixHashes
-from server.engine.request import Adapters
+from server.engine.request import BATCH_PRIORITY, Adapters
 from server.engine.runner_api import RunnerInfo
 from server.engine.schedule.cell_room import Room
 from server.engine.schedule.evaluations import batch_order, best_relocation, between, n_beside, n_runs
@@ -32,7 +32,7 @@ TURN = 0.5  # of the step time aimed at: for so long a stream may wait while oth
 ALONE_S = 3.0
 """Step time to stay under when no slot generates: bounds how long a cancel takes, and who comes waits. With
 less, deep steps are smaller than what the library evaluates at once, and attention's tiles less full: 512 tokens took
-3 s 12,000 tokens deep, on two cores (benchmarks/experiments.md)."""
+3 s 12,000 tokens deep, on two cores (benchmarks/README.md)."""
 
 
 @dataclass(eq=False, slots=True)
@@ -112,7 +112,10 @@ class Scheduler:
         room.measure()
         before: list[Sequence] = []  # those that don't fit
         n_looks = LOOKS
+        has_live = not all(map(is_batch, self.waiting))
         for sequence in self.waiting.candidates(room.due):
+            if has_live and is_batch(sequence):  # the slot is for the live request that could not be placed yet
+                return None
             if before and room.full:
                 return None
             if room.refuses(sequence, before):
@@ -131,10 +134,20 @@ class Scheduler:
             before.append(sequence)
         return None
 
+    def preempts(self) -> Sequence | None:
+        """Return the batch sequence that must give its slot to a more urgent request, None if no one waits for it.
+
+        Of several the newest, since it has the least to lose.
+        """
+        if not self.waiting or self.n_active < len(self.slots) or all(map(is_batch, self.waiting)):
+            return None
+        return max(filter(is_batch, self.active()), key=lambda s: s.came, default=None)
+
     @property
     def n_free(self) -> int:
-        """Slots that nobody holds or waits for; negative: more wait than there are."""
-        return len(self.slots) - self.n_active - len(self.waiting)
+        """Return the slots that are idle or held by batch sequences, less the requests that wait for one."""
+        n_live = sum(not is_batch(s) for s in self.active())
+        return len(self.slots) - n_live - sum(not is_batch(s) for s in self.waiting)
 
     def free_cells(self) -> float:
         """Cells that are left for who comes; any number where each slot has its own, and where nobody is."""
@@ -190,6 +203,7 @@ class Scheduler:
         if len(generating) == len(members):  # no prompts, as in nearly all steps; they are in their slots' order
             return entries
         others_wait = entries or (len(members) < self.n_active and any(s.phase is decode for s in self.active()))
+        others_wait = others_wait or all(map(is_batch, members))  # a live request may arrive and wait for this step
         size = self.step_size.after(self.spent_s) if others_wait else self.step_size_alone.size
         # with cells of their own, prompts are evaluated by themselves: streams take nothing from the size
         budget = max(size - n_tokens if self.info.unified else size, self.params.min_chunk if entries else 1)
@@ -288,6 +302,8 @@ class Scheduler:
         active = [slot.sequence for slot in self.slots if slot.sequence is not None]
         if [s for s in active if s.encodings]:
             active = [s for s in active if not s.awaits_media]
+        if [s for s in active if s.phase is Phase.PREFILL and not is_batch(s)]:
+            active = [s for s in active if not is_batch(s)]
         if _may_share_a_step(active):
             return active
         sets = {_turn_of(s) for s in active}
@@ -447,6 +463,11 @@ def _input(sequence: Sequence, span: MediaSpan, at: int) -> MediaInput:
     embeddings = sequence.encodings[span.start].embeddings
     assert embeddings is not None
     return MediaInput(span, embeddings, at - span.start)
+
+
+def is_batch(sequence: Sequence) -> bool:
+    """Return whether a sequence uses only what others leave."""
+    return sequence.request.priority >= BATCH_PRIORITY
 
 
 def _turn_of(sequence: Sequence) -> StepSharers:

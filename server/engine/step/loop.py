@@ -254,6 +254,9 @@ class Instance(StepThread):
 
     def _place(self) -> None:
         give_up_late(self.scheduler.waiting, self._clock())
+        if not self.cells.moving.busy and (preempted := self.scheduler.preempts()) is not None:
+            self.stats.n_parked += 1
+            self.cells.park(preempted, self._clock())
         while not self.cells.moving.busy and (placement := self.scheduler.place()) is not None:
             sequence = placement.sequence
             now = self._clock()

@@ -10,7 +10,7 @@ from server.engine.lora import Tuning
 from server.engine.media import MediaSpan, media_tokens
 from server.engine.params import EngineParams
 from server.engine.prefix.find import Placement
-from server.engine.request import Adapters, Request
+from server.engine.request import BATCH_PRIORITY, Adapters, Request
 from server.engine.runner_api import RunnerInfo
 from server.engine.schedule.queue import OUTPUT_WEIGHT
 from server.engine.schedule.scheduler import Scheduler
@@ -414,3 +414,66 @@ def test_of_two_clients_the_one_whose_long_prompt_has_a_slot_comes_later() -> No
     for client, n, at in (("long", 500, 0.0), ("long", 20, 1.0), ("short", 20, 2.0)):
         waiting(s, list(range(n * 10, n * 11)), at=at, client=client)
     assert [place(s).sequence.request.client for _ in range(3)] == ["long", "short", "long"]
+
+
+def batch_request(s: Scheduler, prompt: list[int], *, at: float = 0.0) -> Sequence:
+    return waiting(s, prompt, at=at, priority=BATCH_PRIORITY)
+
+
+def test_a_live_request_preempts_the_newest_batch_sequence() -> None:
+    s = scheduler(2)
+    first, second = batch_request(s, [1] * 9), batch_request(s, [2] * 9, at=1.0)
+    place(s)
+    place(s)
+    assert s.preempts() is None
+    waiting(s, [3] * 9)
+    assert s.preempts() is max(first, second, key=lambda each: each.came)
+
+
+def test_no_live_sequence_is_preempted() -> None:
+    s = scheduler(1)
+    waiting(s, [1] * 9)
+    place(s)
+    waiting(s, [2] * 9, priority=-5)
+    batch_request(s, [3] * 9)
+    assert s.preempts() is None
+
+
+def test_a_batch_sequence_does_not_preempt_another() -> None:
+    s = scheduler(1)
+    batch_request(s, [1] * 9)
+    place(s)
+    batch_request(s, [2] * 9)
+    assert s.preempts() is None
+
+
+def test_no_step_has_batch_sequences_while_a_live_prompt_is_prefilled() -> None:
+    s = scheduler(3)
+    decoding = batch_request(s, [1] * 9)
+    place(s)
+    prefilling = batch_request(s, [2] * 9)
+    place(s)
+    decoding.phase, decoding.output = Phase.DECODE, [7]
+    assert {run.sequence for run in s.plan()} == {decoding, prefilling}
+    live = waiting(s, [3] * 9)
+    place(s)
+    assert {run.sequence for run in s.plan()} == {live}
+    live.phase, live.output = Phase.DECODE, [8]
+    assert {run.sequence for run in s.plan()} == {decoding, prefilling, live}
+
+
+def test_a_batch_request_is_placed_only_when_no_live_one_waits() -> None:
+    s = scheduler(2)
+    batch = batch_request(s, [1] * 9)
+    live = waiting(s, [2] * 9, at=5.0)
+    assert place(s).sequence is live
+    assert place(s).sequence is batch
+
+
+def test_a_batch_prompt_is_prefilled_in_short_steps() -> None:
+    s = scheduler(1)
+    s.step_size.size, s.step_size_alone.size = 64, 512
+    batch_request(s, list(range(500)))
+    place(s)
+    [run] = s.plan()
+    assert len(run.tokens) <= 2 * 64
