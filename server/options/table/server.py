@@ -14,6 +14,7 @@ from server.options.table.fetching import FetchSettings
 from server.options.table.hub import HubSettings
 from server.options.table.option import SettingsModel, option
 from server.options.table.page import PageSettings
+from server.options.table.state import StateSettings
 from server.options.table.values import Bool, FilePath, Float, Int, Place, Switch, TextList, split_list
 from server.pool.budget import read_budget
 
@@ -257,6 +258,7 @@ class ServerSettings(
     PoolSettings,
     FetchSettings,
     PageSettings,
+    StateSettings,
     AccessSettings,
     ListenSettings,
 ):
