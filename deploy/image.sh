@@ -36,7 +36,7 @@ if ! "${store[@]}" inspect --type image "$base" > /dev/null 2>&1; then
   "${store[@]}" commit --quiet --rm "$container" "$base" > /dev/null
   rm "$work/base.tar"
 fi
-"${store[@]}" build --format docker --pull-never --build-arg BUILD_IMAGE="$base" --build-arg RUN_IMAGE="$base" --tag llamapool \
+"${store[@]}" build --pull-never --build-arg BUILD_IMAGE="$base" --build-arg RUN_IMAGE="$base" --tag llamapool \
   --volume "$certificates:$certificates:ro" "$context"
 
 container=$("${store[@]}" from --pull-never localhost/llamapool)

@@ -52,15 +52,22 @@ from server.pool.spec import ModelSpec
 from server.pool.turns import PoolLimits, log_failure
 from server.reload import Reload, key_ring
 from server.routes import ROUTERS, include_routes
+from server.routes.background import BackgroundRuns
+from server.routes.batch_runner import BatchRunner
 from server.routes.gate import Gate
+from server.routes.inference.responses import fail_unfinished
 from server.routes.services import Services
 from server.settings import Settings, check_files, hub_of, load_settings, model_specs, slot_secret
+from server.state.batches import BatchLines
+from server.state.database import open_database
+from server.state.objects import Json, Objects
 from server.telemetry.kv_events.follow import KvEvents
 from server.telemetry.record import Record
 from server.transport.compression import Compression
 from server.transport.direct import DirectRoutes
 from server.transport.gateway import Gateway
 from server.transport.handlers import add_error_handlers
+from server.transport.internal import InternalReply, post_json, revoked_key
 from server.transport.options import MIB, CorsOptions, HttpOptions
 from server.transport.shutdown import StopSignals, on_hangup
 
@@ -73,6 +80,7 @@ logger = logging.getLogger(__name__)
 CONFIG_ERROR_STATUS = 2
 WATCH_EVERY_S = 5.0  # that the watchdog looks
 MEMORY_WATCH_S = 0.5  # a sandbox may take some 100 MB until the watch looks again
+EXPIRY_INTERVAL_S = 3600.0
 LINGER_S = 2.0  # what llama-server's variable for its tests does (server-models.cpp, debug_fake_timing)
 PICTURES = "server.llama.pictures:answerer"  # by name: it is other processes that import it
 PREPARE_THREADS = "prepare"  # their names begin so
@@ -126,13 +134,23 @@ def create_app(
         """Processes that work for requests."""
         return [each for some in (sandbox, sight, renderer) if some is not None for each in some.at_work]
 
+    state = Objects(open_database(server.state), server.state_quota * MIB)
+    lines = BatchLines(state.database)
+
+    async def call(key_name: str, path: str, body: Json) -> InternalReply:
+        """Send a batch's request to this application, in the name of the key that started the batch."""
+        key = ring.named(key_name)
+        if key is None:
+            return revoked_key()
+        return await post_json(app, {}, server.api_prefix + path, body, key)
+
     services = Services(
         pool=pool,
         live=Live(pool.states, History(pool.states)),
         options=http_options(server),
         tools=PageTools(server.enabled_tools),
         log=RecentLog(),
-        bodies=Bodies(on=server.log_bodies),
+        bodies=Bodies(server.api_prefix, on=server.log_bodies),
         prepare=ThreadPoolExecutor(n_prepare_threads(server), thread_name_prefix=PREPARE_THREADS),
         prepare_long=ThreadPoolExecutor(1, thread_name_prefix=f"{PREPARE_THREADS}-long"),
         reading=ThreadPoolExecutor(1, thread_name_prefix=f"{PREPARE_THREADS}-body"),
@@ -142,13 +160,16 @@ def create_app(
         keys=ring,
         gate=Gate(server.max_preparing),
         slot_files=slot_files_of(server),
+        state=state,
+        lines=lines,
+        batches=BatchRunner(state, lines, call, lambda: n_slots(pool)),
+        background=BackgroundRuns(),
     )
     events, tracing = kv_events_of(server), tracing_of(server)
     app = FastAPI(
         title="Llamapool",
         version=__version__,
         openapi_url=None,  # `routes.description.openapi` has it, and the page over it
-        redirect_slashes=False,  # as in llama-server a path with a slash more is another path
         lifespan=lifespan_of(
             *(services, server, renderer, sandbox, addresses),
             Reload(settings, ring, pool, reread),
@@ -156,10 +177,10 @@ def create_app(
         ),
     )
     app.state.services, app.state.events = services, events
-    include_routes(app)
-    add_error_handlers(app)
-    page = page_of(ui=server.ui, folder=server.path)
-    routed = DirectRoutes(app, app.build_middleware_stack(), ROUTERS)
+    include_routes(app, server.api_prefix)
+    add_error_handlers(app, server.api_prefix)
+    page = page_of(ui=server.ui, folder=server.path, prefix=server.api_prefix)
+    routed = DirectRoutes(app, app.build_middleware_stack(), ROUTERS, server.api_prefix)
     served = page.around(Compression(services.bodies.around(routed)))
 
     def ended(record: Record) -> None:
@@ -170,6 +191,11 @@ def create_app(
     # Around everything, Starlette's own middlewares too: it talks to the server's `send` itself.
     app.middleware_stack = Gateway(served, services.options, services.draining, ended, page.has, ring, services.rates)
     return app
+
+
+def n_slots(pool: Pool) -> int:
+    """Return the slots of all loaded models."""
+    return sum(state.loaded.engine.n_slots for state in pool.states() if state.loaded is not None)
 
 
 def memory_budget(server: ServerSettings) -> Budget:
@@ -236,6 +262,7 @@ def http_options(server: ServerSettings) -> HttpOptions:
         sse_ping_interval_s=server.sse_ping_interval,
         api_prefix=server.api_prefix,
         admin_port=server.admin_port,
+        state_days=server.state_days,
         closed=server.closed,
         cache_scope=None if server.cache_scope == "auto" else server.cache_scope,
         allowed_hosts=tuple(host.lower() for host in server.allowed_hosts),
@@ -275,7 +302,7 @@ def tracing_of(server: ServerSettings) -> "Tracing | None":
         from server.telemetry.tracing import exporting
     except ImportError as error:
         raise ConfigError(f"server.otel: {error}; pip install 'llamapool[otel]'") from None
-    return exporting(__version__)
+    return exporting(__version__, server.api_prefix)
 
 
 def sight_of(server: ServerSettings) -> Sight:
@@ -322,6 +349,7 @@ def lifespan_of(
             asyncio.create_task(services.live.history.keep(), name="the last hour"),
             asyncio.create_task(watch_steps(services.pool, server.watchdog_s), name="watchdog"),
             asyncio.create_task(watch_memory(services.memory), name="memory watch"),
+            asyncio.create_task(expire_state(services.state), name="expiry of stored state"),
         ]
         if events is not None:
             endless.append(asyncio.create_task(events.follow(services.pool.states), name="KV events"))
@@ -331,6 +359,10 @@ def lifespan_of(
         on_hangup(reload.begin)
         if services.slot_files is not None:
             await asyncio.to_thread(services.slot_files.remove_stale)
+        if services.state.database.is_first:
+            await fail_unfinished(services.state)
+            endless.append(asyncio.create_task(services.batches.run(), name="batches"))
+            endless[-1].add_done_callback(log_failure)
         try:
             await services.pool.start()
             screen = asyncio.create_task(
@@ -352,6 +384,7 @@ def lifespan_of(
             for threads in (services.prepare, services.prepare_long, services.reading, services.compiling.threads):
                 threads.shutdown(wait=False, cancel_futures=True)  # one may be deep in the library
             services.sight.close()
+            await asyncio.to_thread(services.state.database.close)
             if tracing is not None:
                 await asyncio.to_thread(tracing.close)
             if renderer is not None:
@@ -373,6 +406,14 @@ async def watch_memory(memory: MemoryWatch) -> None:
     while True:
         memory.check()
         await asyncio.sleep(MEMORY_WATCH_S)
+
+
+async def expire_state(state: Objects) -> None:
+    """Delete expired objects every `EXPIRY_INTERVAL_S` seconds. Endless."""
+    while True:
+        if n_expired := await state.expire():
+            logger.info("%d stored objects have expired and were deleted", n_expired)
+        await asyncio.sleep(EXPIRY_INTERVAL_S)
 
 
 async def _follow_pool(services: Services) -> None:

@@ -64,6 +64,7 @@ def pytest_configure() -> None:
     """In CI no test may be skipped for want of a download. None sees its user's models, or asks their hub."""
     cache.home = lambda: Path("no such folder")
     os.environ |= {"LLAMA_CACHE": "no such folder", "HF_ENDPOINT": "http://127.0.0.1:1", "HF_TOKEN": ""}
+    os.environ["LLAMAPOOL_SERVER__STATE"] = "memory"  # servers that tests start write nothing into the user's home
     downloads.check_ci()
 
 

@@ -18,7 +18,10 @@
 ``POST /v1/streams/lookup``
 ``POST /v1/messages  /v1/messages/count_tokens``    `messages`: Anthropic's Messages API
 ``POST /v1/responses  /v1/responses/input_tokens``  `responses`: OpenAI's Responses API; also without ``/v1``
-``GET/DELETE /v1/responses/{id}``                   those that are stored
+``GET/DELETE /v1/responses/{id}``                   those that are stored; ``/cancel``, ``/input_items``
+``/v1/conversations  /v1/conversations/{id}/items`` `conversations`: lists of items that responses continue
+``/v1/files  /v1/files/{id}/content``               `files`: uploads for batches, and their results
+``/v1/batches  /v1/messages/batches``               `batches`: requests that run when there is capacity left
 ``WebSocket /v1/responses``                         the same, each message a request (`transport.streams.event_socket`)
 ``POST /v1/completions``                            `completions`: OpenAI text completions
 ``POST /completion  /completions  /infill``         `completions`: llama-server's own
@@ -38,6 +41,8 @@
 `inference` is what clients ask of a model, `management` what the server says and does about itself, `description` this
 API in OpenAPI's words. Beside them is what `inference` shares: `generate` and `embed` make the HTTP reply, `session` is
 the way through the pool and the engine, `gate` bounds how many are on it, `running` knows who is.
+`background` generates responses without their client, `batch_runner` runs batches, and `listing` pages
+lists.
 """
 
 from fastapi import FastAPI
@@ -48,8 +53,8 @@ from server.routes.description import openapi
 ROUTERS = (*management.ROUTERS, *inference.ROUTERS, openapi.router)
 
 
-def include_routes(app: FastAPI) -> None:
-    """Add every route to `app`. The gateway has removed ``--api-prefix`` from the path before they see it."""
+def include_routes(app: FastAPI, prefix: str) -> None:
+    """Add every route to `app`, each path behind `prefix` (llama-server's ``--api-prefix``)."""
     for router in ROUTERS:
-        app.include_router(router)
-    openapi.describe(app, ROUTERS)
+        app.include_router(router, prefix=prefix)
+    openapi.describe(app, ROUTERS, prefix)

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import functools
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 import orjson
@@ -15,7 +15,8 @@ from server.conversation.conversation import Media
 from server.errors import ModelEnded
 from server.media.source import Seen
 from server.pool.model import LoadedModel
-from server.routes.services import owner_of, services
+from server.routes.inference.streams import owner_of
+from server.routes.services import services
 from server.routes.session import FAR_BEHIND, PromptEvents, Session, session_of
 from server.transport.access.rates import PLACE
 from server.transport.handlers import error_body
@@ -60,6 +61,10 @@ class Ask:
     keep_alive_s: float | None = None
     ping_s: float | None = None
     words: StreamWords = OPENAI_WORDS
+
+    def with_error(self, error: Callable[[int, Json], bytes]) -> "Ask":
+        """Return the same with another last event of a stream that fails."""
+        return replace(self, words=replace(self.words, error=error))
 
 
 async def compute(
@@ -136,6 +141,8 @@ async def _said(session: Session, generation: Generation) -> Json | list[Json]:
         number, events = await session.next()
         for item in events:
             writer.feed(number, item)
+    if generation.commit is not None:
+        await generation.commit()
     return writer.body()
 
 
@@ -156,8 +163,8 @@ async def stream(request: Request, ask: Ask) -> Response:
             close = functools.partial(_give_up, starting, session)
             chunks = await while_connected(request, _patient(session, starting, patience_s, ask.words))
         else:
-            writer, first = await while_connected(request, _begin(session, ask, patience_s))
-            chunks = _chunks(session, writer, first, ask.words, at_once=True)
+            generation, first = await while_connected(request, _begin(session, ask, patience_s))
+            chunks = _chunks(session, generation, first, ask.words, at_once=True)
     except BaseException:
         close()
         raise
@@ -183,14 +190,9 @@ async def _kept(request: Request, conversation: str, session: Session, ask: Ask,
         leave()
 
     async def produce() -> None:
-        try:
-            generation = await _start(session, ask)
-            writer = cast(StreamWriter, generation.writer)
-            async with contextlib.aclosing(_chunks(session, writer, await session.next(), words)) as chunks:
-                async for chunk in chunks:
-                    stream.append(chunk)
-        finally:
-            session.close()
+        async with contextlib.aclosing(_events(session, ask)) as events:
+            async for event in events:
+                stream.append(event)
 
     stream.produce(
         produce(),
@@ -204,9 +206,32 @@ async def _kept(request: Request, conversation: str, session: Session, ask: Ask,
     return event_stream(request, stream.read(0), ping_s=0, headers=headers, media_type=words.media_type)
 
 
-async def _begin(session: Session, ask: Ask, patience_s: float | None) -> tuple[StreamWriter, PromptEvents | None]:
-    generation = await _start(session, ask)
-    return cast(StreamWriter, generation.writer), await _first(session, patience_s)
+async def _events(session: Session, ask: Ask) -> AsyncGenerator[bytes, None]:
+    try:
+        generation = await _start(session, ask)
+        async with contextlib.aclosing(_chunks(session, generation, await session.next(), ask.words)) as chunks:
+            async for chunk in chunks:
+                yield chunk
+    finally:
+        session.close()
+
+
+async def detached(request: Request, ask: Ask) -> AsyncGenerator[bytes, None]:
+    """Yield the events of a stream that does not end when the client of `request` disconnects.
+
+    It counts among its key's concurrent requests until it ends. Raises what fails before the first event.
+    """
+    leave: Callable[[], object] = request.scope.pop(PLACE, lambda: None)
+    try:
+        async with contextlib.aclosing(_events(session_of(request, ask.keep_alive_s, ask.salt), ask)) as events:
+            async for event in events:
+                yield event
+    finally:
+        leave()
+
+
+async def _begin(session: Session, ask: Ask, patience_s: float | None) -> tuple[Generation, PromptEvents | None]:
+    return await _start(session, ask), await _first(session, patience_s)
 
 
 async def _first(session: Session, patience_s: float | None) -> PromptEvents | None:
@@ -223,8 +248,7 @@ async def _patient(
     await asyncio.wait((starting,), timeout=patience_s)
     if not starting.done():
         return _late(session, starting, words)
-    writer = cast(StreamWriter, starting.result().writer)
-    return _chunks(session, writer, await _first(session, patience_s), words)
+    return _chunks(session, starting.result(), await _first(session, patience_s), words)
 
 
 async def _late(
@@ -239,7 +263,7 @@ async def _late(
         status, body, _ = error_body(error)
         yield words.error(status, body)
         return
-    async with contextlib.aclosing(_chunks(session, cast(StreamWriter, generation.writer), None, words)) as chunks:
+    async with contextlib.aclosing(_chunks(session, generation, None, words)) as chunks:
         async for chunk in chunks:
             yield chunk
 
@@ -258,10 +282,11 @@ def _give_up(starting: asyncio.Task[Generation], session: Session) -> None:
 
 
 async def _chunks(
-    session: Session, writer: StreamWriter, first: PromptEvents | None, words: StreamWords, *, at_once: bool = False
+    session: Session, generation: Generation, first: PromptEvents | None, words: StreamWords, *, at_once: bool = False
 ) -> AsyncGenerator[bytes, None]:
     """The stream's events, one at a time; or `at_once` those that are there together, as `Parts`, and in one piece
     where the stream is far behind. An error is the last one, as in llama-server."""
+    writer = cast(StreamWriter, generation.writer)
     try:
         if first is None:
             yield words.ping()
@@ -280,6 +305,8 @@ async def _chunks(
                     chunks = [b"".join(chunks) if is_far_behind else Parts(chunks)]
             for chunk in chunks:
                 yield chunk
+        if generation.commit is not None:
+            await generation.commit()
         for chunk in writer.finish():
             yield chunk
     except Exception as error:  # noqa: BLE001 (the status is sent: `error_body` logs what is unexpected)

@@ -8,7 +8,6 @@ from fastapi import Request
 
 from server.confined.memory import MemoryWatch
 from server.engine.cache_scope import Mode
-from server.errors import PermissionDenied
 from server.media.sight import Sight
 from server.metrics.exposition import Metrics
 from server.page.bodies import Bodies
@@ -19,17 +18,19 @@ from server.pool.model import Lease
 from server.pool.pool import Pool
 from server.pool.saved.slot_files import SavedFiles
 from server.pool.spec import Task
+from server.routes.background import BackgroundRuns
+from server.routes.batch_runner import BatchRunner
 from server.routes.compiling import Compiling
 from server.routes.gate import Gate
 from server.routes.running import Running
+from server.state.batches import BatchLines
+from server.state.objects import Objects
 from server.transport.access.auth import client_name
 from server.transport.access.keys import CALLER, MANAGES, Key, KeyRing
 from server.transport.access.rates import Rates
-from server.transport.access.target import TARGET, Target
 from server.transport.options import HttpOptions
 from server.transport.streams.disconnect import while_connected
 from server.transport.streams.replay import KeptStreams
-from server.wire.responses.store import ResponseStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +55,14 @@ class Services:
     log: RecentLog
     bodies: Bodies
     memory: MemoryWatch
+    state: Objects  # stored responses, conversations, files and batches
+    lines: BatchLines
+    batches: BatchRunner
+    background: BackgroundRuns
     slot_files: SavedFiles | None = None  # where slots are saved; None = nowhere
     running: Running = field(default_factory=Running)
     gate: Gate = field(default_factory=Gate)
     compiling: Compiling = field(default_factory=Compiling)
-    responses: ResponseStore = field(default_factory=ResponseStore)
     keys: KeyRing = field(default_factory=KeyRing)
     rates: Rates = field(default_factory=Rates)
     streams: KeptStreams = field(default_factory=KeptStreams)
@@ -80,33 +84,28 @@ def services(request: Request) -> Services:
     return replace(found, pool=found.pool.seen_by(lambda spec: caller.may_use((spec.id, *spec.aliases))))
 
 
-def target_of(request: Request) -> Target:
-    """Return what the request asks for."""
-    found: Target = request.scope[TARGET]
-    return found
-
-
 def caller_of(request: Request) -> Key | None:
     """Whose request it is; None for one without a key to what is open to all."""
     caller: Key | None = request.scope.get(CALLER)
     return caller
 
 
-def owner_of(request: Request) -> bytes:
-    """Return the owner of the responses and streams that a request stores or asks for.
-
-    That is its key's owner. On a server without keys it is whatever the client gives as one.
-    """
-    caller = caller_of(request)
-    headers = dict(request.scope["headers"])
-    given = client_name(headers.get(b"authorization"), headers.get(b"x-api-key"))
-    return caller.owner.encode() if caller is not None and caller.owner else given
-
-
 def sees_files(request: Request) -> bool:
     """Whether it may know where a model's files lie, and with what flags it is loaded; others hear of names alone."""
     found: bool = request.scope.get(MANAGES, False)
     return found
+
+
+def state_owner(request: Request) -> str:
+    """Return whose stored objects a request may reach: its key's owner, which stays the same when the key is rotated.
+
+    Clients of a server without keys are told apart by the key that they send anyway.
+    """
+    caller = caller_of(request)
+    if caller is not None and caller.owner:
+        return caller.owner
+    headers = dict(request.scope["headers"])
+    return client_name(headers.get(b"authorization"), headers.get(b"x-api-key")).hex()
 
 
 def cache_owner(request: Request) -> str:
@@ -119,14 +118,9 @@ def cache_owner(request: Request) -> str:
 async def lease_for(request: Request, name: str | None, task: Task = "generate") -> Lease:
     """A hold on a model, which is loaded or woken first; who waits for that counts at the gate, and may leave.
 
-    Raises as `Pool.acquire`, `QueueFull`, and `ClientDisconnect`. Raises `PermissionDenied` for a model that is not
-    loaded, if the key may neither use models nor load them: to load one can evict another.
+    Raises as `Pool.acquire`, `QueueFull`, and `ClientDisconnect`.
     """
-    used, caller = services(request), caller_of(request)
-    if caller is not None and caller.scopes.isdisjoint(("infer", "models")):
-        if not used.pool.serves(name, task):
-            raise PermissionDenied("the model is not loaded, and this API key lacks the scope 'infer' to load it")
-        return await used.pool.acquire(name, autoload=False, task=task)
+    used = services(request)
     with used.gate.entered():
         work = used.pool.acquire(name, autoload=wants_load(request), task=task)
         return await while_connected(request, work)

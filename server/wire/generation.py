@@ -1,6 +1,6 @@
 """What wire formats that generate share beside sampling: limits, stops, streaming, cache; one engine `Request`."""
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Protocol
 
@@ -161,6 +161,7 @@ class Generation:
     writer: ReplyWriter | StreamWriter
     reasoning: ReasoningSwitch | None = None  # ends the thoughts early, where the client has asked for it
     generation_prompt: str = ""  # the end of a chat's prompt that opens the assistant's turn
+    commit: Callable[[], Awaitable[None]] | None = None  # stores the finished reply; awaited before its end is sent
 
     def written_by(self, writer: ReplyWriter | StreamWriter) -> "Generation":
         """The same with another writer."""

@@ -59,6 +59,46 @@ class TranscriptionForm(TypedDict, total=False):
     stream: bool
 
 
+class ConversationMetadata(TypedDict):
+    """A conversation's metadata: up to 16 texts by name."""
+
+    metadata: dict[str, str]
+
+
+class NewItems(TypedDict):
+    """Up to 20 items to add to a conversation."""
+
+    items: list[Json]
+
+
+class NewConversation(TypedDict, total=False):
+    """A conversation's first items and metadata."""
+
+    items: list[Json]
+    metadata: dict[str, str]
+
+
+class FileForm(TypedDict, total=False):
+    """A form (``multipart/form-data``): ``file`` and ``purpose`` are required."""
+
+    file: str
+    purpose: str
+
+
+class NewBatch(TypedDict):
+    """An uploaded file of requests, the endpoint that they are for, and the time in which they are to be done."""
+
+    input_file_id: str
+    endpoint: str
+    completion_window: str
+
+
+class NewMessageBatch(TypedDict):
+    """Requests, each with ``custom_id`` and ``params``, the body of a message."""
+
+    requests: list[Json]
+
+
 class PulledModel(NamedModel, total=False):
     """``model`` as ``owner/name[:quantization]`` of the hub, also behind ``hf.co/``."""
 
@@ -153,6 +193,44 @@ OPERATIONS: Mapping[Callable[..., Any], Operation] = {
     i.responses.count_input_tokens: Operation(r.InputTokens, ResponsesBody, {"input": "Hi"}, errors=RUNS, loads=True),
     i.responses.get_response: Operation(r.OpenAIResponse, errors=(404,)),
     i.responses.delete_response: Operation(r.Deleted, errors=(404,)),
+    i.responses.cancel_response: Operation(r.OpenAIResponse, errors=(400, 404)),
+    i.responses.list_input_items: Operation(r.ObjectList, errors=(400, 404)),
+    i.conversations.create_conversation: Operation(
+        r.Conversation, NewConversation, {"items": [{"role": "user", "content": "Hi"}]}, errors=READS
+    ),
+    i.conversations.get_conversation: Operation(r.Conversation, errors=(404,)),
+    i.conversations.update_conversation: Operation(
+        r.Conversation, ConversationMetadata, {"metadata": {"topic": "foxes"}}, errors=(*READS, 404)
+    ),
+    i.conversations.delete_conversation: Operation(r.Deleted, errors=(404,)),
+    i.conversations.list_conversation_items: Operation(r.ObjectList, errors=(400, 404)),
+    i.conversations.create_conversation_items: Operation(
+        r.ObjectList, NewItems, {"items": [{"role": "user", "content": "Hi"}]}, errors=(*READS, 404)
+    ),
+    i.conversations.get_conversation_item: Operation(dict[str, Any], errors=(404,)),
+    i.conversations.delete_conversation_item: Operation(r.Conversation, errors=(404,)),
+    i.files.upload_file: Operation(r.File, FileForm, {"file": "", "purpose": "batch"}, errors=READS, takes=FORM),
+    i.files.list_files: Operation(r.ObjectList, errors=(400,)),
+    i.files.get_file: Operation(r.File, errors=(404,)),
+    i.files.get_file_content: Operation(media="application/octet-stream", errors=(404,)),
+    i.files.delete_file: Operation(r.Deleted, errors=(404,)),
+    i.batches.create_batch: Operation(
+        r.Batch,
+        NewBatch,
+        {"input_file_id": "file-x", "endpoint": "/v1/chat/completions", "completion_window": "24h"},
+        errors=(*READS, 404),
+    ),
+    i.batches.list_batches: Operation(r.ObjectList, errors=(400,)),
+    i.batches.get_batch: Operation(r.Batch, errors=(404,)),
+    i.batches.cancel_batch: Operation(r.Batch, errors=(404,)),
+    i.batches.create_message_batch: Operation(
+        r.MessageBatch, NewMessageBatch, {"requests": [{"custom_id": "a", "params": HI}]}, errors=READS
+    ),
+    i.batches.list_message_batches: Operation(r.MessageBatches, errors=(400,)),
+    i.batches.get_message_batch: Operation(r.MessageBatch, errors=(404,)),
+    i.batches.get_message_batch_results: Operation(media="application/x-jsonl", errors=(400, 404)),
+    i.batches.cancel_message_batch: Operation(r.MessageBatch, errors=(404,)),
+    i.batches.delete_message_batch: Operation(r.DeletedBatch, errors=(400, 404)),
     i.completions.openai_completions: Operation(
         r.Completion, CompletionBody, {"prompt": "Once", "max_tokens": 16}, r.Completion, errors=RUNS
     ),

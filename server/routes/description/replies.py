@@ -277,7 +277,7 @@ class OpenAIResponse(TypedDict):
     object: Literal["response"]
     created_at: int
     model: str
-    status: Literal["in_progress", "completed", "incomplete", "failed"]
+    status: Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
     output: list[Json]
     usage: Json | None
     error: Json | None
@@ -301,6 +301,69 @@ class Deleted(TypedDict):
     id: str
     object: str
     deleted: bool
+
+
+class DeletedBatch(TypedDict):
+    id: str
+    type: Literal["message_batch_deleted"]
+
+
+class ObjectList(TypedDict):
+    """One page of a list."""
+
+    object: Literal["list"]
+    data: list[Json]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class Conversation(TypedDict):
+    id: str
+    object: Literal["conversation"]
+    created_at: int
+    metadata: dict[str, str]
+
+
+class File(TypedDict):
+    id: str
+    object: Literal["file"]
+    bytes: int
+    created_at: int
+    expires_at: int | None
+    filename: str
+    purpose: str
+    status: Literal["processed"]
+
+
+class Batch(TypedDict):
+    """OpenAI's ``batch``."""
+
+    id: str
+    object: Literal["batch"]
+    endpoint: str
+    input_file_id: str
+    status: Literal["failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"]
+    output_file_id: str | None
+    error_file_id: str | None
+    request_counts: dict[str, int]
+
+
+class MessageBatch(TypedDict):
+    """Anthropic's ``message_batch``."""
+
+    id: str
+    type: Literal["message_batch"]
+    processing_status: Literal["in_progress", "canceling", "ended"]
+    request_counts: dict[str, int]
+    results_url: str | None
+
+
+class MessageBatches(TypedDict):
+    data: list[Json]
+    has_more: bool
+    first_id: str | None
+    last_id: str | None
 
 
 class Embedding(TypedDict):

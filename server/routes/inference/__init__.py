@@ -4,8 +4,11 @@ without their client, and `tokens`."""
 from fastapi import APIRouter
 
 from server.routes.inference import (
+    batches,
     chat,
     completions,
+    conversations,
+    files,
     messages,
     ollama,
     responses,
@@ -15,5 +18,18 @@ from server.routes.inference import (
     vectors,
 )
 
-_MODULES = (chat, streams, messages, responses, completions, vectors, transcriptions, tokens, ollama)
+_MODULES = (
+    chat,
+    streams,
+    batches,
+    messages,
+    responses,
+    conversations,
+    files,
+    completions,
+    vectors,
+    transcriptions,
+    tokens,
+    ollama,
+)
 ROUTERS: tuple[APIRouter, ...] = tuple(module.router for module in _MODULES)

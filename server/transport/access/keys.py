@@ -15,6 +15,9 @@ CALLER = "llamapool.caller"
 is and none was given (few paths are open to such)."""
 MANAGES = "llamapool.manages"
 """A key in the ASGI scope of a request: whether who sent it may say which models stay in memory."""
+INTERNAL = "llamapool.internal"
+"""A key in the ASGI scope of a request that the server makes for a client, such as one of a batch: the client's `Key`.
+Such a request needs no credentials and counts as no further request; its tokens count."""
 _SHOWN_HEX = 8
 
 
@@ -32,9 +35,9 @@ class KeyLimits:
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """One key, of which nothing but the SHA-256 is known.
+    """One key, of which nothing but the SHA-256 is known. Keys of the same name share limits, caches and slot files, so
+    that a key can be changed for another while both are valid.
 
-    ``is_named`` False means that the key has no entry in a file, and that ``name`` is the beginning of its hash.
     ``models`` are patterns (``qwen*``) of ids and aliases, none = all. ``priority`` is the most urgent that its
     requests may have; None = any.
     """
@@ -46,19 +49,11 @@ class Key:
     limits: KeyLimits = KeyLimits()
     priority: int | None = None
     expires_at: float = inf
-    is_named: bool = True
 
     @property
     def owner(self) -> str:
-        """Return who owns its conversations, streams, caches and slot files; "" for nobody.
-
-        Keys of one name are one owner, so a key can be replaced while the old one is still valid. A key without a name
-        is an owner by itself. No name in a file is the same owner as a key without one.
-        """
-        if not self.name:
-            return ""
-        told = b"name:" + self.name.encode() if self.is_named else b"key:" + self.digest
-        return hashlib.sha256(told).hexdigest()[:32]
+        """What it owns is known by this, whatever characters its name has; "" for nobody."""
+        return hashlib.sha256(self.name.encode()).hexdigest()[:32] if self.name else ""
 
     @property
     def sees_all(self) -> bool:
@@ -81,7 +76,7 @@ def digest_of(key: bytes) -> bytes:
 def plain_key(text: str) -> Key:
     """A key of ``--api-key`` or ``--api-key-file``, which may do everything."""
     digest = digest_of(text.encode())
-    return Key(key_name(digest), digest, is_named=False)
+    return Key(key_name(digest), digest)
 
 
 def key_name(digest: bytes) -> str:
@@ -100,10 +95,16 @@ class KeyRing:
     def replace(self, keys: Iterable[Key]) -> None:
         """These from now on; requests under way go on."""
         self._by_digest = {key.digest: key for key in keys}
-        self.several = len({key.owner for key in self._by_digest.values()}) > 1
+        self.several = len({key.name for key in self._by_digest.values()}) > 1
 
     def __len__(self) -> int:
         return len(self._by_digest)
+
+    def named(self, name: str, now: Callable[[], float] = time.time) -> Key | None:
+        """Return a valid key of that name, `ANYBODY` for no name on a server without keys, otherwise None."""
+        if not name:
+            return None if self.required else ANYBODY
+        return next((key for key in self._by_digest.values() if key.name == name and key.expires_at > now()), None)
 
     def find(self, given: bytes, now: Callable[[], float] = time.time) -> Key | None:
         """The key that was given, unless it has expired. What is looked up is a hash of it, so that the time taken says

@@ -1,7 +1,7 @@
 """Forms with files (``multipart/form-data``): read within the limits of other bodies. Every fault is the client's."""
 
 from collections.abc import AsyncGenerator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
@@ -17,10 +17,11 @@ _CHUNK_BYTES = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """``fields``: texts, of each name all; ``files``: by name the last one's bytes."""
+    """``fields``: texts, of each name all; ``files``: by name the last one's bytes; ``filenames``: its file name."""
 
     fields: Mapping[str, list[str]]
     files: Mapping[str, bytes]
+    filenames: Mapping[str, str] = field(default_factory=dict)
 
 
 class _InMemoryParser(MultiPartParser):
@@ -49,11 +50,13 @@ async def read_form(request: Request) -> Form:
     try:
         fields: dict[str, list[str]] = {}
         files: dict[str, bytes] = {}
+        filenames: dict[str, str] = {}
         for name, value in parsed.multi_items():
             if isinstance(value, UploadFile):
                 files[name] = await value.read()
+                filenames[name] = value.filename or ""
             else:
                 fields.setdefault(name, []).append(value)
-        return Form(fields, files)
+        return Form(fields, files, filenames)
     finally:
         await parsed.close()

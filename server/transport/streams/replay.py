@@ -3,7 +3,7 @@
 
 A reply to a request with that header is written into a `KeptStream`; the client that asked reads it from there, as does
 whoever comes back for it. Offsets count bytes as they were sent, pings included. A conversation has one stream: a new
-one stops the one before. A stream belongs to the owner of the API key that asked for it; no other owner finds it.
+one stops the one before. A stream belongs to the API key that asked for it; no other one finds it.
 
 Used on the event loop.
 """

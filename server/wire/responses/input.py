@@ -10,7 +10,8 @@ import base64
 import binascii
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from dataclasses import field as default
 from typing import Any
 
 import orjson
@@ -20,7 +21,7 @@ from server.errors import InvalidRequest
 from server.wire.custom_tools import input_arguments
 from server.wire.fields import MAX_MESSAGES, as_object, json_text, objects_in, string_of, wrong_type
 from server.wire.media import file_of, link
-from server.wire.responses.store import ClientResponses
+from server.wire.responses.history import NO_HISTORY, History
 from server.wire.responses.tools import model_name
 from server.wire.warnings import left_out
 
@@ -52,40 +53,45 @@ _DATA_URL = re.compile(r"data:([\w.+/-]*)(?:;[\w=.+-]+)*;base64,", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class InputRead:
-    """The messages; lists of tools that stand among the items, each with its path; and what was left out."""
+    """The messages, of which the first `n_before` are the history's; lists of tools among the items, each with its
+    path; and warnings about what was left out."""
 
     messages: list[Message]
     tools: Sequence[tuple[object, str]] = ()
     warnings: Sequence[str] = ()
+    n_before: int = 0
 
 
-def read_input(value: object, messages: list[Message], stored: ClientResponses) -> InputRead:
-    """`messages`, those of the responses before, with the new ones behind them; `stored` resolves references.
+def read_input(value: object, history: History = NO_HISTORY, field: str = "input") -> InputRead:
+    """Return the messages of `history` and of an input. `history` also resolves references to stored items.
 
-    Raises `InvalidRequest` with a path such as ``input.0.content.1.text``.
+    `field` is the field of the body that has the input. Raises `InvalidRequest` with a path such as
+    ``input.0.content.1.text``.
     """
-    if value is None:
-        raise InvalidRequest("input: 'input' is required", "input")
-    if isinstance(value, str):
-        return InputRead([*messages, Message("user", value)])
-    if not isinstance(value, list):
-        raise InvalidRequest("input: 'input' must be a string or array of objects", "input")
-    if len(value) + len(messages) > MAX_MESSAGES:
-        raise InvalidRequest(f"input: a conversation must have at most {MAX_MESSAGES} items", "input")
-    reader = _Reader(list(messages), stored)
-    for index, item in enumerate(value):
-        reader.read(item, f"input.{index}")
-    return InputRead(reader.messages, reader.tools, reader.warnings())
+    if value is None and not history.items:
+        raise InvalidRequest(f"{field}: '{field}' is required", field)
+    items = [{"role": "user", "content": value}] if isinstance(value, str) else [] if value is None else value
+    if not isinstance(items, list):
+        raise InvalidRequest(f"{field}: '{field}' must be a string or array of objects", field)
+    if len(items) + len(history.items) > MAX_MESSAGES:
+        raise InvalidRequest(f"{field}: a conversation must have at most {MAX_MESSAGES} items", field)
+    reader = _Reader(history)
+    for item in history.items:
+        reader.read(item, history.named_by)
+    n_before = len(reader.messages)
+    for index, item in enumerate(items):
+        reader.read(item, field if isinstance(value, str) else f"{field}.{index}")
+    return InputRead(reader.messages, reader.tools, reader.warnings(), n_before)
 
 
 @dataclass(slots=True)
 class _Reader:
     """Appends item by item to `messages`."""
 
-    messages: list[Message]
-    stored: ClientResponses
-    tools: list[tuple[object, str]] = field(default_factory=list)
-    skipped: dict[tuple[str, str], int] = field(default_factory=dict)
+    history: History
+    messages: list[Message] = default(default_factory=list)
+    tools: list[tuple[object, str]] = default(default_factory=list)
+    skipped: dict[tuple[str, str], int] = default(default_factory=dict)
 
     def warnings(self) -> list[str]:
         """What was left out, type by type."""
@@ -149,7 +155,7 @@ class _Reader:
         self.skipped[what, kind] = self.skipped.get((what, kind), 0) + 1
 
     def _referenced(self, item_id: str, path: str) -> dict[str, Any]:
-        item = self.stored.item(item_id)
+        item = self.history.referenced.get(item_id)
         if item is None:
             raise InvalidRequest(f"{path}.id: Item with id '{item_id[:80]}' not found.", f"{path}.id")
         return item

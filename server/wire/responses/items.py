@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from server.conversation.assembler import Assembler, Delta, Item, Kind
-from server.conversation.conversation import Call, Message
 from server.engine.request import Finished, FinishReason, Text
 from server.wire import common as wire
 from server.wire.common import Json, random_id
@@ -122,15 +121,6 @@ class OutputItems:
         """Every item; where the limit cut the output off, the last one is incomplete."""
         last = last_status(end)
         return [item.body("completed" if item is not self.items[-1] else last) for item in self.items]
-
-    def message(self) -> Message:
-        """The same as one message of a conversation."""
-        said = [item.said for item in self.items]
-        text, thoughts = (
-            "".join(each.text for each in said if each.kind is kind) for kind in (Kind.TEXT, Kind.THOUGHTS)
-        )
-        calls = (Call(item.said.name, item.said.text, item.call_id) for item in self.items if item.is_call)
-        return Message("assistant", text, thoughts, tuple(calls))
 
     def _added(self, deltas: Sequence[Delta]) -> list[Addition]:
         return [addition for delta in deltas for addition in self._additions(delta)]

@@ -3,7 +3,7 @@
 Beside OpenAI's fields every one of a chat that is llama.cpp's own is taken. What comes back is written by `write`.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -12,7 +12,6 @@ from pydantic import Field, field_validator
 from server.conversation.assembler import Assembler
 from server.conversation.conversation import Conversation, Message
 from server.conversation.prepare import prepare
-from server.engine.request import Request
 from server.errors import InvalidRequest
 from server.media.source import NOTHING_SEEN, Seen
 from server.pool.model import LoadedModel
@@ -21,11 +20,11 @@ from server.wire.common import Header, Json, random_id
 from server.wire.constraints import read_shape
 from server.wire.fields import Body, Count, Whole, field_error, names_of, parse
 from server.wire.generation import MAX_TOP_LOGPROBS, Generation, Limit, prepared_request
+from server.wire.responses.history import NO_HISTORY, History
 from server.wire.responses.input import read_input
 from server.wire.responses.items import OutputItems
-from server.wire.responses.store import ClientResponses
 from server.wire.responses.tools import ClientTools, read_tools
-from server.wire.responses.write import ResponseFrame, ResponseReply, ResponseStream
+from server.wire.responses.write import Keep, ResponseFrame, ResponseReply, ResponseStream
 from server.wire.thinking import read_thinking, template_kwargs
 from server.wire.warnings import shown
 
@@ -39,11 +38,6 @@ _INCLUDES = (
     *("file_search_call.results", "web_search_call.results", "web_search_call.action.sources"),
     *("message.input_image.image_url", "computer_call_output.output.image_url", "code_interpreter_call.outputs"),
 )
-_REFUSED = {
-    "background": "is not supported, use stream",
-    "conversation": "is not supported, use previous_response_id",
-    "prompt": "stored prompts are not supported, use instructions and input",
-}
 _ONLY_CHATS = ("messages", "functions", "function_call", "audio", "modalities", "web_search_options", "echo")
 
 
@@ -89,13 +83,7 @@ class ResponsesBody(Body):
     @field_validator("metadata")
     @classmethod
     def _readable_metadata(cls, value: object) -> object:
-        if not isinstance(value, dict) or not all(isinstance(text, str) for text in value.values()):
-            raise ValueError("must be an object of strings")
-        if len(value) > MAX_METADATA:
-            raise ValueError(f"must have at most {MAX_METADATA} pairs")
-        if any(len(key) > MAX_METADATA_KEY_CHARS or len(text) > MAX_METADATA_CHARS for key, text in value.items()):
-            raise ValueError(f"keys must have at most {MAX_METADATA_KEY_CHARS} characters, values {MAX_METADATA_CHARS}")
-        return value
+        return _checked_metadata(value)
 
     @property
     def generates(self) -> bool:
@@ -104,8 +92,39 @@ class ResponsesBody(Body):
 
     @property
     def stored(self) -> bool:
-        """Whether the response may be named later; yes unless the client says no, as at OpenAI."""
+        """Whether the client may retrieve the response later; true by default, as at OpenAI."""
         return self.store is not False
+
+    @property
+    def conversation_id(self) -> str | None:
+        """The conversation that the response continues and is added to."""
+        given = self.conversation
+        return given.get("id") if isinstance(given, dict) else given
+
+    @field_validator("conversation")
+    @classmethod
+    def _names_a_conversation(cls, value: object) -> object:
+        if not isinstance(value["id"] if isinstance(value, dict) and "id" in value else value, str):
+            raise ValueError("must be the id of a conversation, or an object with it")
+        return value
+
+
+def read_metadata(body: Mapping[str, Any]) -> dict[str, str]:
+    """Return a body's ``metadata``, empty for none. Raises `InvalidRequest`."""
+    try:
+        return {} if body.get("metadata") is None else _checked_metadata(body["metadata"])
+    except ValueError as error:
+        raise field_error("metadata", str(error)) from None
+
+
+def _checked_metadata(value: object) -> dict[str, str]:
+    if not isinstance(value, dict) or not all(isinstance(text, str) for text in value.values()):
+        raise ValueError("must be an object of strings")
+    if len(value) > MAX_METADATA:
+        raise ValueError(f"must have at most {MAX_METADATA} pairs")
+    if any(len(key) > MAX_METADATA_KEY_CHARS or len(text) > MAX_METADATA_CHARS for key, text in value.items()):
+        raise ValueError(f"keys must have at most {MAX_METADATA_KEY_CHARS} characters, values {MAX_METADATA_CHARS}")
+    return value
 
 
 FIELDS = names_of(ResponsesBody) | (names_of(ChatBody) - {*_ONLY_CHATS})
@@ -113,30 +132,29 @@ FIELDS = names_of(ResponsesBody) | (names_of(ChatBody) - {*_ONLY_CHATS})
 
 @dataclass(frozen=True, slots=True)
 class ResponseAsked:
-    """A checked body. ``fields`` are those that it shares with a chat; ``messages`` the conversation's without the
-    instructions, which hold for one response only.
-    """
+    """A checked body. ``fields`` are those that it shares with a chat."""
 
     body: ResponsesBody
     fields: ChatBody
     conversation: Conversation
-    messages: list[Message]
     tools: ClientTools
+    history: History
 
 
-def read_response(given: Mapping[str, Any], stored: ClientResponses) -> ResponseAsked:
-    """Check what needs no model; `stored` has the responses that the client may refer to. Raises `InvalidRequest`."""
+def read_response(given: Mapping[str, Any], history: History = NO_HISTORY) -> ResponseAsked:
+    """Check what needs no model. `history` is what the response continues. Raises `InvalidRequest`."""
     body = parse(ResponsesBody, given)
-    _refuse(body)
+    _check_state(body)
     chat_body = parse(ChatBody, _chat_fields(given, body))
     form = None if body.text is None else body.text.format
     shape = read_shape(chat_body) if form is None else read_shape(chat_body, form, at="text.format", flat=True)
     if chat_body.n_choices != 1:
         raise field_error("n" if chat_body.n_cmpl is None else "n_cmpl", "a response has one choice")
-    read = read_input(body.input, _before(body, stored), stored)
+    read = read_input(body.input, history)
     tools = read_tools(body.tools, body.tool_choice, body.parallel_tool_calls, read.tools)
     if tools.tools.callable and chat_body.grammar:
         raise InvalidRequest("grammar: Cannot use custom grammar constraints with tools.", "grammar")
+    # A response's instructions come first and hold for that response only, so the history has none.
     messages = [Message("system", body.instructions), *read.messages] if body.instructions else read.messages
     if not messages:
         raise InvalidRequest("input: must have at least one item", "input")
@@ -153,7 +171,7 @@ def read_response(given: Mapping[str, Any], stored: ClientResponses) -> Response
         messages_at="input",
         warnings=(*_without_effect(body), *tools.warnings, *read.warnings),
     )
-    return ResponseAsked(body, chat_body, conversation, read.messages, tools)
+    return ResponseAsked(body, chat_body, conversation, tools, history)
 
 
 def _without_effect(body: ResponsesBody) -> Iterator[str]:
@@ -171,21 +189,12 @@ def _without_effect(body: ResponsesBody) -> Iterator[str]:
             yield f"include {shown(name)} is ignored: it is not known here"
 
 
-def _refuse(body: ResponsesBody) -> None:
-    for name, reason in _REFUSED.items():
-        if getattr(body, name):
-            raise InvalidRequest(f"{name}: {reason}", name)
-
-
-def _before(body: ResponsesBody, stored: ClientResponses) -> list[Message]:
-    if not body.previous_response_id:
-        return []
-    messages = stored.messages(body.previous_response_id)
-    if messages is None:
-        raise InvalidRequest(
-            f"Previous response with id '{body.previous_response_id[:80]}' not found.", "previous_response_id"
-        )
-    return messages
+def _check_state(body: ResponsesBody) -> None:
+    """Raise `InvalidRequest` for fields about stored state that cannot be combined."""
+    if body.prompt:
+        raise InvalidRequest("prompt: stored prompts are not supported; send instructions and input", "prompt")
+    if body.background and not body.stored:
+        raise InvalidRequest("background: needs store, since the client retrieves the response later", "background")
 
 
 def _chat_fields(given: Mapping[str, Any], body: ResponsesBody) -> Json:
@@ -209,39 +218,44 @@ def _chat_fields(given: Mapping[str, Any], body: ResponsesBody) -> Json:
 
 
 def response_generation(
-    asked: ResponseAsked, model: LoadedModel, stored: ClientResponses, seen: Seen = NOTHING_SEEN
+    asked: ResponseAsked,
+    model: LoadedModel,
+    keep: Callable[[ResponseAsked, bool], Keep],
+    seen: Seen = NOTHING_SEEN,
+    response_id: str = "",
 ) -> Generation:
-    """The request and the writer of its reply; blocking, for a thread. Raises `InvalidRequest`."""
-    header = Header(model.spec.id, f"resp_{random_id()}")
+    """Return the engine's request and the writer of its reply. Blocking, for a worker thread.
+
+    `keep` returns what stores the finished response; its flag says whether the last message of the input is the first
+    part of the output. Raises `InvalidRequest`.
+    """
+    header = Header(model.spec.id, response_id or new_response_id())
     logprobs = chat_logprobs(asked.fields)
     prepared = prepare(asked.conversation, model, seen)
     request = prepared_request(prepared, asked.fields, model, header.id, logprobs)
     prefilled = prepared.prompt.prefilled
-    frame = _frame(asked, request, header, stored, prefilled=bool(prefilled))
+    fields = response_fields(asked, header, request.sampling.temperature, request.sampling.top_p)
+    frame = ResponseFrame(fields, stored=asked.body.stored, generates=asked.body.generates)
     assembler = Assembler(prepared.output.parser())
     output = OutputItems(assembler, asked.tools, after_sampling=request.post_sampling_probs)
-    writer = ResponseStream if asked.fields.stream else ResponseReply
-    return Generation([request], writer(frame, output, prefill=prefilled), prepared.output.switch)
-
-
-def _frame(
-    asked: ResponseAsked, request: Request, header: Header, stored: ClientResponses, *, prefilled: bool
-) -> ResponseFrame:
-    # A message that is continued is a part of the output.
-    before = asked.messages[:-1] if prefilled else asked.messages
-
-    def keep(reply: Json, output: OutputItems) -> bool:
-        messages = [*before, output.message()] if output.items else before
-        return stored.keep(reply, messages) if asked.body.stored else stored.remember(reply, messages)
-
-    kept = keep if asked.body.stored or stored.remembers else None
-    return ResponseFrame(
-        _repeated(asked, request, header), kept, stored=asked.body.stored, generates=asked.body.generates
+    writer = (ResponseStream if asked.fields.stream or asked.body.background else ResponseReply)(
+        frame, output, prefill=prefilled
     )
+    store = keep(asked, bool(prefilled))
+
+    async def commit() -> None:
+        writer.final["store"] = await store(writer.final)
+
+    return Generation([request], writer, prepared.output.switch, commit=commit)
 
 
-def _repeated(asked: ResponseAsked, request: Request, header: Header) -> Json:
-    """What was asked for, as OpenAI repeats it; sampling with the values that hold."""
+def new_response_id() -> str:
+    """Return an id for a response."""
+    return f"resp_{random_id()}"
+
+
+def response_fields(asked: ResponseAsked, header: Header, temperature: float | None, top_p: float | None) -> Json:
+    """Return the request's fields as OpenAI's response object repeats them, with the sampling values in effect."""
     body, reasoning = asked.body, asked.body.reasoning or ReasoningOptions()
     text = asked.body.text or TextOptions()
     verbosity = {"verbosity": text.verbosity} if text.verbosity else {}
@@ -249,7 +263,8 @@ def _repeated(asked: ResponseAsked, request: Request, header: Header) -> Json:
         "id": header.id,
         "created_at": header.created,
         "model": header.model,
-        "background": False,
+        "background": bool(body.background),
+        "conversation": None if body.conversation is None else {"id": body.conversation_id},
         "instructions": body.instructions,
         "max_output_tokens": body.max_output_tokens,
         "max_tool_calls": body.max_tool_calls,
@@ -257,11 +272,11 @@ def _repeated(asked: ResponseAsked, request: Request, header: Header) -> Json:
         "parallel_tool_calls": body.parallel_tool_calls is not False,
         "previous_response_id": body.previous_response_id,
         "reasoning": {"effort": reasoning.effort, "summary": None},
-        "temperature": request.sampling.temperature,
+        "temperature": temperature,
         "text": {"format": text.format or {"type": "text"}, **verbosity},
         "tool_choice": body.tool_choice or "auto",
         "tools": list(asked.tools.shown),
         "top_logprobs": body.top_logprobs or 0,
-        "top_p": request.sampling.top_p,
+        "top_p": top_p,
         "truncation": "disabled",
     }

@@ -9,8 +9,9 @@ llama-server's ``timings`` and ``prompt_progress`` stand beside the fields (serv
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from http import HTTPStatus
 from typing import Any
 
@@ -21,20 +22,19 @@ from server.wire import common as wire
 from server.wire.common import CONTEXT_EXCEEDED, Json
 from server.wire.responses.items import Addition, ItemStatus, ItemType, OutputItem, OutputItems, cut_off, last_status
 
-Keep = Callable[[Json, OutputItems], bool]
-"""Stores a finished response; False when it could not be."""
+Keep = Callable[[Json], Awaitable[bool]]
+"""Stores a finished response. Returns False if it could not be stored."""
 
 
 @dataclass(frozen=True, slots=True)
 class ResponseFrame:
-    """What every state of one response repeats; `keep` is None for one that nobody may name again.
+    """What every state of one response repeats.
 
-    ``stored``: whether it is to be kept for everybody with the client's key. ``generates``: whether it is to have any
-    output; one without is complete.
+    ``stored``: whether the client may retrieve it later. ``generates``: whether it is to have any output; one without
+    is complete.
     """
 
     fields: Json
-    keep: Keep | None = None
     stored: bool = True
     generates: bool = True
 
@@ -43,15 +43,13 @@ class ResponseFrame:
         return self._body("in_progress", [])
 
     def finished(self, output: OutputItems, end: Finished) -> Json:
-        """The whole response, stored if it is to be."""
+        """Return the whole response."""
         incomplete = self.is_incomplete(end)
         body = self._body("incomplete" if incomplete else "completed", output.bodies(end))
         body["completed_at"] = int(time.time())
         body["usage"] = usage(end, output.reasoning_tokens)
         if incomplete:
             body["incomplete_details"] = {"reason": "max_output_tokens"}
-        if self.keep is not None:
-            body["store"] = self.keep(body, output)
         return body
 
     def is_incomplete(self, end: Finished) -> bool:
@@ -72,7 +70,7 @@ class ResponseFrame:
             "error": None,
             "incomplete_details": None,
             "completed_at": None,
-            "store": self.keep is not None and self.stored,
+            "store": self.stored,
             "usage": None,
         }
 
@@ -105,10 +103,15 @@ class ResponseReply:
             self._output.finish(event)
             self._end = event
 
-    def body(self) -> Json:
-        """The reply, once the response has finished."""
+    @cached_property
+    def final(self) -> Json:
+        """The finished response."""
         assert self._end is not None, "the response has not finished"
         return self._frame.finished(self._output, self._end)
+
+    def body(self) -> Json:
+        """Return the reply, after the response has finished."""
+        return self.final
 
 
 _DELTAS: dict[ItemType, str] = {
@@ -146,12 +149,17 @@ class ResponseStream:
                 return self._begin() + self._added(self._output.finish(event)) + self._close(last_status(event))
         return []
 
-    def finish(self) -> list[bytes]:
-        """The last event, after the response has finished; it is stored now."""
+    @cached_property
+    def final(self) -> Json:
+        """The finished response."""
         assert self._end is not None, "the response has not finished"
-        kind = "response.incomplete" if self._frame.is_incomplete(self._end) else "response.completed"
-        response = self._frame.finished(self._output, self._end)
-        return [self._event(kind, {"response": response, "timings": wire.timings(self._end.timings)})]
+        return self._frame.finished(self._output, self._end)
+
+    def finish(self) -> list[bytes]:
+        """Return the last event, after the response has finished."""
+        assert self._end is not None, "the response has not finished"
+        kind = f"response.{self.final['status']}"
+        return [self._event(kind, {"response": self.final, "timings": wire.timings(self._end.timings)})]
 
     def fail(self, status: int, error: Mapping[str, Any]) -> list[bytes]:
         """The end of a stream that can't go on: an HTTP `status`, and an `error` with ``message``, ``type``, ``param``.

@@ -215,7 +215,7 @@ async def test_what_has_no_effect_is_named_in_a_header(client: httpx.AsyncClient
     assert "X-Llamapool-Warning" not in (await client.post(URL, json={**body, "reasoning": None})).headers
 
 
-async def test_a_stored_response_is_not_streamed_again(client: httpx.AsyncClient) -> None:
+async def test_only_a_background_response_can_be_streamed_again(client: httpx.AsyncClient) -> None:
     response = await ask(client, max_output_tokens=1)
     reply = await client.get(f"{URL}/{response['id']}", params={"stream": "true"})
     assert (reply.status_code, reply.json()["error"]["param"]) == (400, "stream")

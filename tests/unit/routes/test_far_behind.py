@@ -11,6 +11,7 @@ from server.routes.generate import OPENAI_WORDS, _chunks
 from server.routes.services import Services
 from server.routes.session import FAR_BEHIND, Session
 from server.transport.streams.sse import Parts
+from server.wire.generation import Generation
 
 MANY = FAR_BEHIND
 
@@ -43,7 +44,7 @@ async def sent(batches: list[int], *, at_once: bool) -> list[bytes]:
 
     session.next = last_ends  # type: ignore[method-assign]
     first = await session.next()
-    return [chunk async for chunk in _chunks(session, Letters(), first, OPENAI_WORDS, at_once=at_once)]
+    return [chunk async for chunk in _chunks(session, Generation([], Letters()), first, OPENAI_WORDS, at_once=at_once)]
 
 
 @pytest.mark.parametrize("batches", [[1, MANY], [1, MANY + 5, 3], [1] * (MANY + 2)])

@@ -11,7 +11,6 @@ from server.conversation.conversation import Conversation
 from server.conversation.prepare import prompt_of
 from server.wire.messages.read import read_messages
 from server.wire.responses.read import read_response
-from server.wire.responses.store import ResponseStore
 from tests.downloads import TEMPLATE_NAMES
 from tests.unit.templates.corpus import BUILT_IN, template_of
 from tests.unit.wire.builders import make_model
@@ -113,7 +112,7 @@ def claude_code() -> Conversation:
 
 
 def codex() -> Conversation:
-    return read_response(CODEX, ResponseStore().of(b"")).conversation
+    return read_response(CODEX).conversation
 
 
 @pytest.mark.parametrize("name", [*TEMPLATE_NAMES, *BUILT_IN])

@@ -15,7 +15,6 @@ from server.wire.native.read import read_native
 from server.wire.ollama.read import read_chat as read_ollama_chat
 from server.wire.ollama.read import read_generate
 from server.wire.responses.read import read_response
-from server.wire.responses.store import ResponseStore
 
 Read = Callable[[dict[str, Any]], object]
 STRANGE: tuple[Any, ...] = (
@@ -191,7 +190,7 @@ INFILL = {"input_prefix": "a", "input_suffix": "b", "input_extra": [{"text": "a"
 FORMATS: dict[str, tuple[Read, dict[str, Any]]] = {
     "chat": (read_chat, CHAT),
     "messages": (read_messages, MESSAGES),
-    "responses": (lambda given: read_response(given, ResponseStore().of(b"me")), RESPONSES),
+    "responses": (read_response, RESPONSES),
     "ollama": (read_ollama_chat, OLLAMA),
     "generate": (read_generate, GENERATE),
     "completion": (read_completion, COMPLETION),

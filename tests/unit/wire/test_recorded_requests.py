@@ -22,7 +22,6 @@ from server.wire.messages.read import read_messages
 from server.wire.ollama.read import read_chat as read_ollama_chat
 from server.wire.responses import read as responses
 from server.wire.responses.read import read_response
-from server.wire.responses.store import ResponseStore
 from server.wire.warnings import unknown_fields
 from tests.downloads import TEMPLATE_NAMES
 from tests.unit.templates.corpus import BUILT_IN, template_of
@@ -34,7 +33,7 @@ RECORDED = sorted((Path(__file__).parent / "recorded").glob("*.json"))
 READERS: Mapping[str, Callable[[Any], Conversation]] = {
     "/v1/chat/completions": lambda body: read_chat(body).conversation,
     "/v1/messages": lambda body: read_messages(body).conversation,
-    "/v1/responses": lambda body: read_response(body, ResponseStore().of(b"anybody")).conversation,
+    "/v1/responses": lambda body: read_response(body).conversation,
     "/api/chat": lambda body: cast(Conversation, read_ollama_chat(body).conversation),
 }
 HISTORY = ("system", "instructions", "messages", "input")  # the fields of a body that hold a conversation

@@ -7,8 +7,8 @@ from server.constrain.shape import Shape
 from server.conversation.conversation import Message
 from server.conversation.prepare import prompt_of
 from server.errors import InvalidRequest
+from server.wire.responses.history import History
 from server.wire.responses.read import ResponseAsked, read_response
-from server.wire.responses.store import ResponseStore
 from server.wire.responses.tools import ClientName
 from tests.unit.wire.builders import make_model
 
@@ -16,7 +16,7 @@ TOOL = {"type": "function", "name": "f", "description": "d", "parameters": {"typ
 
 
 def read(**fields: Any) -> ResponseAsked:
-    return read_response({"input": "hi", **fields}, ResponseStore().of(b""))
+    return read_response({"input": "hi", **fields})
 
 
 def test_options_are_the_chats_under_other_names() -> None:
@@ -34,19 +34,20 @@ def test_options_are_the_chats_under_other_names() -> None:
     assert (body.stream, body.top_k, body.chat_template_kwargs) == (True, 3, {"a": 1})
 
 
-def test_instructions_stand_in_front_and_are_no_part_of_the_conversation() -> None:
+def test_instructions_are_the_first_message() -> None:
     asked = read(instructions="be brief")
     assert list(asked.conversation.messages) == [Message("system", "be brief"), Message("user", "hi")]
-    assert asked.messages == [Message("user", "hi")]
 
 
-def test_a_response_before_gives_its_conversation() -> None:
-    mine = ResponseStore().of(b"me")
-    before = [Message("user", "a"), Message("assistant", "b")]
-    mine.keep({"id": "resp_1", "output": []}, before)
-    asked = read_response({"input": "c", "previous_response_id": "resp_1", "instructions": "new"}, mine)
-    assert asked.messages == [*before, Message("user", "c")]
-    assert asked.conversation.messages[0] == Message("system", "new")
+def test_the_history_comes_before_the_input_and_after_the_instructions() -> None:
+    history = History([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}])
+    asked = read_response({"input": "c", "previous_response_id": "resp_1", "instructions": "new"}, history)
+    assert [(message.role, message.text) for message in asked.conversation.messages] == [
+        ("system", "new"),
+        ("user", "a"),
+        ("assistant", "b"),
+        ("user", "c"),
+    ]
 
 
 @pytest.mark.parametrize("choice", [{"name": "f"}, {"function": {"name": "f"}}])
@@ -170,7 +171,6 @@ def test_which_tools_may_or_must_be_called(choice: object, wanted: tuple[str, st
         ({"input": None}, "input"),
         ({"input": []}, "input"),
         ({"instructions": 5}, "instructions"),
-        ({"previous_response_id": "resp_unknown"}, "previous_response_id"),
         ({"max_output_tokens": "7"}, "max_output_tokens"),
         ({"store": "yes"}, "store"),
         ({"stream": "yes"}, "stream"),
@@ -188,8 +188,8 @@ def test_which_tools_may_or_must_be_called(choice: object, wanted: tuple[str, st
         ({"text": {"verbosity": "huge"}}, "text.verbosity"),
         ({"text": {"format": {"type": "json_schema", "name": "n"}}}, "text.format.schema"),
         ({"text": {"format": {"type": "text"}}, "response_format": {"type": "text"}}, "text.format"),
-        ({"background": True}, "background"),
-        ({"conversation": "conv_1"}, "conversation"),
+        ({"background": True, "store": False}, "background"),
+        ({"conversation": 5}, "conversation"),
         ({"prompt": {"id": "p"}}, "prompt"),
         ({"tools": {}}, "tools"),
         ({"tools": ["f"]}, "tools.0"),

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from server.conversation.conversation import Message
 from server.wire.responses.read import read_response
-from server.wire.responses.store import ResponseStore
 
 Item = dict[str, Any]
 Made = Callable[[str], Item]
@@ -85,7 +84,7 @@ def test_no_history_is_refused_and_no_text_of_it_is_lost(kinds: list[int]) -> No
             items.append(SAYS[kind](texts[-1]))
         else:
             items.append(SILENT[kind - len(SAYS)])
-    asked = read_response({"input": [*items, {"role": "user", "content": "go on"}]}, ResponseStore().of(b""))
+    asked = read_response({"input": [*items, {"role": "user", "content": "go on"}]})
     shown = [said(found) for found in asked.conversation.messages]
     places = [next(place for place, whole in enumerate(shown) if text in whole) for text in texts]
     assert places == sorted(places)

@@ -7,10 +7,9 @@ from server.conversation.conversation import Media, Message, TextPart, template_
 from server.errors import InvalidRequest
 from server.media.source import Link
 from server.wire.responses import input as responses_input
+from server.wire.responses.history import History
 from server.wire.responses.input import read_input
-from server.wire.responses.store import ResponseStore
 
-NOTHING = ResponseStore().of(b"")
 CALL = {"type": "function_call", "call_id": "c1", "name": "f", "arguments": '{"a":1}'}
 CHAT_CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"a":1}'}}
 
@@ -26,7 +25,7 @@ def output_text(text: str) -> dict[str, Any]:
 
 
 def messages(*items: object) -> list[Message]:
-    return read_input(list(items), [], NOTHING).messages
+    return read_input(list(items)).messages
 
 
 def read(*items: object) -> list[dict[str, Any]]:
@@ -34,13 +33,13 @@ def read(*items: object) -> list[dict[str, Any]]:
 
 
 def test_a_text_is_the_users_message() -> None:
-    assert read_input("hi", [], NOTHING).messages == [Message("user", "hi")]
+    assert read_input("hi").messages == [Message("user", "hi")]
 
 
-def test_the_new_stands_behind_what_was_before() -> None:
-    before = [Message("user", "a")]
-    assert read_input("b", before, NOTHING).messages == [*before, Message("user", "b")]
-    assert before == [Message("user", "a")]
+def test_the_input_follows_the_history() -> None:
+    found = read_input("b", History([{"role": "user", "content": "a"}]))
+    assert found.messages == [Message("user", "a"), Message("user", "b")]
+    assert found.n_before == 1
 
 
 @pytest.mark.parametrize("role", ["user", "system", "developer", "assistant"])
@@ -100,10 +99,9 @@ def test_thoughts_without_their_text_are_their_summary_or_left_out(content: obje
 
 
 def test_a_reference_stands_for_the_item_of_a_stored_response() -> None:
-    mine = ResponseStore().of(b"me")
-    mine.keep({"id": "r", "output": [output_text("so")]}, [])
+    stored = History(referenced={"msg_1": output_text("so")})
     reference = {"type": "item_reference", "id": "msg_1"}
-    assert read_input([reference], [], mine).messages == [Message("assistant", "so")]
+    assert read_input([reference], stored).messages == [Message("assistant", "so")]
     with pytest.raises(InvalidRequest, match="msg_1' not found"):
         read(reference)
 
@@ -137,7 +135,7 @@ def test_a_reference_stands_for_the_item_of_a_stored_response() -> None:
 )
 def test_a_wrong_item_is_named(value: object, param: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
-        read_input(value, [], NOTHING)
+        read_input(value)
     assert caught.value.param == param
 
 
@@ -216,9 +214,7 @@ def test_what_a_server_has_called_itself_is_a_call_and_its_result() -> None:
 
 def test_what_has_no_text_is_left_out_with_a_warning() -> None:
     kinds = ("web_search_call", "image_generation_call", "compaction", "mcp_list_tools", "file_search_call", "new\n")
-    found = read_input(
-        [{"type": kind, "id": "x"} for kind in (*kinds, "compaction")] + [output_text("so")], [], NOTHING
-    )
+    found = read_input([{"type": kind, "id": "x"} for kind in (*kinds, "compaction")] + [output_text("so")])
     assert found.messages == [Message("assistant", "so")]
     assert len(found.warnings) == len(kinds)
     assert "input items of type 'compaction' are left out (2): no text that a model could read" in found.warnings
@@ -234,7 +230,7 @@ def test_parts_are_texts_media_and_files_that_are_texts() -> None:
         {"type": "input_file", "filename": "n.pdf", "file_data": "data:application/pdf;base64,AA=="},
         {"type": "sketch", "strokes": []},
     ]
-    found = read_input([{"role": "user", "content": parts}], [], NOTHING)
+    found = read_input([{"role": "user", "content": parts}])
     assert found.messages[0].parts == (
         TextPart("a"),
         Media("image", at="input.0.content.1.type", source=Link("data:image/png;base64,AA==")),
@@ -262,16 +258,16 @@ def test_a_video_is_found_wherever_clients_write_it(part: dict[str, Any]) -> Non
 
 
 def test_tools_among_the_items_are_found_with_their_path() -> None:
-    found = read_input([{"type": "additional_tools", "role": "developer", "tools": [1]}], [], NOTHING)
+    found = read_input([{"type": "additional_tools", "role": "developer", "tools": [1]}])
     assert (found.messages, found.tools) == ([], [([1], "input.0.tools")])
 
 
 def test_a_conversation_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(responses_input, "MAX_MESSAGES", 2)
-    before: Any = [{"role": "user", "content": "x"}]
-    read_input([{"role": "user", "content": "x"}], before, NOTHING)
+    before = History([{"role": "user", "content": "x"}])
+    read_input([{"role": "user", "content": "x"}], before)
     with pytest.raises(InvalidRequest, match="at most 2"):
-        read_input([{"role": "user", "content": "x"}] * 2, before, NOTHING)
+        read_input([{"role": "user", "content": "x"}] * 2, before)
 
 
 def test_a_call_without_arguments_has_none() -> None:

@@ -8,7 +8,6 @@ from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from server.conversation.assembler import Assembler
-from server.conversation.conversation import Call, Message
 from server.engine.request import Event, FinishReason, Progress
 from server.formats.parsing.pieces import ContentText, Piece, Reasoning, ToolCallArguments, ToolCallBegin
 from server.wire.responses.items import OutputItems
@@ -45,20 +44,8 @@ class ScriptedParser(Scripted):
     SCRIPT = SCRIPT
 
 
-class Kept:
-    """Takes what is to be stored."""
-
-    def __init__(self, *, room: bool = True) -> None:
-        self.room = room
-        self.messages: list[Any] = []
-
-    def __call__(self, reply: dict[str, Any], output: OutputItems) -> bool:
-        self.messages.append(output.message())
-        return self.room
-
-
-def whole(*events: Event, keep: Kept | None = None, prefill: str = "") -> dict[str, Any]:
-    reply = ResponseReply(ResponseFrame(FIELDS, keep), OutputItems(Assembler(ScriptedParser()), TOOLS), prefill=prefill)
+def whole(*events: Event, prefill: str = "") -> dict[str, Any]:
+    reply = ResponseReply(ResponseFrame(FIELDS), OutputItems(Assembler(ScriptedParser()), TOOLS), prefill=prefill)
     for event in events:
         reply.feed(0, event)
     body: dict[str, Any] = orjson.loads(orjson.dumps(reply.body()))
@@ -81,9 +68,9 @@ def parsed(raw: list[bytes]) -> list[dict[str, Any]]:
     return events
 
 
-def streamed(*events: Event, keep: Kept | None = None, prefill: str = "") -> list[dict[str, Any]]:
+def streamed(*events: Event, prefill: str = "") -> list[dict[str, Any]]:
     output = OutputItems(Assembler(ScriptedParser()), TOOLS)
-    stream = ResponseStream(ResponseFrame(FIELDS, keep), output, prefill=prefill)
+    stream = ResponseStream(ResponseFrame(FIELDS), output, prefill=prefill)
     return parsed([chunk for event in events for chunk in stream.feed(0, event)] + stream.finish())
 
 
@@ -245,19 +232,6 @@ def test_progress_and_timings_stand_beside_the_fields() -> None:
     assert events[-1]["timings"]["predicted_n"] == 3
 
 
-def test_a_finished_response_is_kept_as_a_message_of_a_chat() -> None:
-    kept = Kept()
-    assert whole(started(), text("both"), text("call"), text("args"), finished(), keep=kept)["store"] is True
-    assert kept.messages == [
-        Message("assistant", "then", thoughts="so", calls=(Call("f", '{"a":1}', "c1"),)),
-    ]
-
-
-def test_a_reply_says_whether_it_could_be_kept() -> None:
-    assert whole(started(), text("x"), finished(), keep=Kept(room=False))["store"] is False
-    assert whole(started(), text("x"), finished())["store"] is False
-
-
 @pytest.mark.parametrize(
     ("status", "kind", "code"),
     [
@@ -268,16 +242,14 @@ def test_a_reply_says_whether_it_could_be_kept() -> None:
         (400, "exceed_context_size_error", "context_length_exceeded"),
     ],
 )
-def test_a_stream_that_fails_says_so_and_keeps_nothing(status: int, kind: str, code: str) -> None:
-    kept = Kept()
-    stream = ResponseStream(ResponseFrame(FIELDS, kept), OutputItems(Assembler(ScriptedParser()), TOOLS))
+def test_a_stream_that_fails_says_so(status: int, kind: str, code: str) -> None:
+    stream = ResponseStream(ResponseFrame(FIELDS), OutputItems(Assembler(ScriptedParser()), TOOLS))
     raw = stream.feed(0, started()) + stream.feed(0, text("Hel"))
     events = parsed(raw + stream.fail(status, {"message": "went wrong", "type": kind}))
     assert (events[-2]["type"], events[-2]["code"], events[-2]["message"]) == ("error", code, "went wrong")
     assert events[-1]["type"] == "response.failed"
     assert events[-1]["response"]["error"] == {"code": code, "message": "went wrong"}
     assert events[-1]["response"]["output"][0]["status"] == "incomplete"
-    assert kept.messages == []
 
 
 def test_a_stream_that_fails_before_its_first_event_begins_all_the_same() -> None:

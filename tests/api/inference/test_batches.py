@@ -1,0 +1,255 @@
+"""Files and batches, through the official clients over a scripted model."""
+
+import json
+import threading
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from anthropic import AsyncAnthropic
+from anthropic import BadRequestError as AnthropicBadRequest
+from openai import AsyncOpenAI, BadRequestError, NotFoundError
+from openai.types import Batch
+
+from harness.fakes import FakeLoader, FakeRunner
+from tests.api.conftest import Api, Serve
+
+CHATML = {"demo": {"path": "demo.gguf", "load": "startup", "chat_template": "chatml", "n_parallel": 2}}
+TURN = "<|im_end|>\n<|im_start|>assistant\n"
+REPLIES = {f"number {n}{TURN}": f"reply {n}" for n in range(50)}
+ENDED = ("completed", "failed", "cancelled", "expired")
+
+
+def loader(steps: threading.Semaphore | None = None) -> FakeLoader:
+    return FakeLoader(runner=lambda: FakeRunner(n_ctx_seq=2048, replies=REPLIES, steps=steps))
+
+
+@asynccontextmanager
+async def opened(
+    serve: Serve, steps: threading.Semaphore | None = None, **server: Any
+) -> AsyncIterator[tuple[Api, AsyncOpenAI]]:
+    async with serve(loader(steps), models=CHATML, server=server) as api:
+        http: Any = api.client
+        yield api, AsyncOpenAI(base_url="http://test/v1", api_key="sk-one", http_client=http, max_retries=0)
+
+
+def chat(number: int, **fields: Any) -> dict[str, Any]:
+    return {"model": "demo", "messages": [{"role": "user", "content": f"number {number}"}], "max_tokens": 20, **fields}
+
+
+def line(number: int, **fields: Any) -> dict[str, Any]:
+    body = chat(number, **fields)
+    return {"custom_id": f"id-{number}", "method": "POST", "url": "/v1/chat/completions", "body": body}
+
+
+async def start(client: AsyncOpenAI, lines: Sequence[Any]) -> Batch:
+    data = "\n".join(each if isinstance(each, str) else json.dumps(each) for each in lines).encode()
+    file = await client.files.create(file=("in.jsonl", data), purpose="batch")
+    return await client.batches.create(
+        input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h", metadata={"k": "v"}
+    )
+
+
+async def ended(api: Api, client: AsyncOpenAI, batch_id: str) -> Batch:
+    """Wait for the batch's end; each look yields to the event loop through a request."""
+    while (batch := await client.batches.retrieve(batch_id)).status not in ENDED:
+        pass
+    return batch
+
+
+async def output(client: AsyncOpenAI, file_id: str | None) -> list[dict[str, Any]]:
+    assert file_id is not None
+    content = await client.files.content(file_id)
+    return [json.loads(each) for each in content.text.splitlines()]
+
+
+async def test_a_file_is_uploaded_listed_read_and_deleted(serve: Serve) -> None:
+    async with opened(serve) as (_, client):
+        file = await client.files.create(file=("a.txt", b"hello"), purpose="user_data")
+        other = await client.files.create(file=("b.jsonl", b"{}"), purpose="batch")
+        listed = [each.id async for each in await _pages(client.files.list(purpose="user_data"))]
+        content = await client.files.content(file.id)
+        deleted = await client.files.delete(file.id)
+        with pytest.raises(NotFoundError):
+            await client.files.retrieve(file.id)
+        assert (await client.files.retrieve(other.id)).filename == "b.jsonl"
+    assert (file.filename, file.bytes, file.purpose) == ("a.txt", 5, "user_data")
+    assert listed == [file.id]
+    assert content.read() == b"hello"
+    assert deleted.deleted
+
+
+async def _pages(found: Any) -> Any:
+    return found
+
+
+@pytest.mark.parametrize(
+    ("form", "param"),
+    [
+        ({"data": {"purpose": "batch"}, "files": {"other": b"x"}}, "file"),
+        ({"data": {"purpose": "fun"}, "files": {"file": b"x"}}, "purpose"),
+        (
+            {"data": {"purpose": "batch", "expires_after[anchor]": "now"}, "files": {"file": b"x"}},
+            "expires_after.anchor",
+        ),
+        (
+            {
+                "data": {
+                    "purpose": "batch",
+                    "expires_after[anchor]": "created_at",
+                    "expires_after[seconds]": "5",
+                },
+                "files": {"file": b"x"},
+            },
+            "expires_after.seconds",
+        ),
+    ],
+)
+async def test_a_wrong_upload_names_the_field(serve: Serve, form: dict[str, Any], param: str) -> None:
+    async with opened(serve) as (api, _):
+        reply = await api.client.post("/v1/files", **form)
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, param)
+
+
+async def test_a_batch_writes_its_results_in_file_order(serve: Serve) -> None:
+    async with opened(serve) as (api, client):
+        order = [7, 3, 9, 1]
+        batch = await start(client, [line(n, stream=True) for n in order])
+        done = await ended(api, client, batch.id)
+        results = await output(client, done.output_file_id)
+        listed = [each.id async for each in await _pages(client.batches.list())]
+    assert done.request_counts
+    assert (done.request_counts.total, done.request_counts.completed, done.request_counts.failed) == (4, 4, 0)
+    assert (done.error_file_id, done.metadata, listed) == (None, {"k": "v"}, [batch.id])
+    assert [each["custom_id"] for each in results] == [f"id-{n}" for n in order]
+    texts = [each["response"]["body"]["choices"][0]["message"]["content"] for each in results]
+    assert texts == [f"reply {n}" for n in order]
+
+
+async def test_a_request_that_fails_is_in_the_error_file(serve: Serve) -> None:
+    async with opened(serve) as (api, client):
+        batch = await start(client, [line(1), line(2, temperature="hot"), line(3, max_tokens="many")])
+        done = await ended(api, client, batch.id)
+        good, bad = await output(client, done.output_file_id), await output(client, done.error_file_id)
+    assert done.status == "completed"
+    assert [each["custom_id"] for each in good] == ["id-1"]
+    assert [(each["custom_id"], each["response"]["status_code"]) for each in bad] == [("id-2", 400), ("id-3", 400)]
+    assert "temperature" in bad[0]["response"]["body"]["error"]["message"]
+
+
+async def test_a_wrong_file_fails_with_the_lines(serve: Serve) -> None:
+    async with opened(serve) as (_, client):
+        lines = [line(1), "{", line(1), {**line(2), "url": "/v1/embeddings"}, {**line(3), "method": "GET"}, "5"]
+        batch = await start(client, lines)
+        empty = await start(client, [""])
+    assert batch.status == empty.status == "failed"
+    assert batch.errors
+    assert [each.line for each in batch.errors.data or []] == [2, 3, 4, 5, 6]
+
+
+async def test_a_cancelled_batch_keeps_its_results(serve: Serve) -> None:
+    steps = threading.Semaphore(0)
+    async with opened(serve, steps) as (api, client):
+        batch = await start(client, [line(n, ignore_eos=True, max_tokens=500) for n in range(10)])
+        cancelling = await client.batches.cancel(batch.id)
+        steps.release(100_000)
+        done = await ended(api, client, batch.id)
+        bad = await output(client, done.error_file_id)
+    assert cancelling.status == "cancelling"
+    assert done.status == "cancelled"
+    assert {each["error"]["code"] for each in bad} == {"batch_cancelled"}
+
+
+async def test_a_batch_continues_after_a_restart_and_no_request_runs_twice(serve: Serve, tmp_path: Path) -> None:
+    file = str(tmp_path / "state.sqlite3")
+    steps = threading.Semaphore(30)
+    async with opened(serve, steps, state=file, drain_s=0) as (_, client):
+        batch = await start(client, [line(n) for n in range(8)])
+        while not (counts := (await client.batches.retrieve(batch.id)).request_counts) or not counts.completed:
+            pass
+        n_before = counts.completed
+        steps.release(100_000)
+    async with opened(serve, state=file) as (api, client):
+        done = await ended(api, client, batch.id)
+        results = await output(client, done.output_file_id)
+    assert n_before > 0
+    assert [each["custom_id"] for each in results] == [f"id-{n}" for n in range(8)]
+    assert done.error_file_id is None
+
+
+async def test_a_batch_needs_a_file_of_its_own_client(serve: Serve) -> None:
+    async with opened(serve, api_keys=["sk-one", "sk-two"]) as (api, client):
+        file = await client.files.create(file=("in.jsonl", json.dumps(line(1)).encode()), purpose="batch")
+        other = client.with_options(api_key="sk-two")
+        with pytest.raises(NotFoundError):
+            await other.batches.create(input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h")
+        batch = await start(client, [line(1)])
+        with pytest.raises(NotFoundError):
+            await other.batches.retrieve(batch.id)
+        assert (await ended(api, client, batch.id)).status == "completed"
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"endpoint": "/v1/models"}, "endpoint"),
+        ({"completion_window": "soon"}, "completion_window"),
+        ({"input_file_id": 5}, "input_file_id"),
+        ({"metadata": 5}, "metadata"),
+    ],
+)
+async def test_a_wrong_batch_names_the_field(serve: Serve, fields: dict[str, Any], param: str) -> None:
+    async with opened(serve) as (_, client):
+        body = {"endpoint": "/v1/chat/completions", "completion_window": "24h", "input_file_id": "file-1", **fields}
+        with pytest.raises(BadRequestError) as caught:
+            await client.post("/batches", body=body, cast_to=object)
+    assert caught.value.param == param
+
+
+async def test_a_live_request_is_served_while_a_batch_holds_every_slot(serve: Serve) -> None:
+    steps = threading.Semaphore(20)
+    async with opened(serve, steps) as (api, client):
+        batch = await start(client, [line(n, ignore_eos=True, max_tokens=1500) for n in range(6)])
+        loaded = api.pool.states()[0].loaded
+        assert loaded is not None
+        while not loaded.busy:
+            await client.batches.retrieve(batch.id)
+        steps.release(10_000)
+        reply = await client.chat.completions.create(**chat(5))
+        still = await client.batches.retrieve(batch.id)
+        steps.release(100_000)
+        await client.batches.cancel(batch.id)
+        await ended(api, client, batch.id)
+    assert reply.choices[0].message.content == "reply 5"
+    assert still.request_counts
+    assert still.request_counts.completed < 6
+
+
+async def test_anthropics_batches(serve: Serve) -> None:
+    async with opened(serve) as (api, _):
+        http = httpx2.AsyncClient(transport=httpx2.ASGITransport(api.app), base_url="http://test")
+        client = AsyncAnthropic(base_url="http://test", api_key="sk-one", http_client=http, max_retries=0)
+        messages: Any = [{"role": "user", "content": "number 4"}]
+        requests: Any = [
+            {"custom_id": "good", "params": {"model": "demo", "max_tokens": 20, "messages": messages}},
+            {"custom_id": "bad", "params": {"model": "demo", "max_tokens": 20, "messages": 5}},
+        ]
+        batch = await client.messages.batches.create(requests=requests)
+        while (done := await client.messages.batches.retrieve(batch.id)).processing_status != "ended":
+            pass
+        results = [each async for each in await client.messages.batches.results(batch.id)]
+        listed = [each.id async for each in await _pages(client.messages.batches.list())]
+        await client.messages.batches.delete(batch.id)
+        assert [each.id async for each in await _pages(client.messages.batches.list())] == []
+        with pytest.raises(AnthropicBadRequest):
+            await client.messages.batches.create(requests=[requests[0], requests[0]])
+    assert (done.request_counts.succeeded, done.request_counts.errored) == (1, 1)
+    assert listed == [batch.id]
+    good, bad = results
+    assert good.result.type == "succeeded"
+    assert [getattr(part, "text", None) for part in good.result.message.content] == ["reply 4"]
+    assert bad.result.type == "errored"
+    assert bad.result.error.error.type == "invalid_request_error"

@@ -1,0 +1,206 @@
+"""Stored responses, background responses and conversations, through the official client over a scripted model."""
+
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from openai import AsyncOpenAI, BadRequestError, NotFoundError
+from openai.types.responses import Response, ResponseTextDeltaEvent
+
+from harness.fakes import FakeLoader, FakeRunner
+from tests.api.conftest import Api, Serve
+
+CHATML = {"demo": {"path": "demo.gguf", "load": "startup", "chat_template": "chatml"}}
+TURN = "<|im_end|>\n<|im_start|>assistant\n"
+REPLIES = {f"Hi{TURN}": "Hello!", f"Bye{TURN}": "Farewell.", f"Again{TURN}": "Once more."}
+
+
+def loader(steps: threading.Semaphore | None = None) -> FakeLoader:
+    return FakeLoader(runner=lambda: FakeRunner(n_ctx_seq=4096, replies=REPLIES, steps=steps))
+
+
+@asynccontextmanager
+async def opened(
+    serve: Serve, steps: threading.Semaphore | None = None, **server: Any
+) -> AsyncIterator[tuple[Api, AsyncOpenAI]]:
+    async with serve(loader(steps), models=CHATML, server=server) as api:
+        http: Any = api.client  # httpx and the client's own copy of it have the same interface
+        client = AsyncOpenAI(base_url="http://test/v1", api_key="sk-one", http_client=http, max_retries=0, timeout=60)
+        yield api, client
+
+
+async def ask(client: AsyncOpenAI, text: Any = "Hi", **fields: Any) -> Response:
+    response = await client.responses.create(model="demo", input=text, **fields)
+    assert isinstance(response, Response)
+    return response
+
+
+def text_of(items: list[Any]) -> list[str]:
+    return [part.text for item in items for part in item.content]
+
+
+async def test_a_chain_of_responses_is_one_conversation(serve: Serve) -> None:
+    async with opened(serve) as (_, client):
+        first = await ask(client)
+        second = await ask(client, "Bye", previous_response_id=first.id)
+        third = await ask(client, "Again", previous_response_id=second.id)
+        whole = await ask(
+            client,
+            [
+                {"role": "user", "content": "Hi"},
+                {"role": "assistant", "content": "Hello!"},
+                {"role": "user", "content": "Bye"},
+                {"role": "assistant", "content": "Farewell."},
+                {"role": "user", "content": "Again"},
+            ],
+        )
+    assert third.usage
+    assert whole.usage
+    assert third.usage.input_tokens == whole.usage.input_tokens
+    assert (second.output_text, third.output_text) == ("Farewell.", "Once more.")
+
+
+async def test_deleting_a_response_keeps_those_that_continue_it(serve: Serve) -> None:
+    async with opened(serve) as (_, client):
+        first = await ask(client)
+        second = await ask(client, "Bye", previous_response_id=first.id)
+        await client.responses.delete(first.id)
+        with pytest.raises(NotFoundError):
+            await client.responses.retrieve(first.id)
+        third = await ask(client, "Again", previous_response_id=second.id)
+        with pytest.raises(BadRequestError):
+            await ask(client, "Again", previous_response_id=first.id)
+    assert third.usage
+    assert second.usage
+    assert third.usage.input_tokens > second.usage.input_tokens
+
+
+async def test_input_items_are_listed_in_pages(serve: Serve) -> None:
+    async with opened(serve) as (_, client):
+        given: Any = [{"role": "user", "content": f"number {n}"} for n in range(5)]
+        response = await ask(client, given, max_output_tokens=1)
+        pages = [item async for item in client.responses.input_items.list(response.id, order="asc", limit=2)]
+        newest = await client.responses.input_items.list(response.id, limit=1)
+        with pytest.raises(BadRequestError):
+            await client.responses.input_items.list(response.id, after="msg_unknown")
+    assert text_of(pages) == [f"number {n}" for n in range(5)]
+    assert (text_of(newest.data), newest.has_more) == (["number 4"], True)
+
+
+async def test_state_survives_a_restart(serve: Serve, tmp_path: Path) -> None:
+    file = str(tmp_path / "state.sqlite3")
+    async with opened(serve, state=file) as (_, client):
+        first = await ask(client)
+        conversation = await client.conversations.create(metadata={"k": "v"})
+        await ask(client, conversation=conversation.id)
+    async with opened(serve, state=file) as (_, client):
+        assert (await client.responses.retrieve(first.id)).output_text == "Hello!"
+        second = await ask(client, "Bye", previous_response_id=first.id)
+        items = await client.conversations.items.list(conversation.id, order="asc")
+    assert second.output_text == "Farewell."
+    assert text_of(items.data) == ["Hi", "Hello!"]
+    assert (tmp_path / "state.sqlite3").stat().st_mode & 0o077 == 0
+
+
+async def test_a_conversation_grows_with_its_responses(serve: Serve) -> None:
+    async with opened(serve) as (_, client):
+        conversation = await client.conversations.create(items=[{"role": "user", "content": "Remember me."}])
+        first = await ask(client, conversation=conversation.id)
+        second = await ask(client, "Bye", conversation={"id": conversation.id})
+        items = [item async for item in client.conversations.items.list(conversation.id, order="asc")]
+        one = await client.conversations.items.retrieve(items[0].id or "", conversation_id=conversation.id)
+        await client.conversations.items.delete(items[0].id or "", conversation_id=conversation.id)
+        fewer = await client.conversations.items.list(conversation.id)
+        updated = await client.conversations.update(conversation.id, metadata={"topic": "demo"})
+        deleted = await client.conversations.delete(conversation.id)
+        with pytest.raises(BadRequestError):
+            await ask(client, conversation=conversation.id)
+        with pytest.raises(NotFoundError):
+            await client.conversations.retrieve(conversation.id)
+    assert text_of(items) == ["Remember me.", "Hi", "Hello!", "Bye", "Farewell."]
+    assert one == items[0]
+    assert len(fewer.data) == len(items) - 1
+    assert first.usage
+    assert second.usage
+    assert second.usage.input_tokens > first.usage.input_tokens
+    assert first.conversation
+    assert first.conversation.id == conversation.id
+    assert (updated.metadata, deleted.deleted) == ({"topic": "demo"}, True)
+
+
+async def test_a_background_response_continues_without_its_client(serve: Serve) -> None:
+    steps = threading.Semaphore(0)
+    async with opened(serve, steps) as (_, client):
+        queued = await ask(client, background=True)
+        assert queued.status == "queued"
+        running = await client.responses.retrieve(queued.id)
+        assert running.status in ("queued", "in_progress")
+        steps.release(5000)
+        events = [event async for event in await client.responses.retrieve(queued.id, stream=True)]
+        done = await client.responses.retrieve(queued.id)
+        later = [
+            event
+            async for event in await client.responses.retrieve(
+                queued.id, stream=True, starting_after=events[2].sequence_number
+            )
+        ]
+    assert (done.status, done.output_text, done.background) == ("completed", "Hello!", True)
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    assert "".join(event.delta for event in events if isinstance(event, ResponseTextDeltaEvent)) == "Hello!"
+    assert later == events[3:]
+
+
+async def test_a_background_response_is_cancelled(serve: Serve) -> None:
+    steps = threading.Semaphore(3)
+    async with opened(serve, steps) as (_api, client):
+        queued = await ask(client, background=True, extra_body={"ignore_eos": True})
+        cancelled = await client.responses.cancel(queued.id)
+        again = await client.responses.cancel(queued.id)
+        steps.release(5000)
+        after = await ask(client)
+        with pytest.raises(BadRequestError):
+            await client.responses.cancel(after.id)
+    assert (cancelled.status, again.status) == ("cancelled", "cancelled")
+    assert after.output_text == "Hello!"
+
+
+async def test_a_background_response_that_fails_says_why(serve: Serve) -> None:
+    async with opened(serve) as (_, client):
+        queued = await ask(client, "x " * 9000, background=True)
+        events = [event async for event in await client.responses.retrieve(queued.id, stream=True)]
+        failed = await client.responses.retrieve(queued.id)
+    assert events[-1].type == "response.failed"
+    assert failed.status == "failed"
+    assert failed.error
+    assert "context" in failed.error.message
+
+
+async def test_what_a_restart_interrupts_has_failed(serve: Serve, tmp_path: Path) -> None:
+    steps = threading.Semaphore(3)
+    file = str(tmp_path / "state.sqlite3")
+    async with opened(serve, steps, state=file, drain_s=0) as (_, client):
+        queued = await ask(client, background=True, extra_body={"ignore_eos": True})
+        steps.release(5000)
+    async with opened(serve, state=file) as (_, client):
+        found = await client.responses.retrieve(queued.id)
+    assert found.status == "failed"
+    assert found.error
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"background": True, "store": False}, "background"),
+        ({"conversation": "conv_1", "previous_response_id": "resp_1"}, "conversation"),
+        ({"conversation": 5}, "conversation"),
+        ({"conversation": "conv_unknown"}, "conversation"),
+    ],
+)
+async def test_a_wrong_use_of_state_names_the_field(serve: Serve, fields: dict[str, Any], param: str) -> None:
+    async with opened(serve) as (api, _):
+        reply = await api.client.post("/v1/responses", json={"input": "Hi", **fields})
+    assert reply.status_code == 400
+    assert reply.json()["error"]["param"] == param

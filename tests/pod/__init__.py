@@ -1,1 +1,0 @@
-"""The image in a container runtime: ``make pod``."""
