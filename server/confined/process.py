@@ -43,6 +43,10 @@ class TookTooLong(Stopped):
     """Work that took more of a processor than it may."""
 
 
+class NoAnswer(Stopped):
+    """Work that was not done in time, perhaps because the machine is busy."""
+
+
 class MemoryShort(Stopped):
     """Work that was ended because the server's memory is short."""
 
@@ -166,7 +170,7 @@ class Process:
                 raise Stopped(f"the answer has more than {self._limits.answer_bytes} bytes")
             return kind, self._read(size, deadline), lasts
         except TimeoutError:
-            raise Stopped(f"it took more than {self._limits.wall_s:g} s") from None
+            raise NoAnswer(f"it took more than {self._limits.wall_s:g} s") from None
         except (EOFError, BrokenPipeError):
             raise self._end() from None
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from threading import Lock
 from typing import Any
 
-from server.confined.process import Killed, MemoryShort, Process, Stopped, TookTooLong, WorkLimits
+from server.confined.process import Killed, MemoryShort, NoAnswer, Process, Stopped, TookTooLong, WorkLimits
 from server.confined.worker import FAULT
-from server.constrain.grammar.attempt import CompileCancelled, CompileLater, current, may_wait
-from server.errors import InternalError, InvalidRequest, ShuttingDown, Unavailable
+from server.constrain.grammar.attempt import MAX_SANDBOX_S, CompileCancelled, CompileLater, current, may_wait
+from server.errors import InternalError, InvalidRequest, ShuttingDown, TooLate, Unavailable
 
 VOCABULARY, SCHEMA, LARK, GRAMMAR = b"v", b"s", b"l", b"g"
 """What is sent: a pickled `TokenTable`; in JSON a schema, ``[lark, max_chars]``, or ``[grammar, param, prefix]``."""
@@ -22,6 +22,7 @@ DONE, REFUSED = b"d", b"r"
 ANSWERER = "server.constrain.grammar.sandbox_worker:answerer"
 LIMITS = WorkLimits(cpu_s=1.5, wall_s=15.0, memory_bytes=640 << 20, answer_bytes=32 << 20)
 """Of one grammar. The memory includes a vocabulary, about 100 MB for 150,000 tokens."""
+RETRY_S = 5
 _TOO_MUCH = "compiling it was stopped, {}: use fewer or simpler alternatives, references and patterns"
 
 
@@ -52,7 +53,7 @@ class Sandbox:
             raise CompileLater
         attempt = current()
         if attempt.left_s <= 0:
-            raise InvalidRequest(f"{param}: the grammars of this request take too long to compile: send fewer", param)
+            raise TooLate(f"{param}: compiling the grammars of this request took {MAX_SANDBOX_S:g} s", RETRY_S)
         while True:
             worker = self._taken(vocabulary)
             is_fresh = not worker.n_done
@@ -65,6 +66,8 @@ class Sandbox:
                     raise CompileCancelled from None
                 if self._closed:
                     raise ShuttingDown from None
+                if isinstance(stopped, NoAnswer):
+                    raise TooLate(f"{param}: compiling it was stopped, {stopped}", RETRY_S) from None
                 if isinstance(stopped, MemoryShort):
                     raise Unavailable(f"compiling {param} was stopped: {stopped}") from None
                 if isinstance(stopped, TookTooLong) or (is_fresh and not isinstance(stopped, Killed)):

@@ -16,7 +16,7 @@ from server.constrain.grammar.compiler import GrammarCompiler
 from server.constrain.grammar.matcher import MatcherConstraint
 from server.constrain.grammar.sandbox import Sandbox
 from server.constrain.grammar.schema.plain import is_plain
-from server.errors import InvalidRequest, LlamapoolError, ShuttingDown, Unavailable
+from server.errors import InvalidRequest, LlamapoolError, ShuttingDown, TooLate, Unavailable
 from tests.unit.constrain.builders import WordVocab, exploding_schema, matches
 
 AMPLE = WorkLimits(cpu_s=120, wall_s=120, memory_bytes=2 << 30)
@@ -132,6 +132,23 @@ def test_a_cancelled_compilation_ends_at_once() -> None:
         compiler.json_schema(DATE)
     assert matches(compiler.json_schema(DATE), '"2026-11-23"'), "nobody else is cancelled"
     sandbox.close()
+
+
+def test_what_a_busy_machine_did_not_do_in_time_may_be_asked_again() -> None:
+    sandbox = Sandbox(WorkLimits(cpu_s=120, wall_s=0.2, memory_bytes=2 << 30))
+    compiler = GrammarCompiler(WordVocab(), sandbox)
+    for _ in range(2):
+        with pytest.raises(TooLate, match=r"it took more than 0.2 s, retry in 5 s"):
+            compiler.json_schema(exploding_schema())
+    sandbox.close()
+
+
+def test_a_request_has_so_much_time_for_all_of_its_grammars(compiler: GrammarCompiler) -> None:
+    attempt, schema = Attempt(), {"type": "array", "items": DATE, "maxItems": 7}
+    attempt.left_s = 0.0
+    with within(attempt), pytest.raises(TooLate, match="compiling the grammars of this request took 10 s"):
+        compiler.json_schema(schema)
+    assert matches(compiler.json_schema(schema), "[]"), "another request may"
 
 
 def test_closing_ends_what_is_being_compiled() -> None:
