@@ -61,10 +61,11 @@ def kind(value: object) -> str:
 
 
 def shape_differences(ours: object, theirs: object, path: str = "") -> set[str]:
-    """Keys that one has and the other lacks, and values of another JSON type.
+    """Return the keys that only one of them has, the values of another JSON type, and the arrays of another length.
 
-    Of arrays the first elements are compared. ``+a.b`` is a key that only Llamapool has, ``-a.b`` one that it lacks,
-    ``a.b: number/string`` another type (ours first).
+    Arrays are compared element by element; what several elements have in common is said of the first one. ``+a.b`` is a
+    key that only Llamapool has, ``-a.b`` one that it lacks, ``a.b: number/string`` another type, ``a.b: 2/3 elements``
+    another length (ours first).
     """
     if isinstance(ours, dict) and isinstance(theirs, dict):
         found = {f"+{path}{key}" for key in ours.keys() - theirs.keys()}
@@ -72,11 +73,24 @@ def shape_differences(ours: object, theirs: object, path: str = "") -> set[str]:
         for key in ours.keys() & theirs.keys():
             found |= shape_differences(ours[key], theirs[key], f"{path}{key}.")
         return found
-    if isinstance(ours, list) and isinstance(theirs, list) and ours and theirs:
-        return shape_differences(ours[0], theirs[0], f"{path}0.")
+    if isinstance(ours, list) and isinstance(theirs, list):
+        found = set() if len(ours) == len(theirs) else {f"{path.removesuffix('.')}: {len(ours)}/{len(theirs)} elements"}
+        seen = set[str]()
+        for i, (own, other) in enumerate(zip(ours, theirs, strict=False)):
+            here = shape_differences(own, other)
+            found |= {_within(difference, f"{path}{i}.") for difference in here - seen}
+            seen |= here
+        return found
     if kind(ours) != kind(theirs):
         return {f"{path.removesuffix('.')}: {kind(ours)}/{kind(theirs)}"}
     return set()
+
+
+def _within(difference: str, path: str) -> str:
+    """Return a difference of an element as one of its array's, whose path is `path`."""
+    if difference.startswith(("+", "-")):
+        return f"{difference[0]}{path}{difference[1:]}"
+    return f"{path.removesuffix('.')}{difference}" if difference.startswith(":") else f"{path}{difference}"
 
 
 def steady(reply: Mapping[str, Any]) -> dict[str, Any]:
