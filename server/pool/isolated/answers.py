@@ -30,6 +30,7 @@ from server.engine.request import (
     TokenLogprob,
 )
 from server.errors import InternalError, LlamapoolError
+from server.pool.isolated.long import OutOfBand, Pieces
 
 Plain: TypeAlias = tuple[Any, ...]
 _OURS = ("server.engine.", "server.pool.", "server.media.", "server.constrain.")
@@ -56,14 +57,15 @@ class Answers(pickle.Unpickler):
         raise pickle.UnpicklingError(f"{module}.{name} is nothing that a model's process says")
 
 
-def read(body: bytes) -> Any:
-    """The message. Raises `pickle.UnpicklingError`, or what a broken pickle raises."""
-    return Answers(io.BytesIO(body)).load()
+def read(body: bytes, long: Iterable[bytes] = ()) -> Any:
+    """Return a message; `long`: the buffers that came with it. Raises `pickle.UnpicklingError`, or what a broken pickle
+    raises."""
+    return Answers(io.BytesIO(body), buffers=long).load()
 
 
-def written(message: object) -> bytes:
-    """For `read`."""
-    return pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
+def written(message: object) -> Pieces:
+    """Return a message for `read`."""
+    return OutOfBand().pieces(message)
 
 
 def written_error(error: BaseException) -> Plain:

@@ -1,17 +1,23 @@
 """Frames on a pair of sockets: what both ends of it have in common.
 
-A frame is its length, what it is, and bytes. Messages that are long go as several frames, between which others pass.
+A frame is its length, its kind, and bytes. A long message goes as several frames, between which others pass: the first
+one has the sizes of the message's pieces, so that each piece is received where it stays. No callback of the event loop
+copies more than a frame.
 """
 
 import asyncio
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import cast
 
+from server.engine.kv.state import new_bytes
+
 _HEAD = struct.Struct("<IB")
 _PART = struct.Struct("<IB")  # which message it is of, and which of these it is
-_MORE, _LAST, _GIVEN_UP = range(3)
+_SIZES, _BYTES, _GIVEN_UP = range(3)
+_SIZE = struct.Struct("<Q")
 PART_BYTES = 1 << 18
 
 
@@ -28,14 +34,43 @@ def frame(kind: FrameKind, body: bytes) -> bytes:
     return _HEAD.pack(len(body), kind) + body
 
 
+Received = Callable[[FrameKind, bytes, Sequence[bytes]], None]
+"""Takes a message: its kind, its first piece, and the long ones."""
+
+
+@dataclass(slots=True)
+class _Arriving:
+    """A long message of which parts are missing."""
+
+    pieces: list[bytes]
+    views: list[memoryview]
+    at: int = 0
+    n_filled: int = field(default=0)  # bytes of the piece at ``at``
+
+    @classmethod
+    def of_sizes(cls, sizes: Sequence[int]) -> "_Arriving":
+        """Allocate every piece. Raises MemoryError."""
+        made = [new_bytes(size) for size in sizes]
+        return cls([piece for piece, _ in made], [view for _, view in made])
+
+    def take(self, part: memoryview) -> bool:
+        """Add the next bytes, which are of one piece; return whether the message is whole."""
+        view, end = self.views[self.at], self.n_filled + len(part)
+        view[self.n_filled : end] = part
+        self.n_filled = end
+        if end == len(view):
+            self.at, self.n_filled = self.at + 1, 0
+        return self.at == len(self.views)
+
+
 class Channel(asyncio.Protocol):
     """One end. Used on the event loop; `received` and `lost` are called there."""
 
-    def __init__(self, received: Callable[[FrameKind, bytes], None], lost: Callable[[], None]) -> None:
+    def __init__(self, received: Received, lost: Callable[[], None]) -> None:
         self._received, self._lost = received, lost
         self._transport: asyncio.Transport | None = None
         self._buffer = bytearray()
-        self._parts: dict[int, bytearray] = {}
+        self._parts: dict[int, _Arriving] = {}
         self._n_long = 0
         self._writable = asyncio.Event()
         self._writable.set()
@@ -56,17 +91,22 @@ class Channel(asyncio.Protocol):
             self._transport.write(frame(kind, body))
 
     async def send_long(self, *pieces: bytes | memoryview) -> None:
-        """Send a message of any length, no faster than it is read. Cancelled, the other end forgets what it got."""
-        if sum(map(len, pieces)) <= PART_BYTES:
-            self.send(FrameKind.MESSAGE, b"".join(pieces))
+        """Send a message of any length, no faster than it is read. Cancelled, the other end forgets what it got.
+
+        `pieces`: none is empty; the other end gets each of them as one object.
+        """
+        if len(pieces) == 1 and len(pieces[0]) <= PART_BYTES:
+            self.send(FrameKind.MESSAGE, bytes(pieces[0]))
             return
         self._n_long += 1
         number = self._n_long
         try:
+            sizes = b"".join(_SIZE.pack(len(piece)) for piece in pieces)
+            self.send(FrameKind.PART, _PART.pack(number, _SIZES) + sizes)
             for piece in pieces:
                 for at in range(0, len(piece), PART_BYTES):
-                    which = _LAST if piece is pieces[-1] and at + PART_BYTES >= len(piece) else _MORE
-                    self.send(FrameKind.PART, _PART.pack(number, which) + memoryview(piece)[at : at + PART_BYTES])
+                    part = memoryview(piece)[at : at + PART_BYTES]
+                    self.send(FrameKind.PART, _PART.pack(number, _BYTES) + part)
                     await self._writable.wait()
         except asyncio.CancelledError:
             self.send(FrameKind.PART, _PART.pack(number, _GIVEN_UP))
@@ -115,13 +155,14 @@ class Channel(asyncio.Protocol):
 
     def _frame(self, kind: int, body: bytes) -> None:
         if kind != FrameKind.PART:
-            self._received(FrameKind(kind), body)
+            self._received(FrameKind(kind), body, ())
             return
         number, which = _PART.unpack_from(body)
-        if which == _GIVEN_UP:
+        rest = memoryview(body)[_PART.size :]
+        if which == _SIZES:
+            self._parts[number] = _Arriving.of_sizes([size for (size,) in _SIZE.iter_unpack(rest)])
+        elif which == _GIVEN_UP:
             self._parts.pop(number, None)
-            return
-        whole = self._parts.setdefault(number, bytearray())
-        whole += memoryview(body)[_PART.size :]
-        if which == _LAST:
-            self._received(FrameKind.MESSAGE, bytes(self._parts.pop(number)))
+        elif self._parts[number].take(rest):
+            first, *long = self._parts.pop(number).pieces
+            self._received(FrameKind.MESSAGE, first, long)

@@ -36,6 +36,7 @@ from server.pool.isolated import answers, crossing
 from server.pool.isolated.channel import Channel, FrameKind, frame
 from server.pool.isolated.facts import EmbedderFacts, GeneratorFacts, LoadedFacts, ReaderFacts, Told
 from server.pool.isolated.lent import Borrowed
+from server.pool.isolated.long import beside
 from server.pool.load.assembly import Factories, assemble
 from server.pool.load.loading import Load
 from server.pool.model import LoadedModel
@@ -131,13 +132,14 @@ class ModelProcess:
 
     def say(self, *message: object) -> None:
         """Send a short message."""
-        self.channel.send(FrameKind.MESSAGE, answers.written(message))
+        (body,) = answers.written(message)
+        self.channel.send(FrameKind.MESSAGE, bytes(body))
 
     # ---- messages
 
-    def _received(self, _kind: FrameKind, body: bytes) -> None:
+    def _received(self, _kind: FrameKind, body: bytes, long: Sequence[bytes]) -> None:
         try:
-            word, *rest = crossing.Inward(body, self._here).load()
+            word, *rest = crossing.Inward(body, self._here, long).load()
             handle = self._messages.get(word) or (self._served.messages[word] if self._served is not None else None)
             assert handle is not None, f"nothing is loaded that {word} is for"
             handle(*rest)
@@ -194,7 +196,7 @@ class ModelProcess:
             if not isinstance(error, CONTAINED):
                 log.exception("%s failed", name)
             message = ("error", number, answers.written_error(error))
-        await self.channel.send_long(answers.written(message))
+        await self.channel.send_long(*answers.written(message))
 
     def _drop(self, number: int) -> None:
         if number in self._calls:
@@ -306,7 +308,8 @@ class _Out:
         """What the engines do."""
         with self._lock:
             self.told_at = time.monotonic()
-            self._tells.sendall(frame(FrameKind.MESSAGE, answers.written(self.told())))
+            (body,) = answers.written(self.told())
+            self._tells.sendall(frame(FrameKind.MESSAGE, bytes(body)))
 
 
 class _Served:
@@ -492,7 +495,7 @@ class _Served:
     async def _show(self, engine: Engine) -> None:
         while True:
             told = ("views", engine.views(), engine.ended(), engine.kept_states())
-            await self._process.channel.send_long(answers.written(told))
+            await self._process.channel.send_long(*answers.written(told))
             await asyncio.sleep(VIEWS_S)
 
     # ---- other messages
@@ -532,14 +535,14 @@ class _Served:
         assert self._generator is not None
         return await self._generator.erase_slot(id_slot, owner)
 
-    async def _embed(self, inputs: Sequence[Sequence[int] | MediaPrompt]) -> list[tuple[tuple[int, ...], bytes]]:
+    async def _embed(self, inputs: Sequence[Sequence[int] | MediaPrompt]) -> list[tuple[tuple[int, ...], object]]:
         assert self._embedder is not None
         self._n_jobs += 1
         try:
             vectors = await self._embedder.submit(inputs)
         finally:
             self._tell_at_rest()
-        return [(each.shape, each.tobytes()) for each in vectors]
+        return [(each.shape, beside(each.tobytes())) for each in vectors]
 
     async def _tokenize(
         self, parts: Sequence[str | Bitmap], add_special: bool, parse_special: bool

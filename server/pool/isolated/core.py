@@ -34,6 +34,7 @@ from server.pool.isolated.channel import Channel, FrameKind
 from server.pool.isolated.environment import child_environment
 from server.pool.isolated.facts import LoadedFacts, Told
 from server.pool.isolated.lent import LentMedia
+from server.pool.isolated.long import Pieces, beside
 from server.pool.protocols import Loader
 from server.pool.spec import ModelSpec
 from server.vocab import Vocab
@@ -89,7 +90,7 @@ class Child:
     """One process. Used on the event loop, in the thread that started it: the system ends it with that thread."""
 
     name: str
-    received: Callable[["Child", bytes], None]
+    received: Callable[["Child", bytes, Sequence[bytes]], None]
     said: Callable[["Child", Sequence[bytes]], None]  # by steps
     over: Callable[["Child", str], None]  # it has ended
     vocab: Vocab | None = None
@@ -143,9 +144,10 @@ class Child:
 
     def post(self, *message: object) -> None:
         """Send a message that has no answer."""
-        self.channel.send(FrameKind.MESSAGE, b"".join(self.written(*message)))
+        (body,) = self.written(*message)
+        self.channel.send(FrameKind.MESSAGE, bytes(body))
 
-    def written(self, *message: object) -> crossing.Pieces:
+    def written(self, *message: object) -> Pieces:
         """As it crosses."""
         return crossing.written(message, self.vocab, _no_switch, self.lent.add)
 
@@ -159,7 +161,7 @@ class Child:
         if request.constraint is None:
             self.post("submit", number, request)
         else:
-            body = b"".join(crossing.written((number, request), self.vocab, numbered, self.lent.add))
+            (body,) = crossing.written((number, request), self.vocab, numbered, self.lent.add)
             self.post("read", number, body)
 
     async def call(self, name: str, *arguments: object) -> Any:
@@ -180,14 +182,14 @@ class Child:
 
     # ---- what it says
 
-    def _heard(self, kind: FrameKind, body: bytes) -> None:
+    def _heard(self, kind: FrameKind, body: bytes, long: Sequence[bytes]) -> None:
         self.heard_at = time.monotonic()
         if kind is FrameKind.EVENTS:
             if not self._frames:  # what comes at once is handed on at once
                 asyncio.get_running_loop().call_soon(self._hand_on)
             self._frames.append(body)
         else:
-            self._understand(lambda: self.received(self, body))
+            self._understand(lambda: self.received(self, body, long))
 
     def _hand_on(self) -> None:
         frames, self._frames = self._frames, []
@@ -222,9 +224,9 @@ class Child:
         task.add_done_callback(self._decoding.discard)
 
     async def _send_lent(self, asked: int, number: int) -> None:
-        found: pickle.PickleBuffer | answers.Plain
+        found: object
         try:
-            found = pickle.PickleBuffer(await asyncio.to_thread(self.lent[number].decoded))
+            found = beside(await asyncio.to_thread(self.lent[number].decoded))
         except Exception as error:  # without an answer, who asked would wait for ever
             if not isinstance(error, CONTAINED):
                 log.exception("model '%s': what was lent can't be had. A fault: report it with what follows", self.name)
@@ -461,8 +463,8 @@ class Core:
         if self.generator is not None and child is self._child:
             self.generator.events(answers.read_events(frames))
 
-    def _received(self, child: Child, body: bytes) -> None:
-        word, *rest = answers.read(body)
+    def _received(self, child: Child, body: bytes, long: Sequence[bytes]) -> None:
+        word, *rest = answers.read(body, long)
         match word:
             case "answer":
                 child.answer(rest[0], rest[1], None)

@@ -1,34 +1,26 @@
 """What goes down to a model's process: pickles, in which what belongs to a model is named instead of copied.
 
 A vocabulary, a compiled grammar, a tokenized medium, a switch that ends thoughts: each is there, too, or is made there.
-A picture that was decoded before is lent (`lent`). What is megabytes (pixels, samples, a slot's state) is not copied
-into a pickle, during which nothing else of Python's runs, but follows it: a message is how many such there are, the
-length of each, the pickle, and then they.
+A picture that was decoded before is lent (`lent`). What is megabytes crosses beside the pickle (`long`).
 """
 
 import io
 import pickle
-import struct
-from collections.abc import Callable
-from dataclasses import fields, replace
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 from server.constrain.thinking_end import ReasoningSwitch
-from server.engine.kv.state import Checkpoint, SlotState
 from server.engine.media import MediaChunk, Spans
 from server.media.bitmap import Bitmap
+from server.pool.isolated.long import OutOfBand, Pieces
 from server.vocab import Vocab
 
 Here: TypeAlias = Callable[[str, Any], object]
 """What a name of a kind means in this process."""
 Heard: TypeAlias = Callable[[ReasoningSwitch], int]
 Lend: TypeAlias = Callable[[Bitmap], int]
-Pieces: TypeAlias = list[bytes | memoryview]
-"""A message's bytes, one after the other."""
 _THERE = "there"
-_LONG = (Bitmap, SlotState, Checkpoint)  # have such values
-LONG_BYTES = 1 << 16
-_COUNT, _SIZE = struct.Struct("<I"), struct.Struct("<Q")
 
 
 def there(kind: str, name: Any) -> object:
@@ -56,13 +48,12 @@ def are_known(media: Spans, restarts: int) -> bool:
     return all(isinstance(chunk, DistantChunk) and chunk.restarts == restarts for chunk in chunks)
 
 
-class Outward(pickle.Pickler):
+class Outward(OutOfBand):
     """`vocab` is the model's; `heard` gets a switch, `lend` a bitmap without its data, and each says the number that it
-    has from then on. ``long``: what follows the pickle."""
+    has from then on."""
 
-    def __init__(self, file: io.BytesIO, vocab: Vocab | None, heard: Heard, lend: Lend) -> None:
-        self.long: list[memoryview] = []
-        super().__init__(file, pickle.HIGHEST_PROTOCOL, buffer_callback=lambda buffer: self.long.append(buffer.raw()))
+    def __init__(self, vocab: Vocab | None, heard: Heard, lend: Lend) -> None:
+        super().__init__()
         self._vocab, self._heard, self._lend = vocab, heard, lend
 
     def reducer_override(self, obj: Any) -> Any:
@@ -74,27 +65,19 @@ class Outward(pickle.Pickler):
             return there, ("chunk", obj.number)
         if kind is Bitmap and obj.again is not None:
             return there, ("bitmap", (replace(obj, again=None), self._lend(obj)))
-        if kind in _LONG:
-            return kind, tuple(_long(getattr(obj, field.name)) for field in fields(obj))
         if kind is ReasoningSwitch:
             return there, ("switch", self._heard(obj))
         if hasattr(kind, "recipe"):  # a compiled grammar; importing llguidance to name its class takes its time
             return there, ("constraint", tuple(obj.recipe))
-        return NotImplemented
+        return super().reducer_override(obj)
 
 
 class Inward(pickle.Unpickler):
     """Reads what `written` has made."""
 
-    def __init__(self, body: bytes, here: Here) -> None:
-        (n,) = _COUNT.unpack_from(body)
-        file, end, long = io.BytesIO(body), len(body), list[bytes]()
-        file.seek(_COUNT.size + n * _SIZE.size)
-        for i in reversed(range(n)):
-            (size,) = _SIZE.unpack_from(body, _COUNT.size + i * _SIZE.size)
-            long.insert(0, body[end - size : end])
-            end -= size
-        super().__init__(file, buffers=long)
+    def __init__(self, body: bytes, here: Here, long: Iterable[bytes] = ()) -> None:
+        """`long`: the buffers that came with `body`."""
+        super().__init__(io.BytesIO(body), buffers=long)
         self._here = here
 
     def find_class(self, module: str, name: str) -> Any:
@@ -103,16 +86,8 @@ class Inward(pickle.Unpickler):
 
 
 def written(message: tuple[object, ...], vocab: Vocab | None, heard: Heard, lend: Lend) -> Pieces:
-    """A message for `Inward`."""
-    file = io.BytesIO()
-    outward = Outward(file, vocab, heard, lend)
-    outward.dump(message)
-    sizes = b"".join(_SIZE.pack(len(each)) for each in outward.long)
-    return [_COUNT.pack(len(outward.long)) + sizes + file.getvalue(), *outward.long]
-
-
-def _long(value: object) -> object:
-    return pickle.PickleBuffer(value) if isinstance(value, bytes) and len(value) > LONG_BYTES else value
+    """Return a message for `Inward`."""
+    return Outward(vocab, heard, lend).pieces(message)
 
 
 class KeptMedia:

@@ -37,12 +37,14 @@ class Process:
 
     def say(self, *message: object) -> None:
         """As the server does."""
-        self.model._received(FrameKind.MESSAGE, b"".join(crossing.written(message, VOCAB, lambda _: 0, lambda _: 0)))
+        (body,) = crossing.written(message, VOCAB, lambda _: 0, lambda _: 0)
+        self.model._received(FrameKind.MESSAGE, bytes(body), ())
 
     def read(self, number: int, constraint: Constraint, n_prompt: int = 3) -> None:
         """A request that takes its time to be read."""
         request = Request(f"r{number}", [1] * n_prompt, max_tokens=10_000, constraint=constraint)
-        self.say("read", number, b"".join(crossing.written((number, request), VOCAB, lambda _: number, lambda _: 0)))
+        (body,) = crossing.written((number, request), VOCAB, lambda _: number, lambda _: 0)
+        self.say("read", number, body)
 
 
 @pytest.fixture

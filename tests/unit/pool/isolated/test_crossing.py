@@ -5,6 +5,7 @@ import gc
 import io
 import pickle
 import socket
+import tracemalloc
 from collections.abc import Callable
 from dataclasses import fields, replace
 from typing import Any
@@ -100,8 +101,8 @@ def crossed(request: Request) -> tuple[Request, dict[int, ReasoningSwitch], Reas
                 return COMPILER.made_anew(Recipe(*name))
         return there.setdefault(name, ReasoningSwitch())
 
-    raw = b"".join(crossing.written((1, request), VOCAB, heard, LentMedia().add))
-    number, found = crossing.Inward(raw, here).load()
+    (raw,) = crossing.written((1, request), VOCAB, heard, LentMedia().add)
+    number, found = crossing.Inward(bytes(raw), here).load()
     assert number == 1
     return found, there, seen[0] if seen else None
 
@@ -159,28 +160,60 @@ def test_a_switch_is_one_number_on_both_sides() -> None:
     assert not found.constraint.allows(ord("x"))  # the thoughts end now
 
 
+LONG = [bytes([i]) * (PART_BYTES + i) for i in range(3)]
+SLOT = SlotState([1, 2], LONG[1], Tuning(), 2, (Checkpoint(1, LONG[2]), Checkpoint(2, b"short")))
+
+
 def test_what_is_long_crosses_without_being_copied_into_a_message() -> None:
-    pixels, state, second = (bytes([i]) * (PART_BYTES + i) for i in range(3))
-    bitmap = Bitmap("image", 2, 1, pixels, "id")
-    slot = SlotState([1, 2], state, Tuning(), 2, (Checkpoint(1, second), Checkpoint(2, b"short")))
-    pieces = crossing.written((bitmap, slot), VOCAB, lambda _: 0, LentMedia().add)
-    assert [piece.obj for piece in pieces if isinstance(piece, memoryview)] == [pixels, state, second]
-    assert crossing.Inward(b"".join(pieces), lambda *_: None).load() == (bitmap, slot)
+    bitmap = Bitmap("image", 2, 1, LONG[0], "id")
+    down, *long = crossing.written((bitmap, SLOT), VOCAB, lambda _: 0, LentMedia().add)
+    assert [piece.obj for piece in long if isinstance(piece, memoryview)] == LONG
+    assert crossing.Inward(bytes(down), lambda *_: None, LONG).load() == (bitmap, SLOT)
+
+
+def test_a_slots_state_comes_up_without_being_copied_into_a_message_or_out_of_it() -> None:
+    up, *long = answers.written(("answer", 1, SLOT))
+    assert len(up) < 1000
+    assert [piece.obj for piece in long if isinstance(piece, memoryview)] == LONG[1:]
+    _, _, found = answers.read(bytes(up), LONG[1:])
+    assert found == SLOT
+    assert found.state is LONG[1]
+
+
+async def test_a_long_piece_is_received_where_it_stays() -> None:
+    """Its bytes are allocated once: what is copied after it has come would stop the event loop for as long."""
+    n, heard = 64 * PART_BYTES, asyncio.get_running_loop().create_future()
+    ours = Channel(lambda *_: None, lambda: None)
+    theirs = Channel(lambda _kind, body, long: heard.set_result((body, long)), lambda: None)
+    loop = asyncio.get_running_loop()
+    for channel, end in zip((ours, theirs), socket.socketpair(), strict=True):
+        await loop.create_unix_connection(lambda channel=channel: channel, sock=end)  # type: ignore[misc]
+    state = bytes(n)
+    tracemalloc.start()
+    try:
+        await ours.send_long(b"head", state)
+        body, (found,) = await heard
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert (body, found) == (b"head", state)
+    assert most < n + 32 * PART_BYTES
+    ours.close()
+    theirs.close()
 
 
 def test_a_bitmap_whose_data_can_be_had_again_crosses_without_it_until_nobody_there_has_it() -> None:
     lent = LentMedia()
     known = Bitmap("image", 2, 1, b"", "id", again=lambda: b"decoded again")
     whole, sized = Bitmap("image", 2, 1, b"123456", "id"), Bitmap("image", 2, 1, b"", "id")
-    pieces = crossing.written(("tokenize", [known, "text", whole, sized]), VOCAB, lambda _: 0, lent.add)
-    raw = b"".join(pieces)
+    (raw,) = crossing.written(("tokenize", [known, "text", whole, sized]), VOCAB, lambda _: 0, lent.add)
     assert lent[1] is known
 
     def here(kind: str, name: tuple[Bitmap, int]) -> object:
         assert kind == "bitmap"
         return replace(name[0], again=Borrowed(name[1], lambda number: lent[number].decoded(), lent.given_back))
 
-    _, found = crossing.Inward(raw, here).load()
+    _, found = crossing.Inward(bytes(raw), here).load()
     assert found == [known, "text", whole, sized]
     assert [each.decoded() for each in found if each != "text"] == [b"decoded again", b"123456", b""]
     copy = replace(found[0], of_video=True)
@@ -195,7 +228,7 @@ def test_a_bitmap_whose_data_can_be_had_again_crosses_without_it_until_nobody_th
 
 def test_long_messages_come_whole_and_in_any_pieces() -> None:
     heard: list[tuple[FrameKind, bytes]] = []
-    channel = Channel(lambda kind, body: heard.append((kind, body)), lambda: None)
+    channel = Channel(lambda kind, body, _long: heard.append((kind, body)), lambda: None)
     raw = frame(FrameKind.EVENTS, b"abc") + frame(FrameKind.MESSAGE, b"") + frame(FrameKind.MESSAGE, b"x" * 1000)
     for at in range(0, len(raw), 7):
         channel.data_received(raw[at : at + 7])
@@ -205,7 +238,7 @@ def test_long_messages_come_whole_and_in_any_pieces() -> None:
 async def test_of_a_long_message_that_is_given_up_nothing_stays_and_the_next_one_comes() -> None:
     heard: asyncio.Queue[bytes] = asyncio.Queue()
     ours = Channel(lambda *_: None, lambda: None)
-    theirs = Channel(lambda _kind, body: heard.put_nowait(body), lambda: None)
+    theirs = Channel(lambda _kind, body, _long: heard.put_nowait(body), lambda: None)
     loop = asyncio.get_running_loop()
     one, other = socket.socketpair()
     await loop.create_unix_connection(lambda: ours, sock=one)

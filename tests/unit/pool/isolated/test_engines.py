@@ -109,7 +109,8 @@ class Lending(Child):
         self._decoding: set[asyncio.Task[None]] = set()
 
     async def send_long(self, *pieces: bytes | memoryview) -> None:
-        self.sent.append(crossing.Inward(b"".join(pieces), lambda *_: None).load())
+        body, *long = map(bytes, pieces)
+        self.sent.append(crossing.Inward(body, lambda *_: None, long).load())
 
 
 async def test_every_question_for_what_was_lent_has_an_answer() -> None:
