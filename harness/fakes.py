@@ -559,7 +559,10 @@ class FakeVocabulary:
 
 
 class Measures:
-    """A loader's half that looks at memory: there is plenty, and no model takes any."""
+    """A loader's half that looks at memory: there is plenty, and no model takes any. No device computes."""
+
+    def uses_devices(self, spec: ModelSpec) -> bool:
+        return False
 
     def fit(self, spec: ModelSpec, granted: Mapping[str, int] | None = None) -> Fit:
         return Fit(spec)

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from server.errors import InternalError, ModelFailed
-from server.llama.devices import add_remote_devices
+from server.llama.devices import add_remote_devices, offloads
 from server.llama.files.description import describe, media_kinds
 from server.llama.files.metadata_overrides import without_effect
 from server.llama.files.model_file import ModelFiles, check_files
@@ -15,7 +15,7 @@ from server.llama.fit.breakdown import can_tell
 from server.llama.fit.choose import choose, least_context
 from server.llama.fit.measure import Measure
 from server.llama.fit.memory import machine_memory, room, shape_of
-from server.llama.library import C, collect_errors, hear_log, reason, start_backend
+from server.llama.library import C, collect_errors, hear_log, reason, start_backend, supports_gpu_offload
 from server.llama.threads import bound
 from server.llama.vocab import LlamaVocab
 from server.llama.weights.device_sets import load_by_devices
@@ -63,6 +63,10 @@ class LlamaLoader:
         with _measure(spec, files) as measure:
             return measure(native)
 
+    def uses_devices(self, spec: ModelSpec) -> bool:
+        """Whether something besides the CPU computes the model."""
+        return offloads(spec.native)
+
     def memory(self) -> Mapping[str, Memory]:
         """Now."""
         return machine_memory()
@@ -108,6 +112,7 @@ def open_loader(remote: tuple[str, ...] = ()) -> LlamaLoader:
     """The loader of a process, with the devices of these machines. Raises ConfigError."""
     if remote:
         add_remote_devices(remote)
+    supports_gpu_offload()  # finds the devices, which takes a moment: not on the event loop later
     return LlamaLoader()
 
 

@@ -159,7 +159,7 @@ class Pool:
 
     async def memory(self) -> Mapping[str, Memory]:
         """Of the machine and its devices, now."""
-        return await asyncio.get_running_loop().run_in_executor(self._threads, self._loader.memory)
+        return await self._lifecycle.memory(list(self._entries.values()))
 
     def subscribe(self) -> Subscription:
         """The events from now on, as an async iterator; close it, or use it in a ``with``."""

@@ -248,6 +248,9 @@ class Loader(Protocol):
         """What `spec` takes at least with all layers where they are meant to be; empty where it can't be told. Raises
         `server.errors.ModelFailed`."""
 
+    def uses_devices(self, spec: ModelSpec) -> bool:
+        """Say whether devices besides the CPU compute the model. Neither blocks nor opens a context on a device."""
+
     def memory(self) -> Mapping[str, Memory]:
         """Of the machine and its devices, now; without those that don't say."""
 

@@ -180,7 +180,7 @@ class ModelSpec:
     mmproj: Path | None = None
     draft: DraftFile | None = None
     load: Literal["startup", "on_demand"] = "on_demand"
-    isolation: Literal["none", "process"] = "none"  # process: it has one of its own (`pool.isolated`)
+    isolation: Literal["auto", "none", "process"] = "none"  # process: it has one of its own (`pool.isolated`)
     pinned: bool = False  # stays loaded, whoever else has no room
     native: LoadParams = field(default_factory=LoadParams)
     engine: EngineParams = field(default_factory=EngineParams)

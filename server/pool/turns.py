@@ -182,7 +182,7 @@ class Turns:
     async def _sized(self, entry: Entry, budget: Budget) -> None:
         try:
             least, memory = await self._lifecycle.size(entry)
-            self.budget = self.budget or budget.limits(memory)
+            self.budget = self.budget or (budget.limits(memory) if memory else {})
             entry.need = needed(entry.spec, least, self.budget)
         finally:
             entry.sizing = None

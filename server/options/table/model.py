@@ -152,9 +152,10 @@ class HardwareSettings(SettingsModel):
 
     load: Literal["startup", "on_demand"] = option("on_demand", metavar="WHEN")
     """When the model is loaded: at start-up, or with the first request; a model named by -m: startup."""
-    isolation: Literal["none", "process"] = option("none", metavar="HOW")
+    isolation: Literal["auto", "none", "process"] = option("auto", metavar="HOW")
     """process: the model runs in a process of its own: a crash of it or an end for want of memory costs no other model,
-    it is started again, and its steps don't share the interpreter with HTTP."""
+    it is started again, and its steps don't share the interpreter with HTTP. auto: process where a GPU or another
+    device computes, since the library ends the process on a device's error; none where only the CPU does."""
     pinned: Bool = option(False)
     """The model stays loaded, whatever other models need."""
     instances: Int = option(1, ge=1, le=64)

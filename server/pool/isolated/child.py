@@ -31,7 +31,7 @@ from server.engine.request import Adapters, Event, Failed, Request
 from server.engine.sequence import Ticket
 from server.errors import CONTAINED
 from server.media.bitmap import Bitmap
-from server.pool.footprint import Fit
+from server.pool.footprint import Fit, Memory
 from server.pool.isolated import answers, crossing
 from server.pool.isolated.channel import Channel, FrameKind, frame
 from server.pool.isolated.facts import EmbedderFacts, GeneratorFacts, LoadedFacts, ReaderFacts, Told
@@ -115,6 +115,7 @@ class ModelProcess:
         self._asked: dict[str, Callable[..., Awaitable[object]]] = {
             "fit": self._fit_memory,
             "least": self._least_memory,
+            "memory": self._machine_memory,
             "load": self._load,
         }
 
@@ -243,6 +244,11 @@ class ModelProcess:
         loader = self._loader
         assert loader is not None
         return Fit(spec, await self.in_thread(lambda: loader.least(spec)))
+
+    async def _machine_memory(self) -> dict[str, Memory]:
+        loader = self._loader
+        assert loader is not None
+        return dict(await self.in_thread(loader.memory))
 
     async def _load(self, spec: ModelSpec, fit: Fit, prepares: bool) -> LoadedFacts:
         assert self._loader is not None

@@ -28,7 +28,7 @@ from server.errors import (
     ModelRestarting,
     Unavailable,
 )
-from server.pool.footprint import Fit, Footprint
+from server.pool.footprint import Fit, Footprint, Memory
 from server.pool.isolated import answers, crossing
 from server.pool.isolated.channel import Channel, FrameKind
 from server.pool.isolated.environment import child_environment
@@ -384,6 +384,11 @@ class Core:
         """As `Loader.least`, in that process."""
         found: Fit = _checked(Fit, await self._answered("least", spec, n_times=1))  # its load says what is wrong
         return found.footprint
+
+    async def memory(self) -> Mapping[str, Memory]:
+        """As `Loader.memory`, in the process. Raises `ModelFailed`."""
+        found = _checked(dict, await self._answered("memory", n_times=1))
+        return {str(name): _checked(Memory, memory) for name, memory in found.items()}
 
     async def _answered(self, *call: Any, n_times: int = N_FIRST_LOADS) -> Any:
         """What a process answers before it serves; another one is asked where it ends. Raises `ModelFailed`."""

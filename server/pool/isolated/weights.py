@@ -125,8 +125,12 @@ class IsolatedLoader:
         return least
 
     def memory(self) -> Mapping[str, Memory]:
+        """Ask the process: to look at a GPU's memory opens a context on it."""
+        return self._core.in_thread(self._core.memory())  # type: ignore[no-any-return]
+
+    def uses_devices(self, spec: ModelSpec) -> bool:
         """As here."""
-        return self._here.memory()
+        return self._here.uses_devices(spec)
 
     def describe(self, spec: ModelSpec) -> ModelInfo:
         """As here."""

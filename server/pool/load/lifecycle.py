@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from typing import TypeVar
 
@@ -13,7 +13,7 @@ from server.pool.entry import Entry
 from server.pool.events import FanOut, LoadProgress, StatusChanged
 from server.pool.footprint import Footprint, Memory, held, readable, totals
 from server.pool.isolated.core import Core
-from server.pool.isolated.weights import IsolatedLoader
+from server.pool.isolated.weights import IsolatedLoader, IsolatedWeights
 from server.pool.load.assembly import Factories, assemble
 from server.pool.load.loading import Load
 from server.pool.model import LoadedModel
@@ -64,7 +64,9 @@ class Lifecycle:
         spec = entry.spec
 
         def measured() -> tuple[Footprint, Mapping[str, Memory]]:
+            memory: Mapping[str, Memory] = {}
             try:
+                memory = loader.memory()
                 least = loader.least(spec)
             except LlamapoolError:
                 least = {}
@@ -74,12 +76,12 @@ class Lifecycle:
                     entry.id,
                 )
                 least = {}
-            return least, self._loader.memory()
+            return least, memory
 
         try:
             loader = self._loader_of(spec)
         except ModelFailed:
-            return {}, await self._in_thread(self._loader.memory)
+            return {}, {}
         if not isinstance(loader, IsolatedLoader):
             return await self._in_thread(measured)
         with self._watched(loader):
@@ -158,8 +160,38 @@ class Lifecycle:
         entry.failure = ""
         self.move(entry, Status.LOADING)
 
+    def _isolates(self, spec: ModelSpec) -> bool:
+        """Say whether a model has a process of its own: ``auto`` gives it one where devices besides the CPU compute."""
+        if spec.isolation == "auto":
+            return self._factories.in_process is not None and self._loader.uses_devices(spec)
+        return spec.isolation == "process"
+
+    async def memory(self, entries: Sequence[Entry]) -> Mapping[str, Memory]:
+        """Return the memory of the machine and its devices, now; nothing where a process can't tell.
+
+        Where a model is isolated, a process is asked: to look at a GPU's memory opens a context on it, which the server
+        would keep until it ends, and which a fault of the device breaks.
+        """
+        isolated = [entry for entry in entries if self._isolates(entry.spec)]
+        if not isolated:
+            return await self._in_thread(self._loader.memory)
+        loaded = (entry.loaded.weights for entry in isolated if entry.loaded is not None)
+        core = next((weights.core for weights in loaded if isinstance(weights, IsolatedWeights)), None)
+        try:
+            if core is not None:
+                return await core.memory()
+            loader = self._loader_of(isolated[0].spec)
+            with self._watched(loader):
+                try:
+                    return await self._in_thread(loader.memory)
+                finally:
+                    self._abandon(loader)
+        except LlamapoolError as error:
+            log.warning("the memory of devices can't be read: %s", error)
+            return {}
+
     def _loader_of(self, spec: ModelSpec) -> Loader:
-        if spec.isolation == "none":
+        if not self._isolates(spec):
             return self._loader
         if spec.id in self._measured_by:
             measured, loader, timer = self._measured_by[spec.id]

@@ -17,7 +17,7 @@ from harness.fakes import FakeLoader
 from server.app import create_app
 from server.engine.prefix.blocks import BlocksStored
 from server.media import header
-from server.pool.footprint import Fit, Footprint
+from server.pool.footprint import Fit, Footprint, Memory
 from server.pool.isolated import core
 from server.pool.isolated.engines import IsolatedEngine
 from server.pool.isolated.weights import IsolatedWeights
@@ -38,11 +38,22 @@ ASKED_AGAIN = "the model's process has ended: the request is asked once more"
 
 
 class Here(FakeLoader):
-    """The server's own, and the models whose files the library opened there before they were loaded."""
+    """The server's own, and what it did of what must be done in a model's process: ``opened`` has the models whose
+    files the library opened, by isolation, ``n_looks`` counts looks at the memory of devices. ``has_gpu``: of the
+    machine."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, has_gpu: bool = False) -> None:
         super().__init__()
         self.opened: list[str] = []
+        self.n_looks = 0
+        self._has_gpu = has_gpu
+
+    def uses_devices(self, spec: ModelSpec) -> bool:
+        return self._has_gpu
+
+    def memory(self) -> Mapping[str, Memory]:
+        self.n_looks += 1
+        return super().memory()
 
     def least(self, spec: ModelSpec) -> Footprint:
         self.opened.append(spec.isolation)
@@ -58,8 +69,10 @@ def start() -> Start:
     """An application whose models are in processes of their own; none is left at the end."""
 
     @asynccontextmanager
-    async def started(kind: str = "acting", models: Any = ONE, **server: Any) -> AsyncIterator[Api]:
-        here = Here()
+    async def started(
+        kind: str = "acting", models: Any = ONE, has_gpu: bool = False, **server: Any
+    ) -> AsyncIterator[Api]:
+        here = Here(has_gpu=has_gpu)
         app = create_app(make_settings(server=server, models=models), loader=here, in_process=in_process(kind))
         pids: list[int] = []
         async with (
@@ -74,6 +87,7 @@ def start() -> Start:
             pids = [one.core.pid for one in weights]
             await check_nothing_leaked(api)
         assert "process" not in here.opened
+        assert not here.n_looks or any(model.get("isolation") in (None, "none") for model in models.values())
         for pid in filter(None, pids):
             with pytest.raises(ProcessLookupError):
                 os.kill(pid, 0)
@@ -129,6 +143,30 @@ async def test_a_reply_is_the_same_as_in_the_servers_own_process(start: Start) -
     assert isolated["usage"]["completion_tokens"] == 20
     assert "llamacpp:tokens_predicted_total 20" in counts
     assert [slot["is_processing"] for slot in slots] == [False] * 4
+
+
+async def test_by_itself_a_model_has_a_process_where_a_gpu_computes(start: Start) -> None:
+    own = {"demo": {**ONE["demo"], "isolation": "auto"}}
+    async with start("plain", own, has_gpu=True, memory="50%") as api:
+        assert (await api.client.post("/v1/chat/completions", json=chat("Hi"))).status_code == 200
+        assert engine(api).core.pid
+
+
+async def test_the_memory_of_devices_is_read_in_a_models_process(
+    start: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    async with start("plain", memory="50%"):  # `start` proves that the server's own process did not look
+        await until(lambda: any("are free; models may take" in record.getMessage() for record in caplog.records))
+
+
+async def test_where_nothing_is_loaded_yet_a_process_reads_the_memory_and_ends(
+    start: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    async with start("plain", {"demo": {**ONE["demo"], "load": "on_demand"}}):
+        await until(lambda: any("8.0 GiB of 16.0 GiB are free" in record.getMessage() for record in caplog.records))
+        await until(lambda: not environment_of_child())
 
 
 async def test_its_process_gets_the_variables_of_its_store_and_no_secrets(
