@@ -1,4 +1,4 @@
-"""Models in processes of their own (``isolation: process``): what a model's code does ends one process, not the server.
+"""Models in processes of their own (``isolation``): what a model's code does ends one process, not the server.
 
 What the routes, the session and the pool ask of a model is small: facts, a vocabulary, engines that take requests and
 give events. So the border runs there, above the engine, and both sides are made of what there is already::
@@ -28,5 +28,8 @@ give events. So the border runs there, above the engine, and both sides are made
   other descriptors, is in a session of its own (a Ctrl-C is for the server), and is the first that a system without
   memory takes.
 
-ADR 13 says what else was thought of. ``isolation: none`` passes through nothing of this.
+- **Devices.** The server's process opens no context on a GPU: what reads the memory of devices runs in a process.
+
+ADR 13 says what else was thought of, ADR 15 which models have a process by default. ``isolation: none`` passes through
+nothing of this.
 """

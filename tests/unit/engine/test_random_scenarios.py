@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -20,10 +21,13 @@ from server.engine.engine import Engine
 from server.engine.instances import stacks
 from server.engine.kv.state import SlotState
 from server.engine.lora import Adapter
+from server.engine.media import text_of
 from server.engine.params import EngineParams
 from server.engine.request import Event, Failed, Finished, PromptLogprobs, Request, SamplingParams
 from server.engine.runner_api import BatchEntry
+from server.engine.schedule.scheduler import TokenRun
 from server.engine.sequence import Ticket
+from server.engine.step.faults import MAX_FAULTS
 from server.errors import InternalError, InvalidRequest, LlamapoolError, NotNumbers, ShuttingDown, TooLate
 from tests.unit.engine.builders import Reply, alone
 from tests.unit.engine.kv.test_disk import Files
@@ -52,46 +56,70 @@ class Fatal(BaseException):
 
 
 class Faults:
-    """What goes wrong by chance, if anything may. ``n_felt``: how often a request may have failed of it."""
+    """What goes wrong by chance, if anything may. ``felt``: whom each fault may have failed, and only them."""
 
     def __init__(self, seed: str, wanted: bool) -> None:
         self._rng = Random(seed)
         self._wanted = wanted
-        self.n_felt = 0
+        self.felt: list[object] = []
 
-    def hits(self, probability: float, *, felt: bool) -> bool:
+    def hits(self, probability: float, *felt: object) -> bool:
         hit = self._wanted and self._rng.random() < probability
-        self.n_felt += hit and felt
+        if hit:
+            self.felt += felt
         return hit
 
-    def strike(self, probability: float, *kinds: type[BaseException], felt: bool = False) -> None:
-        if self.hits(probability, felt=felt):
+    def strike(self, probability: float, *felt: object, kinds: Sequence[type[BaseException]] = ()) -> None:
+        if self.hits(probability, *felt):
             raise self._rng.choice(kinds or (InternalError, MemoryError))("injected")
 
 
 class FaultyRunner(FakeRunner):
-    """Of a memory that forgets any tokens, the last ones of a window, or none; a fault of a cache is felt by nobody."""
+    """Of a memory that forgets any tokens, the last ones of a window, or none.
+
+    A fault of a decode may fail the request that is alone in it, or that was in too many of them; one of a sampler that
+    sampler's, one of a cache nobody. ``died``:
+    the thread has ended, which fails all that this instance had. ``n_spoiled``: logits that were no numbers.
+    """
 
     def __init__(self, faults: Faults, memory: str, *, may_die: bool, **options: Any) -> None:
         super().__init__(partial_removal=memory == "any", **options)
         self.partial_removal = memory != "none"
         self.faults, self._memory, self._may_die = faults, memory, may_die
+        self.died, self.n_spoiled = False, 0
+        self._prompts: dict[int, tuple[int, ...]] = {}  # by the sampler's identity
 
     def decode(self, entries: Sequence[BatchEntry]) -> bool:
-        self.faults.strike(0.004, felt=True)
-        if self._may_die:
-            self.faults.strike(0.001, Fatal, felt=True)
-        return not self.faults.hits(0.01, felt=True) and super().decode(entries)
+        requests: list[object] = [entry.sequence.request for entry in entries if isinstance(entry, TokenRun)]
+        if len(entries) > 1:  # each is tried alone then
+            requests = [("together", request) for request in requests]
+        self.faults.strike(0.004, *requests)
+        if self._may_die and self.faults.hits(0.001):
+            self.died = True
+            raise Fatal("injected")
+        return not self.faults.hits(0.01, *requests) and super().decode(entries)
 
     def sampler(self, params: SamplingParams, prompt: Sequence[int]) -> FakeSampler:
-        self.faults.strike(0.01, felt=True)
-        return super().sampler(params, prompt)
+        self.faults.strike(0.01, tuple(prompt))
+        made = super().sampler(params, prompt)
+        self._prompts[id(made)] = tuple(prompt)
+        return made
 
     def sample(self, output: int, sampler: FakeSampler) -> int:
-        self.faults.strike(0.001, InternalError, felt=True)
-        if self.faults.hits(0.001, felt=True):
+        prompt = self._prompts[id(sampler)]
+        self.faults.strike(0.001, prompt, kinds=[InternalError])
+        if self.faults.hits(0.001, prompt):
+            self.n_spoiled += 1
             raise NotNumbers
         return super().sample(output, sampler)
+
+    def may_have_failed(self, request: Request, error: Exception) -> bool:
+        """Say whether a fault here explains the error of a request that this instance had."""
+        spoiled = isinstance(error, NotNumbers) and bool(request.adapters) and self.n_spoiled > 1
+        prompt = tuple(text_of(request.prompt, request.media))
+        hit = any(felt is request or felt == prompt for felt in self.faults.felt)
+        n_together = sum(isinstance(felt, tuple) and felt[-1] is request for felt in self.faults.felt)
+        return hit or n_together > MAX_FAULTS or spoiled or (self.died and "the engine has failed" in str(error))
 
     def seq_floor(self, seq: int) -> int:
         n = max(self._at(seq), default=-1) + 1
@@ -122,7 +150,7 @@ class FaultyRunner(FakeRunner):
 
     def _loses(self, seq: int, probability: float) -> bool:
         """The library refuses a state, and has emptied the sequence."""
-        return self.faults.hits(probability, felt=False) and super().seq_remove(seq, 0)
+        return self.faults.hits(probability) and super().seq_remove(seq, 0)
 
 
 class FaultyFiles(Files):
@@ -137,7 +165,7 @@ class FaultyFiles(Files):
         return super().write(name, saved)
 
     def read(self, name: str) -> SlotState:
-        self._faults.strike(0.1, InvalidRequest)
+        self._faults.strike(0.1, kinds=[InvalidRequest])
         if name not in self.saved:
             raise InvalidRequest("injected: it went meanwhile")
         return super().read(name)
@@ -154,7 +182,7 @@ class FaultyEncoder(FakeEncoder):
         self.faults = faults
 
     def encode(self, chunks: Sequence[FakeChunk]) -> list[bytes]:
-        self.faults.strike(0.03, InternalError, ZeroDivisionError, felt=True)
+        self.faults.strike(0.03, *(chunk.name for chunk in chunks), kinds=[InternalError, ZeroDivisionError])
         return super().encode(chunks)
 
 
@@ -308,19 +336,23 @@ class Scenario:
                 await self._all_told()
         assert all(runner.closed for runner in self.runners)
         assert self.files is None or self.files.closed
-        sources = [runner.faults for runner in self.runners] + ([self.encoder.faults] if self.encoder else [])
-        felt = sum(faults.n_felt for faults in sources)
-
-        def explained(error: Exception) -> bool:
-            if isinstance(error, ShuttingDown):
-                return closed
-            return self.hurried if isinstance(error, TooLate) else felt > 0
-
         for one in self.asked:
             if not one.cancelled:
-                one.check(self.replies, self.shifts, explained)
+                one.check(self.replies, self.shifts, partial(self._explains, one, closed))
         failed = [c.exception() for c in self.commands if not c.cancelled()]
         assert all(error is None or isinstance(error, LlamapoolError | MemoryError) for error in failed), failed
+
+    def _explains(self, one: Asked, closed: bool, error: Exception) -> bool:
+        """Say whether a request failed for a reason of its own: a limit, or a fault that hit it."""
+        if isinstance(error, ShuttingDown):
+            return closed
+        if isinstance(error, TooLate):
+            return self.hurried
+        if self.encoder is not None:
+            names = {span.chunk.name for span in one.request.media if isinstance(span.chunk, FakeChunk)}
+            if names & set(self.encoder.faults.felt):
+                return True
+        return self.runners[one.ticket.instance].may_have_failed(one.request, error)
 
     async def _act(self, engine: Engine) -> None:
         rng = self.rng

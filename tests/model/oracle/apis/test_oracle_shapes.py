@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from harness.ggufs import TinyModel, gguf_file
-from tests.model.oracle.comparison import Pair, rounded, shape_differences
+from tests.model.oracle.comparison import ONLY_ASCII, Pair, rounded, shape_differences
 from tests.model.oracle.conftest import start_pair
 
 LONG = 8192  # tokens
-GREEDY = {"temperature": 0, "max_tokens": 4, "ignore_eos": True}
+GREEDY = {"temperature": 0, "max_tokens": 4, "ignore_eos": True, "logit_bias": ONLY_ASCII}
 HELLO = [{"role": "user", "content": "hello"}]
 
 

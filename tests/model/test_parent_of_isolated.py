@@ -1,0 +1,25 @@
+"""What the server's own process does of an isolated model asks no device for anything that needs a context on it."""
+
+import pytest
+
+from harness.real_server import ROOT
+from server.llama import devices
+from server.llama.loader import open_loader
+from server.pool.spec import ModelSpec
+
+
+def test_the_native_side_of_the_servers_process_does_not_look_at_a_devices_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refused(*_: object) -> None:
+        raise AssertionError("it would open a context")
+
+    for name in ("_memory", "_buffer_type"):
+        monkeypatch.setattr(devices, name, refused)
+    here, spec = open_loader(), ModelSpec("demo", ROOT / "models" / "demo.gguf")
+    assert here.describe(spec).n_vocab
+    assert not here.media(spec)
+    here.uses_devices(spec)
+    vocabulary = here.vocabulary(spec)
+    assert vocabulary.vocab.tokenize("Hi", add_special=False, parse_special=False)
+    vocabulary.close()
