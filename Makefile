@@ -17,7 +17,7 @@ CONFORMANCE := build/conformance/venv
 
 PAGE := build/page
 
-.PHONY: maskbench image ray isolated overload soak chaos schemathesis wheel locks profile trace fuzz-engine fuzz-media serve test quick nightly kinds coverage check bench bench-gpu docs conformance clients page types vendor clean
+.PHONY: fuzz-schemas figures maskbench image ray isolated overload soak chaos schemathesis wheel locks profile trace fuzz-engine fuzz-media serve test quick nightly kinds coverage check bench bench-gpu docs conformance clients page types vendor clean
 
 # Slots of the default configuration can be saved (examples/slot_moved.py); a file of your own says where itself.
 SLOTS := $(if $(filter config/default.yaml,$(CONFIG)),--slot-save-path build/slots)
@@ -144,6 +144,10 @@ MASKBENCH ?= build/maskbench/maskbench/data
 maskbench: $(VENV)/.installed-dev $(VENV)/.smollm2 $(MASKBENCH)
 	$(BIN)/python -m benchmarks.schemas.maskbench --data $(MASKBENCH) --model $(SMOLLM2) --json build/maskbench.json \
 	  $(if $(DIFF),--diff $(DIFF))
+
+# Mutated schemas of MaskBench, for an hour or FOR seconds, others with another FUZZ_SEED. Findings lie in build/fuzz-schemas.
+fuzz-schemas: $(VENV)/.installed-dev $(MASKBENCH)
+	$(BIN)/python -m benchmarks.schemas.fuzz --data $(MASKBENCH) --seconds $(or $(FOR),3600) --seed $(or $(FUZZ_SEED),0)
 
 build/maskbench/maskbench/data:
 	rm -rf build/maskbench build/maskbench.part

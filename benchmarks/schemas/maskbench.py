@@ -25,10 +25,12 @@ from typing import Any
 from benchmarks.schemas.instances import spellings, tokens_of, write
 from benchmarks.schemas.workers import Limits, Outcome, measured, tree_cpu_s
 from server.constrain.grammar.compiler import GrammarCompiler
+from server.constrain.grammar.sandbox import Sandbox
 from server.constrain.shape import Shape
 from server.errors import InvalidRequest
 from server.llama.loader import FileVocabulary
 from server.pool.spec import ModelSpec
+from server.vocab import Vocab
 
 MAX_S = 2.0
 MAX_MB = 500.0
@@ -67,14 +69,20 @@ class Judged:
             self.verdict, self.why = verdict, why
 
 
+def ready_compiler(vocab: Vocab) -> GrammarCompiler:
+    """A server's compiler, whose sandbox has started and has the vocabulary."""
+    compiler = GrammarCompiler(vocab, Sandbox())
+    compiler.json_schema({"type": "string", "pattern": "^a"})
+    return compiler
+
+
 class Judge:
     """Judges the files of the suite with one model's vocabulary."""
 
     def __init__(self, model: Path) -> None:
         self._file = FileVocabulary(ModelSpec("maskbench", model))
         self._vocab = self._file.vocab
-        self._compiler = GrammarCompiler(self._vocab)
-        self._compiler.json_object()  # reads the vocabulary, and is what a loaded model has ready
+        self._compiler = ready_compiler(self._vocab)
 
     def __call__(self, path: Path) -> Judged:
         """Compile the file's schema, then write all of its instances."""

@@ -16,7 +16,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from benchmarks.resources import cpu_s, peak_mb, resident_mb, with_children
+from benchmarks.resources import peak_mb, resident_mb, with_children
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -57,7 +57,7 @@ class _Worker(Generic[Item, Result]):
         theirs.close()
         if not self.connection.poll(_START_S) or self.connection.recv() is not None:
             raise RuntimeError("a worker did not start")
-        self.fresh_mb = resident_mb(self.pid)
+        self.fresh_mb = self.resident_mb()
         self.item: Item | None = None
 
     @property
@@ -67,17 +67,26 @@ class _Worker(Generic[Item, Result]):
 
     def give(self, item: Item) -> None:
         self.item, self.began, self.mb = item, time.monotonic(), 0.0
-        with suppress(OSError):  # a kernel without it counts the peak of all items
-            Path(f"/proc/{self.pid}/clear_refs").write_text("5")
+        for pid in with_children(self.pid):
+            with suppress(OSError):  # a kernel without it counts the peak of all items
+                Path(f"/proc/{pid}/clear_refs").write_text("5")
         self.cpu_before = tree_cpu_s(self.pid)
         self.connection.send(item)
 
     def observe(self, *, peak: bool) -> None:
         """Update ``mb``; with ``peak`` from the kernel's record of this item, else from this moment."""
-        with suppress(OSError, LookupError):
-            children = with_children(self.pid)[1:]
-            own = peak_mb(self.pid) if peak else resident_mb(self.pid)
-            self.mb = max(self.mb, own + sum(map(resident_mb, children)) - self.fresh_mb)
+        self.mb = max(self.mb, self._sum_mb(peak_mb if peak else resident_mb) - self.fresh_mb)
+
+    def resident_mb(self) -> float:
+        """What the worker and its children hold now."""
+        return self._sum_mb(resident_mb)
+
+    def _sum_mb(self, of: Callable[[int], float]) -> float:
+        found = 0.0
+        for pid in with_children(self.pid):
+            with suppress(OSError, LookupError):
+                found += of(pid)
+        return found
 
     def spent_cpu_s(self) -> float:
         return max(0.0, tree_cpu_s(self.pid) - self.cpu_before)
@@ -102,12 +111,13 @@ class _Worker(Generic[Item, Result]):
 
 
 def tree_cpu_s(pid: int) -> float:
-    """Seconds of CPU of a process and of its living children."""
-    spent = 0.0
+    """Seconds of CPU of a process and of its children, those that have ended included."""
+    ticks = 0
     for each in with_children(pid):
         with suppress(OSError):
-            spent += cpu_s(each)
-    return spent
+            fields = Path(f"/proc/{each}/stat").read_text().rpartition(")")[2].split()
+            ticks += sum(map(int, fields[11:15]))
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def measured(
@@ -136,7 +146,7 @@ def measured(
                 if outcome is None:
                     continue
                 busy.remove(worker)
-                if outcome.result is None or resident_mb(worker.pid) - worker.fresh_mb > _REPLACE_MB:
+                if outcome.result is None or worker.resident_mb() - worker.fresh_mb > _REPLACE_MB:
                     worker.stop()
                     workers.remove(worker)
                     worker = _Worker(make)  # noqa: PLW2901
@@ -174,7 +184,8 @@ def _serve(connection: Connection, make: Callable[[], Callable[[Item], Result]])
             return
         result = handle(item)
         _trim()
-        connection.send(result)
+        with suppress(BrokenPipeError):  # the run was ended
+            connection.send(result)
 
 
 def _trim() -> None:
