@@ -22,8 +22,8 @@ EXAMPLES: dict[str, tuple[list[str], list[str]]] = {
     "time": (["08:30:06Z", "23:59:59.9-08:00"], ["08:30:06", "24:00:00Z", "08:60:00Z", "8:30:06Z"]),
     "duration": (["P1Y2M3D", "PT36H", "P2W", "P1DT12H"], ["P", "PT", "P1", "1D", "P1D2H", "P1W2D", "P1H"]),
     "email": (
-        ["joe.bloggs@example.com", "te~st@a-b.org", f"{'a' * 64}@b.c"],
-        ["2962", "a@b@c", ".a@b.c", "a.@b.c", "a..b@c.d", "a@-b.c", f"{'a' * 65}@b.c"],
+        ["joe.bloggs@example.com", "te~st@a-b.org"],
+        ["2962", "a@b@c", ".a@b.c", "a.@b.c", "a..b@c.d", "a@-b.c"],
     ),
     "hostname": (
         ["localhost", "www.example.com", "h0stn4me", "a" * 63, ".".join(["a" * 49] * 5)],
@@ -111,6 +111,16 @@ def test_a_format_holds_beside_patterns_lengths_and_named_values() -> None:
     assert [_takes(schema, text) for text in ("a/b", "a b", "b/a", "a/bc")] == [True, False, False, False]
     schema = {"format": "date", "enum": ["2023-02-29", "2024-02-29"]}
     assert [_takes(schema, text) for text in ("2024-02-29", "2023-02-29")] == [True, False]
+
+
+def test_an_email_may_have_a_pattern_and_a_length_of_its_own() -> None:
+    schema = {
+        "format": "email",
+        "pattern": r"^\w+([.-]?\w+)*@\w+([.-]?\w+)*(\.\w{2,3})+$",
+        "maxLength": 255,
+        "minLength": 3,
+    }
+    assert [_takes(schema, text) for text in ("joe@example.com", "joe@example")] == [True, False]
 
 
 def test_formats_count_as_patterns_of_one_text() -> None:
