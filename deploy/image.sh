@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# Builds the image of the Dockerfile, both of its stages as they stand, and runs it: without Docker, a registry, a daemon or
-# namespaces. Wanted are root, Debian's packages buildah and mmdebstrap, a Debian mirror and PyPI. The base is a minimal Debian with its
-# Python, made here, in the place of python:3.12-slim-bookworm, which lies in a registry. `buildah --isolation chroot` runs each step
-# as the Dockerfile says; so is the image's own command, as its user, with its environment and its health check. llama.cpp is compiled
-# (half an hour on two cores), or WHEEL names a wheel of llama-cpp-python that stands for it. PORT and WORK may be set.
+# Builds both stages of the Dockerfile and runs the image, without Docker, a registry, a daemon or namespaces. It needs root,
+# Debian's packages buildah and mmdebstrap, a Debian mirror and PyPI. The base is a minimal Debian made by mmdebstrap: it
+# stands for debian:bookworm-slim, which lies in a registry. `buildah --isolation chroot` runs each step of the Dockerfile,
+# and then the image's entry point as its user, with its environment and its health check: once over plain HTTP, once with
+# TLS, an API prefix and another port. llama.cpp is compiled (an hour on two cores); with WHEEL, a wheel of llama-cpp-python
+# is installed instead. PORT and WORK may be set.
 set -euo pipefail
 source=$(cd "$(dirname "$0")/.." && pwd)
 work=${WORK:-$(mktemp -d)}
@@ -36,28 +37,62 @@ if ! "${store[@]}" inspect --type image "$base" > /dev/null 2>&1; then
   "${store[@]}" commit --quiet --rm "$container" "$base" > /dev/null
   rm "$work/base.tar"
 fi
-"${store[@]}" build --pull-never --build-arg BUILD_IMAGE="$base" --build-arg RUN_IMAGE="$base" --tag llamapool \
-  --volume "$certificates:$certificates:ro" "$context"
+# Docker's format keeps HEALTHCHECK, OCI's has none.
+"${store[@]}" build --format docker --pull-never --build-arg BUILD_IMAGE="$base" --build-arg RUN_IMAGE="$base" \
+  --tag llamapool --volume "$certificates:$certificates:ro" "$context"
 
 container=$("${store[@]}" from --pull-never localhost/llamapool)
 at=$("${store[@]}" mount "$container")
-echo "image: $(du -sh "$at" | cut -f1); $(cat "$at/opt/venv/share/llamapool/LICENSES.txt" | wc -l) lines of licences"
-[ "$("${store[@]}" inspect --format '{{.OCIv1.Config.User}}' "$container")" = llamapool ]
-"${store[@]}" run --env LLAMA_API_KEY=sk-of-the-image --env LLAMA_ARG_PORT="$port" "$container" -- llamapool & server=$!
-check=$(sed -n 's/^  CMD //p' "$source/Dockerfile" | python3 -c 'import json, sys; print(json.loads(sys.stdin.read())[2])')
-for _ in $(seq 240); do
-  LLAMA_ARG_PORT=$port python3 -c "$check" 2> /dev/null && break; kill -0 "$server"; sleep 0.5
-done
-"${store[@]}" run --env LLAMA_ARG_PORT="$port" "$container" -- python3 -c "$check"
+configured() { # NAME: a value of the image's configuration, a line for each element
+  "${store[@]}" inspect "$container" | python3 -c 'import json, sys
+value = json.load(sys.stdin)["Docker"]["config"][sys.argv[1]]
+print(*(value["Test"][1:] if sys.argv[1] == "Healthcheck" else value if isinstance(value, list) else [value]), sep="\n")' "$1"
+}
+[ "$(configured User)" = llamapool ]
+mapfile -t entry < <(configured Entrypoint)
+mapfile -t check < <(configured Healthcheck)
+pythons=$(find "$at" -xdev -type f -perm -100 -regex '.*/python3?\(\.[0-9]+\)?')
+[ "$(wc -l <<< "$pythons")" = 1 ] || { echo "several Pythons: $pythons"; exit 1; }
+echo "image: $(du -sh "$at" | cut -f1); $(wc -l < "$at/opt/venv/share/llamapool/LICENSES.txt") lines of licences; one Python: ${pythons#"$at"}"
+
+# The server runs in the chroot with these variables, which also find its processes: a chroot has none of its own.
+begin() { # NAME=VALUE...
+  variables=(--env LLAMA_API_KEY=sk-of-the-image --env LLAMA_ARG_PORT="$port" --env LLAMAPOOL_SERVER__ADDRESS_FILE="/dev/shm/llamapool.$port")
+  for each; do variables+=(--env "$each"); done
+  begun=$(date +%s.%N)
+  "${store[@]}" run --volume "$work/tls:/tls:ro" "${variables[@]}" "$container" -- "${entry[@]}" & server=$!
+  for _ in $(seq 240); do healthy > /dev/null 2>&1 && break; kill -0 "$server"; sleep 0.5; done
+  echo "healthy after $(python3 -c "import time; print(round(time.time() - $begun, 1))") s: $(healthy)"
+}
+healthy() { "${store[@]}" run "${variables[@]}" "$container" -- "${check[@]}"; }
+process() { # WORD N: the id of the process with this port whose Nth word is WORD
+  for pid in $(grep -lzx "LLAMA_ARG_PORT=$port" /proc/[0-9]*/environ 2> /dev/null | cut -d/ -f3); do
+    if tr '\0' '\n' < "/proc/$pid/cmdline" | sed -n "$2p" | grep -qx "$1"; then echo "$pid"; return; fi
+  done
+}
+ended_well() { # SIGTERM goes to the init process, as from `docker stop`; the server is to end with status 0
+  kill -TERM "$(process tini 1)"
+  wait "$server" && status=0 || status=$?
+  server=
+  [ "$status" = 0 ] || { echo "SIGTERM ended the server with status $status"; exit 1; }
+}
+chat() { # URL CURL-OPTION...
+  curl -sSf "$1/v1/chat/completions" "${@:2}" -H 'authorization: Bearer sk-of-the-image' -H 'content-type: application/json' \
+    -d '{"messages": [{"role": "user", "content": "Hello!"}], "temperature": 0, "max_tokens": 20}' \
+    | python3 -c 'import json, sys; print("chat:", json.load(sys.stdin)["choices"][0]["message"]["content"])'
+}
+mkdir -p "$work/tls"
+begin
 [ "$(curl -s -o /dev/null -w '%{http_code}' "http://127.0.0.1:$port/v1/models")" = 401 ]
-curl -sSf "http://127.0.0.1:$port/v1/chat/completions" -H 'authorization: Bearer sk-of-the-image' \
-  -H 'content-type: application/json' \
-  -d '{"messages": [{"role": "user", "content": "Hello!"}], "temperature": 0, "max_tokens": 20}'
-echo
-# chroot has no processes of its own: the one with this port and the image's program is to end as a container is stopped.
-inside=
-for pid in $(grep -lzx "LLAMA_ARG_PORT=$port" /proc/[0-9]*/environ 2> /dev/null | cut -d/ -f3); do
-  if grep -qzx /opt/venv/bin/llamapool "/proc/$pid/cmdline"; then inside=$pid; fi
-done
-kill -TERM "$inside"; wait "$server" && status=0 || status=$?
-echo "health check passed, a chat answered, SIGTERM ended it with status $status"
+chat "http://127.0.0.1:$port"
+echo "CPU backend: $(grep -o 'libggml-cpu[^/ ]*' "/proc/$(process /opt/venv/bin/llamapool 2)/maps" | sort -u | tr '\n' ' ')"
+ended_well
+! healthy || { echo "the health check passes without a server"; exit 1; }
+
+openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=llm.example -keyout "$work/tls/key.pem" -out "$work/tls/cert.pem" 2> /dev/null
+chmod 644 "$work/tls/key.pem"
+port=$((port == 65535 ? 65534 : port + 1))
+begin LLAMA_ARG_SSL_KEY_FILE=/tls/key.pem LLAMA_ARG_SSL_CERT_FILE=/tls/cert.pem LLAMA_ARG_API_PREFIX=/llm
+chat "https://127.0.0.1:$port/llm" --insecure
+ended_well
+echo "the image starts, answers and stops, over HTTP and over TLS under a prefix"
