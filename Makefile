@@ -45,17 +45,17 @@ quick: $(VENV)/.installed-dev $(VENV)/.templates
 # that people run.
 nightly: $(VENV)/.installed-dev check $(VENV)/.templates $(VENV)/.smollm2
 	$(DOWNLOADS) $(BIN)/python -m pytest -q $(TWO) -p randomly --hypothesis-profile=search --cov
-	$(MAKE) fuzz-engine kinds conformance clients page docs wheel chaos schemathesis ray
+	$(MAKE) fuzz-engine kinds conformance clients page docs wheel chaos schemathesis ray pod
 
 # Ten times what the server can do, of 500 clients, a third of them slow, broken or gone: ten minutes, or FOR seconds. Half
-# an hour of no more than it can do. Figures, and a plot of memory, descriptors and waits in build/; fails where a sound
-# client saw anything but 429 and 503, a slot is lost, or memory or descriptors grow. docs/reliability.md.
+# an hour of no more than it can do. Both write raw JSON; `make figures` writes docs/reliability.md from it. They fail where
+# a well-behaved client sees anything but 429 and 503, a slot is lost, or memory or descriptors grow.
 overload: $(VENV)/.installed-bench
-	$(BIN)/python -m benchmarks.endurance --seconds $(or $(FOR),600) --json build/overload.json --plot build/overload.png
+	$(BIN)/python -m benchmarks.endurance --seconds $(or $(FOR),600) --json $(or $(JSON),benchmarks/results/overload.json)
 
 soak: $(VENV)/.installed-bench
-	$(BIN)/python -m benchmarks.endurance --seconds $(or $(FOR),1800) --clients 12 --bad 0.25 --json build/soak.json \
-	  --plot build/soak.png
+	$(BIN)/python -m benchmarks.endurance --seconds $(or $(FOR),1800) --clients 12 --bad 0.25 \
+	  --json $(or $(JSON),benchmarks/results/soak.json)
 
 # What a server does when files, processes, memory, disk, clock and hub fail it: five minutes.
 chaos: $(VENV)/.installed-dev
@@ -80,6 +80,24 @@ wheel: $(VENV)/.installed
 image: $(VENV)/.installed
 	$(BIN)/pip wheel --quiet --no-deps --constraint $(CONSTRAINTS) --wheel-dir build/image llama-cpp-python
 	WHEEL=$$(ls build/image/llama_cpp_python-*.whl) deploy/image.sh
+
+# The image in podman, under the Pod that kubectl renders of each layer, with the test as the kubelet; then docker-compose.yml.
+# Runs as root on Debian. POD_IMAGE=name takes an image of that store instead of a new one. docs/kubernetes.md.
+POD := $(CURDIR)/build/pod
+POD_TOOLS := podman runc conmon buildah mmdebstrap kubectl systemd-analyze unshare ip
+pod: $(VENV)/.installed-dev $(POD)/.installed
+	@for each in $(POD_TOOLS); do command -v $$each > /dev/null || missing="$$missing $$each"; done; \
+	  test -z "$$missing" || { echo "make pod needs$$missing: as root, apt-get install podman runc conmon buildah" \
+	  "mmdebstrap kubernetes-client systemd util-linux iproute2" >&2; exit 1; }
+	@test $$(id -u) = 0 || { echo "make pod needs root: podman runs containers with the users of the manifests" >&2; exit 1; }
+	$(if $(POD_IMAGE),,$(MAKE) image WORK=$(POD))
+	POD_STORE=$(POD)/store POD_RUNROOT=$(POD)/run PODMAN_COMPOSE=$(POD)/venv/bin/podman-compose \
+	  unshare --net sh -c 'ip link set lo up && exec $(BIN)/python -m pytest -q tests/pod/pod.py'
+
+$(POD)/.installed: tests/pod/requirements.txt
+	$(PYTHON) -m venv $(POD)/venv
+	$(POD)/venv/bin/pip install --quiet --requirement $<
+	@touch $@
 
 # The newest versions that pyproject.toml allows become those that are tested and shipped.
 locks: $(VENV)/.installed-dev
@@ -123,12 +141,15 @@ check: $(VENV)/.installed-dev
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/vulture
 
-# Some 25 minutes on a quiet machine, and the first time a few more to compile llama-server, the peer; a run that was cut
-# off goes on where it was.
+# At most 30 minutes on a quiet machine with two cores; the first time some more, to compile llama-server. A run that was
+# cut off, or that other processes disturbed, continues where it was. Its JSON is committed with what `make figures` writes.
 bench: $(VENV)/.installed-bench $(VENV)/.smollm2
-	$(BIN)/python -m benchmarks.compare --json build/bench.json $$(test -e $(VENV)/.smollm2 && echo --real-model $(SMOLLM2))
-	-$(BIN)/python -m benchmarks.plots build/bench.json
-	$(BIN)/python -m benchmarks.report build/bench.json --readme
+	$(BIN)/python -m benchmarks.compare --rounds 2 --budget-s 1700 --real-model $(SMOLLM2) --json benchmarks/results/compare.json
+	$(MAKE) figures
+
+# Every measured figure and plot of README.md, docs/ and benchmarks/ from the raw JSON in benchmarks/results.
+figures: $(VENV)/.installed-bench
+	$(BIN)/python -m benchmarks.report
 
 # The same on a GPU, for a llama-cpp-python that was built for it: random weights in the shape of an 8B model (8.5 GB,
 # written once), up to 64 slots. Nobody has measured this yet.

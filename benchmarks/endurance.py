@@ -1,6 +1,6 @@
 """A server that gets many times what it can do, from clients of which a part is slow, broken or gone.
 
-``python -m benchmarks.endurance [--seconds 600] [--clients 500] [--bad 0.33] [--slots 4] [--json F] [--plot F.png]``
+``python -m benchmarks.endurance [--seconds 600] [--clients 500] [--bad 0.33] [--slots 4] [--json F]``
 
 ``make overload`` is ten minutes of 500 clients, ``make soak`` half an hour of as many as the server can serve. Sound
 clients ask, wait for the end and ask again; told to come back (429, 503) they do after ``Retry-After``. Every second
@@ -23,7 +23,9 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
+from benchmarks.environment import describe, model
 from benchmarks.resources import with_children
 from harness.real_server import RealServer, llamapool
 
@@ -358,72 +360,56 @@ def verdict(seen: Seen, n_slots: int, n_free: int) -> list[str]:
     return wrong
 
 
-def table(seen: Seen, seconds: float) -> str:
-    """The figures of a run, for people."""
-    rss, beside = [s.rss_mib for s in seen.samples], [s.rss_mib - s.cached_mib for s in seen.samples]
-    waits = sorted(ms for _, ms in seen.first_token_ms) or [0.0]
-    health = sorted(s.health_ms for s in seen.samples)
+def rows(result: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return the figures of a run (`written`), for people."""
+    samples, seconds = result["samples"], result["options"]["seconds"]
+    rss = [s["rss_mib"] for s in samples]
+    beside = [s["rss_mib"] - s["cached_mib"] for s in samples]
+    waits = sorted(ms for _, ms in result["first_token_ms"]) or [0.0]
+    health = sorted(s["health_ms"] for s in samples)
 
     def at(values: list[float], share: float) -> float:
         return values[min(int(len(values) * share), len(values) - 1)]
 
-    rows = [
-        ("replies to sound clients", ", ".join(f"{n} x {status}" for status, n in sorted(seen.statuses.items()))),
-        ("events and replies a second", f"{seen.n_tokens / seconds:.0f}"),
+    return [
+        (
+            "replies to well-behaved clients",
+            ", ".join(f"{n} × {status}" for status, n in sorted(result["statuses"].items())),
+        ),
+        ("faults", f"{len(result['faults'])}"),
+        ("events and replies a second", f"{result['n_tokens'] / seconds:.0f}"),
         ("first token, ms", f"median {at(waits, 0.5):.0f}, 99% {at(waits, 0.99):.0f}, most {waits[-1]:.0f}"),
-        ("/health, ms", f"median {at(health, 0.5):.0f}, 99% {at(health, 0.99):.0f}, most {health[-1]:.0f}"),
+        ("`/health`, ms", f"median {at(health, 0.5):.0f}, 99% {at(health, 0.99):.0f}, most {health[-1]:.0f}"),
         ("memory, MiB", f"{rss[0]:.0f} at first, at most {max(rss):.0f}, {rss[-1]:.0f} at rest"),
-        ("of that cached, MiB", f"at most {max(s.cached_mib for s in seen.samples):.0f}"),
-        ("memory beside it, MiB", f"{rss[0]:.0f} at first, at most {max(beside):.0f}, {beside[-1]:.0f} at rest"),
-        ("its growth, MiB", f"{growth_mib(seen):+.1f} in the second half"),
-        ("descriptors", _path([s.n_descriptors for s in seen.samples])),
-        ("threads", _path([s.n_threads for s in seen.samples])),
-        ("unsound", ", ".join(f"{n} x {kind}" for kind, n in sorted(seen.bad.items()))),
+        ("of that cached prompts, MiB", f"at most {max(s['cached_mib'] for s in samples):.0f}"),
+        ("memory without them, MiB", f"{beside[0]:.0f} at first, at most {max(beside):.0f}, {beside[-1]:.0f} at rest"),
+        ("growth in the second half, MiB", f"{result['growth_mib']:+.1f}"),
+        ("descriptors", _path([s["n_descriptors"] for s in samples])),
+        ("threads", _path([s["n_threads"] for s in samples])),
+        ("misbehaving clients", ", ".join(f"{n} × {kind}" for kind, n in sorted(result["unsound"].items()))),
+        ("free slots at the end", f"{result['n_free']} of {result['options']['slots']}"),
     ]
-    return "\n".join(f"{name:28} {text}" for name, text in rows)
 
 
 def _path(values: list[int]) -> str:
     return f"{values[0]} at first, at most {max(values)}, {values[-1]} at rest"
 
 
-def written(seen: Seen) -> dict[str, object]:
-    """As JSON."""
+def written(seen: Seen, options: argparse.Namespace, n_free: int, described: dict[str, Any]) -> dict[str, Any]:
+    """Return a run as JSON; `described` is its environment (`environment.describe`)."""
+    samples = [{name: round(value, 1) for name, value in asdict(sample).items()} for sample in seen.samples]
     return {
-        "samples": [asdict(sample) for sample in seen.samples],
-        "first_token_ms": seen.first_token_ms,
+        "environment": described | {"model": model(options.model)},
+        "options": {name: getattr(options, name) for name in ("seconds", "clients", "bad", "slots", "queue", "seed")},
+        "n_free": n_free,
+        "growth_mib": round(growth_mib(seen), 1),
+        "n_tokens": seen.n_tokens,
+        "samples": samples,
+        "first_token_ms": [[round(value, 1) for value in pair] for pair in seen.first_token_ms],
         "statuses": dict(seen.statuses),
         "unsound": dict(seen.bad),
         "faults": seen.faults,
     }
-
-
-def draw(seen: Seen, file: Path) -> None:
-    """Memory, descriptors and waits over the run."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, (memory, descriptors, waits) = plt.subplots(3, 1, figsize=(8, 7), sharex=True)
-    at = [s.at_s for s in seen.samples]
-    memory.plot(at, [s.rss_mib for s in seen.samples], color="#2a6f97", label="memory")
-    memory.plot(at, [s.rss_mib - s.cached_mib for s in seen.samples], color="#e76f51", label="beside cached prompts")
-    memory.legend(fontsize=8)
-    memory.set_ylabel("memory, MiB")
-    memory.set_ylim(bottom=0)
-    descriptors.plot(at, [s.n_descriptors for s in seen.samples], color="#2a6f97", label="descriptors")
-    descriptors.plot(at, [s.n_threads for s in seen.samples], color="#e76f51", label="threads")
-    descriptors.legend(fontsize=8)
-    waits.scatter([t for t, _ in seen.first_token_ms], [ms for _, ms in seen.first_token_ms], s=3, label="first token")
-    waits.plot(at, [s.health_ms for s in seen.samples], color="#e76f51", linewidth=1, label="/health")
-    waits.set_yscale("log")
-    waits.set_ylabel("ms")
-    waits.set_xlabel("seconds")
-    waits.legend(fontsize=8)
-    figure.tight_layout()
-    file.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(file, dpi=110)
 
 
 def main() -> int:
@@ -436,9 +422,9 @@ def main() -> int:
     parser.add_argument("--queue", type=int, default=46, help="requests that may wait, so ten times the slots in all")
     parser.add_argument("--model", type=Path, default=DEMO)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--plot", type=Path)
+    parser.add_argument("--json", type=Path, help="raw figures; benchmarks.report makes tables and plots of them")
     options = parser.parse_args()
+    described = describe("benchmarks.endurance")
     flags = (
         "--parallel",
         str(options.slots),
@@ -452,15 +438,15 @@ def main() -> int:
     )
     with llamapool(options.model, *flags) as server:
         seen = asyncio.run(load(server, options))
-        wrong = verdict(seen, options.slots, free_slots(server))
-    print(table(seen, options.seconds))
+        n_free = free_slots(server)
+    wrong = verdict(seen, options.slots, n_free)
+    result = written(seen, options, n_free, described)
+    print("\n".join(f"{name:32} {text}" for name, text in rows(result)))
     if options.json is not None:
         options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps(written(seen)))
+        options.json.write_text(json.dumps(result, separators=(",", ":")) + "\n")
     for line in Counter(wrong).most_common(20):
         print("WRONG:", line[1], "x", line[0], file=sys.stderr)
-    if options.plot is not None:
-        draw(seen, options.plot)
     return int(bool(wrong))
 
 

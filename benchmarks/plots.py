@@ -1,10 +1,9 @@
-"""Plots from the JSON of `compare`: ``python -m benchmarks.plots results.json`` writes ``benchmarks/plots/*.png``.
+"""Draw ``benchmarks/plots/*.png`` from the raw JSON in ``benchmarks/results``: `benchmarks.report` calls it.
 
-Needs matplotlib: ``pip install llamapool[bench]``.
+Each file names the SHA-256 of the JSON that it was drawn from , which a test compares. Needs matplotlib:
+``pip install llamapool[bench]``.
 """
 
-import argparse
-import json
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,16 +18,15 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter
 
 from benchmarks.compare.goals import GOALS
-from benchmarks.compare.units import TITLES
-from benchmarks.report import Values, collect
+from benchmarks.compare.units import ARMS, TITLES
+from benchmarks.results import COMPARE, OVERLOAD, SOAK, Values, collect, load, sha256
 
 FOLDER = Path(__file__).with_name("plots")
-COLOURS = {"llamapool": "#2a6f97", "peer": "#c9ada7"}
-_WIDTH = 0.38  # of a bar
+COLOURS = {"llamapool": "#2a6f97", "llamapool-plain": "#8ecae6", "peer": "#c9ada7", "peer-ngram": "#9a8c98"}
 
 
 def goals(values: Values) -> None:
-    """How near each ratio is to its goal; beyond 1 is met, for "at most" goals as for "at least" ones."""
+    """Draw how near each ratio is to its goal; above 1 it is met, for "at most" goals as for "at least" ones."""
     rows = []
     for goal in GOALS:
         ours = values.get(("llamapool", goal.scenario, goal.figure), [])
@@ -36,8 +34,6 @@ def goals(values: Values) -> None:
         if goal.kind == "ratio" and reached:
             margins = [r / goal.limit if goal.at_least else goal.limit / r for r in reached]
             rows.append((f"{goal.scenario}: {goal.figure}\n{goal.wanted()}", margins))
-    if not rows:
-        return
     figure, axes = plt.subplots(figsize=(8, 0.55 * len(rows) + 1.2))
     middles = [statistics.median(margins) for _, margins in rows]
     spread = [[m - min(margins) for m, (_, margins) in zip(middles, rows, strict=True)]]
@@ -56,76 +52,99 @@ def goals(values: Values) -> None:
 
 
 def bars(values: Values, name: str, title: str, unit: str, wanted: Sequence[tuple[str, str, str]]) -> None:
-    """Both servers side by side; `wanted` are (scenario, figure, label)."""
-    known = [(s, f, label) for s, f, label in wanted if ("llamapool", s, f) in values]
-    if not known:
-        return
-    figure, axes = plt.subplots(figsize=(8, 3.6))
+    """Draw the arms that have these figures side by side; `wanted` are (scenario, figure, label)."""
+    arms = [arm for arm in COLOURS if any((arm, s, f) in values for s, f, _ in wanted)]
+    figure, axes = plt.subplots(figsize=(10, 3.8))
     scale = 1e-3 if unit == "s" else 1.0  # waiting times are measured in milliseconds
-    for i, server in enumerate(COLOURS):
-        series = [[scale * value for value in values.get((server, s, f), [])] for s, f, _ in known]
-        _bars_of(axes, server, series, i)
-    axes.set_xticks([at + _WIDTH / 2 for at in range(len(known))], [label for _, _, label in known], fontsize=8)
+    width = 0.8 / len(arms)
+    for i, arm in enumerate(arms):
+        series = [[scale * value for value in values.get((arm, s, f), [])] for s, f, _ in wanted]
+        _bars_of(axes, arm, series, i * width, width)
+    places = [at + width * (len(arms) - 1) / 2 for at in range(len(wanted))]
+    axes.set_xticks(places, [label for _, _, label in wanted], fontsize=8)
     axes.set_ylabel(unit)
     axes.set_title(title, fontsize=10)
-    axes.legend()
+    axes.legend(fontsize=8)
     _save(figure, name)
 
 
-def _bars_of(axes: Axes, server: str, series: Sequence[Sequence[float]], at: int) -> None:
-    middles = [statistics.median(values) if values else 0.0 for values in series]
-    low = [m - min(values) if values else 0.0 for m, values in zip(middles, series, strict=True)]
-    high = [max(values) - m if values else 0.0 for m, values in zip(middles, series, strict=True)]
-    places = [i + at * _WIDTH for i in range(len(series))]
-    drawn = axes.bar(places, middles, _WIDTH, yerr=[low, high], label=server, color=COLOURS[server], capsize=3)
-    axes.bar_label(drawn, fmt="%.3g", fontsize=7, padding=2)
+def _bars_of(axes: Axes, arm: str, series: Sequence[Sequence[float]], offset: float, width: float) -> None:
+    there = [(at, values) for at, values in enumerate(series) if values]
+    middles = [statistics.median(values) for _, values in there]
+    low = [m - min(values) for m, (_, values) in zip(middles, there, strict=True)]
+    high = [max(values) - m for m, (_, values) in zip(middles, there, strict=True)]
+    places = [at + offset for at, _ in there]
+    label, colour = ARMS[arm].title, COLOURS[arm]
+    drawn = axes.bar(places, middles, width, yerr=[low, high], label=label, color=colour, capsize=2)
+    axes.bar_label(drawn, fmt="%.3g", fontsize=6, padding=2)
 
 
-def _save(figure: Any, name: str) -> None:
+def _save(figure: Any, name: str, file: Path = COMPARE) -> None:
     FOLDER.mkdir(exist_ok=True)
     figure.tight_layout()
-    figure.savefig(FOLDER / f"{name}.png", dpi=110, metadata={"Software": None})
+    figure.savefig(FOLDER / f"{name}.png", dpi=110, metadata={"Software": None, "Source": sha256(file)})
     plt.close(figure)
 
 
 def draw(results: dict[str, Any]) -> None:
-    """Every plot that the results have figures for."""
+    """Draw every plot of a run of `compare`, the trained model first."""
     values = collect(results["runs"])
     goals(values)
-    rates = [("one", "tok/s", "one stream"), ("slots", "tok/s", "8 streams")]
-    rates += [
-        ("contended", "tok/s", "8 streams,\none core busy"),
-        ("constrained", "tok/s", "JSON schema,\n150k tokens"),
+    rates = [
+        ("real-one", "tok/s", "SmolLM2:\none stream"),
+        ("real-slots", "tok/s", "SmolLM2:\n8 streams"),
+        ("real-constrained", "tok/s", "SmolLM2:\nJSON schema"),
+        ("real-edit", "tok/s", "SmolLM2:\nfile edited"),
+        ("real-quote", "tok/s", "SmolLM2:\ntext repeated"),
+        ("real-other", "tok/s", "SmolLM2:\nstories"),
+        ("one", "tok/s", "random:\none stream"),
+        ("slots", "tok/s", "random:\n8 streams"),
+        ("contended", "tok/s", "random: 8,\none core busy"),
+        ("constrained", "tok/s", "random:\nJSON schema"),
     ]
     bars(values, "rates", "Tokens per second (more is better)", "tok/s", rates)
-    waits = [("prefix", "TTFT p50 ms", "shared prefix,\nfirst token p50")]
-    waits += [
+    waits = [
+        ("prefix", "TTFT p50 ms", "shared prefix,\nfirst token p50"),
         ("prefix", "TTFT max ms", "shared prefix,\nfirst token max"),
         ("long", "longest gap ms", "long prompt,\nothers' gap"),
-    ]
-    waits += [
         ("long", "TTFT of the long prompt ms", "long prompt,\nfirst token"),
-        ("context", "TTFT p50 ms", "12k tokens,\nfirst token"),
     ]
-    bars(values, "waits", "Waiting times (less is better)", "s", waits)
-    bars(
-        values,
-        "conversations",
-        TITLES["conversations"],
-        "tokens",
-        [
-            ("conversations", "prompt tokens", "prompt tokens"),
-            ("conversations", "prompt tokens computed", "really computed"),
-        ],
-    )
+    bars(values, "waits", "Waiting times, random weights (less is better)", "s", waits)
+    counted = [
+        (name, name.replace("prompt tokens", "").strip() or "all")
+        for name in ("prompt tokens", "prompt tokens computed")
+    ]
+    of_prompts = [("conversations", figure, f"prompt tokens,\n{label}") for figure, label in counted]
+    bars(values, "conversations", TITLES["conversations"], "tokens", of_prompts)
 
 
-def main() -> None:
-    """Command line."""
-    parser = argparse.ArgumentParser(description="Plots from the JSON of benchmarks.compare.")
-    parser.add_argument("results", type=Path)
-    draw(json.loads(parser.parse_args().results.read_text()))
+def draw_endurance(result: dict[str, Any], name: str, file: Path) -> None:
+    """Draw memory, descriptors and waits over a run of `endurance`."""
+    figure, (memory, descriptors, waits) = plt.subplots(3, 1, figsize=(8, 7), sharex=True)
+    samples = result["samples"]
+    at = [sample["at_s"] for sample in samples]
+    memory.plot(at, [s["rss_mib"] for s in samples], color="#2a6f97", label="memory")
+    memory.plot(at, [s["rss_mib"] - s["cached_mib"] for s in samples], color="#e76f51", label="without cached prompts")
+    memory.legend(fontsize=8)
+    memory.set_ylabel("memory, MiB")
+    memory.set_ylim(bottom=0)
+    descriptors.plot(at, [s["n_descriptors"] for s in samples], color="#2a6f97", label="descriptors")
+    descriptors.plot(at, [s["n_threads"] for s in samples], color="#e76f51", label="threads")
+    descriptors.legend(fontsize=8)
+    firsts = result["first_token_ms"]
+    waits.scatter([t for t, _ in firsts], [ms for _, ms in firsts], s=3, label="first token")
+    waits.plot(at, [s["health_ms"] for s in samples], color="#e76f51", linewidth=1, label="/health")
+    waits.set_yscale("log")
+    waits.set_ylabel("ms")
+    waits.set_xlabel("seconds")
+    waits.legend(fontsize=8)
+    _save(figure, name, file)
 
 
-if __name__ == "__main__":
-    main()
+def draw_all() -> None:
+    """Draw the plots of every JSON that is there."""
+    if compared := load(COMPARE):
+        draw(compared)
+    for file in (OVERLOAD, SOAK):
+        if result := load(file):
+            draw_endurance(result, file.stem, file)

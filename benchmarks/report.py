@@ -1,57 +1,83 @@
-"""Tables from the JSON of `compare`.
+"""Write every measured figure of the documentation from the raw JSON in ``benchmarks/results``.
 
-``python -m benchmarks.report results.json`` prints them, with ``--before earlier.json`` beside what was reached there;
-with ``--readme`` they replace what stands between the markers in ``benchmarks/README.md``.
+``python -m benchmarks.report`` replaces the text between the markers ``<!-- measured: NAME -->`` and ``<!-- end -->``
+in the pages of `PAGES`, and draws the plots again. A test compares the pages with the JSON (`stale`). Where nothing was
+measured, a page says so.
+
+``python -m benchmarks.report FILE`` prints the tables of any JSON of `compare`, with ``--before EARLIER`` beside what
+was reached there.
 """
 
 import argparse
-import json
-import statistics
-from collections.abc import Sequence
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.compare.goals import GOALS, Goal
-from benchmarks.compare.units import NAMES, TITLES
+from benchmarks.compare.goals import EQUAL, GOALS, Goal
+from benchmarks.compare.units import ARMS, NAMES, REGULAR, SERVERS, SPECULATION, TITLES, UNITS
+from benchmarks.environment import ROOT
+from benchmarks.results import (
+    COMPARE,
+    OVERLOAD,
+    SOAK,
+    MissingRowError,
+    Values,
+    collect,
+    load,
+    median,
+    provenance,
+    ratios,
+    require,
+    spread,
+)
+from server.bench.figures import HIGHER_IS_BETTER
 
-README = Path(__file__).with_name("README.md")
-BEGIN = "<!-- results: written by benchmarks.report -->"
-END = "<!-- end of results -->"
-Values = dict[tuple[str, str, str], list[float]]  # (server, scenario, figure): one value per round
-
-
-def collect(runs: Sequence[dict[str, Any]]) -> Values:
-    """Rounds side by side, only those that both servers have where both were measured."""
-    values: Values = {}
-    rounds: dict[str, set[tuple[str, int]]] = {}
-    for run in runs:
-        rounds.setdefault(run["scenario"], set()).add((run["server"], run["round"]))
-    for run in sorted(runs, key=lambda run: run["round"]):
-        seen = rounds[run["scenario"]]
-        if (
-            len({server for server, _ in seen}) > 1
-            and len({server for server, number in seen if number == run["round"]}) < 2
-        ):
-            continue
-        for figure, value in run["metrics"].items():
-            values.setdefault((run["server"], run["scenario"], figure), []).append(value)
-    return values
+_OURS, _PEER = SERVERS
+HEADLINE: tuple[tuple[str, str, str], ...] = (
+    ("real-one", "tok/s", "one stream"),
+    ("real-slots", "tok/s", "8 streams"),
+    ("real-constrained", "tok/s", "output held to a JSON Schema"),
+    ("real-edit", "tok/s", "a file written again with an edit"),
+    ("real-quote", "tok/s", "a text repeated"),
+    ("real-other", "tok/s", "stories, which repeat nothing"),
+    ("one", "tok/s", "one stream"),
+    ("slots", "tok/s", "8 streams"),
+    ("constrained", "tok/s", "output held to a JSON Schema, vocabulary of 150,000 tokens"),
+    ("rate", "requests/s", "chats of one token, 8 clients"),
+    ("embeddings", "texts/s", "256 short texts to vectors"),
+    ("prefix", "TTFT p50 ms", "first token of 8 cold requests that share 700 words"),
+    ("long", "longest gap ms", "longest gap of 3 streams while a prompt of 1,500 words is computed"),
+    ("long", "TTFT of the long prompt ms", "first token of that prompt"),
+    ("media", "TTFT of a new picture ms", "first token after a new image"),
+    ("media", "TTFT of one known in another slot ms", "first token after an image that is cached in another slot"),
+)
+"""Scenario, figure and words of the rows in README.md and docs/comparison.md; the trained model's come first."""
+_MODELS = {"trained": "SmolLM2-135M", "random": "random weights", "large": "random weights"}
+_MARKED = re.compile(r"(<!-- measured: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def tables(results: dict[str, Any], before: dict[str, Any] | None = None) -> str:
-    """Everything as Markdown. `before`: earlier results, whose goals are shown beside these."""
+    """Return all figures of one JSON as Markdown. `before`: an earlier one, whose goals are shown beside these.
+
+    Raises `MissingRowError` where the run is complete and lacks a row of a scenario that it names.
+    """
     environment, options = results["environment"], results["options"]
     values = collect(results["runs"])
+    if results["complete"]:
+        require(values, rows(results["scenarios"], tuple(environment["arms"])))
     n_rounds = max((run["round"] for run in results["runs"]), default=0)
     flags = "".join(f", {name} `{options[name]}`" for name in ("flags", "llamapool flags") if options[name])
+    scale = "" if options["scale"] == 1 else f", scale {options['scale']}"
     lines = [
-        f"{environment['date']}, {environment['cpu']}, {environment['cores']} cores; Llamapool {environment['commit']} "
-        f"with llama-cpp-python {environment['llama_cpp_python']} against llama-server of the same libraries; "
-        f"{environment['model']}, {options['threads']} threads, {options['slots']} slots, context {options['ctx']}"
-        f"{'' if options['scale'] == 1 else ', scale ' + str(options['scale'])}{flags}; "
-        f"{n_rounds} rounds, median (least to most). {_noise(results['runs'])}",
+        f"`{environment['command']}`: {provenance(environment)}. Models: {_models(environment)}. "
+        f"{options['threads']} threads, {options['slots']} slots, context {options['ctx']}{scale}{flags}; "
+        f"{n_rounds} rounds, median (least to most). "
+        f"{_noise(results['runs'])}",
         "",
-        *_goal_table(values, before),
+        *_goal_table(results["scenarios"], values, before),
+        *_arms_table(values),
         *_figure_table(values),
         *(
             f"\nNot measured: {f['unit']} of {f['server']} in round {f['round']}: {f['why']}"
@@ -61,86 +87,222 @@ def tables(results: dict[str, Any], before: dict[str, Any] | None = None) -> str
     return "\n".join(lines)
 
 
+def rows(scenarios: Sequence[str], arms: Sequence[str]) -> Iterator[tuple[str, str, str]]:
+    """Yield every row that a run of `scenarios` on `arms` must have."""
+    for goal in GOALS:
+        for arm in (_OURS,) if goal.kind == "value" else SERVERS:
+            if goal.scenario in scenarios and arm in arms:
+                yield arm, goal.scenario, goal.figure
+    for unit in UNITS:
+        for arm in unit.also:
+            for name in unit.measured_by(arm):
+                if name in scenarios and arm in arms:
+                    yield arm, name, _main_figure(name)
+
+
+def _main_figure(scenario: str) -> str:
+    return "requests/s" if scenario == "rate" else "tok/s"
+
+
+def _models(environment: dict[str, Any]) -> str:
+    words = {"trained": "trained", "random": "random weights", "large": "random weights, large vocabulary"}
+    return "; ".join(f"{words[kind]}: {name}" for kind, name in environment["models"].items())
+
+
 def _noise(runs: Sequence[dict[str, Any]]) -> str:
-    shares = [run["others"] for run in runs]
+    shares = sorted(run["others"] for run in runs)
     if not shares:
         return ""
-    return (
-        f"Other processes had {statistics.median(shares):.1%} of the processors meanwhile in the median, "
-        f"{max(shares):.1%} at worst."
-    )
+    middle, most = shares[len(shares) // 2], shares[-1]
+    return f"Other processes had {middle:.1%} of the CPU meanwhile in the median, {most:.1%} at most."
 
 
-def _goal_table(values: Values, before: dict[str, Any] | None) -> list[str]:
+def _goal_table(scenarios: Sequence[str], values: Values, before: dict[str, Any] | None) -> list[str]:
     earlier = None if before is None else collect(before["runs"])
     named = "" if before is None else f" reached by {before['environment']['commit']} |"
-    head = [f"| scenario | figure | goal | llamapool | peer | reached | |{named}"]
+    head = [f"| scenario | figure | goal | Llamapool | llama-server | reached | |{named}"]
     head.append("|---|---|---|--:|--:|--:|---|" + "--:|" * bool(named))
-    return [*head, *(_goal_row(goal, values, earlier) for goal in GOALS), ""]
+    return [*head, *(_goal_row(goal, values, earlier) for goal in GOALS if goal.scenario in scenarios), ""]
 
 
 def _goal_row(goal: Goal, values: Values, earlier: Values | None) -> str:
-    ours = values.get(("llamapool", goal.scenario, goal.figure), [])
-    theirs = values.get(("peer", goal.scenario, goal.figure), [])
+    ours, theirs = (values.get((arm, goal.scenario, goal.figure), []) for arm in SERVERS)
     reached = goal.reached(ours, theirs)
-    judged = "not measured" if not reached else "met" if goal.met(reached) else "**not met**"
-    cells = [TITLES[goal.scenario], goal.figure, goal.wanted(), _spread(ours), _spread(theirs)]
-    cells += [_reached(goal, reached), judged]
+    judged = goal.verdict(reached) if reached else "not measured"
+    cells = [TITLES[goal.scenario], goal.figure, goal.wanted(), spread(ours), spread(theirs)]
+    cells += [_reached(goal, reached), f"**{judged}**" if judged == "not met" else judged]
     if earlier is not None:
-        both = [earlier.get((server, goal.scenario, goal.figure), []) for server in ("llamapool", "peer")]
+        both = [earlier.get((arm, goal.scenario, goal.figure), []) for arm in SERVERS]
         cells.append(_reached(goal, goal.reached(*both)))
     return f"| {' | '.join(cells)} |"
 
 
 def _reached(goal: Goal, reached: Sequence[float]) -> str:
-    return _spread(reached, 2 if goal.kind != "value" else None)
+    return spread(reached, 2 if goal.kind != "value" else None)
+
+
+def _arms_table(values: Values) -> list[str]:
+    """Return what speculation gives each server, and what the client reaches with a server that computes nothing."""
+    names = [
+        name for name in NAMES if any((arm, name, _main_figure(name)) in values for arm in ARMS if arm not in SERVERS)
+    ]
+    if not names:
+        return []
+    lines = [
+        f"| scenario | figure | {' | '.join(arm.title for arm in ARMS.values())} |",
+        "|---|---|" + "--:|" * len(ARMS),
+    ]
+    for name in names:
+        figure = _main_figure(name)
+        cells = [spread(values.get((arm, name, figure), [])) for arm in ARMS]
+        lines.append(f"| {TITLES[name]} | {figure} | {' | '.join(cells)} |")
+    return [*lines, ""]
 
 
 def _figure_table(values: Values) -> list[str]:
-    lines = ["| scenario | figure | llamapool | peer | ratio |", "|---|---|--:|--:|--:|"]
+    lines = ["| scenario | figure | Llamapool | llama-server | ratio |", "|---|---|--:|--:|--:|"]
     for name in NAMES:
-        figures = dict.fromkeys(figure for _, scenario, figure in values if scenario == name)
+        figures = dict.fromkeys(figure for arm, scenario, figure in values if scenario == name and arm in SERVERS)
         for i, figure in enumerate(figures):
-            ours = values.get(("llamapool", name, figure), [])
-            theirs = values.get(("peer", name, figure), [])
-            ratios = [a / b for a, b in zip(ours, theirs, strict=False) if b]
+            ours, theirs = (values.get((arm, name, figure), []) for arm in SERVERS)
+            found = [a / b for a, b in zip(ours, theirs, strict=False) if b]
             title = TITLES[name] if i == 0 else ""
-            lines.append(f"| {title} | {figure} | {_spread(ours)} | {_spread(theirs)} | {_spread(ratios, 2)} |")
+            lines.append(f"| {title} | {figure} | {spread(ours)} | {spread(theirs)} | {spread(found, 2)} |")
     return lines
 
 
-def _spread(values: Sequence[float], digits: int | None = None) -> str:
-    if not values:
-        return ""
-    if digits is None:
-        digits = 2 if max(values) < 10 else 1 if max(values) < 100 else 0
-    middle = f"{statistics.median(values):.{digits}f}"
-    if len(values) == 1:
-        return middle
-    return f"{middle} ({min(values):.{digits}f} to {max(values):.{digits}f})"
+# ---- the blocks of the pages
 
 
-def write_readme(text: str) -> None:
-    """Replace the results in the README, with the plots that lie beside it."""
-    before, rest = README.read_text().split(BEGIN)
-    after = rest.split(END)[1]
-    plots = sorted(file.name for file in README.with_name("plots").glob("*.png"))
-    pictures = "".join(f"![{name.removesuffix('.png')}](plots/{name})\n" for name in plots)
-    README.write_text(f"{before}{BEGIN}\n\n{text}\n\n{pictures}{END}{after}")
+def _measured(file: Path, command: str, render: Callable[[dict[str, Any]], str]) -> str:
+    found = load(file)
+    return render(found) if found is not None else f"Not measured yet on this version: run `{command}`."
+
+
+def _page_values(results: dict[str, Any]) -> Values:
+    """Return the values of a run that pages may show. Raises `MissingRowError`."""
+    values = collect(results["runs"])
+    require(values, rows(REGULAR, tuple(ARMS)))
+    return values
+
+
+def _all_figures() -> str:
+    plots = "\n".join(f"![{name}](plots/{name}.png)" for name in ("rates", "waits", "conversations", "goals"))
+
+    def render(results: dict[str, Any]) -> str:
+        _page_values(results)
+        return f"{tables(results)}\n\n{plots}"
+
+    return _measured(COMPARE, "make bench", render)
+
+
+def _headline() -> str:
+    def render(results: dict[str, Any]) -> str:
+        values = _page_values(results)
+        columns = (_OURS, _PEER, *SPECULATION)
+        lines = [
+            f"| model | | {' | '.join(ARMS[arm].title for arm in columns)} | ratio |",
+            "|---|---|" + "--:|" * (len(columns) + 1),
+        ]
+        for scenario, figure, words in HEADLINE:
+            cells = [median(found) if (found := values.get((arm, scenario, figure))) else "" for arm in columns]
+            cells += [median(ratios(values, scenario, figure), 2)]
+            lines.append(f"| {_model_of(scenario)} | {words}, {figure.rpartition(' ')[2]} | {' | '.join(cells)} |")
+        n_rounds = max(run["round"] for run in results["runs"])
+        by = f"Medians of {n_rounds} rounds by `make bench` ([raw JSON](benchmarks/results/compare.json))"
+        same = (
+            "*ratio* is Llamapool's figure divided by that of llama-server, which uses the same llama.cpp libraries: "
+            "above 1 is better for rates, below 1 for times."
+        )
+        where = f"Measured on {provenance(results['environment'])}; models: {_models(results['environment'])}."
+        return "\n".join([*lines, "", f"{by}; {same} {where}"])
+
+    return _measured(COMPARE, "make bench", render)
+
+
+def _model_of(scenario: str) -> str:
+    return next(_MODELS[unit.model] for unit in UNITS if scenario in unit.names)
+
+
+def _ahead() -> str:
+    """Return where Llamapool is ahead of llama-server, equal to it, and behind."""
+
+    def render(results: dict[str, Any]) -> str:
+        values = _page_values(results)
+        found: dict[str, list[str]] = {"ahead": [], "equal": [], "behind": []}
+        for scenario, figure, words in HEADLINE:
+            ratio = float(median(ratios(values, scenario, figure), 4))
+            gain = ratio if figure in HIGHER_IS_BETTER else 1 / ratio
+            state = "equal" if abs(gain - 1) <= EQUAL else "ahead" if gain > 1 else "behind"
+            found[state].append(f"{words} ({_model_of(scenario)}): {gain:.2f}")
+        heads = {
+            "ahead": "Llamapool is ahead",
+            "equal": f"Equal, within {EQUAL:.0%}",
+            "behind": "llama-server is ahead",
+        }
+        lines = [f"- {heads[state]}: {'; '.join(rows) or 'nowhere in this run'}." for state, rows in found.items()]
+        return "\n".join(
+            [*lines, "", f"Above 1 Llamapool is better. `make bench`, {provenance(results['environment'])}."]
+        )
+
+    return _measured(COMPARE, "make bench", render)
+
+
+def _endurance(file: Path, command: str) -> str:
+    from benchmarks.endurance import rows as figures
+
+    def render(result: dict[str, Any]) -> str:
+        environment = result["environment"]
+        lines = ["| | |", "|---|---|", *(f"| {name} | {text} |" for name, text in figures(result))]
+        where = f"`{environment['command']}`: {provenance(environment)}; model {environment['model']}."
+        plot = f"![memory, descriptors and waits](../benchmarks/plots/{file.stem}.png)"
+        return "\n".join([*lines, "", where, "", plot])
+
+    return _measured(file, command, render)
+
+
+BLOCKS: dict[str, Callable[[], str]] = {
+    "all": _all_figures,
+    "headline": _headline,
+    "ahead": _ahead,
+    "overload": lambda: _endurance(OVERLOAD, "make overload"),
+    "soak": lambda: _endurance(SOAK, "make soak"),
+}
+PAGES = tuple(
+    ROOT / name for name in ("README.md", "docs/comparison.md", "docs/reliability.md", "benchmarks/README.md")
+)
+
+
+def written(page: Path) -> str:
+    """Return the page's text with every block as the JSON says.
+
+    Raises `MissingRowError`, and `KeyError` for an unknown block.
+    """
+    return _MARKED.sub(lambda found: f"{found[1]}\n{BLOCKS[found[2]]()}\n\n{found[3]}", page.read_text())
+
+
+def stale() -> list[Path]:
+    """Return the pages that are not as the JSON says."""
+    return [page for page in PAGES if written(page) != page.read_text()]
 
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(description="Tables from the JSON of benchmarks.compare.")
-    parser.add_argument("results", type=Path)
+    parser = argparse.ArgumentParser(description="Figures of the documentation, from the raw JSON.")
+    parser.add_argument("results", type=Path, nargs="?", help="print the tables of this JSON of compare, write nothing")
     parser.add_argument("--before", type=Path, help="earlier results of compare")
-    parser.add_argument("--readme", action="store_true", help="write them into benchmarks/README.md")
     chosen = parser.parse_args()
-    before = json.loads(chosen.before.read_text()) if chosen.before else None
-    text = tables(json.loads(chosen.results.read_text()), before)
-    print(text)
-    if chosen.readme:
-        write_readme(text)
+    try:
+        if chosen.results:
+            print(tables(load(chosen.results) or {}, load(chosen.before) if chosen.before else None))
+            return
+        for page, text in [(page, written(page)) for page in PAGES]:
+            page.write_text(text)
+    except MissingRowError as error:
+        sys.exit(str(error))
+    from benchmarks.plots import draw_all  # needs matplotlib
+
+    draw_all()
 
 
 if __name__ == "__main__":

@@ -150,7 +150,7 @@ def create_app(
         options=http_options(server),
         tools=PageTools(server.enabled_tools),
         log=RecentLog(),
-        bodies=Bodies(server.api_prefix, on=server.log_bodies),
+        bodies=Bodies(on=server.log_bodies),
         prepare=ThreadPoolExecutor(n_prepare_threads(server), thread_name_prefix=PREPARE_THREADS),
         prepare_long=ThreadPoolExecutor(1, thread_name_prefix=f"{PREPARE_THREADS}-long"),
         reading=ThreadPoolExecutor(1, thread_name_prefix=f"{PREPARE_THREADS}-body"),
@@ -170,6 +170,7 @@ def create_app(
         title="Llamapool",
         version=__version__,
         openapi_url=None,  # `routes.description.openapi` has it, and the page over it
+        redirect_slashes=False,  # as in llama-server a path with a slash more is another path
         lifespan=lifespan_of(
             *(services, server, renderer, sandbox, addresses),
             Reload(settings, ring, pool, reread),
@@ -177,10 +178,10 @@ def create_app(
         ),
     )
     app.state.services, app.state.events = services, events
-    include_routes(app, server.api_prefix)
-    add_error_handlers(app, server.api_prefix)
-    page = page_of(ui=server.ui, folder=server.path, prefix=server.api_prefix)
-    routed = DirectRoutes(app, app.build_middleware_stack(), ROUTERS, server.api_prefix)
+    include_routes(app)
+    add_error_handlers(app)
+    page = page_of(ui=server.ui, folder=server.path)
+    routed = DirectRoutes(app, app.build_middleware_stack(), ROUTERS)
     served = page.around(Compression(services.bodies.around(routed)))
 
     def ended(record: Record) -> None:
@@ -302,7 +303,7 @@ def tracing_of(server: ServerSettings) -> "Tracing | None":
         from server.telemetry.tracing import exporting
     except ImportError as error:
         raise ConfigError(f"server.otel: {error}; pip install 'llamapool[otel]'") from None
-    return exporting(__version__, server.api_prefix)
+    return exporting(__version__)
 
 
 def sight_of(server: ServerSettings) -> Sight:

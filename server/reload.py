@@ -13,8 +13,10 @@ from pathlib import Path
 from server.errors import ConfigError, LlamapoolError
 from server.listen import check_tls
 from server.options.table.server import ServerSettings
+from server.pool.names import Names
 from server.pool.pool import Pool
-from server.settings import Settings, check_files
+from server.pool.spec import ModelSpec
+from server.settings import Settings, check_files, model_specs
 from server.transport.access.key_file import read_keys
 from server.transport.access.keys import Key, KeyRing, plain_key
 from server.transport.shutdown import serving
@@ -90,21 +92,23 @@ class Reload:
         """Read all again."""
         async with self._reading:
             try:
-                settings, keys = await asyncio.to_thread(self._checked)
+                settings, keys, models = await asyncio.to_thread(self._checked)
                 self._apply(settings, keys)
-                await self._pool.reload()
             except LlamapoolError as error:
                 logger.error("nothing was reloaded: %s", error.message)
                 return
+            await self._pool.reload(models)
             logger.info("reloaded: %d keys, %d models", len(self._ring), len(self._pool.states()))
 
-    def _checked(self) -> tuple[Settings, list[Key]]:
-        """Raises ConfigError for anything that could not be used."""
+    def _checked(self) -> tuple[Settings, list[Key], list[ModelSpec]]:
+        """Read everything and change nothing. Raises ConfigError for anything that could not be used."""
         settings = self._settings if self._reread is None else self._reread()
         for warning in check_files(settings):
             logger.warning("%s", warning)
         check_tls(settings.server)
-        return settings, read_all_keys(settings.server)
+        models = model_specs(settings)
+        Names(models)  # refuses a name that two of them have
+        return settings, read_all_keys(settings.server), models
 
     def _apply(self, settings: Settings, keys: list[Key]) -> None:
         """Raises ConfigError where TLS can't be had, or left, without a restart."""

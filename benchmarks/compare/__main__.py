@@ -1,27 +1,24 @@
-"""Llamapool against llama-server: the same model, threads, context and slots, in turn and alternating.
+"""Measure Llamapool against llama-server: the same model, threads, context and slots, in turn.
 
-``python -m benchmarks.compare [--rounds 3] [--only-scenario one,slots] [--json results.json]``
+``python -m benchmarks.compare [--rounds 3] [--scenario one,slots] [--json results.json]``
 
-Each unit of a round starts one server, measures, stops it, and does the same with the other; the next round begins with
-the other one. Everything is written to the JSON after each scenario, and a run that was cut off goes on from
-there; a complete one is begun anew. A run in which others had too much of the machine is not complete: the next one
-measures those figures again. See ``benchmarks/README.md``.
+Each unit of a round starts one server, measures, stops it, and does the same with the next arm (`units.ARMS`); the next
+round takes the arms in reverse. The JSON is written after each scenario. A run that was cut off continues from it; a
+complete one, and one of another commit, is measured again from the start. A run in which other processes took too much
+of the CPU is not complete: the next one measures those figures again. See ``benchmarks/README.md``.
 """
 
 import argparse
 import json
 import os
-import platform
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from benchmarks.compare.units import NAMES, ONCE, SERVERS, UNITS, Kind, Machine, Measured, Unit, measure
+from benchmarks import environment
+from benchmarks.compare.units import ARMS, NAMES, ONCE, REGULAR, UNITS, Kind, Machine, Measured, Unit, measure
 from benchmarks.make_gguf import SHAPES, write_gguf
 from benchmarks.media import projector_for
 from benchmarks.noise import CALM
@@ -46,19 +43,19 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--slots", type=int, default=8)
     parser.add_argument("--ctx", type=int, default=16384, help="tokens of all slots together")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--scenario", default="", help="comma-separated; all of " + ",".join(NAMES))
+    parser.add_argument("--scenario", default="", help="comma-separated, of " + ",".join(NAMES))
     parser.add_argument("--scale", type=float, default=1.0, help="of lengths and counts")
     parser.add_argument("--budget-s", type=float, default=1500.0, help="start nothing that would end after this")
-    parser.add_argument("--only", choices=SERVERS, help="one server alone")
+    parser.add_argument("--only", choices=ARMS, help="one arm alone")
     parser.add_argument("--flags", default="", help="more flags for both, separated by spaces, as --flags='-ngl 99'")
     parser.add_argument("--llamapool-flags", default="", help="more flags for Llamapool")
     parser.add_argument("--json", type=Path, help="keep everything here: a run that is cut off goes on from it")
     chosen = parser.parse_args(argv)
-    names = chosen.scenario.split(",") if chosen.scenario else list(NAMES)
+    names = chosen.scenario.split(",") if chosen.scenario else list(REGULAR)
     if unknown := set(names) - set(NAMES):
         parser.error(f"unknown scenario: {', '.join(sorted(unknown))}")
     chosen.names = tuple(name for name in NAMES if name in names)
-    chosen.servers = (chosen.only,) if chosen.only else SERVERS
+    chosen.servers = (chosen.only,) if chosen.only else tuple(ARMS)
     return chosen
 
 
@@ -74,8 +71,20 @@ class Comparison:
         options |= {name: self._machine.models[name].name for name in self._machine.models}
         options |= {"flags": chosen.flags, "llamapool flags": chosen.llamapool_flags}
         self.result: dict[str, Any] = {
-            "environment": environment(self._machine),
+            "environment": environment.describe("benchmarks.compare")
+            | {
+                "models": {
+                    kind: environment.model(path) for kind, path in sorted(self._machine.models.items(), key=_order)
+                }
+            }
+            | {"arms": {name: " ".join(arm.flags) for name, arm in ARMS.items() if name in chosen.servers}},
             "options": options,
+            "scenarios": [
+                name
+                for unit in UNITS
+                for name in unit.names
+                if name in chosen.names and unit.model in self._machine.models
+            ],
             "runs": [],
             "failures": [],
             "complete": False,
@@ -90,10 +99,14 @@ class Comparison:
         earlier = json.loads(file.read_text())
         if earlier["complete"]:
             return
+        if earlier["environment"]["commit"] != self.result["environment"]["commit"]:
+            print(f"{file} is of commit {earlier['environment']['commit']}: measuring everything", file=sys.stderr)
+            return
         if earlier["options"] != self.result["options"]:
             raise SystemExit(f"{file} was measured with other options: {earlier['options']}; remove it or name another")
         calm = [run for run in earlier["runs"] if not _disturbed(run)]
-        self.result = {**earlier, "runs": calm, "failures": []}
+        scenarios = [name for name in NAMES if name in {*earlier["scenarios"], *self.result["scenarios"]}]
+        self.result = {**earlier, "runs": calm, "failures": [], "scenarios": scenarios}
         again = f", {n} were disturbed" if (n := len(earlier["runs"]) - len(calm)) else ""
         print(f"going on with {file}: {len(calm)} figures are there{again}", file=sys.stderr)
 
@@ -102,12 +115,11 @@ class Comparison:
         fitted = True
         units = [unit for unit in UNITS if unit.model in self._machine.models]
         for number in range(1, self._chosen.rounds + 1):
-            servers = self._chosen.servers if number % 2 else tuple(reversed(self._chosen.servers))
             for unit in (unit for unit in units if not unit.once):
-                for server in servers:
+                for server in unit.arms if number % 2 else reversed(unit.arms):
                     fitted &= self._unit(server, unit, number)
         for unit in (unit for unit in units if unit.once):  # these take long: last, for what the budget leaves
-            for server in self._chosen.servers:
+            for server in unit.arms:
                 fitted &= self._unit(server, unit, 1)
         disturbed = any(map(_disturbed, self.result["runs"]))
         self.result["complete"] = fitted and not disturbed and not self.result["failures"]
@@ -115,10 +127,10 @@ class Comparison:
 
     def _unit(self, server: str, unit: Unit, number: int) -> bool:
         """Measure what is missing of it; False when that would not fit the budget."""
-        if server not in unit.servers:
+        if server not in self._chosen.servers:
             return True
         done = {run["scenario"] for run in self.result["runs"] if (run["server"], run["round"]) == (server, number)}
-        wanted = tuple(name for name in unit.names if name in self._chosen.names and name not in done)
+        wanted = tuple(name for name in unit.measured_by(server) if name in self._chosen.names and name not in done)
         if not wanted:
             return True
         began = time.monotonic()
@@ -137,7 +149,7 @@ class Comparison:
 
     def _keep(self, server: str, number: int, measured: Measured) -> None:
         shown = ", ".join(f"{figure} {value:.4g}" for figure, value in measured.figures.items())
-        at = f"{time.monotonic() - self._began:5.0f} s  round {number} {server:9} {measured.name:13}"
+        at = f"{time.monotonic() - self._began:5.0f} s  round {number} {server:15} {measured.name:16}"
         print(f"{at} {shown} (others {measured.others:.0%})", file=sys.stderr, flush=True)
         run = {"round": number, "server": server, "scenario": measured.name, "metrics": measured.figures}
         self.result["runs"].append({**run, "others": measured.others})
@@ -203,42 +215,8 @@ def _made(size: str) -> Path:
     return path
 
 
-def environment(machine: Machine) -> dict[str, Any]:
-    """What a reader of the figures must know."""
-    model = machine.models["random"]
-    return {
-        "commit": _commit(),
-        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        "cpu": _cpu_name(),
-        "cores": os.cpu_count(),
-        "load_before": os.getloadavg()[0],
-        "model": f"{model.name} ({model.stat().st_size / 1e6:.0f} MB)",
-        "llama_cpp_python": _version("llama-cpp-python"),
-    }
-
-
-def _commit() -> str:
-    """The checkout's, and whether it has changes."""
-    git = ["git", "describe", "--always", "--dirty", "--abbrev=7", "--exclude=*"]
-    try:
-        return subprocess.run(git, cwd=MODELS.parent, check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return ""
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "not installed"
-
-
-def _cpu_name() -> str:
-    info = Path("/proc/cpuinfo")
-    if not info.exists():
-        return platform.processor() or platform.machine()
-    names = [line.split(":", 1)[1].strip() for line in info.read_text().splitlines() if line.startswith("model name")]
-    return names[0] if names else platform.machine()
+def _order(item: tuple[Kind, Path]) -> int:
+    return ("trained", "random", "large").index(item[0])
 
 
 def main() -> None:
@@ -246,6 +224,8 @@ def main() -> None:
     comparison = Comparison(parse())
     comparison.run()
     print(tables(comparison.result))
+    if not comparison.result["complete"]:
+        raise SystemExit("not complete: run the same command again, on a quiet machine")
 
 
 if __name__ == "__main__":

@@ -15,14 +15,33 @@ from benchmarks.media import run_media
 from benchmarks.noise import CALM, Others
 from benchmarks.resources import idle_percent, peak_mb, resident_mb
 from harness.peer import llama_server
-from harness.real_server import ROOT, RealServer, llamapool
+from harness.real_server import ROOT, RealServer, free_port, llamapool
 from server.bench import probe
 from server.bench.figures import Figures
 from server.bench.scenarios import SCENARIOS, Scenario, Setting, named, run
 from server.bench.session import ModelClient
 from server.bench.target import Target
 
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """A program with flags of its own, as one column of the tables."""
+
+    title: str
+    program: Literal["llamapool", "peer", "null"]
+    flags: tuple[str, ...] = ()
+
+
+ARMS = {
+    "llamapool": Arm("Llamapool", "llamapool"),
+    "peer": Arm("llama-server", "peer"),
+    "llamapool-plain": Arm("Llamapool without speculation", "llamapool", ("--spec-type", "none")),
+    "peer-ngram": Arm("llama-server with n-gram speculation", "peer", ("--spec-type", "ngram-simple")),
+    "null": Arm("null server", "null"),
+}
 SERVERS = ("llamapool", "peer")
+"""The arms that goals compare."""
+SPECULATION = ("llamapool-plain", "peer-ngram")
 YIELDING = {"OMP_WAIT_POLICY": "passive"}  # libgomp's threads sleep at once where they have to wait
 START_S = 120.0  # a server that has not answered by then failed
 POLL_S = 0.01
@@ -54,7 +73,11 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """``names`` are what it measures: scenarios, or figures of the process. ``once``: not in every round."""
+    """``names`` are what it measures: scenarios, or figures of the process.
+
+    ``once``: not in every round. ``also``: more arms, with what they measure of it. ``by_itself``: takes minutes, so it
+    is measured only where ``--scenario`` names it.
+    """
 
     name: str
     names: tuple[str, ...]
@@ -65,11 +88,33 @@ class Unit:
     peer_environment: Mapping[str, str] = field(default_factory=dict)
     servers: tuple[str, ...] = SERVERS
     sees: bool = False  # with the machine's projector
+    also: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    by_itself: bool = False
+
+    @property
+    def arms(self) -> tuple[str, ...]:
+        """The names of all arms."""
+        return (*self.servers, *self.also)
+
+    def measured_by(self, arm: str) -> tuple[str, ...]:
+        """What that arm measures of it."""
+        return self.names if arm in self.servers else self.also.get(arm, ())
 
 
+_TRAINED = ("real-one", "real-slots", "real-edit", "real-quote", "real-other")
 UNITS = (
+    Unit(
+        "trained",
+        ("real-one", "real-slots", "real-constrained", "real-edit", "real-quote", "real-other"),
+        model="trained",
+        also={**dict.fromkeys(SPECULATION, _TRAINED), "null": ("real-one", "real-slots")},
+    ),
+    Unit(
+        "main",
+        ("one", "slots", "prefix", "long", "conversations", "rate", "contended"),
+        also={"null": ("rate",)},
+    ),
     Unit("rest", ("rest",)),
-    Unit("main", ("one", "slots", "prefix", "long", "conversations", "rate", "contended")),
     Unit("partial", ("partial",)),  # each of these in slots without a history but its own
     Unit("half", ("half",)),
     Unit("left", ("left",)),
@@ -77,16 +122,12 @@ UNITS = (
     Unit("constrained", ("constrained",), model="large"),
     Unit("media", ("media",), sees=True),
     Unit("embeddings", ("embeddings",), flags=("--embeddings", "--pooling", "mean")),
-    Unit(
-        "trained",
-        ("real-one", "real-slots", "real-constrained", "real-edit", "real-quote", "real-other"),
-        model="trained",
-    ),
     Unit("inside", ("inside",), once=True, servers=("llamapool",)),
-    Unit("context", ("context",), slots=1, once=True),
-    Unit("steady", ("steady",), once=True),
+    Unit("context", ("context",), slots=1, once=True, by_itself=True),
+    Unit("steady", ("steady",), once=True, by_itself=True),
 )
 NAMES = tuple(name for unit in UNITS for name in unit.names)
+REGULAR = tuple(name for unit in UNITS for name in unit.names if not unit.by_itself)
 ONCE = frozenset(name for unit in UNITS for name in unit.names if unit.once)
 TITLES = {
     **{scenario.name: scenario.title for scenario in SCENARIOS},
@@ -111,11 +152,16 @@ def started(server: str, unit: Unit, machine: Machine) -> Iterator[tuple[RealSer
         running.stop()
 
 
-def _start(server: str, unit: Unit, machine: Machine) -> RealServer:
+def _start(name: str, unit: Unit, machine: Machine) -> RealServer:
+    arm = ARMS[name]
+    if arm.program == "null":
+        port = free_port()
+        return RealServer([sys.executable, "-m", "benchmarks.null_server", str(port)], port)
     model, slots = machine.models[unit.model], unit.slots or machine.slots
     flags = ["-c", str(machine.ctx), "-np", str(slots), "-t", str(machine.threads), *machine.flags, *unit.flags]
     flags += ["--mmproj", str(machine.projector)] if unit.sees else []
-    if server == "llamapool":
+    flags += arm.flags
+    if arm.program == "llamapool":
         return llamapool(model, *flags, *machine.llamapool_flags, environment=machine.environment)
     return llama_server(machine.peer, model, *flags, environment={**machine.environment, **unit.peer_environment})
 

@@ -12,7 +12,7 @@ import sys
 from dataclasses import replace
 
 from benchmarks.compare.__main__ import machine_of, parse
-from benchmarks.compare.units import Unit, measure
+from benchmarks.compare.units import SERVERS, Unit, measure
 
 POLICIES = "default;GOMP_SPINCOUNT=2000;GOMP_SPINCOUNT=infinity;OMP_WAIT_POLICY=passive"
 SCENARIOS = ("one", "slots", "rate", "contended")
@@ -31,7 +31,7 @@ def main() -> None:
     for number in range(1, chosen.rounds + 1):
         for policy in own.policies.split(";"):
             variables = dict(word.split("=") for word in policy.split() if "=" in word)
-            for server in chosen.servers if number % 2 else reversed(chosen.servers):
+            for server in SERVERS if number % 2 else reversed(SERVERS):
                 under = replace(machine, environment=variables)
                 for one in measure(server, Unit("waiting", names), names, number, under):
                     value = next(one.figures[figure] for figure in FIGURES if figure in one.figures)

@@ -2,7 +2,7 @@
 
 ``python -m benchmarks.lm_eval.reference MODEL.gguf FOLDER``: FOLDER has the harness' ``samples_*.jsonl`` and
 ``results_*.json`` (``--output_path FOLDER --log_samples``). Every log-likelihood is computed again from the logits of
-`Llama`, one request at a time, and compared; then the metrics. See ``benchmarks/README.md``.
+`Llama`, one request at a time, and compared; then the metrics. See ``benchmarks/experiments.md``.
 """
 
 import argparse

@@ -4,7 +4,7 @@
 
 Every test's instance is fed byte by byte to the constraint of its schema. Objects are tried in every order of their
 members, since a constraint keeps the schema's order. Accepting what is invalid is a fault; refusing what is valid costs
-only choice. The suite comes with the source distribution of ``jsonschema``. See ``benchmarks/README.md``.
+only choice. The suite comes with the source distribution of ``jsonschema``. See ``benchmarks/experiments.md``.
 """
 
 import argparse

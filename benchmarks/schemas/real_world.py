@@ -3,7 +3,7 @@
 ``python -m benchmarks.schemas.real_world [--walks 3] [--source Kubernetes,...] [--json results.json]``
 
 Each schema is compiled for a vocabulary of 151,936 tokens; each that compiles is walked several times (`walk`),
-and each output is held against the schema by `jsonschema`, formats included. See ``benchmarks/README.md``.
+and each output is held against the schema by `jsonschema`, formats included. See ``benchmarks/experiments.md``.
 """
 
 import argparse

@@ -6,7 +6,7 @@ A network of random weights that is small enough to be nothing beside its vocabu
 servers, in alternation: under schemas that refuse nearly every sampled token, under one that refuses hardly any, and
 under one as an agent sends it. The cost is the time per token less that of a request without a schema right before;
 once by the server's own clock (``timings.predicted_ms``), once in CPU time of its process, which a busy machine leaves
-alone. See ``benchmarks/README.md``.
+alone. See ``benchmarks/experiments.md``.
 """
 
 import argparse

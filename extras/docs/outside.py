@@ -18,6 +18,7 @@ PAGES = {
     "CHANGELOG.md": "changelog.md",
     "SECURITY.md": "threat-model.md",
     "benchmarks/README.md": "benchmarks.md",
+    "benchmarks/experiments.md": "experiments.md",
     "examples/README.md": "examples.md",
     "models/README.md": "demo-model.md",
     "models/demo-vision/README.md": "demo-vision.md",

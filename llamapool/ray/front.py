@@ -11,7 +11,8 @@ from starlette.responses import Response, StreamingResponse
 from llamapool.ray.crossing import Head, ReplicaLost, Sent, last_words
 from llamapool.ray.placement import aim_of
 from server.errors import InvalidRequest
-from server.transport.access.endpoints import is_administration
+from server.transport.access.endpoints import UNKNOWN
+from server.transport.access.target import Resolver, Target
 from server.transport.bodies.read import BodyTooLarge
 from server.transport.handlers import error_response
 
@@ -34,15 +35,16 @@ class Front:
 
     async def __call__(self, request: Request) -> Response:
         """Any method, any path."""
+        target = Resolver().target(request.scope)
         try:
-            return await self._reply(request)
+            return await self._reply(request, target)
         except (ReplicaLost, InvalidRequest) as error:
-            return error_response(error, request.scope, "")
+            return error_response(error, target.scope(request.scope))
 
-    async def _reply(self, request: Request) -> Response:
-        path = request.scope["path"].removeprefix(request.scope.get("root_path", ""))
+    async def _reply(self, request: Request, target: Target) -> Response:
+        path = target.path
         replica = request.headers.get(REPLICA, "")
-        if not replica and is_administration(request.method, path, request.scope["query_string"]):
+        if not replica and target.is_administration and target.endpoint is not UNKNOWN:
             raise InvalidRequest(
                 f"{request.method} {path} is about one replica: name it in the header {REPLICA}, as replies do"
             )

@@ -3,7 +3,7 @@
 All threads of a step meet at some hundred barriers, so that each of them waits for the slowest. One that has to share
 its processor is that one: while it does not run, the others wait, and spin (OpenMP's threads do, for some milliseconds,
 which is the best of ways on a quiet machine). Fewer threads, each with a processor to itself, are faster than that, and
-leave neighbours theirs. benchmarks/README.md has the measurements.
+leave neighbours theirs. benchmarks/experiments.md has the measurements.
 """
 
 import os

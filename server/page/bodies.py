@@ -7,7 +7,7 @@ from typing import Any
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.telemetry.record import RECORD
-from server.transport.access.endpoints import is_work
+from server.transport.access.target import TARGET, Target
 
 MOST_KEPT = 100
 MOST_BYTES = 64 * 1024  # of a body; the rest is counted
@@ -44,9 +44,8 @@ class Exchange:
 class Bodies:
     """Of what models were asked. ``on`` False: nothing is kept."""
 
-    def __init__(self, prefix: str = "", *, on: bool = False) -> None:
+    def __init__(self, *, on: bool = False) -> None:
         self.on = on
-        self._prefix = prefix
         self._exchanges: deque[Exchange] = deque(maxlen=MOST_KEPT)
 
     def of(self, request_id: str) -> Exchange | None:
@@ -59,11 +58,11 @@ class Bodies:
             return app
 
         async def serve(scope: Scope, receive: Receive, send: Send) -> None:
-            path = scope["path"].removeprefix(self._prefix) if scope["type"] == "http" else ""
-            if not path or not is_work(scope["method"], path):
+            target: Target | None = scope.get(TARGET)  # none for a lifespan
+            if target is None or not target.endpoint.is_work:
                 await app(scope, receive, send)
                 return
-            exchange = Exchange(scope[RECORD].id, path)
+            exchange = Exchange(scope[RECORD].id, target.path)
             self._exchanges.append(exchange)
 
             async def received() -> Message:

@@ -7,7 +7,9 @@ from pathlib import Path
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from server.errors import NotFound
 from server.page.files import BuiltIn, FileSource, Folder, NoPage, PageFile
+from server.transport.access.target import TARGET, Target
 from server.transport.compression import wants_gzip
 
 POLICY = "; ".join(
@@ -42,31 +44,27 @@ class _Route:
 
 
 class Page:
-    """Around the application: the files of `files` behind `prefix`. ``policy``: the page is ours, so that we know what
-    it may do."""
+    """The web UI's files, in front of the application. ``policy``: the page is ours, so it gets our security policy."""
 
-    def __init__(self, files: FileSource, prefix: str, *, policy: bool) -> None:
+    def __init__(self, files: FileSource, *, policy: bool) -> None:
+        self.has = files.has
         self._files = files
-        self._prefix = prefix
         self._headers = _SAFETY if policy else {"X-Content-Type-Options": "nosniff"}
-        self._route = _Route(f"{prefix}/{{file}}")
-
-    def has(self, path: str) -> bool:
-        """Whether `path`, prefix included, is a file's: everybody may read those."""
-        return path.startswith(self._prefix) and self._files.has(path.removeprefix(self._prefix))
+        self._route = _Route("/{file}")
 
     def around(self, app: ASGIApp) -> ASGIApp:
-        """`app` with the files in front."""
+        """Return `app` with the files in front. A file that cannot be read is a 404, never the endpoint of its name."""
 
         async def serve(scope: Scope, receive: Receive, send: Send) -> None:
-            if scope["type"] == "http" and scope["method"] == "GET" and self.has(scope["path"]):
-                path = scope["path"].removeprefix(self._prefix)
-                file = await asyncio.to_thread(self._files.read, path)
-                if file is not None:
-                    scope["route"] = self._route
-                    await self._reply(file, scope)(scope, receive, send)
-                    return
-            await app(scope, receive, send)
+            target: Target | None = scope.get(TARGET)  # none for a lifespan
+            if target is None or not target.is_page:
+                await app(scope, receive, send)
+                return
+            file = await asyncio.to_thread(self._files.read, target.path)
+            if file is None:
+                raise NotFound("File Not Found")
+            scope["route"] = self._route
+            await self._reply(file, scope)(scope, receive, send)
 
         return serve
 
@@ -84,10 +82,10 @@ class Page:
         return Response(file.body, media_type=file.media_type, headers=headers)
 
 
-def page_of(*, ui: bool, folder: Path | None, prefix: str) -> Page:
+def page_of(*, ui: bool, folder: Path | None) -> Page:
     """The page that the options ask for; without any there is still what takes another page's worker away."""
     if not ui:
-        return Page(NoPage(), prefix, policy=True)
+        return Page(NoPage(), policy=True)
     if folder is not None:
-        return Page(Folder(folder), prefix, policy=False)
-    return Page(BuiltIn(), prefix, policy=True)
+        return Page(Folder(folder), policy=False)
+    return Page(BuiltIn(), policy=True)

@@ -360,15 +360,18 @@ class Pool:
     def _rename(self) -> None:
         self._names = Names([entry.spec for entry in self._entries.values()])
 
-    async def reload(self) -> None:
-        """See which models there are now, as ``GET /models?reload=1`` does: those that are gone or have changed are
-        unloaded first, the others are left alone. Raises `ConfigError`, and then nothing has changed.
+    async def reload(self, configured: Sequence[ModelSpec] | None = None) -> None:
+        """Serve the models of the configuration, which is read again unless the caller has read it (`configured`).
+
+        Models that are gone or have changed are unloaded first, the others are left alone. Raises `ConfigError`, and
+        then nothing has changed.
         """
         self._check_whole()
         if self._reread is None:
             return
         async with self._reloading:
-            specs = {spec.id: spec for spec in await self._beside(self._reread)}
+            found = await self._beside(self._reread) if configured is None else configured
+            specs = {spec.id: spec for spec in found}
             Names(list(specs.values()))
             stale = [entry for entry in self._entries.values() if _is_stale(entry, specs.get(entry.id))]
             while busy := [entry for entry in stale if entry.status is Status.READY or entry.under_way]:

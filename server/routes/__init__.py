@@ -53,8 +53,8 @@ from server.routes.description import openapi
 ROUTERS = (*management.ROUTERS, *inference.ROUTERS, openapi.router)
 
 
-def include_routes(app: FastAPI, prefix: str) -> None:
-    """Add every route to `app`, each path behind `prefix` (llama-server's ``--api-prefix``)."""
+def include_routes(app: FastAPI) -> None:
+    """Add every route to `app`. The gateway has removed ``--api-prefix`` from the path before they see it."""
     for router in ROUTERS:
-        app.include_router(router, prefix=prefix)
-    openapi.describe(app, ROUTERS, prefix)
+        app.include_router(router)
+    openapi.describe(app, ROUTERS)

@@ -15,8 +15,7 @@ from server.conversation.conversation import Media
 from server.errors import ModelEnded
 from server.media.source import Seen
 from server.pool.model import LoadedModel
-from server.routes.inference.streams import owner_of
-from server.routes.services import services
+from server.routes.services import owner_of, services
 from server.routes.session import FAR_BEHIND, PromptEvents, Session, session_of
 from server.transport.access.rates import PLACE
 from server.transport.handlers import error_body

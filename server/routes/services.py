@@ -8,6 +8,7 @@ from fastapi import Request
 
 from server.confined.memory import MemoryWatch
 from server.engine.cache_scope import Mode
+from server.errors import PermissionDenied
 from server.media.sight import Sight
 from server.metrics.exposition import Metrics
 from server.page.bodies import Bodies
@@ -28,6 +29,7 @@ from server.state.objects import Objects
 from server.transport.access.auth import client_name
 from server.transport.access.keys import CALLER, MANAGES, Key, KeyRing
 from server.transport.access.rates import Rates
+from server.transport.access.target import TARGET, Target
 from server.transport.options import HttpOptions
 from server.transport.streams.disconnect import while_connected
 from server.transport.streams.replay import KeptStreams
@@ -84,6 +86,12 @@ def services(request: Request) -> Services:
     return replace(found, pool=found.pool.seen_by(lambda spec: caller.may_use((spec.id, *spec.aliases))))
 
 
+def target_of(request: Request) -> Target:
+    """Return what the request asks for."""
+    found: Target = request.scope[TARGET]
+    return found
+
+
 def caller_of(request: Request) -> Key | None:
     """Whose request it is; None for one without a key to what is open to all."""
     caller: Key | None = request.scope.get(CALLER)
@@ -96,7 +104,7 @@ def sees_files(request: Request) -> bool:
     return found
 
 
-def state_owner(request: Request) -> str:
+def owner_of(request: Request) -> str:
     """Return whose stored objects a request may reach: its key's owner, which stays the same when the key is rotated.
 
     Clients of a server without keys are told apart by the key that they send anyway.
@@ -118,9 +126,14 @@ def cache_owner(request: Request) -> str:
 async def lease_for(request: Request, name: str | None, task: Task = "generate") -> Lease:
     """A hold on a model, which is loaded or woken first; who waits for that counts at the gate, and may leave.
 
-    Raises as `Pool.acquire`, `QueueFull`, and `ClientDisconnect`.
+    Raises as `Pool.acquire`, `QueueFull`, and `ClientDisconnect`. Raises `PermissionDenied` for a model that is not
+    loaded, if the key may neither use models nor load them: to load one can evict another.
     """
-    used = services(request)
+    used, caller = services(request), caller_of(request)
+    if caller is not None and caller.scopes.isdisjoint(("infer", "models")):
+        if not used.pool.serves(name, task):
+            raise PermissionDenied("the model is not loaded, and this API key lacks the scope 'infer' to load it")
+        return await used.pool.acquire(name, autoload=False, task=task)
     with used.gate.entered():
         work = used.pool.acquire(name, autoload=wants_load(request), task=task)
         return await while_connected(request, work)

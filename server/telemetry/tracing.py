@@ -28,19 +28,16 @@ _NS = 1_000_000_000
 class Tracing:
     """Used on the event loop; a processor of `provider` sends spans from a thread of its own."""
 
-    def __init__(
-        self, provider: TracerProvider, version: str = "", prefix: str = "", metrics: GenAiMetrics | None = None
-    ) -> None:
+    def __init__(self, provider: TracerProvider, version: str = "", metrics: GenAiMetrics | None = None) -> None:
         self._provider = provider
         self._metrics = metrics
         self._tracer = provider.get_tracer("llamapool", version)
-        self._prefix = prefix
 
     def ended(self, record: Record) -> None:
         """Tell of a request, but for what is polled."""
         if record.polled:
             return
-        operation = operation_of(record.route.removeprefix(self._prefix))
+        operation = operation_of(record.route)
         if self._metrics is not None and record.usage is not None and record.usage.model:
             self._metrics.ended(record, record.usage, operation)
         at = _Clock()
@@ -143,7 +140,7 @@ def _stages(usage: Usage) -> Iterator[tuple[str, float, float]]:
         at += took
 
 
-def exporting(version: str, prefix: str = "") -> Tracing:
+def exporting(version: str) -> Tracing:
     """By OTLP, to where OpenTelemetry's variables say. Raises ConfigError where the exporter is not there."""
     known = {SERVICE_VERSION: version}
     if not os.environ.get("OTEL_SERVICE_NAME"):
@@ -151,7 +148,7 @@ def exporting(version: str, prefix: str = "") -> Tracing:
     resource = Resource.create(known)
     provider = TracerProvider(resource=resource)
     provider.add_span_processor(BatchSpanProcessor(_exporter()))
-    return Tracing(provider, version, prefix, wanted_metrics(resource, version))
+    return Tracing(provider, version, wanted_metrics(resource, version))
 
 
 def _exporter() -> SpanExporter:

@@ -15,6 +15,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from server.transport.access.target import TARGET, Target
 from server.transport.handlers import EXPECTED, error_response
 
 Endpoint = Callable[[Request], Awaitable[Response]]
@@ -22,7 +23,7 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 
 @dataclass(frozen=True, slots=True)
 class DirectRoute:
-    """``path`` with the server's prefix, as metrics count it."""
+    """``path`` is what metrics count it as."""
 
     path: str
     endpoint: Endpoint
@@ -31,15 +32,15 @@ class DirectRoute:
 class DirectRoutes:
     """Serves what it can itself, the rest through `behind`, which is `app` with its middleware."""
 
-    def __init__(self, app: FastAPI, behind: ASGIApp, routers: Iterable[APIRouter], prefix: str) -> None:
+    def __init__(self, app: FastAPI, behind: ASGIApp, routers: Iterable[APIRouter]) -> None:
         self._app = app
         self._behind = behind
-        self._prefix = prefix
-        self._routes = dict(_direct(routers, prefix))
+        self._routes = dict(_direct(routers))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection of any kind. What fails before the reply begins is answered here."""
-        route = self._routes.get((scope["method"], scope["path"])) if scope["type"] == "http" else None
+        target: Target | None = scope.get(TARGET)  # none for a lifespan
+        route = None if target is None else self._routes.get((target.method, target.path))
         if route is None:
             await self._behind(scope, receive, send)
             return
@@ -49,19 +50,19 @@ class DirectRoutes:
         except ClientDisconnect:
             raise  # nobody is left to answer; the gateway records it
         except Exception as error:
-            await error_response(error, scope, self._prefix)(scope, receive, send)
+            await error_response(error, scope)(scope, receive, send)
             if not isinstance(error, EXPECTED):
                 raise  # the gateway logs whose request it was
             return
         await response(scope, receive, send)
 
 
-def _direct(routers: Iterable[APIRouter], prefix: str) -> Iterator[tuple[tuple[str, str], DirectRoute]]:
+def _direct(routers: Iterable[APIRouter]) -> Iterator[tuple[tuple[str, str], DirectRoute]]:
     for router in routers:
         for route in router.routes:
             if isinstance(route, APIRoute) and not route.param_convertors and _takes_the_request_alone(route.endpoint):
                 for method in route.methods or ():
-                    yield (method, prefix + route.path), DirectRoute(prefix + route.path, route.endpoint)
+                    yield (method, route.path), DirectRoute(route.path, route.endpoint)
 
 
 def _takes_the_request_alone(endpoint: Callable[..., object]) -> bool:

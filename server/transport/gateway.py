@@ -10,21 +10,23 @@ import random
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
+from urllib.parse import quote
 
 from sse_starlette.sse import SendTimeoutError
 from starlette.requests import ClientDisconnect
-from starlette.responses import Response
+from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from structlog.contextvars import bind_contextvars
 
 from server.errors import AuthenticationFailed, LlamapoolError, NotFound, PermissionDenied, ShuttingDown
 from server.telemetry.record import RECORD, Record, reason_of
-from server.transport.access.auth import OPEN_PATHS, Access, IsOpen, given_name
+from server.transport.access.auth import Access, given_name
 from server.transport.access.cors import CorsPolicy, ReplyHeaders
-from server.transport.access.endpoints import is_administration, is_work
+from server.transport.access.endpoints import OPEN_PATHS
 from server.transport.access.guard import Guard
 from server.transport.access.keys import CALLER, INTERNAL, MANAGES, Key, KeyRing
 from server.transport.access.rates import PLACE, Rates
+from server.transport.access.target import TARGET, Resolver, Target
 from server.transport.bodies.memory import BODY_SHARE, BodyMemory
 from server.transport.connections import REFUSED, TooManyConnections
 from server.transport.handlers import error_response
@@ -65,14 +67,14 @@ class _Exchange:
     __slots__ = ("_extra", "_send", "limits", "record")
 
     def __init__(
-        self, send: Send, scope: Scope, headers: Mapping[bytes, bytes], cors: list[tuple[bytes, bytes]]
+        self, send: Send, method: str, path: str, headers: Mapping[bytes, bytes], cors: list[tuple[bytes, bytes]]
     ) -> None:
-        id_, method = request_id(headers), scope["method"]
+        id_ = request_id(headers)
         self._send = send
         self._extra = [_SERVER, (b"x-request-id", id_), *cors]
         if b"anthropic-version" in headers:  # the name that Anthropic's clients read
             self._extra.append((b"request-id", id_))
-        self.record = Record(id_.decode(), method if method in _METHODS else "other", scope["path"], headers=headers)
+        self.record = Record(id_.decode(), method if method in _METHODS else "other", path, headers=headers)
         self.limits: Callable[[], ReplyHeaders] | None = None  # headers that say what is left to who sent it
 
     async def send(self, message: Message) -> None:
@@ -117,7 +119,7 @@ class _Exchange:
 
 
 class Gateway:
-    """Wraps the application; `draining` set means that new requests are refused. `is_page`: of a page's files."""
+    """Wraps the application. While `draining` is set, new requests are refused. `is_page` tells the web UI's files."""
 
     def __init__(
         self,
@@ -125,22 +127,17 @@ class Gateway:
         options: HttpOptions,
         draining: asyncio.Event,
         ended: OnEnd,
-        is_page: IsOpen = lambda _: False,
+        is_page: Callable[[str], bool] = lambda _: False,
         keys: KeyRing | None = None,
         rates: Rates | None = None,
     ) -> None:
         self._app = app
         self._cors = CorsPolicy(options.cors)
-        self._access = Access(
-            KeyRing() if keys is None else keys, options.api_prefix, is_page, ("/metrics",) * options.metrics_open
-        )
+        self._resolver = Resolver(options.api_prefix, is_page)
+        self._access = Access(KeyRing() if keys is None else keys, ("/metrics",) * options.metrics_open)
         self._rates = rates or Rates()
         self._guard = Guard(options)
         self._admin_port = options.admin_port
-        self._open = frozenset(options.api_prefix + path for path in OPEN_PATHS)
-        self._prefix = options.api_prefix
-        self._is_page = is_page
-        self._quiet = frozenset(options.api_prefix + path for path in _QUIET)
         self._bodies = BodyMemory(options.max_bodies_bytes)
         self._draining = draining
         self._ended = ended
@@ -155,12 +152,13 @@ class Gateway:
             return
         headers: dict[bytes, bytes] = dict(scope["headers"])
         origin, method = headers.get(b"origin"), scope["method"]
+        target = self._resolver.target(scope)
+        scope = target.scope(scope)  # a copy: uvicorn counts the body's bytes by the method of its own
         if method == "OPTIONS":
-            exchange = _Exchange(send, scope, headers, self._cors.preflight(origin))
+            exchange = _Exchange(send, method, target.received, headers, self._cors.preflight(origin))
             await self._answer(Response(b"", media_type="text/html"), scope, receive, exchange)
             return
-        exchange = _Exchange(send, scope, headers, self._cors.headers(origin))
-        scope = dict(scope)  # the server's own must keep its method: it counts the body's bytes by it
+        exchange = _Exchange(send, method, target.received, headers, self._cors.headers(origin))
         scope[RECORD] = exchange.record
         if method == "HEAD":  # of every path that has a GET, as in llama-server
             scope |= {"method": "GET", HEAD_ONLY: True}
@@ -169,20 +167,21 @@ class Gateway:
     async def _socket(self, scope: Scope, receive: Receive, send: Send) -> None:
         """A WebSocket, if it may be opened; browsers send an origin, and don't ask before they open one."""
         headers: dict[bytes, bytes] = dict(scope["headers"])
-        origin = headers.get(b"origin")
+        origin, target = headers.get(b"origin"), self._resolver.target(scope)
+        checked = target.scope(scope)
         try:
-            if scope["path"].removeprefix(self._prefix) not in SOCKET_PATHS:
+            if target.path not in SOCKET_PATHS:
                 raise NotFound("File Not Found")
             if origin is not None and not self._cors.allows(origin) and self._guard.is_foreign(headers):
                 raise PermissionDenied("this origin may not open a WebSocket")
             if self._draining.is_set():
                 raise ShuttingDown
-            self._admit(scope, headers)
+            self._admit(checked, headers)
         except LlamapoolError as error:
-            logger.warning("a WebSocket at %r was refused: %s", scope["path"], error.message)
+            logger.warning("a WebSocket at %r was refused: %s", target.received, error.message)
             await receive()
             if "websocket.http.response" in scope.get("extensions", {}):
-                await error_response(error, scope, self._prefix)(scope, receive, send)
+                await error_response(error, checked)(scope, receive, send)
             else:
                 await send({"type": "websocket.close", "code": 1008})
             return
@@ -190,21 +189,21 @@ class Gateway:
         await EventSocket(self, scope, receive, send, self._bodies).serve()
 
     async def _serve(self, headers: Mapping[bytes, bytes], scope: Scope, receive: Receive, exchange: _Exchange) -> None:
-        record = exchange.record
+        record, target = exchange.record, _target(scope)
         bind_contextvars(request=record.id)  # what is logged meanwhile says so
         scope[BODY_SHARE] = share = self._bodies.share()
         try:
-            if self._draining.is_set() and scope["path"] not in self._open:
+            if self._draining.is_set() and target.path not in OPEN_PATHS:
                 raise ShuttingDown
-            if REFUSED in scope and scope["path"] not in self._open:
+            if REFUSED in scope and target.path not in OPEN_PATHS:
                 raise TooManyConnections
             caller = self._admit(scope, headers)
-            if caller is not None and caller.limits and self._is_work(scope) and INTERNAL not in scope:
-                anthropic = speaks_anthropic(scope["path"].removeprefix(self._prefix))
+            if caller is not None and caller.limits and target.endpoint.is_work and INTERNAL not in scope:
+                anthropic = speaks_anthropic(target.path)
                 exchange.limits = functools.partial(self._rates.headers, caller, anthropic=anthropic)
                 self._rates.enter(caller)
                 scope[PLACE] = functools.partial(self._rates.leave, caller)
-            await self._app(scope, receive, exchange.send)
+            await (self._app if target.path else _outside(target))(scope, receive, exchange.send)
         except ClientDisconnect:
             record.status = record.status or CLIENT_GONE
         except SendTimeoutError as error:
@@ -224,26 +223,21 @@ class Gateway:
 
         And raises unless a key fits, or none is needed and it is no page's of another site.
         """
+        target = _target(scope)
         elsewhere = bool(self._admin_port) and (scope.get("server") or ("", 0))[1] != self._admin_port
         internal: Key | None = scope.get(INTERNAL)
         if internal is not None:  # admitted when the client asked for it
             scope[CALLER], scope[MANAGES] = internal, False
             return internal
-        if elsewhere:
-            path = scope["path"].removeprefix(self._prefix)
-            if is_administration(scope.get("method", "GET"), path, scope.get("query_string", b"")):
-                raise NotFound("File Not Found")
+        if elsewhere and target.is_administration:
+            raise NotFound("File Not Found")
         scope[CALLER] = caller = self._access.caller(headers)  # the log names it also where it is refused
-        self._access.check(caller, scope)
+        self._access.check(caller, target)
         if not self._access.required:
-            self._guard.check(scope, headers)
+            self._guard.check(target, scope, headers)
         may = caller is not None and "models" in caller.scopes
         scope[MANAGES] = may and not elsewhere and (self._access.required or not self._guard.is_foreign(headers))
         return caller
-
-    def _is_work(self, scope: Scope) -> bool:
-        """Whether it counts to the limits of its key."""
-        return is_work(scope["method"], scope["path"].removeprefix(self._prefix))
 
     async def _answer(self, response: Response, scope: Scope, receive: Receive, exchange: _Exchange) -> None:
         try:
@@ -261,11 +255,11 @@ class Gateway:
             logger.warning(
                 "no valid API key from %s for %r: it belongs in Authorization: Bearer KEY",
                 client,
-                scope["path"],
+                record.path,
                 extra={"key": record.refused_key},
             )
         if record.status == 0:
-            response = error_response(error, scope, self._prefix)
+            response = error_response(error, scope)
             response.headers.setdefault("Connection", "close")  # the request's body may be unread
             await response(scope, receive, exchange.send)
         elif record.finished:
@@ -287,13 +281,29 @@ class Gateway:
         record.route = path_template(scope)
         if caller is not None:
             record.key = caller.name
-        record.polled = scope["path"] in self._quiet or self._is_page(scope["path"])
+        target = _target(scope)
+        record.polled = target.is_page or target.path in _QUIET
         self._ended(record)
         level = logging.DEBUG if record.polled else logging.INFO
         if access.isEnabledFor(level):
             # %r: a path may hold line breaks after unquoting
             said = (record.method, record.path, record.status, record.elapsed_s * 1000)
             access.log(level, "%s %r %d %.1f ms", *said, extra=record.fields())
+
+
+def _target(scope: Scope) -> Target:
+    target: Target = scope[TARGET]
+    return target
+
+
+def _outside(target: Target) -> Response:
+    """Answer a path that is not below the API prefix. The prefix itself leads to the web UI.
+
+    The redirect is relative, so it is right behind any proxy. Raises `NotFound`.
+    """
+    if not target.is_bare or target.method != "GET":
+        raise NotFound("File Not Found")
+    return RedirectResponse(quote(target.received.rpartition("/")[2]) + "/")
 
 
 def request_id(headers: Mapping[bytes, bytes]) -> bytes:

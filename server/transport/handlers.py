@@ -35,6 +35,7 @@ from server.errors import (
 from server.telemetry.record import RECORD, Record, reason_of
 from server.transport.access.guard import NotJson
 from server.transport.access.rates import RateLimited
+from server.transport.access.target import TARGET, Target
 from server.transport.bodies.memory import TooManyBodies
 from server.transport.bodies.read import BodyTimeout, BodyTooLarge, TooManyValues, UnsupportedEncoding
 from server.transport.connections import TooManyConnections
@@ -92,26 +93,26 @@ def error_body(error: Exception) -> ErrorReply:
     return _reply(500, "server_error", "internal server error; the server's log has the details")
 
 
-def error_response(error: Exception, scope: Scope, prefix: str) -> Response:
-    """`error` as the whole reply to the request of `scope`, in the words of its API; `prefix` is the server's."""
-    path = scope["path"].removeprefix(prefix)
+def error_response(error: Exception, scope: Scope) -> Response:
+    """Return `error` as the whole reply to the request of `scope`, in the format of its API."""
+    target: Target = scope[TARGET]
     record: Record | None = scope.get(RECORD)
     if record is not None:
         record.error = reason_of(error)
     status, body, headers = error_body(error)
     for speaks, written in _SPOKEN:
-        if speaks(path):
+        if speaks(target.path):
             body = written(status, body)
     return json_reply(body, status=status, headers=headers)
 
 
-def add_error_handlers(app: FastAPI, prefix: str) -> None:
-    """Answer every error that a route behind `prefix` raises. `transport.gateway` answers what escapes them."""
+def add_error_handlers(app: FastAPI) -> None:
+    """Answer every error that a route raises. `transport.gateway` answers what escapes these handlers."""
 
     async def answer(request: Request, error: Exception) -> Response:
         if isinstance(error, SendTimeoutError):  # the reply has begun, nothing more is sent; the gateway logs it
             return Response(status_code=408)
-        return error_response(error, request.scope, prefix)
+        return error_response(error, request.scope)
 
     async def forget(_: Request, __: Exception) -> None:
         """Nobody is left to answer; the gateway records it."""

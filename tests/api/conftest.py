@@ -203,11 +203,16 @@ GoLive = Callable[..., AbstractAsyncContextManager[Live]]
 
 @pytest.fixture
 def live() -> GoLive:
-    """Starts applications behind uvicorn: for what only a socket can show. Takes what `serve` takes."""
+    """Starts applications behind uvicorn: for what only a socket can show. Takes what `serve` takes, and
+    ``uvicorn``: options of uvicorn."""
 
     @asynccontextmanager
     async def start(
-        loader: FakeLoader | None = None, *, options: Mapping[str, Any] | None = None, **settings: Any
+        loader: FakeLoader | None = None,
+        *,
+        options: Mapping[str, Any] | None = None,
+        uvicorn: Mapping[str, Any] | None = None,
+        **settings: Any,
     ) -> AsyncIterator[Live]:
         loader = loader or FakeLoader()
         app = create_app(make_settings(**settings), loader=loader)
@@ -216,7 +221,7 @@ def live() -> GoLive:
         listening = socket.create_server(("127.0.0.1", 0))
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16 * 1024)  # so that little fits on the way
         port = listening.getsockname()[1]
-        server = LiveServer(app, settings.get("server", {}).get("max_connections", 0))
+        server = LiveServer(app, settings.get("server", {}).get("max_connections", 0), **(uvicorn or {}))
         async with asyncio.timeout(TIMEOUT_S):
             running = asyncio.create_task(server.serve(sockets=[listening]))
             await server.ready.wait()

@@ -2,9 +2,6 @@
 
 import configparser
 import re
-import shutil
-import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +10,7 @@ import pytest
 import yaml
 
 import llamapool
+from harness.kustomize import render
 from server.settings import TABLE, load_settings
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -20,7 +18,6 @@ KUBERNETES = ROOT / "deploy/kubernetes"
 LAYERS = [path.parent for path in sorted(KUBERNETES.glob("*/kustomization.yaml"))]
 # KEDA's, and of Gateways (test_deploy_llm_d.py): kinds that kubernetes_validate has no schema for
 CUSTOM = {"ScaledObject", "InferencePool", "InferenceObjective", "HTTPRoute"}
-PATCHES = {"gpu/deployment.yaml", "llm-d/deployment.yaml"}
 COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text(encoding="utf-8"))["services"]["llamapool"]
 
 
@@ -30,13 +27,6 @@ def read(path: Path) -> Any:
 
 def base(kind: str) -> dict[str, Any]:
     return next(found for path in (KUBERNETES / "base").glob("*.yaml") if (found := read(path))["kind"] == kind)
-
-
-def manifests() -> Iterator[Any]:
-    for path in sorted(KUBERNETES.glob("*/*.yaml")):
-        name = str(path.relative_to(KUBERNETES))
-        if path.name != "kustomization.yaml" and name not in PATCHES:
-            yield pytest.param(read(path), id=name)
 
 
 def pod() -> dict[str, Any]:
@@ -49,43 +39,39 @@ def container() -> dict[str, Any]:
     return dict(found)
 
 
-def check(manifest: dict[str, Any]) -> None:
-    if manifest["kind"] not in CUSTOM:
-        kubernetes_validate.validate(manifest, kubernetes_validate.latest_version(), strict=True)
+@pytest.mark.parametrize("layer", LAYERS, ids=lambda layer: layer.name)
+def test_what_a_layer_deploys_is_valid(layer: Path) -> None:
+    """Against the schemas of the newest Kubernetes that kubernetes_validate has, without unknown fields."""
+    manifests = render(layer)
+    assert len({(each["kind"], each["metadata"]["name"]) for each in manifests}) == len(manifests) >= 8
+    for manifest in manifests:
+        if manifest["kind"] not in CUSTOM:
+            kubernetes_validate.validate(manifest, kubernetes_validate.latest_version(), strict=True)
 
 
-@pytest.mark.parametrize("manifest", list(manifests()))
-def test_the_manifests_are_what_kubernetes_takes(manifest: dict[str, Any]) -> None:
-    check(manifest)
-
-
-def test_each_layer_names_files_that_are_there_and_changes_what_the_base_has() -> None:
-    assert {layer.name for layer in LAYERS} >= {"base", "gpu", "autoscale", "llm-d"}
-    named = {
-        (found["kind"], found["metadata"]["name"])
-        for path in (KUBERNETES / "base").glob("*.yaml")
-        if "metadata" in (found := read(path))
+@pytest.mark.parametrize("layer", LAYERS, ids=lambda layer: layer.name)
+def test_a_layers_pod_gets_no_service_links_and_mounts_volumes_that_exist(layer: Path) -> None:
+    (spec,) = [
+        each["spec"]["template"]["spec"]
+        for each in render(layer)
+        if (each["kind"], each["metadata"]["name"]) == ("Deployment", "llamapool")
+    ]
+    assert spec["enableServiceLinks"] is False
+    (found,) = spec["containers"]
+    assert {mount["name"] for mount in found["volumeMounts"]} == {volume["name"] for volume in spec["volumes"]}
+    claims = {each["metadata"]["name"] for each in render(layer) if each["kind"] == "PersistentVolumeClaim"}
+    wanted = {
+        volume["persistentVolumeClaim"]["claimName"] for volume in spec["volumes"] if "persistentVolumeClaim" in volume
     }
-    for layer in LAYERS:
-        kustomization = read(layer / "kustomization.yaml")
-        for resource in kustomization["resources"]:
-            assert (layer / resource).exists(), f"{layer.name}: {resource}"
-        for patch in kustomization.get("patches", ()):
-            changed = (
-                read(layer / patch["path"]) if "path" in patch else {"metadata": patch["target"], **patch["target"]}
-            )
-            assert (changed["kind"], changed["metadata"]["name"]) in named
+    assert wanted == claims
 
 
-@pytest.mark.slow
-def test_layers_are_rendered_where_kubectl_is() -> None:
-    """Elsewhere the files are looked at one by one, above."""
-    if (kubectl := shutil.which("kubectl")) is None:
-        return
-    for layer in LAYERS:
-        done = subprocess.run([kubectl, "kustomize", str(layer)], capture_output=True, text=True, check=True)
-        for manifest in yaml.safe_load_all(done.stdout):
-            check(manifest)
+def test_an_invalid_manifest_is_found() -> None:
+    """Such as a misspelled field, or one of another kind."""
+    (deployment,) = [each for each in render(KUBERNETES / "base") if each["kind"] == "Deployment"]
+    deployment["spec"]["template"]["spec"]["enableServiceLink"] = False
+    with pytest.raises(kubernetes_validate.ValidationError, match="enableServiceLink"):
+        kubernetes_validate.validate(deployment, kubernetes_validate.latest_version(), strict=True)
 
 
 def test_a_service_and_the_rest_find_the_pods() -> None:
@@ -106,7 +92,6 @@ def test_the_metric_that_scales_is_there() -> None:
 def test_nothing_of_the_cluster_is_in_the_pod() -> None:
     assert base("ServiceAccount")["automountServiceAccountToken"] is False
     assert pod()["automountServiceAccountToken"] is False
-    assert pod()["enableServiceLinks"] is False
     assert pod()["serviceAccountName"] == base("ServiceAccount")["metadata"]["name"]
     assert container()["securityContext"]["readOnlyRootFilesystem"] is True
     assert set(base("NetworkPolicy")["spec"]["policyTypes"]) == {"Ingress", "Egress"}
@@ -175,19 +160,7 @@ def test_the_service_ends_reloads_and_is_closed() -> None:
     assert int(unit["TimeoutStopSec"]) > sum(defaults)
     assert unit["ExecReload"] == "/bin/kill -HUP $MAINPID"
     assert variables_of_the_service()["LLAMAPOOL_SERVER__CLOSED"] == "true"
-    assert unit["DynamicUser"] == "yes"
-
-
-def test_systemd_understands_the_service_where_it_is(tmp_path: Path) -> None:
-    """Elsewhere its settings are looked at, above. The program that it starts is another, since it is not there."""
-    if (analyze := shutil.which("systemd-analyze")) is None:
-        return
-    text = (ROOT / "deploy/systemd/llamapool.service").read_text(encoding="utf-8")
-    unit = tmp_path / "llamapool.service"
-    unit.write_text(text.replace("/opt/llamapool/bin/llamapool", "/bin/true"), encoding="utf-8")
-    done = subprocess.run([analyze, "verify", str(unit)], capture_output=True, text=True, check=False)
-    said = [line for line in done.stderr.splitlines() if "llamapool.service" in line]
-    assert said == []
+    assert unit["User"] == "llamapool"
 
 
 def test_every_variable_is_one_that_the_server_reads() -> None:

@@ -32,7 +32,7 @@ TURN = 0.5  # of the step time aimed at: for so long a stream may wait while oth
 ALONE_S = 3.0
 """Step time to stay under when no slot generates: bounds how long a cancel takes, and who comes waits. With
 less, deep steps are smaller than what the library evaluates at once, and attention's tiles less full: 512 tokens took
-3 s 12,000 tokens deep, on two cores (benchmarks/README.md)."""
+3 s 12,000 tokens deep, on two cores (benchmarks/experiments.md)."""
 
 
 @dataclass(eq=False, slots=True)

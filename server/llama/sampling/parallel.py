@@ -17,7 +17,7 @@ from server.llama.sampling.sampler import NativeSampler
 from server.llama.threads import usable_cpus
 
 CANDIDATE_S = 2.4e-9
-"""What a chain takes for each candidate, before any was measured (benchmarks/README.md)."""
+"""What a chain takes for each candidate, before any was measured (benchmarks/experiments.md)."""
 HANDING_S = 100e-6
 """The same of handing work to one more thread and waiting for it."""
 _NEW = 0.1  # weight of a new measurement

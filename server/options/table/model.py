@@ -102,7 +102,7 @@ class ContextSettings(SettingsModel):
     """Most tokens computed at once; bounds the compute buffer."""
     flash_attn: Switch = option("auto", "-fa --flash-attn", env=True)
     """Flash attention; auto = wherever it can be computed. On many CPUs off generates twice as fast from some thousand
-    tokens of context on and reads prompts a quarter slower, with larger compute buffers (benchmarks/README.md)."""
+    tokens of context on and reads prompts a quarter slower, with larger compute buffers (benchmarks/experiments.md)."""
     cache_type_k: CacheType = option("f16", "-ctk --cache-type-k", env=True, metavar="TYPE")
     """Type of the keys in the KV cache."""
     cache_type_v: CacheType = option("f16", "-ctv --cache-type-v", env=True, metavar="TYPE")

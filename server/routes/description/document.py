@@ -11,7 +11,7 @@ from pydantic import TypeAdapter
 
 from server.routes.description import replies
 from server.routes.description.operations import FIELDS, OPERATIONS, Json, Operation
-from server.transport.access.auth import OPEN_PATHS
+from server.transport.access.endpoints import OPEN_PATHS
 from server.wire.messages.errors import anthropic_error, speaks_anthropic
 from server.wire.ollama.errors import ollama_error, speaks_ollama
 
@@ -50,10 +50,9 @@ _TYPES = {
 }
 
 
-def document(app: FastAPI, routers: Sequence[APIRouter], prefix: str) -> Json:
+def document(app: FastAPI, routers: Sequence[APIRouter]) -> Json:
     """The whole description (OpenAPI 3.1). Its paths begin where it lies itself."""
     made = get_openapi(title=app.title, version=app.version, description=_ABOUT, routes=app.routes)
-    made["paths"] = {path.removeprefix(prefix): shown for path, shown in made["paths"].items()}
     schemas = _Schemas()
     for router in routers:
         for route in router.routes:

@@ -50,14 +50,14 @@ def asset(name: str) -> Response:
     return Response(body, media_type=_ASSETS[name], headers={"Cache-Control": "max-age=86400"})
 
 
-def describe(app: FastAPI, routers: Sequence[APIRouter], prefix: str) -> None:
-    """Make `app.openapi` the description of `routers`, whose paths are behind `prefix`."""
+def describe(app: FastAPI, routers: Sequence[APIRouter]) -> None:
+    """Make `app.openapi` return the description of `routers`."""
 
     def description() -> dict[str, Any]:
         if app.openapi_schema is None:
             from server.routes.description.document import document  # few ask for it, and it knows every type
 
-            app.openapi_schema = document(app, routers, prefix)
+            app.openapi_schema = document(app, routers)
         return app.openapi_schema
 
     app.openapi = description  # type: ignore[method-assign]

@@ -14,10 +14,11 @@ from server.errors import InvalidRequest, NotFound, short
 from server.routes.batch_runner import in_prefix_order, read_lines
 from server.routes.inference.files import find_file
 from server.routes.listing import ListQuery, list_reply
-from server.routes.services import caller_of, services, state_owner
+from server.routes.services import caller_of, owner_of, services
 from server.state.batches import BatchLine
 from server.state.objects import Json
 from server.transport.access.keys import ANYBODY
+from server.transport.access.target import TARGET, Target
 from server.transport.bodies.read import read_json, read_later
 from server.transport.reply import json_reply
 from server.wire.common import random_id
@@ -58,7 +59,7 @@ async def create_batch(request: Request) -> Response:
     if not isinstance(file_id, str):
         raise InvalidRequest("input_file_id: must be the id of an uploaded file", "input_file_id")
     metadata = read_metadata(body)
-    used, owner = services(request), state_owner(request)
+    used, owner = services(request), owner_of(request)
     await find_file(request, file_id)
     data = await used.state.data(owner, file_id) or b""
     lines, errors = await read_later(request, lambda: read_lines(data, endpoint))
@@ -90,7 +91,7 @@ async def list_batches(request: Request) -> Response:
     """The batches of this client."""
     query = ListQuery.of(request)
     found = await services(request).state.find(
-        *(state_owner(request), "batch"),
+        *(owner_of(request), "batch"),
         after=query.after,
         limit=query.limit,
         newest_first=query.newest_first,
@@ -141,7 +142,7 @@ async def list_message_batches(request: Request) -> Response:
     if after and before:
         raise InvalidRequest("before_id: cannot be combined with after_id; send one", "before_id")
     found = await services(request).state.find(
-        *(state_owner(request), "batch"),
+        *(owner_of(request), "batch"),
         after=after or before or None,
         limit=int(limit),
         newest_first=not before,
@@ -164,7 +165,7 @@ async def get_message_batch_results(request: Request, batch_id: str) -> Response
     batch = await _found(request, batch_id, "anthropic")
     if batch["status"] in ("in_progress", "cancelling", "finalizing"):
         raise InvalidRequest("the batch has not ended yet; its results_url is set when it has")
-    results = await services(request).lines.results(state_owner(request), batch_id)
+    results = await services(request).lines.results(owner_of(request), batch_id)
     lines = [
         orjson.dumps({"custom_id": custom_id, "result": _message_result(r)}) + b"\n" for custom_id, r, _ in results
     ]
@@ -183,14 +184,14 @@ async def delete_message_batch(request: Request, batch_id: str) -> Response:
     batch = await _found(request, batch_id, "anthropic")
     if batch["status"] in ("in_progress", "cancelling", "finalizing"):
         raise InvalidRequest("the batch has not ended yet; cancel it first")
-    used, owner = services(request), state_owner(request)
+    used, owner = services(request), owner_of(request)
     await used.lines.remove(owner, batch_id)
     await used.state.remove(owner, "batch", batch_id)
     return json_reply({"id": batch_id, "type": "message_batch_deleted"})
 
 
 async def _start(request: Request, batch: Json, lines: list[BatchLine]) -> None:
-    used, owner = services(request), state_owner(request)
+    used, owner = services(request), owner_of(request)
     key = caller_of(request) or ANYBODY
     await used.lines.add(owner, batch["id"], in_prefix_order(lines))
     await used.state.put(owner, "batch", {**batch, "key_name": key.name})
@@ -198,7 +199,7 @@ async def _start(request: Request, batch: Json, lines: list[BatchLine]) -> None:
 
 
 async def _cancel(request: Request, batch_id: str, api: str) -> Json:
-    used, owner = services(request), state_owner(request)
+    used, owner = services(request), owner_of(request)
     await _found(request, batch_id, api)
     now = int(time.time())
 
@@ -214,7 +215,7 @@ async def _cancel(request: Request, batch_id: str, api: str) -> Json:
 
 
 async def _found(request: Request, batch_id: str, api: str) -> Json:
-    found = await services(request).state.get(state_owner(request), "batch", batch_id)
+    found = await services(request).state.get(owner_of(request), "batch", batch_id)
     if found is None or found["api"] != api:
         raise _not_found(batch_id)
     return found
@@ -240,7 +241,7 @@ async def _anthropic(request: Request, batch: Json) -> Json:
     unsent = {"cancelled": "canceled", "expired": "expired"}.get(status)
     n_unsent = 0
     if unsent is not None:
-        results = await services(request).lines.results(state_owner(request), batch["id"])
+        results = await services(request).lines.results(owner_of(request), batch["id"])
         n_unsent = sum("error" in result for _, result, _ in results)
     ended_at = batch.get(f"{status}_at")
     return {
@@ -268,13 +269,15 @@ async def _counts(request: Request, batch: Json) -> Json:
     if batch["status"] not in ("in_progress", "cancelling", "finalizing"):
         counts: Json = batch["request_counts"]
         return counts
-    found = await services(request).lines.counts(state_owner(request), batch["id"])
+    found = await services(request).lines.counts(owner_of(request), batch["id"])
     return dict(zip(("total", "completed", "failed"), found, strict=True))
 
 
 def _results_url(request: Request, batch_id: str) -> str:
-    url = str(request.url)
-    return f"{url[: url.index('/v1/messages/batches')]}/v1/messages/batches/{batch_id}/results"
+    """Return the address of a batch's results, as seen by a client of this port."""
+    target: Target = request.scope[TARGET]
+    host = request.headers.get("host", "localhost")
+    return f"{request.scope['scheme']}://{host}{target.base}/v1/messages/batches/{batch_id}/results"
 
 
 def _rfc3339(at: int | None) -> str | None:

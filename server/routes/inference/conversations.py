@@ -7,7 +7,7 @@ from fastapi.responses import Response
 
 from server.errors import InvalidRequest, NotFound, short
 from server.routes.listing import ListQuery, list_reply
-from server.routes.services import services, state_owner
+from server.routes.services import owner_of, services
 from server.state.objects import Json, page
 from server.transport.bodies.read import read_json, read_optional_json
 from server.transport.reply import json_reply
@@ -33,7 +33,7 @@ async def create_conversation(request: Request) -> Response:
         "created_at": int(time.time()),
         "metadata": read_metadata(body),
     }
-    await services(request).state.put(state_owner(request), "conversation", found, inputs=items)
+    await services(request).state.put(owner_of(request), "conversation", found, inputs=items)
     return json_reply(found, headers=warning_headers(body, ("items", "metadata")))
 
 
@@ -48,7 +48,7 @@ async def update_conversation(request: Request, conversation_id: str) -> Respons
     """Replace a conversation's metadata."""
     metadata = read_metadata(await read_json(request))
     changed = await services(request).state.update(
-        state_owner(request), "conversation", conversation_id, lambda body: {**body, "metadata": metadata}
+        owner_of(request), "conversation", conversation_id, lambda body: {**body, "metadata": metadata}
     )
     if changed is None:
         raise _not_found(conversation_id)
@@ -58,7 +58,7 @@ async def update_conversation(request: Request, conversation_id: str) -> Respons
 @router.delete("/v1/conversations/{conversation_id}")
 async def delete_conversation(request: Request, conversation_id: str) -> Response:
     """Delete a conversation and its items. Responses that were added to it stay."""
-    if not await services(request).state.remove(state_owner(request), "conversation", conversation_id):
+    if not await services(request).state.remove(owner_of(request), "conversation", conversation_id):
         raise _not_found(conversation_id)
     return json_reply({"id": conversation_id, "object": "conversation.deleted", "deleted": True})
 
@@ -68,7 +68,7 @@ async def list_conversation_items(request: Request, conversation_id: str) -> Res
     """The items of a conversation."""
     query = ListQuery.of(request)
     await _found(request, conversation_id)
-    items = await services(request).state.items(state_owner(request), conversation_id)
+    items = await services(request).state.items(owner_of(request), conversation_id)
     return list_reply(page(items[::-1] if query.newest_first else items, query.after, query.limit))
 
 
@@ -78,7 +78,7 @@ async def create_conversation_items(request: Request, conversation_id: str) -> R
     body = await read_json(request)
     items = _items(body)
     await _found(request, conversation_id)
-    await services(request).state.append(state_owner(request), conversation_id, items)
+    await services(request).state.append(owner_of(request), conversation_id, items)
     return list_reply(page(items, None, len(items)))
 
 
@@ -86,7 +86,7 @@ async def create_conversation_items(request: Request, conversation_id: str) -> R
 async def get_conversation_item(request: Request, conversation_id: str, item_id: str) -> Response:
     """One item of a conversation."""
     await _found(request, conversation_id)
-    items = await services(request).state.items(state_owner(request), conversation_id)
+    items = await services(request).state.items(owner_of(request), conversation_id)
     found = next((item for item in items if item["id"] == item_id), None)
     if found is None:
         raise NotFound(f"Item with id '{short(item_id)}' not found.")
@@ -97,7 +97,7 @@ async def get_conversation_item(request: Request, conversation_id: str, item_id:
 async def delete_conversation_item(request: Request, conversation_id: str, item_id: str) -> Response:
     """Delete one item of a conversation."""
     found = await _found(request, conversation_id)
-    if not await services(request).state.remove_item(state_owner(request), conversation_id, item_id):
+    if not await services(request).state.remove_item(owner_of(request), conversation_id, item_id):
         raise NotFound(f"Item with id '{short(item_id)}' not found.")
     return json_reply(found)
 
@@ -112,7 +112,7 @@ def _items(body: Json) -> list[Json]:
 
 
 async def _found(request: Request, conversation_id: str) -> Json:
-    found = await services(request).state.get(state_owner(request), "conversation", conversation_id)
+    found = await services(request).state.get(owner_of(request), "conversation", conversation_id)
     if found is None:
         raise _not_found(conversation_id)
     return found

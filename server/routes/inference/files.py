@@ -8,7 +8,7 @@ from fastapi.responses import Response
 from server.errors import InvalidRequest, NotFound, short
 from server.routes.batch_runner import new_file
 from server.routes.listing import ListQuery, list_reply
-from server.routes.services import services, state_owner
+from server.routes.services import owner_of, services
 from server.state.objects import Json
 from server.transport.bodies.form import read_form
 from server.transport.reply import json_reply
@@ -34,7 +34,7 @@ async def upload_file(request: Request) -> Response:
     data = form.files["file"]
     name = form.filenames["file"][:MAX_FILENAME_CHARS] or "file"
     found = new_file(name, purpose, len(data), expires_at)
-    await services(request).state.put(state_owner(request), "file", found, data=data, expires_at=expires_at)
+    await services(request).state.put(owner_of(request), "file", found, data=data, expires_at=expires_at)
     return json_reply(found)
 
 
@@ -57,7 +57,7 @@ async def list_files(request: Request) -> Response:
     query = ListQuery.of(request, max_limit=MAX_FILES, default_limit=DEFAULT_FILES)
     purpose = request.query_params.get("purpose")
     where = {"purpose": purpose} if purpose else None
-    owner = state_owner(request)
+    owner = owner_of(request)
     found = await services(request).state.find(
         owner, "file", after=query.after, limit=query.limit, newest_first=query.newest_first, where=where
     )
@@ -74,21 +74,21 @@ async def get_file(request: Request, file_id: str) -> Response:
 async def get_file_content(request: Request, file_id: str) -> Response:
     """A file's bytes."""
     await find_file(request, file_id)
-    data = await services(request).state.data(state_owner(request), file_id)
+    data = await services(request).state.data(owner_of(request), file_id)
     return Response(data or b"", media_type="application/octet-stream")
 
 
 @router.delete("/v1/files/{file_id}")
 async def delete_file(request: Request, file_id: str) -> Response:
     """Delete a file."""
-    if not await services(request).state.remove(state_owner(request), "file", file_id):
+    if not await services(request).state.remove(owner_of(request), "file", file_id):
         raise _not_found(file_id)
     return json_reply({"id": file_id, "object": "file", "deleted": True})
 
 
 async def find_file(request: Request, file_id: str) -> Json:
     """Return a file of this client. Raises `NotFound`."""
-    found = await services(request).state.get(state_owner(request), "file", file_id)
+    found = await services(request).state.get(owner_of(request), "file", file_id)
     if found is None:
         raise _not_found(file_id)
     return found

@@ -24,7 +24,7 @@ from server.pool.spec import Task
 from server.pool.state import ModelState, Status
 from server.routes.embed import embed, read_able
 from server.routes.generate import Ask, StreamWords, reply, stream
-from server.routes.services import lease_for, services
+from server.routes.services import lease_for, services, target_of
 from server.transport.access.keys import MANAGES
 from server.transport.bodies.read import read_as, read_json
 from server.transport.reply import JSON_TYPE, json_reply
@@ -228,7 +228,7 @@ async def delete(request: Request) -> Response:
 @router.post("/copy")
 async def manage(request: Request) -> Response:
     """Refused: models are files of a hub or of the configuration, not layers of Ollama's own store."""
-    raise _only_ollamas(request.url.path.rpartition("/")[2])
+    raise _only_ollamas(target_of(request).path.rpartition("/")[2])
 
 
 @router.post("/blobs/{digest}")

@@ -18,7 +18,7 @@ from server.pool.model import LoadedModel
 from server.routes.background import BackgroundRun, unpacked
 from server.routes.generate import Ask, StreamWords, answer, compute, detached
 from server.routes.listing import ListQuery, list_reply
-from server.routes.services import services, state_owner
+from server.routes.services import owner_of, services
 from server.state.objects import Json, Objects, page
 from server.transport.bodies.read import read_as, read_later
 from server.transport.handlers import error_body
@@ -111,7 +111,7 @@ async def _read(request: Request) -> tuple[ResponseAsked, dict[str, str]]:
 
 async def _history(request: Request, given: dict[str, Any]) -> History:
     """Fetch the stored items that a body names. Raises `InvalidRequest` for those that its client does not have."""
-    state, owner = services(request).state, state_owner(request)
+    state, owner = services(request).state, owner_of(request)
     previous, conversation = given.get("previous_response_id"), given.get("conversation")
     if previous and conversation:
         raise InvalidRequest("conversation: cannot be combined with previous_response_id; send one", "conversation")
@@ -138,7 +138,7 @@ async def _history(request: Request, given: dict[str, Any]) -> History:
 
 def _keeper(request: Request) -> Callable[[ResponseAsked, bool], Keep]:
     """Return what makes the function that stores a finished response."""
-    used, owner, connection = services(request), state_owner(request), _connection(request)
+    used, owner, connection = services(request), owner_of(request), _connection(request)
     remembers = CONNECTION in request.scope
 
     def keeper(asked: ResponseAsked, prefilled: bool) -> Keep:
@@ -175,7 +175,7 @@ def _keeper(request: Request) -> Callable[[ResponseAsked, bool], Keep]:
 
 async def _start_in_background(request: Request, asked: ResponseAsked, ask: Ask, response_id: str) -> Response:
     """Store the response as queued and generate it in a task of its own. Reply at once, or with its events."""
-    used, owner = services(request), state_owner(request)
+    used, owner = services(request), owner_of(request)
     if used.background.n_running >= MAX_BACKGROUND:
         raise QueueFull(MAX_BACKGROUND, 1)
     model = used.pool.resolve(asked.fields.model)
@@ -247,7 +247,7 @@ async def get_response(request: Request, response_id: str) -> Response:
     if request.query_params.get("stream", "false").lower() in ("false", "0", ""):
         return json_reply(await _stored(request, response_id))
     after = _whole_number(request, "starting_after", -1)
-    used, owner = services(request), state_owner(request)
+    used, owner = services(request), owner_of(request)
     run = used.background.find(owner, response_id)
     if run is not None:
         return event_stream(request, run.read(after), ping=lambda: EARLY_PING)
@@ -267,7 +267,7 @@ async def get_response(request: Request, response_id: str) -> Response:
 @router.delete("/responses/{response_id}")
 async def delete_response(request: Request, response_id: str) -> Response:
     """Delete a stored response of this client. Responses that continue it stay usable."""
-    used, owner = services(request), state_owner(request)
+    used, owner = services(request), owner_of(request)
     run = used.background.find(owner, response_id)
     if run is not None:
         await run.cancel()
@@ -283,7 +283,7 @@ async def cancel_response(request: Request, response_id: str) -> Response:
     response = await _stored(request, response_id)
     if not response["background"]:
         raise InvalidRequest("Cannot cancel a synchronous response.", "response_id")
-    run = services(request).background.find(state_owner(request), response_id)
+    run = services(request).background.find(owner_of(request), response_id)
     if run is not None:
         await run.cancel()
     return json_reply(await _stored(request, response_id))
@@ -295,12 +295,12 @@ async def list_input_items(request: Request, response_id: str) -> Response:
     """The items of a response's own input; those of the responses before are listed with them."""
     query = ListQuery.of(request)
     await _stored(request, response_id)
-    items = await services(request).state.items(state_owner(request), response_id, is_output=False)
+    items = await services(request).state.items(owner_of(request), response_id, is_output=False)
     return list_reply(page(items[::-1] if query.newest_first else items, query.after, query.limit))
 
 
 async def _stored(request: Request, response_id: str) -> Json:
-    state, owner = services(request).state, state_owner(request)
+    state, owner = services(request).state, owner_of(request)
     found = await state.get(owner, "response", response_id)
     if found is None:
         raise _not_found(response_id)

@@ -8,8 +8,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from server.errors import InvalidRequest, ModelLoading, NotFound
-from server.routes.services import services
-from server.transport.access.auth import client_name
+from server.routes.services import owner_of, services
 from server.transport.bodies.read import read_json
 from server.transport.reply import json_reply
 from server.transport.streams.replay import KeptStream
@@ -18,12 +17,6 @@ from server.transport.streams.sse import event_stream
 router = APIRouter(tags=["streams"])
 
 _GONE = "Stream not found or expired"
-
-
-def owner_of(request: Request) -> bytes:
-    """Whose streams a request may reach."""
-    headers = dict(request.scope["headers"])
-    return client_name(headers.get(b"authorization"), headers.get(b"x-api-key"))
 
 
 @router.get("/v1/stream")

@@ -14,7 +14,7 @@ from server.page.bench import SCENARIOS, Address, measured, read_order
 from server.page.tools.catalogue import SHELL
 from server.page.tools.child import shell, work
 from server.routes.management.models import model_named
-from server.routes.services import services
+from server.routes.services import services, target_of
 from server.transport.access.auth import given_key
 from server.transport.bodies.read import read_body, read_json
 from server.transport.forward import forward
@@ -66,7 +66,7 @@ async def bench(request: Request) -> Response:
     if port is None:
         raise NotSupported("over a Unix socket there is no address to measure")
     host = f"[{host}]" if ":" in host else host
-    own = f"{request.scope['scheme']}://{host}:{port}{services(request).options.api_prefix}"
+    own = f"{request.scope['scheme']}://{host}:{port}{target_of(request).base}"
     order = read_order(body, Address("this", own, model_named(body), given_key(request.headers)))
     return event_stream(request, _events(measured(order)))
 

@@ -1,23 +1,16 @@
 """Who sends a request: ``Authorization: Bearer KEY`` or ``X-Api-Key: KEY`` (llama.cpp tools/server/server-http.cpp)."""
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Collection, Mapping
 
 from starlette.types import Scope
 
-from server.errors import AuthenticationFailed, PermissionDenied
-from server.transport.access.endpoints import scope_of
+from server.errors import AuthenticationFailed, NotFound, PermissionDenied
+from server.transport.access.endpoints import SCOPES, Need
 from server.transport.access.keys import ANYBODY, CALLER, Key, KeyRing, digest_of, key_name
+from server.transport.access.target import Target
 
-IsOpen = Callable[[str], bool]
-"""Whether a path, the server's prefix included, is everybody's: a page's files are."""
 _PREFIX = b"bearer "
-OPEN_PATHS = (
-    *("/health", "/v1/health", "/livez", "/readyz", "/", "/openapi.json"),
-    *("/docs", "/docs/swagger-ui-bundle.js", "/docs/swagger-ui.css", "/docs/favicon-32x32.png"),
-)
-"""Answered without a key: a load balancer and a kubelet have none, nor has a browser for a page's files; the
-description of the API is everybody's. llama-server opens ``/health`` and the root."""
 
 
 def client_name(authorization: bytes | None, x_api_key: bytes | None) -> bytes:
@@ -59,13 +52,10 @@ def scheduled_client(scope: Scope, end_user: str, *, several_keys: bool) -> str:
 class Access:
     """Looks at the keys of requests."""
 
-    def __init__(
-        self, ring: KeyRing, prefix: str = "", is_open: IsOpen = lambda _: False, open_paths: Sequence[str] = ()
-    ) -> None:
+    def __init__(self, ring: KeyRing, open_paths: Collection[str] = ()) -> None:
+        """`open_paths` need no key, beside those of the table."""
         self._ring = ring
-        self._prefix = prefix
-        self._open = frozenset(prefix + path for path in (*OPEN_PATHS, *open_paths))
-        self._is_open = is_open
+        self._open = frozenset(open_paths)
 
     @property
     def required(self) -> bool:
@@ -78,13 +68,25 @@ class Access:
             return ANYBODY
         return self._ring.find(_given_key(headers.get(b"authorization"), headers.get(b"x-api-key")))
 
-    def check(self, key: Key | None, scope: Scope) -> None:
-        """Raises `AuthenticationFailed` where there had to be a key, `PermissionDenied` where it is not for this."""
-        path = scope["path"]
-        if not self._ring.required or path in self._open or (scope.get("method") == "GET" and self._is_open(path)):
+    def check(self, key: Key | None, target: Target) -> None:
+        """Check that `key` may reach every endpoint that `target` names.
+
+        Raises `AuthenticationFailed` without a key, and `PermissionDenied` if the key lacks the scope. For a path that
+        the table of endpoints does not list it raises `NotFound`, unless the key has every scope.
+        """
+        if not self._ring.required:
             return
-        if key is None:
-            raise AuthenticationFailed("Invalid API Key")
-        needed = scope_of(scope.get("method", "POST"), path.removeprefix(self._prefix), scope.get("query_string", b""))
-        if needed is not None and needed not in key.scopes:
-            raise PermissionDenied(f"this API key may not do this: it lacks the scope '{needed}'")
+        needs = ["nothing" if each.path in self._open else each.need for each in target.endpoints]
+        for need in needs:
+            if need != "nothing" and key is None:
+                raise NotFound("File Not Found") if "nothing" in needs else AuthenticationFailed("Invalid API Key")
+            if key is not None:
+                _check_scope(key, need)
+
+
+def _check_scope(key: Key, need: Need) -> None:
+    if need == "every scope":
+        if not key.scopes.issuperset(SCOPES):
+            raise NotFound("File Not Found")
+    elif need not in ("nothing", "any key") and need not in key.scopes:
+        raise PermissionDenied(f"this API key may not do this: it lacks the scope '{need}'")

@@ -1,33 +1,64 @@
-"""What a request is about, by its method and path: the scope that a key needs for it, whether it changes the server."""
+"""Every endpoint, and what a request needs to reach it.
 
-from typing import Literal, get_args
+Key scopes, the administration port, cross-origin checks and the limits of keys read this table and nothing else. What
+it does not list is `UNKNOWN` and needs a key with every scope, so a forgotten endpoint is closed rather than open.
+`tests/unit/transport/test_endpoints.py` compares the table with the routes.
+"""
+
+import re
+from dataclasses import dataclass
+from typing import Final, Literal, get_args
 from urllib.parse import unquote_to_bytes
 
 Scope = Literal["infer", "slots", "lora", "models", "props", "metrics"]
 SCOPES: tuple[Scope, ...] = get_args(Scope)
+Need = Scope | Literal["nothing", "any key", "every scope"]
 
-_OF_PATH: dict[tuple[str, str], Scope] = {
-    ("POST", "/models"): "models",
-    ("DELETE", "/models"): "models",
-    ("POST", "/models/load"): "models",
-    ("POST", "/models/unload"): "models",
-    ("POST", "/models/pin"): "models",
-    ("POST", "/api/pull"): "models",
-    ("DELETE", "/api/delete"): "models",
-    ("POST", "/lora-adapters"): "lora",
-    ("POST", "/props"): "props",
-    ("GET", "/slots"): "slots",
-    ("GET", "/page/live"): "metrics",
-    ("GET", "/metrics"): "metrics",
-    ("GET", "/cors-proxy"): "props",  # it reaches whatever this machine does
-    ("POST", "/cors-proxy"): "props",
-    ("POST", "/tools"): "props",  # so do they
-    ("POST", "/page/bench"): "props",  # and so does this
-    ("GET", "/page/log"): "props",
-    ("GET", "/page/bodies"): "props",  # what others say
+_NEEDS: Final[dict[Need, dict[str, str]]] = {
+    "nothing": {  # a load balancer and a kubelet have no key, nor has a browser for a page's files
+        "GET": "/ /health /v1/health /livez /readyz /openapi.json /docs"
+        " /docs/swagger-ui-bundle.js /docs/swagger-ui.css /docs/favicon-32x32.png",
+    },
+    "any key": {
+        "GET": "/models /v1/models /models/sse /v1/models/{model_id:path} /props /lora-adapters /tokenizer_info"
+        " /v1/stream /responses/{response_id} /v1/responses/{response_id} /tools /page/config"
+        " /responses/{response_id}/input_items /v1/responses/{response_id}/input_items"
+        " /v1/conversations/{conversation_id} /v1/conversations/{conversation_id}/items"
+        " /v1/conversations/{conversation_id}/items/{item_id}"
+        " /v1/files /v1/files/{file_id} /v1/files/{file_id}/content /v1/batches /v1/batches/{batch_id}"
+        " /v1/messages/batches /v1/messages/batches/{batch_id} /v1/messages/batches/{batch_id}/results"
+        " /api/version /api/tags /api/ps /api/blobs/{digest}",
+    },
+    "infer": {
+        "POST": "/chat/completions /v1/chat/completions /v1/chat/completions/control /apply-template"
+        " /chat/completions/input_tokens /v1/chat/completions/input_tokens"
+        " /v1/messages /v1/messages/count_tokens"
+        " /responses /v1/responses /responses/input_tokens /v1/responses/input_tokens /v1/streams/lookup"
+        " /responses/{response_id}/cancel /v1/responses/{response_id}/cancel"
+        " /v1/conversations /v1/conversations/{conversation_id} /v1/conversations/{conversation_id}/items"
+        " /v1/files /v1/batches /v1/batches/{batch_id}/cancel"
+        " /v1/messages/batches /v1/messages/batches/{batch_id}/cancel"
+        " /completion /completions /v1/completions /infill /tokenize /detokenize"
+        " /embedding /embeddings /v1/embeddings /rerank /reranking /v1/rerank /v1/reranking"
+        " /audio/transcriptions /v1/audio/transcriptions"
+        " /api/show /api/chat /api/generate /api/embed /api/embeddings"
+        " /api/copy /api/create /api/push /api/blobs/{digest}",
+        "DELETE": "/v1/stream /responses/{response_id} /v1/responses/{response_id}"
+        " /v1/conversations/{conversation_id} /v1/conversations/{conversation_id}/items/{item_id}"
+        " /v1/files/{file_id} /v1/messages/batches/{batch_id}",
+    },
+    "slots": {"GET": "/slots", "POST": "/slots/{id_slot}"},
+    "lora": {"POST": "/lora-adapters"},
+    "models": {
+        "POST": "/models /models/load /models/unload /models/pin /api/pull",
+        "DELETE": "/models /api/delete",
+    },
+    "props": {  # the last ones reach whatever this machine reaches, or show what other clients send
+        "GET": "/cors-proxy /page/log /page/bodies",
+        "POST": "/props /cors-proxy /tools /page/bench",
+    },
+    "metrics": {"GET": "/metrics /page/live"},
 }
-_LISTS = ("/models", "/v1/models")
-_READS = frozenset({"GET", "HEAD", "OPTIONS"})
 _STEERING = frozenset({"/v1/chat/completions/control", "/v1/streams/lookup"})
 _OF_THIS_MACHINE = frozenset(
     {
@@ -37,34 +68,69 @@ _OF_THIS_MACHINE = frozenset(
 )
 
 
-def scope_of(method: str, path: str, query: bytes = b"") -> Scope | None:
-    """The scope of a key that may do this; None where any key will do. `path` is without the server's prefix."""
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """One method of one path, as the routes have it: ``/v1/models/{model_id:path}``."""
+
+    method: str
+    path: str
+    need: Need
+
+    @property
+    def is_work(self) -> bool:
+        """Whether the limits of a key count it. Stopping work and asking for its state stay open at the limit."""
+        steers = self.path in _STEERING or self.path.endswith("/cancel")
+        return self.method == "POST" and self.need == "infer" and not steers
+
+    @property
+    def is_administration(self) -> bool:
+        """Whether it is for the operator rather than for users of the models."""
+        return self.need not in ("nothing", "any key", "infer")
+
+    @property
+    def changes_server(self) -> bool:
+        """Whether it loads, unloads, downloads or removes models, or sets what other requests get."""
+        return self.need in ("models", "lora", "props", "every scope") or (
+            self.need == "slots" and self.method != "GET"
+        )
+
+    @property
+    def is_of_this_machine(self) -> bool:
+        """Whether it downloads or deletes a model's files, runs other programs, or shows what other clients send."""
+        return (self.method, self.path) in _OF_THIS_MACHINE
+
+
+UNKNOWN = Endpoint("", "", "every scope")
+"""What is not in the table."""
+PAGE_FILE = Endpoint("GET", "/{file}", "nothing")
+"""A file of the web UI, at whatever path."""
+ENDPOINTS = tuple(
+    Endpoint(method, path, need)
+    for need, by_method in _NEEDS.items()
+    for method, paths in by_method.items()
+    for path in paths.split()
+)
+OPEN_PATHS = frozenset(endpoint.path for endpoint in ENDPOINTS if endpoint.need == "nothing")
+_RELOADS = {path: Endpoint("GET", path, "models") for path in ("/models", "/v1/models")}
+_FIXED = {(each.method, each.path): each for each in ENDPOINTS if "{" not in each.path}
+
+
+def _pattern(path: str) -> re.Pattern[str]:
+    """Compile a path with parameters. ``{name}`` is one segment, ``{name:path}`` any rest."""
+    literal = re.escape(path)
+    literal = re.sub(r"\\{\w+:path\\}", ".*", literal)
+    return re.compile(re.sub(r"\\{\w+\\}", "[^/]+", literal), re.DOTALL)
+
+
+_PATTERNS = [(each.method, _pattern(each.path), each) for each in ENDPOINTS if "{" in each.path]
+
+
+def endpoint_of(method: str, path: str, query: bytes = b"") -> Endpoint:
+    """Return the endpoint that serves `path`, compared letter by letter as the router does; `UNKNOWN` if none does."""
     method = "GET" if method == "HEAD" else method
-    if path.startswith("/slots/"):
-        return "slots"
-    if method == "GET" and path in _LISTS and b"reload" in unquote_to_bytes(query):
-        return "models"
-    return _OF_PATH.get((method, path)) or (None if method in _READS else "infer")
-
-
-def is_work(method: str, path: str) -> bool:
-    """Whether it takes of what a key may use; what ends work, or asks what became of it, is open to who is at his
-    limit."""
-    return method == "POST" and path not in _STEERING and scope_of(method, path) == "infer"
-
-
-def is_administration(method: str, path: str, query: bytes = b"") -> bool:
-    """Whether it is for who runs the server, rather than for who uses its models."""
-    return scope_of(method, path, query) not in (None, "infer")
-
-
-def changes_the_server(method: str, path: str, query: bytes = b"") -> bool:
-    """Whether it loads, unloads, fetches or removes models, or sets what other requests get."""
-    scope = scope_of(method, path, query)
-    return scope in ("models", "lora", "props") or (scope == "slots" and method not in _READS)
-
-
-def is_of_this_machine(method: str, path: str) -> bool:
-    """Whether it downloads a model or deletes its files, has this machine work on something else than models, or tells
-    what others do."""
-    return ("GET" if method == "HEAD" else method, path) in _OF_THIS_MACHINE
+    fixed = _FIXED.get((method, path))
+    if fixed is None:
+        return next((each for of, pattern, each in _PATTERNS if of == method and pattern.fullmatch(path)), UNKNOWN)
+    if method == "GET" and path in _RELOADS and b"reload" in unquote_to_bytes(query):
+        return _RELOADS[path]
+    return fixed

@@ -12,13 +12,16 @@ from urllib.parse import urlsplit
 
 from starlette.types import Scope
 
-from server.errors import InvalidRequest, PermissionDenied
-from server.transport.access.endpoints import changes_the_server, is_of_this_machine
+from server.errors import InvalidRequest, LlamapoolError, NotFound, PermissionDenied
+from server.transport.access.endpoints import UNKNOWN
 from server.transport.access.hosts import host_of, is_local, is_strangers
+from server.transport.access.target import Target
 from server.transport.forward import PREFIX
 from server.transport.options import HttpOptions
 
 RequestHeaders = Mapping[bytes, bytes]
+_FORWARDED = frozenset({b"forwarded", b"x-real-ip", b"via"})
+"""Headers that a proxy adds to a request, besides ``X-Forwarded-*``."""
 
 
 class NotJson(InvalidRequest):
@@ -29,30 +32,38 @@ class Guard:
     """Looks at requests before anything of them is read."""
 
     def __init__(self, options: HttpOptions) -> None:
-        self._prefix = options.api_prefix
         self._closed = options.closed
         self._hosts = frozenset(options.allowed_hosts)
         self._origins = options.cors.listed
 
-    def check(self, scope: Scope, headers: RequestHeaders) -> None:
-        """For a request without a key, which needs none. Raises `PermissionDenied` and `NotJson`."""
+    def check(self, target: Target, scope: Scope, headers: RequestHeaders) -> None:
+        """Check a request without a key on a server that needs none.
+
+        Raises `PermissionDenied` and `NotJson`. Raises `NotFound` in their place for a path that is no endpoint.
+        """
         server = scope.get("server")  # None on a Unix socket, which no browser reaches
         if self._closed and server and not is_local(server[0]):
             raise PermissionDenied("this server is closed to others than this machine: it has no API key yet")
         if self._closed or (server and is_local(server[0])):
             self._check_host(headers.get(b"host", b"").decode("latin-1"))
-        method, path = scope.get("method", "GET"), scope["path"].removeprefix(self._prefix)
-        if not (self._closed or changes_the_server(method, path, scope.get("query_string", b""))):
-            return
-        if self.is_foreign(headers) or (method == "GET" and not self._closed and _hides_its_page(headers)):
-            raise PermissionDenied(
+        if self._closed or target.changes_server:
+            refusal = self._refusal(target, scope, headers)
+            if refusal is not None:
+                raise NotFound("File Not Found") if target.endpoints == (UNKNOWN,) else refusal
+
+    def _refusal(self, target: Target, scope: Scope, headers: RequestHeaders) -> LlamapoolError | None:
+        """Return why a request that changes the server is refused, None if it is not."""
+        if self.is_foreign(headers) or (target.method == "GET" and not self._closed and _hides_its_page(headers)):
+            return PermissionDenied(
                 "pages of other sites may not do this without an API key; see --cors-origins, and --allowed-hosts for "
                 "names of this server"
             )
-        if method in ("POST", "PUT", "PATCH") and not (_is_json(headers) or _was_asked_about(path, headers)):
-            raise NotJson("send the body as Content-Type: application/json, or an API key with it")
-        if is_of_this_machine(method, path) and not is_local((scope.get("client") or ("127.0.0.1",))[0]):
-            raise PermissionDenied("without an API key this is for clients of the server's own machine")
+        has_body = target.method in ("POST", "PUT", "PATCH")
+        if has_body and not (_is_json(headers) or _was_asked_about(target.path, headers)):
+            return NotJson("send the body as Content-Type: application/json, or an API key with it")
+        if target.is_of_this_machine and not _is_local_client(scope, headers):
+            return PermissionDenied("without an API key this is for clients of the server's own machine")
+        return None
 
     def is_foreign(self, headers: RequestHeaders) -> bool:
         """Whether it comes from a page that is neither this server's, nor this machine's, nor listed.
@@ -79,6 +90,16 @@ def _authority(origin: str) -> str:
         return urlsplit(origin).netloc.lower()
     except ValueError:
         return ""
+
+
+def _is_local_client(scope: Scope, headers: RequestHeaders) -> bool:
+    """Whether the client is a program of this machine.
+
+    A forwarded request never is: the address in its header is a claim, and uvicorn believes it from any peer that
+    FORWARDED_ALLOW_IPS names.
+    """
+    is_forwarded = any(name in _FORWARDED or name.startswith(b"x-forwarded-") for name in headers)
+    return not is_forwarded and is_local((scope.get("client") or ("127.0.0.1",))[0])
 
 
 def _hides_its_page(headers: RequestHeaders) -> bool:

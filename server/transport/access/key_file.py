@@ -131,8 +131,19 @@ def hash_of(key: str) -> str:
     return _HASH + digest_of(key.encode()).hex()
 
 
+def _take_over(path: Path, status: os.stat_result) -> None:
+    """Give `path` another file's owner, group and mode. Raises ConfigError where this user may not."""
+    try:
+        os.chown(path, status.st_uid, status.st_gid)
+    except PermissionError:
+        raise ConfigError(
+            f"{path.parent}: the file of keys belongs to another user or group; run this as root"
+        ) from None
+    path.chmod(status.st_mode & 0o777)
+
+
 def add_entry(path: Path, fields: Mapping[str, Any]) -> None:
-    """Append an entry, in a file that only its owner reads if there is none yet; comments stay.
+    """Append an entry and keep the file's comments, mode, owner and group. A new file is readable by its owner only.
 
     Raises ConfigError where the file or the entry is wrong, and then the file is as it was.
     """
@@ -150,9 +161,11 @@ def add_entry(path: Path, fields: Mapping[str, Any]) -> None:
         text = "\n".join(line for line in text.splitlines() if line.strip().startswith("#"))
     text += "" if not text or text.endswith("\n") else "\n"
     part = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    mode = path.stat().st_mode & 0o777 if exists else 0o600
-    descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    status = path.stat() if exists else None
+    descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
+        if status is not None:
+            _take_over(part, status)
         with open(descriptor, "w", encoding="utf-8") as file:
             file.write(text + block)
         if read_entries(part)[: len(entries)] != entries:

@@ -35,9 +35,9 @@ class KeyLimits:
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """One key, of which nothing but the SHA-256 is known. Keys of the same name share limits, caches and slot files, so
-    that a key can be changed for another while both are valid.
+    """One key, of which nothing but the SHA-256 is known.
 
+    ``is_named`` False means that the key has no entry in a file, and that ``name`` is the beginning of its hash.
     ``models`` are patterns (``qwen*``) of ids and aliases, none = all. ``priority`` is the most urgent that its
     requests may have; None = any.
     """
@@ -49,11 +49,19 @@ class Key:
     limits: KeyLimits = KeyLimits()
     priority: int | None = None
     expires_at: float = inf
+    is_named: bool = True
 
     @property
     def owner(self) -> str:
-        """What it owns is known by this, whatever characters its name has; "" for nobody."""
-        return hashlib.sha256(self.name.encode()).hexdigest()[:32] if self.name else ""
+        """Return who owns its conversations, streams, caches and slot files; "" for nobody.
+
+        Keys of one name are one owner, so a key can be replaced while the old one is still valid. A key without a name
+        is an owner by itself. No name in a file is the same owner as a key without one.
+        """
+        if not self.name:
+            return ""
+        told = b"name:" + self.name.encode() if self.is_named else b"key:" + self.digest
+        return hashlib.sha256(told).hexdigest()[:32]
 
     @property
     def sees_all(self) -> bool:
@@ -76,7 +84,7 @@ def digest_of(key: bytes) -> bytes:
 def plain_key(text: str) -> Key:
     """A key of ``--api-key`` or ``--api-key-file``, which may do everything."""
     digest = digest_of(text.encode())
-    return Key(key_name(digest), digest)
+    return Key(key_name(digest), digest, is_named=False)
 
 
 def key_name(digest: bytes) -> str:
@@ -95,7 +103,7 @@ class KeyRing:
     def replace(self, keys: Iterable[Key]) -> None:
         """These from now on; requests under way go on."""
         self._by_digest = {key.digest: key for key in keys}
-        self.several = len({key.name for key in self._by_digest.values()}) > 1
+        self.several = len({key.owner for key in self._by_digest.values()}) > 1
 
     def __len__(self) -> int:
         return len(self._by_digest)

@@ -3,7 +3,7 @@
 
 A reply to a request with that header is written into a `KeptStream`; the client that asked reads it from there, as does
 whoever comes back for it. Offsets count bytes as they were sent, pings included. A conversation has one stream: a new
-one stops the one before. A stream belongs to the API key that asked for it; no other one finds it.
+one stops the one before. A stream belongs to the owner of the API key that asked for it; no other owner finds it.
 
 Used on the event loop.
 """
@@ -178,10 +178,10 @@ class KeptStreams:
         self._max_streams = max_streams
         self._max_bytes = max_bytes
         self._kept_s = kept_s
-        self._streams: dict[tuple[bytes, str], KeptStream] = {}
+        self._streams: dict[tuple[str, str], KeptStream] = {}
         self._ended: dict[KeptStream, asyncio.TimerHandle] = {}  # the oldest first
 
-    def open(self, owner: bytes, conversation: str) -> KeptStream:
+    def open(self, owner: str, conversation: str) -> KeptStream:
         """A new stream; the conversation's last one is stopped. Raises `InvalidRequest`."""
         if len(conversation) > MAX_ID_CHARS:
             raise InvalidRequest(f"X-Conversation-Id: at most {MAX_ID_CHARS} characters")
@@ -189,17 +189,17 @@ class KeptStreams:
         stream = self._streams[owner, conversation] = KeptStream(conversation)
         return stream
 
-    def find(self, owner: bytes, conversation: str) -> KeptStream | None:
+    def find(self, owner: str, conversation: str) -> KeptStream | None:
         """The conversation's stream."""
         return self._streams.get((owner, conversation))
 
-    def of(self, owner: bytes, conversations: Iterable[str]) -> list[KeptStream]:
+    def of(self, owner: str, conversations: Iterable[str]) -> list[KeptStream]:
         """Those of these conversations, and of each one's variants ``{id}::{model}``."""
         wanted = list(conversations)
         found = [(name, stream) for (who, name), stream in self._streams.items() if who == owner]
         return [s for wish in wanted for name, s in found if name == wish or name.startswith(wish + "::")]
 
-    def stop(self, owner: bytes, conversation: str) -> KeptStream | None:
+    def stop(self, owner: str, conversation: str) -> KeptStream | None:
         """Stop and forget a stream, if there is one."""
         stream = self._streams.pop((owner, conversation), None)
         if stream is not None:
@@ -207,7 +207,7 @@ class KeptStreams:
             stream.stop()
         return stream
 
-    def ended(self, owner: bytes, stream: KeptStream) -> None:
+    def ended(self, owner: str, stream: KeptStream) -> None:
         """`stream` has ended: it is kept for a while, if it has begun and is still the conversation's."""
         key = (owner, stream.conversation)
         if self._streams.get(key) is not stream:
@@ -221,7 +221,7 @@ class KeptStreams:
             oldest = next(iter(self._ended))
             self._forget(next(k for k, s in self._streams.items() if s is oldest), oldest)
 
-    def _forget(self, key: tuple[bytes, str], stream: KeptStream) -> None:
+    def _forget(self, key: tuple[str, str], stream: KeptStream) -> None:
         self._drop_timer(stream)
         del self._streams[key]
 

@@ -4,7 +4,7 @@ import asyncio
 import os
 import signal
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -14,7 +14,7 @@ import pytest
 
 from harness.fakes import FakeLoader
 from server.app import create_app
-from server.settings import load_settings
+from server.settings import Settings, load_settings
 from tests.api.conftest import Api, Serve, run_app, until
 
 GGUF = b"GGUF" + bytes(50)
@@ -39,12 +39,18 @@ def configure(folder: Path, text: str) -> Path:
 
 
 @asynccontextmanager
-async def configured(folder: Path, text: str) -> AsyncIterator[Api]:
-    """As ``llamapool --config FILE`` over a fake library."""
+async def configured(folder: Path, text: str, changes: Sequence[Callable[[], object]] = ()) -> AsyncIterator[Api]:
+    """As ``llamapool --config FILE`` over a fake library. Each time that the file was read, `changes` are made."""
     for name in ("a", "b"):
         (folder / f"{name}.gguf").write_bytes(GGUF)
     words = ["--config", str(configure(folder, text))]
-    reread = partial(load_settings, words, {"LLAMA_CACHE": str(folder / "cache")})
+
+    def reread() -> Settings:
+        found = load_settings(words, {"LLAMA_CACHE": str(folder / "cache")})
+        for change in changes:
+            change()
+        return found
+
     loader = FakeLoader()
     app = create_app(reread(), loader=loader, reread=reread)
     transport = httpx.ASGITransport(app)
@@ -101,6 +107,25 @@ async def test_a_bad_key_file_keeps_new_models_away_too(tmp_path: Path, caplog: 
         await until(lambda: "nothing was reloaded: " in caplog.text)
         assert await served(api) == ["a"]
         assert (await api.client.get("/v1/models", headers={"X-Api-Key": "one"})).status_code == 200
+
+
+async def test_a_reload_does_everything_or_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Keys and models come from one reading of the configuration, which may be another one a moment later."""
+    caplog.set_level("INFO")
+    (tmp_path / "one").write_text("one\n")
+    (tmp_path / "two").write_text("two\n")
+    changes: list[Callable[[], object]] = []
+    first = models(tmp_path, "a", extra=f", api_key_file: {tmp_path}/one")
+    async with configured(tmp_path, first, changes) as api:
+        broken = "models: ["
+        changes.append(partial(configure, tmp_path, broken))
+        configure(tmp_path, models(tmp_path, "b", extra=f", api_key_file: {tmp_path}/two"))
+        os.kill(os.getpid(), signal.SIGHUP)
+        await until(lambda: "reloaded: " in caplog.text)
+        assert "nothing was reloaded: " not in caplog.text
+        for key, status in (("one", 401), ("two", 200)):
+            assert (await api.client.get("/v1/models", headers={"X-Api-Key": key})).status_code == status
+        assert await served(api) == ["b"]
 
 
 async def test_what_needs_a_start_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

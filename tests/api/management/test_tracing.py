@@ -30,7 +30,7 @@ def spans(monkeypatch: pytest.MonkeyPatch) -> InMemorySpanExporter:
     exporter = InMemorySpanExporter()
     provider = TracerProvider(shutdown_on_exit=False)
     provider.add_span_processor(SimpleSpanProcessor(exporter))
-    monkeypatch.setattr("server.app.tracing_of", lambda server: Tracing(provider, prefix=server.api_prefix))
+    monkeypatch.setattr("server.app.tracing_of", lambda _: Tracing(provider))
     return exporter
 
 
@@ -77,7 +77,7 @@ async def test_what_is_refused_is_a_span_with_its_reason(serve: Serve, spans: In
     async with serve(server={"api_prefix": "/llm"}) as api:
         await api.client.post("/llm/v1/completions", json={"prompt": "x" * 999})
         found = by_name(spans)
-        http = found["POST /llm/v1/completions"]
+        http = found["POST /v1/completions"]
         assert http.attributes is not None
         assert (http.attributes["error.type"], http.attributes["http.response.status_code"]) == (
             "context_exceeded",

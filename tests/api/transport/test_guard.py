@@ -251,3 +251,38 @@ async def test_generation_is_answered_at_both_ports(serve: Serve) -> None:
         for base in ("", "http://test:9000"):
             reply = await api.client.post(base + "/v1/chat/completions", content=CHAT, headers=JSON)
             assert reply.status_code == 200
+
+
+# ---- a client that says where it is
+
+
+FORWARDED = [
+    {"X-Forwarded-For": "127.0.0.1"},
+    {"X-Forwarded-For": "::1"},
+    {"X-Forwarded-Host": "localhost"},
+    {"Forwarded": "for=127.0.0.1"},
+    {"X-Real-IP": "127.0.0.1"},
+    {"Via": "1.1 proxy"},
+]
+
+
+@pytest.mark.parametrize("headers", FORWARDED, ids=str)
+async def test_a_forwarded_request_is_not_of_this_machine(
+    live: GoLive, monkeypatch: pytest.MonkeyPatch, headers: dict[str, str]
+) -> None:
+    """uvicorn believes X-Forwarded-For from the peers of FORWARDED_ALLOW_IPS, here from all."""
+    monkeypatch.setenv("FORWARDED_ALLOW_IPS", "*")
+    async with live() as server:
+        assert (await server.api.client.get("/page/log")).status_code == 200
+        assert refused(await server.api.client.get("/page/log", headers=headers))
+        assert (await server.api.client.get("/v1/models", headers=headers)).status_code == 200
+
+
+async def test_a_forwarded_address_is_not_believed_of_another_machine(serve: Serve) -> None:
+    """As uvicorn makes the scope under FORWARDED_ALLOW_IPS=*: the client's claim has replaced its address."""
+    async with serve() as api:
+        claimed = httpx.ASGITransport(api.app, client=("127.0.0.1", 0))
+        async with httpx.AsyncClient(transport=claimed, base_url="http://192.0.2.1") as client:
+            assert refused(
+                await client.post("/models", json={"model": "o/n"}, headers={"X-Forwarded-For": "127.0.0.1"})
+            )

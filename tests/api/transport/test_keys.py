@@ -12,6 +12,7 @@ import yaml
 
 from harness.fakes import FakeLoader, FakeRunner
 from server.transport.access.key_file import hash_of
+from server.transport.access.keys import plain_key
 from tests.api.conftest import Api, GoLive, Serve, chat_request, until
 from tests.api.management.test_models import TWO
 from tests.api.streams import posting
@@ -131,10 +132,78 @@ async def test_a_key_knows_of_no_models_but_its_own(serve: Serve, tmp_path: Path
             await post("/api/show", json={"model": "b"}, headers=bearer("ada")),
         ):
             assert reply.status_code == 404
-            assert "known models: org/a:Q8" in reply.text or "b" not in json.loads(reply.text).get("error", "")
+            assert said_of(reply).endswith("known models: org/a:Q8")
         assert (await post("/models", json={"model": "o/n"}, headers=bearer("ada"))).status_code == 403
         assert (await get("/models?reload=1", headers=bearer("ada"))).status_code == 403
         assert (await post("/models/load", json={"model": "b"}, headers=bearer("all"))).status_code == 200
+
+
+def said_of(reply: httpx.Response) -> str:
+    """An error's message, of llama-server's shape or of Ollama's."""
+    error = reply.json()["error"]
+    return str(error if isinstance(error, str) else error["message"])
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", "/props?model=b"),
+        ("GET", "/lora-adapters?model=b"),
+        ("GET", "/tokenizer_info?model=b"),
+        ("POST", "/lora-adapters?model=b"),
+        ("POST", "/slots/0?action=erase&model=b"),
+    ],
+)
+async def test_a_key_that_may_not_use_models_loads_none(serve: Serve, tmp_path: Path, method: str, path: str) -> None:
+    look = ["slots", "lora", "props", "metrics"]
+    scopes = {"look": look, "ops": [*look, "models"], "ada": [*look, "infer"]}
+    file = key_file(tmp_path, **{name: {"scopes": each} for name, each in scopes.items()})
+    settings = server(file, models_max=1, slot_save_path=str(tmp_path))
+    body: Any = None if method == "GET" else [] if "lora" in path else {}
+    async with serve(models=TWO, server=settings) as api:
+        first = path.replace("=b", "=first")
+        assert (await api.client.request(method, first, json=body, headers=bearer("look"))).status_code == 200
+        refused = await api.client.request(method, path, json=body, headers=bearer("look"))
+        assert (refused.status_code, "lacks the scope 'infer'" in refused.text) == (403, True)
+        assert [state.loaded is not None for state in api.pool.states()] == [True, False]  # nothing was evicted
+        for name, at in (("ops", path), ("ada", first)):
+            assert (await api.client.request(method, at, json=body, headers=bearer(name))).status_code == 200
+
+
+async def test_a_keys_successor_of_the_same_name_has_its_conversations(serve: Serve, tmp_path: Path) -> None:
+    """A key is changed for another: both are valid for a while, then the old one goes."""
+    file = file_of(tmp_path, {"old": "ada", "new": "ada", "other": "bert"})
+    async with serve(server=server(file)) as api:
+        asked = {"input": "Hi", "max_output_tokens": 3}
+        first = (await api.client.post("/v1/responses", json=asked, headers=bearer("old"))).json()["id"]
+        kept = {**bearer("old"), "X-Conversation-Id": "a"}
+        assert (await api.client.post("/v1/chat/completions", json=CHAT | {"stream": True}, headers=kept)).text
+        for key, found in (("old", True), ("new", True), ("other", False)):
+            reply = await api.client.get(f"/v1/responses/{first}", headers=bearer(key))
+            assert reply.status_code == (200 if found else 404)
+            more = asked | {"previous_response_id": first}
+            assert (
+                (await api.client.post("/v1/responses", json=more, headers=bearer(key))).status_code == 200
+            ) is found
+            stream = await api.client.get("/v1/stream?conv_id=a", headers=bearer(key))
+            assert stream.status_code == (200 if found else 404)
+
+
+def file_of(folder: Path, names: dict[str, str]) -> Path:
+    """A file of keys, each with a name."""
+    file = folder / "keys.yaml"
+    file.write_text(yaml.safe_dump({"keys": [{"name": name, "hash": hash_of(key)} for key, name in names.items()]}))
+    return file
+
+
+async def test_no_name_of_a_file_owns_what_a_key_without_a_name_has(serve: Serve, tmp_path: Path) -> None:
+    """The log calls a key without a name by the beginning of its hash; a file may hold that name, too."""
+    file = file_of(tmp_path, {"thief": plain_key("master").name})
+    async with serve(server=server(file, api_keys=["master", "second"])) as api:
+        asked = {"input": "Hi", "max_output_tokens": 3}
+        made = (await api.client.post("/v1/responses", json=asked, headers=bearer("master"))).json()["id"]
+        for key, status in (("thief", 404), ("second", 404), ("master", 200)):
+            assert (await api.client.get(f"/v1/responses/{made}", headers=bearer(key))).status_code == status
 
 
 async def test_requests_a_minute_and_what_is_left_of_them(serve: Serve, tmp_path: Path) -> None:

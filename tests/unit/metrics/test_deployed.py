@@ -17,7 +17,7 @@ from server.metrics.server_collector import ServerCollector
 from server.pool.events import StatusChanged
 from server.pool.state import Status
 from server.telemetry.record import Record, Usage, reason_of
-from server.transport.access.endpoints import scope_of
+from server.transport.access.endpoints import endpoint_of
 from server.transport.bodies.memory import TooManyBodies
 
 MONITORING = Path(__file__).resolve().parents[3] / "deploy/monitoring"
@@ -161,7 +161,7 @@ def test_the_monitor_finds_the_service_and_may_read() -> None:
     assert yaml.safe_load(yaml.safe_load((base / "configmap.yaml").read_text())["data"]["config.yaml"])["server"][
         "metrics"
     ]
-    assert scope_of("GET", endpoint["path"]) == "metrics"
+    assert endpoint_of("GET", endpoint["path"]).need == "metrics"
     comments = (MONITORING / "servicemonitor.yaml").read_text()
     assert "--scopes metrics" in comments
     assert endpoint["authorization"]["credentials"]["name"] in comments

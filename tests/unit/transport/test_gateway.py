@@ -27,7 +27,7 @@ class Recorder:
         ring = KeyRing(map(plain_key, keys))
         self.gateway = Gateway(app, HttpOptions(**options), self.draining, self._count, keys=ring)
 
-    async def request(self, method: str = "GET", path: str = "/x", **headers: str) -> None:
+    async def request(self, method: str = "GET", path: str = "/v1/models", **headers: str) -> None:
         raw = [(k.replace("_", "-").encode(), v.encode()) for k, v in headers.items()]
         scope = {"type": "http", "method": method, "path": path, "headers": raw}
         await self.gateway(scope, self.receive, self.send)

@@ -1,3 +1,4 @@
+import os
 from datetime import UTC, datetime
 from math import inf
 from pathlib import Path
@@ -6,7 +7,7 @@ import pytest
 
 from server.cli.key_commands import main
 from server.errors import ConfigError
-from server.transport.access.key_file import hash_of, read_keys
+from server.transport.access.key_file import add_entry, hash_of, new_key, read_entries, read_keys
 from server.transport.access.keys import KeyLimits, KeyRing, digest_of
 
 HASH = hash_of("secret")
@@ -118,3 +119,16 @@ def test_a_list_in_another_style_is_left_alone(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"write keys: as a plain list|cannot be read"):
         main(["add", str(file), "bert"])
     assert [path.name for path in tmp_path.iterdir()] == ["keys.yaml"]
+
+
+def test_an_entry_keeps_the_files_owner_group_and_mode(tmp_path: Path) -> None:
+    """A server that reads the file as a member of its group reads it afterwards, too."""
+    file = tmp_path / "keys.yaml"
+    add_entry(file, {"name": "ada", "hash": hash_of(new_key())})
+    group = 4242 if os.geteuid() == 0 else os.getegid()
+    os.chown(file, -1, group)
+    file.chmod(0o640)
+    add_entry(file, {"name": "bert", "hash": hash_of(new_key())})
+    status = file.stat()
+    assert (status.st_uid, status.st_gid, status.st_mode & 0o777) == (os.geteuid(), group, 0o640)
+    assert [entry.name for entry in read_entries(file)] == ["ada", "bert"]

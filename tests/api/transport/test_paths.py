@@ -1,0 +1,186 @@
+"""The same application under a root path, mounted in another one and behind a prefix: every check holds there too."""
+
+import json
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI
+
+from harness.fakes import FakeLoader
+from server.app import create_app
+from server.transport.access.endpoints import SCOPES
+from tests.api.conftest import Api, GoLive, make_settings, run_app
+from tests.api.management.test_models import TWO
+from tests.api.transport.test_keys import bearer, key_file
+
+FRAMES = ("plain", "prefix", "root path", "mounted", "mounted twice")
+CHANGES = (
+    *("models/unload", "MODELS/UNLOAD", "models//unload", "models%2funload", "models/x/../unload", "models/unload/"),
+    *("models/unload%0a", "./models/unload", "models%252funload"),
+)
+
+
+@asynccontextmanager
+async def framed(frame: str, **settings: Any) -> AsyncIterator[Api]:
+    """An application whose client has the frame's base address."""
+    server = {"slots": True, "metrics": True, **settings.pop("server", {})}
+    if frame == "prefix":
+        server["api_prefix"] = "/llm"
+    loader = FakeLoader()
+    app = create_app(make_settings(server=server, **settings), loader=loader)
+    asked: Any = app
+    if frame.startswith("mounted"):
+        asked = FastAPI()
+        asked.mount("/llm", app)
+    if frame == "mounted twice":
+        outer = FastAPI()
+        outer.mount("/api/", asked)
+        asked = outer
+    if frame == "root path":
+        asked = as_uvicorn(app)
+    base = {"plain": "", "root path": "", "mounted twice": "/api/llm"}.get(frame, "/llm")
+    transport = httpx.ASGITransport(asked)
+    async with run_app(app), httpx.AsyncClient(transport=transport, base_url=f"http://test{base}/") as client:
+        api = Api(app, client, loader)
+        await api.settled()
+        yield api
+
+
+def as_uvicorn(app: FastAPI) -> Any:
+    """What ``uvicorn --root-path /llm`` makes of a request."""
+
+    async def served(scope: Any, receive: Any, send: Any) -> None:
+        scope |= {"root_path": "/llm", "path": "/llm" + scope["path"]}
+        await app(scope, receive, send)
+
+    return served
+
+
+def keys(folder: Path) -> dict[str, Any]:
+    """A key for each scope, named as it is."""
+    return {"keys_file": str(key_file(folder, **{scope: {"scopes": [scope]} for scope in SCOPES}))}
+
+
+@pytest.mark.parametrize("frame", FRAMES)
+async def test_each_key_may_what_its_scopes_say(frame: str, tmp_path: Path) -> None:
+    async with framed(frame, models=TWO, server=keys(tmp_path)) as api:
+        unload = {"model": "first"}
+        for method, path, scope in (
+            ("GET", "metrics", "metrics"),
+            ("GET", "page/log", "props"),
+            ("GET", "slots?model=first", "slots"),
+            ("POST", "tokenize", "infer"),
+            ("POST", "models/unload", "models"),
+        ):
+            for name in SCOPES:
+                reply = await api.client.request(method, path, json=unload, headers=bearer(name))
+                assert (reply.status_code == 403) is (name != scope), (path, name, reply.text)
+        assert (await api.client.get("health")).json() == {"status": "ok"}
+        assert (await api.client.get("")).headers["content-type"].startswith("text/html")
+        assert (await api.client.get("v1/models")).status_code == 401
+        anthropic = await api.client.post("v1/messages", json={})
+        assert (anthropic.status_code, anthropic.json()["type"]) == (401, "error")
+
+
+@pytest.mark.parametrize("frame", FRAMES)
+async def test_no_spelling_of_a_path_gives_a_key_more(frame: str, tmp_path: Path) -> None:
+    async with framed(frame, models=TWO, server=keys(tmp_path)) as api:
+        for path in CHANGES:
+            assert (await unload(api, path, bearer("infer"))).status_code in (403, 404), path
+            assert api.pool.states()[0].loaded is not None
+        assert (await unload(api, "models/unload", bearer("models"))).status_code == 200
+
+
+async def unload(api: Api, path: str, headers: dict[str, str]) -> httpx.Response:
+    """Ask for it as it is written: httpx would tidy up the path."""
+    request = api.client.build_request("POST", path, json={"model": "first"}, headers=headers)
+    base = api.client.base_url.raw_path.decode()
+    request.url = request.url.copy_with(raw_path=(base + path).encode())
+    return await api.client.send(request)
+
+
+@pytest.mark.parametrize("frame", FRAMES)
+async def test_the_administration_port_hides_what_is_administration(frame: str) -> None:
+    async with framed(frame, server={"admin_port": 8081}) as api:
+        for path in ("metrics", "slots", "page/log", "nope", "METRICS"):
+            assert (await api.client.get(path)).status_code == 404
+        assert (await api.client.get("v1/models")).status_code == 200
+        reply = await api.client.get(api.client.base_url.copy_with(port=8081).join("metrics"))
+        assert reply.status_code == 200
+
+
+@pytest.mark.parametrize("frame", FRAMES)
+async def test_pages_of_other_sites_change_nothing(frame: str) -> None:
+    async with framed(frame, models=TWO) as api:
+        for path in CHANGES:
+            assert (await unload(api, path, {"Origin": "https://evil.example"})).status_code in (403, 404), path
+            assert api.pool.states()[0].loaded is not None
+        assert (await unload(api, "models/unload", {})).status_code == 200
+
+
+@pytest.mark.parametrize("frame", FRAMES)
+async def test_metrics_and_spans_count_endpoints_by_one_name(frame: str) -> None:
+    async with framed(frame) as api:
+        await api.client.get("props")
+        await api.client.get("nope")
+        text = (await api.client.get("metrics")).text
+        routes = set(re.findall('path_template="([^"]*)"', text))
+        assert {"/props", "unmatched"} <= routes
+        assert not any("llm" in route for route in routes)
+
+
+@pytest.mark.parametrize("frame", FRAMES)
+async def test_the_pages_links_and_the_description_are_relative(frame: str) -> None:
+    async with framed(frame) as api:
+        described = (await api.client.get("openapi.json")).json()
+        assert described["servers"] == [{"url": "."}]
+        assert "/v1/models" in described["paths"]
+        assert (await api.client.get("_app/version.json")).status_code == 200
+
+
+async def test_the_bare_prefix_leads_to_the_page() -> None:
+    async with framed("prefix") as api:
+        moved = await api.client.get("http://test/llm")
+        assert (moved.status_code, moved.headers["location"]) == (307, "llm/")
+        assert (await api.client.post("http://test/llm")).status_code == 404
+        assert (await api.client.get("http://test/llmx")).status_code == 404
+
+
+async def test_a_page_file_that_cannot_be_read_is_not_the_endpoint_of_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its path needs no key."""
+    (tmp_path / "page").mkdir()
+    (tmp_path / "page" / "metrics").write_text("a file")
+    settings = {"metrics": True, "path": str(tmp_path / "page"), "api_keys": ["secret"]}
+    async with framed("plain", server=settings) as api:
+        assert (await api.client.get("metrics")).text == "a file"
+        monkeypatch.setattr(Path, "read_bytes", denied)
+        assert (await api.client.get("metrics")).status_code == 404
+
+
+def denied(path: Path) -> bytes:
+    raise PermissionError(path)
+
+
+# ---- a real server
+
+
+async def test_uvicorns_root_path_opens_nothing(live: GoLive, tmp_path: Path) -> None:
+    async with live(models=TWO, server=keys(tmp_path) | {"metrics": True}, uvicorn={"root_path": "/llm"}) as server:
+        client = server.api.client
+        for method, path in (("POST", "/models/unload"), ("GET", "/page/log"), ("GET", "/metrics")):
+            reply = await client.request(method, path, json={"model": "first"}, headers=bearer("infer"))
+            assert (reply.status_code, reply.json()["error"]["type"]) == (403, "permission_error")
+        assert (await client.get("/health")).status_code == 200
+        assert (await client.get("/")).status_code == 200
+        assert (await client.post("/tokenize", json={"content": "Hi"}, headers=bearer("infer"))).status_code == 200
+        body = json.dumps({"model": "first"}).encode()
+        head = "POST /models/unload%0a HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer infer\r\nConnection: close\r\n"
+        said = await server.exchange(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        assert said.startswith(b"HTTP/1.1 403 ")

@@ -1,0 +1,1 @@
+"""The image in a container runtime: ``make pod``."""

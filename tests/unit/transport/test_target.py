@@ -1,0 +1,241 @@
+"""What a request asks for is the same wherever the application is mounted, and however its path is spelt."""
+
+import ast
+import re
+from collections.abc import Callable
+from typing import Any, cast
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from starlette.applications import Starlette
+from starlette.responses import PlainTextResponse
+from starlette.routing import Mount
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from harness.real_server import ROOT
+from server.errors import AuthenticationFailed, NotFound, PermissionDenied
+from server.transport.access.auth import Access
+from server.transport.access.endpoints import ENDPOINTS, SCOPES, UNKNOWN, Endpoint
+from server.transport.access.keys import Key, KeyRing, digest_of
+from server.transport.access.target import Resolver, Target, canonical
+
+Frame = Callable[[str, str], Target]
+"""Somewhere an application is: the target of a method and a path there."""
+VARIANTS: dict[str, Callable[[str], str]] = {
+    "doubled": lambda path: "/" + path,
+    "doubled inside": lambda path: path.replace("/", "//"),
+    "trailing slash": lambda path: path + "/",
+    "encoded slash": lambda path: "/" + path[1:].replace("/", "%2f"),
+    "encoded twice": lambda path: "/" + path[1:].replace("/", "%252F"),
+    "encoded letter": lambda path: path[:1] + f"%{ord(path[1]):x}" + path[2:] if len(path) > 1 else path,
+    "dot segment": lambda path: "/." + path,
+    "dot dot segment": lambda path: "/x/.." + path,
+    "backslash": lambda path: "/" + path[1:].replace("/", "\\"),
+    "upper case": str.upper,
+    "title case": str.title,
+    "line feed": lambda path: path + "\n",
+    "nul": lambda path: path + "\0",
+}
+
+
+def scope_of(method: str, path: str, root: str = "") -> dict[str, Any]:
+    return {"type": "http", "method": method, "path": path, "root_path": root, "query_string": b"", "headers": []}
+
+
+def plain(method: str, path: str) -> Target:
+    return Resolver().target(scope_of(method, path))
+
+
+def behind_a_prefix(method: str, path: str) -> Target:
+    return Resolver("/llm").target(scope_of(method, "/llm" + path))
+
+
+def under_a_root_path(method: str, path: str) -> Target:
+    """As uvicorn has it: the root path is in front of what a proxy left of the path."""
+    return Resolver().target(scope_of(method, "/llm" + path, "/llm"))
+
+
+def under_a_root_path_that_is_left_out(method: str, path: str) -> Target:
+    """As other servers have it, and httpx's transport."""
+    return Resolver().target(scope_of(method, path, "/llm"))
+
+
+def under_a_root_path_with_a_slash(method: str, path: str) -> Target:
+    return Resolver().target(scope_of(method, "/llm/" + path, "/llm/"))
+
+
+def mounted(*where: str, root: str = "", prefix: str = "") -> Frame:
+    """As Starlette's and FastAPI's ``mount`` have it, one in the other."""
+
+    def target(method: str, path: str) -> Target:
+        seen: list[Target] = []
+
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            seen.append(Resolver(prefix).target(scope))
+            await PlainTextResponse("")(scope, receive, send)
+
+        outer: ASGIApp = app
+        for place in reversed(where):
+            outer = Starlette(routes=[Mount(place, outer)])
+        call(outer, scope_of(method, root + "".join(where) + prefix + path, root))
+        return seen[0] if seen else Target(path, method, "", "", (UNKNOWN,))  # the outer router's 404
+
+    return target
+
+
+def call(app: ASGIApp, scope: dict[str, Any]) -> None:
+    """Run an application that waits for nothing."""
+
+    async def receive() -> Message:
+        raise AssertionError
+
+    async def send(_: Message) -> None:
+        pass
+
+    running = cast(Any, app(scope, receive, send))
+    with pytest.raises(StopIteration):
+        running.send(None)
+
+
+FRAMES: dict[str, Frame] = {
+    "prefix": behind_a_prefix,
+    "root path": under_a_root_path,
+    "root path left out": under_a_root_path_that_is_left_out,
+    "root path with a slash": under_a_root_path_with_a_slash,
+    "mounted": mounted("/llm"),
+    "mounted twice": mounted("/a", "/b/c"),
+    "mounted under a root path with a prefix": mounted("/m", root="/r", prefix="/p"),
+}
+
+
+def sample(endpoint: Endpoint) -> str:
+    return re.sub(r"\{\w+(:path)?\}", "x1", endpoint.path)
+
+
+def verdict(target: Target, scopes: tuple[str, ...] | None) -> str:
+    """What a key with these scopes may do there; None = without a key."""
+    key = None if scopes is None else Key("k", digest_of(b"k"), frozenset(scopes))  # type: ignore[arg-type]
+    try:
+        ACCESS.check(key, target)
+    except (AuthenticationFailed, PermissionDenied) as error:
+        return f"{type(error).__name__}: {error.message}"
+    except NotFound:
+        return "allowed"  # to be told that nothing is there
+    return "allowed"
+
+
+ACCESS = Access(KeyRing([Key("k", digest_of(b"k"))]))
+KEYS = (None, (), *((scope,) for scope in SCOPES), SCOPES)
+
+
+@pytest.mark.parametrize("frame", FRAMES)
+def test_the_same_everywhere(frame: str) -> None:
+    for endpoint in ENDPOINTS:
+        path = sample(endpoint)
+        here, there = plain(endpoint.method, path), FRAMES[frame](endpoint.method, path)
+        assert (there.method, there.path, there.endpoints) == (here.method, here.path, here.endpoints)
+        assert there.endpoint == endpoint
+
+
+@pytest.mark.parametrize("frame", ["plain", *FRAMES])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_no_spelling_changes_what_a_key_may_do(frame: str, variant: str) -> None:
+    """Neither more than the plain spelling nor less: a variant that the router does not know is a 404 in both."""
+    made = {"plain": plain, **FRAMES}[frame]
+    for endpoint in ENDPOINTS:
+        path = sample(endpoint)
+        here, there = plain(endpoint.method, path), made(endpoint.method, VARIANTS[variant](path))
+        if there.received == VARIANTS[variant](path) and frame.startswith("mounted"):
+            continue  # the outer router did not pass it on
+        for scopes in KEYS:
+            assert verdict(there, scopes) == verdict(here, scopes), (endpoint, there)
+        assert there.is_administration or not here.is_administration
+        assert there.changes_server or not here.changes_server
+        assert there.is_of_this_machine == here.is_of_this_machine
+
+
+@given(st.sampled_from(sorted({sample(each) for each in ENDPOINTS})), st.text(max_size=5), st.integers(0, 40))
+def test_what_is_not_listed_needs_every_scope(path: str, more: str, at: int) -> None:
+    target = plain("POST", path[:at] + more + path[at:])
+    if target.endpoint is UNKNOWN:
+        every = Key("k", digest_of(b"k"))
+        access = Access(KeyRing([every]))
+        access.check(every, target)
+        for left in SCOPES:
+            with pytest.raises((NotFound, PermissionDenied)):
+                access.check(Key("k", digest_of(b"k"), frozenset(SCOPES) - {left}), target)
+
+
+@pytest.mark.parametrize(
+    ("path", "root", "prefix", "local", "bare"),
+    [
+        ("/llm/health", "", "/llm", "/health", False),
+        ("/llm", "", "/llm", "", True),
+        ("/llm/", "", "/llm", "/", False),
+        ("/llmx/health", "", "/llm", "", False),
+        ("/health", "", "/llm", "", False),
+        ("/r/llm/health", "/r", "/llm", "/health", False),
+        ("/r/health", "/r", "/llm", "", False),
+        ("/llm/health", "/ll", "", "/llm/health", False),
+        ("/llm/llm/health", "/llm", "", "/llm/health", False),
+        ("*", "", "", "", False),
+    ],
+)
+def test_what_is_below_the_prefix(path: str, root: str, prefix: str, local: str, bare: bool) -> None:
+    target = Resolver(prefix).target(scope_of("GET", path, root))
+    assert (target.path, target.is_bare) == (local, bare)
+
+
+def test_the_base_is_what_clients_of_this_port_write() -> None:
+    """uvicorn adds its root path to what was asked for; a mount point is part of it."""
+    assert under_a_root_path("GET", "/health").base == ""
+    assert behind_a_prefix("GET", "/health").base == "/llm"
+    assert mounted("/m", root="/r", prefix="/p")("GET", "/health").base == "/m/p"
+
+
+def test_the_application_sees_the_path_that_was_checked() -> None:
+    scope = {**scope_of("GET", "/r/llm/health", "/r"), "path_params": {"path": "health"}, "route": object()}
+    inner = Resolver("/llm").target(scope).scope(scope)
+    assert (inner["path"], inner["root_path"]) == ("/health", "")
+    assert inner.keys().isdisjoint({"route", "path_params"})
+    assert scope["path"] == "/r/llm/health"
+
+
+@pytest.mark.parametrize("n", [1, 10, 10_000])
+def test_endless_encoding_has_no_canonical_form(n: int) -> None:
+    assert canonical("/%" + "25" * n + "2f") == ("/" if n < 2 else None)
+
+
+# ---- nobody else looks
+
+ALLOWED = ("server/transport/access/target.py", "llamapool/client/")
+"""What decides, and what sends requests instead of serving them."""
+
+
+def test_nothing_else_reads_a_requests_path() -> None:
+    """Every other reader could see another path than the checks did."""
+    found = {}
+    for folder in ("server", "llamapool"):
+        for file in sorted((ROOT / folder).rglob("*.py")):
+            name = file.relative_to(ROOT).as_posix()
+            if not name.startswith(ALLOWED) and (lines := list(reads(ast.parse(file.read_text())))):
+                found[name] = lines
+    assert found == {}
+
+
+READS = re.compile(
+    r"[\w.]*scope(\[|\.get\(|\.pop\()'(path|raw_path|root_path)'.*|[\w.]*request\.(url|base_url)", re.DOTALL
+)
+
+
+def reads(tree: ast.AST) -> list[int]:
+    """The lines that take the path or the root path of a scope, or the URL of a request."""
+    nodes = [node for node in ast.walk(tree) if isinstance(node, ast.Subscript | ast.Attribute | ast.Call)]
+    return sorted({node.lineno for node in nodes if READS.fullmatch(ast.unparse(node))})
+
+
+def test_the_look_for_readers_finds_them() -> None:
+    assert reads(ast.parse("scope['path']\nrequest.url.path\nscope.get('root_path', '')\nself.scope['raw_path']")) == [
+        *(1, 2, 3, 4)
+    ]
