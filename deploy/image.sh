@@ -65,9 +65,9 @@ begin() { # NAME=VALUE...
   echo "healthy after $(python3 -c "import time; print(round(time.time() - $begun, 1))") s: $(healthy)"
 }
 healthy() { "${store[@]}" run "${variables[@]}" "$container" -- "${check[@]}"; }
-process() { # WORD N: the id of the process with this port whose Nth word is WORD
+process() { # WORD N: the id of the process with this port whose Nth word is WORD, whatever its folder
   for pid in $(grep -lzx "LLAMA_ARG_PORT=$port" /proc/[0-9]*/environ 2> /dev/null | cut -d/ -f3); do
-    if tr '\0' '\n' < "/proc/$pid/cmdline" | sed -n "$2p" | grep -qx "$1"; then echo "$pid"; return; fi
+    if tr '\0' '\n' < "/proc/$pid/cmdline" | sed -n "$2s|.*/||p;$2p" | grep -qx "$1"; then echo "$pid"; return; fi
   done
 }
 ended_well() { # SIGTERM goes to the init process, as from `docker stop`; the server is to end with status 0
@@ -85,7 +85,7 @@ mkdir -p "$work/tls"
 begin
 [ "$(curl -s -o /dev/null -w '%{http_code}' "http://127.0.0.1:$port/v1/models")" = 401 ]
 chat "http://127.0.0.1:$port"
-echo "CPU backend: $(grep -o 'libggml-cpu[^/ ]*' "/proc/$(process /opt/venv/bin/llamapool 2)/maps" | sort -u | tr '\n' ' ')"
+echo "CPU backend: $(grep -o 'libggml-cpu[^/ ]*' "/proc/$(process llamapool 2)/maps" | sort -u | tr '\n' ' ')"
 ended_well
 ! healthy || { echo "the health check passes without a server"; exit 1; }
 
