@@ -17,7 +17,7 @@ CONFORMANCE := build/conformance/venv
 
 PAGE := build/page
 
-.PHONY: fuzz-schemas figures maskbench image ray isolated overload soak chaos schemathesis wheel locks profile trace fuzz-engine fuzz-media serve test quick nightly kinds coverage check bench bench-gpu docs conformance clients page types vendor clean
+.PHONY: fuzz-schemas figures maskbench image pod ray isolated overload soak chaos schemathesis wheel locks profile trace fuzz-engine fuzz-media serve test quick nightly kinds coverage check bench bench-gpu docs conformance clients page types vendor clean
 
 # Slots of the default configuration can be saved (examples/slot_moved.py); a file of your own says where itself.
 SLOTS := $(if $(filter config/default.yaml,$(CONFIG)),--slot-save-path build/slots)
@@ -89,6 +89,8 @@ pod: $(VENV)/.installed-dev $(POD)/.installed
 	@for each in $(POD_TOOLS); do command -v $$each > /dev/null || missing="$$missing $$each"; done; \
 	  test -z "$$missing" || { echo "make pod needs$$missing: as root, apt-get install podman runc conmon buildah" \
 	  "mmdebstrap kubernetes-client systemd util-linux iproute2" >&2; exit 1; }
+	@kubectl kustomize deploy/kubernetes/llm-d > /dev/null || { echo "make pod needs kubectl 1.22 or newer;" \
+	  "kubernetes-client of Debian 12 is 1.20, of Debian 13 new enough" >&2; exit 1; }
 	@test $$(id -u) = 0 || { echo "make pod needs root: podman runs containers with the users of the manifests" >&2; exit 1; }
 	$(if $(POD_IMAGE),,$(MAKE) image WORK=$(POD))
 	POD_STORE=$(POD)/store POD_RUNROOT=$(POD)/run PODMAN_COMPOSE=$(POD)/venv/bin/podman-compose \

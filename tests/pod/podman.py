@@ -54,6 +54,7 @@ class Podman:
             '[engine]\nruntime="runc"\ncgroup_manager="cgroupfs"\nevents_logger="file"\n'
             '[containers]\nnetns="host"\ndefault_ulimits=["nofile=1024:1024","nproc=4096:4096"]\n'
         )
+        self.folder = folder
         self.environment = {
             **os.environ,
             "CONTAINERS_STORAGE_CONF": str(storage),
@@ -66,8 +67,9 @@ class Podman:
 
     def run(self, command: Sequence[str], *, check: bool = True, **environment: str) -> str:
         """Run any command in podman's environment and return its standard output."""
-        done = subprocess.run(
-            command, env={**self.environment, **environment}, capture_output=True, text=True, check=False
+        given = {**self.environment, **environment}
+        done = subprocess.run(  # conmon writes a file `oom` where it was started
+            command, cwd=self.folder, env=given, capture_output=True, text=True, check=False
         )
         assert not check or done.returncode == 0, f"{' '.join(command)}: {done.stderr}"
         return done.stdout
