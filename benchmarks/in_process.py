@@ -9,7 +9,6 @@ from pathlib import Path
 import uvicorn
 
 from server.app import create_app
-from server.cli.command_line import _uvicorn_config
 from server.routes.management.health import is_pending
 from server.settings import load_settings
 
@@ -34,7 +33,7 @@ async def serving(words: Sequence[str]) -> AsyncIterator[int]:
     settings = load_settings(list(words), {})
     app = create_app(settings)
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        server = _Server(_uvicorn_config(app, settings))
+        server = _Server(uvicorn.Config(app, lifespan="on", log_config=None, access_log=False))
         running = asyncio.create_task(server.serve([listener]))
         await server.listening.wait()
         try:

@@ -70,6 +70,7 @@ from server.transport.handlers import add_error_handlers
 from server.transport.internal import InternalReply, post_json, revoked_key
 from server.transport.options import MIB, CorsOptions, HttpOptions
 from server.transport.shutdown import StopSignals, on_hangup
+from server.uvicorn_config import check_certificate, configure
 
 if TYPE_CHECKING:
     from server.telemetry.tracing import Tracing  # of an extra
@@ -331,6 +332,7 @@ def lifespan_of(
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        configure(server)
         logging.getLogger().addHandler(services.log)
         warn_of_workers(sys.argv, os.environ)
         stopping: list[asyncio.Task[None]] = []
@@ -447,6 +449,7 @@ def __getattr__(name: str) -> FastAPI:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
         settings = load_settings()
+        check_certificate(settings.server)
         warnings = check_files(settings)
         logs.configure(settings.server)
         logging.getLogger("uvicorn").propagate = True  # uvicorn gave it a handler of its own, which is gone now

@@ -4,7 +4,6 @@ import errno
 import logging
 import os
 import socket
-import ssl
 import stat
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -99,19 +98,6 @@ def check_reach(settings: ServerSettings) -> list[str]:
         f"WHOEVER REACHES {reached[0]} PORT {settings.port} MAY USE THIS SERVER: there is no API key. Set --api-key, "
         "--api-key-file or --keys-file, or listen on 127.0.0.1; with --closed the server doesn't start like this"
     ]
-
-
-def check_tls(settings: ListenSettings) -> None:
-    """Raises ConfigError when the certificate and its key cannot be used."""
-    if settings.ssl_cert_file is None or settings.ssl_key_file is None:
-        return
-    try:
-        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(
-            settings.ssl_cert_file, settings.ssl_key_file, password=""
-        )
-    except (OSError, ssl.SSLError) as error:
-        files = f"{settings.ssl_cert_file}, {settings.ssl_key_file}"
-        raise ConfigError(f"server.ssl_cert_file, server.ssl_key_file: {files}: {error}; check both files") from None
 
 
 def _url(scheme: str, listener: socket.socket) -> str:

@@ -7,11 +7,11 @@ differs is applied: keys at once (requests under way go on), certificates for ne
 
 import asyncio
 import logging
+import ssl
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from server.errors import ConfigError, LlamapoolError
-from server.listen import check_tls
 from server.options.table.server import ServerSettings
 from server.pool.names import Names
 from server.pool.pool import Pool
@@ -19,7 +19,7 @@ from server.pool.spec import ModelSpec
 from server.settings import Settings, check_files, model_specs
 from server.transport.access.key_file import read_keys
 from server.transport.access.keys import Key, KeyRing, plain_key
-from server.transport.shutdown import serving
+from server.uvicorn_config import certificate_of, use_certificate
 
 Stamp = tuple[int, int, int]
 
@@ -92,28 +92,30 @@ class Reload:
         """Read all again."""
         async with self._reading:
             try:
-                settings, keys, models = await asyncio.to_thread(self._checked)
+                settings, keys, models, certificate = await asyncio.to_thread(self._checked)
                 self._apply(settings, keys)
+                if certificate is not None:
+                    use_certificate(certificate)
             except LlamapoolError as error:
                 logger.error("nothing was reloaded: %s", error.message)
                 return
             await self._pool.reload(models)
             logger.info("reloaded: %d keys, %d models", len(self._ring), len(self._pool.states()))
 
-    def _checked(self) -> tuple[Settings, list[Key], list[ModelSpec]]:
+    def _checked(self) -> tuple[Settings, list[Key], list[ModelSpec], ssl.SSLContext | None]:
         """Read everything and change nothing. Raises ConfigError for anything that could not be used."""
         settings = self._settings if self._reread is None else self._reread()
         for warning in check_files(settings):
             logger.warning("%s", warning)
-        check_tls(settings.server)
+        certificate = certificate_of(settings.server)
+        if (certificate is None) != (certificate_of(self._settings.server) is None):
+            raise ConfigError("server.ssl_cert_file: TLS begins and ends with a start of the server")
         models = model_specs(settings)
         Names(models)  # refuses a name that two of them have
-        return settings, read_all_keys(settings.server), models
+        return settings, read_all_keys(settings.server), models, None if certificate is None else certificate.read()
 
     def _apply(self, settings: Settings, keys: list[Key]) -> None:
-        """Raises ConfigError where TLS can't be had, or left, without a restart."""
         before, now = self._settings.server, settings.server
-        _use_certificate(now)
         self._ring.replace(keys)
         changed = [key for key in type(now).model_fields if getattr(before, key) != getattr(now, key)]
         later = [key for key in changed if key not in _APPLIED]
@@ -128,10 +130,11 @@ class Reload:
     async def follow(self) -> None:
         """Read again what changes: files of keys and certificates, and with ``watch_config`` the configuration."""
         server = self._settings.server
+        certificate = certificate_of(server)
         config = [self._settings.config_path, server.models_preset] if server.watch_config else []
         watched: list[tuple[list[Path | None], Callable[[], None]]] = [
             ([server.api_key_file, server.keys_file], self._keys_again),
-            ([server.ssl_cert_file, server.ssl_key_file], self._certificate_again),
+            ([] if certificate is None else [*certificate.files], self._certificate_again),
             (config, self.begin),
         ]
         await asyncio.gather(
@@ -151,22 +154,12 @@ class Reload:
         logger.info("the API keys were read again: there are %d", len(self._ring))
 
     def _certificate_again(self) -> None:
+        certificate = certificate_of(self._settings.server)
+        if certificate is None:
+            return
         try:
-            check_tls(self._settings.server)
-            _use_certificate(self._settings.server)
+            use_certificate(certificate.read())
         except ConfigError as error:
             logger.error("the certificate is as it was: %s", error.message)
             return
         logger.info("the certificate was read again")
-
-
-def _use_certificate(server: ServerSettings) -> None:
-    """For connections from now on; `check_tls` has read it. Raises ConfigError where TLS began or ended."""
-    running = serving()
-    if running is None:
-        return  # its server's business
-    context = running.config.ssl
-    if (context is None) != (server.ssl_cert_file is None):
-        raise ConfigError("server.ssl_cert_file: TLS begins and ends with a start of the server")
-    if context is not None and server.ssl_cert_file is not None:
-        context.load_cert_chain(server.ssl_cert_file, server.ssl_key_file)

@@ -6,7 +6,6 @@ A wrong setting ends it with one line on standard error and status 2.
 import asyncio
 import gc
 import logging
-import math
 import os
 import signal
 import socket
@@ -24,16 +23,15 @@ import yaml
 from server import __version__, logs
 from server.cli import health, key_commands, model_commands
 from server.errors import MASK, ConfigError, LlamapoolError
-from server.listen import check_reach, check_tls, open_listeners, published
+from server.listen import check_reach, open_listeners, published
 from server.options.read.flags import COMPLETION_FLAG, DEVICES_FLAG
 from server.options.reference import completion, help_text, json_schema, markdown
 from server.options.table.option import SettingsModel
 from server.options.table.values import without_secrets
 from server.pool.spec import ModelSpec
 from server.settings import TABLE, Settings, check_files, load_settings, model_specs
-from server.transport.connections import most_connections, most_handshakes
-from server.transport.handshakes import FAREWELL_S, HANDSHAKE_S, count_handshakes
-from server.transport.uvicorn_protocols import BoundedHttpProtocol, PatientSocketProtocol
+from server.transport.handshakes import FAREWELL_S, HANDSHAKE_S
+from server.uvicorn_config import check_certificate
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +39,6 @@ OK, NOT_STARTED, WRONG = 0, 1, 2
 _HELP = frozenset({"-h", "--help", "--usage"})
 _CACHE_LIST = frozenset({"-cl", "--cache-list"})
 _ROOT = Path(__file__).resolve().parents[2]
-_GRACE_S = 10.0  # for uvicorn to close connections after the application has drained
 _PREPARE_GRACE_S = 2.0  # for threads that prepare a request, after everything else has ended
 
 
@@ -69,7 +66,7 @@ def serve(words: list[str]) -> int:
     if _shown(words):
         return OK
     settings = load_settings(words)
-    check_tls(settings.server)
+    check_certificate(settings.server)
     warnings = [*check_reach(settings.server), *check_files(settings)]
     logs.configure(settings.server)
     for warning in warnings:
@@ -81,7 +78,8 @@ def serve(words: list[str]) -> int:
         with _made_for_good():
             addresses = [listener.url for listener in listeners]
             app = create_app(settings, addresses=addresses, reread=partial(load_settings, words))
-        server = _Server(_uvicorn_config(app, settings), addresses)
+        config = uvicorn.Config(app, lifespan="on", log_config=None, access_log=False)
+        server = _Server(config, addresses)
         with published(settings.server.address_file, listeners):
             server.run_until_signal([listener.socket for listener in listeners])
     finally:
@@ -105,7 +103,7 @@ def check_config(words: list[str]) -> int:
     if not words or words[0].startswith("-"):
         raise ConfigError("check-config needs a file: llamapool check-config FILE")
     settings = load_settings(words[1:], config=Path(words[0]))
-    check_tls(settings.server)
+    check_certificate(settings.server)
     for warning in [*check_reach(settings.server), *check_files(settings, strict=True)]:
         print(f"llamapool: {warning}", file=sys.stderr)
     print(effective_yaml(settings), end="")
@@ -245,6 +243,8 @@ def _made_for_good() -> Iterator[None]:
 class _Server(uvicorn.Server):
     """uvicorn's, saying where it listens; by itself it does not when the sockets are given."""
 
+    handshake_s = HANDSHAKE_S
+
     def __init__(self, config: uvicorn.Config, addresses: list[str]) -> None:
         super().__init__(config)
         self._addresses = addresses
@@ -265,7 +265,7 @@ class _Server(uvicorn.Server):
         config, loop = self.config, asyncio.get_running_loop()
         protocol: Callable[..., asyncio.Protocol] = config.http_protocol_class
         make = partial(protocol, config=config, server_state=self.server_state, app_state=self.lifespan.state)
-        handshake_s, farewell_s = (HANDSHAKE_S, FAREWELL_S) if config.ssl else (None, None)
+        handshake_s, farewell_s = (self.handshake_s, FAREWELL_S) if config.ssl else (None, None)
         for listener in sockets or []:
             self.servers.append(
                 await loop.create_server(
@@ -307,27 +307,6 @@ def _shown(words: Sequence[str]) -> bool:
         print(device_list(), end="")
         return True
     return False
-
-
-def _uvicorn_config(app: Any, settings: Settings) -> uvicorn.Config:
-    server = settings.server
-    tls = server.ssl_cert_file is not None
-    most = most_connections(server.max_connections, tls=tls)
-    return uvicorn.Config(
-        app,
-        http=partial(BoundedHttpProtocol, most=most),  # type: ignore[arg-type]
-        log_config=None,
-        access_log=False,
-        lifespan="on",
-        ws=PatientSocketProtocol,
-        ws_max_size=server.max_body_bytes,
-        ws_per_message_deflate=False,  # a small message could become a large one
-        server_header=False,
-        ssl_keyfile=server.ssl_key_file,
-        ssl_certfile=server.ssl_cert_file,
-        ssl_context_factory=(lambda _, made: count_handshakes(made(), most_handshakes(most))) if tls else None,
-        timeout_graceful_shutdown=math.ceil(server.drain_s + _GRACE_S),
-    )
 
 
 if __name__ == "__main__":

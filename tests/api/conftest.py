@@ -12,7 +12,6 @@ import socket
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, Protocol
 
 import httpx
@@ -29,7 +28,6 @@ from server.options.table.server import ServerSettings
 from server.pool.pool import Pool
 from server.routes.management.health import is_pending
 from server.settings import Settings
-from server.transport.uvicorn_protocols import BoundedHttpProtocol, PatientSocketProtocol
 
 TIMEOUT_S = 100.0
 MODELS: Mapping[str, Any] = {"demo": {"path": "demo.gguf", "aliases": ["gpt-4o-mini"], "load": "startup"}}
@@ -152,21 +150,10 @@ def client(api: Api) -> httpx.AsyncClient:
 
 
 class LiveServer(uvicorn.Server):
-    """uvicorn on a loopback socket, in the test's own event loop; says when it has started."""
+    """Run plain uvicorn in the test's event loop. `config` is `uvicorn.Config`'s; `ready` is set when it listens."""
 
-    def __init__(self, app: FastAPI, most: int = 0, **config: Any) -> None:
-        super().__init__(
-            uvicorn.Config(
-                app,
-                http=partial(BoundedHttpProtocol, most=most),  # type: ignore[arg-type]
-                ws=PatientSocketProtocol,
-                lifespan="on",
-                log_config=None,
-                access_log=False,
-                server_header=False,
-                **config,
-            )
-        )
+    def __init__(self, app: FastAPI, **config: Any) -> None:
+        super().__init__(uvicorn.Config(app, lifespan="on", log_config=None, access_log=False, **config))
         self.ready = asyncio.Event()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -221,11 +208,13 @@ def live() -> GoLive:
         listening = socket.create_server(("127.0.0.1", 0))
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16 * 1024)  # so that little fits on the way
         port = listening.getsockname()[1]
-        server = LiveServer(app, settings.get("server", {}).get("max_connections", 0), **(uvicorn or {}))
+        server = LiveServer(app, **(uvicorn or {}))
         async with asyncio.timeout(TIMEOUT_S):
             running = asyncio.create_task(server.serve(sockets=[listening]))
             await server.ready.wait()
-            async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=TIMEOUT_S) as client:
+            scheme = "https" if server.config.ssl else "http"
+            url = f"{scheme}://127.0.0.1:{port}"
+            async with httpx.AsyncClient(base_url=url, timeout=TIMEOUT_S, verify=False) as client:
                 api = Api(app, client, loader)
                 await api.settled()
                 try:

@@ -1,18 +1,15 @@
 """``llamapool health`` against real servers, as a container's health check runs it: no flags, one variable."""
 
 import os
-import shutil
 import subprocess
 import sys
 import time
 from pathlib import Path
 
-import pytest
-
 from harness.real_server import POLL_S, READY_S, REPLY_S, ROOT, RealServer
 from server.cli import health
+from tests.certificates import NEEDS_OPENSSL, make_certificate
 from tests.clients.conftest import API_KEY, QUIET
-from tests.clients.test_tls import make_certificate
 
 
 class Checked(RealServer):
@@ -45,7 +42,7 @@ def served(folder: Path, model: Path, server: str) -> Checked:
     return Checked(config, folder / "addresses")
 
 
-@pytest.mark.skipif(shutil.which("openssl") is None, reason="makes its certificate with openssl")
+@NEEDS_OPENSSL
 def test_health_asks_over_tls_under_the_api_prefix_at_whatever_port(model: Path, tmp_path: Path) -> None:
     key, certificate = make_certificate(tmp_path)
     tls = f"ssl_key_file: {key}, ssl_cert_file: {certificate}"

@@ -1,10 +1,8 @@
 """HTTPS: a server with a certificate made here, and clients that trust no other."""
 
 import http.client
-import shutil
 import socket
 import ssl
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -14,9 +12,10 @@ import pytest
 from openai import DefaultHttpxClient, OpenAI
 
 from harness.real_server import REPLY_S, RealServer, free_port
+from tests.certificates import NEEDS_OPENSSL, make_certificate
 from tests.clients.conftest import QUIET
 
-pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="makes its certificate with openssl")
+pytestmark = NEEDS_OPENSSL
 
 
 class TlsServer(RealServer):
@@ -48,16 +47,6 @@ class TlsServer(RealServer):
 
     def _connection(self, timeout_s: float) -> http.client.HTTPConnection:
         return http.client.HTTPSConnection(self.host, self.port, timeout=timeout_s, context=self.trust)
-
-
-def make_certificate(folder: Path) -> tuple[Path, Path]:
-    """A key and a certificate of its own, new each time."""
-    key, certificate = folder / "key.pem", folder / "certificate.pem"
-    kind = ["-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"]
-    names = ["-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1,DNS:localhost"]
-    command = ["openssl", "req", *kind, *names, "-keyout", str(key), "-out", str(certificate)]
-    subprocess.run(command, check=True, capture_output=True, timeout=REPLY_S)
-    return key, certificate
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +91,6 @@ def test_the_log_names_the_https_address(server: TlsServer) -> None:
 
 def test_a_new_certificate_is_served_without_a_restart(model: Path, tmp_path: Path) -> None:
     key, certificate = make_certificate(tmp_path)
-    (tmp_path / "new").mkdir()
     with TlsServer(model, key, certificate) as server:
         assert server.get("/health")["status"] == "ok"
         new_key, new = make_certificate(tmp_path / "new")

@@ -24,9 +24,10 @@ from hypothesis import strategies as st
 
 from server.cli.command_line import effective_yaml, main, reference_files
 from server.errors import ConfigError
-from server.listen import check_tls, open_listeners
+from server.listen import open_listeners
 from server.options.table.server import ServerSettings
 from server.settings import TABLE, load_settings
+from server.uvicorn_config import check_certificate
 
 ROOT = Path(__file__).parents[2]
 Receive = Callable[[], Awaitable[dict[str, Any]]]
@@ -289,8 +290,8 @@ def test_hosts_that_cannot_be_used(tmp_path: Path) -> None:
 def test_a_certificate_that_is_none(tmp_path: Path) -> None:
     (tmp_path / "k").write_text("no key")
     for name in ("k", "missing"):
-        with pytest.raises(ConfigError, match=r"server.ssl_cert_file, server.ssl_key_file: .* check both files"):
-            check_tls(ServerSettings(ssl_key_file=tmp_path / name, ssl_cert_file=tmp_path / name))
+        with pytest.raises(ConfigError, match=r"server.ssl_cert_file, server.ssl_key_file: .* check these files"):
+            check_certificate(ServerSettings(ssl_key_file=tmp_path / name, ssl_cert_file=tmp_path / name))
 
 
 def test_a_log_file_that_cannot_be_opened_is_one_line(

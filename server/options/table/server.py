@@ -82,6 +82,10 @@ class ListenSettings(SettingsModel):
     max_connections: Int = option(0, ge=0)
     """Connections at once. The next one takes the place of one without a request; where there is none, its requests get
     a 503 with Retry-After, but those for health. 0 = what the process may open, less 256, at most 8192."""
+    keep_alive_s: Int = option(75, ge=1)
+    """Seconds that a connection without a request stays open. It must be longer than a proxy in front of the server
+    keeps its own: nginx and AWS's ALB 60, Caddy 120, Google's load balancers 600. When max_connections is reached,
+    an idle connection makes room for a new one."""
     max_preparing: Int = option(1024, ge=0)
     """Requests that may be on their way to a queue at once: waiting for their model, or to be rendered and tokenized;
     the next one gets 429 with Retry-After. 0 = any."""

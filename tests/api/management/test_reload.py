@@ -3,11 +3,13 @@
 import asyncio
 import os
 import signal
+import ssl
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -15,7 +17,8 @@ import pytest
 from harness.fakes import FakeLoader
 from server.app import create_app
 from server.settings import Settings, load_settings
-from tests.api.conftest import Api, Serve, run_app, until
+from tests.api.conftest import Api, GoLive, Live, Serve, run_app, until
+from tests.certificates import NEEDS_OPENSSL, make_certificate
 
 GGUF = b"GGUF" + bytes(50)
 CHAT = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}
@@ -141,6 +144,72 @@ async def test_the_configuration_is_followed_where_that_is_wanted(tmp_path: Path
     async with configured(tmp_path, models(tmp_path, "a", extra=extra)) as api:
         configure(tmp_path, models(tmp_path, "b", extra=extra))
         await until(lambda: [state.spec.id for state in api.pool.states()] == ["b"])
+
+
+# ---- TLS
+
+
+async def served_certificate(server: Live) -> str:
+    """The certificate that a new connection is shown, as PEM text."""
+    trust = ssl.create_default_context()
+    trust.check_hostname, trust.verify_mode = False, ssl.CERT_NONE
+    _, writer = await asyncio.open_connection("127.0.0.1", server.port, ssl=trust)
+    shown: bytes = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
+    writer.transport.abort()
+    return ssl.DER_cert_to_PEM_cert(shown)
+
+
+def tls_settings(key: Path, certificate: Path, whose: str) -> dict[str, Any]:
+    """TLS as the server's own settings, or as flags of uvicorn."""
+    if whose == "uvicorn":
+        return {"uvicorn": {"ssl_keyfile": str(key), "ssl_certfile": str(certificate)}}
+    return {"server": {"ssl_key_file": key, "ssl_cert_file": certificate}}
+
+
+@NEEDS_OPENSSL
+@pytest.mark.parametrize("whose", ["uvicorn", "server"])
+async def test_uvicorn_serves_tls_and_sighup_reloads(
+    live: GoLive, tmp_path: Path, caplog: pytest.LogCaptureFixture, whose: str
+) -> None:
+    caplog.set_level("INFO")
+    key, certificate = make_certificate(tmp_path / "one")
+    (tmp_path / "a.gguf").write_bytes(GGUF)
+    models = {"a": {"path": tmp_path / "a.gguf"}}
+    async with live(models=models, **tls_settings(key, certificate, whose)) as server:
+        assert await served_certificate(server) == certificate.read_text()
+        os.kill(os.getpid(), signal.SIGHUP)
+        await until(lambda: "reloaded: " in caplog.text)
+        assert "nothing was reloaded" not in caplog.text
+
+
+@NEEDS_OPENSSL
+@pytest.mark.parametrize("whose", ["uvicorn", "server"])
+async def test_certificate_files_that_change_while_they_are_read_are_read_again(
+    live: GoLive, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, whose: str
+) -> None:
+    caplog.set_level("INFO")
+    key, certificate = make_certificate(tmp_path / "one")
+    new_key, new = make_certificate(tmp_path / "two")
+    load = ssl.SSLContext.load_cert_chain
+    read: list[bool] = []
+
+    def load_then_change(context: ssl.SSLContext, *arguments: Any, **options: Any) -> None:
+        load(context, *arguments, **options)
+        if not read:
+            read.append(True)
+            key.write_text("no key")
+
+    async with live(**tls_settings(key, certificate, whose)) as server:
+        monkeypatch.setattr(ssl.SSLContext, "load_cert_chain", load_then_change)
+        key.write_bytes(new_key.read_bytes())  # until the certificate is written, the old pair is served
+        certificate.write_bytes(new.read_bytes())
+        await until(lambda: "the certificate was read again" in caplog.text)
+        assert await served_certificate(server) == new.read_text()
+        await until(lambda: "the certificate is as it was" in caplog.text)
+        assert await served_certificate(server) == new.read_text()
+        caplog.clear()
+        key.write_bytes(new_key.read_bytes())
+        await until(lambda: "the certificate was read again" in caplog.text)
 
 
 # ---- the end

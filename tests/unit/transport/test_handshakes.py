@@ -2,20 +2,20 @@
 
 import asyncio
 import gc
-import shutil
 import ssl
-import subprocess
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from time import monotonic
 
 import pytest
 import uvloop
 
 from server.transport import handshakes
 from server.transport.connections import most_handshakes
-from server.transport.handshakes import count_handshakes
+from server.transport.handshakes import HANDSHAKE_S, count_handshakes
+from tests.certificates import NEEDS_OPENSSL, make_certificate
 
 MOST = 3
 DEADLINE_S = 60.0
@@ -23,7 +23,7 @@ LoopFactory = Callable[[], asyncio.AbstractEventLoop]
 LOOPS = pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop])
 Pair = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
-pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="makes its certificate with openssl")
+pytestmark = NEEDS_OPENSSL
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +61,7 @@ async def served_some_time(server: Echo) -> None:
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    folder = tmp_path_factory.mktemp("tls")
-    certificate, key = folder / "certificate.pem", folder / "key.pem"
-    kind = ["-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"]
-    names = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"]
-    command = ["openssl", "req", *kind, *names, "-keyout", str(key), "-out", str(certificate)]
-    subprocess.run(command, check=True, capture_output=True, timeout=DEADLINE_S)
+    key, certificate = make_certificate(tmp_path_factory.mktemp("tls"))
     return certificate, key
 
 
@@ -109,7 +104,7 @@ def test_a_place_is_free_again_when_its_time_is_over(
             silent = [await server.plain() for _ in range(MOST)]
             with pytest.raises((ssl.SSLError, ConnectionError)):
                 await server.encrypted()
-            monkeypatch.setattr(handshakes, "HANDSHAKE_S", 0.0)
+            monkeypatch.setattr(handshakes, "monotonic", lambda: monotonic() + HANDSHAKE_S)
             assert await serves(await server.encrypted())
             for _, writer in silent:
                 writer.close()

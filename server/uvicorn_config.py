@@ -1,0 +1,141 @@
+"""Configure the uvicorn that runs the application: ``python -m server``, ``uvicorn server.app:app`` or a program's own.
+
+The application does this at the start of its lifespan. uvicorn opens its listening sockets after that, and reads its
+configuration again for each new connection, so what is set here holds for every connection.
+"""
+
+import inspect
+import logging
+import math
+import ssl
+from dataclasses import dataclass
+from functools import partial
+from os import PathLike, fspath
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+
+from server.errors import ConfigError
+from server.options.table.server import ListenSettings, ServerSettings
+from server.transport.connections import most_connections, most_handshakes
+from server.transport.handshakes import count_handshakes
+from server.transport.shutdown import serving
+from server.transport.uvicorn_protocols import BoundedHttpProtocol, PatientSocketProtocol
+
+logger = logging.getLogger(__name__)
+
+GRACE_S = 10.0
+"""Seconds that uvicorn gives connections to close after the application has drained."""
+LOOP_HANDSHAKE_S = 60.0
+"""Seconds that event loops give a TLS handshake by default; uvicorn has no option for it."""
+_DEFAULTS = {name: each.default for name, each in inspect.signature(uvicorn.Config).parameters.items()}
+_NEED_UVICORN = ("keep_alive_s", "max_connections", "ssl_cert_file")
+
+
+@dataclass(frozen=True, slots=True)
+class Certificate:
+    """The files that TLS is served with. ``source`` names the options that gave them."""
+
+    source: str
+    cert_file: Path
+    key_file: Path | None
+    password: str = ""
+    ca_file: Path | None = None
+
+    @property
+    def files(self) -> list[Path]:
+        """The files to watch for a new certificate."""
+        return [file for file in (self.cert_file, self.key_file, self.ca_file) if file is not None]
+
+    def read(self) -> ssl.SSLContext:
+        """Read the files once. Raises ConfigError when they cannot be used."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        try:
+            context.load_cert_chain(self.cert_file, self.key_file, password=self.password)
+            if self.ca_file is not None:
+                context.load_verify_locations(self.ca_file)
+        except (OSError, ssl.SSLError) as error:
+            files = ", ".join(map(str, self.files))
+            raise ConfigError(f"{self.source}: {files}: {error}; check these files") from None
+        return context
+
+
+def certificate_of(server: ListenSettings) -> Certificate | None:
+    """Return the certificate of uvicorn's own flags, otherwise of `server`; None = no TLS."""
+    running = serving()
+    if running is not None and running.config.ssl_certfile:
+        config = running.config
+        key, ca = _path(config.ssl_keyfile), _path(config.ssl_ca_certs)
+        source = "--ssl-certfile, --ssl-keyfile"
+        return Certificate(source, Path(config.ssl_certfile or ""), key, config.ssl_keyfile_password or "", ca)
+    if server.ssl_cert_file is None:
+        return None
+    return Certificate("server.ssl_cert_file, server.ssl_key_file", server.ssl_cert_file, server.ssl_key_file)
+
+
+def check_certificate(server: ListenSettings) -> None:
+    """Raise ConfigError when the certificate and its key cannot be used."""
+    certificate = certificate_of(server)
+    if certificate is not None:
+        certificate.read()
+
+
+def use_certificate(fresh: ssl.SSLContext) -> None:
+    """Serve new connections with the certificate of `fresh`; connections that are open keep theirs.
+
+    uvicorn's sockets keep the context that they were opened with. Loading files into that one would serve a
+    certificate without its key if the second file is not the first one's.
+    """
+    running = serving()
+    if running is None or running.config.ssl is None:
+        return
+
+    def select(connection: ssl.SSLObject, _name: str | None, _first: ssl.SSLContext) -> None:
+        connection.context = fresh
+
+    running.config.ssl.sni_callback = select  # OpenSSL calls it for clients that send no name, too
+
+
+def configure(server: ServerSettings) -> None:
+    """Give the uvicorn that runs this application the limits of `server`. uvicorn's own flags win.
+
+    Logs what has no effect. Raises ConfigError when the certificate of `server` cannot be used.
+    """
+    running = serving()
+    if running is None:
+        without = ", ".join(f"server.{name}" for name in _NEED_UVICORN if name in server.model_fields_set)
+        if without:
+            logger.warning("%s: no effect, as this server is not uvicorn; set its own options", without)
+        return
+    config = running.config
+    certificate = certificate_of(server)
+    if config.ssl is None and certificate is not None:
+        config.ssl = certificate.read()
+    most = most_connections(server.max_connections, tls=config.ssl is not None)
+    if config.ssl is not None:
+        handshake_s = getattr(running, "handshake_s", LOOP_HANDSHAKE_S)
+        count_handshakes(config.ssl, most_handshakes(most), handshake_s)
+    if config.http in ("auto", "httptools"):
+        config.http_protocol_class = partial(BoundedHttpProtocol, most=most)  # type: ignore[assignment]
+    else:
+        logger.warning(
+            "uvicorn's --http %s has no limits for connections, unread replies and request heads; leave --http out",
+            config.http,
+        )
+    if config.ws == "auto":
+        config.ws_protocol_class = PatientSocketProtocol
+    ours: dict[str, Any] = {
+        "timeout_keep_alive": server.keep_alive_s,
+        "timeout_graceful_shutdown": math.ceil(server.drain_s + GRACE_S),
+        "ws_max_size": server.max_body_bytes,
+        "ws_per_message_deflate": False,  # a small message could become a large one
+    }
+    for name, value in ours.items():
+        if getattr(config, name) == _DEFAULTS[name]:
+            setattr(config, name, value)
+    config.encoded_headers = [header for header in config.encoded_headers if header != (b"server", b"uvicorn")]
+
+
+def _path(given: str | PathLike[str] | None) -> Path | None:
+    return Path(fspath(given)) if given else None
