@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 from harness.fakes import (
     BOS,
@@ -31,8 +32,8 @@ WAITS_AFTER = 8  # characters of a reply
 
 class Acting(FakeRunner):
     """``!die once FILE!`` in a sequence kills the process unless FILE is there, which is then made; ``!die late FILE!``
-    does so in the middle of the reply; ``!wait N!`` stops there once N such sequences have come so far, and is slow
-    until then."""
+    does so in the middle of the reply; ``!hang FILE!`` makes FILE and never ends the step; ``!wait N!`` stops there
+    once N such sequences have come so far, and is slow until then."""
 
     def __init__(self) -> None:
         super().__init__(on_decode=self._act, n_ctx_seq=4096, n_batch=512)
@@ -41,6 +42,9 @@ class Acting(FakeRunner):
     def _act(self, entries: Sequence[BatchEntry]) -> None:
         for entry in entries:
             said = self._text([*self.cells[entry.seq], *entry.tokens])
+            if b"!hang " in said:
+                Path(said.split(b"!hang ")[1].split(b"!")[0].decode()).touch()
+                threading.Event().wait()
             if b"!wait " in said:
                 self._wait(entry.seq, said.split(b"!wait ")[1])
             if b"!die once " in said:

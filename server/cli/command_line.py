@@ -15,13 +15,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import uvicorn
 import yaml
 
 from server import __version__, logs
 from server.cli import health, key_commands, model_commands
+from server.engine.instances import STEP_THREADS
 from server.errors import MASK, ConfigError, LlamapoolError
 from server.listen import check_reach, open_listeners, published
 from server.options.read.flags import COMPLETION_FLAG, DEVICES_FLAG
@@ -86,14 +87,21 @@ def serve(words: list[str]) -> int:
         for listener in listeners:
             listener.close()
     status = OK if server.started else NOT_STARTED
+    if any(thread.name.startswith(STEP_THREADS) for thread in threading.enumerate()):
+        _end_now(NOT_STARTED, "a step hangs; the process ends without waiting for it")
     preparing = [thread for thread in threading.enumerate() if thread.name.startswith(PREPARE_THREADS)]
     for thread in preparing:
         thread.join(_PREPARE_GRACE_S / len(preparing))
     if any(thread.is_alive() for thread in preparing):
-        logger.warning("a request is still being prepared; the process ends without waiting for it")
-        logging.shutdown()
-        os._exit(status)  # Python would join the thread
+        _end_now(status, "a request is still being prepared; the process ends without waiting for it")
     return status
+
+
+def _end_now(status: int, why: str) -> NoReturn:
+    """End the process although threads are inside the library. Python would wait for them, or free what they use."""
+    logger.warning(why)
+    logging.shutdown()
+    os._exit(status)
 
 
 def check_config(words: list[str]) -> int:

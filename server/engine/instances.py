@@ -20,8 +20,10 @@ from server.errors import InternalError, LlamapoolError, ShuttingDown, Unavailab
 log = logging.getLogger(__name__)
 
 MAX_RETRY_AFTER_S = 60
+STEP_THREADS = ("llamapool-step", "llamapool-embed")
+"""Names of step threads begin so."""
 HUNG_S = 5.0
-"""For a thread that hung to come back when the model is freed."""
+"""Seconds between two looks whether a step hangs, while its model is freed."""
 
 
 class StepThread(ABC):
@@ -266,9 +268,16 @@ class Instances(ABC, Generic[M]):
                 await asyncio.wait_for(self.wait_idle(), drain_s)
         for instance in self._instances:
             instance.stop()
-        joined = [await asyncio.to_thread(one.join, HUNG_S if self.hangs else None) for one in self._instances]
-        if not all(joined):
+        if not all([await self._ended(one) for one in self._instances]):
             raise InternalError("a step hangs, so that its memory can't be freed")
+
+    async def _ended(self, instance: M) -> bool:
+        """Wait for a step thread's end; False when the watchdog has found that one hangs. A caller that can't wait for
+        the watchdog cancels this."""
+        while not await asyncio.to_thread(instance.join, HUNG_S):
+            if self.hangs:
+                return False
+        return True
 
     def _one_is_idle(self) -> None:
         if not self.busy:

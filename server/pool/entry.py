@@ -53,6 +53,8 @@ class Entry:
     grace: asyncio.Timeout | None = None  # while draining: how long leases may stay
     cut_off: bool = False  # while draining: their requests were cancelled
     abandon_s: float | None = None  # how long they may stay after that; None = for ever
+    end_s: float | None = None  # how long its engines may take to end; None = until the watchdog finds a hung step
+    ending: asyncio.Timeout | None = None  # of engines that are to end
     task: asyncio.Task[None] | None = None  # the last load or drain
     sizing: asyncio.Task[None] | None = None  # measures it
     need: Mapping[str, int] | None = None  # bytes by device that must be free for its load
@@ -99,9 +101,12 @@ class Entry:
             if not waiter.done():
                 waiter.set_exception(error())
 
-    def hurry(self, grace_s: float, abandon_s: float) -> None:
-        """Shorten a drain that is under way: seconds from now until requests are cut off, and after that."""
-        self.abandon_s = abandon_s
+    def hurry(self, grace_s: float, abandon_s: float, end_s: float) -> None:
+        """Shorten a drain, also one that is under way: seconds until requests are cut off, after that until leases are
+        abandoned, and until engines that end are taken for hung."""
+        self.abandon_s, self.end_s = abandon_s, end_s
+        if self.ending is not None:
+            self.ending.reschedule(asyncio.get_running_loop().time() + end_s)
         if self.grace is None:
             return
         when = asyncio.get_running_loop().time() + (abandon_s if self.cut_off else grace_s)

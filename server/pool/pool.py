@@ -436,7 +436,7 @@ class Pool:
             grace_s = self.limits.stop_timeout_s if drain_s is None else drain_s
             for entry in self._entries.values():
                 entry.refuse(ShuttingDown)
-                entry.hurry(grace_s, self.limits.abandon_s)
+                entry.hurry(grace_s, self.limits.abandon_s, self.limits.end_s)
                 self._begin_unload(entry, grace_s)
         self._lifecycle.stop()
         await self.settled()

@@ -35,6 +35,7 @@ class PoolLimits:
     patience_s: float = 10.0  # after which the first in the queue makes a busy model take no new lease
     retry_failed_s: float = 10.0  # after a failed load, requests get its reason for so long before one tries again
     linger_s: float = 0.0  # for tests of who makes room: so long a request among several models holds its own idly
+    end_s: float = 10.0  # on close, how long a last step and the writing of states may take, until it counts as hung
     abandon_s: float = 5.0  # on close, how long cancelled requests may take to give their leases back
 
 

@@ -282,8 +282,10 @@ class IsolatedEngine(_Half):
 
     async def close(self, drain_s: float = 0.0) -> None:
         """Give running requests `drain_s` seconds, then fail them; prompt states are saved."""
-        await self._drained(drain_s)
-        self.gave_up(ShuttingDown("model"))
+        try:
+            await self._drained(drain_s)
+        finally:  # also where a step hangs
+            self.gave_up(ShuttingDown("model"))
         self._n_begun, self._told = 0, self._told and replace(self._told, busy=False, n_begun=0)
 
     # ---- looking

@@ -8,7 +8,7 @@ from concurrent.futures import Executor
 from typing import TypeVar
 
 from server.engine.lora import default_set
-from server.errors import LlamapoolError, ModelFailed
+from server.errors import InternalError, LlamapoolError, ModelFailed
 from server.pool.entry import Entry
 from server.pool.events import FanOut, LoadProgress, StatusChanged
 from server.pool.footprint import Footprint, Memory, held, readable, totals
@@ -322,7 +322,7 @@ class Lifecycle:
             if not await self._vacated(entry, grace_s):
                 log.warning("model '%s': %d requests are cancelled after %g s", entry.id, len(entry.leases), grace_s)
             entry.cut_off = True
-            await model.close()
+            await self._close_engines(entry, model)
             if not await self._vacated(entry, entry.abandon_s):
                 log.error(
                     "model '%s': %d leases were never released; a restart gives its memory back. Report it",
@@ -351,6 +351,19 @@ class Lifecycle:
             entry.adapters = default_set(model.generator.adapters)
         log.info("model '%s' is %s", entry.id, entry.after_drain)
         self.move(entry, entry.after_drain)
+
+    async def _close_engines(self, entry: Entry, model: LoadedModel) -> None:
+        """End the step threads. After ``entry.end_s`` seconds the process of an isolated model is killed; where the
+        threads are in this process, InternalError is raised."""
+        try:
+            async with asyncio.timeout(entry.end_s) as entry.ending:
+                await model.close()
+        except TimeoutError:
+            if not isinstance(model.weights, IsolatedWeights):
+                raise InternalError(f"a step hangs: it has not ended within {entry.end_s:g} s") from None
+            model.weights.core.kill("the server stops, and a step has not ended")
+        finally:
+            entry.ending = None
 
     async def _vacated(self, entry: Entry, timeout_s: float | None) -> bool:
         """Wait until no lease is left; False when the time is over."""

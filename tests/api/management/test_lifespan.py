@@ -6,6 +6,8 @@ import socket
 import subprocess
 import sys
 import threading
+import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -244,5 +246,40 @@ def test_a_second_sigterm_ends_the_process_in_the_middle_of_a_stream() -> None:
                 assert process.poll() is None
                 process.send_signal(signal.SIGTERM)
                 assert process.wait(TIMEOUT_S) == 128 + signal.SIGTERM
+        finally:
+            process.kill()
+
+
+HANGING = """
+import sys
+import server.app
+from server.cli import main
+from tests.isolated_fakes import in_process, make_loader
+server.app.native_loader = lambda remote=(): make_loader("acting")
+server.app.loader_by_name = lambda remote: in_process("acting")
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize(("isolation", "status", "said"), [("none", 1, "a step hangs"), ("process", 0, "is killed")])
+def test_a_server_stops_although_a_step_never_ends(tmp_path: Path, isolation: str, status: int, said: str) -> None:
+    (tmp_path / "m.gguf").write_bytes(b"GGUF" + bytes(50))
+    flags = ["-m", str(tmp_path / "m.gguf"), "--port", "0", "--drain-s", "0", "--isolation", isolation]
+    command = [sys.executable, "-c", HANGING, *flags, "--log-file", str(tmp_path / "log")]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stderr is not None
+            line = next(line for line in process.stderr if "listening on " in line)
+            port = int(line.rpartition(":")[2])
+            next(line for line in process.stderr if "is loaded: " in line)
+            messages = [{"role": "user", "content": f"!hang {tmp_path}/hangs!"}]
+            with socket.create_connection(("127.0.0.1", port), timeout=TIMEOUT_S) as client:
+                client.sendall(chat_request(messages=messages, **ENDLESS))
+                while not (tmp_path / "hangs").exists():
+                    assert process.poll() is None
+                    time.sleep(0.01)
+                process.send_signal(signal.SIGTERM)
+                assert process.wait(TIMEOUT_S) == status
+            assert said in (tmp_path / "log").read_text()
         finally:
             process.kill()
