@@ -21,13 +21,15 @@ PATHS = sorted({route.path.replace("{model_id:path}", "demo") for route in ROUTE
 STREAMS = {"/models/sse", "/page/live"}
 REFUSED = {"/tools": 403, "/cors-proxy": 403, "/v1/stream": 400, "/page/bodies": 404}
 """What a GET without more gets: what is off, and what has no name."""
+STORED = ("{response_id}", "{conversation_id}", "{file_id}", "{batch_id}")
 GETS = sorted(
     {
         route.path.replace("{model_id:path}", "demo")
         for route in ROUTES
         if "GET" in cast(set[str], route.methods)
         and route.path not in STREAMS
-        and not route.path.endswith(("{response_id}", "{digest}", "docs/{name}"))  # none is stored
+        and not route.path.endswith(("{digest}", "docs/{name}"))
+        and not any(each in route.path for each in STORED)  # none is
     }
 )
 GZIP = {"Accept-Encoding": "gzip"}
