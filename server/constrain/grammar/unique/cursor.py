@@ -1,8 +1,10 @@
 """Reads JSON as it is written, token by token, and says when an item of a unique array repeats another."""
 
 import json
+from bisect import bisect_left
 from collections.abc import Hashable
 from decimal import Decimal
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from server.constrain.grammar.unique.places import Place, UniquePlaces
@@ -164,7 +166,9 @@ class Cursor:
             return True
         frame = self._frames[-1]
         begun = self._since(frame.start, piece, len(piece))
-        return any(text.encode().startswith(begun) for text in _left(frame))
+        left = _left(frame)
+        first = bisect_left(left, begun)
+        return first < len(left) and left[first].startswith(begun)
 
     def _since(self, start: int, piece: bytes, end: int) -> bytes:
         """The text from a place in it up to a place in the piece behind it."""
@@ -172,10 +176,20 @@ class Cursor:
         return bytes(self._text[start:]) + piece[:end] if start < n_text else piece[start - n_text : end]
 
 
-def _left(frame: _Frame) -> list[str]:
-    """The members that are not there yet."""
+def _left(frame: _Frame) -> list[bytes]:
+    """Return the members that are not there yet, sorted."""
     assert frame.seen is not None
-    return [text for text in frame.members or () if _value(text.encode()) not in frame.seen]
+    return _unseen(frame.members or (), frame.seen)
+
+
+@lru_cache(maxsize=64)
+def _unseen(members: tuple[str, ...], seen: frozenset[Hashable]) -> list[bytes]:
+    return sorted(text for text, value in _with_values(members) if value not in seen)
+
+
+@lru_cache(maxsize=64)
+def _with_values(members: tuple[str, ...]) -> list[tuple[bytes, Hashable]]:
+    return [(text.encode(), _value(text.encode())) for text in members]
 
 
 def _value(text: bytes) -> Hashable:
