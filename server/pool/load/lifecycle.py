@@ -167,12 +167,12 @@ class Lifecycle:
         return spec.isolation == "process"
 
     async def memory(self, entries: Sequence[Entry]) -> Mapping[str, Memory]:
-        """Return the memory of the machine and its devices, now; nothing where a process can't tell.
+        """Return the memory of the machine and its devices, now. Empty if no process can read it.
 
-        Where a model is isolated, a process is asked: to look at a GPU's memory opens a context on it, which the server
-        would keep until it ends, and which a fault of the device breaks.
+        A model's process reads it if an isolated model uses a device: reading a GPU's memory opens a context on it,
+        which the server would keep until it ends, and which a device error breaks.
         """
-        isolated = [entry for entry in entries if self._isolates(entry.spec)]
+        isolated = [e for e in entries if self._isolates(e.spec) and self._loader.uses_devices(e.spec)]
         if not isolated:
             return await self._in_thread(self._loader.memory)
         loaded = (entry.loaded.weights for entry in isolated if entry.loaded is not None)

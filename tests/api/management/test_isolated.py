@@ -87,7 +87,7 @@ def start() -> Start:
             pids = [one.core.pid for one in weights]
             await check_nothing_leaked(api)
         assert "process" not in here.opened
-        assert not here.n_looks or any(model.get("isolation") in (None, "none") for model in models.values())
+        assert not (has_gpu and here.n_looks)
         for pid in filter(None, pids):
             with pytest.raises(ProcessLookupError):
                 os.kill(pid, 0)
@@ -156,7 +156,7 @@ async def test_the_memory_of_devices_is_read_in_a_models_process(
     start: Start, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
-    async with start("plain", memory="50%"):  # `start` proves that the server's own process did not look
+    async with start("plain", has_gpu=True, memory="50%"):  # `start` proves that the server's own process did not look
         await until(lambda: any("are free; models may take" in record.getMessage() for record in caplog.records))
 
 
@@ -164,7 +164,7 @@ async def test_where_nothing_is_loaded_yet_a_process_reads_the_memory_and_ends(
     start: Start, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
-    async with start("plain", {"demo": {**ONE["demo"], "load": "on_demand"}}):
+    async with start("plain", {"demo": {**ONE["demo"], "load": "on_demand"}}, has_gpu=True):
         await until(lambda: any("8.0 GiB of 16.0 GiB are free" in record.getMessage() for record in caplog.records))
         await until(lambda: not environment_of_child())
 
