@@ -263,6 +263,8 @@ def http_options(server: ServerSettings) -> HttpOptions:
         max_bodies_bytes=server.max_bodies_bytes or 4 * server.max_body_bytes,
         sse_ping_interval_s=server.sse_ping_interval,
         api_prefix=server.api_prefix,
+        predicts=bool(server.predict_route),
+        aliases=server.route_aliases,
         admin_port=server.admin_port,
         state_days=server.state_days,
         closed=server.closed,

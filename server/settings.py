@@ -8,7 +8,7 @@ model in place of the YAML's. docs/configuration.md is generated from the table.
 
 import os
 import sysconfig
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -38,6 +38,7 @@ from server.pool.catalogue import problem_of
 from server.pool.saved.slot_file import signing_key
 from server.pool.spec import ModelSpec
 from server.templates.template import ChatTemplate
+from server.transport.access.endpoints import UNKNOWN, endpoint_of
 from server.transport.access.key_file import read_keys
 
 DEFAULT_CONFIGS = (
@@ -306,10 +307,19 @@ def _laid_over(inputs: Inputs, roster: Roster, place: Mapping[str, Any]) -> Sett
         given = sources[-1].merged(("models", model_id))
         origins[model_id] = replace(origin, sources={key: each.source for key, each in given.items()})
     try:
-        skipped = (*inputs.flags.skipped, *inputs.variables.skipped, *roster.skipped)
+        skipped = (*inputs.flags.skipped, *inputs.variables.skipped, *roster.skipped, *_replaced_port(inputs))
         return Settings(sources=sources, origins=origins, skipped=skipped, **place)
     except ValidationError as error:
         raise ConfigError(_mistake(error, sources[-1], inputs, roster)) from None
+
+
+def _replaced_port(inputs: Inputs) -> Iterator[str]:
+    """Yield a warning where Vertex AI's port replaces another that was given."""
+    stronger = inputs.variables.vertex.get("port")
+    layers = (inputs.flags.server, inputs.variables.server, inputs.document.server)
+    given = next((layer["port"] for layer in layers if "port" in layer), None)
+    if stronger is not None and given is not None and str(given.value) != stronger.value:
+        yield f"{given.source}: port {given.value} has no effect, since AIP_HTTP_PORT sets port {stronger.value}"
 
 
 def _mistake(error: ValidationError, weakest: LayerSource, inputs: Inputs, roster: Roster) -> str:
@@ -328,6 +338,13 @@ def _mistake(error: ValidationError, weakest: LayerSource, inputs: Inputs, roste
 
 def _check_together(settings: Settings, inputs: Inputs) -> None:
     _check_unique(settings)
+    for (method, path), own in settings.server.route_aliases.items():
+        if endpoint_of(method, path) is not UNKNOWN:
+            field = "predict_route" if own == "/predict" else "health_route"
+            given = inputs.variables.vertex.get(field)
+            raise ConfigError(
+                f"{given.source if given else f'server.{field}'}: {path} is another endpoint; choose another path"
+            )
     alias = inputs.flags.model.get("aliases") or inputs.variables.model.get("aliases")
     if alias is not None and not named_source(inputs):
         raise ConfigError(f"{alias.source} names the model of -m or -hf; in the YAML set models.<id>.aliases")

@@ -186,7 +186,7 @@ def _flags(flags: Iterable[str]) -> str:
 
 def _row(entry: OptionRow) -> str:
     flags = " ".join(f"`{flag}`" for flag in (*entry.flags, *entry.constants))
-    env = f"`{entry.option.env}`" if entry.option.env else ""
+    env = " ".join(f"`{name}`" for name in (entry.option.env, *entry.option.env_forms) if name)
     default = f"`{_shown(entry)}`"
     cells = (f"`{entry.key}`", flags, env, default, _one_line(entry))
     return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", "\\n") for cell in cells) + " |\n"

@@ -69,7 +69,6 @@ _REFUSED = {
     "reads videos by FFmpeg's libraries, which its extra video brings, and starts no program": """
         --video-ffmpeg-dir LLAMA_ARG_VIDEO_FFMPEG_DIR
     """,
-    "is told the page's settings by ui_config": "LLAMA_ARG_UI_CONFIG_FILE",
     _MCP: """
         --tools-runtime --mcp-servers-config --mcp-servers-json
         LLAMA_ARG_TOOLS_RUNTIME LLAMA_ARG_MCP_SERVERS_CONFIG LLAMA_ARG_MCP_SERVERS_JSON

@@ -29,6 +29,7 @@
 ``POST /v1/embeddings  /embedding  /embeddings``    `vectors`: OpenAI's reply, and llama-server's own
 ``POST /rerank  /reranking``                        `vectors`: scores; also under ``/v1``
 ``POST /tokenize  /detokenize``                     `tokens`; ``GET /tokenizer_info`` as in vLLM
+``POST /predict``                                   `vertex`: Vertex AI's predictions; the path is configurable
 ``POST /api/chat  /api/generate``                   `ollama`: Ollama's API
 ``POST /api/embed  /api/embeddings``
 ``GET  /api/tags  /api/ps  /api/version``           its models; ``POST /api/show`` has one model's facts

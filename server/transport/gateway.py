@@ -133,7 +133,7 @@ class Gateway:
     ) -> None:
         self._app = app
         self._cors = CorsPolicy(options.cors)
-        self._resolver = Resolver(options.api_prefix, is_page)
+        self._resolver = Resolver(options.api_prefix, is_page, options.aliases)
         self._access = Access(KeyRing() if keys is None else keys, ("/metrics",) * options.metrics_open)
         self._rates = rates or Rates()
         self._guard = Guard(options)

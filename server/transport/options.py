@@ -47,6 +47,8 @@ class HttpOptions:
     cors: CorsOptions = CorsOptions()
     allowed_hosts: tuple[str, ...] = ()  # names of this server beside those that can only be its own
     cache_scope: Mode | None = None  # None = by key where there are several
+    predicts: bool = False  # POST /predict answers
+    aliases: Mapping[tuple[str, str], str] = field(default_factory=dict)  # method and path -> an endpoint's own path
     admin_port: int = 0  # what is for who runs the server is answered there alone; 0 = everywhere
     state_days: int = 30  # days after which stored responses are deleted; 0 = never
     closed: bool = False  # without a key nothing for pages of other sites; see `transport.access.guard`

@@ -29,6 +29,7 @@ ROUTES = sorted(
     for method in cast(set[str], route.methods)
 )
 EXPECTED = {  # what an example can't do without a stored response, a saved slot or a model that is not there
+    ("POST", "/predict"): 404,
     ("GET", "/v1/responses/{response_id}"): 404,
     ("GET", "/responses/{response_id}"): 404,
     ("DELETE", "/v1/responses/{response_id}"): 404,

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 from server.errors import ConfigError
 from server.options.read.layers import Given, from_text
+from server.options.read.vertex import read_vertex
 from server.options.table.option import Section, Table, nearest
 from server.options.table.values import FALSE, TRUE
 from server.options.unsupported import DEAD_VARIABLES, FIXED_VARIABLES, VARIABLES, dead, refusal
@@ -41,13 +42,14 @@ _SERVICE_LINK = re.compile(  # NAME=value; kubernetes/pkg/kubelet/envvars/envvar
 class Variables:
     """What the environment says. ``model`` (LLAMA_ARG_*) holds for every model; ``models`` by variable name.
 
-    ``skipped`` is what has no effect, a line each.
+    ``vertex`` is what Vertex AI sets, which is stronger than flags. ``skipped`` is what has no effect, a line each.
     """
 
     server: dict[str, Given] = field(default_factory=dict)
     model: dict[str, Given] = field(default_factory=dict)
     defaults: dict[str, Given] = field(default_factory=dict)
     models: dict[str, dict[str, Given]] = field(default_factory=dict)
+    vertex: dict[str, Given] = field(default_factory=dict)
     config: str = ""
     skipped: list[str] = field(default_factory=list)
 
@@ -79,7 +81,7 @@ def read_environment(table: Table, env: Mapping[str, str]) -> Variables:
 
     Raises ConfigError with one line for an unknown variable.
     """
-    found = Variables(config=env.get(CONFIG_VARIABLE, ""))
+    found = Variables(vertex=read_vertex(env), config=env.get(CONFIG_VARIABLE, ""))
     names = [name for name in sorted(env) if not is_service_link(table, name, env[name])]
     for name in names:
         if name.startswith(_LLAMA) or name in table.by_env:
@@ -98,7 +100,7 @@ def _read_llama(table: Table, found: Variables, name: str, text: str) -> None:
         entry = table.by_env[name]
         target = found.server if entry.section == "server" else found.model
         if text and not (entry.key in target and target[entry.key].source.startswith(_NEGATED)):
-            target[entry.key] = Given(from_text(entry, text), name)
+            target[entry.key] = Given(from_text(entry, text, name), name)
     elif _fixed(found, name, text):
         return
     elif name in DEAD_VARIABLES:

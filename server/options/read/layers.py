@@ -37,7 +37,8 @@ def laid_over(table: Table, section: Section, *layers: Layer) -> dict[str, Given
 
 def from_text(entry: OptionRow, text: str, flag: str = "") -> Any:
     """What a variable's text stands for, or that of `flag`."""
-    reader = entry.option.forms[flag][1] if flag in entry.option.forms else entry.option.text
+    forms = {**{name: reader for name, (_, reader) in entry.option.forms.items()}, **entry.option.env_forms}
+    reader = forms.get(flag, entry.option.text)
     return reader(text) if reader else text
 
 

@@ -69,6 +69,7 @@ class LayerSource(PydanticBaseSettingsSource):
 def said_by_each(inputs: Inputs, roster: Roster) -> Iterator[Sections]:
     """What the command line says, and so on, the strongest first. Below the last one are the fields' own defaults."""
     flags, variables, document = inputs.flags, inputs.variables, inputs.document
+    yield {SERVER: variables.vertex}  # as in llama-server, stronger than flags
     yield {SERVER: flags.server, **_under_each(roster, _shared(flags.model))}
     yield _of_models(roster.named)  # -m (or -hf, -mu, -dr) and -a: the one model that stands in place of the YAML's
     by_name = {model_id: variables.of_model(model_id) for model_id in roster.origins}

@@ -31,7 +31,8 @@ class Option:
 
     ``flags`` take a value, or switch a boolean on; ``constants`` are flags without a value, each with what it
     sets. ``text`` turns a flag's or variable's text into what YAML would hold. A ``repeat`` flag adds up.
-    ``forms`` are further flags with a metavar and a text reader of their own. A flag's value has ``n_words``.
+    ``forms`` are further flags with a metavar and a text reader of their own, ``env_forms`` further variables with a
+    text reader. A flag's value has ``n_words``.
     Setting an option drops what weaker sources say of the fields in ``replaces``.
     """
 
@@ -46,6 +47,7 @@ class Option:
     replaces: tuple[str, ...] = ()
     forms: Mapping[str, tuple[str, Callable[[str], Any]]] = field(default_factory=dict)
     n_words: int = 1
+    env_forms: Mapping[str, Callable[[str], Any]] = field(default_factory=dict)
 
 
 T = TypeVar("T")
@@ -65,6 +67,7 @@ def option(
     is_path: bool = False,
     replaces: tuple[str, ...] = (),
     forms: Mapping[str, tuple[str, Callable[[str], Any]]] | None = None,
+    env_forms: Mapping[str, Callable[[str], Any]] | None = None,
     n_words: int = 1,
     check: Callable[[Any], object] | None = None,
     **limits: float,
@@ -83,7 +86,9 @@ def option(
     name = "LLAMA_ARG_" + long.replace("-", "_").upper() if env is True else env or ""
     negations = ("--no-" + long,) if off is True else off or ()
     known = {**dict.fromkeys(negations, False), **(constants or {})}
-    made = Option(spelled, name, known, metavar, text, repeat, secret, is_path, replaces, forms or {}, n_words)
+    made = Option(
+        spelled, name, known, metavar, text, repeat, secret, is_path, replaces, forms or {}, n_words, env_forms or {}
+    )
     info: FieldInfo = cast(Any, Field)(default, **limits)
     info.metadata += [made, *([AfterValidator(_checked(check, default))] if check else [])]
     return cast(T, info)
@@ -184,7 +189,7 @@ class Table:
     @cached_property
     def by_env(self) -> dict[str, OptionRow]:
         """llama-server's variables that set something here."""
-        return {entry.option.env: entry for entry in self if entry.option.env}
+        return {name: entry for entry in self for name in (entry.option.env, *entry.option.env_forms) if name}
 
     def __iter__(self) -> Iterator[OptionRow]:
         return iter(self.entries.values())

@@ -37,6 +37,7 @@ class PageSettings(SettingsModel):
         "--ui-config --webui-config",
         env=True,
         metavar="JSON",
+        env_forms={"LLAMA_ARG_UI_CONFIG_FILE": _text_of},
         forms={"--ui-config-file": ("FILE", _text_of), "--webui-config-file": ("FILE", _text_of)},
     )
     """What the page begins with where a browser has no settings of its own, by llama-server's names: systemMessage,

@@ -67,6 +67,11 @@ class ListenSettings(SettingsModel):
     """Address of that port."""
     api_prefix: str = option("", "--api-prefix", env=True, metavar="PATH", check=_prefix)
     """Path in front of every endpoint, e.g. /llm."""
+    predict_route: str = option("", metavar="PATH", check=_prefix)
+    """Path of Vertex AI's prediction protocol, below api_prefix; empty = none. Vertex AI sets it by AIP_PREDICT_ROUTE
+    where AIP_MODE is PREDICTION."""
+    health_route: str = option("", metavar="PATH", check=_prefix)
+    """Another path of /health, below api_prefix; empty = none. Vertex AI sets it by AIP_HEALTH_ROUTE."""
     ssl_key_file: FilePath | None = option(None, "--ssl-key-file", env=True)
     """PEM file with the TLS private key; needs ssl_cert_file."""
     ssl_cert_file: FilePath | None = option(None, "--ssl-cert-file", env=True)
@@ -105,6 +110,12 @@ class ListenSettings(SettingsModel):
     or decodes media. 0 = any."""
     drain_s: Float = option(30.0, ge=0)
     """Seconds that running requests may take to finish when the server stops."""
+
+    @property
+    def route_aliases(self) -> dict[tuple[str, str], str]:
+        """The endpoint's own path, by method and path, of paths that the operator chose."""
+        chosen = (("POST", self.predict_route, "/predict"), ("GET", self.health_route, "/health"))
+        return {(method, path): own for method, path, own in chosen if path not in ("", own)}
 
     @model_validator(mode="after")
     def _fits_together(self) -> "ListenSettings":

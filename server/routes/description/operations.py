@@ -93,6 +93,12 @@ class NewBatch(TypedDict):
     completion_window: str
 
 
+class NewPrediction(TypedDict):
+    """Up to 128 requests. Each has ``@requestFormat`` (an endpoint's path or its name in camelCase) and its body."""
+
+    instances: list[Json]
+
+
 class NewMessageBatch(TypedDict):
     """Requests, each with ``custom_id`` and ``params``, the body of a message."""
 
@@ -277,6 +283,12 @@ OPERATIONS: Mapping[Callable[..., Any], Operation] = {
     ),
     i.ollama.post_generate: Operation(
         *(r.OllamaText, OllamaGenerateBody, {"prompt": "Hi", **_FEW}, r.OllamaTextChunk), media=NDJSON, errors=RUNS
+    ),
+    i.vertex.predict: Operation(
+        r.Predictions,
+        NewPrediction,
+        {"instances": [{"@requestFormat": "chatCompletions", **HI}]},
+        errors=(*READS, 404, 429),
     ),
     i.ollama.version: Operation(r.OllamaVersion),
     i.ollama.list_tags: Operation(r.OllamaTags),

@@ -422,6 +422,10 @@ class Tokens(TypedDict):
     tokens: list[int] | list[TokenPiece]
 
 
+class Predictions(TypedDict):
+    predictions: list[Any]
+
+
 class TokenizerInfo(TypedDict):
     tokenizer_class: str
     bos_token: str | None

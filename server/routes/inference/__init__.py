@@ -16,6 +16,7 @@ from server.routes.inference import (
     tokens,
     transcriptions,
     vectors,
+    vertex,
 )
 
 _MODULES = (
@@ -31,5 +32,6 @@ _MODULES = (
     transcriptions,
     tokens,
     ollama,
+    vertex,
 )
 ROUTERS: tuple[APIRouter, ...] = tuple(module.router for module in _MODULES)

@@ -40,7 +40,7 @@ _NEEDS: Final[dict[Need, dict[str, str]]] = {
         " /v1/messages/batches /v1/messages/batches/{batch_id}/cancel"
         " /completion /completions /v1/completions /infill /tokenize /detokenize"
         " /embedding /embeddings /v1/embeddings /rerank /reranking /v1/rerank /v1/reranking"
-        " /audio/transcriptions /v1/audio/transcriptions"
+        " /audio/transcriptions /v1/audio/transcriptions /predict"
         " /api/show /api/chat /api/generate /api/embed /api/embeddings"
         " /api/copy /api/create /api/push /api/blobs/{digest}",
         "DELETE": "/v1/stream /responses/{response_id} /v1/responses/{response_id}"

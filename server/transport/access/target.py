@@ -6,7 +6,7 @@ target's, so the router cannot see another path than the checks did. Nothing els
 ``request.url`` (`tests/unit/transport/test_target.py`).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote
@@ -71,9 +71,18 @@ class Target:
 
 
 class Resolver:
-    """Finds the target of requests. `prefix` is the server's API prefix, `is_page` tells the web UI's files."""
+    """Finds the target of requests. `prefix` is the server's API prefix, `is_page` tells the web UI's files.
 
-    def __init__(self, prefix: str = "", is_page: Callable[[str], bool] = lambda _: False) -> None:
+    `aliases` maps a method and a path to the endpoint's own path, for paths that the operator chose.
+    """
+
+    def __init__(
+        self,
+        prefix: str = "",
+        is_page: Callable[[str], bool] = lambda _: False,
+        aliases: Mapping[tuple[str, str], str] | None = None,
+    ) -> None:
+        self._aliases = aliases or {}
         self._prefix = prefix
         self._is_page = is_page
 
@@ -83,7 +92,7 @@ class Resolver:
         method, query = scope.get("method", "POST"), scope.get("query_string", b"")
         method = "GET" if method == "HEAD" else method
         local = _local(received, root, self._prefix)
-        path = local or ""
+        path = self._aliases.get((method, local or ""), local or "")
         is_page = method == "GET" and path != "" and self._is_page(path)
         found = PAGE_FILE if is_page else endpoint_of(method, path, query)
         endpoints: tuple[Endpoint, ...] = (found,)

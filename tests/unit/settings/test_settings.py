@@ -293,6 +293,8 @@ SAMPLES = {
     "host": "0.0.0.0",
     "max_bodies_bytes": "268435456",
     "api_prefix": "/llm",
+    "predict_route": "/p",
+    "health_route": "/h",
     "load": "on_demand",
     "log_colors": "on",
     "numa": "isolate",

@@ -1,0 +1,97 @@
+"""``POST /predict``: Vertex AI's prediction protocol. ``AIP_PREDICT_ROUTE`` names another path for it."""
+
+import asyncio
+import re
+from http import HTTPStatus
+from typing import Any
+
+import orjson
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+
+from server.errors import InvalidRequest, LlamapoolError, NotFound, short
+from server.routes.services import caller_of, services
+from server.transport.access.keys import ANYBODY
+from server.transport.bodies.read import read_json
+from server.transport.handlers import error_body
+from server.transport.internal import post_json
+from server.transport.reply import json_reply
+from server.transport.streams.disconnect import while_connected
+
+router = APIRouter(tags=["vertex"])
+MAX_INSTANCES = 128
+PATHS = (
+    *("/v1/chat/completions", "/v1/chat/completions/input_tokens", "/v1/completions", "/v1/embeddings"),
+    *("/v1/rerank", "/v1/reranking", "/v1/messages", "/v1/messages/count_tokens"),
+    *("/v1/responses", "/v1/responses/input_tokens"),
+    *("/chat/completions", "/chat/completions/input_tokens", "/completions", "/embeddings", "/rerank", "/reranking"),
+    *("/responses", "/responses/input_tokens", "/completion", "/embedding", "/infill"),
+    *("/tokenize", "/detokenize", "/apply-template"),
+    *("/api/chat", "/api/generate", "/api/embed", "/api/embeddings"),
+)
+"""Endpoints that an instance may reach. Each needs the scope ``infer``, as the predict route does."""
+
+
+def alias(path: str) -> str:
+    """Return llama-server's camelCase name of an endpoint: ``chatCompletions`` for ``/v1/chat/completions``."""
+    words = re.split(r"[/_-]", path.removeprefix("/v1").removeprefix("/"))
+    return words[0] + "".join(word[:1].upper() + word[1:] for word in words[1:])
+
+
+_FORMATS = {alias(path): path for path in reversed(PATHS)} | {path: path for path in PATHS}
+
+
+@router.post("/predict")
+async def predict(request: Request) -> Response:
+    """Run up to 128 requests at once and return their replies in the same order (Vertex AI's protocol)."""
+    instances = (await read_json(request)).get("instances")
+    if not services(request).options.predicts:
+        raise NotFound("File Not Found")
+    if not isinstance(instances, list):
+        raise InvalidRequest("instances: must be an array of requests", "instances")
+    if len(instances) > MAX_INSTANCES:
+        raise InvalidRequest(f"instances: may contain at most {MAX_INSTANCES} requests", "instances")
+    return json_reply({"predictions": await while_connected(request, _predict_all(request, instances))})
+
+
+async def _predict_all(request: Request, instances: list[Any]) -> list[Any]:
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(_predict(request, index, each)) for index, each in enumerate(instances)]
+    return [task.result() for task in tasks]
+
+
+async def _predict(request: Request, index: int, instance: Any) -> Any:
+    """Return the reply to one instance. A failed instance becomes an object with ``error``."""
+    used, key = services(request), caller_of(request) or ANYBODY
+    try:
+        path, body = _read(index, instance)
+        is_limited = index > 0 and bool(key.limits)  # the gateway counted the request itself
+        if is_limited:
+            used.rates.enter(key)
+        try:
+            reply = await post_json(request.app, {}, used.options.api_prefix + path, body, key)
+        finally:
+            if is_limited:
+                used.rates.leave(key)
+    except LlamapoolError as error:
+        return error_body(error)[1]
+    if reply.status != HTTPStatus.OK and not reply.body:
+        return {"error": {"code": reply.status, "message": "the request failed without a reply"}}
+    return orjson.loads(reply.body)
+
+
+def _read(index: int, instance: Any) -> tuple[str, dict[str, Any]]:
+    """Return the path and body of an instance. Raises `InvalidRequest`."""
+    at = f"instances.{index}"
+    if not isinstance(instance, dict):
+        raise InvalidRequest(f"{at}: must be an object", at)
+    name = instance.get("@requestFormat")
+    path = _FORMATS.get(name) if isinstance(name, str) else None
+    if path is None:
+        known = ", ".join(dict.fromkeys(map(alias, PATHS)))
+        said = f" '{short(name)}' is unknown;" if isinstance(name, str) else ""
+        raise InvalidRequest(f"{at}.@requestFormat:{said} must be a path or one of {known}", f"{at}.@requestFormat")
+    body = {key: value for key, value in instance.items() if key != "@requestFormat"}
+    if "stream" in body or path.startswith("/api/"):  # Ollama's endpoints stream by default
+        body["stream"] = False
+    return path, body

@@ -1,0 +1,130 @@
+"""Vertex AI's prediction protocol and its variables."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.fakes import FakeLoader
+from server.errors import ConfigError
+from server.settings import Settings, load_settings
+from tests.api.conftest import Serve
+from tests.api.transport.test_keys import bearer, key_file
+
+ON = {"predict_route": "/v1/endpoints/7:predict", "health_route": "/alive"}
+PATH = ON["predict_route"]
+END = "<|im_end|>\n<|im_start|>assistant\n"
+
+
+def chat(text: str = "Hi", **body: Any) -> dict[str, Any]:
+    messages = [{"role": "user", "content": text}]
+    return {"@requestFormat": "chatCompletions", "messages": messages, "max_tokens": 3, **body}
+
+
+async def test_instances_are_answered_in_their_order(serve: Serve) -> None:
+    loader = FakeLoader(replies={"first" + END: "one", "second" + END: "two"})
+    instances = [
+        chat("first", max_tokens=20, stream=True),
+        {"@requestFormat": "/tokenize", "content": "hi"},
+        chat("second", max_tokens=20),
+        {"@requestFormat": "apiChat", "messages": [{"role": "user", "content": "first"}]},
+    ]
+    async with serve(loader, server=ON) as api:
+        reply = await api.client.post(PATH, json={"instances": instances})
+    assert reply.status_code == 200
+    first, tokens, second, ollama = reply.json()["predictions"]
+    assert first["choices"][0]["message"]["content"] == "one"
+    assert tokens == {"tokens": [104, 105]}
+    assert second["choices"][0]["message"]["content"] == "two"
+    assert ollama["message"]["content"] == "one"
+
+
+async def test_a_failed_instance_does_not_fail_the_others(serve: Serve) -> None:
+    bad = [
+        "text",
+        {"messages": []},
+        {"@requestFormat": 5},
+        {"@requestFormat": "/models/unload", "model": "demo"},
+        {"@requestFormat": "predict", "instances": []},
+        chat(max_tokens="many"),
+        {"@requestFormat": "chatCompletions", "model": "nobody", "messages": []},
+    ]
+    async with serve(server=ON, models={"demo": {"path": "d.gguf", "load": "startup"}}) as api:
+        reply = await api.client.post(PATH, json={"instances": [*bad, chat()]})
+        assert reply.status_code == 200
+        *failed, good = reply.json()["predictions"]
+        assert all("message" in each["error"] for each in failed)
+        assert "instances.3.@requestFormat: '/models/unload' is unknown" in failed[3]["error"]["message"]
+        assert good["choices"]
+
+
+@pytest.mark.parametrize("body", [{}, {"instances": {}}, {"instances": [chat()] * 129}, []])
+async def test_a_wrong_body_is_a_400(serve: Serve, body: object) -> None:
+    async with serve(server=ON) as api:
+        reply = await api.client.post(PATH, json=body)
+        assert (reply.status_code, reply.json()["error"]["type"]) == (400, "invalid_request_error")
+        assert (await api.client.post(PATH, json={"instances": []})).json() == {"predictions": []}
+
+
+async def test_both_routes_stand_below_the_api_prefix(serve: Serve) -> None:
+    async with serve(server={**ON, "api_prefix": "/llm"}) as api:
+        reply = await api.client.post("/llm" + PATH, json={"instances": [chat()]})
+        assert reply.json()["predictions"][0]["choices"]
+        assert (await api.client.get("/llm/alive")).json()["status"] == "ok"
+        assert (await api.client.get("/alive")).status_code == 404
+
+
+async def test_without_the_option_there_is_no_such_route(serve: Serve) -> None:
+    async with serve() as api:
+        assert (await api.client.post("/predict", json={"instances": []})).status_code == 404
+        assert (await api.client.get("/alive")).status_code == 404
+
+
+async def test_keys_and_their_limits_hold(serve: Serve, tmp_path: Path) -> None:
+    ada = {"scopes": ["infer"], "requests_per_minute": 2}
+    file = key_file(tmp_path, ada=ada, ops={"scopes": ["models"]})
+    async with serve(server={**ON, "keys_file": str(file)}) as api:
+        assert (await api.client.get("/alive")).status_code == 200
+        body = {"instances": [chat(), chat(), chat()]}
+        assert (await api.client.post(PATH, json=body)).status_code == 401
+        assert (await api.client.post(PATH, json=body, headers=bearer("ops"))).status_code == 403
+        reply = await api.client.post(PATH, json=body, headers=bearer("ada"))
+        assert ["choices" in each for each in reply.json()["predictions"]] == [True, True, False]
+
+
+def settings(*argv: str, **env: str) -> Settings:
+    return load_settings(["-m", "demo.gguf", *argv], env)
+
+
+def test_the_variables_count_only_in_prediction_mode() -> None:
+    env = {"AIP_HTTP_PORT": "9000", "AIP_PREDICT_ROUTE": "p", "AIP_HEALTH_ROUTE": "h"}
+    assert settings(**env).server.port == 8080
+    assert settings(**env).server.predict_route == ""
+    found = settings("--port", "81", **env, AIP_MODE="PREDICTION")
+    assert (found.server.port, found.server.predict_route, found.server.health_route) == (9000, "/p", "/h")
+    assert found.skipped == ("--port: port 81 has no effect, since AIP_HTTP_PORT sets port 9000",)
+    plain = settings(AIP_MODE="PREDICTION")
+    assert (plain.server.port, plain.server.predict_route, plain.server.health_route) == (8080, "/predict", "")
+    assert plain.skipped == ()
+
+
+@pytest.mark.parametrize(
+    "env",
+    [
+        {"AIP_PREDICT_ROUTE": "/v1/chat/completions"},
+        {"AIP_HEALTH_ROUTE": "/v1/models"},
+        {"AIP_HTTP_PORT": "many"},
+        {"AIP_PREDICT_ROUTE": "/x/"},
+    ],
+)
+def test_a_mistake_names_the_variable(env: dict[str, str]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(env))):
+        settings(**env, AIP_MODE="PREDICTION")
+
+
+def test_the_file_of_the_web_uis_settings_may_be_named_by_its_variable(tmp_path: Path) -> None:
+    file = tmp_path / "page.json"
+    file.write_text('{"theme": "dark"}')
+    assert settings(LLAMA_ARG_UI_CONFIG_FILE=str(file)).server.ui_config == {"theme": "dark"}
+    with pytest.raises(ConfigError, match="can't be read"):
+        settings(LLAMA_ARG_UI_CONFIG_FILE="/nowhere")
