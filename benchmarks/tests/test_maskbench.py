@@ -12,6 +12,7 @@ from benchmarks.schemas import maskbench
 from benchmarks.schemas.instances import spellings
 from benchmarks.schemas.workers import Limits, Outcome, measured
 from harness.ggufs.writing import gguf_file
+from harness.real_server import ROOT
 
 
 def handler() -> Callable[[str], str]:
@@ -107,3 +108,13 @@ def test_a_run_prints_the_table_and_what_has_changed_since_another(
     out = capsys.readouterr().out
     assert "passes: passing -> invalid accepted" in out
     assert "1 schemas miss a target" in out
+
+
+def test_the_page_shows_the_committed_run() -> None:
+    run = json.loads((ROOT / "benchmarks" / "results" / "maskbench.json").read_text())
+    page = (ROOT / "docs" / "json-schema.md").read_text()
+    names = ("passing", "compile error", "valid rejected", "invalid accepted", "failed mid-reply")
+    cells = [f"{run['counts'][name]:,}" for name in names]
+    assert f"| Llamapool | {' | '.join(cells)} | {run['figures']['mask_us_mean']:.0f} |" in page
+    assert f"{run['figures']['largest_compile_cpu_s']} s of CPU" in page
+    assert run["commit"] in page

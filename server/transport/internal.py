@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import orjson
 from starlette.types import ASGIApp, Message, Scope
 
-from server.errors import AuthenticationFailed
+from server.errors import AuthenticationFailed, InternalError
 from server.transport.access.keys import INTERNAL, Key
 from server.transport.handlers import error_body
 
@@ -65,5 +65,8 @@ async def post_json(app: ASGIApp, state_scope: Scope, path: str, body: object, k
         INTERNAL: key,
     }
     await app(scope, receive, send)
+    if not started:  # a fault that the gateway has logged
+        status, failed, _ = error_body(InternalError("the request got no reply"))
+        return InternalReply(status, {}, orjson.dumps(failed))
     headers = {name.lower(): value for name, value in started["headers"]}
     return InternalReply(started["status"], headers, b"".join(parts))
