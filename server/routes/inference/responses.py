@@ -292,7 +292,7 @@ async def cancel_response(request: Request, response_id: str) -> Response:
 @router.get("/v1/responses/{response_id}/input_items")
 @router.get("/responses/{response_id}/input_items")
 async def list_input_items(request: Request, response_id: str) -> Response:
-    """The items of a response's own input; those of the responses before are listed with them."""
+    """List the items of a response's own input, without those of the responses that it continues."""
     query = ListQuery.of(request)
     await _stored(request, response_id)
     items = await services(request).state.items(owner_of(request), response_id, is_output=False)
