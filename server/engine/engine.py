@@ -261,7 +261,9 @@ class Engine(Instances[Instance]):
             found = {name: published.kept_in(cache, now) for name, cache in caches.items()}
             self._kept = {name: told for name, (told, _) in found.items()}
             for instance in self._instances:
-                instance.published.kept = [one for _, beginnings in found.values() for one in beginnings]
+                instance.published.kept = [one for _, prefixes in found.values() for one in prefixes]
+                if instance.published.watched:  # an idle step thread has no other reason to publish a new view
+                    instance.wake()
         return self._kept
 
     @property
