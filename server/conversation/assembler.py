@@ -1,7 +1,7 @@
 """What a model says, put together while it is generated: one way from engine events to a message for all wire formats.
 
 An `Assembler` reads one choice. Each text of the engine comes out of it as `Delta`s, more of an item each; the items in
-order are the message: text, thoughts and calls. Writers only put deltas and items into their format's words.
+order are the message: text, reasoning and calls. Writers only put deltas and items into their format's words.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,7 +20,7 @@ class Kind(Enum):
     """What an item is."""
 
     TEXT = "text"
-    THOUGHTS = "thoughts"
+    REASONING = "reasoning"
     CALL = "call"
 
 
@@ -55,7 +55,7 @@ class Delta:
 
 
 class Assembler:
-    """Reads the text of one choice into items. ``n_thought_tokens``: tokens of thoughts, with their opening tag.
+    """Reads the text of one choice into items. ``n_reasoning_tokens``: tokens of reasoning, with their opening tag.
 
     Tokens count for the item in whose text they come out, which for text that the parser holds back is later than they
     were sampled. ``end`` is there once the choice has finished.
@@ -63,7 +63,7 @@ class Assembler:
 
     def __init__(self, parser: OutputParser) -> None:
         self.items: list[Item] = []
-        self.n_thought_tokens = 0
+        self.n_reasoning_tokens = 0
         self.end: Finished | None = None
         self._parser = parser
         self._calls: dict[int, Item] = {}
@@ -115,7 +115,7 @@ class Assembler:
     def message(self) -> Message:
         """The same as a message of the conversation."""
         calls = tuple(Call(item.name, item.text, item.id) for item in self.calls)
-        return Message("assistant", self.said(Kind.TEXT), self.said(Kind.THOUGHTS), calls)
+        return Message("assistant", self.said(Kind.TEXT), self.said(Kind.REASONING), calls)
 
     def _take(self, pieces: list[Piece]) -> list[Delta]:
         return [self._delta(piece) for piece in pieces]
@@ -126,8 +126,8 @@ class Assembler:
             case ContentText(text):
                 item, begins = self._open(Kind.TEXT)
             case Reasoning(text):
-                item, begins = self._open(Kind.THOUGHTS)
-                self.n_thought_tokens += self._n_tokens
+                item, begins = self._open(Kind.REASONING)
+                self.n_reasoning_tokens += self._n_tokens
             case ToolCallBegin(index, id, name):
                 item, begins = Item(Kind.CALL, index, id, name), True
                 self._calls[index] = item

@@ -3,7 +3,7 @@
 ::
 
     Conversation
-    ├── messages   Message: role, content (text, or Text and Media parts), thoughts, calls, the call it answers
+    ├── messages   Message: role, content (text, or Text and Media parts), reasoning, calls, the call it answers
     ├── tools      Tools: what may be called, and whether something must be
     ├── thinking   Thinking: whether to think, how hard, how long
     └── shape      what an answer must match (`constrain.shape.Shape`)
@@ -81,7 +81,7 @@ class Message:
 
     role: str
     content: Content = ""
-    thoughts: str = ""
+    reasoning: str = ""
     calls: tuple[Call, ...] = ()
     call_id: str = ""
     name: str = ""
@@ -103,7 +103,7 @@ class Message:
     @property
     def empty(self) -> bool:
         """Whether it says nothing at all."""
-        return not (self.content or self.thoughts or self.calls)
+        return not (self.content or self.reasoning or self.calls)
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,8 +261,8 @@ def template_tools(tools: Sequence[Tool]) -> list[dict[str, Any]]:
 
 def _template_message(message: Message, mark: Mark) -> dict[str, Any]:
     given: dict[str, Any] = {"role": message.role, "content": _template_content(message.content, mark)}
-    if message.thoughts:
-        given["reasoning_content"] = message.thoughts
+    if message.reasoning:
+        given["reasoning_content"] = message.reasoning
     if message.name:
         given["name"] = message.name
     if message.call_id:

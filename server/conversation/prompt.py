@@ -214,7 +214,7 @@ def _continued(conversation: Conversation, speech: Speech, model: LoadedModel) -
         return False
     if not wanted:
         last = messages[-1]
-        goes_on = not last.calls and bool(last.content or not last.thoughts or speech.knows_thoughts)
+        goes_on = not last.calls and bool(last.content or not last.reasoning or speech.knows_thoughts)
         return model.spec.chat.prefill_assistant and goes_on
     if messages[-1].calls:
         at = conversation.messages_at

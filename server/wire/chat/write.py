@@ -79,7 +79,7 @@ class ChatReply:
 
     def _message(self, choice: Assembler) -> Json:
         message: Json = {"role": "assistant", "content": choice.said(Kind.TEXT)}
-        if thoughts := choice.said(Kind.THOUGHTS):
+        if thoughts := choice.said(Kind.REASONING):
             message["reasoning_content"] = thoughts
         calls = [self._call(item) for item in choice.calls]
         if calls and self._words.old:
@@ -101,7 +101,7 @@ class ChatReply:
 def usage(choices: Sequence[Assembler]) -> Json:
     """``usage`` of all choices of one prompt; tokens of thoughts are counted where there are any."""
     counts = wire.usage((0, choice.finished) for choice in choices)
-    n_thoughts = sum(choice.n_thought_tokens for choice in choices)
+    n_thoughts = sum(choice.n_reasoning_tokens for choice in choices)
     return counts | {"completion_tokens_details": {"reasoning_tokens": n_thoughts}} if n_thoughts else counts
 
 
@@ -232,7 +232,7 @@ class ChatStream:
         item = delta.item
         if item.kind is Kind.TEXT:
             return _content(delta.text)
-        if item.kind is Kind.THOUGHTS:
+        if item.kind is Kind.REASONING:
             return b'"reasoning_content":' + orjson.dumps(delta.text)
         if item.name in self._words.custom:
             return self._custom_delta(choice, delta)

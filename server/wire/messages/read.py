@@ -73,7 +73,7 @@ class MessagesAsked:
     conversation: Conversation
 
     @property
-    def show_thoughts(self) -> bool:
+    def show_reasoning(self) -> bool:
         """Whether thinking blocks have a text."""
         return self.body.thinking is None or self.body.thinking.display != "omitted"
 
@@ -147,7 +147,7 @@ def message_generation(wanted: MessagesAsked, model: LoadedModel, seen: Seen = N
     prepared = prepare(wanted.conversation, model, seen)
     request = prepared_request(prepared, _fields(wanted.body), model, header.id)
     writer = MessageStream if wanted.body.stream else MessageReply
-    return Generation([request], writer(header, prepared.output.parser, show_thoughts=wanted.show_thoughts))
+    return Generation([request], writer(header, prepared.output.parser, show_reasoning=wanted.show_reasoning))
 
 
 def count_message_tokens(wanted: MessagesAsked, model: LoadedModel, seen: Seen = NOTHING_SEEN) -> Json:

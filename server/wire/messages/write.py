@@ -26,18 +26,18 @@ _DELTA = (
 )
 _KEYS = {
     Kind.TEXT: (b"text_delta", b"text"),
-    Kind.THOUGHTS: (b"thinking_delta", b"thinking"),
+    Kind.REASONING: (b"thinking_delta", b"thinking"),
     Kind.CALL: (b"input_json_delta", b"partial_json"),
 }
 
 
 class MessageReply:
-    """Collects events into one message. ``show_thoughts=False`` leaves thinking blocks empty."""
+    """Collects events into one message. ``show_reasoning=False`` leaves thinking blocks empty."""
 
-    def __init__(self, header: Header, parser: NewParser, *, show_thoughts: bool = True) -> None:
+    def __init__(self, header: Header, parser: NewParser, *, show_reasoning: bool = True) -> None:
         self._header = header
         self._said = Assembler(parser())
-        self._show_thoughts = show_thoughts
+        self._show_reasoning = show_reasoning
 
     def feed(self, _prompt: int, event: Event) -> None:
         """Take one event."""
@@ -50,25 +50,25 @@ class MessageReply:
         """The message, once it has finished."""
         end = self._said.finished
         content = [self._block(item) for item in self._said.items]
-        counts = _usage(end.n_prompt, end.n_cached, end.n_predicted, self._said.n_thought_tokens)
+        counts = _usage(end.n_prompt, end.n_cached, end.n_predicted, self._said.n_reasoning_tokens)
         return _message(self._header, content, _stop(end, called=self._said.called), counts)
 
     def _block(self, item: Item) -> Json:
         if item.kind is Kind.TEXT:
             return {"type": "text", "text": item.text}
-        if item.kind is Kind.THOUGHTS:
-            return {"type": "thinking", "thinking": item.text if self._show_thoughts else "", "signature": ""}
+        if item.kind is Kind.REASONING:
+            return {"type": "thinking", "thinking": item.text if self._show_reasoning else "", "signature": ""}
         members = orjson.Fragment(object_text(item.text, whole=True))
         return {"type": "tool_use", "id": item.id, "name": item.name, "input": members}
 
 
 class MessageStream:
-    """Feed it every event; send what it returns. ``show_thoughts=False`` leaves thinking blocks empty."""
+    """Feed it every event; send what it returns. ``show_reasoning=False`` leaves thinking blocks empty."""
 
-    def __init__(self, header: Header, parser: NewParser, *, show_thoughts: bool = True) -> None:
+    def __init__(self, header: Header, parser: NewParser, *, show_reasoning: bool = True) -> None:
         self._header = header
         self._said = Assembler(parser())
-        self._show_thoughts = show_thoughts
+        self._show_reasoning = show_reasoning
         self._began = False
         self._open: Item | None = None  # whose block is being written
         self._input = ObjectStream()  # of the call that is
@@ -102,7 +102,7 @@ class MessageStream:
         ending: Json = {
             "type": "message_delta",
             "delta": _stop(event, called=self._said.called),
-            "usage": _usage(event.n_prompt, event.n_cached, event.n_predicted, self._said.n_thought_tokens),
+            "usage": _usage(event.n_prompt, event.n_cached, event.n_predicted, self._said.n_reasoning_tokens),
         }
         return [*events, typed_event(ending), typed_event({"type": "message_stop"})]
 
@@ -114,7 +114,7 @@ class MessageStream:
             text = delta.text
             if delta.item.kind is Kind.CALL:
                 text = self._input.feed(text)
-            if text and (self._show_thoughts or delta.item.kind is not Kind.THOUGHTS):
+            if text and (self._show_reasoning or delta.item.kind is not Kind.REASONING):
                 events.append(self._delta(*_KEYS[delta.item.kind], text))
         return events
 
@@ -125,7 +125,7 @@ class MessageStream:
         self._index += 1
         empty: dict[Kind, Json] = {
             Kind.TEXT: {"type": "text", "text": ""},
-            Kind.THOUGHTS: {"type": "thinking", "thinking": "", "signature": ""},
+            Kind.REASONING: {"type": "thinking", "thinking": "", "signature": ""},
             Kind.CALL: {"type": "tool_use", "id": item.id, "name": item.name, "input": {}},
         }
         begun = {"type": "content_block_start", "index": self._index, "content_block": empty[item.kind]}
@@ -136,7 +136,7 @@ class MessageStream:
         if item is None:
             return []
         rest: list[bytes] = []
-        if item.kind is Kind.THOUGHTS:  # Anthropic signs them; clients wait for a signature before the block's end
+        if item.kind is Kind.REASONING:  # Anthropic signs them; clients wait for a signature before the block's end
             rest = [self._delta(b"signature_delta", b"signature", "")]
         elif item.kind is Kind.CALL and (text := self._input.finish()):
             rest = [self._delta(*_KEYS[item.kind], text)]

@@ -202,7 +202,7 @@ class _Reader:
         thoughts = _thoughts(item, "content", path) or _thoughts(item, "summary", path)
         if thoughts:
             turn = self._turn()
-            self.messages[-1] = replace(turn, thoughts="\n".join(filter(None, [turn.thoughts, thoughts])))
+            self.messages[-1] = replace(turn, reasoning="\n".join(filter(None, [turn.reasoning, thoughts])))
 
     def _parts(self, given: object, path: str) -> list[Part]:
         if isinstance(given, str):

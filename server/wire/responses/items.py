@@ -20,7 +20,7 @@ _PREFIXES: dict[ItemType, str] = {
     "custom_tool_call": "ctc_",
 }
 _PARTS: dict[ItemType, str] = {"message": "output_text", "reasoning": "reasoning_text"}
-_TYPES: dict[Kind, ItemType] = {Kind.TEXT: "message", Kind.THOUGHTS: "reasoning", Kind.CALL: "function_call"}
+_TYPES: dict[Kind, ItemType] = {Kind.TEXT: "message", Kind.REASONING: "reasoning", Kind.CALL: "function_call"}
 
 
 @dataclass(slots=True, eq=False)
@@ -99,7 +99,7 @@ class OutputItems:
     @property
     def reasoning_tokens(self) -> int:
         """Tokens of thoughts, with their opening tag."""
-        return self._said.n_thought_tokens
+        return self._said.n_reasoning_tokens
 
     def begin(self, text: str) -> list[Addition]:
         """Content that the prompt ends with, which the reply repeats."""

@@ -149,7 +149,7 @@ def test_a_wrong_tool_is_refused(tools: Any, choice: object, named: str) -> None
 )
 def test_thoughts_go_by_the_names_of_other_servers_too(given: dict[str, Any], thought: str | None) -> None:
     [message] = read_messages([{"role": "assistant", "content": "hi", **given}])
-    assert message.thoughts == (thought or "")
+    assert message.reasoning == (thought or "")
 
 
 def test_what_no_model_can_be_shown_is_skipped_and_told() -> None:
@@ -182,9 +182,9 @@ def test_arguments_that_a_model_wrote_are_taken_as_they_are(arguments: object, s
     ],
 )
 def test_thoughts_may_be_parts_of_the_content(parts: object, thoughts: str) -> None:
-    assert read_messages([{"role": "assistant", "content": parts}])[0].thoughts == thoughts
+    assert read_messages([{"role": "assistant", "content": parts}])[0].reasoning == thoughts
     listed = {"role": "assistant", "content": "a", "reasoning_content": [{"type": "text", "text": "hm"}]}
-    assert read_messages([listed])[0].thoughts == "hm"
+    assert read_messages([listed])[0].reasoning == "hm"
 
 
 PATCH = {"type": "custom", "custom": {"name": "patch", "description": "d"}}

@@ -78,7 +78,7 @@ def test_effort_is_the_templates_reasoning_effort() -> None:
     ("display", "shown"), [(None, True), ("summarized", True), ("updates", True), ("omitted", False)]
 )
 def test_thoughts_are_shown_unless_told_otherwise(display: str | None, shown: bool) -> None:
-    assert read_messages(body(thinking={"type": "enabled", "display": display})).show_thoughts is shown
+    assert read_messages(body(thinking={"type": "enabled", "display": display})).show_reasoning is shown
 
 
 @pytest.mark.parametrize("beta", [False, True])

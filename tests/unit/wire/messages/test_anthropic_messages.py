@@ -418,6 +418,6 @@ def needles(value: object) -> set[str]:
 @given(st.lists(TURNS, max_size=4))
 def test_no_history_is_refused_and_no_text_of_it_is_lost(turns: list[Block]) -> None:
     found, _ = read(turns)
-    told = {message.text for message in found} | {message.thoughts for message in found}
+    told = {message.text for message in found} | {message.reasoning for message in found}
     told |= {call.name for message in found for call in message.calls}
     assert all(any(needle in each for each in told) for needle in needles(turns))

@@ -158,11 +158,11 @@ def test_a_message_has_its_blocks_in_the_order_in_which_they_were_written(
 )
 def test_whatever_a_model_writes_can_be_sent_back(before: list[Piece], arguments: str, show: bool) -> None:
     pieces = [*before, ToolCallBegin(0, "c1", "f"), ToolCallArguments(0, arguments)]
-    content = whole(lambda: Script(pieces), run(FinishReason.LIMIT), show_thoughts=show)["content"]
+    content = whole(lambda: Script(pieces), run(FinishReason.LIMIT), show_reasoning=show)["content"]
     warnings: list[str] = []
     [message] = read_conversation(None, [{"role": "assistant", "content": content}], warnings, LaterTools({}, warnings))
     assert warnings == []
-    assert message.thoughts == "".join(piece.text for piece in before if isinstance(piece, Reasoning) and show)
+    assert message.reasoning == "".join(piece.text for piece in before if isinstance(piece, Reasoning) and show)
     said = "".join(piece.text for piece in before if isinstance(piece, ContentText))
     assert message.text.startswith(said)
     assert message.calls or message.text.endswith(arguments)  # what is no call stands in the text
@@ -216,10 +216,11 @@ def test_a_thinking_block_ends_with_a_signature() -> None:
 
 def test_thoughts_that_are_not_to_be_shown_leave_an_empty_block() -> None:
     events = run()
-    message = whole(lambda: Script([Reasoning("Hm."), ContentText("a")]), events, show_thoughts=False)
+    message = whole(lambda: Script([Reasoning("Hm."), ContentText("a")]), events, show_reasoning=False)
     assert message["content"] == [{**THOUGHT, "thinking": ""}, {"type": "text", "text": "a"}]
     assert (
-        gathered(streamed(lambda: Script([Reasoning("Hm."), ContentText("a")]), events, show_thoughts=False)) == message
+        gathered(streamed(lambda: Script([Reasoning("Hm."), ContentText("a")]), events, show_reasoning=False))
+        == message
     )
 
 

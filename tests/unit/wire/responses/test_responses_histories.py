@@ -72,7 +72,7 @@ SILENT: list[Item] = [
 
 def said(found: Message) -> str:
     calls = " ".join(f"{call.name} {call.arguments}" for call in found.calls)
-    return f"{found.thoughts} {found.text} {calls}"
+    return f"{found.reasoning} {found.text} {calls}"
 
 
 @given(st.lists(st.integers(0, len(SAYS) + len(SILENT) - 1), max_size=12))
