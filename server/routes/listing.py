@@ -1,5 +1,6 @@
 """Lists of objects as OpenAI's API pages them: ``limit``, ``order`` and ``after`` in the query."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Self
 
@@ -34,8 +35,8 @@ class ListQuery:
         return cls(query.get("after") or None, int(limit), order == "desc")
 
 
-def list_reply(found: Page) -> Response:
-    """Return a page as OpenAI's list object."""
+def list_reply(found: Page, headers: Mapping[str, str] | None = None) -> Response:
+    """Return a page as OpenAI's list object, with extra `headers`."""
     ids = [each["id"] for each in found.data]
     edges = {"first_id": ids[0] if ids else None, "last_id": ids[-1] if ids else None}
-    return json_reply({"object": "list", "data": found.data, **edges, "has_more": found.has_more})
+    return json_reply({"object": "list", "data": found.data, **edges, "has_more": found.has_more}, headers=headers)

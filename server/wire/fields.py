@@ -82,11 +82,6 @@ class Body(BaseModel):
         return body
 
 
-def names_of(*schemas: type[Body]) -> frozenset[str]:
-    """The fields of these schemas, as bodies name them."""
-    return frozenset(field.alias or name for schema in schemas for name, field in schema.model_fields.items())
-
-
 B = TypeVar("B", bound=Body)
 
 

@@ -17,6 +17,7 @@ from server.wire.adapters import read_adapters, request_adapters
 from server.wire.common import Json
 from server.wire.constraints import ConstraintFields
 from server.wire.fields import Body, Count, CountOrAll, Fraction, Whole, field_error, out_of_range, within
+from server.wire.known import Fields
 from server.wire.sampling import SamplingFields, sampling_params
 
 MAX_STOPS = 64
@@ -135,6 +136,16 @@ class GenerationFields(EndFields, ServingFields, SamplingFields, ConstraintField
     def n_top(self) -> int:
         """Alternatives per token that ``n_probs`` asks for; below 0 is none, as in llama-server."""
         return max(self.n_probs or 0, 0)
+
+
+ADAPTER = Fields("id scale")
+INNER_FIELDS = Fields(
+    "",
+    response_format=Fields("type schema", json_schema=Fields("name description schema strict")),
+    grammar_triggers=Fields("type value token"),
+    lora=ADAPTER,
+)
+"""The objects in `GenerationFields` that are read by hand, for `server.wire.known`."""
 
 
 class ReplyWriter(Protocol):

@@ -1,13 +1,15 @@
-"""What of a body a reply is made without: named in a header of the reply, and in the log.
+"""What of a body has no effect on the reply: listed in a header of the reply, and in the log.
 
-Fields of older llama-servers (2023 and 2024) that its present one does not know are taken, whatever they hold; a field
-that nobody knows is named, since it may be a misspelt one. What else clients can't help sending (tools that only other
-servers have, blocks that no model can be shown) is told by the wire format that skips it.
+Fields of older llama-servers (2023 and 2024) are accepted with any value. An unknown field is listed by its path, since
+it may be misspelt (`server.wire.known`). Each dialect reports what else it leaves out, such as tools of other servers.
 """
 
 import logging
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from difflib import get_close_matches
 from typing import Any
+
+from server.wire.known import Known, has_unknown, unknown_paths
 
 logger = logging.getLogger(__name__)
 
@@ -15,56 +17,47 @@ WARNING_HEADER = "X-Llamapool-Warning"
 GONE_SAMPLERS = ("tfs_z", "tfs-z", "tfs")
 """Tail free sampling, which llama.cpp no longer has; older clients name it in every list of samplers."""
 NO_TOOL_LEFT = "tool_choice is ignored: no tool is left that could be called"
-HINTS = frozenset(
-    [
-        *(
-            "metadata",
-            "client_metadata",
-            "store",
-            "service_tier",
-            "speed",
-            "billing_policy",
-            "inference_geo",
-            "prediction",
-        ),
-        *("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "cache_control", "diagnostics"),
-        *("user_profile_id", "workspace_id"),
-    ]
-)
-"""For routing, caching, billing and records at OpenAI and Anthropic: clients send them, and no reply is another one."""
-_OLDER = frozenset(["tfs_z", "penalize_nl", "system_prompt", "image_data"])
 _SHOWN_CHARS = 40
 GONE_SAMPLER_CHAR = "f"
 _NO_TAIL_FREE = "llama.cpp has no tail free sampling any more"
 _MAX_SHOWN = 8
 _MAX_SHOWN_CHARS = 200
+_MAX_PATH_CHARS = 100
+_SIMILAR = 0.75
+"""How similar a known name must be to an unknown one to be suggested, from 0 to 1 (difflib's ratio)."""
 
 
 def warning_headers(
     body: Mapping[str, Any],
-    known: Container[str] | None = None,
+    known: Known | None = None,
     *,
     native: bool = False,
     warnings: Iterable[str] = (),
 ) -> dict[str, str]:
-    """The header that names what of a JSON body has no effect; none where all is carried out.
+    """Return the header that lists what of a JSON body has no effect; no header if everything has.
 
-    `known`: the fields that its schema has; None = it may have any. `native`: whether it is llama-server's own
-    completion, which has a system prompt and pictures as it had them in 2023. `warnings`: those of the wire format
-    itself, of what it left out.
+    `known`: the fields that the dialect reads; None = do not look for unknown ones. `native`: whether the body is that
+    of llama-server's own completion, which had a system prompt and images in 2023. `warnings`: what the dialect itself
+    left out.
     """
     unknown = () if known is None else unknown_fields(body, known)
     return as_header([*_warnings(body, native), *warnings, *unknown])
 
 
-def unknown_fields(given: Mapping[str, Any], known: Container[str]) -> list[str]:
-    """A sentence for each field that is not `known`, nor one of those that change no reply."""
-    names = [name for name, value in given.items() if name not in known and value is not None]
-    return [f"{shown(name)} is ignored: it is not known here" for name in names if name not in HINTS | _OLDER]
+def unknown_fields(given: Mapping[str, Any], known: Known) -> list[str]:
+    """Return a sentence for each field of `given`, at any depth, that is unknown and might have changed the reply."""
+    if not has_unknown(given, known):
+        return []
+    found: list[str] = []
+    for path, name, fields in unknown_paths(given, known):
+        like = get_close_matches(name[:_SHOWN_CHARS], fields.names, 1, _SIMILAR) if len(found) < _MAX_SHOWN else []
+        hint = f" (did you mean {like[0]!r}?)" if like else ""
+        found.append(f"{path[:_MAX_PATH_CHARS]!a} is ignored: unknown field{hint}")
+    return found
 
 
 def as_header(warnings: Iterable[str]) -> dict[str, str]:
-    """The header that says these sentences, each once, and which may hold the client's words; the log gets it, too."""
+    """Return the header with these sentences, each once, and log it. Sentences may contain text of the client."""
     found = list(dict.fromkeys(warnings))
     if not found:
         return {}
@@ -76,7 +69,7 @@ def as_header(warnings: Iterable[str]) -> dict[str, str]:
 
 
 def with_warnings(headers: Mapping[str, str] | None, warnings: Iterable[str]) -> Mapping[str, str] | None:
-    """`headers`, with what came out only later, too."""
+    """Return `headers` with `warnings` that arose after they were made."""
     later = as_header(warnings)
     if not later:
         return headers
@@ -85,7 +78,7 @@ def with_warnings(headers: Mapping[str, str] | None, warnings: Iterable[str]) ->
 
 
 def _printable(text: str) -> str:
-    """As a header may have it: one line of ASCII."""
+    """Return `text` as one line of ASCII, shortened."""
     cut = text if len(text) <= _MAX_SHOWN_CHARS else text[:_MAX_SHOWN_CHARS] + "..."
     return "".join(char if " " <= char <= "~" else "?" for char in cut)
 
@@ -102,7 +95,9 @@ def _warnings(body: Mapping[str, Any], native: bool) -> Iterator[str]:
         yield f"system_prompt {told}"
     if body.get("image_data") and not native:
         yield "image_data is ignored: only /completion takes it"
-    elif body.get("image_data") and not isinstance(body.get("prompt"), str):
+    if native and body.get("response_format"):
+        yield "response_format is ignored: send json_schema or grammar, as to llama-server"
+    if native and body.get("image_data") and not isinstance(body.get("prompt"), str):
         yield "image_data is ignored: its places are marked in a prompt that is one text"
 
 
@@ -113,10 +108,10 @@ def _names_tail_free(samplers: object) -> bool:
 
 
 def shown(text: object) -> str:
-    """A client's word in quotes, fit for a header."""
+    """Return a client's text in quotes, in ASCII and at most 40 characters, fit for a header."""
     return ascii(str(text)[:_SHOWN_CHARS])
 
 
 def left_out(what: str, kind: str, number: int) -> str:
-    """That so many of a type were skipped, such as tools."""
+    """Return the sentence that `number` objects of a type were left out, such as tools."""
     return f"{what} of type {shown(kind)} are left out{f' ({number})' if number > 1 else ''}"

@@ -22,13 +22,16 @@ from server.transport.access.target import TARGET, Target
 from server.transport.bodies.read import read_json, read_later
 from server.transport.reply import json_reply
 from server.wire.common import random_id
+from server.wire.known import Fields
 from server.wire.messages.errors import anthropic_error
+from server.wire.messages.read import FIELDS as MESSAGE_FIELDS
 from server.wire.responses.read import read_metadata
 from server.wire.warnings import warning_headers
 
 router = APIRouter(tags=["batches"])
 ENDPOINTS = ("/v1/chat/completions", "/v1/responses", "/v1/completions", "/v1/embeddings")
 MAX_REQUESTS = 100_000
+_MESSAGES = Fields("", requests=Fields("custom_id", params=MESSAGE_FIELDS))
 _WINDOW = re.compile(r"([1-9]\d{0,3})([hd])")
 _WINDOW_S = {"h": 3600, "d": 86400}
 _DAY_S = 86400
@@ -82,7 +85,7 @@ async def create_batch(request: Request) -> Response:
         "request_counts": {"total": len(lines), "completed": 0, "failed": 0},
     }
     await _start(request, batch, [] if errors else lines)
-    known = ("endpoint", "completion_window", "input_file_id", "metadata")
+    known = Fields("endpoint completion_window input_file_id metadata")
     return json_reply(await _openai(request, batch), headers=warning_headers(body, known))
 
 
@@ -128,7 +131,7 @@ async def create_message_batch(request: Request) -> Response:
         "request_counts": {"total": len(lines), "completed": 0, "failed": 0},
     }
     await _start(request, batch, lines)
-    return json_reply(await _anthropic(request, batch), headers=warning_headers(body, ("requests",)))
+    return json_reply(await _anthropic(request, batch), headers=warning_headers(body, _MESSAGES))
 
 
 @router.get("/v1/messages/batches")

@@ -6,8 +6,10 @@ from fastapi.responses import Response
 from server.routes.generate import answer
 from server.routes.services import services
 from server.transport.bodies.read import read_as
+from server.wire.completions.prompt import PROMPT
 from server.wire.completions.read import CompletionBody, completion_generation, read_completion
-from server.wire.fields import names_of
+from server.wire.generation import INNER_FIELDS
+from server.wire.known import Fields, fields_of
 from server.wire.native.body import NativeBody
 from server.wire.native.infill import InfillBody, infill_generation, read_infill
 from server.wire.native.read import native_generation, read_native
@@ -15,7 +17,8 @@ from server.wire.verbose import verbosely
 from server.wire.warnings import warning_headers
 
 router = APIRouter(tags=["completions"])
-_OPENAI, _NATIVE, _INFILL = (names_of(body) for body in (CompletionBody, NativeBody, InfillBody))
+_OPENAI, _NATIVE = (INNER_FIELDS | fields_of(body, prompt=PROMPT) for body in (CompletionBody, NativeBody))
+_INFILL = INNER_FIELDS | fields_of(InfillBody, input_extra=Fields("filename text"))
 
 
 @router.post("/v1/completions")
@@ -46,5 +49,7 @@ async def native_completions(request: Request) -> Response:
 @router.post("/infill")
 async def infill(request: Request) -> Response:
     """Code between a prefix and a suffix."""
-    wanted, headers = await read_as(request, lambda given: (read_infill(given), warning_headers(given, _INFILL)))
+    wanted, headers = await read_as(
+        request, lambda given: (read_infill(given), warning_headers(given, _INFILL, native=True))
+    )
     return await answer(request, wanted.body, lambda model, _: infill_generation(wanted, model), headers)

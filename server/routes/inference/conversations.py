@@ -12,12 +12,15 @@ from server.state.objects import Json, page
 from server.transport.bodies.read import read_json, read_optional_json
 from server.transport.reply import json_reply
 from server.wire.common import random_id
+from server.wire.known import Fields
 from server.wire.responses.history import items_to_store
 from server.wire.responses.input import read_input
+from server.wire.responses.known import ITEM
 from server.wire.responses.read import read_metadata
 from server.wire.warnings import warning_headers
 
 router = APIRouter(tags=["conversations"])
+_NEW = Fields("metadata", items=ITEM)
 MAX_NEW_ITEMS = 20
 """Items of one request that adds to a conversation, as at OpenAI."""
 
@@ -34,7 +37,7 @@ async def create_conversation(request: Request) -> Response:
         "metadata": read_metadata(body),
     }
     await services(request).state.put(owner_of(request), "conversation", found, inputs=items)
-    return json_reply(found, headers=warning_headers(body, ("items", "metadata")))
+    return json_reply(found, headers=warning_headers(body, _NEW))
 
 
 @router.get("/v1/conversations/{conversation_id}")
@@ -46,13 +49,14 @@ async def get_conversation(request: Request, conversation_id: str) -> Response:
 @router.post("/v1/conversations/{conversation_id}")
 async def update_conversation(request: Request, conversation_id: str) -> Response:
     """Replace a conversation's metadata."""
-    metadata = read_metadata(await read_json(request))
+    body = await read_json(request)
+    metadata = read_metadata(body)
     changed = await services(request).state.update(
         owner_of(request), "conversation", conversation_id, lambda body: {**body, "metadata": metadata}
     )
     if changed is None:
         raise _not_found(conversation_id)
-    return json_reply(changed)
+    return json_reply(changed, headers=warning_headers(body, Fields("metadata")))
 
 
 @router.delete("/v1/conversations/{conversation_id}")
@@ -79,7 +83,7 @@ async def create_conversation_items(request: Request, conversation_id: str) -> R
     items = _items(body)
     await _found(request, conversation_id)
     await services(request).state.append(owner_of(request), conversation_id, items)
-    return list_reply(page(items, None, len(items)))
+    return list_reply(page(items, None, len(items)), warning_headers(body, Fields("", items=ITEM)))
 
 
 @router.get("/v1/conversations/{conversation_id}/items/{item_id}")

@@ -31,13 +31,28 @@ from server.transport.reply import JSON_TYPE, json_reply
 from server.transport.streams.disconnect import while_connected
 from server.transport.streams.sse import NDJSON_TYPE, event_stream
 from server.wire.common import Json
+from server.wire.known import Fields
 from server.wire.ollama.errors import error_line
 from server.wire.ollama.fields import without_effect
 from server.wire.ollama.models import running, shown, tags
 from server.wire.ollama.pull import SUCCESS, hub_name, pull_lines
-from server.wire.ollama.read import OllamaAsked, Options, generation, read_chat, read_generate
-from server.wire.ollama.vectors import Embed, embed_job, read_embed, read_old_embed
-from server.wire.warnings import as_header
+from server.wire.ollama.read import (
+    CHAT_FIELDS,
+    GENERATE_FIELDS,
+    OllamaAsked,
+    generation,
+    read_chat,
+    read_generate,
+)
+from server.wire.ollama.vectors import (
+    EMBED_FIELDS,
+    OLD_EMBED_FIELDS,
+    Embed,
+    embed_job,
+    read_embed,
+    read_old_embed,
+)
+from server.wire.warnings import as_header, unknown_fields
 
 router = APIRouter(prefix="/api", tags=["ollama"])
 
@@ -75,17 +90,21 @@ async def show(request: Request) -> Response:
 async def post_chat(request: Request) -> Response:
     """A message that answers a conversation: lines of JSON as it is written, or one object with ``"stream": false``.
     Without messages the model is only loaded, or freed with ``"keep_alive": 0``."""
-    return await _ask(request, read_chat)
+    return await _ask(request, read_chat, CHAT_FIELDS)
 
 
 @router.post("/generate")
 async def post_generate(request: Request) -> Response:
     """As `/api/chat`, of a prompt: a user's message, a whole prompt (``raw``), or what is in front of a ``suffix``."""
-    return await _ask(request, read_generate)
+    return await _ask(request, read_generate, GENERATE_FIELDS)
 
 
-async def _ask(request: Request, read: Callable[[dict[str, Any]], OllamaAsked]) -> Response:
-    ask, unused = await read_as(request, lambda given: (read(given), without_effect(given, Options.model_fields)))
+def _unused(given: dict[str, Any], known: Fields) -> list[str]:
+    return [*without_effect(given), *unknown_fields(given, known)]
+
+
+async def _ask(request: Request, read: Callable[[dict[str, Any]], OllamaAsked], known: Fields) -> Response:
+    ask, unused = await read_as(request, lambda given: (read(given), _unused(given, known)))
     keep_alive_s, untold = keep_alive(request, ask.body.keep_alive)
     headers = as_header([*unused, *ask.warnings, *untold])
     model = ask.body.model or None
@@ -105,15 +124,14 @@ async def _ask(request: Request, read: Callable[[dict[str, Any]], OllamaAsked]) 
 @router.post("/embed")
 async def post_embed(request: Request) -> Response:
     """Vectors of length 1, one for each text."""
-    return await _embed(
-        request, *await read_able(request, "embed", lambda given: (read_embed(given), without_effect(given)))
-    )
+    read = await read_able(request, "embed", lambda given: (read_embed(given), _unused(given, EMBED_FIELDS)))
+    return await _embed(request, *read)
 
 
 @router.post("/embeddings")
 async def post_embeddings(request: Request) -> Response:
     """The vector of one text, as the model gives it; `/api/embed` has come after it."""
-    read = await read_able(request, "embed", lambda given: (read_old_embed(given), without_effect(given)))
+    read = await read_able(request, "embed", lambda given: (read_old_embed(given), _unused(given, OLD_EMBED_FIELDS)))
     return await _embed(request, *read)
 
 

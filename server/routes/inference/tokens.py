@@ -7,7 +7,15 @@ from server.routes.generate import compute
 from server.routes.services import lease_for, services
 from server.transport.bodies.read import read_as
 from server.transport.reply import json_reply
-from server.wire.native.tokens import detokenize, read_detokenize, read_tokenize, tokenize
+from server.wire.native.tokens import (
+    DETOKENIZE_FIELDS,
+    TOKENIZE_FIELDS,
+    detokenize,
+    read_detokenize,
+    read_tokenize,
+    tokenize,
+)
+from server.wire.warnings import warning_headers
 
 router = APIRouter(tags=["tokens"])
 
@@ -15,9 +23,11 @@ router = APIRouter(tags=["tokens"])
 @router.post("/tokenize")
 async def post_tokenize(request: Request) -> Response:
     """Tokens of a text, or of one with media."""
-    wanted = await read_as(request, read_tokenize)
+    wanted, headers = await read_as(
+        request, lambda given: (read_tokenize(given), warning_headers(given, TOKENIZE_FIELDS))
+    )
     return await compute(
-        request, wanted.body.model, lambda model, seen: tokenize(wanted, model, seen), media=wanted.media
+        request, wanted.body.model, lambda model, seen: tokenize(wanted, model, seen), headers, wanted.media
     )
 
 
@@ -44,5 +54,7 @@ async def tokenizer_info(request: Request, model: str = "") -> Response:
 @router.post("/detokenize")
 async def post_detokenize(request: Request) -> Response:
     """Text of tokens."""
-    wanted = await read_as(request, read_detokenize)
-    return await compute(request, wanted.body.model, lambda model, _: detokenize(wanted, model.vocab))
+    wanted, headers = await read_as(
+        request, lambda given: (read_detokenize(given), warning_headers(given, DETOKENIZE_FIELDS))
+    )
+    return await compute(request, wanted.body.model, lambda model, _: detokenize(wanted, model.vocab), headers)

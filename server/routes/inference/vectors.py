@@ -5,7 +5,9 @@ from fastapi.responses import Response
 
 from server.routes.embed import embed, read_able
 from server.wire.completions.prompt import prompt_media
+from server.wire.vectors.embeddings import FIELDS as EMBEDDINGS
 from server.wire.vectors.embeddings import embeddings_job, read_embeddings
+from server.wire.vectors.rerank import FIELDS as RERANK
 from server.wire.vectors.rerank import read_rerank, rerank_job
 from server.wire.warnings import warning_headers
 
@@ -27,7 +29,7 @@ async def native_embeddings(request: Request) -> Response:
 
 async def _embeddings(request: Request, *, openai: bool) -> Response:
     wanted, headers = await read_able(
-        request, "embed", lambda given: (read_embeddings(given, native=not openai), warning_headers(given))
+        request, "embed", lambda given: (read_embeddings(given, native=not openai), warning_headers(given, EMBEDDINGS))
     )
     return await embed(
         request,
@@ -45,5 +47,7 @@ async def _embeddings(request: Request, *, openai: bool) -> Response:
 @router.post("/v1/reranking")
 async def rerank(request: Request) -> Response:
     """Documents by their relevance to a query, in Jina's shape or, where ``texts`` is given, in TEI's."""
-    wanted = await read_able(request, "rerank", read_rerank)
-    return await embed(request, wanted.body.model, "rerank", lambda model, _: rerank_job(wanted, model))
+    wanted, headers = await read_able(
+        request, "rerank", lambda given: (read_rerank(given), warning_headers(given, RERANK))
+    )
+    return await embed(request, wanted.body.model, "rerank", lambda model, _: rerank_job(wanted, model), headers)

@@ -15,13 +15,15 @@ from server.errors import InvalidRequest
 from server.media.source import NOTHING_SEEN, Seen
 from server.pool.model import LoadedModel
 from server.wire.chat.functions import read_functions, with_tools
+from server.wire.chat.known import FUNCTION, MESSAGE, TOOL, TOOL_CHOICE
 from server.wire.chat.messages import read_messages
 from server.wire.chat.tools import ChatTools, read_tools
 from server.wire.chat.write import ChatReply, ChatStream, ChatWords
 from server.wire.common import Header, Json
 from server.wire.constraints import read_shape
-from server.wire.fields import Whole, names_of, parse
-from server.wire.generation import MAX_PROBS, Generation, Logprobs, prepared_request
+from server.wire.fields import Whole, parse
+from server.wire.generation import INNER_FIELDS, MAX_PROBS, Generation, Logprobs, prepared_request
+from server.wire.known import fields_of
 from server.wire.thinking import ThinkingFields, read_thinking, template_kwargs
 
 DEFAULT_TOP_LOGPROBS = 20  # llama-server's, for logprobs without top_logprobs
@@ -56,7 +58,8 @@ class ChatBody(ThinkingFields):
         return bool(self.functions) or self.function_call is not None
 
 
-FIELDS = names_of(ChatBody)
+FIELDS = INNER_FIELDS | fields_of(ChatBody, messages=MESSAGE, tools=TOOL, functions=FUNCTION, tool_choice=TOOL_CHOICE)
+"""The fields of the body, at any depth."""
 
 
 @dataclass(frozen=True, slots=True)

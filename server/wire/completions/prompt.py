@@ -18,6 +18,7 @@ from server.media.source import Link, Seen
 from server.pool.model import LoadedModel
 from server.vocab import Vocab
 from server.wire.fields import json_kind
+from server.wire.known import Fields
 
 MAX_PROMPTS = 256
 _FORMS = (
@@ -43,6 +44,8 @@ class Illustrated:
         return self.is_needed or model.media is not None
 
 
+PROMPT = Fields("prompt_string multimodal_data")
+"""The fields of a prompt that is an object."""
 Mixed = str | list[int | str]
 GivenPrompt = Mixed | Illustrated
 

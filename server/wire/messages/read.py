@@ -15,9 +15,19 @@ from server.conversation.prepare import prepare, prompt_of
 from server.errors import InvalidRequest
 from server.media.source import NOTHING_SEEN, Seen
 from server.pool.model import LoadedModel
+from server.wire.chat.known import TOOL_CHOICE
 from server.wire.common import Header, Json, random_id
-from server.wire.fields import Body, Count, names_of, parse
-from server.wire.generation import Generation, GenerationFields, ServingFields, prepared_request, read_stop
+from server.wire.fields import Body, Count, parse
+from server.wire.generation import (
+    ADAPTER,
+    Generation,
+    GenerationFields,
+    ServingFields,
+    prepared_request,
+    read_stop,
+)
+from server.wire.known import Fields, fields_of
+from server.wire.messages.known import BLOCK, MESSAGE, TOOL
 from server.wire.messages.messages import read_conversation
 from server.wire.messages.tools import read_tools
 from server.wire.messages.write import MessageReply, MessageStream
@@ -29,6 +39,7 @@ DEFAULT_MAX_TOKENS = 4096
 """llama-server's, for a body without ``max_tokens``."""
 _SERVERS_OWN = ("mcp_servers", "container", "compaction", "thread")
 """Fields that ask Anthropic's servers to do something beside generating."""
+_FORMAT = Fields("type schema")
 _HARMLESS_EDIT = "clear_thinking_20251015"
 
 
@@ -62,7 +73,18 @@ class MessagesBody(ServingFields, SamplingFields):
         return read_stop(value)
 
 
-FIELDS = names_of(MessagesBody) | {*_SERVERS_OWN, "context_management"}
+FIELDS = fields_of(
+    MessagesBody,
+    names=" ".join((*_SERVERS_OWN, "context_management")),
+    system=BLOCK,
+    messages=MESSAGE,
+    tools=TOOL,
+    tool_choice=TOOL_CHOICE,
+    output_config=fields_of(OutputConfig, format=_FORMAT),
+    output_format=_FORMAT,
+    lora=ADAPTER,
+)
+"""The fields of the body, at any depth."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from server.pool.model import LoadedModel
 from server.vocab import Vocab
 from server.wire.common import Json
 from server.wire.completions.prompt import (
+    PROMPT,
     GivenPrompt,
     check_token,
     prompt_media,
@@ -19,6 +20,7 @@ from server.wire.completions.prompt import (
     read_prompt,
 )
 from server.wire.fields import Body, parse, wrong_type
+from server.wire.known import fields_of
 
 _MEDIUM = -1
 """What a medium's tokens are shown as, one each; llama.cpp's name for no token (LLAMA_TOKEN_NULL)."""
@@ -45,6 +47,10 @@ class DetokenizeBody(Body):
 
     model: str | None = None
     tokens: Any = None
+
+
+TOKENIZE_FIELDS = fields_of(TokenizeBody, content=PROMPT, prompt=PROMPT)
+DETOKENIZE_FIELDS = fields_of(DetokenizeBody)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """What the bodies of Ollama's API have in common: its durations, and which of its options can't be carried out."""
 
 import re
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, WithJsonSchema
@@ -65,17 +65,12 @@ KeepAlive = Annotated[
 """Seconds that the model stays in memory behind the request; negative = for ever."""
 
 
-def without_effect(body: Mapping[str, Any], known: Container[str] | None = None) -> list[str]:
-    """What of a body has no effect, each in a sentence. `known`: options that can have one beside `LOAD_OPTIONS`;
-    None = whatever is not for loading changes no reply."""
+def without_effect(body: Mapping[str, Any]) -> list[str]:
+    """Return a sentence for each option that Ollama has and this server does not use."""
     options = body.get("options")
     given = {name: value for name, value in options.items() if value is not None} if isinstance(options, dict) else {}
     found = list(_unused(body, given))
     loading = [name for name in given if name in LOAD_OPTIONS]
     if loading:
         found.append(f"options {', '.join(loading)}: are set where the server's models are configured")
-    told = (*LOAD_OPTIONS, *OLDER_OPTIONS)
-    unknown = [] if known is None else [name for name in given if name not in told and name not in known]
-    if unknown:
-        found.append(f"options {', '.join(unknown)}: are not known here")
     return found

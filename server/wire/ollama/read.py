@@ -33,8 +33,9 @@ from server.wire.generation import (
     engine_request,
     prepared_request,
 )
+from server.wire.known import Fields, fields_of
 from server.wire.native.fim import Gap, fim_tokens, require_fim
-from server.wire.ollama.fields import KeepAlive
+from server.wire.ollama.fields import LOAD_OPTIONS, OLDER_OPTIONS, KeepAlive
 from server.wire.ollama.messages import content_of, read_functions, read_messages
 from server.wire.ollama.models import can_think
 from server.wire.ollama.write import LastLine, OllamaReply, OllamaStream, Reply
@@ -80,6 +81,15 @@ class OllamaGenerateBody(AskBody):
     raw: bool | None = None
     context: list[Whole] | None = None
     images: Any = None
+
+
+_CALL = Fields("type id", function=Fields("name arguments index"))
+_MESSAGE = Fields("role content images thinking tool_name name tool_call_id", tool_calls=_CALL)
+_FUNCTION = Fields("type", function=Fields("name description parameters strict"))
+OPTIONS = fields_of(Options, names=" ".join((*LOAD_OPTIONS, *OLDER_OPTIONS)))
+"""What ``options`` may have; `fields.without_effect` reports those that have no effect."""
+CHAT_FIELDS = fields_of(OllamaChatBody, options=OPTIONS, messages=_MESSAGE, tools=_FUNCTION)
+GENERATE_FIELDS = fields_of(OllamaGenerateBody, options=OPTIONS)
 
 
 @dataclass(frozen=True, slots=True)

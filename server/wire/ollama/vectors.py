@@ -13,7 +13,9 @@ from server.engine.runner_api import Pooling, Vectors
 from server.errors import InvalidRequest
 from server.pool.model import LoadedModel
 from server.wire.fields import INT32_MAX, Body, Whole, field_error, parse, within
+from server.wire.known import fields_of
 from server.wire.ollama.fields import KeepAlive
+from server.wire.ollama.read import OPTIONS
 from server.wire.vectors.embeddings import MAX_INPUTS
 from server.wire.vectors.encoding import EUCLIDEAN, normalized
 
@@ -36,6 +38,9 @@ class OldEmbedBody(Body):
     prompt: str | None = None
     keep_alive: KeepAlive | None = None
     options: dict[str, Any] | None = None
+
+
+EMBED_FIELDS, OLD_EMBED_FIELDS = (fields_of(body, options=OPTIONS) for body in (EmbedBody, OldEmbedBody))
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,14 +15,17 @@ from server.conversation.prepare import prepare
 from server.errors import InvalidRequest
 from server.media.source import NOTHING_SEEN, Seen
 from server.pool.model import LoadedModel
+from server.wire.chat.known import TOOL_CHOICE
 from server.wire.chat.read import ChatBody, chat_logprobs
 from server.wire.common import Header, Json, random_id
 from server.wire.constraints import read_shape
-from server.wire.fields import Body, Count, Whole, field_error, names_of, parse
-from server.wire.generation import MAX_TOP_LOGPROBS, Generation, Limit, prepared_request
+from server.wire.fields import Body, Count, Whole, field_error, parse
+from server.wire.generation import INNER_FIELDS, MAX_TOP_LOGPROBS, Generation, Limit, prepared_request
+from server.wire.known import Fields, fields_of
 from server.wire.responses.history import NO_HISTORY, History
 from server.wire.responses.input import read_input
 from server.wire.responses.items import OutputItems
+from server.wire.responses.known import ITEM, TEXT_FORMAT, TOOL
 from server.wire.responses.tools import ClientTools, read_tools
 from server.wire.responses.write import Keep, ResponseFrame, ResponseReply, ResponseStream
 from server.wire.thinking import read_thinking, template_kwargs
@@ -127,7 +130,15 @@ def _checked_metadata(value: object) -> dict[str, str]:
     return value
 
 
-FIELDS = names_of(ResponsesBody) | (names_of(ChatBody) - {*_ONLY_CHATS})
+FIELDS = fields_of(
+    ResponsesBody,
+    input=ITEM,
+    tools=TOOL,
+    tool_choice=TOOL_CHOICE,
+    conversation=Fields("id"),
+    text=fields_of(TextOptions, format=TEXT_FORMAT),
+) | (INNER_FIELDS | fields_of(ChatBody)).without(*_ONLY_CHATS)
+"""The fields of the body, at any depth."""
 
 
 @dataclass(frozen=True, slots=True)

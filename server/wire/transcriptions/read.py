@@ -18,6 +18,7 @@ from server.pool.model import LoadedModel
 from server.wire.common import Header, random_id
 from server.wire.fields import field_error, parse
 from server.wire.generation import Generation, GenerationFields, Logprobs, prepared_request
+from server.wire.known import Fields
 from server.wire.transcriptions.write import FORMATS, TranscriptReply, TranscriptStream
 from server.wire.warnings import shown, unknown_fields
 
@@ -28,7 +29,7 @@ _NUMBERS = ("temperature", "top_p", "top_k", "min_p", "seed", "max_tokens", "max
 _TRUE, _FALSE = ("true", "1"), ("false", "0", "")
 _TIMES = "timestamp_granularities[]"
 _WITHOUT_EFFECT = ("chunking_strategy", "include[]", "known_speaker_names[]", "known_speaker_references[]")
-_FIELDS = (*_NUMBERS, *_WITHOUT_EFFECT, _TIMES, "model", "prompt", "language", "response_format", "stream")
+_FIELDS = Fields(" ".join((*_NUMBERS, *_WITHOUT_EFFECT, _TIMES, "model prompt language response_format stream")))
 
 
 @dataclass(frozen=True, slots=True)

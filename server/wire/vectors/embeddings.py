@@ -17,8 +17,9 @@ from server.errors import InvalidRequest
 from server.media.source import NOTHING_SEEN, Seen
 from server.pool.model import LoadedModel
 from server.wire.common import Json
-from server.wire.completions.prompt import GivenPrompt, Illustrated, read_mixed, read_object, read_prompt
+from server.wire.completions.prompt import PROMPT, GivenPrompt, Illustrated, read_mixed, read_object, read_prompt
 from server.wire.fields import INT32_MAX, Body, Whole, field_error, parse, within
+from server.wire.known import ByType, Fields, fields_of
 from server.wire.media import link
 from server.wire.vectors.encoding import MAX_NORM, base64_floats, normalized
 
@@ -48,6 +49,11 @@ class EmbeddingsBody(Body):
     encoding_format: Any = None
     dimensions: Annotated[Whole, AfterValidator(within(1, INT32_MAX))] | None = None
     embd_normalize: Annotated[Whole, AfterValidator(within(-1, MAX_NORM))] | None = None
+
+
+_CONTENT = ByType({"text": Fields("type text"), **{kind: Fields(f"type {kind}") for kind in _MEDIA}})
+_INPUT = PROMPT | Fields("", content=_CONTENT)
+FIELDS = fields_of(EmbeddingsBody, input=_INPUT, content=_INPUT)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from server.pool.model import LoadedModel, cannot_rerank
 from server.vocab import Vocab
 from server.wire.common import Json
 from server.wire.fields import Body, Count, field_error, parse
+from server.wire.known import Fields, fields_of
 from server.wire.vectors.embeddings import MAX_INPUTS
 
 _PLACES = re.compile(r"\{(query|document)\}")
@@ -35,6 +36,9 @@ class RerankBody(Body):
     return_documents: bool | None = None
     return_text: bool | None = None
     raw_scores: bool | None = None
+
+
+FIELDS = fields_of(RerankBody, documents=Fields("text"), texts=Fields("text"))
 
 
 @dataclass(frozen=True, slots=True)

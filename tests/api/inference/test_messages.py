@@ -218,7 +218,7 @@ async def test_fields_of_other_apis_and_headers_are_ignored(client: httpx.AsyncC
     reply = await client.post(f"{path}?beta=true", json={**BODY, **more}, headers=headers)
     assert reply.status_code == 200
     assert reply.headers["X-Llamapool-Warning"] == "; ".join(
-        f"'{name}' is ignored: it is not known here" for name in ("n", "frobnicate")
+        f"'{name}' is ignored: unknown field" for name in ("n", "frobnicate")
     )
 
 

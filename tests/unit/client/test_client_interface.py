@@ -22,7 +22,7 @@ from llamapool.client.responses import ResponsesClientAPI
 from llamapool.client.slots import SlotsClientAPI
 from server.wire.chat.read import FIELDS as CHAT
 from server.wire.completions.read import CompletionBody
-from server.wire.fields import names_of
+from server.wire.known import fields_of
 from server.wire.messages.read import MessagesBody
 from server.wire.native.body import NativeBody
 from server.wire.native.infill import InfillBody
@@ -86,12 +86,12 @@ FIELDS = {
 }
 
 BODIES = [
-    (ChatCompletionsAPI.create, fields.ChatFields, CHAT),
-    (CompletionsClientAPI.create, fields.TextFields, names_of(CompletionBody)),
-    (LlamaCppClient.complete, fields.CompletionFields, names_of(NativeBody)),
-    (LlamaCppClient.infill, fields.InfillFields, names_of(InfillBody)),
-    (MessagesClientAPI.create, fields.MessageFields, names_of(MessagesBody)),
-    (ResponsesClientAPI.create, fields.ResponseFields, RESPONSES),
+    (ChatCompletionsAPI.create, fields.ChatFields, CHAT.names),
+    (CompletionsClientAPI.create, fields.TextFields, fields_of(CompletionBody).names),
+    (LlamaCppClient.complete, fields.CompletionFields, fields_of(NativeBody).names),
+    (LlamaCppClient.infill, fields.InfillFields, fields_of(InfillBody).names),
+    (MessagesClientAPI.create, fields.MessageFields, fields_of(MessagesBody).names),
+    (ResponsesClientAPI.create, fields.ResponseFields, RESPONSES.names),
 ]
 
 

@@ -19,6 +19,7 @@ from server.wire.chat import read as chat
 from server.wire.chat.read import read_chat
 from server.wire.messages import read as messages
 from server.wire.messages.read import read_messages
+from server.wire.ollama import read as ollama
 from server.wire.ollama.read import read_chat as read_ollama_chat
 from server.wire.responses import read as responses
 from server.wire.responses.read import read_response
@@ -96,6 +97,11 @@ def test_there_are_recordings_of_every_format() -> None:
 
 
 def test_every_field_of_theirs_is_known_or_changes_no_reply() -> None:
-    known = {"/v1/chat/completions": chat.FIELDS, "/v1/messages": messages.FIELDS, "/v1/responses": responses.FIELDS}
+    known = {
+        "/v1/chat/completions": chat.FIELDS,
+        "/v1/messages": messages.FIELDS,
+        "/v1/responses": responses.FIELDS,
+        "/api/chat": ollama.CHAT_FIELDS,
+    }
     found = {case: unknown_fields(body, known[path]) for case, (path, body) in bodies().items() if path in known}
     assert {case: fields for case, fields in found.items() if fields} == {}

@@ -2,6 +2,7 @@ from typing import Any
 
 import pytest
 
+from server.wire.known import Fields
 from server.wire.warnings import WARNING_HEADER, warning_headers
 
 
@@ -38,8 +39,8 @@ def test_what_has_its_effect_is_not(body: dict[str, Any]) -> None:
 
 def test_a_field_that_nobody_knows_is_named_and_a_hint_is_not() -> None:
     body = {"max_token": 5, "temperature": 1, "metadata": {"a": "b"}, "prompt_cache_key": "k", "stpo": None, "tfs_z": 1}
-    header = warning_headers(body, {"temperature"})[WARNING_HEADER]
-    assert header == "'max_token' is ignored: it is not known here"
+    header = warning_headers(body, Fields("temperature"))[WARNING_HEADER]
+    assert header == "'max_token' is ignored: unknown field"
 
 
 def test_several_are_in_one_header_and_a_system_prompt_may_hold() -> None:
