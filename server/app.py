@@ -26,6 +26,8 @@ from server.constrain.grammar.sandbox import Sandbox
 from server.errors import ConfigError
 from server.first_screen import show_first_screen
 from server.hub.fetcher import HubFetcher
+from server.mcp.config import ANY_LABEL, named, read_servers
+from server.mcp.servers import McpServers
 from server.media.decode import Cut, Decoder
 from server.media.fetch import MediaFetcher, Sites
 from server.media.sight import Sight
@@ -150,6 +152,7 @@ def create_app(
         live=Live(pool.states, History(pool.states)),
         options=http_options(server),
         tools=PageTools(server.enabled_tools),
+        mcp=mcp_of(server),
         log=RecentLog(),
         bodies=Bodies(on=server.log_bodies),
         prepare=ThreadPoolExecutor(n_prepare_threads(server), thread_name_prefix=PREPARE_THREADS),
@@ -281,7 +284,8 @@ def http_options(server: ServerSettings) -> HttpOptions:
 
 def cors_origins(server: ServerSettings) -> str:
     """With tools of this machine only pages that are served from it may call, unless others are named."""
-    if server.enabled_tools and "cors_origins" not in server.model_fields_set:
+    has_tools = server.enabled_tools or server.mcp_servers
+    if has_tools and "cors_origins" not in server.model_fields_set:
         return "" if server.closed else "localhost"
     return "" if server.closed and server.cors_origins.strip() == "*" else server.cors_origins
 
@@ -315,6 +319,18 @@ def sight_of(server: ServerSettings) -> Sight:
     sites = Sites(ANYWHERE in server.media_fetch, hosts, server.media_path)
     cut = Cut(max(server.video_fps, 0.0), max(server.video_timestamp_interval, 0))
     return Sight(Decoder(PICTURES, cut=cut), MediaFetcher(sites))
+
+
+def mcp_of(server: ServerSettings) -> McpServers:
+    """The MCP servers that are configured. Raises ConfigError."""
+    configured = read_servers(server.mcp_servers)
+    labels = {*server.mcp_api, server.mcp_web_search} - {"", ANY_LABEL, *configured}
+    if labels:
+        raise ConfigError(
+            f"server.mcp_api and mcp_web_search: no MCP server is called {named(labels)}; there are {named(configured)}"
+        )
+    hosts = tuple(host for host in server.mcp_hosts if host != ANYWHERE)
+    return McpServers(configured, Sites(ANYWHERE in server.mcp_hosts, hosts), server.mcp_max_chars)
 
 
 Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
@@ -369,6 +385,7 @@ def lifespan_of(
             endless.append(asyncio.create_task(services.batches.run(), name="batches"))
             endless[-1].add_done_callback(log_failure)
         try:
+            await services.mcp.start()
             await services.pool.start()
             screen = asyncio.create_task(
                 show_first_screen(
@@ -380,6 +397,7 @@ def lifespan_of(
             yield
         finally:
             await begin_stop()
+            await services.mcp.close()
             for task in endless:
                 task.cancel()
             await asyncio.gather(*endless, return_exceptions=True)

@@ -63,16 +63,13 @@ FIXED = (
     ),
 )
 
-_MCP = "speaks to no MCP server and enters no container: its tools work on this machine"
+_RUNTIME = "enters no container: its tools work on this machine"
 _REMOVED = "has no such option, nor has llama-server any more"
 _REFUSED = {
     "reads videos by FFmpeg's libraries, which its extra video brings, and starts no program": """
         --video-ffmpeg-dir LLAMA_ARG_VIDEO_FFMPEG_DIR
     """,
-    _MCP: """
-        --tools-runtime --mcp-servers-config --mcp-servers-json
-        LLAMA_ARG_TOOLS_RUNTIME LLAMA_ARG_MCP_SERVERS_CONFIG LLAMA_ARG_MCP_SERVERS_JSON
-    """,
+    _RUNTIME: "--tools-runtime LLAMA_ARG_TOOLS_RUNTIME",
     "writes nothing of what its users say to disk": "--log-prompts-dir",
     "gives every model the same time to end (drain_s)": "stop-timeout",
     _REMOVED: """

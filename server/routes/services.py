@@ -9,6 +9,7 @@ from fastapi import Request
 from server.confined.memory import MemoryWatch
 from server.engine.cache_scope import Mode
 from server.errors import PermissionDenied
+from server.mcp.servers import McpServers
 from server.media.sight import Sight
 from server.metrics.exposition import Metrics
 from server.page.bodies import Bodies
@@ -54,6 +55,7 @@ class Services:
     sight: Sight
     live: Live
     tools: PageTools
+    mcp: McpServers
     log: RecentLog
     bodies: Bodies
     memory: MemoryWatch

@@ -12,6 +12,7 @@ from pydantic import model_validator
 from server.errors import ConfigError
 from server.options.table.fetching import FetchSettings
 from server.options.table.hub import HubSettings
+from server.options.table.mcp import McpSettings
 from server.options.table.option import SettingsModel, option
 from server.options.table.page import PageSettings
 from server.options.table.state import StateSettings
@@ -273,6 +274,7 @@ class ServerSettings(
     PoolSettings,
     FetchSettings,
     PageSettings,
+    McpSettings,
     StateSettings,
     AccessSettings,
     ListenSettings,

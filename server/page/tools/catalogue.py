@@ -153,6 +153,11 @@ class PageTools:
     def __bool__(self) -> bool:
         return bool(self._on)
 
+    @property
+    def names(self) -> frozenset[str]:
+        """The names of the tools that are on."""
+        return frozenset(self._on)
+
     def shown(self) -> list[Json]:
         """All of them."""
         return [tool.shown() for tool in self._on.values()]

@@ -1,5 +1,6 @@
 """What the web page asks its server for, beside the API: live data; and what llama-server's page asks for."""
 
+import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import asdict
@@ -9,16 +10,18 @@ from typing import Annotated, Any
 import orjson
 from fastapi import APIRouter, Query, Request, Response
 
-from server.errors import InvalidRequest, NotFound, NotSupported
+from server.errors import InvalidRequest, NotFound, NotSupported, ShuttingDown
 from server.page.bench import SCENARIOS, Address, measured, read_order
 from server.page.tools.catalogue import SHELL
 from server.page.tools.child import shell, work
+from server.page.tools.mcp import called, mcp_tools, shown
 from server.routes.management.models import model_named
 from server.routes.services import services, target_of
 from server.transport.access.auth import given_key
 from server.transport.bodies.read import read_body, read_json
 from server.transport.forward import forward
 from server.transport.reply import json_reply
+from server.transport.streams.disconnect import Watch
 from server.transport.streams.sse import event_stream
 
 router = APIRouter(include_in_schema=False)
@@ -38,7 +41,8 @@ async def live(request: Request) -> Response:
 async def config(request: Request) -> Response:
     """What the page begins with."""
     used = services(request)
-    known = {"settings": used.options.ui_settings, "tools": bool(used.tools), "log_bodies": used.bodies.on}
+    has_tools = bool(used.tools or used.mcp.configured)
+    known = {"settings": used.options.ui_settings, "tools": has_tools, "log_bodies": used.bodies.on}
     return json_reply(known | {"scenarios": SCENARIOS})
 
 
@@ -88,17 +92,20 @@ async def cors_proxy(request: Request, url: str = "") -> Response:
 
 @router.get("/tools")
 async def tools(request: Request) -> Response:
-    """The built-in tools. 403 without ``--tools``."""
+    """List the built-in tools and those of MCP servers. 403 if there are none on this server."""
     used = services(request)
-    return json_reply(used.tools.shown()) if used.tools else json_reply(_OFF, status=403)
+    if not (used.tools or used.mcp.configured):
+        return json_reply(_OFF, status=403)
+    of_servers = [shown(name, tool) for name, (_, tool) in mcp_tools(used.mcp, used.tools.names).items()]
+    return json_reply([*used.tools.shown(), *of_servers])
 
 
 @router.post("/tools")
 async def call_tool(request: Request) -> Response:
-    """What a tool answers to ``params``, ``error`` if it could not do it; as it comes with ``stream``. ``x-tool-cwd``
-    is the folder of relative paths, ``x-resp-type: base64`` asks for a file's bytes."""
+    """Call a tool with ``params``; the reply has an ``error`` if it fails. ``stream`` sends output as it is written.
+    ``x-tool-cwd`` is the folder of relative paths, ``x-resp-type: base64`` asks for a file's bytes."""
     used = services(request)
-    if not used.tools:
+    if not (used.tools or used.mcp.configured):
         return json_reply(_OFF, status=403)
     body = await read_json(request)
     name, params, stream = body.get("tool"), body.get("params", {}), body.get("stream", False)
@@ -106,6 +113,15 @@ async def call_tool(request: Request) -> Response:
         raise InvalidRequest("tool: must be the name of a tool", "tool")
     if not isinstance(params, dict):
         raise InvalidRequest("params: must be an object", "params")
+    of_servers = mcp_tools(used.mcp, used.tools.names)
+    if name in of_servers and stream is not True:
+        server, mcp_tool = of_servers[name]
+        with Watch(request.receive) as watch:
+            stopping = asyncio.create_task(_stop(used.draining, watch))
+            try:
+                return json_reply(await called(used.mcp, server, mcp_tool.name, params))
+            finally:
+                stopping.cancel()
     if request.headers.get("x-tool-runtime"):
         raise NotSupported("x-tool-runtime: tools work on this machine only")
     tool = used.tools.asked(name, params, stream=stream is True)
@@ -117,6 +133,11 @@ async def call_tool(request: Request) -> Response:
         return json_reply({"plain_text_response": said})
     given = {name: value for name, value in params.items() if name in tool.parameters}
     return json_reply(await work(tool.name, given | {"resp_type": request.headers.get("x-resp-type", "")}, folder))
+
+
+async def _stop(draining: asyncio.Event, watch: Watch) -> None:
+    await draining.wait()
+    watch.interrupt(ShuttingDown())
 
 
 async def _chunks(texts: AsyncGenerator[str, None]) -> AsyncGenerator[dict[str, Any], None]:

@@ -8,6 +8,7 @@ import pytest
 
 from server.app import cors_origins
 from tests.api.conftest import Serve, make_settings
+from tests.mcp_server import STDIO
 
 ALL = {"tools": "all"}
 
@@ -105,3 +106,16 @@ async def test_the_pages_settings_are_told(serve: Serve) -> None:
         known = (await api.client.get("/page/config")).json()
         assert (known["settings"], known["tools"], known["log_bodies"]) == (config, False, False)
         assert (await api.client.get("/props")).json()["ui_settings"] == config
+
+
+async def test_tools_of_mcp_servers_are_among_them(serve: Serve) -> None:
+    async with serve(server={"mcp_servers": {"calc": STDIO, "bad": {"command": "/nonexistent"}}}) as api:
+        shown = {one["tool"]: one for one in (await api.client.get("/tools")).json()}
+        assert (shown["calc_add"]["type"], shown["calc_add"]["definition"]["type"]) == ("mcp", "function")
+        assert not any(name.startswith("bad_") for name in shown)
+        assert (await api.client.get("/page/config")).json()["tools"] is True
+        assert (await use(api.client, "calc_add", {"a": 1, "b": 2})).json() == {"plain_text_response": "3"}
+        assert "no bread" in (await use(api.client, "calc_fail", {"why": "no bread"})).json()["error"]
+        assert (await use(api.client, "calc_nothing", {})).status_code == 404
+        assert (await use(api.client, "read_file", {"path": "/etc/hosts"})).status_code == 404
+    assert cors_origins(make_settings({"mcp_servers": {"calc": STDIO}}).server) == "localhost"

@@ -447,6 +447,7 @@ def test_every_option_reaches_the_server_settings_or_a_model_spec(entry: OptionR
     template = write(tmp_path, "{{ messages }}", "t.jinja")
     special = {
         "ui_config": ["--ui-config", '{"theme": "dark"}'],
+        "mcp_servers": ["--mcp-servers-json", '{"x": {"command": "y"}}'],
         "chat_template_file": ["--chat-template-file", str(template)],
         "grammar_file": ["--grammar-file", str(template)],
         "json_schema": ["-j", '{"type": "object"}'],

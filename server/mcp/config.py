@@ -1,0 +1,119 @@
+"""Which MCP servers there are, in the JSON of Cursor and llama-server (tools/server/server-mcp.cpp)::
+
+    {"mcpServers": {
+      "files": {"command": "mcp-files", "args": ["/data"], "env": {"TOKEN": "..."}, "cwd": "/", "timeout_ms": 30000},
+      "search": {"url": "https://search.example.com/mcp", "headers": {"Authorization": "Bearer ..."}}
+    }}
+
+In YAML the outer key may be left out. ``url``, ``headers``, ``description`` and ``allowed_tools`` are Llamapool's own.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any
+from urllib.parse import urlsplit
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+DEFAULT_TIMEOUT_S = 30.0
+ANY_LABEL = "*"
+"""In lists of labels: every configured server."""
+_OUTER = "mcpServers"
+
+
+@dataclass(frozen=True, slots=True)
+class McpServer:
+    """One MCP server: a program to start, or a URL.
+
+    ``env`` is merged over this process' environment. ``headers`` go with every HTTP request. ``timeout_s`` bounds one
+    call of a tool. ``allowed_tools`` None = all. ``owner``: whose request named the URL; "" for a configured server,
+    the only kind that may be reached in inner networks.
+    """
+
+    label: str
+    command: str = ""
+    args: tuple[str, ...] = ()
+    env: tuple[tuple[str, str], ...] = ()
+    cwd: str | None = None
+    url: str = ""
+    headers: tuple[tuple[str, str], ...] = ()
+    timeout_s: float = DEFAULT_TIMEOUT_S
+    description: str = ""
+    allowed_tools: tuple[str, ...] | None = None
+    owner: str = ""
+
+
+class _Entry(BaseModel):
+    """One entry of the JSON. Keys of other programs, such as ``type`` or ``autoApprove``, are ignored."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    command: str = ""
+    args: tuple[str, ...] = ()
+    env: dict[str, str] = {}
+    cwd: str | None = None
+    url: str = ""
+    headers: dict[str, str] = {}
+    timeout_ms: Annotated[int, Field(ge=1)] = round(DEFAULT_TIMEOUT_S * 1e3)
+    description: str = ""
+    allowed_tools: tuple[str, ...] | None = None
+    disabled: bool = False
+
+
+def read_servers(given: Mapping[str, Any]) -> dict[str, McpServer]:
+    """Return the configured servers by label. Entries that have neither a command nor a URL are left out.
+
+    Raises ValueError that names the entry.
+    """
+    entries = given.get(_OUTER, given)
+    if not isinstance(entries, Mapping):
+        raise ValueError(f"{_OUTER} should be an object of servers")
+    found = {}
+    for label, fields in entries.items():
+        try:
+            entry = _Entry.model_validate(fields)
+        except ValidationError as error:
+            fault = error.errors(include_url=False)[0]
+            where = ".".join(map(str, (label, *fault["loc"])))
+            raise ValueError(f"{where}: {fault['msg']}") from None
+        if entry.command and entry.url:
+            raise ValueError(f"{label}: has a command and a url; give one")
+        if entry.url and not is_web_url(entry.url):
+            raise ValueError(f"{label}.url: should be an http or https URL")
+        if not entry.disabled and (entry.command or entry.url):
+            found[label] = _server(label, entry)
+    return found
+
+
+def _server(label: str, entry: _Entry) -> McpServer:
+    return McpServer(
+        label,
+        entry.command,
+        entry.args,
+        tuple(entry.env.items()),
+        entry.cwd,
+        entry.url,
+        tuple(entry.headers.items()),
+        entry.timeout_ms / 1e3,
+        entry.description,
+        entry.allowed_tools,
+    )
+
+
+def is_web_url(url: str) -> bool:
+    """Return whether it is an http or https URL with a host."""
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
+
+
+def host_of(url: str) -> str:
+    """Return the host of a URL for which `is_web_url` holds."""
+    return (urlsplit(url).hostname or "").rstrip(".")
+
+
+def named(labels: Iterable[str]) -> str:
+    """Return labels as a message shows them."""
+    return ", ".join(sorted(labels)) or "none"

@@ -1,0 +1,268 @@
+"""One session with an MCP server, over the official package. What goes wrong is an `McpFault`, whatever its cause."""
+
+import asyncio
+import base64
+import binascii
+import contextlib
+import logging
+import os
+import re
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any, Literal, TextIO
+
+import anyio
+import httpx2
+import orjson
+from mcp import Client, MCPError, StdioServerParameters
+from mcp.client._transport import Transport, TransportStreams
+from mcp.client.stdio import stdio_client
+from mcp.client.streamable_http import streamable_http_client
+from mcp_types import CONNECTION_CLOSED, CallToolResult, ContentBlock
+
+from server.errors import short
+from server.mcp.config import McpServer
+from server.mcp.http import http_client
+from server.mcp.results import Json, McpFault, McpImage, McpResult, McpTool
+from server.media.fetch import Sites
+
+logger = logging.getLogger(__name__)
+MAX_TOOLS = 1024
+MAX_LIST_PAGES = 100
+MAX_IMAGES = 16
+_SECRET = ("LLAMA_", "LLAMAPOOL_", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
+_LOG_CHARS = 4096
+logging.getLogger("mcp").setLevel(logging.CRITICAL)  # it logs with a stack what calls raise anyway
+
+
+class Connection:
+    """A session that a task of its own keeps open: the package wants one task to open and to close it.
+
+    Calls may come from any task of the event loop. A cancelled call is cancelled at the server.
+    """
+
+    def __init__(self, server: McpServer, sites: Sites | None) -> None:
+        self._server, self._sites = server, sites
+        self._ready: asyncio.Future[Client] = asyncio.get_running_loop().create_future()
+        self._closing, self._broken = asyncio.Event(), asyncio.Event()
+        self._scope = anyio.CancelScope()
+        self._task = asyncio.create_task(self._keep(), name=f"MCP server {server.label}")
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether calls can be made, or will be once it is open."""
+        return not (self._task.done() or self._broken.is_set() or self._closing.is_set())
+
+    @property
+    def was_open(self) -> bool:
+        """Whether the handshake succeeded once."""
+        return self._ready.done() and not self._ready.cancelled() and self._ready.exception() is None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it can be called now."""
+        return self.is_alive and self.was_open
+
+    async def tools(self) -> tuple[McpTool, ...]:
+        """Return all tools of the server. Raises `McpFault`."""
+        with _faults():
+            client = await asyncio.shield(self._ready)
+            found: list[McpTool] = []
+            cursor = None
+            for _ in range(MAX_LIST_PAGES):
+                page = await client.list_tools(cursor=cursor)
+                for tool in page.tools:
+                    notes = (
+                        None if tool.annotations is None else tool.annotations.model_dump(mode="json", by_alias=True)
+                    )
+                    found.append(McpTool(tool.name, tool.description or "", tool.input_schema, notes))
+                cursor = page.next_cursor
+                if cursor is None or len(found) > MAX_TOOLS:
+                    break
+        if cursor is not None or len(found) > MAX_TOOLS:
+            raise McpFault(f"the server lists more than {MAX_TOOLS} tools")
+        return tuple(found)
+
+    async def call(self, tool: str, arguments: Json, max_chars: int) -> McpResult:
+        """Return what a tool answers, its text cut to `max_chars`. Raises `McpFault`."""
+        with _faults():
+            client = await asyncio.shield(self._ready)
+            return _result(await client.call_tool(tool, arguments), max_chars)
+
+    async def close(self) -> None:
+        """End the session and wait until its program has ended."""
+        self._closing.set()
+        if not self._ready.done():
+            self._scope.cancel()  # it may never answer
+        await asyncio.wait((self._task,))
+
+    async def _keep(self) -> None:
+        try:
+            with self._scope:
+                async with AsyncExitStack() as stack:
+                    transport = await stack.enter_async_context(self._streams())
+                    client = Client(_watched(transport, self._broken), cache=None, client_info=None)
+                    self._ready.set_result(await stack.enter_async_context(client))
+                    await self._closing.wait()
+        except Exception as error:  # noqa: BLE001 (of a package, its transport and a stranger's server)
+            if not self._ready.done():
+                self._ready.set_exception(_fault_of(error))
+            else:
+                logger.warning("MCP server %s: the connection ended: %s", self._server.label, _fault_of(error).message)
+        finally:
+            if not self._ready.done():
+                self._ready.set_exception(McpFault("the connection was closed before it was open", "http"))
+            self._ready.exception()  # somebody may have stopped waiting for it
+
+    @asynccontextmanager
+    async def _streams(self) -> AsyncGenerator[Transport, None]:
+        """What the server is reached by."""
+        server = self._server
+        if server.url:
+            async with http_client(server.headers, self._sites) as client:
+                yield streamable_http_client(server.url, http_client=client)
+            return
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(_SECRET)}
+        program = StdioServerParameters(
+            command=server.command,
+            args=list(server.args),
+            env={**environment, **dict(server.env)},
+            cwd=server.cwd,
+            encoding_error_handler="replace",
+        )
+        with _logged(server.label) as errors:
+            yield stdio_client(program, errlog=errors)
+
+
+@asynccontextmanager
+async def _watched(transport: Transport, broken: asyncio.Event) -> AsyncGenerator[TransportStreams, None]:
+    """The same transport; sets `broken` when nothing more can be read from it."""
+    async with transport as (reading, writing):
+        yield _Watched(reading, broken), writing
+
+
+class _Watched:
+    """A stream of received messages that says when it ends."""
+
+    def __init__(self, stream: Any, broken: asyncio.Event) -> None:
+        self._stream, self._broken = stream, broken
+
+    async def receive(self) -> Any:
+        try:
+            return await self._stream.receive()
+        except (anyio.EndOfStream, anyio.ClosedResourceError, anyio.BrokenResourceError):
+            self._broken.set()
+            raise
+
+    async def aclose(self) -> None:
+        self._broken.set()
+        await self._stream.aclose()
+
+    def __aiter__(self) -> "_Watched":
+        return self
+
+    async def __anext__(self) -> Any:
+        try:
+            return await self.receive()
+        except anyio.EndOfStream:
+            raise StopAsyncIteration from None
+
+    async def __aenter__(self) -> "_Watched":
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    @property
+    def last_context(self) -> Any:
+        """The sender's context variables, where the wrapped stream has them."""
+        return getattr(self._stream, "last_context", None)
+
+
+@contextlib.contextmanager
+def _logged(label: str) -> Iterator[TextIO]:
+    """A file for a program's standard error, whose lines are logged for debugging. It never blocks the program."""
+    loop = asyncio.get_running_loop()
+    reading, writing = os.pipe()
+    os.set_blocking(reading, False)
+
+    def received() -> None:
+        try:
+            text = os.read(reading, _LOG_CHARS)
+        except BlockingIOError:
+            return
+        if not text:
+            loop.remove_reader(reading)
+        for line in text.decode("utf-8", "replace").splitlines():
+            logger.debug("MCP server %s: %s", label, line)
+
+    loop.add_reader(reading, received)
+    try:
+        with open(writing, "w", encoding="utf-8") as file:
+            yield file
+    finally:
+        loop.remove_reader(reading)
+        os.close(reading)
+
+
+@contextlib.contextmanager
+def _faults() -> Iterator[None]:
+    try:
+        yield
+    except McpFault:
+        raise
+    except Exception as error:  # noqa: BLE001 (a stranger's server must not be our fault)
+        raise _fault_of(error) from None
+
+
+def _fault_of(error: BaseException) -> McpFault:
+    """The same as a fault; of a group, the first one that says something."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    if isinstance(error, McpFault):
+        return error
+    if isinstance(error, MCPError):
+        kind: Literal["http", "protocol"] = "http" if error.code == CONNECTION_CLOSED else "protocol"
+        return McpFault(short(error.message) or "an error without a message", kind, error.code)
+    if isinstance(error, httpx2.HTTPStatusError):
+        return McpFault(f"HTTP status {error.response.status_code}", "http", error.response.status_code)
+    if isinstance(error, httpx2.HTTPError | OSError):
+        return McpFault(short(str(error)) or type(error).__name__, "http")
+    return McpFault(f"{type(error).__name__}: {short(str(error))}")
+
+
+def _result(given: CallToolResult, max_chars: int) -> McpResult:
+    texts: list[str] = []
+    images: list[McpImage] = []
+    for block in given.content:
+        image = _image(block)
+        if image is not None and len(images) < MAX_IMAGES:
+            images.append(image)
+        else:
+            texts.append(_text(block))
+    if not given.content and given.structured_content is not None:
+        texts.append(orjson.dumps(given.structured_content).decode())
+    text = "\n".join(texts)
+    if len(text) > max_chars:
+        text = f"{text[:max_chars]}\n[cut off: {len(text) - max_chars} more characters]"
+    return McpResult(text, tuple(images), bool(given.is_error))
+
+
+def _text(block: ContentBlock) -> str:
+    if block.type == "text":
+        return block.text
+    if block.type == "resource_link":
+        return f"[{block.name}: {block.uri}]"
+    if block.type == "resource" and isinstance(text := getattr(block.resource, "text", None), str):
+        return text
+    return f"[{block.type}: not shown]"
+
+
+def _image(block: ContentBlock) -> McpImage | None:
+    if block.type != "image":
+        return None
+    try:
+        data = base64.b64decode(block.data, validate=True)
+    except (binascii.Error, ValueError):
+        return None
+    return McpImage(data, re.sub(r"[^\w./+-]", "", block.mime_type)[:40])

@@ -1,0 +1,131 @@
+"""HTTP to MCP servers, with the address rules of media fetching (`server.media.fetch`) and a bound on each reply."""
+
+from collections.abc import AsyncIterator, Iterable
+
+import httpcore2
+import httpx2
+
+from server.media.fetch import Resolve, Sites, refuse_inner, resolved
+from server.media.header import Unreadable
+
+MAX_REPLY_BYTES = 16 << 20
+"""Of one JSON reply. Events of a stream have the MCP package's own bound."""
+_TIMEOUT = httpx2.Timeout(30.0, read=600.0)
+_EVENTS = b"text/event-stream"
+
+
+def http_client(headers: Iterable[tuple[str, str]], sites: Sites | None) -> httpx2.AsyncClient:
+    """Return a client for one MCP server. `sites` says which hosts it may connect to; None = any, for a URL of the
+    operator's. It ignores proxies of the environment unless the URL is the operator's."""
+    transport = None if sites is None else CheckedTransport(sites)
+    return httpx2.AsyncClient(
+        headers=[*headers, ("Accept-Encoding", "identity")],
+        timeout=_TIMEOUT,
+        transport=transport,
+        trust_env=sites is None,
+        event_hooks={"response": [_bound]},
+    )
+
+
+async def _bound(reply: httpx2.Response) -> None:
+    """Bound a reply's bytes. Compressed replies are refused: they could become a thousand times as much."""
+    if reply.headers.get("content-encoding", "identity").lower() != "identity":
+        raise httpx2.DecodingError("the MCP server's reply is compressed", request=reply.request)
+    if not reply.headers.get("content-type", "").encode().startswith(_EVENTS):
+        assert isinstance(reply.stream, httpx2.AsyncByteStream)
+        reply.stream = _Bounded(reply.stream)
+
+
+class _Bounded(httpx2.AsyncByteStream):
+    def __init__(self, stream: httpx2.AsyncByteStream) -> None:
+        self._stream = stream
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        n_bytes = 0
+        async for part in self._stream:
+            n_bytes += len(part)
+            if n_bytes > MAX_REPLY_BYTES:
+                raise httpx2.ReadError(f"the MCP server's reply has more than {MAX_REPLY_BYTES} bytes")
+            yield part
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
+
+
+class CheckedTransport(httpx2.AsyncBaseTransport):
+    """Connects to hosts that `sites` allows, and to the very address that was checked."""
+
+    def __init__(self, sites: Sites, resolve: Resolve = resolved) -> None:
+        backend = _CheckedBackend(sites, resolve)
+        self._pool = httpcore2.AsyncConnectionPool(
+            ssl_context=httpx2.create_ssl_context(trust_env=False), network_backend=backend
+        )
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        """Send one request. Raises `httpx2.TransportError`."""
+        assert isinstance(request.stream, httpx2.AsyncByteStream)
+        url = httpcore2.URL(
+            scheme=request.url.raw_scheme,
+            host=request.url.raw_host,
+            port=request.url.port,
+            target=request.url.raw_path,
+        )
+        asked = httpcore2.Request(
+            request.method, url, headers=request.headers.raw, content=request.stream, extensions=request.extensions
+        )
+        try:
+            reply = await self._pool.handle_async_request(asked)
+        except Unreadable as refused:
+            raise httpx2.ConnectError(str(refused), request=request) from None
+        except (httpcore2.NetworkError, httpcore2.ProtocolError, httpcore2.TimeoutException, OSError) as error:
+            raise httpx2.ConnectError(f"can't be reached: {type(error).__name__}", request=request) from error
+        return httpx2.Response(
+            reply.status, headers=reply.headers, stream=_Received(reply), extensions=reply.extensions
+        )
+
+    async def aclose(self) -> None:
+        """Close all connections."""
+        await self._pool.aclose()
+
+
+class _Received(httpx2.AsyncByteStream):
+    def __init__(self, reply: httpcore2.Response) -> None:
+        self._reply = reply
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        try:
+            async for part in self._reply.aiter_stream():
+                yield part
+        except (httpcore2.NetworkError, httpcore2.ProtocolError, httpcore2.TimeoutException, OSError) as error:
+            raise httpx2.ReadError(f"the connection broke: {type(error).__name__}") from error
+
+    async def aclose(self) -> None:
+        await self._reply.aclose()
+
+
+class _CheckedBackend(httpcore2.AsyncNetworkBackend):
+    def __init__(self, sites: Sites, resolve: Resolve) -> None:
+        self._sites, self._resolve, self._backend = sites, resolve, httpcore2.AnyIOBackend()
+
+    async def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,  # noqa: ASYNC109 - the interface's
+        local_address: str | None = None,
+        socket_options: Iterable[httpcore2.SOCKET_OPTION] | None = None,
+    ) -> httpcore2.AsyncNetworkStream:
+        if not self._sites.allow(host):
+            raise Unreadable(f"{host} is not among the hosts that this server allows")
+        try:
+            addresses = await self._resolve(host, port)
+        except (OSError, UnicodeError):
+            addresses = ()
+        if not addresses:
+            raise Unreadable(f"{host} is not known")
+        if not self._sites.trust(host):
+            refuse_inner(addresses, host)
+        return await self._backend.connect_tcp(addresses[0], port, timeout, local_address, socket_options)
+
+    async def sleep(self, seconds: float) -> None:
+        await self._backend.sleep(seconds)

@@ -1,0 +1,160 @@
+"""Lists and calls the tools of MCP servers. Connections are opened when they are needed and opened again when they
+have ended. Used on the event loop."""
+
+import asyncio
+import importlib.util
+import logging
+import time
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from server.errors import ConfigError
+from server.mcp.config import McpServer
+from server.mcp.results import Json, McpFault, McpResult, McpTool
+from server.media.fetch import Sites
+
+if TYPE_CHECKING:
+    from server.mcp.connection import Connection
+
+logger = logging.getLogger(__name__)
+LIST_TIMEOUT_S = 10.0
+"""Seconds for a connection and its list of tools (llama-server's warm-up)."""
+COOLDOWN_S = 5.0
+"""Seconds in which a server that could not be reached is not tried again (llama-server's)."""
+IDLE_S = 120.0
+"""Seconds that a connection to a URL of a request stays open unused, so that a session lasts over several requests."""
+MAX_CONNECTIONS = 256
+"""Connections to URLs of requests that may be open at once."""
+_TOO_LATE = 504
+EXTRA = "pip install 'llamapool[mcp]'"
+
+
+def is_installed() -> bool:
+    """Return whether the extra ``mcp`` is installed."""
+    return importlib.util.find_spec("mcp") is not None
+
+
+@dataclass(slots=True)
+class _Used:
+    """A connection, the calls that it has now, and the timer that closes it when it is idle."""
+
+    connection: "Connection"
+    n_calls: int = 0
+    idle: asyncio.TimerHandle | None = None
+
+
+@dataclass(slots=True)
+class McpServers:
+    """The ``configured`` servers by label, and connections to all servers that are in use.
+
+    ``hosts``: which hosts a request may name by URL. ``max_chars``: of the text of one result.
+    ``tools``: those of configured servers as they were listed at the start.
+    """
+
+    configured: Mapping[str, McpServer] = field(default_factory=dict)
+    hosts: Sites = field(default_factory=Sites)
+    max_chars: int = 100_000
+    tools: dict[str, tuple[McpTool, ...]] = field(default_factory=dict)
+    clock: Callable[[], float] = time.monotonic
+    _used: dict[McpServer, _Used] = field(default_factory=dict)
+    _failed: dict[McpServer, tuple[float, McpFault]] = field(default_factory=dict)
+    _closing: set["asyncio.Task[None]"] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        if self.configured and not is_installed():
+            raise ConfigError(f"server.mcp_servers needs the extra mcp: {EXTRA}")
+
+    async def start(self) -> None:
+        """List the tools of all configured servers, at most `LIST_TIMEOUT_S` seconds. One that fails has none."""
+        await asyncio.gather(*map(self._list_at_start, self.configured.values()))
+
+    async def _list_at_start(self, server: McpServer) -> None:
+        try:
+            self.tools[server.label] = await self.list_tools(server)
+        except McpFault as fault:
+            logger.warning("MCP server %s: its tools could not be listed: %s", server.label, fault.message)
+        else:
+            logger.info("MCP server %s has %d tools", server.label, len(self.tools[server.label]))
+
+    async def list_tools(self, server: McpServer) -> tuple[McpTool, ...]:
+        """Return a server's tools, as they are now, that its configuration allows. Raises `McpFault`."""
+        async with self._connection(server, LIST_TIMEOUT_S) as connection:
+            found = await connection.tools()
+        return tuple(tool for tool in found if server.allowed_tools is None or tool.name in server.allowed_tools)
+
+    async def call(self, server: McpServer, tool: str, arguments: Json) -> McpResult:
+        """Return what a tool answers. Cancelled, it cancels the call at the server. Raises `McpFault`."""
+        if server.allowed_tools is not None and tool not in server.allowed_tools:
+            raise McpFault(f"the tool {tool} of the server {server.label} is not allowed")
+        async with self._connection(server, server.timeout_s) as connection:
+            return await connection.call(tool, arguments, self.max_chars)
+
+    async def close(self) -> None:
+        """Close all connections and wait until their programs have ended."""
+        for server in list(self._used):
+            self._drop(server)
+        if self._closing:
+            await asyncio.wait(self._closing)
+
+    @asynccontextmanager
+    async def _connection(self, server: McpServer, timeout_s: float) -> AsyncGenerator["Connection", None]:
+        """A connection to `server` for work of at most `timeout_s` seconds."""
+        used = self._open(server)
+        used.n_calls += 1
+        if used.idle is not None:
+            used.idle.cancel()
+        try:
+            async with asyncio.timeout(timeout_s):
+                yield used.connection
+        except TimeoutError:
+            self._fail(server, used, McpFault(f"no answer within {timeout_s:g} s", "http", _TOO_LATE))
+            raise McpFault(f"no answer within {timeout_s:g} s", "http", _TOO_LATE) from None
+        except McpFault as fault:
+            self._fail(server, used, fault)
+            raise
+        finally:
+            used.n_calls -= 1
+            if server.owner and not used.n_calls and self._used.get(server) is used:
+                used.idle = asyncio.get_running_loop().call_later(IDLE_S, self._drop, server)
+
+    def _open(self, server: McpServer) -> _Used:
+        """Raises `McpFault` where the last attempt has just failed."""
+        used = self._used.get(server)
+        if used is not None and used.connection.is_alive:
+            return used
+        if used is not None:
+            self._drop(server)
+        failed_at, fault = self._failed.pop(server, (float("-inf"), None))
+        if fault is not None and self.clock() < failed_at + COOLDOWN_S:
+            self._failed[server] = failed_at, fault
+            raise fault
+        if not is_installed():
+            raise McpFault(f"this server lacks the extra mcp: {EXTRA}")
+        if server.owner and len(self._used) >= MAX_CONNECTIONS + len(self.configured):
+            raise McpFault("too many connections to MCP servers are open", "http", 503)
+        from server.mcp.connection import Connection  # of an extra, and large
+
+        sites = self.hosts if server.owner else None
+        return self._used.setdefault(server, _Used(Connection(server, sites)))
+
+    def _fail(self, server: McpServer, used: _Used, fault: McpFault) -> None:
+        """Close a connection that never opened, or that broke."""
+        if used.connection.is_open or self._used.get(server) is not used:
+            return
+        if not used.connection.was_open:
+            if len(self._failed) >= MAX_CONNECTIONS:
+                self._failed.clear()
+            self._failed[server] = self.clock(), fault
+        self._drop(server)
+
+    def _drop(self, server: McpServer) -> None:
+        used = self._used.pop(server, None)
+        if used is None:
+            return
+        if used.idle is not None:
+            used.idle.cancel()
+        task = asyncio.create_task(used.connection.close(), name=f"close MCP server {server.label}")
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)

@@ -1,0 +1,148 @@
+"""Lists and calls of tools, against servers of the official package and against hostile ones."""
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from server.mcp.config import McpServer, read_servers
+from server.mcp.results import McpFault
+from server.mcp.servers import McpServers
+from server.media.fetch import Sites
+from tests.mcp_server import PNG, STDIO, Tools, served
+
+SILENT = "import sys\nfor line in sys.stdin: pass"
+GARBAGE = "import sys\nprint('x' * 100000)\nprint('[]', flush=True)\nfor line in sys.stdin: print('{}', flush=True)"
+ENDS = "pass"
+
+
+@asynccontextmanager
+async def opened(*, hosts: Sites | None = None, max_chars: int = 1000, **given: Any) -> AsyncIterator[McpServers]:
+    servers = McpServers(read_servers(given), hosts or Sites(), max_chars)
+    try:
+        yield servers
+    finally:
+        await servers.close()
+
+
+@pytest.mark.parametrize("transport", ["stdio", "http"])
+async def test_tools_are_listed_and_called(transport: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LLAMA_API_KEY", "secret")
+    tools = Tools()
+    async with served(tools) as url:
+        entry = STDIO | {"env": {"OWN": "1"}} if transport == "stdio" else {"url": url}
+        async with opened(x=entry) as servers:
+            server = servers.configured["x"]
+            await servers.start()
+            listed = {tool.name: tool for tool in servers.tools["x"]}
+            assert listed["add"].description == "Adds two numbers."
+            assert listed["add"].is_read_only
+            assert not listed["fail"].is_read_only
+            assert listed["add"].schema["required"] == ["a", "b"]
+            assert (await servers.call(server, "add", {"a": 1, "b": 2})).text == "3"
+            assert (await servers.call(server, "a/b:c", {})).text == "odd"
+            failed = await servers.call(server, "fail", {"why": "no bread"})
+            assert failed.is_error
+            assert "no bread" in failed.text
+            assert (await servers.call(server, "add", {"a": "?"})).is_error
+            assert (await servers.call(server, "nothing", {})).is_error
+            seen = await servers.call(server, "picture", {})
+            assert (seen.text, seen.images[0].media_type, seen.images[0].data) == (
+                "a dot",
+                "image/png",
+                PNG.read_bytes(),
+            )
+            huge = await servers.call(server, "huge", {"n": 3_000_000})
+            assert len(huge.text) < 1100
+            assert huge.text.endswith("[cut off: 2999000 more characters]")
+            if transport == "stdio":
+                own = [(await servers.call(server, "environment", {"name": n})).text for n in ("OWN", "LLAMA_API_KEY")]
+                assert own == ["1", "unset"]
+
+
+async def test_a_cancelled_call_is_cancelled_at_the_server() -> None:
+    tools = Tools()
+    async with served(tools) as url, opened(x={"url": url}) as servers:
+        call = asyncio.create_task(servers.call(servers.configured["x"], "wait", {}))
+        await tools.started.wait()
+        call.cancel()
+        await tools.cancelled.wait()
+        assert (await servers.call(servers.configured["x"], "add", {"a": 1, "b": 2})).text == "3"
+        with pytest.raises(asyncio.CancelledError):
+            await call
+
+
+@pytest.mark.parametrize(
+    ("program", "says"),
+    [(SILENT, "no answer within"), (GARBAGE, "no answer within"), (ENDS, "onnection"), ("", "onnection")],
+)
+async def test_a_server_that_does_not_speak_the_protocol_is_a_fault(program: str, says: str) -> None:
+    command = {"command": sys.executable, "args": ["-c", program], "timeout_ms": 1000}
+    async with opened(x=command) as servers:
+        for _ in range(2):  # the second time it is not started again
+            with pytest.raises(McpFault, match=says):
+                await servers.call(servers.configured["x"], "add", {})
+
+
+async def test_a_program_that_is_missing_is_a_fault() -> None:
+    async with opened(x={"command": "/nonexistent"}) as servers:
+        await servers.start()
+        assert servers.tools == {}
+        with pytest.raises(McpFault, match="No such file"):
+            await servers.call(servers.configured["x"], "add", {})
+
+
+async def test_a_program_that_has_ended_is_started_again() -> None:
+    async with opened(x=STDIO) as servers:
+        server = servers.configured["x"]
+        await servers.list_tools(server)
+        (used,) = servers._used.values()
+        used.connection._broken.set()
+        assert (await servers.call(server, "add", {"a": 1, "b": 2})).text == "3"
+
+
+@pytest.mark.parametrize(
+    ("url", "hosts", "says"),
+    [
+        ("http://localhost:1/mcp", Sites(), "not among the hosts"),
+        ("http://localhost:1/mcp", Sites(anywhere=True), "not of the open internet"),
+        ("http://localhost:1/mcp", Sites(hosts=("localhost",)), "not of the open internet"),
+        ("http://[::ffff:127.0.0.1]:1/mcp", Sites(anywhere=True), "not of the open internet"),
+        ("http://169.254.169.254/mcp", Sites(anywhere=True), "not of the open internet"),
+        ("http://127.0.0.1:1/mcp", Sites(hosts=("127.0.0.1",)), "can't be reached"),
+    ],
+)
+async def test_a_requests_url_leads_to_no_inner_network(url: str, hosts: Sites, says: str) -> None:
+    async with opened(hosts=hosts) as servers:
+        with pytest.raises(McpFault, match=says):
+            await servers.list_tools(McpServer("x", url=url, owner="somebody"))
+
+
+async def test_a_requests_url_that_is_allowed_is_called_with_its_headers() -> None:
+    async with served(Tools()) as url, opened(hosts=Sites(hosts=("127.0.0.1",))) as servers:
+        server = McpServer("x", url=url, headers=(("Authorization", "Bearer t"),), owner="somebody")
+        assert (await servers.call(server, "add", {"a": 1, "b": 2})).text == "3"
+
+
+async def test_a_tool_that_the_configuration_leaves_out_is_not_called() -> None:
+    async with opened(x=STDIO | {"allowed_tools": ["add"]}) as servers:
+        server = servers.configured["x"]
+        assert [tool.name for tool in await servers.list_tools(server)] == ["add"]
+        with pytest.raises(McpFault, match="not allowed"):
+            await servers.call(server, "fail", {"why": ""})
+
+
+def test_the_configuration_is_cursors_json() -> None:
+    given = {"mcpServers": {"a": {"command": "x", "args": ["1"], "timeout_ms": 500, "type": "stdio"}, "b": {}}}
+    assert read_servers(given) == {"a": McpServer("a", "x", ("1",), timeout_s=0.5)}
+    for wrong, says in (
+        ({"mcpServers": []}, "should be an object"),
+        ({"a": {"command": 5}}, "a.command"),
+        ({"a": {"url": "ftp://x"}}, "http or https"),
+        ({"a": {"command": "x", "url": "http://x"}}, "give one"),
+    ):
+        with pytest.raises(ValueError, match=says):
+            read_servers(wrong)
