@@ -57,7 +57,7 @@ from server.routes import ROUTERS, include_routes
 from server.routes.background import BackgroundRuns
 from server.routes.batch_runner import BatchRunner
 from server.routes.gate import Gate
-from server.routes.inference.responses import fail_unfinished
+from server.routes.inference.responses import DAY_S, fail_interrupted
 from server.routes.services import Services
 from server.settings import Settings, check_files, hub_of, load_settings, model_specs, slot_secret
 from server.state.batches import BatchLines
@@ -140,12 +140,16 @@ def create_app(
     state = Objects(open_database(server.state), server.state_quota * MIB)
     lines = BatchLines(state.database)
 
-    async def call(key_name: str, path: str, body: Json) -> InternalReply:
+    async def call(key_name: str, path: str, body: bytes) -> InternalReply:
         """Send a batch's request to this application, in the name of the key that started the batch."""
         key = ring.named(key_name)
         if key is None:
             return revoked_key()
         return await post_json(app, {}, server.api_prefix + path, body, key)
+
+    def may_run(batch: Json) -> bool:
+        """Return whether this server knows a batch's key and models."""
+        return ring.named(batch["key_name"]) is not None and all(map(pool.knows, batch["models"]))
 
     services = Services(
         pool=pool,
@@ -166,7 +170,10 @@ def create_app(
         slot_files=slot_files_of(server),
         state=state,
         lines=lines,
-        batches=BatchRunner(state, lines, call, lambda: n_slots(pool)),
+        batches=BatchRunner(
+            *(state, lines, call, lambda: n_slots(pool), may_run),
+            keep_s=server.state_days * DAY_S if server.state_days else None,
+        ),
         background=BackgroundRuns(),
     )
     events, tracing = kv_events_of(server), tracing_of(server)
@@ -371,6 +378,8 @@ def lifespan_of(
             asyncio.create_task(watch_steps(services.pool, server.watchdog_s), name="watchdog"),
             asyncio.create_task(watch_memory(services.memory), name="memory watch"),
             asyncio.create_task(expire_state(services.state), name="expiry of stored state"),
+            asyncio.create_task(fail_interrupted(services.state), name="interrupted responses"),
+            asyncio.create_task(services.batches.run(), name="batches"),
         ]
         if events is not None:
             endless.append(asyncio.create_task(events.follow(services.pool.states), name="KV events"))
@@ -380,10 +389,6 @@ def lifespan_of(
         on_hangup(reload.begin)
         if services.slot_files is not None:
             await asyncio.to_thread(services.slot_files.remove_stale)
-        if services.state.database.is_first:
-            await fail_unfinished(services.state)
-            endless.append(asyncio.create_task(services.batches.run(), name="batches"))
-            endless[-1].add_done_callback(log_failure)
         try:
             await services.mcp.start()
             await services.pool.start()

@@ -97,6 +97,10 @@ class Pool:
         """The model that a request means; see `Names.resolve`."""
         return self._names.resolve(name, task)
 
+    def knows(self, name: str) -> bool:
+        """Return whether a model has this id or alias."""
+        return self._names.knows(name)
+
     def serves(self, name: str | None, task: Task = "generate") -> bool:
         """Whether a request for it would not wait now. Raises `ModelNotFound`."""
         return self._entries[self.resolve(name, task).id].serving

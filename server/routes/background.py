@@ -6,7 +6,7 @@ its events are stored with the response, compressed, and read from there.
 
 import asyncio
 import zlib
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 
 import orjson
@@ -59,7 +59,7 @@ class BackgroundRun:
             await changed.wait()
 
     def packed(self) -> bytes:
-        """Return all events, compressed, as `unpacked` reads them."""
+        """Return all events, compressed, as `unpacked` reads them. Blocking, for a worker thread."""
         return zlib.compress(b"".join(self._events))
 
     async def cancel(self) -> None:
@@ -70,11 +70,9 @@ class BackgroundRun:
             await asyncio.wait((self._task,))
 
 
-def unpacked(data: bytes, after: int = -1) -> Iterator[bytes]:
-    """Yield the stored events with a sequence number greater than `after`."""
-    for event in split_events(zlib.decompress(data)):
-        if sequence_number(event) > after:
-            yield event
+def unpacked(data: bytes, after: int = -1) -> list[bytes]:
+    """Return the stored events with a sequence number greater than `after`. Blocking, for a worker thread."""
+    return [event for event in split_events(zlib.decompress(data)) if sequence_number(event) > after]
 
 
 def split_events(chunk: bytes) -> list[bytes]:

@@ -3,21 +3,26 @@
 Requests of a batch have the engine's batch priority (`server.engine.request.BATCH_PRIORITY`): a live request takes a
 slot from them and is prefilled without them. They are run in an order that keeps equal prompt prefixes together. Each
 owner's batches run one after the other, and owners take turns.
+
+A batch is run by the server that created it. When that server has ended, another one on the same state file takes the
+batch over.
 """
 
 import asyncio
+import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections import deque
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, field
 from functools import partial
 from http import HTTPStatus
-from typing import Any
 
 import orjson
 
 from server.engine.request import BATCH_PRIORITY
-from server.state.batches import BatchLine, BatchLines
+from server.errors import LlamapoolError
+from server.state.batches import BatchLine, BatchLines, Outcome
 from server.state.objects import Json, Objects
 from server.transport.internal import InternalReply
 from server.wire.common import random_id
@@ -25,102 +30,125 @@ from server.wire.common import random_id
 logger = logging.getLogger(__name__)
 
 UNFINISHED = ("in_progress", "finalizing", "cancelling")
+POLL_S = 2.0
+"""Interval at which a server looks for batches that another one has left or cancelled."""
 _PAGE = 64  # requests that are fetched from the state at once
 _RETRIED = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
 _RETRY_AFTER_S = 1.0
 _FORCED = {"stream": False, "background": False, "priority": BATCH_PRIORITY}
 
-Call = Callable[[str, str, Json], Awaitable[InternalReply]]
-"""Sends a request in the name of a key: the key's name, path, body."""
+Call = Callable[[str, str, bytes], Awaitable[InternalReply]]
+"""Sends a request in the name of a key: the key's name, path, JSON body."""
+
+
+@dataclass(slots=True)
+class _Running:
+    """A batch that this server runs. ``failed``: it met a bug and is not started again."""
+
+    cancelled: asyncio.Event = field(default_factory=asyncio.Event)
+    task: asyncio.Task[None] | None = None
+    failed: bool = False
 
 
 @dataclass(slots=True)
 class BatchRunner:
     """The batches of all owners. Used on the event loop.
 
-    ``n_parallel`` returns how many requests may run at once.
+    ``n_parallel`` returns how many requests may run at once. ``may_run`` returns whether this server knows a batch's
+    key and models. ``keep_s`` is how long an ended batch and its files are kept, None for as long as the client wants.
     """
 
     state: Objects
     lines: BatchLines
     call: Call
     n_parallel: Callable[[], int]
-    _owners: dict[str, asyncio.Task[None]] = field(default_factory=dict)
+    may_run: Callable[[Json], bool]
+    keep_s: float | None = None
+    _running: dict[tuple[str, str], _Running] = field(default_factory=dict)
+    _turns: dict[str, asyncio.Lock] = field(default_factory=dict)
     _woken: asyncio.Event = field(default_factory=asyncio.Event)
     _n_running: int = 0
-    _waiting: list[asyncio.Future[None]] = field(default_factory=list)
-    _cancelled: dict[tuple[str, str], asyncio.Event] = field(default_factory=dict)
+    _waiting: deque[asyncio.Future[None]] = field(default_factory=deque)
 
     def wake(self) -> None:
-        """Look for batches that were added or changed."""
+        """Look for batches that were added or cancelled."""
         self._woken.set()
 
     async def run(self) -> None:
-        """Run every unfinished batch, also those that an earlier server left. Endless."""
+        """Run every unfinished batch of this server, and those of servers that have ended. Endless."""
         try:
             while True:
                 self._woken.clear()
-                for owner, _ in await self.state.with_status("batch", *UNFINISHED):
-                    if owner not in self._owners:
-                        task = asyncio.create_task(self._run_owner(owner), name="batches of an owner")
-                        self._owners[owner] = task
-                        task.add_done_callback(partial(self._ended, owner))
-                await self._woken.wait()
+                try:
+                    await self._look()
+                except LlamapoolError as error:
+                    logger.error("batches wait: %s", error.message)
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._woken.wait(), POLL_S)
         finally:
-            tasks = list(self._owners.values())
+            tasks = [each.task for each in self._running.values() if each.task is not None]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _ended(self, owner: str, task: asyncio.Task[None]) -> None:
-        del self._owners[owner]
-        if not task.cancelled() and (error := task.exception()) is not None:
-            logger.error("batches stopped. A bug: report it with what follows", exc_info=error)
+    async def _look(self) -> None:
+        """Start what is not running yet, and stop what was cancelled."""
+        await self.state.take_over("batch", UNFINISHED, self.may_run)
+        for owner, batch in await self.state.unfinished("batch", UNFINISHED):
+            name = owner, batch["id"]
+            running = self._running.get(name)
+            if running is None:
+                running = self._running[name] = _Running()
+                running.task = asyncio.create_task(self._run_batch(owner, batch, running.cancelled), name="a batch")
+                running.task.add_done_callback(partial(self._ended, name))
+            if batch["status"] == "cancelling":
+                running.cancelled.set()
 
-    def cancel(self, owner: str, batch_id: str) -> None:
-        """Stop a batch's requests. Its status must be ``cancelling`` already."""
-        self._cancelled.setdefault((owner, batch_id), asyncio.Event()).set()
-        self.wake()
+    def _ended(self, name: tuple[str, str], task: asyncio.Task[None]) -> None:
+        error = None if task.cancelled() else task.exception()
+        if isinstance(error, LlamapoolError):  # the state could not be used; `_look` starts the batch again
+            logger.error("a batch waits: %s", error.message)
+        elif error is not None:
+            self._running[name].failed = True
+            logger.error("a batch stopped until the next start. A bug: report it with what follows", exc_info=error)
+            return
+        del self._running[name]
 
-    async def _run_owner(self, owner: str) -> None:
-        while True:
-            batches = [batch for each, batch in await self.state.with_status("batch", *UNFINISHED) if each == owner]
-            if not batches:
-                return
-            await self._run_batch(owner, batches[0])
-
-    async def _run_batch(self, owner: str, batch: Json) -> None:
-        cancelled = self._cancelled.setdefault((owner, batch["id"]), asyncio.Event())
-        if batch["status"] == "cancelling":
-            cancelled.set()
-        try:
-            if batch["status"] != "finalizing":
-                running = asyncio.create_task(self._run_lines(owner, batch))
-                stop = asyncio.create_task(cancelled.wait())
-                left_s = max(batch["expires_at"] - time.time(), 0)
-                try:
-                    await asyncio.wait((running, stop), timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
-                    if running.done():
-                        running.result()
-                finally:
-                    for task in (running, stop):
-                        task.cancel()
-                    await asyncio.wait((running, stop))
-            await self._finalize(owner, batch["id"])
-        finally:
-            self._cancelled.pop((owner, batch["id"]), None)
+    async def _run_batch(self, owner: str, batch: Json, cancelled: asyncio.Event) -> None:
+        if batch["status"] == "in_progress":
+            running = asyncio.create_task(self._run_lines(owner, batch))
+            stop = asyncio.create_task(cancelled.wait())
+            left_s = max(batch["expires_at"] - time.time(), 0)
+            try:
+                await asyncio.wait((running, stop), timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+                if running.done():
+                    running.result()
+            finally:
+                for task in (running, stop):
+                    task.cancel()
+                await asyncio.wait((running, stop))
+        await self._finalize(owner, batch["id"])
 
     async def _run_lines(self, owner: str, batch: Json) -> None:
-        """Run every request without a result; several at once."""
+        """Run every request without a result, several at once, after the owner's earlier batches."""
         last = -1
-        async with asyncio.TaskGroup() as group:
-            while page := await self.lines.pending(owner, batch["id"], last, _PAGE):
-                for last, line in page:  # noqa: B007 (continues behind it)
-                    await self._enter()
-                    group.create_task(self._run_line(owner, batch, line))
+        lines: set[asyncio.Task[None]] = set()
+        async with self._turns.setdefault(owner, asyncio.Lock()):
+            try:
+                while page := await self.lines.pending(owner, batch["id"], last, _PAGE):
+                    for order, line in page:
+                        last = order
+                        await self._enter()
+                        lines.add(asyncio.create_task(self._run_line(owner, batch, line)))
+                        lines = _unfinished(lines)
+                await asyncio.gather(*lines)
+            finally:
+                for task in lines:
+                    task.cancel()
+                await asyncio.gather(*lines, return_exceptions=True)
 
     async def _enter(self) -> None:
-        """Wait until one more request may run. Those who wait are served in order."""
+        """Wait until one more request may run. Waiting batches are served in order."""
         while self._n_running >= max(self.n_parallel(), 1):
             turn = asyncio.get_running_loop().create_future()
             self._waiting.append(turn)
@@ -133,34 +161,35 @@ class BatchRunner:
 
     def _leave(self) -> None:
         self._n_running -= 1
-        for turn in self._waiting[:1]:
-            self._waiting.remove(turn)
+        while self._waiting:
+            turn = self._waiting.popleft()
             if not turn.done():
                 turn.set_result(None)
+                return
 
     async def _run_line(self, owner: str, batch: Json, line: BatchLine) -> None:
         try:
-            reply = await self._reply(batch["key_name"], line)
+            reply = await self._reply(batch, line)
         finally:
             self._leave()
-        failed = reply.status != HTTPStatus.OK
         result = {
             "status_code": reply.status,
             "request_id": reply.headers.get(b"x-request-id", b"").decode(),
-            "body": orjson.loads(reply.body),
+            "body": orjson.Fragment(reply.body),
         }
-        await self.lines.store(owner, batch["id"], line.number, result, failed=failed)
+        outcome: Outcome = "completed" if reply.status == HTTPStatus.OK else "failed"
+        await self.lines.store(owner, batch["id"], line.number, outcome, result)
 
-    async def _reply(self, key_name: str, line: BatchLine) -> InternalReply:
+    async def _reply(self, batch: Json, line: BatchLine) -> InternalReply:
         while True:
-            reply = await self.call(key_name, line.url, {**line.body, **_FORCED})
+            reply = await self.call(batch["key_name"], batch["endpoint"], line.body)
             if reply.status not in _RETRIED:
                 return reply
             after = reply.headers.get(b"retry-after", b"")
             await asyncio.sleep(float(after) if after.isdigit() else _RETRY_AFTER_S)
 
     async def _finalize(self, owner: str, batch_id: str) -> None:
-        """Write the results where the client reads them, and end the batch."""
+        """Write the results where the client reads them, and end the batch. Repeatable after a crash."""
 
         def finalizing(body: Json) -> Json:
             is_cancelled = body["status"] == "cancelling"
@@ -170,47 +199,100 @@ class BatchRunner:
 
         batch = await self.state.update(owner, "batch", batch_id, finalizing)
         if batch is None:  # deleted meanwhile
-            await self.lines.remove(owner, batch_id)
             return
         code = "batch_cancelled" if batch["final_status"] == "cancelled" else "batch_expired"
         unsent = {"error": {"code": code, "message": "the batch ended before this request was run"}}
-        await self.lines.fail_pending(owner, batch_id, unsent)
-        total, completed, failed = await self.lines.counts(owner, batch_id)
-        results = await self.lines.results(owner, batch_id)
-        files: dict[str, Any] = {}
+        await self.lines.end_pending(owner, batch_id, unsent)
+        counts = await self.lines.counts(owner, batch_id)
+        usage = _Usage()
+        files: Json = {}
         if batch["api"] == "openai":
-            for name, is_error in (("output_file_id", False), ("error_file_id", True)):
-                wanted = [(custom_id, result) for custom_id, result, bad in results if bad is is_error]
-                files[name] = await self._write_file(owner, batch_id, name, wanted) if wanted else None
+            files["output_file_id"] = await self._write_file(owner, batch, "output", ("completed",), usage)
+            files["error_file_id"] = await self._write_file(owner, batch, "error", ("failed", "unsent"), usage)
         now = int(time.time())
 
         def ended(body: Json) -> Json:
-            counts = {"total": total, "completed": completed, "failed": failed}
             status = body["final_status"]
-            return {**body, **files, "status": status, f"{status}_at": now, "request_counts": counts}
+            shown = {
+                "total": counts.total,
+                "completed": counts.completed,
+                "failed": counts.failed + counts.unsent,
+                "unsent": counts.unsent,
+            }
+            return {
+                **body, **files, "status": status, f"{status}_at": now, "request_counts": shown, "usage": usage.shown
+            }  # fmt: skip
 
-        await self.state.update(owner, "batch", batch_id, ended)
+        expires_at = None if self.keep_s is None else now + self.keep_s
+        await self.state.update(owner, "batch", batch_id, ended, expires_at=expires_at)
         if batch["api"] == "openai":
             await self.lines.remove(owner, batch_id)
 
-    async def _write_file(self, owner: str, batch_id: str, name: str, results: list[tuple[str, Json]]) -> str:
-        lines = [
-            orjson.dumps(
-                {
-                    "id": f"batch_req_{random_id()}",
-                    "custom_id": custom_id,
-                    "response": result if "status_code" in result else None,
-                    "error": result.get("error"),
-                }
-            )
-            for custom_id, result in results
-        ]
-        data = b"\n".join(lines) + b"\n"
-        kind = name.removesuffix("_file_id")
-        file = new_file(f"{batch_id}_{kind}.jsonl", "batch_output", len(data))
-        await self.state.put(owner, "file", file, data=data, within_quota=False)
-        file_id: str = file["id"]
-        return file_id
+    async def _write_file(
+        self, owner: str, batch: Json, kind: str, outcomes: Collection[str], usage: "_Usage"
+    ) -> str | None:
+        """Write the results with these outcomes as a file. Return its id, None if there are none."""
+
+        def line(custom_id: str, result: Json, outcome: Outcome) -> Json | None:
+            if outcome not in outcomes:
+                return None
+            usage.add(result.get("body"))
+            return {
+                "id": f"batch_req_{random_id()}",
+                "custom_id": custom_id,
+                "response": result if "status_code" in result else None,
+                "error": result.get("error"),
+            }
+
+        data = await self.lines.written(owner, batch["id"], line)
+        if not data:
+            return None
+        keep_s = batch["output_expires_after_s"] or self.keep_s
+        expires_at = None if keep_s is None else int(time.time() + keep_s)
+        file = new_file(f"{batch['id']}_{kind}.jsonl", "batch_output", len(data), expires_at)
+        file["id"] = f"file-{batch['id'].removeprefix('batch_')}{kind}"  # the same after a crash
+        await self.state.put(
+            *(owner, "file", file), data=data, label="batch_output", expires_at=expires_at, within_quota=False
+        )
+        return str(file["id"])
+
+
+class _Usage:
+    """The tokens of a batch's replies, as OpenAI's batch object has them."""
+
+    def __init__(self) -> None:
+        self._input = self._cached = self._output = self._reasoning = 0
+
+    def add(self, body: object) -> None:
+        """Count the usage of one reply of any endpoint."""
+        used = body.get("usage") if isinstance(body, dict) else None
+        if not isinstance(used, dict):
+            return
+        self._input += used.get("input_tokens") or used.get("prompt_tokens") or 0
+        self._output += used.get("output_tokens") or used.get("completion_tokens") or 0
+        before = used.get("input_tokens_details") or used.get("prompt_tokens_details") or {}
+        after = used.get("output_tokens_details") or used.get("completion_tokens_details") or {}
+        self._cached += before.get("cached_tokens", 0)
+        self._reasoning += after.get("reasoning_tokens", 0)
+
+    @property
+    def shown(self) -> Json:
+        """The sums."""
+        return {
+            "input_tokens": self._input,
+            "input_tokens_details": {"cached_tokens": self._cached},
+            "output_tokens": self._output,
+            "output_tokens_details": {"reasoning_tokens": self._reasoning},
+            "total_tokens": self._input + self._output,
+        }
+
+
+def _unfinished(tasks: set[asyncio.Task[None]]) -> set[asyncio.Task[None]]:
+    """Return the tasks that still run. Raises what one of the others has raised."""
+    for task in tasks:
+        if task.done():
+            task.result()
+    return {task for task in tasks if not task.done()}
 
 
 def new_file(filename: str, purpose: str, n_bytes: int, expires_at: int | None = None) -> Json:
@@ -228,21 +310,48 @@ def new_file(filename: str, purpose: str, n_bytes: int, expires_at: int | None =
     }
 
 
-def read_lines(data: bytes, endpoint: str) -> tuple[list[BatchLine], list[Json]]:
-    """Return the requests of a batch's input file, and what is wrong with it, as OpenAI's batch errors."""
-    lines: list[BatchLine] = []
+@dataclass(frozen=True, slots=True)
+class BatchInput:
+    """The requests of a new batch in the order in which they run, what is wrong with its file as OpenAI's batch errors,
+    and the models that it names."""
+
+    lines: list[BatchLine]
+    errors: list[Json]
+    models: list[str | None]
+
+
+def read_lines(data: bytes, endpoint: str) -> BatchInput:
+    """Read a batch's input file. Blocking, for a worker thread."""
+    requests: list[tuple[int, str, Json]] = []
     errors: list[Json] = []
     seen: set[str] = set()
     for number, raw in enumerate(data.splitlines(), 1):
         if not raw.strip():
             continue
         try:
-            lines.append(_line(number, raw, endpoint, seen))
+            requests.append((number, *_line(raw, endpoint, seen)))
         except _WrongLine as error:
             errors.append({"code": error.code, "line": number, "message": error.message, "param": error.param})
-    if not lines and not errors:
+    if not requests and not errors:
         errors.append({"code": "empty_file", "line": None, "message": "the file has no requests", "param": None})
-    return lines, errors
+    return batch_input(requests, errors)
+
+
+def batch_input(requests: Collection[tuple[int, str, Json]], errors: list[Json]) -> BatchInput:
+    """Sort requests (number, custom id, body) by model and prompt, so that those with a common prefix follow each
+    other. Blocking, for a worker thread."""
+    keyed = sorted(
+        (_prefix(body), number, BatchLine(number, custom_id, orjson.dumps({**body, **_FORCED})))
+        for number, custom_id, body in requests
+    )
+    models = {model if isinstance(model, str) else None for model in (body.get("model") for _, _, body in requests)}
+    return BatchInput([line for _, _, line in keyed], errors, sorted(models, key=str))
+
+
+def _prefix(body: Json) -> tuple[str, bytes]:
+    before = [body.get(name) for name in ("tools", "system", "instructions")]
+    prompt = next((body[name] for name in ("messages", "input", "prompt") if name in body), None)
+    return str(body.get("model")), orjson.dumps([before, prompt])
 
 
 class _WrongLine(Exception):
@@ -251,7 +360,8 @@ class _WrongLine(Exception):
         self.code, self.message, self.param = code, message, param
 
 
-def _line(number: int, raw: bytes, endpoint: str, seen: set[str]) -> BatchLine:
+def _line(raw: bytes, endpoint: str, seen: set[str]) -> tuple[str, Json]:
+    """Return a line's custom id and body. Raises `_WrongLine`."""
     try:
         found = orjson.loads(raw)
     except orjson.JSONDecodeError as error:
@@ -270,16 +380,4 @@ def _line(number: int, raw: bytes, endpoint: str, seen: set[str]) -> BatchLine:
         raise _WrongLine("mismatched_url", f"url must be the batch's endpoint, {endpoint}", "url")
     if not isinstance(found.get("body"), dict):
         raise _WrongLine("missing_required_parameter", "body must be an object", "body")
-    return BatchLine(number, custom_id, endpoint, found["body"])
-
-
-def in_prefix_order(lines: list[BatchLine]) -> list[BatchLine]:
-    """Return the requests sorted by model and prompt, so that those with a common prefix run one after the other."""
-
-    def key(line: BatchLine) -> tuple[str, bytes]:
-        body = line.body
-        before = [body.get(name) for name in ("tools", "system", "instructions")]
-        prompt = next((body[name] for name in ("messages", "input", "prompt") if name in body), None)
-        return str(body.get("model")), orjson.dumps([before, prompt])
-
-    return sorted(lines, key=key)
+    return custom_id, found["body"]

@@ -15,7 +15,7 @@ from server.conversation.conversation import Media
 from server.errors import ModelEnded
 from server.media.source import Seen
 from server.pool.model import LoadedModel
-from server.routes.services import owner_of, services
+from server.routes.services import services, stream_owner
 from server.routes.session import FAR_BEHIND, PromptEvents, Session, session_of
 from server.transport.access.rates import PLACE
 from server.transport.handlers import error_body
@@ -179,7 +179,7 @@ async def stream(request: Request, ask: Ask) -> Response:
 
 async def _kept(request: Request, conversation: str, session: Session, ask: Ask, ping_s: float) -> Response:
     """A stream that goes on when its client has gone (`transport.streams.replay`). It begins as another one does."""
-    streams, owner, words = services(request).streams, owner_of(request), ask.words
+    streams, owner, words = services(request).streams, stream_owner(request), ask.words
     stream = streams.open(owner, conversation)
     stream.is_loading = functools.partial(session.waits, ask.model)
     leave: Callable[[], object] = request.scope.pop(PLACE, lambda: None)  # its key's place among those at once

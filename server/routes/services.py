@@ -107,13 +107,18 @@ def sees_files(request: Request) -> bool:
 
 
 def owner_of(request: Request) -> str:
-    """Return whose stored objects a request may reach: its key's owner, which stays the same when the key is rotated.
-
-    Clients of a server without keys are told apart by the key that they send anyway.
-    """
+    """Return the owner of the stored objects that a request may reach: its key's owner, which stays the same when the
+    key is rotated. All clients of a server without keys are one owner, ""."""
     caller = caller_of(request)
-    if caller is not None and caller.owner:
-        return caller.owner
+    return "" if caller is None else caller.owner
+
+
+def stream_owner(request: Request) -> str:
+    """Return the owner of a request's resumable streams. Clients of a server without keys name their streams
+    themselves, so they are told apart by the key that they send anyway."""
+    owner = owner_of(request)
+    if owner:
+        return owner
     headers = dict(request.scope["headers"])
     return client_name(headers.get(b"authorization"), headers.get(b"x-api-key")).hex()
 

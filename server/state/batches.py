@@ -1,114 +1,129 @@
 """The requests of batches and their results.
 
 A result is committed before the next request of the batch is chosen. After a crash, every request without a result is
-run, and none that has one.
+run, and none that has one. Bodies of requests and replies stay JSON text, so nothing here parses them.
 """
 
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import orjson
 
 from server.state.database import Database
 from server.state.objects import Json
 
+Outcome = Literal["completed", "failed", "unsent"]
+"""What became of a request: it succeeded, it failed, or the batch ended before it was run."""
+
 
 @dataclass(frozen=True, slots=True)
 class BatchLine:
-    """One request of a batch: its place in the client's file, the client's id, the URL and the JSON body."""
+    """One request of a batch: its place in the client's file, the client's id and the JSON text of its body."""
 
     number: int
     custom_id: str
-    url: str
-    body: Json
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """How many requests a batch has, and how many of them have each outcome."""
+
+    total: int
+    completed: int
+    failed: int
+    unsent: int
 
 
 @dataclass(frozen=True, slots=True)
 class BatchLines:
-    """The requests of the batches of all owners."""
+    """The requests of the batches of all owners. They are deleted with their batch."""
 
     database: Database
 
-    async def add(self, owner: str, batch_id: str, lines: Sequence[BatchLine]) -> None:
-        """Store a batch's requests in the order in which they are to run."""
+    @staticmethod
+    def adding(owner: str, batch_id: str, lines: Sequence[BatchLine]) -> Callable[[sqlite3.Connection], None]:
+        """Return what stores a batch's requests, in the order in which they are to run, in a transaction."""
 
         def work(db: sqlite3.Connection) -> None:
             db.executemany(
                 "INSERT INTO batch_lines (owner, batch_id, run_order, number, custom_id, request)"
                 " VALUES (?, ?, ?, ?, ?, ?)",
-                (
-                    (owner, batch_id, order, line.number, line.custom_id, orjson.dumps([line.url, line.body]))
-                    for order, line in enumerate(lines)
-                ),
+                ((owner, batch_id, order, line.number, line.custom_id, line.body) for order, line in enumerate(lines)),
             )
 
-        await self.database.run(work)
+        return work
 
     async def pending(self, owner: str, batch_id: str, after: int, limit: int) -> list[tuple[int, BatchLine]]:
-        """Return up to `limit` requests without a result behind the place `after` in the run order, each with it."""
+        """Return up to `limit` requests without a result after the place `after` in the run order, each with it."""
 
         def work(db: sqlite3.Connection) -> list[tuple[int, BatchLine]]:
             rows = db.execute(
                 "SELECT run_order, number, custom_id, request FROM batch_lines"
-                " WHERE owner = ? AND batch_id = ? AND run_order > ? AND result IS NULL ORDER BY run_order LIMIT ?",
+                " WHERE owner = ? AND batch_id = ? AND run_order > ? AND outcome IS NULL ORDER BY run_order LIMIT ?",
                 (owner, batch_id, after, limit),
             ).fetchall()
-            return [
-                (row["run_order"], BatchLine(row["number"], row["custom_id"], *orjson.loads(row["request"])))
-                for row in rows
-            ]
+            return [(row["run_order"], BatchLine(row["number"], row["custom_id"], row["request"])) for row in rows]
 
         return await self.database.run(work)
 
-    async def store(self, owner: str, batch_id: str, number: int, result: Json, *, failed: bool) -> None:
-        """Store a request's result, unless it has one or the batch was deleted."""
+    async def store(self, owner: str, batch_id: str, number: int, outcome: Outcome, result: Json) -> None:
+        """Store a request's result, unless it has one or the batch was deleted. `result` may contain fragments."""
 
         def work(db: sqlite3.Connection) -> None:
             db.execute(
-                "UPDATE batch_lines SET result = ?, failed = ?"
-                " WHERE owner = ? AND batch_id = ? AND number = ? AND result IS NULL",
-                (orjson.dumps(result), failed, owner, batch_id, number),
+                "UPDATE batch_lines SET result = ?, outcome = ?"
+                " WHERE owner = ? AND batch_id = ? AND number = ? AND outcome IS NULL",
+                (orjson.dumps(result), outcome, owner, batch_id, number),
             )
 
         await self.database.run(work)
 
-    async def fail_pending(self, owner: str, batch_id: str, result: Json) -> None:
-        """Give every request without a result this one, as failed."""
+    async def end_pending(self, owner: str, batch_id: str, result: Json) -> None:
+        """Give every request without a result this one, with the outcome ``unsent``."""
 
         def work(db: sqlite3.Connection) -> None:
             db.execute(
-                "UPDATE batch_lines SET result = ?, failed = 1 WHERE owner = ? AND batch_id = ? AND result IS NULL",
+                "UPDATE batch_lines SET result = ?, outcome = 'unsent'"
+                " WHERE owner = ? AND batch_id = ? AND outcome IS NULL",
                 (orjson.dumps(result), owner, batch_id),
             )
 
         await self.database.run(work)
 
-    async def counts(self, owner: str, batch_id: str) -> tuple[int, int, int]:
-        """Return the number of requests, of those that succeeded, and of those that failed."""
+    async def counts(self, owner: str, batch_id: str) -> Counts:
+        """Return how many requests have which outcome."""
 
-        def work(db: sqlite3.Connection) -> tuple[int, int, int]:
-            row = db.execute(
-                "SELECT count(*), coalesce(sum(failed = 0), 0), coalesce(sum(failed = 1), 0) FROM batch_lines"
-                " WHERE owner = ? AND batch_id = ?",
-                (owner, batch_id),
-            ).fetchone()
-            return row[0], row[1], row[2]
-
-        return await self.database.run(work)
-
-    async def results(self, owner: str, batch_id: str) -> list[tuple[str, Json, bool]]:
-        """Return the custom id, the result and whether it failed, of every request with a result, in file order."""
-
-        def work(db: sqlite3.Connection) -> list[tuple[str, Json, bool]]:
+        def work(db: sqlite3.Connection) -> Counts:
             rows = db.execute(
-                "SELECT custom_id, result, failed FROM batch_lines"
-                " WHERE owner = ? AND batch_id = ? AND result IS NOT NULL ORDER BY number",
+                "SELECT outcome, count(*) FROM batch_lines WHERE owner = ? AND batch_id = ? GROUP BY outcome",
                 (owner, batch_id),
             ).fetchall()
-            return [(row["custom_id"], orjson.loads(row["result"]), bool(row["failed"])) for row in rows]
+            found = {row[0]: int(row[1]) for row in rows}
+            return Counts(sum(found.values()), *(found.get(each, 0) for each in ("completed", "failed", "unsent")))
 
         return await self.database.run(work)
+
+    async def written(self, owner: str, batch_id: str, write: Callable[[str, Json, Outcome], Json | None]) -> bytes:
+        """Return what `write` makes of each result, as lines of JSON in file order. None writes no line.
+
+        `write` gets the custom id, the result and the outcome. It runs in the database's thread.
+        """
+
+        def lines(db: sqlite3.Connection) -> Iterator[bytes]:
+            rows = db.execute(
+                "SELECT custom_id, result, outcome FROM batch_lines"
+                " WHERE owner = ? AND batch_id = ? AND outcome IS NOT NULL ORDER BY number",
+                (owner, batch_id),
+            )
+            for row in rows:
+                line = write(row["custom_id"], orjson.loads(row["result"]), row["outcome"])
+                if line is not None:
+                    yield orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE)
+
+        return await self.database.run(lambda db: b"".join(lines(db)))
 
     async def remove(self, owner: str, batch_id: str) -> None:
         """Delete a batch's requests and results."""

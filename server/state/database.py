@@ -6,10 +6,12 @@ of the operating system can lose the last commits (sqlite.org/pragma.html#pragma
 
 import asyncio
 import fcntl
+import glob
 import logging
 import os
+import secrets
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
@@ -19,34 +21,80 @@ from server.errors import ConfigError, Unavailable
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
-VERSION = 1
+VERSION = 2
+_UNRELEASED_VERSION = 1
+"""A format that no release wrote. Such a file is renamed and a new one is started."""
 BUSY_S = 10.0
 """Longest wait for another server's transaction on the same file."""
 MEMORY = "memory"
 _SCHEMA = """
 CREATE TABLE objects (
-  owner TEXT NOT NULL, id TEXT NOT NULL, kind TEXT NOT NULL, status TEXT, parent TEXT, body BLOB NOT NULL,
+  owner TEXT NOT NULL, id TEXT NOT NULL, kind TEXT NOT NULL, label TEXT, status TEXT, parent TEXT,
   created_at REAL NOT NULL, used_at REAL NOT NULL, expires_at REAL, hidden INTEGER NOT NULL DEFAULT 0,
-  n_bytes INTEGER NOT NULL, PRIMARY KEY (owner, id));
+  n_bytes INTEGER NOT NULL, worker TEXT NOT NULL, body BLOB NOT NULL, PRIMARY KEY (owner, id));
+
 CREATE INDEX objects_by_kind ON objects (owner, kind, created_at);
+
 CREATE INDEX objects_by_parent ON objects (owner, parent) WHERE parent IS NOT NULL;
+
 CREATE INDEX objects_by_expiry ON objects (expires_at) WHERE expires_at IS NOT NULL;
+
+CREATE INDEX objects_by_use ON objects (owner, used_at, created_at DESC) WHERE kind = 'response';
+
+CREATE INDEX objects_by_status ON objects (kind, status) WHERE status IS NOT NULL;
+
 CREATE TABLE items (
   owner TEXT NOT NULL, object_id TEXT NOT NULL, position INTEGER NOT NULL, id TEXT NOT NULL,
   is_output INTEGER NOT NULL, body BLOB NOT NULL, PRIMARY KEY (owner, object_id, position));
+
 CREATE INDEX items_by_id ON items (owner, id);
+
 CREATE TABLE blobs (
-  owner TEXT NOT NULL, hash TEXT NOT NULL, data BLOB NOT NULL, n_bytes INTEGER NOT NULL, PRIMARY KEY (owner, hash));
+  owner TEXT NOT NULL, hash TEXT NOT NULL, n_bytes INTEGER NOT NULL, data BLOB NOT NULL, PRIMARY KEY (owner, hash));
+
 CREATE TABLE blob_uses (
   owner TEXT NOT NULL, hash TEXT NOT NULL, object_id TEXT NOT NULL, position INTEGER NOT NULL,
   PRIMARY KEY (owner, hash, object_id, position));
+
 CREATE INDEX blob_uses_by_object ON blob_uses (owner, object_id, position);
+
 CREATE TABLE batch_lines (
   owner TEXT NOT NULL, batch_id TEXT NOT NULL, run_order INTEGER NOT NULL, number INTEGER NOT NULL,
-  custom_id TEXT NOT NULL, request BLOB NOT NULL, result BLOB, failed INTEGER,
+  custom_id TEXT NOT NULL, outcome TEXT, request BLOB NOT NULL, result BLOB,
   PRIMARY KEY (owner, batch_id, run_order));
-CREATE UNIQUE INDEX batch_lines_by_number ON batch_lines (owner, batch_id, number);
+
+CREATE INDEX batch_lines_by_number ON batch_lines (owner, batch_id, number, outcome);
+
+CREATE TABLE usage (owner TEXT PRIMARY KEY, n_bytes INTEGER NOT NULL);
+
+CREATE TRIGGER blob_released AFTER DELETE ON blob_uses
+ WHEN NOT EXISTS (SELECT 1 FROM blob_uses WHERE owner = OLD.owner AND hash = OLD.hash)
+ BEGIN DELETE FROM blobs WHERE owner = OLD.owner AND hash = OLD.hash; END;
+
+CREATE TRIGGER lines_of_removed AFTER DELETE ON objects WHEN OLD.kind = 'batch'
+ BEGIN DELETE FROM batch_lines WHERE owner = OLD.owner AND batch_id = OLD.id; END
 """
+_COUNTED = {
+    "objects": ("n_bytes", "{row}.n_bytes"),
+    "blobs": ("n_bytes", "{row}.n_bytes"),
+    "batch_lines": ("result", "length({row}.request) + coalesce(length({row}.result), 0)"),
+}
+"""Tables whose rows count against the quota: the column that may change later, and how many bytes a row counts.
+Triggers keep each owner's sum in the table `usage`."""
+
+
+def _counting_triggers() -> Iterator[str]:
+    for table, (column, counted) in _COUNTED.items():
+        new, old = counted.format(row="NEW"), counted.format(row="OLD")
+        for name, event, owner, n_bytes in (
+            ("added", "INSERT", "NEW", new),
+            ("removed", "DELETE", "OLD", f"-({old})"),
+            ("changed", f"UPDATE OF {column}", "NEW", f"{new} - ({old})"),
+        ):
+            yield f"""
+                CREATE TRIGGER {table}_{name} AFTER {event} ON {table} BEGIN
+                INSERT INTO usage (owner, n_bytes) VALUES ({owner}.owner, {n_bytes})
+                ON CONFLICT (owner) DO UPDATE SET n_bytes = n_bytes + excluded.n_bytes; END"""  # noqa: S608
 
 
 def default_path() -> Path:
@@ -76,31 +124,44 @@ def open_database(place: str) -> "Database":
 class Database:
     """The connection to `path`, or to memory for None. Raises `ConfigError` if the file cannot be opened.
 
-    ``is_first``: whether no other running server uses the file. Only such a server ends or continues what an earlier
-    one left unfinished.
+    Several servers may use one file. ``worker`` identifies this one in it. A server holds the lock of a file of its own
+    beside the database while it runs, so that the others notice when it ends, also by ``kill -9``.
     """
 
     def __init__(self, path: Path | None) -> None:
         self.path = path
+        self.worker = secrets.token_hex(8)
         self._lock: int | None = None
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="state")
         try:
             self._connection = self._threads.submit(_connect, path).result()
+            if path is not None:
+                self._lock = _locked(_lock_file(path, self.worker))
+                self._remove_stale_locks(path)
         except (sqlite3.Error, OSError) as error:
             self._threads.shutdown()
             raise ConfigError(f"server.state: {path} cannot be opened: {error}; name another file") from None
         except ConfigError:
             self._threads.shutdown()
             raise
-        self.is_first = path is None or self._take_lock(path)
 
-    def _take_lock(self, path: Path) -> bool:
-        self._lock = os.open(path.with_suffix(".lock"), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            return False
-        return True
+    def is_running(self, worker: str) -> bool:
+        """Return whether the server with this id still runs. Blocking."""
+        if worker == self.worker:
+            return True
+        return self.path is not None and _is_locked(_lock_file(self.path, worker))
+
+    def is_alone(self) -> bool:
+        """Return whether no other running server uses the file. Blocking."""
+        if self.path is None:
+            return True
+        mine = _lock_file(self.path, self.worker)
+        return not any(_is_locked(each) for each in _lock_files(self.path) if each != mine)
+
+    def _remove_stale_locks(self, path: Path) -> None:
+        for each in _lock_files(path):
+            if not _is_locked(each):
+                each.unlink(missing_ok=True)
 
     async def run(self, work: Callable[[sqlite3.Connection], T]) -> T:
         """Return what `work` returns, done in one transaction in the database's thread.
@@ -130,8 +191,45 @@ class Database:
         """Finish what was submitted and close the file. Blocking."""
         self._threads.submit(self._connection.close)
         self._threads.shutdown()
-        if self._lock is not None:
+        if self._lock is not None and self.path is not None:
+            _lock_file(self.path, self.worker).unlink(missing_ok=True)
             os.close(self._lock)
+            self._lock = None
+
+
+def _lock_file(path: Path, worker: str) -> Path:
+    return path.with_name(f"{path.name}-server-{worker}")
+
+
+def _lock_files(path: Path) -> list[Path]:
+    return list(path.parent.glob(f"{glob.escape(path.name)}-server-*"))
+
+
+def _locked(path: Path) -> int:
+    """Create and lock a file. Return its descriptor, which holds the lock."""
+    while True:
+        descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        try:
+            if os.path.samestat(os.stat(path), os.fstat(descriptor)):
+                return descriptor
+        except FileNotFoundError:
+            pass  # another server took it for a stale file before it was locked
+        os.close(descriptor)
+
+
+def _is_locked(path: Path) -> bool:
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
 
 
 def _connect(path: Path | None) -> sqlite3.Connection:
@@ -150,8 +248,13 @@ def _connect(path: Path | None) -> sqlite3.Connection:
             f"server.state: {path} was written by a newer Llamapool (format {version}, this one reads {VERSION}); "
             "name another file or upgrade"
         )
+    if version == _UNRELEASED_VERSION and path is not None:
+        connection.execute("COMMIT")
+        connection.close()
+        path.rename(path.with_name(f"{path.name}.format{version}"))
+        return _connect(path)
     if version == 0:
-        for statement in _SCHEMA.split(";"):
+        for statement in (*_SCHEMA.split(";\n\n"), *_counting_triggers()):
             connection.execute(statement)
         connection.execute(f"PRAGMA user_version={VERSION}")
     connection.execute("COMMIT")

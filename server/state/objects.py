@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import orjson
 
-from server.errors import InvalidRequest
+from server.errors import InvalidRequest, short
 from server.state.database import Database
 
 Json = dict[str, Any]
@@ -57,14 +57,16 @@ class Objects:
         inputs: Sequence[Json] = (),
         outputs: Sequence[Json] = (),
         data: bytes | None = None,
+        label: str | None = None,
         expires_at: float | None = None,
         append_to: str | None = None,
+        also: Callable[[sqlite3.Connection], None] | None = None,
         within_quota: bool = True,
     ) -> None:
         """Store `body` under ``body["id"]``, in place of an earlier version, with its items and `data`.
 
-        `append_to` names a conversation that gets the same items, in the same transaction. Raises `QuotaExceeded`, if
-        the object must be `within_quota`.
+        `label` can be asked for in `find`. `append_to` names a conversation that gets the same items, and `also` writes
+        more, both in the same transaction. Raises `QuotaExceeded`, if the object must be `within_quota`.
         """
 
         def work(db: sqlite3.Connection) -> None:
@@ -78,11 +80,24 @@ class Objects:
                 writer.blob(hashlib.sha256(data).hexdigest(), data, _DATA)
             n_bytes = len(encoded) + writer.n_bytes
             created = body.get("created_at") or now
-            db.execute(
-                "INSERT INTO objects (owner, id, kind, status, parent, body, created_at, used_at, expires_at, n_bytes)"
-                " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                (owner, body["id"], kind, body.get("status"), parent, encoded, created, now, expires_at, n_bytes),
-            )
+            columns = {
+                "owner": owner,
+                "id": body["id"],
+                "kind": kind,
+                "label": label,
+                "status": body.get("status"),
+                "parent": parent,
+                "created_at": created,
+                "used_at": now,
+                "expires_at": expires_at,
+                "n_bytes": n_bytes,
+                "worker": self.database.worker,
+                "body": encoded,
+            }
+            marks = ", ".join("?" * len(columns))
+            db.execute(f"INSERT INTO objects ({', '.join(columns)}) VALUES ({marks})", [*columns.values()])  # noqa: S608
+            if also is not None:
+                also(db)
             if append_to is not None and _exists(db, owner, append_to):
                 _append(db, owner, append_to, [*inputs, *outputs])
             if within_quota:
@@ -90,17 +105,34 @@ class Objects:
 
         await self.database.run(work)
 
-    async def update(self, owner: str, kind: Kind, object_id: str, change: Callable[[Json], Json]) -> Json | None:
-        """Replace an object's body by ``change(body)``; its items stay. Return the new body, None if there is none."""
+    async def update(
+        self,
+        owner: str,
+        kind: Kind,
+        object_id: str,
+        change: Callable[[Json], Json],
+        *,
+        expires_at: float | None = None,
+    ) -> Json | None:
+        """Replace an object's body by ``change(body)``; its items stay. Return the new body, None if there is none.
+
+        `expires_at` replaces the time of its expiry, unless it is None.
+        """
 
         def work(db: sqlite3.Connection) -> Json | None:
             body = _body(db, owner, kind, object_id)
             if body is None:
                 return None
             changed = change(body)
+            db.execute(
+                "DELETE FROM blob_uses WHERE owner = ? AND object_id = ? AND position = ?", (owner, object_id, _BODY)
+            )
             encoded = _Writer(db, owner, object_id).encode(changed, _BODY)
-            values = (encoded, changed.get("status"), owner, object_id)
-            db.execute("UPDATE objects SET body = ?, status = ? WHERE owner = ? AND id = ?", values)
+            db.execute(
+                "UPDATE objects SET n_bytes = n_bytes - length(body) + ?, body = ?, status = ?,"
+                " expires_at = coalesce(?, expires_at) WHERE owner = ? AND id = ?",
+                (len(encoded), encoded, changed.get("status"), expires_at, owner, object_id),
+            )
             return changed
 
         return await self.database.run(work)
@@ -109,15 +141,43 @@ class Objects:
         """Return the body, None if the owner has no such object."""
         return await self.database.run(lambda db: _body(db, owner, kind, object_id))
 
-    async def with_status(self, kind: Kind, *statuses: str) -> list[tuple[str, Json]]:
-        """Return the objects of every owner that have one of these statuses, each with its owner."""
+    async def take_over(
+        self, kind: Kind, statuses: Sequence[str], wanted: Callable[[Json], bool] | None = None
+    ) -> list[tuple[str, Json]]:
+        """Make this server the worker of unfinished objects whose server has ended. Return them, each with its owner.
+
+        Unfinished objects have one of the `statuses`. While other servers use the file, only `wanted` ones are taken.
+        """
         marks = ", ".join("?" * len(statuses))
 
         def work(db: sqlite3.Connection) -> list[tuple[str, Json]]:
             rows = db.execute(
-                f"SELECT owner, body FROM objects WHERE kind = ? AND status IN ({marks}) AND NOT hidden"  # noqa: S608
-                " ORDER BY created_at, rowid",
-                (kind, *statuses),
+                f"SELECT owner, id, worker, body FROM objects WHERE kind = ? AND status IN ({marks})"  # noqa: S608
+                " AND worker <> ? AND NOT hidden ORDER BY created_at, rowid",
+                (kind, *statuses, self.database.worker),
+            ).fetchall()
+            ended = {each for each in {row["worker"] for row in rows} if not self.database.is_running(each)}
+            takes_all = wanted is None or (bool(ended) and self.database.is_alone())
+            taken = []
+            for row in rows:
+                body = _decoded(db, row["owner"], row["body"]) if row["worker"] in ended else None
+                if body is not None and (takes_all or (wanted is not None and wanted(body))):
+                    values = (self.database.worker, row["owner"], row["id"])
+                    db.execute("UPDATE objects SET worker = ? WHERE owner = ? AND id = ?", values)
+                    taken.append((row["owner"], body))
+            return taken
+
+        return await self.database.run(work)
+
+    async def unfinished(self, kind: Kind, statuses: Sequence[str]) -> list[tuple[str, Json]]:
+        """Return the objects with one of the `statuses` whose worker is this server, each with its owner."""
+        marks = ", ".join("?" * len(statuses))
+
+        def work(db: sqlite3.Connection) -> list[tuple[str, Json]]:
+            rows = db.execute(
+                f"SELECT owner, body FROM objects WHERE kind = ? AND status IN ({marks})"  # noqa: S608
+                " AND worker = ? AND NOT hidden ORDER BY created_at, rowid",
+                (kind, *statuses, self.database.worker),
             ).fetchall()
             return [(row["owner"], _decoded(db, row["owner"], row["body"])) for row in rows]
 
@@ -138,18 +198,29 @@ class Objects:
         return await self.database.run(lambda db: _data(db, owner, object_id))
 
     async def find(
-        self, owner: str, kind: Kind, *, after: str | None, limit: int, newest_first: bool, where: Json | None = None
+        self, owner: str, kind: Kind, *, after: str | None, limit: int, newest_first: bool, label: str | None = None
     ) -> Page:
-        """Return up to `limit` bodies behind the object `after`, filtered by equal members."""
+        """Return up to `limit` bodies behind the object `after`, only those with `label` unless it is None."""
 
         def work(db: sqlite3.Connection) -> Page:
+            sign, direction = ("<", "DESC") if newest_first else (">", "ASC")
+            start = ""
+            values: list[Any] = [owner, kind, label]
+            if after is not None:
+                found = db.execute(
+                    "SELECT created_at, rowid FROM objects WHERE owner = ? AND kind = ? AND id = ? AND NOT hidden",
+                    (owner, kind, after),
+                ).fetchone()
+                if found is None:
+                    raise _unknown_cursor(after)
+                start = f" AND (created_at, rowid) {sign} (?, ?)"
+                values += tuple(found)
             rows = db.execute(
-                "SELECT id, body FROM objects WHERE owner = ? AND kind = ? AND NOT hidden ORDER BY created_at, rowid",
-                (owner, kind),
+                "SELECT body FROM objects WHERE owner = ? AND kind = ? AND label IS coalesce(?, label)"  # noqa: S608
+                f" AND NOT hidden{start} ORDER BY created_at {direction}, rowid {direction} LIMIT ?",
+                (*values, limit + 1),
             ).fetchall()
-            bodies = [_decoded(db, owner, row["body"]) for row in (reversed(rows) if newest_first else rows)]
-            wanted = [b for b in bodies if all(b.get(name) == value for name, value in (where or {}).items())]
-            return page(wanted, after, limit)
+            return Page([_decoded(db, owner, row["body"]) for row in rows[:limit]], len(rows) > limit)
 
         return await self.database.run(work)
 
@@ -157,27 +228,74 @@ class Objects:
         """Return an object's items in order: all, or only a response's output or input."""
         return await self.database.run(lambda db: _items(db, owner, object_id, is_output))
 
-    async def append(self, owner: str, object_id: str, items: Sequence[Json]) -> None:
-        """Add `items` to the end of an object. Raises `QuotaExceeded`."""
+    async def page_of_items(
+        self,
+        owner: str,
+        object_id: str,
+        *,
+        after: str | None,
+        limit: int,
+        newest_first: bool,
+        is_output: bool | None = None,
+    ) -> Page:
+        """Return up to `limit` items of an object behind the item `after`."""
 
-        def work(db: sqlite3.Connection) -> None:
-            _append(db, owner, object_id, items)
-            self._fit(db, owner, keep=object_id)
+        def work(db: sqlite3.Connection) -> Page:
+            sign, direction = ("<", "DESC") if newest_first else (">", "ASC")
+            chosen = "owner = ? AND object_id = ? AND is_output = coalesce(?, is_output)"
+            values: list[Any] = [owner, object_id, is_output]
+            start = ""
+            if after is not None:
+                found = db.execute(f"SELECT position FROM items WHERE {chosen} AND id = ?", (*values, after)).fetchone()  # noqa: S608
+                if found is None:
+                    raise _unknown_cursor(after)
+                start = f" AND position {sign} ?"
+                values.append(found["position"])
+            rows = db.execute(
+                f"SELECT body FROM items WHERE {chosen}{start} ORDER BY position {direction} LIMIT ?",  # noqa: S608
+                (*values, limit + 1),
+            ).fetchall()
+            return Page([_decoded(db, owner, row["body"]) for row in rows[:limit]], len(rows) > limit)
 
-        await self.database.run(work)
+        return await self.database.run(work)
+
+    async def item(self, owner: str, object_id: str, item_id: str) -> Json | None:
+        """Return one item of an object, None if it has no such item."""
+
+        def work(db: sqlite3.Connection) -> Json | None:
+            row = db.execute(
+                "SELECT body FROM items WHERE owner = ? AND object_id = ? AND id = ?", (owner, object_id, item_id)
+            ).fetchone()
+            return None if row is None else _decoded(db, owner, row["body"])
+
+        return await self.database.run(work)
+
+    async def append(self, owner: str, object_id: str, items: Sequence[Json]) -> bool:
+        """Add `items` to the end of an object. Return whether it exists. Raises `QuotaExceeded`."""
+
+        def work(db: sqlite3.Connection) -> bool:
+            exists = _exists(db, owner, object_id)
+            if exists:
+                _append(db, owner, object_id, items)
+                self._fit(db, owner, keep=object_id)
+            return exists
+
+        return await self.database.run(work)
 
     async def remove_item(self, owner: str, object_id: str, item_id: str) -> bool:
         """Delete one item. Return whether there was one."""
 
         def work(db: sqlite3.Connection) -> bool:
             rows = db.execute(
-                "SELECT position FROM items WHERE owner = ? AND object_id = ? AND id = ?", (owner, object_id, item_id)
+                "SELECT position, length(body) AS n FROM items WHERE owner = ? AND object_id = ? AND id = ?",
+                (owner, object_id, item_id),
             ).fetchall()
             for row in rows:
                 place = (owner, object_id, row["position"])
                 db.execute("DELETE FROM items WHERE owner = ? AND object_id = ? AND position = ?", place)
                 db.execute("DELETE FROM blob_uses WHERE owner = ? AND object_id = ? AND position = ?", place)
-            _drop_unused_blobs(db, owner)
+                shrunk = (row["n"], owner, object_id)
+                db.execute("UPDATE objects SET n_bytes = n_bytes - ? WHERE owner = ? AND id = ?", shrunk)
             return bool(rows)
 
         return await self.database.run(work)
@@ -230,7 +348,6 @@ class Objects:
                 return False
             db.execute("UPDATE objects SET hidden = 1 WHERE owner = ? AND id = ?", (owner, object_id))
             _drop_hidden(db, owner, object_id)
-            _drop_unused_blobs(db, owner)
             return True
 
         return await self.database.run(work)
@@ -245,8 +362,6 @@ class Objects:
             for row in rows:
                 db.execute("UPDATE objects SET hidden = 1 WHERE owner = ? AND id = ?", tuple(row))
                 _drop_hidden(db, row["owner"], row["id"])
-            for owner in {row["owner"] for row in rows}:
-                _drop_unused_blobs(db, owner)
             return len(rows)
 
         return await self.database.run(work)
@@ -256,10 +371,11 @@ class Objects:
         excess = _used_bytes(db, owner) - self.quota_bytes
         while excess > 0:
             row = db.execute(
-                "SELECT id FROM objects WHERE owner = ? AND kind = 'response' AND id <> ? AND id NOT IN"
-                " (SELECT parent FROM objects WHERE owner = ? AND parent IS NOT NULL)"
+                "SELECT id FROM objects o WHERE owner = ? AND kind = 'response' AND id <> ?"
+                " AND coalesce(status, '') NOT IN ('queued', 'in_progress') AND NOT EXISTS"
+                " (SELECT 1 FROM objects c WHERE c.owner = o.owner AND c.parent = o.id)"
                 " ORDER BY used_at, created_at DESC LIMIT 1",
-                (owner, keep, owner),
+                (owner, keep),
             ).fetchone()
             if row is None:
                 quota = f"{self.quota_bytes >> 20} MiB"
@@ -269,18 +385,11 @@ class Objects:
                 )
             db.execute("UPDATE objects SET hidden = 1 WHERE owner = ? AND id = ?", (owner, row["id"]))
             _drop_hidden(db, owner, row["id"])
-            _drop_unused_blobs(db, owner)
             excess = _used_bytes(db, owner) - self.quota_bytes
 
 
-def page(found: Sequence[Json], after: str | None, limit: int) -> Page:
-    """Cut one page out of a list: up to `limit` entries behind the one with the id `after`."""
-    ids = [each["id"] for each in found]
-    if after is not None:
-        if after not in ids:
-            raise InvalidRequest(f"after: no object with id '{after[:80]}' in this list", "after")
-        found = found[ids.index(after) + 1 :]
-    return Page(list(found[:limit]), len(found) > limit)
+def _unknown_cursor(after: str) -> InvalidRequest:
+    return InvalidRequest(f"after: no object with id '{short(after)}' in this list", "after")
 
 
 class _Writer:
@@ -312,7 +421,7 @@ class _Writer:
     def blob(self, name: str, data: bytes, position: int) -> None:
         """Write `data` under `name`, unless it is there."""
         values = (self._owner, name, data, len(data))
-        self._db.execute("INSERT OR REPLACE INTO blobs (owner, hash, data, n_bytes) VALUES (?, ?, ?, ?)", values)
+        self._db.execute("INSERT OR IGNORE INTO blobs (owner, hash, data, n_bytes) VALUES (?, ?, ?, ?)", values)
         use = (self._owner, name, self._id, position)
         self._db.execute("INSERT OR IGNORE INTO blob_uses (owner, hash, object_id, position) VALUES (?, ?, ?, ?)", use)
 
@@ -402,15 +511,6 @@ def _drop_hidden(db: sqlite3.Connection, owner: str, object_id: str | None) -> N
         object_id = row["parent"]
 
 
-def _drop_unused_blobs(db: sqlite3.Connection, owner: str) -> None:
-    db.execute(
-        "DELETE FROM blobs WHERE owner = ? AND NOT EXISTS"
-        " (SELECT 1 FROM blob_uses u WHERE u.owner = blobs.owner AND u.hash = blobs.hash)",
-        (owner,),
-    )
-
-
 def _used_bytes(db: sqlite3.Connection, owner: str) -> int:
-    objects = db.execute("SELECT coalesce(sum(n_bytes), 0) FROM objects WHERE owner = ?", (owner,)).fetchone()[0]
-    blobs = db.execute("SELECT coalesce(sum(n_bytes), 0) FROM blobs WHERE owner = ?", (owner,)).fetchone()[0]
-    return int(objects + blobs)
+    row = db.execute("SELECT n_bytes FROM usage WHERE owner = ?", (owner,)).fetchone()
+    return 0 if row is None else int(row["n_bytes"])

@@ -26,13 +26,13 @@ def revoked_key() -> InternalReply:
     return InternalReply(status, {}, orjson.dumps(body))
 
 
-async def post_json(app: ASGIApp, state_scope: Scope, path: str, body: object, key: Key) -> InternalReply:
-    """Return the reply of `app` to a POST of `body` as JSON. A cancelled caller counts as a client that disconnects.
+async def post_json(app: ASGIApp, state_scope: Scope, path: str, body: bytes, key: Key) -> InternalReply:
+    """Return the reply of `app` to a POST of `body`, a JSON text.
 
-    `state_scope` has what the server adds to every scope, such as the lifespan's state.
+    A cancelled caller counts as a client that disconnects. `state_scope` has what the server adds to every scope, such
+    as the lifespan's state.
     """
-    raw = orjson.dumps(body)
-    unread = [raw]
+    unread = [body]
     started: Message = {}
     parts: list[bytes] = []
 
@@ -59,7 +59,7 @@ async def post_json(app: ASGIApp, state_scope: Scope, path: str, body: object, k
         "raw_path": path.encode(),
         "query_string": b"",
         "root_path": "",
-        "headers": [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(raw))],
+        "headers": [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))],
         "client": None,
         "server": None,
         INTERNAL: key,

@@ -1,25 +1,27 @@
 """``/v1/batches`` (OpenAI) and ``/v1/messages/batches`` (Anthropic): requests that run when there is capacity left."""
 
+import contextlib
 import re
 import time
 from collections.abc import Mapping
+from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
 
-import orjson
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from server.errors import InvalidRequest, NotFound, short
-from server.routes.batch_runner import in_prefix_order, read_lines
-from server.routes.inference.files import find_file
-from server.routes.listing import ListQuery, list_reply
+from server.errors import InvalidRequest, ModelNotFound
+from server.pool.spec import Task
+from server.routes.batch_runner import UNFINISHED, BatchInput, batch_input, read_lines
+from server.routes.inference.files import read_expiry
 from server.routes.services import caller_of, owner_of, services
-from server.state.batches import BatchLine
-from server.state.objects import Json
+from server.routes.stored import ListQuery, change_object, find_object, list_reply, not_found, remove_object
+from server.state.batches import Outcome
+from server.state.objects import Json, Page
 from server.transport.access.keys import ANYBODY
 from server.transport.access.target import TARGET, Target
-from server.transport.bodies.read import read_json, read_later
+from server.transport.bodies.read import read_as, read_json, read_later
 from server.transport.reply import json_reply
 from server.wire.common import random_id
 from server.wire.known import Fields
@@ -35,7 +37,10 @@ _MESSAGES = Fields("", requests=Fields("custom_id", params=MESSAGE_FIELDS))
 _WINDOW = re.compile(r"([1-9]\d{0,3})([hd])")
 _WINDOW_S = {"h": 3600, "d": 86400}
 _DAY_S = 86400
-_KEPT = ("id", "object", "endpoint", "model", "errors", "input_file_id", "completion_window", "status")
+_KEPT = (
+    *("id", "object", "endpoint", "model", "errors", "input_file_id", "completion_window", "status"),
+    *("output_file_id", "error_file_id", "usage", "metadata"),
+)
 _TIMES = (
     "created",
     "in_progress",
@@ -61,13 +66,14 @@ async def create_batch(request: Request) -> Response:
         raise InvalidRequest('completion_window: must be hours or days, such as "24h"', "completion_window")
     if not isinstance(file_id, str):
         raise InvalidRequest("input_file_id: must be the id of an uploaded file", "input_file_id")
+    expiry = body.get("output_expires_after")
+    expires_after_s = None if expiry is None else read_expiry(expiry, "output_expires_after")
     metadata = read_metadata(body)
-    used, owner = services(request), owner_of(request)
-    await find_file(request, file_id)
-    data = await used.state.data(owner, file_id) or b""
-    lines, errors = await read_later(request, lambda: read_lines(data, endpoint))
-    _check_number(len(lines), "input_file_id")
-    now = int(time.time())
+    await find_object(request, "file", file_id)
+    data = await services(request).state.data(owner_of(request), file_id) or b""
+    found = await read_later(request, lambda: read_lines(data, endpoint))
+    _check_number(len(found.lines), "input_file_id")
+    now, errors = int(time.time()), found.errors
     batch = {
         "id": f"batch_{random_id()}",
         "api": "openai",
@@ -75,6 +81,7 @@ async def create_batch(request: Request) -> Response:
         "endpoint": endpoint,
         "input_file_id": file_id,
         "completion_window": window,
+        "output_expires_after_s": expires_after_s,
         "metadata": metadata,
         "created_at": now,
         "in_progress_at": None if errors else now,
@@ -82,10 +89,9 @@ async def create_batch(request: Request) -> Response:
         "expires_at": now + int(matched[1]) * _WINDOW_S[matched[2]],
         "status": "failed" if errors else "in_progress",
         "errors": {"object": "list", "data": errors[:100]} if errors else None,
-        "request_counts": {"total": len(lines), "completed": 0, "failed": 0},
     }
-    await _start(request, batch, [] if errors else lines)
-    known = Fields("endpoint completion_window input_file_id metadata")
+    await _start(request, batch, found)
+    known = Fields("endpoint completion_window input_file_id metadata", output_expires_after=Fields("anchor seconds"))
     return json_reply(await _openai(request, batch), headers=warning_headers(body, known))
 
 
@@ -98,10 +104,10 @@ async def list_batches(request: Request) -> Response:
         after=query.after,
         limit=query.limit,
         newest_first=query.newest_first,
-        where={"api": "openai"},
+        label="openai",
     )
     shown = [await _openai(request, batch) for batch in found.data]
-    return list_reply(type(found)(shown, found.has_more))
+    return await list_reply(request, Page(shown, found.has_more))
 
 
 @router.get("/v1/batches/{batch_id}")
@@ -119,18 +125,17 @@ async def cancel_batch(request: Request, batch_id: str) -> Response:
 @router.post("/v1/messages/batches")
 async def create_message_batch(request: Request) -> Response:
     """Start a batch of Messages requests."""
-    body = await read_json(request)
-    lines = _message_lines(body.get("requests"))
+    body, found = await read_as(request, lambda given: (given, _message_lines(given.get("requests"))))
     now = int(time.time())
     batch = {
         "id": f"msgbatch_{random_id()}",
         "api": "anthropic",
+        "endpoint": "/v1/messages",
         "created_at": now,
         "expires_at": now + _DAY_S,
         "status": "in_progress",
-        "request_counts": {"total": len(lines), "completed": 0, "failed": 0},
     }
-    await _start(request, batch, lines)
+    await _start(request, batch, found)
     return json_reply(await _anthropic(request, batch), headers=warning_headers(body, _MESSAGES))
 
 
@@ -149,7 +154,7 @@ async def list_message_batches(request: Request) -> Response:
         after=after or before or None,
         limit=int(limit),
         newest_first=not before,
-        where={"api": "anthropic"},
+        label="anthropic",
     )
     shown = [await _anthropic(request, batch) for batch in (found.data[::-1] if before else found.data)]
     ids = [each["id"] for each in shown] or [None]
@@ -165,14 +170,14 @@ async def get_message_batch(request: Request, batch_id: str) -> Response:
 @router.get("/v1/messages/batches/{batch_id}/results")
 async def get_message_batch_results(request: Request, batch_id: str) -> Response:
     """The results of a batch that has ended, one JSON object on each line, in the order of the requests."""
-    batch = await _found(request, batch_id, "anthropic")
-    if batch["status"] in ("in_progress", "cancelling", "finalizing"):
+    if (await _found(request, batch_id, "anthropic"))["status"] in UNFINISHED:
         raise InvalidRequest("the batch has not ended yet; its results_url is set when it has")
-    results = await services(request).lines.results(owner_of(request), batch_id)
-    lines = [
-        orjson.dumps({"custom_id": custom_id, "result": _message_result(r)}) + b"\n" for custom_id, r, _ in results
-    ]
-    return Response(b"".join(lines), media_type="application/x-jsonl")
+
+    def line(custom_id: str, result: Json, _: Outcome) -> Json:
+        return {"custom_id": custom_id, "result": _message_result(result)}
+
+    lines = await services(request).lines.written(owner_of(request), batch_id, line)
+    return Response(lines, media_type="application/x-jsonl")
 
 
 @router.post("/v1/messages/batches/{batch_id}/cancel")
@@ -184,55 +189,68 @@ async def cancel_message_batch(request: Request, batch_id: str) -> Response:
 @router.delete("/v1/messages/batches/{batch_id}")
 async def delete_message_batch(request: Request, batch_id: str) -> Response:
     """Delete a batch that has ended, and its results."""
-    batch = await _found(request, batch_id, "anthropic")
-    if batch["status"] in ("in_progress", "cancelling", "finalizing"):
+    if (await _found(request, batch_id, "anthropic"))["status"] in UNFINISHED:
         raise InvalidRequest("the batch has not ended yet; cancel it first")
-    used, owner = services(request), owner_of(request)
-    await used.lines.remove(owner, batch_id)
-    await used.state.remove(owner, "batch", batch_id)
+    await remove_object(request, "batch", batch_id)
     return json_reply({"id": batch_id, "type": "message_batch_deleted"})
 
 
-async def _start(request: Request, batch: Json, lines: list[BatchLine]) -> None:
+async def _start(request: Request, batch: Json, found: BatchInput) -> None:
+    """Store a batch with its requests, and wake the batch runner. A batch with errors has ended already."""
     used, owner = services(request), owner_of(request)
-    key = caller_of(request) or ANYBODY
-    await used.lines.add(owner, batch["id"], in_prefix_order(lines))
-    await used.state.put(owner, "batch", {**batch, "key_name": key.name})
+    lines = [] if found.errors else found.lines
+    batch |= {
+        "key_name": (caller_of(request) or ANYBODY).name,
+        "models": _known_models(request, found.models, batch["endpoint"]),
+        "model": found.models[0] if len(found.models) == 1 else None,
+        "request_counts": {"total": len(found.lines), "completed": 0, "failed": 0, "unsent": 0},
+    }
+    keep_s = used.options.state_days * _DAY_S
+    await used.state.put(
+        *(owner, "batch", batch),
+        label=batch["api"],
+        expires_at=time.time() + keep_s if found.errors and keep_s else None,
+        also=used.lines.adding(owner, batch["id"], lines),
+    )
     used.batches.wake()
 
 
+def _known_models(request: Request, names: list[str | None], endpoint: str) -> list[str]:
+    """Return the ids of the models that `names` mean here. Requests for others fail."""
+    task: Task = "embed" if endpoint == "/v1/embeddings" else "generate"
+    pool, found = services(request).pool, set()
+    for name in names:
+        with contextlib.suppress(ModelNotFound):
+            found.add(pool.resolve(name, task).id)
+    return sorted(found)
+
+
 async def _cancel(request: Request, batch_id: str, api: str) -> Json:
-    used, owner = services(request), owner_of(request)
     await _found(request, batch_id, api)
     now = int(time.time())
 
     def cancelling(body: Json) -> Json:
         return body if body["status"] != "in_progress" else {**body, "status": "cancelling", "cancelling_at": now}
 
-    changed = await used.state.update(owner, "batch", batch_id, cancelling)
-    if changed is None:
-        raise _not_found(batch_id)
-    if changed["status"] == "cancelling":
-        used.batches.cancel(owner, batch_id)
+    changed = await change_object(request, "batch", batch_id, cancelling)
+    services(request).batches.wake()
     return changed
 
 
 async def _found(request: Request, batch_id: str, api: str) -> Json:
-    found = await services(request).state.get(owner_of(request), "batch", batch_id)
-    if found is None or found["api"] != api:
-        raise _not_found(batch_id)
+    found = await find_object(request, "batch", batch_id)
+    if found["api"] != api:
+        raise not_found("batch", batch_id)
     return found
 
 
 async def _openai(request: Request, batch: Json) -> Json:
     times = {f"{name}_at": batch.get(f"{name}_at") for name in _TIMES}
+    counts = await _counts(request, batch)
     return {
         **{name: batch.get(name) for name in _KEPT},
-        "output_file_id": batch.get("output_file_id"),
-        "error_file_id": batch.get("error_file_id"),
         **times,
-        "request_counts": await _counts(request, batch),
-        "metadata": batch["metadata"],
+        "request_counts": {name: counts[name] for name in ("total", "completed", "failed")},
     }
 
 
@@ -241,11 +259,6 @@ async def _anthropic(request: Request, batch: Json) -> Json:
     shown = {"in_progress": "in_progress", "cancelling": "canceling"}.get(status, "ended")
     shown = "in_progress" if status == "finalizing" else shown
     counts = await _counts(request, batch)
-    unsent = {"cancelled": "canceled", "expired": "expired"}.get(status)
-    n_unsent = 0
-    if unsent is not None:
-        results = await services(request).lines.results(owner_of(request), batch["id"])
-        n_unsent = sum("error" in result for _, result, _ in results)
     ended_at = batch.get(f"{status}_at")
     return {
         "id": batch["id"],
@@ -254,9 +267,9 @@ async def _anthropic(request: Request, batch: Json) -> Json:
         "request_counts": {
             "processing": counts["total"] - counts["completed"] - counts["failed"],
             "succeeded": counts["completed"],
-            "errored": counts["failed"] - n_unsent,
-            "canceled": n_unsent if unsent == "canceled" else 0,
-            "expired": n_unsent if unsent == "expired" else 0,
+            "errored": counts["failed"] - counts["unsent"],
+            "canceled": counts["unsent"] if status == "cancelled" else 0,
+            "expired": counts["unsent"] if status == "expired" else 0,
         },
         "created_at": _rfc3339(batch["created_at"]),
         "expires_at": _rfc3339(batch["expires_at"]),
@@ -268,12 +281,12 @@ async def _anthropic(request: Request, batch: Json) -> Json:
 
 
 async def _counts(request: Request, batch: Json) -> Json:
-    """Return the batch's counts, as of now while it runs."""
-    if batch["status"] not in ("in_progress", "cancelling", "finalizing"):
+    """Return the batch's counts, as of now while it runs. Those that were not run count as failed, too."""
+    if batch["status"] not in UNFINISHED:
         counts: Json = batch["request_counts"]
         return counts
     found = await services(request).lines.counts(owner_of(request), batch["id"])
-    return dict(zip(("total", "completed", "failed"), found, strict=True))
+    return {**asdict(found), "failed": found.failed + found.unsent}
 
 
 def _results_url(request: Request, batch_id: str) -> str:
@@ -287,11 +300,12 @@ def _rfc3339(at: int | None) -> str | None:
     return None if at is None else datetime.fromtimestamp(at, UTC).isoformat().replace("+00:00", "Z")
 
 
-def _message_lines(given: object) -> list[BatchLine]:
+def _message_lines(given: object) -> BatchInput:
+    """Read the requests of a Messages batch. Blocking, for a worker thread. Raises `InvalidRequest`."""
     if not isinstance(given, list) or not given:
         raise InvalidRequest("requests: must be an array of at least one request", "requests")
     _check_number(len(given), "requests")
-    lines: list[BatchLine] = []
+    requests: list[tuple[int, str, Json]] = []
     seen: set[str] = set()
     for index, each in enumerate(given):
         at = f"requests.{index}"
@@ -301,8 +315,8 @@ def _message_lines(given: object) -> list[BatchLine]:
         if not isinstance(custom_id, str) or not custom_id or custom_id in seen:
             raise InvalidRequest(f"{at}.custom_id: must be a text that no other request has", f"{at}.custom_id")
         seen.add(custom_id)
-        lines.append(BatchLine(index, custom_id, "/v1/messages", each["params"]))
-    return lines
+        requests.append((index, custom_id, each["params"]))
+    return batch_input(requests, [])
 
 
 def _check_number(n: int, param: str) -> None:
@@ -318,7 +332,3 @@ def _message_result(result: Mapping[str, Any]) -> Json:
         return {"type": "succeeded", "message": result["body"]}
     body = result["body"]
     return {"type": "errored", "error": body if "type" in body else anthropic_error(result["status_code"], body)}
-
-
-def _not_found(batch_id: str) -> NotFound:
-    return NotFound(f"No batch found with id '{short(batch_id)}'.")

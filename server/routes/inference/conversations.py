@@ -6,10 +6,18 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from server.errors import InvalidRequest, NotFound, short
-from server.routes.listing import ListQuery, list_reply
 from server.routes.services import owner_of, services
-from server.state.objects import Json, page
-from server.transport.bodies.read import read_json, read_optional_json
+from server.routes.stored import (
+    change_object,
+    find_object,
+    list_items,
+    list_reply,
+    not_found,
+    object_reply,
+    remove_object,
+)
+from server.state.objects import Json, Page
+from server.transport.bodies.read import read_as, read_json, read_optional_as
 from server.transport.reply import json_reply
 from server.wire.common import random_id
 from server.wire.known import Fields
@@ -28,8 +36,7 @@ MAX_NEW_ITEMS = 20
 @router.post("/v1/conversations")
 async def create_conversation(request: Request) -> Response:
     """Create a conversation, with up to 20 items."""
-    body = await read_optional_json(request)
-    items = _items(body) if body.get("items") else []
+    body, items = await read_optional_as(request, lambda given: (given, _items(given) if given.get("items") else []))
     found = {
         "id": f"conv_{random_id()}",
         "object": "conversation",
@@ -42,8 +49,8 @@ async def create_conversation(request: Request) -> Response:
 
 @router.get("/v1/conversations/{conversation_id}")
 async def get_conversation(request: Request, conversation_id: str) -> Response:
-    """A conversation of this client."""
-    return json_reply(await _found(request, conversation_id))
+    """Return a conversation of this client."""
+    return json_reply(await find_object(request, "conversation", conversation_id))
 
 
 @router.post("/v1/conversations/{conversation_id}")
@@ -51,56 +58,50 @@ async def update_conversation(request: Request, conversation_id: str) -> Respons
     """Replace a conversation's metadata."""
     body = await read_json(request)
     metadata = read_metadata(body)
-    changed = await services(request).state.update(
-        owner_of(request), "conversation", conversation_id, lambda body: {**body, "metadata": metadata}
+    changed = await change_object(
+        *(request, "conversation", conversation_id), lambda found: {**found, "metadata": metadata}
     )
-    if changed is None:
-        raise _not_found(conversation_id)
     return json_reply(changed, headers=warning_headers(body, Fields("metadata")))
 
 
 @router.delete("/v1/conversations/{conversation_id}")
 async def delete_conversation(request: Request, conversation_id: str) -> Response:
     """Delete a conversation and its items. Responses that were added to it stay."""
-    if not await services(request).state.remove(owner_of(request), "conversation", conversation_id):
-        raise _not_found(conversation_id)
+    await remove_object(request, "conversation", conversation_id)
     return json_reply({"id": conversation_id, "object": "conversation.deleted", "deleted": True})
 
 
 @router.get("/v1/conversations/{conversation_id}/items")
 async def list_conversation_items(request: Request, conversation_id: str) -> Response:
-    """The items of a conversation."""
-    query = ListQuery.of(request)
-    await _found(request, conversation_id)
-    items = await services(request).state.items(owner_of(request), conversation_id)
-    return list_reply(page(items[::-1] if query.newest_first else items, query.after, query.limit))
+    """List the items of a conversation."""
+    await find_object(request, "conversation", conversation_id)
+    return await list_items(request, conversation_id)
 
 
 @router.post("/v1/conversations/{conversation_id}/items")
 async def create_conversation_items(request: Request, conversation_id: str) -> Response:
     """Add up to 20 items to the end of a conversation."""
-    body = await read_json(request)
-    items = _items(body)
-    await _found(request, conversation_id)
-    await services(request).state.append(owner_of(request), conversation_id, items)
-    return list_reply(page(items, None, len(items)), warning_headers(body, Fields("", items=ITEM)))
+    body, items = await read_as(request, lambda given: (given, _items(given)))
+    await find_object(request, "conversation", conversation_id)
+    if not await services(request).state.append(owner_of(request), conversation_id, items):
+        raise not_found("conversation", conversation_id)
+    return await list_reply(request, Page(items, has_more=False), headers=warning_headers(body, Fields("", items=ITEM)))
 
 
 @router.get("/v1/conversations/{conversation_id}/items/{item_id}")
 async def get_conversation_item(request: Request, conversation_id: str, item_id: str) -> Response:
-    """One item of a conversation."""
-    await _found(request, conversation_id)
-    items = await services(request).state.items(owner_of(request), conversation_id)
-    found = next((item for item in items if item["id"] == item_id), None)
+    """Return one item of a conversation."""
+    await find_object(request, "conversation", conversation_id)
+    found = await services(request).state.item(owner_of(request), conversation_id, item_id)
     if found is None:
         raise NotFound(f"Item with id '{short(item_id)}' not found.")
-    return json_reply(found)
+    return await object_reply(request, found)
 
 
 @router.delete("/v1/conversations/{conversation_id}/items/{item_id}")
 async def delete_conversation_item(request: Request, conversation_id: str, item_id: str) -> Response:
-    """Delete one item of a conversation."""
-    found = await _found(request, conversation_id)
+    """Delete one item of a conversation, and return the conversation."""
+    found = await find_object(request, "conversation", conversation_id)
     if not await services(request).state.remove_item(owner_of(request), conversation_id, item_id):
         raise NotFound(f"Item with id '{short(item_id)}' not found.")
     return json_reply(found)
@@ -113,14 +114,3 @@ def _items(body: Json) -> list[Json]:
         raise InvalidRequest(f"items: must be an array of 1 to {MAX_NEW_ITEMS} items", "items")
     read_input(given, field="items")
     return items_to_store(given)
-
-
-async def _found(request: Request, conversation_id: str) -> Json:
-    found = await services(request).state.get(owner_of(request), "conversation", conversation_id)
-    if found is None:
-        raise _not_found(conversation_id)
-    return found
-
-
-def _not_found(conversation_id: str) -> NotFound:
-    return NotFound(f"Conversation with id '{short(conversation_id)}' not found.")

@@ -5,19 +5,22 @@ import time
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from server.errors import InvalidRequest, NotFound, short
+from server.errors import InvalidRequest
 from server.routes.batch_runner import new_file
-from server.routes.listing import ListQuery, list_reply
 from server.routes.services import owner_of, services
-from server.state.objects import Json
+from server.routes.stored import ListQuery, find_object, list_reply, remove_object
 from server.transport.bodies.form import read_form
 from server.transport.reply import json_reply
+from server.wire.known import Fields
+from server.wire.warnings import warning_headers
 
 router = APIRouter(tags=["files"])
 PURPOSES = ("assistants", "batch", "evals", "fine-tune", "user_data", "vision")
 MAX_FILES, DEFAULT_FILES = 10_000, 10_000
 MIN_EXPIRY_S, MAX_EXPIRY_S = 3600, 30 * 86400
 MAX_FILENAME_CHARS = 255
+DAY_S = 86400
+_FIELDS = Fields("purpose expires_after[anchor] expires_after[seconds]")
 
 
 @router.post("/v1/files")
@@ -30,25 +33,38 @@ async def upload_file(request: Request) -> Response:
     purpose = fields.get("purpose", "")
     if purpose not in PURPOSES:
         raise InvalidRequest(f"purpose: must be one of {', '.join(PURPOSES)}", "purpose")
-    expires_at = _expiry(fields)
+    seconds = _expiry_s(fields)
+    if seconds is None and purpose == "batch":
+        seconds = services(request).options.state_days * DAY_S or None
+    expires_at = None if seconds is None else int(time.time()) + seconds
     data = form.files["file"]
     name = form.filenames["file"][:MAX_FILENAME_CHARS] or "file"
     found = new_file(name, purpose, len(data), expires_at)
-    await services(request).state.put(owner_of(request), "file", found, data=data, expires_at=expires_at)
-    return json_reply(found)
+    await services(request).state.put(owner_of(request), "file", found, data=data, label=purpose, expires_at=expires_at)
+    return json_reply(found, headers=warning_headers(fields, _FIELDS))
 
 
-def _expiry(fields: dict[str, str]) -> int | None:
-    """Return when the file is to be deleted, None for never. Raises `InvalidRequest`."""
+def _expiry_s(fields: dict[str, str]) -> int | None:
+    """Return after how many seconds the file is to be deleted, None if the client did not say."""
     anchor, seconds = fields.get("expires_after[anchor]"), fields.get("expires_after[seconds]")
     if anchor is None and seconds is None:
         return None
-    if anchor != "created_at":
-        raise InvalidRequest("expires_after.anchor: must be created_at", "expires_after.anchor")
-    if seconds is None or not seconds.isdecimal() or not MIN_EXPIRY_S <= int(seconds) <= MAX_EXPIRY_S:
+    number = int(seconds) if seconds is not None and seconds.isdecimal() and len(seconds) < 20 else seconds
+    return read_expiry({"anchor": anchor, "seconds": number}, "expires_after")
+
+
+def read_expiry(given: object, field: str) -> int:
+    """Return the seconds of an expiry such as ``{"anchor": "created_at", "seconds": 3600}``.
+
+    Raises `InvalidRequest`, which names a member of `field`.
+    """
+    if not isinstance(given, dict) or given.get("anchor") != "created_at":
+        raise InvalidRequest(f"{field}.anchor: must be created_at", f"{field}.anchor")
+    seconds = given.get("seconds")
+    if isinstance(seconds, bool) or not isinstance(seconds, int) or not MIN_EXPIRY_S <= seconds <= MAX_EXPIRY_S:
         said = f"must be a whole number between {MIN_EXPIRY_S} and {MAX_EXPIRY_S}"
-        raise InvalidRequest(f"expires_after.seconds: {said}", "expires_after.seconds")
-    return int(time.time()) + int(seconds)
+        raise InvalidRequest(f"{field}.seconds: {said}", f"{field}.seconds")
+    return seconds
 
 
 @router.get("/v1/files")
@@ -56,24 +72,26 @@ async def list_files(request: Request) -> Response:
     """The files of this client, optionally of one ``purpose``."""
     query = ListQuery.of(request, max_limit=MAX_FILES, default_limit=DEFAULT_FILES)
     purpose = request.query_params.get("purpose")
-    where = {"purpose": purpose} if purpose else None
-    owner = owner_of(request)
     found = await services(request).state.find(
-        owner, "file", after=query.after, limit=query.limit, newest_first=query.newest_first, where=where
+        *(owner_of(request), "file"),
+        after=query.after,
+        limit=query.limit,
+        newest_first=query.newest_first,
+        label=purpose or None,
     )
-    return list_reply(found)
+    return await list_reply(request, found)
 
 
 @router.get("/v1/files/{file_id}")
 async def get_file(request: Request, file_id: str) -> Response:
-    """A file's description."""
-    return json_reply(await find_file(request, file_id))
+    """Return a file's description."""
+    return json_reply(await find_object(request, "file", file_id))
 
 
 @router.get("/v1/files/{file_id}/content")
 async def get_file_content(request: Request, file_id: str) -> Response:
-    """A file's bytes."""
-    await find_file(request, file_id)
+    """Return a file's bytes."""
+    await find_object(request, "file", file_id)
     data = await services(request).state.data(owner_of(request), file_id)
     return Response(data or b"", media_type="application/octet-stream")
 
@@ -81,18 +99,5 @@ async def get_file_content(request: Request, file_id: str) -> Response:
 @router.delete("/v1/files/{file_id}")
 async def delete_file(request: Request, file_id: str) -> Response:
     """Delete a file."""
-    if not await services(request).state.remove(owner_of(request), "file", file_id):
-        raise _not_found(file_id)
+    await remove_object(request, "file", file_id)
     return json_reply({"id": file_id, "object": "file", "deleted": True})
-
-
-async def find_file(request: Request, file_id: str) -> Json:
-    """Return a file of this client. Raises `NotFound`."""
-    found = await services(request).state.get(owner_of(request), "file", file_id)
-    if found is None:
-        raise _not_found(file_id)
-    return found
-
-
-def _not_found(file_id: str) -> NotFound:
-    return NotFound(f"No such File object: {short(file_id)}")

@@ -8,7 +8,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from server.errors import InvalidRequest, ModelLoading, NotFound
-from server.routes.services import owner_of, services
+from server.routes.services import services, stream_owner
 from server.transport.bodies.read import read_json
 from server.transport.reply import json_reply
 from server.transport.streams.replay import KeptStream
@@ -23,7 +23,7 @@ _GONE = "Stream not found or expired"
 async def read_stream(request: Request, conv_id: str = "") -> Response:
     """The stream of a conversation from the byte ``from`` on: what was sent, then what comes. 503 while its model is
     being loaded, 400 where that byte is forgotten."""
-    stream = services(request).streams.find(owner_of(request), _named(conv_id))
+    stream = services(request).streams.find(stream_owner(request), _named(conv_id))
     if stream is None:
         raise NotFound(_GONE)
     offset = _offset(request.query_params.get("from", ""))
@@ -45,13 +45,13 @@ async def look_up_streams(request: Request) -> Response:
     there is no list of all."""
     wanted = (await read_json(request)).get("conversation_ids")
     names = [name for name in wanted if isinstance(name, str) and name] if isinstance(wanted, list) else []
-    return json_reply([stream_object(s) for s in services(request).streams.of(owner_of(request), names)])
+    return json_reply([stream_object(s) for s in services(request).streams.of(stream_owner(request), names)])
 
 
 @router.delete("/v1/stream")
 async def stop_stream(request: Request, conv_id: str = "") -> Response:
     """Stop a conversation's stream, and what computes it. 204, also where there is none."""
-    stream = services(request).streams.stop(owner_of(request), _named(conv_id))
+    stream = services(request).streams.stop(stream_owner(request), _named(conv_id))
     if stream is not None:
         await stream.stopped()
     return Response(status_code=204)

@@ -69,7 +69,7 @@ async def _predict(request: Request, index: int, instance: Any) -> Any:
         if is_limited:
             used.rates.enter(key)
         try:
-            reply = await post_json(request.app, {}, used.options.api_prefix + path, body, key)
+            reply = await post_json(request.app, {}, used.options.api_prefix + path, orjson.dumps(body), key)
         finally:
             if is_limited:
                 used.rates.leave(key)

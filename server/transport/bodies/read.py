@@ -73,12 +73,17 @@ async def read_as(request: Request, read: Callable[[dict[str, Any]], T]) -> T:
 async def read_later(request: Request, read: Callable[[], T]) -> T:
     """Return what `read` makes of a body that is parsed already, in the thread that reads long bodies."""
     threads: Executor = request.app.state.services.reading
-    return await asyncio.get_running_loop().run_in_executor(threads, read)
+    return await asyncio.get_running_loop().run_in_executor(threads, _undisturbed, [], lambda _: read())
+
+
+async def read_optional_as(request: Request, read: Callable[[dict[str, Any]], T]) -> T:
+    """As `read_as`; no body at all is an empty object."""
+    return await _parsed(request, lambda held: read(parse_object(held.pop()) if held[0].strip() else {}))
 
 
 async def read_optional_json(request: Request) -> dict[str, Any]:
     """As `read_json`; no body at all is an empty object."""
-    return await _parsed(request, lambda held: parse_object(held.pop()) if held[0].strip() else {})
+    return await read_optional_as(request, lambda given: given)
 
 
 async def read_array(request: Request) -> Any:

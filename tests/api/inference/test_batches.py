@@ -1,9 +1,10 @@
 """Files and batches, through the official clients over a scripted model."""
 
 import json
+import re
 import threading
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
@@ -14,26 +15,18 @@ from anthropic import BadRequestError as AnthropicBadRequest
 from openai import AsyncOpenAI, BadRequestError, NotFoundError
 from openai.types import Batch
 
-from harness.fakes import FakeLoader, FakeRunner
+from server.routes import batch_runner
 from tests.api.conftest import Api, Serve
+from tests.api.official import opened as serving
 
-CHATML = {"demo": {"path": "demo.gguf", "load": "startup", "chat_template": "chatml", "n_parallel": 2}}
-TURN = "<|im_end|>\n<|im_start|>assistant\n"
-REPLIES = {f"number {n}{TURN}": f"reply {n}" for n in range(50)}
+REPLIES = {f"number {n}": f"reply {n}" for n in range(50)}
 ENDED = ("completed", "failed", "cancelled", "expired")
 
 
-def loader(steps: threading.Semaphore | None = None) -> FakeLoader:
-    return FakeLoader(runner=lambda: FakeRunner(n_ctx_seq=2048, replies=REPLIES, steps=steps))
-
-
-@asynccontextmanager
-async def opened(
+def opened(
     serve: Serve, steps: threading.Semaphore | None = None, **server: Any
-) -> AsyncIterator[tuple[Api, AsyncOpenAI]]:
-    async with serve(loader(steps), models=CHATML, server=server) as api:
-        http: Any = api.client
-        yield api, AsyncOpenAI(base_url="http://test/v1", api_key="sk-one", http_client=http, max_retries=0)
+) -> AbstractAsyncContextManager[tuple[Api, AsyncOpenAI]]:
+    return serving(serve, REPLIES, steps, n_parallel=2, **server)
 
 
 def chat(number: int, **fields: Any) -> dict[str, Any]:
@@ -166,7 +159,7 @@ async def test_a_cancelled_batch_keeps_its_results(serve: Serve) -> None:
 async def test_a_batch_continues_after_a_restart_and_no_request_runs_twice(serve: Serve, tmp_path: Path) -> None:
     file = str(tmp_path / "state.sqlite3")
     steps = threading.Semaphore(30)
-    async with opened(serve, steps, state=file, drain_s=0) as (_, client):
+    async with opened(serve, steps, state=file, drain_s=0) as (first, client):
         batch = await start(client, [line(n) for n in range(8)])
         while not (counts := (await client.batches.retrieve(batch.id)).request_counts) or not counts.completed:
             pass
@@ -176,8 +169,69 @@ async def test_a_batch_continues_after_a_restart_and_no_request_runs_twice(serve
         done = await ended(api, client, batch.id)
         results = await output(client, done.output_file_id)
     assert n_before > 0
+    assert requests_run(first) + requests_run(api) == 8
     assert [each["custom_id"] for each in results] == [f"id-{n}" for n in range(8)]
     assert done.error_file_id is None
+
+
+def requests_run(api: Api) -> int:
+    """Return how many chats the server has answered, also after its end."""
+    text = api.app.state.services.metrics.render("")[0].decode()
+    found = re.findall(r'http_requests_total\{.*"POST".*"/v1/chat/completions".*"200".*\} (\S+)', text)
+    return sum(int(float(n)) for n in found)
+
+
+async def test_a_batch_that_waits_for_another_one_can_be_cancelled(serve: Serve) -> None:
+    steps = threading.Semaphore(0)
+    async with opened(serve, steps) as (api, client):
+        first = await start(client, [line(n) for n in range(3)])
+        second = await start(client, [line(n) for n in range(3)])
+        await client.batches.cancel(second.id)
+        cancelled = await ended(api, client, second.id)
+        waiting = await client.batches.retrieve(first.id)
+        steps.release(100_000)
+        done = await ended(api, client, first.id)
+    assert (cancelled.status, waiting.status, done.status) == ("cancelled", "in_progress", "completed")
+
+
+async def test_a_batch_is_run_by_its_server_and_by_another_one_after_its_end(
+    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batch_runner, "POLL_S", 0.01)
+    file, steps = str(tmp_path / "state.sqlite3"), threading.Semaphore(0)
+    async with opened(serve, state=file) as (api, client):
+        async with opened(serve, steps, state=file, drain_s=0) as (second_api, second):
+            left = await start(second, [line(n) for n in range(4)])
+            stopped = await start(second, [line(n) for n in range(4)])
+            await client.batches.cancel(stopped.id)  # through the other server
+            cancelled = await ended(second_api, second, stopped.id)
+            waiting = await client.batches.retrieve(left.id)
+            n_before = requests_run(api)
+            steps.release(100_000)
+        done = await ended(api, client, left.id)
+        results = await output(client, done.output_file_id)
+    assert (cancelled.status, waiting.status, done.status, n_before) == ("cancelled", "in_progress", "completed", 0)
+    assert [each["custom_id"] for each in results] == [f"id-{n}" for n in range(4)]
+
+
+async def test_files_of_a_batch_expire_and_its_usage_is_summed(serve: Serve) -> None:
+    async with opened(serve, state_days=7) as (api, client):
+        batch = await start(client, [line(1), line(2)])
+        given = await client.files.retrieve(batch.input_file_id)
+        kept = await client.batches.create(
+            input_file_id=batch.input_file_id,
+            endpoint="/v1/chat/completions",
+            completion_window="24h",
+            output_expires_after={"anchor": "created_at", "seconds": 3600},
+        )
+        ends = [await ended(api, client, each.id) for each in (batch, kept)]
+        files = [await client.files.retrieve(each.output_file_id or "") for each in ends]
+        results = await output(client, files[0].id)
+    days = 7 * 86400
+    assert [each.expires_at and each.expires_at - each.created_at for each in (given, *files)] == [days, days, 3600]
+    assert ends[0].usage
+    assert ends[0].usage.total_tokens == sum(each["response"]["body"]["usage"]["total_tokens"] for each in results)
+    assert ends[0].model == "demo"
 
 
 async def test_a_batch_needs_a_file_of_its_own_client(serve: Serve) -> None:
@@ -199,6 +253,7 @@ async def test_a_batch_needs_a_file_of_its_own_client(serve: Serve) -> None:
         ({"completion_window": "soon"}, "completion_window"),
         ({"input_file_id": 5}, "input_file_id"),
         ({"metadata": 5}, "metadata"),
+        ({"output_expires_after": {"anchor": "created_at", "seconds": 5}}, "output_expires_after.seconds"),
     ],
 )
 async def test_a_wrong_batch_names_the_field(serve: Serve, fields: dict[str, Any], param: str) -> None:

@@ -1,8 +1,8 @@
 """Stored responses, background responses and conversations, through the official client over a scripted model."""
 
+import shutil
 import threading
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
@@ -10,26 +10,17 @@ import pytest
 from openai import AsyncOpenAI, BadRequestError, NotFoundError
 from openai.types.responses import Response, ResponseTextDeltaEvent
 
-from harness.fakes import FakeLoader, FakeRunner
+from server.routes.inference import responses
 from tests.api.conftest import Api, Serve
+from tests.api.official import opened as serving
 
-CHATML = {"demo": {"path": "demo.gguf", "load": "startup", "chat_template": "chatml"}}
-TURN = "<|im_end|>\n<|im_start|>assistant\n"
-REPLIES = {f"Hi{TURN}": "Hello!", f"Bye{TURN}": "Farewell.", f"Again{TURN}": "Once more."}
-
-
-def loader(steps: threading.Semaphore | None = None) -> FakeLoader:
-    return FakeLoader(runner=lambda: FakeRunner(n_ctx_seq=4096, replies=REPLIES, steps=steps))
+REPLIES = {"Hi": "Hello!", "Bye": "Farewell.", "Again": "Once more."}
 
 
-@asynccontextmanager
-async def opened(
+def opened(
     serve: Serve, steps: threading.Semaphore | None = None, **server: Any
-) -> AsyncIterator[tuple[Api, AsyncOpenAI]]:
-    async with serve(loader(steps), models=CHATML, server=server) as api:
-        http: Any = api.client  # httpx and the client's own copy of it have the same interface
-        client = AsyncOpenAI(base_url="http://test/v1", api_key="sk-one", http_client=http, max_retries=0, timeout=60)
-        yield api, client
+) -> AbstractAsyncContextManager[tuple[Api, AsyncOpenAI]]:
+    return serving(serve, REPLIES, steps, **server)
 
 
 async def ask(client: AsyncOpenAI, text: Any = "Hi", **fields: Any) -> Response:
@@ -178,16 +169,84 @@ async def test_a_background_response_that_fails_says_why(serve: Serve) -> None:
     assert "context" in failed.error.message
 
 
+def as_killed(file: Path) -> str:
+    """Return a copy of the state file as `kill -9` would leave it now."""
+    copy = file.with_name("copy.sqlite3")
+    for suffix in ("", "-wal"):
+        shutil.copy(f"{file}{suffix}", f"{copy}{suffix}")
+    return str(copy)
+
+
 async def test_what_a_restart_interrupts_has_failed(serve: Serve, tmp_path: Path) -> None:
     steps = threading.Semaphore(3)
-    file = str(tmp_path / "state.sqlite3")
-    async with opened(serve, steps, state=file, drain_s=0) as (_, client):
-        queued = await ask(client, background=True, extra_body={"ignore_eos": True})
+    file = tmp_path / "state.sqlite3"
+    async with opened(serve, steps, state=str(file)) as (_, client):
+        queued = await ask(client, background=True)
+        copy = as_killed(file)
         steps.release(5000)
-    async with opened(serve, state=file) as (_, client):
-        found = await client.responses.retrieve(queued.id)
+    async with opened(serve, state=copy) as (_, client):
+        while (found := await client.responses.retrieve(queued.id)).status in ("queued", "in_progress"):
+            pass
+        events = [e async for e in await client.responses.retrieve(queued.id, stream=True, starting_after=7)]
     assert found.status == "failed"
     assert found.error
+    assert [(event.type, event.sequence_number) for event in events] == [("response.failed", 8)]
+
+
+async def test_a_server_leaves_the_responses_of_another_one_alone(
+    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(responses, "POLL_S", 0.01)
+    steps = threading.Semaphore(0)
+    file = str(tmp_path / "state.sqlite3")
+    async with opened(serve, steps, state=file) as (_, first):
+        queued = await ask(first, background=True)
+        async with opened(serve, state=file) as (_, second):
+            found = await second.responses.retrieve(queued.id)
+            uses: list[Any] = [second.responses.cancel(queued.id), second.responses.retrieve(queued.id, stream=True)]
+            for use in uses:
+                with pytest.raises(BadRequestError, match="another server"):
+                    await use
+            steps.release(5000)
+            while (done := await second.responses.retrieve(queued.id)).status != "completed":
+                pass
+    assert found.status in ("queued", "in_progress")
+    assert done.output_text == "Hello!"
+
+
+@pytest.mark.parametrize(("keys", "shared"), [([], True), (["sk-one", "sk-two"], False)])
+async def test_stored_objects_belong_to_a_key_or_without_keys_to_all(
+    serve: Serve, keys: list[str], shared: bool
+) -> None:
+    async with opened(serve, api_keys=keys) as (_, client):
+        response = await ask(client)
+        conversation = await client.conversations.create(items=[{"role": "user", "content": "Hi"}])
+        item = (await client.conversations.items.list(conversation.id)).data[0].id or ""
+        file = await client.files.create(file=("a.txt", b"hello"), purpose="user_data")
+        other = client.with_options(api_key="sk-two")
+        uses: list[Any] = [
+            other.responses.retrieve(response.id),
+            other.responses.input_items.list(response.id),
+            other.conversations.retrieve(conversation.id),
+            other.conversations.update(conversation.id, metadata={}),
+            other.conversations.items.list(conversation.id),
+            other.conversations.items.retrieve(item, conversation_id=conversation.id),
+            other.conversations.items.create(conversation.id, items=[{"role": "user", "content": "Hi"}]),
+            other.conversations.items.delete(item, conversation_id=conversation.id),
+            other.files.retrieve(file.id),
+            other.files.content(file.id),
+            other.responses.delete(response.id),
+            other.conversations.delete(conversation.id),
+            other.files.delete(file.id),
+        ]
+        listed = await other.files.list()
+        for use in uses:
+            if shared:
+                await use
+            else:
+                with pytest.raises(NotFoundError):
+                    await use
+    assert [each.id for each in listed.data] == ([file.id] if shared else [])
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Stored objects: chains, large values, quotas, expiry, and the file."""
 
 import asyncio
+import os
 import sqlite3
 from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
@@ -11,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server.errors import ConfigError, InvalidRequest
+from server.state.batches import BatchLine, BatchLines
 from server.state.database import Database, open_database
-from server.state.objects import LARGE_CHARS, Json, Objects, QuotaExceeded
+from server.state.objects import LARGE_CHARS, Json, Kind, Objects, QuotaExceeded
 
 MIB = 1 << 20
 LARGE = "x" * (LARGE_CHARS + 1)
@@ -144,7 +146,7 @@ async def test_expired_responses_are_deleted(objects: Objects) -> None:
 
 async def test_lists_are_paged_in_both_orders(objects: Objects) -> None:
     for number in range(5):
-        await objects.put("me", "file", {"id": f"f{number}", "created_at": 7, "purpose": "ab"[number % 2]})
+        await objects.put("me", "file", {"id": f"f{number}", "created_at": 7}, label="ab"[number % 2])
 
     async def listed(**query: Any) -> tuple[list[str], bool]:
         page = await objects.find("me", "file", **{"after": None, "limit": 10, "newest_first": False, **query})
@@ -153,7 +155,7 @@ async def test_lists_are_paged_in_both_orders(objects: Objects) -> None:
     assert await listed() == (["f0", "f1", "f2", "f3", "f4"], False)
     assert await listed(newest_first=True, limit=2) == (["f4", "f3"], True)
     assert await listed(after="f1", limit=2) == (["f2", "f3"], True)
-    assert await listed(where={"purpose": "b"}) == (["f1", "f3"], False)
+    assert await listed(label="b") == (["f1", "f3"], False)
     with pytest.raises(InvalidRequest, match="after"):
         await listed(after="f9")
 
@@ -202,15 +204,56 @@ def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
         open_database(str(path))
 
 
-def test_only_the_first_server_on_a_file_may_end_what_was_left(tmp_path: Path) -> None:
-    first = Database(tmp_path / "state.sqlite3")
-    second = Database(tmp_path / "state.sqlite3")
-    assert (first.is_first, second.is_first) == (True, False)
-    first.close()
-    second.close()
-    third = Database(tmp_path / "state.sqlite3")
-    assert third.is_first
-    third.close()
+async def test_unfinished_work_is_taken_over_when_its_server_has_ended(tmp_path: Path) -> None:
+    path = tmp_path / "state.sqlite3"
+    first, second = (Objects(Database(path), MIB) for _ in range(2))
+    for name, status in (("a", "in_progress"), ("b", "completed")):
+        await first.put("me", "batch", {"id": name, "status": status})
+    assert [batch["id"] for _, batch in await first.unfinished("batch", ["in_progress"])] == ["a"]
+    assert await second.take_over("batch", ["in_progress"]) == []
+    first.database.close()
+    third = Objects(Database(path), MIB)
+    assert await second.take_over("batch", ["in_progress"], lambda batch: batch["id"] != "a") == []
+    third.database.close()  # alone, a server takes also what it would rather leave to others
+    assert [batch["id"] for _, batch in await second.take_over("batch", ["in_progress"], lambda _: False)] == ["a"]
+    assert [batch["id"] for _, batch in await second.unfinished("batch", ["in_progress"])] == ["a"]
+    second.database.close()
+    assert os.listdir(tmp_path) == ["state.sqlite3"]
+
+
+async def test_the_sum_of_stored_bytes_follows_every_change(objects: Objects) -> None:
+    def used(db: sqlite3.Connection) -> tuple[int, int]:
+        kept = db.execute("SELECT coalesce(sum(n_bytes), 0) FROM usage").fetchone()[0]
+        items = "SELECT coalesce(sum(length(body)), 0) FROM items"
+        bodies = "SELECT coalesce(sum(length(body)), 0) FROM objects"
+        blobs = "SELECT coalesce(sum(length(data)), 0) FROM blobs"
+        lines = "SELECT coalesce(sum(length(request) + coalesce(length(result), 0)), 0) FROM batch_lines"
+        return kept, sum(db.execute(each).fetchone()[0] for each in (items, bodies, blobs, lines))
+
+    async def check() -> int:
+        kept, counted = await objects.database.run(used)
+        assert kept == counted
+        return kept
+
+    lines = BatchLines(objects.database)
+    await put(objects, "a", LARGE)
+    await put(objects, "b", LARGE, parent="a")
+    await put(objects, "b", "short", parent="a")
+    await objects.put("me", "conversation", {"id": "c"}, inputs=[message("1", LARGE + "c")])
+    await objects.append("me", "c", [message("2", "short")])
+    await objects.update("me", "conversation", "c", lambda body: {**body, "metadata": {"large": LARGE + "d"}})
+    await objects.update("me", "conversation", "c", lambda body: {**body, "metadata": {}})
+    added = lines.adding("me", "d", [BatchLine(n, str(n), b"{}") for n in range(3)])
+    await objects.put("me", "batch", {"id": "d"}, also=added)
+    await lines.store("me", "d", 1, "completed", {"body": "x"})
+    assert await check() > 0
+    assert await objects.remove_item("me", "c", "1")
+    await check()
+    kinds: list[tuple[Kind, str]] = [("response", "a"), ("response", "b"), ("conversation", "c"), ("batch", "d")]
+    for kind, name in kinds:
+        assert await objects.remove("me", kind, name)
+        await check()
+    assert await check() == 0
 
 
 def test_the_default_file_falls_back_to_memory(

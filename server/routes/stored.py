@@ -1,0 +1,99 @@
+"""What the routes of stored objects share: finding an object of the client, lists in pages, and replies.
+
+Objects may contain images of megabytes, so replies are serialized in the thread that reads long bodies.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Self
+
+from fastapi import Request
+from fastapi.responses import Response
+
+from server.errors import InvalidRequest, NotFound, short
+from server.routes.services import owner_of, services
+from server.state.objects import Json, Kind, Page
+from server.transport.bodies.read import read_later
+from server.transport.reply import json_reply
+
+MAX_LIMIT = 100
+DEFAULT_LIMIT = 20
+_NOT_FOUND = {
+    "response": "Response with id '{}' not found.",
+    "conversation": "Conversation with id '{}' not found.",
+    "file": "No such File object: {}",
+    "batch": "No batch found with id '{}'.",
+}
+
+
+def not_found(kind: Kind, object_id: str) -> NotFound:
+    """Return the error for an object that the client does not have."""
+    return NotFound(_NOT_FOUND[kind].format(short(object_id)))
+
+
+async def find_object(request: Request, kind: Kind, object_id: str) -> Json:
+    """Return an object of this client. Raises `NotFound`."""
+    found = await services(request).state.get(owner_of(request), kind, object_id)
+    if found is None:
+        raise not_found(kind, object_id)
+    return found
+
+
+async def change_object(request: Request, kind: Kind, object_id: str, change: Callable[[Json], Json]) -> Json:
+    """Replace an object of this client by what `change` makes of it, and return that. Raises `NotFound`."""
+    changed = await services(request).state.update(owner_of(request), kind, object_id, change)
+    if changed is None:
+        raise not_found(kind, object_id)
+    return changed
+
+
+async def remove_object(request: Request, kind: Kind, object_id: str) -> None:
+    """Delete an object of this client. Raises `NotFound`."""
+    if not await services(request).state.remove(owner_of(request), kind, object_id):
+        raise not_found(kind, object_id)
+
+
+@dataclass(frozen=True, slots=True)
+class ListQuery:
+    """Which page of a list a client asks for, as OpenAI's API does: ``limit``, ``order`` and ``after``."""
+
+    after: str | None
+    limit: int
+    newest_first: bool
+
+    @classmethod
+    def of(cls, request: Request, *, max_limit: int = MAX_LIMIT, default_limit: int = DEFAULT_LIMIT) -> Self:
+        """Read the query. Raises `InvalidRequest`."""
+        query = request.query_params
+        limit, order = query.get("limit", str(default_limit)), query.get("order", "desc")
+        if not limit.isdecimal() or not 1 <= int(limit) <= max_limit:
+            raise InvalidRequest(f"limit: must be a whole number between 1 and {max_limit}", "limit")
+        if order not in ("asc", "desc"):
+            raise InvalidRequest("order: must be asc or desc", "order")
+        return cls(query.get("after") or None, int(limit), order == "desc")
+
+
+async def list_items(request: Request, object_id: str, *, is_output: bool | None = None) -> Response:
+    """Return the page of an object's items that the query asks for."""
+    query = ListQuery.of(request)
+    found = await services(request).state.page_of_items(
+        *(owner_of(request), object_id),
+        after=query.after,
+        limit=query.limit,
+        newest_first=query.newest_first,
+        is_output=is_output,
+    )
+    return await list_reply(request, found)
+
+
+async def list_reply(request: Request, found: Page, headers: Mapping[str, str] | None = None) -> Response:
+    """Return a page as OpenAI's list object, with extra `headers`."""
+    ids = [each["id"] for each in found.data]
+    edges = {"first_id": ids[0] if ids else None, "last_id": ids[-1] if ids else None}
+    page = {"object": "list", "data": found.data, **edges, "has_more": found.has_more}
+    return await object_reply(request, page, headers)
+
+
+async def object_reply(request: Request, value: Json, headers: Mapping[str, str] | None = None) -> Response:
+    """Return `value` as a whole reply, with extra `headers`."""
+    return await read_later(request, lambda: json_reply(value, headers=headers))
