@@ -81,24 +81,25 @@ image: $(VENV)/.installed
 	$(BIN)/pip wheel --quiet --no-deps --constraint $(CONSTRAINTS) --wheel-dir build/image llama-cpp-python
 	WHEEL=$$(ls build/image/llama_cpp_python-*.whl) deploy/image.sh
 
-# The image in podman, under the Pod that kubectl renders of each layer, with the test as the kubelet; then docker-compose.yml.
-# Runs as root on Debian. POD_IMAGE=name takes an image of that store instead of a new one. docs/kubernetes.md.
+# Runs the image in podman under each layer's Pod as kubectl renders it, with the test as the kubelet; then
+# docker-compose.yml. Needs root on Debian 12 or newer (x86-64). kubectl and podman-compose come from PyPI.
+# POD_IMAGE=name tests an image of that store instead of building one. docs/kubernetes.md says what is tested.
 POD := $(CURDIR)/build/pod
-POD_TOOLS := podman runc conmon buildah mmdebstrap kubectl systemd-analyze unshare ip
-pod: $(VENV)/.installed-dev $(POD)/.installed
+POD_TOOLS := podman runc conmon buildah mmdebstrap systemd-analyze unshare ip curl openssl
+pod: $(VENV)/.installed-dev
+	@test $$(id -u) = 0 || { echo "make pod needs root: podman runs containers with the users of the manifests" >&2; exit 1; }
 	@for each in $(POD_TOOLS); do command -v $$each > /dev/null || missing="$$missing $$each"; done; \
 	  test -z "$$missing" || { echo "make pod needs$$missing: as root, apt-get install podman runc conmon buildah" \
-	  "mmdebstrap kubernetes-client systemd util-linux iproute2" >&2; exit 1; }
-	@kubectl kustomize deploy/kubernetes/llm-d > /dev/null || { echo "make pod needs kubectl 1.22 or newer;" \
-	  "kubernetes-client of Debian 12 is 1.20, of Debian 13 new enough" >&2; exit 1; }
-	@test $$(id -u) = 0 || { echo "make pod needs root: podman runs containers with the users of the manifests" >&2; exit 1; }
+	  "mmdebstrap systemd util-linux iproute2 curl openssl" >&2; exit 1; }
+	$(MAKE) $(POD)/.installed
 	$(if $(POD_IMAGE),,$(MAKE) image WORK=$(POD))
-	POD_STORE=$(POD)/store POD_RUNROOT=$(POD)/run PODMAN_COMPOSE=$(POD)/venv/bin/podman-compose \
+	KUBECTL=$(POD)/kubectl POD_STORE=$(POD)/store POD_RUNROOT=$(POD)/run PODMAN_COMPOSE=$(POD)/venv/bin/podman-compose \
 	  unshare --net sh -c 'ip link set lo up && exec $(BIN)/python -m pytest -q tests/pod/pod.py'
 
-$(POD)/.installed: tests/pod/requirements.txt
+$(POD)/.installed: tests/pod/requirements.txt tests/pod/kubectl.txt tests/pod/kubectl.py
 	$(PYTHON) -m venv $(POD)/venv
 	$(POD)/venv/bin/pip install --quiet --requirement $<
+	$(POD)/venv/bin/python tests/pod/kubectl.py $(POD)/kubectl
 	@touch $@
 
 # The newest versions that pyproject.toml allows become those that are tested and shipped.

@@ -1,4 +1,4 @@
-"""Render a kustomization with the features that deploy/kubernetes uses, where kubectl is not installed.
+"""Render a kustomization without kubectl, with the features that deploy/kubernetes uses.
 
 ``make pod`` compares the result with ``kubectl kustomize``. Any other feature raises.
 """

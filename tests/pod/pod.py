@@ -1,7 +1,8 @@
 """Run the image and the manifests in a container runtime, with the test as the kubelet. ``make pod`` runs this.
 
-It needs root, podman, kubectl, the image in the store ``POD_STORE`` with ``POD_RUNROOT``, ``PODMAN_COMPOSE``, and a
-network of its own, whose ports are free (``unshare --net``). docs/kubernetes.md says what is checked.
+It needs root, podman, and a network of its own, whose ports are free (``unshare --net``). Variables name what it uses:
+``KUBECTL`` and ``PODMAN_COMPOSE`` are programs; ``POD_STORE`` contains the image, with the run root ``POD_RUNROOT``.
+docs/kubernetes.md says what is checked.
 """
 
 import base64
@@ -48,7 +49,9 @@ def key() -> str:
 
 def kustomized(layer: str) -> list[Manifest]:
     """Return what ``kubectl kustomize`` makes of a layer."""
-    done = subprocess.run(["kubectl", "kustomize", str(LAYERS[layer])], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [os.environ["KUBECTL"], "kustomize", str(LAYERS[layer])], capture_output=True, text=True, check=True
+    )
     return list(yaml.safe_load_all(done.stdout))
 
 
@@ -177,29 +180,30 @@ def test_streams_end_complete_when_the_pod_is_deleted(base: Pod, key: str) -> No
     base.wait_until_ready()
     events: list[list[tuple[float, str]]] = [[], [], [], []]
     begun = threading.Semaphore(0)
-    body = {**HELLO, "max_tokens": 300, "ignore_eos": True, "stream": True}
+    # Longer than it takes to start four streams on a busy machine, and shorter than `drain_s`.
+    body = {**HELLO, "max_tokens": 1000, "ignore_eos": True, "stream": True}
 
-    def read(into: list[tuple[float, str]]) -> None:
-        with client(base, key) as asking, asking.stream("POST", "/v1/chat/completions", json=body) as reply:
+    def read(asking: httpx.Client, into: list[tuple[float, str]]) -> None:
+        with asking.stream("POST", "/v1/chat/completions", json=body) as reply:
             for line in reply.iter_lines():
                 if line.startswith("data: "):
                     into.append((time.monotonic(), line.removeprefix("data: ")))
                     if len(into) == 1:
                         begun.release()
 
-    readers = [threading.Thread(target=read, args=(into,), daemon=True) for into in events]
+    with client(base, key) as asking:  # one for all: making a client takes longer than a short stream
+        readers = [threading.Thread(target=read, args=(asking, into), daemon=True) for into in events]
 
-    def before_sigterm() -> None:
-        with client(base, key) as asking:
+        def before_sigterm() -> None:
             assert asking.post("/v1/chat/completions", json=HELLO).status_code == 200
-        for reader in readers:
-            reader.start()
-        for _ in readers:
-            assert begun.acquire(timeout=60)
+            for reader in readers:
+                reader.start()
+            for _ in readers:
+                assert begun.acquire(timeout=60)
 
-    signalled, state = base.terminate(before_sigterm)
-    for reader in readers:
-        reader.join(60)
+        signalled, state = base.terminate(before_sigterm)
+        for reader in readers:
+            reader.join(60)
     assert state["ExitCode"] == 0, base.log
     for each in events:
         assert each[-1][1] == "[DONE]"

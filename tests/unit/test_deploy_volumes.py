@@ -1,13 +1,14 @@
 """The Kubernetes layers' volumes: what binds with a cluster's default class, and how many Pods can use it."""
 
 import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import kubernetes_validate  # type: ignore[import-untyped]
 import pytest
 import yaml
+
+from harness.kustomize import render
 
 KUBERNETES = Path(__file__).resolve().parents[2] / "deploy/kubernetes"
 COMPONENTS = KUBERNETES / "components"
@@ -39,11 +40,8 @@ def test_a_shared_volume_names_a_class_since_no_default_one_can_be_shared() -> N
 
 
 def rendered(folder: Path) -> dict[str, dict[str, Any]]:
-    """The manifests of a layer by kind; of Deployments the server's. Skips the test where kubectl is missing."""
-    if (kubectl := shutil.which("kubectl")) is None:
-        pytest.skip("kubectl is not installed")
-    done = subprocess.run([kubectl, "kustomize", str(folder)], capture_output=True, text=True, check=True)
-    found = [each for each in yaml.safe_load_all(done.stdout) if not each["metadata"]["name"].endswith("-epp")]
+    """Return a layer's manifests by kind, without those of the endpoint picker."""
+    found = [each for each in render(folder) if not each["metadata"]["name"].endswith("-epp")]
     for each in found:
         if each["kind"] in ("Deployment", "PersistentVolumeClaim", "StorageClass"):
             kubernetes_validate.validate(each, kubernetes_validate.latest_version(), strict=True)
