@@ -63,6 +63,15 @@ def test_the_workflow_publishes_image_manifests_and_wheels_of_a_tag() -> None:
     assert re.search(r"^wheel:", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
 
 
+def test_the_workflow_pins_each_action_by_its_commit() -> None:
+    """A tag can be moved to other code. The comment names the version of the commit."""
+    text = (ROOT / ".github/workflows/release.yml").read_text(encoding="utf-8")
+    used = re.findall(r"uses: (.*)", text)
+    assert len(used) >= 10
+    for each in used:
+        assert re.fullmatch(r"[\w-]+/[\w-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+", each), each
+
+
 def test_the_archive_names_the_versions_image_in_every_layer(tmp_path: Path) -> None:
     source = tmp_path / "source"
     shutil.copytree(ROOT / "deploy/kubernetes", source / "deploy/kubernetes")
