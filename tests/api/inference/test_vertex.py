@@ -1,14 +1,15 @@
 """Vertex AI's prediction protocol and its variables."""
 
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from harness.fakes import FakeLoader
+from harness.fakes import FakeLoader, FakeRunner
 from server.errors import ConfigError
 from server.settings import Settings, load_settings
-from tests.api.conftest import Serve
+from tests.api.conftest import GoLive, Serve, chat_request, until
 from tests.api.transport.test_keys import bearer, key_file
 
 ON = {"predict_route": "/v1/endpoints/7:predict", "health_route": "/alive"}
@@ -90,6 +91,24 @@ async def test_keys_and_their_limits_hold(serve: Serve, tmp_path: Path) -> None:
         assert (await api.client.post(PATH, json=body, headers=bearer("ops"))).status_code == 403
         reply = await api.client.post(PATH, json=body, headers=bearer("ada"))
         assert ["choices" in each for each in reply.json()["predictions"]] == [True, True, False]
+
+
+async def test_a_disconnect_frees_the_slots_of_all_instances_by_the_next_step(live: GoLive) -> None:
+    steps = threading.Semaphore(2)
+    async with live(FakeLoader(runner=lambda: FakeRunner(n_seq=2, steps=steps)), server=ON) as server:
+        loaded = server.api.pool.states()[0].loaded
+        assert loaded is not None
+        engine = loaded.engine
+        _, writer = await server.connect(chat_request(PATH, instances=[chat(max_tokens=200, ignore_eos=True)] * 2))
+        await until(lambda: [slot.is_processing for slot in engine.slots()] == [True, True])
+        writer.transport.abort()
+        await until(lambda: not server.api.pool.states()[0].n_leases)
+        steps.release()  # a single step
+        await until(lambda: [slot.is_processing for slot in engine.slots()] == [False, False])
+        for _ in range(50):
+            steps.release()
+        reply = await server.api.client.post(PATH, json={"instances": [chat()]})
+        assert reply.json()["predictions"][0]["choices"]
 
 
 def settings(*argv: str, **env: str) -> Settings:
