@@ -46,7 +46,7 @@ class Target:
 
     @property
     def is_page(self) -> bool:
-        """Whether it is a file of the web UI, which everybody may read."""
+        """Whether it is a file of the web UI, or leads to it. No key is needed for these."""
         return self.endpoint is PAGE_FILE
 
     @property
@@ -93,7 +93,7 @@ class Resolver:
         method = "GET" if method == "HEAD" else method
         local = _local(received, root, self._prefix)
         path = self._aliases.get((method, local or ""), local or "")
-        is_page = method == "GET" and path != "" and self._is_page(path)
+        is_page = method == "GET" and (local == "" or (path != "" and self._is_page(path)))
         found = PAGE_FILE if is_page else endpoint_of(method, path, query)
         endpoints: tuple[Endpoint, ...] = (found,)
         if not is_page and (found is UNKNOWN or "{" in found.path):
