@@ -109,6 +109,15 @@ def configure(server: ServerSettings) -> None:
             logger.warning("%s: no effect, as this server is not uvicorn; set its own options", without)
         return
     config = running.config
+    opens_admin_port = (
+        hasattr(running, "handshake_s") or config.port == server.admin_port
+    )  # the first: python -m server
+    if server.admin_port and not opens_admin_port:
+        logger.warning(
+            "server.admin_port: this uvicorn does not listen on port %d, so administration (GET /metrics, changes of "
+            "models and so on) is answered nowhere; unset the option, or start python -m server",
+            server.admin_port,
+        )
     certificate = certificate_of(server)
     if config.ssl is None and certificate is not None:
         config.ssl = certificate.read()

@@ -38,6 +38,18 @@ async def test_another_http_protocol_of_uvicorn_serves_without_limits_and_says_s
     assert "uvicorn's --http h11 has no limits for connections" in caplog.text
 
 
+async def test_an_administration_port_that_uvicorn_does_not_open_is_named(
+    live: GoLive, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with live(server={"admin_port": 8081, "metrics": True}) as server:
+        assert (await server.api.client.get("/metrics")).status_code == 404
+    assert "server.admin_port: this uvicorn does not listen on port 8081" in caplog.text
+    caplog.clear()
+    async with live():
+        pass
+    assert "admin_port" not in caplog.text
+
+
 async def test_the_reply_names_one_server(live: GoLive) -> None:
     async with live() as server:
         assert (await server.api.client.get("/health")).headers.get_list("server") == ["llamapool"]
