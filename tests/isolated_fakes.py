@@ -144,13 +144,28 @@ class SeeingEncoder(FakeEncoder):
         return super().encode(chunks)
 
 
-class SeeingLoader(FakeLoader):
-    """A model that sees."""
+class HangingEncoder(SeeingEncoder):
+    """Creates the file at `path` and never returns."""
 
-    def __init__(self, embedder: Callable[[], FakeEmbeddingRunner] | None = None) -> None:
-        super().__init__(
-            runner=lambda: FakeRunner(encoder=SeeingEncoder()), embedder=embedder, media=frozenset({"image"})
-        )
+    def __init__(self, path: str) -> None:
+        super().__init__()
+        self._path = path
+
+    def encode(self, chunks: Sequence[FakeChunk]) -> list[bytes]:
+        Path(self._path).touch()
+        threading.Event().wait()
+        return super().encode(chunks)
+
+
+class SeeingLoader(FakeLoader):
+    """A model that reads images."""
+
+    def __init__(
+        self,
+        embedder: Callable[[], FakeEmbeddingRunner] | None = None,
+        encoder: Callable[[], FakeEncoder] = SeeingEncoder,
+    ) -> None:
+        super().__init__(runner=lambda: FakeRunner(encoder=encoder()), embedder=embedder, media=frozenset({"image"}))
 
     def load(self, spec: ModelSpec, progress: Callable[[float], bool]) -> FakeWeights:
         weights = super().load(spec, progress)
@@ -181,9 +196,12 @@ class SizedLoader(FakeLoader):
 
 
 def make_loader(kind: str) -> Loader:
-    """In the process. ``plain``, the name of a kind, or the path of an `ActingEmbedder`."""
+    """Return the loader of a kind: one of the names below, the path of an `ActingEmbedder`, or the path of a
+    `HangingEncoder` after ``encodes``. Any other name gives a plain `FakeLoader`."""
     if kind.startswith("/"):
         return SeeingLoader(partial(ActingEmbedder, kind))
+    if kind.startswith("encodes "):
+        return SeeingLoader(encoder=partial(HangingEncoder, kind.removeprefix("encodes ")))
     kinds: dict[str, Callable[[], FakeLoader]] = {
         "acting": lambda: FakeLoader(runner=Acting),
         "aborting": AbortingLoader,

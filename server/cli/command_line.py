@@ -22,7 +22,7 @@ import yaml
 
 from server import __version__, logs
 from server.cli import health, key_commands, model_commands
-from server.engine.instances import STEP_THREADS
+from server.engine.instances import ENGINE_THREADS
 from server.errors import MASK, ConfigError, LlamapoolError
 from server.listen import check_reach, open_listeners, published
 from server.options.read.flags import COMPLETION_FLAG, DEVICES_FLAG
@@ -87,8 +87,8 @@ def serve(words: list[str]) -> int:
         for listener in listeners:
             listener.close()
     status = OK if server.started else NOT_STARTED
-    if any(thread.name.startswith(STEP_THREADS) for thread in threading.enumerate()):
-        _end_now(NOT_STARTED, "a step hangs; the process ends without waiting for it")
+    if any(thread.name.startswith(ENGINE_THREADS) for thread in threading.enumerate()):
+        _end_now(NOT_STARTED, "a step or a media encoder hangs; the process ends without waiting for it")
     preparing = [thread for thread in threading.enumerate() if thread.name.startswith(PREPARE_THREADS)]
     for thread in preparing:
         thread.join(_PREPARE_GRACE_S / len(preparing))

@@ -1,10 +1,11 @@
-"""The thread that computes embeddings of media, for all instances of a model, and what was computed, by its key.
+"""Compute embeddings of media in one thread for all instances of a model, and cache them by key.
 
-A step never waits for it: a sequence asks for what it lacks when it gets its slot, and until that is there others
-decode. Who asks for what somebody has asked for already gets the same answer. What nobody wants any more is not begun.
+Steps never wait for this thread: a sequence asks for its media when it gets a slot, and other sequences decode until
+the embeddings are there. Requests for the same medium share one computation. Media that no sequence needs any more are
+skipped.
 
-They are kept in RAM and on disk under one limit. With a disk, each of the two has half of it, and whatever is computed
-goes to both: what RAM had to drop is read, and a server that was started again reads what it needs.
+The cache is in RAM and on disk under one limit. With a disk, each of the two gets half of the limit, and embeddings are
+written to both: those that RAM has dropped are read from disk, also after a restart of the server.
 """
 
 import hashlib
@@ -180,7 +181,7 @@ def scoped_key(key: bytes, scope: str) -> bytes:
 
 
 class Encoder:
-    """Used by step threads; `close` ends it."""
+    """Computes embeddings in a thread of its own, for step threads. `stop` ends the thread."""
 
     def __init__(self, projector: MediaEncoder, cache: EmbeddingCache) -> None:
         self._projector = projector
@@ -217,12 +218,16 @@ class Encoder:
         with self._changed:
             encoding.n_wanting -= 1
 
-    def close(self) -> None:
-        """End the thread, once what it computes is done."""
+    def stop(self) -> None:
+        """Take no more media, and end the thread after what it computes now; `join` waits for that."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
-        self._thread.join()
+
+    def join(self, timeout_s: float | None = None) -> bool:
+        """Wait until the thread has ended; blocking. Return False if it is still alive after `timeout_s`."""
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
 
     def _run(self) -> None:
         yield_to_steps()

@@ -28,7 +28,7 @@ from server.engine.step import published
 from server.engine.step.loop import Instance
 from server.engine.step.mailbox import Command, Mailbox, Outlet
 from server.engine.step.published import ChoiceView, InstanceView, KeptStates, SlotSnapshot, snapshot
-from server.errors import PermissionDenied, QueueFull
+from server.errors import InternalError, PermissionDenied, QueueFull
 
 T = TypeVar("T")
 
@@ -110,13 +110,18 @@ class Engine(Instances[Instance]):
     async def close(self, drain_s: float = 0.0) -> None:
         """Take no more requests, give the running ones `drain_s` seconds, then fail them and free the contexts.
 
-        With a disk, prompt states that are in RAM are saved there.
+        With a disk, prompt states that are in RAM are saved there, also when a step or the media encoder hangs. A
+        caller that cannot wait for a hung thread cancels this.
         """
         try:
-            await super().close(drain_s)
-        finally:  # also where a step hangs
-            if self._encoder is not None:
-                await asyncio.to_thread(self._encoder.close)
+            try:
+                await super().close(drain_s)
+            finally:
+                if self._encoder is not None:
+                    self._encoder.stop()
+            if self._encoder is not None and not await self._ended(self._encoder.join):
+                raise InternalError("the media encoder hangs, so that the model's memory can't be freed")
+        finally:
             if self._disk is not None:
                 await asyncio.to_thread(self._disk.close)
 

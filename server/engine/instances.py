@@ -20,10 +20,10 @@ from server.errors import InternalError, LlamapoolError, ShuttingDown, Unavailab
 log = logging.getLogger(__name__)
 
 MAX_RETRY_AFTER_S = 60
-STEP_THREADS = ("llamapool-step", "llamapool-embed")
-"""Names of step threads begin so."""
-HUNG_S = 5.0
-"""Seconds between two looks whether a step hangs, while its model is freed."""
+ENGINE_THREADS = ("llamapool-step", "llamapool-embed", "llamapool-encode")
+"""Prefixes of the names of threads that call into the native library: step threads, and encoders of media."""
+JOIN_POLL_S = 5.0
+"""Seconds for which one call waits for such a thread. A call that waits in a worker thread cannot be cancelled."""
 
 
 class StepThread(ABC):
@@ -268,13 +268,15 @@ class Instances(ABC, Generic[M]):
                 await asyncio.wait_for(self.wait_idle(), drain_s)
         for instance in self._instances:
             instance.stop()
-        if not all([await self._ended(one) for one in self._instances]):
+        if not all([await self._ended(one.join) for one in self._instances]):
             raise InternalError("a step hangs, so that its memory can't be freed")
 
-    async def _ended(self, instance: M) -> bool:
-        """Wait for a step thread's end; False when the watchdog has found that one hangs. A caller that can't wait for
-        the watchdog cancels this."""
-        while not await asyncio.to_thread(instance.join, HUNG_S):
+    async def _ended(self, join: Callable[[float], bool]) -> bool:
+        """Wait until `join` says that its thread has ended. Return False when the watchdog has found a hung step.
+
+        A caller that cannot wait for the watchdog cancels this.
+        """
+        while not await asyncio.to_thread(join, JOIN_POLL_S):
             if self.hangs:
                 return False
         return True

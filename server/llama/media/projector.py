@@ -6,7 +6,7 @@ import secrets
 import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -139,15 +139,26 @@ class Projector:
         """Embeddings of as many of the first chunks as can be computed together, of one at least: each
         [n_tokens, n_embd] 32-bit floats. Raises `InternalError`, and `InvalidRequest` where they are no numbers.
 
-        In a thread that ends: OpenMP's compute threads belong to the one that calls, and with more of them than
-        processors those of a step no longer spin where they wait for each other (libgomp, GOMP_SPINCOUNT).
+        Each call uses a new thread. OpenMP's compute threads belong to the calling thread, and if there are more of
+        them than CPUs, those of a step no longer spin while they wait for each other (libgomp, GOMP_SPINCOUNT). It is
+        a daemon thread, since an executor would keep the process from ending while the library hangs.
         """
-        with self._encoding, ThreadPoolExecutor(1, "encode") as once:
+        encoding: Future[list[bytes]] = Future()
+
+        def run() -> None:
             try:
-                encoding = once.submit(self._encoded, chunks)
+                encoding.set_result(self._encoded(chunks))
+            except BaseException as error:  # noqa: BLE001 - raised below
+                encoding.set_exception(error)
+
+        with self._encoding:
+            thread = threading.Thread(target=run, name="llamapool-encode-once", daemon=True)
+            try:
+                thread.start()
             except RuntimeError as error:
                 raise InternalError(f"the system has no thread left to encode media in: {error}") from None
-            return encoding.result()
+            thread.join()
+        return encoding.result()
 
     def _encoded(self, chunks: Sequence[NativeChunk]) -> list[bytes]:
         with self._open() as context, collect_errors() as errors:

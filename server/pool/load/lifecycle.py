@@ -360,8 +360,8 @@ class Lifecycle:
                 await model.close()
         except TimeoutError:
             if not isinstance(model.weights, IsolatedWeights):
-                raise InternalError(f"a step hangs: it has not ended within {entry.end_s:g} s") from None
-            model.weights.core.kill("the server stops, and a step has not ended")
+                raise InternalError(f"a step or a media encoder has not ended within {entry.end_s:g} s") from None
+            model.weights.core.kill("the server stops, and a step or a media encoder has not ended")
         finally:
             entry.ending = None
 

@@ -16,6 +16,7 @@ from harness.fakes import FakeLoader, FakeRunner
 from server.app import create_app, warn_of_workers
 from server.errors import ConfigError
 from tests.api.conftest import TIMEOUT_S, GoLive, Serve, chat_request, idle, make_settings, run_app, until
+from tests.api.inference.test_media import IMAGE
 
 pytestmark = pytest.mark.slow
 
@@ -255,24 +256,31 @@ import sys
 import server.app
 from server.cli import main
 from tests.isolated_fakes import in_process, make_loader
-server.app.native_loader = lambda remote=(): make_loader("acting")
-server.app.loader_by_name = lambda remote: in_process("acting")
-sys.exit(main(sys.argv[1:]))
+server.app.native_loader = lambda remote=(): make_loader(sys.argv[1])
+server.app.loader_by_name = lambda remote: in_process(sys.argv[1])
+sys.exit(main(sys.argv[2:]))
 """
 
 
-@pytest.mark.parametrize(("isolation", "status", "said"), [("none", 1, "a step hangs"), ("process", 0, "is killed")])
-def test_a_server_stops_although_a_step_never_ends(tmp_path: Path, isolation: str, status: int, said: str) -> None:
+@pytest.mark.parametrize(
+    ("hung", "isolation", "status", "said"),
+    [("step", "none", 1, "hangs"), ("step", "process", 0, "is killed"), ("encoder", "none", 1, "hangs")],
+)
+def test_a_server_stops_although_the_library_never_returns(
+    tmp_path: Path, hung: str, isolation: str, status: int, said: str
+) -> None:
     (tmp_path / "m.gguf").write_bytes(b"GGUF" + bytes(50))
+    kind = "acting" if hung == "step" else f"encodes {tmp_path}/hangs"
     flags = ["-m", str(tmp_path / "m.gguf"), "--port", "0", "--drain-s", "0", "--isolation", isolation]
-    command = [sys.executable, "-c", HANGING, *flags, "--log-file", str(tmp_path / "log")]
+    command = [sys.executable, "-c", HANGING, kind, *flags, "--log-file", str(tmp_path / "log")]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         try:
             assert process.stderr is not None
             line = next(line for line in process.stderr if "listening on " in line)
             port = int(line.rpartition(":")[2])
             next(line for line in process.stderr if "is loaded: " in line)
-            messages = [{"role": "user", "content": f"!hang {tmp_path}/hangs!"}]
+            content: Any = f"!hang {tmp_path}/hangs!" if hung == "step" else [{"type": "text", "text": "Look:"}, IMAGE]
+            messages = [{"role": "user", "content": content}]
             with socket.create_connection(("127.0.0.1", port), timeout=TIMEOUT_S) as client:
                 client.sendall(chat_request(messages=messages, **ENDLESS))
                 while not (tmp_path / "hangs").exists():

@@ -37,7 +37,8 @@ def test_embeddings_are_shared_within_a_scope() -> None:
             assert encoding.embeddings == b"embeddings of cat"
             encoder.leave(encoding)
     finally:
-        encoder.close()
+        encoder.stop()
+        assert encoder.join(60)
     assert projector.keys == [b"cat"] * 4
 
 
@@ -64,7 +65,8 @@ def test_a_fault_of_the_projector_ends_who_asked_and_no_thread() -> None:
             assert encoding.done or come.wait(60)
             assert (encoding.error is None) == (key == b"cat")
     finally:
-        encoder.close()
+        encoder.stop()
+        assert encoder.join(60)
 
 
 def test_keys_differ_by_scope_however_long_it_is() -> None:
