@@ -95,17 +95,30 @@ _BY_STATUS: dict[int, type[ApiError]] = {
 }
 
 
+_STATUS_OF_TYPE = {
+    "invalid_request_error": 400,
+    "exceed_context_size_error": 400,
+    "authentication_error": 401,
+    "permission_error": 403,
+    "not_found_error": 404,
+    "rate_limit_error": 429,
+    "not_supported_error": 501,
+    "unavailable_error": 503,
+}
+
+
 def api_error(status: int | None, body: Any, retry_after: str | None = None) -> ApiError:
     """The error for a reply of `status`, with what its `body` says; None is for an error inside a stream.
 
     Reads ``{"error": {"code", "message", "type"}}``, ``{"error": text}``, ``{"message": text}`` and plain text. Inside
-    a stream, whose status was a success, ``code`` is the status, or 500.
+    a stream, whose status was a success, ``code`` is the status if it is a number; otherwise ``type`` says it.
     """
     said = body.get("error", body) if isinstance(body, Mapping) else body
     details = said if isinstance(said, Mapping) else {}
     if status is None:
         code = details.get("code")
-        status = code if isinstance(code, int) and not isinstance(code, bool) else 500
+        by_type = _STATUS_OF_TYPE.get(str(details.get("type")), 500)
+        status = code if isinstance(code, int) and not isinstance(code, bool) else by_type
     message = str(details.get("message") or _shown(said) or "no message")
     kind = _BY_STATUS.get(status, ApiError)
     return kind(status, message, str(details.get("type") or ""), body, _seconds(retry_after))

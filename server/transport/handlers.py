@@ -1,5 +1,5 @@
 """Errors as replies: llama-server's ``{"error": {"code", "message", "type"}}`` with its statuses and types
-(llama.cpp tools/server/server-common.cpp, format_error_response)."""
+(llama.cpp tools/server/server-common.cpp, format_error_response), or the body of the API that a path belongs to."""
 
 import logging
 from typing import Any
@@ -72,7 +72,8 @@ EXPECTED = (LlamapoolError, RequestValidationError, ValidationError, RecursionEr
 
 ErrorReply = tuple[int, dict[str, Any], dict[str, str]]
 _SPOKEN = ((speaks_anthropic, anthropic_error), (speaks_ollama, ollama_error), (speaks_openai, openai_error))
-"""APIs with errors of their own: which paths are theirs, and the body out of the status and llama-server's."""
+"""APIs with errors of their own: which paths are theirs, and the body from the status and llama-server's body. The
+first that matches counts."""
 
 
 def error_body(error: Exception) -> ErrorReply:
@@ -103,6 +104,7 @@ def error_response(error: Exception, scope: Scope) -> Response:
     for speaks, written in _SPOKEN:
         if speaks(target.path):
             body = written(status, body)
+            break
     return json_reply(body, status=status, headers=headers)
 
 

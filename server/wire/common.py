@@ -6,6 +6,7 @@ import string
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from typing import Any
 
 import orjson
@@ -19,6 +20,20 @@ FINGERPRINT = f"{LLAMA_CPP}-llamapool-{__version__}"
 DONE = b"data: [DONE]\n\n"
 CONTEXT_EXCEEDED = "context_length_exceeded"
 """OpenAI's code for a prompt that is too long, which agents look for to know when to make it shorter."""
+_CODES = {
+    401: "invalid_api_key",
+    403: "insufficient_permissions",
+    404: "not_found",
+    405: "method_not_allowed",
+    408: "request_timeout",
+    413: "request_too_large",
+    415: "unsupported_media_type",
+    429: "rate_limit_exceeded",
+    501: "not_supported",
+    503: "service_unavailable",
+}
+"""OpenAI's code for a status, unless the error says more."""
+_UNVERSIONED = ("/chat/completions", "/chat/completions/input_tokens", "/responses", "/audio/transcriptions")
 _ALPHABET = (string.digits + string.ascii_letters).encode()
 _TO_ALPHABET = bytes(_ALPHABET[i % len(_ALPHABET)] for i in range(256))
 _LOWEST_FLOAT = -3.4028234663852886e38  # what llama-server writes for log 0, since JSON has no -inf
@@ -159,19 +174,32 @@ def shown_piece(piece: bytes) -> str:
     return piece.decode("utf-8", "replace")
 
 
-def openai_error(_: int, body: Json) -> Json:
-    """An error's body as OpenAI's formats have it: llama-server's, with the codes that agents look for."""
+def openai_error(status: int, body: Json) -> Json:
+    """Return an error's body as OpenAI's API has it: llama-server's, with ``param`` and OpenAI's string as ``code``."""
     detail: Json = body["error"]
+    return {"error": {**detail, "param": detail.get("param"), "code": _openai_code(status, detail)}}
+
+
+def _openai_code(status: int, detail: Json) -> str:
+    """Return the string by which OpenAI's clients recognize an error."""
+    param, message = detail.get("param"), detail["message"]
     if "n_prompt_tokens" in detail:
-        return {"error": {**detail, "code": CONTEXT_EXCEEDED}}
-    if detail.get("param") == "previous_response_id" and detail["message"].endswith("not found."):
-        return {"error": {**detail, "code": "previous_response_not_found"}}  # Codex sends the whole conversation then
-    return body
+        return CONTEXT_EXCEEDED
+    if param == "previous_response_id" and message.endswith("not found."):
+        return "previous_response_not_found"  # Codex sends the whole conversation then
+    if param == "model" and status == HTTPStatus.NOT_FOUND:
+        return "model_not_found"
+    if param and status == HTTPStatus.BAD_REQUEST:
+        return "missing_required_parameter" if message.endswith("is required") else "invalid_value"
+    return _CODES.get(status, "invalid_request" if status < HTTPStatus.INTERNAL_SERVER_ERROR else "server_error")
 
 
 def speaks_openai(path: str) -> bool:
-    """Whether the endpoint at `path` (with any prefix) generates in one of OpenAI's formats."""
-    return path.endswith(("/chat/completions", "/v1/completions", "/responses"))
+    """Return whether the endpoint at `path` (with any prefix) reports errors as OpenAI's API does.
+
+    These are the endpoints under ``/v1`` that no other dialect claims, and llama-server's other names of them.
+    """
+    return "/v1/" in path or path.endswith(_UNVERSIONED) or "/responses/" in path
 
 
 def event(body: Json) -> bytes:

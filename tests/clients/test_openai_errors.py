@@ -31,7 +31,7 @@ def body(error: openai.APIStatusError) -> dict[str, Any]:
 def test_a_prompt_that_is_too_long(client: OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         client.completions.create(model="tiny", prompt="word " * N_CTX)
-    assert caught.value.type == "exceed_context_size_error"
+    assert (caught.value.code, caught.value.type) == ("context_length_exceeded", "exceed_context_size_error")
     assert body(caught.value)["n_ctx"] == N_CTX
     assert body(caught.value)["n_prompt_tokens"] > N_CTX
 
@@ -41,7 +41,7 @@ def test_a_wrong_field_is_named(client: OpenAI, stream: bool) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         client.chat.completions.create(model="tiny", messages=HELLO, temperature="hot", stream=stream)  # type: ignore[call-overload]
     assert caught.value.type == "invalid_request_error"
-    assert caught.value.param == "temperature"
+    assert (caught.value.code, caught.value.param) == ("invalid_value", "temperature")
     assert "temperature" in caught.value.message
 
 
@@ -57,8 +57,9 @@ def test_an_unknown_model_lists_the_known_ones(keyed_client: OpenAI) -> None:
         keyed_client.chat.completions.create(model="third", messages=HELLO)
     assert "first" in caught.value.message
     assert "second" in caught.value.message
-    with pytest.raises(openai.NotFoundError):
+    with pytest.raises(openai.NotFoundError) as lookup:
         keyed_client.models.retrieve("third")
+    assert (caught.value.code, lookup.value.code) == ("model_not_found", "model_not_found")
 
 
 def test_an_endpoint_that_does_not_exist(client: OpenAI) -> None:
@@ -73,7 +74,7 @@ def test_a_wrong_key_is_refused(guarded: RealServer) -> None:
         pytest.raises(openai.AuthenticationError) as caught,
     ):
         stranger.chat.completions.create(model="first", messages=HELLO)
-    assert caught.value.type == "authentication_error"
+    assert (caught.value.code, caught.value.type) == ("invalid_api_key", "authentication_error")
 
 
 def test_no_key_is_refused_but_health_is_open(guarded: RealServer) -> None:
@@ -105,4 +106,5 @@ def test_a_full_queue_is_a_rate_limit_with_a_time_to_wait(client: OpenAI, model:
             client.chat.completions.create(**short)
         running.close()
         assert waiting.result().choices[0].finish_reason == "length"
+    assert caught.value.code == "rate_limit_exceeded"
     assert int(caught.value.response.headers["retry-after"]) >= 1

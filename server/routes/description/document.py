@@ -12,6 +12,7 @@ from pydantic import TypeAdapter
 from server.routes.description import replies
 from server.routes.description.operations import FIELDS, OPERATIONS, Json, Operation
 from server.transport.access.endpoints import OPEN_PATHS
+from server.wire.common import openai_error, speaks_openai
 from server.wire.messages.errors import anthropic_error, speaks_anthropic
 from server.wire.ollama.errors import ollama_error, speaks_ollama
 
@@ -162,6 +163,8 @@ def _error(path: str, status: int) -> tuple[type, Json]:
         return replies.AnthropicError, anthropic_error(status, said)
     if speaks_ollama(path):
         return replies.OllamaError, ollama_error(status, said)
+    if speaks_openai(path):
+        return replies.OpenAIError, openai_error(status, said)
     return replies.Error, said
 
 

@@ -20,9 +20,24 @@ class ErrorDetail(TypedDict):
 
 
 class Error(TypedDict):
-    """llama-server's: every endpoint's but Anthropic's and Ollama's."""
+    """llama-server's: of every endpoint that no other API has."""
 
     error: ErrorDetail
+
+
+class OpenAIErrorDetail(TypedDict):
+    code: str
+    message: str
+    type: str
+    param: str | None
+    n_prompt_tokens: NotRequired[int]
+    n_ctx: NotRequired[int]
+
+
+class OpenAIError(TypedDict):
+    """OpenAI's, with llama-server's types."""
+
+    error: OpenAIErrorDetail
 
 
 class AnthropicErrorDetail(TypedDict):

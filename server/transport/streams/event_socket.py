@@ -15,6 +15,7 @@ import orjson
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.transport.bodies.memory import BodyMemory, BodyShare, TooManyBodies
+from server.wire.common import openai_error
 
 CONNECTION = "llamapool.connection"
 """A key in the ASGI scope of a request that came over a WebSocket: what endpoints keep for its connection, a dict."""
@@ -108,7 +109,7 @@ class EventSocket:
 
     async def _fail(self, status: int, message: str, param: str | None = None) -> None:
         error = {"code": status, "message": message, "type": "invalid_request_error", "param": param}
-        await self._say(orjson.dumps({"type": "error", "status": status, "error": error}))
+        await self._say(orjson.dumps({"type": "error", "status": status} | openai_error(status, {"error": error})))
 
     async def _say(self, event: bytes) -> None:
         if self._gone.is_set():

@@ -288,5 +288,5 @@ async def test_an_error_after_the_first_event_is_the_last_event(serve: Serve) ->
         reply = await api.client.post(URL, json={"prompt": "Hi", "stream": True})
     assert reply.status_code == 200
     last = reply.text.strip().rsplit("\n\n", 1)[-1]
-    assert last.startswith('data: {"error":{"code":500,')
+    assert last.startswith('data: {"error":{"code":"server_error",')
     assert "[DONE]" not in reply.text

@@ -97,7 +97,7 @@ async def test_a_long_malformed_body_is_the_clients_mistake(client: httpx.AsyncC
 async def test_compressed_bodies_are_refused(client: httpx.AsyncClient) -> None:
     body = gzip.compress(json.dumps(COMPLETION).encode())
     reply = await client.post("/v1/completions", content=body, headers={"Content-Encoding": "gzip"})
-    assert (reply.status_code, reply.json()["error"]["code"]) == (415, 415)
+    assert (reply.status_code, reply.json()["error"]["code"]) == (415, "unsupported_media_type")
 
 
 async def test_a_body_over_the_limit_is_refused_by_its_length_or_by_its_size(serve: Serve) -> None:
@@ -108,7 +108,7 @@ async def test_a_body_over_the_limit_is_refused_by_its_length_or_by_its_size(ser
     async with serve(server={"max_body_bytes": 2048}) as api:
         for content in (b" " * 2049, chunks()):
             reply = await api.client.post("/v1/completions", content=content)
-            assert (reply.status_code, reply.json()["error"]["code"]) == (413, 413)
+            assert (reply.status_code, reply.json()["error"]["code"]) == (413, "request_too_large")
         exact = json.dumps(COMPLETION).encode().ljust(2048)
         assert (await api.client.post("/v1/completions", content=exact)).status_code == 200
 

@@ -104,7 +104,7 @@ class Writer {
 
   /** @param {any} chunk */
   take(chunk) {
-    if (chunk.error) throw new ApiError(chunk.error.code ?? 500, chunk.error.message, chunk.error.type);
+    if (chunk.error) throw new ApiError(500, chunk.error.message, chunk.error.type);
     if (!this.told) tellOtherTabs(this.message.chat); // the server has it now, so that they can follow it
     this.told = true;
     if (chunk.prompt_progress) {
@@ -261,7 +261,7 @@ export function sentence(error) {
   if (error.status === 401) return t("errorKey");
   if (error.status === 429) return t("errorFull", error.retryAfter || 1);
   if (error.message.includes("cancelled by who runs")) return t("errorCancelled");
-  if (error.status === 503 && error.type === "unavailable_error") return `${t("errorModel")} ${error.message}`;
+  if (error.type === "unavailable_error") return `${t("errorModel")} ${error.message}`;
   return error.message;
 }
 
