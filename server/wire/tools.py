@@ -11,7 +11,8 @@ from typing import Any, Literal
 from server.conversation.conversation import NO_PARAMETERS, Tool, Tools
 from server.errors import InvalidRequest
 from server.wire.fields import as_object, objects_in, wrong_type
-from server.wire.warnings import NO_TOOL_LEFT, shown
+from server.wire.tool_types import RESPONSES, left_out_reason
+from server.wire.warnings import NO_TOOL_LEFT, left_out, shown
 
 MAX_TOOLS = 1024
 
@@ -85,13 +86,15 @@ Find = Callable[[Named], Collection[str]]
 class ToolChoice:
     """``one``: the tool that must be called; ``allowed``: those that may, None for all.
 
-    ``parallel``: whether several calls may come, None where that isn't said here.
+    ``parallel``: whether several calls may come, None where that isn't said here. ``warnings``: allowed tools of types
+    that are left out.
     """
 
     mode: CallMode = "auto"
     one: Named | None = None
     allowed: tuple[Named, ...] | None = None
     parallel: bool | None = None
+    warnings: tuple[str, ...] = ()
 
 
 def read_choice(given: object) -> ToolChoice:
@@ -113,6 +116,8 @@ def read_choice(given: object) -> ToolChoice:
     parallel = False if single else None
     if kind in _MODES:
         return ToolChoice(_MODES[kind], parallel=parallel)
+    if kind in RESPONSES:
+        return ToolChoice("required", Named(RESPONSES[kind].name, "tool_choice.type"), parallel=parallel)
     if kind not in _NAMING:
         reason = f"no model here can use tools of type {shown(kind)}"
         raise InvalidRequest(f"tool_choice.type: {reason}", "tool_choice.type")
@@ -140,6 +145,7 @@ def choose(
             raise _none_given()
         (name,) = find(choice.one)
     if choice.allowed is not None:
+        warnings += choice.warnings
         names = {name for named in choice.allowed for name in find(named)}
         tools = [tool for tool in tools if tool.name in names]
     if mode == "required" and not tools:
@@ -184,7 +190,7 @@ def _named(given: Mapping[str, Any], path: str) -> Named:
 
 
 def _among(given: Mapping[str, Any]) -> ToolChoice:
-    """Those that are listed, in a chat one level deeper; tools of other types can't be called anyway."""
+    """Those that are listed, in a chat one level deeper, without those of types that are left out."""
     path, inner = "tool_choice", given
     if "allowed_tools" in given:
         path = f"{path}.allowed_tools"
@@ -192,10 +198,14 @@ def _among(given: Mapping[str, Any]) -> ToolChoice:
     mode, listed = inner.get("mode", "auto"), inner.get("tools")
     if mode not in ("auto", "required"):
         raise InvalidRequest(f'{path}.mode: must be "auto" or "required"', f"{path}.mode")
-    allowed = []
+    allowed, warnings = [], []
     for entry, where in objects_in(listed, f"{path}.tools"):
         if entry.get("type") in _NAMING:
             allowed.append(_named(entry, where))
         elif entry.get("type") == "namespace" and isinstance(entry.get("name"), str):
             allowed.append(Named("", f"{where}.name", entry["name"]))
-    return ToolChoice(_MODES[mode], allowed=tuple(allowed))
+        elif isinstance(kind := entry.get("type"), str) and kind in RESPONSES:
+            allowed.append(Named(RESPONSES[kind].name, f"{where}.type"))
+        else:
+            warnings.append(f"{left_out('allowed tools', str(kind), 1)}: {left_out_reason(str(kind))}")
+    return ToolChoice(_MODES[mode], allowed=tuple(allowed), warnings=tuple(warnings))

@@ -109,7 +109,7 @@ def read_messages(given: dict[str, Any], *, generate: bool = True) -> MessagesAs
     given_tools = read_tools(body.tools, body.tool_choice, warnings)
     later = given_tools.later()
     messages = read_conversation(body.system, body.messages, warnings, later)
-    tools = given_tools.tools(later.told)
+    tools = given_tools.tools()
     config = body.output_config or OutputConfig()
     conversation = Conversation(
         tuple(messages),

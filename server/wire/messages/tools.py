@@ -5,12 +5,13 @@ skipped, and an error only where `tool_choice` names one.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from server.conversation.conversation import NO_PARAMETERS, Tool, Tools
 from server.errors import InvalidRequest
-from server.wire.fields import as_object, json_text, wrong_type
+from server.wire.deferred_tools import DeferredTools
+from server.wire.fields import as_object, wrong_type
 from server.wire.tools import ToolChoice, choose, is_strict, name_and_description, read_choice, tool_list
 from server.wire.warnings import left_out, shown
 
@@ -18,55 +19,42 @@ _SEARCH = "tool_search_tool"
 
 
 class LaterTools:
-    """Tools that the messages tell of themselves, where they are found or added: what stands before stays as it is, and
-    in the cache. ``waiting``: those that are declared, but of which nothing is told yet (``defer_loading``).
-    """
+    """Tools that the messages introduce: references to tools with ``defer_loading``, and definitions."""
 
-    def __init__(self, waiting: Mapping[str, Tool], warnings: list[str]) -> None:
-        self._waiting = waiting
+    def __init__(self, deferred: DeferredTools, warnings: list[str]) -> None:
+        self._deferred = deferred
         self._reader = _Reader(warnings)
-        self.told: dict[str, Tool] = {}
 
     def tell(self, name: str) -> str:
-        """The text that stands for a reference to the tool: its definition, the way Claude's models are shown it."""
-        tool = self.told.get(name) or self._waiting.get(name)
-        return name if tool is None else self._text(tool)
+        """Return the text that stands for a reference to a tool."""
+        return self._deferred.refer(name)
 
     def define(self, given: object, path: str) -> str | None:
-        """The text of a definition; None where no model could use the tool. Raises `InvalidRequest`."""
+        """Return the text of a definition, None if no model could use the tool. Raises `InvalidRequest`."""
         tool = self._reader.read(as_object(given, path), path)
-        return None if tool is None else self._text(tool)
-
-    def _text(self, tool: Tool) -> str:
-        self.told[tool.name] = tool
-        shown = {"description": tool.description, "name": tool.name, "parameters": tool.parameters}
-        return f"<function>{json_text(shown)}</function>\n"
+        return None if tool is None else self._deferred.introduce(tool)
 
 
 @dataclass(frozen=True, slots=True)
 class DeclaredTools:
-    """Both fields, read. ``later`` gets to know what the messages tell of."""
+    """Both fields, read. ``deferred`` collects what the messages introduce. ``skipped``: whether a tool may be missing,
+    since it is left out or not introduced yet."""
 
     offered: tuple[Tool, ...]
-    waiting: Mapping[str, Tool]
+    deferred: DeferredTools
     choice: ToolChoice
     warnings: list[str]
-    given: bool  # whether there is a tool that could be told of later, or that was left out
+    skipped: bool
 
     def later(self) -> LaterTools:
-        """For reading the messages."""
-        return LaterTools(self.waiting, self.warnings)
+        """Return what reads the tools of the messages."""
+        return LaterTools(self.deferred, self.warnings)
 
-    def tools(self, told: Mapping[str, Tool]) -> Tools:
-        """With those that the messages told of, which are not told again where templates tell of tools; unless nothing
-        else is, since that is where templates say how to call them. Raises `InvalidRequest`."""
-        one = self.choice.one.name if self.choice.one is not None else ""
-        named = {one: self.waiting[one]} if one in self.waiting else {}
-        known = {tool.name for tool in self.offered}
-        added = {name: tool for name, tool in {**named, **told}.items() if name not in known}
-        deferred = bool(self.offered) and not named
-        tools = (*self.offered, *(replace(tool, deferred=deferred) for tool in added.values()))
-        return choose(tools, self.choice, None, self.warnings, skipped=self.given)
+    def tools(self) -> Tools:
+        """Return the tools, with those that the messages introduced. Raises `InvalidRequest`."""
+        required = self.choice.one.name if self.choice.one is not None else ""
+        every = self.deferred.with_offered(self.offered, required)
+        return choose(every, self.choice, None, self.warnings, skipped=self.skipped)
 
 
 def read_tools(tools: object, choice: object, warnings: list[str]) -> DeclaredTools:
@@ -88,7 +76,7 @@ def read_tools(tools: object, choice: object, warnings: list[str]) -> DeclaredTo
     waits = set() if any(kind.startswith(_SEARCH) for kind in reader.kinds.values()) else reader.deferred
     waiting = {tool.name: tool for tool in found if tool.name in waits}
     offered = tuple(tool for tool in found if tool.name not in waits)
-    return DeclaredTools(offered, waiting, wanted, warnings, reader.skips or bool(waiting))
+    return DeclaredTools(offered, DeferredTools(waiting), wanted, warnings, reader.skips or bool(waiting))
 
 
 @dataclass(slots=True)

@@ -22,7 +22,8 @@ from server.wire.custom_tools import input_arguments
 from server.wire.fields import MAX_MESSAGES, as_object, json_text, objects_in, string_of, wrong_type
 from server.wire.media import file_of, link
 from server.wire.responses.history import NO_HISTORY, History
-from server.wire.responses.tools import model_name
+from server.wire.responses.tools import ToolReader, model_name
+from server.wire.tool_types import called
 from server.wire.warnings import left_out
 
 _ROLES = ("user", "assistant", "system", "developer")
@@ -39,34 +40,28 @@ _MEDIA: Mapping[str, MediaKind] = {
     "video_url": "video",
     "input_file": "file",
 }
-_WHAT_IS_CALLED = {
-    "local_shell_call": "action",
-    "shell_call": "action",
-    "computer_call": "action",
-    "apply_patch_call": "operation",
-    "tool_search_call": "arguments",
-}
-"""Calls that a client carries out, but for functions and custom tools, and where each has what was called with."""
+_INTRODUCTION = "These functions can be called from now on:\n"
+_NOTHING_FOUND = "No tool was found."
 _TEXT_TYPES = ("text/", "application/json", "application/xml", "application/x-yaml", "application/javascript")
 _DATA_URL = re.compile(r"data:([\w.+/-]*)(?:;[\w=.+-]+)*;base64,", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
 class InputRead:
-    """The messages, of which the first `n_before` are the history's; lists of tools among the items, each with its
-    path; and warnings about what was left out."""
+    """The messages, of which the first `n_before` are the history's, and warnings about what was left out."""
 
     messages: list[Message]
-    tools: Sequence[tuple[object, str]] = ()
     warnings: Sequence[str] = ()
     n_before: int = 0
 
 
-def read_input(value: object, history: History = NO_HISTORY, field: str = "input") -> InputRead:
+def read_input(
+    value: object, history: History = NO_HISTORY, field: str = "input", tools: ToolReader | None = None
+) -> InputRead:
     """Return the messages of `history` and of an input. `history` also resolves references to stored items.
 
-    `field` is the field of the body that has the input. Raises `InvalidRequest` with a path such as
-    ``input.0.content.1.text``.
+    `field` is the field of the body that has the input. `tools` gets the tools among the items. Raises
+    `InvalidRequest` with a path such as ``input.0.content.1.text``.
     """
     if value is None and not history.items:
         raise InvalidRequest(f"{field}: '{field}' is required", field)
@@ -75,13 +70,13 @@ def read_input(value: object, history: History = NO_HISTORY, field: str = "input
         raise InvalidRequest(f"{field}: '{field}' must be a string or array of objects", field)
     if len(items) + len(history.items) > MAX_MESSAGES:
         raise InvalidRequest(f"{field}: a conversation must have at most {MAX_MESSAGES} items", field)
-    reader = _Reader(history)
+    reader = _Reader(history, tools or ToolReader())
     for item in history.items:
         reader.read(item, history.named_by)
     n_before = len(reader.messages)
     for index, item in enumerate(items):
         reader.read(item, field if isinstance(value, str) else f"{field}.{index}")
-    return InputRead(reader.messages, reader.tools, reader.warnings(), n_before)
+    return InputRead(reader.messages, reader.warnings(), n_before)
 
 
 @dataclass(slots=True)
@@ -89,8 +84,9 @@ class _Reader:
     """Appends item by item to `messages`."""
 
     history: History
+    tools: ToolReader
     messages: list[Message] = default(default_factory=list)
-    tools: list[tuple[object, str]] = default(default_factory=list)
+    call_ids: dict[str, str] = default(default_factory=dict)  # by the ids of the items
     skipped: dict[tuple[str, str], int] = default(default_factory=dict)
 
     def warnings(self) -> list[str]:
@@ -122,16 +118,19 @@ class _Reader:
             case "reasoning":
                 self._reasoning(item, path)
             case "additional_tools":
-                self.tools.append((item.get("tools"), f"{path}.tools"))
+                self._additional_tools(item, path)
             case _:
                 self._other(item, kind, path)
 
     def _other(self, item: Mapping[str, Any], kind: str, path: str) -> None:
         """An item of a tool that is no function, or of a kind that came later than this server."""
         call_id = next((item[key] for key in ("call_id", "id") if isinstance(item.get(key), str)), "")
-        given = item.get(_WHAT_IS_CALLED.get(kind, ""))
-        if kind in _WHAT_IS_CALLED and given is not None and call_id:
-            self._call(Call(kind.removesuffix("_call"), _as_json(given), call_id))
+        call_id = self.call_ids.get(call_id, call_id)  # the output of a local shell may have the id of the item
+        call = called(kind, item) if call_id else None
+        if call is not None:
+            self._call(Call(*call, call_id))
+            if isinstance(item.get("id"), str):
+                self.call_ids[item["id"]] = call_id
         elif kind == "mcp_call" and isinstance(item.get("name"), str):
             self._call(Call(item["name"], _as_json(item.get("arguments") or {}), call_id))
             said = item.get("output") or item.get("error") or ""
@@ -140,8 +139,15 @@ class _Reader:
             self._call(Call("code_interpreter", orjson.dumps({"code": item["code"]}).decode(), call_id))
             self._answered(text_content(self._output(item.get("outputs") or "", f"{path}.outputs")), call_id)
         elif kind == "tool_search_output" and call_id:
-            self.tools.append((item.get("tools"), f"{path}.tools"))
-            self._answered(_as_json(item.get("tools") or []), call_id)
+            found = self.tools.introduce(item.get("tools"), f"{path}.tools")
+            self._answered(found or _NOTHING_FOUND, call_id)
+        elif kind == "tool_search_output" and item.get("tools"):  # of a server, which need not say what it searched
+            self._additional_tools(item, path)
+        elif kind == "apply_patch_call_output" and call_id:
+            parts, status = self._output(item.get("output") or "", f"{path}.output"), item.get("status")
+            if isinstance(status, str) and (status == "failed" or not parts):
+                parts = [TextPart(status), *parts]
+            self._answered(text_content(parts), call_id)
         elif kind.endswith("_output") and call_id and item.get("output") is not None:
             self._result(item, path, call_id)
         elif item.get("role") in _ROLES and item.get("content") is not None:
@@ -150,6 +156,14 @@ class _Reader:
             self.messages.append(Message("user", text_content(self._parts(item["content"], f"{path}.content"))))
         else:
             self._skip("input items", kind)
+
+    def _additional_tools(self, item: Mapping[str, Any], path: str) -> None:
+        """Tools of the client. Before the first turn they are no other than the request's."""
+        listed, path = item.get("tools"), f"{path}.tools"
+        if all(message.role in ("system", "developer") for message in self.messages):
+            self.tools.offer(listed, path)
+        elif found := self.tools.introduce(listed, path):
+            self.messages.append(Message("developer", _INTRODUCTION + found))
 
     def _skip(self, what: str, kind: str) -> None:
         self.skipped[what, kind] = self.skipped.get((what, kind), 0) + 1

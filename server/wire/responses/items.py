@@ -10,8 +10,10 @@ from server.wire import common as wire
 from server.wire.common import Json, random_id
 from server.wire.custom_tools import CustomInput
 from server.wire.responses.tools import ClientName, ClientTools
+from server.wire.tool_types import ToolType
 
-ItemType = Literal["message", "reasoning", "function_call", "custom_tool_call"]
+ItemType = str
+"""``message``, ``reasoning``, ``function_call``, ``custom_tool_call``, or the call of a type of `tool_types`."""
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 _PREFIXES: dict[ItemType, str] = {
     "message": "msg_",
@@ -40,8 +42,11 @@ class OutputItem:
         self.type = _TYPES[self.said.kind]
         if self.said.kind is Kind.CALL:
             self.type = "custom_tool_call" if self.client.custom else "function_call"
+            if self.client.type is not None:
+                self.type = self.client.type.call
             self.call_id = self.said.id or f"call_{random_id()}"
-        self.id = _PREFIXES[self.type] + random_id()
+        prefix = _PREFIXES[self.type] if self.client.type is None else self.client.type.prefix
+        self.id = prefix + random_id()
 
     @property
     def is_call(self) -> bool:
@@ -66,6 +71,8 @@ class OutputItem:
     def body(self, status: ItemStatus) -> Json:
         """The item as replies show it; one that has just begun has no content yet."""
         item: Json = {"id": self.id, "type": self.type, "status": status}
+        if self.client.type is not None:
+            return item | self._typed_call(self.client.type, status)
         if self.is_call:
             space = {"namespace": self.client.namespace} if self.client.namespace else {}
             key = "input" if self.type == "custom_tool_call" else "arguments"
@@ -74,6 +81,12 @@ class OutputItem:
         if self.type == "message":
             return item | {"role": "assistant"}
         return item | {"summary": [], "encrypted_content": ""}  # llama-server's: nothing is encrypted
+
+    def _typed_call(self, row: ToolType, status: ItemStatus) -> Json:
+        """The members of a call of a type of `tool_types`. One that is not complete must not be executed."""
+        arguments = row.read(self.text) if status == "completed" else None
+        unfinished = status != "in_progress" and arguments is None
+        return {"status": row.unfinished if unfinished else status, "call_id": self.call_id, **row.body(arguments)}
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,20 @@ _PART = ByType(
 )
 _MESSAGE = Fields("type id role status phase", content=_PART)
 _OUTPUT = Fields("type id call_id status name namespace caller", output=_PART)
+_CALLABLE = {
+    "function": Fields("type name description parameters strict defer_loading"),
+    "custom": Fields("type name description defer_loading", format=FORMAT),
+}
+TOOL = ByType(
+    {
+        **_CALLABLE,
+        "namespace": Fields("type name description", tools=ByType(_CALLABLE)),
+        **dict.fromkeys(("local_shell", "apply_patch", "computer"), Fields("type allowed_callers")),
+        "computer_use_preview": Fields("type display_width display_height environment"),
+        "shell": Fields("type allowed_callers", environment=Fields("type skills")),
+        "tool_search": Fields("type execution description parameters"),
+    }
+)
 ITEM = ByType(
     {
         **dict.fromkeys(("", "message"), _MESSAGE),
@@ -28,11 +42,8 @@ ITEM = ByType(
         **dict.fromkeys(("function_call_output", "custom_tool_call_output"), _OUTPUT),
         "reasoning": Fields("type id status encrypted_content", content=_PART, summary=_PART),
         "item_reference": Fields("type id"),
+        "additional_tools": Fields("type id role", tools=TOOL),
+        "tool_search_output": Fields("type id call_id execution status created_by", tools=TOOL),
     }
 )
-_CALLABLE = {
-    "function": Fields("type name description parameters strict defer_loading"),
-    "custom": Fields("type name description defer_loading", format=FORMAT),
-}
-TOOL = ByType({**_CALLABLE, "namespace": Fields("type name description", tools=ByType(_CALLABLE))})
 TEXT_FORMAT = Fields("type name description schema strict")

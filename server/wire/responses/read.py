@@ -26,7 +26,7 @@ from server.wire.responses.history import NO_HISTORY, History
 from server.wire.responses.input import read_input
 from server.wire.responses.items import OutputItems
 from server.wire.responses.known import ITEM, TEXT_FORMAT, TOOL
-from server.wire.responses.tools import ClientTools, read_tools
+from server.wire.responses.tools import ClientTools, ToolReader
 from server.wire.responses.write import Keep, ResponseFrame, ResponseReply, ResponseStream
 from server.wire.thinking import read_thinking, template_kwargs
 from server.wire.warnings import shown
@@ -161,8 +161,9 @@ def read_response(given: Mapping[str, Any], history: History = NO_HISTORY) -> Re
     shape = read_shape(chat_body) if form is None else read_shape(chat_body, form, at="text.format", flat=True)
     if chat_body.n_choices != 1:
         raise field_error("n" if chat_body.n_cmpl is None else "n_cmpl", "a response has one choice")
-    read = read_input(body.input, history)
-    tools = read_tools(body.tools, body.tool_choice, body.parallel_tool_calls, read.tools)
+    reader = ToolReader(body.tools)
+    read = read_input(body.input, history, tools=reader)
+    tools = reader.finish(body.tool_choice, body.parallel_tool_calls)
     if tools.tools.callable and chat_body.grammar:
         raise InvalidRequest("grammar: Cannot use custom grammar constraints with tools.", "grammar")
     # A response's instructions come first and hold for that response only, so the history has none.

@@ -193,12 +193,14 @@ class ResponseStream:
         for addition in additions:
             if addition.item is not self._open:
                 events += self._close("completed") + self._start(addition.item)
-            if addition.text:
+            if addition.text and addition.item.type in _DELTAS:
                 events.append(self._delta(addition))
         return events
 
     def _start(self, item: OutputItem) -> list[bytes]:
         self._open = item
+        if item.type not in _DELTAS:
+            return [self._item("added", item, "in_progress")]
         kind = f"{_DELTAS[item.type]}.delta"
         place = {"type": kind, "item_id": item.id, "output_index": item.index}
         if not item.is_call:
@@ -222,8 +224,10 @@ class ResponseStream:
         item, self._open = self._open, None
         if item is None:
             return []
-        done = f"{_DELTAS[item.type]}.done"
         place = self._place(item)
+        if item.type not in _DELTAS:
+            return [*self._commands(item, status), self._item("done", item, status)]
+        done = f"{_DELTAS[item.type]}.done"
         if item.is_call:
             told = {"input": item.text}
             if item.type == "function_call":
@@ -235,7 +239,22 @@ class ResponseStream:
                 self._event(done, place | text),
                 self._event("response.content_part.done", place | {"part": item.part()}),
             ]
-        events.append(self._event("response.output_item.done", {"output_index": item.index, "item": item.body(status)}))
+        return [*events, self._item("done", item, status)]
+
+    def _item(self, state: str, item: OutputItem, status: ItemStatus) -> bytes:
+        return self._event(f"response.output_item.{state}", {"output_index": item.index, "item": item.body(status)})
+
+    def _commands(self, item: OutputItem, status: ItemStatus) -> list[bytes]:
+        """The events of a shell call's commands, once they are complete; other calls of `tool_types` have none."""
+        events = []
+        for number, command in enumerate(item.body(status)["action"]["commands"] if item.type == "shell_call" else ()):
+            place = {"output_index": item.index, "command_index": number}
+            for kind, told in (
+                ("added", {"command": ""}),
+                ("delta", {"delta": command}),
+                ("done", {"command": command}),
+            ):
+                events.append(self._event(f"response.shell_call_command.{kind}", place | told))
         return events
 
     @staticmethod

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from server.conversation.conversation import Media, Message, Tools, template_messages, template_tools
 from server.errors import InvalidRequest
 from server.media.source import Link
+from server.wire.deferred_tools import DeferredTools
 from server.wire.messages.messages import read_conversation, steady_system
 from server.wire.messages.tools import LaterTools, read_tools
 
@@ -18,7 +19,7 @@ HI: Block = {"role": "user", "content": "Hi"}
 def read(messages: object, system: object = None) -> tuple[list[Message], list[str]]:
     """The conversation, and what is left out."""
     warnings: list[str] = []
-    return read_conversation(system, messages, warnings, LaterTools({}, warnings)), warnings
+    return read_conversation(system, messages, warnings, LaterTools(DeferredTools({}), warnings)), warnings
 
 
 def shown(system: object, messages: object) -> list[dict[str, Any]]:
@@ -255,7 +256,7 @@ def loaded(*messages: Block, tools: object = None, choice: object = None) -> tup
     later = given.later()
     found = read_conversation(None, list(messages), warnings, later)
     assert warnings == []
-    return [message.text for message in found], given.tools(later.told)
+    return [message.text for message in found], given.tools()
 
 
 FETCH: Block = {"name": "fetch", "description": "Gets it.", "input_schema": {"type": "object"}, "defer_loading": True}

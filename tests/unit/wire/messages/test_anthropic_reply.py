@@ -10,6 +10,7 @@ from server.engine.request import Event, FinishReason
 from server.formats.arguments import object_text
 from server.formats.parsing.pieces import ContentText, Piece, Reasoning, ToolCallArguments, ToolCallBegin
 from server.wire.common import Header
+from server.wire.deferred_tools import DeferredTools
 from server.wire.messages.messages import read_conversation
 from server.wire.messages.tools import LaterTools
 from server.wire.messages.write import MessageReply, MessageStream
@@ -160,7 +161,9 @@ def test_whatever_a_model_writes_can_be_sent_back(before: list[Piece], arguments
     pieces = [*before, ToolCallBegin(0, "c1", "f"), ToolCallArguments(0, arguments)]
     content = whole(lambda: Script(pieces), run(FinishReason.LIMIT), show_reasoning=show)["content"]
     warnings: list[str] = []
-    [message] = read_conversation(None, [{"role": "assistant", "content": content}], warnings, LaterTools({}, warnings))
+    [message] = read_conversation(
+        None, [{"role": "assistant", "content": content}], warnings, LaterTools(DeferredTools({}), warnings)
+    )
     assert warnings == []
     assert message.reasoning == "".join(piece.text for piece in before if isinstance(piece, Reasoning) and show)
     said = "".join(piece.text for piece in before if isinstance(piece, ContentText))

@@ -26,7 +26,7 @@ SERVERS = [
 def read_tools(tools: object, choice: object) -> Tools:
     """Where nothing is left out."""
     warnings: list[str] = []
-    found = wire.read_tools(tools, choice, warnings).tools({})
+    found = wire.read_tools(tools, choice, warnings).tools()
     assert warnings == []
     return found
 
@@ -114,14 +114,14 @@ def test_what_is_wrong_is_named(tools: object, choice: object, named: str) -> No
 
 def test_tools_of_anthropics_servers_are_skipped_and_told() -> None:
     warnings: list[str] = []
-    found = wire.read_tools([*SERVERS, TOOL], {"type": "any"}, warnings).tools({})
+    found = wire.read_tools([*SERVERS, TOOL], {"type": "any"}, warnings).tools()
     assert ([tool.name for tool in found.tools], found.choice) == (["f"], "required")
     assert warnings == [f"tools of type '{server['type']}' are left out" for server in SERVERS]
 
 
 def test_a_choice_among_tools_that_are_all_skipped_asks_for_nothing() -> None:
     warnings: list[str] = []
-    found = wire.read_tools([SEARCH], {"type": "any"}, warnings).tools({})
+    found = wire.read_tools([SEARCH], {"type": "any"}, warnings).tools()
     assert not found.callable
     assert found.choice == "auto"
     assert warnings[1].startswith("tool_choice is ignored: ")
@@ -129,16 +129,16 @@ def test_a_choice_among_tools_that_are_all_skipped_asks_for_nothing() -> None:
 
 def test_a_tool_of_ones_own_may_have_the_name_of_one_that_is_skipped() -> None:
     own = {**TOOL, "name": "web_search"}
-    assert wire.read_tools([SEARCH, own], {"type": "tool", "name": "web_search"}, []).tools({}).name == "web_search"
+    assert wire.read_tools([SEARCH, own], {"type": "tool", "name": "web_search"}, []).tools().name == "web_search"
 
 
 def test_tools_that_only_anthropics_servers_could_search_are_told_of_at_once() -> None:
     search, later = {"type": "tool_search_tool_bm25_20251119", "name": "search"}, {**TOOL, "defer_loading": True}
     warnings: list[str] = []
-    assert [tool.name for tool in wire.read_tools([search, later], None, warnings).tools({}).tools] == ["f"]
+    assert [tool.name for tool in wire.read_tools([search, later], None, warnings).tools().tools] == ["f"]
 
 
 def test_where_all_tools_wait_none_must_be_called() -> None:
     warnings: list[str] = []
-    assert wire.read_tools([{**TOOL, "defer_loading": True}], {"type": "any"}, warnings).tools({}).choice == "auto"
+    assert wire.read_tools([{**TOOL, "defer_loading": True}], {"type": "any"}, warnings).tools().choice == "auto"
     assert warnings[0].startswith("tool_choice is ignored: ")

@@ -165,12 +165,12 @@ def told(message: Message) -> tuple[str, Any]:
         ({"type": "custom_tool_call_output", "call_id": "c", "output": "42"}, ("tool", "42")),
         (
             {"type": "local_shell_call", "call_id": "c", "action": {"type": "exec", "command": ["ls"], "user": None}},
-            ("calls", [("local_shell", '{"type":"exec","command":["ls"]}', "c")]),
+            ("calls", [("local_shell", '{"command": ["ls"]}', "c")]),
         ),
         ({"type": "local_shell_call_output", "id": "c", "output": "x"}, ("tool", "x")),
         (
             {"type": "shell_call", "call_id": "c", "action": {"commands": ["ls"]}},
-            ("calls", [("shell", '{"commands":["ls"]}', "c")]),
+            ("calls", [("shell", '{"commands": ["ls"]}', "c")]),
         ),
         (
             {"type": "shell_call_output", "call_id": "c", "output": [{"stdout": "x", "stderr": ""}]},
@@ -178,12 +178,12 @@ def told(message: Message) -> tuple[str, Any]:
         ),
         (
             {"type": "apply_patch_call", "call_id": "c", "operation": {"type": "delete_file", "path": "x"}},
-            ("calls", [("apply_patch", '{"type":"delete_file","path":"x"}', "c")]),
+            ("calls", [("apply_patch", '{"type": "delete_file", "path": "x", "diff": ""}', "c")]),
         ),
         ({"type": "apply_patch_call_output", "call_id": "c", "status": "completed", "output": "ok"}, ("tool", "ok")),
         (
             {"type": "tool_search_call", "call_id": "c", "execution": "client", "arguments": {"query": "q"}},
-            ("calls", [("tool_search", '{"query":"q"}', "c")]),
+            ("calls", [("tool_search", '{"query": "q"}', "c")]),
         ),
         ({"type": "agent_message", "content": [{"type": "input_text", "text": "hi"}]}, ("user", "hi")),
         ({"type": "note", "role": "developer", "content": "hi"}, ("developer", "hi")),
@@ -257,9 +257,28 @@ def test_a_video_is_found_wherever_clients_write_it(part: dict[str, Any]) -> Non
     assert (found.kind, found.source) == ("video", Link("data:video/mp4;base64,AA=="))
 
 
-def test_tools_among_the_items_are_found_with_their_path() -> None:
-    found = read_input([{"type": "additional_tools", "role": "developer", "tools": [1]}])
-    assert (found.messages, found.tools) == ([], [([1], "input.0.tools")])
+def test_a_wrong_tool_among_the_items_is_named_with_its_path() -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        read_input([{"type": "additional_tools", "role": "developer", "tools": [1]}])
+    assert caught.value.param == "input.0.tools.0"
+
+
+@pytest.mark.parametrize(
+    ("item", "text"),
+    [
+        ({"status": "completed"}, "completed"),
+        ({"status": "failed", "output": "no such file"}, "failed\nno such file"),
+    ],
+)
+def test_the_output_of_a_patch_may_be_its_status(item: dict[str, Any], text: str) -> None:
+    [message] = messages({"type": "apply_patch_call_output", "call_id": "c", **item})
+    assert told(message) == ("tool", text)
+
+
+def test_the_output_of_a_local_shell_may_have_the_id_of_the_item() -> None:
+    call = {"type": "local_shell_call", "id": "lsh_1", "call_id": "c", "action": {"type": "exec", "command": ["ls"]}}
+    found = messages(call, {"type": "local_shell_call_output", "id": "lsh_1", "output": "x"})
+    assert (found[0].calls[0].id, found[1].call_id) == ("c", "c")
 
 
 def test_a_conversation_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
