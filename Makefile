@@ -39,7 +39,7 @@ test: $(VENV)/.installed-dev check $(VENV)/.templates $(VENV)/.smollm2
 quick: $(VENV)/.installed-dev $(VENV)/.templates
 	$(BIN)/ruff check --quiet . && $(BIN)/mypy
 	$(DOWNLOADS) $(BIN)/python -m pytest -q $(TWO) --quick tests/unit tests/api \
-	  tests/model/test_description.py tests/model/test_guesses_taken_back.py
+	  tests/model/test_description.py tests/model/test_draft_rollback.py
 
 # What takes longer: property tests look for examples of their own, in another order; llama.cpp's own suite; the programs
 # that people run.

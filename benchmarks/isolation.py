@@ -43,7 +43,7 @@ from server.settings import Settings
 from server.transport.uvicorn_protocols import BoundedHttpProtocol
 
 ROOT = Path(__file__).resolve().parents[1]
-LOOK_S = 0.02
+EXPIRY_CHECK_S = 0.02
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -53,7 +53,7 @@ class IdleRunner(FakeRunner):
     def __init__(self, n_seq: int, decode_s: float) -> None:
         super().__init__(n_seq=n_seq, n_ctx_seq=1 << 16, n_batch=2048)
         self._decode_s = decode_s
-        self.info = replace(self.info, n_guesses=0)
+        self.info = replace(self.info, n_draft_max=0)
         self.vocab = FakeVocab()
 
     def decode(self, entries: Sequence[BatchEntry]) -> bool:
@@ -223,7 +223,7 @@ def read(port: int, n_streams: int, n_tokens: int) -> float:
             if not n:
                 open_.discard(stream)
                 stream.close()
-        time.sleep(LOOK_S)
+        time.sleep(EXPIRY_CHECK_S)
     return time.perf_counter() - began
 
 

@@ -20,7 +20,7 @@ from server.engine.params import EngineParams
 from server.engine.request import Request
 from server.engine.schedule.scheduler import Scheduler, TokenRun
 from server.engine.sequence import Phase, Sequence, Ticket
-from server.engine.step.published import Publisher
+from server.engine.step.snapshots import SnapshotPublisher
 from server.page.live import EVERY_S
 
 SLOTS, SHARED, OWN, OUTPUT = 32, 500, 1500, 100
@@ -46,12 +46,12 @@ def main() -> None:
         sequence.phase, sequence.slot, sequence.output = Phase.DECODE, slot, [1] * OUTPUT
         slot.sequence, slot.tokens = sequence, request.prompt + sequence.output
         entries.append(TokenRun(slot.id, len(slot.tokens), [1], 1, sequence))
-    published = Publisher(scheduler, time.perf_counter, 0)
-    step_s = seconds(lambda: published.step(entries, 0, 0.01), 20_000)
+    snapshots = SnapshotPublisher(scheduler, time.perf_counter, 0)
+    step_s = seconds(lambda: snapshots.step(entries, 0, 0.01), 20_000)
 
     def look() -> None:
-        published.read()
-        published.publish()
+        snapshots.read()
+        snapshots.publish()
 
     view_s = seconds(look, 500)
     share = view_s / EVERY_S + step_s * STEPS_PER_S

@@ -99,7 +99,7 @@ class Measured:
 
     rate: float
     cpu_s: float  # of the whole process for each token, from the last prompt's end
-    n_guessed: int
+    n_drafted: int
     n_right: int
 
 
@@ -255,7 +255,7 @@ def compare(scenario: Scenario, n_streams: int, chosen: argparse.Namespace) -> l
     for kind, runs in found.items():
         ratios = sorted(run.rate / base.rate for run, base in zip(runs, plain, strict=True))
         work = statistics.median(base.cpu_s / run.cpu_s for run, base in zip(runs, plain, strict=True))
-        n, right = sum(r.n_guessed for r in runs), sum(r.n_right for r in runs)
+        n, right = sum(r.n_drafted for r in runs), sum(r.n_right for r in runs)
         rows.append(
             f"| {scenario.name} | {n_streams} | {kind} | {statistics.median(r.rate for r in plain):.1f} | "
             f"{statistics.median(r.rate for r in runs):.1f} | {statistics.median(ratios):.2f} "

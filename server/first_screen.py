@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping, Sequence
 
 from server import __version__
-from server.logs import BARE
+from server.logs import NO_ADAPTERS
 from server.pool.footprint import Memory, readable
 from server.pool.load.lifecycle import described
 from server.pool.pool import Pool
@@ -41,7 +41,7 @@ async def show_first_screen(
     memory = await pool.memory()
     budget = pool.budget_of(memory)
     for line in first_screen(pool.states(), memory, budget, addresses, has_keys=has_keys, has_page=has_page):
-        logger.info("%s", line, extra={BARE: True})
+        logger.info("%s", line, extra={NO_ADAPTERS: True})
 
 
 def first_screen(

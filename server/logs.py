@@ -27,7 +27,7 @@ _ERRORS_ONLY, _WARNINGS, _INFORMATION, _DEBUG = range(1, 5)
 _LIBRARY_DEBUG = logging.DEBUG - 5  # what the native library says at its own debug level
 _COLORS = {"D": "\033[2m", "I": "\033[32m", "W": "\033[35m", "E": "\033[31m", "C": "\033[1;31m"}
 _RESET = "\033[0m"
-BARE = "bare"
+NO_ADAPTERS = "bare"
 """The mark (in ``extra``) of records that a terminal shows without time and level."""
 _OURS = ("server", "llamapool", "uvicorn")
 _OWN = frozenset(
@@ -37,7 +37,7 @@ _OWN = frozenset(
         "level",
         "origin",
         "time",
-        BARE,
+        NO_ADAPTERS,
         "message",
         "asctime",
         "color_message",
@@ -71,7 +71,7 @@ def as_text(
 
     ``screen``: what a person reads as it comes: the first screen has neither there.
     """
-    line, bare = str(event["event"]), screen and event.get(BARE, False)
+    line, bare = str(event["event"]), screen and event.get(NO_ADAPTERS, False)
     if prefix and not bare:
         letter = event["level"]
         shown = f"{_COLORS.get(letter, '')}{letter}{_RESET}" if colors else letter

@@ -11,7 +11,7 @@ from concurrent.futures import Executor, Future
 from typing import Any
 
 from server.engine.kv.disk_cache import DiskCache
-from server.engine.kv.ram_cache import KeptState, in_ram
+from server.engine.kv.ram_cache import CacheEntry, in_ram
 from server.engine.kv.state import SlotState
 from server.errors import InvalidRequest
 
@@ -28,7 +28,7 @@ class Worker(Executor):
         self.n_states = 0  # read, or written
 
     def submit(self, work: Callable[..., Any], /, *args: Any, **named: Any) -> "Future[Any]":
-        size = sum(one.size for one in args if isinstance(one, KeptState))
+        size = sum(one.size for one in args if isinstance(one, CacheEntry))
         self.n_states += size > 0
         self._free_at = max(self._free_at, self._clock()) + size / HASHED
         future: Future[Any] = Future()
@@ -54,10 +54,10 @@ class Files:
     def __init__(self) -> None:
         self._saved: dict[str, SlotState] = {}
 
-    def index(self) -> list[KeptState]:
+    def index(self) -> list[CacheEntry]:
         return []
 
-    def others(self) -> tuple[list[KeptState], list[str]]:
+    def others(self) -> tuple[list[CacheEntry], list[str]]:
         return [], []
 
     def write(self, name: str, saved: SlotState) -> int:

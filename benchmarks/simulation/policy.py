@@ -3,7 +3,7 @@
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
-from server.engine.kv.cost import least_valuable
+from server.engine.kv.cost import first_to_evict
 from server.engine.params import EngineParams
 from server.engine.prefix.find import Placer
 from server.engine.runner_api import RunnerInfo
@@ -22,11 +22,11 @@ class SlotLocal(Placer):
         finally:
             self.slots = every
 
-    def _coming(self, sequence: Sequence, at_least: int) -> tuple[Sequence, int] | None:
+    def _in_prefill(self, sequence: Sequence, at_least: int) -> tuple[Sequence, int] | None:
         return None
 
     def _cheapest(self, spare: Slot | None) -> Slot:
-        return least_valuable((slot for slot in self.slots if slot.idle), spare)
+        return first_to_evict((slot for slot in self.slots if slot.idle), spare)
 
     def _copy_pays(self, n: int, n_held: int) -> bool:
         return False

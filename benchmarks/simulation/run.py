@@ -22,7 +22,7 @@ from benchmarks.simulation.policy import Policy
 from benchmarks.simulation.trace import Session, Trace, pause_s
 from server.engine.kv.cells import Cells
 from server.engine.kv.disk_cache import give_up_late, wait_s
-from server.engine.kv.ram_cache import MIB, KeptState
+from server.engine.kv.ram_cache import MIB, CacheEntry
 from server.engine.request import Request
 from server.engine.schedule.scheduler import Scheduler, TokenRun
 from server.engine.sequence import Phase, Sequence, Ticket
@@ -164,11 +164,11 @@ class Simulation:
         for worker in self._workers:
             worker.settle()
         give_up_late(scheduler.waiting, clock.now)
-        while not cells.moving.busy and (placement := scheduler.place()) is not None:
-            self.seen.n_disk_hits += isinstance(placement.source, KeptState) and placement.source not in scheduler.ram
+        while not cells.offloader.busy and (placement := scheduler.place()) is not None:
+            self.seen.n_disk_hits += isinstance(placement.source, CacheEntry) and placement.source not in scheduler.ram
             cells.prepare(placement, clock.now)
             scheduler.occupy(placement, clock.now)
-        cells.moving.start_reading()
+        cells.offloader.start_reading()
         while (slots := scheduler.relocation(frozenset())) is not None:
             cells.relocate(*slots, clock.now)
             self.seen.n_relocations += 1

@@ -12,7 +12,7 @@ from server.wire.common import event, openai_error, typed_event
 from server.wire.messages.errors import error_event, speaks_anthropic
 from server.wire.ollama.errors import error_line, speaks_ollama
 
-MOST_WAITING = 1 << 20  # bytes of a reply that the front has not asked for yet
+MAX_WAITING = 1 << 20  # bytes of a reply that the front has not asked for yet
 Headers = list[tuple[bytes, bytes]]
 
 
@@ -96,7 +96,7 @@ class Exchange:
                 self._n_waiting += len(body)
             self._ended = self._ended or not message.get("more_body", False)
         self._changed.set()
-        while self._n_waiting > MOST_WAITING and not self._left.is_set():
+        while self._n_waiting > MAX_WAITING and not self._left.is_set():
             self._taken.clear()
             await self._taken.wait()
 

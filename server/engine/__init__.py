@@ -1,6 +1,6 @@
-"""The heart: requests wait, get a slot, are prefilled and decoded together, step by step.
+"""The engine: requests wait in a queue, get a slot, and are prefilled and decoded in batches, step by step.
 
-Reading order: `request` (what comes in and goes out), `runner_api` (what the engine needs of the native side),
-`sequence`, `schedule` (the pure deciders), `step/loop` (the step thread), `prefix`, `kv`, `generate`, `speculate`,
-`engine` and `routing` (several instances). `embedding` is the other engine, for vectors.
+Reading order: `request` (input and output), `runner_api` (what the engine needs of the native side), `sequence`,
+`schedule` (pure deciders), `step/loop` (the step thread), `prefix`, `kv`, `generate`, `speculate`, `engine` and
+`routing` (several instances). `embedding` is the second engine, for embeddings.
 """

@@ -1,8 +1,8 @@
-"""Within which bounds a request's cells may be of use to others. Pure.
+"""Cache namespaces: which requests may reuse each other's cells. Pure.
 
-A scope is a text: ``""`` is everybody's, ``owner/`` one owner's, ``owner/salt`` his under a salt, ``owner/!id`` one
-request's alone. What was computed in one scope is nothing to all others: it is part of what computes a sequence
-(`lora.Tuning`), so neither cells nor kept states, hashes, waiting or counts go from one to another.
+A namespace is a string: ``""`` is shared by all clients, ``owner/`` belongs to one owner, ``owner/salt`` to one
+owner and salt, ``owner/!id`` to a single request. It is part of the adapter set (`lora.AdapterSet`), so cells,
+cached states, hashes, waits and counters never cross namespaces.
 """
 
 import hashlib
@@ -14,7 +14,7 @@ _ALONE = "!"
 
 
 def cache_scope(mode: Mode, owner: str, salt: str) -> str:
-    """The scope of a request of `owner` (no ``/`` in it) with that `salt` of its own; "" is none of either."""
+    """Return the namespace of a request by `owner` (without ``/``) with the client's own `salt`; "" = none."""
     if mode == "request":
         return f"{owner}/{_ALONE}{secrets.token_hex(8)}"
     owner = owner if mode == "key" else ""
@@ -23,10 +23,10 @@ def cache_scope(mode: Mode, owner: str, salt: str) -> str:
 
 
 def owner_of(scope: str) -> str:
-    """Whose it is; "" = nobody's."""
+    """Return the owner of a namespace; "" = shared."""
     return scope.partition("/")[0]
 
 
 def is_lasting(scope: str) -> bool:
-    """Whether somebody may come who has a use for what was computed in it."""
+    """Whether a later request can use what was computed in this namespace."""
     return f"/{_ALONE}" not in scope

@@ -1,8 +1,7 @@
-"""The embedding engine: a queue of inputs, the instances that take from it, each a native context and the thread that
-owns it, and their door on the event loop.
+"""The embedding engine: a queue of inputs, and instances that take from it, each a native context with its step thread.
 
-Requests take turns, one input at a time, so that one with two thousand inputs does not hold up one with a single input.
-Whole inputs only: what is computed at once is computed for good.
+Requests take turns, one input at a time, so a request with two thousand inputs does not delay one with a single
+input. Inputs are never split.
 """
 
 import asyncio
@@ -15,12 +14,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from server.engine.instances import Instances, StepThread, has_failed, tell
+from server.engine.instances import Instances, StepThread, has_failed, notify
 from server.engine.media import MediaPrompt, text_of
 from server.engine.params import EngineParams
 from server.engine.runner_api import EmbedderInfo, EmbeddingRunner, Vectors
 from server.engine.stats import EngineStats
-from server.engine.step.published import SlotSnapshot
+from server.engine.step.snapshots import SlotSnapshot
 from server.errors import CONTAINED, ContextExceeded, InternalError, InvalidRequest, LlamapoolError, QueueFull
 
 log = logging.getLogger(__name__)
@@ -28,12 +27,12 @@ log = logging.getLogger(__name__)
 
 @dataclass(eq=False, slots=True)
 class EmbeddingJob:
-    """One request: its inputs, none empty, and what has come of them, by input. ``done`` belongs to the event loop."""
+    """One request: its inputs, none empty, and results by input. ``done`` belongs to the event loop."""
 
     inputs: Sequence[MediaPrompt]
     done: asyncio.Future[list[Vectors]]
     submitted_at: float
-    n_taken: int = 0  # inputs that are in a decode, or were
+    n_taken: int = 0  # inputs taken for a decode
     results: dict[int, Vectors] = field(default_factory=dict)
 
 
@@ -50,7 +49,7 @@ class Piece:
 
 
 class EmbeddingQueue:
-    """The jobs with inputs that no instance has taken yet; the next to be served is the first. Safe in any thread."""
+    """Jobs with inputs that no instance has taken yet; the first is served next. Thread-safe."""
 
     def __init__(self, n_instances: int = 1) -> None:
         self._jobs: deque[EmbeddingJob] = deque()
@@ -65,13 +64,13 @@ class EmbeddingQueue:
             self._jobs.append(job)
 
     def drop(self, job: EmbeddingJob) -> None:
-        """Forget what is left of a job; nothing if it is gone."""
+        """Remove the rest of a job, if present."""
         with self._lock:
             if job in self._jobs:
                 self._jobs.remove(job)
 
     def close(self, instance: int) -> list[EmbeddingJob]:
-        """An instance takes no more: the jobs that nobody is left for, which are here no longer."""
+        """Stop an instance from taking inputs; remove and return the jobs for which no instance is left."""
         with self._lock:
             self._takers.discard(instance)
             left = [] if self._takers else list(self._jobs)
@@ -80,9 +79,9 @@ class EmbeddingQueue:
         return left
 
     def take(self, n_seq: int, n_tokens: int) -> list[Piece]:
-        """The inputs of the next decode: at most `n_seq`, of at most `n_tokens` in all, or the first one alone.
+        """Return the inputs of the next decode: at most `n_seq`, at most `n_tokens` in total, or the first one alone.
 
-        A job whose input does not fit any more keeps its turn: it comes before those that were served.
+        A job whose next input does not fit keeps its turn.
         """
         pieces: list[Piece] = []
         total = 0
@@ -103,13 +102,13 @@ class EmbeddingQueue:
         return pieces
 
     def keep(self, piece: Piece, vectors: Vectors) -> bool:
-        """What came of an input; whether that was the last one of its job."""
+        """Store a result; return whether it was the last one of its job."""
         with self._lock:
             piece.job.results[piece.index] = vectors
             return len(piece.job.results) == len(piece.job.inputs)
 
     def check_integrity(self) -> None:
-        """Prove that every job is queued once and has something left to do; raises AssertionError."""
+        """Verify that every job is queued once and has work left. Raises AssertionError."""
         with self._lock:
             assert len({id(job) for job in self._jobs}) == len(self._jobs), "a job is queued twice"
             for job in self._jobs:
@@ -121,9 +120,9 @@ Ended = tuple[EmbeddingJob, LlamapoolError | None]
 
 
 def deliver(ended: list[Ended]) -> None:
-    """Tell those that wait, on the event loop."""
+    """Set the results of ended jobs, on the event loop."""
     for job, error in ended:
-        if job.done.done():  # it was cancelled, or given up
+        if job.done.done():  # it was cancelled or given up
             continue
         if error is not None:
             job.done.set_exception(error)
@@ -132,7 +131,7 @@ def deliver(ended: list[Ended]) -> None:
 
 
 class EmbeddingInstance(StepThread):
-    """Takes inputs from `queue` and decodes them until it is stopped."""
+    """Takes inputs from `queue` and decodes them until stopped."""
 
     def __init__(
         self,
@@ -146,7 +145,7 @@ class EmbeddingInstance(StepThread):
     ) -> None:
         super().__init__("llamapool-embed", number, params, clock, preparing)
         self.runner = runner
-        self.running: Sequence[Piece] = ()  # in the decode under way
+        self.running: Sequence[Piece] = ()  # in the current decode
         self._queue = queue
         self._loop = loop
         self._ended: list[Ended] = []
@@ -160,11 +159,11 @@ class EmbeddingInstance(StepThread):
         deliver([(job, error) for job in self._all()])
 
     def _all(self) -> set[EmbeddingJob]:
-        """The jobs that it computes, and that nobody else will; it takes no more."""
+        """Return the jobs that only it computes; it takes no more."""
         return {piece.job for piece in self.running} | set(self._queue.close(self.number))
 
     def slots(self) -> list[SlotSnapshot]:
-        """One slot for each input that a decode can carry."""
+        """Return one slot per input that a decode can carry."""
         running, info = self.running, self.runner.info
         return [
             SlotSnapshot(
@@ -208,7 +207,7 @@ class EmbeddingInstance(StepThread):
             self._queue.check_integrity()
 
     def _compute(self, pieces: Sequence[Piece]) -> None:
-        """Decode together; when the library refuses that, one by one, so that only the job at fault fails."""
+        """Decode together; if the library rejects that, one by one, so that only the faulty job fails."""
         try:
             found = self._embed(pieces)
         except CONTAINED as error:
@@ -249,7 +248,7 @@ class EmbeddingInstance(StepThread):
         self._ended.append((job, error))
 
     def _fail_all(self, error: LlamapoolError) -> None:
-        """Those of its decode; others wait for the next."""
+        """Fail the jobs of its decode; others wait for the next."""
         for job in {piece.job for piece in self.running} or self._queue:
             self._fail(job, error)
         self.running = ()
@@ -262,14 +261,14 @@ class EmbeddingInstance(StepThread):
         self._post()
 
     def _post(self) -> None:
-        """One call into the event loop for all that ended in this step."""
+        """Deliver everything that ended with one call into the event loop."""
         if self._ended:
             ended, self._ended = self._ended, []
-            tell(self._loop, deliver, ended)
+            notify(self._loop, deliver, ended)
 
 
 class EmbeddingEngine(Instances[EmbeddingInstance]):
-    """Computes vectors. A request is its inputs, each a list of tokens; the requests of all clients share decodes."""
+    """Computes embeddings. A request is a list of inputs; requests of all clients share decodes."""
 
     def __init__(
         self,
@@ -296,7 +295,7 @@ class EmbeddingEngine(Instances[EmbeddingInstance]):
     def submit(self, inputs: Sequence[Sequence[int] | MediaPrompt]) -> asyncio.Future[list[Vectors]]:
         """Queue a request; the future has the vectors of each input, in order. Cancelling it frees its place.
 
-        Raises InvalidRequest, ContextExceeded, QueueFull, ShuttingDown or Unavailable; then nothing was queued.
+        Raises InvalidRequest, ContextExceeded, QueueFull, ShuttingDown or Unavailable; nothing was queued then.
         """
         self._check_open()
         if not inputs:
@@ -332,18 +331,19 @@ class EmbeddingEngine(Instances[EmbeddingInstance]):
         return total
 
     def slots(self) -> list[SlotSnapshot]:
-        """One for each input that the instances' decodes can carry; ids run on across instances."""
+        """Return one slot per input that the instances' decodes can carry; ids run on across instances."""
         return [slot for instance in self._instances for slot in instance.slots()]
 
     def check_integrity(self) -> None:
-        """Prove that no request is lost; only meaningful while idle."""
+        """Verify that no request is lost; only meaningful while idle."""
         self._queue.check_integrity()
         assert self._open.issuperset(self._queue), "a job is queued that nobody waits for"
 
 
 def check_input(prompt: MediaPrompt, info: EmbedderInfo, n_vocab: int, *, media: bool) -> None:
-    """llama-server's limits in its words (tools/server/server-context.cpp, update_slots). Raises `InvalidRequest`,
-    `ContextExceeded`."""
+    """Check an input against llama-server's limits, with its messages (server-context.cpp, update_slots). Raises
+    `InvalidRequest` or `ContextExceeded`.
+    """
     tokens, n = prompt.tokens, len(prompt.tokens)
     if not n:
         raise InvalidRequest("Input content cannot be empty", "input")

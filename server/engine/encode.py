@@ -26,13 +26,13 @@ V = TypeVar("V")
 
 
 class EmbeddingFiles(Protocol):
-    """Where they are kept; `server.pool` implements it. Every method blocks and may raise `LlamapoolError`."""
+    """File storage; `server.pool` implements it. Every method blocks and may raise `LlamapoolError`."""
 
     def index(self) -> Iterable[tuple[bytes, int]]:
-        """Keys and bytes of what is there, what was used last at the end."""
+        """Return keys and sizes in bytes, least recently used first."""
 
     def read(self, key: bytes) -> bytes | None:
-        """None for what is not there, or not what was written."""
+        """Return the data, None if it is absent or damaged."""
 
     def write(self, key: bytes, data: bytes) -> None: ...
 
@@ -40,26 +40,26 @@ class EmbeddingFiles(Protocol):
 
 
 class EmbeddingCache:
-    """At most `limit` bytes. Safe in any thread; what uses the disk is the encoder thread's."""
+    """Media embeddings of at most `limit` bytes. Thread-safe; only the encoder thread uses the disk."""
 
     def __init__(self, limit: int) -> None:
         self.ram_limit = limit
         self._lock = threading.RLock()
-        self._in_ram: dict[bytes, bytes] = {}  # what was used last at the end
+        self._in_ram: dict[bytes, bytes] = {}  # least recently used first
         self._on_disk: dict[bytes, int] = {}  # bytes; in the same order
-        self._own_limit = limit  # of RAM, whatever else there is
+        self._own_limit = limit  # RAM limit before other limits
         self._disk_limit = 0
         self._files: EmbeddingFiles | None = None
         self.n_hits = 0
 
     @property
     def size(self) -> int:
-        """Bytes of both."""
+        """Bytes in RAM and on disk."""
         with self._lock:
             return sum(map(len, self._in_ram.values())) + sum(self._on_disk.values())
 
     def use_disk(self, files: EmbeddingFiles) -> None:
-        """Keep a copy in `files`, too; blocking, once, before anything is computed."""
+        """Also store copies in `files`. Blocks; call once, before anything is computed."""
         try:
             found = list(files.index())
         except LlamapoolError as error:
@@ -78,14 +78,14 @@ class EmbeddingCache:
         self._remove(gone)
 
     def limit_ram_to(self, n_bytes: int) -> int:
-        """Keep no more than `n_bytes` of its own limit in RAM (negative: all of it); returns what it may keep."""
+        """Limit RAM to `n_bytes` within its own limit (negative: its own limit); return the new limit."""
         with self._lock:
             self.ram_limit = self._own_limit if n_bytes < 0 else min(n_bytes, self._own_limit)
             _shrink(self._in_ram, self.ram_limit, len)
             return self.ram_limit
 
     def get(self, key: bytes) -> bytes | None:
-        """What RAM has."""
+        """Return the data from RAM."""
         with self._lock:
             data = self._in_ram.pop(key, None)
             if data is not None:
@@ -94,7 +94,7 @@ class EmbeddingCache:
             return data
 
     def read(self, key: bytes) -> bytes | None:
-        """What the disk has."""
+        """Return the data from disk."""
         files = self._files
         with self._lock:
             if files is None or key not in self._on_disk:
@@ -114,14 +114,14 @@ class EmbeddingCache:
         return data
 
     def keep(self, key: bytes, data: bytes) -> None:
-        """Keep `data` in RAM."""
+        """Store `data` in RAM."""
         with self._lock:
             self._in_ram.pop(key, None)
             self._in_ram[key] = data
             _shrink(self._in_ram, self.ram_limit, len)
 
     def write(self, key: bytes, data: bytes) -> None:
-        """Keep `data` on disk, where there is one."""
+        """Store `data` on disk, if there is one."""
         files = self._files
         if files is None or len(data) > self._disk_limit:
             return
@@ -146,7 +146,7 @@ class EmbeddingCache:
 
 
 def _shrink(kept: dict[bytes, V], limit: int, size_of: Callable[[V], int]) -> list[bytes]:
-    """Forget what was used longest ago until at most `limit` bytes are left; what that is."""
+    """Remove least recently used entries until at most `limit` bytes are left; return their keys."""
     size, gone = sum(map(size_of, kept.values())), []
     while size > limit:
         gone.append(next(iter(kept)))
@@ -154,13 +154,13 @@ def _shrink(kept: dict[bytes, V], limit: int, size_of: Callable[[V], int]) -> li
     return gone
 
 
-MOST_TOGETHER = 64
-"""Media that are offered to the projector at once; how many it takes is its own to say."""
+MAX_BATCH = 64
+"""Media offered to the projector at once; it decides how many it takes."""
 
 
 @dataclass(eq=False, slots=True)
 class Encoding:
-    """The embeddings of one medium, once they are there, or why they will not be."""
+    """The embeddings of one medium, once available, or the error."""
 
     chunk: MediaChunk
     key: bytes
@@ -171,12 +171,12 @@ class Encoding:
 
     @property
     def done(self) -> bool:
-        """Whether there is nothing more to come."""
+        """Whether the result is final."""
         return self.embeddings is not None or self.error is not None
 
 
 def scoped_key(key: bytes, scope: str) -> bytes:
-    """A chunk's key within a scope; everybody's is the chunk's own."""
+    """Return a chunk's key within a cache namespace; in the shared one the chunk's own key."""
     return hashlib.blake2b(key + b"\0" + scope.encode(), digest_size=32).digest() if scope else key
 
 
@@ -187,16 +187,17 @@ class Encoder:
         self._projector = projector
         self.cache = cache
         self._changed = threading.Condition()
-        self._open: dict[bytes, Encoding] = {}  # by key, in the order in which they were asked for
+        self._open: dict[bytes, Encoding] = {}  # by key, in request order
         self._closing = False
         self.n_encoded = 0
         self._thread = threading.Thread(target=self._run, name="llamapool-encode", daemon=True)
         self._thread.start()
 
     def ask(self, chunk: MediaChunk, wake: Callable[[], None], scope: str = "") -> Encoding:
-        """The embeddings of `chunk`, now or later; `wake` is called, in another thread, when they come later.
+        """Return the embeddings of `chunk`, possibly still pending. `wake` is called from another thread when they
+        arrive.
 
-        They are shared within a `scope` (`cache_scope`): how long they take would say who has sent a picture before.
+        They are shared within a cache namespace (`scope`), because timing would reveal who sent an image before.
         """
         key = scoped_key(chunk.key, scope)
         with self._changed:
@@ -214,7 +215,7 @@ class Encoder:
             return encoding
 
     def leave(self, encoding: Encoding) -> None:
-        """One who asked needs it no longer."""
+        """Release one request for `encoding`."""
         with self._changed:
             encoding.n_wanting -= 1
 
@@ -238,18 +239,18 @@ class Encoder:
                     self._finish(list(self._open.values()), InternalError("the model was unloaded while it was in use"))
                     return
                 self._open = {key: one for key, one in self._open.items() if one.n_wanting > 0}
-                wanted = list(self._open.values())[:MOST_TOGETHER]
+                wanted = list(self._open.values())[:MAX_BATCH]
             try:
                 if wanted:
                     self._serve(wanted)
-            except BaseException:  # without this thread, all who ask would wait for ever
-                log.exception("media could not be encoded. A fault: report it with what follows")
+            except BaseException:  # the thread must survive, otherwise all requests wait forever
+                log.exception("media could not be encoded; this is a bug, please report it")
                 with self._changed:
                     error = InternalError("the engine failed to encode this medium; see the server's log")
                     self._finish([one for one in wanted if not one.done], error)
 
     def _serve(self, wanted: list[Encoding]) -> None:
-        """The first of `wanted`, and those that are computed with it."""
+        """Encode the first of `wanted` and those computed with it."""
         first = wanted[0]
         kept = self.cache.read(first.key)
         if kept is not None:
@@ -257,8 +258,8 @@ class Encoder:
             return
         try:
             found = self._projector.encode([one.chunk for one in wanted])
-        except Exception as error:  # noqa: BLE001 - who asked logs what is not ours
-            if len(wanted) > 1:  # one of them may be at fault, and the others not
+        except Exception as error:  # noqa: BLE001 - the requester logs unexpected errors
+            if len(wanted) > 1:  # only one of them may be faulty
                 self._serve(wanted[:1])
                 return
             log.warning("a medium could not be encoded: %r", error)
@@ -267,7 +268,7 @@ class Encoder:
             return
         for one, embeddings in zip(wanted, found, strict=False):
             self.n_encoded += 1
-            self.cache.keep(one.key, embeddings)  # first: who asks once it is nobody's would have it encoded anew
+            self.cache.keep(one.key, embeddings)  # cache first: a request after the release would encode it again
             self._give(one, embeddings)
         for one, embeddings in zip(wanted, found, strict=False):
             self.cache.write(one.key, embeddings)
@@ -278,7 +279,7 @@ class Encoder:
             self._finish([encoding], None)
 
     def _finish(self, encodings: list[Encoding], error: Exception | None) -> None:
-        """They are done; under the lock."""
+        """Mark as done; requires the lock."""
         for encoding in encodings:
             encoding.error = error
             self._open.pop(encoding.key, None)

@@ -1,4 +1,4 @@
-"""Several instances of one model behind one door; everything here runs on the event loop."""
+"""The engine of one model: several instances with one queue. Everything here runs on the event loop."""
 
 import asyncio
 import time
@@ -14,7 +14,7 @@ from server.engine.kv.cells import Cells
 from server.engine.kv.disk_cache import DiskCache, StateFiles
 from server.engine.kv.ram_cache import MIB, min_limit, state_cache
 from server.engine.kv.state import SlotState
-from server.engine.lora import Tuning, default_set, rescaled, tuning
+from server.engine.lora import AdapterSet, adapter_set, default_set, rescaled
 from server.engine.media import Spans
 from server.engine.params import EngineParams
 from server.engine.prefix.blocks import BlockReport, Blocks, HeldText
@@ -24,17 +24,17 @@ from server.engine.runner_api import Runner
 from server.engine.schedule.queue import ModelQueue, admits
 from server.engine.sequence import Slot, Ticket
 from server.engine.stats import EngineStats
-from server.engine.step import published
+from server.engine.step import snapshots
 from server.engine.step.loop import Instance
 from server.engine.step.mailbox import Command, Mailbox, Outlet
-from server.engine.step.published import ChoiceView, InstanceView, KeptStates, SlotSnapshot, snapshot
+from server.engine.step.snapshots import ChoiceView, InstanceView, SlotSnapshot, TierView, snapshot
 from server.errors import InternalError, PermissionDenied, QueueFull
 
 T = TypeVar("T")
 
 
 class Engine(Instances[Instance]):
-    """Queues requests, of which each instance takes what it has slots for."""
+    """Queues requests; each instance takes as many as it has slots for."""
 
     def __init__(
         self,
@@ -44,8 +44,9 @@ class Engine(Instances[Instance]):
         clock: Callable[[], float] = time.perf_counter,
         outlet: Outlet | None = None,
     ) -> None:
-        """`outlet` gets the events of steps in place of the requests' sinks, which then only get those that have no
-        step."""
+        """Start the instances. `outlet`, if set, gets the events of steps instead of the requests' sinks; sinks then
+        only get events without a step.
+        """
         super().__init__(params, runners[0].info.n_seq, clock)
         self.vocab = runners[0].vocab
         self.n_ctx_seq = runners[0].info.n_ctx_seq
@@ -53,13 +54,13 @@ class Engine(Instances[Instance]):
         projector = runners[0].encoder
         self._encoder = Encoder(projector, EmbeddingCache(params.media_cache * MIB)) if projector else None
         self._disk: DiskCache | None = None
-        self._kept: dict[str, KeptStates] = {}
+        self._kept: dict[str, TierView] = {}
         self._kept_at = 0.0
         self._blocks = Blocks()
         self._loop = loop
         self._queue = ModelQueue(len(runners))
         info = runners[0].info
-        self._ram = state_cache(params.cache_ram, info.free_bytes)  # a state of one instance is of use in every other
+        self._ram = state_cache(params.cache_ram, info.free_bytes)  # instances share their states
         self._own_cache_limit = self._ram.limit
         instances = [
             Instance(
@@ -80,10 +81,7 @@ class Engine(Instances[Instance]):
         self._start(instances)
 
     async def use_disk(self, files: StateFiles) -> None:
-        """Keep prompt states in `files` when RAM has no room for them. To be called before the first request.
-
-        Returns when it is known what is there.
-        """
+        """Use `files` as the disk tier. Call it before the first request. Returns when the index is loaded."""
         can_cut = self._instances[0].runner.info.can_cut
         self._disk = DiskCache(files, self.params.cache_disk * MIB, self._clock, self._wake_all, can_cut=can_cut)
         for instance in self._instances:
@@ -91,14 +89,14 @@ class Engine(Instances[Instance]):
         await asyncio.wrap_future(self._disk.ready)
 
     async def keep_media(self, files: EmbeddingFiles) -> None:
-        """Keep embeddings of media in `files`, too. To be called before the first request."""
+        """Also store embeddings of media in `files`. Call it before the first request."""
         if self._encoder is not None:
             await asyncio.to_thread(self._encoder.cache.use_disk, files)
 
     def limit_caches(self, n_bytes: int) -> None:
-        """Keep at most so many bytes in RAM from now on (-1 = any): embeddings of media a quarter of it, prompt states
-        the rest, and none more than ``media_cache`` and ``cache_ram`` say. Prompt states that are too much go to the
-        disk, or are forgotten. Safe in any thread."""
+        """Limit the RAM of all caches to `n_bytes` (-1 = configured limits): a quarter for media embeddings, the rest
+        for KV states. Excess states go to disk or are dropped. Thread-safe.
+        """
         if self._encoder is not None:
             for_media = self._encoder.cache.limit_ram_to(n_bytes // 4 if n_bytes > 0 else n_bytes)
             n_bytes = max(n_bytes - for_media, 0) if n_bytes >= 0 else n_bytes
@@ -108,9 +106,9 @@ class Engine(Instances[Instance]):
                 self._disk.put(entry)
 
     async def close(self, drain_s: float = 0.0) -> None:
-        """Take no more requests, give the running ones `drain_s` seconds, then fail them and free the contexts.
+        """Refuse new requests, give running ones `drain_s` seconds, then fail them and free the contexts.
 
-        With a disk, prompt states that are in RAM are saved there, also when a step or the media encoder hangs. A
+        With a disk, cached states in RAM are saved there, also when a step or the media encoder hangs. A
         caller that cannot wait for a hung thread cancels this.
         """
         try:
@@ -141,7 +139,7 @@ class Engine(Instances[Instance]):
             total.kv_cells += instance.runner.info.n_cells
             total.n_checkpoints += instance.cells.n_checkpoints
             total.n_checkpoint_hits += instance.cells.n_rewound
-            total.n_cache_refused += instance.cells.moving.n_refused
+            total.n_cache_refused += instance.cells.offloader.n_refused
             for slot in list(instance.scheduler.slots):
                 n_own = max(len(slot.tokens) - slot.n_shared, 0)
                 total.kv_cells_running += n_own if slot.sequence is not None else 0
@@ -159,20 +157,20 @@ class Engine(Instances[Instance]):
     def submit(self, request: Request, sink: Sink) -> Ticket:
         """Queue `request`; its events go to `sink` on the event loop.
 
-        Raises ContextExceeded, InvalidRequest, QueueFull, ShuttingDown or Unavailable; then nothing was queued.
+        Raises ContextExceeded, InvalidRequest, QueueFull, ShuttingDown or Unavailable; nothing was queued then.
         """
         self._check_open()
         self.bounds.check(request)
-        wanted = self._tuning(request)
+        wanted = self._adapter_set(request)
         self._admit(request)
         now = self._clock()
-        ticket = Ticket(request, sink, request.arrived_at or now, n_open=request.n, tuning=wanted, waits_since=now)
+        ticket = Ticket(request, sink, request.arrived_at or now, n_open=request.n, adapter_set=wanted, waits_since=now)
         if len(self._instances) > 1:
             route(ticket, self._queue.open.values(), self._instances, self.n_slots_each)
         if self._queue.add(ticket):
             self._idle.clear()
             self._wake_all()
-        else:  # the one that it named has failed
+        else:  # the requested instance has failed
             gone: list[Event] = [Failed(has_failed(self._instances[ticket.instance].failure))]
             self._loop.call_soon(sink, gone)
         return ticket
@@ -183,7 +181,7 @@ class Engine(Instances[Instance]):
         return self._queue.n_load
 
     def _admit(self, request: Request) -> None:
-        """Raises `QueueFull` where there is no place; who names a slot has those of its instance."""
+        """Raise `QueueFull` if there is no place; a request for a certain slot needs a place in that instance."""
         n = len(self._instances)
         if request.id_slot < 0 and self.n_load < n * (self.n_slots_each + self.params.max_queue):
             return
@@ -201,12 +199,12 @@ class Engine(Instances[Instance]):
         self._one_is_idle()
 
     def cancel(self, ticket: Ticket) -> None:
-        """Stop a request; its slots are free by the next step. Harmless when it has ended."""
+        """Stop a request; its slots are free at the next step. Harmless after its end."""
         ticket.cancelled = True
         self._wake_all()
 
     def slots(self) -> list[SlotSnapshot]:
-        """What every slot does now; ids run on across instances."""
+        """Return what every slot does; ids run on across instances."""
         return [
             snapshot(slot, i * self.n_slots_each, self.n_ctx_seq, instance.spec_type)
             for i, instance in enumerate(self._instances)
@@ -214,89 +212,90 @@ class Engine(Instances[Instance]):
         ]
 
     def watch(self, *, wanted: bool) -> None:
-        """Have the instances publish what they do (`views`), or no longer. A new watch shows itself soon after."""
+        """Start or stop publishing views."""
         for instance in self._instances:
-            if instance.published.watched is not wanted:
-                instance.published.watched = wanted
+            if instance.snapshots.watched is not wanted:
+                instance.snapshots.watched = wanted
                 instance.wake()
 
     def views(self) -> list[InstanceView]:
-        """What each instance published last, in order; none of those that have published nothing yet. They publish anew
-        for who asks next."""
+        """Return the last view of each instance that has published one, and request newer ones."""
         found = []
         for instance in self._instances:
-            view, is_old = instance.published.read()
-            if is_old and instance.published.watched:
+            view, is_old = instance.snapshots.read()
+            if is_old and instance.snapshots.watched:
                 instance.wake()
             if view is not None:
                 found.append(view)
         return found
 
     def ended(self) -> list[ChoiceView]:
-        """The choices that ended last, in order."""
-        found = [one for instance in self._instances for one in instance.published.ended.copy()]
+        """Return the last choices that ended, in order."""
+        found = [one for instance in self._instances for one in instance.snapshots.ended.copy()]
         return sorted(found, key=attrgetter("ended_at"))
 
     async def block_changes(self) -> BlockReport:
-        """What of prompts' blocks, in slots and in RAM, has come and gone since it was asked last. One who asks."""
+        """Return the prompt blocks stored and removed, in slots and RAM, since the last call. For a single caller."""
         return self._blocks.update(self._held())
 
     def _held(self) -> Iterator[HeldText]:
-        """Text alone, as far as the bare model has computed it."""
+        """Iterate over plain text computed by the base model."""
         for i, instance in enumerate(self._instances):
             for slot in instance.scheduler.slots:
-                n = _n_plain(slot.tuning, slot.n_exact, slot.media)
-                tokens = slot.tokens.copy()  # at once, whatever the step thread does
-                yield HeldText((i, slot.id), tokens, min(n, len(tokens)), "GPU", slot.tuning.scope)
+                n = _n_plain(slot.adapter_set, slot.n_exact, slot.media)
+                tokens = slot.tokens.copy()  # one atomic copy, because the step thread may append
+                yield HeldText((i, slot.id), tokens, min(n, len(tokens)), "GPU", slot.adapter_set.scope)
         for state in list(self._ram):
-            n = _n_plain(state.tuning, state.saved.n_exact, state.saved.media)
-            yield HeldText(id(state), state.tokens, min(n, len(state.tokens)), "CPU", state.tuning.scope)
+            n = _n_plain(state.adapter_set, state.saved.n_exact, state.saved.media)
+            yield HeldText(id(state), state.tokens, min(n, len(state.tokens)), "CPU", state.adapter_set.scope)
 
     def _adapter_names(self, tickets: Iterable[Ticket]) -> frozenset[str]:
-        ids = {id_ for ticket in tickets for id_, _ in ticket.tuning.adapters}
+        ids = {id_ for ticket in tickets for id_, _ in ticket.adapter_set.adapters}
         return frozenset(PurePath(self.adapters[id_].path).stem for id_ in ids)
 
-    def kept_states(self) -> dict[str, KeptStates]:
-        """The prompt states that have no slot, by where they are: "ram", and "disk" if there is one. What was told last
-        is told again for `KEPT_S`; the instances' views have the same states in their trees of beginnings."""
+    def cached_states(self) -> dict[str, TierView]:
+        """Return the tiers "ram" and, if configured, "disk". Reused for `KEPT_S` seconds; views show the same entries
+        in their prefix trees.
+        """
         now = self._clock()
-        if not self._kept or now - self._kept_at >= published.KEPT_S:
+        if not self._kept or now - self._kept_at >= snapshots.KEPT_S:
             self._kept_at = now
             caches = {"ram": self._ram} | ({} if self._disk is None else {"disk": self._disk.kept})
-            found = {name: published.kept_in(cache, now) for name, cache in caches.items()}
-            self._kept = {name: told for name, (told, _) in found.items()}
+            found = {name: snapshots.tier_view(cache, now) for name, cache in caches.items()}
+            self._kept = {name: view for name, (view, _) in found.items()}
             for instance in self._instances:
-                instance.published.kept = [one for _, prefixes in found.values() for one in prefixes]
-                if instance.published.watched:  # an idle step thread has no other reason to publish a new view
+                instance.snapshots.kept = [one for _, prefixes in found.values() for one in prefixes]
+                if instance.snapshots.watched:  # an idle step thread has no other reason to publish a new view
                     instance.wake()
         return self._kept
 
     @property
     def now(self) -> float:
-        """The engine's clock, which views tell times of."""
+        """The engine's clock, which all views use."""
         return self._clock()
 
     def set_adapter_scales(self, scales: Adapters) -> None:
-        """The LoRA set of requests that come from now on and ask for none; adapters left out get scale 0.
+        """Set the default LoRA scales for new requests; adapters that are left out get 0.
 
-        Raises `InvalidRequest` for an adapter that is not there.
+        Raises `InvalidRequest` for an unknown adapter.
         """
         self.adapters = rescaled(self.adapters, scales)
 
     async def save_slot(self, id_slot: int, owner: str = "") -> SlotState:
-        """What the slot holds, once it is idle. Raises `InvalidRequest` for a slot that is not there, and
-        `PermissionDenied` where another than `owner` had it computed."""
+        """Return the state of a slot once it is idle. Raises `InvalidRequest` for an unknown slot and
+        `PermissionDenied` if its contents belong to another owner.
+        """
         return await self._command(id_slot, lambda cells, slot, now: cells.save(_own(slot, owner)))
 
     async def restore_slot(self, id_slot: int, saved: SlotState) -> None:
-        """Replace what the slot holds, once it is idle.
+        """Replace the contents of a slot once it is idle.
 
-        Raises `InvalidRequest` when the state does not fit or the library refuses it; the slot is empty then.
+        Raises `InvalidRequest` if the state does not fit or the library rejects it; the slot is empty then.
         """
         await self._command(id_slot, lambda cells, slot, now: cells.restore(slot, saved, now))
 
     async def erase_slot(self, id_slot: int, owner: str = "") -> int:
-        """Forget what the slot holds, once it is idle; the number of its tokens. Raises as `save_slot`."""
+        """Clear a slot once it is idle; return the number of its tokens. Raises as `save_slot`."""
 
         def erase(cells: Cells, slot: Slot, _now: float) -> int:
             n = len(_own(slot, owner).tokens)
@@ -313,22 +312,22 @@ class Engine(Instances[Instance]):
         return await asyncio.wrap_future(command.done)
 
     def check_integrity(self) -> None:
-        """Prove that no slot, sequence or queue place is lost; only meaningful while idle."""
+        """Verify that no slot, sequence or queue place is lost; only meaningful while idle."""
         for instance in self._instances:
             instance.scheduler.check_integrity()
 
-    def _tuning(self, request: Request) -> Tuning:
-        """What computes the request; raises `InvalidRequest` for an adapter that is not there."""
+    def _adapter_set(self, request: Request) -> AdapterSet:
+        """Return the adapter set of the request. Raises `InvalidRequest` for an unknown adapter."""
         wanted = default_set(self.adapters) if request.adapters is None else request.adapters
-        return tuning(wanted, self.adapters, request.prompt, request.cache_scope)
+        return adapter_set(wanted, self.adapters, request.prompt, request.cache_scope)
 
 
 def _own(slot: Slot, owner: str) -> Slot:
-    if slot.tokens and owner_of(slot.tuning.scope) != owner:
+    if slot.tokens and owner_of(slot.adapter_set.scope) != owner:
         raise PermissionDenied("the slot holds what was computed for another API key")
     return slot
 
 
-def _n_plain(tuning: Tuning, n_exact: int, media: Spans) -> int:
-    """How many of the first tokens are text that the model without adapters computed, where it stands."""
-    return min(tuning.start, n_exact, media[0].start if media else n_exact)
+def _n_plain(adapter_set: AdapterSet, n_exact: int, media: Spans) -> int:
+    """Return how many leading tokens are text computed by the base model at their position."""
+    return min(adapter_set.start, n_exact, media[0].start if media else n_exact)

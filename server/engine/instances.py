@@ -1,4 +1,4 @@
-"""What every engine is: the instances of one model behind one door, and their step threads."""
+"""What both engines share: the instances of one model and their step threads."""
 
 import asyncio
 import contextlib
@@ -27,83 +27,81 @@ JOIN_POLL_S = 5.0
 
 
 class StepThread(ABC):
-    """One instance, the `number`-th, as far as all are alike: the thread that owns a native context, and calls into it
-    alone.
+    """Instance number `number`: the thread that owns a native context and is the only one to call into it.
 
-    ``failure``: why it steps no more; "" while it does. ``pulse`` grows with all that it does. ``at_rest``: it waits to
-    be woken, or has ended.
+    ``failure``: why it stopped stepping; "" while it runs. ``heartbeat`` increases with each action. ``at_rest``: it
+    waits to be woken, or has ended.
     """
 
     def __init__(
         self, name: str, number: int, params: EngineParams, clock: Callable[[], float], preparing: Callable[[], int]
     ) -> None:
-        """`preparing`: requests that are known to come."""
+        """Create the thread. `preparing` returns the number of requests in preparation."""
         self.number = number
         self.params = params
         self.stats = EngineStats()
         self.failure = ""
-        self.pulse = 0
+        self.heartbeat = 0
         self.at_rest = False
         self._clock = clock
         self._preparing = preparing
-        self._woken = threading.Event()  # something came, was cancelled, stopped, or is no longer being prepared
+        self._woken = threading.Event()  # new work, a cancellation, a stop, or a finished preparation
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
-        """Start the step thread; from here on the context is its own."""
+        """Start the step thread, which owns the context from now on."""
         self._thread.start()
 
     def wake(self) -> None:
-        """Make the step thread look."""
+        """Wake the step thread."""
         self._woken.set()
 
     def stop(self) -> None:
-        """Fail what is open and end the thread; `join` waits for it. Called on the event loop."""
+        """Fail open requests and end the thread; `join` waits for it. Called on the event loop."""
         self._stopping = True
         self._woken.set()
 
     def join(self, timeout_s: float | None = None) -> bool:
-        """Wait until the thread has freed the context; blocking. False when the time is over."""
+        """Block until the thread has freed the context. Return False on timeout."""
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
     @abstractmethod
     def give_up(self, reason: str) -> None:
-        """The thread does not come back from where it is: all that is asked of it ends. Should it come back after all,
-        it ends itself. Called on the event loop."""
+        """Fail everything because the thread does not return from a call. If it does return, it ends itself. Called on
+        the event loop.
+        """
 
     # ---- the step thread
 
     @abstractmethod
     def _turn(self) -> None:
-        """A step; where there is nothing to do, `_rest` until there is."""
+        """Run one step; if there is nothing to do, `_rest`."""
 
     @abstractmethod
     def _fail_all(self, error: LlamapoolError) -> None:
-        """A turn has failed, by a fault of the program: every open request ends."""
+        """Fail all open requests after an unexpected error in a turn."""
 
     @abstractmethod
     def _end_all(self, error: LlamapoolError) -> None:
-        """End all that is asked of it, also what came just now; from here on it takes nothing."""
+        """Fail everything, including what just arrived; take nothing from now on."""
 
     @abstractmethod
     def _free(self) -> None:
-        """The last that is done: free the context."""
+        """Free the context; the last action."""
 
     def _run(self) -> None:
         try:
             bind(cpus_of(self.number, self.params.cpus), self.params.prio)
             while not self._stopping and not self.failure:
                 try:
-                    self.pulse += 1
+                    self.heartbeat += 1
                     self._turn()
                 except Exception:
-                    log.exception(
-                        "a step failed; every request of this instance ends. A fault: report it with what follows"
-                    )
+                    log.exception("a step failed; every request of this instance ends; this is a bug, please report it")
                     self._fail_all(InternalError("the engine failed; see the server's log"))
-        except BaseException as error:  # no error that a step may end with: nothing here is trusted
+        except BaseException as error:  # not an ordinary error: nothing here can be trusted
             self.failure = f"{type(error).__name__}: {error}"
             log.critical(
                 "the step thread has failed; this instance takes no more requests until its model is loaded again",
@@ -117,7 +115,7 @@ class StepThread(ABC):
             self.at_rest = True
 
     def _refuse_until_stopped(self) -> None:
-        """Nobody may wait for ever for a thread that does nothing."""
+        """Keep failing new requests, so that none waits forever for a dead thread."""
         error = has_failed(self.failure)
         while True:
             self._woken.clear()
@@ -134,36 +132,36 @@ class StepThread(ABC):
         self.at_rest = True
         self._woken.wait(timeout_s)
         self.at_rest = False
-        self.pulse += 1
+        self.heartbeat += 1
 
     def _gather(self) -> None:
-        """Wait a moment for the requests that are known to come."""
+        """Wait briefly for requests in preparation."""
         deadline = self._clock() + self.params.gather_ms / 1e3
         while self._preparing() and not self._stopping and (left := deadline - self._clock()) > 0:
             self._woken.wait(left)
             self._woken.clear()
 
 
-def tell(loop: asyncio.AbstractEventLoop, deliver: Callable[..., None], *what: object) -> None:
-    """Have `deliver` called with `what` on the event loop; where that is closed, nobody is there to be told."""
+def notify(loop: asyncio.AbstractEventLoop, deliver: Callable[..., None], *what: object) -> None:
+    """Call `deliver` with `what` on the event loop. Does nothing if the loop is closed."""
     try:
         loop.call_soon_threadsafe(deliver, *what)
     except RuntimeError:
         if not loop.is_closed():
             raise
-        log.debug("the event loop is closed; requests that are open are told nothing more")
+        log.debug("the event loop is closed; events of open requests are dropped")
 
 
 def has_failed(reason: str) -> InternalError:
-    """What those are told that an instance was to serve."""
-    return InternalError(f"the engine has failed and must be loaded anew ({reason})")
+    """Return the error for requests of a failed instance."""
+    return InternalError(f"the engine has failed and must be reloaded ({reason})")
 
 
 M = TypeVar("M", bound=StepThread)
 
 
 class Instances(ABC, Generic[M]):
-    """Starts its instances, knows when all are idle, and ends them."""
+    """Starts the instances of a model, tracks whether all are idle, and ends them."""
 
     def __init__(self, params: EngineParams, n_slots_each: int, clock: Callable[[], float]) -> None:
         self.params = params
@@ -173,8 +171,8 @@ class Instances(ABC, Generic[M]):
         self._closing = False
         self._idle = asyncio.Event()
         self._instances: Sequence[M] = ()
-        self._pulses: dict[int, tuple[int, float]] = {}  # what was seen of an instance last, and since when
-        self.hangs = False  # a thread did not come back from a step
+        self._heartbeats: dict[int, tuple[int, float]] = {}  # last heartbeat of an instance, and since when
+        self.hangs = False  # a thread did not return from a step
 
     def _start(self, instances: Sequence[M]) -> None:
         self._instances = instances
@@ -192,7 +190,7 @@ class Instances(ABC, Generic[M]):
     @property
     @abstractmethod
     def n_load(self) -> int:
-        """What waits or runs; exact on the event loop."""
+        """Waiting and running work; exact on the event loop."""
 
     @property
     def busy(self) -> bool:
@@ -200,21 +198,21 @@ class Instances(ABC, Generic[M]):
 
     @property
     def failure(self) -> str:
-        """Why an instance no longer steps, when one has failed; the others go on."""
+        """Why an instance has failed, "" if none has; the others continue."""
         return next((one.failure for one in self._instances if one.failure), "")
 
     @property
     def serves(self) -> bool:
-        """Whether an instance is left that can."""
+        """Whether at least one instance works."""
         return not all(one.failure for one in self._instances)
 
     def _check_open(self) -> None:
-        """Raises `ShuttingDown` or `Unavailable` when nothing can be asked of it any more."""
+        """Raise `ShuttingDown` or `Unavailable` if no requests are accepted."""
         if self._closing:
             raise ShuttingDown("model")
         if not self.serves:
             raise Unavailable(
-                f"the model's engine has failed ({self.failure}); unload the model to have it loaded anew"
+                f"the model's engine has failed ({self.failure}); unload the model, then the next request reloads it"
             )
 
     @property
@@ -223,18 +221,19 @@ class Instances(ABC, Generic[M]):
         return reduce(combined, (instance.stats for instance in self._instances), EngineStats())
 
     @property
-    def pulses(self) -> tuple[tuple[int, bool], ...]:
-        """Of each instance its pulse, and whether it waits for work or for the end."""
-        return tuple((one.pulse, one.at_rest or bool(one.failure)) for one in self._instances)
+    def heartbeats(self) -> tuple[tuple[int, bool], ...]:
+        """Per instance: its heartbeat, and whether it is idle or has ended."""
+        return tuple((one.heartbeat, one.at_rest or bool(one.failure)) for one in self._instances)
 
     def check_progress(self, limit_s: float) -> None:
-        """To be called now and then: an instance whose thread has been at one thing for `limit_s` seconds is given up,
-        and its requests end. What the thread holds stays in memory: nothing can stop it."""
+        """Give up instances whose thread has made no progress for `limit_s` seconds: their requests fail. Their memory
+        stays allocated, because nothing can stop the thread. Called periodically.
+        """
         now = self._clock()
         for i, instance in enumerate(self._instances):
-            pulse, since = self._pulses.get(i, (-1, now))
-            if instance.failure or instance.at_rest or instance.pulse != pulse:
-                self._pulses[i] = instance.pulse, now
+            heartbeat, since = self._heartbeats.get(i, (-1, now))
+            if instance.failure or instance.at_rest or instance.heartbeat != heartbeat:
+                self._heartbeats[i] = instance.heartbeat, now
             elif now - since >= limit_s:
                 self.hangs = True
                 log.critical(
@@ -251,7 +250,9 @@ class Instances(ABC, Generic[M]):
 
     @contextlib.contextmanager
     def preparing(self) -> Iterator[None]:
-        """Around the preparation of a request: the step threads give it a moment to join the next batch."""
+        """Context manager around the preparation of a request: step threads wait briefly for it to join the next
+        batch.
+        """
         self._n_preparing += 1
         try:
             yield
@@ -261,7 +262,7 @@ class Instances(ABC, Generic[M]):
                 self._wake_all()
 
     async def close(self, drain_s: float = 0.0) -> None:
-        """Take no more requests, give the running ones `drain_s` seconds, then fail them and free the contexts."""
+        """Refuse new requests, give running ones `drain_s` seconds, then fail them and free the contexts."""
         self._closing = True
         if drain_s > 0:
             with contextlib.suppress(TimeoutError):
@@ -286,7 +287,7 @@ class Instances(ABC, Generic[M]):
             self._idle.set()
 
     def _retry_after_s(self) -> int:
-        """Seconds until about half of the queue is gone, at the pace of the requests so far."""
+        """Return the seconds until about half of the queue is served at the average pace so far."""
         durations = [instance.stats.request_duration for instance in self._instances]
         n = sum(sum(one.counts) for one in durations)
         mean_s = sum(one.sum for one in durations) / n if n else 1.0
@@ -294,7 +295,7 @@ class Instances(ABC, Generic[M]):
 
 
 def stacks() -> str:
-    """Where every thread of the process is."""
+    """Return the stack of every thread of the process."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     return "\n".join(
         f"-- {names.get(ident, ident)}\n{''.join(traceback.format_stack(frame))}"
@@ -303,16 +304,16 @@ def stacks() -> str:
 
 
 NICE = {-1: 5, 0: 0, 1: -5, 2: -10, 3: -20}  # by ``prio`` (llama.cpp common/common.cpp, set_process_priority)
-PRIORITIES_BY_THREAD = sys.platform == "linux"  # elsewhere a process has one for all
+PRIORITIES_BY_THREAD = sys.platform == "linux"  # elsewhere a process has one priority for all threads
 
 
 def bind(cpus: frozenset[int], prio: int = 0) -> None:
-    """Keep the calling thread, and those that it starts from now on, on `cpus`, as far as they may be used here, and
-    give them this priority; a process that is nicer already stays so at -1.
+    """Restrict the calling thread, and threads it starts later, to `cpus` as far as permitted, and set their priority.
+    A process that is already niced more stays so at -1.
 
-    The library's compute threads are started by the first decode of a step thread (libgomp keeps a team for each
-    thread that computes), so that they inherit this. Nothing happens without `cpus`, and with priority 0. Raises
-    OSError for a priority that this process may not take.
+    The library's compute threads are started by the first decode of a step thread (libgomp keeps a team per
+    computing thread), so they inherit this. Does nothing without `cpus` and with priority 0. Raises OSError if the
+    priority is not permitted.
     """
     if cpus:
         os.sched_setaffinity(0, cpus & os.sched_getaffinity(0))
@@ -322,16 +323,16 @@ def bind(cpus: frozenset[int], prio: int = 0) -> None:
 
 
 ENCODER_NICE = 10
-"""A thread that is so much nicer gets a tenth of a processor that others want, too, and all of one that they leave."""
+"""Additional niceness of the encoder thread: about a tenth of a contended CPU, all of an idle one."""
 
 
 def yield_to_steps() -> None:
-    """The calling thread, and those that it starts from now on, compute when step threads don't."""
+    """Make the calling thread, and threads it starts later, compute only when step threads do not."""
     if PRIORITIES_BY_THREAD:
         nice = os.getpriority(os.PRIO_PROCESS, 0) + ENCODER_NICE
         os.setpriority(os.PRIO_PROCESS, 0, min(nice, 19))
 
 
 def cpus_of(instance: int, cpus: tuple[frozenset[int], ...]) -> frozenset[int]:
-    """Of the instance with this number, out of sets for each or one for all."""
+    """Return the CPUs of an instance, given one set per instance or one for all."""
     return cpus[instance % len(cpus)] if cpus else frozenset()

@@ -1,7 +1,7 @@
-"""LoRA sets: which one computes a sequence's cells, and what of another sequence's cells it may reuse. Pure.
+"""LoRA sets: which set computes a sequence's cells, and which cells of another sequence it may reuse. Pure.
 
-A set is context-wide in the library, so only sequences with the same one share a step. An activated LoRA (aLoRA)
-works from its invocation text on: the cells before it are the bare model's, and may be shared with it.
+The library applies a set to the whole context, so only sequences with the same set share a step. An activated LoRA
+(aLoRA) applies from its invocation text on. The cells before it are the base model's and may be shared with it.
 """
 
 import math
@@ -17,7 +17,7 @@ NEVER = sys.maxsize
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """One loaded adapter with the scale that requests get which ask for none (llama-server's /lora-adapters)."""
+    """A loaded adapter with its default scale (llama-server's /lora-adapters)."""
 
     id: int
     path: str
@@ -28,31 +28,34 @@ class Adapter:
 
 
 @dataclass(frozen=True, slots=True)
-class Tuning:
-    """What computes a sequence: ``adapters`` from position ``start`` on, the bare model before; and for whom
-    (`cache_scope`)."""
+class AdapterSet:
+    """What computes a sequence: ``adapters`` from position ``start`` on and the base model before it, within a cache
+    namespace (``scope``, see `cache_scope`).
+    """
 
     adapters: Adapters = ()
     start: int = NEVER
     scope: str = ""
 
     def at(self, position: int) -> Adapters:
-        """The set that computes the token at `position`."""
+        """Return the LoRA set that computes the token at `position`."""
         return self.adapters if position >= self.start else ()
 
 
-BARE = Tuning()
+NO_ADAPTERS = AdapterSet()
 
 
-def reusable(n: int, cells: Tuning, wanted: Tuning) -> int:
-    """How many of the first `n` cells, computed under `cells`, `wanted` would compute, too; none of another scope."""
+def reusable(n: int, cells: AdapterSet, wanted: AdapterSet) -> int:
+    """Return how many of the first `n` cells, computed under `cells`, are valid under `wanted`. Zero for another
+    namespace.
+    """
     if cells == wanted:
         return n
     return min(n, cells.start, wanted.start) if cells.scope == wanted.scope else 0
 
 
 def check_adapters(wanted: Adapters, loaded: Sequence[Adapter]) -> None:
-    """Raises `InvalidRequest` for an adapter that is not there."""
+    """Raise `InvalidRequest` if `wanted` names an adapter that is not loaded, or has an invalid scale."""
     ids = [id_ for id_, _ in wanted]
     if ids != sorted(set(ids)) or any(scale == 0.0 or not math.isfinite(scale) for _, scale in wanted):
         raise InvalidRequest("lora: ids must ascend, and scales be finite and not 0", "lora")
@@ -61,39 +64,41 @@ def check_adapters(wanted: Adapters, loaded: Sequence[Adapter]) -> None:
 
 
 def rescaled(loaded: Sequence[Adapter], scales: Adapters) -> tuple[Adapter, ...]:
-    """`loaded` with these scales, and 0 for those left out. Raises `InvalidRequest` for one that is not there."""
+    """Return `loaded` with new default scales; adapters that are left out get 0. Raises `InvalidRequest` for an unknown
+    adapter.
+    """
     check_adapters(scales, loaded)
     wanted = dict(scales)
     return tuple(replace(adapter, scale=wanted.get(adapter.id, 0.0)) for adapter in loaded)
 
 
 def default_set(adapters: Iterable[Adapter]) -> Adapters:
-    """The set of requests that ask for none."""
+    """Return the LoRA set of requests that name none."""
     return tuple((a.id, a.scale) for a in adapters if a.scale != 0.0)
 
 
-def tuning(wanted: Adapters, loaded: Sequence[Adapter], prompt: Sequence[int], scope: str = "") -> Tuning:
-    """Where `wanted` begins to work in `prompt`; an aLoRA whose invocation is not in it stays off.
+def adapter_set(wanted: Adapters, loaded: Sequence[Adapter], prompt: Sequence[int], scope: str = "") -> AdapterSet:
+    """Return the adapter set of a request for `wanted`; an aLoRA without its invocation in `prompt` stays off.
 
-    llama-server's rule (server-context.cpp, launch_slot_with_task): it works from one token before the last
-    invocation, and only when no adapter of another kind is on. Raises `InvalidRequest` for two aLoRAs, and for an
-    adapter that is not there.
+    llama-server's rule (server-context.cpp, launch_slot_with_task): an aLoRA applies from one token before its last
+    invocation, and only if no other adapter is active. Raises `InvalidRequest` for two aLoRAs and for an unknown
+    adapter.
     """
     check_adapters(wanted, loaded)
-    bare = Tuning(scope=scope) if scope else BARE
+    bare = AdapterSet(scope=scope) if scope else NO_ADAPTERS
     if not wanted:
         return bare
     invocations = [loaded[id_].alora_invocation_tokens for id_, _ in wanted]
     if not all(invocations):
-        return Tuning(wanted, 0, scope)
+        return AdapterSet(wanted, 0, scope)
     if len(wanted) > 1:
         raise InvalidRequest("lora: Cannot run multiple aLoRAs in a single request", "lora")
     at = last_occurrence(prompt, invocations[0])
-    return bare if at < 0 else Tuning(wanted, max(at - 1, 0), scope)
+    return bare if at < 0 else AdapterSet(wanted, max(at - 1, 0), scope)
 
 
 def last_occurrence(tokens: Sequence[int], part: Sequence[int]) -> int:
-    """Where `part` last begins in `tokens`; -1 when it is not there."""
+    """Return the index of the last occurrence of `part` in `tokens`, -1 if there is none."""
     wanted = list(part)
     for at in range(len(tokens) - len(wanted), -1, -1):
         if tokens[at] == wanted[0] and list(tokens[at : at + len(wanted)]) == wanted:

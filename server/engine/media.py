@@ -1,11 +1,12 @@
-"""Media as a part of a text: which tokens stand for a picture or a sound, and where positions go on behind it. Pure.
+"""Media inside token sequences: which tokens represent an image or audio clip, and how positions continue after it.
+Pure.
 
-A projector makes n embeddings of a medium (or of a slice of one), which lie in n cells as n tokens would. In prompts,
-slots and caches each is a negative number, made from the medium's name and the embedding's place: so a common
-beginning, a hash, a copy are found as for text, and two media are the same exactly where their numbers are.
+A projector computes n embeddings per medium (or slice), which occupy n cells like n tokens. In prompts, slots and
+caches each embedding is a negative number derived from the medium's hash and the embedding's index. Common prefixes,
+hashes and copies therefore work as for text, and two media are equal exactly if their numbers are.
 
-What text has and these have not: they can't be cut inside, and with M-RoPE they take fewer positions than cells (all
-of a picture's have the same first coordinate). `MediaSpan` says so for one of them; a text's are a tuple, in order.
+Unlike text, a medium cannot be truncated inside, and with M-RoPE it takes fewer positions than cells. A `MediaSpan`
+describes one medium; a sequence has a tuple of them, in order.
 """
 
 import hashlib
@@ -14,29 +15,29 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 _LEAST = -(1 << 31)
-_NOT_LAST_BIT = ~1  # -1 is the library's name for "no token", and hash(-1) == hash(-2)
+_NOT_LAST_BIT = ~1  # -1 is the library's "no token", and hash(-1) == hash(-2)
 
 
 class MediaChunk(Protocol):
-    """What the native side encodes; its own, opaque here. Freed when nobody refers to it."""
+    """What the native side encodes; opaque here. Freed with its last reference."""
 
     @property
     def key(self) -> bytes:
-        """Of the embeddings: equal keys have equal ones, whatever prompt the medium stands in."""
+        """Cache key of the embeddings: equal keys have equal embeddings in any prompt."""
 
     @property
     def causal(self) -> bool:
-        """Whether its embeddings are decoded as text is; else each sees all, and all are decoded at once."""
+        """Whether its embeddings are decoded causally. Otherwise all attend to all and are decoded in one batch."""
 
 
 @dataclass(frozen=True, slots=True)
 class MediaSpan:
-    """``n_tokens`` tokens of a text, from the ``start``-th on, that stand for one medium or one slice of it.
+    """``n_tokens`` tokens from index ``start`` that represent one medium or one slice of it.
 
-    ``n_pos``: positions until the next token. ``linear``: each token has the next position, else all have the first
-    one's (M-RoPE). ``id``: of the content, and ``nth``: which of those with this id in its text it is, from 0 on.
-    ``record``: the library's own description (mtmd_input_chunk_save), for saved slots. ``chunk``: what its embeddings
-    are made from, where they may still have to be.
+    ``n_pos``: positions until the next token. ``linear``: each token has its own position; otherwise all have the
+    first one's (M-RoPE). ``id``: content hash; ``nth``: occurrence of this id in its text, from 0. ``record``: the
+    library's description (mtmd_input_chunk_save), for saved slots. ``chunk``: source of the embeddings while they
+    may still be computed.
     """
 
     start: int
@@ -50,22 +51,22 @@ class MediaSpan:
 
     @property
     def end(self) -> int:
-        """The first token behind it."""
+        """The index of the first token after it."""
         return self.start + self.n_tokens
 
     @property
     def kept(self) -> "MediaSpan":
-        """As a slot or a cache remembers it: nobody encodes it from there."""
+        """A copy without its chunk, as slots and caches store it."""
         return self if self.chunk is None else replace(self, chunk=None)
 
 
 Spans = tuple[MediaSpan, ...]
-"""Of one text, in order; they don't overlap. Of text alone: none."""
+"""The media spans of one text, in order, without overlap."""
 
 
 @dataclass(frozen=True, slots=True)
 class MediaInput:
-    """What a batch entry's tokens stand for: embeddings of `span`, from its ``first``-th token on.
+    """The embeddings of a batch entry: those of `span` from its ``first``-th token on.
 
     ``embeddings``: of the whole span, [n_tokens, n_embd] 32-bit floats.
     """
@@ -76,13 +77,13 @@ class MediaInput:
 
     @property
     def causal(self) -> bool:
-        """See `MediaChunk`."""
+        """See `MediaChunk.causal`."""
         return self.span.chunk is None or self.span.chunk.causal
 
 
 @dataclass(frozen=True, slots=True)
 class MediaPrompt:
-    """A prompt with media: ``tokens`` of text and, negative, of ``spans``."""
+    """A prompt with media: text tokens, and negative numbers for ``spans``."""
 
     tokens: list[int]
     spans: Spans = ()
@@ -92,14 +93,15 @@ class MediaPrompt:
 
 
 def media_tokens(id_: str, nth: int, n_tokens: int) -> list[int]:
-    """The numbers that stand for a medium, 31 bits of its hash each: nobody finds two media with equal ones."""
+    """Return the numbers that represent a medium: 31 bits of its hash each, so that collisions cannot be
+    constructed."""
     seed = f"{id_}\0{nth}\0{n_tokens}".encode()
     words = memoryview(hashlib.shake_256(seed).digest(4 * n_tokens)).cast("i")
     return [(word | _LEAST) & _NOT_LAST_BIT for word in words]
 
 
 def runs(spans: Spans, n: int) -> list[tuple[int, int, MediaSpan | None]]:
-    """The first `n` tokens as runs of text and whole media: where each begins and ends, and the medium."""
+    """Split the first `n` tokens into runs of text and whole media: (start, end, medium or None)."""
     found: list[tuple[int, int, MediaSpan | None]] = []
     at = 0
     for span in spans:
@@ -111,7 +113,7 @@ def runs(spans: Spans, n: int) -> list[tuple[int, int, MediaSpan | None]]:
 
 
 def whole(spans: Spans, n: int) -> int:
-    """The most of the first `n` tokens that end inside of no span."""
+    """Return the largest number of the first `n` tokens that does not end inside a span."""
     for span in spans:
         if span.start < n < span.end:
             return span.start
@@ -119,7 +121,7 @@ def whole(spans: Spans, n: int) -> int:
 
 
 def position(spans: Spans, n: int) -> int:
-    """The position of the `n`-th token, from 0 on; inside of a span that of its first one."""
+    """Return the position of the `n`-th token, from 0; inside a span that of its first token."""
     pos = n
     for span in spans:
         if span.end > n:
@@ -129,7 +131,7 @@ def position(spans: Spans, n: int) -> int:
 
 
 def last_position(spans: Spans, n: int) -> int:
-    """The greatest position of the first `n` tokens; -1 of none."""
+    """Return the largest position of the first `n` tokens, -1 if n is 0."""
     if not n:
         return -1
     for span in spans:
@@ -140,7 +142,7 @@ def last_position(spans: Spans, n: int) -> int:
 
 
 def n_up_to(spans: Spans, pos: int) -> int:
-    """The least number of tokens, spans whole, whose next one has the position `pos` or a later one."""
+    """Return the smallest number of tokens, with whole spans, after which the next position is at least `pos`."""
     n = pos
     for span in spans:
         first = position(spans, span.start)
@@ -153,30 +155,31 @@ def n_up_to(spans: Spans, pos: int) -> int:
 
 
 def text_of(tokens: Sequence[int], spans: Spans) -> Sequence[int]:
-    """What of `tokens` is text, for who knows nothing else."""
+    """Return the text tokens, without media."""
     return [token for token in tokens if token >= 0] if spans else tokens
 
 
 def below(spans: Spans, n: int) -> Spans:
-    """Those that begin in the first `n` tokens."""
+    """Return the spans that start in the first `n` tokens."""
     return tuple(span for span in spans if span.start < n) if spans else spans
 
 
 def dropped(spans: Spans, start: int, end: int) -> Spans:
-    """Of a text whose tokens from `start` to `end` were taken out, which cut no span."""
+    """Return the spans after tokens `start` to `end` were removed, which must not split a span."""
     before = [span for span in spans if span.start < start]
-    behind = [replace(span, start=span.start - (end - start)) for span in spans if span.start >= end]
-    return (*before, *behind)
+    after = [replace(span, start=span.start - (end - start)) for span in spans if span.start >= end]
+    return (*before, *after)
 
 
 def span_at(spans: Spans, at: int) -> MediaSpan | None:
-    """The span that the token `at` is in, or the next one behind it."""
+    """Return the span that contains token `at`, otherwise the next one after it."""
     return next((span for span in spans if span.end > at), None)
 
 
 def check_spans(spans: Spans, tokens: Sequence[int]) -> None:
-    """That `tokens` have negative numbers exactly where `spans`, the last of which may be incomplete, are; raises
-    AssertionError."""
+    """Verify that `tokens` are negative exactly inside `spans`; the last span may be incomplete. Raises
+    AssertionError.
+    """
     at = 0
     for span in spans:
         assert span.start >= at, "media overlap"

@@ -1,5 +1,5 @@
-"""What comes into the engine and what comes out: plain values, no wire format, no native library; and what a request
-must be before it is queued, so that it is said at once, wherever the engine runs.
+"""Input and output of the engine as plain values, without wire format or native library; and the checks a request must
+pass before it is queued.
 """
 
 from collections.abc import Callable
@@ -12,8 +12,9 @@ from server.engine.media import Spans
 from server.errors import ContextExceeded, InvalidRequest
 
 BATCH_PRIORITY = 1 << 20
-"""Requests of this priority or more use only what others leave: a more urgent request that waits for a slot preempts
-them, and no step contains them while a more urgent prompt is prefilled."""
+"""Requests of this priority or more use only idle capacity. A more urgent request that waits for a slot preempts them,
+and no step contains them while a more urgent prompt is prefilled.
+"""
 SAMPLERS = {
     "penalties": "e",
     "dry": "d",
@@ -27,7 +28,7 @@ SAMPLERS = {
     "adaptive_p": "a",
     "infill": "i",
 }
-"""By name, and the letter that stands for each (llama.cpp common/sampling.cpp, common_sampler_type_to_chr)."""
+"""Sampler names and the letter of each (llama.cpp common/sampling.cpp, common_sampler_type_to_chr)."""
 SAMPLER_LETTERS = {letter: name for name, letter in SAMPLERS.items()}
 _SAMPLER_ALIASES = {"nucleus": "top_p", "temp": "temperature", "typ": "typ_p", "typicalp": "typ_p"}
 _SQUEEZED_SAMPLERS = {name.replace("_", ""): name for name in SAMPLERS} | _SAMPLER_ALIASES
@@ -35,17 +36,17 @@ DEFAULT_SAMPLERS = ("penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p"
 RANDOM_SEED = 0xFFFFFFFF  # LLAMA_DEFAULT_SEED: a new seed for each request
 
 Adapters: TypeAlias = tuple[tuple[int, float], ...]
-"""A LoRA set: (adapter id, scale) in the order of ids, none with scale 0. Part of what makes cells reusable."""
+"""A LoRA set: (adapter id, scale) in ascending order of ids, without scale 0. Part of the cache key."""
 
 
 def sampler_named(name: str) -> str | None:
-    """The sampler that is meant: case, ``-`` and ``_`` don't matter, and llama-server's short names are understood."""
+    """Return the canonical sampler name, or None. Ignores case, ``-`` and ``_``; accepts llama-server's short names."""
     return _SQUEEZED_SAMPLERS.get(name.strip().lower().replace("-", "").replace("_", ""))
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """llama-server's whole sampler chain with its defaults (llama.cpp common/common.h, common_params_sampling)."""
+    """llama-server's sampler chain with its defaults (llama.cpp common/common.h, common_params_sampling)."""
 
     seed: int = RANDOM_SEED
     temperature: float = 0.8
@@ -76,33 +77,34 @@ class SamplingParams:
     ignore_eos: bool = False
     logit_bias: tuple[tuple[int, float], ...] = ()
     samplers: tuple[str, ...] = DEFAULT_SAMPLERS
-    backend_sampling: bool = False  # in the graph, where nothing else needs the logits
+    backend_sampling: bool = False  # in the compute graph, if nothing else needs the logits
 
 
 class FinishReason(StrEnum):
-    """Why generation ended; wire formats map it to their own words."""
+    """Why generation ended; each dialect maps it to its own values."""
 
     EOS = "eos"  # an end-of-generation token
     STOP = "word"  # a stop string
-    LIMIT = "limit"  # max_tokens, the time limit, or the context's end
+    LIMIT = "limit"  # max_tokens, the time limit, or a full context
 
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """One token with its log probability. ``piece`` is the token's own bytes (may be a part of a character)."""
+    """One token with its log probability. ``piece`` is the token's bytes, possibly a part of a character."""
 
     id: int
     piece: bytes
     logprob: float
     top: tuple["TokenLogprob", ...] = ()
-    ends: bool = False  # the end token, which is a token of the reply without text
-    mask: "MaskView | None" = None  # of the constraint at this place, for who asked for it
+    ends: bool = False  # an end-of-generation token, which has no text
+    mask: "MaskView | None" = None  # the constraint's mask at this position, if requested
 
 
 @dataclass(frozen=True, slots=True)
 class MaskView:
-    """How many tokens a constraint allowed, and the most probable ones that it did not, as far as they are among the
-    `MASK_LOOKS_AT` most probable ones of all."""
+    """How many tokens a constraint allowed, and the most probable tokens it masked, among the `MASK_LOOKS_AT` most
+    probable ones.
+    """
 
     n_allowed: int
     forbidden: tuple[TokenLogprob, ...]
@@ -110,22 +112,23 @@ class MaskView:
 
 @dataclass(slots=True)
 class Timings:
-    """Counts and milliseconds of one sequence, as llama-server's ``timings`` object."""
+    """Counts and milliseconds of one sequence, as in llama-server's ``timings`` object."""
 
     cache_n: int = 0
     prompt_n: int = 0
     prompt_ms: float = 0.0
     predicted_n: int = 0
     predicted_ms: float = 0.0
-    draft_n: int = 0  # tokens that were guessed
+    draft_n: int = 0  # draft tokens
     draft_n_accepted: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The prompt is fully in the cache; first event of every choice, right before its first text.
+    """The prompt is in the cache; the first event of every choice, sent just before its first text.
 
-    Seconds: until there was a slot, that its cells were brought to the prompt's beginning, and from then to here.
+    Durations in seconds: ``queue_s`` until it got a slot, ``placement_s`` to copy or load the cached prefix,
+    ``prefill_s`` from then to now.
     """
 
     index: int
@@ -139,7 +142,7 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """A part of the prompt was computed (only sent when the request asks for it)."""
+    """A part of the prompt was prefilled (sent only if the request asks for it)."""
 
     index: int
     total: int
@@ -150,9 +153,10 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class PromptLogprobs:
-    """Log probabilities of prompt tokens, each under those before it: the second one's first, in order, a step's at a
-    time; None of what stands for media. Of the first choice only, since they are the same for all; other choices may
-    start before it."""
+    """Log probabilities of prompt tokens given the tokens before them, starting with the second token, one event per
+    step. None for media tokens. Sent for the first choice only, because they are equal for all; other choices may
+    start earlier.
+    """
 
     index: int
     tokens: tuple[TokenLogprob | None, ...]
@@ -160,11 +164,11 @@ class PromptLogprobs:
 
 @dataclass(slots=True)
 class Text:
-    """New text of one choice: whole characters only, never a part of a stop string. Not frozen, since one is made for
-    every token.
+    """New text of one choice: whole characters, never a part of a stop string. Not frozen, because one is created per
+    token.
 
-    ``tokens`` are the ids since the last event; ``logprobs`` is empty unless asked for. ``timings`` is set when
-    the request asked for timings per token.
+    ``tokens`` are the ids since the last event. ``logprobs`` is empty unless requested. ``timings`` is set if the
+    request asked for timings per token.
     """
 
     index: int
@@ -187,14 +191,14 @@ class Finished:
     timings: Timings
     id_slot: int
     seed: int
-    truncated: bool = False  # the context was full, or was shifted on the way
+    truncated: bool = False  # the context was full or was shifted
     has_new_line: bool = False
     n_tokens: int = 0  # in the slot's cells at the end, llama-server's ``tokens_cached``
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The last event of a request that could not be served; `error` is from `server.errors`."""
+    """The last event of a request that failed; `error` is from `server.errors`."""
 
     error: Exception
 
@@ -220,7 +224,7 @@ class Request:
     ``n_indent`` > 0: generation ends at the first line that is indented by fewer white spaces.
     ``n_forbidden`` > 0: beside log probabilities so many tokens that the constraint forbade, and how many it allowed.
     ``post_sampling_probs``: log probabilities after the sampler chain, instead of the model's own.
-    ``spec_n_max``, ``spec_n_min`` and ``spec_p_min`` bound what is guessed; negative = as configured.
+    ``spec_n_max``, ``spec_n_min`` and ``spec_p_min`` limit the draft; negative = as configured.
     ``cache_salt`` is what the client says to keep its cells from others, ``cache_scope`` what follows from it and from
     who it is (`engine.cache_scope`).
     ``log_id`` is what the log calls it: the id of the HTTP request that it is a part of.
@@ -269,7 +273,7 @@ class Request:
 
 
 Sink = Callable[[list[Event]], None]
-"""Where a request's events go; called on the event loop, once per step at most."""
+"""The receiver of a request's events. Called on the event loop, at most once per step."""
 
 
 # ---- what a request must be before it is queued
@@ -277,16 +281,16 @@ Sink = Callable[[list[Event]], None]
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What an engine that generates can take. Counts are tokens, but for the slots."""
+    """The limits of a generating engine. Counts are tokens, except slots."""
 
     n_vocab: int
     n_ctx_seq: int
     n_slots: int
     n_ubatch: int
-    media: bool  # whether there is a projector
+    media: bool  # whether a projector is loaded
 
     def check(self, request: Request) -> None:
-        """Raises `InvalidRequest`, `ContextExceeded`."""
+        """Check a request against the limits. Raises `InvalidRequest` or `ContextExceeded`."""
         prompt = request.prompt
         if not prompt:
             raise InvalidRequest("the prompt is empty", "prompt")
@@ -302,12 +306,12 @@ class Bounds:
             raise InvalidRequest("n must be at least 1", "n")
 
     def check_slot(self, id_slot: int) -> None:
-        """Raises `InvalidRequest` for one that is not there."""
+        """Raise `InvalidRequest` for a slot id that does not exist."""
         if not 0 <= id_slot < self.n_slots:
             raise InvalidRequest(f"id_slot must be one of 0 to {self.n_slots - 1}", "id_slot")
 
     def _check_media(self, request: Request) -> None:
-        """Also that the library can decode each of them."""
+        """Check media spans and that the library can decode each of them."""
         at = n_media = 0
         for span in request.media:
             if not self.media or span.chunk is None or span.start < at or span.end > len(request.prompt):

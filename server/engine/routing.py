@@ -1,67 +1,71 @@
-"""Where a request is expected to cost least, and from when on other instances may take it (`ModelQueue`). Used on the
-event loop.
+"""The instance where a request is expected to cost least, and when other instances may take it (`ModelQueue`). Used on
+the event loop.
 
-Cost is counted in prompt tokens, by pure functions. What it waits for: its own tokens without those that are in the
-instance's cells or come there with others, those of others that are before it, what the streams that run take from it,
-and, where every slot is taken, the time until one is free. What it costs others: its own tokens once more. So of two
-instances that would be as quick, the one is chosen that has less to compute: twins meet where the first of them went.
-What has left the cells counts nowhere: the instances of a model share what RAM and disk keep.
+Costs are counted in prompt tokens by pure functions. A request waits for its own uncached tokens, prefill of
+requests before it, the share of running sequences, and, if all slots are busy, the time until one is free. It costs
+others its own tokens once more. So of two equally fast instances the one with less to compute is chosen, and
+requests with a common prefix meet. States in RAM and on disk do not count, because instances share them.
 """
 
 import math
 from collections.abc import Collection, Iterable, Sequence
 
-from server.engine.lora import Tuning, reusable
+from server.engine.lora import AdapterSet, reusable
 from server.engine.prefix.hashes import BLOCK, PrefixHashes, common_prefix
 from server.engine.schedule.prefill import UNSEEN_RATE
 from server.engine.sequence import Phase, Slot, Ticket
 from server.engine.stats import EngineStats
 from server.engine.step.loop import Instance
 
-MOST_LOOKED_AT = 64  # of the requests of an instance
-MOST_COMPARED = 4096  # tokens of a prompt, with those of each slot
+MAX_CANDIDATES = 64  # requests of an instance that are checked
+MAX_COMPARED = 4096  # prompt tokens compared with each slot
 STREAM_TOKENS = 64
-"""What a running stream is taken to cost who joins it: some tens of steps that are longer by about a token's time."""
+"""Assumed cost of a running sequence for a new request, in prompt tokens."""
 SETTLED_S = 0.05
-"""For an instance with an idle slot to take what costs least there, before others do."""
+"""Seconds for an idle instance to take its cheapest requests before others may."""
 
 
-def coming(ticket: Ticket, others: Sequence[Ticket]) -> int:
-    """How many of its first tokens, in whole blocks, an instance is to compute or has computed for one of the `others`
-    that wait or run there. Only those that came last are looked at: twins come together."""
-    ticket.hashes.upto(len(ticket.request.prompt) // BLOCK, ticket.request.prompt, ticket.tuning)
+def expected_prefix(ticket: Ticket, others: Sequence[Ticket]) -> int:
+    """Return how many leading tokens, in whole blocks, an instance computes for one of `others`, which wait or run
+    there. Checks the newest ones only, because requests with a common prefix arrive together.
+    """
+    ticket.hashes.upto(len(ticket.request.prompt) // BLOCK, ticket.request.prompt, ticket.adapter_set)
     shared = (
-        reusable(ticket.hashes.shared(other.hashes), other.tuning, ticket.tuning) for other in others[-MOST_LOOKED_AT:]
+        reusable(ticket.hashes.shared(other.hashes), other.adapter_set, ticket.adapter_set)
+        for other in others[-MAX_CANDIDATES:]
     )
     return max(shared, default=0)
 
 
-def cached(prompt: list[int], wanted: Tuning, slots: Iterable[Slot], hashes: PrefixHashes) -> int:
-    """About how many of the first tokens are in the cells of some slot. What is hashed is not compared, and of what
-    follows no more than `MOST_COMPARED` tokens: long prompts must not hold the event loop up."""
+def cached(prompt: list[int], wanted: AdapterSet, slots: Iterable[Slot], hashes: PrefixHashes) -> int:
+    """Return about how many leading tokens are in some slot's cells. Compares hashes, and at most `MAX_COMPARED` tokens
+    after them, so that long prompts do not block the event loop.
+    """
     best = 0
     hashes.upto(len(prompt) // BLOCK, prompt, wanted)
     for slot in slots:
         running = slot.sequence
         n = min(hashes.shared(slot.hashes if running is None else running.hashes), len(slot.tokens))
         if prompt[n : n + 1] == slot.tokens[n : n + 1]:
-            n += common_prefix(prompt[n : n + MOST_COMPARED], slot.tokens[n : n + MOST_COMPARED])
+            n += common_prefix(prompt[n : n + MAX_COMPARED], slot.tokens[n : n + MAX_COMPARED])
         if n > best:
             best = max(best, slot.reusable(n, wanted))
     return best
 
 
-def outlook(ticket: Ticket, known: int, slots: list[Slot], others: Iterable[Ticket], held: float) -> tuple[int, float]:
-    """What `ticket` would find in an instance that has or will have `known` tokens of its prompt, and where `others`
-    wait or run: tokens to compute, and tokens until its first one comes.
+def estimated_cost(
+    ticket: Ticket, known: int, slots: list[Slot], others: Iterable[Ticket], held: float
+) -> tuple[int, float]:
+    """Return (tokens to compute, tokens until the first output token) for `ticket` in an instance that has or will have
+    `known` tokens of its prompt and where `others` wait or run.
 
-    A slot is held for as long as `held` prompt tokens take. The step thread may change the slots meanwhile: then it is
-    the outlook of a moment ago.
+    A slot is held for the time of `held` prompt tokens. The step thread may change the slots meanwhile, so this is
+    an estimate.
     """
     request = ticket.request
     n_own = len(request.prompt)
     if request.cache_prompt:
-        n_own = max(n_own - max(known, cached(request.prompt, ticket.tuning, slots, ticket.hashes)), 1)
+        n_own = max(n_own - max(known, cached(request.prompt, ticket.adapter_set, slots, ticket.hashes)), 1)
     running = [s for slot in slots if (s := slot.sequence) is not None]
     placed = {id(s.ticket) for s in running}
     n_load, n_before = 0, sum(max(len(s.target) - s.n_computed, 0) for s in running if s.phase is Phase.PREFILL)
@@ -73,21 +77,22 @@ def outlook(ticket: Ticket, known: int, slots: list[Slot], others: Iterable[Tick
 
 
 def held_tokens(stats: Collection[EngineStats]) -> float:
-    """Prompt tokens that could be computed while a request has its slot, at the mean of all instances."""
+    """Return the prompt tokens that could be computed while a request holds its slot, on average."""
     n_ended = sum(sum(one.request_duration.counts) for one in stats)
     held_s = sum(one.request_duration.sum - one.queue_time.sum for one in stats) / n_ended if n_ended else 1.0
     return max(held_s, 0.0) * prompt_rate(stats)
 
 
 def prompt_rate(stats: Collection[EngineStats]) -> float:
-    """Prompt tokens per second, the mean of all instances: one alone may have seen a few short prompts only."""
+    """Return prefill tokens per second, averaged over all instances because a single one may have few measurements."""
     seconds = sum(one.prompt_seconds for one in stats)
     return sum(one.prompt_tokens for one in stats) / seconds if seconds else UNSEEN_RATE
 
 
 def route(ticket: Ticket, open_: Iterable[Ticket], instances: Sequence[Instance], n_slots: int) -> None:
-    """Say which of several `instances` of so many slots each may take `ticket`, and when: where it costs least, beside
-    those that are `open_`, and from when on others."""
+    """Set which of `instances`, with `n_slots` slots each, may take `ticket` and from when: first the cheapest, later
+    the others.
+    """
     request = ticket.request
     there: list[list[Ticket]] = [[] for _ in instances]
     for other in open_:
@@ -95,14 +100,14 @@ def route(ticket: Ticket, open_: Iterable[Ticket], instances: Sequence[Instance]
     stats = [one.stats for one in instances]
     held, rate = held_tokens(stats), prompt_rate(stats)
     found = [
-        outlook(ticket, coming(ticket, others), one.scheduler.slots, others, held)
+        estimated_cost(ticket, expected_prefix(ticket, others), one.scheduler.slots, others, held)
         for one, others in zip(instances, there, strict=True)
     ]
     n_own = tuple(n for n, _ in found)
     takers = [i for i, one in enumerate(instances) if not one.failure]
     if request.id_slot >= 0:
         takers = [request.id_slot // n_slots]
-    best = min(takers, key=lambda i: (sum(found[i]), i))  # what it costs itself and others
+    best = min(takers, key=lambda i: (sum(found[i]), i))  # cost for itself and for others
     has_slot = sum(other.request.n for other in there[best]) < n_slots
     at = [math.inf] * len(instances)
     for i in takers:

@@ -1,4 +1,4 @@
-"""What both engines need of the native side, and what it gives back. `server.llama` implements it; tests use
+"""The protocols that both engines need from the native side. `server.llama` implements them; tests use
 `harness/fakes.py`.
 """
 
@@ -18,8 +18,9 @@ from server.vocab import Vocab
 
 @dataclass(frozen=True, slots=True)
 class RunnerInfo:
-    """Fixed facts of one instance. ``n_ctx_seq`` is the most tokens one sequence may hold; ``n_cells`` those of
-    all together (equal to n_ctx_seq * n_seq when the KV is not unified)."""
+    """Fixed facts of one instance. ``n_ctx_seq`` is the most tokens of one sequence; ``n_cells`` the total number of KV
+    cells (n_ctx_seq * n_seq unless the KV cache is unified).
+    """
 
     n_seq: int
     n_ctx_seq: int
@@ -27,24 +28,26 @@ class RunnerInfo:
     n_batch: int
     n_ubatch: int
     unified: bool
-    can_shift: bool = False  # cells can get other positions
-    can_cut: bool = True  # the end of a sequence can be forgotten
-    n_guesses: int = 0  # most guessed tokens of a sequence in a batch
-    n_more_outputs: int = 1  # that a batch has beside the next tokens of all sequences: of guesses and scored prompts
-    free_bytes: int = 0  # memory left when the context was made; 0 = unknown
-    piece_s: float = 0.0  # guess: what each contiguous piece of unified cells costs a state's copy beside its bytes
-    turn_ends: frozenset[int] = frozenset()  # tokens that end a turn in a chat's prompt
-    evaluation_s: float = 0.0  # that each further evaluation of a step's graph takes; 0 = not measured, or never needed
-    evaluation_tokens: float = 0.0  # that take as long as one more evaluation of a few
-    fills: bool = False  # shorter runs are filled up to save one
-    deferred: bool = False  # the device computes on after a decode without outputs; the next one waits for it
-    copy_s: float = 0.0  # that the copy of a sequence takes, however long it is: separate streams are copied whole
+    can_shift: bool = False  # positions of cells can be shifted
+    can_cut: bool = True  # sequences can be truncated
+    n_draft_max: int = 0  # most draft tokens per sequence and batch
+    n_more_outputs: int = (
+        1  # outputs a batch may have besides one per sequence: for drafts and prompt log probabilities
+    )
+    free_bytes: int = 0  # free memory when the context was created; 0 = unknown
+    piece_s: float = 0.0  # assumed seconds per contiguous piece of unified cells when a state is copied
+    turn_ends: frozenset[int] = frozenset()  # tokens that end a chat turn
+    evaluation_s: float = 0.0  # seconds per additional graph evaluation in a step; 0 = not measured or never needed
+    evaluation_tokens: float = 0.0  # tokens that take as long as one additional evaluation
+    pads: bool = False  # pad shorter runs to save evaluations
+    deferred: bool = False  # a decode without outputs returns before the device is done
+    copy_s: float = 0.0  # seconds to copy a sequence between separate streams, which are copied whole
 
 
 class BatchEntry(Protocol):
-    """A run of tokens of one sequence in a batch: positions ``pos``..
+    """A run of tokens of one sequence in a batch, at positions ``pos`` and following.
 
-    Entries with media are decoded by themselves, those that are not causal each alone.
+    Entries with media are decoded separately; non-causal ones one at a time.
     """
 
     @property
@@ -55,11 +58,13 @@ class BatchEntry(Protocol):
     def tokens(self) -> Sequence[int]: ...
     @property
     def n_outputs(self) -> int:
-        """Logits are wanted for so many of its last tokens."""
+        """Number of its last tokens whose logits are wanted."""
 
     @property
     def media(self) -> MediaInput | None:
-        """What the tokens stand for where they are no text; ``pos`` is that of the medium's first one then."""
+        """The medium that the tokens represent, None for text. ``pos`` is then the position of the medium's first
+        token.
+        """
 
 
 class Sampler(Protocol):
@@ -72,55 +77,56 @@ class Sampler(Protocol):
 
 
 OwnSampler: TypeAlias = Any
-"""A sampler that the same runner made; its type is the runner's own."""
+"""A sampler created by the same runner; its type is private to the runner."""
 OwnChunk: TypeAlias = Any
-"""A medium that the same projector tokenized, as its `MediaSpan.chunk` holds it."""
+"""A medium tokenized by the same projector, as in `MediaSpan.chunk`."""
 
 
 class DraftRunner(Protocol):
-    """The context of a small model that guesses: as many sequences as the runner that it guesses for."""
+    """The context of a draft model, with as many sequences as the target runner."""
 
     @property
     def info(self) -> RunnerInfo: ...
     def decode(self, entries: Sequence[BatchEntry]) -> bool: ...
     def best(self, output: int) -> tuple[int, float]:
-        """The most probable token behind the `output`-th wanted logits of the last decode, and its probability."""
+        """Return the most probable token after the `output`-th wanted logits of the last decode, and its
+        probability."""
 
     def seq_remove(self, seq: int, pos: int) -> bool:
-        """Forget positions >= `pos` of `seq`; False when that can't be."""
+        """Remove positions >= `pos` of `seq`; False if the model cannot."""
 
     def seq_copy(self, source: int, target: int) -> None:
-        """Make `target` a copy of the whole of `source`; the target must be empty."""
+        """Copy all of `source` to `target`, which must be empty."""
 
 
 class MtpHeads(Protocol):
-    """A model's own heads that guess (MTP). They follow what their runner decodes, forgets and copies."""
+    """A model's own draft heads (MTP). They follow what their runner decodes, removes and copies."""
 
     @property
     def info(self) -> RunnerInfo: ...
     def ready(self, seq: int, pos: int) -> bool:
-        """Whether what follows the first `pos` positions of `seq` can be guessed."""
+        """Whether drafts can be made after the first `pos` positions of `seq`."""
 
     def decode(self, entries: Sequence[BatchEntry]) -> bool:
-        """As `Runner.decode`, one token of each sequence: what follows those positions, then the guesses."""
+        """Decode one token of each sequence, as `Runner.decode`: first the pending token, then the draft tokens."""
 
     def best(self, output: int) -> tuple[int, float]: ...
-    def end_guesses(self, seqs: Sequence[int]) -> None:
-        """Forget what was guessed for `seqs`."""
+    def end_draft(self, seqs: Sequence[int]) -> None:
+        """Remove the draft tokens of `seqs`."""
 
 
 class MediaEncoder(Protocol):
-    """A loaded projector. Safe in any thread."""
+    """A loaded projector. Thread-safe."""
 
     def encode(self, chunks: Sequence[OwnChunk]) -> list[bytes]:
-        """Embeddings of as many of the first chunks as are computed together, of one at least.
+        """Return the embeddings of the first chunks, as many as are computed together but at least one.
 
         Raises `InternalError`.
         """
 
 
 class Runner(Protocol):
-    """One native context. Every method is called by the instance's step thread only."""
+    """One native context. Only the instance's step thread calls its methods."""
 
     @property
     def info(self) -> RunnerInfo: ...
@@ -128,40 +134,41 @@ class Runner(Protocol):
     def vocab(self) -> Vocab: ...
     @property
     def draft(self) -> DraftRunner | None:
-        """What guesses for this one; closed with it."""
+        """The draft model's context; closed together with this one."""
 
     @property
     def heads(self) -> MtpHeads | None:
-        """The model's own that guess; closed with it."""
+        """The model's MTP heads; closed together with this one."""
 
     @property
     def encoder(self) -> MediaEncoder | None:
-        """What makes embeddings of media for it, and for all runners of the same weights; closed with these."""
+        """The media encoder of these weights, shared by all runners; closed with the weights."""
 
     def decode(self, entries: Sequence[BatchEntry]) -> bool:
-        """Decode in one call. True: done. False: no KV room, and nothing was changed.
+        """Decode `entries` in one call. Return True if done, False if no KV cells were free (nothing changed).
 
-        Raises `server.errors.InternalError` when the library reports a fault of the batch.
+        Raises `server.errors.InternalError` if the library rejects the batch.
         """
 
     def sampler(self, params: SamplingParams, prompt: Sequence[int]) -> Sampler:
-        """A new chain that has seen the prompt's tokens."""
+        """Return a new sampler chain that has accepted the prompt's tokens."""
 
     def sample_in_graph(self, seq: int, sampler: OwnSampler | None) -> None:
-        """From the next decode on, what follows in `seq` is chosen by `sampler` where it is computed, as far as that
-        can be, and only `sample` may be asked for it; None: its logits are there to be read."""
+        """From the next decode on, sample `seq` with `sampler` in the compute graph if possible; only `sample` may then
+        be used. None: read logits.
+        """
 
     def sample(self, output: int, sampler: OwnSampler) -> int:
         """Sample from the `output`-th wanted logits of the last decode and accept the token."""
 
     def sample_together(self, wanted: Sequence[tuple[int, OwnSampler]]) -> Mapping[int, int | Exception]:
-        """`sample` for several outputs on several cores: the token of each, or why there is none.
+        """Sample several outputs in parallel; return each output's token or its error.
 
-        What is missing in the result is left to `sample`, which is as fast then.
+        Outputs missing from the result are left to `sample`, which is as fast in that case.
         """
 
     def sample_constrained(self, output: int, sampler: OwnSampler, mask: "bytes | memoryview | bytearray") -> int:
-        """Sample and accept, among the tokens whose bit is set; raises InternalError when none is left."""
+        """Sample and accept among the tokens whose mask bit is set. Raises InternalError if none is set."""
 
     def propose(self, output: int, sampler: OwnSampler) -> int:
         """Sample without accepting."""
@@ -171,52 +178,58 @@ class Runner(Protocol):
     def propose_probs(
         self, output: int, sampler: OwnSampler, n_top: int, mask: "bytes | memoryview | bytearray | None" = None
     ) -> TokenLogprob:
-        """Sample without accepting, with log probabilities of what the chain left over, the `n_top` best beside."""
+        """Sample without accepting; return log probabilities after the sampler chain with the `n_top` best tokens."""
 
     def logprobs(self, output: int, token: int, n_top: int) -> TokenLogprob:
-        """From the raw logits of that output: the token's log probability and the `n_top` best."""
+        """Return the raw log probability of `token` at that output, with the `n_top` best tokens."""
 
     @property
     def adapters(self) -> tuple[Adapter, ...]:
-        """The loaded LoRA adapters, by id, with the scales that they were loaded with."""
+        """The loaded LoRA adapters by id, with the scales they were loaded with."""
 
     def use_adapters(self, adapters: Adapters) -> None:
-        """Compute the following batches under this set."""
+        """Compute the following batches with this LoRA set."""
 
     def seq_remove(self, seq: int, pos: int) -> bool:
-        """Forget positions >= `pos` of `seq`; False when this model cannot forget a part."""
+        """Remove positions >= `pos` of `seq`; False if this model cannot truncate."""
 
     def seq_copy(self, source: int, target: int) -> None:
-        """Make `target` a copy of the whole of `source`; the target must be empty."""
+        """Copy all of `source` to `target`, which must be empty."""
 
     def seq_drop(self, seq: int, start: int, end: int) -> None:
-        """Forget positions `start` up to `end` of `seq` and move what follows down to `start`.
+        """Remove positions `start` to `end` of `seq` and shift later positions down to `start`.
 
-        Only where ``info.can_shift``, and only cells that no other sequence shares.
+        Requires ``info.can_shift`` and cells that no other sequence shares.
         """
 
     def seq_size(self, seq: int, *, partial: bool = False) -> int:
-        """Bytes that `seq_save`, or `seq_checkpoint` where `partial`, would give. Raises `InternalError` as they do."""
+        """Return the bytes that `seq_save` (or `seq_checkpoint` if `partial`) would return. Raises `InternalError` as
+        they do.
+        """
 
     def seq_save(self, seq: int) -> bytes:
-        """The library's own state of one sequence, for `seq_load`. Raises `InternalError`, also without memory."""
+        """Return the library's state of one sequence, for `seq_load`. Raises `InternalError`, also if there is no
+        memory.
+        """
 
     def seq_load(self, seq: int, state: bytes, n_pos: int) -> bool:
-        """Replace what `seq` holds by a state whose last position is `n_pos` - 1; False when the library refuses it or
-        it ends at another one, and `seq` is empty then."""
+        """Replace `seq` by a state whose last position is `n_pos` - 1. Return False, with `seq` empty, if the library
+        rejects it or its last position differs.
+        """
 
     def seq_floor(self, seq: int) -> int:
-        """The least position that `seq_remove` can surely bring `seq` to, beside none."""
+        """Return the smallest position to which `seq_remove` can surely truncate `seq`, besides 0."""
 
     def seq_checkpoint(self, seq: int) -> bytes:
-        """What `seq_remove` can't bring back, as it is now; for `seq_rewind`."""
+        """Return the part of the current state that `seq_remove` cannot restore, for `seq_rewind`."""
 
     def seq_rewind(self, seq: int, checkpoint: bytes, n_pos: int) -> bool:
-        """Bring `seq`, which goes on from where `checkpoint` was made, back to there, where its last position was
-        `n_pos` - 1; False: it is empty now."""
+        """Restore `seq` to `checkpoint`, whose last position was `n_pos` - 1. Return False, with `seq` empty, on
+        failure.
+        """
 
     def wipe(self) -> None:
-        """Zero all cells, since a forgotten one still enters sums, with weight 0; no sequence may hold any."""
+        """Zero all cells: removed cells still enter sums with weight 0. No sequence may hold any."""
 
     def close(self) -> None: ...
 
@@ -224,11 +237,11 @@ class Runner(Protocol):
 # ---- of a model that gives vectors
 
 Vectors: TypeAlias = npt.NDArray[np.float32]
-"""The result of one input, rows of ``n_embd``: one row, or with `Pooling.NONE` one for each token. Not normalized."""
+"""The result of one input: rows of ``n_embd`` values, one row, or one per token for `Pooling.NONE`. Not normalized."""
 
 
 class Pooling(StrEnum):
-    """How the vectors of an input's tokens become one (llama.h, enum llama_pooling_type)."""
+    """How token vectors are pooled (llama.h, enum llama_pooling_type)."""
 
     NONE = "none"
     MEAN = "mean"
@@ -239,10 +252,10 @@ class Pooling(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class EmbedderInfo:
-    """Fixed facts of one context that gives vectors. Counts are tokens unless they say otherwise.
+    """Fixed facts of one embedding context. Counts are tokens unless stated otherwise.
 
-    ``whole``: an input has to be computed at once, so it can't be longer than ``n_ubatch``; otherwise it may be
-    spread over several computations, up to the context's length.
+    ``whole``: an input must be computed at once and cannot exceed ``n_ubatch``. Otherwise it may be split, up to the
+    context size.
     """
 
     pooling: Pooling
@@ -255,12 +268,12 @@ class EmbedderInfo:
 
     @property
     def longest(self) -> int:
-        """Tokens that an input may have."""
+        """The most tokens of an input."""
         return min(self.n_ubatch, self.n_ctx_seq) if self.whole else self.n_ctx_seq - 1
 
 
 class EmbeddingRunner(Protocol):
-    """One native context that gives vectors. `embed` is called by the instance's step thread only."""
+    """One native embedding context. Only the instance's step thread calls `embed`."""
 
     @property
     def info(self) -> EmbedderInfo: ...
@@ -268,17 +281,17 @@ class EmbeddingRunner(Protocol):
     def vocab(self) -> Vocab: ...
 
     def embed(self, inputs: Sequence[Sequence[int]]) -> list[Vectors]:
-        """The vectors of each input, computed together. Nothing is remembered between two calls.
+        """Return the vectors of each input, computed in one batch. Stateless.
 
-        At most ``n_seq`` inputs of ``n_pack`` tokens in all, or a single one. Raises `server.errors.InternalError`
-        when the library reports a fault.
+        Accepts at most ``n_seq`` inputs of ``n_pack`` tokens in total, or a single one. Raises
+        `server.errors.InternalError` if the library fails.
         """
 
     def embed_media(self, tokens: Sequence[int], media: Spans) -> Vectors:
-        """As `embed`, of one input with media, which are encoded for it. Raises `InternalError`."""
+        """Embed one input with media, which are encoded first. Raises `InternalError`."""
 
     @property
     def takes_media(self) -> bool:
-        """Whether it can: there is a projector, and what comes later changes nothing of what came before."""
+        """Whether `embed_media` is supported: a projector is loaded and attention is causal."""
 
     def close(self) -> None: ...

@@ -1,4 +1,4 @@
-"""The data the scheduler works on: a sequence is one choice of a request, a slot is where its cells are."""
+"""The data of the scheduler: a sequence is one choice of a request; a slot is one native sequence with its KV cells."""
 
 import math
 from dataclasses import dataclass, field
@@ -7,49 +7,52 @@ from enum import Enum
 from server.constrain.constraint import Constraint
 from server.engine.encode import Encoding
 from server.engine.generate.text import TextStream
-from server.engine.kv.cost import value
+from server.engine.kv.cost import eviction_priority
 from server.engine.kv.disk_cache import Fetch
 from server.engine.kv.state import Checkpoints, SlotState, reach
-from server.engine.lora import BARE, NEVER, Tuning, reusable
+from server.engine.lora import NEVER, NO_ADAPTERS, AdapterSet, reusable
 from server.engine.media import Spans, below, check_spans, position, span_at, whole
 from server.engine.prefix.hashes import PrefixHashes
 from server.engine.request import Adapters, Request, Sink, Timings
 from server.engine.runner_api import Sampler
-from server.engine.speculate.cost import Speculating
+from server.engine.speculate.cost import DraftState
 
 
 @dataclass(eq=False, slots=True)
 class Ticket:
-    """A submitted request: where its events go, and whether anybody still wants them.
+    """A submitted request, its event sink and its cancel flag.
 
-    ``submitted_at`` is when it came first; for one that was asked of a process that has ended, before it got in line
-    here, which is ``waits_since``.
+    ``submitted_at`` is the time of the first submission. ``waits_since`` is the time it was queued here; the two
+    differ if the request was retried after its worker process ended.
 
-    Each instance may take it from its time in ``ready_at`` on (never: infinity), and where it finds too few cells not
-    before ``anyway_at``; it is expected to compute ``n_own`` prompt tokens.
+    ``ready_at`` is, per instance, the time from which that instance may take the request (infinity: never). An
+    instance with too few free cells may take it from ``anyway_at`` on. ``n_own`` is, per instance, the expected
+    number of prompt tokens to prefill.
     """
 
     request: Request
     sink: Sink
     submitted_at: float
     n_open: int = 0  # choices that have not ended
-    tuning: Tuning = BARE
+    adapter_set: AdapterSet = NO_ADAPTERS
     cancelled: bool = False
     ready_at: tuple[float, ...] = (-math.inf,)
     anyway_at: float = -math.inf
     n_own: tuple[int, ...] = (0,)
-    instance: int = 0  # where it costs least; who took it, once it does not wait in the `ModelQueue`
-    hashes: PrefixHashes = field(default_factory=PrefixHashes)  # of the prompt, as far as the event loop asked for it
+    instance: int = 0  # the cheapest instance; after it left the `ModelQueue`, the one that took it
+    hashes: PrefixHashes = field(
+        default_factory=PrefixHashes
+    )  # of the prompt, computed as far as the event loop needed
     waits_since: float = 0.0
 
     @property
     def n_to_compute(self) -> int:
-        """Prompt tokens, as was estimated when it came."""
+        """Prompt tokens to prefill, as estimated when the request was routed."""
         return self.n_own[self.instance]
 
 
 class Phase(Enum):
-    """Where a sequence is in its life."""
+    """The life cycle of a sequence."""
 
     WAITING = "waiting"  # for a slot
     PREFILL = "prefill"
@@ -61,14 +64,14 @@ class Phase(Enum):
 class Sequence:
     """One choice of a request.
 
-    ``target`` is what must be in the cells before the next token can be sampled: the prompt, and after a
-    parking what was generated since. ``base`` is the prompt, or
-    what a context shift left, and the output from ``base_output`` on follows it.
+    ``target`` is what must be in the KV cells before the next token can be sampled: the prompt, and after a
+    preemption also the tokens generated before it. ``base`` is the prompt, or what a context shift left of it; the
+    output from ``base_output`` on follows it.
     """
 
     ticket: Ticket
     index: int
-    target: list[int] = field(default_factory=list)  # at first the prompt
+    target: list[int] = field(default_factory=list)  # initially the prompt
     request: Request = field(init=False)  # the ticket's
     text: TextStream = field(init=False)
     phase: Phase = Phase.WAITING
@@ -78,32 +81,34 @@ class Sequence:
     constraint: Constraint | None = None
     base: list[int] = field(default_factory=list)
     base_output: int = 0
-    speculating: Speculating | None = None
-    n_taken_back: int = 0  # tokens before its newest one that left the cells with wrong guesses, and come back
+    draft_state: DraftState | None = None
+    n_rolled_back: int = (
+        0  # tokens before its newest one that were rolled back with rejected drafts and must be decoded again
+    )
     n_draft: int = 0
     n_draft_accepted: int = 0
-    parked: SlotState | None = None  # what its cells held when it lost its slot
-    fetch: Fetch | None = None  # what it waits for from disk
-    marks: tuple[int, ...] = ()  # places in ``target`` at which a step ends and a checkpoint is made
+    preempted: SlotState | None = None  # its KV state while it is preempted
+    fetch: Fetch | None = None  # the disk read that it waits for
+    checkpoint_positions: tuple[int, ...] = ()  # places in ``target`` at which a step ends and a checkpoint is made
     hashes: PrefixHashes = field(default_factory=PrefixHashes)  # of ``target``
     media: Spans = ()  # in ``content``
-    encodings: dict[int, Encoding] = field(default_factory=dict)  # of those that are not in the cells, by their start
-    n_faults: int = 0  # refused batches that it was in and had to be computed anew after
-    suspect: int = 0  # until so many of its tokens are computed, it decodes alone: it may be the one at fault
-    anew: bool = False  # nothing that is kept is of use to it: its logits were no numbers, and that may be why
-    n_needed: int = 0  # cells, when it was looked at last
-    looked_at: int = -1  # see `Room`, as the next one
-    n_passes: int = 0
+    encodings: dict[int, Encoding] = field(default_factory=dict)  # of media that are not in the cells, by their start
+    n_faults: int = 0  # failed batches after which it had to be recomputed
+    quarantined_until: int = 0  # quarantine: it decodes alone until this many of its tokens are computed
+    recompute: bool = False  # use no cache: its logits were not finite, and a cached state may be the cause
+    n_needed: int = 0  # KV cells, at the last check
+    looked_at: int = -1  # see `KvBudget`; the same for ``n_bypasses``
+    n_bypasses: int = 0
     n_scored: int = 0  # prompt tokens whose logits were read for ``prompt_logprobs``
-    n_cached: int = -1  # prompt tokens that needed no computing; -1 until the first placement
-    origin: tuple[str, int, str] = "", -1, ""  # from where these came (`prefix.find.origin_of`)
+    n_cached: int = -1  # cached prompt tokens; -1 until the first placement
+    origin: tuple[str, int, str] = "", -1, ""  # source of the cached tokens (`prefix.find.origin_of`)
     placed_at: float = 0.0
-    placement_s: float = 0.0  # that bringing its cells to the prompt's beginning took
+    placement_s: float = 0.0  # time to copy or load the cached prefix
     prompt_done_at: float = 0.0
     last_token_at: float = 0.0
 
     def __post_init__(self) -> None:
-        """Begin with the prompt."""
+        """Start with the request's prompt."""
         request = self.request = self.ticket.request
         self.target = self.target or request.prompt
         self.base = self.base or self.target
@@ -112,13 +117,13 @@ class Sequence:
 
     @property
     def held(self) -> "Slot":
-        """Its slot, where it is known to have one."""
+        """Return its slot. Requires that it has one."""
         assert self.slot is not None
         return self.slot
 
     @property
-    def tuning(self) -> Tuning:
-        return self.ticket.tuning
+    def adapter_set(self) -> AdapterSet:
+        return self.ticket.adapter_set
 
     @property
     def shifted(self) -> bool:
@@ -126,28 +131,28 @@ class Sequence:
         return self.base is not self.request.prompt
 
     @property
-    def came(self) -> tuple[float, int]:
-        """When: less for who came earlier."""
+    def arrival(self) -> tuple[float, int]:
+        """Sort key: an earlier arrival is smaller."""
         return self.ticket.submitted_at, self.index
 
     @property
     def next_adapters(self) -> Adapters:
-        """The LoRA set that its next token needs."""
-        return self.ticket.tuning.at(self.n_computed)
+        """The LoRA set that computes its next token."""
+        return self.ticket.adapter_set.at(self.n_computed)
 
     @property
     def content(self) -> list[int]:
-        """Every token that is in the cells or to come there, the last one of the output included."""
+        """All tokens that are or will be in the cells, including the last output token."""
         return self.base + self.output[self.base_output :]
 
     @property
     def n_computed(self) -> int:
-        """Tokens of this sequence that are in cells."""
+        """Number of its tokens in KV cells."""
         return len(self.slot.tokens) if self.slot is not None else 0
 
     @property
     def awaits_media(self) -> bool:
-        """Whether it can't go on before a medium is encoded."""
+        """Whether it cannot continue until a medium is encoded."""
         if not self.encodings or self.phase is not Phase.PREFILL:
             return False
         span = span_at(self.media, self.n_computed)
@@ -157,29 +162,33 @@ class Sequence:
 
     @property
     def pending(self) -> list[int]:
-        """What of its output is not in the cells yet."""
-        return self.output[-1 - self.n_taken_back :]
+        """Output tokens that are not in the cells yet."""
+        return self.output[-1 - self.n_rolled_back :]
 
     @property
     def unscored(self) -> bool:
-        """Whether logits of its prompt's tokens are still to be read."""
+        """Whether log probabilities of prompt tokens are still to be read."""
         request = self.request
         return request.prompt_logprobs and not self.index and self.n_scored < len(request.prompt)
 
     @property
     def n_reusable(self) -> int:
-        """The most tokens of ``target`` that may come from a cache: whose logits are wanted is decoded."""
-        if self.anew:
+        """The largest number of ``target`` tokens that may come from a cache. Tokens whose logits are wanted must be
+        decoded.
+        """
+        if self.recompute:
             return 0
         n = len(self.target) - 1
         return min(n, self.n_scored) if self.unscored else n
 
-    def next_mark(self, start: int, end: int) -> int:
-        """Where a run of its tokens from `start` on has to end, at `end` or before."""
-        return min((mark for mark in self.marks if start < mark < end), default=end)
+    def next_checkpoint(self, start: int, end: int) -> int:
+        """Return where a run of tokens from `start` must end so that a checkpoint can be made, at `end` or before."""
+        return min((mark for mark in self.checkpoint_positions if start < mark < end), default=end)
 
     def timings(self, now: float) -> Timings:
-        """Counts and milliseconds up to `now`, as llama-server counts them (server-context.cpp, get_timings)."""
+        """Return token counts and milliseconds up to `now`, counted as in llama-server (server-context.cpp,
+        get_timings).
+        """
         started = self.prompt_done_at or now
         return Timings(
             cache_n=max(self.n_cached, 0),
@@ -194,11 +203,11 @@ class Sequence:
 
 @dataclass(eq=False, slots=True)
 class Slot:
-    """One native sequence. ``tokens`` are exactly the tokens in its cells, also when nobody holds it; ``media`` are the
-    spans that begin in them, of which the last one may be incomplete.
+    """One native sequence. ``tokens`` always equals the contents of its KV cells, also while it is idle.
 
-    The first ``n_shared`` of them lie in cells that ``shares_with`` holds, too (unified KV only); the first
-    ``n_exact`` are what a fresh computation under ``tuning`` would give, those behind were moved.
+    ``media`` are the media spans that begin in these tokens; the last one may be incomplete. The first ``n_shared``
+    tokens lie in cells that ``shares_with`` also holds (unified KV only). The first ``n_exact`` tokens are what a
+    fresh prefill under ``adapter_set`` would give; cells after that were moved.
     """
 
     id: int
@@ -207,20 +216,20 @@ class Slot:
     sequence: Sequence | None = None
     last_used: float = 0.0
     n_shared: int = 0
-    shares_with: "Slot | None" = None  # whose copy it is
-    n_pieces: int = 0  # contiguous ones of its unified cells, at most; 0 = not counted
+    shares_with: "Slot | None" = None  # the slot whose cells it shares
+    n_pieces: int = 0  # upper bound of contiguous pieces of its unified cells; 0 = not counted
     n_requests: int = 0
-    tuning: Tuning = BARE
+    adapter_set: AdapterSet = NO_ADAPTERS
     n_exact: int = NEVER
-    floor: int = 0  # it can be cut to so many tokens and more; to fewer only at a checkpoint
+    floor: int = 0  # it can be truncated to this many tokens or more; to fewer only at a checkpoint
     checkpoints: Checkpoints = ()
     hashes: PrefixHashes = field(default_factory=PrefixHashes)  # of ``tokens``
-    last: Sequence | None = None  # who held it last, for GET /slots
-    offered: Sequence | None = None  # the last one whose cells were written for other processes
+    last: Sequence | None = None  # the last holder, for GET /slots
+    offered: Sequence | None = None  # the last sequence whose state was written for other processes
 
     @property
     def idle(self) -> bool:
-        """Nobody holds it; its cells are a cache."""
+        """Whether no sequence holds it; its cells are then a cache."""
         return self.sequence is None
 
     @property
@@ -230,17 +239,17 @@ class Slot:
 
     @property
     def pos(self) -> int:
-        """The position of its next token; inside of a medium, that of the medium's first one."""
+        """The position of its next token; inside a medium, the position of the medium's first token."""
         return position(self.media, len(self.tokens)) if self.media else len(self.tokens)
 
-    def value(self, now: float) -> float:
-        """What keeping its content is good for."""
-        return value(len(self.tokens), now - self.last_used)
+    def eviction_priority(self, now: float) -> float:
+        """Return the value of keeping its cells; the slot with the lowest one is evicted first."""
+        return eviction_priority(len(self.tokens), now - self.last_used)
 
     def check(self, n_ctx: int) -> None:
-        """That it holds at most `n_ctx` tokens, and what its sequence says; raises AssertionError."""
+        """Verify that it holds at most `n_ctx` tokens and agrees with its sequence. Raises AssertionError."""
         assert len(self.tokens) <= n_ctx, f"slot {self.id} holds more than its context"
-        assert self.hashes.fits(self.tokens, self.tuning), f"slot {self.id} has another text's hashes"
+        assert self.hashes.fits(self.tokens, self.adapter_set), f"slot {self.id} has another text's hashes"
         check_spans(self.media, self.tokens)
         n_there = 0 if self.shares_with is None else len(self.shares_with.tokens)
         assert 0 <= self.n_shared <= min(len(self.tokens), n_there), f"slot {self.id} shares more than is held"
@@ -248,21 +257,21 @@ class Slot:
         s = self.sequence
         if s is None:
             return
-        assert self.tuning == s.tuning, f"slot {self.id} has another LoRA set than its sequence"
-        assert s.slot is self, f"slot {self.id} and its sequence disagree"  # so no sequence holds two
+        assert self.adapter_set == s.adapter_set, f"slot {self.id} has another LoRA set than its sequence"
+        assert s.slot is self, f"slot {self.id} and its sequence disagree"  # so no sequence holds two slots
         assert s.phase in (Phase.PREFILL, Phase.DECODE), f"a {s.phase.value} sequence holds slot {self.id}"
         assert self.tokens == s.content[: len(self.tokens)], f"slot {self.id} holds other tokens than its sequence"
         assert self.media == below(s.media, len(self.tokens)), f"slot {self.id} holds other media than its sequence"
 
-    def reusable(self, n: int, wanted: Tuning) -> int:
-        """How many of its first `n` tokens a sequence under `wanted` may take over."""
-        n = reusable(min(n, self.n_exact), self.tuning, wanted)
+    def reusable(self, n: int, wanted: AdapterSet) -> int:
+        """Return how many of its first `n` tokens a sequence with the adapter set `wanted` may reuse."""
+        n = reusable(min(n, self.n_exact), self.adapter_set, wanted)
         if self.media:
             n = whole(self.media, n)
         return n if not self.floor else reach(n, len(self.tokens), self.floor, [c.n_tokens for c in self.checkpoints])
 
 
 def log_fields(*requests: Request | None) -> dict[str, str]:
-    """What a line of the log says that is about `requests`; for ``extra`` of `logging`."""
+    """Return the structured-log fields that identify `requests`, for ``extra`` of `logging`."""
     ids = dict.fromkeys(request.log_id or request.id for request in requests if request is not None)
     return {"request": ",".join(ids)} if ids else {}

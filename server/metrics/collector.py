@@ -87,7 +87,7 @@ _OWN_COUNTERS: tuple[tuple[str, str, _Read], ...] = (
     (
         "parked_requests_total",
         "Number of times a running request was moved out of the KV cache to be resumed later",
-        lambda s: s.n_parked,
+        lambda s: s.n_preempted,
     ),
     (
         "cache_ram_hits_total",

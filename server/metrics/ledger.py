@@ -28,7 +28,7 @@ class Ledger:
     """Remembers every engine it was shown. It must be shown each load once while it lasts: see `observe`."""
 
     def __init__(self) -> None:
-        self._accounts: dict[str, _Account] = {}
+        self._counters: dict[str, _Account] = {}
 
     def observe(self, states: Iterable[ModelState]) -> None:
         """Look at the pool: begin to count new engines, and add up those that are gone.
@@ -40,7 +40,7 @@ class Ledger:
     def note(self, engines: Mapping[str, Counted | None]) -> None:
         """The same, by model id."""
         for model, engine in engines.items():
-            account = self._accounts.setdefault(model, _Account())
+            account = self._counters.setdefault(model, _Account())
             if account.engine is engine:
                 continue
             if account.engine is not None:
@@ -51,5 +51,5 @@ class Ledger:
         """By model id, over all loads; gauges are of the present one."""
         return {
             model: combined(account.past, account.engine.stats) if account.engine else account.past
-            for model, account in self._accounts.items()
+            for model, account in self._counters.items()
         }

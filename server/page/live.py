@@ -1,7 +1,7 @@
 """What the page shows while it is looked at: one stream of events for all of its views.
 
 A state is made at most every `EVERY_S`, once for all who look, out of what step threads have published
-(`engine.step.published`); while nobody looks nothing is made, and step threads publish nothing. The more streams run,
+(`engine.step.snapshots`); while nobody looks nothing is made, and step threads publish nothing. The more streams run,
 the longer a state stands, so that a look costs them the same. Beside it comes what changes seldom, when it does:
 requests that have ended, prompt states that are kept, the last hour at the beginning and then each sample.
 Times are unix milliseconds.
@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 
 import orjson
 
-from server.engine.step.published import ChoiceView, InstanceView, KeptStates
+from server.engine.step.snapshots import ChoiceView, InstanceView, TierView
 from server.errors import QueueFull
 from server.page.history import History
 from server.pool.protocols import Generator
@@ -26,7 +26,7 @@ from server.pool.state import ModelState
 EVERY_S = 0.4
 FOR_EACH_S = 0.02  # longer, for each choice that runs
 MOST_WATCHERS = 16
-MOST_ENDED = 100
+MAX_ENDED = 100
 Json = dict[str, Any]
 Load: TypeAlias = tuple[str, float]  # a model, and when it was loaded
 
@@ -60,7 +60,7 @@ class Live:
     _requests: _Changing = field(default_factory=_Changing)
     _ended: dict[tuple[str, float, str, int], Json] = field(default_factory=dict)  # those that `_requests` tells of
     _tiers: _Changing = field(default_factory=_Changing)
-    _kept: dict[Load, Mapping[str, KeptStates]] = field(default_factory=dict)  # that `_tiers` tells of
+    _kept: dict[Load, Mapping[str, TierView]] = field(default_factory=dict)  # that `_tiers` tells of
     _told: dict[tuple[str, float, int], int] = field(default_factory=dict)  # steps by model, load and instance
 
     def begin(self) -> None:
@@ -146,7 +146,7 @@ class Live:
             "disk": {"bytes": stats.cache_disk_bytes, "hits": stats.n_disk_hits},
             "prompt_tokens": stats.prompt_tokens,
             "cached_tokens": stats.prompt_tokens_cached,
-            "parked": stats.n_parked,
+            "parked": stats.n_preempted,
             "drafts": [stats.n_draft_tokens, stats.n_draft_accepted],
         }
 
@@ -170,7 +170,7 @@ class Live:
         if view.steps:
             self._told[key] = view.steps[-1].number
         return [
-            [s.number, at.ms(s.at), round(s.seconds, 5), s.n_decode, s.n_guessed, s.n_prompt]
+            [s.number, at.ms(s.at), round(s.seconds, 5), s.n_decode, s.n_drafted, s.n_prompt]
             for s in view.steps
             if s.number > told
         ]
@@ -185,11 +185,11 @@ class Live:
         clocks = {load: _Clock(engine.now) for load, engine in engines.items()}
         told = {key: ended_object(one, load[0], clocks[load]) for key, load, one in fresh}
         self._ended = {key: self._ended[key] for key, _, _ in ended if key in self._ended} | told
-        newest = sorted(self._ended.values(), key=itemgetter("ended"))[-MOST_ENDED:]
+        newest = sorted(self._ended.values(), key=itemgetter("ended"))[-MAX_ENDED:]
         self._requests.change(_event("requests", newest), _event("ended", list(told.values())))
 
     def _look_at_tiers(self, engines: Mapping[Load, Generator]) -> None:
-        kept = {load: engine.kept_states() for load, engine in engines.items()}
+        kept = {load: engine.cached_states() for load, engine in engines.items()}
         if kept != self._kept:
             self._kept = kept
             self._tiers.change(_event("tiers", {load[0]: _tiers(tiers, engines[load]) for load, tiers in kept.items()}))
@@ -218,7 +218,7 @@ def choice_object(choice: ChoiceView, at: _Clock) -> Json:
         "predicted": choice.n_predicted,
         "max": choice.max_tokens,
         "source": [choice.source, choice.source_slot],
-        "anew": choice.anew,
+        "anew": choice.recompute,
         "submitted": at.ms(choice.submitted_at),
         "placed": at.ms(choice.placed_at),
         "begun": at.ms(choice.placed_at + choice.placement_s),
@@ -232,7 +232,7 @@ def ended_object(choice: ChoiceView, model: str, at: _Clock) -> Json:
     return choice_object(choice, at) | ended
 
 
-def _tiers(tiers: Mapping[str, KeptStates], engine: Generator) -> Json:
+def _tiers(tiers: Mapping[str, TierView], engine: Generator) -> Json:
     at = _Clock(engine.now)
     return {
         name: {

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Self
 
 from server.constrain.grammar.sandbox import Sandbox
 from server.engine.stats import EngineStats, combined
-from server.engine.step.published import SlotSnapshot
+from server.engine.step.snapshots import SlotSnapshot
 from server.errors import NotSupported
 from server.pool.footprint import Fit
 from server.pool.protocols import Embedder, Generator, MediaReader, ModelEngine, ModelInfo, Weights

@@ -14,7 +14,7 @@ from server.engine.request import Adapters, Request, Sink
 from server.engine.runner_api import EmbedderInfo, EmbeddingRunner, Runner, Vectors
 from server.engine.sequence import Ticket
 from server.engine.stats import EngineStats
-from server.engine.step.published import ChoiceView, InstanceView, KeptStates, SlotSnapshot
+from server.engine.step.snapshots import ChoiceView, InstanceView, SlotSnapshot, TierView
 from server.media.bitmap import Bitmap, BitmapKind
 from server.pool.footprint import Fit, Footprint, Memory
 from server.pool.spec import ModelSpec
@@ -122,7 +122,7 @@ class Generator(ModelEngine, Protocol):
     def watch(self, *, wanted: bool) -> None: ...
     def views(self) -> Sequence[InstanceView]: ...
     def ended(self) -> Sequence[ChoiceView]: ...
-    def kept_states(self) -> Mapping[str, KeptStates]: ...
+    def cached_states(self) -> Mapping[str, TierView]: ...
     @property
     def now(self) -> float:
         """The clock of all these times."""

@@ -322,4 +322,4 @@ class Turns:
 def log_failure(task: asyncio.Task[None]) -> None:
     """For tasks that nobody awaits: what they raised is logged."""
     if not task.cancelled() and (error := task.exception()) is not None:
-        log.error("%s failed. A fault: report it with what follows", task.get_name(), exc_info=error)
+        log.error("%s failed; this is a bug, please report it", task.get_name(), exc_info=error)

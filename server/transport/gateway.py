@@ -265,9 +265,7 @@ class Gateway:
         elif record.finished:
             logger.error("a request failed: %s", type(error).__name__)  # answered and logged inside
         else:
-            logger.error(
-                "a request failed in the middle of its reply. A fault: report it with what follows", exc_info=error
-            )
+            logger.error("a request failed in the middle of its reply; this is a bug, please report it", exc_info=error)
             await self._drop(exchange)
 
     async def _drop(self, exchange: _Exchange) -> None:

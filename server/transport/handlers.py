@@ -90,7 +90,7 @@ def error_body(error: Exception) -> ErrorReply:
         return _known(InvalidRequest("the request nests too deeply"))
     if isinstance(error, HTTPException):
         return _http(error)
-    logger.error("unhandled error in a request. A fault: report it with what follows", exc_info=error)
+    logger.error("unhandled error in a request; this is a bug, please report it", exc_info=error)
     return _reply(500, "server_error", "internal server error; the server's log has the details")
 
 

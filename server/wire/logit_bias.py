@@ -14,7 +14,7 @@ from server.wire.fields import field_error
 
 Biases = tuple[tuple[int | str, float], ...]
 MAX_ENTRIES = 65536
-MOST_TOGETHER = 4 * MAX_ENTRIES
+MAX_BATCH = 4 * MAX_ENTRIES
 """Of all choices of all prompts of one body: each has its own copy in the library, and in what llama-server's own
 replies show of their settings."""
 _LIMIT = 1e30
@@ -75,8 +75,8 @@ def token_biases(bias: Biases, vocab: Vocab) -> tuple[tuple[int, float], ...]:
 def check_together(requests: Iterable[Request]) -> None:
     """Raises `InvalidRequest` where the requests of one body have too many biases together."""
     n = sum(len(request.sampling.logit_bias) * request.n for request in requests)
-    if n > MOST_TOGETHER:
-        raise field_error("logit_bias", f"comes to {n} tokens for all prompts and choices; at most {MOST_TOGETHER}")
+    if n > MAX_BATCH:
+        raise field_error("logit_bias", f"comes to {n} tokens for all prompts and choices; at most {MAX_BATCH}")
 
 
 def banned_everything(bias: Sequence[tuple[int, float]], n_tokens: int) -> bool:

@@ -123,7 +123,7 @@ async def test_who_leaves_or_is_parked_leaves_no_chain_behind(tmp_path: Path) ->
         wanted = [asked(i % 4, SEEDED, max_tokens=100) for i in range(6)]
         alone = [tokens_of(await run(engine, one))[0] for one in wanted[:4]]
         replies = await run(engine, *wanted)
-        assert engine.stats.n_parked
+        assert engine.stats.n_preempted
         assert tokens_of(replies)[:4] == alone
         seen = asyncio.Event()
         ticket = engine.submit(asked(0, SEEDED, max_tokens=250), lambda _: seen.set())

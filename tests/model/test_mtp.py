@@ -89,8 +89,8 @@ async def test_heads_change_no_token_and_save_steps(
     again, n_guessing = await answers(guessing.runner(), monkeypatch, *requests(n))
     assert [token_ids(reply) for reply in again] == [token_ids(reply) for reply in said]
     timings = [reply.finished[0].timings for reply in again]
-    n_guessed, n_right = sum(t.draft_n for t in timings), sum(t.draft_n_accepted for t in timings)
-    assert n_guessed > n_right > n * N_TOKENS // 8
+    n_drafted, n_right = sum(t.draft_n for t in timings), sum(t.draft_n_accepted for t in timings)
+    assert n_drafted > n_right > n * N_TOKENS // 8
     assert n_guessing < 0.9 * n_plain
     plain.close()
     guessing.close()
@@ -102,7 +102,7 @@ def guesses(runner: LlamaRunner, seq: int, pos: int, token: int, n: int = 3) -> 
         assert heads.decode([Run(seq, pos + i, [token], n_outputs=1)])
         token, _ = heads.best(0)
         found.append(token)
-    heads.end_guesses([seq])
+    heads.end_draft([seq])
     return found
 
 

@@ -81,7 +81,7 @@ def test_text_is_what_it_is_alone(runner: LlamaRunner, copies: bool) -> None:
 
 def test_runs_that_are_filled_up_go_on_as_if_they_were_not(runner: LlamaRunner) -> None:
     """Neighbours of 5, 7 and 4 tokens are evaluated together, where what fills them up can be cut off again."""
-    before, runner.info = runner.info, replace(runner.info, evaluation_tokens=9.0, fills=runner.info.can_cut)
+    before, runner.info = runner.info, replace(runner.info, evaluation_tokens=9.0, pads=runner.info.can_cut)
     prompts = [prompt_tokens(runner.vocab, TEXTS[0])[:n] for n in (5, 7, 4)]
     expected = [generate(runner, prompt, N, seq=3) for prompt in prompts]
     runner.clear(3)

@@ -1,7 +1,7 @@
-"""Tokens under a constraint: sample first, let the matcher look at that one token, and mask only when it says no.
+"""Constrained decoding: sample first, check the token with the matcher, and mask only if it was rejected.
 
-A mask over the vocabulary costs a hundred times what the look at one token does. Where several sequences of a step
-need one, the masks are computed in one call.
+A mask over the vocabulary costs a hundred times as much as checking one token. If several sequences of a step need a
+mask, all masks are computed in one call.
 """
 
 import logging
@@ -14,7 +14,7 @@ from server.engine.runner_api import Runner
 from server.engine.schedule.scheduler import TokenRun
 from server.engine.sequence import Phase, Sequence
 
-if TYPE_CHECKING:  # llguidance takes its time to import
+if TYPE_CHECKING:  # llguidance is slow to import
     from server.constrain.grammar.matcher import Masks
 
 log = logging.getLogger(__name__)
@@ -22,9 +22,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Proposal:
-    """What the sampler chose. ``mask`` is set where `constraint` refuses it and its mask is there.
+    """A sampled token and whether the constraint allows it. ``mask`` is set if it was rejected and the mask is
+    computed.
 
-    ``error``: proposing failed; it is raised when the sequence's turn comes, and is its own.
+    ``error``: sampling failed; raised when the sequence's turn comes.
     """
 
     constraint: Constraint
@@ -36,7 +37,7 @@ class Proposal:
 
 
 class Constrained:
-    """Used by the step thread."""
+    """Samples constrained sequences. Used by the step thread."""
 
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
@@ -44,9 +45,9 @@ class Constrained:
         self._proposals: dict[int, Proposal] = {}  # by output
 
     def propose(self, entries: list[TokenRun]) -> None:
-        """Propose the next token of every constrained sequence, and compute the masks of those refused together.
+        """Sample the next token of every constrained sequence, and compute the masks of rejected ones in parallel.
 
-        `entries` are those with logits, in the order of their outputs. One sequence alone is left to `sample`.
+        `entries` have logits, in output order. A single sequence is left to `sample`.
         """
         self._proposals.clear()
         if sum([entry.sequence.constraint is not None for entry in entries]) < 2:
@@ -68,7 +69,7 @@ class Constrained:
         self._mask_together()
 
     def sample(self, output: int, sequence: Sequence) -> tuple[int, TokenLogprob | None]:
-        """Take the next token; with its probabilities where the request wants those after sampling."""
+        """Return the next token, with its probabilities after sampling if requested."""
         runner, sampler, constraint = self._runner, sequence.sampler, sequence.constraint
         assert sampler is not None
         assert constraint is not None
@@ -110,7 +111,7 @@ class Constrained:
 
                 self._masks = Masks()
             masks = self._masks.compute([masked_by for _, masked_by in refused])
-        except Exception as error:  # noqa: BLE001 - each computes its own in its turn: only who is at fault fails
+        except Exception as error:  # noqa: BLE001 - each sequence computes its own mask later: only the faulty one fails
             log.error("%d masks could not be computed together, each is by itself: %r", len(refused), error)
             return
         for (made, _), mask in zip(refused, masks, strict=True):

@@ -1,4 +1,4 @@
-"""After a decode: every sequence's next tokens, with what was guessed checked against them, become events."""
+"""After a decode: each sequence's next tokens, with draft tokens verified, become events."""
 
 import sys
 from collections.abc import Callable, Mapping
@@ -29,13 +29,14 @@ from server.engine.step.requests import Requests
 from server.errors import NotNumbers
 
 MASK_LOOKS_AT = 200
-"""Of the most probable tokens those that a constraint forbids are looked for among so many."""
+"""Number of most probable tokens among which masked ones are reported."""
 
 
 @dataclass(eq=False)
 class NextTokens:
-    """Of the sequences of one instance; used by its step thread. What fails is the fault of one sequence, and ends its
-    request alone."""
+    """Samples and emits the next tokens of one instance. Used by its step thread. An error ends only the affected
+    request.
+    """
 
     _runner: Runner
     _params: EngineParams
@@ -52,10 +53,10 @@ class NextTokens:
         self._vocab = self._runner.vocab
         self._n_most = sys.maxsize if self._params.context_shift and info.can_shift else info.n_ctx_seq
         self._constrained = Constrained(self._runner)
-        self._drawn: Mapping[int, int | Exception] = {}  # of this decode, by output
+        self._drawn: Mapping[int, int | Exception] = {}  # sampled in parallel for this decode, by output
 
     def begin(self, sequence: Sequence) -> None:
-        """Make the sampler of a choice; each choice of a seeded request gets a seed of its own."""
+        """Create the sampler of a choice; each choice of a seeded request gets its own seed."""
         request = sequence.request
         params = request.sampling
         if sequence.index and params.seed != RANDOM_SEED:
@@ -65,7 +66,7 @@ class NextTokens:
             self._speculation.begin(sequence)
 
     def choose_places(self, entries: list[TokenRun]) -> None:
-        """To be called before a decode: whose next token the graph may choose, since nothing else needs its logits."""
+        """Before a decode: choose which sequences sample in the graph, because nothing else needs their logits."""
         for entry in entries:
             sampler = entry.sequence.sampler
             if entry.n_outputs and sampler is not None:
@@ -73,69 +74,69 @@ class NextTokens:
                 self._runner.sample_in_graph(entry.seq, sampler if in_graph else None)
 
     def take(self, entries: list[TokenRun]) -> list[Sequence]:
-        """`entries` are those of the last decode that have logits, in the order of their outputs.
+        """Sample the next tokens of `entries`, which have logits, in output order.
 
-        The sequences whose logits are not numbers are left as they are, for the caller.
+        Return the sequences whose logits are not finite, unchanged.
         """
         self._propose(entries)
-        spoiled: list[Sequence] = []
+        not_finite: list[Sequence] = []
         output = 0
         for entry in entries:
             sequence = entry.sequence
-            if sequence.phase is not Phase.ENDED:  # else another choice of its request has failed in this step
+            if sequence.phase is not Phase.ENDED:  # otherwise another choice of its request failed in this step
                 try:
                     if entry.scored:
                         self._mailbox.emit(sequence.ticket, self._score(output, entry))
                     if sequence.phase is Phase.DECODE:
                         self._take_checked(entry.next_output(output), entry)
                 except NotNumbers:
-                    spoiled.append(sequence)
+                    not_finite.append(sequence)
                 except Exception as error:  # noqa: BLE001 - `Requests.fail` logs what is not ours
                     self._requests.fail(sequence.ticket, error)
             output += entry.n_outputs
-        return spoiled
+        return not_finite
 
     def _take_checked(self, output: int, entry: TokenRun) -> None:
-        """Take tokens as long as they are the guessed ones, and one more; what was guessed beyond is forgotten."""
-        sequence, guesses = entry.sequence, entry.guesses
+        """Sample until a draft token is rejected, then take one more token; roll back the rest."""
+        sequence, draft_tokens = entry.sequence, entry.draft_tokens
         n_right, is_right, reason = 0, True, None
-        sequence.n_draft += len(guesses)
+        sequence.n_draft += len(draft_tokens)
         while is_right and reason is None:
-            guess = guesses[n_right] if n_right < len(guesses) else None
-            takes = None if guess is None else self._takes(sequence, guess, n_right)
+            draft = draft_tokens[n_right] if n_right < len(draft_tokens) else None
+            takes = None if draft is None else self._takes(sequence, draft, n_right)
             now = self._clock()
-            reason = self._take_one(output + n_right, sequence, now, guess if takes else None)
-            is_right = guess is not None and sequence.output[-1] == guess and takes is not False
-            n_right += is_right  # also when it ends the reply
-        if guesses:
-            # as llama-server counts: an end token that guesses follow is not an accepted one
-            uncounted = reason and is_right and n_right < len(guesses) and sequence.output[-1] in self._vocab.eog
-            self._judge(entry, n_right, n_right - bool(uncounted))
+            reason = self._take_one(output + n_right, sequence, now, draft if takes else None)
+            is_right = draft is not None and sequence.output[-1] == draft and takes is not False
+            n_right += is_right  # also if it ends the reply
+        if draft_tokens:
+            # as llama-server counts: an end token with draft tokens after it is not an accepted one
+            uncounted = reason and is_right and n_right < len(draft_tokens) and sequence.output[-1] in self._vocab.eog
+            self._record_draft(entry, n_right, n_right - bool(uncounted))
         if reason is not None:
             truncated = reason is FinishReason.LIMIT and self._context_full(sequence)
             self.finish(sequence, entry.seq, reason, now, truncated=truncated)
 
-    def _takes(self, sequence: Sequence, guess: int, n: int) -> bool | None:
-        """Whether the `n`-th guess is taken whatever the model says; None: the model decides."""
+    def _takes(self, sequence: Sequence, draft: int, n: int) -> bool | None:
+        """Whether the `n`-th draft token is accepted regardless of sampling; None: sampling decides."""
         takes = None if self._speculation is None else self._speculation.takes(sequence, n)
-        return takes and guess not in self._vocab.eog
+        return takes and draft not in self._vocab.eog
 
-    def _judge(self, entry: TokenRun, n_right: int, n_accepted: int) -> None:
-        sequence, n_guessed = entry.sequence, len(entry.guesses)
+    def _record_draft(self, entry: TokenRun, n_right: int, n_accepted: int) -> None:
+        sequence, n_drafted = entry.sequence, len(entry.draft_tokens)
         sequence.n_draft_accepted += n_accepted
-        self._stats.add_draft(n_guessed, n_accepted)
+        self._stats.add_draft(n_drafted, n_accepted)
         if self._speculation is not None:
-            self._speculation.judge(sequence, n_guessed, n_right)
-        if n_right < n_guessed:
-            self._cells.take_back(entry, n_guessed - n_right, self._clock())
+            self._speculation.record_accepted(sequence, n_drafted, n_right)
+        if n_right < n_drafted:
+            self._cells.roll_back(entry, n_drafted - n_right, self._clock())
 
     def _take_one(self, output: int, sequence: Sequence, now: float, given: int | None) -> FinishReason | None:
-        """Take the next token from the `output`-th logits. Returns why the choice ends with it, if it does.
+        """Take the next token from the `output`-th logits. Return why the choice ends with it, if it does.
 
-        A token that is `given` is taken whatever the logits and the constraint say.
+        A `given` token is taken regardless of logits and constraint.
         """
         request, stream = sequence.request, sequence.text
-        if request.max_tokens == 0:  # the prompt was wanted in the cache, nothing else
+        if request.max_tokens == 0:  # the request only wanted its prompt cached
             self._emit_started(sequence, now)
             return FinishReason.LIMIT
         if given is None:
@@ -152,11 +153,11 @@ class NextTokens:
             self._stats.inter_token.observe(now - sequence.last_token_at)
         sequence.last_token_at = now
         sequence.output.append(token)
-        if sequence.speculating is not None:
-            sequence.speculating.add(token)
+        if sequence.draft_state is not None:
+            sequence.draft_state.add(token)
         self._stats.predicted_tokens += 1
         had_new_line = stream.has_new_line
-        special = self._params.special  # control tokens are text
+        special = self._params.special  # control tokens are rendered
         is_end = token in self._vocab.eog and not request.sampling.ignore_eos
         if is_end:
             piece = self._vocab.piece(token) if special else b""
@@ -169,20 +170,20 @@ class NextTokens:
         return FinishReason.EOS if is_end else self._end_reason(sequence, had_new_line, shown, now)
 
     def _score(self, output: int, entry: TokenRun) -> PromptLogprobs:
-        """How probable prompt tokens are: those behind the ones of `entry`, whose logits begin at the `output`-th."""
+        """Return the log probabilities of the prompt tokens after those of `entry`, whose logits start at `output`."""
         sequence, runner = entry.sequence, self._runner
         end = entry.at + len(entry.tokens)
         following = sequence.request.prompt[entry.at + 1 : end + 1]
         n_top = sequence.request.n_probs
         sequence.n_scored = end
-        first = output + entry.n_outputs - len(entry.tokens)  # of a medium only the last one has logits
+        first = output + entry.n_outputs - len(entry.tokens)  # only a medium's last token has logits
         tokens = [
             runner.logprobs(at, token, n_top) if token >= 0 else None for at, token in enumerate(following, first)
         ]
         return PromptLogprobs(sequence.index, tuple(tokens))
 
     def _propose(self, entries: list[TokenRun]) -> None:
-        """What can be is computed together, before each takes its own."""
+        """Sample what can be sampled in parallel, before each sequence takes its own."""
         self._constrained.propose(entries)
         self._drawn = {}
         if len(entries) < 2:
@@ -198,7 +199,7 @@ class NextTokens:
     def _next_token(self, output: int, sequence: Sequence) -> tuple[int, TokenLogprob | None]:
         runner, sampler, request = self._runner, sequence.sampler, sequence.request
         assert sampler is not None
-        if sequence.constraint is None and not request.want_logprobs:  # nearly all tokens
+        if sequence.constraint is None and not request.want_logprobs:  # the usual case
             drawn = self._drawn.get(output)
             if isinstance(drawn, Exception):
                 raise drawn
@@ -219,7 +220,7 @@ class NextTokens:
 
     def _mask(self, output: int, constraint: Constraint, n: int) -> MaskView:
         best = self._runner.logprobs(output, 0, MASK_LOOKS_AT).top
-        constraint.allows(best[0].id)  # whose mask depends on a token that it refused last is asked about one here
+        constraint.allows(best[0].id)  # a mask may depend on the last rejected token, so ask about one
         bits = int.from_bytes(constraint.mask(), "little")
         forbidden = [one for one in best if not bits >> one.id & 1]
         return MaskView((bits & (1 << self._vocab.n_tokens) - 1).bit_count(), tuple(forbidden[:n]))
@@ -251,7 +252,7 @@ class NextTokens:
     def _end_reason(
         self, sequence: Sequence, had_new_line: bool, shown: Text | None, now: float
     ) -> FinishReason | None:
-        """Why the choice ends with its last token, if it does; server-context.cpp, process_token."""
+        """Return why the choice ends with its last token, if it does (server-context.cpp, process_token)."""
         request = sequence.request
         if sequence.text.stopping_word:
             return FinishReason.STOP
@@ -269,8 +270,9 @@ class NextTokens:
     def finish(
         self, sequence: Sequence, slot: int, reason: FinishReason, now: float, *, truncated: bool = False
     ) -> None:
-        """End a choice, whose last token was decoded in the slot of that id: it may have lost it since to guesses that
-        could not be taken back. Its last events are text that was held back, and why it ended."""
+        """End a choice whose last token was decoded in `slot`; it may have lost the slot since. Emit held text, then
+        the finish event.
+        """
         rest = sequence.text.finish()
         if rest is not None:
             self._emit_text(sequence, rest, now)
@@ -296,16 +298,17 @@ class NextTokens:
 
 
 def _needs_no_logits(sequence: Sequence) -> bool:
-    """Whether all that is asked of its outputs is a token. Adapters can make logits that are no numbers, which are told
-    from those best by looking at them."""
-    request, guesses = sequence.request, sequence.speculating
+    """Whether only a token is needed of its outputs. Adapters may produce non-finite logits, which are detected by
+    reading them.
+    """
+    request, draft_tokens = sequence.request, sequence.draft_state
     asked = request.want_logprobs or request.prompt_logprobs or sequence.constraint is not None
-    by_chance = guesses is not None and guesses.dice is not None
+    by_chance = draft_tokens is not None and draft_tokens.dice is not None
     return request.sampling.backend_sampling and not asked and not by_chance
 
 
 def _is_free(entry: TokenRun) -> bool:
-    """Whether its one token is the sampler's choice alone, and will be taken whatever else happens in the step."""
+    """Whether its one token is sampled freely and will be accepted in any case."""
     sequence = entry.sequence
     request = sequence.request
     bound = sequence.constraint is not None or entry.n_outputs > 1 or entry.scored or request.want_logprobs

@@ -1,4 +1,4 @@
-"""Tokens to text, as it can be shown: whole characters, and never a part of a stop string."""
+"""Incremental detokenization: whole characters, never a part of a stop string."""
 
 import codecs
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ _WHITE = " \t"
 
 @dataclass(slots=True)
 class _Pending:
-    """A token whose text is not final: it begins at ``start`` of the held text."""
+    """A token whose text is not final: it starts at ``start`` of the held text."""
 
     token: int
     start: int
@@ -21,11 +21,11 @@ class _Pending:
 
 @dataclass(slots=True)
 class TextStream:
-    """Incremental detokenizer of the `index`-th choice, with its stop strings.
+    """Incremental detokenizer of choice number `index`, with its stop strings.
 
-    `feed` returns what became final. ``stopping_word`` is set once a stop string was met, ``outdented`` once a line is
-    indented by fewer than ``n_indent`` white spaces; nothing after either is shown. The line that the text begins with
-    may have any indentation, and the white space of the offending one stays (llama.cpp server-context.cpp,
+    `feed` returns the text that became final. ``stopping_word`` is set once a stop string matched, ``outdented``
+    once a line is indented by fewer than ``n_indent`` characters; nothing after either is emitted. The first line
+    may have any indentation, and the white space of the outdented line is kept (llama.cpp server-context.cpp,
     process_token).
     """
 
@@ -40,11 +40,11 @@ class TextStream:
     )
     _held: str = ""
     _pending: list[_Pending] = field(default_factory=list)
-    _inside: bool = False  # the decoder has the beginning of a character
-    _indent: int = -1  # of the line that has only white space so far; -1 = within a line
+    _inside: bool = False  # the decoder holds an incomplete character
+    _indent: int = -1  # indentation of a line with only white space so far; -1 = within a line
 
     def feed(self, token: int, piece: bytes, logprob: TokenLogprob | None) -> Text | None:
-        """Take one more token; None when nothing new can be shown yet."""
+        """Add a token; return new text, None if nothing can be emitted yet."""
         if not (self._inside or self._pending or self.stops or logprob or self.n_indent):
             text = _whole(piece)
             if text:
@@ -61,7 +61,7 @@ class TextStream:
         return self._show(len(self._held) - n_more)
 
     def finish(self) -> Text | None:
-        """Show what was held back; an incomplete character becomes U+FFFD."""
+        """Return the held text; an incomplete character becomes U+FFFD."""
         if self.outdented:
             return None
         if not self.stopping_word:
@@ -71,7 +71,7 @@ class TextStream:
         return self._show(len(self._held), last=True)
 
     def _cut_at_stop(self, searched: int) -> bool:
-        """Cut the held text at the earliest stop string in it; the tokens that lie behind have no probabilities."""
+        """Truncate the held text at the first stop string; tokens after it lose their log probabilities."""
         hits = []
         for stop in self.stops:
             at = self._held.find(stop, max(0, searched - len(stop) + 1))
@@ -87,7 +87,7 @@ class TextStream:
         return True
 
     def _partial_stop(self) -> int:
-        """Length of the longest end of the held text that a stop string begins with."""
+        """Return the length of the longest suffix of the held text that may start a stop string."""
         longest = 0
         for stop in self.stops:
             for n in range(min(len(stop) - 1, len(self._held)), longest, -1):
@@ -97,7 +97,7 @@ class TextStream:
         return longest
 
     def _show(self, n: int, *, last: bool = False) -> Text | None:
-        """Release the first ``n`` held characters, with every token that begins in them."""
+        """Release the first ``n`` held characters, with every token that starts in them."""
         if n == 0 and not last:
             return None
         text, self._held = self._held[:n], self._held[n:]
@@ -110,7 +110,7 @@ class TextStream:
         return Text(self.index, self._indented(text) if self.n_indent else text, tuple(p.token for p in done), logprobs)
 
     def _indented(self, text: str) -> str:
-        """`text` up to where a line shows to be indented too little."""
+        """Return `text` up to the first line that is indented too little."""
         for at, char in enumerate(text):
             if self._indent >= 0 and char in _WHITE:
                 self._indent += 1
@@ -124,7 +124,7 @@ class TextStream:
 
 @lru_cache(1 << 16)
 def _whole(piece: bytes) -> str:
-    """The text of a piece that is whole characters; "" for others. Most tokens are, and each comes again."""
+    """Return the text of a piece of whole characters, otherwise "". Cached, because tokens repeat."""
     try:
         return piece.decode()
     except UnicodeDecodeError:

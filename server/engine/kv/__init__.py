@@ -1,11 +1,11 @@
-"""What the cells of slots hold, and where it goes when a slot is needed by others: RAM, disk, and back.
+"""The KV store: what the cells of slots hold, and where it goes when a slot is needed: RAM, disk, and back.
 
 ================  ======================================================================================
-``cells``         the only place that changes cells other than by decoding
-``state``         what a slot holds as a value; places to come back to where memory can't be cut (pure)
-``ram_cache``     prompt states that have lost their slot, in RAM (pure)
-``disk_cache``    and on disk; requests that wait for the disk
-``moving``        states out of the cells and back, and whether that may be now
-``cost``          what a cache is worth, whose goes first, what moving a state or a stream takes (pure)
+``cells``         the only code that changes cells other than by decoding
+``state``         a slot's contents as a value; checkpoints for memory that cannot be truncated (pure)
+``ram_cache``     the RAM tier: states of sequences that lost their slot (pure)
+``disk_cache``    the disk tier, and requests that wait for a read
+``offloader``     moves states out of cells and back, within the step's time
+``cost``          eviction priority, and the predicted cost of moving a state or copying a sequence (pure)
 ================  ======================================================================================
 """

@@ -1,11 +1,11 @@
-"""Carries out what the scheduler decided about cells, and keeps ``slot.tokens`` true to them."""
+"""Carries out the scheduler's decisions about KV cells and keeps ``slot.tokens`` equal to them."""
 
 import logging
 from collections.abc import Callable, Iterable
 
-from server.engine.kv.cost import least_valuable
-from server.engine.kv.moving import Moving
-from server.engine.kv.ram_cache import KeptState
+from server.engine.kv.cost import first_to_evict
+from server.engine.kv.offloader import Offloader
+from server.engine.kv.ram_cache import CacheEntry
 from server.engine.kv.state import MIN_GAP, MIN_PROMPT, Checkpoint, Checkpoints, SlotState, added, up_to
 from server.engine.lora import NEVER
 from server.engine.media import below, dropped, last_position, n_up_to, position, span_at, whole
@@ -19,19 +19,19 @@ log = logging.getLogger(__name__)
 
 
 class Cells:
-    """The only place that changes cells other than by decoding."""
+    """The only code that changes cells other than by decoding."""
 
     def __init__(self, runner: Runner, scheduler: Scheduler, clock: Callable[[], float]) -> None:
         self._runner = runner
         self._scheduler = scheduler
-        self.moving = Moving(runner, scheduler, clock)
+        self.offloader = Offloader(runner, scheduler, clock)
         self._can_cut = runner.info.can_cut
         self._clock = clock
-        self._checkpoint_s = 0.0  # that the last one took
-        self.n_checkpoints = self.n_rewound = 0  # made, and gone on from
+        self._checkpoint_s = 0.0  # duration of the last checkpoint
+        self.n_checkpoints = self.n_rewound = 0  # created, resumed from
 
     def clear(self, slot: Slot) -> None:
-        """Forget everything in `slot`."""
+        """Remove everything from `slot`."""
         self._runner.seq_remove(slot.id, 0)
         self._share(slot, 0)
         slot.tokens, slot.media = [], ()
@@ -42,13 +42,14 @@ class Cells:
         self._checkpoints_are(slot, ())
 
     def evict(self, slot: Slot, now: float) -> None:
-        """The idle `slot` loses its cells, for RAM where that is of use."""
-        self.moving.keep(slot, len(slot.tokens), now)
+        """Remove the cells of the idle `slot`, offloading them first if that is useful."""
+        self.offloader.offload(slot, len(slot.tokens), now)
         self.clear(slot)
 
     def truncate(self, slot: Slot, n: int) -> bool:
-        """Keep the first `n` tokens, without a medium that would be cut. False, and nothing changed, when the model
-        cannot forget a part."""
+        """Keep the first `n` tokens, rounded down to a whole medium. Return False, with nothing changed, if the memory
+        cannot be truncated there.
+        """
         n = whole(slot.media, n)
         if not self._runner.seq_remove(slot.id, position(slot.media, n)):
             return False
@@ -60,14 +61,14 @@ class Cells:
         return True
 
     def _ends_at(self, slot: Slot, n: int) -> None:
-        """Only its first `n` tokens are in the cells."""
+        """Update `slot` after everything but its first `n` tokens was removed."""
         self._share(slot, n)
         del slot.tokens[n:]
         slot.media = below(slot.media, n)
         slot.hashes.cut(n)
 
     def _cut(self, slot: Slot, n: int) -> None:
-        """Keep the first `n` tokens, by a checkpoint if need be; nothing when there is no way back to there."""
+        """Keep the first `n` tokens, by a checkpoint if necessary; otherwise nothing."""
         if len(slot.tokens) <= n or self.truncate(slot, n):
             return
         checkpoint = next((c for c in slot.checkpoints if c.n_tokens == n), None)
@@ -77,7 +78,7 @@ class Cells:
         self.n_rewound += 1
 
     def _rewind(self, slot: Slot, checkpoint: Checkpoint) -> bool:
-        """Back to `checkpoint`. False: the cells are empty, which ``slot`` does not say yet."""
+        """Restore `checkpoint`. Return False if the cells are empty now, which ``slot`` does not say yet."""
         n = checkpoint.n_tokens
         if not self._runner.seq_rewind(slot.id, checkpoint.state, last_position(slot.media, n) + 1):
             return False
@@ -86,30 +87,32 @@ class Cells:
         self._look(slot)
         return True
 
-    def before_guesses(self, entries: list[TokenRun]) -> None:
-        """`entries` are about to be decoded: make it possible to take their guesses back.
+    def prepare_rollback(self, entries: list[TokenRun]) -> None:
+        """Make it possible to roll back the draft tokens of `entries`, which are about to be decoded.
 
-        A micro-batch replaces no cell in the window of its first token (llama-kv-cache.cpp, find_slot), so that what is
-        decoded in one piece can be cut. Several sequences with cells of their own are decoded in pieces.
+        A micro-batch replaces no cell in the window of its first token (llama-kv-cache.cpp, find_slot), so a sliding
+        window can be truncated after a decode in one piece. Several sequences with separate KV are decoded in
+        pieces.
         """
         if self._can_cut:
             return
         for entry in entries:
             slot = entry.sequence.slot
-            if entry.guesses and slot is not None:
+            if entry.draft_tokens and slot is not None:
                 in_one = self._runner.info.unified or len(entries) == 1
                 if slot.floor < len(slot.tokens) and in_one:
                     continue
                 try:
                     entry.undo = Checkpoint(len(slot.tokens), self._runner.seq_checkpoint(slot.id))
                 except CONTAINED as error:
-                    log.warning("slot %d: guesses are not tried, they could not be taken back: %r", slot.id, error)
-                    entry.tokens, entry.n_outputs = entry.tokens[: -len(entry.guesses)], 1
+                    log.warning("slot %d: draft tokens are skipped, they could not be rolled back: %r", slot.id, error)
+                    entry.tokens, entry.n_outputs = entry.tokens[: -len(entry.draft_tokens)], 1
 
-    def take_back(self, entry: TokenRun, n: int, now: float) -> None:
-        """The last `n` tokens of `entry`, which was decoded, were guessed wrong.
+    def roll_back(self, entry: TokenRun, n: int, now: float) -> None:
+        """Roll back the last `n` tokens of `entry`, which were rejected drafts.
 
-        What goes with them, where the cells can't be cut, is decoded again with the sequence's next token.
+        If the memory cannot be truncated, accepted tokens that are lost with them are decoded again with the next
+        token.
         """
         sequence = entry.sequence
         slot = sequence.held
@@ -117,42 +120,42 @@ class Cells:
         if self.truncate(slot, n_left):
             return
         if entry.undo is not None and self._rewind(slot, entry.undo):
-            sequence.n_taken_back = n_left - entry.undo.n_tokens
+            sequence.n_rolled_back = n_left - entry.undo.n_tokens
             return
         about = log_fields(sequence.request)
-        what = "slot %d: wrong guesses could not be taken back, its %d tokens are computed again"
+        what = "slot %d: rejected draft tokens could not be rolled back; recomputing its %d tokens"
         log.warning(what, slot.id, n_left, extra=about)
-        self._scheduler.park(sequence, now)
+        self._scheduler.preempt(sequence, now)
         self.clear(slot)
 
     def _look(self, slot: Slot) -> None:
-        """After its cells changed: how far back it can be cut now."""
+        """Update how far `slot` can be truncated, after its cells changed."""
         if not self._can_cut:
             slot.floor = n_up_to(slot.media, self._runner.seq_floor(slot.id))
 
     def decoded(self, entries: list[TokenRun]) -> None:
-        """`entries` are in the cells: make the checkpoints that are due."""
+        """Create the checkpoints that are due after `entries` were decoded."""
         if self._can_cut:
             return
         for entry in entries:
             slot = entry.sequence.held
             self._look(slot)
-            if len(slot.tokens) in entry.sequence.marks:
+            if len(slot.tokens) in entry.sequence.checkpoint_positions:
                 self._checkpoint(slot)
 
     def _checkpoint(self, slot: Slot) -> None:
-        """Make it possible to come back to what `slot` holds now."""
+        """Create a checkpoint of what `slot` holds now, if there is time and memory."""
         n, most = len(slot.tokens), self._scheduler.params.ctx_checkpoints
         if self._can_cut or not most or n > slot.n_exact:
             return
         if any(abs(n - c.n_tokens) < MIN_GAP for c in slot.checkpoints):
             return
-        if self._checkpoint_s and self.moving.would_stop_others(self._checkpoint_s):
+        if self._checkpoint_s and self.offloader.would_stop_others(self._checkpoint_s):
             return
         started = self._clock()
         try:
             n_bytes = self._runner.seq_size(slot.id, partial=True)
-            if not self._checkpoint_s and self.moving.refuses(self._scheduler.move_cost.save_s(n_bytes)):
+            if not self._checkpoint_s and self.offloader.refuses(self._scheduler.move_cost.save_s(n_bytes)):
                 return
             if not self._room_for_checkpoint(slot, n_bytes, started):
                 return
@@ -167,50 +170,53 @@ class Cells:
         self._checkpoints_are(slot, added(slot.checkpoints, new, most, its_part))
 
     def _room_for_checkpoint(self, slot: Slot, n_bytes: int, now: float) -> bool:
-        """Room in RAM for a checkpoint of `slot`; idle slots lose theirs for it, the least valuable first."""
-        while not self.moving.make_room(n_bytes, now):
+        """Make room in RAM for a checkpoint of `slot`; idle slots lose theirs first, lowest eviction priority first."""
+        while not self.offloader.make_room(n_bytes, now):
             others = [other for other in self._others(slot) if other.idle and other.checkpoints]
             n_idle = sum(len(c.state) for other in others for c in other.checkpoints)
             if not others or not self._scheduler.ram.has_room_beside(n_bytes - n_idle):
                 return False
-            self._checkpoints_are(least_valuable(others), ())
+            self._checkpoints_are(first_to_evict(others), ())
         return True
 
     def _checkpoints_are(self, slot: Slot, checkpoints: Checkpoints) -> None:
-        """`slot` has these from now on, and none where there is no room for them in RAM."""
+        """Replace the checkpoints of `slot`, with none if RAM has no room."""
         before, slot.checkpoints = slot.checkpoints, ()
         if not (before or checkpoints):
             return
-        if checkpoints and self.moving.hold([c.state for c in checkpoints], slot.last_used):
+        if checkpoints and self.offloader.hold([c.state for c in checkpoints], slot.last_used):
             slot.checkpoints = checkpoints
         self._scheduler.ram.let_go([c.state for c in before])
 
     def prepare(self, placement: Placement, now: float) -> None:
-        """Bring the slot's cells to the placement's prefix; less than promised when the model cannot share it, and
-        nothing when that fails."""
+        """Bring the slot's cells to the placement's prefix; to a shorter one if the model cannot share it, to nothing
+        on failure.
+        """
         slot = placement.slot
         n_lost = len(slot.tokens) - (placement.n_kept if placement.source is slot else 0)
-        self.moving.keep(slot, n_lost, now, placement.source if isinstance(placement.source, KeptState) else None)
+        self.offloader.offload(
+            slot, n_lost, now, placement.source if isinstance(placement.source, CacheEntry) else None
+        )
         try:
             self._bring(placement, now)
         except CONTAINED as error:
             about = log_fields(placement.sequence.request)
-            log.warning("slot %d: its prompt is computed from its beginning: %r", slot.id, error, extra=about)
+            log.warning("slot %d: its prompt is recomputed: %r", slot.id, error, extra=about)
             self.clear(slot)
 
     def _bring(self, placement: Placement, now: float) -> None:
         slot, source, sequence = placement.slot, placement.source, placement.sequence
-        if isinstance(source, KeptState):
+        if isinstance(source, CacheEntry):
             self.clear(slot)
             if not self._put(slot, source.saved, now):
-                log.info("slot %d: no room for a kept state of %d tokens", slot.id, len(source.tokens))
+                log.info("slot %d: no room for a cached state of %d tokens", slot.id, len(source.tokens))
                 return
-            if source in self._scheduler.ram:  # else it came from disk
+            if source in self._scheduler.ram:  # otherwise it came from disk
                 self._scheduler.ram.touch(source, now)
             self._cut(slot, placement.n_reuse)
             return
-        if sequence.parked is not None:
-            self._unpark(slot, sequence, now)
+        if sequence.preempted is not None:
+            self._resume(slot, sequence, now)
             return
         if source is None:
             self.clear(slot)
@@ -229,16 +235,16 @@ class Cells:
             return
         self._cut(slot, placement.n_reuse)
         if len(slot.tokens) >= MIN_PROMPT:
-            self._checkpoint(slot)  # a turn ended here, and another one may go on from it later
+            self._checkpoint(slot)  # a turn ended here, and a later request may resume from it
 
     def _move(self, placement: Placement, now: float) -> None:
-        """Bring runs of the slot's own cells to the places that the new prompt has them at."""
+        """Move runs of the slot's cells to their places in the new prompt."""
         slot = placement.slot
         if not self._own(slot, placement.moves[0].source, now):
             return
         kept, shift = slot.tokens[: placement.n_reuse], 0
         for move in placement.moves:
-            if move.source - shift > move.target:  # else it is where it belongs, behind cells that were moved before
+            if move.source - shift > move.target:  # otherwise it is in place after earlier moves
                 self._runner.seq_drop(slot.id, move.target, move.source - shift)
             kept += slot.tokens[move.source : move.source + move.n]
             shift = move.source - move.target
@@ -251,9 +257,10 @@ class Cells:
         slot.hashes.cut(placement.n_reuse)
 
     def _take_over(self, source: Slot, slot: Slot) -> None:
-        """What `source` holds into the empty `slot`, too: a separate stream is copied whole, however little it holds,
-        so its state alone where that takes less time. Not where copies wait for the next decode, which one of them may
-        have to be carried out for, nor with heads of the model's own, whose knowledge only a copy takes along."""
+        """Copy what `source` holds to the empty `slot`. A separate stream is copied whole, so its state is moved
+        instead if that is faster. Not if copies already wait for the next decode, and not with MTP heads, whose
+        state only a copy preserves.
+        """
         scheduler, runner = self._scheduler, self._runner
         copies = runner.info.unified or scheduler.n_copies > 0 or runner.heads is not None
         quicker = scheduler.move_cost.state_is_quicker(len(source.tokens), scheduler.params.target_s)
@@ -267,10 +274,10 @@ class Cells:
             self._scheduler.spent_s += self._scheduler.move_cost.copy_s
 
     def relocate(self, source: Slot, target: Slot, now: float) -> bool:
-        """The sequence that runs in `source` goes on in the idle `target`, whose content goes as it does for any other.
+        """Move the sequence in `source` to the idle slot `target`, whose contents are evicted.
 
-        False: it stays where it is, since its state can't be loaded there; none moves again before other slots are in
-        use.
+        Return False if it stays because its state cannot be loaded there; no relocation is tried again until other
+        slots are in use.
         """
         self.evict(target, now)
         cost = self._scheduler.move_cost
@@ -289,23 +296,25 @@ class Cells:
         return True
 
     def _carry(self, source: Slot, target: Slot) -> bool:
-        """The state of `source` into the empty `target`, too. False: `target` is as empty as it was."""
+        """Copy the state of `source` to the empty `target`. Return False with `target` empty."""
         try:
-            return self.moving.load(target, self.moving.take_out(source).state, len(source.tokens), source.media)
+            return self.offloader.load(target, self.offloader.swap_out(source).state, len(source.tokens), source.media)
         except CONTAINED as error:
             log.warning("slot %d: its sequence could not be brought to slot %d: %r", source.id, target.id, error)
             self.clear(target)
             return False
 
     def shift(self, sequence: Sequence, keep: int, discard: int, now: float) -> None:
-        """Drop `discard` tokens behind the first `keep`; what follows moves up, and generation goes on."""
+        """Drop `discard` tokens after the first `keep` (context shift); later tokens move down and generation
+        continues.
+        """
         slot = sequence.held
         tokens = slot.tokens
         sequence.base = tokens[:keep] + tokens[keep + discard :]
         sequence.media = dropped(sequence.media, keep, keep + discard)
         sequence.base_output = len(sequence.output) - len(sequence.pending)
         if not self._own(slot, keep + discard, now):
-            self._scheduler.park(sequence, now)
+            self._scheduler.preempt(sequence, now)
             return
         self._runner.seq_drop(slot.id, keep, keep + discard)
         slot.n_exact = min(slot.n_exact, keep)
@@ -316,18 +325,18 @@ class Cells:
         slot.hashes.cut(keep)
 
     def _own(self, slot: Slot, start: int, now: float) -> bool:
-        """Give `slot` cells of its own if others share those from `start` on, since moving these moves them for
-        everybody. False: it is empty now.
+        """Give `slot` its own cells from `start` on if others share them, because moving shared cells would move them
+        for all. Return False if it is empty now.
 
-        Where nothing that moves is shared, the library only changes what it knows of the cells, as in llama-server.
+        If nothing that moves is shared, the library only changes positions, as in llama-server.
         """
         if self.n_held_elsewhere(slot) <= start:
             return True
-        if self.moving.would_stop_others(self._scheduler.move_cost.round_trip_s(len(slot.tokens), slot.n_pieces)):
+        if self.offloader.would_stop_others(self._scheduler.move_cost.round_trip_s(len(slot.tokens), slot.n_pieces)):
             self.clear(slot)
             return False
         try:
-            own = self.moving.take_out(slot)
+            own = self.offloader.swap_out(slot)
             self.clear(slot)
             return self._put(slot, own, now)
         except CONTAINED as error:
@@ -336,12 +345,13 @@ class Cells:
             return False
 
     def n_held_elsewhere(self, slot: Slot) -> int:
-        """How many of its first tokens another slot holds in the same cells."""
+        """Return how many of its first tokens another slot holds in the same cells."""
         return max([slot.n_shared, *(o.n_shared for o in self._scheduler.slots if o.shares_with is slot)])
 
     def _share(self, slot: Slot, n: int) -> None:
-        """`slot` keeps no more than its first `n` cells: what its copies share beyond is the longest one's from now
-        on, and the others share it with that one."""
+        """Record that `slot` keeps its first `n` cells only. Of its copies, the longest one now owns the rest, and the
+        others share with it.
+        """
         copies = [other for other in self._scheduler.slots if other.shares_with is slot and other.n_shared > n]
         n_shared, source = slot.n_shared, slot.shares_with
         slot.n_shared = min(n_shared, n)
@@ -352,21 +362,21 @@ class Cells:
         heir = max(copies, key=lambda other: other.n_shared)
         for other in copies:
             other.shares_with = heir
-        if n_shared > n:  # it was a copy itself, and the heir is one of the same cells now
+        if n_shared > n:  # it was a copy itself; the heir now shares the same source
             heir.n_shared, heir.shares_with = min(heir.n_shared, n_shared), source
         else:
             heir.n_shared, heir.shares_with = n, slot if n else None
 
     def save(self, slot: Slot) -> SlotState:
-        """What `slot` holds, to be kept elsewhere; without a medium whose decoding was stopped."""
+        """Return the state of `slot`, without an incomplete medium."""
         if slot.ends_inside and not self.truncate(slot, len(slot.tokens)):
             self.clear(slot)
-        return self.moving.take_out(slot)
+        return self.offloader.swap_out(slot)
 
     def restore(self, slot: Slot, saved: SlotState, now: float) -> None:
-        """Put a saved state in the place of what `slot` holds; caches of other idle slots make room for it.
+        """Replace the contents of `slot` by a saved state; idle caches make room.
 
-        Raises `InvalidRequest` when it does not fit or the library refuses it; the slot is empty then.
+        Raises `InvalidRequest` if it does not fit or the library rejects it; the slot is empty then.
         """
         self.clear(slot)
         n = len(saved.tokens)
@@ -377,13 +387,14 @@ class Cells:
         slot.last_used = now
         if not self._put(slot, saved, now):
             raise InvalidRequest(f"the state of {n} tokens was refused by the library or finds no room")
-        slot.tuning = saved.tuning
+        slot.adapter_set = saved.adapter_set
 
     def _put(self, slot: Slot, saved: SlotState, now: float) -> bool:
-        """Put what was `saved` into the empty `slot`; caches of other idle slots make room for it. False, and the slot
-        is empty, when it finds none."""
+        """Load `saved` into the empty `slot`; idle caches make room. Return False, with the slot empty, if there is
+        none.
+        """
         n = len(saved.tokens)
-        while self._surely_full(slot, n) or not self.moving.load(slot, saved.state, n, saved.media):
+        while self._surely_full(slot, n) or not self.offloader.load(slot, saved.state, n, saved.media):
             if not self._make_room(slot, n, now):
                 return False
         slot.tokens, slot.media, slot.n_exact = list(saved.tokens), saved.media, saved.n_exact
@@ -392,65 +403,66 @@ class Cells:
         return True
 
     def _surely_full(self, slot: Slot, n: int) -> bool:
-        """Fewer than `n` cells are free for `slot`; the library need not be asked, which would log an error."""
+        """Whether fewer than `n` cells are free; then the library is not called, which would log an error."""
         info = self._runner.info
         return info.unified and info.can_cut and n + _own_cells(self._others(slot)) > info.n_cells
 
     def _make_room(self, slot: Slot, n: int, now: float) -> bool:
-        """One more idle cache leaves, since `n` tokens find no room for `slot`. False: that would not help."""
+        """Evict one more idle cache for `n` tokens in `slot`. Return False if that would not help."""
         info, others = self._runner.info, self._others(slot)
         cached = [s for s in others if s.idle]
         if not (info.unified and cached):
             return False
         if info.can_cut and n + sum(len(s.tokens) for s in others) <= info.n_cells:
-            return False  # there is room: it was refused for something else
+            return False  # there is room: the library refused for another reason
         if n + _own_cells(s for s in others if not s.idle) > info.n_cells:
             return False
-        self.evict(least_valuable(cached), now)
+        self.evict(first_to_evict(cached), now)
         return True
 
     def _others(self, slot: Slot) -> list[Slot]:
         return [s for s in self._scheduler.slots if s is not slot and s.tokens]
 
-    def park(self, sequence: Sequence, now: float) -> None:
-        """Move a running sequence out of the cells; it waits for its turn again."""
+    def preempt(self, sequence: Sequence, now: float) -> None:
+        """Move a running sequence out of the cells and back into the queue."""
         slot = sequence.held
-        sequence.parked = self.moving.state_to_park(sequence, now)
-        self._scheduler.park(sequence, now)
+        sequence.preempted = self.offloader.preempted_state(sequence, now)
+        self._scheduler.preempt(sequence, now)
         self.clear(slot)
 
-    def _unpark(self, slot: Slot, sequence: Sequence, now: float) -> None:
-        """Bring a parked sequence back; it is computed anew when its state does not fit."""
+    def _resume(self, slot: Slot, sequence: Sequence, now: float) -> None:
+        """Restore a preempted sequence; it is recomputed if its state does not fit."""
         self.clear(slot)
-        parked, sequence.parked = sequence.parked, None
-        assert parked is not None
+        preempted, sequence.preempted = sequence.preempted, None
+        assert preempted is not None
         try:
-            if not (self.moving.may_load(parked) and self._put(slot, parked, now)):
-                what = "slot %d: a parked state of %d tokens does not fit, computing it again"
-                log.info(what, slot.id, len(parked.tokens), extra=log_fields(sequence.request))
+            if not (self.offloader.may_load(preempted) and self._put(slot, preempted, now)):
+                what = "slot %d: the state of a preempted request (%d tokens) does not fit; recomputing it"
+                log.info(what, slot.id, len(preempted.tokens), extra=log_fields(sequence.request))
                 self.clear(slot)
         finally:
-            self._scheduler.ram.let_go(parked.states)
+            self._scheduler.ram.let_go(preempted.states)
 
 
 def _own_cells(slots: Iterable[Slot]) -> int:
-    """The least number of cells that `slots` hold together."""
+    """Return the least number of cells that `slots` hold together."""
     return sum(len(slot.tokens) - slot.n_shared for slot in slots)
 
 
-_MARGIN = 4  # cells that a shift leaves free at least, as the reference
+_MARGIN = 4  # cells that a shift leaves free at least, as in llama-server
 
 
 def shift_sizes(sequence: Sequence, n_ctx: int, *, add_bos: bool) -> tuple[int, int]:
-    """(tokens kept at the beginning, tokens dropped behind them); server-context.cpp, update_slots. Nothing is dropped
-    where only a medium could be."""
+    """Return (tokens kept at the start, tokens dropped after them) as llama-server (server-context.cpp, update_slots).
+    Drops nothing if only a medium could be dropped.
+    """
     request = sequence.request
     keep = len(request.prompt) if request.n_keep < 0 else request.n_keep
     keep = whole(sequence.media, min(n_ctx - _MARGIN, keep + add_bos))
     left = sequence.n_computed - keep
     discard = max(1, min(request.n_discard or left // 2, left - 1))
     end = whole(sequence.media, keep + discard)
-    if end < keep + discard:  # inside of a medium, which goes whole, unless nothing would be left
+    if end < keep + discard:  # inside a medium, which is dropped whole unless nothing would be left
         medium = span_at(sequence.media, end)
         assert medium is not None
         end = medium.end if medium.end < sequence.n_computed else end

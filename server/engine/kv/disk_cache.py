@@ -1,11 +1,11 @@
-"""Prompt states on disk (``cache_disk``): what RAM gave up, back when a prompt begins with it, also after a
+"""The disk tier (``cache_disk``): states evicted from RAM, loaded again when a prompt starts with them, also after a
 restart.
 
-States that waiting requests want are read once each, while others go on, and for a bounded time: in the order of the
-queue, as many at a time as there are slots, of at most `READ_AHEAD` bytes.
+States that waiting requests need are read once each while others run, and for a bounded time: in queue order, as
+many at a time as there are slots, and at most `READ_AHEAD` bytes.
 
-Files are read, written and hashed by threads of this module's; a step thread only takes states out of cells and puts
-them there. `match`, `put` and `read` may be called by several step threads.
+Threads of this module read, write and hash files. Step threads only copy states out of and into cells. Several step
+threads may call `match`, `put` and `read`.
 """
 
 import logging
@@ -19,22 +19,22 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from server.engine.kv.cost import MoveCost
-from server.engine.kv.ram_cache import MIB, KeptState, StateCache, in_ram
+from server.engine.kv.ram_cache import MIB, CacheEntry, StateCache, in_ram
 from server.engine.kv.state import SlotState
 from server.errors import CONTAINED, InternalError, LlamapoolError
 
-if TYPE_CHECKING:  # a sequence knows its fetch
+if TYPE_CHECKING:  # import cycle with `sequence`
     from server.engine.sequence import Sequence, Slot
 
 log = logging.getLogger(__name__)
 
-MAX_PENDING = 512 * MIB  # bytes that wait to be written; what comes then is lost
+MAX_PENDING = 512 * MIB  # bytes waiting to be written; further states are dropped
 RETRY_S = 1.0
-CLOSE_S = 5.0  # longest time to write what is still in RAM when the model is unloaded
+CLOSE_S = 5.0  # longest time to write states when the model is unloaded
 LEAST_S = 0.05
-UNKNOWN_S = 2.0  # longest wait where nobody knows yet how long computing would take
-READ_AHEAD = 512 * MIB  # of the states that are read or held for an instance's queue, where that are more than two
-_DESCRIPTION_BYTES = 4096  # more than a file has beside tokens and states
+UNKNOWN_S = 2.0  # longest wait before the prefill rate is known
+READ_AHEAD = 512 * MIB  # of states read or held for an instance's queue, if more than two
+_DESCRIPTION_BYTES = 4096  # upper bound of a file's size besides tokens and states
 
 
 class FolderInUse(InternalError):
@@ -42,26 +42,28 @@ class FolderInUse(InternalError):
 
 
 class StateFiles(Protocol):
-    """Where they are kept; `server.pool` implements it. Every method blocks and may raise `LlamapoolError`."""
+    """File storage; `server.pool` implements it. Every method blocks and may raise `LlamapoolError`."""
 
     @property
     def follow_s(self) -> float | None:
-        """Seconds after which others may have written something; None: nobody else does."""
+        """Seconds between checks for files written by other processes; None if nobody else writes."""
 
-    def others(self) -> tuple[Iterable[KeptState], Iterable[str]]:
-        """States that others have written since `index` or this was called, and names of files that are gone."""
+    def others(self) -> tuple[Iterable[CacheEntry], Iterable[str]]:
+        """Return entries written by others, and names of files removed, since `index` or the last call."""
 
-    def index(self) -> Iterable[KeptState]:
-        """What is there and fits this model. ``used_at`` is minus the age in seconds. Raises `FolderInUse`."""
+    def index(self) -> Iterable[CacheEntry]:
+        """Return the entries that exist and fit this model. ``used_at`` is minus the age in seconds. Raises
+        `FolderInUse`.
+        """
 
     def write(self, name: str, saved: SlotState) -> int:
-        """Whole or not at all; its bytes."""
+        """Write a file atomically; return its size in bytes."""
 
     def read(self, name: str) -> SlotState:
-        """Raises unless every byte is what was written, under the same model and settings."""
+        """Read a file. Raises unless every byte is as written, under the same model and settings."""
 
     def used(self, name: str) -> None:
-        """Remember the time, for the next `index`."""
+        """Record the time of use for the next `index`."""
 
     def remove(self, name: str) -> None: ...
 
@@ -69,7 +71,7 @@ class StateFiles(Protocol):
 
 
 class DiskCache:
-    """At most `limit` bytes in `files`, shared by the instances of a model; ``kept`` is what is there."""
+    """At most `limit` bytes in `files`, shared by the instances of a model; ``kept`` indexes them."""
 
     def __init__(
         self,
@@ -82,60 +84,63 @@ class DiskCache:
         writer: Executor | None = None,
         reader: Executor | None = None,
     ) -> None:
-        """`wake` is called, from another thread, when a read has ended. `writer` and `reader` do one thing at a time;
-        by default they are threads."""
+        """Open the cache. `wake` is called from another thread when a read has ended. `writer` and `reader` are
+        single-threaded executors, by default threads.
+        """
         self._files = files
         self._clock = clock
         self._wake = wake
         self._can_cut = can_cut
         self.kept = StateCache(limit)
-        self._lock = threading.Condition()  # told when less waits to be written
+        self._lock = threading.Condition()  # notified when less data waits to be written
         self._writer = writer or ThreadPoolExecutor(1, "llamapool-disk-write")
         self._reader = reader or ThreadPoolExecutor(1, "llamapool-disk-read")
         self._usable = True
         self._closing = threading.Event()
         self._close_by: float | None = None
-        self._reading: dict[str, Future[KeptState | None]] = {}
-        self._writing: list[KeptState] = []
+        self._reading: dict[str, Future[CacheEntry | None]] = {}
+        self._writing: list[CacheEntry] = []
         self._following = threading.Thread(target=self._follow, name="llamapool-disk-follow", daemon=True)
-        self.n_dropped = 0  # files that were damaged, or not this model's
-        self.ready: Future[None] = Future()  # it was looked what is there
+        self.n_dropped = 0  # damaged files
+        self.ready: Future[None] = Future()  # the index was loaded
         self._writer.submit(self._begin)
 
     @property
     def shared(self) -> bool:
-        """Whether other processes find what is written here."""
+        """Whether other processes use the files too."""
         return self._files.follow_s is not None
 
-    def wants(self, one: "Slot | KeptState", n_lost: int) -> bool:
-        """As `StateCache.wants`; what is being written is there already."""
+    def wants(self, one: "Slot | CacheEntry", n_lost: int) -> bool:
+        """As `StateCache.wants`; states being written count as present."""
         wanted = self._usable and self.kept.wants(one, n_lost)
         with self._lock:
-            return wanted and not any(s.tuning == one.tuning and s.tokens == one.tokens for s in self._writing)
+            return wanted and not any(
+                s.adapter_set == one.adapter_set and s.tokens == one.tokens for s in self._writing
+            )
 
     def takes(self, n_bytes: int) -> bool:
-        """Whether a state of so many bytes would be written: it is not too large, and not too much waits already."""
+        """Whether a state of `n_bytes` would be written: it fits, and not too much waits already."""
         with self._lock:
             return self._usable and self._has_room(n_bytes) and self.kept.fits(n_bytes)
 
     def _has_room(self, n_bytes: int) -> bool:
         return not self._writing or sum(state.size for state in self._writing) + n_bytes <= MAX_PENDING
 
-    def put(self, state: KeptState) -> None:
-        """Write `state` soon, unless it is there, too large, or too much waits already."""
+    def put(self, state: CacheEntry) -> None:
+        """Write `state` soon, unless it is present, too large, or too much waits already."""
         with self._lock:
             if not self.takes(state.size) or self.kept.holds(state):
                 return
             self._writing.append(state)
         self._writer.submit(self._write, state)
 
-    def drop(self, entry: KeptState) -> None:
-        """Forget `entry`; its file goes soon."""
+    def drop(self, entry: CacheEntry) -> None:
+        """Drop `entry` and delete its file soon."""
         self.kept.remove(entry)
         self._writer.submit(self._remove, [entry])
 
-    def read(self, entry: KeptState) -> "Future[KeptState | None]":
-        """The state of `entry`; None when its file is not what was written, it is dropped then."""
+    def read(self, entry: CacheEntry) -> "Future[CacheEntry | None]":
+        """Return a future of the state of `entry`; None if the file is damaged, in which case it is dropped."""
         with self._lock:
             future = self._reading.get(entry.name)
             if future is None:
@@ -144,12 +149,12 @@ class DiskCache:
         return future
 
     def begin_close(self) -> None:
-        """From now on what is not written within `CLOSE_S` seconds is not written at all."""
+        """Start closing: states not written within `CLOSE_S` seconds are not written."""
         if self._close_by is None:
             self._close_by = self._clock() + CLOSE_S
 
     def wait_for_room(self, n_bytes: int) -> bool:
-        """After `begin_close`: wait until `put` takes a state of so many bytes; blocking. False: it never will."""
+        """Block until `put` accepts a state of `n_bytes`. Return False if it never will. Call after `begin_close`."""
         assert self._close_by is not None
         with self._lock:
             while self._usable and self.kept.fits(n_bytes) and (left_s := self._close_by - self._clock()) > 0:
@@ -159,7 +164,7 @@ class DiskCache:
         return False
 
     def close(self) -> None:
-        """Wait for what is being written; blocking."""
+        """Block until pending writes are done."""
         self._closing.set()
         if self._following.is_alive():
             self._following.join()
@@ -171,8 +176,7 @@ class DiskCache:
     # ---- the threads of files
 
     def _begin(self) -> None:
-        """Take up what is there. While another process uses the files, nothing is written or read; once it has ended,
-        they are this one's."""
+        """Load the index. While another process uses the files, retry and neither read nor write."""
         while not self._closing.is_set():
             try:
                 self._take_up(self._files.index(), ())
@@ -196,8 +200,10 @@ class DiskCache:
         if not self.ready.done():
             self.ready.set_result(None)
 
-    def _take_up(self, entries: Iterable[KeptState], names_gone: Iterable[str]) -> None:
-        """What is there now, and is no longer; equal states of several processes count once."""
+    def _take_up(self, entries: Iterable[CacheEntry], names_gone: Iterable[str]) -> None:
+        """Update the index with entries that exist now and names that are gone; equal states of several processes count
+        once.
+        """
         now, gone = self._clock(), set(names_gone)
         for entry in [entry for entry in self.kept if entry.name in gone]:
             self.kept.remove(entry)
@@ -208,13 +214,13 @@ class DiskCache:
             entry.can_cut = self._can_cut
             self._keep(entry, now)
 
-    def _keep(self, entry: KeptState, now: float) -> None:
-        """`entry` is there; the files of those that have to go for it are removed."""
+    def _keep(self, entry: CacheEntry, now: float) -> None:
+        """Add `entry` to the index and delete the files it replaces."""
         replaced = self.kept.replace(entry)
         self._remove([*replaced, *self.kept.put(entry, now)])
 
     def _follow(self) -> None:
-        """See what others have written, until this is closed. Its own thread asks the writer's, and waits for it."""
+        """Check for files of other processes until closed. Runs in its own thread and waits for the writer thread."""
         while not self._closing.wait(self._files.follow_s):
             self._writer.submit(self._look).result()
 
@@ -222,12 +228,12 @@ class DiskCache:
         try:
             if self._usable:
                 self._take_up(*self._files.others())
-        except LlamapoolError as error:  # another look may do better
+        except LlamapoolError as error:  # the next check may succeed
             log.warning("what others keep on disk is not known: %s", error)
         except Exception as error:  # noqa: BLE001 - as above
             self._give_up(error)
 
-    def _write(self, state: KeptState) -> None:
+    def _write(self, state: CacheEntry) -> None:
         try:
             if self._usable and (self._close_by is None or self._clock() < self._close_by):
                 self._write_file(state)
@@ -240,7 +246,7 @@ class DiskCache:
                 self._writing.remove(state)
                 self._lock.notify_all()
 
-    def _write_file(self, state: KeptState) -> None:
+    def _write_file(self, state: CacheEntry) -> None:
         if self.kept.holds(state):
             return
         now = self._clock()
@@ -248,19 +254,19 @@ class DiskCache:
         name = f"{secrets.token_hex(8)}.state"
         size = self._files.write(name, state.saved)
         hashes = state.hashes.copy()
-        self._keep(KeptState(state.saved.without_bytes, size, state.used_at, state.can_cut, name, hashes=hashes), now)
+        self._keep(CacheEntry(state.saved.without_bytes, size, state.used_at, state.can_cut, name, hashes=hashes), now)
 
-    def _read(self, entry: KeptState) -> KeptState | None:
+    def _read(self, entry: CacheEntry) -> CacheEntry | None:
         try:
             saved = self._files.read(entry.name)
-            if (saved.tokens, saved.tuning) == (entry.tokens, entry.tuning):
+            if (saved.tokens, saved.adapter_set) == (entry.tokens, entry.adapter_set):
                 self.kept.touch(entry, self._clock())
                 self._files.used(entry.name)
                 return in_ram(saved, entry.used_at, can_cut=self._can_cut, hashes=entry.hashes)
             fault = "it has other tokens than when it was found"
         except LlamapoolError as error:
             fault = str(error)
-        except MemoryError:  # the file is as good as it was
+        except MemoryError:  # the file is intact
             log.warning("%s: there is no memory for its %d bytes", entry.name, entry.size)
             return None
         except Exception as error:  # noqa: BLE001 - as above
@@ -269,14 +275,14 @@ class DiskCache:
         finally:
             with self._lock:
                 self._reading.pop(entry.name, None)
-        if entry in self.kept:  # else it had to go for another one meanwhile
+        if entry in self.kept:  # otherwise it was evicted meanwhile
             log.warning("%s: %s; it is dropped", entry.name, fault)
             self.n_dropped += 1
             self.kept.remove(entry)
             self._remove([entry])
         return None
 
-    def _remove(self, entries: Seq[KeptState]) -> None:
+    def _remove(self, entries: Seq[CacheEntry]) -> None:
         for entry in entries:
             self._files.remove(entry.name)
 
@@ -293,39 +299,39 @@ class DiskCache:
             self._lock.notify_all()
 
 
-# ---- who waits for a file
+# ---- sequences that wait for a file
 
 
 @dataclass(eq=False, slots=True)
 class Fetch:
-    """What one sequence waits for: ``n`` tokens of ``entry``. It has no ``future`` until its turn comes."""
+    """A disk read that a sequence waits for: ``n`` tokens of ``entry``. ``future`` is None until its turn."""
 
-    entry: KeptState
+    entry: CacheEntry
     n: int
-    future: Future[KeptState | None] | None = None
+    future: Future[CacheEntry | None] | None = None
     wait_until: float = 0.0
     given_up: bool = False
 
     @property
     def pending(self) -> bool:
-        """It may still come."""
+        """Whether it may still arrive."""
         return not self.given_up and (self.future is None or not self.future.done())
 
     @property
-    def found(self) -> KeptState | None:
-        """The state, once it is there."""
+    def found(self) -> CacheEntry | None:
+        """The state, once it was read."""
         if self.given_up or self.future is None or not self.future.done() or self.future.cancelled():
             return None
         return self.future.result()
 
 
 def start_reading(queue: "Iterable[Sequence]", disk: DiskCache, cost: MoveCost, now: float, most: int) -> None:
-    """Begin to read what the scheduler has found on disk: as long as computing would take, or less.
+    """Start disk reads for the waiting sequences, each limited to the time that recomputing would take.
 
-    `queue` is in the order of placement; of at most `most` states at a time. What its first and its oldest want comes
-    before what others have, which is read again when their turn comes: whatever the order does, nobody starves.
+    `queue` is in placement order. At most `most` states are read or held at a time. What the first and the oldest
+    sequence need comes first; others are read again later, so no sequence starves.
     """
-    wanted: dict[KeptState, list[Fetch]] = {}
+    wanted: dict[CacheEntry, list[Fetch]] = {}
     first, oldest, oldest_at = None, None, math.inf
     for sequence in queue:
         fetch = sequence.fetch
@@ -352,15 +358,15 @@ def start_reading(queue: "Iterable[Sequence]", disk: DiskCache, cost: MoveCost, 
 
 
 def wait_s(waiting: "Iterable[Sequence]", now: float) -> float | None:
-    """Seconds until somebody has waited long enough; None when nobody waits."""
+    """Return the seconds until a waiting sequence gives up its read; None if none waits."""
     return min((max(fetch.wait_until - now, 0.0) for fetch in _reading(waiting)), default=None)
 
 
 def give_up_late(waiting: "Iterable[Sequence]", now: float) -> None:
-    """Who has waited long enough goes on without it."""
+    """Let sequences that waited long enough continue without the read."""
     for fetch in _reading(waiting):
         if now >= fetch.wait_until:
-            fetch.given_up, fetch.future = True, None  # what still comes is not kept
+            fetch.given_up, fetch.future = True, None  # a late result is dropped
 
 
 def _reading(waiting: "Iterable[Sequence]") -> "Iterator[Fetch]":

@@ -1,8 +1,8 @@
-"""Prompt states that no longer have a slot, kept in RAM (llama-server's ``--cache-ram``) or on disk. Pure, but for a
-lock: the instances of a model share their states.
+"""The RAM tier: states of sequences that lost their slot (llama-server's ``--cache-ram``); also the index of the disk
+tier. Pure, except for a lock, because the instances of a model share it.
 
-An entry is what one slot held: tokens, the LoRA set that computed them, and the library's state of the sequence. A
-request whose prompt begins with more of an entry than of any slot gets the entry loaded instead of computing it.
+An entry is what one slot held: tokens, their adapter set, and the library's state. A prompt that shares more tokens
+with an entry than with any slot loads the entry instead of recomputing.
 """
 
 import threading
@@ -12,18 +12,19 @@ from dataclasses import dataclass, field
 from heapq import heapify, heappop
 from typing import TYPE_CHECKING
 
-from server.engine.kv.cost import value
+from server.engine.kv.cost import eviction_priority
 from server.engine.kv.state import Checkpoints, SlotState, reach
-from server.engine.lora import Tuning, reusable
+from server.engine.lora import AdapterSet, reusable
 from server.engine.media import whole
 from server.engine.prefix.hashes import PrefixHashes, PrefixIndex
 
-if TYPE_CHECKING:  # a sequence knows what is fetched for it from such a cache
+if TYPE_CHECKING:  # import cycle with `sequence`
     from server.engine.sequence import Slot
 
 MIN_TOKENS = 16
-"""Fewer are computed anew; for more, `MoveCost` compares the times. A turn of a short conversation is 20 to 60. Fewer
-more are not worth another source either: a copy of a slot, a kept state, a wait."""
+"""Shorter prefixes are recomputed; for longer ones `MoveCost` compares times. A short conversation turn has 20 to 60
+tokens. Also the least gain for which another source (copy, entry, wait) is chosen.
+"""
 
 
 AUTOMATIC = -2
@@ -32,16 +33,16 @@ _DEFAULT_MIB = 8192
 
 
 def min_limit(one: int, other: int) -> int:
-    """The smaller of two limits; a negative one is none."""
+    """Return the smaller of two limits; a negative one is unlimited."""
     return max(one, other) if min(one, other) < 0 else min(one, other)
 
 
 @dataclass(eq=False, slots=True)
-class KeptState:
-    """What a slot held, kept without one: in RAM, or in the file ``name``; then ``saved`` has no bytes.
+class CacheEntry:
+    """A cached KV state without a slot: in RAM, or on disk in the file ``name``, in which case ``saved`` has no bytes.
 
-    ``size`` is what it takes there, in bytes. It can be cut anywhere (``can_cut``), or is of use whole and at its
-    checkpoints. ``used_at`` makes its value; ``n_used`` counts how often it was of use since it is kept.
+    ``size`` in bytes. ``can_cut``: it can be truncated anywhere; otherwise it is usable whole and at its
+    checkpoints. ``used_at`` determines its eviction priority; ``n_used`` counts uses.
     """
 
     saved: SlotState
@@ -57,56 +58,56 @@ class KeptState:
         return self.saved.tokens
 
     @property
-    def tuning(self) -> Tuning:
-        return self.saved.tuning
+    def adapter_set(self) -> AdapterSet:
+        return self.saved.adapter_set
 
-    def reusable(self, n: int, wanted: Tuning) -> int:
-        """How many of its first `n` tokens a sequence under `wanted` may take over."""
+    def reusable(self, n: int, wanted: AdapterSet) -> int:
+        """Return how many of its first `n` tokens a sequence with adapter set `wanted` may reuse."""
         saved = self.saved
-        n = whole(saved.media, reusable(min(n, saved.n_exact), saved.tuning, wanted))
+        n = whole(saved.media, reusable(min(n, saved.n_exact), saved.adapter_set, wanted))
         floor = 0 if self.can_cut else len(saved.tokens)
         return reach(n, len(saved.tokens), floor, [c.n_tokens for c in saved.checkpoints])
 
-    def value(self, now: float) -> float:
-        """What keeping it is good for."""
-        return value(len(self.tokens), now - self.used_at)
+    def eviction_priority(self, now: float) -> float:
+        """Return the value of keeping it."""
+        return eviction_priority(len(self.tokens), now - self.used_at)
 
 
 def size_of(n_state: int, n_tokens: int, checkpoints: Checkpoints) -> int:
-    """Bytes in RAM of an entry whose state has `n_state`."""
+    """Return the RAM size in bytes of an entry whose state has `n_state` bytes."""
     return n_state + 8 * n_tokens + sum(len(c.state) for c in checkpoints)
 
 
-def in_ram(saved: SlotState, used_at: float, *, can_cut: bool = True, hashes: PrefixHashes | None = None) -> KeptState:
-    """`saved` as an entry; `hashes` are those of its tokens, where somebody has them."""
+def in_ram(saved: SlotState, used_at: float, *, can_cut: bool = True, hashes: PrefixHashes | None = None) -> CacheEntry:
+    """Return `saved` as a RAM entry; `hashes` of its tokens, if available."""
     size = size_of(len(saved.state), len(saved.tokens), saved.checkpoints)
     known = PrefixHashes() if hashes is None else hashes.copy()
-    return KeptState(saved, size, used_at, can_cut, hashes=known)
+    return CacheEntry(saved, size, used_at, can_cut, hashes=known)
 
 
 @dataclass(slots=True)
 class StateCache:
-    """At most `limit` bytes of states; 0 keeps nothing, negative is unbounded.
+    """Cached states of at most `limit` bytes; 0 = none, negative = unlimited.
 
-    What others hold in the same memory, checkpoints of slots and states of parked requests, counts to the limit, and
-    entries give way to it. Where `limit` is 0 they have `limit_besides`. There a state counts once however many hold
-    it; what a slot and an entry both hold counts twice.
+    Slot checkpoints and preempted states live in the same memory, count towards the limit, and displace entries. If
+    `limit` is 0 they get `limit_besides`. There a state counts once however many holders it has; a state held by a
+    slot and an entry counts twice.
     """
 
     limit: int
     limit_besides: int = 0
-    size: int = 0  # of the entries
-    n_beside: int = 0  # bytes that others hold
-    n_hits: int = 0  # times that an entry was of use
-    _entries: dict[int, KeptState] = field(default_factory=dict)
-    _holders: Counter[int] = field(default_factory=Counter)  # by id of a state, which lives as long as it is held
+    size: int = 0  # bytes of the entries
+    n_beside: int = 0  # bytes of other holders
+    n_hits: int = 0  # entries used
+    _entries: dict[int, CacheEntry] = field(default_factory=dict)
+    _holders: Counter[int] = field(default_factory=Counter)  # by id of a state, which stays alive while it is held
     _index: PrefixIndex = field(default_factory=PrefixIndex)
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
     def __len__(self) -> int:
         return len(self._entries)
 
-    def __iter__(self) -> Iterator[KeptState]:
+    def __iter__(self) -> Iterator[CacheEntry]:
         with self._lock:
             return iter(list(self._entries.values()))
 
@@ -117,33 +118,35 @@ class StateCache:
     def n_bytes(self) -> int:
         return self.size + self.n_beside
 
-    def holds(self, one: "Slot | KeptState") -> bool:
-        """Whether all of its tokens, or almost, can be had from an entry."""
-        return self.match(one.tokens, one.tuning, len(one.tokens) - MIN_TOKENS, one.hashes)[0] is not None
+    def holds(self, one: "Slot | CacheEntry") -> bool:
+        """Whether nearly all of its tokens are available from an entry."""
+        return self.match(one.tokens, one.adapter_set, len(one.tokens) - MIN_TOKENS, one.hashes)[0] is not None
 
-    def wants(self, one: "Slot | KeptState", n_lost: int) -> bool:
-        """Whether its state is worth saving when all but the first tokens, `n_lost` of them, go."""
+    def wants(self, one: "Slot | CacheEntry", n_lost: int) -> bool:
+        """Whether to save its state when all but its first tokens, `n_lost` of them, are removed."""
         return self.limit != 0 and n_lost >= MIN_TOKENS and not self.holds(one)
 
     @property
     def most_beside(self) -> int:
-        """Bytes that others may hold; negative: any."""
+        """Bytes available to other holders; negative = unlimited."""
         return self.limit or self.limit_besides
 
     def fits(self, n_bytes: int) -> bool:
-        """Whether an entry of so many bytes can be kept at all."""
+        """Whether an entry of `n_bytes` can be stored at all."""
         return self.limit < 0 or self.n_beside + n_bytes <= self.limit
 
     def has_room_beside(self, n_bytes: int) -> bool:
-        """Whether so many bytes more can be held beside the entries, however many of these give way."""
+        """Whether `n_bytes` more can be held besides the entries if these are evicted as needed."""
         return not 0 <= self.most_beside < self.n_beside + n_bytes
 
-    def make_room_beside(self, n_bytes: int, now: float) -> list[KeptState] | None:
-        """Before so many bytes more are held there: those that had to give way. None, and nothing changed: no room."""
+    def make_room_beside(self, n_bytes: int, now: float) -> list[CacheEntry] | None:
+        """Evict entries for `n_bytes` more held besides them; return the evicted ones. None, with nothing changed, if
+        there is no room.
+        """
         return self.make_room(n_bytes, now) if self.has_room_beside(n_bytes) else None
 
-    def hold(self, states: Collection[bytes], now: float) -> list[KeptState] | None:
-        """Somebody beside the entries holds these from now on; else as `make_room_beside`."""
+    def hold(self, states: Collection[bytes], now: float) -> list[CacheEntry] | None:
+        """Hold `states` besides the entries; otherwise as `make_room_beside`."""
         with self._lock:
             n_new = sum(len(state) for state in states if id(state) not in self._holders)
             evicted = self.make_room_beside(n_new, now)
@@ -153,7 +156,7 @@ class StateCache:
             return evicted
 
     def let_go(self, states: Iterable[bytes]) -> None:
-        """And does no longer."""
+        """Release held `states`."""
         with self._lock:
             for state in states:
                 self._holders[id(state)] -= 1
@@ -161,18 +164,18 @@ class StateCache:
                     del self._holders[id(state)]
                     self.n_beside -= len(state)
 
-    def replace(self, one: "Slot | KeptState") -> list[KeptState]:
-        """Remove shorter states of the same text, as its own is to come; who they were."""
+    def replace(self, one: "Slot | CacheEntry") -> list[CacheEntry]:
+        """Remove and return shorter entries of the same text before storing it."""
         with self._lock:
-            replaced = self._index.within(one.tokens, one.tuning, one.hashes)
+            replaced = self._index.within(one.tokens, one.adapter_set, one.hashes)
             for other in replaced:
                 self.remove(other)
         return replaced
 
-    def put(self, entry: KeptState, now: float) -> list[KeptState]:
-        """Keep `entry` in the place of shorter states of the same text; who of the others had to go for it.
+    def put(self, entry: CacheEntry, now: float) -> list[CacheEntry]:
+        """Store `entry`, replacing shorter entries of the same text; return the other entries evicted for it.
 
-        One that is larger than the limit is not kept, and the only one of these.
+        An entry above the limit is not stored and is returned alone.
         """
         with self._lock:
             if not self.fits(entry.size):
@@ -184,20 +187,20 @@ class StateCache:
             self.size += entry.size
             return evicted
 
-    def limit_to(self, limit: int, now: float) -> list[KeptState]:
-        """Another limit from now on; who had to go for it."""
+    def limit_to(self, limit: int, now: float) -> list[CacheEntry]:
+        """Set a new limit; return the evicted entries."""
         with self._lock:
             self.limit = limit
             return self.make_room(0, now)
 
-    def make_room(self, n_bytes: int, now: float) -> list[KeptState]:
-        """Remove those of the least value for a byte until there is room for `n_bytes` more; who they were."""
-        evicted: list[KeptState] = []
+    def make_room(self, n_bytes: int, now: float) -> list[CacheEntry]:
+        """Evict entries with the lowest eviction priority per byte until `n_bytes` more fit; return them."""
+        evicted: list[CacheEntry] = []
         with self._lock:
             if not self._entries or not 0 <= self.limit < self.n_bytes + n_bytes:
                 return evicted
             entries = list(self._entries.values())
-            order = [(e.value(now) / max(e.size, 1), i) for i, e in enumerate(entries)]
+            order = [(e.eviction_priority(now) / max(e.size, 1), i) for i, e in enumerate(entries)]
             heapify(order)
             while order and 0 <= self.limit < self.n_bytes + n_bytes:
                 evicted.append(entries[heappop(order)[1]])
@@ -207,46 +210,49 @@ class StateCache:
     def match(
         self,
         prompt: Sequence[int],
-        wanted: Tuning,
+        wanted: AdapterSet,
         at_least: int,
         hashes: PrefixHashes | None = None,
         most: int | None = None,
-    ) -> tuple[KeptState | None, int]:
-        """The entry of which most can be had for `prompt`, and how much: more than `at_least` tokens, up to `most`.
+    ) -> tuple[CacheEntry | None, int]:
+        """Return the entry with the most reusable tokens for `prompt`, more than `at_least` and at most `most`, and
+        that number.
 
-        Here and below, `hashes` are those of the prompt where the caller has them.
+        `hashes`: of the prompt, if available; the same below.
         """
         if not self._entries:
             return None, 0
         with self._lock:
             return self._index.match(prompt, wanted, at_least, hashes, most)
 
-    def parted(self, prompt: Sequence[int], wanted: Tuning, hashes: PrefixHashes | None = None) -> int:
-        """How much of its beginning `prompt` has in common with an entry, whether that can be had or not."""
+    def divergence(self, prompt: Sequence[int], wanted: AdapterSet, hashes: PrefixHashes | None = None) -> int:
+        """Return the longest prefix that `prompt` shares with an entry, whether it can be reused or not."""
         with self._lock:
-            return self._index.parted(prompt, wanted, hashes)
+            return self._index.divergence(prompt, wanted, hashes)
 
-    def touch(self, entry: KeptState, now: float) -> None:
+    def touch(self, entry: CacheEntry, now: float) -> None:
         with self._lock:
             entry.used_at = now
             entry.n_used += 1
             self.n_hits += 1
 
-    def remove(self, entry: KeptState) -> None:
-        """Forget `entry`, if it is here."""
+    def remove(self, entry: CacheEntry) -> None:
+        """Remove `entry` if present."""
         with self._lock:
             if self._entries.pop(id(entry), None) is not None:
                 self._index.remove(entry)
                 self.size -= entry.size
 
     def check_integrity(self) -> None:
-        """The bytes add up and keep to the limit; raises AssertionError."""
+        """Verify that the bytes add up and respect the limit. Raises AssertionError."""
         with self._lock:
             assert self.size == sum(e.size for e in self._entries.values())
             assert self.limit < 0 or not self._entries or self.n_bytes <= self.limit
 
 
 def state_cache(mib: int, free_bytes: int) -> StateCache:
-    """Of so many MiB; `AUTOMATIC` is llama-server's default, or a quarter of what is free if less. 0 free = unknown."""
+    """Return a cache of `mib` MiB; `AUTOMATIC` is llama-server's default or a quarter of free memory if less.
+    `free_bytes` 0 = unknown.
+    """
     automatic = min(_DEFAULT_MIB * MIB, free_bytes // 4 or _DEFAULT_MIB * MIB)
     return StateCache(automatic if mib == AUTOMATIC else mib * MIB, automatic)

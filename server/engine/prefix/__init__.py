@@ -1,8 +1,8 @@
-"""Where the beginning of a prompt comes from: `find` is the door, the others are how it compares. Pure.
+"""Prefix search: where a prompt's prefix is cached. `find` is the entry point. Pure.
 
 ================  ======================================================================================
-``find``          which slot a sequence gets, from where its prompt's beginning comes, and why the rest is computed
-``hashes``        what two texts begin with, and how a kept state that fits a prompt is found among thousands
-``blocks``        which blocks of prompts are held, as changes, for routers in front
+``find``          chooses a slot and the source of the prefix, and records why the rest is computed
+``hashes``        block hashes of prefixes, comparison of two texts, and an index over cached entries
+``blocks``        which prompt blocks are held, as change events for routers
 ================  ======================================================================================
 """

@@ -1,9 +1,9 @@
-"""Which blocks of prompts an engine holds, as changes since it was asked last: for routers in front, which send a
-request where most of its prompt is held. Pure.
+"""Which prompt blocks an engine holds, as changes since the last query, for routers that send a request where most of
+its prompt is cached. Pure.
 
-A block is `BLOCK` tokens and all that comes before them; its hash is vLLM's (v1/core/kv_cache_utils.py,
-hash_block_tokens with sha256_cbor): SHA-256 of the CBOR of (hash of the block before, tokens, extra keys), of which the
-last eight bytes are told. Before the first block stands what PYTHONHASHSEED says, random bytes where it says nothing.
+A block is `BLOCK` tokens and everything before them. Its hash is vLLM's (v1/core/kv_cache_utils.py,
+hash_block_tokens with sha256_cbor): SHA-256 of the CBOR of (previous hash, tokens, extra keys), of which the last
+eight bytes are reported. The hash before the first block follows PYTHONHASHSEED, or is random if it is unset.
 """
 
 import os
@@ -20,9 +20,9 @@ Hash = bytes
 
 @dataclass(frozen=True, slots=True)
 class HeldText:
-    """What one slot or kept state holds: the first `n` of `tokens`, which is not changed while it is looked at. ``key``
-    tells it from others, ``medium`` says where it is: "GPU" (cells, wherever they are), "CPU" (RAM). ``salt``: for whom
-    alone it is."""
+    """What one slot or cached entry holds: the first `n` of `tokens`, which must not change meanwhile. ``key``
+    identifies it; ``medium`` is "GPU" (KV cells on any device) or "CPU" (RAM). ``salt``: its cache namespace.
+    """
 
     key: Hashable
     tokens: Sequence[int]
@@ -33,8 +33,9 @@ class HeldText:
 
 @dataclass(frozen=True, slots=True)
 class BlocksStored:
-    """Blocks that are held from now on, each behind the one before; ``parent`` is before the first, None at a prompt's
-    beginning. Of such, ``salt`` is part of the first block's hash."""
+    """Consecutive blocks that are held from now on. ``parent`` precedes the first one; None at a prompt's start, where
+    ``salt`` is part of the first hash.
+    """
 
     hashes: tuple[int, ...]
     parent: int | None
@@ -45,7 +46,7 @@ class BlocksStored:
 
 @dataclass(frozen=True, slots=True)
 class BlocksRemoved:
-    """Blocks that are held there no longer, in no order."""
+    """Blocks that are no longer held there, in no particular order."""
 
     hashes: tuple[int, ...]
     medium: str
@@ -53,7 +54,7 @@ class BlocksRemoved:
 
 @dataclass(frozen=True, slots=True)
 class BlockReport:
-    """Changes, in order; those of another ``epoch`` than before begin with nothing held."""
+    """Changes in order. A new ``epoch`` starts with nothing held."""
 
     epoch: str
     changes: tuple[BlocksStored | BlocksRemoved, ...]
@@ -61,15 +62,15 @@ class BlockReport:
 
 @dataclass(slots=True)
 class Blocks:
-    """What was told so far. Equal blocks in several places of a medium are one."""
+    """The reported state. Equal blocks in several places of a medium count once."""
 
     epoch: str = field(default_factory=lambda: secrets.token_hex(8))
     _before_all: Hash = field(default_factory=lambda: hash_of_none(os.environ.get("PYTHONHASHSEED")))
-    _known: dict[Hashable, tuple[HeldText, list[Hash]]] = field(default_factory=dict)  # of whole blocks
+    _known: dict[Hashable, tuple[HeldText, list[Hash]]] = field(default_factory=dict)  # whole blocks
     _held: defaultdict[str, set[Hash]] = field(default_factory=lambda: defaultdict(set))  # by medium
 
     def update(self, held: Iterable[HeldText]) -> BlockReport:
-        """This is all that is held now."""
+        """Return the changes, given everything that is held now."""
         before, self._held = self._held, defaultdict(set)
         fresh: list[tuple[Hash, BlocksStored]] = []
         self._known = {one.key: self._follow(one, fresh) for one in held}
@@ -83,12 +84,12 @@ class Blocks:
         stored = []
         for own, block in fresh:
             if own not in before[block.medium]:
-                before[block.medium].add(own)  # a block that is in it twice is told once
+                before[block.medium].add(own)  # report a block once, even if it is held twice
                 stored.append(block)
         return BlockReport(self.epoch, (*removed, *_in_runs(stored)))
 
     def _follow(self, one: HeldText, fresh: list[tuple[Hash, BlocksStored]]) -> tuple[HeldText, list[Hash]]:
-        """Its whole blocks and their hashes; `fresh` gets those that its key did not have."""
+        """Return its whole blocks and their hashes; append new ones to `fresh`."""
         n_blocks = one.n // BLOCK
         now = replace(one, tokens=list(one.tokens[: n_blocks * BLOCK]))
         old, hashes = self._known.get(one.key, (now, []))
@@ -107,7 +108,7 @@ class Blocks:
 
 
 def _in_runs(stored: Iterable[BlocksStored]) -> list[BlocksStored]:
-    """Single blocks, those that follow each other together."""
+    """Merge consecutive blocks."""
     runs: list[list[BlocksStored]] = []
     for one in stored:
         if runs and (one.parent, one.medium) == (runs[-1][-1].hashes[0], runs[-1][-1].medium):
@@ -121,17 +122,17 @@ def _in_runs(stored: Iterable[BlocksStored]) -> list[BlocksStored]:
 
 
 def shown(block: Hash) -> int:
-    """A hash as it is told."""
+    """Return a hash as it is reported."""
     return int.from_bytes(block[-8:], "big")
 
 
 def hash_of_none(seed: str | None) -> Hash:
-    """What stands before the first block."""
+    """Return the hash before the first block."""
     return os.urandom(32) if seed is None else sha256(_cbor_text(seed)).digest()
 
 
 def block_hash(before: Hash, tokens: Sequence[int], salt: str = "") -> Hash:
-    """The hash of a block."""
+    """Return the hash of a block."""
     extra = _cbor_head(4, 1) + _cbor_text(salt) if salt else b"\xf6"
     written = b"".join([_cbor_head(0, token) for token in tokens])
     return sha256(b"\x83" + _cbor_head(2, len(before)) + before + _cbor_head(4, len(tokens)) + written + extra).digest()
@@ -143,7 +144,7 @@ def _cbor_text(text: str) -> bytes:
 
 
 def _cbor_head(major: int, n: int) -> bytes:
-    """The beginning of an item (RFC 8949, shortest form), which is all of a whole number (major 0)."""
+    """Return the head of a CBOR item (RFC 8949, shortest form), which is all of an integer (major 0)."""
     if n < 24:
         return bytes([major << 5 | n])
     for more, size in ((24, 1), (25, 2), (26, 4), (27, 8)):

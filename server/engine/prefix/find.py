@@ -1,6 +1,6 @@
-"""Which slot a waiting sequence gets, and from where its prompt's beginning comes. Pure.
+"""Which slot a waiting sequence gets, and the source of its cached prefix. Pure.
 
-Slots are compared with the prompt, and are in no tree: docs/adr/0002 says why.
+Slots are compared token by token instead of in a radix tree: see docs/adr/0002.
 """
 
 import math
@@ -10,10 +10,10 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
-from server.engine.kv.cost import MoveCost, least_valuable
+from server.engine.kv.cost import MoveCost, first_to_evict
 from server.engine.kv.disk_cache import DiskCache, Fetch
-from server.engine.kv.ram_cache import MIN_TOKENS, KeptState, StateCache
-from server.engine.kv.state import SlotState, marks
+from server.engine.kv.ram_cache import MIN_TOKENS, CacheEntry, StateCache
+from server.engine.kv.state import SlotState, checkpoint_positions
 from server.engine.lora import reusable
 from server.engine.media import Spans, whole
 from server.engine.params import EngineParams
@@ -22,18 +22,18 @@ from server.engine.runner_api import RunnerInfo
 from server.engine.schedule.evaluations import n_more_runs
 from server.engine.sequence import Phase, Sequence, Slot
 
-MOST_MOVED_FROM = 4  # slots whose cells are looked through for runs to move
-_MANY, _LEAST_LOST = 1000, 0.01  # tokens; share of a cache's value that is lost at least when it goes to RAM
-MIN_WAIT = 64  # tokens; fewer are computed rather than read from disk, or waited for while another computes them
+MAX_MOVE_SOURCES = 4  # slots that are searched for runs to move
+_MANY, _LEAST_LOST = 1000, 0.01  # tokens; least share of a cache's value that is lost by offloading
+MIN_WAIT = 64  # tokens; fewer are recomputed instead of read from disk or waited for
 
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """Bring the ``n`` cells at ``source`` to ``target`` <= source; what lies between is forgotten (llama-server's
+    """Move ``n`` cells from ``source`` to ``target`` <= source; cells between are dropped (llama-server's
     ``n_cache_reuse``).
 
-    Cells that move were computed behind other text, so what follows from them is an approximation: only for requests
-    that ask for it, and never reused as an exact prefix.
+    Moved cells were computed after other text, so tokens after them are an approximation. Only for requests that ask
+    for it, and never reused as an exact prefix.
     """
 
     source: int
@@ -42,13 +42,13 @@ class Move:
 
 
 def moves(cached: Seq[int], prompt: Seq[int], prefix: int, smallest: int) -> list[Move]:
-    """The moves, in order, that bring runs of at least `smallest` tokens behind the common `prefix` to their place.
+    """Return the moves that bring runs of at least `smallest` tokens after the common `prefix` to their place.
 
-    Greedy as the reference (server-context.cpp, update_slots): each run is the next one in the cache that
-    continues the prompt. Positions in later moves count from the cache as it was at first.
+    Greedy as in llama-server (server-context.cpp, update_slots): each run is the next one in the cache that
+    continues the prompt. Positions of later moves refer to the cache before any move.
     """
     found: list[Move] = []
-    packed, wanted = _packed(cached), _packed(prompt)  # the library's own search is a thousand times as fast
+    packed, wanted = _packed(cached), _packed(prompt)  # `bytes.find` is a thousand times faster
     head, at = prefix, prefix
     while at + smallest <= len(prompt):
         head = _find(packed, wanted[at * _WIDTH : (at + smallest) * _WIDTH], head)
@@ -68,7 +68,7 @@ def _packed(tokens: Seq[int]) -> bytes:
 
 
 def _find(packed: bytes, run: bytes, start: int) -> int:
-    """The first token at which `run` begins, from `start` on; -1: none."""
+    """Return the first token index >= `start` where `run` begins, -1 if there is none."""
     at = packed.find(run, start * _WIDTH)
     while at >= 0 and at % _WIDTH:
         at = packed.find(run, at + 1)
@@ -76,7 +76,7 @@ def _find(packed: bytes, run: bytes, start: int) -> int:
 
 
 def uncut(runs: list[Move], cached: Spans, wanted: Spans) -> list[Move]:
-    """As many of the first `runs` as end in no medium of either text, the last one perhaps shorter."""
+    """Return the leading `runs` that end inside no medium of either text; the last one may be shortened."""
     for i, move in enumerate(runs):
         n = whole(wanted, move.target + move.n) - move.target
         n = min(n, whole(cached, move.source + move.n) - move.source)
@@ -85,40 +85,40 @@ def uncut(runs: list[Move], cached: Spans, wanted: Spans) -> list[Move]:
     return runs
 
 
-Beginning: TypeAlias = "Slot | KeptState | Fetch | Sequence | None"
-"""Where a prompt's beginning is, or will be: in the cells of a slot, to be used in place or copied; in a state in RAM,
-which may have been read from disk; in one that is being read; with a sequence that computes it right now. The last two
-are waited for."""
+PrefixSource: TypeAlias = "Slot | CacheEntry | Fetch | Sequence | None"
+"""Where a prompt's prefix is or will be: a slot (in place or copied), a cached entry in RAM, a disk read in progress,
+or a sequence that is prefilling it. The request waits for the last two.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Put `sequence` into `slot`, whose cells must then hold the first `n_reuse` tokens of `source`: of the slot
-    itself, of another one, of a kept state; of nothing.
+    """Put `sequence` into `slot`, whose cells must then hold the first `n_reuse` tokens of `source`: the slot itself,
+    another slot, a cached entry, or None.
 
-    With ``moves`` (then `source` is `slot`), these bring further runs of its cells to their new places.
+    With ``moves`` (then `source` is `slot`), further runs of its cells move to new places.
     """
 
     sequence: Sequence
     slot: Slot
-    source: Slot | KeptState | None
+    source: Slot | CacheEntry | None
     n_reuse: int
     moves: tuple[Move, ...] = ()
 
     @property
     def n_kept(self) -> int:
-        """Tokens that need no computing."""
+        """Prompt tokens that need no prefill."""
         return self.n_reuse + sum(move.n for move in self.moves)
 
     @property
     def n_in_cells(self) -> int:
-        """Those of them that need no cells: a kept state does."""
-        return 0 if isinstance(self.source, KeptState) else self.n_kept
+        """Those of them that need no additional cells; a cached entry needs cells."""
+        return 0 if isinstance(self.source, CacheEntry) else self.n_kept
 
 
 @dataclass(eq=False)
 class Placer:
-    """Chooses among the slots of one instance, and what RAM keeps."""
+    """Chooses among the slots of one instance and the RAM and disk tiers."""
 
     slots: list[Slot]
     ram: StateCache
@@ -128,17 +128,18 @@ class Placer:
     disk: DiskCache | None = None
     may_load: Callable[[SlotState], bool] = lambda saved: True
     _awaited: dict[Sequence, tuple[Sequence, int]] = field(default_factory=dict)
-    """Who computes so many tokens of a waiting one's prompt."""
+    """Per waiting sequence: the sequence that prefills its prefix, and the number of tokens."""
 
     def find(self, sequence: Sequence) -> Placement | None:
-        """Where `sequence` can go, with the most of its prompt that needs no computing. None: it waits, since its slot
-        is busy, or its beginning is being computed or read; others may go first."""
+        """Return the placement with the longest cached prefix. None: the sequence waits, because its slot is busy or
+        its prefix is being computed or read. Others may be placed first.
+        """
         pinned = sequence.request.id_slot
         if pinned >= 0:
             pinned %= self.info.n_seq  # ids run on across instances
-        if (pinned >= 0 and not self.slots[pinned].idle) or self._still_waits(sequence):
+        if (pinned >= 0 and not self.slots[pinned].idle) or self._keeps_waiting(sequence):
             return None
-        if sequence.parked is not None:
+        if sequence.preempted is not None:
             return Placement(sequence, self._anywhere(pinned), None, 0)
         where, n = self._search(sequence)
         self._awaited.pop(sequence, None)
@@ -146,17 +147,18 @@ class Placer:
             self._awaited[sequence] = where, n
         if isinstance(where, Sequence | Fetch):
             return None
-        if isinstance(where, KeptState):
+        if isinstance(where, CacheEntry):
             return Placement(sequence, self._anywhere(pinned), where, n)
         return self._in_cells(sequence, where, n, pinned)
 
     def _anywhere(self, pinned: int) -> Slot:
         return self.slots[pinned] if pinned >= 0 else self._cheapest(None)
 
-    def _still_waits(self, sequence: Sequence) -> bool:
-        """Whether what it was found to wait for may still come; so a long prompt is compared once, not in each step.
+    def _keeps_waiting(self, sequence: Sequence) -> bool:
+        """Whether the awaited prefix may still arrive; so a long prompt is compared once, not in every step.
 
-        For the last few tokens those wait who would compute more, all together, than whoever computes them has left.
+        For the last few tokens, sequences wait if together they would compute more than the prefilling sequence has
+        left.
         """
         if sequence.fetch is not None and sequence.fetch.pending:
             return True
@@ -173,28 +175,30 @@ class Placer:
 
     @property
     def _least_gain(self) -> int:
-        """So many more tokens are waited for; any where cells can't be cut: what is past is out of reach then."""
+        """Least number of additional cached tokens worth waiting for: 1 if memory cannot be truncated, because earlier
+        tokens are out of reach later.
+        """
         return MIN_TOKENS if self.info.can_cut else 1
 
-    def _search(self, sequence: Sequence) -> tuple[Beginning, int]:
+    def _search(self, sequence: Sequence) -> tuple[PrefixSource, int]:
         if not self._may_reuse(sequence):
             return None, 0
-        where: Slot | KeptState | None
+        where: Slot | CacheEntry | None
         where, n = self._match(sequence)
         stored, n_stored = self._stored(sequence, n)
         if stored is not None and self.may_load(stored.saved):
             where, n = stored, n_stored
         at_least = max(n + self._least_gain, MIN_WAIT) - 1
-        return self._on_disk(sequence, n) or self._coming(sequence, at_least) or (where, n)
+        return self._on_disk(sequence, n) or self._in_prefill(sequence, at_least) or (where, n)
 
     def _in_cells(self, sequence: Sequence, source: Slot | None, n: int, pinned: int) -> Placement:
-        """`n` tokens of `source` in place, or as a copy where that pays."""
+        """Place the sequence on `n` tokens of `source`, in place or as a copy if copying pays."""
         slot = self.slots[pinned] if pinned >= 0 else self._choose(sequence, source, n)
         own = self._own_match(slot, sequence)
         if source is not slot and (own >= n or not self._copy_pays(n, len(source.tokens) if source else 0)):
             source, n = (slot, own) if own else (None, 0)
         placement = Placement(sequence, slot, source, n)
-        movable = self.info.can_shift and self.info.can_cut  # a recurrent state keeps what is dropped from its middle
+        movable = self.info.can_shift and self.info.can_cut  # a recurrent state cannot drop its middle
         if sequence.request.n_cache_reuse > 0 and movable and self._may_reuse(sequence):
             placement = self._with_moves(placement, pinned)
         return placement
@@ -203,17 +207,17 @@ class Placer:
         return sequence.request.cache_prompt and self.params.cache_prompt
 
     def _with_moves(self, placement: Placement, pinned: int) -> Placement:
-        """The idle slot of which most can be reused when runs of its cells may move; else `placement`.
+        """Return the placement in the idle slot with the most reusable tokens if runs may move; otherwise `placement`.
 
-        Of many only those used last are looked at: each look reads the whole context.
+        Only the most recently used slots are checked, because each check reads the whole context.
         """
         sequence, best = placement.sequence, placement
         wanted = sequence.target[: sequence.n_reusable]
         idle = [self.slots[pinned]] if pinned >= 0 else [slot for slot in self.slots if slot.idle]
-        candidates = [slot for slot in idle if slot.tuning == sequence.tuning and slot.tokens]
+        candidates = [slot for slot in idle if slot.adapter_set == sequence.adapter_set and slot.tokens]
         candidates.sort(key=lambda slot: (slot is not placement.slot, -slot.last_used))
-        for slot in candidates[:MOST_MOVED_FROM]:
-            n = slot.reusable(common_prefix(wanted, slot.tokens), sequence.tuning)
+        for slot in candidates[:MAX_MOVE_SOURCES]:
+            n = slot.reusable(common_prefix(wanted, slot.tokens), sequence.adapter_set)
             runs = moves(slot.tokens, wanted, n, sequence.request.n_cache_reuse)
             if slot.media or sequence.media:
                 runs = uncut(runs, slot.media, sequence.media)
@@ -223,8 +227,8 @@ class Placer:
         return best
 
     def _match(self, sequence: Sequence) -> tuple[Slot | None, int]:
-        """The slot from which most of the prompt's beginning can be had, and how many tokens."""
-        prompt, wanted, limit = sequence.target, sequence.tuning, sequence.n_reusable
+        """Return the slot with the longest reusable prefix, and its length in tokens."""
+        prompt, wanted, limit = sequence.target, sequence.adapter_set, sequence.n_reusable
         best, longest = None, 0
         if sequence in self._awaited:
             computing, n = self._awaited[sequence]
@@ -242,37 +246,40 @@ class Placer:
         return best, longest
 
     def _own_match(self, slot: Slot, sequence: Sequence) -> int:
-        """What of `slot`'s own cells begins the prompt."""
+        """Return the length of the prefix in the slot's own cells."""
         if not self._may_reuse(sequence):
             return 0
         n = min(common_prefix(sequence.target, slot.tokens), sequence.n_reusable)
-        return slot.reusable(n, sequence.tuning)
+        return slot.reusable(n, sequence.adapter_set)
 
-    def _stored(self, sequence: Sequence, n: int) -> tuple[KeptState | None, int]:
-        """A kept state that saves much more computing than the `n` tokens of a slot."""
+    def _stored(self, sequence: Sequence, n: int) -> tuple[CacheEntry | None, int]:
+        """Return a cached entry that saves considerably more than the `n` tokens of a slot."""
         prompt, most = sequence.target, sequence.n_reusable
-        stored, n_stored = self.ram.match(prompt, sequence.tuning, n + MIN_TOKENS, sequence.hashes, most)
+        stored, n_stored = self.ram.match(prompt, sequence.adapter_set, n + MIN_TOKENS, sequence.hashes, most)
         fetched = sequence.fetch.found if sequence.fetch is not None else None
         if fetched is not None:
-            n_fetched = fetched.reusable(min(common_prefix(prompt, fetched.tokens), most), sequence.tuning)
+            n_fetched = fetched.reusable(min(common_prefix(prompt, fetched.tokens), most), sequence.adapter_set)
             if n_fetched > max(n_stored, n + MIN_TOKENS):
                 return fetched, n_fetched
         return stored, n_stored
 
     def _on_disk(self, sequence: Sequence, n: int) -> tuple[Fetch, int] | None:
-        """What comes from disk, if that is much more than the `n` tokens at hand. It is looked for there once."""
+        """Return the disk read to wait for, if it gives considerably more than the `n` available tokens. Searches the
+        disk index once.
+        """
         if self.disk is None:
             return None
         if sequence.fetch is None:
             prompt, most = sequence.target, sequence.n_reusable
-            entry, n_disk = self.disk.kept.match(prompt, sequence.tuning, n + MIN_WAIT, sequence.hashes, most)
+            entry, n_disk = self.disk.kept.match(prompt, sequence.adapter_set, n + MIN_WAIT, sequence.hashes, most)
             if entry is not None:
                 sequence.fetch = Fetch(entry, n_disk)
         fetch = sequence.fetch
         return (fetch, fetch.n) if fetch is not None and fetch.pending and fetch.n > n + MIN_WAIT else None
 
     def inherited(self) -> dict[Sequence, int]:
-        """The priority of prompts that more urgent sequences wait for: that of the most urgent one."""
+        """Return the priorities that prefilling sequences inherit from more urgent sequences waiting for their
+        prefix."""
         if not self._awaited:
             return {}
         self._awaited = {
@@ -287,11 +294,11 @@ class Placer:
                 priorities[computing] = waiter.request.priority
         return priorities
 
-    def _coming(self, sequence: Sequence, at_least: int) -> tuple[Sequence, int] | None:
-        """Who is computing most of the prompt's beginning right now, more than `at_least` tokens, where a copy of it
+    def _in_prefill(self, sequence: Sequence, at_least: int) -> tuple[Sequence, int] | None:
+        """Return the sequence that is prefilling the longest common prefix, more than `at_least` tokens, if copying it
         will pay.
 
-        Where cells can't be cut, whoever computes it gets a mark there, unless that place is behind him.
+        If memory cannot be truncated, that sequence gets a checkpoint there, unless it is already past that place.
         """
         longest, computing, prefill, target = at_least, None, Phase.PREFILL, sequence.target
         for slot in self.slots:
@@ -300,31 +307,37 @@ class Placer:
                 continue
             if s.target[longest : longest + 1] != target[longest : longest + 1]:
                 continue
-            n = reusable(common_prefix(target, s.target), s.tuning, sequence.tuning)
+            n = reusable(common_prefix(target, s.target), s.adapter_set, sequence.adapter_set)
             n = whole(sequence.media, min(n, sequence.n_reusable))
             if n > longest and (self.info.can_cut or (n > s.n_computed and self.params.ctx_checkpoints)):
                 longest, computing = n, s
         if computing is None or not self._copy_pays(longest, longest):
             return None
-        if not self.info.can_cut and longest not in computing.marks:
-            computing.marks += (longest,)
+        if not self.info.can_cut and longest not in computing.checkpoint_positions:
+            computing.checkpoint_positions += (longest,)
         return computing, longest
 
-    def marks(self, placement: Placement) -> tuple[int, ...]:
-        """Where checkpoints are to be made while what `placement` lacks is computed."""
+    def checkpoint_positions(self, placement: Placement) -> tuple[int, ...]:
+        """Return where to create checkpoints during the prefill of `placement`."""
         if self.info.can_cut or not self.params.ctx_checkpoints:
             return ()
-        target, tuning, slot = placement.sequence.target, placement.sequence.tuning, placement.slot
-        parted = self.ram.parted(target, tuning, placement.sequence.hashes)
+        target, adapter_set, slot = placement.sequence.target, placement.sequence.adapter_set, placement.slot
+        divergence = self.ram.divergence(target, adapter_set, placement.sequence.hashes)
         for s in self.slots:
-            if s is not slot and s.tuning == tuning and s.tokens[parted : parted + 1] == target[parted : parted + 1]:
-                parted = max(parted, common_prefix(target, s.tokens))
-        found = marks(target, len(slot.tokens), self.info.turn_ends, self.params.checkpoint_min_step, parted)
+            if (
+                s is not slot
+                and s.adapter_set == adapter_set
+                and s.tokens[divergence : divergence + 1] == target[divergence : divergence + 1]
+            ):
+                divergence = max(divergence, common_prefix(target, s.tokens))
+        found = checkpoint_positions(
+            target, len(slot.tokens), self.info.turn_ends, self.params.checkpoint_min_step, divergence
+        )
         media = placement.sequence.media
         return tuple(sorted({whole(media, mark) for mark in found})) if media else found
 
     def _choose(self, sequence: Sequence, source: Slot | None, n: int) -> Slot:
-        """The matching slot itself if little is lost by it, else the one whose cells are worth least."""
+        """Return the matching slot if little is lost by truncating it; otherwise the first slot to evict."""
         if source is not None and source.idle:
             similar = n > self.params.slot_prompt_similarity * len(sequence.target) > 0
             if similar and len(source.tokens) - n <= n:
@@ -332,21 +345,24 @@ class Placer:
         return self._cheapest(source)
 
     def _cheapest(self, spare: Slot | None) -> Slot:
-        """An idle slot of little value, best next to a running one; `spare` only if there is no other."""
+        """Return the idle slot with the lowest eviction priority, preferably next to a running one; `spare` only as a
+        last resort.
+        """
         idle = (slot for slot in self.slots if slot.idle)
         if self.info.unified:
-            return least_valuable(idle, spare)
+            return first_to_evict(idle, spare)
         running, evaluation = {slot.id for slot in self.slots if not slot.idle}, self._evaluation_value()
 
         def price(slot: Slot) -> tuple[float, int]:
             n = n_more_runs(slot.id, running)
             return n * evaluation, n
 
-        return least_valuable(idle, spare, price)
+        return first_to_evict(idle, spare, price)
 
     def _evaluation_value(self) -> float:
-        """What one more evaluation in each step costs, in the unit of a cache's value: prompt tokens per second that
-        could be computed meanwhile. Who loses his slot goes to RAM, so that only what moving states takes is lost."""
+        """Return the cost of one more evaluation per step in the unit of eviction priority: prefill tokens per second.
+        An evicted slot goes to RAM, so only moving its state is lost.
+        """
         cost = self.move_cost
         if not cost.step_s or not cost.computed:
             return 0.0
@@ -355,46 +371,49 @@ class Placer:
 
     @property
     def evaluation_s(self) -> float:
-        """What a further evaluation in a step takes: no more than a step that was seen, however it was measured."""
+        """Seconds of an additional evaluation; never more than a measured step."""
         return min(self.info.evaluation_s, self.move_cost.step_s or math.inf)
 
     def _copy_pays(self, n: int, n_held: int) -> bool:
-        """`n` tokens of a slot that holds `n_held`. Cells of a unified cache are shared. Of a separate stream all that
-        it holds is copied, however little is kept."""
+        """Whether to copy `n` tokens of a slot that holds `n_held`. Unified cells are shared; a separate stream is
+        copied whole.
+        """
         if n < MIN_TOKENS:
             return False
         return self.info.unified or self.move_cost.copy_pays(n, n_held, self.params.target_s)
 
 
-# ---- told to who looks
+# ---- for observers
 
 Source: TypeAlias = Literal["none", "slot", "copy", "ram", "disk"]
-"""What held a prompt's beginning: nothing, its slot, another one, a kept state."""
-Anew: TypeAlias = Literal["last", "off", "scored", "nothing", "differs", "ends", "uncut", "other", "short"]
-"""Why what follows was computed.
+"""Where a prompt's cached prefix came from."""
+RecomputeReason: TypeAlias = Literal["last", "off", "scored", "nothing", "differs", "ends", "uncut", "other", "short"]
+"""Why the tokens after the cached prefix were prefilled.
 
-``last``: one token always is, for what comes next. ``off``: the request takes nothing from a cache. ``scored``: the log
-probabilities of the prompt are wanted. ``nothing``: nobody held anything that begins like it. ``differs``: from there
-on another text was held. ``ends``: no more was held. ``uncut``: more was held, in a memory that can be gone on from no
-later place. ``other``: more was held, under another LoRA set or for somebody else. ``short``: another slot held a
-little more, and copying that costs more than computing it.
+``last``: the last token is always computed. ``off``: caching is off for the request. ``scored``: prompt log
+probabilities are wanted. ``nothing``: no cache has this prefix. ``differs``: the cached text differs from there on.
+``ends``: the cached text ends there. ``uncut``: more is cached, in memory that cannot be truncated to that place.
+``other``: more is cached under another LoRA set or namespace. ``short``: another slot has a little more, but copying
+costs more than computing.
 """
 
 
-def origin_of(placement: Placement, slots: Seq[Slot]) -> tuple[Source, int, Anew]:
-    """And which slot held it, by its place in the instance; -1: none. To be asked before `placement` changes cells."""
+def origin_of(placement: Placement, slots: Seq[Slot]) -> tuple[Source, int, RecomputeReason]:
+    """Return the source of the cached prefix, its slot within the instance (-1 = none), and why the rest is computed.
+    Call it before `placement` changes cells.
+    """
     sequence, n = placement.sequence, placement.n_kept
     source = placement.source if n else None
     where: Source = "none"
-    if isinstance(source, KeptState):
+    if isinstance(source, CacheEntry):
         where = "disk" if sequence.fetch is not None and sequence.fetch.found is source else "ram"
     elif source is not None:
         where = "slot" if source is placement.slot else "copy"
     held = () if source is None else source.tokens
-    return where, source.id if isinstance(source, Slot) else -1, _anew(placement, held, n, slots)
+    return where, source.id if isinstance(source, Slot) else -1, _recompute_reason(placement, held, n, slots)
 
 
-def _anew(placement: Placement, held: Seq[int], n: int, slots: Seq[Slot]) -> Anew:
+def _recompute_reason(placement: Placement, held: Seq[int], n: int, slots: Seq[Slot]) -> RecomputeReason:
     sequence = placement.sequence
     target = sequence.target
     if n >= len(target) - 1:
@@ -403,11 +422,11 @@ def _anew(placement: Placement, held: Seq[int], n: int, slots: Seq[Slot]) -> Ane
         return "off"
     if n >= sequence.n_reusable:
         return "scored"
-    following = target[n : n + 1]  # who holds another one here needs no comparison
+    following = target[n : n + 1]  # slots with another token here need no comparison
     if not placement.moves and held[n : n + 1] == following:
         return "uncut"
     others = [slot for slot in slots if slot.tokens[n : n + 1] == following]
-    shared = ((common_prefix(target, slot.tokens), slot.tuning == sequence.tuning) for slot in others)
+    shared = ((common_prefix(target, slot.tokens), slot.adapter_set == sequence.adapter_set) for slot in others)
     common, same = max(shared, default=(0, True))
     if common > n:
         return "short" if same else "other"

@@ -1,10 +1,11 @@
-"""Who gets a slot, and who decodes which tokens in the next step. Pure: no threads, clock or native calls.
+"""The scheduler: which request gets a slot, and which tokens each step decodes. Pure: no threads, clock or native
+calls.
 
 ====================  ==================================================================================
-``scheduler``         an instance's door: its queue, its slots, and which tokens the next step decodes
-``queue``             who waits, in an instance or for one: priorities, shares between clients, and who may join
-``prefill``           which prompt gets a step's tokens: one number, which age makes smaller; and how many a step has
+``scheduler``         places requests into slots and plans the batch of the next step
+``queue``             waiting requests of an instance and of the model: priority, fair share, admission
+``prefill``           the order of prefills, and the token budget of a step
 ``evaluations``       how often a step evaluates the graph, and which slots need fewer evaluations
-``cell_room``         who goes first where unified cells are short
+``kv_budget``         bounded bypass when unified KV cells are short
 ====================  ==================================================================================
 """

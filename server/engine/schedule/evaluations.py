@@ -1,11 +1,10 @@
-"""How often a step's graph is evaluated, and which slots it is best for sequences to run in. Pure.
+"""How often a step's graph is evaluated, and which slots need the fewest evaluations. Pure.
 
-With separate KV streams the library evaluates together only sequences whose ids follow one another, as many tokens of
-each (llama-batch.cpp, split_equal with ``sequential``; llama-kv-cache.cpp, init_batch). Each gap between ids, and each
-further length, reads all weights once more: 4 streams in slots 0, 2, 4 and 6 run at about half the speed of 4 in slots
-0 to 3, and prompts of 4 to 7 tokens take four evaluations. So running sequences are brought together
-(`best_relocation`), and runs of nearly one length are filled up to it (`filled`, used by
-`server.llama.context.runner`).
+With separate KV streams the library evaluates together only sequences with adjacent ids and equal token counts
+(llama-batch.cpp, split_equal with ``sequential``; llama-kv-cache.cpp, init_batch). Each gap between ids and each
+additional length reads all weights once more: 4 sequences in slots 0, 2, 4 and 6 run at about half the speed of 4 in
+slots 0 to 3. So running sequences are brought together (`best_relocation`), and runs of similar length are padded
+(`padded_lengths`, used by `server.llama.context.runner`).
 """
 
 from bisect import bisect_right
@@ -17,18 +16,20 @@ from math import inf
 
 from server.engine.sequence import Phase, Sequence, Slot
 
-MOST_LOOKED_AT = 8  # sources and targets of a relocation; each pair of them is compared
+MAX_CANDIDATES = 8  # sources and targets of a relocation; each pair is compared
 
 
-def filled(lengths: Seq[int], evaluation_tokens: float, n_ubatch: int) -> list[int]:
-    """Lengths that runs of `lengths` tokens of consecutive sequences are better evaluated with: shorter ones are filled
-    up with tokens that are forgotten again, where these take less time than further evaluations, each as dear as
-    `evaluation_tokens`: of those that are longer than others, one for each gap between them, too."""
+def padded_lengths(lengths: Seq[int], evaluation_tokens: float, n_ubatch: int) -> list[int]:
+    """Return better lengths for runs of `lengths` tokens of consecutive sequences.
+
+    Shorter runs are padded with tokens that are removed afterwards, where padding costs less than additional
+    evaluations of `evaluation_tokens` each.
+    """
     counts = Counter(lengths)
     ends = sorted(counts)
     shortest = [_shortest_of_runs(lengths, end) for end in ends]
     costs, firsts = [0.0], [0]
-    for at, end in enumerate(ends):  # all that are no longer than this, at the least cost
+    for at, end in enumerate(ends):  # cheapest padding of all runs up to this length
         best, best_first, n, n_filled = inf, at, 0, 0
         for first in range(at, -1, -1):
             n_more = counts[ends[first]] * (end - ends[first])
@@ -51,8 +52,7 @@ def filled(lengths: Seq[int], evaluation_tokens: float, n_ubatch: int) -> list[i
 
 
 def _shortest_of_runs(lengths: Seq[int], least: int) -> list[int]:
-    """Of each run of consecutive sequences with so many tokens the least number, in order: up to this one they are
-    evaluated together."""
+    """Return, sorted, the minimum of each run of consecutive sequences that have at least `least` tokens."""
     found: list[int] = []
     joins = False
     for n in lengths:
@@ -67,12 +67,12 @@ def _shortest_of_runs(lengths: Seq[int], least: int) -> list[int]:
 
 
 def batch_order(seq: int, is_longer: bool, streams: AbstractSet[int], joins: AbstractSet[int]) -> tuple[int, int]:
-    """Where a run stands in a batch; `is_longer`: than those of all `streams`.
+    """Return the sort key of a run in the batch. `is_longer`: longer than the runs of all `streams`.
 
-    By its sequence, but that a prompt which joins no streams is evaluated by itself: its first token with theirs would
-    save no evaluation, let all of them attend to as many cells as the prompt has, and what is left of it would no
-    longer be a whole number of the tiles that attention is computed in (`prefill`). The library joins a run to one
-    before it in the batch.
+    Runs are ordered by sequence, except a prompt that joins no decoding sequences: it is evaluated alone. Evaluating
+    its first token with theirs would save no evaluation, would make all of them attend to as many cells as the
+    prompt has, and would leave a number of tokens that is no multiple of the attention tile (`prefill`). The library
+    joins a run to the one before it in the batch.
     """
     if not is_longer or seq in streams or seq in joins:
         return 1, seq
@@ -80,7 +80,7 @@ def batch_order(seq: int, is_longer: bool, streams: AbstractSet[int], joins: Abs
 
 
 def n_beside(tokens: Mapping[int, int], seq: int) -> int:
-    """How many tokens of a long run of `seq` share evaluations with those of its neighbours, `tokens` by sequence."""
+    """Return how many tokens of a long run of `seq` share evaluations with its neighbours; `tokens` by sequence."""
     first = last = seq
     while first - 1 in tokens:
         first -= 1
@@ -94,7 +94,7 @@ def n_beside(tokens: Mapping[int, int], seq: int) -> int:
             members.append(one)
             one += 1
         n_each = min([left[one] for one in members if one != seq], default=0)
-        if not n_each:  # it is evaluated by itself now
+        if not n_each:  # the rest is evaluated alone
             break
         n += n_each * (seq in members)
         for one in members:
@@ -105,27 +105,31 @@ def n_beside(tokens: Mapping[int, int], seq: int) -> int:
 
 
 def n_runs(ids: AbstractSet[int]) -> int:
-    """Runs of consecutive ids: evaluations of one token each."""
+    """Return the number of runs of consecutive ids, which is the number of evaluations for one token each."""
     return sum([seq - 1 not in ids for seq in ids])
 
 
 def n_more_runs(seq: int, others: AbstractSet[int]) -> int:
-    """What `seq` adds to the runs of `others`: 1 by itself, 0 at a run's end, -1 between two that it joins."""
+    """Return how `seq` changes the number of runs of `others`: 1 if separate, 0 at the end of a run, -1 between two
+    runs.
+    """
     return 1 - (seq - 1 in others) - (seq + 1 in others)
 
 
 def between(streams: AbstractSet[int], prompts: AbstractSet[int]) -> list[int]:
-    """Those of `prompts` that join streams to one run, if each of them takes part in the step: whole gaps of them."""
+    """Return those of `prompts` that join decoding sequences to one run if each takes part in the step; whole gaps
+    only.
+    """
     found: list[int] = []
     gap: list[int] = []
-    last = None  # of `streams` or `gap`
+    last = None  # last id in `streams` or `gap`
     for seq in sorted(streams | prompts):
         if last is None or seq != last + 1:
             gap, last = [], None
         if seq in streams:
             found += gap
             gap, last = [], seq
-        elif last is not None:  # before the first stream, nothing is joined
+        elif last is not None:  # before the first decoding sequence, nothing is joined
             gap.append(seq)
             last = seq
     return found
@@ -138,16 +142,16 @@ def best_relocation(
     longest_s: float,
     fixed: AbstractSet[int],
 ) -> tuple[Slot, Slot] | None:
-    """From which slot to which idle one a sequence is best brought, so that steps need fewer evaluations, if that saves
-    more than its price; no slot of `fixed` has a part in it, and none that somebody asks for by its id.
+    """Return (source, target) of the relocation that saves the most time, or None.
 
-    A stream is expected to go on for as long as it has gone on, but not past its limit. Nobody is held up for more than
-    `longest_s`.
+    A sequence in `source` moves to the idle slot `target` so that steps need fewer evaluations. Slots in `fixed`,
+    and slots requested by id, do not take part. A decoding sequence is expected to generate as many tokens again as
+    it has generated, but not past its limit. No relocation takes longer than `longest_s`.
     """
     running = {slot.id for slot in slots if slot.sequence is not None}
     if n_runs(running) < 2:
         return None
-    sources = [  # who stands between two others parts them when he goes, so that nothing is saved
+    sources = [  # a sequence between two others would split them, which saves nothing
         (-n_less, -_steps_left(s), slot.id, slot)
         for slot in slots
         if (s := slot.sequence) is not None
@@ -164,9 +168,9 @@ def best_relocation(
     sources.sort()
     targets.sort()
     best, most_s = None, 0.0
-    for n_runs_more, n_steps_less, _, source in sources[:MOST_LOOKED_AT]:
+    for n_runs_more, n_steps_less, _, source in sources[:MAX_CANDIDATES]:
         others = running - {source.id}
-        for *_, target in targets[:MOST_LOOKED_AT]:
+        for *_, target in targets[:MAX_CANDIDATES]:
             n_saved = -n_runs_more - n_more_runs(target.id, others)
             if n_saved <= 0:
                 continue
@@ -178,7 +182,7 @@ def best_relocation(
 
 
 def _is_asked_for(slot: Slot) -> bool:
-    """Whether who holds it, or who held it last, wanted this slot and no other."""
+    """Whether its holder or last holder requested this slot by id."""
     holders = (slot.sequence, slot.last)
     return any(one is not None and one.ticket.request.id_slot >= 0 for one in holders)
 

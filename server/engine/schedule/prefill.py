@@ -1,15 +1,13 @@
-"""Which prompt gets the tokens of a step that no generating slot needs, and how many a step should carry. Pure.
+"""The order of prefills, and the token budget of a step. Pure.
 
-A step's tokens go to one prompt before the next, since many short runs cost more than a long one. The order is that of
-one number, in tokens, the least first: what is left to compute, so that a short prompt does not stand behind a long
-one; what its client was served more than others; and less, the longer it has its slot: so none starves.
+Prefill tokens go to one prompt after the other, because many short runs cost more than one long run. The order key
+is a number of tokens, smallest first: tokens left to compute, so that short prompts do not wait for long ones; plus
+what the client was served more than others; minus an aging term, so that no prompt starves.
 
-The step's size is found while running. A step's time grows with its tokens and with how deep in its prompt they are, so
-the next size follows from what the last two took. But it does not grow evenly: on a processor, ggml attends in tiles of
-64 tokens, where one that is not full takes as long as a full one, and less than a tile token by token
-(ggml-cpu/common.h, GGML_FA_TILE_Q; 1,900 tokens deep 48 took longer than 64, and 96 nearly as long as 128); and the
-library evaluates `n_ubatch` tokens at once. So sizes are multiples of these. A smaller size that saves too little is
-given up, and not tried again for a while.
+The budget adapts to measured step times. A step's time grows with its tokens and their depth in the prompt. It does
+not grow evenly: on a CPU, ggml computes attention in tiles of 64 tokens; a partial tile takes as long as a full one
+(ggml-cpu/common.h, GGML_FA_TILE_Q), and the library evaluates `n_ubatch` tokens at once. So budgets are multiples of
+these sizes. A smaller budget that saves too little time is given up for a while.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -19,27 +17,28 @@ from math import inf
 from server.engine.sequence import Sequence
 
 WAIT_WEIGHT = 0.25
-"""Of the tokens that could be computed while a prompt waits: a long one is passed by shorter ones that come within four
-times of what computing it takes. In `benchmarks.simulation`, 0.1 has longer first tokens at p99, 1.0 at p50."""
+"""Aging: share of the tokens that could be computed while a prompt waits. Shorter prompts can delay a long one to at
+most four times its own prefill time. In `benchmarks.simulation`, 0.1 gives longer first tokens at p99, 1.0 at p50.
+"""
 PRIORITY_S = 600.0
-"""A step of `priority` counts as so much waiting."""
-UNSEEN_RATE = 1000.0  # prompt tokens per second, before any were computed
+"""Seconds of waiting that one priority level counts as."""
+UNSEEN_RATE = 1000.0  # assumed prefill tokens per second before the first measurement
 
 TILE = 64
-REST = 8  # what is beyond a multiple, so small a part of a step, comes along: another step costs more
-AIM = 0.9  # of the target: the next step lies deeper, and may hold several prompts
-WORTHWHILE = 0.2  # of the time that a smaller step would save if it cost as much for each token
-CUT = 0.75  # a smaller size is smaller by so much at least: what it saves must stand out from depth and chance
-PATIENCE = 16  # steps of its size over the target until the knee is looked for again
+REST = 8  # a remainder of 1/8 of a step is added to it, because another step costs more
+AIM = 0.9  # of the target: the next step is deeper in the prompt and may contain several prompts
+WORTHWHILE = 0.2  # least share of the proportional saving that a smaller step must achieve
+CUT = 0.75  # factor of a reduction: the saving must exceed noise
+PATIENCE = 16  # slow steps before a smaller size is tried again
 
 
 def in_order(
     prompts: Iterable[Sequence], rate: float, served: Callable[[str], float], inherited: Mapping[Sequence, int]
 ) -> list[Sequence]:
-    """`prompts`, the first to be computed first, at so many tokens per second (0 = not known); of clients that were
-    `served` so many.
+    """Return `prompts` in prefill order.
 
-    ``inherited``: priorities other than their own, of prompts that others wait for.
+    `rate`: prefill tokens per second (0 = unknown). `served`: tokens served per client. `inherited`: priorities that
+    prompts inherit from more urgent requests waiting for their prefix.
     """
     order = list(prompts)
     if len(order) < 2:
@@ -50,15 +49,15 @@ def in_order(
     for i, (s, n_served) in enumerate(zip(order, counts, strict=True)):
         waits_since = s.placed_at + PRIORITY_S * inherited.get(s, s.request.priority)
         aged = len(s.target) - s.n_computed + n_served - least + WAIT_WEIGHT * rate * waits_since
-        keys.append((aged, s.came, i))
+        keys.append((aged, s.arrival, i))
     return [order[i] for *_, i in sorted(keys)]
 
 
 @dataclass(slots=True)
 class StepSize:
-    """Decides the tokens of one step in all, prompt and generated.
+    """Adapts the number of tokens per step, prefill and decode together.
 
-    ``target_s`` is the step time to stay under; infinity: then every step may be as large as it can.
+    ``target_s`` is the step time to stay under; infinity means as large as possible.
     """
 
     target_s: float
@@ -66,30 +65,30 @@ class StepSize:
     largest: int
     n_ubatch: int
     size: int = 0
-    _token_s: float = 0.0  # what the last step took for each of its tokens
-    _n_steps: int = 0  # of this size
-    _larger: tuple[int, float] = (0, 0.0)  # the size before, if this one was to be smaller, and seconds of its steps
-    _knee: int = 0  # no size below it
-    _n_over: int = 0  # steps of that size that took longer than they should
+    _token_s: float = 0.0  # seconds per token of the last step
+    _n_steps: int = 0  # steps of this size
+    _larger: tuple[int, float] = (0, 0.0)  # the previous, larger size and its step time
+    _knee: int = 0  # smallest useful size
+    _n_over: int = 0  # slow steps of that size
 
     def __post_init__(self) -> None:
-        """Begin in the middle; the first steps move it."""
+        """Start in the middle; the first steps adapt it."""
         self.largest = max(self.largest, self.smallest)
         if self.target_s == inf:
             self.size = self.largest
         self.size = self.size or min(max(2 * TILE, self.smallest), self.largest)
 
     def after(self, spent_s: float) -> int:
-        """The size of a step of which so many seconds are gone already."""
+        """Return the budget of a step that has already used `spent_s` seconds."""
         if self.target_s == inf or not spent_s:
             return self.size
         left = int(self.size * max(1 - spent_s / self.target_s, 0.0))
         return max(_whole(left, self.n_ubatch), self.smallest)
 
     def observe(self, n_tokens: int, seconds: float) -> None:
-        """Learn from a step that was nearly as large as it could be, and choose the next size.
+        """Learn from a nearly full step and choose the next budget.
 
-        Of two steps the quicker one counts: the other may be a neighbour's doing.
+        Of two steps the faster one counts; the slower one may have been disturbed by other processes.
         """
         if self.target_s == inf or n_tokens * 8 < self.size * 7 or seconds <= 0:
             return
@@ -117,11 +116,11 @@ class StepSize:
 
 
 def portion(n_left: int, size: int, n_ubatch: int, *, exact: bool = False) -> int:
-    """How many of the tokens that are left of a prompt a step of that size takes: where the size is whole tiles, so are
-    they left. What is odd is computed where the prompt begins, where attention costs least.
+    """Return how many of a prompt's `n_left` tokens a step of `size` takes.
 
-    Two tokens beyond `n_ubatch` would be an evaluation of their own. ``exact``: in place of a step that is a little
-    larger, too.
+    If the size is whole tiles, the remainder stays whole tiles too: odd tokens are computed at the start of a
+    prompt, where attention is cheapest. `exact` forbids exceeding the size slightly. A few tokens above `n_ubatch`
+    would need another evaluation.
     """
     more = 0 if exact else size // REST
     if n_left <= size + more:

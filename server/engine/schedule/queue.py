@@ -1,27 +1,24 @@
-"""Who waits for a slot, and in which order they are looked at: in an instance, and before one has taken them. Pure,
-but for locks.
+"""Waiting requests: their order within an instance, and before an instance takes them. Pure, except for locks.
 
-Lower `priority` first, as in vLLM. Within one priority: who was parked comes back first, then the client that was
-served least, and the requests of a client as they came. So a single client that sets no priority has a plain queue.
-Who is passed `MOST_PASSES` times is next: one placement in so many looks at no priority. A stream of urgent requests
-delays the others, and starves none but those of batch priority.
+Lower `priority` first, as in vLLM. Within a priority: preempted sequences, then the client that was served least,
+then requests of a client in order of arrival. A single client without priorities therefore has a plain queue. One
+placement in `MAX_BYPASSES` ignores priority, so urgent requests delay others but starve none, except batch requests.
 
-What each client was served are virtual token counters (Sheng et al., "Fairness in Serving Large Language Models", OSDI
-2024): a client's counter grows with a prompt's tokens when it gets a slot, less what is in the cells already, and with
-each token that is generated; the smallest counter is served next. What leaves before it is computed is given back. One
-that comes back after a pause begins at the present virtual time, as in start-time fair queueing (Goyal et al., SIGCOMM
-1996), so that nobody saves up.
+Fairness uses virtual token counters (Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024). A
+client's counter grows by the prompt tokens to compute when a request gets a slot, and by each generated token. The
+smallest counter is served next. Tokens that are not computed after all are given back. A client that returns after a
+pause starts at the current virtual time, as in start-time fair queueing (Goyal et al., SIGCOMM 1996), so it
+accumulates no credit.
 
-Until an instance takes it, a request waits in the `ModelQueue`: the event loop adds, step threads take what they have
-slots for, by the same rule, the oldest first of those that are equal in it. A request is first for the instance where
-it costs least (`engine.routing`); others may take it when it has waited for as long as computing what is cached there
-takes them, so that it loses at most twice of what the better choice would have cost. An instance that is alone takes
-everything at once.
+Until an instance takes it, a request waits in the `ModelQueue`: the event loop adds, and step threads take as many
+as they have slots for, by the same rule. A request prefers the instance where it costs least (`engine.routing`).
+Other instances may take it after it has waited as long as recomputing the cached prefix takes them. It therefore
+costs at most twice what the best choice would have cost. A single instance takes everything at once.
 
-Who may still join (`admits`): the queue has `max_queue` places beside those of the slots, and as many again in
-reserve, so that a client that has filled it keeps nobody out. Who has more than an equal share of the places is
-refused when they are taken; who has less takes from the reserve. So does, up to half of it, what is more urgent than
-nearly all that its own client has there. Nobody who was admitted is refused later.
+Admission (`admits`): the queue has `max_queue` places besides the slots, and as many again in reserve, so that a
+client that filled the queue keeps no other client out. When all places are taken, a client above an equal share is
+refused, and a client below it uses the reserve. Requests that are more urgent than nearly all of their own client's
+may use half of the reserve. An admitted request is never refused later.
 """
 
 import threading
@@ -35,40 +32,42 @@ from server.engine.request import BATCH_PRIORITY, Request
 if TYPE_CHECKING:
     from server.engine.sequence import Sequence, Ticket
 
-MOST_PASSES = 8
-"""By more urgent ones here, and by those that take cells which one needs that fits less well (`cell_room`)."""
+MAX_BYPASSES = 8
+"""How often a waiting request may be bypassed: by more urgent requests here, and by requests that take cells it needs
+(`kv_budget`).
+"""
 OUTPUT_WEIGHT = 2.0
-"""What a generated token counts in prompt tokens; the paper's choice, and about what providers charge."""
+"""Weight of a generated token in prompt tokens: the paper's choice, and about what providers charge."""
 REPLY_CELLS = 64
-"""Cells that are counted for what a sequence will generate, beside those of its prompt, wherever cells are shared."""
-MOST_ACCOUNTS = 4096
-"""Clients that are remembered; the one that asked longest ago is forgotten first."""
+"""Cells reserved for the output of a sequence where cells are shared, besides those of its prompt."""
+MAX_CLIENTS = 4096
+"""Clients that are remembered; the least recent one is forgotten first."""
 
 
-class Accounts:
-    """What each client of one model was served, in weighted tokens; clients have opaque names.
+class TokenCounters:
+    """Virtual token counters per client of one model, in weighted tokens. Clients have opaque names.
 
-    Every instance counts for itself, so that step threads lose none of it though they take no lock for a token.
+    Each instance has its own count, so step threads need no lock per token.
     """
 
-    def __init__(self, most: int = MOST_ACCOUNTS, n_instances: int = 1) -> None:
-        self._counts: OrderedDict[str, list[float]] = OrderedDict()  # who asked last at the end
+    def __init__(self, most: int = MAX_CLIENTS, n_instances: int = 1) -> None:
+        self._counts: OrderedDict[str, list[float]] = OrderedDict()  # least recent client first
         """Of each client where it began, and what each instance has served since."""
         self._most = most
         self._nothing = [0.0] * n_instances
-        self._now = 0.0  # virtual: what who was last chosen for being behind was served
+        self._now = 0.0  # virtual time: the counter of the last client chosen for being behind
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
         return len(self._counts)
 
     def served(self, client: str) -> float:
-        """So far; who is not known begins now."""
+        """Return a client's counter; an unknown client has the current virtual time."""
         counts = self._counts.get(client)
         return self._now if counts is None else sum(counts)
 
     def serve(self, client: str, n: float, instance: int = 0) -> None:
-        """To be called by that instance alone."""
+        """Add `n` weighted tokens. Called by that instance only."""
         counts = self._counts.get(client) or self._begin(client)
         counts[1 + instance] += n
 
@@ -76,7 +75,7 @@ class Accounts:
         return self._counts.setdefault(client, [self._now, *self._nothing])
 
     def asks(self, client: str, *, again: bool = False) -> None:
-        """`client` is seen now. When it asks `again`, with nothing waiting, what it left unused meanwhile is gone."""
+        """Record a request of `client`. `again`: it had nothing waiting, so unused credit is dropped."""
         with self._lock:
             counts = self._begin(client)
             if again:
@@ -86,7 +85,7 @@ class Accounts:
                 self._counts.popitem(last=False)
 
     def chose(self, client: str) -> None:
-        """`client` was behind the others and is served now: that is the present virtual time."""
+        """Record that the next slot went to `client`, whose counter is now the virtual time."""
         with self._lock:
             self._now = max(self._now, self.served(client))
 
@@ -94,33 +93,33 @@ class Accounts:
 class Queue:
     """The queue of one instance."""
 
-    def __init__(self, accounts: Accounts) -> None:
-        self._accounts = accounts
+    def __init__(self, counters: TokenCounters) -> None:
+        self._counters = counters
         self._lines: dict[tuple[int, str | None], deque[Sequence]] = {}
-        """By priority and client; those that were parked, of all clients, are in one line (None)."""
+        """By priority and client; preempted sequences of all clients share one line (None)."""
         self._n_placed = 0
 
     def __len__(self) -> int:
         return sum(map(len, self._lines.values()))
 
     def __iter__(self) -> "Iterator[Sequence]":
-        """Everybody, in no order of meaning."""
+        """Iterate over all waiting sequences, in no particular order."""
         for line in self._lines.values():
             yield from line
 
     def append(self, sequence: "Sequence") -> None:
-        """A new choice: behind the others of its client and priority."""
+        """Add a new choice after the others of its client and priority."""
         client = sequence.request.client
-        self._accounts.asks(client, again=all(client != other for _, other in self._lines))
+        self._counters.asks(client, again=all(client != other for _, other in self._lines))
         self._lines.setdefault((sequence.request.priority, client), deque()).append(sequence)
 
     def come_back(self, sequence: "Sequence") -> None:
-        """A parked choice comes back, before all others of its priority; among parked ones the oldest is first."""
-        parked = self._lines.setdefault((sequence.request.priority, None), deque())
-        parked.insert(sum(other.came < sequence.came for other in parked), sequence)
+        """Add a preempted choice before all others of its priority; among preempted ones the oldest is first."""
+        preempted = self._lines.setdefault((sequence.request.priority, None), deque())
+        preempted.insert(sum(other.arrival < sequence.arrival for other in preempted), sequence)
 
     def remove(self, sequence: "Sequence") -> bool:
-        """Take `sequence` out; whether it was there."""
+        """Remove `sequence`; return whether it was queued."""
         for key in ((sequence.request.priority, None), (sequence.request.priority, sequence.request.client)):
             line = self._lines.get(key)
             if line is not None and sequence in line:
@@ -131,11 +130,11 @@ class Queue:
         return False
 
     def candidates(self, due: "Iterable[Sequence]" = ()) -> "Iterator[Sequence]":
-        """In the order in which they are to be placed, `due` first; the queue must not change meanwhile."""
+        """Iterate in placement order, `due` first. The queue must not change meanwhile."""
         first = list(due)
         yield from first
-        lines, served = self._lines, self._accounts.served
-        if len({priority for priority, _ in lines}) > 1 and self._n_placed % MOST_PASSES == MOST_PASSES - 1:
+        lines, served = self._lines, self._counters.served
+        if len({priority for priority, _ in lines}) > 1 and self._n_placed % MAX_BYPASSES == MAX_BYPASSES - 1:
             live = [line[0] for (priority, _), line in lines.items() if priority < BATCH_PRIORITY]
             heads = live or [line[0] for line in lines.values()]
             head = min(heads, key=lambda head: (served(head.request.client), head.ticket.submitted_at))
@@ -155,24 +154,25 @@ class Queue:
 
     def place(self, sequence: "Sequence") -> None:
         self.remove(sequence)
-        self._accounts.chose(sequence.request.client)
+        self._counters.chose(sequence.request.client)
         self._n_placed += 1
 
 
 class ModelQueue:
-    """``open`` are the requests that wait or run, ``n_load`` counts their choices; both change on the event loop only,
-    and so are exact there."""
+    """The queue of all instances of a model. ``open`` are the requests that wait or run; ``n_load`` counts their
+    choices. Both change on the event loop only.
+    """
 
     def __init__(self, n_instances: int = 1) -> None:
-        self.accounts = Accounts(n_instances=n_instances)
+        self.counters = TokenCounters(n_instances=n_instances)
         self.open: dict[int, Ticket] = {}
         self.n_load = 0
         self._n_instances = n_instances
         self._waiting: dict[int, Ticket] = {}
-        self.n_waiting = 0  # choices of these
-        self._held: defaultdict[str, int] = defaultdict(int)  # prompt tokens of those that were taken
+        self.n_waiting = 0  # their choices
+        self._held: defaultdict[str, int] = defaultdict(int)  # prompt tokens taken, by client
         self._n_taken = 0
-        self._closed: set[int] = set()  # instances that take no more
+        self._closed: set[int] = set()  # instances that take no more requests
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
@@ -181,11 +181,11 @@ class ModelQueue:
     # ---- on the event loop
 
     def add(self, ticket: "Ticket") -> bool:
-        """A new request. False, and it is not here, when nobody is left who may take it."""
+        """Add a request. Return False, without adding it, if no instance can take it."""
         with self._lock:
             if not self._has_taker(ticket):
                 return False
-            self.accounts.asks(ticket.request.client)
+            self.counters.asks(ticket.request.client)
             self._waiting[id(ticket)] = ticket
             self.n_waiting += ticket.request.n
         self.open[id(ticket)] = ticket
@@ -193,7 +193,7 @@ class ModelQueue:
         return True
 
     def left(self, ticket: "Ticket") -> None:
-        """It has ended, and holds nothing any more."""
+        """Record that a request has ended."""
         self.n_load -= ticket.request.n
         del self.open[id(ticket)]
         with self._lock:
@@ -202,16 +202,16 @@ class ModelQueue:
                 del self._held[ticket.request.client]
 
     def taken_by(self, instance: int) -> "list[Ticket]":
-        """Requests that wait or run there."""
+        """Return the requests that wait or run in `instance`."""
         with self._lock:
             return [t for t in self.open.values() if t.instance == instance and id(t) not in self._waiting]
 
     # ---- on step threads
 
     def take(self, instance: int, n_free: int, free_cells: Callable[[], float], now: float) -> "list[Ticket]":
-        """Requests for `n_free` slots of `instance`, and all that were cancelled; they are its own from now on.
+        """Take requests for `n_free` slots of `instance`, and all cancelled ones.
 
-        Who finds too few of its `free_cells` is left to others for a while.
+        Requests that need more than its `free_cells` are left to other instances for a while.
         """
         if not self._waiting:
             return []
@@ -231,11 +231,11 @@ class ModelQueue:
         return taken
 
     def _next(self, ready: "list[Ticket]") -> "Ticket":
-        blind = self._n_taken % MOST_PASSES == MOST_PASSES - 1  # as in an instance's queue
+        blind = self._n_taken % MAX_BYPASSES == MAX_BYPASSES - 1  # as in `Queue.candidates`
 
         def key(ticket: "Ticket") -> tuple[int, float, float]:
             client = ticket.request.client
-            charge = self.accounts.served(client) + self._held.get(client, 0)
+            charge = self.counters.served(client) + self._held.get(client, 0)
             return 0 if blind else ticket.request.priority, charge, ticket.submitted_at
 
         return min(ready, key=key)
@@ -250,7 +250,7 @@ class ModelQueue:
         return tickets
 
     def next_s(self, instance: int, free_cells: Callable[[], float], now: float) -> float | None:
-        """Until `instance` may take one more, where it has a slot; None: there is none."""
+        """Return the seconds until `instance` may take another request; None if there is none."""
         if not self._waiting:
             return None
         with self._lock:
@@ -259,20 +259,21 @@ class ModelQueue:
         return None if at == inf else max(at - now, 0.0)
 
     def late(self, instance: int, is_late: "Callable[[Ticket], bool]") -> "list[Ticket]":
-        """Those that are; they are `instance`'s own from now on."""
+        """Take the requests for which `is_late` is true."""
         if not self._waiting:
             return []
         with self._lock:
             return self._take([t for t in self._waiting.values() if is_late(t)], instance)
 
     def close(self, instance: int) -> "list[Ticket]":
-        """`instance` takes no more; those that nobody else may take are its own, and to be refused."""
+        """Stop `instance` from taking requests. Return those that no other instance may take; the caller refuses
+        them."""
         with self._lock:
             self._closed.add(instance)
             return self._take([t for t in self._waiting.values() if not self._has_taker(t)], instance)
 
     def expected(self, instance: int) -> "list[Ticket]":
-        """Who waits, and costs least there."""
+        """Return the waiting requests for which `instance` is cheapest."""
         with self._lock:
             return [ticket for ticket in self._waiting.values() if ticket.instance == instance]
 
@@ -281,7 +282,7 @@ class ModelQueue:
 
 
 def _may_be_taken(ticket: "Ticket", instance: int, cells: float) -> float:
-    """From when on `instance` may, which has so many cells left."""
+    """Return the time from which `instance`, with `cells` free cells, may take the ticket."""
     at = ticket.ready_at[instance]
     return at if _n_cells(ticket, instance) <= cells else max(at, ticket.anyway_at)
 
@@ -291,7 +292,7 @@ def _n_cells(ticket: "Ticket", instance: int) -> int:
 
 
 def admits(request: Request, open_: "Collection[Ticket]", n_slots: int, max_queue: int) -> bool:
-    """Whether `request` may wait where `open_` wait or run already. Choices are counted, not requests."""
+    """Whether `request` may be queued when `open_` wait or run already. Counts choices, not requests."""
     n_open = sum(ticket.request.n for ticket in open_)
     places = n_slots + max_queue
     if n_open < places:

@@ -1,14 +1,14 @@
-"""Who gets a slot, and who decodes which tokens in the next step. Pure: no threads, no clock, no native calls.
+"""Which request gets a slot, and which tokens the next step decodes. Pure: no threads, clock or native calls.
 
-A step of the instance is: `place` until nobody can be placed, `plan`, decode, `commit` (or `victim` when the
-cells ran out), sample, `release` who ended.
+One step: `place` until nothing can be placed, `plan`, decode, `commit` (or `victim` if cells ran out), sample,
+`release` ended sequences.
 """
 
 from collections.abc import Callable, Iterator
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
-from server.engine.kv.cost import MoveCost, least_valuable
+from server.engine.kv.cost import MoveCost, first_to_evict
 from server.engine.kv.ram_cache import StateCache, state_cache
 from server.engine.kv.state import Checkpoint
 from server.engine.media import MediaInput, MediaSpan, span_at
@@ -17,50 +17,51 @@ from server.engine.prefix.find import Placement, Placer
 from server.engine.prefix.hashes import PrefixHashes
 from server.engine.request import BATCH_PRIORITY, Adapters
 from server.engine.runner_api import RunnerInfo
-from server.engine.schedule.cell_room import Room
 from server.engine.schedule.evaluations import batch_order, best_relocation, between, n_beside, n_runs
+from server.engine.schedule.kv_budget import KvBudget
 from server.engine.schedule.prefill import StepSize, in_order, portion
-from server.engine.schedule.queue import OUTPUT_WEIGHT, REPLY_CELLS, Accounts, Queue
+from server.engine.schedule.queue import OUTPUT_WEIGHT, REPLY_CELLS, Queue, TokenCounters
 from server.engine.sequence import Phase, Sequence, Slot
 
 StepSharers = tuple[Adapters, int]
-"""Those who share a step: a LoRA set; and one sequence, by its slot, that must decode alone, or -1."""
-Guesses = Callable[[list[Sequence], int], list[list[int]]]
-"""Guessed tokens for each of these generating sequences, so many in all."""
-LOOKS = 32  # at sequences behind one that finds no room; each takes a search for its prefix
-TURN = 0.5  # of the step time aimed at: for so long a stream may wait while other LoRA sets compute
+"""What decodes together: a LoRA set, and the slot of a quarantined sequence that decodes alone, or -1."""
+Proposer = Callable[[list[Sequence], int], list[list[int]]]
+"""Returns draft tokens for each of these decoding sequences, at most so many in total."""
+MAX_BYPASS_SEARCHES = 32  # sequences checked after one that does not fit; each check searches for a prefix
+TURN = 0.5  # share of the target step time that a sequence may wait while other LoRA sets compute
 ALONE_S = 3.0
-"""Step time to stay under when no slot generates: bounds how long a cancel takes, and who comes waits. With
-less, deep steps are smaller than what the library evaluates at once, and attention's tiles less full: 512 tokens took
-3 s 12,000 tokens deep, on two cores (benchmarks/experiments.md)."""
+"""Target step time while no sequence decodes: bounds how long new and cancelled requests wait. Shorter steps would be
+smaller than what the library evaluates at once: 512 tokens took 3 s at a depth of 12,000 tokens on two cores
+(benchmarks/experiments.md).
+"""
 
 
 @dataclass(eq=False, slots=True)
 class TokenRun:
-    """A run of tokens of one sequence in the step's batch; not frozen, since one is made for every token."""
+    """A run of tokens of one sequence in the step's batch. Not frozen, because one is created per token."""
 
     seq: int
     at: int  # tokens of the sequence before these
     tokens: list[int]
-    n_outputs: int  # its last tokens that have logits: of a stream one and its guesses, of a prompt none, one or all
+    n_outputs: int  # number of its last tokens with logits: decode 1 plus drafts; prefill none, one or all
     sequence: Sequence
-    scored: bool = False  # prompt tokens, whose logits say how probable those behind them were
-    undo: Checkpoint | None = None  # to take guesses back with, where the cells can't be cut
-    media: MediaInput | None = None  # what the tokens stand for
+    scored: bool = False  # prompt tokens whose log probabilities are wanted
+    undo: Checkpoint | None = None  # for rolling back drafts if the memory cannot be truncated
+    media: MediaInput | None = None  # the medium that the tokens represent
 
     @property
     def pos(self) -> int:
-        """The position of the first one; of a medium's tokens, that of the medium's first one."""
+        """The position of its first token; for media the position of the medium's first token."""
         slot = self.sequence.slot
         return slot.pos if slot is not None and slot.media else self.at
 
     @property
-    def guesses(self) -> list[int]:
-        """What may follow its first token."""
+    def draft_tokens(self) -> list[int]:
+        """The draft tokens after its first token."""
         return self.tokens[1:] if self.n_outputs > 1 and not self.scored else []
 
     def next_output(self, first: int) -> int:
-        """Which of the batch's outputs its next token is sampled from, when its own begin with `first`."""
+        """Return the batch output from which its next token is sampled, if its outputs start at `first`."""
         return first + self.n_outputs - 1 if self.scored else first
 
 
@@ -71,31 +72,31 @@ class Scheduler:
         self,
         info: RunnerInfo,
         params: EngineParams,
-        accounts: Accounts | None = None,
+        counters: TokenCounters | None = None,
         ram: StateCache | None = None,
         instance: int = 0,
     ) -> None:
-        """Instances of a model share `accounts` and `ram`; this is the `instance`-th of them."""
+        """Create the scheduler of instance number `instance`. Instances of a model share `counters` and `ram`."""
         self.info = info
         self.ram = state_cache(params.cache_ram, info.free_bytes) if ram is None else ram
         self.move_cost = MoveCost(copy_s=info.copy_s, piece_s=info.piece_s)
-        self.n_copies = 0  # of streams, that the next batch carries out
+        self.n_copies = 0  # sequence copies that the next batch carries out
         self.params = params
         self.slots = [Slot(i) for i in range(info.n_seq)]
         self.placer = Placer(self.slots, self.ram, info, params, self.move_cost)
-        self.room = Room(self.slots, info)
-        self._accounts = Accounts() if accounts is None else accounts
+        self.kv_budget = KvBudget(self.slots, info)
+        self._counters = TokenCounters() if counters is None else counters
         self._instance = instance
-        self.waiting = Queue(self._accounts)
+        self.waiting = Queue(self._counters)
         sizes = min(params.min_chunk, info.n_batch), info.n_batch, info.n_ubatch
         self.step_size = StepSize(params.target_s, *sizes)
         self.step_size_alone = StepSize(ALONE_S, *sizes, size=min(info.n_ubatch, info.n_batch))
-        self.spent_s = 0.0  # of this step, before its decode: on copies, and states that were moved
+        self.spent_s = 0.0  # seconds of this step spent on copies and moved states
         self._limit = info.n_batch
-        self._alone: Slot | None = None  # who had the last batch for itself
-        self._turns: list[StepSharers] = []  # in order; it is the first one's now
-        self._turn_s = self._last_s = 0.0  # what the steps of that took so far, and the last of them
-        self.may_be_apart = False  # slots in use have changed
+        self._alone: Slot | None = None  # the only sequence of the last batch
+        self._turns: list[StepSharers] = []  # rotation of LoRA sets; the first one is current
+        self._turn_s = self._last_s = 0.0  # seconds of the current turn, and of its last step
+        self.may_be_apart = False  # slots in use have changed since the last relocation check
 
     def active(self) -> Iterator[Sequence]:
         return (slot.sequence for slot in self.slots if slot.sequence is not None)
@@ -105,16 +106,16 @@ class Scheduler:
         return sum([slot.sequence is not None for slot in self.slots])
 
     def place(self) -> Placement | None:
-        """The next waiting sequence that can have a slot, taken out of the queue."""
+        """Remove the next sequence that can be placed from the queue and return its placement, or None."""
         if not self.waiting or self.n_active == len(self.slots):
             return None
-        room = self.room
+        room = self.kv_budget
         room.measure()
-        before: list[Sequence] = []  # those that don't fit
-        n_looks = LOOKS
+        before: list[Sequence] = []  # sequences that do not fit
+        n_looks = MAX_BYPASS_SEARCHES
         has_live = not all(map(is_batch, self.waiting))
         for sequence in self.waiting.candidates(room.due):
-            if has_live and is_batch(sequence):  # the slot is for the live request that could not be placed yet
+            if has_live and is_batch(sequence):  # the slot is reserved for a live request that cannot be placed yet
                 return None
             if before and room.full:
                 return None
@@ -141,7 +142,7 @@ class Scheduler:
         """
         if not self.waiting or self.n_active < len(self.slots) or all(map(is_batch, self.waiting)):
             return None
-        return max(filter(is_batch, self.active()), key=lambda s: s.came, default=None)
+        return max(filter(is_batch, self.active()), key=lambda s: s.arrival, default=None)
 
     @property
     def n_free(self) -> int:
@@ -150,62 +151,68 @@ class Scheduler:
         return len(self.slots) - n_live - sum(not is_batch(s) for s in self.waiting)
 
     def free_cells(self) -> float:
-        """Cells that are left for who comes; any number where each slot has its own, and where nobody is."""
-        room = self.room
+        """Return the KV cells left for new requests; infinite with separate KV and while no slot is held."""
+        room = self.kv_budget
         room.measure()
         free = self.info.n_cells if room.empty and self.waiting and self.info.unified else room.free
         return free - sum(s.ticket.n_to_compute + REPLY_CELLS for s in self.waiting)
 
     def in_turn(self) -> list[Sequence]:
-        """Who waits, in the order in which they are to be placed."""
-        candidates = self.waiting.candidates(self.room.due)
+        """Return the waiting sequences in placement order."""
+        candidates = self.waiting.candidates(self.kv_budget.due)
         return [s for s in candidates if s.phase is Phase.WAITING and s.slot is None]
 
     def occupy(self, placement: Placement, now: float) -> None:
-        """Record that `placement` was carried out; ``slot.tokens`` already says what its cells hold."""
+        """Record that `placement` was carried out; ``slot.tokens`` already describes the cells."""
         sequence, slot = placement.sequence, placement.slot
         slot.sequence, sequence.slot = sequence, slot
         self.may_be_apart = True
-        slot.tuning = sequence.tuning
+        slot.adapter_set = sequence.adapter_set
         slot.n_requests += 1
-        self.room.placed(sequence)
+        self.kv_budget.placed(sequence)
         n_to_compute = len(sequence.target) - len(slot.tokens)
-        self._accounts.serve(sequence.request.client, n_to_compute, self._instance)
+        self._counters.serve(sequence.request.client, n_to_compute, self._instance)
         if sequence.n_cached < 0:
             sequence.n_cached = len(slot.tokens)
             sequence.placed_at = now
         sequence.phase = Phase.PREFILL
-        sequence.marks, sequence.fetch = self.placer.marks(placement), None
+        sequence.checkpoint_positions, sequence.fetch = self.placer.checkpoint_positions(placement), None
         if len(slot.tokens) == len(sequence.target) and sequence.output:
             sequence.phase = Phase.DECODE
 
-    def plan(self, guess: Guesses | None = None) -> list[TokenRun]:
-        """The next batch: every generating slot's token first, with what `guess` has to add, then prompts."""
-        members, decode, prefill = self._members(), Phase.DECODE, Phase.PREFILL  # looking these up is slow
+    def plan(self, propose: Proposer | None = None) -> list[TokenRun]:
+        """Return the next batch: one token of every decoding sequence with draft tokens from `propose`, then prefill
+        tokens.
+        """
+        members, decode, prefill = (
+            self._members(),
+            Phase.DECODE,
+            Phase.PREFILL,
+        )  # local names, because attribute lookups are slow
         generating = [s for s in members if s.phase is decode]
         n_to_score = self.info.n_more_outputs
-        if guess is not None and generating:
-            n_pending = sum([1 + s.n_taken_back for s in generating])
-            while n_pending > self.info.n_batch:  # they come back in another step
-                n_pending -= 1 + generating.pop().n_taken_back
+        if propose is not None and generating:
+            n_pending = sum([1 + s.n_rolled_back for s in generating])
+            while n_pending > self.info.n_batch:  # decode them in a later step
+                n_pending -= 1 + generating.pop().n_rolled_back
             room = min(min(self._limit, self.info.n_batch) - n_pending, n_to_score)
-            guesses = guess(generating, room)
+            draft_tokens = propose(generating, room)
             entries = [
                 TokenRun(s.held.id, len(s.held.tokens), [*s.pending, *more], 1 + len(more), s)
-                for s, more in zip(generating, guesses, strict=True)
+                for s, more in zip(generating, draft_tokens, strict=True)
             ]
-            n_guessed = sum(map(len, guesses))
-            n_tokens = n_pending + n_guessed
-            n_to_score -= n_guessed
+            n_drafted = sum(map(len, draft_tokens))
+            n_tokens = n_pending + n_drafted
+            n_to_score -= n_drafted
         else:
             entries = [TokenRun(s.slot.id, len(s.slot.tokens), s.output[-1:], 1, s) for s in generating if s.slot]
             n_tokens = len(entries)
-        if len(generating) == len(members):  # no prompts, as in nearly all steps; they are in their slots' order
+        if len(generating) == len(members):  # no prefill, as in nearly all steps; entries are in slot order
             return entries
         others_wait = entries or (len(members) < self.n_active and any(s.phase is decode for s in self.active()))
         others_wait = others_wait or all(map(is_batch, members))  # a live request may arrive and wait for this step
         size = self.step_size.after(self.spent_s) if others_wait else self.step_size_alone.size
-        # with cells of their own, prompts are evaluated by themselves: streams take nothing from the size
+        # with separate KV, prefill is evaluated separately: decode tokens do not reduce the budget
         budget = max(size - n_tokens if self.info.unified else size, self.params.min_chunk if entries else 1)
         most = min(self._limit, self.info.n_batch) - n_tokens
         budget = min(budget, most)
@@ -214,7 +221,7 @@ class Scheduler:
         joins = self._joining(streams.keys(), prompts, budget // 2)
         n_joins = len(joins)
         rate = self.move_cost.computed
-        for s in in_order(prompts, rate, self._accounts.served, self.placer.inherited()):
+        for s in in_order(prompts, rate, self._counters.served, self.placer.inherited()):
             if s.slot is None or (budget <= n_joins and s.slot.id not in joins):
                 continue
             if budget <= 0:
@@ -223,34 +230,34 @@ class Scheduler:
             n_joins -= s.slot.id in joins
             n_most = max(budget - n_joins, 1)
             span = span_at(s.media, at) if s.media else None
-            is_medium = span is not None and span.start <= at  # decoded in a batch of its own
+            is_medium = span is not None and span.start <= at  # decoded in a separate batch
             n_left = (span.end if span is not None and is_medium else len(s.target)) - at
-            if is_medium and n_tokens:  # a step's streams are decoded before it, by themselves
+            if is_medium and n_tokens:  # decode tokens are decoded before it in a separate batch
                 spent_s = self.spent_s + self.move_cost.step_s
                 n = portion(n_left, min(n_most, self.step_size.after(spent_s)), self.info.n_ubatch, exact=True)
             else:
                 n = portion(n_left, n_most, self.info.n_ubatch)
-            # those that share evaluations with streams take nothing from the size
+            # tokens that share evaluations with decode tokens do not reduce the budget
             n_more = n_beside(streams, s.slot.id) if 1 < n < n_left and s.slot.id in joins and not is_medium else 0
             end = at + min(n + n_more, most - n_joins)
-            if at < s.tuning.start < end:  # an aLoRA begins to work there
-                end = s.tuning.start
-            end = s.next_mark(at, end)
+            if at < s.adapter_set.start < end:  # an aLoRA starts there
+                end = s.adapter_set.start
+            end = s.next_checkpoint(at, end)
             if span is not None:
                 end = _end_with_media(span, at, end)
             scored = s.unscored and at >= s.n_scored
-            if scored and is_medium:  # its last token says how probable the text behind it is
+            if scored and is_medium:  # its last token gives the log probability of the text after it
                 end = end if n_to_score else at
                 n_to_score -= end > at
             elif scored:
                 end = min(end, at + n_to_score)
                 n_to_score -= min(end, len(s.target)) - at
-            elif s.unscored:  # it was parked, and what is scored is computed again
+            elif s.unscored:  # it was preempted; scored tokens are computed again
                 end = min(end, s.n_scored)
             tokens = s.target[at:end]
-            if not tokens:  # others have taken the outputs of this step
+            if not tokens:  # this step's outputs are used up
                 continue
-            # what a prompt leaves of the step so that it goes on in whole tiles is too little for another one
+            # the rest that a prompt leaves to stay in whole tiles is too small for another prompt
             budget -= n_most if n <= len(tokens) < n_left else min(len(tokens), n)
             most -= min(len(tokens), n) if is_medium else len(tokens)
             is_last = at + len(tokens) == len(s.target) and not s.output  # with output, the next token is known
@@ -263,10 +270,11 @@ class Scheduler:
         return entries
 
     def relocation(self, fixed: AbstractSet[int]) -> tuple[Slot, Slot] | None:
-        """Whose sequence another slot is better for, and which, as `best_relocation`; who holds a slot in
-        `fixed`, or asked for a certain one, stays.
+        """Return (source, target) of the best relocation, as `best_relocation`. Slots in `fixed` and requested slots
+        stay.
 
-        Also while somebody waits: an idle slot that he can't have now would part streams until he can.
+        Also runs while requests wait: an idle slot that they cannot use now would split the decoding sequences
+        meanwhile.
         """
         if not self.may_be_apart or not self.info.evaluation_s:
             return None
@@ -274,30 +282,32 @@ class Scheduler:
         self.may_be_apart = n_runs({s.slot.id for s in active if s.slot is not None}) > 1
         if not self.may_be_apart or not _may_share_a_step(active):
             return None
-        longest_s = self.params.target_s / 2 - self.spent_s  # others wait for it, beside their step
+        longest_s = self.params.target_s / 2 - self.spent_s  # other sequences wait for it in addition to their step
         return best_relocation(self.slots, self.placer.evaluation_s, self._relocation_s, longest_s, fixed)
 
     def _relocation_s(self, source: Slot, target: Slot) -> float:
         cost = self.move_cost
         seconds = min(cost.copy_s, cost.round_trip_s(len(source.tokens)))
-        if n_lost := len(target.tokens):  # to RAM, or computed again some day
+        if n_lost := len(target.tokens):  # offloaded to RAM, or recomputed later
             seconds += cost.round_trip_s(n_lost) if self.ram.limit else cost.compute_s(n_lost)
         return seconds
 
     @staticmethod
     def _joining(streams: AbstractSet[int], prompts: list[Sequence], most: int) -> AbstractSet[int]:
-        """At most so many slots of prompts that take part in the step with one token at least: then streams on both
-        sides share an evaluation."""
+        """Return at most `most` slots of prompts that lie between decoding sequences. With one token each in the step,
+        the sequences on both sides share an evaluation.
+        """
         if not prompts or len(streams) < 2:
             return frozenset()
         waiting = {s.slot.id for s in prompts if s.slot is not None and not s.unscored}
         return frozenset(between(streams, waiting)[:most])
 
     def _members(self) -> list[Sequence]:
-        """Who may be in the next batch: only one LoRA set computes a batch, so several take turns; so do suspects.
+        """Return the sequences of the next batch. One LoRA set computes a batch, so sets take turns, and so do
+        quarantined sequences.
 
-        A turn is several steps, since after a change of the set the library plans its memory anew: as many as the
-        others can wait for, all their turns together (`TURN`).
+        A turn lasts several steps, because the library plans its memory again after each change of the set. It lasts
+        as long as the other sets can wait, all their turns together (`TURN`).
         """
         active = [slot.sequence for slot in self.slots if slot.sequence is not None]
         if [s for s in active if s.encodings]:
@@ -309,7 +319,7 @@ class Scheduler:
         sets = {_turn_of(s) for s in active}
         now = self._turns[:1]
         self._turns = [one for one in self._turns if one in sets]
-        self._turns += sorted(sets.difference(self._turns))  # who is new comes last: else new ones kept others waiting
+        self._turns += sorted(sets.difference(self._turns))  # new sets go last, otherwise they would starve the others
         waited_s = (self._turn_s + self._last_s) * (len(sets) - 1)
         goes_on = all(alone < 0 for _, alone in sets) and waited_s <= min(self.params.target_s, ALONE_S) * TURN
         if self._turns[:1] != now or not goes_on:
@@ -319,10 +329,11 @@ class Scheduler:
         return [s for s in active if _turn_of(s) == self._turns[0]]
 
     def commit(self, entries: list[TokenRun], seconds: float, *, is_seen: bool = True) -> None:
-        """The batch was decoded in `seconds`, which say what it takes where that `is_seen`: its tokens are in the
-        cells."""
+        """Record that the batch was decoded in `seconds`: its tokens are in the cells. `is_seen`: the time is
+        meaningful.
+        """
         self._limit = self.info.n_batch
-        self.spent_s = 0.0  # others got their tokens: what comes now has a step's time of its own
+        self.spent_s = 0.0  # other sequences got their tokens; the next work has a full step's time
         self._turn_s, self._last_s = self._turn_s + seconds, seconds
         n_tokens, n_of_prompts, n_prompts, generating = 0, 0, 0, Phase.DECODE
         for entry in entries:
@@ -333,11 +344,11 @@ class Scheduler:
             if entry.media is not None and not entry.media.first:
                 slot.media = (*slot.media, entry.media.span.kept)
             n_tokens += n
-            if sequence.suspect and len(slot.tokens) >= sequence.suspect:
-                sequence.suspect = sequence.n_faults = 0
+            if sequence.quarantined_until and len(slot.tokens) >= sequence.quarantined_until:
+                sequence.quarantined_until = sequence.n_faults = 0
             if sequence.phase is generating:
-                sequence.n_taken_back = 0
-                self._accounts.serve(sequence.request.client, OUTPUT_WEIGHT, self._instance)
+                sequence.n_rolled_back = 0
+                self._counters.serve(sequence.request.client, OUTPUT_WEIGHT, self._instance)
                 continue
             n_prompts += 1
             n_of_prompts += n
@@ -358,7 +369,9 @@ class Scheduler:
             size.observe(n_tokens if self.info.unified else n_of_prompts, seconds)
 
     def _count_pieces(self, entries: list[TokenRun]) -> None:
-        """Cells are taken in a batch's order: who is alone in two batches in a row goes on where it was."""
+        """Count contiguous pieces of unified cells: a sequence that is alone in consecutive batches continues its
+        piece.
+        """
         alone = entries[0].sequence.slot if len(entries) == 1 else None
         if alone is not None and alone is self._alone and alone.n_pieces:
             return
@@ -368,57 +381,64 @@ class Scheduler:
                 entry.sequence.slot.n_pieces += 1
 
     def victim(self, entries: list[TokenRun]) -> Slot | Sequence | None:
-        """The cells ran out: which idle slot's go, or who gives up his. Where nobody else is left he can only end; but
-        None, and the next batch is smaller, while that may help."""
+        """Return what to evict when cells ran out: an idle slot, or a sequence to preempt. None: retry with a smaller
+        batch.
+
+        A sequence that is alone and cannot shrink its batch has to end.
+        """
         cached = [slot for slot in self.slots if slot.idle and slot.tokens]
         if cached:
-            return least_valuable(cached)
+            return first_to_evict(cached)
         active, n_tokens = list(self.active()), sum(len(e.tokens) for e in entries)
         if len(active) > 1:
-            victim = max(active, key=lambda s: (s.request.priority, s.came))
-            self.room.ran_out(victim, n_tokens)
+            victim = max(active, key=lambda s: (s.request.priority, s.arrival))
+            self.kv_budget.ran_out(victim, n_tokens)
             return victim
-        whole_media = [e for e in entries if e.media is not None and not e.media.causal]  # it can't be decoded in parts
+        whole_media = [
+            e for e in entries if e.media is not None and not e.media.causal
+        ]  # it cannot be decoded in parts
         if whole_media or n_tokens == 1:
             return active[0]
         self._limit = n_tokens // 2
         return None
 
     def release(self, sequence: Sequence, now: float) -> None:
-        """`sequence` has ended and gives its slot back; the cells stay as a cache."""
+        """Free the slot of a sequence that has ended; its cells remain as a cache."""
         if sequence.slot is None:
             self.waiting.remove(sequence)
-            if sequence.parked is not None:
-                self.ram.let_go(sequence.parked.states)
+            if sequence.preempted is not None:
+                self.ram.let_go(sequence.preempted.states)
         else:
             self._leave(sequence, now)
-            self.room.left(ended=True)
+            self.kv_budget.left(ended=True)
 
     def _leave(self, sequence: Sequence, now: float) -> None:
         slot = sequence.held
-        if sequence.phase is Phase.PREFILL:  # the rest is not computed
+        if sequence.phase is Phase.PREFILL:  # the rest will not be computed
             n_left = len(sequence.target) - len(slot.tokens)
-            self._accounts.serve(sequence.request.client, -n_left, self._instance)
+            self._counters.serve(sequence.request.client, -n_left, self._instance)
         slot.sequence, sequence.slot, slot.last = None, None, sequence
         slot.last_used = now
         self.may_be_apart = True
-        if not sequence.shifted:  # it holds the sequence from its beginning, whose hashes are known
+        if not sequence.shifted:  # it holds the sequence from position 0, whose hashes are known
             slot.hashes, sequence.hashes = sequence.hashes, PrefixHashes()
             slot.hashes.cut(len(slot.tokens))
 
-    def park(self, sequence: Sequence, now: float) -> None:
-        """Back to the head of the queue; what was generated must be in the cells again before it goes on."""
+    def preempt(self, sequence: Sequence, now: float) -> None:
+        """Return a sequence to the head of the queue. Its generated tokens must be in the cells again before it
+        continues.
+        """
         self._leave(sequence, now)
-        self.room.left(ended=False)
+        self.kv_budget.left(ended=False)
         sequence.target = sequence.content
         if len(sequence.output) > sequence.base_output:  # its last token is not in the cells
             del sequence.target[-1:]
-        sequence.hashes, sequence.n_taken_back = PrefixHashes(), 0
+        sequence.hashes, sequence.n_rolled_back = PrefixHashes(), 0
         sequence.phase = Phase.WAITING
         self.waiting.come_back(sequence)
 
     def check_integrity(self) -> None:
-        """Prove that every slot and every cell is accounted for once; raises AssertionError."""
+        """Verify that every slot and cell is accounted for once. Raises AssertionError."""
         for slot in self.slots:
             slot.check(self.info.n_ctx_seq)
         for s in self.waiting:
@@ -428,8 +448,9 @@ class Scheduler:
 
 
 def batches(entries: list[TokenRun], n_ubatch: int) -> Iterator[list[TokenRun]]:
-    """`entries` as the library decodes them, one call each: text; media that are decoded as text is; of the others as
-    many of one size as are evaluated at once (llama-batch.cpp, split_equal: a longer one would be cut)."""
+    """Split `entries` into library calls: text, causal media, and non-causal media of equal size as many as one
+    evaluation holds (llama-batch.cpp, split_equal would cut a longer one).
+    """
     if not [entry for entry in entries if entry.media is not None]:
         yield entries
         return
@@ -446,14 +467,15 @@ def batches(entries: list[TokenRun], n_ubatch: int) -> Iterator[list[TokenRun]]:
             else:
                 found.append(entry)
     for batch in (text, causal, *others):
-        live = [entry for entry in batch if entry.sequence.slot is not None]  # else it ended with a batch before
+        live = [entry for entry in batch if entry.sequence.slot is not None]  # otherwise it ended with an earlier batch
         if live:
             yield live
 
 
 def _end_with_media(span: MediaSpan, at: int, end: int) -> int:
-    """Where a run of tokens from `at` on ends that might go up to `end`: text before the next medium `span`; of the
-    medium a part, or all of it where each of its embeddings sees all."""
+    """Return where a run from `at` to `end` must stop: text before the next medium; a part of a causal medium; all of a
+    non-causal one.
+    """
     if at < span.start:
         return min(end, span.start)
     return span.end if span.chunk is not None and not span.chunk.causal else min(end, span.end)
@@ -466,17 +488,17 @@ def _input(sequence: Sequence, span: MediaSpan, at: int) -> MediaInput:
 
 
 def is_batch(sequence: Sequence) -> bool:
-    """Return whether a sequence uses only what others leave."""
+    """Return whether a sequence uses only idle capacity."""
     return sequence.request.priority >= BATCH_PRIORITY
 
 
 def _turn_of(sequence: Sequence) -> StepSharers:
     slot = sequence.slot
-    return sequence.next_adapters, slot.id if sequence.suspect and slot is not None else -1
+    return sequence.next_adapters, slot.id if sequence.quarantined_until and slot is not None else -1
 
 
 def _may_share_a_step(active: list[Sequence]) -> bool:
-    """Whether one LoRA set computes all of them, and none must decode alone."""
-    if not [s for s in active if s.suspect or s.ticket.tuning.adapters]:
+    """Whether one LoRA set computes all of them and none is quarantined."""
+    if not [s for s in active if s.quarantined_until or s.ticket.adapter_set.adapters]:
         return True
     return len({_turn_of(s) for s in active}) < 2

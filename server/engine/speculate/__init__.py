@@ -1,6 +1,7 @@
-"""Speculative decoding: several tokens of a sequence are guessed, and checked in one decode beside everybody's own.
+"""Speculative decoding: draft tokens are proposed and verified in one decode, together with the other sequences'
+tokens.
 
-Begin with `speculation.py`. A guess changes nothing but time: a token is taken only when sampling gives it anyway.
-Where guesses come from: `lookup.py` (the text so far), `draft_model.py` (a small model, or the model's own heads). How
-many of them pay: `cost.py`.
+Start with `speculation.py`. A draft changes nothing but speed: a token is accepted only if sampling produces it.
+Sources of drafts: `lookup.py` (n-grams of the text), `draft_model.py` (a draft model or MTP heads). How many draft
+tokens pay: `cost.py`.
 """

@@ -1,12 +1,11 @@
-"""How many guesses pay: by what a step of so many tokens costs, learned from the steps that were done, and by how many
-of a sequence's guesses were right lately (`Speculating`). Pure.
+"""How many draft tokens pay, from measured step times and the acceptance rate of each sequence (`DraftState`). Pure.
 
-A decode of one token reads every weight, and of a few more tokens reads them no more often: what the further tokens
-cost depends on the machine, the model and the kernels, and has to be seen.
+A decode of one token reads every weight; a few more tokens read them no more often. What additional tokens cost
+depends on the machine, the model and the kernels, and is measured.
 
-A guess makes the step longer for everybody, and gives tokens to one. So what is raised is the sum of the logarithms of
-every sequence's tokens per second (proportional fairness): nobody is slowed down by a tenth for less than another's
-gain of a tenth. For one sequence, or where all do alike, that is the tokens per second of all.
+A draft makes the step longer for all sequences and gives tokens to one. So the objective is the sum of the
+logarithms of each sequence's tokens per second (proportional fairness): no sequence is slowed down by a tenth for
+less than a tenth gained by another. For a single sequence this is its tokens per second.
 """
 
 from bisect import bisect_left
@@ -21,15 +20,15 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from server.engine.speculate.lookup import TextSource
 
-UNKNOWN_SHARE = 0.5  # of a token's even share of the step: what one more is taken to cost at most before it was seen
-FORGET = 256  # steps after which a size that was not seen again is forgotten: it may have been disturbed
-SEEN = 8  # steps of a size that are remembered
-_SAME = 8  # steps for which an answer holds
-_EXACT = 32  # sizes up to here are kept apart, larger ones by eighths of their power of two
-_PART = 16  # tokens of a prompt from which on they tell what one more costs
+UNKNOWN_SHARE = 0.5  # assumed upper bound of an additional token's cost, as a share of its even part of the step
+FORGET = 256  # steps after which an unused measurement is dropped, because it may have been disturbed
+SEEN = 8  # measurements kept per size
+_SAME = 8  # steps for which an answer is cached
+_EXACT = 32  # exact sizes up to here; larger ones in eighths of their power of two
+_PART = 16  # least prefill tokens that tell the cost of an additional token
 
-LEAST = 0.02  # guesses less likely than this are not even considered
-_MARGIN = 0.01  # the gain that is asked for, since what is known of costs and of guesses is never exact
+LEAST = 0.02  # less probable draft tokens are not considered
+_MARGIN = 0.01  # required gain, because costs and rates are estimates
 
 
 def _size(n_tokens: int) -> int:
@@ -40,29 +39,29 @@ def _size(n_tokens: int) -> int:
 
 
 def _quick(last: Collection[float]) -> float:
-    """The quarter of the quickest ends here: what other processes do only makes a step longer."""
+    """Return the first quartile: other processes only make steps longer."""
     return sorted(last)[len(last) // 4]
 
 
 @dataclass(slots=True)
 class StepCost:
-    """Seconds of a step by the number of its tokens; between two known sizes on the line that joins them.
+    """Seconds of a step by its number of tokens, interpolated linearly between measured sizes.
 
-    A size costs what the quickest of its last steps took, and no less than a smaller one. Until enough of them were
-    seen it costs no more than a larger one, and what was expected has a vote: one disturbed step would keep its size
-    from being tried again.
+    A size costs what the fastest of its last steps took, and no less than a smaller size. Until enough steps were
+    measured, it costs no more than a larger size, and the expectation counts as one measurement, so that one
+    disturbed step does not exclude a size.
     """
 
-    _seconds: dict[int, deque[float]] = field(default_factory=dict)  # of the last steps of each size
+    _seconds: dict[int, deque[float]] = field(default_factory=dict)  # last measurements per size
     _prompt_token_s: deque[float] = field(default_factory=lambda: deque(maxlen=SEEN))
-    _seen: set[int] = field(default_factory=set)  # sizes of the last steps
+    _seen: set[int] = field(default_factory=set)  # sizes of recent steps
     _n_seen: int = 0
     _sizes: list[int] = field(default_factory=list)
-    _known: list[float] = field(default_factory=list)  # by `_sizes`, never falling
-    _asked: dict[int, float] = field(default_factory=dict)  # what was said lately: every step asks for the same
+    _known: list[float] = field(default_factory=list)  # parallel to `_sizes`, never falling
+    _asked: dict[int, float] = field(default_factory=dict)  # cached answers: consecutive steps ask for the same sizes
 
     def observe(self, n_tokens: int, seconds: float) -> None:
-        """A step of `n_tokens`, each with its logits, took `seconds`."""
+        """Record a step of `n_tokens`, each with logits."""
         size = _size(n_tokens)
         last = self._seconds.get(size)
         if last is None:
@@ -77,14 +76,13 @@ class StepCost:
             self._seen, self._n_seen = set(), 0
 
     def observe_prompt(self, n_tokens: int, seconds: float) -> None:
-        """A prompt's part of `n_tokens` took `seconds`: as long as nothing better is known, a further token costs that
-        much."""
+        """Record a prefill of `n_tokens`: the initial assumption for the cost of an additional token."""
         if n_tokens >= _PART:
             self._prompt_token_s.append(seconds / n_tokens)
             self._asked.clear()
 
     def of(self, n_tokens: int) -> float:
-        """Seconds that a step of `n_tokens` takes; 0.0 before any was seen."""
+        """Return the seconds of a step of `n_tokens`; 0.0 before the first measurement."""
         if not self._asked:
             self._learn()
         seconds = self._asked.get(n_tokens)
@@ -104,7 +102,7 @@ class StepCost:
         self._known = list(accumulate(self._known, max))
 
     def _expected(self, n_tokens: int) -> float:
-        """Before anything but the smallest step was seen."""
+        """Return the expectation before any but the smallest step was measured."""
         smallest, seconds = self._sizes[0], self._known[0]
         most = UNKNOWN_SHARE * seconds / smallest
         token_s = min(_quick(self._prompt_token_s), most) if self._prompt_token_s else most
@@ -118,51 +116,53 @@ class StepCost:
         if at < len(sizes) and sizes[at] == size:
             return known[at]
         if at == 0:
-            return known[0] * (1 + size / sizes[0]) / 2  # at least half is taken to be the weights
+            return known[0] * (1 + size / sizes[0]) / 2  # at least half is assumed to be reading weights
         if len(sizes) == 1:
             return self._expected(n_tokens)
-        low, high = (at - 1, at) if at < len(sizes) else (0, at - 1)  # behind the largest: as from the smallest to it
+        low, high = (
+            (at - 1, at) if at < len(sizes) else (0, at - 1)
+        )  # beyond the largest size: slope from the smallest to the largest
         slope = (known[high] - known[low]) / (sizes[high] - sizes[low])
         return known[at - 1] + slope * (n_tokens - sizes[at - 1])
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """The step that guesses are for: `n_tokens` come out of it in `base_s` seconds without any.
+    """The step that drafts are added to: without drafts it yields `n_tokens` in `base_s` seconds.
 
-    ``extra_s`` says what so many more tokens add to it, ``evaluation_tokens`` how many of them each further length is,
-    ``fills`` whether shorter sequences are filled up (`evaluated`).
+    ``extra_s`` returns the cost of additional tokens. ``evaluation_tokens`` is the cost of each further run length
+    in tokens. ``pads``: shorter runs are padded (`evaluated`).
     """
 
     n_tokens: int
     base_s: float
     extra_s: Callable[[int], float]
     evaluation_tokens: float = 0.0
-    fills: bool = False
+    pads: bool = False
 
 
-def evaluated(sequences: Mapping[int, int], evaluation_tokens: float, *, fills: bool) -> int:
-    """Tokens that a step computes as quickly, which has so many sequences by their numbers of tokens.
+def evaluated(sequences: Mapping[int, int], evaluation_tokens: float, *, pads: bool) -> int:
+    """Return the number of tokens that costs as much as this step; `sequences` counts sequences by token count.
 
-    Those with cells of their own are evaluated together only as far as they have as many: each further length costs
-    as much as `evaluation_tokens`, or less, if the others are filled up to it (`fills`; `schedule.evaluations`).
+    With separate KV, only sequences with equal token counts are evaluated together. Each further length costs
+    `evaluation_tokens`, or less if the others are padded to it (`schedule.evaluations`).
     """
     n = sum([each * count for each, count in sequences.items()])
     apart = (len(sequences) - 1) * evaluation_tokens
-    return n + int(min(apart, max(sequences) * sum(sequences.values()) - n) if fills else apart)
+    return n + int(min(apart, max(sequences) * sum(sequences.values()) - n) if pads else apart)
 
 
 def lengths(reaches: Sequence[Sequence[float]], step: Step, most: int) -> list[int]:
-    """How many tokens to take of each guess, at most `most` in all.
+    """Return how many tokens of each draft to verify, at most `most` in total.
 
-    ``reaches`` has for each guess how likely its tokens are taken, never rising.
+    ``reaches``: for each draft, the probabilities that its tokens are accepted, never rising.
     """
     taken, n_tokens, base_s = [0] * len(reaches), step.n_tokens, step.base_s
     if base_s <= 0:
         return taken
     ranked = sorted(_gains(reaches), reverse=True)[:most]
     best, n_best, gain = _MARGIN * (1 + n_tokens), 0, 0.0
-    alike = {1: n_tokens}  # sequences by their tokens
+    alike = {1: n_tokens}  # sequences by token count
     for n, (more, i) in enumerate(ranked, 1):
         gain += more
         taken[i] += 1
@@ -170,11 +170,11 @@ def lengths(reaches: Sequence[Sequence[float]], step: Step, most: int) -> list[i
         if not alike[taken[i]]:
             del alike[taken[i]]
         alike[taken[i] + 1] = alike.get(taken[i] + 1, 0) + 1
-        extra_s = step.extra_s(evaluated(alike, step.evaluation_tokens, fills=step.fills) - n_tokens)
+        extra_s = step.extra_s(evaluated(alike, step.evaluation_tokens, pads=step.pads) - n_tokens)
         value = gain - n_tokens * log1p(extra_s / base_s)
         if value > best:
             best, n_best = value, n
-        most_gain = gain + (len(ranked) - n) * more  # gains fall, and costs rise
+        most_gain = gain + (len(ranked) - n) * more  # gains fall and costs rise
         if most_gain - n_tokens * log1p(step.extra_s(n) / base_s) <= best:
             break
     taken = [0] * len(reaches)
@@ -184,9 +184,9 @@ def lengths(reaches: Sequence[Sequence[float]], step: Step, most: int) -> list[i
 
 
 def _gains(reaches: Sequence[Sequence[float]]) -> list[tuple[float, int]]:
-    """What each token adds to the logarithm of its sequence's tokens, with the place of the sequence.
+    """Return, for each draft token, its gain in log tokens and the index of its sequence.
 
-    Within a guess it falls, so that the best tokens of all are the first ones of each.
+    The gain falls within a draft, so the best tokens overall are the first ones of each draft.
     """
     gains = []
     for i, reach in enumerate(reaches):
@@ -200,10 +200,10 @@ def _gains(reaches: Sequence[Sequence[float]]) -> list[tuple[float, int]]:
 
 
 def draft_length(chances: Sequence[float], step: Step, draft_s: Callable[[int], float], most: int) -> tuple[int, int]:
-    """(sequences, tokens for each) that a draft model should guess, at most `most`; (0, 0) where nothing pays.
+    """Return (sequences, tokens each) that a draft model should propose, at most `most` tokens; (0, 0) if nothing pays.
 
-    ``chances``, never rising, has for each sequence how likely a drafted token is right. A guess of one more token for
-    so many sequences takes ``draft_s``.
+    ``chances``, never rising: the acceptance rate per sequence. ``draft_s`` is the duration of proposing one more
+    token for so many sequences.
     """
     n, n_tokens, base_s = len(chances), step.n_tokens, step.base_s
     best, found = _MARGIN * (1 + n_tokens), (0, 0)
@@ -214,7 +214,7 @@ def draft_length(chances: Sequence[float], step: Step, draft_s: Callable[[int], 
         gains = [log1p(_expected(p, length)) for p in chances]
         for count in counts:
             tokens = {1: n_tokens - count, 1 + length: count} if count < n_tokens else {1 + length: count}
-            more = evaluated(tokens, step.evaluation_tokens, fills=step.fills) - n_tokens
+            more = evaluated(tokens, step.evaluation_tokens, pads=step.pads) - n_tokens
             seconds = base_s + length * draft_s(count) + step.extra_s(more)
             value = sum(gains[:count]) - n_tokens * log(seconds / base_s)
             if value > best:
@@ -223,26 +223,26 @@ def draft_length(chances: Sequence[float], step: Step, draft_s: Callable[[int], 
 
 
 def _expected(p: float, n: int) -> float:
-    """Tokens that are taken of `n` when each is right with `p` and the first wrong one ends it."""
+    """Return the expected number of accepted tokens of `n` at acceptance rate `p`."""
     return p * (1 - p**n) / (1 - p) if p < 1 else float(n)
 
 
-# ---- what is known of the guesses of one sequence
+# ---- the speculation state of one sequence
 
-SURE = 0.98  # no guess is taken to be more likely
-_WEIGHT = 0.2  # of one token in the average of those that were right
-UNSEEN = 0.7  # of a draft model's are, before any was checked
-_LOOKED_UP = 0.3  # of guesses from the text are taken to be right before any was seen: too few to pay on most machines
+SURE = 0.98  # upper bound of an acceptance rate
+_WEIGHT = 0.2  # weight of one token in the acceptance rate
+UNSEEN = 0.7  # initial acceptance rate of a draft model
+_LOOKED_UP = 0.3  # initial acceptance rate of text drafts: too low to pay on most machines
 
 
 @dataclass(eq=False, slots=True)
-class Speculating:
-    """At most ``most`` tokens are guessed from the text, ``most_drafted`` and no fewer than ``least_drafted`` by a
-    draft model, which stops at a token less probable than ``p_min``.
+class DraftState:
+    """Speculation state of one sequence: limits, sources and acceptance rates.
 
-    ``right`` is the share of tokens guessed from the text that were right, lately; ``right_drafted`` that of a draft
-    model's. ``expected`` is what was guessed and not sampled yet, the next one last. Of a guess from the text it is
-    there whether any of it was put into a step or not: so it is known for nothing whether guessing would pay.
+    At most ``most`` tokens come from the text, and ``least_drafted`` to ``most_drafted`` from a draft model, which
+    stops at a token less probable than ``p_min``. ``acceptance`` is the recent acceptance rate of text drafts,
+    ``draft_acceptance`` that of the draft model. ``expected`` holds proposed tokens that were not sampled yet, next
+    one last. It includes text drafts that were not verified, so their acceptance rate is measured at no cost.
     """
 
     most: int
@@ -250,28 +250,28 @@ class Speculating:
     most_drafted: int = 0
     least_drafted: int = 0
     p_min: float = 0.0
-    right: float = _LOOKED_UP
-    right_drafted: float = UNSEEN
+    acceptance: float = _LOOKED_UP
+    draft_acceptance: float = UNSEEN
     expected: list[int] = field(default_factory=list)
-    source: "TextSource | None" = None  # who guessed what is expected; None: a draft model
-    dice: Random | None = None  # by which guesses are taken, where that is left to chance (`rates_of_length`)
+    source: "TextSource | None" = None  # source of ``expected``; None: a draft model
+    dice: Random | None = None  # random acceptance for synthetic benchmarks (`rates_of_length`)
 
     def look_up(self, most: int) -> list[int]:
-        """What the text suggests, of the first source that has a suggestion."""
+        """Return the proposal of the first source that has one."""
         for source in self.sources:
-            guess = source.guess(most)
-            if guess:
-                self.expected, self.source = guess[::-1], source
-                return guess
+            draft = source.propose(most)
+            if draft:
+                self.expected, self.source = draft[::-1], source
+                return draft
         self.expected = []
         return []
 
     def expect(self, drafted: Sequence[int]) -> None:
-        """A draft model guessed these."""
+        """Record the tokens that a draft model proposed."""
         self.expected, self.source = list(drafted[::-1]), None
 
     def add(self, token: int) -> None:
-        """`token` was sampled."""
+        """Record that `token` was sampled."""
         for source in self.sources:
             source.add(token)
         if not self.expected:
@@ -280,27 +280,28 @@ class Speculating:
         if not right:
             self.expected = []
         if self.source is None:
-            self.right_drafted += _WEIGHT * (right - self.right_drafted)
+            self.draft_acceptance += _WEIGHT * (right - self.draft_acceptance)
         else:
-            self.right += _WEIGHT * (right - self.right)
+            self.acceptance += _WEIGHT * (right - self.acceptance)
 
     def reach(self, n: int) -> list[float]:
-        """For each of `n` tokens guessed from the text: how likely it and all before it are right."""
-        right = min(self.right, SURE)
+        """Return, for each of `n` text draft tokens, the probability that it and all before it are accepted."""
+        right = min(self.acceptance, SURE)
         return [right**i for i in range(1, n + 1)]
 
 
-# ---- guesses that are taken or not by chance, whatever the model says: what a draft so good would be worth.
-# For benchmarks alone: the text is not the model's (llama.cpp tools/server/server-context.cpp,
+# ---- synthetic acceptance for benchmarks: draft tokens are accepted at random to measure a draft of a given quality.
+# The text is then not the model's (llama.cpp tools/server/server-context.cpp,
 # server_sample_and_accept_synth; common/speculative.cpp, common_speculative_synth_rates_resolve)
 
 _HALVINGS = 32
 
 
 def rates_of_length(length: float, most: int) -> tuple[float, ...]:
-    """How often each of `most` guesses is taken, when a step gives `length` tokens in the mean, its own one included.
+    """Return acceptance rates of `most` draft tokens for which a step yields `length` tokens on average, including its
+    own.
 
-    Each with the same chance as the one before it. `length` is at least 1 and at most ``most + 1``.
+    Each token has the same conditional rate. `length` is between 1 and ``most + 1``.
     """
     low, high = 0.0, 1.0
     for _ in range(_HALVINGS):
@@ -314,6 +315,6 @@ def rates_of_length(length: float, most: int) -> tuple[float, ...]:
 
 
 def conditional(rates: Sequence[float]) -> tuple[float, ...]:
-    """How likely each guess is taken once the one before it was; `rates` never rise."""
+    """Return the acceptance probability of each draft token given the one before it; `rates` never rise."""
     before = (1.0, *rates)
     return tuple(rate / given if given > 0 else 0.0 for given, rate in zip(before, rates, strict=False))

@@ -1,6 +1,6 @@
-"""Guesses of a draft model, or of the model's own heads (MTP): for whom, how far, and when prompts are read for them.
+"""Drafts of a draft model or of MTP heads: for which sequences, how long, and when prompts are prefilled for them.
 
-Used by the step thread alone.
+Used by the step thread only.
 """
 
 import logging
@@ -14,51 +14,53 @@ from server.engine.prefix.hashes import common_prefix
 from server.engine.runner_api import DraftRunner, MtpHeads
 from server.engine.schedule.scheduler import TokenRun
 from server.engine.sequence import Sequence
-from server.engine.speculate.cost import LEAST, SURE, UNSEEN, Speculating, Step, StepCost, draft_length
+from server.engine.speculate.cost import LEAST, SURE, UNSEEN, DraftState, Step, StepCost, draft_length
 
 log = logging.getLogger(__name__)
 
-_TAKEN_OVER = 32  # tokens more than its own that a slot takes over from another
-NEAR = 16  # tokens that may be missing when a guess begins: what was taken since the last one, or a short prompt
-MIN_CHUNK = 32  # tokens of a prompt that are read at once at least
-_CHUNK_SHARE = 0.5  # of a step's time goes into reading prompts at most
-_ANSWER = 128  # tokens of an answer
-_UNSEEN_SHARE = 0.15  # of the model's step: what one of the draft model is taken to cost before any was seen
-_READING = 0.1  # of a generated token's time: a read one's, before any was seen
-_RECOVERS = 1 / 256  # of what is missing to `UNSEEN` comes back each step without a guess: so it is tried again
-_EVERY = 8  # steps for which a decision holds: what was right in one of them is chance
-_FIRST = 2  # tokens of the first guess of all, whose cost nobody knows
+_TAKEN_OVER = 32  # additional tokens for which a slot copies another slot's cells
+NEAR = 16  # tokens that may be missing when a draft starts: tokens since the last draft, or a short prompt
+MIN_CHUNK = 32  # smallest prefill chunk
+_CHUNK_SHARE = 0.5  # largest share of a step's time for prefill
+_ANSWER = 128  # assumed tokens of a reply
+_UNSEEN_SHARE = 0.15  # initial cost of a draft step, as a share of the model's step
+_READING = 0.1  # initial cost of a prefill token, as a share of a decode token
+_RECOVERS = 1 / 256  # recovery towards `UNSEEN` per step without a draft, so that it is tried again
+_EVERY = 8  # steps for which a decision holds, because a single step is noise
+_FIRST = 2  # tokens of the first draft, whose cost is unknown
 
 
 @dataclass(eq=False, slots=True)
 class Draft:
-    """A guess for `sequence`, of which `state` is known: at most `most` tokens, as long as the next one is likely by
-    ``needed`` at least. ``reach``: how likely each of its ``tokens`` and all before it are taken.
+    """A draft for `sequence` of at most `most` tokens, continued while the next token is accepted with probability
+    ``needed`` or more. ``reach``: the probability that each token and all before it are accepted.
     """
 
     sequence: Sequence
-    state: Speculating
+    state: DraftState
     most: int
     needed: float = 0.0
     tokens: list[int] = field(default_factory=list)
     reach: list[float] = field(default_factory=list)
 
     @property
-    def right(self) -> float:
-        """How likely a guessed token is right."""
-        return min(max(self.state.right_drafted, LEAST), SURE)
+    def acceptance(self) -> float:
+        """Probability that a draft token is accepted."""
+        return min(max(self.state.draft_acceptance, LEAST), SURE)
 
     def add(self, token: int, chance: float) -> bool:
-        """One more; whether another one is wanted."""
+        """Add a token; return whether another one is wanted."""
         self.tokens.append(token)
         self.reach.append((self.reach[-1] if self.reach else 1.0) * min(chance, SURE))
-        likely = self.reach[-1] * self.right >= self.needed or len(self.tokens) < self.state.least_drafted
+        likely = self.reach[-1] * self.acceptance >= self.needed or len(self.tokens) < self.state.least_drafted
         return likely and len(self.tokens) < self.most
 
 
 @dataclass(slots=True)
 class _ReadText:
-    """``tokens`` are in the cells; the first `n_same` are known to be those of `owner`, as long as its `base` is."""
+    """``tokens`` are in the cells; the first `n_same` are known to equal those of `owner` while its `base` is
+    unchanged.
+    """
 
     tokens: list[int] = field(default_factory=list)
     owner: Sequence | None = None
@@ -76,7 +78,7 @@ class DraftCells:
         self._held = [_ReadText() for _ in range(runner.info.n_seq)]
 
     def missing(self, sequence: Sequence) -> int:
-        """How many tokens of `sequence`, which generates, are not in the cells yet; others than its own are cut off."""
+        """Return how many tokens of the decoding `sequence` are not in the cells yet; other tokens are removed."""
         slot = sequence.held
         held, text = self._held[slot.id], slot.tokens
         if held.owner is sequence and held.base is sequence.base:
@@ -85,7 +87,9 @@ class DraftCells:
         else:
             n = self._take_over(slot.id, text)
             held.owner, held.base = sequence, sequence.base
-        n = min(n, len(text) + len(sequence.pending) - 1)  # the last one is read anew where it was guessed, and dropped
+        n = min(
+            n, len(text) + len(sequence.pending) - 1
+        )  # the last token is decoded again if it was a draft token and removed
         if n < len(held.tokens):
             self._cut(slot.id, n)
             n = len(held.tokens)
@@ -93,7 +97,9 @@ class DraftCells:
         return len(text) + len(sequence.pending) - n
 
     def _take_over(self, seq: int, text: list[int]) -> int:
-        """Tokens in the cells of `seq` that begin `text`, copied from another's where those have much more."""
+        """Return the prefix of `text` in the cells of `seq`, copied from another sequence if that has considerably
+        more.
+        """
         held = self._held[seq]
         own = common_prefix(held.tokens, text)
         others = [(common_prefix(other.tokens, text), i) for i, other in enumerate(self._held) if i != seq]
@@ -115,26 +121,26 @@ class DraftCells:
         held.n_same = min(held.n_same, n)
 
     def forget(self, sequences: Seq[Sequence]) -> None:
-        """What a failed decode has left is unknown."""
+        """Remove the cells of `sequences` after a failed decode."""
         for sequence in sequences:
             if sequence.slot is not None:
                 self._cut(sequence.slot.id, 0)
 
-    def catch_up(self, sequence: Sequence, n: int, beside: Seq[Sequence] = ()) -> bool:
-        """Compute the next `n` tokens that are missing. False when there is no room, of which `beside` keep theirs."""
+    def catch_up(self, sequence: Sequence, n: int, others: Seq[Sequence] = ()) -> bool:
+        """Prefill the next `n` missing tokens. Return False if there is no room; cells of `others` are kept."""
         slot = sequence.held
         at = len(self._held[slot.id].tokens)
         entry = TokenRun(slot.id, at, slot.tokens[at : at + n], 0, sequence)
-        return self.decode([entry], {other.held.id for other in beside})
+        return self.decode([entry], {other.held.id for other in others})
 
     def entry(self, sequence: Sequence) -> TokenRun:
-        """What a guess begins with; `missing` was asked before."""
+        """Return the batch entry that a draft starts with. Call `missing` first."""
         slot = sequence.held
         at = len(self._held[slot.id].tokens)
         return TokenRun(slot.id, at, [*slot.tokens[at:], *sequence.pending], 1, sequence)
 
     def decode(self, entries: Seq[TokenRun], kept: AbstractSet[int] = frozenset()) -> bool:
-        """False when there is no room; that of slots in `kept` is not taken."""
+        """Decode; return False if there is no room. Cells of slots in `kept` are not evicted."""
         decode, seqs = self._runner.decode, {entry.seq for entry in entries} | kept
         if not decode(entries) and not (self._make_room(seqs) and decode(entries)):
             return False
@@ -142,64 +148,66 @@ class DraftCells:
             self._held[entry.seq].tokens += entry.tokens
         return True
 
-    def end_guesses(self, seqs: Seq[int]) -> None:
-        """They are cut off when more is known (`missing`)."""
+    def end_draft(self, seqs: Seq[int]) -> None:
+        """Do nothing: `missing` removes draft tokens later."""
 
     def _make_room(self, needed: set[int]) -> bool:
-        """Drop what is held for others (slots that share their cells)."""
+        """Remove the cells of all other slots."""
         others = [i for i, held in enumerate(self._held) if held.tokens and i not in needed]
         for seq in others:
             self._cut(seq, 0)
         return bool(others)
 
 
-class MtpGuesser:
-    """As `DraftCells`, of a model's own heads (MTP), which follow the model: there is nothing to read before."""
+class MtpProposer:
+    """As `DraftCells`, for MTP heads, which follow the model: nothing has to be prefilled."""
 
     def __init__(self, heads: MtpHeads) -> None:
         self.info = heads.info
-        self.best, self.decode, self.end_guesses = heads.best, heads.decode, heads.end_guesses
+        self.best, self.decode, self.end_draft = heads.best, heads.decode, heads.end_draft
         self._heads = heads
 
     def missing(self, sequence: Sequence) -> int:
-        """Few, or too many where the model's state behind its last token is not known (it came back from RAM)."""
+        """Return a small number, or a large one if the hidden state after its last token is unknown (state loaded from
+        RAM).
+        """
         slot = sequence.held
         return 1 if self._heads.ready(slot.id, slot.pos) else NEAR + 1
 
     def entry(self, sequence: Sequence) -> TokenRun:
-        """What a guess begins with."""
+        """Return the batch entry that a draft starts with."""
         return TokenRun(sequence.held.id, sequence.held.pos, sequence.pending, 1, sequence)
 
-    def catch_up(self, sequence: Sequence, n: int, beside: Seq[Sequence] = ()) -> bool:
-        """The model's next token brings what is missing, and nothing else does."""
+    def catch_up(self, sequence: Sequence, n: int, others: Seq[Sequence] = ()) -> bool:
+        """Return False: only the model's next decode provides what is missing."""
         return False
 
     def forget(self, sequences: Seq[Sequence]) -> None:
-        """The heads know by themselves what they hold."""
+        """Do nothing: the heads follow the model."""
 
 
 @dataclass(eq=False)
 class Drafting:
-    """Decides by what the draft model costs and by how often it was right."""
+    """Decides draft lengths from the draft model's cost and acceptance rate."""
 
-    _cells: DraftCells | MtpGuesser
+    _cells: DraftCells | MtpProposer
     _ends: frozenset[int]  # tokens that end a text
     _clock: Callable[[], float]
-    _cost: StepCost = field(default_factory=StepCost)  # of one token more of so many guesses
-    _read_s: float = 0.0  # seconds for reading one token
+    _cost: StepCost = field(default_factory=StepCost)  # of one more token for so many drafts
+    _read_s: float = 0.0  # seconds per prefill token
     _said_failure: bool = False
     _decided: tuple[int, int] = 0, 0
     _decided_for: tuple[int, int] = 0, 0
     _age: int = 0
 
-    def guess(self, wanted: Seq[Draft], step: Step | None) -> None:
-        """Give tokens to those of `wanted` for which they pay; with no `step` to all, whatever they cost, which is for
-        a benchmark that is to see the same every time.
+    def propose(self, wanted: Seq[Draft], step: Step | None) -> None:
+        """Add tokens to the drafts in `wanted` for which they pay. With `step` None, to all at full length, for
+        reproducible benchmarks.
 
-        Never fails: what can't be drafted is left out from then on, which is logged once.
+        Never fails: after an error the affected sequences get no more drafts, which is logged once.
         """
         for draft in wanted:
-            draft.state.right_drafted += _RECOVERS * (UNSEEN - draft.state.right_drafted)
+            draft.state.draft_acceptance += _RECOVERS * (UNSEEN - draft.state.draft_acceptance)
             draft.most = min(draft.most, self._cells.info.n_ctx_seq - draft.sequence.n_computed - 2)
         try:
             if step is None:
@@ -214,9 +222,9 @@ class Drafting:
             for draft in near:
                 if step is not None and len(draft.tokens) < draft.state.least_drafted:
                     draft.tokens = []
-        except Exception as error:  # a guess is never worth a request
+        except Exception as error:  # a draft must never fail a request
             if not self._said_failure:
-                log.warning("the draft model failed; the requests at hand go on without it", exc_info=error)
+                log.warning("the draft model failed; the current requests continue without it", exc_info=error)
                 self._said_failure = True
             for draft in wanted:
                 draft.tokens = []
@@ -224,7 +232,9 @@ class Drafting:
             self._cells.forget([draft.sequence for draft in wanted])
 
     def _grow(self, drafts: Seq[Draft]) -> None:
-        """Each decode has one token of those that go on; what was taken since the last guess is read with the first."""
+        """Decode one token per draft and round; the first round also prefills the tokens accepted since the last
+        draft.
+        """
         entries = [self._cells.entry(draft.sequence) for draft in drafts]
         seqs = [entry.seq for entry in entries]
         try:
@@ -235,7 +245,7 @@ class Drafting:
                 self._cost.observe(len(entries), self._clock() - started)
                 drafts, entries = self._going_on(drafts, entries)
         finally:
-            self._cells.end_guesses(seqs)
+            self._cells.end_draft(seqs)
 
     def _going_on(self, drafts: Seq[Draft], entries: Seq[TokenRun]) -> tuple[list[Draft], list[TokenRun]]:
         going, following = [], []
@@ -244,13 +254,13 @@ class Drafting:
             is_end = token in self._ends and not draft.sequence.request.sampling.ignore_eos
             if p < draft.state.p_min or is_end:
                 continue
-            if draft.add(token, sqrt(p * draft.right)):  # what is said of this token, and what came of those so far
+            if draft.add(token, sqrt(p * draft.acceptance)):  # the model's probability, and the acceptance rate so far
                 going.append(draft)
                 following.append(TokenRun(entry.seq, entry.at + len(entry.tokens), [token], 1, draft.sequence))
         return going, following
 
     def _sorted(self, wanted: Seq[Draft]) -> tuple[list[Draft], list[Draft]]:
-        """Who can be guessed for now, the most promising first, and whose text must be read before."""
+        """Return the drafts that can start now, most promising first, and those whose text must be prefilled first."""
         near, far, room = [], [], self._cells.info.n_batch
         for draft in wanted:
             if draft.most < 1:
@@ -261,16 +271,16 @@ class Drafting:
             elif missing <= room:
                 near.append(draft)
                 room -= missing
-        near.sort(key=lambda draft: -draft.state.right_drafted)
+        near.sort(key=lambda draft: -draft.state.draft_acceptance)
         return near, far
 
     def _draft_s(self, n: int, step: Step) -> float:
         return self._cost.of(n) or _UNSEEN_SHARE * step.base_s
 
     def _bounded(self, near: list[Draft], step: Step) -> list[Draft]:
-        """Those of the first for which a guess is made, with how long it is to be.
+        """Return the leading drafts that pay, with their lengths set.
 
-        Nobody knows what a guess costs before the first one, which is often slow: it is made in any case.
+        The cost of a draft is unknown before the first one, so that one is always made.
         """
         if not near:
             return []
@@ -281,12 +291,12 @@ class Drafting:
             self._age += 1
             if asked != self._decided_for or self._age >= _EVERY:
                 self._decided_for, self._age = asked, 0
-                most, chances = max(draft.most for draft in near), [draft.right for draft in near]
+                most, chances = max(draft.most for draft in near), [draft.acceptance for draft in near]
                 self._decided = draft_length(chances, step, lambda n: self._draft_s(n, step), most)
             count, length = self._decided
         for draft in near[:count]:
             more_s = self._draft_s(count, step) / count + step.extra_s(count * length) / (count * length)
-            draft.needed = more_s * step.n_tokens / step.base_s  # chance of a token that is worth its time
+            draft.needed = more_s * step.n_tokens / step.base_s  # probability at which a token pays
             draft.most = min(draft.most, 2 * length)
         return near[:count]
 
@@ -296,17 +306,17 @@ class Drafting:
                 break
 
     def _read(self, draft: Draft, near: Seq[Draft], n: int, step: Step) -> None:
-        """Read a part of a long text that is missing, if the rest of the answer is expected to repay it and there is
-        room beside those that are `near`.
+        """Prefill a part of a long text if the rest of the reply is expected to repay it and there is room otherss
+        `near`.
 
-        That is looked at as if all `n` sequences were guessed for, which makes each guess cheaper.
+        The estimate assumes drafts for all `n` sequences, which makes each cheaper.
         """
         missing = self._cells.missing(draft.sequence)
         token_s = step.base_s / step.n_tokens
         read_s = self._read_s or _READING * _UNSEEN_SHARE * token_s
-        right = draft.right
+        right = draft.acceptance
         count, length = draft_length([right] * n, step, lambda m: self._draft_s(m, step), draft.most)
-        if not count:  # then nothing would be guessed now
+        if not count:  # no draft would be made now
             return
         n_expected = step.n_tokens + count * sum(right**i for i in range(1, length + 1))
         spent_s = length * self._draft_s(count, step) + step.extra_s(count * length)

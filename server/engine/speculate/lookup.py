@@ -1,15 +1,15 @@
-"""Guesses from the text so far. Pure but for the files of `read_counts`.
+"""Drafts from the text so far. Pure, except that `read_counts` reads files.
 
-| kind | what is guessed (all but the first as llama.cpp common/ngram-map.cpp, ngram-mod.cpp, ngram-cache.cpp) |
+| type | draft (all but the first as llama.cpp common/ngram-map.cpp, ngram-mod.cpp, ngram-cache.cpp) |
 |---|---|
-| `lookup` | what followed the same tokens before; on by itself where it pays: edits of code, quotes, structured data |
-| `ngram-simple` | what followed the last ``size_n`` tokens when they were said last, up to ``size_m`` |
-| `ngram-map-k` | the same, no further than it was right when the same tokens led to a guess before |
-| `ngram-map-k4v` | what followed them most often, where it did so twice as often as all else |
-| `ngram-mod` | token by token, by a table of what follows ``n_match`` tokens in the texts of all requests |
-| `ngram-cache` | token by token, by how often a token followed the last one to four, here and in files |
+| `lookup` | what followed the same tokens before; on by default where it pays: code edits, quotes, structured data |
+| `ngram-simple` | what followed the last occurrence of the last ``size_n`` tokens, up to ``size_m`` |
+| `ngram-map-k` | the same, no longer than was accepted after these tokens before |
+| `ngram-map-k4v` | what followed them most often, if at least twice as often as all alternatives |
+| `ngram-mod` | token by token, from a table of what follows ``n_match`` tokens in the texts of all requests |
+| `ngram-cache` | token by token, from counts of what followed the last one to four tokens, here and in files |
 
-How many of them are checked is decided by what that costs here, as for every other guess.
+How many draft tokens are verified is decided by their cost, as for every draft.
 """
 
 from abc import ABC, abstractmethod
@@ -27,34 +27,38 @@ from server.engine.params import LOOKUP, EngineParams
 from server.errors import ConfigError
 
 CHUNK = 2048
-"""Most tokens that are indexed at once (half a millisecond), so that a long prompt stops nobody."""
-_MOST_COMPARED = 32  # tokens before two places of a text, of which the one that is more alike is followed
-_MOST_APART = 3  # tokens that may differ before a text is no longer followed
-_FEW = 12  # from here on numpy is the faster one
-_MOST_ENTRIES = 1 << 18  # of a table: 1 MiB
-_MOST_PLACES = 64  # of the same tokens that are looked at
-_MOST_VALUES = 4  # different continuations of the same tokens (COMMON_NGRAM_MAX_VALUES)
+"""Most tokens indexed at once (half a millisecond), so that a long prompt delays nobody."""
+_MOST_COMPARED = 32  # context compared when two places match
+_MOST_APART = 3  # differing tokens after which a text is no longer followed
+_FEW = 12  # from here on numpy is faster
+_MOST_ENTRIES = 1 << 18  # entries of a table: 1 MiB
+_MOST_PLACES = 64  # occurrences of an n-gram that are checked
+_MOST_VALUES = 4  # continuations of an n-gram (COMMON_NGRAM_MAX_VALUES)
 _POOL_ENTRIES = 1 << 22
-_POOL_FULL = 0.25  # of its entries, and it begins anew
-_LOW, _LOW_TIMES = 0.25, 5  # of a guess is right, so many times: the table begins anew
-_POOL_CHUNK = 32  # tokens of a reply that are entered together
+_POOL_FULL = 0.25  # fill level at which the table is cleared
+_LOW, _LOW_TIMES = 0.25, 5  # acceptance rate and number of times after which the table is cleared
+_POOL_CHUNK = 32  # output tokens entered at once
 _CACHE_SIZES = range(1, 5)
 _STATIC_SIZE = 2
 _CACHE_GUESS = 8
-_LAX = ((2, 66), (2, 50), (1, 50), (1, 50))  # by size: times that it must have been seen, percent of the likeliest
+_LAX = (
+    (2, 66),
+    (2, 50),
+    (1, 50),
+    (1, 50),
+)  # by size: least occurrences, least percentage of the most frequent follower
 _STRICT = ((4, 75), (3, 66), (2, 66), (2, 66))
 
 Counts = dict[tuple[int, ...], dict[int, int]]
-"""How often each token followed these."""
+"""How often each token followed an n-gram."""
 
 
 @dataclass(slots=True)
 class TextSource(ABC):
-    """Guesses from a sequence's tokens, of which the first ``n_indexed`` are known to its index. Nothing here may take
-    long."""
+    """Drafts from a sequence's tokens, of which the first ``n_indexed`` are indexed. All methods must be fast."""
 
     MAY_LACK: ClassVar[int] = 0
-    """Of the text's last tokens, that need not be indexed for a guess."""
+    """Number of trailing tokens that need not be indexed for a draft."""
 
     tokens: list[int] = field(default_factory=list)
     n_indexed: int = 0
@@ -64,42 +68,42 @@ class TextSource(ABC):
         return len(self.tokens) - self.n_indexed > self.MAY_LACK
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """`tokens` came to the text; they are indexed later."""
+        """Append `tokens`, to be indexed later."""
         self.tokens.extend(tokens)
 
     def add(self, token: int) -> None:
-        """`token` was sampled."""
+        """Append a sampled token."""
         self.tokens.append(token)
 
     def catch_up(self, most: int = CHUNK) -> int:
-        """Index up to `most` of the tokens that came; how many that were."""
+        """Index up to `most` tokens; return how many."""
         start, stop = self.n_indexed, min(len(self.tokens), self.n_indexed + most)
         self._index(start, stop)
         self.n_indexed = stop
         return stop - start
 
-    def guess(self, most: int) -> list[int]:
-        """At most `most` tokens that may follow; none where nothing is found, or the text is not indexed yet."""
+    def propose(self, most: int) -> list[int]:
+        """Return at most `most` draft tokens; none if nothing matches or the text is not indexed yet."""
         if self._lacks:
             self.catch_up()
-        return [] if self._lacks else self._guess(most)
+        return [] if self._lacks else self._propose(most)
 
     @abstractmethod
-    def _guess(self, most: int) -> list[int]:
-        """As `guess`, of an indexed text."""
+    def _propose(self, most: int) -> list[int]:
+        """As `propose`, for an indexed text."""
 
     @abstractmethod
     def _index(self, start: int, stop: int) -> None:
-        """Make known what follows the tokens from `start` up to `stop`."""
+        """Index what follows the tokens from `start` to `stop`."""
 
-    def judge(self, n_checked: int, n_right: int) -> None:  # noqa: B027 - `NgramMap` and `NgramMod` learn from it
-        """Of the last guess `n_checked` tokens were checked, and the first `n_right` of them were right."""
+    def record_accepted(self, n_checked: int, n_right: int) -> None:  # noqa: B027 - `NgramMap` and `NgramMod` learn from it
+        """Record that `n_checked` tokens of the last draft were verified and the first `n_right` accepted."""
 
 
 class Ends:
-    """Where runs of `size` tokens ended last, in a table by their hash: 4 bytes an entry, where a dict takes 130.
+    """Where n-grams of `size` tokens ended last, in a hash table of 4 bytes per entry (a dict takes 130).
 
-    A later run with the same hash replaces an earlier one; who reads compares the tokens.
+    A later n-gram with the same hash replaces an earlier one; readers compare tokens.
     """
 
     def __init__(self, size: int, n_text: int) -> None:
@@ -107,10 +111,10 @@ class Ends:
         n_entries = min(1 << (2 * n_text).bit_length(), _MOST_ENTRIES)
         self._mask = n_entries - 1
         self._table: NDArray[np.int32] = np.zeros(n_entries, np.int32)
-        self._entries = memoryview(self._table.data)  # the same, for one at a time: five times as fast
+        self._entries = memoryview(self._table.data)  # a view for single entries: five times faster
 
     def add(self, tokens: list[int], start: int, stop: int) -> None:
-        """Enter the runs that end before the positions `start` up to `stop`."""
+        """Enter the n-grams that end before positions `start` to `stop`."""
         size = self.size
         start = max(start, size)
         if stop - start < _FEW:
@@ -122,7 +126,7 @@ class Ends:
         self._table[hashes & self._mask] = np.arange(start, stop, dtype=np.int32)
 
     def find(self, tokens: list[int]) -> int:
-        """Where the last `size` of `tokens` ended before; 0 when they never did."""
+        """Return where the last `size` tokens ended before; 0 if never."""
         last = tokens[-self.size :]
         if len(last) < self.size:
             return 0
@@ -131,16 +135,16 @@ class Ends:
 
 
 class Lookup(TextSource):
-    """`lookup`: of a text of about `n_text` tokens, by runs of `size` tokens; of a longer one, the last ones."""
+    """`lookup`: n-grams of `size` tokens of a text of about `n_text` tokens; for a longer text the last ones."""
 
     def __init__(self, size: int, n_text: int) -> None:
         super().__init__()
         self._ends = Ends(size, n_text)
-        self._follows = 0  # where the text goes on that the last guess was taken from; 0 = nowhere
-        self._n_apart = 0  # tokens since then that were others
+        self._follows = 0  # next position in the text that the last draft came from; 0 = none
+        self._n_apart = 0  # tokens that differed since then
 
     def add(self, token: int) -> None:
-        """`token` was sampled. Where the text that is followed has another one, it may stand in its place."""
+        """Append a sampled token. If the followed text has another one here, it may be a replacement."""
         if self._follows:
             same = self.tokens[self._follows] == token
             self._follows += 1
@@ -152,7 +156,7 @@ class Lookup(TextSource):
     def _index(self, start: int, stop: int) -> None:
         self._ends.add(self.tokens, start, stop)
 
-    def _guess(self, most: int) -> list[int]:
+    def _propose(self, most: int) -> list[int]:
         tokens = self.tokens
         at = self._ends.find(tokens)
         if not at and not self._follows:
@@ -164,12 +168,12 @@ class Lookup(TextSource):
             self._n_apart = 0
         period = len(tokens) - at
         found = tokens[at : at + most]
-        while len(found) < most:  # the guess runs into its own beginning: what repeats goes on repeating
+        while len(found) < most:  # the draft reaches its own start: a period continues
             found += found[-period:][: most - len(found)]
         return found
 
     def _matching(self, at: int) -> int:
-        """How many tokens before `at` are those before the end, of the last ones."""
+        """Return how many tokens before `at` equal those before the end, within a limit."""
         tokens, end, n = self.tokens, len(self.tokens), 0
         while n < min(at, _MOST_COMPARED) and tokens[at - 1 - n] == tokens[end - 1 - n]:
             n += 1
@@ -177,7 +181,7 @@ class Lookup(TextSource):
 
 
 class NgramSimple(TextSource):
-    """`ngram-simple`."""
+    """The `ngram-simple` type."""
 
     def __init__(self, size_n: int, size_m: int, n_text: int) -> None:
         super().__init__()
@@ -187,8 +191,8 @@ class NgramSimple(TextSource):
     def _index(self, start: int, stop: int) -> None:
         self._ends.add(self.tokens, start, stop)
 
-    def _guess(self, most: int) -> list[int]:
-        """No fewer than ``size_n`` tokens, if `most` allows it."""
+    def _propose(self, most: int) -> list[int]:
+        """Return at least ``size_n`` tokens if `most` allows it."""
         tokens = self.tokens
         if len(tokens) <= self._n + self._m + 2:
             return []
@@ -198,14 +202,14 @@ class NgramSimple(TextSource):
 
 
 class NgramMap(TextSource):
-    """`ngram-map-k`; with ``min_hits`` `ngram-map-k4v`, which wants to have met the tokens so often."""
+    """The `ngram-map-k` type; with ``min_hits`` the `ngram-map-k4v` type, which requires so many occurrences."""
 
     def __init__(self, size_n: int, size_m: int, min_hits: int = 0) -> None:
         super().__init__()
         self._n, self._m, self._min_hits = size_n, size_m, min_hits
-        self._places: dict[int, list[int]] = {}  # where runs of ``size_n`` tokens ended, by their hash
-        self._hits: Counter[tuple[int, ...]] = Counter()  # guesses that tokens led to
-        self._limits: dict[tuple[tuple[int, ...], ...], int] = {}  # how much of one was right the last time
+        self._places: dict[int, list[int]] = {}  # where n-grams of ``size_n`` tokens ended, by hash
+        self._hits: Counter[tuple[int, ...]] = Counter()  # drafts made after an n-gram
+        self._limits: dict[tuple[tuple[int, ...], ...], int] = {}  # tokens accepted the last time
         self._guessed: tuple[tuple[int, ...], ...] = ()
 
     def _index(self, start: int, stop: int) -> None:
@@ -216,8 +220,8 @@ class NgramMap(TextSource):
             if len(places) > _MOST_PLACES:
                 del places[0]
 
-    def _guess(self, most: int) -> list[int]:
-        """What followed, where all ``size_m`` tokens of it are known."""
+    def _propose(self, most: int) -> list[int]:
+        """Return what followed, if all ``size_m`` tokens of it are known."""
         tokens, n, m = self.tokens, self._n, self._m
         self._guessed = ()
         if len(tokens) <= 2 * n + m:
@@ -245,44 +249,44 @@ class NgramMap(TextSource):
         others = counts.total() - n
         return value if n >= 2 * others else ()
 
-    def judge(self, n_checked: int, n_right: int) -> None:
-        """The next guess from the same tokens goes no further than this one was right."""
+    def record_accepted(self, n_checked: int, n_right: int) -> None:
+        """Limit the next draft after the same tokens to what was accepted."""
         if self._guessed and n_right < n_checked:
             self._limits[self._guessed] = n_right
 
 
 class HashTable:
-    """What followed runs of ``n`` tokens, of whatever text came last: a table by their hash, without proof."""
+    """What followed n-grams of ``n`` tokens in any text, by hash without verification."""
 
     def __init__(self, n: int) -> None:
         self.n = n
-        self._next: NDArray[np.int32] = np.zeros(_POOL_ENTRIES, np.int32)  # the token + 1; 0: none
+        self._next: NDArray[np.int32] = np.zeros(_POOL_ENTRIES, np.int32)  # token + 1; 0 = none
         self._n_used = 0
 
     def add(self, tokens: Sequence[int], start: int, stop: int) -> None:
-        """Enter the tokens at `start` up to `stop`, each by those before it."""
+        """Enter the tokens from `start` to `stop` by those before them."""
         for at in range(max(start, self.n), stop):
             place = hash(tuple(tokens[at - self.n : at])) % _POOL_ENTRIES
             self._n_used += not self._next[place]
             self._next[place] = tokens[at] + 1
 
     def get(self, run: Sequence[int]) -> int:
-        """What followed; -1: nothing that is known."""
+        """Return the token that followed; -1 if unknown."""
         return int(self._next[hash(tuple(run)) % _POOL_ENTRIES]) - 1
 
     @property
     def full(self) -> bool:
-        """So that what comes takes the place of too much."""
+        """Whether new entries would overwrite too many others."""
         return self._n_used > _POOL_FULL * _POOL_ENTRIES
 
     def renew(self) -> None:
-        """Forget everything."""
+        """Clear the table."""
         self._next[:] = 0
         self._n_used = 0
 
 
 class NgramMod(TextSource):
-    """`ngram-mod`. The table has other texts, too, and what is sampled comes into it some tokens at a time."""
+    """The `ngram-mod` type. The table is shared by all texts; sampled tokens are entered in chunks."""
 
     MAY_LACK = _POOL_CHUNK
 
@@ -296,8 +300,8 @@ class NgramMod(TextSource):
     def _index(self, start: int, stop: int) -> None:
         self._pool.add(self.tokens, start, stop)
 
-    def _guess(self, most: int) -> list[int]:
-        """No fewer than ``n_min`` tokens, if `most` allows it."""
+    def _propose(self, most: int) -> list[int]:
+        """Return at least ``n_min`` tokens if `most` allows it."""
         n = self._pool.n
         if len(self.tokens) < n:
             return []
@@ -306,8 +310,8 @@ class NgramMod(TextSource):
             run.append(token)
         return run[n : n + most] if len(run) >= n + self._n_min else []
 
-    def judge(self, n_checked: int, n_right: int) -> None:
-        """A table whose guesses are wrong time and again is of no use."""
+    def record_accepted(self, n_checked: int, n_right: int) -> None:
+        """Clear a table whose drafts are repeatedly wrong."""
         self._n_low = self._n_low + 1 if n_right < _LOW * n_checked else 0
         if self._n_low >= _LOW_TIMES:
             self._pool.renew()
@@ -315,7 +319,7 @@ class NgramMod(TextSource):
 
 
 class NgramCache(TextSource):
-    """`ngram-cache`: counts of this text, then those of a ``dynamic`` file, both weighed by a ``static`` one's."""
+    """The `ngram-cache` type: counts of this text, then of a ``dynamic`` file, both weighted by a ``static`` file."""
 
     def __init__(self, static: Mapping[tuple[int, ...], dict[int, int]], dynamic: Counts) -> None:
         super().__init__()
@@ -330,8 +334,8 @@ class NgramCache(TextSource):
                     counts = own.setdefault(tuple(tokens[at - size : at]), {})
                     counts[tokens[at]] = counts.get(tokens[at], 0) + 1
 
-    def _guess(self, most: int) -> list[int]:
-        """At most eight tokens, as llama-server."""
+    def _propose(self, most: int) -> list[int]:
+        """Return at most eight tokens, as llama-server."""
         if len(self.tokens) < _STATIC_SIZE:
             return []
         run = self.tokens[-_CACHE_SIZES[-1] :]
@@ -350,13 +354,13 @@ class NgramCache(TextSource):
 
 
 def sources(params: EngineParams) -> Callable[[int, bool], tuple[TextSource, ...]]:
-    """Makes the sources of one sequence of about so many tokens; what all of an instance share is made once, here, and
-    is for a sequence only that may share.
+    """Return a factory of a sequence's sources, given its expected number of tokens and whether it may use shared
+    tables.
 
-    Raises `ConfigError` for a lookup cache that can't be read.
+    Raises `ConfigError` for a lookup cache that cannot be read.
     """
     kinds = params.spec_type.split(",")
-    makers: list[tuple[Callable[[int], TextSource], bool]] = []  # and whether it learns from all sequences
+    makers: list[tuple[Callable[[int], TextSource], bool]] = []  # with a flag: learns from all sequences
     if LOOKUP in kinds:
         makers.append((lambda n_text: Lookup(params.spec_lookup_size, n_text), False))
     if "ngram-simple" in kinds:
@@ -377,7 +381,7 @@ def sources(params: EngineParams) -> Callable[[int, bool], tuple[TextSource, ...
 
 
 def _likeliest(counts: Counts, run: Sequence[int], static: Mapping[int, int], needed: Sequence[tuple[int, int]]) -> int:
-    """What follows the longest end of `run` that was seen often enough, and clearly enough; -1: nothing."""
+    """Return the token after the longest suffix of `run` that occurred often enough and clearly enough; -1 if none."""
     for size in reversed(_CACHE_SIZES):
         if size <= len(run):
             token = _enough(counts.get(tuple(run[-size:]), {}), static, *needed[size - 1])
@@ -395,10 +399,10 @@ def _enough(counts: Mapping[int, int], static: Mapping[int, int], least: int, pe
 
 
 def read_counts(path: Path | None) -> Counts:
-    """A file of llama.cpp's `llama-lookup-create` (common_ngram_cache_save): for each run of up to four tokens, filled
-    up with -1, the number of tokens that followed, and each of them with its count; all as 32 bits.
+    """Read a file of llama.cpp's `llama-lookup-create` (common_ngram_cache_save): n-grams of up to four tokens padded
+    with -1, the number of followers, and each follower with its count, all 32 bits.
 
-    Raises `ConfigError` for what is no such file.
+    Raises `ConfigError` for another file.
     """
     if path is None:
         return {}

@@ -1,4 +1,4 @@
-"""Which tokens are guessed in which step of one instance, and what is learned from it. Used by its step thread."""
+"""Draft tokens of each step of one instance, and what is learned from them. Used by its step thread."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -12,24 +12,26 @@ from server.engine.request import RANDOM_SEED
 from server.engine.runner_api import Runner, RunnerInfo
 from server.engine.schedule.scheduler import TokenRun
 from server.engine.sequence import Sequence
-from server.engine.speculate.cost import Speculating, Step, StepCost, conditional, evaluated, lengths
-from server.engine.speculate.draft_model import Draft, DraftCells, Drafting, MtpGuesser
+from server.engine.speculate.cost import DraftState, Step, StepCost, conditional, evaluated, lengths
+from server.engine.speculate.draft_model import Draft, DraftCells, Drafting, MtpProposer
 from server.engine.speculate.lookup import CHUNK, sources
 
-_PAUSE = 32  # steps without guesses after a batch found no room
-_AGAIN = 1.5  # times what guesses cost where right ones, too, are computed again when those behind them are wrong
-_USUAL = 1024  # tokens of a reply that an index has room for; of a longer one it loses what is old
-_SHORT = 3  # tokens of a reply that leave nothing to guess: the token behind a guess is the model's
-_ENOUGH = 1.0  # tokens expected of a guess from the text that leave nothing to do for a draft model
+_PAUSE = 32  # steps without drafts after a batch found no cells
+_AGAIN = 1.5  # cost factor if accepted tokens are decoded again after a rejection
+_USUAL = 1024  # reply tokens that an index has room for; older ones are dropped
+_SHORT = 3  # replies this short gain nothing: the token after a draft is the model's
+_ENOUGH = 1.0  # expected accepted tokens of a text draft that make a draft model unnecessary
 
 
 def speculation(params: EngineParams, runner: Runner, clock: Callable[[], float]) -> "Speculation | None":
-    """None where guessing is off. Raises `ConfigError` for a lookup cache that can't be read."""
+    """Return the speculation of an instance, None if it is off. Raises `ConfigError` for a lookup cache that cannot be
+    read.
+    """
     drafting, eog = None, runner.vocab.eog
-    if not runner.info.n_guesses:
+    if not runner.info.n_draft_max:
         return None
     if params.drafts and runner.heads is not None:
-        drafting = Drafting(MtpGuesser(runner.heads), eog, clock)
+        drafting = Drafting(MtpProposer(runner.heads), eog, clock)
     elif params.drafts and runner.draft is not None:
         drafting = Drafting(DraftCells(runner.draft), eog, clock)
     return Speculation(params, runner.info, drafting) if params.looks_up or drafting is not None else None
@@ -37,7 +39,7 @@ def speculation(params: EngineParams, runner: Runner, clock: Callable[[], float]
 
 @dataclass(eq=False)
 class Speculation:
-    """Guesses for every generating sequence of an instance."""
+    """Proposes draft tokens for every decoding sequence of an instance."""
 
     _params: EngineParams
     _info: RunnerInfo
@@ -50,14 +52,14 @@ class Speculation:
         self._sources = sources(self._params)
 
     def begin(self, sequence: Sequence) -> None:
-        """`sequence` has got a slot for the first time."""
+        """Set up `sequence`, which got a slot for the first time."""
         params, request = self._params, sequence.request
-        most = self._info.n_guesses if request.spec_n_max < 0 else min(request.spec_n_max, self._info.n_guesses)
+        most = self._info.n_draft_max if request.spec_n_max < 0 else min(request.spec_n_max, self._info.n_draft_max)
         if most < 1 or 0 <= request.max_tokens < _SHORT:
             return
         n_more = _USUAL if request.max_tokens < 0 else min(request.max_tokens, _USUAL)
-        sequence.speculating = state = Speculating(
-            most, self._sources(len(request.prompt) + n_more, not sequence.tuning.scope)
+        sequence.draft_state = state = DraftState(
+            most, self._sources(len(request.prompt) + n_more, not sequence.adapter_set.scope)
         )
         for source in state.sources:
             source.extend(text_of(request.prompt, request.media))
@@ -70,17 +72,17 @@ class Speculation:
                 state.dice = Random(None if seed == RANDOM_SEED else seed)  # noqa: S311 - no secret
 
     def prepare(self, sequences: Iterable[Sequence]) -> None:
-        """Index a part of the prompts that are being computed: then there is less to do once they are."""
+        """Index a part of the prompts that are being prefilled, to spread the work."""
         left = CHUNK
         for sequence in sequences:
-            if sequence.speculating is not None:
-                for source in sequence.speculating.sources:
+            if sequence.draft_state is not None:
+                for source in sequence.draft_state.sources:
                     left -= source.catch_up(left) if left > 0 else 0
 
-    def guess(self, generating: Seq[Sequence], room: int) -> list[list[int]]:
-        """Tokens that may follow each sequence's next one, at most `room` in all.
+    def propose(self, generating: Seq[Sequence], room: int) -> list[list[int]]:
+        """Return draft tokens after each sequence's next token, at most `room` in total.
 
-        A step that carries prompt tokens, too, is looked at as if it did not: they are worth their time.
+        A step with prefill tokens is treated as if it had none, because these pay for themselves.
         """
         if self._synthetic and self._drafting is not None and room > 0:
             always = [min(len(self._synthetic), room // len(generating))] * len(generating)
@@ -92,7 +94,7 @@ class Speculation:
             return [[] for _ in generating]
         n = len(generating)
         cost, base_s = self._cost, self._cost.of(n)
-        if base_s <= 0.0:  # it is not known yet what steps cost
+        if base_s <= 0.0:  # step costs are not measured yet
             return [[] for _ in generating]
         again = 1.0 if self._info.can_cut else _AGAIN
         info = self._info
@@ -101,26 +103,26 @@ class Speculation:
             base_s,
             lambda more: again * max(cost.of(n + more) - base_s, 0.0),
             info.evaluation_tokens,
-            info.fills,
+            info.pads,
         )
-        reaches = [s.speculating.reach(len(g)) if s.speculating else [] for s, g in zip(generating, found, strict=True)]
+        reaches = [s.draft_state.reach(len(g)) if s.draft_state else [] for s, g in zip(generating, found, strict=True)]
         if self._drafting is not None:
             wanted = [self._params.spec_draft_max if sum(reach) < _ENOUGH else 0 for reach in reaches]
             for i, draft in self._draft(self._drafting, generating, wanted, step).items():
                 found[i], reaches[i] = draft.tokens, draft.reach
         chosen = lengths(reaches, step, room)
-        return [guess[:n_chosen] for guess, n_chosen in zip(found, chosen, strict=True)]
+        return [draft[:n_chosen] for draft, n_chosen in zip(found, chosen, strict=True)]
 
     def takes(self, sequence: Sequence, n: int) -> bool | None:
-        """Whether the `n`-th guess for `sequence` is taken, where that is left to chance; None: the model decides."""
-        state = sequence.speculating
+        """Whether the `n`-th draft token is accepted in a synthetic benchmark; None: sampling decides."""
+        state = sequence.draft_state
         if state is None or state.dice is None:
             return None
         return n < len(self._synthetic) and state.dice.random() < self._synthetic[n]
 
     def _look_up(self, sequence: Sequence) -> list[int]:
-        state = sequence.speculating
-        if state is None or sequence.n_taken_back:
+        state = sequence.draft_state
+        if state is None or sequence.n_rolled_back:
             return []
         most = self._most(sequence, state.most)
         return state.look_up(most) if most > 0 else []
@@ -128,44 +130,44 @@ class Speculation:
     def _draft(
         self, drafting: Drafting, generating: Seq[Sequence], most: Seq[int], step: Step | None
     ) -> dict[int, Draft]:
-        """What a draft model guesses, at most so many tokens each, by their places."""
+        """Return the drafts of a draft model by sequence index, with at most `most` tokens each."""
         drafts: dict[int, Draft] = {}
         for i, sequence in enumerate(generating):
-            state = sequence.speculating
-            if state is not None and not (sequence.n_taken_back or sequence.media):  # a draft model sees none
+            state = sequence.draft_state
+            if state is not None and not (sequence.n_rolled_back or sequence.media):  # draft models process no media
                 n = min(self._most(sequence, state.most_drafted), most[i])
                 if n > 0:
                     drafts[i] = Draft(sequence, state, n)
         if drafts:
-            drafting.guess(list(drafts.values()), step)
+            drafting.propose(list(drafts.values()), step)
         drafts = {i: draft for i, draft in drafts.items() if draft.tokens}
         for draft in drafts.values():
             draft.state.expect(draft.tokens)
         return drafts
 
     def _most(self, sequence: Sequence, most: int) -> int:
-        """Guesses that leave room for the token behind them, in the context and in what was asked for."""
+        """Limit a draft so that the next token still fits into the context and ``max_tokens``."""
         limit = sequence.request.max_tokens
         most = min(most, self._info.n_ctx_seq - sequence.n_computed - 2)
         return most if limit < 0 else min(most, limit - len(sequence.output) - 1)
 
     def no_room(self) -> None:
-        """A batch with guesses found no cells: go on without them for a while."""
+        """Pause speculation after a batch with drafts found no cells."""
         self._pause = _PAUSE
 
     def observe(self, entries: Seq[TokenRun], n_prompt: int, seconds: float) -> None:
-        """A step with `entries` took `seconds`; `n_prompt` of its tokens are prompts'."""
+        """Record that a step with `entries`, of which `n_prompt` tokens were prefill, took `seconds`."""
         n_tokens = sum([len(e.tokens) for e in entries])
         if n_prompt == n_tokens:
             self._cost.observe_prompt(n_prompt, seconds)
         elif not n_prompt:
             if n_tokens > len(entries):
                 counts = Counter([len(e.tokens) for e in entries])
-                n_tokens = evaluated(counts, self._info.evaluation_tokens, fills=self._info.fills)
+                n_tokens = evaluated(counts, self._info.evaluation_tokens, pads=self._info.pads)
             self._cost.observe(n_tokens, seconds)
 
-    def judge(self, sequence: Sequence, n_checked: int, n_right: int) -> None:
-        """Of the `n_checked` guesses for `sequence` in the last step, the first `n_right` were sampled, too."""
-        state = sequence.speculating
+    def record_accepted(self, sequence: Sequence, n_checked: int, n_right: int) -> None:
+        """Record that of `n_checked` draft tokens the first `n_right` were accepted."""
+        state = sequence.draft_state
         if state is not None and state.source is not None:
-            state.source.judge(n_checked, n_right)
+            state.source.record_accepted(n_checked, n_right)

@@ -1,10 +1,10 @@
-"""The step thread of one instance: its loop, what crosses to and from the event loop, and what follows a fault.
+"""The step thread of one instance: its loop, messages to and from the event loop, and recovery from faults.
 
 ================  ======================================================================================
-``loop``          receive, place, plan, decode, sample, post; begin here
-``mailbox``       what crosses between threads: events, commands
+``loop``          receive, place, plan, decode, sample, post; start here
+``mailbox``       messages between threads: events and commands
 ``requests``      requests from arrival to end
-``published``     what slots do, for GET /slots; what is told to who looks, of caches too, and nothing while nobody does
-``faults``        what follows a batch that the library refuses
+``snapshots``     snapshots of slots for GET /slots and the web UI; collected only while somebody watches
+``faults``        recovery from a batch that the library rejects
 ================  ======================================================================================
 """

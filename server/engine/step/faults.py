@@ -1,4 +1,4 @@
-"""What follows when the library refuses a batch: cells are brought back in step, and who is at fault fails alone."""
+"""Recovery after the library rejected a batch: restore the cells and fail only the faulty request."""
 
 import logging
 from collections.abc import Callable
@@ -12,13 +12,13 @@ from server.errors import CONTAINED, NotNumbers
 
 log = logging.getLogger(__name__)
 
-MAX_FAULTS = 2  # times a sequence is computed anew without getting further; then it is taken to be at fault
-MAX_SPOILED = 8  # the same for logits that are no numbers, where an adapter may have left that in the cells
+MAX_FAULTS = 2  # recomputations without progress after which a sequence is considered faulty
+MAX_NOT_FINITE = 8  # the same for non-finite logits, where an adapter may have left them in the cells
 
 
 @dataclass(eq=False)
 class Faults:
-    """Used by the step thread. `take_results` takes in what a decode of so many seconds gave, `fail` ends a request."""
+    """Used by the step thread. `take_results` processes a successful decode, `fail` ends a request."""
 
     _runner: Runner
     _scheduler: Scheduler
@@ -28,11 +28,11 @@ class Faults:
     _fail: Callable[[Ticket, Exception], None]
 
     def recover(self, entries: list[TokenRun], error: Exception) -> None:
-        """The library refused the batch `entries`: decode each alone, so that only those fail that are refused again.
+        """Decode each of `entries` alone after the library rejected their batch, so that only faulty ones fail.
 
-        Where the model can't forget a part of a sequence, it is parked and computed anew, in steps of its own until it
-        is past the place of the fault, at most `MAX_FAULTS` times; so is a medium that was decoded in part, which goes
-        whole.
+        If the model's memory cannot be truncated, the sequence is preempted and recomputed, in quarantine (alone in
+        its steps) until it is past the fault, at most `MAX_FAULTS` times. The same holds for a medium that was
+        decoded in part.
         """
         about = log_fields(*(entry.sequence.request for entry in entries))
         log.error(
@@ -47,44 +47,44 @@ class Faults:
                 self._fail(entry.sequence.ticket, error)
             return
         for entry in kept:
-            if entry.sequence.slot is not None:  # else another choice of its request has failed
+            if entry.sequence.slot is not None:  # otherwise another choice of its request failed
                 self._decode_alone(entry)
 
-    def wipe(self, spoiled: list[Sequence]) -> None:
-        """The logits of `spoiled` are not numbers: by what computes them (a LoRA scale without bounds), or by what
-        another sequence has left in their cells, since 0 times no number is none.
+    def wipe(self, not_finite: list[Sequence]) -> None:
+        """Recover from logits of `not_finite` that are not numbers. The cause is their own computation (an extreme LoRA
+        scale) or a value that another sequence left in the cells, because 0 times NaN is NaN.
 
-        Every cell is zeroed. Sequences that gave numbers just now come back from their states, the others are computed
-        anew. One whose logits are none again, though nothing kept was of use to it, is at fault; so is, at once, one
-        that an adapter computes, be it in the middle of its prompt.
+        All cells are zeroed. Sequences with finite logits resume from their states; others are recomputed. A
+        sequence whose logits are not finite again without any cache is faulty, and so is, immediately, one computed
+        by an adapter.
         """
-        about = log_fields(*(sequence.request for sequence in spoiled))
+        about = log_fields(*(sequence.request for sequence in not_finite))
         log.error(
             "the logits of %d sequences are not numbers, every cell is wiped; look at LoRA scales, and --check-tensors",
-            len(spoiled),
+            len(not_finite),
             extra=about,
         )
         now = self._clock()
-        most = MAX_SPOILED if self._runner.adapters else MAX_FAULTS
+        most = MAX_NOT_FINITE if self._runner.adapters else MAX_FAULTS
         for sequence in list(self._scheduler.active()):
             slot = sequence.slot
             if slot is None:  # another choice of its request has failed
                 continue
-            if sequence not in spoiled and sequence.phase is Phase.DECODE:
-                self._cells.park(sequence, now)
+            if sequence not in not_finite and sequence.phase is Phase.DECODE:
+                self._cells.preempt(sequence, now)
                 continue
             tuned = bool(sequence.next_adapters)
-            sequence.n_faults += tuned or sequence in spoiled
+            sequence.n_faults += tuned or sequence in not_finite
             if sequence.n_faults > (1 if tuned else most):
                 self._fail(sequence.ticket, NotNumbers())
             else:
-                sequence.anew = True
-                self._scheduler.park(sequence, now)
+                sequence.recompute = True
+                self._scheduler.preempt(sequence, now)
             self._cells.clear(slot)
         for slot in self._scheduler.slots:
             self._cells.evict(slot, now)
-        for sequence in spoiled:
-            self._cells.moving.distrust(sequence)
+        for sequence in not_finite:
+            self._cells.offloader.drop_cached(sequence)
         self._runner.wipe()
 
     def _decode_alone(self, entry: TokenRun) -> None:
@@ -98,7 +98,7 @@ class Faults:
                 self._fail(entry.sequence.ticket, own)
 
     def _rewind(self, entry: TokenRun, error: Exception) -> bool:
-        """Forget what a failed decode may have left. False when its sequence can't go on from there."""
+        """Remove what a failed decode may have left. Return False if the sequence cannot continue from there."""
         sequence = entry.sequence
         slot = sequence.slot
         if slot is None:  # another choice of its request has failed
@@ -110,9 +110,9 @@ class Faults:
         if not can_forget:
             self._cells.clear(slot)
         sequence.n_faults += 1
-        sequence.suspect = max(sequence.suspect, entry.at + len(entry.tokens))
+        sequence.quarantined_until = max(sequence.quarantined_until, entry.at + len(entry.tokens))
         if sequence.n_faults > MAX_FAULTS:
             self._fail(sequence.ticket, error)
         elif not can_forget:
-            self._scheduler.park(sequence, self._clock())
+            self._scheduler.preempt(sequence, self._clock())
         return False

@@ -1,4 +1,4 @@
-"""One native context and the thread that owns it. Nothing else calls into the runner."""
+"""One native context and the step thread that owns it. Nothing else calls into the runner."""
 
 import logging
 from collections import deque
@@ -21,15 +21,16 @@ from server.engine.sequence import Phase, Sequence, Slot
 from server.engine.speculate.speculation import speculation
 from server.engine.step.faults import Faults
 from server.engine.step.mailbox import Command, Mailbox
-from server.engine.step.published import Publisher
 from server.engine.step.requests import Requests
+from server.engine.step.snapshots import SnapshotPublisher
 from server.errors import CONTAINED, ContextExceeded, LlamapoolError, ShuttingDown
 
 log = logging.getLogger(__name__)
 
 
 class Instance(StepThread):
-    """Owns `runner`; takes tickets from `queue`, and runs steps until it is stopped. It is the `number`-th of them."""
+    """Owns `runner`, takes tickets from `queue`, and runs steps until stopped. Instance number `number` of its
+    model."""
 
     def __init__(
         self,
@@ -45,13 +46,13 @@ class Instance(StepThread):
     ) -> None:
         super().__init__("llamapool-step", number, params, clock, preparing)
         self.runner = runner
-        self.scheduler = Scheduler(runner.info, params, queue.accounts, ram, number)
+        self.scheduler = Scheduler(runner.info, params, queue.counters, ram, number)
         self._queue = queue
         self._mailbox = mailbox
         first_slot = number * runner.info.n_seq
-        self.published = Publisher(self.scheduler, clock, first_slot, lambda: queue.expected(number))
+        self.snapshots = SnapshotPublisher(self.scheduler, clock, first_slot, lambda: queue.expected(number))
         self._requests = Requests(
-            self.scheduler, queue, number, mailbox, self.stats, clock, self.published, encoder, self.wake
+            self.scheduler, queue, number, mailbox, self.stats, clock, self.snapshots, encoder, self.wake
         )
         self.cells = Cells(runner, self.scheduler, clock)
         self._shifts = params.context_shift and runner.info.can_shift
@@ -60,13 +61,13 @@ class Instance(StepThread):
             runner, params, first_slot, self.cells, self._requests, mailbox, self.stats, self._speculation, clock
         )
         self._faults = Faults(runner, self.scheduler, self.cells, clock, self._take_results, self._requests.fail)
-        self._commands: deque[Command[Any]] = deque()  # appended to on the event loop, done on the step thread
+        self._commands: deque[Command[Any]] = deque()  # appended on the event loop, executed on the step thread
         self._stepped = False
-        self._unseen = 0, 0.0  # tokens of decodes that the device may still be at, and what these have taken so far
+        self._unseen = 0, 0.0  # tokens and seconds of decodes that the device may still be computing
 
     @property
     def spec_type(self) -> str:
-        """Where guesses come from; llama-server's words."""
+        """The speculation type in llama-server's words."""
         return "none" if self._speculation is None else self.params.asked_spec_type
 
     def command(self, command: Command[Any]) -> None:
@@ -91,12 +92,12 @@ class Instance(StepThread):
     def _free(self) -> None:
         if not self.failure:
             try:
-                self.cells.moving.save_all(self._clock())
-            except Exception:  # the runner must be closed, whatever happens to its caches
+                self.cells.offloader.save_all(self._clock())
+            except Exception:  # the runner must be closed in any case
                 log.exception(
-                    "prompt states could not be saved: they are computed again. A fault: report it with what follows"
+                    "prompt states could not be saved: they are computed again; this is a bug, please report it"
                 )
-            self._end_all(ShuttingDown("model"))  # who came meanwhile
+            self._end_all(ShuttingDown("model"))  # requests that arrived meanwhile
         self.runner.close()
 
     def _turn(self) -> None:
@@ -104,12 +105,12 @@ class Instance(StepThread):
             self._woken.clear()
             self._receive()
         self._stepped = self._step()
-        if self.published.watched:
-            self.published.publish()
+        if self.snapshots.watched:
+            self.snapshots.publish()
         if self._stepped:
             return
         self._mailbox.post()
-        while not self._is_wanted and self.cells.moving.offer():
+        while not self._is_wanted and self.cells.offloader.offer():
             pass
         if not self._is_wanted:
             now = self._clock()
@@ -117,13 +118,13 @@ class Instance(StepThread):
             self._rest(min((s for s in waits if s is not None), default=None))
 
     def _fail_all(self, error: LlamapoolError) -> None:
-        """The cells are no longer trusted."""
+        """Fail all requests and clear the cells, which are no longer trusted."""
         self._requests.fail_all(error)
         for slot in self.scheduler.slots:
             try:
                 self.cells.clear(slot)
-            except Exception:  # the thread must live: without it, later requests would wait for ever
-                log.exception("slot %d could not be cleared. A fault: report it with what follows", slot.id)
+            except Exception:  # the thread must survive, otherwise later requests wait forever
+                log.exception("slot %d could not be cleared; this is a bug, please report it", slot.id)
         self._mailbox.post()
 
     def _end_all(self, error: LlamapoolError) -> None:
@@ -133,9 +134,9 @@ class Instance(StepThread):
         self._mailbox.post()
 
     def _receive(self) -> None:
-        """Take new tickets in, and drop cancelled ones; while nothing runs, wait a moment for those known to come.
+        """Take new tickets and drop cancelled ones. While nothing runs, wait briefly for requests in preparation.
 
-        What runs is not held up for them: they join the next step.
+        Running requests do not wait for them: they join the next step.
         """
         if self._preparing() and not self.scheduler.n_active:
             self._mailbox.post()
@@ -147,7 +148,7 @@ class Instance(StepThread):
             self._carry_out()
 
     def _carry_out(self) -> None:
-        """What is asked of idle slots; what is asked of a busy one waits for it, as in llama-server."""
+        """Execute commands on idle slots; commands on a busy slot wait, as in llama-server."""
         for command in self._commands.copy():
             slot = self.scheduler.slots[command.slot]
             if slot.idle:
@@ -155,26 +156,28 @@ class Instance(StepThread):
                 self._commands.remove(command)
 
     def _step(self) -> bool:
-        """Place, plan, decode, sample. False when there is nothing to do.
+        """Place, plan, decode, sample. Return False if there is nothing to do.
 
-        What the last step gave is posted when this one's decode is about to begin, since that lets go of the
-        interpreter's lock: posted earlier, it would have the event loop wake up only to wait for the lock, or take it
-        from this thread in the middle. Before what may take long it is posted at once.
+        Events of the previous step are posted just before this step's decode, which releases the GIL. Posted
+        earlier, they would wake the event loop only to wait for the GIL. Before anything slow they are posted at
+        once.
         """
-        if self.params.drafts or self.scheduler.waiting or self.cells.moving.busy:
+        if self.params.drafts or self.scheduler.waiting or self.cells.offloader.busy:
             self._mailbox.post()
         if self.scheduler.waiting:
             self._place()
-        changes = self.scheduler.room.changes
+        changes = self.scheduler.kv_budget.changes
         if self.scheduler.may_be_apart:
             self._relocate()
         if self._shifts:
             self._shift()
         self._requests.fail_unencoded()
-        entries = self.scheduler.plan(self._speculation.guess if self._speculation is not None else None)
+        entries = self.scheduler.plan(self._speculation.propose if self._speculation is not None else None)
         if not entries:
-            self._unseen = 0, 0.0  # the device is done
-            has_room = self.cells.moving.busy or self.scheduler.room.changes > changes  # only now, for who waits
+            self._unseen = 0, 0.0  # the device is idle
+            has_room = (
+                self.cells.offloader.busy or self.scheduler.kv_budget.changes > changes
+            )  # requests may fit only now
             self.scheduler.spent_s = 0.0
             return has_room and bool(self.scheduler.waiting or self._commands)
         for batch in batches(entries, self.runner.info.n_ubatch):
@@ -183,13 +186,12 @@ class Instance(StepThread):
         return True
 
     def _decode(self, entries: list[TokenRun]) -> bool:
-        """Decode what the library takes in one call, and sample. False when that could not be: then there is another
-        plan to be made."""
+        """Decode one library call and sample. Return False if that failed and a new plan is needed."""
         self._mailbox.post()
         started = self._clock()
         try:
             if self._speculation is not None:
-                self.cells.before_guesses(entries)
+                self.cells.prepare_rollback(entries)
             self.runner.use_adapters(entries[0].sequence.next_adapters)
             if self.params.backend_sampling:
                 self._next_tokens.choose_places(entries)
@@ -198,28 +200,25 @@ class Instance(StepThread):
             self._faults.recover(entries, error)
             return False
         if not decoded:
-            if self._speculation is not None and any(entry.guesses for entry in entries):
-                self._speculation.no_room()  # nobody is parked for the sake of a guess
+            if self._speculation is not None and any(entry.draft_tokens for entry in entries):
+                self._speculation.no_room()  # no sequence is preempted for a draft
             else:
                 self._make_room(entries)
             return False
-        self.pulse += 1
+        self.heartbeat += 1
         all_stay = self._take_results(entries, self._clock() - started)
         if self.params.check_integrity:
             self.scheduler.check_integrity()
         return all_stay
 
     def _take_results(self, entries: list[TokenRun], seconds: float) -> bool:
-        """`entries` were decoded: their tokens are in the cells, and those with logits get their next ones.
-
-        False when all cells had to be wiped.
-        """
+        """Commit the decoded `entries` and sample their next tokens. Return False if all cells had to be wiped."""
         prompts = [e for e in entries if e.sequence.phase is Phase.PREFILL]
         n_prompt = sum([len(e.tokens) for e in prompts]) if prompts else 0
         longest = max([e.at + len(e.tokens) for e in entries])
         self.stats.add_decode(self.scheduler.n_active, longest, n_prompt, seconds)
-        if self.published.watched:
-            self.published.step(entries, n_prompt, seconds)
+        if self.snapshots.watched:
+            self.snapshots.step(entries, n_prompt, seconds)
         is_seen = True
         if self.runner.info.deferred:
             seconds, is_seen = self._seen(entries, seconds)
@@ -236,14 +235,15 @@ class Instance(StepThread):
             now = self._clock()
             for entry in prompts:
                 self._report_progress(entry.sequence, now)
-        spoiled = self._next_tokens.take([e for e in entries if e.n_outputs])
-        if spoiled:
-            self._faults.wipe(spoiled)
-        return not spoiled
+        not_finite = self._next_tokens.take([e for e in entries if e.n_outputs])
+        if not_finite:
+            self._faults.wipe(not_finite)
+        return not not_finite
 
     def _seen(self, entries: list[TokenRun], seconds: float) -> tuple[float, bool]:
-        """What `entries` took, and whether that is known: a decode that nothing is read from returns before the device
-        is done, and the next ones take so much longer. Of that each has its part, by its tokens."""
+        """Return the duration of `entries` and whether it is known. A decode without outputs returns before the device
+        is done, so its time is split with the following ones by token count.
+        """
         n_before, before_s = self._unseen
         n_tokens = sum([len(e.tokens) for e in entries])
         if not any(e.n_outputs for e in entries):
@@ -254,10 +254,10 @@ class Instance(StepThread):
 
     def _place(self) -> None:
         give_up_late(self.scheduler.waiting, self._clock())
-        if not self.cells.moving.busy and (preempted := self.scheduler.preempts()) is not None:
-            self.stats.n_parked += 1
-            self.cells.park(preempted, self._clock())
-        while not self.cells.moving.busy and (placement := self.scheduler.place()) is not None:
+        if not self.cells.offloader.busy and (preempted := self.scheduler.preempts()) is not None:
+            self.stats.n_preempted += 1
+            self.cells.preempt(preempted, self._clock())
+        while not self.cells.offloader.busy and (placement := self.scheduler.place()) is not None:
             sequence = placement.sequence
             now = self._clock()
             try:
@@ -273,22 +273,22 @@ class Instance(StepThread):
                     self._next_tokens.begin(sequence)
                     self._report_progress(sequence, now)
             except Exception as error:  # noqa: BLE001 - `Requests.fail` logs what is not ours
-                if sequence.slot is None:  # it neither waits nor runs: `fail` would not find it
+                if sequence.slot is None:  # it neither waits nor runs, so `fail` would not find it
                     self._requests.end(sequence, "failed")
                 if placement.slot.idle:
                     self.cells.clear(placement.slot)
                 self._requests.fail(sequence.ticket, error)
-        self.cells.moving.start_reading()
+        self.cells.offloader.start_reading()
 
     def _relocate(self) -> None:
-        """Bring sequences to where steps need fewer evaluations, as long as there is one that it pays for."""
+        """Relocate sequences as long as that reduces evaluations profitably."""
         asked_of = frozenset([command.slot for command in self._commands.copy()])
         while (slots := self.scheduler.relocation(asked_of)) is not None:
             self._mailbox.post()
             self.cells.relocate(*slots, self._clock())
 
     def _shift(self) -> None:
-        """Make room in the contexts that are full."""
+        """Shift the contexts that are full."""
         for sequence in list(self.scheduler.active()):
             if sequence.phase is Phase.DECODE and sequence.n_computed + 1 >= self.runner.info.n_ctx_seq:
                 vocab = self.runner.vocab
@@ -303,22 +303,22 @@ class Instance(StepThread):
                     self.cells.shift(sequence, keep, discard, self._clock())
                 except Exception as error:  # noqa: BLE001 - as above
                     self._requests.fail(sequence.ticket, error)
-                    self.cells.clear(slot)  # what the fault has left in them is unknown
+                    self.cells.clear(slot)  # the state of the cells is unknown after a fault
 
     def _make_room(self, entries: list[TokenRun]) -> None:
-        """The cells ran out; nothing was decoded."""
+        """Free cells after a decode found none."""
         victim = self.scheduler.victim(entries)
         now = self._clock()
         if isinstance(victim, Slot):
             self.cells.evict(victim, now)
         elif victim is not None and self.scheduler.n_active > 1:
-            self.stats.n_parked += 1
-            self.cells.park(victim, now)
+            self.stats.n_preempted += 1
+            self.cells.preempt(victim, now)
         elif victim is not None:
             self._end_at_limit(victim, now)
 
     def _end_at_limit(self, sequence: Sequence, now: float) -> None:
-        """No cell for the next token of the only sequence."""
+        """End the only sequence, for whose next token there is no cell."""
         if sequence.output:
             self._next_tokens.finish(sequence, sequence.held.id, FinishReason.LIMIT, now, truncated=True)
         else:

@@ -1,4 +1,4 @@
-"""The requests of one instance from their arrival to their end, however they end."""
+"""The requests of one instance from arrival to end."""
 
 import logging
 import math
@@ -12,21 +12,20 @@ from server.engine.schedule.scheduler import Scheduler
 from server.engine.sequence import Phase, Sequence, Ticket, log_fields
 from server.engine.stats import EngineStats
 from server.engine.step.mailbox import Mailbox
-from server.engine.step.published import Outcome, Publisher
+from server.engine.step.snapshots import Outcome, SnapshotPublisher
 from server.errors import InternalError, LlamapoolError, TooLate
 
 log = logging.getLogger(__name__)
 
 
-LOOK_S = 0.1
-"""That requests are looked at which may be late."""
+EXPIRY_CHECK_S = 0.1
+"""Interval between checks for expired requests."""
 RETRY_LATER_S = 5
 
 
 @dataclass(eq=False)
 class Requests:
-    """Those that have not ended. Used by the step thread; `wake` has it look when what was asked of `encoder` is
-    there."""
+    """Open requests, used by the step thread. `wake` is called when media of `encoder` are ready."""
 
     _scheduler: Scheduler
     _queue: ModelQueue
@@ -34,7 +33,7 @@ class Requests:
     _mailbox: Mailbox
     _stats: EngineStats
     _clock: Callable[[], float]
-    _published: Publisher
+    _snapshots: SnapshotPublisher
     _encoder: Encoder | None = None
     _wake: Callable[[], None] = lambda: None
     _open: dict[int, Ticket] = field(default_factory=dict)
@@ -47,11 +46,11 @@ class Requests:
 
     @property
     def due(self) -> bool:
-        """Whether there may be something to `receive` or to `expire` though nobody woke the thread."""
+        """Whether `receive` or `expire` may have work although nobody woke the thread."""
         return self._is_limited or bool(self._queue.n_waiting)
 
     def next_look_s(self, now: float) -> float | None:
-        """Until something is to be done though nothing happens: `expire`, or to `receive` what was left to others."""
+        """Return the seconds until `expire` or `receive` must run without a wake-up."""
         scheduler = self._scheduler
         takes_s = self._queue.next_s(self._instance, scheduler.free_cells, now) if scheduler.n_free > 0 else None
         if not (self._is_limited and (self._open or len(self._queue))):
@@ -60,11 +59,11 @@ class Requests:
         return late_s if takes_s is None else min(late_s, takes_s)
 
     def expire(self, now: float) -> None:
-        """End requests that take longer than they may."""
+        """End requests that exceed their time limits."""
         queue_s, request_s = self._queue_s, self._request_s
         if not self._is_limited or now < self._look_at or not (self._open or len(self._queue)):
             return
-        self._look_at = now + LOOK_S
+        self._look_at = now + EXPIRY_CHECK_S
 
         def is_late(ticket: Ticket) -> bool:
             return 0 < request_s <= now - ticket.submitted_at
@@ -81,7 +80,7 @@ class Requests:
                 self.fail(ticket, TooLate(f"no slot was free within {queue_s:g} s", RETRY_LATER_S))
 
     def receive(self) -> None:
-        """Take requests that there are slots for, and end those that were cancelled."""
+        """Take requests that there are slots for, and end cancelled ones."""
         scheduler = self._scheduler
         taken = self._queue.take(self._instance, scheduler.n_free, scheduler.free_cells, self._clock())
         self._own(taken)
@@ -96,13 +95,13 @@ class Requests:
                     self.end(sequence, "cancelled")
 
     def ask_for_media(self, sequence: Sequence) -> None:
-        """`sequence` has a slot: have encoded what of its media is not in the cells."""
+        """Request the embeddings of the media of `sequence` that are not in the cells."""
         self._forget_media(sequence)
         if self._encoder is None:
             return
         for span in sequence.media:
             if span.start >= sequence.n_computed and span.chunk is not None:
-                sequence.encodings[span.start] = self._encoder.ask(span.chunk, self._wake, sequence.tuning.scope)
+                sequence.encodings[span.start] = self._encoder.ask(span.chunk, self._wake, sequence.adapter_set.scope)
 
     def _forget_media(self, sequence: Sequence) -> None:
         if self._encoder is not None:
@@ -111,7 +110,7 @@ class Requests:
         sequence.encodings = {}
 
     def fail_unencoded(self) -> None:
-        """End requests with media that can't be encoded."""
+        """End requests whose media cannot be encoded."""
         if self._encoder is None:
             return
         for sequence in list(self._scheduler.active()):
@@ -120,16 +119,16 @@ class Requests:
                 self.fail(sequence.ticket, error)
 
     def end(self, sequence: Sequence, outcome: Outcome = "done") -> None:
-        """Free what a choice held; events are the caller's."""
+        """Free what a choice holds; the caller emits events."""
         now = self._clock()
         self._forget_media(sequence)
-        self._published.end(sequence, now, outcome)
+        self._snapshots.end(sequence, now, outcome)
         self._scheduler.release(sequence, now)
         sequence.phase = Phase.ENDED
         if sequence.sampler is not None:
             sequence.sampler.close()
             sequence.sampler = None
-        sequence.speculating = None  # an index of the whole text; the slot remembers who held it last
+        sequence.draft_state = None  # drop the index of the text; the slot still refers to its last sequence
         ticket = sequence.ticket
         ticket.n_open -= 1
         if ticket.n_open == 0:
@@ -138,10 +137,10 @@ class Requests:
                 self._stats.request_duration.observe(now - ticket.submitted_at)
 
     def fail(self, ticket: Ticket, error: Exception) -> None:
-        """End every choice of a request with one event; an error that is not ours is logged, and not shown."""
+        """End every choice of a request with one event. An unexpected error is logged and not shown to the client."""
         if not isinstance(error, LlamapoolError):
             log.error(
-                "a request failed, others go on. A fault: report it with what follows",
+                "a request failed, other requests continue; this is a bug, please report it",
                 exc_info=error,
                 extra=log_fields(ticket.request),
             )
@@ -156,16 +155,16 @@ class Requests:
         self._open.update((id(ticket), ticket) for ticket in tickets)
 
     def take_no_more(self) -> None:
-        """From now on; who waits for this instance alone is its own."""
+        """Stop taking requests; those that wait for this instance alone become its own."""
         self._own(self._queue.close(self._instance))
 
     def fail_all(self, error: LlamapoolError) -> None:
         for ticket in list(self._open.values()):
             try:
                 self.fail(ticket, error)
-            except Exception:  # it is told all the same, and so are the others
+            except Exception:  # fail it and the others in any case
                 log.exception(
-                    "a request could not be ended in order. A fault: report it with what follows",
+                    "a request could not be ended in order; this is a bug, please report it",
                     extra=log_fields(ticket.request),
                 )
                 self._close(ticket)
@@ -184,7 +183,7 @@ class Requests:
         return [*self._scheduler.active(), *self._scheduler.waiting]
 
     def _close(self, ticket: Ticket) -> None:
-        """Report once that nothing of `ticket` is left here, also where it never had sequences."""
+        """Report once that `ticket` holds nothing here, also if it never had sequences."""
         if self._open.pop(id(ticket), None) is not None:
             ticket.n_open = 0
             self._mailbox.ended(ticket)

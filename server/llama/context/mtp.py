@@ -1,11 +1,11 @@
-"""A model's own heads that guess what comes next (MTP, NextN): a second context on the same weights, whose graph is
-that of the layer behind the model's last one.
+"""A model's MTP (NextN) draft heads: a second context on the same weights, whose graph is the layer after the model's
+last one.
 
-It reads each token together with the model's hidden state one position before it, which comes out of the model's own
-decode (llama.cpp common/speculative.cpp, common_speculative_impl_draft_mtp). So it follows every decode, prompts too:
-what was decoded waits here until there is enough of it, or somebody guesses; both are read in one decode then, where
-llama-server has two. Of states that come back from RAM or disk the hidden ones are gone: the heads begin behind them,
-and guess worse for a while.
+The heads read each token with the model's hidden state one position before it, which the model's own decode outputs
+(llama.cpp common/speculative.cpp, common_speculative_impl_draft_mtp). They follow every decode, prefill included.
+Decoded tokens are buffered until there are enough or a draft is needed; both are then read in one decode, where
+llama-server needs two. States loaded from RAM or disk have no hidden states: the heads start after them, with a
+lower acceptance rate for a while.
 """
 
 import ctypes
@@ -26,8 +26,8 @@ from server.llama.context.thread_pools import ThreadPools
 
 Rows = npt.NDArray[np.float32]
 
-READ = 32  # tokens that wait at most
-_KEPT = 129  # hidden states of a sequence that are kept: a guess of the most tokens, and what it follows
+READ = 32  # buffered tokens at most
+_KEPT = 129  # hidden states kept per sequence: the longest draft and the token before it
 
 _ext: Any = _bindings  # C++ names, which llama-cpp-python binds as "not part of the stable API"
 
@@ -36,22 +36,23 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Followed:
-    """What is known of a sequence. The heads hold its positions from somewhere up to ``n_read``; ``tokens`` follow,
-    with the hidden state before each of them in ``rows``. ``seen``: hidden states of the positions up to ``end``."""
+    """The state of a sequence. The heads hold positions up to ``n_read``; ``tokens`` follow, with the hidden state
+    before each in ``rows``. ``seen``: hidden states of positions up to ``end``.
+    """
 
     n_read: int = 0
     tokens: list[int] = field(default_factory=list)
     rows: list[Rows] = field(default_factory=list)
     seen: Rows | None = None
-    guess: Rows | None = None  # the heads' own state behind the last guess
+    draft_rows: Rows | None = None  # the hidden state of the heads after the last draft token
 
     @property
     def end(self) -> int:
         return self.n_read + len(self.tokens)
 
     def begin(self, pos: int) -> None:
-        """Know nothing, and go on at `pos`."""
-        self.n_read, self.tokens, self.rows, self.seen, self.guess = pos, [], [], None, None
+        """Drop everything and continue at `pos`."""
+        self.n_read, self.tokens, self.rows, self.seen, self.draft_rows = pos, [], [], None, None
 
 
 class LlamaMtpHeads(LlamaDraftRunner):
@@ -148,7 +149,7 @@ class LlamaMtpHeads(LlamaDraftRunner):
         else:
             self.forget(seq)
             return
-        one.seen, one.guess = seen, None
+        one.seen, one.draft_rows = seen, None
 
     def forget(self, seq: int) -> None:
         """What `seq` holds now was not seen."""
@@ -162,7 +163,7 @@ class LlamaMtpHeads(LlamaDraftRunner):
         self.seq_copy(source, target)
         self._followed[target] = _Followed(one.n_read, list(one.tokens), list(one.rows), one.seen)
 
-    # ---- guesses
+    # ---- drafts
 
     def ready(self, seq: int, pos: int) -> bool:
         """Whether what follows the first `pos` positions of `seq` can be guessed."""
@@ -171,25 +172,25 @@ class LlamaMtpHeads(LlamaDraftRunner):
 
     def decode(self, entries: Sequence[BatchEntry]) -> bool:
         """One token of each sequence, behind those that the model has decoded, or behind the last guess. As
-        `LlamaDraftRunner.decode`; `end_guesses` takes them back."""
+        `LlamaDraftRunner.decode`; `end_draft` takes them back."""
         runs = [self._run(entry) for entry in entries]
         if not self._decode(runs):
             return False
         context = self._open()
         for entry, output in zip(entries, self._outputs, strict=True):
             one = self._followed[entry.seq]
-            if one.guess is None:
+            if one.draft_rows is None:
                 one.n_read, one.tokens, one.rows = one.end, [], []
             row = _ext.llama_get_embeddings_nextn_ith(context, output)
             if not row:
                 raise InternalError("the library has no hidden state behind a guess")
-            one.guess = np.ctypeslib.as_array(row, (self._n_embd,)).copy()
+            one.draft_rows = np.ctypeslib.as_array(row, (self._n_embd,)).copy()
         return True
 
     def _run(self, entry: BatchEntry) -> tuple[Run, list[Rows]]:
         one = self._followed[entry.seq]
-        if one.guess is not None:
-            return Run(entry.seq, entry.pos, entry.tokens, n_outputs=1), [one.guess]
+        if one.draft_rows is not None:
+            return Run(entry.seq, entry.pos, entry.tokens, n_outputs=1), [one.draft_rows]
         if one.seen is None or one.end != entry.pos:
             raise InternalError(f"sequence {entry.seq} was followed to {one.end}, not to {entry.pos}")
         return (
@@ -197,12 +198,12 @@ class LlamaMtpHeads(LlamaDraftRunner):
             [*one.rows, one.seen[-1]],
         )
 
-    def end_guesses(self, seqs: Sequence[int]) -> None:
+    def end_draft(self, seqs: Sequence[int]) -> None:
         """What was guessed for `seqs` leaves the cells."""
         for seq in seqs:
             one = self._followed[seq]
-            if one.guess is not None:
-                one.guess = None
+            if one.draft_rows is not None:
+                one.draft_rows = None
                 if not self.seq_remove(seq, one.n_read):
                     self.forget(seq)
 

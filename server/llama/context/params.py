@@ -45,7 +45,7 @@ def more_outputs(n_vocab: int, n_seq: int, engine: EngineParams) -> int:
     Guesses that nobody asked for make do with what there is for prompts, so that they take no memory.
     """
     of_prompts = max(1, min(_MOST_MORE, _MORE_LOGITS // n_vocab))
-    return of_prompts if engine.spec_type == LOOKUP else max(of_prompts, n_seq * engine.n_guesses)
+    return of_prompts if engine.spec_type == LOOKUP else max(of_prompts, n_seq * engine.n_draft_max)
 
 
 def stateful(model: int) -> bool:
@@ -68,7 +68,7 @@ def generator_params(model: int, spec: ModelSpec) -> ctypes.Structure:
     n_vocab = C.llama_vocab_n_tokens(C.llama_model_get_vocab(model))
     params = context_params(spec.id, spec.native, more_outputs(n_vocab, spec.native.n_slots, spec.engine))
     if spec.engine.backend_sampling:  # the graph has a sampler for each of them
-        params.n_outputs_max_per_seq = 1 + spec.engine.n_guesses
+        params.n_outputs_max_per_seq = 1 + spec.engine.n_draft_max
     return params
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from server.engine.lora import Adapter
 from server.engine.request import Adapters, SamplingParams, TokenLogprob
 from server.engine.runner_api import BatchEntry, RunnerInfo
-from server.engine.schedule.evaluations import filled
+from server.engine.schedule.evaluations import padded_lengths
 from server.errors import InternalError, NotNumbers
 from server.llama.context.batch import Batch
 from server.llama.context.draft_runner import LlamaDraftRunner
@@ -126,7 +126,7 @@ class LlamaRunner:
         """How many tokens each run is decoded with, where some are filled up (`filled`): those that no more tokens of a
         prompt follow."""
         info = self.info
-        if not info.fills or len(entries) < 2:
+        if not info.pads or len(entries) < 2:
             return []
         lengths = [len(entry.tokens) for entry in entries]
         if min(lengths) == max(lengths):
@@ -136,7 +136,7 @@ class LlamaRunner:
             if end < len(entries) and entries[end].seq == entries[end - 1].seq + 1:
                 continue
             last = [at for at in range(first, end) if entries[at].n_outputs]
-            better = filled([lengths[at] for at in last], info.evaluation_tokens, info.n_ubatch)
+            better = padded_lengths([lengths[at] for at in last], info.evaluation_tokens, info.n_ubatch)
             for at, n in zip(last, better, strict=True):
                 to[at] = n
             first = end

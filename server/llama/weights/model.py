@@ -143,19 +143,19 @@ class LlamaWeights:
             unified=unified,
             can_shift=bool(C.llama_memory_can_shift(C.llama_get_memory(context))),
             can_cut=can_cut(model, self._spec.native),
-            n_guesses=min(self._spec.engine.n_guesses, n_more),
+            n_draft_max=min(self._spec.engine.n_draft_max, n_more),
             n_more_outputs=n_more,
             free_bytes=available_bytes(),
             piece_s=piece_s(model, self._spec.native),
             turn_ends=self.vocab.turn_ends(),
             evaluation_s=cost.evaluation_s,
             evaluation_tokens=cost.evaluation_tokens,
-            fills=cost.evaluation_tokens > 0 and can_cut(model, self._spec.native) and not self._spec.native.mtp,
+            pads=cost.evaluation_tokens > 0 and can_cut(model, self._spec.native) and not self._spec.native.mtp,
             deferred=offloads(self._spec.native),
             copy_s=cost.copy_s,
         )
-        draft = self._draft.runner(C.llama_n_ctx(context)) if self._draft is not None and info.n_guesses else None
-        heads = self._heads(context, model, info) if self._spec.native.mtp and info.n_guesses else None
+        draft = self._draft.runner(C.llama_n_ctx(context)) if self._draft is not None and info.n_draft_max else None
+        heads = self._heads(context, model, info) if self._spec.native.mtp and info.n_draft_max else None
         return LlamaRunner(
             *(context, self.vocab, info),
             draft=draft,

@@ -482,11 +482,11 @@ class _Served:
             shown = tuple(self._numbers.get(id(slot.request), (-1,))[0] for slot in slots)
             bare = tuple(replace(slot, request=None) for slot in slots)
             busy = generator.busy or bool(self._awaited)
-            told[0] = Told(self._n_begun, busy, generator.pulses, generator.stats, bare, shown)
+            told[0] = Told(self._n_begun, busy, generator.heartbeats, generator.stats, bare, shown)
         if embedder is not None:
             inputs = tuple(embedder.slots())
             none = (-1,) * len(inputs)
-            told[1] = Told(self._n_jobs, embedder.busy, embedder.pulses, embedder.stats, inputs, none)
+            told[1] = Told(self._n_jobs, embedder.busy, embedder.heartbeats, embedder.stats, inputs, none)
         return ("told", *told)
 
     def _watch(self, wanted: bool) -> None:
@@ -500,7 +500,7 @@ class _Served:
 
     async def _show(self, engine: Engine) -> None:
         while True:
-            told = ("views", engine.views(), engine.ended(), engine.kept_states())
+            told = ("views", engine.views(), engine.ended(), engine.cached_states())
             await self._process.channel.send_long(*answers.written(told))
             await asyncio.sleep(VIEWS_S)
 

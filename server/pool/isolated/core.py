@@ -229,7 +229,7 @@ class Child:
             found = beside(await asyncio.to_thread(self.lent[number].decoded))
         except Exception as error:  # without an answer, who asked would wait for ever
             if not isinstance(error, CONTAINED):
-                log.exception("model '%s': what was lent can't be had. A fault: report it with what follows", self.name)
+                log.exception("model '%s': what was lent can't be had; this is a bug, please report it", self.name)
             found = answers.written_error(error)
         await self.channel.send_long(*self.written("lent", asked, found))
 

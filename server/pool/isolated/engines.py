@@ -20,7 +20,7 @@ from server.engine.runner_api import EmbedderInfo, Vectors
 from server.engine.sequence import Ticket
 from server.engine.stats import EngineStats, combined
 from server.engine.stats import ended as without_gauges
-from server.engine.step.published import ChoiceView, InstanceView, KeptStates, SlotSnapshot
+from server.engine.step.snapshots import ChoiceView, InstanceView, SlotSnapshot, TierView
 from server.errors import InvalidRequest, LlamapoolError, ModelEnded, QueueFull, ShuttingDown
 from server.pool.isolated.core import Core
 from server.pool.isolated.crossing import are_known
@@ -45,7 +45,7 @@ class _Half:
         self._told: Told | None = None
         self._n_begun = 0  # requests that this process was given
         self._n_preparing = 0
-        self._pulses: list[tuple[int, float, int]] = []  # seen last, since when, and in how many looks
+        self._heartbeats: list[tuple[int, float, int]] = []  # seen last, since when, and in how many looks
 
     @property
     def failure(self) -> str:
@@ -84,7 +84,7 @@ class _Half:
         """The process is gone."""
         del reason
         self._past, self._stats = combined(self._past, without_gauges(self._stats)), EngineStats()
-        self._told, self._n_begun, self._pulses = None, 0, []
+        self._told, self._n_begun, self._heartbeats = None, 0, []
 
     def begins(self) -> None:
         """It is there again."""
@@ -98,17 +98,17 @@ class _Half:
         told, now = self._told, time.monotonic()
         if told is None or not self.core.up:
             return
-        if len(self._pulses) != len(told.pulses):
-            self._pulses = [(-1, now, 0)] * len(told.pulses)
-        for i, (pulse, at_rest) in enumerate(told.pulses):
-            seen, since, looks = self._pulses[i]
-            if at_rest or pulse != seen:
-                self._pulses[i] = pulse, now, 0
+        if len(self._heartbeats) != len(told.heartbeats):
+            self._heartbeats = [(-1, now, 0)] * len(told.heartbeats)
+        for i, (heartbeat, at_rest) in enumerate(told.heartbeats):
+            seen, since, looks = self._heartbeats[i]
+            if at_rest or heartbeat != seen:
+                self._heartbeats[i] = heartbeat, now, 0
             elif now - since >= max(limit_s, LEAST_LIMIT_S) and looks > 1:
                 self.core.kill(f"no step has ended for {now - since:.0f} s")
                 return
             else:
-                self._pulses[i] = pulse, since, looks + 1
+                self._heartbeats[i] = heartbeat, since, looks + 1
 
     async def _drained(self, drain_s: float) -> None:
         """The process' half has `drain_s` seconds for what runs; what is left then is to fail."""
@@ -171,7 +171,7 @@ class IsolatedEngine(_Half):
         self._watched = False
         self._views: Sequence[InstanceView] = ()
         self._ended: Sequence[ChoiceView] = ()
-        self._kept: Mapping[str, KeptStates] = {"ram": KeptStates(0, 0, ())}
+        self._kept: Mapping[str, TierView] = {"ram": TierView(0, 0, ())}
         core.generator = self
         core.shown = self._show
 
@@ -307,7 +307,7 @@ class IsolatedEngine(_Half):
         self,
         views: Sequence[InstanceView],
         gone: Sequence[ChoiceView],
-        kept: Mapping[str, KeptStates],
+        kept: Mapping[str, TierView],
     ) -> None:
         self._views, self._ended, self._kept = views, gone, kept
 
@@ -319,7 +319,7 @@ class IsolatedEngine(_Half):
         """The choices that ended last."""
         return self._ended
 
-    def kept_states(self) -> Mapping[str, KeptStates]:
+    def cached_states(self) -> Mapping[str, TierView]:
         """The prompt states that have no slot, by where they are."""
         return self._kept
 

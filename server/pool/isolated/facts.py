@@ -6,7 +6,7 @@ from server.engine.lora import Adapter
 from server.engine.request import Bounds
 from server.engine.runner_api import EmbedderInfo
 from server.engine.stats import EngineStats
-from server.engine.step.published import SlotSnapshot
+from server.engine.step.snapshots import SlotSnapshot
 from server.media.bitmap import BitmapKind
 from server.pool.footprint import Footprint
 from server.pool.protocols import ModelInfo
@@ -61,7 +61,7 @@ class Told:
 
     n_begun: int  # requests that it got in all
     busy: bool
-    pulses: tuple[tuple[int, bool], ...]  # of each instance: grows with all it does; whether it waits for work
+    heartbeats: tuple[tuple[int, bool], ...]  # of each instance: grows with all it does; whether it waits for work
     stats: EngineStats
     slots: tuple[SlotSnapshot, ...]
     requests: tuple[int, ...]

@@ -72,7 +72,7 @@ class Lifecycle:
                 least = {}
             except Exception:  # not tried again: who asks for the model would wait for ever
                 log.exception(
-                    "model '%s' could not be measured. A fault: report it with what follows",
+                    "model '%s' could not be measured; this is a bug, please report it",
                     entry.id,
                 )
                 least = {}

@@ -25,7 +25,7 @@ from itertools import pairwise
 from typing import BinaryIO
 
 from server.engine.kv.state import Checkpoint, SlotState, new_bytes
-from server.engine.lora import NEVER, Tuning
+from server.engine.lora import NEVER, AdapterSet
 from server.engine.media import MediaSpan, Spans, media_tokens
 from server.errors import InternalError, InvalidRequest
 from server.pool.saved.media_record import read_record
@@ -98,7 +98,7 @@ class Opened:
     n_bytes: int  # of the content
     blake2b: str
 
-    def read_text(self, n_vocab: int, tuning: Tuning) -> SlotState:
+    def read_text(self, n_vocab: int, adapter_set: AdapterSet) -> SlotState:
         """Without the bytes of states. The text may be another one than what was written: `read` finds out.
 
         Raises `InvalidRequest` when it can't be one of this model.
@@ -106,9 +106,9 @@ class Opened:
         self.file.seek(0)
         _, _, n_words = _HEAD.unpack(self.file.read(_HEAD.size))
         words = self.file.read(4 * min(n_words, (self.n_bytes - _HEAD.size) // 4))
-        return self._state(words, b"", [b""] * len(self.description.checkpoints), n_vocab, tuning)
+        return self._state(words, b"", [b""] * len(self.description.checkpoints), n_vocab, adapter_set)
 
-    def read(self, n_vocab: int, tuning: Tuning) -> SlotState:
+    def read(self, n_vocab: int, adapter_set: AdapterSet) -> SlotState:
         """All of it, computed under `tuning`; the state as llama_state_seq_get_data gives it.
 
         Raises `InvalidRequest` unless every byte is what was written.
@@ -132,14 +132,16 @@ class Opened:
             raise InvalidRequest("it is damaged: its content is not what was saved")
         if (magic, version) != (STATE_MAGIC, STATE_VERSION):
             raise InvalidRequest(f"its state has the version {version}, this llama.cpp reads {STATE_VERSION}")
-        return self._state(words, state, states, n_vocab, tuning)
+        return self._state(words, state, states, n_vocab, adapter_set)
 
-    def _state(self, words: bytes, state: bytes, states: list[bytes], n_vocab: int, tuning: Tuning) -> SlotState:
+    def _state(
+        self, words: bytes, state: bytes, states: list[bytes], n_vocab: int, adapter_set: AdapterSet
+    ) -> SlotState:
         found = self.description
         tokens, media = _text(words, found.n_tokens, n_vocab)
         checkpoints = tuple(Checkpoint(n, part) for (n, _), part in zip(found.checkpoints, states, strict=True))
         n_exact = NEVER if found.n_exact is None else found.n_exact
-        return SlotState(tokens, state, tuning, n_exact, checkpoints, media)
+        return SlotState(tokens, state, adapter_set, n_exact, checkpoints, media)
 
 
 def open_saved(file: BinaryIO, size: int, secret: bytes = b"") -> Opened:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from server.engine.kv.state import SlotState
-from server.engine.lora import NEVER, Tuning, default_set
+from server.engine.lora import NEVER, AdapterSet, default_set
 from server.engine.request import Adapters
 from server.errors import InvalidRequest
 from server.pool.model import LoadedModel
@@ -56,15 +56,15 @@ def origin_of_cells(model: LoadedModel, library: str) -> dict[str, str | int]:
 
 def describe(model: LoadedModel, saved: SlotState) -> Description:
     """What is written beside the state of `saved`."""
-    tuning = saved.tuning
+    adapter_set = saved.adapter_set
     return Description(
         origin=origin_of(model),
-        lora=_by_content(model, tuning.adapters),
-        lora_start=None if tuning.start == NEVER else tuning.start,
+        lora=_by_content(model, adapter_set.adapters),
+        lora_start=None if adapter_set.start == NEVER else adapter_set.start,
         lora_for_all=_by_content(model, default_set(model.engine.adapters)),
         n_tokens=len(saved.tokens),
         n_exact=None if saved.n_exact == NEVER else saved.n_exact,
-        scope=tuning.scope,
+        scope=adapter_set.scope,
         checkpoints=tuple((c.n_tokens, len(c.state)) for c in saved.checkpoints),
         media=projector_of(model) if saved.media else "",
     )
@@ -79,7 +79,7 @@ def projector_of(model: LoadedModel) -> str:
     return "" if model.media is None else model.media.fingerprint
 
 
-def tuning_here(model: LoadedModel, saved: Description) -> Tuning:
+def tuning_here(model: LoadedModel, saved: Description) -> AdapterSet:
     """Under what `saved` was computed, with the adapters' ids of `model`.
 
     Raises `InvalidRequest` that names everything that differs. The LoRA set fits when requests that name none get
@@ -100,9 +100,9 @@ def tuning_here(model: LoadedModel, saved: Description) -> Tuning:
     return tuning_of(saved, adapters)
 
 
-def tuning_of(saved: Description, adapters: Adapters) -> Tuning:
+def tuning_of(saved: Description, adapters: Adapters) -> AdapterSet:
     """Under what `saved` was computed, by these `adapters`."""
-    return Tuning(adapters, NEVER if saved.lora_start is None else saved.lora_start, saved.scope)
+    return AdapterSet(adapters, NEVER if saved.lora_start is None else saved.lora_start, saved.scope)
 
 
 def _fault(name: str, there: object, here: object) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from server.engine.cache_scope import cache_scope, owner_of
 from server.engine.kv.state import SlotState
-from server.engine.lora import NEVER, Tuning, default_set
+from server.engine.lora import NEVER, AdapterSet, default_set
 from server.engine.media import Spans
 from server.errors import InvalidRequest
 from server.pool.model import LoadedModel
@@ -45,7 +45,7 @@ async def restore(model: LoadedModel, id_slot: int, files: SavedFiles, name: str
     """
     started = time.perf_counter()
     saved, n_bytes = await asyncio.to_thread(_read, model, files, name)
-    saved = replace(saved, tuning=replace(saved.tuning, scope=_scope_here(saved.tuning.scope, owner)))
+    saved = replace(saved, adapter_set=replace(saved.adapter_set, scope=_scope_here(saved.adapter_set.scope, owner)))
     try:
         await model.engine.restore_slot(id_slot, saved)
     except InvalidRequest as error:
@@ -70,8 +70,8 @@ def _read(model: LoadedModel, files: SavedFiles, name: str) -> tuple[SlotState, 
                 logger.warning("%s was not saved here: nothing proves that this model and these settings fit it", name)
                 (tokens, media), state = foreign
                 _check_projector(model, media)
-                tuning = Tuning(default_set(model.engine.adapters), NEVER)
-                return SlotState(tokens, state, tuning, NEVER, media=media), size
+                adapter_set = AdapterSet(default_set(model.engine.adapters), NEVER)
+                return SlotState(tokens, state, adapter_set, NEVER, media=media), size
             file.seek(0)
             found = open_saved(file, size, files.secret)
             saved = found.read(model.vocab.n_tokens, tuning_here(model, found.description))

@@ -19,9 +19,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from server.engine.kv.disk_cache import FolderInUse
-from server.engine.kv.ram_cache import KeptState
+from server.engine.kv.ram_cache import CacheEntry
 from server.engine.kv.state import SlotState
-from server.engine.lora import Tuning
+from server.engine.lora import AdapterSet
 from server.errors import InternalError, InvalidRequest, LlamapoolError, without_credentials
 from server.pool.model import LoadedModel
 from server.pool.saved.address_files import AddressFiles
@@ -89,7 +89,7 @@ class StateFolder:
         """Seconds after which `others` is worth a look; None where there are none."""
         return None if not self._shared else FOLDER_S if self._path is not None else ADDRESS_S
 
-    def index(self) -> list[KeptState]:
+    def index(self) -> list[CacheEntry]:
         """What is there and fits this model; damaged files are removed. Raises `FolderInUse` when another process uses
         the folder, and `InternalError`."""
         if self._path is not None:
@@ -97,7 +97,7 @@ class StateFolder:
         self._ours, self._seen = set(), set()
         return self.others()[0]
 
-    def others(self) -> tuple[list[KeptState], set[str]]:
+    def others(self) -> tuple[list[CacheEntry], set[str]]:
         """States that have come since the last look, and names of those that are gone. Raises `InternalError`."""
         listed = {one.name: one for one in self._files.listed() if one.name.endswith(SUFFIX)}
         gone = self._ours - listed.keys()
@@ -128,23 +128,23 @@ class StateFolder:
             self.close()
             raise FolderInUse(f"{path} is used by another process") from None
 
-    def _entry(self, listed: Listed) -> KeptState | None:
+    def _entry(self, listed: Listed) -> CacheEntry | None:
         name = listed.name
         try:
             with self._files.opened(name) as (file, size):
                 found = open_saved(file, size, self._secret)
-                tuning = self._tuning(found.description)
-                if tuning is None:
+                adapter_set = self._adapter_set(found.description)
+                if adapter_set is None:
                     return None
-                saved = found.read_text(self._model.vocab.n_tokens, tuning)
+                saved = found.read_text(self._model.vocab.n_tokens, adapter_set)
         except LlamapoolError as error:
             log.warning("%s/%s is %s: %s", self._where, name, "left" if self._shared else "removed", error)
             if not self._shared:  # else another may be able to use it
                 self.remove(name)
             return None
-        return KeptState(saved, size, -listed.age_s, name=name)
+        return CacheEntry(saved, size, -listed.age_s, name=name)
 
-    def _tuning(self, found: Description) -> Tuning | None:
+    def _adapter_set(self, found: Description) -> AdapterSet | None:
         """What computed it. None: it can't be used now, since it is of another model or other settings, its adapters or
         its projector are not loaded, or no slot has room for it."""
         adapters = adapters_here(self._model, found.lora)
@@ -182,10 +182,10 @@ class StateFolder:
         """Raises `LlamapoolError` unless every byte is what was written, under the same model and settings."""
         with self._files.opened(name) as (file, size):
             found = open_saved(file, size, self._secret)
-            tuning = self._tuning(found.description)
-            if tuning is None:
+            adapter_set = self._adapter_set(found.description)
+            if adapter_set is None:
                 raise InvalidRequest("it was saved under another model, other settings, or adapters that are not here")
-            return found.read(self._model.vocab.n_tokens, tuning)
+            return found.read(self._model.vocab.n_tokens, adapter_set)
 
     def used(self, name: str) -> None:
         """Its time of last use is the file's."""

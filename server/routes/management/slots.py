@@ -5,7 +5,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from server.engine.cache_scope import owner_of
-from server.engine.step.published import SlotSnapshot
+from server.engine.step.snapshots import SlotSnapshot
 from server.errors import InvalidRequest, ModelLoading, NotSupported, Unavailable
 from server.pool.state import ModelState
 from server.routes.management.health import NO_SLOT, is_pending

@@ -10,8 +10,8 @@ import orjson
 import pytest
 
 from harness.fakes import FakeLoader, FakeRunner
-from server.engine.step import published
-from server.engine.step.published import InstanceView
+from server.engine.step import snapshots
+from server.engine.step.snapshots import InstanceView
 from server.page import live as page_live
 from server.page.history import History, quantiles
 from tests.api.conftest import Api, Serve, until
@@ -79,7 +79,7 @@ def busy_slots(state: Any) -> list[Any]:
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(page_live, "EVERY_S", 0.01)
     monkeypatch.setattr(page_live, "FOR_EACH_S", 0.0)
-    monkeypatch.setattr(published, "KEPT_S", 0.0)
+    monkeypatch.setattr(snapshots, "KEPT_S", 0.0)
 
 
 async def test_who_looks_sees_slots_queue_and_steps(serve: Serve) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from harness.fakes import EOS, FakeRunner, FakeVocab
 from server.engine.engine import Engine
-from server.engine.lora import Adapter, tuning
+from server.engine.lora import Adapter, adapter_set
 from server.engine.params import EngineParams
 from server.engine.request import Event, Failed, Finished, Request, SamplingParams, Started, Text
 from tests.unit.engine.events import EventStream, events_of
@@ -99,7 +99,7 @@ def alone(req: Request, adapters: Sequence[Adapter] = (), replies: Mapping[str, 
     """What the fake model says to this prompt when nobody else is there."""
     runner = FakeRunner(n_seq=1, n_ctx_seq=10**6, replies=replies)
     tokens = list(req.prompt)
-    wanted = tuning(req.adapters or (), adapters, req.prompt)
+    wanted = adapter_set(req.adapters or (), adapters, req.prompt)
     while len(tokens) - len(req.prompt) < req.max_tokens:
         if wanted.adapters:
             runner.computed_by[0] = [wanted.at(i) for i in range(len(tokens))]

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from harness.fakes import FakeRunner
 from server.engine.cache_scope import cache_scope, is_lasting, owner_of
 from server.engine.kv.disk_cache import Fetch
-from server.engine.kv.ram_cache import KeptState
-from server.engine.lora import BARE, Tuning, reusable
-from server.engine.prefix.find import Beginning, Placement, Placer
+from server.engine.kv.ram_cache import CacheEntry
+from server.engine.lora import NO_ADAPTERS, AdapterSet, reusable
+from server.engine.prefix.find import Placement, Placer, PrefixSource
 from server.engine.prefix.hashes import BLOCK, PrefixHashes
 from server.engine.request import Finished, Progress, Request, Started
 from server.engine.sequence import Sequence
@@ -44,15 +44,15 @@ def test_a_scope_tells_owners_and_salts_apart() -> None:
 def test_cells_of_another_scope_are_none(cells: str, wanted: str, start: int, n: int) -> None:
     adapted = ((0, 1.0),)
     for one, other in (((), ()), (adapted, adapted), ((), adapted)):
-        found = reusable(n, Tuning(one, start, cells), Tuning(other, start, wanted))
+        found = reusable(n, AdapterSet(one, start, cells), AdapterSet(other, start, wanted))
         assert (found == 0) if cells != wanted else (found == n if one == other else found == min(n, start))
 
 
 def test_equal_texts_of_two_scopes_have_no_hash_in_common() -> None:
     tokens = [*range(4 * BLOCK)]
-    all_hashes = [PrefixHashes().upto(4, tokens, Tuning(scope=scope)).copy() for scope in SCOPES]
+    all_hashes = [PrefixHashes().upto(4, tokens, AdapterSet(scope=scope)).copy() for scope in SCOPES]
     assert len({one for hashes in all_hashes for one in hashes}) == 5 * len(SCOPES)
-    assert PrefixHashes().upto(4, tokens, BARE) == all_hashes[0]
+    assert PrefixHashes().upto(4, tokens, NO_ADAPTERS) == all_hashes[0]
 
 
 async def test_an_equal_prompt_of_another_scope_is_computed_anew_and_shows_nothing() -> None:
@@ -94,7 +94,7 @@ async def test_what_nobody_can_use_again_is_not_kept() -> None:
         await run(engine, replace(request(TEXT), cache_scope="ada/"))
         await run(engine, replace(request("another"), cache_scope="ada/"))
         assert engine.stats.cache_ram_states == 1
-    assert {state.tuning.scope for state in files.saved.values()} == {"ada/"}
+    assert {state.adapter_set.scope for state in files.saved.values()} == {"ada/"}
 
 
 async def test_a_slot_is_saved_and_erased_by_its_owner_alone() -> None:
@@ -107,7 +107,7 @@ async def test_a_slot_is_saved_and_erased_by_its_owner_alone() -> None:
             with pytest.raises(PermissionDenied, match="another API key"):
                 await engine.erase_slot(slot, owner)
         saved = await engine.save_slot(slot, "ada")
-        assert saved.tuning.scope == "ada/"
+        assert saved.adapter_set.scope == "ada/"
         assert await engine.erase_slot(slot, "ada") == len(saved.tokens)
         assert await engine.erase_slot(slot, "bert") == 0  # nothing is nobody's
         await engine.restore_slot(slot, saved)
@@ -116,11 +116,11 @@ async def test_a_slot_is_saved_and_erased_by_its_owner_alone() -> None:
             assert reply.finished[0].n_cached == cached
 
 
-def scopes_of(where: Beginning) -> set[str]:
+def scopes_of(where: PrefixSource) -> set[str]:
     """Of what a sequence is to take cells from, or waits for."""
     if where is None:
         return set()
-    return {(where.entry if isinstance(where, Fetch) else where).tuning.scope}
+    return {(where.entry if isinstance(where, Fetch) else where).adapter_set.scope}
 
 
 class Watched:
@@ -130,16 +130,16 @@ class Watched:
         self.n_used = 0
         search, find = Placer._search, Placer.find
 
-        def watched_search(placer: Placer, sequence: Sequence) -> tuple[Beginning, int]:
+        def watched_search(placer: Placer, sequence: Sequence) -> tuple[PrefixSource, int]:
             where, n = search(placer, sequence)
-            assert scopes_of(where) <= {sequence.tuning.scope}
+            assert scopes_of(where) <= {sequence.adapter_set.scope}
             return where, n
 
         def watched_find(placer: Placer, sequence: Sequence) -> Placement | None:
             found = find(placer, sequence)
             if found is not None:
-                assert scopes_of(found.source if found.n_reuse else None) <= {sequence.tuning.scope}
-                self.n_used += found.n_kept > 0 or isinstance(found.source, KeptState)
+                assert scopes_of(found.source if found.n_reuse else None) <= {sequence.adapter_set.scope}
+                self.n_used += found.n_kept > 0 or isinstance(found.source, CacheEntry)
                 for move in found.moves:
                     assert move.n > 0
             return found

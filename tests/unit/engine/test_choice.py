@@ -6,10 +6,18 @@ import pytest
 
 from harness.fakes import FakeRunner
 from server.engine.engine import Engine
-from server.engine.lora import BARE, Tuning
+from server.engine.lora import NO_ADAPTERS, AdapterSet
 from server.engine.prefix.hashes import BLOCK, PrefixHashes
 from server.engine.request import Request
-from server.engine.routing import MOST_COMPARED, MOST_LOOKED_AT, STREAM_TOKENS, cached, coming, held_tokens, outlook
+from server.engine.routing import (
+    MAX_CANDIDATES,
+    MAX_COMPARED,
+    STREAM_TOKENS,
+    cached,
+    estimated_cost,
+    expected_prefix,
+    held_tokens,
+)
 from server.engine.sequence import Phase, Sequence, Slot, Ticket
 from server.engine.stats import EngineStats
 from tests.unit.engine.builders import engine_over, request, run
@@ -31,7 +39,7 @@ def running(slot: Slot, n: int, *, phase: Phase, done: int) -> Ticket:
 def wait(
     asked: Ticket, slots: list[Slot], open_: list[Ticket], known: int = 0, stats: EngineStats | None = None
 ) -> float:
-    return outlook(asked, known, slots, open_, held_tokens([stats or EngineStats()]))[1]
+    return estimated_cost(asked, known, slots, open_, held_tokens([stats or EngineStats()]))[1]
 
 
 def test_an_idle_instance_has_the_prompt_itself_to_compute() -> None:
@@ -71,17 +79,17 @@ def test_a_full_instance_costs_the_time_until_a_slot_is_free() -> None:
 def test_what_comes_with_others_is_known_in_whole_blocks() -> None:
     prompt = list(range(BLOCK * 3 + 5))
 
-    def asked(tokens: list[int], tuning: Tuning = BARE) -> Ticket:
-        made = Ticket(Request(id="r", prompt=tokens), lambda events: None, 0.0, tuning=tuning)
-        coming(made, [])  # whoever was routed knows its hashes
+    def asked(tokens: list[int], adapter_set: AdapterSet = NO_ADAPTERS) -> Ticket:
+        made = Ticket(Request(id="r", prompt=tokens), lambda events: None, 0.0, adapter_set=adapter_set)
+        expected_prefix(made, [])  # whoever was routed knows its hashes
         return made
 
     here, there = asked(prompt), asked([*prompt[:BLOCK], *[7] * BLOCK])
-    assert coming(asked(prompt), [here]) == 3 * BLOCK
-    assert coming(asked(prompt), [there]) == BLOCK
-    assert coming(asked([9, *prompt]), [here, there]) == 0
-    assert coming(asked(prompt, Tuning(((0, 1.0),), 0)), [here]) == 0
-    assert coming(asked(prompt), [here, *[there] * MOST_LOOKED_AT]) == BLOCK, "the last ones are looked at"
+    assert expected_prefix(asked(prompt), [here]) == 3 * BLOCK
+    assert expected_prefix(asked(prompt), [there]) == BLOCK
+    assert expected_prefix(asked([9, *prompt]), [here, there]) == 0
+    assert expected_prefix(asked(prompt, AdapterSet(((0, 1.0),), 0)), [here]) == 0
+    assert expected_prefix(asked(prompt), [here, *[there] * MAX_CANDIDATES]) == BLOCK, "the last ones are looked at"
 
 
 def still() -> float:
@@ -138,15 +146,15 @@ def test_a_prompt_is_hashed_once_and_not_compared_with_every_slot() -> None:
     prompt = list(range(50_000))
     slots = [Slot(i, [*prompt, i]) for i in range(4)]
     for slot in slots:
-        slot.hashes.upto(len(prompt) // 16, slot.tokens, BARE)
+        slot.hashes.upto(len(prompt) // 16, slot.tokens, NO_ADAPTERS)
     text, hashes = Counting(prompt), PrefixHashes()
-    assert cached(text, BARE, slots, hashes) == len(prompt)
-    assert text.n_read <= len(prompt) + 4 * MOST_COMPARED
+    assert cached(text, NO_ADAPTERS, slots, hashes) == len(prompt)
+    assert text.n_read <= len(prompt) + 4 * MAX_COMPARED
     text.n_read = 0
     for _ in range(10):
-        cached(text, BARE, slots, hashes)
-    assert text.n_read <= 10 * 4 * MOST_COMPARED
+        cached(text, NO_ADAPTERS, slots, hashes)
+    assert text.n_read <= 10 * 4 * MAX_COMPARED
     strangers = [Slot(i, list(range(100_000 + i, 110_000))) for i in range(4)]
     text.n_read = 0
-    assert cached(text, BARE, strangers, hashes) == 0
+    assert cached(text, NO_ADAPTERS, strangers, hashes) == 0
     assert text.n_read <= 4

@@ -64,4 +64,4 @@ def test_of_many_contexts_a_few_are_looked_through_for_runs_to_move(monkeypatch:
     placement = s.place()
     assert placement is not None
     assert placement.moves
-    assert 0 < len(looked_at) <= find.MOST_MOVED_FROM
+    assert 0 < len(looked_at) <= find.MAX_MOVE_SOURCES

@@ -178,7 +178,7 @@ async def test_cells_that_run_out_park_a_victim_and_everybody_ends_well() -> Non
     requests = [request(f"{i} " + "y" * 30, max_tokens=150) for i in range(4)]
     async with engine_over(runner) as engine:
         replies = await run(engine, *requests)
-        assert engine.stats.n_parked > 0
+        assert engine.stats.n_preempted > 0
     assert [r.text for r in replies] == [alone(r) for r in requests]
 
 
@@ -187,7 +187,7 @@ async def test_idle_caches_give_way_before_anybody_is_parked() -> None:
     async with engine_over(runner) as engine:
         for i in range(6):
             await run(engine, request(f"{i}" * 60))
-        assert engine.stats.n_parked == 0
+        assert engine.stats.n_preempted == 0
 
 
 async def test_one_request_that_fills_unified_cells_alone_is_truncated() -> None:

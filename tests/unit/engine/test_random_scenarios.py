@@ -115,11 +115,11 @@ class FaultyRunner(FakeRunner):
 
     def may_have_failed(self, request: Request, error: Exception) -> bool:
         """Say whether a fault here explains the error of a request that this instance had."""
-        spoiled = isinstance(error, NotNumbers) and bool(request.adapters) and self.n_spoiled > 1
+        not_finite = isinstance(error, NotNumbers) and bool(request.adapters) and self.n_spoiled > 1
         prompt = tuple(text_of(request.prompt, request.media))
         hit = any(felt is request or felt == prompt for felt in self.faults.felt)
         n_together = sum(isinstance(felt, tuple) and felt[-1] is request for felt in self.faults.felt)
-        return hit or n_together > MAX_FAULTS or spoiled or (self.died and "the engine has failed" in str(error))
+        return hit or n_together > MAX_FAULTS or not_finite or (self.died and "the engine has failed" in str(error))
 
     def seq_floor(self, seq: int) -> int:
         n = max(self._at(seq), default=-1) + 1
@@ -260,7 +260,7 @@ class Scenario:
         may_die, drafts = rng.random() < 0.4, rng.random() < 0.25
         costs: dict[str, Any] = {}
         if not unified and rng.random() < 0.5:  # sequences are brought to where steps need fewer evaluations
-            costs |= {"evaluation_s": 1e-3, "evaluation_tokens": 4.0, "fills": True, "copy_s": rng.choice([0.0, 0.01])}
+            costs |= {"evaluation_s": 1e-3, "evaluation_tokens": 4.0, "pads": True, "copy_s": rng.choice([0.0, 0.01])}
         can_shift = all(isinstance(medium, tuple) and medium[2] is None for medium in self.media.values())
         self.runners: list[FaultyRunner] = []
         for i in range(n_instances):
@@ -376,7 +376,7 @@ class Scenario:
         if rng.random() < 0.1:
             await engine.block_changes()
             engine.views()
-            engine.kept_states()
+            engine.cached_states()
             assert len(engine.slots()) == self.n_slots
         for _ in range(rng.choice([0, 1, 10])):
             await asyncio.sleep(0)

@@ -15,7 +15,7 @@ CALLS = [recorded for recorded in RECORDED if recorded.calls]
 N_DOUBTFUL = 3
 """Characters of markup that may as well be text."""
 STEP = 5
-BARE = ("llama3", "generic", "pythonic", "gemma3", "xlam", "glm4")
+NO_ADAPTERS = ("llama3", "generic", "pythonic", "gemma3", "xlam", "glm4")
 """Formats whose calls may begin as an answer does, which is known behind the function's name."""
 
 
@@ -51,7 +51,7 @@ def test_neither_does_a_call_that_a_model_has_begun(recorded: Recorded) -> None:
         if recorded.content.startswith(said):
             continue
         beside = said.removeprefix(recorded.content).strip()
-        if recorded.format in BARE and "city" not in beside:
+        if recorded.format in NO_ADAPTERS and "city" not in beside:
             assert '"parameters"' not in beside
             assert '"arguments"' not in beside
             continue

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server.engine.kv.state import SlotState
-from server.engine.lora import BARE, NEVER
+from server.engine.lora import NEVER, NO_ADAPTERS
 from server.engine.media import MediaSpan, Spans, media_tokens
 from server.errors import InvalidRequest
 from server.pool.saved.media_record import read_record
@@ -98,11 +98,11 @@ def texts(draw: st.DrawFn) -> tuple[list[int], Spans]:
 @given(texts())
 def test_a_text_with_media_comes_back(text: tuple[list[int], Spans]) -> None:
     tokens, media = text
-    saved = SlotState(tokens, PREFIX + b"state", BARE, NEVER, media=media)
+    saved = SlotState(tokens, PREFIX + b"state", NO_ADAPTERS, NEVER, media=media)
     content = b"".join(encode(saved, Description({}, (), None, (), len(tokens), None, media="m")))
     opened = open_saved(io.BytesIO(content), len(content))
-    assert opened.read_text(100, BARE) == saved.without_bytes
-    assert opened.read(100, BARE) == saved
+    assert opened.read_text(100, NO_ADAPTERS) == saved.without_bytes
+    assert opened.read(100, NO_ADAPTERS) == saved
     theirs = content[: content.index(b'{"')]
     assert read_foreign(io.BytesIO(theirs), len(theirs), 100) == (text, PREFIX + b"state")
 

@@ -13,22 +13,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server.engine.kv.state import Checkpoint, SlotState
-from server.engine.lora import BARE, Tuning
+from server.engine.lora import NO_ADAPTERS, AdapterSet
 from server.errors import InternalError, InvalidRequest
 from server.pool.saved.slot_file import DATA_PREFIX, Description, encode, open_saved, read_foreign
 
 DESCRIPTION = Description({"model": "abc", "n_ctx": 256}, (("lora", 0.5),), 3, (), 3, 2)
 PREFIX = DATA_PREFIX + bytes(4)
-SAVED = SlotState([7, 8, 9], PREFIX + b"state of the library", Tuning(((0, 0.5),), 3), 2)
+SAVED = SlotState([7, 8, 9], PREFIX + b"state of the library", AdapterSet(((0, 0.5),), 3), 2)
 WHOLE = b"".join(encode(SAVED, DESCRIPTION))
 
 
 def read(content: bytes, n_vocab: int = 100) -> tuple[Description, list[int], bytes]:
     opened = open_saved(io.BytesIO(content), len(content))
-    saved = opened.read(n_vocab, BARE)
+    saved = opened.read(n_vocab, NO_ADAPTERS)
     assert not saved.media
     assert tuple((c.n_tokens, len(c.state)) for c in saved.checkpoints) == opened.description.checkpoints
-    assert opened.read_text(n_vocab, BARE) == saved.without_bytes
+    assert opened.read_text(n_vocab, NO_ADAPTERS) == saved.without_bytes
     return opened.description, saved.tokens, saved.state
 
 
@@ -48,7 +48,7 @@ def test_what_was_saved_comes_back(
     tokens: list[int], state: bytes, scales: list[tuple[str, float]], exact: int | None
 ) -> None:
     description = Description({"model": "m"}, tuple(scales), None, tuple(scales), len(tokens), exact)
-    content = b"".join(encode(SlotState(tokens, PREFIX + state, BARE, 0), description))
+    content = b"".join(encode(SlotState(tokens, PREFIX + state, NO_ADAPTERS, 0), description))
     assert read(content) == (description, tokens, PREFIX + state)
 
 
@@ -67,10 +67,10 @@ class Large(io.BytesIO):
 def test_a_state_is_read_to_where_it_stays() -> None:
     state = PREFIX + bytes(range(256)) * 200
     checkpoints = (Checkpoint(1, b"c" * 20_000), Checkpoint(2, b""))
-    saved = SlotState([7, 8, 9], state, BARE, 2, checkpoints)
+    saved = SlotState([7, 8, 9], state, NO_ADAPTERS, 2, checkpoints)
     sizes = tuple((c.n_tokens, len(c.state)) for c in checkpoints)
     content = b"".join(encode(saved, replace(DESCRIPTION, checkpoints=sizes)))
-    assert open_saved(Large(content), len(content)).read(100, BARE) == saved
+    assert open_saved(Large(content), len(content)).read(100, NO_ADAPTERS) == saved
 
 
 def test_the_file_begins_as_llama_server_writes_it() -> None:
@@ -112,7 +112,7 @@ def test_foreign_files_are_refused(content: bytes) -> None:
 
 
 def test_a_mixture_of_two_saves_is_refused() -> None:
-    other = b"".join(encode(SlotState([7, 8, 9], PREFIX + b"STATE OF THE LIBRARY", BARE, 2), DESCRIPTION))
+    other = b"".join(encode(SlotState([7, 8, 9], PREFIX + b"STATE OF THE LIBRARY", NO_ADAPTERS, 2), DESCRIPTION))
     content, foot = len(WHOLE) - WHOLE.index(b'{"'), WHOLE.index(b'{"')
     assert refusal(WHOLE[:foot] + other[-content:]) == "it is damaged: its content is not what was saved"
 
@@ -218,10 +218,10 @@ def test_a_description_of_other_types_is_refused(changed: dict[str, object]) -> 
 
 
 def test_the_sequences_number_is_no_part_of_the_file() -> None:
-    other = SlotState(SAVED.tokens, DATA_PREFIX + b"\3\0\0\0" + b"state of the library", SAVED.tuning, 2)
+    other = SlotState(SAVED.tokens, DATA_PREFIX + b"\3\0\0\0" + b"state of the library", SAVED.adapter_set, 2)
     assert b"".join(encode(other, DESCRIPTION)) == WHOLE
 
 
 def test_a_state_of_another_form_is_not_saved() -> None:
     with pytest.raises(InternalError):
-        b"".join(encode(SlotState([], b"something else", BARE, 0), DESCRIPTION))
+        b"".join(encode(SlotState([], b"something else", NO_ADAPTERS, 0), DESCRIPTION))

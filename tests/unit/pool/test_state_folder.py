@@ -11,7 +11,7 @@ import pytest
 
 from server.engine.kv.disk_cache import FolderInUse
 from server.engine.kv.state import Checkpoint, SlotState
-from server.engine.lora import BARE, NEVER, Adapter, Tuning
+from server.engine.lora import NEVER, NO_ADAPTERS, Adapter, AdapterSet
 from server.errors import InternalError, InvalidRequest
 from server.pool.model import LoadedModel
 from server.pool.protocols import ModelInfo
@@ -20,7 +20,7 @@ from server.pool.saved.state_folder import StateFolder, folder_name
 from server.pool.spec import LoadParams, ModelSpec
 
 STATE = DATA_PREFIX + bytes(4) + b"state of the library"
-SAVED = SlotState([7, 8, 9], STATE, BARE, NEVER, (Checkpoint(2, b"two"),))
+SAVED = SlotState([7, 8, 9], STATE, NO_ADAPTERS, NEVER, (Checkpoint(2, b"two"),))
 LORA = Adapter(0, "lora.gguf", 0.5)
 
 
@@ -80,9 +80,9 @@ def test_its_age_is_the_time_of_its_last_use(tmp_path: Path) -> None:
 
 def test_lora_sets_come_back_under_the_ids_of_today(tmp_path: Path) -> None:
     other = Adapter(0, "other.gguf", 0.5)
-    save(tmp_path, replace(SAVED, tuning=Tuning(((0, 0.5),), 1)), model(adapters=(LORA,)))
+    save(tmp_path, replace(SAVED, adapter_set=AdapterSet(((0, 0.5),), 1)), model(adapters=(LORA,)))
     folder, (entry,) = opened(tmp_path, model(adapters=(other, replace(LORA, id=1))))
-    assert entry.tuning == Tuning(((1, 0.5),), 1)
+    assert entry.adapter_set == AdapterSet(((1, 0.5),), 1)
     folder.close()
     folder, entries = opened(tmp_path, model(adapters=(other,)))
     assert entries == []

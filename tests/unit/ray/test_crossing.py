@@ -7,7 +7,7 @@ from typing import cast
 import pytest
 from starlette.types import Message, Receive, Send
 
-from llamapool.ray.crossing import MOST_WAITING, Exchange, Head, ReplicaLost, Sent, last_words
+from llamapool.ray.crossing import MAX_WAITING, Exchange, Head, ReplicaLost, Sent, last_words
 
 SENT = Sent("POST", "/v1/x", b"a=1", [(b"host", b"h")], b"body", ("127.0.0.1", 1), ("127.0.0.1", 2), "http")
 EVENTS = [(b"Content-Type", b"text/event-stream; charset=utf-8")]
@@ -54,11 +54,11 @@ async def test_leaving_is_a_disconnect() -> None:
 
 async def test_who_sends_waits_for_who_is_slow() -> None:
     exchange = Exchange(SENT, "r1")
-    much: Message = {"type": "http.response.body", "body": bytes(MOST_WAITING + 1), "more_body": True}
+    much: Message = {"type": "http.response.body", "body": bytes(MAX_WAITING + 1), "more_body": True}
     sending = asyncio.create_task(exchange.send(much))
     await asyncio.sleep(0)
     assert not sending.done()
-    assert len(cast(bytes, await exchange.next())) == MOST_WAITING + 1
+    assert len(cast(bytes, await exchange.next())) == MAX_WAITING + 1
     await sending
     sending = asyncio.create_task(exchange.send(much))
     await asyncio.sleep(0)

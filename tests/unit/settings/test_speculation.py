@@ -11,11 +11,11 @@ from tests.unit.settings.builders import spec
 
 def test_the_text_is_looked_up_unless_asked_not_to() -> None:
     assert spec().engine.looks_up
-    assert spec().engine.n_guesses == 16
+    assert spec().engine.n_draft_max == 16
     assert spec().engine.asked_spec_type == "none"
     assert spec().draft is None
     assert not spec("--spec-type", "none").engine.looks_up
-    assert spec("--spec-type", "none").engine.n_guesses == 0
+    assert spec("--spec-type", "none").engine.n_draft_max == 0
 
 
 def test_a_draft_model_is_used_without_further_words() -> None:
@@ -58,7 +58,7 @@ def test_the_variables_are_llama_servers() -> None:
     engine = found.engine
     assert (engine.spec_draft_max, engine.spec_draft_min, engine.spec_draft_p_min) == (8, 2, 0.5)
     assert engine.spec_type == "ngram-simple,draft-simple"
-    assert engine.n_guesses == 48
+    assert engine.n_draft_max == 48
     assert found.draft is not None
     assert found.draft.native.n_gpu_layers == -2
 
@@ -70,7 +70,7 @@ def test_the_kinds_have_llama_servers_sizes() -> None:
     assert (engine.spec_ngram_simple_size_n, engine.spec_ngram_simple_size_m) == (12, 48)
     assert (engine.spec_ngram_map_k4v_size_n, engine.spec_ngram_map_k4v_size_m) == (12, 48)
     assert (engine.spec_ngram_mod_n_match, engine.spec_ngram_mod_n_min, engine.spec_ngram_mod_n_max) == (24, 48, 64)
-    assert engine.n_guesses == 64
+    assert engine.n_draft_max == 64
     assert (engine.lookup_cache_static, engine.lookup_cache_dynamic) == (Path("a.bin"), Path("b.bin"))
 
 
@@ -93,7 +93,7 @@ def test_the_models_own_heads_are_loaded_when_asked_for() -> None:
 def test_none_leaves_the_draft_model_alone() -> None:
     found = spec("-md", "draft.gguf", "--spec-type", "none")
     assert found.draft is None
-    assert found.engine.n_guesses == 0
+    assert found.engine.n_draft_max == 0
 
 
 def test_a_draft_file_that_is_not_there_stops_the_start(tmp_path: Path) -> None:

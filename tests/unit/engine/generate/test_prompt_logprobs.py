@@ -82,7 +82,7 @@ async def test_what_was_scored_before_a_parking_is_not_scored_again() -> None:
     long = scored("p" * 180)
     async with engine_over(runner) as engine:
         first, second = await run(engine, request("first", max_tokens=300), long)
-        assert engine.stats.n_parked > 0
+        assert engine.stats.n_preempted > 0
     assert first.finished[0].n_predicted == 300
     assert found(second) == expected(long)
 

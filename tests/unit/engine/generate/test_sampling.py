@@ -14,7 +14,7 @@ END = chr(EOS)  # in the guesses below
 
 
 @pytest.mark.parametrize(
-    ("reply", "guesses", "n_right", "n_accepted", "options"),
+    ("reply", "draft_tokens", "n_right", "n_accepted", "options"),
     [
         pytest.param("one", "ne" + END, 3, 3, {}, id="an end token as the last guess"),
         pytest.param(
@@ -29,15 +29,20 @@ END = chr(EOS)  # in the guesses below
     ],
 )
 async def test_a_right_guess_counts_also_when_it_ends_the_reply(
-    monkeypatch: pytest.MonkeyPatch, reply: str, guesses: str, n_right: int, n_accepted: int, options: dict[str, Any]
+    monkeypatch: pytest.MonkeyPatch,
+    reply: str,
+    draft_tokens: str,
+    n_right: int,
+    n_accepted: int,
+    options: dict[str, Any],
 ) -> None:
-    tokens, learned = [ord(c) for c in guesses], []
+    tokens, learned = [ord(c) for c in draft_tokens], []
 
-    def guess(_: Speculation, generating: Seq[Sequence], room: int) -> list[list[int]]:
+    def propose(_: Speculation, generating: Seq[Sequence], room: int) -> list[list[int]]:
         return [tokens if len(s.output) == 1 else [] for s in generating]
 
-    monkeypatch.setattr(Speculation, "guess", guess)
-    monkeypatch.setattr(Speculation, "judge", lambda _self, _sequence, _n_checked, n: learned.append(n))
+    monkeypatch.setattr(Speculation, "propose", propose)
+    monkeypatch.setattr(Speculation, "record_accepted", lambda _self, _sequence, _n_checked, n: learned.append(n))
     runner = FakeRunner(n_seq=1, replies={"go": reply})
     wanted = request("go", **{"max_tokens": 20} | options)
     async with engine_over(runner, spec_type="lookup") as engine:

@@ -3,7 +3,7 @@
 import pytest
 
 from harness.fakes import FakeRunner, FakeVocab
-from server.engine.kv.state import Checkpoint, added, marks, reach, up_to
+from server.engine.kv.state import Checkpoint, added, checkpoint_positions, reach, up_to
 from server.engine.request import Request
 from tests.unit.engine.builders import GREEDY, alone, engine_over, request, run
 
@@ -62,27 +62,27 @@ def prompt(*turns: int) -> list[int]:
 
 
 def test_the_system_prompt_and_the_last_turn_get_one() -> None:
-    assert marks(prompt(50, 100, 200, 300), 0, {END}, 8192) == (50, 650)
+    assert checkpoint_positions(prompt(50, 100, 200, 300), 0, {END}, 8192) == (50, 650)
 
 
 def test_turns_between_them_get_one_where_they_are_far_enough_apart() -> None:
-    assert marks(prompt(50, 100, 200, 300), 0, {END}, 250) == (50, 350, 650)
-    assert marks(prompt(50, 100, 200, 300), 0, {END}, 0) == (50, 150, 350, 650)
+    assert checkpoint_positions(prompt(50, 100, 200, 300), 0, {END}, 250) == (50, 350, 650)
+    assert checkpoint_positions(prompt(50, 100, 200, 300), 0, {END}, 0) == (50, 150, 350, 650)
 
 
 def test_what_is_there_already_needs_none() -> None:
-    assert marks(prompt(50, 100, 200, 300), 350, {END}, 0) == (650,)
+    assert checkpoint_positions(prompt(50, 100, 200, 300), 350, {END}, 0) == (650,)
 
 
 def test_text_without_turns_gets_one_before_its_end_and_where_another_parted() -> None:
-    assert marks([1] * 1000, 0, {END}, 0) == (996,)
-    assert marks([1] * 1000, 0, {END}, 400) == (400, 800, 996)
-    assert marks([1] * 1000, 0, {END}, 8192, parted=600) == (600, 996)
-    assert marks([1] * 1000, 590, {END}, 8192, parted=600) == (996,)
+    assert checkpoint_positions([1] * 1000, 0, {END}, 0) == (996,)
+    assert checkpoint_positions([1] * 1000, 0, {END}, 400) == (400, 800, 996)
+    assert checkpoint_positions([1] * 1000, 0, {END}, 8192, divergence=600) == (600, 996)
+    assert checkpoint_positions([1] * 1000, 590, {END}, 8192, divergence=600) == (996,)
 
 
 def test_a_short_prompt_is_not_worth_one() -> None:
-    assert marks([1] * 30, 0, {END}, 0) == ()
+    assert checkpoint_positions([1] * 30, 0, {END}, 0) == ()
 
 
 @pytest.mark.parametrize("unified", [True, False])

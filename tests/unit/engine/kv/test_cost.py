@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from server.engine.kv.cost import MoveCost, value
+from server.engine.kv.cost import MoveCost, eviction_priority
 
 
 def test_what_was_never_seen_is_tried() -> None:
@@ -54,8 +54,8 @@ def test_what_a_piece_takes_is_learned_and_does_not_spoil_what_a_byte_takes() ->
 
 
 def test_value_grows_with_length_and_falls_with_time() -> None:
-    assert value(200, 10.0) > value(100, 10.0)
-    assert value(100, 10.0) > value(100, 20.0)
+    assert eviction_priority(200, 10.0) > eviction_priority(100, 10.0)
+    assert eviction_priority(100, 10.0) > eviction_priority(100, 20.0)
 
 
 def test_what_copies_take_is_learned_from_the_steps_that_carry_them_out() -> None:

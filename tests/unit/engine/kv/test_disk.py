@@ -12,9 +12,9 @@ import pytest
 from harness.fakes import FakeRunner
 from server.engine.engine import Engine
 from server.engine.kv.disk_cache import DiskCache, FolderInUse
-from server.engine.kv.ram_cache import KeptState, in_ram
+from server.engine.kv.ram_cache import CacheEntry, in_ram
 from server.engine.kv.state import SlotState
-from server.engine.lora import BARE, NEVER
+from server.engine.lora import NEVER, NO_ADAPTERS
 from server.errors import InternalError, InvalidRequest
 from tests.unit.engine.builders import alone, engine_over, request, run
 
@@ -42,16 +42,16 @@ class Files:
         self.follow_s: float | None = None
         self.known: set[str] = set()
 
-    def others(self) -> tuple[list[KeptState], set[str]]:
+    def others(self) -> tuple[list[CacheEntry], set[str]]:
         found = {entry.name: entry for entry in self.index()}
         fresh, gone = found.keys() - self.known, self.known - found.keys()
         self.known = set(found)
         return [found[name] for name in fresh], gone
 
-    def index(self) -> list[KeptState]:
+    def index(self) -> list[CacheEntry]:
         if self.failing:
             raise self.failing
-        return [KeptState(s.without_bytes, SIZE, -10.0, name=name) for name, s in self.saved.items()]
+        return [CacheEntry(s.without_bytes, SIZE, -10.0, name=name) for name, s in self.saved.items()]
 
     def write(self, name: str, saved: SlotState) -> int:
         if self.failing:
@@ -88,11 +88,11 @@ def disk_over(files: Files, limit: int = 10 * SIZE, *, can_cut: bool = True) -> 
         assert files.closed
 
 
-def state(tokens: list[int], used_at: float = 0.0) -> KeptState:
-    return in_ram(SlotState(tokens, bytes(100), BARE, NEVER), used_at)
+def state(tokens: list[int], used_at: float = 0.0) -> CacheEntry:
+    return in_ram(SlotState(tokens, bytes(100), NO_ADAPTERS, NEVER), used_at)
 
 
-def put(files: Files, *states: KeptState, limit: int = 10 * SIZE) -> None:
+def put(files: Files, *states: CacheEntry, limit: int = 10 * SIZE) -> None:
     """Write them, and wait until they are written."""
     with disk_over(files, limit) as disk:
         for one in states:
@@ -105,7 +105,7 @@ def test_what_was_put_there_is_found_and_read() -> None:
         disk.put(state(TEXT))
         disk._writer.submit(lambda: None).result(60)
         assert (len(disk.kept), disk.kept.size) == (1, SIZE)
-        entry, n = disk.kept.match([*TEXT, 7], BARE, 0)
+        entry, n = disk.kept.match([*TEXT, 7], NO_ADAPTERS, 0)
         assert entry is not None
         assert n == 100
         assert not disk.wants(state(TEXT), 100)
@@ -119,9 +119,9 @@ def test_it_is_there_after_a_restart() -> None:
     files = Files()
     put(files, state(TEXT))
     with disk_over(files) as disk:
-        assert disk.kept.match(TEXT, BARE, 0)[1] == 100
+        assert disk.kept.match(TEXT, NO_ADAPTERS, 0)[1] == 100
     with disk_over(files, can_cut=False) as disk:
-        assert disk.kept.match(TEXT[:90], BARE, 0) == (None, 0)
+        assert disk.kept.match(TEXT[:90], NO_ADAPTERS, 0) == (None, 0)
 
 
 def test_the_least_valuable_files_go_when_there_is_no_room() -> None:
@@ -143,10 +143,10 @@ def test_what_is_not_trusted_any_more_goes() -> None:
     files = Files()
     put(files, state(TEXT))
     with disk_over(files) as disk:
-        entry, _ = disk.kept.match(TEXT, BARE, 0)
+        entry, _ = disk.kept.match(TEXT, NO_ADAPTERS, 0)
         assert entry is not None
         disk.drop(entry)
-        assert disk.kept.match(TEXT, BARE, 0) == (None, 0)
+        assert disk.kept.match(TEXT, NO_ADAPTERS, 0) == (None, 0)
         disk.drop(entry)  # another instance came to the same end
     assert files.saved == {}
 
@@ -156,10 +156,10 @@ def test_a_damaged_file_is_dropped() -> None:
     put(files, state(TEXT))
     files.damaged = set(files.saved)
     with disk_over(files) as disk:
-        entry, _ = disk.kept.match(TEXT, BARE, 0)
+        entry, _ = disk.kept.match(TEXT, NO_ADAPTERS, 0)
         assert entry is not None
         assert disk.read(entry).result(60) is None
-        assert disk.kept.match(TEXT, BARE, 0) == (None, 0)
+        assert disk.kept.match(TEXT, NO_ADAPTERS, 0) == (None, 0)
         assert disk.n_dropped == 1
     assert not files.saved
 
@@ -168,7 +168,7 @@ def test_a_file_that_went_for_another_one_before_it_was_read_was_not_damaged() -
     files = Files()
     put(files, state(TEXT))
     with disk_over(files, limit=SIZE) as disk:
-        entry, _ = disk.kept.match(TEXT, BARE, 0)
+        entry, _ = disk.kept.match(TEXT, NO_ADAPTERS, 0)
         assert entry is not None
         disk.put(state(TEXT[::-1]))
         disk._writer.submit(lambda: None).result(60)
@@ -184,7 +184,7 @@ def test_a_file_that_holds_other_tokens_than_its_index_is_dropped() -> None:
     with disk_over(files) as disk:
         (name,) = files.saved
         files.saved[name] = replace(files.saved[name], tokens=TEXT[::-1])
-        entry, _ = disk.kept.match(TEXT, BARE, 0)
+        entry, _ = disk.kept.match(TEXT, NO_ADAPTERS, 0)
         assert entry is not None
         assert disk.read(entry).result(60) is None
     assert not files.saved
@@ -197,7 +197,7 @@ def test_without_a_folder_it_keeps_nothing(error: Exception) -> None:
     with disk_over(files) as disk:
         disk.put(state(TEXT))
         assert not disk.wants(state(TEXT), 100)
-        assert disk.kept.match(TEXT, BARE, 0) == (None, 0)
+        assert disk.kept.match(TEXT, NO_ADAPTERS, 0) == (None, 0)
 
 
 def test_a_full_disk_loses_the_state_and_nothing_else() -> None:
@@ -359,7 +359,7 @@ def test_what_other_processes_write_and_remove_is_seen() -> None:
         files.saved["other.state"] = other.saved
         until(lambda: len(disk.kept) == 1)
         assert not disk.wants(other, 40)
-        entry, n = disk.kept.match([*other.tokens, 7], BARE, 0)
+        entry, n = disk.kept.match([*other.tokens, 7], NO_ADAPTERS, 0)
         assert (entry and entry.name, n) == ("other.state", 40)
         del files.saved["other.state"]
         until(lambda: len(disk.kept) == 0)

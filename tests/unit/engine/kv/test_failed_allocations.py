@@ -103,7 +103,7 @@ async def test_a_parked_one_whose_state_fails_is_computed_anew(error: Exception)
     async with engine_over(runner) as engine:
         asked = [request(letter * 400, max_tokens=300) for letter in "ab"]
         replies = await run(engine, *asked)
-        assert engine.stats.n_parked
+        assert engine.stats.n_preempted
         assert [reply.error for reply in replies] == [None, None]
         assert [reply.text for reply in replies] == [alone(one) for one in asked]
 

@@ -7,9 +7,9 @@ from harness.fakes import FakeRunner
 from server.engine.kv import disk_cache
 from server.engine.kv.cost import MoveCost
 from server.engine.kv.disk_cache import LEAST_S, READ_AHEAD, DiskCache, Fetch
-from server.engine.kv.ram_cache import KeptState, in_ram
+from server.engine.kv.ram_cache import CacheEntry, in_ram
 from server.engine.kv.state import SlotState
-from server.engine.lora import BARE, NEVER
+from server.engine.lora import NEVER, NO_ADAPTERS
 from server.engine.request import Request
 from server.engine.sequence import Sequence, Ticket
 from tests.unit.engine.builders import engine_over, request, run
@@ -20,16 +20,16 @@ class Disk:
     """Reads nothing until a test says that it is there."""
 
     def __init__(self) -> None:
-        self.reading: dict[str, Future[KeptState | None]] = {}
+        self.reading: dict[str, Future[CacheEntry | None]] = {}
         self.asked: list[str] = []
 
-    def read(self, entry: KeptState) -> "Future[KeptState | None]":
+    def read(self, entry: CacheEntry) -> "Future[CacheEntry | None]":
         self.asked.append(entry.name)
         future = self.reading[entry.name] = Future()
         return future
 
-    def came(self, name: str) -> None:
-        self.reading[name].set_result(in_ram(SlotState([1], b"", BARE, NEVER), 0.0))
+    def arrival(self, name: str) -> None:
+        self.reading[name].set_result(in_ram(SlotState([1], b"", NO_ADAPTERS, NEVER), 0.0))
 
 
 class Queue:
@@ -39,11 +39,13 @@ class Queue:
         self.disk = Disk()
         self.most = most
         self.size = size
-        self.entries: dict[str, KeptState] = {}
+        self.entries: dict[str, CacheEntry] = {}
         self.sequences = [self.wants(name, float(at)) for at, name in enumerate(names)]
 
     def wants(self, name: str, at: float) -> Sequence:
-        entry = self.entries.setdefault(name, KeptState(SlotState([1], b"", BARE, NEVER), self.size, 0.0, name=name))
+        entry = self.entries.setdefault(
+            name, CacheEntry(SlotState([1], b"", NO_ADAPTERS, NEVER), self.size, 0.0, name=name)
+        )
         sequence = Sequence(Ticket(Request(name, [1]), lambda events: None, at), 0, [1])
         sequence.fetch = Fetch(entry, 100)
         return sequence
@@ -62,7 +64,7 @@ class Queue:
 def test_as_many_are_read_as_there_are_slots_and_the_next_when_one_is_placed() -> None:
     queue = Queue("a", "b", "c", "d")
     assert queue.start() == ["a", "b"]
-    queue.disk.came("a")
+    queue.disk.arrival("a")
     assert queue.start() == []
     del queue.sequences[0]
     assert queue.start() == ["c"]
@@ -71,7 +73,7 @@ def test_as_many_are_read_as_there_are_slots_and_the_next_when_one_is_placed() -
 def test_large_states_are_read_one_by_one() -> None:
     queue = Queue("a", "b", "c", size=READ_AHEAD * 2 // 3, most=8)
     assert queue.start() == ["a"]
-    queue.disk.came("a")
+    queue.disk.arrival("a")
     assert queue.start() == []
     del queue.sequences[0]
     assert queue.start() == ["b"]
@@ -80,7 +82,7 @@ def test_large_states_are_read_one_by_one() -> None:
 def test_those_who_want_the_same_share_one_reading() -> None:
     queue = Queue("a", "a", "b", "a")
     assert queue.start() == ["a", "b"]
-    queue.disk.came("a")
+    queue.disk.arrival("a")
     queue.sequences.append(queue.wants("a", 5.0))
     assert queue.start() == []
     assert queue.held() == ["a", "a", "b", "a", "a"]
@@ -89,7 +91,7 @@ def test_those_who_want_the_same_share_one_reading() -> None:
 def test_for_the_first_in_the_queue_the_last_gives_way() -> None:
     queue = Queue("a", "b", "c")
     queue.start()
-    queue.disk.came("b")
+    queue.disk.arrival("b")
     queue.sequences.insert(0, queue.wants("urgent", 9.0))
     assert queue.start() == ["urgent"]
     assert queue.held() == ["urgent", "a"]

@@ -4,9 +4,9 @@ import pytest
 
 from harness.fakes import FakeRunner
 from server.engine.kv.cells import Cells
-from server.engine.kv.cost import GUESSED_RATE
+from server.engine.kv.cost import ASSUMED_RATE
 from server.engine.kv.disk_cache import DiskCache
-from server.engine.kv.moving import SHARE
+from server.engine.kv.offloader import SHARE
 from server.engine.kv.ram_cache import size_of
 from server.engine.params import EngineParams
 from server.engine.prefix.find import Placement
@@ -67,16 +67,16 @@ class Setup:
 
     def keep(self, slot: int) -> bool:
         before = len(self.scheduler.ram)
-        self.cells.moving.keep(self.slots[slot], 200, self.runner.now)
+        self.cells.offloader.offload(self.slots[slot], 200, self.runner.now)
         return len(self.scheduler.ram) > before
 
-    def park(self) -> Sequence:
+    def preempt(self) -> Sequence:
         """What slot 0 holds, with the sequence that it is of."""
         slot = self.slots[0]
         ticket = Ticket(Request("p", slot.tokens), lambda events: None, 0.0)
         sequence = Sequence(ticket, 0, slot.tokens, phase=Phase.DECODE, slot=slot)
         slot.sequence = sequence
-        self.cells.park(sequence, self.runner.now)
+        self.cells.preempt(sequence, self.runner.now)
         return sequence
 
     def computes(self, seconds: float) -> None:
@@ -130,20 +130,20 @@ def test_what_is_quick_is_saved_while_others_generate(setup: Setup) -> None:
 def test_a_step_that_has_saved_for_long_enough_leaves_the_rest_to_the_next(setup: Setup) -> None:
     setup.runner.seconds = STEP_S * SHARE * 0.6
     setup.generate()
-    moving = setup.cells.moving
+    offloader = setup.cells.offloader
     setup.scheduler.spent_s = 0.0
     setup.keep(0)
-    assert not moving.busy
+    assert not offloader.busy
     setup.keep(1)
-    assert moving.busy
+    assert offloader.busy
     setup.scheduler.spent_s = 0.0
-    assert not moving.busy
+    assert not offloader.busy
 
 
 def test_without_others_everything_is_saved_in_one_step(setup: Setup) -> None:
     setup.runner.seconds = 2 * STEP_S
     setup.keep(0)
-    assert not setup.cells.moving.busy
+    assert not setup.cells.offloader.busy
     assert setup.keep(1)
 
 
@@ -171,7 +171,7 @@ def test_the_first_checkpoint_is_guessed_to_be_slow_and_tried_in_the_end() -> No
     slot = setup.slots[0]
     slot.floor = 200
     setup.generate()
-    setup.scheduler.move_cost.guessed_rate = setup.runner.seq_size(0, partial=True) / (3 * STEP_S)
+    setup.scheduler.move_cost.assumed_rate = setup.runner.seq_size(0, partial=True) / (3 * STEP_S)
     made = []
     for _ in range(4):
         setup.cells._checkpoint(slot)
@@ -192,16 +192,16 @@ def test_a_first_save_is_guessed_to_be_slow_and_tried_in_the_end(setup: Setup, m
     too_many = 1000
     slot = setup.slots[0]
     slot.tokens = [0] * too_many
-    monkeypatch.setattr(setup.runner, "seq_size", lambda seq: int(2.5 * STEP_S * GUESSED_RATE))
+    monkeypatch.setattr(setup.runner, "seq_size", lambda seq: int(2.5 * STEP_S * ASSUMED_RATE))
     setup.scheduler.ram.limit = -1
     setup.generate()
-    moving = setup.cells.moving
+    offloader = setup.cells.offloader
     kept = []
     for _ in range(4):
-        moving.keep(slot, too_many, 0.0)
+        offloader.offload(slot, too_many, 0.0)
         kept.append(len(setup.scheduler.ram))
     assert kept == [0, 0, 1, 1]
-    assert moving.n_refused == 2
+    assert offloader.n_refused == 2
     assert setup.scheduler.move_cost.bytes_per_token > 0
 
 
@@ -221,9 +221,9 @@ def test_a_load_holds_nobody_up_for_longer_than_a_step(
     assert setup.keep(0)
     (entry,) = setup.scheduler.ram
     setup.scheduler.spent_s = 0.0
-    assert setup.cells.moving.may_load(entry.saved)
+    assert setup.cells.offloader.may_load(entry.saved)
     setup.generate(phase)
-    assert setup.cells.moving.may_load(entry.saved) == loads
+    assert setup.cells.offloader.may_load(entry.saved) == loads
     assert setup.keep(1) == loads
 
 
@@ -250,8 +250,8 @@ def test_a_victim_is_saved_only_where_that_takes_no_longer_than_a_step(
     setup.keep(1)
     setup.scheduler.spent_s = 0.0
     setup.generate(phase)
-    victim = setup.park()
-    assert ([] if victim.parked is None else victim.parked.tokens) == ([0] * 200 if saves else [])
+    victim = setup.preempt()
+    assert ([] if victim.preempted is None else victim.preempted.tokens) == ([0] * 200 if saves else [])
     assert not setup.slots[0].tokens
 
 
@@ -260,7 +260,7 @@ def test_idle_slots_are_written_once_for_other_processes(setup: Setup) -> None:
     files.follow_s = 60.0
     disk = DiskCache(files, 1 << 30, still, lambda: None, can_cut=True)
     disk.ready.result(60)
-    moving = setup.cells.moving
+    offloader = setup.cells.offloader
     setup.scheduler.placer.disk = disk
     setup.runner.seconds = 2 * STEP_S
     setup.keep(0)  # which tells what it takes: longer than a step, less than a prompt's
@@ -268,10 +268,10 @@ def test_idle_slots_are_written_once_for_other_processes(setup: Setup) -> None:
         ticket = Ticket(Request("r", slot.tokens), lambda events: None, 0.0)
         slot.last = Sequence(ticket, 0, slot.tokens)
     setup.generate()
-    assert not moving.offer()  # others are at work
+    assert not offloader.offer()  # others are at work
     setup.slots[2].sequence = None
-    assert moving.offer()
-    assert not moving.offer()  # slot 0's went there with RAM's copy
+    assert offloader.offer()
+    assert not offloader.offer()  # slot 0's went there with RAM's copy
     disk.close()
     assert sorted(saved.tokens[0] for saved in files.saved.values()) == [0, 1]
 
@@ -286,7 +286,7 @@ def test_a_slot_that_takes_too_long_is_not_written_for_others(setup: Setup) -> N
     setup.scheduler.placer.disk = disk
     ticket = Ticket(Request("r", setup.slots[1].tokens), lambda events: None, 0.0)
     setup.slots[1].last = Sequence(ticket, 0, setup.slots[1].tokens)
-    assert not setup.cells.moving.offer()
+    assert not setup.cells.offloader.offer()
     disk.close()
     assert not files.saved
 
@@ -295,7 +295,7 @@ def test_a_victim_is_saved_where_nobody_else_generates(setup: Setup) -> None:
     setup.computes(STEP_S)
     setup.runner.seconds = 2 * STEP_S
     setup.keep(1)
-    assert setup.park().parked is not None
+    assert setup.preempt().preempted is not None
 
 
 @pytest.mark.parametrize("limit", [0, 1000])

@@ -144,11 +144,11 @@ async def test_scattered_cells_are_not_saved_where_that_would_hold_others_up(set
     setup.scheduler.move_cost.piece_s = setup.scheduler.params.target_s / 50
     setup.slots[1].sequence = setup.sequence(setup.slots[1], [1])
     slot.n_pieces = 100
-    setup.cells.moving.keep(slot, 100, 0.0)
-    assert (setup.runner.n_saved, setup.cells.moving.n_refused) == (0, 1)
+    setup.cells.offloader.offload(slot, 100, 0.0)
+    assert (setup.runner.n_saved, setup.cells.offloader.n_refused) == (0, 1)
     slot.n_pieces = 10
-    setup.cells.moving.keep(slot, 100, 0.0)
-    assert (setup.runner.n_saved, setup.cells.moving.n_refused) == (1, 1)
+    setup.cells.offloader.offload(slot, 100, 0.0)
+    assert (setup.runner.n_saved, setup.cells.offloader.n_refused) == (1, 1)
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -25,8 +25,8 @@ def bytes_held(engine: Engine) -> int:
         for slot in instance.scheduler.slots:
             found |= {id(c.state): len(c.state) for c in slot.checkpoints}
         for sequence in list(instance.scheduler.waiting):
-            if sequence.parked is not None:
-                found |= {id(state): len(state) for state in sequence.parked.states}
+            if sequence.preempted is not None:
+                found |= {id(state): len(state) for state in sequence.preempted.states}
     for entry in engine._ram:
         found |= {id(state): len(state) for state in entry.saved.states}
     return sum(found.values())
@@ -113,9 +113,9 @@ async def test_a_parked_one_that_is_cancelled_gives_its_bytes_back() -> None:
         seen: list[int] = []
 
         def look(_entries: Sequence[BatchEntry]) -> None:
-            parked = [s for s in engine._instances[0].scheduler.waiting if s.parked is not None]
+            preempted = [s for s in engine._instances[0].scheduler.waiting if s.preempted is not None]
             seen.append(engine._ram.n_beside)
-            for sequence in parked:
+            for sequence in preempted:
                 engine.cancel(sequence.ticket)
 
         runner.on_decode = look
@@ -134,7 +134,7 @@ async def test_without_room_in_ram_who_is_parked_is_computed_anew_and_its_state_
         runner.seq_save = saved.append  # type: ignore[method-assign, assignment]
         asked = [request(letter * 400, max_tokens=300) for letter in "ab"]
         replies = await run(engine, *asked)
-        assert engine.stats.n_parked
+        assert engine.stats.n_preempted
         assert [reply.text for reply in replies] == [alone(one) for one in asked]
         computed = sum(n for batch in runner.batches for _, n in batch)
         assert computed > 2 * 700  # the state of neither was kept

@@ -4,26 +4,28 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.fakes import FakeEncoder, FakeRunner
-from server.engine.kv.ram_cache import AUTOMATIC, MIN_TOKENS, KeptState, StateCache, state_cache
+from server.engine.kv.ram_cache import AUTOMATIC, MIN_TOKENS, CacheEntry, StateCache, state_cache
 from server.engine.kv.state import SlotState
-from server.engine.lora import BARE, NEVER, Tuning
+from server.engine.lora import NEVER, NO_ADAPTERS, AdapterSet
 from tests.unit.engine.builders import alone, engine_over, request, run, ticking
 
 MIB = 1 << 20
 
 
-def ram_state(tokens: list[int], size: int = 1000, used_at: float = 0.0, tuning: Tuning = BARE) -> KeptState:
-    return KeptState(SlotState(tokens, b"", tuning, NEVER), size, used_at)
+def ram_state(
+    tokens: list[int], size: int = 1000, used_at: float = 0.0, adapter_set: AdapterSet = NO_ADAPTERS
+) -> CacheEntry:
+    return CacheEntry(SlotState(tokens, b"", adapter_set, NEVER), size, used_at)
 
 
 def test_a_conversation_beyond_the_slots_comes_back_from_the_tier() -> None:
     cache = StateCache(10_000)
     cache.put(ram_state([1, 2, 3]), 0.0)
-    entry, n = cache.match([1, 2, 3, 4], BARE, 0)
+    entry, n = cache.match([1, 2, 3, 4], NO_ADAPTERS, 0)
     assert entry is not None
     assert n == 3
-    assert cache.match([1, 2, 3, 4], BARE, 3) == (None, 0)
-    assert cache.match([1, 2, 3, 4], Tuning(((0, 1.0),), 0), 0) == (None, 0)
+    assert cache.match([1, 2, 3, 4], NO_ADAPTERS, 3) == (None, 0)
+    assert cache.match([1, 2, 3, 4], AdapterSet(((0, 1.0),), 0), 0) == (None, 0)
 
 
 def test_a_later_turn_takes_the_place_of_an_earlier_one() -> None:
@@ -72,8 +74,8 @@ def test_a_model_that_cannot_be_cut_only_takes_whole_states() -> None:
     entry = ram_state([1, 2, 3])
     entry.can_cut = False
     cache.put(entry, 0.0)
-    assert cache.match([1, 2, 9], BARE, 0) == (None, 0)
-    assert cache.match([1, 2, 3, 9], BARE, 0)[1] == 3
+    assert cache.match([1, 2, 9], NO_ADAPTERS, 0) == (None, 0)
+    assert cache.match([1, 2, 3, 9], NO_ADAPTERS, 0)[1] == 3
 
 
 def test_nothing_is_kept_where_it_is_off_or_hardly_anything_is_lost() -> None:
@@ -97,7 +99,7 @@ def test_the_bytes_add_up_and_keep_to_the_limit(puts: list[tuple[list[int], int]
         cache.put(entry, float(now))
         assert entry in cache
         cache.check_integrity()
-        assert cache.match([*tokens, 9], BARE, 0)[1] >= len(tokens)
+        assert cache.match([*tokens, 9], NO_ADAPTERS, 0)[1] >= len(tokens)
 
 
 async def test_more_conversations_than_slots_compute_their_history_once() -> None:

@@ -8,29 +8,29 @@ from hypothesis import strategies as st
 
 from server.engine.kv.ram_cache import in_ram
 from server.engine.kv.state import SlotState
-from server.engine.lora import Tuning
-from server.engine.prefix.find import Anew, Placement, origin_of
+from server.engine.lora import AdapterSet
+from server.engine.prefix.find import Placement, RecomputeReason, origin_of
 from server.engine.prefix.hashes import BLOCK, PrefixHashes, common_prefix
 from server.engine.request import Request
 from server.engine.sequence import Sequence, Slot, Ticket
-from server.engine.step.published import shared_beginnings
+from server.engine.step.snapshots import shared_prefixes
 from tests.unit.engine.counting import Counting
 
-BARE = Tuning()
+NO_ADAPTERS = AdapterSet()
 
 
 def sequence(prompt: list[int], **options: Any) -> Sequence:
     return Sequence(Ticket(Request("r", prompt, **options), lambda _: None, 0.0), 0, list(prompt))
 
 
-def slot(number: int, tokens: list[int], tuning: Tuning = BARE) -> Slot:
+def slot(number: int, tokens: list[int], adapter_set: AdapterSet = NO_ADAPTERS) -> Slot:
     made = Slot(number)
-    made.tokens, made.tuning = tokens, tuning
+    made.tokens, made.adapter_set = tokens, adapter_set
     return made
 
 
 @pytest.mark.parametrize(
-    ("held", "n", "anew"),
+    ("held", "n", "recompute"),
     [
         ([1, 2, 3, 4, 5], 4, "last"),
         ([1, 2, 3, 9, 9], 3, "differs"),
@@ -38,19 +38,19 @@ def slot(number: int, tokens: list[int], tuning: Tuning = BARE) -> Slot:
         ([1, 2, 3, 9], 1, "uncut"),
     ],
 )
-def test_a_slot_held_the_beginning(held: list[int], n: int, anew: Anew) -> None:
+def test_a_slot_held_the_beginning(held: list[int], n: int, recompute: RecomputeReason) -> None:
     source, other = slot(0, held), slot(1, [])
     for target, where in ((source, "slot"), (other, "copy")):
         origin = origin_of(Placement(sequence([1, 2, 3, 4, 5]), target, source, n), [source, other])
-        assert origin == (where, 0, anew)
+        assert origin == (where, 0, recompute)
 
 
 def test_nothing_was_taken() -> None:
     prompt = [1, 2, 3, 4, 5]
     empty, near = slot(0, []), slot(1, [1, 2, 9])
-    others = slot(1, [1, 2, 9], Tuning(scope="somebody else"))
+    others = slot(1, [1, 2, 9], AdapterSet(scope="somebody else"))
     off, scored = sequence(prompt, cache_prompt=False), sequence(prompt, prompt_logprobs=True)
-    for asked, slots, anew in (
+    for asked, slots, recompute in (
         (sequence(prompt), [empty], "nothing"),
         (sequence(prompt), [empty, near], "short"),
         (sequence(prompt), [empty, others], "other"),
@@ -58,11 +58,11 @@ def test_nothing_was_taken() -> None:
         (scored, [empty, near], "scored"),
     ):
         origin = origin_of(Placement(asked, empty, None, 0), slots)
-        assert origin == ("none", -1, anew)
+        assert origin == ("none", -1, recompute)
 
 
 def test_a_kept_state_held_it() -> None:
-    stored = in_ram(SlotState([1, 2, 3], b"", BARE, 3), 0.0)
+    stored = in_ram(SlotState([1, 2, 3], b"", NO_ADAPTERS, 3), 0.0)
     origin = origin_of(Placement(sequence([1, 2, 3, 4, 5]), slot(0, []), stored, 3), [slot(0, [])])
     assert origin == ("ram", -1, "ends")
 
@@ -75,14 +75,14 @@ def test_of_many_slots_that_hold_the_same_beginning_none_is_read_for_it() -> Non
     asked = sequence([*text, 70_000, 1, 2])
     assert origin_of(Placement(asked, slots[0], slots[1], len(text)), slots) == ("copy", 1, "differs")
     assert sum(holder.n_read for holder in holders) < 1000
-    other = slot(64, [*asked.target[:-1], 9], Tuning(scope="somebody else"))
+    other = slot(64, [*asked.target[:-1], 9], AdapterSet(scope="somebody else"))
     assert origin_of(Placement(asked, slots[0], slots[1], len(text)), [*slots, other]) == ("copy", 1, "other")
 
 
 @given(st.lists(st.lists(st.integers(0, 1), max_size=4), min_size=1, max_size=7))
 def test_the_pairs_tell_what_any_two_share(texts: list[list[int]]) -> None:
     blocks = [[token for block in text for token in [block] * BLOCK] for text in texts]
-    pairs = shared_beginnings([PrefixHashes().upto(len(tokens) // BLOCK, tokens, BARE) for tokens in blocks])
+    pairs = shared_prefixes([PrefixHashes().upto(len(tokens) // BLOCK, tokens, NO_ADAPTERS) for tokens in blocks])
     groups = [{i: 10**9} for i in range(len(blocks))]  # from each, what it shares at least with whom it leads to
     for _ in blocks:
         for a, b, n in pairs:

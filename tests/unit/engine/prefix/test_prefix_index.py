@@ -3,18 +3,20 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.engine.kv.ram_cache import KeptState
+from server.engine.kv.ram_cache import CacheEntry
 from server.engine.kv.state import Checkpoint, SlotState
-from server.engine.lora import BARE, NEVER, Tuning
+from server.engine.lora import NEVER, NO_ADAPTERS, AdapterSet
 from server.engine.prefix.hashes import BLOCK, MOST, PrefixHashes, PrefixIndex, common_prefix
 
-LORA = Tuning(((0, 1.0),), 0)
+LORA = AdapterSet(((0, 1.0),), 0)
 HALF = BLOCK // 2
 
 
-def entry(tokens: list[int], tuning: Tuning = BARE, can_cut: bool = True, places: tuple[int, ...] = ()) -> KeptState:
+def entry(
+    tokens: list[int], adapter_set: AdapterSet = NO_ADAPTERS, can_cut: bool = True, places: tuple[int, ...] = ()
+) -> CacheEntry:
     checkpoints = tuple(Checkpoint(place, b"") for place in places)
-    return KeptState(SlotState(tokens, b"", tuning, NEVER, checkpoints), 1, 0.0, can_cut)
+    return CacheEntry(SlotState(tokens, b"", adapter_set, NEVER, checkpoints), 1, 0.0, can_cut)
 
 
 def text(*parts: int) -> list[int]:
@@ -23,16 +25,16 @@ def text(*parts: int) -> list[int]:
 
 
 texts = st.lists(st.integers(0, 2), min_size=0, max_size=9).map(lambda parts: text(*parts))
-tunings = st.sampled_from([BARE, LORA, Tuning(((1, 1.0),), BLOCK + 3)])
+tunings = st.sampled_from([NO_ADAPTERS, LORA, AdapterSet(((1, 1.0),), BLOCK + 3)])
 entries = st.builds(
-    lambda tokens, tuning, can_cut: entry(tokens or [1], tuning, can_cut, (HALF, 2 * BLOCK)),
+    lambda tokens, adapter_set, can_cut: entry(tokens or [1], adapter_set, can_cut, (HALF, 2 * BLOCK)),
     texts,
     tunings,
     st.booleans(),
 )
 
 
-def index_of(kept: list[KeptState], gone: list[int]) -> PrefixIndex:
+def index_of(kept: list[CacheEntry], gone: list[int]) -> PrefixIndex:
     """Of `kept`; those at the places `gone` have left it again, and the list, too."""
     index = PrefixIndex()
     for e in kept:
@@ -45,16 +47,16 @@ def index_of(kept: list[KeptState], gone: list[int]) -> PrefixIndex:
 
 @given(st.lists(entries, max_size=12), st.lists(st.integers(0, 11), max_size=4), texts, tunings, st.integers(0, 100))
 def test_it_finds_the_longest(
-    kept: list[KeptState], gone: list[int], prompt: list[int], wanted: Tuning, n: int
+    kept: list[CacheEntry], gone: list[int], prompt: list[int], wanted: AdapterSet, n: int
 ) -> None:
     index = index_of(kept, gone)
-    same_start = [e for e in kept if e.tuning.at(0) == wanted.at(0)]
+    same_start = [e for e in kept if e.adapter_set.at(0) == wanted.at(0)]
     longest = max((e.reusable(common_prefix(prompt, e.tokens), wanted) for e in same_start), default=0)
     found, length = index.match(prompt, wanted, n)
     assert length == (longest if longest > n else 0)
     assert found is None or found.reusable(common_prefix(prompt, found.tokens), wanted) == length
     within = {id(e) for e in index.within(prompt, wanted)}
-    assert within == {id(e) for e in kept if e.tuning == wanted and e.tokens == prompt[: len(e.tokens)]}
+    assert within == {id(e) for e in kept if e.adapter_set == wanted and e.tokens == prompt[: len(e.tokens)]}
 
 
 def test_many_with_the_same_beginning_cost_a_bounded_look_up() -> None:
@@ -62,13 +64,13 @@ def test_many_with_the_same_beginning_cost_a_bounded_look_up() -> None:
     system = list(range(10 * BLOCK))
     for i in range(1000):
         index.add(entry([*system, *[i + 5000] * BLOCK]))
-    found, n = index.match([*system, *[5500] * BLOCK, 7], BARE, 0)
+    found, n = index.match([*system, *[5500] * BLOCK, 7], NO_ADAPTERS, 0)
     assert found is not None
     assert n == 11 * BLOCK
-    found, n = index.match([*system, 7], BARE, 0)
+    found, n = index.match([*system, 7], NO_ADAPTERS, 0)
     assert found is not None
     assert n == 10 * BLOCK
-    assert index.parted([*system, 7], BARE) == 10 * BLOCK
+    assert index.divergence([*system, 7], NO_ADAPTERS) == 10 * BLOCK
     assert MOST < 1000
 
 
@@ -78,7 +80,7 @@ def test_the_first_turns_of_many_short_conversations_are_told_apart() -> None:
     for turn in turns:
         index.add(turn)
     for turn in turns:
-        assert index.match([*turn.tokens, 7, 7, 7], BARE, 0) == (turn, 25)
+        assert index.match([*turn.tokens, 7, 7, 7], NO_ADAPTERS, 0) == (turn, 25)
 
 
 def test_nothing_is_left_of_what_was_removed() -> None:
@@ -88,14 +90,14 @@ def test_nothing_is_left_of_what_was_removed() -> None:
     index.add(other)
     index.remove(one)
     index.remove(other)
-    assert index.match(text(1, 1, 1), BARE, 0) == (None, 0)
+    assert index.match(text(1, 1, 1), NO_ADAPTERS, 0) == (None, 0)
     assert not index._begins
     assert not index._ends
 
 
 @given(st.lists(entries, max_size=6), texts, tunings, st.integers(0, 5 * BLOCK))
 def test_a_prompt_of_which_not_all_may_be_reused_is_one_that_is_shorter(
-    kept: list[KeptState], prompt: list[int], wanted: Tuning, most: int
+    kept: list[CacheEntry], prompt: list[int], wanted: AdapterSet, most: int
 ) -> None:
     index = PrefixIndex()
     for e in kept:
@@ -106,12 +108,12 @@ def test_a_prompt_of_which_not_all_may_be_reused_is_one_that_is_shorter(
 
 @given(st.lists(st.tuples(texts, tunings), max_size=6), texts, tunings)
 def test_hashes_that_a_prompt_has_already_change_nothing(
-    kept: list[tuple[list[int], Tuning]], prompt: list[int], wanted: Tuning
+    kept: list[tuple[list[int], AdapterSet]], prompt: list[int], wanted: AdapterSet
 ) -> None:
     index = PrefixIndex()
-    for tokens, tuning in kept:
-        index.add(entry(tokens, tuning))
+    for tokens, adapter_set in kept:
+        index.add(entry(tokens, adapter_set))
     hashes = PrefixHashes()
     for n in range(len(prompt) + 1):  # a prompt that grows
         assert index.match(prompt[:n], wanted, 0, hashes) == index.match(prompt[:n], wanted, 0)
-        assert index.parted(prompt[:n], wanted, hashes) == index.parted(prompt[:n], wanted)
+        assert index.divergence(prompt[:n], wanted, hashes) == index.divergence(prompt[:n], wanted)

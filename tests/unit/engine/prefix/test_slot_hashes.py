@@ -2,7 +2,7 @@
 
 from harness.fakes import FakeRunner
 from server.engine.kv.cells import Cells
-from server.engine.lora import BARE
+from server.engine.lora import NO_ADAPTERS
 from server.engine.params import EngineParams
 from server.engine.prefix.find import Move, Placement
 from server.engine.prefix.hashes import BLOCK
@@ -25,7 +25,7 @@ class Setup:
         self.sequence = Sequence(ticket, 0, TEXT, output=[100, 101], phase=Phase.DECODE)
         self.slot.sequence, self.sequence.slot = self.sequence, self.slot
         self.hold([*TEXT, 100])
-        self.sequence.hashes.upto(6, TEXT, BARE)
+        self.sequence.hashes.upto(6, TEXT, NO_ADAPTERS)
 
     @property
     def slot(self) -> Slot:
@@ -43,8 +43,8 @@ class Setup:
     @property
     def n_known(self) -> int:
         """Blocks that need no hashing any more; those are of the text."""
-        assert self.slot.hashes.fits(self.slot.tokens, BARE)
-        known = self.slot.hashes.upto(0, self.slot.tokens, BARE)
+        assert self.slot.hashes.fits(self.slot.tokens, NO_ADAPTERS)
+        known = self.slot.hashes.upto(0, self.slot.tokens, NO_ADAPTERS)
         return len(known) - 1
 
 
@@ -77,9 +77,9 @@ def test_a_sequence_that_is_parked_is_hashed_anew_with_what_it_generated() -> No
     setup = Setup()
     setup.sequence.base, setup.sequence.base_output = TEXT[CUT:], 0  # as after a context shift
     setup.hold([*TEXT[CUT:], 100])
-    setup.cells.park(setup.sequence, 0.0)
+    setup.cells.preempt(setup.sequence, 0.0)
     assert setup.sequence.target == [*TEXT[CUT:], 100]
-    assert setup.sequence.hashes.fits(setup.sequence.target, BARE)
+    assert setup.sequence.hashes.fits(setup.sequence.target, NO_ADAPTERS)
     assert setup.n_known == 0
 
 
@@ -95,7 +95,7 @@ def test_cells_that_move_take_no_hashes_along() -> None:
 
 def test_a_context_shift_leaves_the_hashes_of_what_stays_in_its_place() -> None:
     setup = Setup()
-    setup.slot.hashes.upto(6, setup.slot.tokens, BARE)
+    setup.slot.hashes.upto(6, setup.slot.tokens, NO_ADAPTERS)
     setup.cells.shift(setup.sequence, BLOCK, 2 * BLOCK, 0.0)
     assert setup.slot.tokens == [*TEXT[:BLOCK], *TEXT[CUT:], 100]
     assert setup.n_known == 1

@@ -15,7 +15,7 @@ from server.engine.kv.cells import Cells
 from server.engine.params import EngineParams
 from server.engine.request import Request
 from server.engine.runner_api import RunnerInfo
-from server.engine.schedule.evaluations import batch_order, between, filled, n_beside, n_more_runs, n_runs
+from server.engine.schedule.evaluations import batch_order, between, n_beside, n_more_runs, n_runs, padded_lengths
 from server.engine.schedule.scheduler import Scheduler
 from server.engine.sequence import Phase, Sequence, Ticket
 
@@ -90,14 +90,16 @@ def test_a_prompt_beside_streams_is_evaluated_by_itself(slot: int) -> None:
 
 
 def test_runs_of_nearly_one_length_are_filled_up_to_it() -> None:
-    assert filled([5, 6, 5, 4, 6, 6], 9, 512) == [6] * 6
-    assert filled([2, 1, 1, 1], 9, 512) == [2] * 4
-    assert filled([1, 1, 1, 9, 10], 9, 512) == [1, 1, 1, 10, 10]
-    assert filled([9, 1, 1, 1], 9, 512) == [9, 1, 1, 1]
-    assert filled([21, 21, 22, 21, 23, 21, 23, 20], 6, 512) == [23] * 8  # else three of them are evaluated one by one
-    assert filled([20, 21, 21, 21, 21, 22, 23, 23], 6, 512) == [21] * 5 + [23] * 3
-    assert filled([5, 6, 5, 4], 0, 512) == [5, 6, 5, 4]
-    assert filled([5, 6, 5, 4], 9, 23) == [5, 6, 5, 5]
+    assert padded_lengths([5, 6, 5, 4, 6, 6], 9, 512) == [6] * 6
+    assert padded_lengths([2, 1, 1, 1], 9, 512) == [2] * 4
+    assert padded_lengths([1, 1, 1, 9, 10], 9, 512) == [1, 1, 1, 10, 10]
+    assert padded_lengths([9, 1, 1, 1], 9, 512) == [9, 1, 1, 1]
+    assert (
+        padded_lengths([21, 21, 22, 21, 23, 21, 23, 20], 6, 512) == [23] * 8
+    )  # else three of them are evaluated one by one
+    assert padded_lengths([20, 21, 21, 21, 21, 22, 23, 23], 6, 512) == [21] * 5 + [23] * 3
+    assert padded_lengths([5, 6, 5, 4], 0, 512) == [5, 6, 5, 4]
+    assert padded_lengths([5, 6, 5, 4], 9, 23) == [5, 6, 5, 5]
 
 
 @given(st.lists(st.integers(1, 40), max_size=12), st.floats(0, 12), st.integers(1, 200))
@@ -105,7 +107,7 @@ def test_filling_up_never_costs_more_than_it_saves(lengths: list[int], evaluatio
     def cost(each: list[int]) -> float:
         return sum(each) + evaluation_tokens * evaluations(enumerate(each), 10**6)
 
-    to = filled(lengths, evaluation_tokens, n_ubatch)
+    to = padded_lengths(lengths, evaluation_tokens, n_ubatch)
     assert all(before <= after for before, after in zip(lengths, to, strict=True))
     assert set(to) <= set(lengths)
     assert cost(to) <= cost(lengths) + 1e-6
@@ -283,7 +285,7 @@ def test_a_stream_that_is_about_to_end_stays() -> None:
 
 def test_a_copy_that_costs_more_than_the_gap_is_not_made() -> None:
     bench = Bench(4, copy_s=60.0)
-    bench.scheduler.move_cost.guessed_rate = 1.0  # nor are states moved
+    bench.scheduler.move_cost.assumed_rate = 1.0  # nor are states moved
     three = bench.ask(3)
     bench.steps(20)
     bench.end(three[1:2])

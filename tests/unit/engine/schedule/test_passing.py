@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from server.engine.schedule.queue import MOST_PASSES, REPLY_CELLS
+from server.engine.schedule.queue import MAX_BYPASSES, REPLY_CELLS
 from server.engine.schedule.scheduler import Scheduler
 from server.engine.sequence import Phase, Sequence
 from tests.unit.engine.counting import Counting
@@ -14,7 +14,7 @@ from tests.unit.engine.schedule.test_scheduler import finish, place, scheduler, 
 def crowded(n_cells: int = 2000) -> tuple[Scheduler, Sequence, Sequence]:
     """Two sequences of 800 tokens had slots, until the cells ran out: the old one, which runs, and the parked one."""
     s = scheduler(4, unified=True, n_cells=n_cells)
-    old, young = (filled(s, waiting(s, [n] * 800, at=float(n))) for n in (1, 2))
+    old, young = (padded_lengths(s, waiting(s, [n] * 800, at=float(n))) for n in (1, 2))
     old.output, young.output = [5], [5]
     assert run_out(s) is young
     return s, old, young
@@ -23,18 +23,18 @@ def crowded(n_cells: int = 2000) -> tuple[Scheduler, Sequence, Sequence]:
 def run_out(s: Scheduler) -> Sequence:
     victim = s.victim(s.plan())
     assert isinstance(victim, Sequence)
-    park(s, victim)
+    preempt(s, victim)
     return victim
 
 
-def park(s: Scheduler, sequence: Sequence) -> None:
+def preempt(s: Scheduler, sequence: Sequence) -> None:
     slot = sequence.slot
     assert slot is not None
-    s.park(sequence, 1.0)
+    s.preempt(sequence, 1.0)
     slot.tokens, slot.n_shared = [], 0
 
 
-def filled(s: Scheduler, sequence: Sequence) -> Sequence:
+def padded_lengths(s: Scheduler, sequence: Sequence) -> Sequence:
     """`sequence`, placed, with its prompt in the cells."""
     assert place(s).sequence is sequence
     assert sequence.slot is not None
@@ -52,7 +52,9 @@ def test_a_parked_sequence_is_not_placed_again_before_somebody_left() -> None:
 
 def test_two_that_were_parked_do_not_take_each_others_place() -> None:
     s = scheduler(4, unified=True, n_cells=2000)
-    old, large, small = (filled(s, waiting(s, [n] * size, at=float(n))) for n, size in ((1, 850), (2, 850), (3, 50)))
+    old, large, small = (
+        padded_lengths(s, waiting(s, [n] * size, at=float(n))) for n, size in ((1, 850), (2, 850), (3, 50))
+    )
     for sequence in (old, large, small):
         sequence.output = [5]
     assert [run_out(s), run_out(s)] == [small, large]
@@ -63,7 +65,7 @@ def test_two_that_were_parked_do_not_take_each_others_place() -> None:
 
 def test_it_comes_back_when_nobody_is_left_to_wait_for() -> None:
     s, old, young = crowded()
-    park(s, old)
+    preempt(s, old)
     assert place(s).sequence is old
     assert s.place() is None
     assert young in s.waiting
@@ -78,10 +80,10 @@ def test_after_a_parking_those_that_fit_get_slots() -> None:
 
 def test_cells_that_are_full_though_nobody_is_known_to_hold_them_are_given_to_nobody() -> None:
     s = scheduler(4, unified=True, n_cells=2000)
-    first, second = (filled(s, waiting(s, [n] * 800, at=float(n))) for n in (1, 2))
+    first, second = (padded_lengths(s, waiting(s, [n] * 800, at=float(n))) for n in (1, 2))
     assert first.slot is not None
     first.slot.n_shared = 700  # with a slot that has forgotten them: 700 cells less than are held
-    filled(s, waiting(s, [3] * 400, at=3.0))
+    padded_lengths(s, waiting(s, [3] * 400, at=3.0))
     assert second.slot is not None
     assert run_out(s).target == [3] * 400
     fits, too_large = waiting(s, [4] * 200, at=4.0), waiting(s, [5] * 600, at=4.0)
@@ -99,7 +101,7 @@ def test_who_was_parked_for_another_reason_comes_back_at_once_the_oldest_first()
     for _ in asked:
         place(s)
     for sequence in (asked[0], asked[2], asked[1], asked[3]):
-        park(s, sequence)
+        preempt(s, sequence)
     assert [place(s).sequence for _ in asked] == asked
 
 
@@ -108,7 +110,7 @@ def test_suspects_of_a_refused_batch_decode_alone_until_they_are_past_its_place(
     asked = [waiting(s, [n] * 40, at=float(n)) for n in range(4)]
     for _ in asked:
         place(s)
-    asked[0].suspect, asked[1].suspect = 40, 30
+    asked[0].quarantined_until, asked[1].quarantined_until = 40, 30
     batches = []
     for _ in range(4):
         entries = s.plan()
@@ -124,7 +126,7 @@ def test_suspects_of_a_refused_batch_decode_alone_until_they_are_past_its_place(
 
 def test_what_fits_passes_a_prompt_that_finds_no_room() -> None:
     s = scheduler(4, unified=True, n_cells=2048)
-    running = filled(s, waiting(s, [1] * 1300))
+    running = padded_lengths(s, waiting(s, [1] * 1300))
     large = waiting(s, [2] * 1200)
     small = [waiting(s, [3 + n] * 5) for n in range(3)]
     urgent = waiting(s, [9] * 5, priority=-5)
@@ -137,7 +139,7 @@ def test_what_fits_passes_a_prompt_that_finds_no_room() -> None:
 @pytest.mark.parametrize("priority", [0, -5])
 def test_only_so_many_take_the_cells_of_one_that_waits(priority: int) -> None:
     s = scheduler(4, unified=True, n_cells=2000)
-    running = filled(s, waiting(s, [1] * 1000))
+    running = padded_lengths(s, waiting(s, [1] * 1000))
     large, passed = waiting(s, [2] * 1900), 0
     while passed < 1000:
         brief = waiting(s, [3] * 50, at=float(passed), priority=priority)
@@ -148,16 +150,16 @@ def test_only_so_many_take_the_cells_of_one_that_waits(priority: int) -> None:
         s.occupy(placement, 0.0)
         finish(s, brief, 0.0)
         passed += 1
-    assert MOST_PASSES <= passed <= 8 * MOST_PASSES  # urgent ones are before it, but for one placement in 8
+    assert MAX_BYPASSES <= passed <= 8 * MAX_BYPASSES  # urgent ones are before it, but for one placement in 8
     finish(s, running, 1.0)
     assert place(s).sequence is large
 
 
 def test_small_ones_pass_for_ever_where_they_take_nothing_that_the_large_one_needs() -> None:
     s = scheduler(4, unified=True, n_cells=2000)
-    running = filled(s, waiting(s, [1] * 1000))
+    running = padded_lengths(s, waiting(s, [1] * 1000))
     large = waiting(s, [2] * 1200)
-    for n in range(20 * MOST_PASSES):
+    for n in range(20 * MAX_BYPASSES):
         brief = waiting(s, [3] * 50, at=float(n))
         assert place(s).sequence is brief
         finish(s, brief, 0.0)
@@ -168,9 +170,9 @@ def test_small_ones_pass_for_ever_where_they_take_nothing_that_the_large_one_nee
 def test_who_may_not_pass_is_not_looked_at_in_every_step() -> None:
     s = scheduler(4, unified=True, n_cells=2000)
     text = [1] * 1000
-    running = filled(s, waiting(s, text))
+    running = padded_lengths(s, waiting(s, text))
     large = waiting(s, [2] * 1900)
-    large.n_passes, s.room.due = MOST_PASSES, [large]
+    large.n_bypasses, s.kv_budget.due = MAX_BYPASSES, [large]
     few = [Counting([*text, n]) for n in range(20)]
     for prompt in few:
         waiting(s, prompt)

@@ -7,7 +7,7 @@ import pytest
 from harness.fakes import FakeRunner
 from server.engine.kv.cells import Cells
 from server.engine.kv.state import SlotState
-from server.engine.lora import BARE
+from server.engine.lora import NO_ADAPTERS
 from server.engine.params import EngineParams
 from server.engine.prefix.find import Placement
 from server.engine.request import Request
@@ -62,29 +62,29 @@ class Setup:
         self.cells = Cells(self.runner, self.scheduler, lambda: 0.0)
 
     def fill(self, slot: int, n: int, *, used_at: float = 0.0, running: bool = False) -> Slot:
-        filled = self.scheduler.slots[slot]
-        filled.tokens, filled.last_used = [slot] * n, used_at
-        self.runner.cells[slot] = list(filled.tokens)
+        padded_lengths = self.scheduler.slots[slot]
+        padded_lengths.tokens, padded_lengths.last_used = [slot] * n, used_at
+        self.runner.cells[slot] = list(padded_lengths.tokens)
         self.runner.computed_by[slot] = [()] * n
         if running:
-            filled.sequence = self.sequence(n)
-            filled.sequence.slot = filled
-        return filled
+            padded_lengths.sequence = self.sequence(n)
+            padded_lengths.sequence.slot = padded_lengths
+        return padded_lengths
 
     def sequence(self, n: int) -> Sequence:
         ticket = Ticket(Request("r", [9] * n), lambda events: None, 0.0)
         return Sequence(ticket, 0, [9] * n, phase=Phase.DECODE)
 
-    def parked(self, n: int) -> Sequence:
+    def preempted(self, n: int) -> Sequence:
         """A sequence whose state waits to come back."""
         one = FakeRunner(n_seq=1)
         one.cells[0], one.computed_by[0] = [9] * n, [()] * n
         sequence = self.sequence(n + 1)
-        self.park(sequence, SlotState([9] * n, one.seq_save(0), BARE, n))
+        self.preempt(sequence, SlotState([9] * n, one.seq_save(0), NO_ADAPTERS, n))
         return sequence
 
-    def park(self, sequence: Sequence, state: SlotState) -> None:
-        sequence.parked = state
+    def preempt(self, sequence: Sequence, state: SlotState) -> None:
+        sequence.preempted = state
         self.scheduler.ram.hold(state.states, 0.0)
 
     def bring_back(self, sequence: Sequence, slot: int) -> list[int]:
@@ -98,7 +98,7 @@ def test_a_parked_sequence_comes_back_in_place_of_the_least_valuable_cache() -> 
     setup = Setup()
     for slot, used_at in ((0, 5.0), (1, 1.0), (2, 9.0)):
         setup.fill(slot, 300, used_at=used_at)
-    assert setup.bring_back(setup.parked(200), 3) == [300, 0, 300, 200]
+    assert setup.bring_back(setup.preempted(200), 3) == [300, 0, 300, 200]
     (kept,) = setup.scheduler.ram
     assert kept.tokens == [1] * 300
 
@@ -107,8 +107,8 @@ def test_no_more_caches_go_than_needed() -> None:
     setup = Setup()
     for slot, used_at in ((0, 5.0), (1, 1.0), (2, 9.0)):
         setup.fill(slot, 300, used_at=used_at)
-    assert setup.bring_back(setup.parked(450), 3) == [0, 0, 300, 450]
-    assert setup.bring_back(setup.parked(100), 0) == [100, 0, 300, 450]
+    assert setup.bring_back(setup.preempted(450), 3) == [0, 0, 300, 450]
+    assert setup.bring_back(setup.preempted(100), 0) == [100, 0, 300, 450]
 
 
 def test_caches_stay_where_a_state_finds_no_room_anyway() -> None:
@@ -116,15 +116,15 @@ def test_caches_stay_where_a_state_finds_no_room_anyway() -> None:
     setup.fill(0, 700, running=True)
     setup.fill(1, 100)
     setup.fill(2, 100)
-    assert setup.bring_back(setup.parked(400), 3) == [700, 100, 100, 0]
+    assert setup.bring_back(setup.preempted(400), 3) == [700, 100, 100, 0]
 
 
 def test_caches_stay_when_a_state_is_refused_for_something_else() -> None:
     setup = Setup()
     setup.fill(1, 100)
-    sequence = setup.parked(100)
-    assert sequence.parked is not None
-    setup.park(sequence, replace(sequence.parked, state=b"not a state"))
+    sequence = setup.preempted(100)
+    assert sequence.preempted is not None
+    setup.preempt(sequence, replace(sequence.preempted, state=b"not a state"))
     assert setup.bring_back(sequence, 3) == [0, 100, 0, 0]
 
 
@@ -134,9 +134,9 @@ def test_separate_cells_have_nothing_to_give() -> None:
     setup.scheduler = Scheduler(setup.runner.info, EngineParams())
     setup.cells = Cells(setup.runner, setup.scheduler, lambda: 0.0)
     setup.fill(0, 50)
-    sequence = setup.parked(20)
-    assert sequence.parked is not None
-    setup.park(sequence, replace(sequence.parked, state=b"not a state"))
+    sequence = setup.preempted(20)
+    assert sequence.preempted is not None
+    setup.preempt(sequence, replace(sequence.preempted, state=b"not a state"))
     assert setup.bring_back(sequence, 1) == [50, 0]
 
 
@@ -146,7 +146,7 @@ async def test_who_was_parked_does_not_compute_again() -> None:
     requests = [request(f"{i} " + "y" * 30, max_tokens=150) for i in range(4)]
     async with engine_over(runner, clock=ticking(), target_itl_ms=0) as engine:
         replies = await run(engine, *requests)
-        assert engine.stats.n_parked > 0
+        assert engine.stats.n_preempted > 0
     assert [r.text for r in replies] == [alone(r) for r in requests]
     assert sum(n for batch in runner.batches for _, n in batch) == sum(len(r.prompt) + 149 for r in requests)
 

@@ -6,7 +6,7 @@ import pytest
 
 from harness.fakes import FakeChunk
 from server.engine.encode import Encoding
-from server.engine.lora import Tuning
+from server.engine.lora import AdapterSet
 from server.engine.media import MediaSpan, media_tokens
 from server.engine.params import EngineParams
 from server.engine.prefix.find import Placement
@@ -42,7 +42,7 @@ def place(s: Scheduler, now: float = 0.0) -> Placement:
 def active_under(s: Scheduler, adapters: Adapters) -> Sequence:
     """A sequence in a slot, whose prompt is not computed yet."""
     sequence = waiting(s, list(range(400)))
-    sequence.ticket.tuning = Tuning(adapters, 0)
+    sequence.ticket.adapter_set = AdapterSet(adapters, 0)
     place(s)
     return sequence
 
@@ -368,7 +368,7 @@ def test_where_a_prompt_parts_from_others_is_found_without_reading_all_that_begi
         tokens.n_read = 0
     placement.slot.tokens = []
     s.occupy(placement, 0.0)
-    assert len(text) in sequence.marks
+    assert len(text) in sequence.checkpoint_positions
     assert sum(tokens.n_read for tokens in held) < 2.1 * len(text)
 
 
@@ -391,22 +391,22 @@ def test_a_copy_takes_the_whole_stream_so_a_short_header_of_a_long_context_is_co
 def test_a_prompt_is_charged_when_it_gets_a_slot_and_what_is_not_computed_is_given_back() -> None:
     s = scheduler()
     s.slots[0].tokens = list(range(100))
-    left, parked = (waiting(s, [*range(100), *[n] * 60], client=str(n)) for n in (7, 8))
+    left, preempted = (waiting(s, [*range(100), *[n] * 60], client=str(n)) for n in (7, 8))
     place(s)
-    assert s._accounts.served("7") == 60  # the others are in its cells
+    assert s._counters.served("7") == 60  # the others are in its cells
     s.commit(s.plan(), 0.01)
-    assert s._accounts.served("7") == 60
+    assert s._counters.served("7") == 60
     place(s)
-    n_served = s._accounts.served("8")
-    s.park(parked, 1.0)
-    assert s._accounts.served("8") == n_served - 60
-    assert place(s).sequence is parked
-    assert s._accounts.served("8") == n_served
+    n_served = s._counters.served("8")
+    s.preempt(preempted, 1.0)
+    assert s._counters.served("8") == n_served - 60
+    assert place(s).sequence is preempted
+    assert s._counters.served("8") == n_served
     left.output = [5]
     s.commit(s.plan(), 0.01)
-    assert s._accounts.served("7") == 60 + OUTPUT_WEIGHT
+    assert s._counters.served("7") == 60 + OUTPUT_WEIGHT
     finish(s, left, 2.0)
-    assert s._accounts.served("7") == 60 + OUTPUT_WEIGHT
+    assert s._counters.served("7") == 60 + OUTPUT_WEIGHT
 
 
 def test_of_two_clients_the_one_whose_long_prompt_has_a_slot_comes_later() -> None:
@@ -427,7 +427,7 @@ def test_a_live_request_preempts_the_newest_batch_sequence() -> None:
     place(s)
     assert s.preempts() is None
     waiting(s, [3] * 9)
-    assert s.preempts() is max(first, second, key=lambda each: each.came)
+    assert s.preempts() is max(first, second, key=lambda each: each.arrival)
 
 
 def test_no_live_sequence_is_preempted() -> None:

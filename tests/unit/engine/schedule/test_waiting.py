@@ -7,7 +7,7 @@ import pytest
 
 from server.engine.request import Request
 from server.engine.schedule import queue
-from server.engine.schedule.queue import MOST_PASSES, Accounts, Queue
+from server.engine.schedule.queue import MAX_BYPASSES, Queue, TokenCounters
 from server.engine.sequence import Sequence, Ticket
 
 
@@ -15,8 +15,8 @@ class Named:
     """A queue whose requests are named by their prompts."""
 
     def __init__(self, most: int = 100) -> None:
-        self.accounts = Accounts(most)
-        self.waiting = Queue(self.accounts)
+        self.counters = TokenCounters(most)
+        self.waiting = Queue(self.counters)
         self.n = 0
 
     def ask(self, client: str = "", *, priority: int = 0) -> Sequence:
@@ -30,7 +30,7 @@ class Named:
         """Place who is first; its client is charged."""
         first = next(self.waiting.candidates())
         self.waiting.place(first)
-        self.accounts.serve(first.request.client, cost)
+        self.counters.serve(first.request.client, cost)
         return first
 
     def drain(self, cost: float = 0.0) -> list[Sequence]:
@@ -70,7 +70,7 @@ def test_a_client_that_asks_for_more_gets_no_larger_share() -> None:
     for _ in range(24):
         first = q.take()
         is_short = first.request.client == "short"
-        q.accounts.serve(first.request.client, 100.0 if is_short else 500.0)
+        q.counters.serve(first.request.client, 100.0 if is_short else 500.0)
         n_short += is_short
     assert n_short == 20
 
@@ -89,25 +89,25 @@ def test_a_pause_saves_up_nothing() -> None:
 
 def test_a_parked_choice_comes_back_before_others_of_its_priority() -> None:
     q = Named()
-    parked = q.ask("a")
+    preempted = q.ask("a")
     q.take(1000.0)
     other, urgent = q.ask("b"), q.ask("b", priority=-1)
-    q.waiting.come_back(parked)
-    assert parked in q.waiting
-    assert q.drain() == [urgent, parked, other]
+    q.waiting.come_back(preempted)
+    assert preempted in q.waiting
+    assert q.drain() == [urgent, preempted, other]
 
 
 def test_urgent_requests_without_end_do_not_starve_the_rest() -> None:
     q = Named()
     patient = q.ask(priority=100)
-    parked = q.ask(priority=100)
-    q.waiting.remove(parked)
-    q.waiting.come_back(parked)
+    preempted = q.ask(priority=100)
+    q.waiting.remove(preempted)
+    q.waiting.come_back(preempted)
     taken = []
-    for _ in range(2 * MOST_PASSES):
+    for _ in range(2 * MAX_BYPASSES):
         q.ask(priority=-100)
         taken.append(q.take(1.0))
-    assert {patient, parked} <= set(taken)
+    assert {patient, preempted} <= set(taken)
     assert len([s for s in taken if s.request.priority == 100]) == 2
 
 
@@ -133,9 +133,9 @@ def test_one_placement_in_eight_costs_urgent_ones_little_and_lets_others_live(mo
     """Urgent requests wait little longer while they need less than seven eighths of the places; where they need all,
     others would starve without it."""
     ours = {load: waits(*load) for load in ((0.5, 0.6), (0.8, 0.3), (0.99, 0.1))}
-    monkeypatch.setattr(queue, "MOST_PASSES", sys.maxsize)
+    monkeypatch.setattr(queue, "MAX_BYPASSES", sys.maxsize)
     none = {load: waits(*load) for load in ours}
-    monkeypatch.setattr(queue, "MOST_PASSES", 4)
+    monkeypatch.setattr(queue, "MAX_BYPASSES", 4)
     fourth = {load: waits(*load) for load in ours}
     for load in ((0.5, 0.6), (0.8, 0.3)):
         assert _late(ours[load][0]) <= _late(none[load][0]) + 2 * 8
@@ -164,31 +164,31 @@ def test_clients_are_remembered_up_to_a_bound(n: int) -> None:
     q = Named(most=100)
     for i in range(n):
         q.ask(f"client {i}")
-    assert len(q.accounts) == min(n, 100)
+    assert len(q.counters) == min(n, 100)
     assert len(q.drain(1.0)) == n
 
 
 def test_what_two_instances_count_at_the_same_moment_is_counted_twice() -> None:
-    accounts = Accounts(n_instances=2)
+    counters = TokenCounters(n_instances=2)
 
     class Meanwhile(float):
         """While it is added, the other instance's step thread counts, too."""
 
         def __radd__(self, other: float) -> float:
-            accounts.serve("a", 5.0, 1)
+            counters.serve("a", 5.0, 1)
             return other + float(self)
 
-    accounts.asks("a")
-    accounts.serve("a", Meanwhile(3.0), 0)
-    assert accounts.served("a") == 8.0
+    counters.asks("a")
+    counters.serve("a", Meanwhile(3.0), 0)
+    assert counters.served("a") == 8.0
 
 
 def test_who_comes_back_begins_now_whichever_instance_served_it() -> None:
-    accounts = Accounts(n_instances=2)
-    accounts.serve("pauses", 10.0, 1)
-    accounts.serve("works", 100.0, 0)
-    accounts.chose("works")
-    accounts.asks("pauses", again=True)
-    assert accounts.served("pauses") == accounts.served("works") == accounts.served("new") == 100.0
-    accounts.asks("works", again=True)
-    assert accounts.served("works") == 100.0
+    counters = TokenCounters(n_instances=2)
+    counters.serve("pauses", 10.0, 1)
+    counters.serve("works", 100.0, 0)
+    counters.chose("works")
+    counters.asks("pauses", again=True)
+    assert counters.served("pauses") == counters.served("works") == counters.served("new") == 100.0
+    counters.asks("works", again=True)
+    assert counters.served("works") == 100.0

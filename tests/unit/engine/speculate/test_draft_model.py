@@ -112,7 +112,7 @@ async def test_a_failing_draft_model_fails_no_request_and_is_logged_once(
         replies = await answers(machine, runner, *wanted)
     assert [reply.text for reply in replies] == [alone(each) for each in wanted]
     assert [record.message for record in caplog.records].count(
-        "the draft model failed; the requests at hand go on without it"
+        "the draft model failed; the current requests continue without it"
     ) == 1
 
 

@@ -13,7 +13,7 @@ from server.engine.params import EngineParams
 from server.engine.request import Request
 from server.engine.schedule.scheduler import TokenRun
 from server.engine.sequence import Sequence, Ticket
-from server.engine.speculate.cost import FORGET, SURE, Speculating, Step, StepCost, draft_length, evaluated, lengths
+from server.engine.speculate.cost import FORGET, SURE, DraftState, Step, StepCost, draft_length, evaluated, lengths
 from server.engine.speculate.lookup import Lookup
 from server.engine.speculate.speculation import Speculation
 
@@ -94,7 +94,7 @@ def evaluations_of_a_copy(rng: random.Random, jitter: float) -> int:
     n_steps = 0
     for prompt in ([*range(base, base + 250)] for base in range(0, 5000, 1000)):
         reply = [-token if token % 25 == 0 else token for token in prompt]
-        state = Speculating(16, sources=(Lookup(3, 500),))
+        state = DraftState(16, sources=(Lookup(3, 500),))
         state.sources[0].extend([*prompt, 0, *reply[:3]])
         cost.observe_prompt(len(prompt), 2.0 * len(prompt) * disturbed())
         at = 3
@@ -121,47 +121,47 @@ def test_whatever_else_the_machine_does_the_same_text_takes_about_as_many_steps(
         assert evaluations_of_a_copy(random.Random(seed), jitter) < 1.4 * undisturbed
 
 
-def looking_up(tokens: list[int]) -> Speculating:
-    state = Speculating(16, sources=(Lookup(2, 4096),))
+def looking_up(tokens: list[int]) -> DraftState:
+    state = DraftState(16, sources=(Lookup(2, 4096),))
     state.sources[0].extend(tokens)
     return state
 
 
 def test_what_the_text_suggests_is_judged_for_nothing_by_what_is_sampled() -> None:
     state = looking_up([*range(10, 60), 1, 10, 11])
-    before = state.right
+    before = state.acceptance
     for token in range(12, 20):
         state.look_up(16)
         state.add(token)
-    assert before < 0.5 < state.right
+    assert before < 0.5 < state.acceptance
     state.look_up(16)
     state.add(999)
-    assert state.right < 0.8
+    assert state.acceptance < 0.8
 
 
 def test_what_lies_behind_a_wrong_token_says_nothing() -> None:
     state = looking_up([*range(10, 60), 1, 10, 11])
     state.look_up(16)
     state.add(999)
-    after = state.right
+    after = state.acceptance
     state.add(13)
-    assert state.right == after
+    assert state.acceptance == after
 
 
 def test_what_a_draft_model_says_is_judged_by_itself() -> None:
     state = looking_up([])
-    state.right_drafted = 0.5
+    state.draft_acceptance = 0.5
     state.expect([1, 2, 3])
-    before = state.right
+    before = state.acceptance
     for token in (1, 2, 9):
         state.add(token)
-    assert state.right == before
-    assert 0.5 < state.right_drafted < 0.8
+    assert state.acceptance == before
+    assert 0.5 < state.draft_acceptance < 0.8
 
 
 def test_guesses_reach_less_far_the_further_ahead_they_are() -> None:
     state = looking_up([])
-    state.right = 1.0
+    state.acceptance = 1.0
     assert state.reach(3) == pytest.approx([SURE, SURE**2, SURE**3])
 
 
@@ -209,7 +209,7 @@ def test_only_the_sequences_that_do_well_are_drafted_for() -> None:
 
 def test_a_guess_for_one_of_several_streams_is_weighed_with_the_evaluation_that_it_takes() -> None:
     """With cells of their own, sequences of other lengths are evaluated one after the other, or filled up."""
-    apart, together = Step(4, 0.01, lambda n: n * 0.0005, 20.0, fills=True), Step(4, 0.01, lambda n: n * 0.0005)
+    apart, together = Step(4, 0.01, lambda n: n * 0.0005, 20.0, pads=True), Step(4, 0.01, lambda n: n * 0.0005)
     one, all_ = [[0.9, 0.8, 0.7], [], [], []], [[0.9, 0.8, 0.7]] * 4
     assert lengths(one, together, 99) == [3, 0, 0, 0]
     assert lengths(one, apart, 99) == [0, 0, 0, 0]
@@ -220,7 +220,7 @@ def test_a_guess_for_one_of_several_streams_is_weighed_with_the_evaluation_that_
 
 def test_what_further_evaluations_took_is_not_taken_for_the_cost_of_tokens() -> None:
     """A step in which one of four streams had four guesses was evaluated twice, or with the others filled up."""
-    info = replace(FakeRunner(n_seq=4).info, evaluation_tokens=4.0, fills=True)
+    info = replace(FakeRunner(n_seq=4).info, evaluation_tokens=4.0, pads=True)
     guessing = Speculation(EngineParams(), info, None)
     ticket = Ticket(Request(id="", prompt=[1]), lambda events: None, 0.0)
     sequence = Sequence(ticket, 0, [1])
@@ -232,14 +232,14 @@ def test_what_further_evaluations_took_is_not_taken_for_the_cost_of_tokens() -> 
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=9), st.floats(0, 20))
 def test_a_further_length_costs_no_more_than_to_fill_the_others_up(each: list[int], evaluation_tokens: float) -> None:
-    n = evaluated(Counter(each), evaluation_tokens, fills=True)
+    n = evaluated(Counter(each), evaluation_tokens, pads=True)
     assert sum(each) <= n <= max(each) * len(each)
     assert n == sum(each) or len(set(each)) > 1
-    assert n <= evaluated(Counter(each), evaluation_tokens, fills=False)
+    assert n <= evaluated(Counter(each), evaluation_tokens, pads=False)
 
 
 def test_a_guess_that_nothing_is_filled_up_to_costs_a_whole_evaluation() -> None:
     """So it is with recurrent models, and with heads of the model's own."""
-    reaches, filled_up = [[0.6], []], Step(2, 0.022, lambda n: n * 0.001, 20.0, fills=True)
+    reaches, filled_up = [[0.6], []], Step(2, 0.022, lambda n: n * 0.001, 20.0, pads=True)
     assert lengths(reaches, filled_up, 99) == [1, 0]
-    assert lengths(reaches, replace(filled_up, fills=False), 99) == [0, 0]
+    assert lengths(reaches, replace(filled_up, pads=False), 99) == [0, 0]

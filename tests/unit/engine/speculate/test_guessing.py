@@ -97,4 +97,4 @@ async def test_a_slot_does_not_keep_the_index_of_its_last_request() -> None:
         await run(engine, request("abc"))
         (slot,) = engine._instances[0].scheduler.slots
         assert slot.last is not None
-        assert slot.last.speculating is None
+        assert slot.last.draft_state is None

@@ -9,7 +9,7 @@ from harness.fakes import FakeRunner
 from server.constrain.constraint import Constraint
 from server.engine.prefix.find import Placement
 from server.engine.request import Event, Failed
-from server.engine.step.published import Publisher
+from server.engine.step.snapshots import SnapshotPublisher
 from server.errors import InternalError
 from tests.unit.engine.builders import engine_over, request, run
 
@@ -19,7 +19,7 @@ async def test_one_that_many_had_passed_is_told_once_and_not_placed_again() -> N
     tried = 0
     async with engine_over(FakeRunner(n_seq=2, n_cells=4000, unified=True)) as engine:
         (instance,) = engine._instances
-        prepare, room = instance.cells.prepare, instance.scheduler.room
+        prepare, room = instance.cells.prepare, instance.scheduler.kv_budget
 
         def fails(placement: Placement, now: float) -> None:
             nonlocal tried
@@ -52,7 +52,7 @@ async def test_a_parked_one_that_cannot_come_back_leaves_no_sampler_open() -> No
 
         instance.cells.prepare = fails  # type: ignore[method-assign]
         replies = await run(engine, *(request(letter * 400, max_tokens=300) for letter in "ab"))
-        assert engine.stats.n_parked == 1
+        assert engine.stats.n_preempted == 1
         assert sorted(str(reply.error) for reply in replies) == ["None", "it broke"]
         assert all(sampler.closed for sampler in runner.samplers)
 
@@ -94,11 +94,11 @@ async def test_events_that_nobody_can_take_leave_others_theirs_and_no_request_op
 async def test_who_looks_ends_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[object] = []
 
-    def breaks(_self: Publisher, slots: object) -> None:
+    def breaks(_self: SnapshotPublisher, slots: object) -> None:
         tried.append(slots)
         raise ZeroDivisionError("a bug")
 
-    monkeypatch.setattr(Publisher, "_beginnings", breaks)
+    monkeypatch.setattr(SnapshotPublisher, "_shared_prefixes", breaks)
     async with engine_over(FakeRunner(n_seq=2)) as engine:
         engine.watch(wanted=True)
         replies = await run(engine, request("one"), request("two"))

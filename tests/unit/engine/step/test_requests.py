@@ -6,13 +6,13 @@ from typing import Any
 
 from harness.fakes import FakeRunner
 from server.engine.params import EngineParams
-from server.engine.schedule.queue import MOST_PASSES, REPLY_CELLS, ModelQueue
+from server.engine.schedule.queue import MAX_BYPASSES, REPLY_CELLS, ModelQueue
 from server.engine.schedule.scheduler import Scheduler
 from server.engine.sequence import Ticket
 from server.engine.stats import EngineStats
 from server.engine.step.mailbox import Mailbox
-from server.engine.step.published import Publisher
 from server.engine.step.requests import Requests
+from server.engine.step.snapshots import SnapshotPublisher
 from server.errors import InternalError
 from tests.unit.engine.builders import request
 
@@ -27,12 +27,12 @@ class Desk:
         self.ended: list[Ticket] = []
         self.queue = ModelQueue(2)
         info = FakeRunner(n_seq=n_seq, n_cells=n_cells, unified=n_cells is not None).info
-        self.scheduler = Scheduler(info, EngineParams(queue_timeout_s=queue_s), self.queue.accounts)
+        self.scheduler = Scheduler(info, EngineParams(queue_timeout_s=queue_s), self.queue.counters)
         clock = lambda: self.now  # noqa: E731
         self.requests = Requests(
             *(self.scheduler, self.queue, 0, Mailbox(asyncio.get_running_loop(), self.ended.extend), EngineStats()),
             clock,
-            Publisher(self.scheduler, clock, 0),
+            SnapshotPublisher(self.scheduler, clock, 0),
         )
 
     def ask(self, text: str, *, n: int = 1, priority: int = 0, client: str = "", **own: Any) -> Ticket:
@@ -96,7 +96,7 @@ async def test_urgent_requests_without_end_do_not_starve_the_rest() -> None:
     desk = Desk()
     patient = desk.ask("patient", priority=1)
     taken: list[Ticket] = []
-    for i in range(MOST_PASSES):
+    for i in range(MAX_BYPASSES):
         desk.ask(f"urgent {i}")
         taken += desk.queue.take(1, 1, lambda: math.inf, 0.0)
     assert patient in taken

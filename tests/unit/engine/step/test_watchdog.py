@@ -49,9 +49,9 @@ async def hanging(hang: Hang, *others: FakeRunner) -> AsyncIterator[tuple[Engine
     asked = asyncio.ensure_future(run(engine, request("one")))
     assert await asyncio.to_thread(hang.begun.wait, 60)
     for other in engine._instances[1:]:  # at rest from here on: it looked when the request came, and finds nobody now
-        before = other.pulse
+        before = other.heartbeat
         other.wake()
-        while not (other.at_rest and other.pulse > before):  # noqa: ASYNC110 - it tells nobody
+        while not (other.at_rest and other.heartbeat > before):  # noqa: ASYNC110 - it tells nobody
             await asyncio.sleep(0)
     try:
         yield engine, clock, asked

@@ -131,7 +131,7 @@ async def test_nothing_stays_of_a_request_that_is_refused(monkeypatch: pytest.Mo
 async def test_a_request_that_expires_in_the_queue_of_several_instances_leaves_no_ticket(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("server.engine.step.requests.LOOK_S", 0.0)
+    monkeypatch.setattr("server.engine.step.requests.EXPIRY_CHECK_S", 0.0)
     limited = spec("demo", instances=2, engine=EngineParams(request_timeout_s=3600.0))
     async with process(limited, n_seq=1) as found:
         served = found.model._served

@@ -20,7 +20,7 @@ from server.constrain.grammar.matcher import Recipe
 from server.constrain.lazy import Lazy
 from server.constrain.thinking_end import Ending, ReasoningSwitch, ThinkingEnd
 from server.engine.kv.state import Checkpoint, SlotState
-from server.engine.lora import Tuning
+from server.engine.lora import AdapterSet
 from server.engine.request import (
     Event,
     Failed,
@@ -161,7 +161,7 @@ def test_a_switch_is_one_number_on_both_sides() -> None:
 
 
 LONG = [bytes([i]) * (PART_BYTES + i) for i in range(3)]
-SLOT = SlotState([1, 2], LONG[1], Tuning(), 2, (Checkpoint(1, LONG[2]), Checkpoint(2, b"short")))
+SLOT = SlotState([1, 2], LONG[1], AdapterSet(), 2, (Checkpoint(1, LONG[2]), Checkpoint(2, b"short")))
 
 
 def test_what_is_long_crosses_without_being_copied_into_a_message() -> None:

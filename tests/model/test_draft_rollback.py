@@ -58,21 +58,21 @@ async def test_what_is_guessed_changes_no_token(
     plain, n_plain = await answers(weights, n, "none")
     said = {f"{i}": token_ids(reply) for i, reply in enumerate(plain)}
 
-    def guess(_: Speculation, generating: Seq[Sequence], room: int) -> list[list[int]]:
+    def propose(_: Speculation, generating: Seq[Sequence], room: int) -> list[list[int]]:
         """What will be said, but for a token that is wrong in most guesses."""
         guesses = []
         for sequence in generating:
             at = len(sequence.output)
-            most = 0 if sequence.n_taken_back else min(1 + at % 9, room // len(generating), N_TOKENS - at - 1)
+            most = 0 if sequence.n_rolled_back else min(1 + at % 9, room // len(generating), N_TOKENS - at - 1)
             tokens = said[sequence.request.id][at : at + max(most, 0)]
             guesses.append([token ^ 1 if i == at % 6 else token for i, token in enumerate(tokens)])
         return guesses
 
-    monkeypatch.setattr(Speculation, "guess", guess)
-    guessed, n_guessed = await answers(weights, n, "lookup")
+    monkeypatch.setattr(Speculation, "propose", propose)
+    guessed, n_drafted = await answers(weights, n, "lookup")
     weights.close()
     for one, other in zip(plain, guessed, strict=True):
         assert token_ids(one) == token_ids(other)
         timings = other.finished[0].timings
         assert timings.draft_n > timings.draft_n_accepted > N_TOKENS // 4
-    assert n_guessed < 0.8 * n_plain
+    assert n_drafted < 0.8 * n_plain

@@ -1,8 +1,8 @@
-"""States out of the cells and back, between slots, RAM and disk. Used by the step thread.
+"""Moves states between cells, RAM and disk. Used by the step thread.
 
-Moving a state stops every sequence of the instance, and the library moves it in one piece. So it is done only where it
-pays, and where it is predicted to hold nobody up for longer than a step: streams for theirs, prompts for theirs, which
-is longer. What takes longer waits until nobody else is there, or is computed again.
+Moving a state stops every sequence of the instance, and the library moves it in one piece. So a state is moved only
+if that is faster than recomputing, and only if it is predicted to stall nobody for longer than a step. Anything
+longer waits until no other sequence runs, or is recomputed.
 """
 
 import logging
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 
 from server.engine.cache_scope import is_lasting
 from server.engine.kv.disk_cache import DiskCache, start_reading
-from server.engine.kv.ram_cache import KeptState, in_ram, size_of
+from server.engine.kv.ram_cache import CacheEntry, in_ram, size_of
 from server.engine.kv.state import SlotState
 from server.engine.media import Spans, last_position
 from server.engine.runner_api import Runner
@@ -22,18 +22,19 @@ from server.errors import CONTAINED, InternalError
 log = logging.getLogger(__name__)
 
 SHARE = 0.1
-"""Of a step, for states that are moved, beside the last of them. In `benchmarks.simulation` the longest gap of a stream
-is half of what it is with 1.0, and neither throughput nor the time to the first token is worse."""
+"""Share of a step that may be spent on moving states, besides the last one. In `benchmarks.simulation`, 0.1 halves the
+longest inter-token gap compared with 1.0, at equal throughput and time to first token.
+"""
 
 
-class Moving:
-    """Between the cells of one instance, RAM and, where it is configured, the disk."""
+class Offloader:
+    """Moves states between the cells of one instance, RAM and disk."""
 
     def __init__(self, runner: Runner, scheduler: Scheduler, clock: Callable[[], float]) -> None:
         self._runner = runner
         self._scheduler = scheduler
         self._clock = clock
-        self.n_refused = 0  # states that were lost because saving them would have held others up
+        self.n_refused = 0  # states dropped because saving them would have stalled others
         scheduler.placer.may_load = self.may_load
 
     @property
@@ -46,16 +47,20 @@ class Moving:
 
     @property
     def busy(self) -> bool:
-        """Others wait, and states were moved in this step: what is left waits for the next one."""
+        """Whether this step has spent its share on moving states while others wait; the rest waits for the next
+        step."""
         return 0 < self._scheduler.spent_s > self._others_step_s() * SHARE
 
     def would_stop_others(self, seconds: float, besides: Sequence | None = None) -> bool:
-        """Whether something that takes so long, with what this step has moved, would hold others up for more than a
-        step."""
+        """Whether an operation of `seconds`, with what this step has spent, would stall other sequences for more than a
+        step.
+        """
         return self._scheduler.spent_s + seconds > self._others_step_s(besides)
 
     def _others_step_s(self, besides: Sequence | None = None) -> float:
-        """How long a step may take for those who hold slots: streams, or prompts where only these do; else endless."""
+        """Return how long a step may take for the slot holders: the decode target, the prefill target, or infinity
+        without any.
+        """
         step_s = math.inf
         for sequence in self._scheduler.active():
             if sequence is not besides:
@@ -65,13 +70,13 @@ class Moving:
         return step_s
 
     def _pieces_to_load(self, slot: Slot | None, n: int) -> int:
-        """The most pieces that `n` tokens may come to lie in: unified cells are free between those of others."""
+        """Return the largest number of pieces that `n` tokens may be scattered over."""
         if not self._runner.info.unified:
             return 1
         return min(n, 1 + sum(other.n_pieces for other in self._scheduler.slots if other is not slot and other.tokens))
 
-    def take_out(self, slot: Slot) -> SlotState:
-        """What `slot` holds. Raises one of `CONTAINED` when the library fails or there is no memory."""
+    def swap_out(self, slot: Slot) -> SlotState:
+        """Return the state of `slot`. Raises one of `CONTAINED` if the library fails or there is no memory."""
         started = self._clock()
         state = self._runner.seq_save(slot.id)
         if not state:
@@ -81,59 +86,60 @@ class Moving:
         if slot.tokens:
             n_pieces = min(slot.n_pieces, len(slot.tokens)) or 1
             self._scheduler.move_cost.observe_state(len(slot.tokens), len(state), seconds, n_pieces)
-        return SlotState(list(slot.tokens), state, slot.tuning, slot.n_exact, slot.checkpoints, slot.media)
+        return SlotState(list(slot.tokens), state, slot.adapter_set, slot.n_exact, slot.checkpoints, slot.media)
 
     def make_room(self, n_bytes: int, now: float) -> bool:
-        """Before so many bytes more are held beside the entries in RAM: these give way. False: there is no room."""
+        """Evict entries so that `n_bytes` more can be held in RAM besides them. Return False if there is no room."""
         return self._gave_way(self._scheduler.ram.make_room_beside(n_bytes, now))
 
     def hold(self, states: list[bytes], now: float) -> bool:
-        """Hold `states` beside the entries. False: there is no room for those of them that nobody holds."""
+        """Hold `states` in RAM besides the entries. Return False if there is no room."""
         return self._gave_way(self._scheduler.ram.hold(states, now))
 
-    def _gave_way(self, evicted: list[KeptState] | None) -> bool:
+    def _gave_way(self, evicted: list[CacheEntry] | None) -> bool:
         self._to_disk(evicted or ())
         return evicted is not None
 
-    def state_to_park(self, sequence: Sequence, now: float) -> SlotState | None:
-        """The state of a running sequence; None, and its tokens are computed again, where that would hold others up or
-        there is no memory for it."""
+    def preempted_state(self, sequence: Sequence, now: float) -> SlotState | None:
+        """Return the state of a sequence to be preempted. None if moving it would stall others or there is no memory;
+        its tokens are then recomputed.
+        """
         slot = sequence.held
         n_bytes = 0 if slot.ends_inside else self._size(slot)
         if not n_bytes or self.refuses(self._scheduler.move_cost.save_s(n_bytes, slot.n_pieces), sequence):
             return None
         try:
             if self.make_room(n_bytes, now):
-                parked = self.take_out(slot)
-                if self.hold(parked.states, now):  # the checkpoints are the slot's, and held already
-                    return parked
+                preempted = self.swap_out(slot)
+                if self.hold(preempted.states, now):  # the checkpoints belong to the slot and are held already
+                    return preempted
         except CONTAINED as error:
             what, about = "slot %d: its state could not be saved: %s", log_fields(sequence.request)
             log.warning(what, slot.id, str(error) or repr(error), extra=about)
             return None
-        what, about = "slot %d: no room in RAM for the state of a request that is parked", log_fields(sequence.request)
+        what, about = "slot %d: no room in RAM for the state of a preempted request", log_fields(sequence.request)
         log.info(what, slot.id, extra=about)
         return None
 
     def may_load(self, saved: SlotState) -> bool:
-        """Whether `saved` is loaded; else its tokens are computed."""
+        """Whether to load `saved`; otherwise its tokens are recomputed."""
         n_pieces = self._pieces_to_load(None, len(saved.tokens))
         return not self.refuses(self._scheduler.move_cost.load_s(len(saved.state), n_pieces))
 
     def refuses(self, seconds: float, besides: Sequence | None = None) -> bool:
-        """Whether a move would hold others up for longer than a step."""
+        """Whether a move would stall others for more than a step."""
         if not self.would_stop_others(seconds, besides):
             return False
         self._scheduler.move_cost.refused()
         return True
 
-    def keep(self, slot: Slot, n_lost: int, now: float, coming: KeptState | None = None) -> None:
-        """Before `n_lost` tokens of an idle slot go: save them, if that is of use and quick enough.
+    def offload(self, slot: Slot, n_lost: int, now: float, incoming: CacheEntry | None = None) -> None:
+        """Save an idle slot that is about to lose `n_lost` tokens, if that is useful and fast enough.
 
         `coming` is loaded after it in the same step.
         """
         cost, ram, n = self._scheduler.move_cost, self._scheduler.ram, len(slot.tokens)
-        if not _is_of_use(slot) or not (ram.wants(slot, n_lost) if ram.limit else self._disk_wants(slot, n_lost)):
+        if not _is_reusable(slot) or not (ram.wants(slot, n_lost) if ram.limit else self._disk_wants(slot, n_lost)):
             return
         if not cost.pays(n, n_lost, slot.n_pieces) or not (n_bytes := self._size(slot)):
             return
@@ -142,37 +148,39 @@ class Moving:
         if not to_ram and not (self.disk is not None and self.disk.takes(size) and self._disk_wants(slot, n_lost)):
             return
         load_s = 0.0
-        if coming is not None:
-            load_s = cost.load_s(len(coming.saved.state), self._pieces_to_load(slot, len(coming.tokens)))
+        if incoming is not None:
+            load_s = cost.load_s(len(incoming.saved.state), self._pieces_to_load(slot, len(incoming.tokens)))
         if self.refuses(cost.save_s(n_bytes, slot.n_pieces) + load_s):
             self.n_refused += 1
-            log.debug("slot %d: %d tokens are not kept, saving them would stop others for too long", slot.id, n)
+            log.debug("slot %d: %d tokens are not offloaded, saving them would stall other requests", slot.id, n)
             return
         if to_ram:
             ram.replace(slot)
             self._to_disk(ram.make_room(size, now))
-        if (entry := self._take(slot)) is None:
+        if (entry := self._entry_of(slot)) is None:
             return
         if to_ram:
             self._to_disk(ram.put(entry, now))
         if not to_ram or (self.disk is not None and self.disk.shared):
             self._to_disk((entry,))
 
-    def _disk_wants(self, one: Slot | KeptState, n_lost: int) -> bool:
+    def _disk_wants(self, one: Slot | CacheEntry, n_lost: int) -> bool:
         return self.disk is not None and self.disk.wants(one, n_lost)
 
-    def distrust(self, sequence: Sequence) -> None:
-        """Forget what in RAM and on disk it may have come from: that would do the same to whoever begins as it does."""
-        tokens, tuning = sequence.content, sequence.tuning
-        kept, _ = self._scheduler.ram.match(tokens, tuning, 0)
+    def drop_cached(self, sequence: Sequence) -> None:
+        """Drop the RAM and disk entries that `sequence` may have started from, because they would corrupt other
+        sequences too.
+        """
+        tokens, adapter_set = sequence.content, sequence.adapter_set
+        kept, _ = self._scheduler.ram.match(tokens, adapter_set, 0)
         if kept is not None:
             self._scheduler.ram.remove(kept)
-        on_disk = self.disk.kept.match(tokens, tuning, 0)[0] if self.disk is not None else None
+        on_disk = self.disk.kept.match(tokens, adapter_set, 0)[0] if self.disk is not None else None
         if self.disk is not None and on_disk is not None:
             self.disk.drop(on_disk)
 
     def _size(self, slot: Slot) -> int:
-        """Bytes of the state of `slot`, which is not copied for it; 0 when the library can't tell."""
+        """Return the size in bytes of the state of `slot` without copying it; 0 if unknown."""
         try:
             return self._runner.seq_size(slot.id)
         except CONTAINED as error:
@@ -180,14 +188,15 @@ class Moving:
             return 0
 
     def offer(self) -> bool:
-        """While nobody runs or waits: write an idle slot for other processes, where that takes no longer than a
-        prompt's step; False: there is none."""
+        """Write an idle slot for other processes if nothing runs or waits and it is fast enough. Return whether one was
+        written.
+        """
         disk, scheduler = self.disk, self._scheduler
         if disk is None or not disk.shared or scheduler.n_active or scheduler.waiting:
             return False
         for slot in scheduler.slots:
             n = len(slot.tokens)
-            if slot.offered is slot.last or not _is_of_use(slot) or not disk.wants(slot, n):
+            if slot.offered is slot.last or not _is_reusable(slot) or not disk.wants(slot, n):
                 continue
             n_bytes = self._size(slot)
             if not n_bytes or scheduler.move_cost.save_s(n_bytes, slot.n_pieces) > self._prompt_step_s:
@@ -198,22 +207,22 @@ class Moving:
                 return True
         return False
 
-    def _take(self, slot: Slot) -> KeptState | None:
-        """What `slot` holds, as an entry. None: the library failed, or there is no memory."""
+    def _entry_of(self, slot: Slot) -> CacheEntry | None:
+        """Return the state of `slot` as a cache entry; None if the library fails or there is no memory."""
         try:
-            saved = self.take_out(slot)
+            saved = self.swap_out(slot)
             return in_ram(saved, slot.last_used, can_cut=self._runner.info.can_cut, hashes=slot.hashes)
         except CONTAINED as error:
             log.warning("slot %d: its state could not be kept: %s", slot.id, str(error) or repr(error))
             return None
 
-    def _to_disk(self, entries: Iterable[KeptState]) -> None:
+    def _to_disk(self, entries: Iterable[CacheEntry]) -> None:
         if self.disk is not None:
             for entry in entries:
                 self.disk.put(entry)
 
     def load(self, slot: Slot, state: bytes, n: int, media: Spans) -> bool:
-        """Put `state`, of `n` tokens, into the empty `slot`; False when it finds no room."""
+        """Load `state`, of `n` tokens, into the empty `slot`. Return False if there is no room."""
         started = self._clock()
         if not self._runner.seq_load(slot.id, state, last_position(media, n) + 1):
             return False
@@ -225,24 +234,24 @@ class Moving:
         return True
 
     def start_reading(self) -> None:
-        """Let the disk read what waiting sequences were found to begin with there."""
+        """Start the disk reads that waiting sequences need."""
         scheduler = self._scheduler
         wanted = (s.fetch for s in scheduler.waiting if s.fetch is not None)
         if self.disk is not None and any(fetch.future is None and not fetch.given_up for fetch in wanted):
             start_reading(scheduler.in_turn(), self.disk, scheduler.move_cost, self._clock(), most=len(scheduler.slots))
 
     def save_all(self, now: float) -> None:
-        """The cells and RAM are about to be freed: to the disk with it, the most valuable first.
+        """Write RAM entries and slots to disk before they are freed, highest eviction priority first.
 
-        One after the other, each when less waits to be written: what is in cells is not copied before.
+        Slots are copied one at a time, when less data waits to be written.
         """
         if self.disk is None:
             return
         self.disk.begin_close()
         ram = self._scheduler.ram
-        slots = [slot for slot in self._scheduler.slots if _is_of_use(slot) and not ram.holds(slot)]
-        wanted: list[KeptState | Slot] = [one for one in (*ram, *slots) if self.disk.wants(one, len(one.tokens))]
-        wanted.sort(key=lambda one: one.value(now))
+        slots = [slot for slot in self._scheduler.slots if _is_reusable(slot) and not ram.holds(slot)]
+        wanted: list[CacheEntry | Slot] = [one for one in (*ram, *slots) if self.disk.wants(one, len(one.tokens))]
+        wanted.sort(key=lambda one: one.eviction_priority(now))
         while wanted:
             one = wanted.pop()
             if isinstance(one, Slot):
@@ -253,10 +262,10 @@ class Moving:
                 self.disk.put(one)
 
     def _write_out(self, slot: Slot, disk: DiskCache) -> None:
-        if (entry := self._take(slot)) is not None:
+        if (entry := self._entry_of(slot)) is not None:
             disk.put(entry)
 
 
-def _is_of_use(slot: Slot) -> bool:
-    """Whether somebody may go on from what `slot` holds."""
-    return not slot.ends_inside and is_lasting(slot.tuning.scope)
+def _is_reusable(slot: Slot) -> bool:
+    """Whether a later request may continue from what `slot` holds."""
+    return not slot.ends_inside and is_lasting(slot.adapter_set.scope)
