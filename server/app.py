@@ -63,6 +63,7 @@ from server.settings import Settings, check_files, hub_of, load_settings, model_
 from server.state.batches import BatchLines
 from server.state.database import open_database
 from server.state.objects import Json, Objects
+from server.state.reasoning_keys import reasoning_secrets
 from server.telemetry.kv_events.follow import KvEvents
 from server.telemetry.record import Record
 from server.transport.compression import Compression
@@ -73,6 +74,7 @@ from server.transport.internal import InternalReply, post_json, revoked_key
 from server.transport.options import MIB, CorsOptions, HttpOptions
 from server.transport.shutdown import StopSignals, on_hangup
 from server.uvicorn_config import check_certificate, configure
+from server.wire.reasoning_cipher import ReasoningCipher
 
 if TYPE_CHECKING:
     from server.telemetry.tracing import Tracing  # of an extra
@@ -175,6 +177,7 @@ def create_app(
             keep_s=server.state_days * DAY_S if server.state_days else None,
         ),
         background=BackgroundRuns(),
+        reasoning=ReasoningCipher(reasoning_secrets(server.reasoning_key_file, state.database.path)),
     )
     events, tracing = kv_events_of(server), tracing_of(server)
     app = FastAPI(

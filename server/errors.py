@@ -63,11 +63,15 @@ class ConfigError(LlamapoolError):
 
 
 class InvalidRequest(LlamapoolError):
-    """The request is wrong. ``param`` is the field's path, e.g. ``messages.0.role``, where there is one."""
+    """The request is wrong. ``param`` is the field's path, e.g. ``messages.0.role``, where there is one.
 
-    def __init__(self, message: str, param: str | None = None) -> None:
+    ``code`` is OpenAI's code for the error, "" for none.
+    """
+
+    def __init__(self, message: str, param: str | None = None, code: str = "") -> None:
         super().__init__(message)
         self.param = param
+        self.code = code
 
 
 class ContextExceeded(InvalidRequest):

@@ -34,6 +34,7 @@ from server.transport.access.target import TARGET, Target
 from server.transport.options import HttpOptions
 from server.transport.streams.disconnect import while_connected
 from server.transport.streams.replay import KeptStreams
+from server.wire.reasoning_cipher import ReasoningCipher
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +64,7 @@ class Services:
     lines: BatchLines
     batches: BatchRunner
     background: BackgroundRuns
+    reasoning: ReasoningCipher  # encrypts reasoning that clients keep
     slot_files: SavedFiles | None = None  # where slots are saved; None = nowhere
     running: Running = field(default_factory=Running)
     gate: Gate = field(default_factory=Gate)

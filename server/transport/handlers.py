@@ -136,6 +136,8 @@ def _known(error: LlamapoolError) -> ErrorReply:
         detail["param"] = "model"
     elif isinstance(error, InvalidRequest) and error.param:
         detail["param"] = error.param
+    if isinstance(error, InvalidRequest) and error.code:
+        detail["code"] = error.code
     if isinstance(error, AuthenticationFailed):
         headers["WWW-Authenticate"] = "Bearer"
     if isinstance(error, NotSupported):

@@ -183,6 +183,8 @@ def openai_error(status: int, body: Json) -> Json:
 def _openai_code(status: int, detail: Json) -> str:
     """Return the string by which OpenAI's clients recognize an error."""
     param, message = detail.get("param"), detail["message"]
+    if isinstance(detail["code"], str):
+        return detail["code"]
     if "n_prompt_tokens" in detail:
         return CONTEXT_EXCEEDED
     if param == "previous_response_id" and message.endswith("not found."):

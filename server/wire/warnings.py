@@ -17,6 +17,7 @@ WARNING_HEADER = "X-Llamapool-Warning"
 GONE_SAMPLERS = ("tfs_z", "tfs-z", "tfs")
 """Tail free sampling, which llama.cpp no longer has; older clients name it in every list of samplers."""
 NO_TOOL_LEFT = "tool_choice is ignored: no tool is left that could be called"
+FOREIGN_REASONING = "{} is ignored: another server or an earlier key encrypted the reasoning in it"
 _SHOWN_CHARS = 40
 GONE_SAMPLER_CHAR = "f"
 _NO_TAIL_FREE = "llama.cpp has no tail free sampling any more"

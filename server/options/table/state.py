@@ -3,7 +3,7 @@
 from typing import ClassVar
 
 from server.options.table.option import SettingsModel, option
-from server.options.table.values import Int
+from server.options.table.values import FilePath, Int
 
 
 class StateSettings(SettingsModel):
@@ -19,3 +19,7 @@ class StateSettings(SettingsModel):
     deleted first."""
     state_days: Int = option(30, metavar="DAYS", ge=0)
     """Days after which a stored response is deleted; 0 = never. Conversations and files stay until they are deleted."""
+    reasoning_key_file: FilePath | None = option(None)
+    """File with a secret on each line, for the reasoning that clients keep in signature and encrypted_content. The
+    first one encrypts, all decrypt. Replicas need the same file. none = a secret beside the state file, created at the
+    first start; with state memory, a secret that ends with the server."""

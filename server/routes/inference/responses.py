@@ -97,8 +97,10 @@ async def create_response(request: Request) -> Response:
 async def _read(request: Request) -> tuple[ResponseAsked, dict[str, str]]:
     """Read the body; what it continues is fetched in between, where it names any of that."""
 
+    cipher = services(request).reasoning
+
     def checked(given: dict[str, Any], history: History) -> tuple[ResponseAsked, dict[str, str]]:
-        asked = read_response(given, history)
+        asked = read_response(given, history, cipher)
         return asked, warning_headers(given, FIELDS, warnings=asked.conversation.warnings)
 
     def first(given: dict[str, Any]) -> tuple[ResponseAsked, dict[str, str]] | dict[str, Any]:

@@ -21,16 +21,26 @@ from server.wire.messages.blocks import (
     typed,
 )
 from server.wire.messages.tools import LaterTools
+from server.wire.reasoning_cipher import NO_CIPHER, ReasoningCipher, TamperedReasoning
+from server.wire.warnings import FOREIGN_REASONING
 
 _ROLES = ("user", "assistant", "system")
 _CALLS = ("tool_use", "server_tool_use", "mcp_tool_use")
-_THOUGHTS = ("thinking", "redacted_thinking")
+_OPAQUE = {"thinking": "signature", "redacted_thinking": "data"}
+"""Blocks of reasoning, and the field of each that has the encrypted text."""
 _STAMP = re.compile(r"x-anthropic-billing-header:(?:\s*\w+=[^;\s]*;)+")
 _STAMPED = re.compile(r"(?<=\scch=).{5}(?=;)|(?<=\scc_version=)(\d+\.\d+\.\d+)\.\w+(?=;)")
 
 
-def read_conversation(system: object, messages: object, warnings: list[str], later: LaterTools) -> list[Message]:
+def read_conversation(
+    system: object,
+    messages: object,
+    warnings: list[str],
+    later: LaterTools,
+    cipher: ReasoningCipher = NO_CIPHER,
+) -> list[Message]:
     """The messages, the system prompt first. Adds to `warnings` what is left out of them, and tells `later` of tools.
+    `cipher` decrypts reasoning.
 
     A message without blocks says nothing and is left out; an empty system prompt too. There may be no message at all,
     as in llama-server: then the model begins. Raises `InvalidRequest` with a path such as
@@ -44,7 +54,7 @@ def read_conversation(system: object, messages: object, warnings: list[str], lat
         raise InvalidRequest(f"messages: must have at most {MAX_MESSAGES} messages", "messages")
     names = dict[str, str]()
     for index, message in enumerate(messages):
-        found += _message(message, f"messages.{index}", names, warnings, later)
+        found += _message(message, f"messages.{index}", names, warnings, later, cipher)
     return found
 
 
@@ -79,7 +89,9 @@ def steady_system(text: str) -> str:
     return _STAMPED.sub(lambda part: f"{part[1]}.fff" if part[1] else "fffff", found[0]) + text[found.end() :]
 
 
-def _message(given: object, path: str, names: dict[str, str], warnings: list[str], later: LaterTools) -> list[Message]:
+def _message(
+    given: object, path: str, names: dict[str, str], warnings: list[str], later: LaterTools, cipher: ReasoningCipher
+) -> list[Message]:
     given = as_object(given, path)
     role = given.get("role")
     if role not in _ROLES:
@@ -93,7 +105,7 @@ def _message(given: object, path: str, names: dict[str, str], warnings: list[str
         return [Message(role, content)]
     if not isinstance(content, list):
         raise wrong_type(f"{path}.content", "a string or an array of blocks", content)
-    turn = _Turn(role, names, warnings, later)
+    turn = _Turn(role, names, warnings, later, cipher)
     for index, block in enumerate(content):
         where = f"{path}.content.{index}"
         turn.take(*typed(block, where), where)
@@ -108,18 +120,19 @@ class _Turn:
     names: dict[str, str]
     warnings: list[str]
     later: LaterTools
+    cipher: ReasoningCipher
     parts: list[Part] = field(default_factory=list)
-    thoughts: list[str] = field(default_factory=list)
+    reasoning: list[str] = field(default_factory=list)
     calls: list[Call] = field(default_factory=list)
     done: list[Message] = field(default_factory=list)
 
     def take(self, block: Block, kind: str, path: str) -> None:
-        if kind in _CALLS or kind in _THOUGHTS:
+        if kind in _CALLS or kind in _OPAQUE:
             self._require(kind, path, "assistant")
             if kind in _CALLS:
                 self._call(block, path)
-            elif kind == "thinking":  # what Anthropic's servers have redacted means nothing to anyone else
-                self._thinking(block, path)
+            else:
+                self._take_reasoning(block, kind, path)
         elif kind == "tool_result" or kind.endswith("_tool_result"):
             self._require(kind, path, "user", "assistant")
             self._result(block, kind, path)
@@ -142,15 +155,24 @@ class _Turn:
 
     def _end(self) -> None:
         """Put what has been said so far into a message."""
-        if self.parts or self.calls or self.thoughts:
+        if self.parts or self.calls or self.reasoning:
             content = tuple(self.parts) or ""
-            self.done.append(Message(self.role, content, "".join(self.thoughts), tuple(self.calls)))
-        self.parts, self.thoughts, self.calls = [], [], []
+            self.done.append(Message(self.role, content, "".join(self.reasoning), tuple(self.calls)))
+        self.parts, self.reasoning, self.calls = [], [], []
 
-    def _thinking(self, block: Block, path: str) -> None:
-        text = string_or_none(block, "thinking", path)
-        if text:
-            self.thoughts.append(text)
+    def _take_reasoning(self, block: Block, kind: str, path: str) -> None:
+        """Take the encrypted text, or the visible one if this server cannot decrypt it. Raises `InvalidRequest`."""
+        field = _OPAQUE[kind]
+        visible = string_or_none(block, "thinking", path) if kind == "thinking" else ""
+        opaque = string_of(block, field, path) if block.get(field) is not None else ""
+        try:
+            decrypted = self.cipher.decrypt(opaque)
+        except TamperedReasoning:
+            raise InvalidRequest(f"{path}: Invalid `{field}` in `{kind}` block", f"{path}.{field}") from None
+        if opaque and decrypted is None:
+            self.warnings.append(FOREIGN_REASONING.format(f"{field} of {kind} blocks"))
+        if text := visible if decrypted is None else decrypted:
+            self.reasoning.append(text)
 
     def _call(self, block: Block, path: str) -> None:
         call_id, name = string_or_none(block, "id", path), string_of(block, "name", path)

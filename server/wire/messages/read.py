@@ -31,6 +31,7 @@ from server.wire.messages.known import BLOCK, MESSAGE, TOOL
 from server.wire.messages.messages import read_conversation
 from server.wire.messages.tools import read_tools
 from server.wire.messages.write import MessageReply, MessageStream
+from server.wire.reasoning_cipher import NO_CIPHER, ReasoningCipher
 from server.wire.sampling import SamplingFields
 from server.wire.thinking import UNSAID_BUDGET, ThinkingOption, asked_to_think, template_kwargs
 from server.wire.warnings import left_out
@@ -93,6 +94,7 @@ class MessagesAsked:
 
     body: MessagesBody
     conversation: Conversation
+    cipher: ReasoningCipher
 
     @property
     def show_reasoning(self) -> bool:
@@ -100,15 +102,18 @@ class MessagesAsked:
         return self.body.thinking is None or self.body.thinking.display != "omitted"
 
 
-def read_messages(given: dict[str, Any], *, generate: bool = True) -> MessagesAsked:
-    """Check what needs no model. Raises `InvalidRequest`."""
+def read_messages(
+    given: dict[str, Any], cipher: ReasoningCipher = NO_CIPHER, *, generate: bool = True
+) -> MessagesAsked:
+    """Check what needs no model. `cipher` is for the reasoning of the conversation and of the reply. Raises
+    `InvalidRequest`."""
     body = parse(MessagesBody, given)
     if generate and body.max_tokens is None:
         body = body.model_copy(update={"max_tokens": DEFAULT_MAX_TOKENS})
     warnings = list(_left_out(given))
     given_tools = read_tools(body.tools, body.tool_choice, warnings)
     later = given_tools.later()
-    messages = read_conversation(body.system, body.messages, warnings, later)
+    messages = read_conversation(body.system, body.messages, warnings, later, cipher)
     tools = given_tools.tools()
     config = body.output_config or OutputConfig()
     conversation = Conversation(
@@ -119,7 +124,7 @@ def read_messages(given: dict[str, Any], *, generate: bool = True) -> MessagesAs
         template_kwargs=template_kwargs(body.chat_template_kwargs),
         warnings=tuple(warnings),
     )
-    return MessagesAsked(body, conversation)
+    return MessagesAsked(body, conversation, cipher)
 
 
 def _left_out(given: dict[str, Any]) -> Iterator[str]:
@@ -131,7 +136,7 @@ def _left_out(given: dict[str, Any]) -> Iterator[str]:
     edits = context.get("edits") if isinstance(context, dict) else None
     for edit in edits if isinstance(edits, list) else ():
         kind = edit.get("type") if isinstance(edit, dict) else None
-        if kind != _HARMLESS_EDIT:  # templates leave out earlier thoughts themselves
+        if kind != _HARMLESS_EDIT:  # templates leave out earlier reasoning themselves
             yield left_out("edits in context_management", str(kind), 1)
 
 
@@ -169,7 +174,10 @@ def message_generation(wanted: MessagesAsked, model: LoadedModel, seen: Seen = N
     prepared = prepare(wanted.conversation, model, seen)
     request = prepared_request(prepared, _fields(wanted.body), model, header.id)
     writer = MessageStream if wanted.body.stream else MessageReply
-    return Generation([request], writer(header, prepared.output.parser, show_reasoning=wanted.show_reasoning))
+    return Generation(
+        [request],
+        writer(header, prepared.output.parser, wanted.cipher.encrypt, show_reasoning=wanted.show_reasoning),
+    )
 
 
 def count_message_tokens(wanted: MessagesAsked, model: LoadedModel, seen: Seen = NOTHING_SEEN) -> Json:

@@ -13,12 +13,15 @@ with all of its keys (``input``, ``signature``); a stop string is ``stop_sequenc
 message is not repeated.
 """
 
+from collections.abc import Callable
+
 import orjson
 
 from server.conversation.assembler import Assembler, Delta, Item, Kind, NewParser
 from server.engine.request import Event, Finished, FinishReason, Started, Text
 from server.formats.arguments import ObjectStream, object_text
 from server.wire.common import Header, Json, typed_event
+from server.wire.reasoning_cipher import NO_CIPHER
 
 PING = typed_event({"type": "ping"})
 _DELTA = (
@@ -31,11 +34,18 @@ _KEYS = {
 }
 
 
-class MessageReply:
-    """Collects events into one message. ``show_reasoning=False`` leaves thinking blocks empty."""
+Sign = Callable[[str], str]
+"""Encrypts the text of a thinking block for its ``signature``."""
 
-    def __init__(self, header: Header, parser: NewParser, *, show_reasoning: bool = True) -> None:
+
+class MessageReply:
+    """Collects events into one message. ``show_reasoning=False`` leaves the text of thinking blocks empty."""
+
+    def __init__(
+        self, header: Header, parser: NewParser, sign: Sign = NO_CIPHER.encrypt, *, show_reasoning: bool = True
+    ) -> None:
         self._header = header
+        self._sign = sign
         self._said = Assembler(parser())
         self._show_reasoning = show_reasoning
 
@@ -57,16 +67,20 @@ class MessageReply:
         if item.kind is Kind.TEXT:
             return {"type": "text", "text": item.text}
         if item.kind is Kind.REASONING:
-            return {"type": "thinking", "thinking": item.text if self._show_reasoning else "", "signature": ""}
+            text = item.text if self._show_reasoning else ""
+            return {"type": "thinking", "thinking": text, "signature": self._sign(item.text)}
         members = orjson.Fragment(object_text(item.text, whole=True))
         return {"type": "tool_use", "id": item.id, "name": item.name, "input": members}
 
 
 class MessageStream:
-    """Feed it every event; send what it returns. ``show_reasoning=False`` leaves thinking blocks empty."""
+    """Feed it every event; send what it returns. ``show_reasoning=False`` leaves the text of thinking blocks empty."""
 
-    def __init__(self, header: Header, parser: NewParser, *, show_reasoning: bool = True) -> None:
+    def __init__(
+        self, header: Header, parser: NewParser, sign: Sign = NO_CIPHER.encrypt, *, show_reasoning: bool = True
+    ) -> None:
         self._header = header
+        self._sign = sign
         self._said = Assembler(parser())
         self._show_reasoning = show_reasoning
         self._began = False
@@ -136,8 +150,8 @@ class MessageStream:
         if item is None:
             return []
         rest: list[bytes] = []
-        if item.kind is Kind.REASONING:  # Anthropic signs them; clients wait for a signature before the block's end
-            rest = [self._delta(b"signature_delta", b"signature", "")]
+        if item.kind is Kind.REASONING:  # clients wait for a signature before the block's end
+            rest = [self._delta(b"signature_delta", b"signature", self._sign(item.text))]
         elif item.kind is Kind.CALL and (text := self._input.finish()):
             rest = [self._delta(*_KEYS[item.kind], text)]
         return [*rest, typed_event({"type": "content_block_stop", "index": self._index})]

@@ -1,7 +1,7 @@
 """``input`` of OpenAI's Responses: a text or items, brought into the messages of a conversation.
 
 The rules are llama-server's (tools/server/server-chat.cpp, server_chat_convert_responses_to_chatcmpl): what the model
-wrote in one turn (thoughts, texts, calls) becomes one message. Beyond them no type of item is an error, since clients
+wrote in one turn (reasoning, texts, calls) becomes one message. Beyond them no type of item is an error, since clients
 send back what any server has given them: calls of whatever kind stand in the conversation as calls, their outputs as
 results, and an item without a text that a model could read is left out with a warning.
 """
@@ -21,10 +21,11 @@ from server.errors import InvalidRequest
 from server.wire.custom_tools import input_arguments
 from server.wire.fields import MAX_MESSAGES, as_object, json_text, objects_in, string_of, wrong_type
 from server.wire.media import file_of, link
+from server.wire.reasoning_cipher import NO_CIPHER, ReasoningCipher, TamperedReasoning
 from server.wire.responses.history import NO_HISTORY, History
 from server.wire.responses.tools import ToolReader, model_name
 from server.wire.tool_types import called
-from server.wire.warnings import left_out
+from server.wire.warnings import FOREIGN_REASONING, left_out
 
 _ROLES = ("user", "assistant", "system", "developer")
 _TEXTS = {
@@ -56,9 +57,14 @@ class InputRead:
 
 
 def read_input(
-    value: object, history: History = NO_HISTORY, field: str = "input", tools: ToolReader | None = None
+    value: object,
+    history: History = NO_HISTORY,
+    field: str = "input",
+    tools: ToolReader | None = None,
+    cipher: ReasoningCipher = NO_CIPHER,
 ) -> InputRead:
     """Return the messages of `history` and of an input. `history` also resolves references to stored items.
+    `cipher` decrypts reasoning.
 
     `field` is the field of the body that has the input. `tools` gets the tools among the items. Raises
     `InvalidRequest` with a path such as ``input.0.content.1.text``.
@@ -70,7 +76,7 @@ def read_input(
         raise InvalidRequest(f"{field}: '{field}' must be a string or array of objects", field)
     if len(items) + len(history.items) > MAX_MESSAGES:
         raise InvalidRequest(f"{field}: a conversation must have at most {MAX_MESSAGES} items", field)
-    reader = _Reader(history, tools or ToolReader())
+    reader = _Reader(history, tools or ToolReader(), cipher)
     for item in history.items:
         reader.read(item, history.named_by)
     n_before = len(reader.messages)
@@ -85,16 +91,19 @@ class _Reader:
 
     history: History
     tools: ToolReader
+    cipher: ReasoningCipher
     messages: list[Message] = default(default_factory=list)
     call_ids: dict[str, str] = default(default_factory=dict)  # by the ids of the items
     skipped: dict[tuple[str, str], int] = default(default_factory=dict)
+    has_foreign_reasoning: bool = False
 
     def warnings(self) -> list[str]:
         """What was left out, type by type."""
-        return [
+        skipped = [
             f"{left_out(what, kind, number)}: no text that a model could read"
             for (what, kind), number in self.skipped.items()
         ]
+        return [*skipped, *[FOREIGN_REASONING.format("encrypted_content")] * self.has_foreign_reasoning]
 
     def read(self, item: object, path: str) -> None:
         """Take one item."""
@@ -213,10 +222,24 @@ class _Reader:
         return self._parts(given, path)
 
     def _reasoning(self, item: Mapping[str, Any], path: str) -> None:
-        thoughts = _thoughts(item, "content", path) or _thoughts(item, "summary", path)
-        if thoughts:
+        visible = _joined_texts(item, "content", path) or _joined_texts(item, "summary", path)
+        text = visible if (decrypted := self._decrypted(item, path)) is None else decrypted
+        if text:
             turn = self._turn()
-            self.messages[-1] = replace(turn, reasoning="\n".join(filter(None, [turn.reasoning, thoughts])))
+            self.messages[-1] = replace(turn, reasoning="\n".join(filter(None, [turn.reasoning, text])))
+
+    def _decrypted(self, item: Mapping[str, Any], path: str) -> str | None:
+        """Return the encrypted reasoning of an item, None if there is none that this server can decrypt."""
+        if not item.get("encrypted_content"):
+            return None
+        opaque, at = string_of(item, "encrypted_content", path), f"{path}.encrypted_content"
+        try:
+            text = self.cipher.decrypt(opaque)
+        except TamperedReasoning:
+            message = f"{at}: The encrypted content {opaque[:16]}... could not be verified."
+            raise InvalidRequest(message, at, "invalid_encrypted_content") from None
+        self.has_foreign_reasoning |= text is None
+        return text
 
     def _parts(self, given: object, path: str) -> list[Part]:
         if isinstance(given, str):
@@ -275,7 +298,7 @@ def _as_json(value: Any) -> str:
     return json_text(value)
 
 
-def _thoughts(item: Mapping[str, Any], key: str, path: str) -> str:
+def _joined_texts(item: Mapping[str, Any], key: str, path: str) -> str:
     parts = [] if item.get(key) is None else item[key]
     return "\n".join(string_of(part, "text", where) for part, where in objects_in(parts, f"{path}.{key}"))
 

@@ -1,6 +1,6 @@
-"""The output of a response while it is generated: thoughts, messages and calls, each an item of its own, in order."""
+"""The output of a response while it is generated: reasoning, messages and calls, each an item of its own, in order."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -21,22 +21,30 @@ _PREFIXES: dict[ItemType, str] = {
     "function_call": "fc_",
     "custom_tool_call": "ctc_",
 }
-_PARTS: dict[ItemType, str] = {"message": "output_text", "reasoning": "reasoning_text"}
+PartType = Literal["output_text", "reasoning_text", "summary_text"]
+Encrypt = Callable[[str], str]
 _TYPES: dict[Kind, ItemType] = {Kind.TEXT: "message", Kind.REASONING: "reasoning", Kind.CALL: "function_call"}
 
 
 @dataclass(slots=True, eq=False)
 class OutputItem:
-    """One item of the reply; ``index`` is its place in the output, ``client`` how the client knows what is called."""
+    """One item of the reply; ``index`` is its place in the output, ``client`` how the client knows what is called.
+
+    ``encrypt`` makes the ``encrypted_content`` of reasoning, None for none. ``summarizes``: the text of reasoning is
+    shown as its summary.
+    """
 
     said: Item
     index: int
     client: ClientName
     after_sampling: bool = False
+    encrypt: Encrypt | None = None
+    summarizes: bool = False
     type: ItemType = "message"
     id: str = ""
     call_id: str = ""
     custom: CustomInput = field(default_factory=CustomInput)
+    _encrypted: str | None = None
 
     def __post_init__(self) -> None:
         self.type = _TYPES[self.said.kind]
@@ -58,9 +66,16 @@ class OutputItem:
         """All of its text: of a call, its arguments, of a custom tool's, its input."""
         return self.custom.text if self.type == "custom_tool_call" else self.said.text
 
+    @property
+    def part_type(self) -> PartType:
+        """The type of its one part; a call has none."""
+        if self.type == "message":
+            return "output_text"
+        return "summary_text" if self.summarizes else "reasoning_text"
+
     def part(self) -> Json:
-        """Its content; a call has none."""
-        part: Json = {"type": _PARTS[self.type], "text": self.text}
+        """Its one part; a call has none."""
+        part: Json = {"type": self.part_type, "text": self.text}
         return part | {"annotations": [], "logprobs": self.logprobs} if self.type == "message" else part
 
     @property
@@ -77,10 +92,13 @@ class OutputItem:
             space = {"namespace": self.client.namespace} if self.client.namespace else {}
             key = "input" if self.type == "custom_tool_call" else "arguments"
             return item | {key: self.text, "call_id": self.call_id, "name": self.client.name} | space
-        item["content"] = [] if status == "in_progress" else [self.part()]
+        parts = [] if status == "in_progress" else [self.part()]
         if self.type == "message":
-            return item | {"role": "assistant"}
-        return item | {"summary": [], "encrypted_content": ""}  # llama-server's: nothing is encrypted
+            return item | {"content": parts, "role": "assistant"}
+        if self.encrypt is not None and self._encrypted is None and status != "in_progress":
+            self._encrypted = self.encrypt(self.text)
+        shown = {"content": [], "summary": parts} if self.summarizes else {"content": parts, "summary": []}
+        return item | shown | {"encrypted_content": self._encrypted}
 
     def _typed_call(self, row: ToolType, status: ItemStatus) -> Json:
         """The members of a call of a type of `tool_types`. One that is not complete must not be executed."""
@@ -101,17 +119,26 @@ class Addition:
 class OutputItems:
     """What is said as items. White space between items belongs to none."""
 
-    def __init__(self, said: Assembler, tools: ClientTools, *, after_sampling: bool = False) -> None:
+    def __init__(
+        self,
+        said: Assembler,
+        tools: ClientTools,
+        *,
+        after_sampling: bool = False,
+        encrypt: Encrypt | None = None,
+        summarizes: bool = False,
+    ) -> None:
         self.items: list[OutputItem] = []
         self._said = said
         self._tools = tools
         self._after_sampling = after_sampling
+        self._encrypt, self._summarizes = encrypt, summarizes
         self._shown: dict[int, OutputItem] = {}  # by the identity of what is said
         self._blank: list[Delta] = []  # white space that a text has begun with
 
     @property
     def reasoning_tokens(self) -> int:
-        """Tokens of thoughts, with their opening tag."""
+        """Tokens of reasoning, with the opening tag."""
         return self._said.n_reasoning_tokens
 
     def begin(self, text: str) -> list[Addition]:
@@ -162,7 +189,14 @@ class OutputItems:
             yield Addition(last, rest)
 
     def _open(self, said: Item) -> OutputItem:
-        item = OutputItem(said, len(self.items), self._tools.named(said.name), self._after_sampling)
+        item = OutputItem(
+            said,
+            len(self.items),
+            self._tools.named(said.name),
+            self._after_sampling,
+            self._encrypt,
+            self._summarizes,
+        )
         self._shown[id(said)] = item
         self.items.append(item)
         return item

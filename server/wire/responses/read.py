@@ -22,6 +22,7 @@ from server.wire.constraints import read_shape
 from server.wire.fields import Body, Count, Whole, field_error, parse
 from server.wire.generation import INNER_FIELDS, MAX_TOP_LOGPROBS, Generation, Limit, prepared_request
 from server.wire.known import Fields, fields_of
+from server.wire.reasoning_cipher import NO_CIPHER, ReasoningCipher
 from server.wire.responses.history import NO_HISTORY, History
 from server.wire.responses.input import read_input
 from server.wire.responses.items import OutputItems
@@ -35,8 +36,9 @@ MAX_METADATA = 16
 MAX_METADATA_KEY_CHARS = 64
 MAX_METADATA_CHARS = 512
 LOGPROBS = "message.output_text.logprobs"
+ENCRYPTED_REASONING = "reasoning.encrypted_content"
 _INCLUDES = (
-    *(LOGPROBS, "reasoning.encrypted_content"),
+    *(LOGPROBS, ENCRYPTED_REASONING),
     # of tools and input that no response here has
     *("file_search_call.results", "web_search_call.results", "web_search_call.action.sources"),
     *("message.input_image.image_url", "computer_call_output.output.image_url", "code_interpreter_call.outputs"),
@@ -50,6 +52,12 @@ class ReasoningOptions(Body):
     effort: str | None = None
     summary: Literal["auto", "concise", "detailed", "none"] | None = None
     generate_summary: Literal["auto", "concise", "detailed", "none"] | None = None
+
+    @property
+    def wanted_summary(self) -> str | None:
+        """The kind of summary that the client asks for; ``generate_summary`` is OpenAI's older name of the field."""
+        given = self.summary or self.generate_summary
+        return None if given == "none" else given
 
 
 class TextOptions(Body):
@@ -97,6 +105,11 @@ class ResponsesBody(Body):
     def stored(self) -> bool:
         """Whether the client may retrieve the response later; true by default, as at OpenAI."""
         return self.store is not False
+
+    @property
+    def encrypts_reasoning(self) -> bool:
+        """Whether reasoning items have ``encrypted_content``: the client asks for it, or has to keep them itself."""
+        return not self.stored or ENCRYPTED_REASONING in (self.include or ())
 
     @property
     def conversation_id(self) -> str | None:
@@ -150,10 +163,19 @@ class ResponseAsked:
     conversation: Conversation
     tools: ClientTools
     history: History
+    cipher: ReasoningCipher
+
+    @property
+    def summary(self) -> str | None:
+        """The kind of reasoning summary that the client asks for."""
+        return None if self.body.reasoning is None else self.body.reasoning.wanted_summary
 
 
-def read_response(given: Mapping[str, Any], history: History = NO_HISTORY) -> ResponseAsked:
-    """Check what needs no model. `history` is what the response continues. Raises `InvalidRequest`."""
+def read_response(
+    given: Mapping[str, Any], history: History = NO_HISTORY, cipher: ReasoningCipher = NO_CIPHER
+) -> ResponseAsked:
+    """Check what needs no model. `history` is what the response continues. `cipher` is for the reasoning of the input
+    and of the reply. Raises `InvalidRequest`."""
     body = parse(ResponsesBody, given)
     _check_state(body)
     chat_body = parse(ChatBody, _chat_fields(given, body))
@@ -162,7 +184,7 @@ def read_response(given: Mapping[str, Any], history: History = NO_HISTORY) -> Re
     if chat_body.n_choices != 1:
         raise field_error("n" if chat_body.n_cmpl is None else "n_cmpl", "a response has one choice")
     reader = ToolReader(body.tools)
-    read = read_input(body.input, history, tools=reader)
+    read = read_input(body.input, history, tools=reader, cipher=cipher)
     tools = reader.finish(body.tool_choice, body.parallel_tool_calls)
     if tools.tools.callable and chat_body.grammar:
         raise InvalidRequest("grammar: Cannot use custom grammar constraints with tools.", "grammar")
@@ -183,13 +205,13 @@ def read_response(given: Mapping[str, Any], history: History = NO_HISTORY) -> Re
         messages_at="input",
         warnings=(*_without_effect(body), *tools.warnings, *read.warnings),
     )
-    return ResponseAsked(body, chat_body, conversation, tools, history)
+    return ResponseAsked(body, chat_body, conversation, tools, history, cipher)
 
 
 def _without_effect(body: ResponsesBody) -> Iterator[str]:
     reasoning = body.reasoning or ReasoningOptions()
-    if {reasoning.summary, reasoning.generate_summary} - {None, "none"}:
-        yield "reasoning.summary is ignored: thoughts are not summarized but given whole"
+    if reasoning.wanted_summary == "concise":
+        yield "reasoning.summary is the whole reasoning: it is not made shorter"
     if body.truncation == "auto":
         yield "truncation is ignored: input that is too long is an error"
     if body.text is not None and body.text.verbosity is not None:
@@ -249,7 +271,13 @@ def response_generation(
     fields = response_fields(asked, header, request.sampling.temperature, request.sampling.top_p)
     frame = ResponseFrame(fields, stored=asked.body.stored, generates=asked.body.generates)
     assembler = Assembler(prepared.output.parser())
-    output = OutputItems(assembler, asked.tools, after_sampling=request.post_sampling_probs)
+    output = OutputItems(
+        assembler,
+        asked.tools,
+        after_sampling=request.post_sampling_probs,
+        encrypt=asked.cipher.encrypt if asked.body.encrypts_reasoning else None,
+        summarizes=asked.summary is not None,
+    )
     writer = (ResponseStream if asked.fields.stream or asked.body.background else ResponseReply)(
         frame, output, prefill=prefilled
     )
@@ -283,7 +311,7 @@ def response_fields(asked: ResponseAsked, header: Header, temperature: float | N
         "metadata": body.metadata or {},
         "parallel_tool_calls": body.parallel_tool_calls is not False,
         "previous_response_id": body.previous_response_id,
-        "reasoning": {"effort": reasoning.effort, "summary": None},
+        "reasoning": {"effort": reasoning.effort, "summary": asked.summary},
         "temperature": temperature,
         "text": {"format": text.format or {"type": "text"}, **verbosity},
         "tool_choice": body.tool_choice or "auto",

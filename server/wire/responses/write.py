@@ -114,12 +114,29 @@ class ResponseReply:
         return self.final
 
 
-_DELTAS: dict[ItemType, str] = {
-    "message": "response.output_text",
-    "reasoning": "response.reasoning_text",
+_CALL_DELTAS: dict[ItemType, str] = {
     "function_call": "response.function_call_arguments",
     "custom_tool_call": "response.custom_tool_call_input",
 }
+
+
+def _is_whole(item: OutputItem) -> bool:
+    """Return whether an item is a call that has no deltas: it is sent when it is complete."""
+    return item.is_call and item.type not in _CALL_DELTAS
+
+
+def _delta_kind(item: OutputItem) -> str:
+    """Return the type of an item's events without ``.delta`` or ``.done``."""
+    if item.is_call:
+        return _CALL_DELTAS[item.type]
+    text = "reasoning_summary_text" if item.part_type == "summary_text" else item.part_type
+    return f"response.{text}"
+
+
+def _part_kind(item: OutputItem) -> str:
+    """Return the type of the events of an item's part without ``.added`` or ``.done``."""
+    part = "reasoning_summary_part" if item.part_type == "summary_text" else "content_part"
+    return f"response.{part}"
 
 
 class ResponseStream:
@@ -193,24 +210,22 @@ class ResponseStream:
         for addition in additions:
             if addition.item is not self._open:
                 events += self._close("completed") + self._start(addition.item)
-            if addition.text and addition.item.type in _DELTAS:
+            if addition.text and not _is_whole(addition.item):
                 events.append(self._delta(addition))
         return events
 
     def _start(self, item: OutputItem) -> list[bytes]:
         self._open = item
-        if item.type not in _DELTAS:
+        if _is_whole(item):
             return [self._item("added", item, "in_progress")]
-        kind = f"{_DELTAS[item.type]}.delta"
-        place = {"type": kind, "item_id": item.id, "output_index": item.index}
-        if not item.is_call:
-            place["content_index"] = 0
+        kind = f"{_delta_kind(item)}.delta"
+        place = {"type": kind, **self._place(item)}
         self._head = b"event: " + kind.encode() + b"\ndata: " + orjson.dumps(place)[:-1] + b',"delta":'
         added = {"output_index": item.index, "item": item.body("in_progress") | _EMPTY[item.type]}
         events = [self._event("response.output_item.added", added)]
         if not item.is_call:
             part = item.part() | {"text": ""} | ({"logprobs": []} if item.type == "message" else {})
-            events.append(self._event("response.content_part.added", self._place(item) | {"part": part}))
+            events.append(self._event(f"{_part_kind(item)}.added", self._place(item) | {"part": part}))
         return events
 
     def _delta(self, addition: Addition) -> bytes:
@@ -225,9 +240,9 @@ class ResponseStream:
         if item is None:
             return []
         place = self._place(item)
-        if item.type not in _DELTAS:
+        if _is_whole(item):
             return [*self._commands(item, status), self._item("done", item, status)]
-        done = f"{_DELTAS[item.type]}.done"
+        done = f"{_delta_kind(item)}.done"
         if item.is_call:
             told = {"input": item.text}
             if item.type == "function_call":
@@ -237,7 +252,7 @@ class ResponseStream:
             text = {"text": item.text} | ({"logprobs": item.logprobs} if item.type == "message" else {})
             events = [
                 self._event(done, place | text),
-                self._event("response.content_part.done", place | {"part": item.part()}),
+                self._event(f"{_part_kind(item)}.done", place | {"part": item.part()}),
             ]
         return [*events, self._item("done", item, status)]
 
@@ -260,7 +275,9 @@ class ResponseStream:
     @staticmethod
     def _place(item: OutputItem) -> Json:
         place: Json = {"item_id": item.id, "output_index": item.index}
-        return place if item.is_call else place | {"content_index": 0}
+        if item.is_call:
+            return place
+        return place | {"summary_index" if item.part_type == "summary_text" else "content_index": 0}
 
     @staticmethod
     def _timed(events: list[bytes], event: Text) -> list[bytes]:

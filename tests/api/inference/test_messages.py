@@ -172,8 +172,10 @@ async def test_thoughts_are_blocks_of_their_own(serve: Serve) -> None:
     counted = found["usage"]["output_tokens_details"]["thinking_tokens"]
     assert 0 < counted < found["usage"]["output_tokens"]
     assert streamed[-2]["usage"]["output_tokens_details"] == {"thinking_tokens": counted}
+    signature = found["content"][0]["signature"]
+    assert api.app.state.services.reasoning.decrypt(signature) == "hmm"
     assert found["content"] == [
-        {"type": "thinking", "thinking": "hmm", "signature": ""},
+        {"type": "thinking", "thinking": "hmm", "signature": signature},
         {"type": "text", "text": "Yes."},
     ]
     opened = [event["content_block"]["type"] for event in streamed if event["type"] == "content_block_start"]

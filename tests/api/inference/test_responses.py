@@ -209,7 +209,7 @@ async def test_input_tokens_are_those_of_the_prompt(serve: Serve, path: str) -> 
 
 
 async def test_what_has_no_effect_is_named_in_a_header(client: httpx.AsyncClient) -> None:
-    body = {"input": "Hi", "max_output_tokens": 1, "reasoning": {"summary": "auto"}}
+    body = {"input": "Hi", "max_output_tokens": 1, "reasoning": {"summary": "concise"}}
     reply = await client.post(URL, json=body)
     assert "reasoning.summary" in reply.headers["X-Llamapool-Warning"]
     assert "X-Llamapool-Warning" not in (await client.post(URL, json={**body, "reasoning": None})).headers

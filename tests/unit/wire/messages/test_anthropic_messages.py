@@ -94,10 +94,12 @@ def test_ids_and_thoughts_that_a_client_has_not_kept_are_none() -> None:
     assert "reasoning_content" not in found[1]
 
 
-def test_thoughts_are_put_apart_and_redacted_ones_dropped() -> None:
+def test_reasoning_is_put_apart_and_another_servers_is_left_out_with_a_warning() -> None:
     thoughts = [{"type": "thinking", "thinking": "Hm. ", "signature": ""}, {"type": "thinking", "thinking": "Yes."}]
     redacted = {"type": "redacted_thinking", "data": "xyz"}
-    [_, message] = shown(None, [HI, assistant(*thoughts, redacted, use())])
+    messages, [warning] = read([HI, assistant(*thoughts, redacted, use())])
+    [_, message] = template_messages(messages)
+    assert "redacted_thinking" in warning
     assert message["reasoning_content"] == "Hm. Yes."
     assert message["content"] == ""
 

@@ -1,0 +1,62 @@
+"""Reasoning text in the opaque fields of replies: Anthropic's ``signature`` and Responses' ``encrypted_content``.
+
+A client without a store sends these fields back. So the next prompt has the reasoning even if the client was not shown
+it, and no client can change it. A value is base64::
+
+    magic (3 bytes)  key id (6)  |  nonce (12)  AES-256-GCM of the zlib-compressed text
+
+The first 9 bytes are 12 characters of base64 and tell which key made a value. ADR 16 says what clients must not do.
+"""
+
+import base64
+import binascii
+import hashlib
+import os
+import zlib
+from collections.abc import Sequence
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+_MAGIC = b"lp1"
+_ID_BYTES, _NONCE_BYTES, _HEAD_CHARS = 6, 12, 12
+
+
+class TamperedReasoning(ValueError):
+    """A key of this server made the value, and it was changed or cut off afterwards."""
+
+
+def _key(secret: bytes) -> tuple[str, AESGCM]:
+    """Return how values of this key begin, and the key."""
+    derived = hashlib.blake2b(secret, digest_size=32 + _ID_BYTES, person=b"llamapool think").digest()
+    return base64.b64encode(_MAGIC + derived[32:]).decode(), AESGCM(derived[:32])
+
+
+class ReasoningCipher:
+    """Encrypts with the first of `secrets` and decrypts with any. Without secrets nothing is encrypted. Thread-safe."""
+
+    def __init__(self, secrets: Sequence[bytes] = ()) -> None:
+        self._keys = dict(map(_key, secrets))
+        self._head = next(iter(self._keys), "")
+
+    def encrypt(self, text: str) -> str:
+        """Return `text` as an opaque value, "" without a key."""
+        if not self._head:
+            return ""
+        nonce = os.urandom(_NONCE_BYTES)
+        box = self._keys[self._head].encrypt(nonce, zlib.compress(text.encode(errors="replace"), level=1), None)
+        return self._head + base64.b64encode(nonce + box).decode()
+
+    def decrypt(self, value: str) -> str | None:
+        """Return the text of an opaque value, None if no key of this server made it. Raises `TamperedReasoning`."""
+        key = self._keys.get(value[:_HEAD_CHARS])
+        if key is None:
+            return None
+        try:
+            sealed = base64.b64decode(value[_HEAD_CHARS:], validate=True)
+            return zlib.decompress(key.decrypt(sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:], None)).decode()
+        except (binascii.Error, ValueError, InvalidTag) as error:
+            raise TamperedReasoning from error
+
+
+NO_CIPHER = ReasoningCipher()
