@@ -1,4 +1,4 @@
-"""The sockets that the server listens on, opened before anything is loaded, so that a mistake shows at once."""
+"""Open the sockets that the server listens on, before it loads anything, so that a mistake shows at once."""
 
 import errno
 import logging
@@ -21,21 +21,24 @@ UNIX_SUFFIX = ".sock"  # as llama-server's --host
 
 @dataclass(frozen=True, slots=True)
 class Listener:
-    """A bound socket; ``file`` is that of a Unix socket, which outlives it."""
+    """A bound socket. ``file`` is the path of a Unix socket, which remains after the socket is closed."""
 
     socket: socket.socket
     url: str
     file: Path | None = None
 
     def close(self) -> None:
-        """Close it, also when the server has done so already, and remove its file."""
+        """Close the socket and remove its file. Harmless if the server has closed it already."""
         self.socket.close()
         if self.file is not None:
             self.file.unlink(missing_ok=True)
 
 
 def open_listeners(settings: ListenSettings) -> list[Listener]:
-    """One for each host, and the administration's. Raises ConfigError naming the address that cannot be used."""
+    """Open a socket for each host, and one for the administration port.
+
+    Raises ConfigError that names the address that cannot be used.
+    """
     n_tcp = sum(not host.endswith(UNIX_SUFFIX) for host in settings.host)
     if settings.port == 0 and n_tcp > 1:
         raise ConfigError("server.port 0 needs a single TCP address in server.host; name a port")
@@ -61,8 +64,10 @@ def open_listeners(settings: ListenSettings) -> list[Listener]:
 
 @contextmanager
 def published(file: Path | None, listeners: Sequence[Listener]) -> Iterator[None]:
-    """Keep each listener's URL on a line of `file` meanwhile, for ``llamapool health``. Log a warning when the file
-    cannot be written: the server itself does not need it."""
+    """Write each listener's URL to a line of `file` for ``llamapool health``, and remove the file at the end.
+
+    Logs a warning if the file cannot be written, since the server itself does not need it.
+    """
     if file is None:
         yield
         return
@@ -84,7 +89,10 @@ def published(file: Path | None, listeners: Sequence[Listener]) -> Iterator[None
 
 
 def check_reach(settings: ServerSettings) -> list[str]:
-    """A warning where whoever reaches an address may use the server. Raises ConfigError where that is refused."""
+    """Return a warning if clients of other machines may use the server without a key.
+
+    Raises ConfigError if ``closed`` forbids that.
+    """
     hosts = (*settings.host, settings.admin_host) if settings.admin_port else settings.host
     reached = [host for host in hosts if not host.endswith(UNIX_SUFFIX) and not is_local(host)]
     if not reached or settings.keys_file is not None or settings.all_api_keys():
@@ -95,7 +103,7 @@ def check_reach(settings: ServerSettings) -> list[str]:
             "server.api_key_file or server.keys_file (llamapool keys), or --no-closed to serve everybody"
         )
     return [
-        f"WHOEVER REACHES {reached[0]} PORT {settings.port} MAY USE THIS SERVER: there is no API key. Set --api-key, "
+        f"ANYONE WHO REACHES {reached[0]} PORT {settings.port} MAY USE THIS SERVER: it has no API key. Set --api-key, "
         "--api-key-file or --keys-file, or listen on 127.0.0.1; with --closed the server doesn't start like this"
     ]
 
@@ -144,7 +152,7 @@ def _unix_socket(path: Path) -> socket.socket:
 
 
 def _remove_stale(path: Path) -> None:
-    """Remove a socket that a dead server left behind; one that answers stays, and binding to it fails."""
+    """Remove the file of a Unix socket whose server has ended. A socket that answers stays, and binding to it fails."""
     if not path.exists() or not stat.S_ISSOCK(path.stat().st_mode):
         return
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:

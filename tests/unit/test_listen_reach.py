@@ -15,7 +15,7 @@ def test_what_only_this_machine_reaches_needs_no_key(host: tuple[str, ...], clos
 @pytest.mark.parametrize("host", [("0.0.0.0",), ("127.0.0.1", "::"), ("llm.example",)])
 def test_an_open_address_without_a_key_is_warned_of_or_refused(host: tuple[str, ...]) -> None:
     (warning,) = check_reach(ServerSettings(host=host, port=9000))
-    assert warning.startswith(f"WHOEVER REACHES {host[-1]} PORT 9000 MAY USE THIS SERVER")
+    assert warning.startswith(f"ANYONE WHO REACHES {host[-1]} PORT 9000 MAY USE THIS SERVER")
     with pytest.raises(ConfigError, match=r"others can reach .*, and there is no key; give LLAMA_API_KEY"):
         check_reach(ServerSettings(host=host, closed=True))
     assert check_reach(ServerSettings(host=host, closed=True, api_keys=("secret",))) == []
@@ -24,7 +24,7 @@ def test_an_open_address_without_a_key_is_warned_of_or_refused(host: tuple[str, 
 def test_the_administrations_address_counts_where_there_is_one() -> None:
     assert check_reach(ServerSettings(admin_host="0.0.0.0")) == []
     (warning,) = check_reach(ServerSettings(admin_host="0.0.0.0", admin_port=9000))
-    assert "WHOEVER REACHES 0.0.0.0" in warning
+    assert "ANYONE WHO REACHES 0.0.0.0" in warning
 
 
 def test_the_administration_has_a_socket_of_its_own() -> None:

@@ -1,4 +1,7 @@
-"""Who sends a request: ``Authorization: Bearer KEY`` or ``X-Api-Key: KEY`` (llama.cpp tools/server/server-http.cpp)."""
+"""Identify clients by their keys: ``Authorization: Bearer KEY`` or ``X-Api-Key: KEY``.
+
+llama.cpp: tools/server/server-http.cpp.
+"""
 
 import hashlib
 from collections.abc import Collection, Mapping
@@ -14,18 +17,18 @@ _PREFIX = b"bearer "
 
 
 def client_name(authorization: bytes | None, x_api_key: bytes | None) -> bytes:
-    """What tells clients apart: their keys, without holding any. On an open server it is whatever they send."""
+    """Return an id of a client: a hash of the key that it sent. A server without keys hashes any key that it sent."""
     return hashlib.sha256(_given_key(authorization, x_api_key)).digest()
 
 
 def given_key(headers: Mapping[str, str]) -> str:
-    """The key itself, for who acts in its name; "" where none was given."""
+    """Return the key that a client sent, "" if none. For code that sends requests in its name."""
     named = (headers.get(name, "").encode("latin-1", "replace") for name in ("authorization", "x-api-key"))
     return _given_key(*named).decode("latin-1")
 
 
 def given_name(headers: Mapping[bytes, bytes]) -> str:
-    """What the log calls a key that opens nothing: the beginning of its hash; "" where none was given."""
+    """Return the name of an invalid key in the log: the start of its hash, "" if none was sent."""
     given = _given_key(headers.get(b"authorization"), headers.get(b"x-api-key"))
     return key_name(digest_of(given)) if given else ""
 
@@ -36,10 +39,10 @@ def _given_key(authorization: bytes | None, x_api_key: bytes | None) -> bytes:
 
 
 def scheduled_client(scope: Scope, end_user: str, *, several_keys: bool) -> str:
-    """Among whom the scheduler shares slots fairly; an opaque name.
+    """Return an opaque id of the client, among which the scheduler shares slots fairly.
 
-    Several keys tell clients apart, and nothing that a client says makes two of it. With one key or none, the body's
-    `end_user` does, else the address: a proxy in front that names nobody is one client.
+    With several keys it is the key's owner, so a client cannot pose as several ones. With one key or none it is the
+    body's `end_user`, otherwise the address: behind a proxy that sends no user, all clients count as one.
     """
     if several_keys:
         caller: Key = scope[CALLER]
@@ -50,20 +53,20 @@ def scheduled_client(scope: Scope, end_user: str, *, several_keys: bool) -> str:
 
 
 class Access:
-    """Looks at the keys of requests."""
+    """Checks the keys of requests."""
 
     def __init__(self, ring: KeyRing, open_paths: Collection[str] = ()) -> None:
-        """`open_paths` need no key, beside those of the table."""
+        """`open_paths` need no key, besides those of the table of endpoints."""
         self._ring = ring
         self._open = frozenset(open_paths)
 
     @property
     def required(self) -> bool:
-        """Whether there are keys at all."""
+        """Whether requests need a key."""
         return self._ring.required
 
     def caller(self, headers: Mapping[bytes, bytes]) -> Key | None:
-        """Whose request it is; None for one without a valid key, though there are keys."""
+        """Return the key of a request: `ANYBODY` on a server without keys, None without a valid key."""
         if not self._ring.required:
             return ANYBODY
         return self._ring.find(_given_key(headers.get(b"authorization"), headers.get(b"x-api-key")))

@@ -1,4 +1,4 @@
-"""Which CORS headers a reply carries (llama.cpp tools/server/server-http.cpp, pre-routing handler)."""
+"""Choose the CORS headers of a reply (llama.cpp tools/server/server-http.cpp, pre-routing handler)."""
 
 from server.transport.access.hosts import host_of
 from server.transport.options import CorsOptions
@@ -8,7 +8,7 @@ _LOCAL = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
 class CorsPolicy:
-    """``--cors-origins`` is "*", "localhost", one origin or several with commas between them."""
+    """The policy of ``--cors-origins``: "*", "localhost", or origins separated by commas."""
 
     def __init__(self, options: CorsOptions) -> None:
         self._origins = options.listed
@@ -23,7 +23,7 @@ class CorsPolicy:
         self._credentials = self._preflight[:1] if options.credentials else []
 
     def headers(self, origin: bytes | None) -> ReplyHeaders:
-        """For a reply to a request with that Origin; none where there was no Origin or it is not allowed.
+        """Return the headers for a request with that Origin; none without an Origin, or for one that is not allowed.
 
         With credentials and "*" the origin is echoed, since browsers refuse "*" together with credentials.
         """
@@ -34,12 +34,12 @@ class CorsPolicy:
         return [(b"access-control-allow-origin", origin), (b"vary", b"Origin"), *self._credentials]
 
     def preflight(self, origin: bytes | None) -> ReplyHeaders:
-        """For the reply to OPTIONS, which needs no key since browsers send none."""
+        """Return the headers of the reply to OPTIONS. It needs no key, since browsers send none."""
         allowed = [pair for pair in self.headers(origin) if pair not in self._credentials]
         return [*allowed, *self._preflight]
 
     def allows(self, origin: bytes) -> bool:
-        """Whether pages of that origin may read replies."""
+        """Return whether pages of that origin may read replies."""
         if self._any:
             return True
         text = origin.decode("latin-1")

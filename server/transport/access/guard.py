@@ -1,10 +1,10 @@
-"""What a server without keys refuses, so that no web page can use a visitor's browser against it.
+"""Protect a server without keys from web pages that use a visitor's browser (cross-origin and DNS rebinding checks).
 
-llama-server lets pages of any site call it, and its clients count on that, so generation stays open to them (``closed``
-ends that, too). What changes the server does not: it takes no request of another site's page, and no body that a page
-could send without asking first (text/plain, forms). A page whose name was made to lead here (DNS rebinding) is told
-by its ``Host``: on a loopback address it gets nothing, on another one what every page gets. Who gives a key is past
-all this: pages of others have none.
+llama-server answers pages of any site, and its clients rely on that, so pages may generate (unless ``closed``).
+Endpoints that change the server refuse requests from other sites' pages, and bodies that a page can send without a
+preflight request (text/plain, forms). A page that uses DNS rebinding is recognized by its ``Host`` header: a loopback
+address refuses it entirely, another address treats it as any page. Requests with a key are not checked here, since
+other sites' pages have no key.
 """
 
 from collections.abc import Mapping
@@ -25,11 +25,11 @@ _FORWARDED = frozenset({b"forwarded", b"x-real-ip", b"via"})
 
 
 class NotJson(InvalidRequest):
-    """The body is declared as something else than JSON (HTTP 415)."""
+    """The body's content type is not JSON (HTTP 415)."""
 
 
 class Guard:
-    """Looks at requests before anything of them is read."""
+    """Checks requests before their bodies are read."""
 
     def __init__(self, options: HttpOptions) -> None:
         self._closed = options.closed
@@ -66,9 +66,9 @@ class Guard:
         return None
 
     def is_foreign(self, headers: RequestHeaders) -> bool:
-        """Whether it comes from a page that is neither this server's, nor this machine's, nor listed.
+        """Return whether a page sent the request that is neither this server's, nor this machine's, nor listed.
 
-        A page under a name that a stranger may own is not this server's, though it was asked for by that name.
+        A page under a name that an attacker may own is not this server's, even if this server delivered it.
         """
         host = headers.get(b"host", b"").decode("latin-1").lower()
         origin = headers.get(b"origin", b"").decode("latin-1")
@@ -93,31 +93,33 @@ def _authority(origin: str) -> str:
 
 
 def _is_local_client(scope: Scope, headers: RequestHeaders) -> bool:
-    """Whether the client is a program of this machine.
+    """Return whether the client runs on this machine.
 
-    A forwarded request never is: the address in its header is a claim, and uvicorn believes it from any peer that
-    FORWARDED_ALLOW_IPS names.
+    False for every forwarded request: the address in its header is unverified, and uvicorn trusts it from any peer in
+    FORWARDED_ALLOW_IPS.
     """
     is_forwarded = any(name in _FORWARDED or name.startswith(b"x-forwarded-") for name in headers)
     return not is_forwarded and is_local((scope.get("client") or ("127.0.0.1",))[0])
 
 
 def _hides_its_page(headers: RequestHeaders) -> bool:
-    """Whether a browser asks that doesn't say which page made it ask: of a GET it says so only to a loopback address,
-    or over TLS (``Sec-Fetch-Site``; the page decides about ``Referer``)."""
+    """Return whether a browser sent the request without naming the page that caused it.
+
+    Browsers send ``Sec-Fetch-Site`` with a GET only to loopback addresses and over TLS; pages can suppress ``Referer``.
+    """
     return headers.get(b"user-agent", b"").startswith(b"Mozilla/") and b"sec-fetch-site" not in headers
 
 
 def _was_asked_about(path: str, headers: RequestHeaders) -> bool:
-    """Whether a browser asks before it sends this: headers of our own name are not sent unasked.
+    """Return whether a browser must send a preflight request before this one, because of its custom headers.
 
-    llama.cpp's page puts it in front of all that ``/cors-proxy`` shall forward, the type of the body among them.
+    llama.cpp's web UI adds the prefix to every header that ``/cors-proxy`` forwards, including the content type.
     """
     return path == "/cors-proxy" and any(name.startswith(PREFIX) for name in headers)
 
 
 def _is_json(headers: RequestHeaders) -> bool:
-    """Whether a body, if there is any, is declared as JSON. Some that pages may send unasked come without a type."""
+    """Return whether the body is empty or declared as JSON. Pages can send bodies without any content type."""
     kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
     if not kind:
         return headers.get(b"content-length", b"0") == b"0" and b"transfer-encoding" not in headers

@@ -1,4 +1,4 @@
-"""Addresses and names: what is of this machine, and which name a stranger may own."""
+"""Tell this machine's addresses and names from names that another party may own (DNS rebinding)."""
 
 import ipaddress
 import re
@@ -8,11 +8,11 @@ from functools import cache
 
 _HOST = re.compile(r"(\[(?P<address>[0-9A-Fa-f:.]+(%[0-9A-Za-z._-]+)?)\]|(?P<name>[0-9A-Za-z._-]+))(:[0-9]*)?")
 _PRIVATE_ENDINGS = (".localhost", ".local", ".internal", ".home.arpa")
-"""Names that public DNS never gives to anybody (RFC 6761, 6762, 8375; .internal is ICANN's for private use)."""
+"""Endings that public DNS never assigns (RFC 6761, 6762, 8375; ICANN reserves .internal for private use)."""
 
 
 def is_local(address: str) -> bool:
-    """Whether an address, or a name, is of this machine."""
+    """Return whether an address or a name is a loopback one."""
     if address == "localhost" or address.endswith(".localhost"):
         return True
     try:
@@ -23,16 +23,16 @@ def is_local(address: str) -> bool:
 
 
 def host_of(origin: str) -> str:
-    """Of an origin, without its port; "" for what is none: a scheme, a host, perhaps a port (RFC 6454)."""
+    """Return the host of an origin (scheme, host, optional port; RFC 6454). Return "" for anything else."""
     found = _HOST.fullmatch(origin.partition("://")[2])
     return (found["address"] or found["name"]).lower() if found else ""
 
 
 def is_strangers(host: str, allowed: Collection[str]) -> bool:
-    """Whether a ``Host`` header may be a name of somebody else's that DNS was made to lead here (DNS rebinding).
+    """Return whether a ``Host`` header may be an attacker's name whose DNS entry points here (DNS rebinding).
 
-    An address is none, nor a name without a dot or one that no public DNS has, nor this machine's own. `allowed` has
-    further names; ``*.example.com`` are all below it, ``*`` is any. What is no name at all is a stranger's.
+    False for an address, a name without a dot, a name that public DNS never assigns, this machine's own name, and the
+    names in `allowed`: ``*.example.com`` matches all names below it, ``*`` any name. True for text that is no name.
     """
     if not host:
         return False
@@ -44,7 +44,7 @@ def is_strangers(host: str, allowed: Collection[str]) -> bool:
 
 
 def _is_below(name: str, allowed: Collection[str]) -> bool:
-    """Whether a pattern's part behind the star ends the name."""
+    """Return whether the name ends with the part of a pattern after its star."""
     return any(name.endswith(one[1:]) for one in allowed if one.startswith("*."))
 
 

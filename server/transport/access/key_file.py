@@ -1,4 +1,4 @@
-"""The file of keys (``--keys-file``): YAML, with a hash in place of each key.
+"""Read and extend the key file (``--keys-file``): YAML, with a hash in place of each key.
 
 ::
 
@@ -7,10 +7,10 @@
         hash: sha256:9f86d081...       # llamapool keys add FILE ada prints the key and writes this
         scopes: [infer, slots]         # infer, slots, lora, models, props, metrics; left out: infer
         models: [demo, qwen*]          # ids or aliases; left out: all
-        requests_per_minute: 60        # left out: any number, as the next two
+        requests_per_minute: 60        # left out: unlimited, as the next two
         tokens_per_minute: 100000
         at_once: 4
-        priority: 0                    # the most urgent that its requests may have
+        priority: 0                    # the most urgent priority that its requests may have
         expires: 2027-01-01
 """
 
@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from server.errors import ConfigError
 from server.transport.access.endpoints import Scope
@@ -50,9 +50,16 @@ class KeyEntry(BaseModel):
     priority: int = 0
     expires: datetime | date | None = None
 
+    @field_validator("hash")
+    @classmethod
+    def _is_of_a_key(cls, hash_: str) -> str:
+        if hash_ == hash_of(""):  # `printf "$KEY" | sha256sum` without the variable
+            raise ValueError("it is the hash of an empty key")
+        return hash_
+
     @property
     def key(self) -> Key:
-        """As the server uses it."""
+        """Return the key that this entry describes."""
         limits = KeyLimits(self.requests_per_minute, self.tokens_per_minute, self.at_once)
         digest = bytes.fromhex(self.hash.removeprefix(_HASH))
         scopes = frozenset(self.scopes)
@@ -66,7 +73,7 @@ class _KeyFile(BaseModel):
 
 
 def _moment(expires: datetime | date | None) -> float:
-    """Unix seconds; a day is over at its beginning in UTC."""
+    """Return Unix seconds. A date without a time means its start in UTC."""
     if expires is None:
         return inf
     at = expires if isinstance(expires, datetime) else datetime.combine(expires, time(), UTC)
@@ -74,7 +81,7 @@ def _moment(expires: datetime | date | None) -> float:
 
 
 def read_entries(path: Path) -> tuple[KeyEntry, ...]:
-    """Raises ConfigError that names the file, the entry and what is wrong with it."""
+    """Read a key file. Raises ConfigError that names the file, the entry and the mistake."""
     try:
         with path.open("rb") as file:
             text = file.read(MAX_BYTES + 1)
@@ -96,14 +103,14 @@ def read_entries(path: Path) -> tuple[KeyEntry, ...]:
 
 
 def _unread(error: OSError | UnicodeDecodeError | yaml.YAMLError) -> str:
-    """Why, without the lines around it, which may hold a key."""
+    """Return the reason without the text of the file, which may contain a key."""
     if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
         return f"line {error.problem_mark.line + 1}: {error.problem}"
     return str(error.strerror if isinstance(error, OSError) else error)
 
 
 def _mistake(found: object, error: ValidationError) -> str:
-    """pydantic's first fault, with the entry's name."""
+    """Return pydantic's first error, with the entry's name."""
     fault = error.errors(include_url=False)[0]
     where = ".".join(str(part) for part in fault["loc"])
     entries = found.get("keys") if isinstance(found, Mapping) else None
@@ -117,22 +124,22 @@ def _mistake(found: object, error: ValidationError) -> str:
 
 
 def read_keys(path: Path) -> tuple[Key, ...]:
-    """The keys of a file. Raises ConfigError."""
+    """Return the keys of a file. Raises ConfigError."""
     return tuple(entry.key for entry in read_entries(path))
 
 
 def new_key() -> str:
-    """A random key."""
+    """Return a new random key."""
     return PREFIX + secrets.token_urlsafe(_KEY_BYTES)
 
 
 def hash_of(key: str) -> str:
-    """As the file has it."""
+    """Return the hash of a key as the file contains it."""
     return _HASH + digest_of(key.encode()).hex()
 
 
 def _take_over(path: Path, status: os.stat_result) -> None:
-    """Give `path` another file's owner, group and mode. Raises ConfigError where this user may not."""
+    """Give `path` another file's owner, group and mode. Raises ConfigError if this user may not do that."""
     try:
         os.chown(path, status.st_uid, status.st_gid)
     except PermissionError:
@@ -145,7 +152,7 @@ def _take_over(path: Path, status: os.stat_result) -> None:
 def add_entry(path: Path, fields: Mapping[str, Any]) -> None:
     """Append an entry and keep the file's comments, mode, owner and group. A new file is readable by its owner only.
 
-    Raises ConfigError where the file or the entry is wrong, and then the file is as it was.
+    Raises ConfigError if the file or the entry is wrong; then the file is unchanged.
     """
     try:
         KeyEntry.model_validate(fields)
@@ -169,7 +176,7 @@ def add_entry(path: Path, fields: Mapping[str, Any]) -> None:
         with open(descriptor, "w", encoding="utf-8") as file:
             file.write(text + block)
         if read_entries(part)[: len(entries)] != entries:
-            raise ConfigError(f"{path}: an entry can't be added behind its last one; write keys: as a plain list")
+            raise ConfigError(f"{path}: an entry can't be added after its last one; write keys: as a plain list")
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""API keys: who somebody is, and what he may do."""
+"""API keys: the identity of a client and its permissions."""
 
 import hashlib
 import hmac
@@ -11,19 +11,21 @@ from math import inf
 from server.transport.access.endpoints import SCOPES, Scope
 
 CALLER = "llamapool.caller"
-"""A key in the ASGI scope of a request: the `Key` that it came with, `ANYBODY` where none is needed, or None where one
-is and none was given (few paths are open to such)."""
+"""A key in the ASGI scope of a request: the client's `Key`, or `ANYBODY` on a server without keys.
+
+None for a request without a valid key on a server with keys, which may reach few paths."""
 MANAGES = "llamapool.manages"
-"""A key in the ASGI scope of a request: whether who sent it may say which models stay in memory."""
+"""A key in the ASGI scope of a request: whether its client may decide which models stay in memory."""
 INTERNAL = "llamapool.internal"
 """A key in the ASGI scope of a request that the server makes for a client, such as one of a batch: the client's `Key`.
-Such a request needs no credentials and counts as no further request; its tokens count."""
+
+Such a request needs no credentials. Rate limits do not count it as a request, but they count its tokens."""
 _SHOWN_HEX = 8
 
 
 @dataclass(frozen=True, slots=True)
 class KeyLimits:
-    """What a key may use; 0 = any amount. Tokens are those of prompts and of replies."""
+    """The rate limits of a key; 0 = unlimited. Tokens are those of prompts and of replies."""
 
     requests_per_minute: int = 0
     tokens_per_minute: int = 0
@@ -35,11 +37,11 @@ class KeyLimits:
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """One key, of which nothing but the SHA-256 is known.
+    """One key, known by its SHA-256 (``digest``) only.
 
-    ``is_named`` False means that the key has no entry in a file, and that ``name`` is the beginning of its hash.
-    ``models`` are patterns (``qwen*``) of ids and aliases, none = all. ``priority`` is the most urgent that its
-    requests may have; None = any.
+    ``is_named`` False means that the key has no entry in a file, and that ``name`` is the start of its hash.
+    ``models`` are patterns (``qwen*``) of ids and aliases; none = all. ``priority`` is the most urgent priority that
+    its requests may have; None = any. ``expires_at`` is in Unix seconds.
     """
 
     name: str
@@ -65,11 +67,11 @@ class Key:
 
     @property
     def sees_all(self) -> bool:
-        """Whether what others do is for it."""
+        """Whether it may see the activity of other clients."""
         return "metrics" in self.scopes
 
     def may_use(self, model_names: Iterable[str]) -> bool:
-        """Whether a model of these names is for it."""
+        """Return whether it may use a model with these names (id and aliases)."""
         return not self.models or any(fnmatchcase(name, one) for name in model_names for one in self.models)
 
 
@@ -77,31 +79,33 @@ ANYBODY = Key("", b"")
 
 
 def digest_of(key: bytes) -> bytes:
-    """Keys are random and long, so one plain hash is enough to keep them from being guessed."""
+    """Return the SHA-256 of a key. Keys are long and random, so a slow password hash is not needed."""
     return hashlib.sha256(key).digest()
 
 
 def plain_key(text: str) -> Key:
-    """A key of ``--api-key`` or ``--api-key-file``, which may do everything."""
+    """Return the key of ``--api-key`` or ``--api-key-file``, which has every scope."""
     digest = digest_of(text.encode())
     return Key(key_name(digest), digest, is_named=False)
 
 
 def key_name(digest: bytes) -> str:
-    """What a key is called that has no name."""
+    """Return a name for a key that has none: the start of its hash."""
     return f"key-{digest.hex()[:_SHOWN_HEX]}"
 
 
 class KeyRing:
-    """The keys that open the server. `required` False means that it is open to all; it stays as it was at the start, so
-    that a file that loses its last key opens nothing."""
+    """The server's valid keys. `required` False means that requests need no key.
+
+    `required` never changes after the start: a key file that loses its last key does not open the server.
+    """
 
     def __init__(self, keys: Iterable[Key] = (), *, required: bool | None = None) -> None:
         self.replace(keys)
         self.required = bool(self._by_digest) if required is None else required
 
     def replace(self, keys: Iterable[Key]) -> None:
-        """These from now on; requests under way go on."""
+        """Replace all keys. Running requests continue."""
         self._by_digest = {key.digest: key for key in keys}
         self.several = len({key.owner for key in self._by_digest.values()}) > 1
 
@@ -115,8 +119,10 @@ class KeyRing:
         return next((key for key in self._by_digest.values() if key.name == name and key.expires_at > now()), None)
 
     def find(self, given: bytes, now: Callable[[], float] = time.time) -> Key | None:
-        """The key that was given, unless it has expired. What is looked up is a hash of it, so that the time taken says
-        nothing about any key; those of keys are compared in constant time."""
+        """Return the valid key that a client gave, otherwise None.
+
+        The lookup uses a hash, and digests are compared in constant time, so the time taken reveals nothing.
+        """
         digest = digest_of(given)
         found = self._by_digest.get(digest)
         if found is None or not hmac.compare_digest(found.digest, digest) or found.expires_at <= now():

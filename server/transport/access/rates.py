@@ -1,8 +1,9 @@
-"""Limits of keys: requests and tokens a minute, and requests at once. `limits` counts; used on the event loop, and
-imported once a key has limits.
+"""Rate limits of keys: requests and tokens per minute, and concurrent requests.
 
-Requests are counted as they come, over the last minute. Tokens are known once a prompt is read and a reply written, so
-whoever has used up his minute's is refused until the next begins; what runs is never cut.
+The package `limits` counts. It is used on the event loop, and imported when the first key has limits.
+
+Requests are counted when they arrive, over the last minute. Tokens are counted after prefill and decode. A key that has
+used up its tokens is refused until the next minute begins; running requests are never cut off.
 """
 
 import math
@@ -23,14 +24,15 @@ if TYPE_CHECKING:
     from limits.strategies import RateLimiter
 
 PLACE = "llamapool.place"
-"""A key in the ASGI scope of a request that has entered: a function that leaves. Who takes it out calls it later, for
-work that goes on without its client."""
+"""A key in the ASGI scope of a counted request: a function that ends the counting (`Rates.leave`).
+
+Code that continues the work without its client removes it from the scope and calls it later."""
 _REQUESTS, _TOKENS = "requests", "tokens"
-_AGAIN_S = 1  # until a place of those at once may be free
+_AGAIN_S = 1  # Retry-After if the limit of concurrent requests is reached
 
 
 class RateLimited(Unavailable):
-    """The key's limit is used up (HTTP 429)."""
+    """A limit of the key is reached (HTTP 429)."""
 
     def __init__(self, what: str, limit: int, retry_after_s: int) -> None:
         super().__init__(f"this key's limit of {limit} {what} is reached, retry in {retry_after_s} s")
@@ -38,17 +40,17 @@ class RateLimited(Unavailable):
 
 
 class Rates:
-    """What each key has used lately."""
+    """Counts what each key has used."""
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
-        self._clock = clock  # what `limits` has: unix seconds
+        self._clock = clock  # Unix seconds, as in `limits`
         self._running: Counter[str] = Counter()
 
     @cached_property
     def _storage(self) -> "MemoryStorage":
         from limits.storage import MemoryStorage
 
-        return MemoryStorage()  # starts a thread: only where somebody has limits
+        return MemoryStorage()  # it starts a thread, so only if a key has limits
 
     @cached_property
     def _requests(self) -> "RateLimiter":
@@ -60,10 +62,10 @@ class Rates:
     def _tokens(self) -> "RateLimiter":
         from limits.strategies import FixedWindowRateLimiter
 
-        return FixedWindowRateLimiter(self._storage)  # counts whatever it comes to
+        return FixedWindowRateLimiter(self._storage)  # counts beyond the limit, too
 
     def enter(self, key: Key) -> None:
-        """A request begins; `leave` is to be called at its end. Raises `RateLimited`, and then nothing has begun."""
+        """Count a request that begins; call `leave` at its end. Raises `RateLimited`, and then counts nothing."""
         limits = key.limits
         if limits.at_once and self._running[key.name] >= limits.at_once:
             raise RateLimited("requests at once", limits.at_once, _AGAIN_S)
@@ -79,18 +81,18 @@ class Rates:
         self._running[key.name] += 1
 
     def leave(self, key: Key) -> None:
-        """A request that has entered is over."""
+        """End the counting of a request that `enter` has counted."""
         self._running[key.name] -= 1
         if not self._running[key.name]:
             del self._running[key.name]
 
     def charge(self, key: Key, n_tokens: int) -> None:
-        """So many tokens were read or written for it."""
+        """Count tokens of a prompt or a reply."""
         if key.limits.tokens_per_minute and n_tokens:
             self._tokens.hit(_a_minute(key.limits.tokens_per_minute), _TOKENS, key.name, cost=n_tokens)
 
     def headers(self, key: Key, *, anthropic: bool) -> ReplyHeaders:
-        """What is left, in the words that OpenAI's clients know, or Anthropic's."""
+        """Return reply headers with the remaining amounts, under OpenAI's names or Anthropic's."""
         found: ReplyHeaders = []
         for what, limiter, limit in (
             (_REQUESTS, "_requests", key.limits.requests_per_minute),

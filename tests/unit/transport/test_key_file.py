@@ -56,6 +56,7 @@ def test_a_file_may_be_empty(tmp_path: Path, text: str) -> None:
         (f"keys: [{{name: ada, hash: '{HASH}', at_once: -1}}]", r"at_once \('ada'\): Input should be greater"),
         (f"keys: [{{name: ada, hash: '{HASH}', expires: soon}}]", r"expires"),
         (f"keys: [{{name: a, hash: '{HASH}'}}, {{name: b, hash: '{HASH}'}}]", "'a' has the hash of another entry"),
+        (f"keys: [{{name: ada, hash: '{hash_of('')}'}}]", r"hash \('ada'\): .*hash of an empty key"),
         ("keys: {", "cannot be read"),
         ("[]", "Input should be a valid dictionary"),
         ("\x00", "cannot be read"),
