@@ -33,7 +33,7 @@ class Hang:
 
 @pytest.fixture
 def hang(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hang]:
-    monkeypatch.setattr("server.engine.instances.HUNG_S", 0.01)
+    monkeypatch.setattr("server.engine.instances.JOIN_POLL_S", 0.01)
     made = Hang()
     yield made
     made.end.set()
