@@ -76,15 +76,15 @@ def help_text(table: Table) -> str:
         usage=USAGE,
         add_help=False,
         formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=38, width=110),
-        epilog="Variables, YAML keys and precedence: docs/configuration.md",
+        epilog="Environment variables, YAML keys and precedence: docs/configuration.md",
     )
     general = parser.add_argument_group("General")
-    general.add_argument("-h", "--help", "--usage", action="help", help="show this page")
-    general.add_argument("--version", action="store_true", help="show the version")
-    general.add_argument("-cl", "--cache-list", action="store_true", help="show the models that the hub's cache holds")
-    general.add_argument(COMPLETION_FLAG, action="store_true", help="print what completes flags in bash")
-    general.add_argument(DEVICES_FLAG, action="store_true", help="show the devices that models can be offloaded to")
-    general.add_argument(CONFIG_FLAG, metavar="FILE", help=f"the YAML configuration ({CONFIG_VARIABLE})")
+    general.add_argument("-h", "--help", "--usage", action="help", help="print this help and exit")
+    general.add_argument("--version", action="store_true", help="print the version and exit")
+    general.add_argument("-cl", "--cache-list", action="store_true", help="list the models in the download cache and exit")
+    general.add_argument(COMPLETION_FLAG, action="store_true", help="print a bash completion script and exit")
+    general.add_argument(DEVICES_FLAG, action="store_true", help="list the devices for offloading and exit")
+    general.add_argument(CONFIG_FLAG, metavar="FILE", help=f"YAML configuration file ({CONFIG_VARIABLE})")
     for name, entries in _groups(table):
         group = parser.add_argument_group(name)
         for entry in entries:

@@ -1,4 +1,4 @@
-"""The models' part of the option table that is about LoRA adapters and control vectors."""
+"""Options of LoRA adapters and control vectors."""
 
 import math
 from collections.abc import Mapping
@@ -17,13 +17,13 @@ _FORM = "should be a list of paths, or of mappings of path and scale"
 
 
 def split_scaled(text: str) -> list[dict[str, str]]:
-    """``FILE:SCALE,...`` of a flag; of several colons the last one counts. Without one, the scale is missing."""
+    """Parse ``FILE:SCALE,...`` of a flag; the last colon separates the scale. Without a colon the scale is empty."""
     pairs = [part.rpartition(":") if ":" in part else (part, ":", "") for part in split_list(text)]
     return [{"path": path, "scale": scale} for path, _, scale in pairs]
 
 
 def read_scaled_files(value: object) -> tuple[ScaledFile, ...]:
-    """A path, or a list of paths and of mappings ``{path: ..., scale: 0.5}``."""
+    """Parse a path, or a list of paths and of mappings ``{path: ..., scale: 0.5}``."""
     items = [value] if isinstance(value, (str, Path, Mapping)) else value
     if not isinstance(items, (list, tuple)):
         raise ValueError(_FORM)
@@ -55,7 +55,7 @@ def _scale(value: Any) -> float:
 
 
 def read_layer_range(value: object) -> object:
-    """``[START, END]``, or both in one text."""
+    """Parse ``[START, END]``, or both in one string."""
     if not isinstance(value, str):
         return value
     return tuple(value.replace(",", " ").split())
@@ -87,24 +87,25 @@ LayerRange = Annotated[
 
 
 def _files(default: tuple[ScaledFile, ...], flag: str, scaled: str) -> tuple[ScaledFile, ...]:
-    """Files at scale 1 by one flag, at a scale of their own by the other."""
+    """Return an option for files: one flag at scale 1, another one with scales."""
     forms = {scaled: ("FILE:SCALE,...", split_scaled)}
     return option(default, flag, metavar="FILE,...", text=split_list, forms=forms, repeat=True, is_path=True)
 
 
 class AdapterSettings(SettingsModel):
-    """What is added to a model's weights."""
+    """LoRA adapters and control vectors."""
 
     group: ClassVar[str] = "LoRA adapters and control vectors"
 
     lora: ScaledFiles = _files((), "--lora", "--lora-scaled")
-    """LoRA adapters (GGUF), each at scale 1 unless given as FILE:SCALE, or in the YAML as {path: ..., scale: 0.5}.
-    Their places in this list are their ids in /lora-adapters."""
+    """LoRA adapters (GGUF) with scale 1, or with FILE:SCALE (YAML: {path: ..., scale: 0.5}). Their order defines their
+    ids in /lora-adapters.
+    """
     lora_init_without_apply: Bool = option(False, "--lora-init-without-apply")
-    """Load adapters at scale 0; POST /lora-adapters or a request's lora switches them on."""
+    """Load adapters with scale 0; POST /lora-adapters or a request's lora enables them."""
     control_vectors: ScaledFiles = _files((), "--control-vector", "--control-vector-scaled")
-    """Control vectors (GGUF), added up; given as lora is."""
+    """Control vectors (GGUF), summed; same syntax as lora."""
     control_vector_layer_range: LayerRange = option(
         None, "--control-vector-layer-range", metavar="START END", n_words=2
     )
-    """First and last layer that control vectors work in; none or 0 = from layer 1 to the last."""
+    """First and last layer of control vectors; empty or 0 = layer 1 to the last."""

@@ -1,4 +1,4 @@
-"""The models' part of the option table that is about chats: templates, thoughts and tool calls."""
+"""Options of chats: templates, reasoning and tool calls."""
 
 from typing import Any, ClassVar, Literal
 
@@ -21,41 +21,42 @@ def _tool_format(value: str) -> None:
 
 
 class ChatSettings(SettingsModel):
-    """How chat requests are rendered and read."""
+    """Chat templates, reasoning and tool calls."""
 
     group: ClassVar[str] = "Chat"
 
     chat_template: str = option("", "--chat-template", env=True, metavar="JINJA|NAME", replaces=("chat_template_file",))
-    """Jinja source that replaces the model's own template, or the name of a built-in one (docs/templates.md)."""
+    """Jinja source that replaces the model's template, or the name of a built-in template (docs/templates.md)."""
     chat_template_file: FilePath | None = option(None, "--chat-template-file", env=True, replaces=("chat_template",))
-    """File with the Jinja source that replaces the model's own template."""
+    """File with a Jinja template that replaces the model's."""
     jinja: Bool = option(True, "--jinja", env=True, off=True)
-    """Render the template itself. false = the built-in one that llama.cpp takes it for, which shows no tools; a model
-    whose template it does not know can't be loaded then."""
+    """Render the template with Jinja. Off = use llama.cpp's built-in equivalent, which supports no tools; a model whose
+    template llama.cpp does not recognize then fails to load.
+    """
     chat_template_kwargs: JsonObject = option({}, "--chat-template-kwargs", env=True, metavar="JSON", check=_variables)
-    """Variables for the template, as a JSON object."""
+    """JSON object of additional template variables."""
     reasoning_format: Literal["none", "deepseek", "deepseek-legacy", "auto"] = option(
         "auto", "--reasoning-format", env="LLAMA_ARG_THINK", metavar="FORMAT"
     )
-    """Where thoughts go: none = into the content, deepseek = reasoning_content, deepseek-legacy = both."""
+    """Where reasoning is returned: none = in content, deepseek = reasoning_content, deepseek-legacy = both."""
     reasoning: Switch = option("auto", "-rea --reasoning", env=True)
-    """Whether the model may think; auto = as its template does."""
+    """Allow reasoning; auto = as the template does."""
     reasoning_effort: str = option("default", "--reasoning-effort", env=True, metavar="LEVEL")
-    """The template's variable reasoning_effort (minimal, low, medium, high, ...); default = leave it unset."""
+    """Template variable reasoning_effort (minimal, low, medium, high, ...); default = unset."""
     reasoning_budget: Int = option(-1, "--reasoning-budget", env="LLAMA_ARG_THINK_BUDGET", ge=-1, le=2**31 - 1)
-    """How many tokens thoughts may have before they are ended; -1 = any number, 0 = no thoughts."""
+    """Most reasoning tokens before reasoning is ended; -1 = unlimited, 0 = no reasoning."""
     reasoning_budget_message: str = option(
         "", "--reasoning-budget-message", env="LLAMA_ARG_THINK_BUDGET_MESSAGE", metavar="MESSAGE", max_length=4096
     )
-    """What is written in front of the tag that ends thoughts whose budget is spent."""
+    """Text inserted before the end-of-reasoning tag when the budget is used up."""
     reasoning_preserve: Bool = option(True, "--reasoning-preserve", env=True, off=True)
-    """The template's variable preserve_reasoning: keep the thoughts of the whole history."""
+    """Template variable preserve_reasoning: keep the reasoning of all previous turns in the prompt."""
     prefill_assistant: Bool = option(True, "--prefill-assistant", env=True, off=True)
-    """Continue the last message when it is the assistant's."""
+    """Continue the last message if it is an assistant message."""
     tool_format: str = option("auto", metavar="NAME", check=_tool_format)
-    """How the model writes tool calls and thoughts: a name from docs/tool-formats.md; auto = as its template shows."""
+    """Syntax of tool calls and reasoning: a name from docs/tool-formats.md; auto = detected from the template."""
     spm_infill: Bool = option(False, "--spm-infill")
-    """Fill in the middle (/infill) as suffix, prefix, middle instead of prefix, suffix, middle."""
+    """Order of /infill prompts: suffix, prefix, middle instead of prefix, suffix, middle."""
 
     @model_validator(mode="after")
     def _one_template(self) -> "ChatSettings":

@@ -1,5 +1,6 @@
-"""Which processors the threads of an instance may use, in llama-server's spelling (llama.cpp common/common.cpp,
-parse_cpu_range and parse_cpu_mask); with commas, one for each instance."""
+"""CPU affinity options in llama-server's syntax (llama.cpp common/common.cpp, parse_cpu_range and parse_cpu_mask);
+separated by commas, one per instance.
+"""
 
 import re
 from itertools import zip_longest
@@ -8,27 +9,27 @@ MOST_CPUS = 512  # GGML_MAX_N_THREADS
 
 
 def range_cpus(text: str) -> frozenset[int]:
-    """``lo-hi``, either end may be left out. Raises ValueError."""
+    """Parse ``lo-hi``; either end may be omitted. Raises ValueError."""
     found = re.fullmatch(r"(\d*)-(\d*)", text)
     if found is None:
-        raise ValueError(f"'{text}' is no range of processors such as 0-3 (0-0 for one)")
+        raise ValueError(f"'{text}' is not a CPU range such as 0-3 (0-0 for one CPU)")
     low, high = int(found[1] or 0), int(found[2] or MOST_CPUS - 1)
     if not low <= high < MOST_CPUS:
-        raise ValueError(f"'{text}' is no range within 0 to {MOST_CPUS - 1}")
+        raise ValueError(f"'{text}' is not a range within 0 to {MOST_CPUS - 1}")
     return frozenset(range(low, high + 1))
 
 
 def mask_cpus(text: str) -> frozenset[int]:
-    """A hexadecimal mask, its lowest bit for processor 0. Raises ValueError."""
+    """Parse a hexadecimal mask whose lowest bit is CPU 0. Raises ValueError."""
     found = re.fullmatch(rf"(?:0x)?([0-9a-fA-F]{{1,{MOST_CPUS // 4}}})", text)
     if found is None or not int(found[1], 16):
-        raise ValueError(f"'{text}' is no hexadecimal mask of processors such as 0xf")
+        raise ValueError(f"'{text}' is not a hexadecimal CPU mask such as 0xf")
     bits = int(found[1], 16)
     return frozenset(i for i in range(bits.bit_length()) if bits >> i & 1)
 
 
 def instance_cpus(ranges: tuple[str, ...], masks: tuple[str, ...]) -> tuple[frozenset[int], ...]:
-    """Processors by range or by mask, for each instance; a single range or mask is one for all of them."""
+    """Return the CPUs of each instance by range or mask; a single entry applies to all instances."""
     n = max(len(ranges), len(masks))
     by_ranges, by_masks = ([*map(range_cpus, ranges)], [*map(mask_cpus, masks)])
     pairs = zip_longest(_for_all(by_ranges, n), _for_all(by_masks, n), fillvalue=frozenset[int]())
@@ -36,7 +37,7 @@ def instance_cpus(ranges: tuple[str, ...], masks: tuple[str, ...]) -> tuple[froz
 
 
 def one_set(ranges: str, mask: str) -> frozenset[int]:
-    """Processors by a range, by a mask, or by both; none of either."""
+    """Return the CPUs of a range, a mask, or both."""
     return (range_cpus(ranges) if ranges else frozenset()) | (mask_cpus(mask) if mask else frozenset())
 
 

@@ -1,5 +1,6 @@
-"""Which devices compute a model, in llama-server's spelling (llama.cpp common/arg.cpp, parse_device_list); beyond it,
-semicolons stand between the sets of several instances."""
+"""Device options in llama-server's syntax (llama.cpp common/arg.cpp, parse_device_list), extended by semicolons between
+the sets of several instances.
+"""
 
 from typing import Annotated
 
@@ -13,7 +14,7 @@ _FORM = (
 
 
 def read_device_sets(value: object) -> tuple[str, ...]:
-    """``CUDA0,CUDA1``: one set; ``CUDA0;CUDA1`` or a list: one for each instance. Raises ValueError."""
+    """Parse ``CUDA0,CUDA1`` (one set), ``CUDA0;CUDA1`` or a list (one set per instance). Raises ValueError."""
     items = value.split(";") if isinstance(value, str) else value
     if not isinstance(items, (list, tuple)) or not items:
         raise ValueError(_FORM)
@@ -21,7 +22,7 @@ def read_device_sets(value: object) -> tuple[str, ...]:
 
 
 def read_one_device_set(value: object) -> tuple[str, ...]:
-    """As `read_device_sets`, for what is not set by instance."""
+    """Parse a single set of devices. Raises ValueError."""
     sets = read_device_sets(value)
     if len(sets) > 1:
         raise ValueError("should be one set of devices, with commas between the names")
@@ -36,12 +37,12 @@ def _one_set(text: object) -> str:
         raise ValueError("has an empty name; " + _FORM)
     for word in (AUTO, NONE):
         if word in names and len(names) > 1:
-            raise ValueError(f"has '{word}' beside other names; it stands alone")
+            raise ValueError(f"combines '{word}' with other names; use it alone")
     return ",".join(names)
 
 
 def device_sets(texts: tuple[str, ...]) -> tuple[tuple[str, ...] | None, ...]:
-    """The names of each set: none of them for ``none``, None for ``auto``."""
+    """Return the device names of each set: empty for ``none``, None for ``auto``."""
     special: dict[str, tuple[str, ...] | None] = {AUTO: None, NONE: ()}
     return tuple(special[text] if text in special else tuple(text.split(",")) for text in texts)
 

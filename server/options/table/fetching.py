@@ -1,4 +1,4 @@
-"""Options of the pictures, sounds and videos of requests, before a model sees them."""
+"""Options of images, audio and video in requests, before a model processes them."""
 
 import re
 from typing import Annotated, ClassVar
@@ -13,7 +13,7 @@ _SITE = re.compile(r"(\*\.)?[\w.-]+|[\da-f:.]+", re.IGNORECASE)
 
 
 def read_sites(value: object) -> object:
-    """off, on (`ANYWHERE`), or names of sites."""
+    """Parse off, on (`ANYWHERE`), or host names."""
     if isinstance(value, bool) or (isinstance(value, str) and value.strip().lower() in (*TRUE, *FALSE)):
         return (ANYWHERE,) if str(value).strip().lower() in TRUE else ()
     sites = read_list(value)
@@ -37,17 +37,17 @@ SiteNames = Annotated[
 
 
 class FetchSettings(SettingsModel):
-    """Images and audio that are not in a request, but at an address in it; and what becomes of videos."""
+    """Media given by URL, and video decoding."""
 
     group: ClassVar[str] = "Files of requests"
 
     media_fetch: SiteNames = option((), "--media-fetch", metavar="HOSTS")
-    """Sites whose http and https addresses are fetched for a request: off (an empty list), on for all of the open
-    internet, or hosts (example.com, *.example.com). Inner networks are out of reach whatever a name leads to; an IP
-    address that is listed itself is not."""
+    """Hosts from which http and https URLs in requests are fetched: off, on = all public hosts, or a list (example.com,
+    *.example.com). Private networks are refused whatever a name resolves to, except IP addresses listed here.
+    """
     media_path: FilePath | None = option(None, "--media-path", metavar="FOLDER")
-    """Folder of the files that requests may name by file:// addresses, relative to it; none = off."""
+    """Folder for file:// URLs in requests, relative to it; empty = off."""
     video_fps: Float = option(4.0, "--video-fps", env=True, allow_inf_nan=False)
-    """Frames of a video that a model is shown, a second; 0 or less = all of them. Needs llamapool[video]."""
+    """Video frames per second that a model is shown; 0 or less = all frames. Needs llamapool[video]."""
     video_timestamp_interval: Int = option(5000, "--video-timestamp-interval", env=True, metavar="MS")
-    """Milliseconds between the times that are told among a video's frames; 0 or less = none."""
+    """Milliseconds between timestamps inserted among video frames; 0 or less = none."""

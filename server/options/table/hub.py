@@ -1,4 +1,4 @@
-"""Options of the hub that models are downloaded from."""
+"""Options of the model hub."""
 
 from typing import Annotated, ClassVar
 
@@ -10,21 +10,21 @@ from server.options.table.values import AutoBool, Bool
 
 
 def read_reference(value: object) -> str:
-    """``owner/name[:quantization]``, or one of the short names. Raises ValueError."""
+    """Parse ``owner/name[:quantization]`` or a short name. Raises ValueError."""
     if not isinstance(value, str):
         raise ValueError("should be text")
     return str(Reference.parse(value)) if value else ""
 
 
 def read_url(value: object) -> str:
-    """An http or https address of a GGUF. Raises ValueError."""
+    """Check the http or https URL of a GGUF. Raises ValueError."""
     if not isinstance(value, str) or (value and not value.startswith(("http://", "https://"))):
         raise ValueError("should begin with http:// or https://")
     return value
 
 
 def read_image(value: object) -> str:
-    """``[registry/]name[:tag]``. Raises ValueError."""
+    """Check ``[registry/]name[:tag]``. Raises ValueError."""
     if not isinstance(value, str):
         raise ValueError("should be text")
     if value:
@@ -33,7 +33,7 @@ def read_image(value: object) -> str:
 
 
 def read_registry(value: object) -> str:
-    """A host, with a port or without. Raises ValueError."""
+    """Check a host name with optional port. Raises ValueError."""
     if not isinstance(value, str) or (value and not is_registry(value)):
         raise ValueError("should be a host such as registry.example.org or localhost:5000")
     return value
@@ -45,17 +45,19 @@ Url = Annotated[str, BeforeValidator(read_url)]
 
 
 class HubSettings(SettingsModel):
-    """Where models come from that are not files here. The cache is LLAMA_CACHE's, HF_HUB_CACHE's or HF_HOME's folder,
-    the hub MODEL_ENDPOINT's or HF_ENDPOINT's."""
+    """Downloads of models. The cache folder is LLAMA_CACHE, HF_HUB_CACHE or HF_HOME; the hub is MODEL_ENDPOINT or
+    HF_ENDPOINT.
+    """
 
     group: ClassVar[str] = "Hub"
 
     hf_token: str = option("", "-hft --hf-token", env="HF_TOKEN", metavar="TOKEN", secret=True)
-    """Access token of the hub; empty = the one that Hugging Face's own tools use."""
+    """Access token of the Hugging Face hub; empty = the token stored by Hugging Face's tools."""
     offline: Bool = option(False, "--offline", env=True)
-    """Ask no hub for anything: only what the cache holds."""
+    """Do not contact any hub; use the cache only."""
     docker_registry: Annotated[str, BeforeValidator(read_registry)] = option("", metavar="HOST")
-    """Where -dr finds a model whose name has no registry, as ai/gemma3 or gemma3."""
+    """Registry for -dr names without one, such as ai/gemma3."""
     models_cache: AutoBool = option(None, off=("--no-models-cache",))
-    """Serve every model of the cache, too, as owner/name:QUANTIZATION; auto = unless --config or -m, -hf and the like
-    say what is served."""
+    """Also serve every cached model, as owner/name:QUANTIZATION; auto = unless --config, -m, -hf or a similar option
+    selects models.
+    """

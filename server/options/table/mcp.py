@@ -32,20 +32,23 @@ class McpSettings(SettingsModel):
         secret=True,
         check=read_servers,
     )
-    """MCP servers by label: command, args, env, cwd and timeout_ms of a program that is started with this server's
-    rights, or url and headers. Their tools are at /tools for the page; with mcp_api also for requests. cors_origins is
-    then localhost unless it is given. Needs llamapool[mcp]."""
+    """MCP servers by label: command, args, env, cwd and timeout_ms of a program started with this server's permissions,
+    or url and headers. Their tools are listed at /tools for the web UI, and with mcp_api for API requests. Sets
+    cors_origins to localhost unless given. Needs llamapool[mcp].
+    """
     mcp_api: TextList = option((), metavar="LABEL,...", text=split_list)
-    """Labels of mcp_servers that requests to /v1/responses and /v1/messages may use; * = all, none = off. A key of a
-    keys file also needs them in its own mcp list."""
+    """Labels of mcp_servers that /v1/responses and /v1/messages may use; * = all, empty = off. A key in the keys file
+    also needs them in its mcp list.
+    """
     mcp_hosts: SiteNames = option((), metavar="HOSTS")
-    """Hosts of MCP servers that such requests may name by URL: off (an empty list), on for all of the open internet, or
-    hosts as in media_fetch. Inner networks are out of reach unless an IP address is listed itself."""
+    """Hosts of MCP servers that requests may name by URL: off, on = all public hosts, or a list as in media_fetch.
+    Private networks are refused, except IP addresses listed here.
+    """
     mcp_web_search: str = option("", metavar="LABEL")
-    """The one of mcp_servers whose tools stand for the Responses API's web_search; empty = web_search is left out."""
+    """Label of the MCP server that implements the Responses API's web_search; empty = web_search is skipped."""
     mcp_max_rounds: Int = option(16, ge=1, le=128)
-    """Most times that one response may call tools of MCP servers and continue; then the model must answer."""
+    """Most rounds of tool calls within one response; then the model must answer."""
     mcp_max_s: Int = option(600, ge=1)
-    """Most seconds that the calls of one response may take together."""
+    """Most seconds for all tool calls of one response."""
     mcp_max_chars: Int = option(100_000, ge=1)
-    """Most characters of one tool's result that the model is given; the rest is cut off."""
+    """Most characters of a tool result given to the model; the rest is truncated."""

@@ -1,4 +1,4 @@
-"""The models' part of the option table that is about pictures and sounds."""
+"""Options of images and audio."""
 
 from typing import ClassVar
 
@@ -11,7 +11,7 @@ from server.options.table.values import Bool, FilePath, Int
 
 
 class MediaSettings(SettingsModel):
-    """How a projector is loaded, and what becomes of media."""
+    """Projectors and media embeddings."""
 
     group: ClassVar[str] = "Images and audio"
 
@@ -24,32 +24,36 @@ class MediaSettings(SettingsModel):
         return self
 
     mmproj_auto: Bool = option(True, "--mmproj-auto", env=True, off=("--no-mmproj", "--no-mmproj-auto"))
-    """Load the projector that lies beside a model of a folder or of the hub, so that it sees or hears."""
+    """Load the projector found next to a model in a folder or repository, which enables image or audio input."""
     mmproj_offload: Bool = option(True, "--mmproj-offload", env=True, off=True)
-    """The projector computes on a GPU, where there is one."""
+    """Run the projector on a GPU if there is one."""
     mmproj_device: OneDeviceSet = option((AUTO,), "-mmdev --mmproj-device", env="MTMD_BACKEND_DEVICE", metavar="NAME")
-    """The device of the projector: a name of --list-devices, none, or auto for the model's first."""
+    """Device of the projector: a name from --list-devices, none, or auto = the model's first device."""
     image_min_tokens: Int = option(-1, "--image-min-tokens", env=True, ge=-1)
-    """Least tokens of an image, where the projector takes images of any size; -1 = as its file says."""
+    """Least tokens per image, for projectors with dynamic resolution; -1 = as in the file."""
     image_max_tokens: Int = option(-1, "--image-max-tokens", env=True, ge=-1)
-    """Most tokens of an image, likewise: larger images are made smaller; -1 = as its file says."""
+    """Most tokens per image, for projectors with dynamic resolution: larger images are scaled down; -1 = as in the
+    file.
+    """
     mtmd_batch_max_tokens: Int = option(1024, "--mtmd-batch-max-tokens", env=True, ge=1)
-    """Most tokens of images that are encoded together."""
+    """Most image tokens that are encoded in one batch."""
     media_cache: Int = option(256, "--media-cache", metavar="MIB", ge=0)
-    """MiB for embeddings of images and audio, so that one that was seen before isn't encoded again, in whatever slot or
-    conversation; with cache_disk_path half of it there, for after a restart. 256 are about a hundred images of 256
-    tokens for a model with embeddings of 2560 numbers. 0 = off. It is part of what `caches_ram` says of all caches."""
+    """MiB of cached image and audio embeddings, shared by all slots and conversations; with cache_disk_path half of it
+    on disk. 256 MiB hold about a hundred images of 256 tokens at embedding size 2560. 0 = off. Counts towards
+    caches_ram.
+    """
     media_marker: str = option("", env="LLAMA_MEDIA_MARKER")
-    """What stands for a medium in the prompt of /completion with multimodal_data, as /props tells; empty = a text that
-    nobody can guess, new at each load."""
+    """Placeholder of a medium in the prompt of /completion with multimodal_data, shown in /props; empty = a random
+    string per load.
+    """
 
 
 class ProjectorSettings(SettingsModel):
-    """Of one model."""
+    """The projector of one model."""
 
     group: ClassVar[str] = "Model"
 
     mmproj: FilePath | None = option(None, "-mm --mmproj", env=True)
-    """The model's projector, a GGUF: with it, it takes images or audio."""
+    """Multimodal projector (GGUF) of the model; enables image or audio input."""
     mmproj_url: Url = option("", "-mmu --mmproj-url", env=True, metavar="URL")
-    """An address of the projector; downloaded to mmproj where that is given, else into the cache."""
+    """URL of the projector; downloaded to mmproj if given, otherwise into the cache."""

@@ -1,5 +1,6 @@
-"""Where single tensors go, and values of the file that are overruled, in llama-server's spelling (llama.cpp
-common/arg.cpp, parse_tensor_buffer_overrides; common/common.cpp, string_parse_kv_override)."""
+"""Options that place tensors and override metadata, in llama-server's syntax (llama.cpp common/arg.cpp,
+parse_tensor_buffer_overrides; common/common.cpp, string_parse_kv_override).
+"""
 
 import math
 import re
@@ -21,7 +22,7 @@ _VOCABULARY = "tokenizer.ggml.model"  # another one than the tokens are made for
 
 
 def _items(value: object, form: str) -> list[str]:
-    """Texts separated by commas, or a list of texts that may contain some."""
+    """Split strings separated by commas, or a list of such strings."""
     items = split_list(value) if isinstance(value, str) else value
     if not isinstance(items, (list, tuple)) or not all(isinstance(item, str) for item in items):
         raise ValueError(form)
@@ -29,7 +30,7 @@ def _items(value: object, form: str) -> list[str]:
 
 
 def tensor_override(text: str) -> TensorOverride:
-    """``PATTERN=BUFFER_TYPE``, the pattern a regular expression (ECMAScript's, searched in a tensor's name).
+    """Parse ``PATTERN=BUFFER_TYPE``; the pattern is an ECMAScript regular expression searched in tensor names.
 
     Raises ValueError, see `check_pattern`.
     """
@@ -41,7 +42,7 @@ def tensor_override(text: str) -> TensorOverride:
 
 
 def metadata_override(text: str) -> MetadataOverride:
-    """``KEY=TYPE:VALUE``. Raises ValueError."""
+    """Parse ``KEY=TYPE:VALUE``. Raises ValueError."""
     key, equals, rest = text.partition("=")
     kind, colon, value = rest.partition(":")
     if not (equals and colon and key):
@@ -77,7 +78,7 @@ def _typed(key: str, kind: str, value: str) -> int | float | str:
 
 
 def read_tensor_overrides(value: object) -> tuple[str, ...]:
-    """One text for each override. Raises ValueError."""
+    """Check and split tensor overrides. Raises ValueError."""
     items = _items(value, _PLACE)
     for item in items:
         tensor_override(item)
@@ -85,7 +86,7 @@ def read_tensor_overrides(value: object) -> tuple[str, ...]:
 
 
 def read_metadata_overrides(value: object) -> tuple[str, ...]:
-    """One text for each override; no key twice. Raises ValueError."""
+    """Check and split metadata overrides; keys must be unique. Raises ValueError."""
     items = _items(value, _VALUE)
     keys = [metadata_override(item).key for item in items]
     twice = next((key for key in keys if keys.count(key) > 1), None)
@@ -105,26 +106,27 @@ MetadataOverrides = Annotated[
 
 
 class OverrideSettings(SettingsModel):
-    """What differs from the file, and from where the library would put things."""
+    """Placement of tensors, and overrides of the file's metadata."""
 
     group: ClassVar[str] = "Tensors and metadata"
 
     override_tensor: TensorOverrides = option(
         (), "-ot --override-tensor", env=True, metavar="PATTERN=TYPE,...", text=split_list, repeat=True
     )
-    """Buffer types for tensors whose name has a match of the regular expression, as in exps=CPU: CPU, or a device.
-    The first match counts, before the options below. After a group only ? is allowed, and few repetitions in all."""
+    """Buffer type (CPU or a device) for tensors whose name matches a regular expression, e.g. exps=CPU. The first match
+    applies, before the options below. After a group only ? is allowed, and repetitions are limited.
+    """
     cpu_moe: Bool = option(False, "-cmoe --cpu-moe", env=True)
-    """The weights of experts (MoE) stay on the CPU."""
+    """Keep all expert (MoE) weights on the CPU."""
     n_cpu_moe: Int = option(0, "-ncmoe --n-cpu-moe", env=True, ge=0, le=MAX_LAYERS)
-    """Layers, from the first, whose experts stay on the CPU."""
+    """Keep the expert weights of the first N layers on the CPU."""
     n_cpu_ffn: Int = option(0, "-ncffn --n-cpu-ffn", env=True, ge=0, le=MAX_LAYERS)
-    """Layers, from the first, whose dense feed-forward weights stay on the CPU."""
+    """Keep the dense feed-forward weights of the first N layers on the CPU."""
     no_host: Bool = option(False, "--no-host", env=True)
-    """Do not use buffers of a device in the host's memory, so that weights there can be repacked."""
+    """Do not use host buffers of devices, so that weights there can be repacked."""
     override_kv: MetadataOverrides = option(
         (), "--override-kv", metavar="KEY=TYPE:VALUE,...", text=split_list, repeat=True
     )
-    """Values that overrule the file's, of types int, float, bool and str: tokenizer.ggml.add_bos_token=bool:false. What
-    is known to end the process is refused. The library trusts the rest, and architectures have checks of their own that
-    can still end it."""
+    """Override metadata of the file; types int, float, bool and str, e.g. tokenizer.ggml.add_bos_token=bool:false.
+    Values known to abort llama.cpp are refused, but other values may still abort it.
+    """

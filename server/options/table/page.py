@@ -1,4 +1,4 @@
-"""Options of the web page."""
+"""Options of the web UI."""
 
 from pathlib import Path
 from typing import ClassVar
@@ -26,12 +26,12 @@ def _text_of(path: str) -> str:
 
 
 class PageSettings(SettingsModel):
-    """What browsers get."""
+    """The web UI and its tools."""
 
     group: ClassVar[str] = "Web page"
 
     ui: Bool = option(True, "--ui --webui", env=True, off=("--no-ui", "--no-webui"))
-    """Serve the web page at / ."""
+    """Serve the web UI at / ."""
     ui_config: JsonObject = option(
         {},
         "--ui-config --webui-config",
@@ -40,23 +40,28 @@ class PageSettings(SettingsModel):
         env_forms={"LLAMA_ARG_UI_CONFIG_FILE": _text_of},
         forms={"--ui-config-file": ("FILE", _text_of), "--webui-config-file": ("FILE", _text_of)},
     )
-    """What the page begins with where a browser has no settings of its own, by llama-server's names: systemMessage,
-    temperature, top_p, top_k, min_p, max_tokens, theme; the others are for llama-server's own page."""
+    """Default settings of the web UI as JSON, with llama-server's names: systemMessage, temperature, top_p, top_k,
+    min_p, max_tokens, theme. Others apply to llama-server's own UI only.
+    """
     ui_mcp_proxy: Bool = option(
         False, "--ui-mcp-proxy --webui-mcp-proxy", env=True, off=("--no-ui-mcp-proxy", "--no-webui-mcp-proxy")
     )
-    """/cors-proxy?url= forwards what the MCP clients of llama-server's page ask, to whatever this machine reaches."""
+    """Serve /cors-proxy?url=, which forwards requests of llama-server's UI to MCP servers at any address this machine
+    reaches.
+    """
     tools: TextList = option((), "--tools", env=True, metavar="A,B", text=split_list, check=_known_tool)
-    """Tools that the page can let a model use on this machine, with all that this server may do: read_file,
-    file_glob_search, grep_search, exec_shell_command, write_file, edit_file, get_info, or all. cors_origins is then
-    localhost unless it is given; without an API key they are for clients of this machine."""
+    """Built-in tools that a model may run on this machine through the web UI, with the server's permissions: read_file,
+    file_glob_search, grep_search, exec_shell_command, write_file, edit_file, get_info, or all. Sets cors_origins to
+    localhost unless given; without an API key only clients on this machine may use them.
+    """
     agent: Bool = option(False, "-ag --agent", env=True, off=("-no-ag", "--no-agent"))
-    """All tools, and ui_mcp_proxy."""
+    """Enable all tools and ui_mcp_proxy."""
     log_bodies: Bool = option(False)
-    """Keep the bodies of the last 100 requests and replies in memory, to be seen in the page's view of requests with a
-    key that has the scope props; where there are no keys, on this machine."""
+    """Keep the bodies of the last 100 requests and replies in memory for the web UI's request view. Needs a key with
+    scope props; without keys, a client on this machine.
+    """
     path: FilePath | None = option(None, "--path", env="LLAMA_ARG_STATIC_PATH", metavar="FOLDER")
-    """Folder whose files are served in place of the page. Everybody may read them, also where there are API keys."""
+    """Folder of files to serve instead of the web UI. Everybody may read them, even if there are API keys."""
 
     @property
     def enabled_tools(self) -> tuple[str, ...]:

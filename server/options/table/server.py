@@ -21,20 +21,20 @@ from server.pool.budget import read_budget
 
 
 class TelemetrySettings(SettingsModel):
-    """What is told beside logs and metrics."""
+    """Traces and KV events, besides logs and metrics."""
 
     group: ClassVar[str] = "Telemetry"
 
     otel: Bool = option(False, "--otel")
-    """Send a trace of each request by OpenTelemetry, to where its own variables say (OTEL_EXPORTER_OTLP_ENDPOINT).
-    Needs llamapool[otel]."""
+    """Send an OpenTelemetry trace of each request to OTEL_EXPORTER_OTLP_ENDPOINT. Needs llamapool[otel]."""
     kv_events: str = option("", "--kv-events", metavar="ENDPOINT")
-    """Where to publish which prompts' beginnings are held, over ZMQ as vLLM does: tcp://*:5557 is listened at,
-    tcp://router:5557 connected to. Whoever subscribes reads the tokens of prompts. Needs llamapool[events]."""
+    """ZMQ endpoint for KV cache events in vLLM's format: tcp://*:5557 binds, tcp://router:5557 connects. Subscribers
+    can read the tokens of prompts. Needs llamapool[events].
+    """
     kv_events_replay: str = option("", "--kv-events-replay", metavar="ENDPOINT")
-    """Where to answer who has missed some of these events, e.g. tcp://*:5558."""
+    """ZMQ endpoint that replays missed KV events, e.g. tcp://*:5558."""
     kv_events_pod: str = option("", "--kv-events-pod", metavar="NAME")
-    """What these events call this server, as the router knows it; by default the host's name."""
+    """Name of this server in KV events, as the router knows it. Default: the host name."""
 
 
 MIB = 1024 * 1024
@@ -48,69 +48,77 @@ def _prefix(value: str) -> None:
 
 
 class ListenSettings(SettingsModel):
-    """Where the server listens."""
+    """Addresses, TLS, limits and shutdown of the HTTP server."""
 
     group: ClassVar[str] = "Server"
 
     host: TextList = option(("127.0.0.1",), "--host", env=True, metavar="HOST", text=split_list, min_length=1)
-    """Addresses to listen on, separated by commas; one that ends in .sock is a Unix socket."""
+    """Addresses to listen on, separated by commas. An address that ends in .sock is a Unix socket."""
     port: Int = option(8080, "--port", env=True, ge=0, le=65535)
-    """TCP port; 0 = any free one."""
+    """TCP port; 0 = any free port."""
     address_file: FilePath | None = option(None)
-    """File to which the server writes the addresses that it listens on, one on each line, and which it removes at its
-    end. `llamapool health` reads it; a container's health check then needs no flags."""
+    """File for the server's addresses, one per line, removed at exit. `llamapool health` reads it, so a container's
+    health check needs no flags.
+    """
     reuse_port: Bool = option(False, "--reuse-port", env=True)
-    """Let other processes listen on the same port, too; the system divides connections between them."""
+    """Set SO_REUSEPORT: other processes may listen on the same port, and the system distributes connections."""
     admin_port: Int = option(0, ge=0, le=65535)
-    """TCP port where what is for who runs the server is answered, and nowhere else: changes of models, slots, LoRA,
-    props and metrics (the scopes of keys but `infer`). 0 = none: at every address."""
+    """Separate TCP port for administration: models, slots, LoRA, props and metrics (every key scope except `infer`).
+    These endpoints are then refused on the main port. 0 = off.
+    """
     admin_host: str = option("127.0.0.1", metavar="HOST")
-    """Address of that port."""
+    """Address of the administration port."""
     api_prefix: str = option("", "--api-prefix", env=True, metavar="PATH", check=_prefix)
-    """Path in front of every endpoint, e.g. /llm."""
+    """Prefix of every endpoint's path, e.g. /llm."""
     predict_route: str = option("", metavar="PATH", check=_prefix)
-    """Path of Vertex AI's prediction protocol, below api_prefix; empty = none. Vertex AI sets it by AIP_PREDICT_ROUTE
-    where AIP_MODE is PREDICTION."""
+    """Path of Vertex AI's prediction protocol, below api_prefix; empty = off. Set by AIP_PREDICT_ROUTE if AIP_MODE is
+    PREDICTION.
+    """
     health_route: str = option("", metavar="PATH", check=_prefix)
-    """Another path of /health, below api_prefix; empty = none. Vertex AI sets it by AIP_HEALTH_ROUTE."""
+    """Additional path of /health, below api_prefix; empty = off. Set by AIP_HEALTH_ROUTE."""
     ssl_key_file: FilePath | None = option(None, "--ssl-key-file", env=True)
-    """PEM file with the TLS private key; needs ssl_cert_file."""
+    """PEM file with the TLS private key. Needs ssl_cert_file."""
     ssl_cert_file: FilePath | None = option(None, "--ssl-cert-file", env=True)
-    """PEM file with the TLS certificate; needs ssl_key_file."""
+    """PEM file with the TLS certificate. Needs ssl_key_file."""
     timeout_s: Float = option(3600.0, "-to --timeout", env=True, gt=0)
-    """Seconds within which a request's body must have arrived in all; a reply may take as long as it takes."""
+    """Seconds within which a request body must arrive completely. Replies have no time limit."""
     idle_s: Float = option(60.0, gt=0)
-    """Longest silence in seconds of a client that sends a body, or that should be reading a stream."""
+    """Seconds a client may pause while it sends a body or reads a stream."""
     max_body_bytes: Int = option(64 * MIB, ge=1024)
-    """Largest request body in bytes."""
+    """Largest request body in bytes; larger ones get 413."""
     max_bodies_bytes: Int = option(0, ge=0)
-    """Most bytes of the bodies of all running requests together; the next get a 503. 0 = four times one's limit."""
+    """Total bytes of the bodies of all running requests; further requests get 503. 0 = four times max_body_bytes."""
     max_connections: Int = option(0, ge=0)
-    """Connections at once. The next one takes the place of one without a request; where there is none, its requests get
-    a 503 with Retry-After, but those for health. 0 = what the process may open, less 256, at most 8192."""
+    """Concurrent connections. A new connection replaces the longest idle one; if none is idle, its requests get 503
+    with Retry-After, except health checks. 0 = the process's limit of open files minus 256, at most 8192.
+    """
     keep_alive_s: Int = option(75, ge=1)
-    """Seconds that a connection without a request stays open. It must be longer than a proxy in front of the server
-    keeps its own: nginx and AWS's ALB 60, Caddy 120, Google's load balancers 600. When max_connections is reached,
-    an idle connection makes room for a new one."""
+    """Seconds before an idle connection is closed. Must exceed the proxy's own idle timeout: nginx and AWS ALB 60,
+    Caddy 120, Google load balancers 600. Idle connections are closed earlier when max_connections is reached.
+    """
     max_preparing: Int = option(1024, ge=0)
-    """Requests that may be on their way to a queue at once: waiting for their model, or to be rendered and tokenized;
-    the next one gets 429 with Retry-After. 0 = any."""
+    """Requests that may be in preparation at once (waiting for their model, rendering, tokenizing); further ones get
+    429 with Retry-After. 0 = unlimited.
+    """
     sse_ping_interval: Int = option(30, "--sse-ping-interval", env=True, ge=-1)
-    """Seconds between the comments that keep a silent stream open; -1 or 0 = none."""
+    """Seconds between keep-alive comments on a silent stream; -1 or 0 = none."""
     threads_http: Int = option(-1, "--threads-http", env=True, ge=-1)
     """Threads that render templates and tokenize; -1 or 0 = automatic."""
     shutdown_delay_s: Float = option(0.0, ge=0)
-    """Seconds after SIGTERM in which requests are still taken while /readyz says 503: until load balancers notice."""
+    """Seconds after SIGTERM during which requests are still accepted while /readyz returns 503, so that load balancers
+    notice.
+    """
     watchdog_s: Float = option(600.0, ge=0)
-    """Longest seconds of one step: then the model counts as failed, its requests end, all stacks are logged, and /livez
-    says 503, since only a restart ends the step; of a model with isolation: process its process is killed and started
-    again instead, and so is one whose load gets no further for as long (60 at least). 0 = any."""
+    """Seconds after which a step counts as hung: the model fails, its requests end, all stacks are logged, and /livez
+    returns 503. With isolation: process the model's process is killed and restarted instead; so is one whose load
+    makes no progress for as long (at least 60 s). 0 = off.
+    """
     memory_reserve: Int = option(128, ge=0, metavar="MIB")
-    """Memory in MiB that is kept free, of the control group or the machine. While less is left, /readyz says 503, and
-    the sandbox process that takes the most is ended with its request: one that compiles a grammar, renders a template
-    or decodes media. 0 = any."""
+    """MiB of memory to keep free, in the control group or the machine. Below it, /readyz returns 503, and the largest
+    sandbox process is killed with its request (grammar compilation, template rendering, media decoding). 0 = off.
+    """
     drain_s: Float = option(30.0, ge=0)
-    """Seconds that running requests may take to finish when the server stops."""
+    """Seconds that running requests may take to finish at shutdown."""
 
     @property
     def route_aliases(self) -> dict[tuple[str, str], str]:
@@ -143,7 +151,7 @@ def _no_empty_key(key: str) -> None:
 
 
 class AccessSettings(SettingsModel):
-    """Who may use what."""
+    """API keys, endpoints and cross-origin access."""
 
     group: ClassVar[str] = "Access"
 
@@ -157,48 +165,54 @@ class AccessSettings(SettingsModel):
         secret=True,
         check=_no_empty_key,
     )
-    """Keys, separated by commas, one of which a request must carry; none = open to all."""
+    """API keys, separated by commas. Each request must carry one; empty = no authentication."""
     api_key_file: FilePath | None = option(None, "--api-key-file", env=True)
-    """File with further keys, one on each line; lines that start with # are comments."""
+    """File with more API keys, one per line; lines starting with # are comments."""
     keys_file: FilePath | None = option(None)
-    """YAML file with keys that may do some things, to some amount, for some time; `llamapool keys add FILE NAME` makes
-    one. It is read again when it changes."""
+    """YAML file of keys with scopes, models, limits and expiry; create it with `llamapool keys add FILE NAME`. Reloaded
+    when it changes.
+    """
     cache_scope: Literal["auto", "server", "key", "request"] = option("auto")
-    """Whose requests may use what one request had computed: everybody's, those with its key, or nobody's; auto = by key
-    where there are several, else everybody's. A request's cache_salt bounds it further."""
+    """Cache namespace: which requests may reuse a computed prefix: server = all, key = the same key, request = none.
+    auto = key if there are several keys, otherwise server. A request's cache_salt restricts it further.
+    """
     closed: Bool = option(False)
-    """For a server that others can reach: it does not start on an address of the network without a key; without one,
-    pages of other sites are refused everywhere, not only where they would change the server; and of cors_origins only
-    origins that are named count."""
+    """Harden a server that others can reach: refuse to start on a network address without a key; without a key, refuse
+    pages of other sites for all endpoints; accept only explicitly listed cors_origins.
+    """
     allowed_hosts: TextList = option((), metavar="A,B", text=split_list)
-    """Names under which clients without a key reach the server on loopback addresses, through a proxy for instance,
-    beside addresses, names without a dot, localhost, .local, .internal and this machine's; *.example.com = all below
-    it, * = any."""
+    """Host names under which clients without a key may reach a loopback address, e.g. through a proxy. Always allowed:
+    IP addresses, names without a dot, localhost, .local, .internal, and this machine's names. *.example.com =
+    subdomains, * = all.
+    """
     metrics: Bool = option(False, "--metrics", env="LLAMA_ARG_ENDPOINT_METRICS")
     """Serve GET /metrics for Prometheus."""
     metrics_open: Bool = option(False)
-    """Whoever reaches the server may read GET /metrics, also where there are keys: for what scrapes without one, such
-    as the llm-d router's endpoint picker. It names models, keys and adapters, and no prompts."""
+    """Serve GET /metrics without a key, for scrapers that send none, such as llm-d's endpoint picker. Metrics name
+    models, keys and adapters, but contain no prompts.
+    """
     slots: Bool = option(True, "--slots", env="LLAMA_ARG_ENDPOINT_SLOTS", off=True)
     """Serve GET /slots."""
     slot_save_path: Place | None = option(None, "--slot-save-path", metavar="FOLDER")
-    """Folder for POST /slots/{id}?action=save|restore|erase, which answers only with it; none = off. Or an address such
-    as s3://bucket/folder (docs/scaling.md)."""
+    """Folder, or URL such as s3://bucket/folder (docs/scaling.md), for POST /slots/{id}?action=save|restore|erase;
+    empty = off.
+    """
     slot_save_quota: Int = option(0, metavar="MIB", ge=0)
-    """Most MiB of files there, of each key where there are several; 0 = any."""
+    """MiB of saved slots, per key if there are several; 0 = unlimited."""
     slot_save_secret_file: FilePath | None = option(None)
-    """File with a secret that signs saved slots, for a folder that others write to; what it did not sign is not
-    restored, llama-server's own files neither."""
+    """File with a secret that signs saved slots, for a folder that others can write to. Unsigned files, including
+    llama-server's, are not restored.
+    """
     props: Bool = option(False, "--props", env="LLAMA_ARG_ENDPOINT_PROPS")
-    """Serve POST /props; as in llama-server, there is no property yet that it can change."""
+    """Serve POST /props. As in llama-server, no property can be changed yet."""
     cors_origins: str = option("*", "--cors-origins", env=True, metavar="A,B")
-    """Origins that browsers may call from; localhost = only pages served from this machine."""
+    """Origins that browsers may call from; localhost = pages served from this machine."""
     cors_methods: str = option("GET, POST, DELETE, OPTIONS", "--cors-methods", env=True, metavar="A,B")
-    """Methods that browsers may use."""
+    """HTTP methods allowed for cross-origin requests."""
     cors_headers: str = option("*", "--cors-headers", env=True, metavar="A,B")
-    """Headers that browsers may send."""
+    """Headers allowed for cross-origin requests."""
     cors_credentials: Bool = option(True, "--cors-credentials", env=True, off=True)
-    """Browsers may send credentials."""
+    """Allow credentials in cross-origin requests."""
 
 
 def _endpoint(value: str) -> None:
@@ -208,38 +222,40 @@ def _endpoint(value: str) -> None:
 
 
 class PoolSettings(SettingsModel):
-    """Several models."""
+    """Serving several models."""
 
     group: ClassVar[str] = "Model pool"
 
     models_dir: FilePath | None = option(None, "--models-dir", env=True, metavar="FOLDER")
-    """Folder whose GGUF files, split models and multimodal folders are served, each under its name."""
+    """Folder to serve models from: each GGUF file, split model and multimodal folder, under its name."""
     models_preset: FilePath | None = option(None, "--models-preset", env=True)
-    """llama-server's INI file with a section for each model."""
+    """llama-server's INI file with one section per model."""
     rpc: TextList = option((), "--rpc", env=True, metavar="HOST:PORT,...", text=split_list, check=_endpoint)
-    """Machines with llama.cpp's rpc-server, whose devices count as GPUs here. Needs a library with its RPC backend;
-    which ends the whole process when such a machine is gone."""
+    """Addresses of llama.cpp rpc-servers whose devices are used like GPUs. The library needs its RPC backend, and ends
+    the process if such a machine stops answering.
+    """
     watch_config: Bool = option(False)
-    """Read the YAML file and the preset again when they change, as SIGHUP does: models that are gone or configured
-    otherwise are unloaded, the others don't notice."""
+    """Reload the YAML file and the preset when they change, as SIGHUP does. Removed and changed models are unloaded;
+    the others are unaffected.
+    """
     models_max: Int = option(4, "--models-max", env=True, ge=0)
-    """Most models loaded at once; the least recently used idle one makes room; 0 = no limit."""
+    """Most loaded models; the least recently used idle model is unloaded for another one. 0 = unlimited."""
     memory: str = option("", metavar="AMOUNT", check=read_budget)
-    """Memory that models may take together: 80% or 12GiB, with commas of each device (CPU=12GiB,CUDA0=80%); empty =
-    what is free when the first is loaded, but for 1 GiB or a quarter. Idle models make room: first those whose bytes
-    spare the fewest seconds of loading, by how often and how lately they were used."""
+    """Memory budget of all models: 80%, 12GiB, or per device CPU=12GiB,CUDA0=80%. Empty = the memory free at the first
+    load, minus 1 GiB or a quarter. Idle models with the lowest value per byte are unloaded first.
+    """
     caches_ram: Int = option(-2, metavar="MIB", ge=-2)
-    """MiB of that for what all models cache in RAM: prompts that lost their slot (cache_ram), and embeddings of images
-    and audio (media_cache, a quarter of it at most), as far as models leave it; -1 = all that they leave, -2 =
-    automatic: 8192, at most a quarter of the memory."""
+    """MiB of the budget for the RAM caches of all models: cache_ram, and media_cache (at most a quarter of it). -1 =
+    all that models leave, -2 = automatic: 8192, at most a quarter of the memory.
+    """
     models_wait_s: Float = option(300.0, ge=0)
-    """Longest seconds that requests wait for room for their model; then they get 503 with Retry-After. 0 = any."""
+    """Seconds a request waits for memory for its model; then 503 with Retry-After. 0 = unlimited."""
     models_autoload: Bool = option(True, "--models-autoload", env=True, off=True)
-    """A request loads its model; without, only POST /models/load does."""
+    """Load a model when a request names it. If off, only POST /models/load loads models."""
 
 
 class LogSettings(SettingsModel):
-    """Logging, to standard error unless a file is named."""
+    """Logs, written to standard error and optionally to a file."""
 
     group: ClassVar[str] = "Logging"
 
@@ -250,21 +266,23 @@ class LogSettings(SettingsModel):
         constants=dict.fromkeys(("-v", "--verbose", "--log-verbose"), VERBOSITY_ALL),
         ge=0,
     )
-    """0 and 1 = errors, 2 = warnings, 3 = information, 4 and more = debugging; -v = everything. From 10 on
-    replies of chats and completions carry `__verbose`, the native reply, as with `"verbose": true` in a request."""
+    """Log level: 0 and 1 = errors, 2 = warnings, 3 = information, 4 and more = debugging; -v = everything. From 10 on,
+    replies contain `__verbose`, as with `"verbose": true` in a request.
+    """
     log_disable: Bool = option(False, "--log-disable")
-    """No log at all."""
+    """Disable logging."""
     log_jsonl: Bool = option(False, "--log-jsonl", env=True, off=True)
-    """A JSON object on each line: type, time (unix seconds), level, origin, msg, and of what is about a request its id
-    and what it took."""
+    """Write one JSON object per line: type, time (Unix seconds), level, origin, msg, and for requests their id and
+    timings.
+    """
     log_file: FilePath | None = option(None, "--log-file", env=True)
-    """File that the log goes to, too. It may be moved away or cut meanwhile (logrotate, either way)."""
+    """Additional log file. It may be rotated by renaming or truncating."""
     log_colors: Switch = option("auto", "--log-colors", env=True)
-    """Colours; auto = when standard error is a terminal."""
+    """Colored output; auto = if standard error is a terminal."""
     log_prefix: Bool = option(True, "--log-prefix", env=True, off=True)
-    """Level and origin in front of each line."""
+    """Start each line with level and origin."""
     log_timestamps: Bool = option(True, "--log-timestamps", env=True, off=True)
-    """Time in front of each line."""
+    """Start each line with the time."""
 
 
 class ServerSettings(

@@ -1,4 +1,4 @@
-"""Options of speculative decoding: where guesses come from, and how long they are."""
+"""Options of speculative decoding."""
 
 from itertools import pairwise
 from typing import Annotated, ClassVar, Literal
@@ -24,7 +24,7 @@ _NOT_HERE = {
 
 
 def read_kinds(value: object) -> str:
-    """Kinds separated by commas, or a list, as the one text that llama-server shows for them."""
+    """Parse speculation types, separated by commas or a list, into llama-server's notation."""
     items = split_list(value) if isinstance(value, str) else value
     if not isinstance(items, (list, tuple)) or not items:
         raise ValueError(f"should be auto, none, or some of {', '.join(KINDS)}")
@@ -40,13 +40,13 @@ def read_kinds(value: object) -> str:
 
 
 class SpeculationSettings(SettingsModel):
-    """Tokens that are guessed and checked several at a time."""
+    """Speculative decoding: drafts from the text, a draft model or MTP heads."""
 
     group: ClassVar[str] = "Speculative decoding"
 
     @property
     def has_draft(self) -> bool:
-        """Whether a draft model is named, as a file or out of the hub."""
+        """Whether a draft model is configured, as a file or from the hub."""
         return self.draft_model is not None or bool(self.draft_hf)
 
     @model_validator(mode="after")
@@ -54,7 +54,7 @@ class SpeculationSettings(SettingsModel):
         if "draft-simple" in self.spec_type and not self.has_draft:
             raise ValueError("spec_type has draft-simple, which needs draft_model (-md); add it")
         if "draft-simple" in self.spec_type and "draft-mtp" in self.spec_type:
-            raise ValueError("spec_type has draft-simple and draft-mtp, of which one guesses; leave the other out")
+            raise ValueError("spec_type has both draft-simple and draft-mtp; remove one")
         if self.has_draft and "draft-mtp" in self.spec_type:
             raise ValueError("draft_model is given, but draft-mtp uses the heads in the model's own file; leave it out")
         if self.has_draft and self.spec_type not in (AUTO, "none") and "draft-simple" not in self.spec_type:
@@ -83,42 +83,42 @@ class SpeculationSettings(SettingsModel):
         BeforeValidator(read_kinds),
         WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"enum": list(KINDS)}}]}),
     ] = option(AUTO, "--spec-type", env=True, metavar="A,B")
-    """Where guesses come from: ngram-simple, ngram-map-k, ngram-map-k4v, ngram-mod, ngram-cache (the text so far, as
-    llama-server), draft-simple (the draft model), draft-mtp (the model's own MTP heads); the first that has one is
-    asked. none = no guesses; auto = the text so far, where that pays, and draft-simple where there is a draft model.
-    The output stays the same; see docs/speculation.md."""
+    """Sources of draft tokens, in order: ngram-simple, ngram-map-k, ngram-map-k4v, ngram-mod, ngram-cache (n-grams, as
+    in llama-server), draft-simple (the draft model), draft-mtp (MTP heads). none = off; auto = n-grams of the text
+    where they pay, plus the draft model if there is one. Output does not change; see docs/speculation.md.
+    """
     spec_lookup_size: Int = option(3, "--spec-lookup-size-n", ge=1, le=64)
-    """Tokens that must repeat for a guess from the text with spec_type auto."""
+    """N-gram size of auto lookup."""
     spec_lookup_max: Int = option(16, "--spec-lookup-size-m", ge=1, le=128)
-    """Most tokens that are guessed from the text at once with spec_type auto."""
+    """Most draft tokens of auto lookup."""
     spec_ngram_simple_size_n: Int = option(12, "--spec-ngram-simple-size-n", ge=1, le=1024)
-    """Tokens that must repeat for a guess of ngram-simple."""
+    """N-gram size of ngram-simple."""
     spec_ngram_simple_size_m: Int = option(48, "--spec-ngram-simple-size-m", ge=1, le=1024)
-    """Most tokens of a guess of ngram-simple."""
+    """Most draft tokens of ngram-simple."""
     spec_ngram_map_k_size_n: Int = option(12, "--spec-ngram-map-k-size-n", ge=1, le=1024)
-    """Tokens that must repeat for a guess of ngram-map-k."""
+    """N-gram size of ngram-map-k."""
     spec_ngram_map_k_size_m: Int = option(48, "--spec-ngram-map-k-size-m", ge=1, le=1024)
-    """Most tokens of a guess of ngram-map-k."""
+    """Most draft tokens of ngram-map-k."""
     spec_ngram_map_k4v_size_n: Int = option(12, "--spec-ngram-map-k4v-size-n", ge=1, le=1024)
-    """Tokens that must repeat for a guess of ngram-map-k4v."""
+    """N-gram size of ngram-map-k4v."""
     spec_ngram_map_k4v_size_m: Int = option(48, "--spec-ngram-map-k4v-size-m", ge=1, le=1024)
-    """Most tokens of a guess of ngram-map-k4v."""
+    """Most draft tokens of ngram-map-k4v."""
     spec_ngram_map_k4v_min_hits: Int = option(1, "--spec-ngram-map-k4v-min-hits", ge=1, le=1 << 20)
-    """Times that the tokens must have been met for a guess of ngram-map-k4v."""
+    """Occurrences of an n-gram before ngram-map-k4v drafts from it."""
     spec_ngram_mod_n_match: Int = option(24, "--spec-ngram-mod-n-match", ge=1, le=1024)
-    """Tokens that must repeat for a guess of ngram-mod."""
+    """N-gram size of ngram-mod."""
     spec_ngram_mod_n_min: Int = option(48, "--spec-ngram-mod-n-min", ge=0, le=1024)
-    """Fewest tokens of a guess of ngram-mod."""
+    """Least draft tokens of ngram-mod."""
     spec_ngram_mod_n_max: Int = option(64, "--spec-ngram-mod-n-max", ge=0, le=1024)
-    """Most tokens of a guess of ngram-mod."""
+    """Most draft tokens of ngram-mod."""
     lookup_cache_static: FilePath | None = option(None, "-lcs --lookup-cache-static")
-    """File of llama-lookup-create with counts for ngram-cache."""
+    """Static statistics file of llama-lookup-create for ngram-cache."""
     lookup_cache_dynamic: FilePath | None = option(None, "-lcd --lookup-cache-dynamic")
-    """File of llama-lookup-create with counts for ngram-cache, of texts like those that are expected; not written."""
+    """Dynamic statistics file of llama-lookup-create for ngram-cache, from texts like the expected ones; read only."""
     draft_model: FilePath | None = option(
         None, "-md --model-draft --spec-draft-model", env="LLAMA_ARG_SPEC_DRAFT_MODEL", replaces=("draft_hf",)
     )
-    """GGUF of a small model with the same vocabulary that guesses what this one will say."""
+    """GGUF file of the draft model, which must have the same vocabulary."""
     draft_hf: RepositoryName = option(
         "",
         "-hfd -hfrd --hf-repo-draft --spec-draft-hf",
@@ -126,49 +126,51 @@ class SpeculationSettings(SettingsModel):
         metavar="OWNER/NAME[:QUANT]",
         replaces=("draft_model",),
     )
-    """The same out of the hub: a repository, and of which quantization; as hf."""
+    """Hugging Face repository of the draft model; same syntax as hf."""
     spec_draft_max: Int = option(16, "--spec-draft-n-max --draft --draft-n --draft-max", env=True, ge=1, le=128)
-    """Most tokens that the draft model guesses at once; how many it does follows from what pays."""
+    """Most draft tokens per step from the draft model or MTP heads; the actual number adapts to what pays."""
     spec_draft_min: Int = option(0, "--spec-draft-n-min --draft-min --draft-n-min", env=True, ge=0, le=128)
-    """Fewer tokens of the draft model are not checked at all."""
+    """Drop drafts with fewer tokens."""
     spec_draft_p_min: Float = option(0.0, "--spec-draft-p-min --draft-p-min", env=True, metavar="P", ge=0, le=1)
-    """The draft model stops at a token that it gives less than this probability."""
+    """Stop drafting at a token below this probability."""
     spec_synth_rates: Proportions = option((), "--spec-synth-rates", env=True, metavar="P0,P1,...")
-    """For benchmarks: how often the first, second, ... guess of the draft model is taken, by chance and whatever the
-    model says, so that the text is worth nothing. As many as spec_draft_max, none above the one before it."""
+    """For benchmarks: accept the first, second, ... draft token at random with these rates, whatever the model says;
+    the text is meaningless. Needs spec_draft_max rates, non-increasing.
+    """
     spec_synth_len: Float = option(0.0, "--spec-synth-len", env=True, metavar="L", ge=0)
-    """For benchmarks, in place of spec_synth_rates: tokens of a step in the mean, 1 to spec_draft_max + 1; 0 = off."""
+    """For benchmarks, instead of spec_synth_rates: mean tokens per step, 1 to spec_draft_max + 1; 0 = off."""
     draft_n_threads: Int = option(-1, "-td --threads-draft --spec-draft-threads", ge=-1)
-    """CPU threads of the draft model for generation; -1 = as n_threads, 0 = all."""
+    """CPU threads of the draft model for decoding; -1 = as n_threads, 0 = all."""
     draft_n_threads_batch: Int = option(-1, "-tbd --threads-batch-draft --spec-draft-threads-batch", ge=-1)
-    """CPU threads of the draft model for prompts; -1 = as draft_n_threads, 0 = all."""
+    """CPU threads of the draft model for prefill; -1 = as draft_n_threads, 0 = all."""
     draft_cpu_range: str = option(
         "", "-Crd --cpu-range-draft --spec-draft-cpu-range", metavar="LO-HI", check=range_cpus
     )
-    """Processors that compute the draft model, of all instances; default: the instance's."""
+    """CPUs for the draft model, for all instances; default: the instance's."""
     draft_cpu_mask: str = option("", "-Cd --cpu-mask-draft --spec-draft-cpu-mask", metavar="M", check=mask_cpus)
-    """The same as a hexadecimal mask, in addition to the range."""
+    """CPUs for the draft model as a hexadecimal mask, in addition to draft_cpu_range."""
     draft_cpu_strict: Int = option(0, "--cpu-strict-draft --spec-draft-cpu-strict", metavar="0|1", ge=0, le=1)
-    """1: each thread of the draft model keeps to a processor of its own; also with cpu_strict."""
+    """1 = pin each thread of the draft model to its own CPU; also set by cpu_strict."""
     draft_cpu_range_batch: str = option(
         "", "-Crbd --cpu-range-batch-draft --spec-draft-cpu-range-batch", metavar="LO-HI", check=range_cpus
     )
-    """Processors that compute prompts of the draft model, and the guesses of several slots together; default: those of
-    draft_cpu_range and draft_cpu_mask, else of cpu_range_batch and cpu_mask_batch."""
+    """CPUs for prefill and for batches of several slots of the draft model. Default: draft_cpu_range and
+    draft_cpu_mask, otherwise cpu_range_batch and cpu_mask_batch.
+    """
     draft_cpu_mask_batch: str = option(
         "", "-Cbd --cpu-mask-batch-draft --spec-draft-cpu-mask-batch", metavar="M", check=mask_cpus
     )
-    """The same as a hexadecimal mask, in addition to the range."""
+    """CPUs for prefill of the draft model as a hexadecimal mask, in addition to draft_cpu_range_batch."""
     draft_cpu_strict_batch: Int = option(
         0, "--cpu-strict-batch-draft --spec-draft-cpu-strict-batch", metavar="0|1", ge=0, le=1
     )
-    """1: so does each thread of the draft model that computes prompts."""
+    """1 = pin each prefill thread of the draft model to its own CPU."""
     draft_device: OneDeviceSet = option((AUTO_DEVICES,), "-devd --device-draft --spec-draft-device", metavar="NAME,...")
-    """Devices that the draft model is offloaded to, of all instances: names with commas, none, or auto = as device."""
+    """Devices of the draft model, for all instances: names separated by commas, none, or auto = as device."""
     draft_n_gpu_layers: GpuLayers = option(
         -1, "-ngld --gpu-layers-draft --n-gpu-layers-draft --spec-draft-ngl", env="LLAMA_ARG_N_GPU_LAYERS_DRAFT", ge=-2
     )
-    """Layers of the draft model on the GPU: a number, auto (-1) or all (-2)."""
+    """Number of draft model layers on the GPU; auto (-1) or all (-2)."""
     draft_override_tensor: TensorOverrides = option(
         (),
         "-otd --override-tensor-draft --spec-draft-override-tensor",
@@ -176,11 +178,11 @@ class SpeculationSettings(SettingsModel):
         text=split_list,
         repeat=True,
     )
-    """Buffer types for tensors of the draft model, as override_tensor."""
+    """Buffer types for tensors of the draft model; same syntax as override_tensor."""
     draft_cpu_moe: Bool = option(
         False, "-cmoed --cpu-moe-draft --spec-draft-cpu-moe", env="LLAMA_ARG_SPEC_DRAFT_CPU_MOE"
     )
-    """The weights of the draft model's experts (MoE) stay on the CPU."""
+    """Keep all expert (MoE) weights of the draft model on the CPU."""
     draft_n_cpu_moe: Int = option(
         0,
         "-ncmoed --n-cpu-moe-draft --spec-draft-n-cpu-moe --spec-draft-ncmoe",
@@ -188,12 +190,12 @@ class SpeculationSettings(SettingsModel):
         ge=0,
         le=MAX_LAYERS,
     )
-    """Layers of the draft model, from the first, whose experts stay on the CPU."""
+    """Keep the expert weights of the draft model's first N layers on the CPU."""
     draft_cache_type_k: CacheType = option(
         "f16", "-ctkd --cache-type-k-draft --spec-draft-type-k", env="LLAMA_ARG_SPEC_DRAFT_CACHE_TYPE_K", metavar="TYPE"
     )
-    """Type of the keys in the draft model's KV cache."""
+    """Data type of the keys in the draft model's KV cache."""
     draft_cache_type_v: CacheType = option(
         "f16", "-ctvd --cache-type-v-draft --spec-draft-type-v", env="LLAMA_ARG_SPEC_DRAFT_CACHE_TYPE_V", metavar="TYPE"
     )
-    """Type of the values in the draft model's KV cache; a quantized one needs flash attention."""
+    """Data type of the values in the draft model's KV cache. A quantized type needs flash attention."""

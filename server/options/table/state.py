@@ -12,11 +12,13 @@ class StateSettings(SettingsModel):
     group: ClassVar[str] = "State"
 
     state: str = option("auto", "--state", metavar="FILE")
-    """SQLite file for stored responses, conversations, files and batches. auto = llamapool/state.sqlite3 in the user's
-    XDG state directory; memory = nothing is written, and the state ends with the server."""
+    """SQLite file for stored responses, conversations, files and batches. auto = llamapool/state.sqlite3 in the XDG
+    state directory; memory = no file: everything is lost at exit.
+    """
     state_quota: Int = option(1024, metavar="MIB", ge=1)
-    """Most MiB that each API key may store; without keys, all clients together. The least recently used responses are
-    deleted first."""
+    """MiB that each API key may store; without keys, all clients together. The least recently used responses are
+    deleted first.
+    """
     state_days: Int = option(30, metavar="DAYS", ge=0)
     """Days after which a stored response is deleted; 0 = never. Conversations and files stay until they are deleted."""
     reasoning_key_file: FilePath | None = option(None)

@@ -34,8 +34,8 @@ def test_commas_within_a_set_and_semicolons_between_sets(given: object, sets: tu
         ([], "should be names with commas"),
         ([0], "should be names with commas"),
         (5, "should be names with commas"),
-        ("none,CUDA0", "has 'none' beside other names"),
-        ("CUDA0,auto", "has 'auto' beside other names"),
+        ("none,CUDA0", "combines 'none' with other names"),
+        ("CUDA0,auto", "combines 'auto' with other names"),
     ],
 )
 def test_what_is_no_list_of_devices_is_refused(given: object, problem: str) -> None:
@@ -71,7 +71,7 @@ def test_a_draft_model_is_where_its_own_flag_says() -> None:
 
 @pytest.mark.parametrize(("instances", "device"), [("1", "A;B"), ("3", "A;B")])
 def test_as_many_sets_as_instances_or_one(instances: str, device: str) -> None:
-    message = f"device names 2 sets of devices for {instances} instances; name one, or as many"
+    message = f"device has 2 sets for {instances} instances; give one, or one per instance"
     with pytest.raises(ConfigError, match=message):
         spec("--instances", instances, "--device", device)
 

@@ -108,7 +108,7 @@ def test_a_draft_file_that_is_not_there_stops_the_start(tmp_path: Path) -> None:
     [
         (("--spec-type", "draft-simple"), "needs draft_model"),
         (("--spec-type", "draft-eagle3"), "'draft-eagle3', a kind of llama-server that Llamapool does not have"),
-        (("--spec-type", "draft-mtp,draft-simple", "-md", "draft.gguf"), "of which one guesses"),
+        (("--spec-type", "draft-mtp,draft-simple", "-md", "draft.gguf"), "remove one"),
         (("--spec-type", "draft-mtp", "-md", "draft.gguf"), "in the model's own file"),
         (("--spec-ngram-mod-n-match", "0"), "spec_ngram_mod_n_match"),
         (("--spec-type", "ngram"), "unknown kind 'ngram'; known: auto, none, ngram-simple"),
