@@ -81,7 +81,9 @@ def help_text(table: Table) -> str:
     general = parser.add_argument_group("General")
     general.add_argument("-h", "--help", "--usage", action="help", help="print this help and exit")
     general.add_argument("--version", action="store_true", help="print the version and exit")
-    general.add_argument("-cl", "--cache-list", action="store_true", help="list the models in the download cache and exit")
+    general.add_argument(
+        "-cl", "--cache-list", action="store_true", help="list the models in the download cache and exit"
+    )
     general.add_argument(COMPLETION_FLAG, action="store_true", help="print a bash completion script and exit")
     general.add_argument(DEVICES_FLAG, action="store_true", help="list the devices for offloading and exit")
     general.add_argument(CONFIG_FLAG, metavar="FILE", help=f"YAML configuration file ({CONFIG_VARIABLE})")

@@ -15,7 +15,7 @@ def test_a_range_may_leave_out_its_ends(text: str, cpus: set[int]) -> None:
 
 @pytest.mark.parametrize("text", ["", "3", "3-1", "0-512", "a-b", "0-1-2", "0 - 1"])
 def test_what_is_no_range_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="is not a (CPU )?range"):
+    with pytest.raises(ValueError, match=r"is not a .*range"):
         range_cpus(text)
 
 
