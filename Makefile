@@ -17,7 +17,7 @@ CONFORMANCE := build/conformance/venv
 
 PAGE := build/page
 
-.PHONY: fuzz-schemas figures maskbench image pod ray isolated overload soak chaos schemathesis wheel locks profile trace fuzz-engine fuzz-media serve test quick nightly kinds coverage check bench bench-gpu docs conformance clients page types vendor clean
+.PHONY: batches fuzz-schemas figures maskbench image pod ray isolated overload soak chaos schemathesis wheel locks profile trace fuzz-engine fuzz-media serve test quick nightly kinds coverage check bench bench-gpu docs conformance clients page types vendor clean
 
 # Slots of the default configuration can be saved (examples/slot_moved.py); a file of your own says where itself.
 SLOTS := $(if $(filter config/default.yaml,$(CONFIG)),--slot-save-path build/slots)
@@ -153,6 +153,13 @@ bench: $(VENV)/.installed-bench $(VENV)/.smollm2
 # Every measured figure and plot of README.md, docs/ and benchmarks/ from the raw JSON in benchmarks/results.
 figures: $(VENV)/.installed-bench
 	$(BIN)/python -m benchmarks.report
+
+# Live clients with and without a batch of 10,000 requests, on two models, and a batch of 1,000 questions in two orders.
+# Each of the three commands takes less than six minutes on a quiet machine with two cores.
+batches: $(VENV)/.installed-bench $(VENV)/.smollm2
+	$(BIN)/python -m benchmarks.batches --only live --json benchmarks/results/batches-demo.json
+	$(BIN)/python -m benchmarks.batches --only live --model $(SMOLLM2) --json benchmarks/results/batches-smollm2.json
+	$(BIN)/python -m benchmarks.batches --only order --json benchmarks/results/batches-order.json
 
 # The same on a GPU, for a llama-cpp-python that was built for it: random weights in the shape of an 8B model (8.5 GB,
 # written once), up to 64 slots. Nobody has measured this yet.

@@ -12,6 +12,10 @@ _PREFIXES = {
     "function_call": "fc",
     "custom_tool_call": "ctc",
 }
+_PART_DEFAULTS: Mapping[object, Json] = {
+    "output_text": {"annotations": []},
+    "input_image": {"detail": "auto"},
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +55,17 @@ def items_to_store(given: object, history: History = NO_HISTORY) -> list[Json]:
 
 
 def _with_id(item: Json) -> Json:
+    """Return an input item as OpenAI's API lists it: with the fields that a client may omit."""
     kind = item.get("type") or "message"
-    if isinstance(item.get("id"), str) and item["id"]:
-        return {**item, "type": kind}
-    shown = {"id": f"{_PREFIXES.get(kind, 'item')}_{random_id()}", **item, "type": kind}
-    if kind == "message" and isinstance(item.get("content"), str):
-        text = "output_text" if item.get("role") == "assistant" else "input_text"
-        shown["content"] = [{"type": text, "text": item["content"]}]
-        if text == "output_text":
-            shown["content"][0]["annotations"] = []
-    return {"status": "completed", **shown}
+    item_id = item.get("id")
+    if not isinstance(item_id, str) or not item_id:
+        item_id = f"{_PREFIXES.get(kind, 'item')}_{random_id()}"
+    listed = {**item, "id": item_id, "type": kind, "status": item.get("status") or "completed"}
+    if kind != "message":
+        return listed
+    content = item.get("content")
+    if isinstance(content, str):
+        content = [{"type": "output_text" if item.get("role") == "assistant" else "input_text", "text": content}]
+    if isinstance(content, list):
+        listed["content"] = [{**_PART_DEFAULTS.get(part.get("type"), {}), **part} for part in content]
+    return listed

@@ -1,0 +1,304 @@
+"""What a batch costs live clients, and what the order of its requests saves.
+
+``python -m benchmarks.batches [--model F] [--turns 4] [--seconds 20] [--questions 1000] [--only live] [--json F]``
+
+``live``: clients ask one question after the other and pause between them, so that the server has capacity left. In
+turns of equal length they are alone, or a batch of 10,000 requests runs. The table compares the time to the first token
+of the two, and says how many tokens the batch got, also in a turn in which it was alone. Every prompt is different.
+
+``order``: a batch asks questions about 20 documents, each request about another document than the one before. One
+server runs the requests in the order of the file, the other one in the server's own order; both with the RAM cache,
+which holds all documents, and without.
+"""
+
+import argparse
+import json
+import random
+import statistics
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from http.client import HTTPConnection
+from pathlib import Path
+from typing import Any
+
+from benchmarks.environment import describe, model
+from harness.real_server import RealServer, free_port, llamapool
+
+ROOT = Path(__file__).resolve().parents[1]
+N_BATCH = 10_000
+N_DOCUMENTS = 20
+WORDS = [
+    "one",
+    "river",
+    "stone",
+    "bridge",
+    "green",
+    "seven",
+    "walks",
+    "under",
+    "light",
+    "again",
+    "because",
+    "winter",
+    "house",
+    "small",
+    "letter",
+    "market",
+]
+FILE_ORDER = """
+import runpy, sys
+from server.routes import batch_runner
+batch_runner._prefix = lambda body: ("", b"")
+sys.argv[0] = "server"
+runpy.run_module("server", run_name="__main__")
+"""
+"""Starts a server that runs a batch's requests in the order of the file."""
+_PATH = "/v1/chat/completions"
+_BOUNDARY = "bench-boundary"
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Live clients: how many, the words of a prompt, the tokens of a reply, and the pause after it in seconds."""
+
+    clients: int = 2
+    words: int = 60
+    tokens: int = 24
+    pause_s: float = 0.4
+
+
+class Text:
+    """Random texts, all different."""
+
+    def __init__(self, seed: int) -> None:
+        self._random = random.Random(seed)
+
+    def words(self, n: int) -> str:
+        """Return `n` words."""
+        return " ".join(self._random.choices(WORDS, k=n))
+
+
+def chat(text: str, n_tokens: int, **fields: object) -> dict[str, Any]:
+    """Return a chat's body that generates exactly `n_tokens` tokens."""
+    messages = [{"role": "user", "content": text}]
+    return {"model": "bench", "messages": messages, "max_tokens": n_tokens, "ignore_eos": True, "seed": 1, **fields}
+
+
+def upload(server: RealServer, bodies: Sequence[dict[str, Any]]) -> str:
+    """Upload a batch's input file. Return its id."""
+    lines = (
+        json.dumps({"custom_id": str(number), "method": "POST", "url": _PATH, "body": body})
+        for number, body in enumerate(bodies)
+    )
+    parts = [
+        *(f"--{_BOUNDARY}", 'Content-Disposition: form-data; name="purpose"', "", "batch", f"--{_BOUNDARY}"),
+        *('Content-Disposition: form-data; name="file"; filename="in.jsonl"', "", "\n".join(lines)),
+        f"--{_BOUNDARY}--",
+    ]
+    connection = HTTPConnection(server.host, server.port, timeout=120)
+    headers = {"Content-Type": f"multipart/form-data; boundary={_BOUNDARY}"}
+    connection.request("POST", "/v1/files", "\r\n".join(parts).encode(), headers)
+    return str(json.loads(connection.getresponse().read())["id"])
+
+
+def start(server: RealServer, file_id: str) -> str:
+    """Create a batch. Return its id."""
+    body = {"input_file_id": file_id, "endpoint": _PATH, "completion_window": "24h"}
+    return str(server.post("/v1/batches", body)["id"])
+
+
+def wait(server: RealServer, batch_id: str, *, n_completed: int = 0, interval_s: float = 0.1) -> dict[str, Any]:
+    """Wait until `n_completed` requests of a batch have succeeded, for 0 until it has ended. Return the batch."""
+    while True:
+        batch: dict[str, Any] = server.get(f"/v1/batches/{batch_id}")
+        if batch["status"] not in ("in_progress", "cancelling", "finalizing"):
+            return batch
+        if n_completed and batch["request_counts"]["completed"] >= n_completed:
+            return batch
+        time.sleep(interval_s)
+
+
+def first_token_s(connection: HTTPConnection, body: dict[str, Any]) -> float:
+    """Return how long the first token of a streamed chat takes, in seconds; read the reply to its end."""
+    begun = time.perf_counter()
+    connection.request("POST", _PATH, json.dumps(body), {"Content-Type": "application/json"})
+    response = connection.getresponse()
+    took = None
+    while line := response.readline():
+        if took is None and b'"delta":{"' in line and b'"role"' not in line:
+            took = time.perf_counter() - begun
+    if took is None:
+        raise RuntimeError(f"status {response.status}, and no token")
+    return took
+
+
+@contextmanager
+def clients(server: RealServer, load: Load, found: list[float], seed: int) -> Iterator[None]:
+    """Let live clients ask until the end of the block. Their times to the first token are added to `found`."""
+    is_over = threading.Event()
+    failures: list[Exception] = []
+
+    def ask(number: int) -> None:
+        text = Text(seed * 100 + number)
+        connection = HTTPConnection(server.host, server.port, timeout=120)
+        is_over.wait(number * load.pause_s / load.clients)
+        try:
+            while not is_over.is_set():
+                body = chat(f"{uuid.uuid4()} {text.words(load.words)}", load.tokens, stream=True)
+                found.append(first_token_s(connection, body))
+                is_over.wait(load.pause_s)
+        except Exception as error:  # noqa: BLE001 (raised by the thread that waits)
+            failures.append(error)
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(load.clients)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        for thread in threads:
+            thread.join()
+    if failures:
+        raise failures[0]
+
+
+@contextmanager
+def batch_of(server: RealServer, file_id: str) -> Iterator[str]:
+    """Run a batch during the block, after its first requests; cancel it then."""
+    batch_id = start(server, file_id)
+    wait(server, batch_id, n_completed=2)
+    yield batch_id
+    server.post(f"/v1/batches/{batch_id}/cancel", {})
+    wait(server, batch_id)
+
+
+def completed(server: RealServer, batch_id: str) -> int:
+    """Return how many requests of a batch have succeeded."""
+    return int(server.get(f"/v1/batches/{batch_id}")["request_counts"]["completed"])
+
+
+def live(server: RealServer, turns: int, seconds: float, load: Load) -> dict[str, Any]:
+    """Measure live clients in turns, with and without a batch."""
+    text = Text(7)
+    n_tokens = 24
+    file_id = upload(server, [chat(f"{number} {text.words(load.words)}", n_tokens) for number in range(N_BATCH)])
+    with clients(server, load, [], 1):
+        time.sleep(3)
+    with batch_of(server, file_id) as batch_id:
+        before = completed(server, batch_id)
+        time.sleep(seconds / 2)
+        alone = (completed(server, batch_id) - before) * n_tokens / (seconds / 2)
+    rounds = []
+    for turn in range(turns):
+        times: dict[bool, list[float]] = {}
+        rate = 0.0
+        for has_batch in (False, True) if turn % 2 else (True, False):
+            found: list[float] = []
+            if has_batch:
+                with batch_of(server, file_id) as batch_id, clients(server, load, found, turn + 2):
+                    before = completed(server, batch_id)
+                    time.sleep(seconds)
+                    rate = (completed(server, batch_id) - before) * n_tokens / seconds
+            else:
+                with clients(server, load, found, turn + 2):
+                    time.sleep(seconds)
+            times[has_batch] = found
+        medians = {name: statistics.median(times[name == "with"]) for name in ("without", "with")}
+        live_rates = {name: len(times[name == "with"]) * load.tokens / seconds for name in ("without", "with")}
+        rounds.append(
+            {
+                **{f"first_token_ms_{name}": 1000 * value for name, value in medians.items()},
+                **{f"live_tokens_per_s_{name}": value for name, value in live_rates.items()},
+                "ratio": medians["with"] / medians["without"],
+                "batch_tokens_per_s": rate,
+                "times_ms": {
+                    name: [round(1000 * each, 1) for each in times[name == "with"]] for name in ("without", "with")
+                },
+            }
+        )
+        print(f"turn {turn}: {json.dumps({k: v for k, v in rounds[-1].items() if k != 'times_ms'})}", file=sys.stderr)
+    return {"batch_alone_tokens_per_s": alone, "rounds": rounds}
+
+
+def order(server: RealServer, questions: int, words: int) -> dict[str, Any]:
+    """Measure a batch of questions about documents, of which two in succession are about different ones."""
+    text = Text(11)
+    documents = [text.words(words) for _ in range(N_DOCUMENTS)]
+    bodies = [
+        chat(f"{documents[number % N_DOCUMENTS]}\n\nQuestion {number}: {text.words(8)}?", 4)
+        for number in range(questions)
+    ]
+    file_id = upload(server, bodies)
+    begun = time.perf_counter()
+    batch = wait(server, start(server, file_id))
+    took = time.perf_counter() - begun
+    used = batch["usage"]
+    if batch["request_counts"]["completed"] != questions:
+        raise RuntimeError(f"not every request succeeded: {batch['request_counts']}")
+    return {
+        "seconds": took,
+        "prompt_tokens": used["input_tokens"],
+        "computed_tokens": used["input_tokens"] - used["input_tokens_details"]["cached_tokens"],
+    }
+
+
+def served(file: Path, slots: int, *more: str, file_order: bool = False) -> RealServer:
+    """Start a server with its state in memory, and `more` flags."""
+    flags = ["-c", str(slots * 2048), "-np", str(slots), "-a", "bench", "--no-ui", "--state", "memory", *more]
+    if not file_order:
+        return llamapool(file, *flags)
+    port = free_port()
+    command = [sys.executable, "-c", FILE_ORDER, "-m", str(file), "--host", "127.0.0.1", "--port", str(port)]
+    return RealServer([*command, *flags], port)
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.batches", description=__doc__.splitlines()[0])
+    parser.add_argument("--model", type=Path, default=ROOT / "models" / "demo.gguf")
+    parser.add_argument("--slots", type=int, default=4)
+    parser.add_argument("--turns", type=int, default=4)
+    parser.add_argument("--seconds", type=float, default=20.0, help="of a turn, with a batch and without")
+    parser.add_argument("--questions", type=int, default=1000)
+    parser.add_argument("--words", type=int, default=200, help="of a document")
+    parser.add_argument("--only", default="live,order")
+    parser.add_argument("--json", type=Path)
+    chosen = parser.parse_args()
+    found: dict[str, Any] = {**describe("benchmarks.batches"), "model": model(chosen.model)}
+    if "live" in chosen.only:
+        with served(chosen.model, chosen.slots) as server:
+            server.wait_until_ready()
+            found["live"] = live(server, chosen.turns, chosen.seconds, Load())
+        rounds = found["live"]["rounds"]
+        middle = {name: statistics.median(each[name] for each in rounds) for name in rounds[0] if name != "times_ms"}
+        found["live"]["medians"] = middle
+        print("| live clients | first token, ms | tokens/s | the batch's tokens/s |\n|---|--:|--:|--:|")
+        print(f"| alone | {middle['first_token_ms_without']:.1f} | {middle['live_tokens_per_s_without']:.0f} | |")
+        print(
+            f"| with a batch | {middle['first_token_ms_with']:.1f} ({middle['ratio']:.2f} times) |"
+            f" {middle['live_tokens_per_s_with']:.0f} | {middle['batch_tokens_per_s']:.0f}"
+            f" (alone {found['live']['batch_alone_tokens_per_s']:.0f}) |"
+        )
+    if "order" in chosen.only:
+        print("| order of a batch | RAM cache | seconds | prompt tokens | computed |\n|---|---|--:|--:|--:|")
+        for cache, flags in (("default", ()), ("none", ("--cache-ram", "0"))):
+            for name in ("file", "ours"):
+                with served(chosen.model, chosen.slots, *flags, file_order=name == "file") as server:
+                    server.wait_until_ready()
+                    row = order(server, chosen.questions, chosen.words)
+                found.setdefault("order", []).append({"order": name, "ram_cache": cache, **row})
+                figures = f"{row['seconds']:.1f} | {row['prompt_tokens']} | {row['computed_tokens']}"
+                print(f"| {name} | {cache} | {figures} |", flush=True)
+    if chosen.json is not None:
+        chosen.json.parent.mkdir(parents=True, exist_ok=True)
+        chosen.json.write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
