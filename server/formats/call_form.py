@@ -11,6 +11,8 @@ from typing import Any, TypeAlias
 
 Markup: TypeAlias = str | tuple["str | re.Pattern[str]", ...]
 """Text; in a tuple also patterns, for ids and counters."""
+TOOL_NAME = re.compile(r"[\w.:/\-]+")
+"""A tool's name in syntax without quotes around it. Grammars write what this matches, and parsers read it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,12 +9,12 @@ string with its text.
 import json
 import re
 
+from server.formats.call_form import TOOL_NAME
 from server.formats.calls.json_text import escaped
 from server.formats.parsing.reader import Emit, EndOfText, NotMarkup, Reader, Steps
 from server.formats.parsing.turn import Turn
 
 MAX_DEPTH = 64  # of nested values; what is nested deeper is text
-_NAME = re.compile(r"[\w.\-]*")
 _KEY = re.compile(r"\w*")
 _SCALAR = re.compile(r"[^,()\[\]{}'\"]*")
 _KEY_TEXT = re.compile(r"[^,()\[\]{}:'\"]*")
@@ -42,7 +42,7 @@ def calls(turn: Turn) -> Steps[None]:
 
 def call(turn: Turn) -> Steps[None]:
     """One call of a function that is known. Raises `NotMarkup`."""
-    name = yield from turn.match(_NAME)
+    name = yield from turn.match(TOOL_NAME)
     if not turn.knows(name):
         raise NotMarkup
     yield from turn.expect("(")

@@ -4,13 +4,12 @@ What a call looks like is described by each format (`call_form`); here that beco
 """
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from server.errors import InvalidRequest
-from server.formats.call_form import Arguments, Braces, CallForm, Elements, JsonArguments, WholeJson
+from server.formats.call_form import TOOL_NAME, Arguments, Braces, CallForm, Elements, JsonArguments, WholeJson
 from server.formats.grammar.argument_rules import argument_rule, text_argument_rule
 from server.formats.grammar.lark_text import ControlToken, LarkText
 from server.formats.grammar.nested_rules import nested_rule
@@ -18,7 +17,6 @@ from server.formats.parameter_schema import object_schema
 
 Function = Mapping[str, Any]
 """As OpenAI describes it; ``text``: what its one parameter, `INPUT`, must match (`TextGrammar`), where it has one."""
-_PLAIN_NAME = re.compile(r"[\w.:\-/]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +168,7 @@ def _written(name: str, form: CallForm) -> str:
     """A function's name as it stands in the text. Raises `InvalidRequest` where markup leaves no place for it."""
     if isinstance(form.arguments, JsonArguments) and form.behind[0][:1] == '"':
         return json.dumps(name, ensure_ascii=False)[1:-1]
-    if not _PLAIN_NAME.fullmatch(name):
+    if not TOOL_NAME.fullmatch(name):
         raise InvalidRequest(
             f"tools: the name {name[:64]!r} can't stand in a tool call of this model, whose names have letters, digits "
             "and _ . : - /",

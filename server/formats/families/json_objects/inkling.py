@@ -8,9 +8,7 @@
 (each on one line).
 """
 
-import re
-
-from server.formats.call_form import CallForm
+from server.formats.call_form import TOOL_NAME, CallForm
 from server.formats.calls.json_calls import call_object
 from server.formats.parsing.reader import NotMarkup, Steps
 from server.formats.parsing.turn import Turn
@@ -19,7 +17,6 @@ from server.formats.tool_format import ToolFormat
 _START = "<|message_model|>"
 _THINKING, _TEXT, _CALL = "<|content_thinking|>", "<|content_text|>", "<|content_invoke_tool_json|>"
 _ENDS = ("<|end_message|>", "<|content_model_end_sampling|>")
-_NAME = re.compile(r"[\w.\-]*")
 
 
 def parse(turn: Turn) -> Steps[None]:
@@ -34,7 +31,7 @@ def parse(turn: Turn) -> Steps[None]:
 
 
 def _block(turn: Turn) -> Steps[None]:
-    name = yield from turn.match(_NAME)
+    name = yield from turn.match(TOOL_NAME)
     kind = yield from turn.expect(_CALL) if name else turn.expect(_THINKING, _TEXT, _CALL)
     if kind == _TEXT:
         turn.settle()

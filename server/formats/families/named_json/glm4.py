@@ -6,16 +6,13 @@
 Only for functions that are known, since nothing else tells the first line from an answer's.
 """
 
-import re
-
-from server.formats.call_form import CallForm
+from server.formats.call_form import TOOL_NAME, CallForm
 from server.formats.calls.json_calls import json_arguments
 from server.formats.parsing.reader import NotMarkup, Steps
 from server.formats.parsing.turn import Turn
 from server.formats.tool_format import ToolFormat
 
 _START, _STOP = "<|assistant|>", "<|observation|>"
-_NAME = re.compile(r"[\w.\-]*")
 
 
 def parse(turn: Turn) -> Steps[None]:
@@ -31,7 +28,7 @@ def parse(turn: Turn) -> Steps[None]:
 
 def _call(turn: Turn) -> Steps[None]:
     yield from turn.spaces()
-    name = yield from turn.match(_NAME)
+    name = yield from turn.match(TOOL_NAME)
     if name not in turn.how.functions:
         raise NotMarkup
     yield from turn.expect("\n", " \n")

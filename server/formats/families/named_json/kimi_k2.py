@@ -9,7 +9,7 @@ them in the results.
 
 import re
 
-from server.formats.call_form import CallForm
+from server.formats.call_form import TOOL_NAME, CallForm
 from server.formats.calls.json_calls import json_arguments
 from server.formats.parsing.reader import NotMarkup, Steps
 from server.formats.parsing.turn import Turn, anywhere
@@ -17,7 +17,7 @@ from server.formats.tool_format import ToolFormat
 
 _SECTION, _SECTION_END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
 _CALL, _ARGUMENTS, _CALL_END = "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"
-_ID = re.compile(r"\s*((?:functions\.)?([\w.\-]+?)(?::\d+)?)\s*")
+_ID = re.compile(rf"\s*((?:functions\.)?({TOOL_NAME.pattern}?)(?::\d+)?)\s*")
 
 
 def _call(turn: Turn) -> Steps[None]:

@@ -4,7 +4,7 @@ import json
 import re
 from dataclasses import dataclass
 
-from server.formats.call_form import Braces, CallForm
+from server.formats.call_form import TOOL_NAME, Braces, CallForm
 from server.formats.calls.json_text import SCALARS, escaped
 from server.formats.parsing.frame import Frame
 from server.formats.parsing.reader import EndOfText, NotMarkup, Steps
@@ -13,7 +13,6 @@ from server.formats.tool_format import ToolFormat
 
 _SCALAR = re.compile(r"[^,\]}]*")
 _KEY = re.compile(r"[^:,\]}]*")
-_NAME = re.compile(r"[\w.:\-]*")
 _MAX_DEPTH = 64
 
 
@@ -26,7 +25,7 @@ class BraceCalls:
 
     def call(self, turn: Turn) -> Steps[None]:
         """Behind the opening: the name, the arguments, and what closes them. Raises `NotMarkup`."""
-        name = yield from turn.match(_NAME)
+        name = yield from turn.match(TOOL_NAME)
         if not name or (yield from turn.peek()) != "{":
             raise NotMarkup
         turn.begin(name)

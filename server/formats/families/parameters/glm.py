@@ -11,18 +11,15 @@ Strings stand without quotes, everything else is JSON: only the schema tells "3"
 them as one JSON object behind the name at times (``get_weather>{"city": "Paris"}``).
 """
 
-import re
 from dataclasses import dataclass
 
-from server.formats.call_form import CallForm, Parameters, json_calls
+from server.formats.call_form import TOOL_NAME, CallForm, Parameters, json_calls
 from server.formats.calls.json_calls import JsonCalls, json_arguments
 from server.formats.calls.typed import Argument, typed_call
 from server.formats.parameter_schema import NOT_STRING, STRING
 from server.formats.parsing.reader import NotMarkup, Steps
 from server.formats.parsing.turn import Turn, anywhere
 from server.formats.tool_format import ToolFormat
-
-_NAME = re.compile(r"[\w.:\-/]*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +61,7 @@ class GlmCalls:
     def call(self, turn: Turn) -> Steps[None]:
         """Behind the opening. Raises `NotMarkup`."""
         yield from turn.spaces()
-        name = yield from turn.match(_NAME)
+        name = yield from turn.match(TOOL_NAME)
         yield from turn.spaces()
         yield from turn.take(self.tag("tool_sep"), ">")
         yield from turn.spaces()

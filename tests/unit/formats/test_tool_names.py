@@ -1,0 +1,54 @@
+"""A tool name that the grammar lets a model write is one that the family's parser reads."""
+
+import json
+
+import pytest
+
+from server import formats
+from server.formats.written import calls_text
+from tests.unit.constrain.builders import WORDS, matches
+from tests.unit.formats.reading import every_character, forced_call_grammar, parser, read, template
+from tests.unit.formats.recorded import RECORDED, TOOLS, Recorded, tool
+
+NAMES = (
+    *("look_up", "look-up", "look.up", "mcp/look", "mcp:look", "mcp::look/up", "2look", "a.b-c_d/e:f", "look:0"),
+    *("functions.look", "/look", ":look", "-look", "look:"),
+)
+VARIANTS = [
+    (form.name, sign) for form in formats.FORMATS for sign in ("", *(sign for sign, _ in form.variants)) if form.forced
+]
+SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+
+
+@pytest.mark.parametrize(("name", "sign"), VARIANTS)
+def test_the_grammar_and_the_parser_take_the_same_names(name: str, sign: str) -> None:
+    form = formats.BY_NAME[name].call_form(sign)
+    assert form is not None
+    prompt = formats.BY_NAME[name].turn_start + (">>>" if name == "functionary-v3.2" else "")
+    for function in NAMES:
+        tools = [tool(function, SCHEMA)]
+        lead = "" if form.lead is None else function.join(form.lead)
+        text = lead + calls_text(form, [(function, '{"city": "Paris"}')])
+        assert matches(WORDS.lark(forced_call_grammar(template(name, sign), tools)), text)
+        for cuts in ([], every_character(text)):
+            found = read(parser(name, sign=sign, prompt=prompt, tools=tools), text, cuts)
+            calls = [(called, json.loads(arguments)) for called, arguments in found.calls]
+            assert (calls, found.content.strip()) == ([(function, {"city": "Paris"})], "")
+
+
+@pytest.mark.parametrize("recorded", RECORDED, ids=lambda recorded: recorded.format)
+def test_a_familys_own_output_is_read_with_any_name(recorded: Recorded) -> None:
+    """In each family's documented syntax, as its models write it, beside text and reasoning."""
+    for function in NAMES:
+
+        def renamed(text: str, function: str = function) -> str:
+            return text.replace("get_weather", function)
+
+        functions = (each["function"] for each in TOOLS)
+        tools = [tool(renamed(each["name"]), each["parameters"]) for each in functions]
+        text = renamed(recorded.text)
+        for cuts in ([], every_character(text)):
+            made = parser(recorded.format, sign=recorded.sign, prompt=renamed(recorded.prompt), tools=tools)
+            found = read(made, text, cuts)
+            assert found.calls == [(renamed(name), arguments) for name, arguments in recorded.calls]
+            assert (found.content, found.reasoning) == (renamed(recorded.content), renamed(recorded.reasoning))
