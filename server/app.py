@@ -26,7 +26,7 @@ from server.constrain.grammar.sandbox import Sandbox
 from server.errors import ConfigError
 from server.first_screen import show_first_screen
 from server.hub.fetcher import HubFetcher
-from server.mcp.config import ANY_LABEL, named, read_servers
+from server.mcp.config import ANY_LABEL, McpRules, named, read_servers
 from server.mcp.servers import McpServers
 from server.media.decode import Cut, Decoder
 from server.media.fetch import MediaFetcher, Sites
@@ -340,7 +340,11 @@ def mcp_of(server: ServerSettings) -> McpServers:
             f"server.mcp_api and mcp_web_search: no MCP server is called {named(labels)}; there are {named(configured)}"
         )
     hosts = tuple(host for host in server.mcp_hosts if host != ANYWHERE)
-    return McpServers(configured, Sites(ANYWHERE in server.mcp_hosts, hosts), server.mcp_max_chars)
+    search = (server.mcp_web_search,) if server.mcp_web_search else ()
+    rules = McpRules(
+        (*server.mcp_api, *search), server.mcp_web_search, server.mcp_max_rounds, server.mcp_max_s, server.mcp_max_chars
+    )
+    return McpServers(configured, Sites(ANYWHERE in server.mcp_hosts, hosts), rules)
 
 
 Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]

@@ -10,8 +10,8 @@ from server.errors import ConfigError
 from server.transport.access.endpoints import SCOPES
 from server.transport.access.key_file import add_entry, hash_of, new_key, read_entries
 
-USAGE = """llamapool keys add FILE NAME [--scopes A,B] [--models A,B] [--requests-per-minute N] [--tokens-per-minute N]
-                              [--at-once N] [--priority N] [--expires YYYY-MM-DD]
+USAGE = """llamapool keys add FILE NAME [--scopes A,B] [--models A,B] [--mcp A,B] [--requests-per-minute N]
+                              [--tokens-per-minute N] [--at-once N] [--priority N] [--expires YYYY-MM-DD]
 llamapool keys list FILE
 
 `add` prints a new key, once, and writes its hash to FILE (--keys-file of the server, which reads it again when it
@@ -30,7 +30,8 @@ def _parser() -> argparse.ArgumentParser:
     add.add_argument("file", type=Path)
     add.add_argument("name")
     add.add_argument("--scopes", type=lambda text: text.split(","), help=",".join(SCOPES))
-    add.add_argument("--models", type=lambda text: text.split(","))
+    for flag in ("--models", "--mcp"):
+        add.add_argument(flag, type=lambda text: text.split(","))
     for flag in ("--requests-per-minute", "--tokens-per-minute", "--at-once", "--priority"):
         add.add_argument(flag, type=int)
     add.add_argument("--expires")

@@ -43,6 +43,22 @@ class McpServer:
     owner: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class McpRules:
+    """What requests may do: the `labels` of configured servers that they may use, the server that stands for web
+    search ("" = none), and the limits of one response."""
+
+    labels: tuple[str, ...] = ()
+    web_search: str = ""
+    max_rounds: int = 16
+    max_s: float = 600.0
+    max_chars: int = 100_000
+
+    def allow(self, label: str) -> bool:
+        """Return whether requests may use the configured server of that label."""
+        return ANY_LABEL in self.labels or label in self.labels
+
+
 class _Entry(BaseModel):
     """One entry of the JSON. Keys of other programs, such as ``type`` or ``autoApprove``, are ignored."""
 

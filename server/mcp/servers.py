@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from server.errors import ConfigError
-from server.mcp.config import McpServer
+from server.mcp.config import McpRules, McpServer
 from server.mcp.results import Json, McpFault, McpResult, McpTool
 from server.media.fetch import Sites
 
@@ -49,13 +49,13 @@ class _Used:
 class McpServers:
     """The ``configured`` servers by label, and connections to all servers that are in use.
 
-    ``hosts``: which hosts a request may name by URL. ``max_chars``: of the text of one result.
+    ``hosts``: which hosts a request may name by URL.
     ``tools``: those of configured servers as they were listed at the start.
     """
 
     configured: Mapping[str, McpServer] = field(default_factory=dict)
     hosts: Sites = field(default_factory=Sites)
-    max_chars: int = 100_000
+    rules: McpRules = field(default_factory=McpRules)
     tools: dict[str, tuple[McpTool, ...]] = field(default_factory=dict)
     clock: Callable[[], float] = time.monotonic
     _used: dict[McpServer, _Used] = field(default_factory=dict)
@@ -65,6 +65,11 @@ class McpServers:
     def __post_init__(self) -> None:
         if self.configured and not is_installed():
             raise ConfigError(f"server.mcp_servers needs the extra mcp: {EXTRA}")
+
+    @property
+    def is_for_requests(self) -> bool:
+        """Whether requests may use any server."""
+        return bool(self.rules.labels or self.hosts.anywhere or self.hosts.hosts)
 
     async def start(self) -> None:
         """List the tools of all configured servers, at most `LIST_TIMEOUT_S` seconds. One that fails has none."""
@@ -89,7 +94,7 @@ class McpServers:
         if server.allowed_tools is not None and tool not in server.allowed_tools:
             raise McpFault(f"the tool {tool} of the server {server.label} is not allowed")
         async with self._connection(server, server.timeout_s) as connection:
-            return await connection.call(tool, arguments, self.max_chars)
+            return await connection.call(tool, arguments, self.rules.max_chars)
 
     async def close(self) -> None:
         """Close all connections and wait until their programs have ended."""

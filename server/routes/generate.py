@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import functools
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
@@ -29,6 +29,7 @@ from server.wire.warnings import with_warnings
 
 CONVERSATION = "X-Conversation-Id"
 Prepare = Callable[[LoadedModel, Seen], Generation]
+Before = Callable[[], Awaitable[Sequence[Media]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +49,9 @@ OPENAI_WORDS = StreamWords(lambda status, body: event(openai_error(status, body)
 class Ask:
     """What a route asks of a model: `prepare` makes the generation in a thread, once `media` are decoded.
 
-    ``headers`` are the reply's. ``salt``: see `session_of`. ``ping_s``: seconds between pings of a stream while nothing
-    else is sent, none below 1; None = as the server's options say.
+    ``before`` is awaited first; it returns the media to use instead. ``headers`` are the reply's. ``salt``: see
+    `session_of`. ``ping_s``: seconds between pings of a stream while nothing else is sent, none below 1; None = as the
+    server's options say.
     """
 
     model: str | None
@@ -60,6 +62,7 @@ class Ask:
     keep_alive_s: float | None = None
     ping_s: float | None = None
     words: StreamWords = OPENAI_WORDS
+    before: Before | None = None
 
     def with_error(self, error: Callable[[int, Json], bytes]) -> "Ask":
         """Return the same with another last event of a stream that fails."""
@@ -92,9 +95,16 @@ async def answer(
     headers: Mapping[str, str] | None = None,
     media: Sequence[Media] = (),
     words: StreamWords = OPENAI_WORDS,
+    before: Before | None = None,
 ) -> Response:
-    """The reply, streamed or whole as `body` says, with extra `headers`. `media`: what `prepare` wants decoded."""
-    ask = Ask(*(body.model, prepare, media, headers, body.cache_salt or ""), ping_s=body.sse_ping_interval, words=words)
+    """The reply, streamed or whole as `body` says, with extra `headers`. `media`: what `prepare` wants decoded.
+    `before`: see `Ask`."""
+    ask = Ask(
+        *(body.model, prepare, media, headers, body.cache_salt or ""),
+        ping_s=body.sse_ping_interval,
+        words=words,
+        before=before,
+    )
     return await (stream if body.stream else reply)(request, ask)
 
 
@@ -116,11 +126,12 @@ async def collected(request: Request, ask: Ask) -> tuple[Json | list[Json], Mapp
 
 async def _start(session: Session, ask: Ask) -> Generation:
     """Begin; once more where the model's process ends while it reads media."""
+    media = ask.media if ask.before is None else await ask.before()
     try:
-        generation = await session.start(ask.model, ask.prepare, lambda g: g.requests, ask.media)
+        generation = await session.start(ask.model, ask.prepare, lambda g: g.requests, media)
     except ModelEnded as ended:
         session.ask_again(ended)
-        generation = await session.start(ask.model, ask.prepare, lambda g: g.requests, ask.media)
+        generation = await session.start(ask.model, ask.prepare, lambda g: g.requests, media)
     session.announce(generation.reasoning)
     return generation
 
@@ -136,13 +147,41 @@ async def _collect(session: Session, ask: Ask) -> Json | list[Json]:
 
 async def _said(session: Session, generation: Generation) -> Json | list[Json]:
     writer = cast(ReplyWriter, generation.writer)
-    while session.open:
-        number, events = await session.next()
-        for item in events:
-            writer.feed(number, item)
+    try:
+        while True:
+            while session.open:
+                number, events = await session.next()
+                for item in events:
+                    writer.feed(number, item)
+            async for _ in _acted(generation):
+                pass
+            if not await _continued(session, generation):
+                break
+    except ModelEnded as ended:
+        # Tools must not be called a second time.
+        ended.asked_again = ended.asked_again or (generation.follow_up is not None and generation.follow_up.has_acted)
+        raise
     if generation.commit is not None:
         await generation.commit()
     return writer.body()
+
+
+async def _acted(generation: Generation) -> AsyncGenerator[bytes, None]:
+    """Call the tools that the server runs itself, after a round; yield the events that this makes."""
+    if generation.follow_up is not None:
+        async with contextlib.aclosing(generation.follow_up.act()) as events:
+            async for event_ in events:
+                yield event_
+
+
+async def _continued(session: Session, generation: Generation) -> bool:
+    """Begin the reply's next round. Return False if there is none."""
+    following = None if generation.follow_up is None else generation.follow_up.next()
+    if following is None:
+        return False
+    await session.resume(following.prepare, lambda g: g.requests, following.media)
+    session.announce(generation.reasoning)
+    return True
 
 
 async def stream(request: Request, ask: Ask) -> Response:
@@ -157,7 +196,8 @@ async def stream(request: Request, ask: Ask) -> Response:
     patience_s = ping_s if ping_s > 0 else None
     close: Callable[[], object] = session.close
     try:
-        if ask.media or session.waits(ask.model):  # seldom: a task would cost every other request its time
+        # A task would cost every other request its time.
+        if ask.media or ask.before or session.waits(ask.model):
             starting = asyncio.create_task(_start(session, ask))
             close = functools.partial(_give_up, starting, session)
             chunks = await while_connected(request, _patient(session, starting, patience_s, ask.words))
@@ -292,18 +332,24 @@ async def _chunks(
         else:
             for chunk in _written(writer, first):
                 yield chunk
-        while session.open:
-            chunks = _written(writer, await session.next())
-            # Steps are faster than HTTP: a send costs more than the writing. What many steps gave in a model's own
-            # process may be one batch here.
-            if at_once:
-                is_far_behind = session.is_far_behind or len(chunks) >= FAR_BEHIND
-                while session.ready and (is_far_behind or len(chunks) < FAR_BEHIND):
-                    chunks += _written(writer, await session.next())
-                if len(chunks) > 1:
-                    chunks = [b"".join(chunks) if is_far_behind else Parts(chunks)]
-            for chunk in chunks:
-                yield chunk
+        while True:
+            while session.open:
+                chunks = _written(writer, await session.next())
+                # Steps are faster than HTTP: a send costs more than the writing. What many steps gave in a model's own
+                # process may be one batch here.
+                if at_once:
+                    is_far_behind = session.is_far_behind or len(chunks) >= FAR_BEHIND
+                    while session.ready and (is_far_behind or len(chunks) < FAR_BEHIND):
+                        chunks += _written(writer, await session.next())
+                    if len(chunks) > 1:
+                        chunks = [b"".join(chunks) if is_far_behind else Parts(chunks)]
+                for chunk in chunks:
+                    yield chunk
+            async with contextlib.aclosing(_acted(generation)) as acted:
+                async for event_ in acted:
+                    yield event_
+            if not await _continued(session, generation):
+                break
         if generation.commit is not None:
             await generation.commit()
         for chunk in writer.finish():

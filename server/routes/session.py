@@ -117,6 +117,16 @@ class Session:
             seen = await self._see(media, model)
             return await self._submit(model, lambda model: work(model, seen), requests)
 
+    async def resume(
+        self, work: Preparation[T], requests: Callable[[T], Sequence[Request]], media: Sequence[Media] = ()
+    ) -> T:
+        """`start` again, with the model that it got: the next round of the same reply."""
+        assert self._lease is not None
+        with self._services.gate.entered():
+            model = self._lease.model
+            seen = await self._see(media, model)
+            return await self._submit(model, lambda model: work(model, seen), requests)
+
     async def _submit(
         self, model: LoadedModel, work: Callable[[LoadedModel], T], requests: Callable[[T], Sequence[Request]]
     ) -> T:

@@ -1,6 +1,6 @@
 """What wire formats that generate share beside sampling: limits, stops, streaming, cache; one engine `Request`."""
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Protocol
 
@@ -9,9 +9,11 @@ from pydantic import AfterValidator, Field, field_validator
 from server.constrain.constraint import Constraint
 from server.constrain.lazy import preserved
 from server.constrain.thinking_end import ReasoningSwitch
+from server.conversation.conversation import Media
 from server.conversation.prepare import Prepared
 from server.engine.media import Spans
 from server.engine.request import Adapters, Event, Request
+from server.media.source import Seen
 from server.pool.model import LoadedModel
 from server.wire.adapters import read_adapters, request_adapters
 from server.wire.common import Json
@@ -165,6 +167,25 @@ class StreamWriter(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class NextRound:
+    """How a reply continues after tools were called: what makes its next generation, with the media that this needs."""
+
+    prepare: Callable[[LoadedModel, Seen], "Generation"]
+    media: Sequence[Media]
+
+
+class FollowUp(Protocol):
+    """Calls the tools that the server runs itself, after each round of a reply."""
+
+    has_acted: bool
+    """Whether a tool was called."""
+
+    def act(self) -> AsyncGenerator[bytes, None]: ...
+
+    def next(self) -> NextRound | None: ...
+
+
+@dataclass(frozen=True, slots=True)
 class Generation:
     """What a wire format makes of a body and a model: what the engine is to do, and the writer of what comes out."""
 
@@ -173,6 +194,7 @@ class Generation:
     reasoning: ReasoningSwitch | None = None  # ends the thoughts early, where the client has asked for it
     generation_prompt: str = ""  # the end of a chat's prompt that opens the assistant's turn
     commit: Callable[[], Awaitable[None]] | None = None  # stores the finished reply; awaited before its end is sent
+    follow_up: FollowUp | None = None  # where the server may call tools and generate again
 
     def written_by(self, writer: ReplyWriter | StreamWriter) -> "Generation":
         """The same with another writer."""

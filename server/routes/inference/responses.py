@@ -5,23 +5,26 @@ import contextlib
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from http import HTTPStatus
 from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
+from server.conversation.conversation import Media
 from server.errors import InvalidRequest, LlamapoolError, QueueFull, short
 from server.media.source import Seen
 from server.pool.model import LoadedModel
 from server.routes.background import BackgroundRun, unpacked
 from server.routes.batch_runner import POLL_S
-from server.routes.generate import Ask, StreamWords, answer, compute, detached
-from server.routes.services import Services, owner_of, services
+from server.routes.generate import Ask, Before, StreamWords, answer, compute, detached
+from server.routes.mcp import offer, server_tools
+from server.routes.services import Services, caller_of, owner_of, services
 from server.routes.stored import find_object, list_items, object_reply, remove_object
 from server.state.objects import Json, Objects
+from server.transport.access.keys import ANYBODY
 from server.transport.bodies.read import read_as, read_later
 from server.transport.handlers import error_body
 from server.transport.reply import json_reply
@@ -31,6 +34,16 @@ from server.wire.chat.read import input_tokens
 from server.wire.common import Header, typed_event
 from server.wire.generation import Generation
 from server.wire.responses.history import NO_HISTORY, History, items_to_store, references
+from server.wire.responses.mcp import (
+    McpRounds,
+    is_mcp,
+    known_lists,
+    list_item,
+    offer_tools,
+    read_mcp,
+    shown_tools,
+    with_functions,
+)
 from server.wire.responses.read import (
     FIELDS,
     ResponseAsked,
@@ -88,10 +101,15 @@ async def create_response(request: Request) -> Response:
         return writers[-1].ping() if writers else EARLY_PING
 
     words = StreamWords(failed, ping)
+    before = _approved_calls(asked)
     if asked.body.background:
-        ask = Ask(asked.fields.model, prepare, asked.conversation.media, headers, asked.fields.cache_salt, words=words)
+        ask = Ask(
+            *(asked.fields.model, prepare, asked.conversation.media, headers, asked.fields.cache_salt),
+            words=words,
+            before=before,
+        )
         return await _start_in_background(request, asked, ask, response_id)
-    return await answer(request, asked.fields, prepare, headers, asked.conversation.media, words)
+    return await answer(request, asked.fields, prepare, headers, asked.conversation.media, words, before)
 
 
 async def _read(request: Request) -> tuple[ResponseAsked, dict[str, str]]:
@@ -103,15 +121,58 @@ async def _read(request: Request) -> tuple[ResponseAsked, dict[str, str]]:
         asked = read_response(given, history, cipher)
         return asked, warning_headers(given, FIELDS, warnings=asked.conversation.warnings)
 
+    servers, key = services(request).mcp, caller_of(request) or ANYBODY
+    web_search = servers.rules.web_search
+    web_search = web_search if key.may_call(web_search) else ""
+
+    def uses_mcp(given: dict[str, Any]) -> bool:
+        tools = given.get("tools")
+        return servers.is_for_requests and isinstance(tools, list) and any(is_mcp(entry, web_search) for entry in tools)
+
     def first(given: dict[str, Any]) -> tuple[ResponseAsked, dict[str, str]] | dict[str, Any]:
         names_state = any(given.get(name) for name in ("previous_response_id", "conversation"))
-        return given if names_state or references(given.get("input")) else checked(given, NO_HISTORY)
+        later = names_state or references(given.get("input")) or uses_mcp(given)
+        return given if later else checked(given, NO_HISTORY)
 
     found = await read_as(request, first)
     if isinstance(found, tuple):
         return found
     history = await _history(request, found)
-    return await read_later(request, lambda: checked(found, history))
+    if not uses_mcp(found):
+        return await read_later(request, lambda: checked(found, history))
+    places = read_mcp(found["tools"], web_search)
+    own = [entry for place, entry in enumerate(found["tools"]) if place not in places]
+    # Nothing is connected to for a body that is wrong anyway.
+    await read_later(request, lambda: checked({**found, "tools": own, "tool_choice": None}, history))
+    given_items = found.get("input")
+    known = known_lists([*history.items, *(given_items if isinstance(given_items, list) else ())])
+    offered = await offer(request, list(places.values()), "server_label", known)
+    mcp = offer_tools(offered, found["tools"])
+
+    def with_mcp() -> tuple[ResponseAsked, dict[str, str]]:
+        asked, _ = checked(with_functions(found, places, mcp, offered), history)
+        tools = replace(asked.tools, shown=shown_tools(asked.tools.shown, found["tools"]))
+        body = asked.body.model_copy(update={"tool_choice": found.get("tool_choice")})
+        lead = [list_item(each) for each in offered if not each.is_known]
+        rounds = McpRounds(mcp, server_tools(servers, mcp, body.max_tool_calls), lead)
+        asked = replace(asked, tools=tools, body=body, mcp=rounds)
+        return asked, warning_headers(found, FIELDS, warnings=asked.conversation.warnings)
+
+    return await read_later(request, with_mcp)
+
+
+def _approved_calls(asked: ResponseAsked) -> Before | None:
+    """Return what makes the calls that the client has approved. Raises `InvalidRequest` for one that can't be made."""
+    if not asked.approved:
+        return None
+    rounds = asked.mcp or McpRounds()
+    calls = rounds.calls_of(asked.approved)
+
+    async def before() -> Sequence[Media]:
+        await rounds.make(calls)
+        return rounds.continued(asked.conversation).media
+
+    return before
 
 
 async def _history(request: Request, given: dict[str, Any]) -> History:

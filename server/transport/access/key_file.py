@@ -7,6 +7,7 @@
         hash: sha256:9f86d081...       # llamapool keys add FILE ada prints the key and writes this
         scopes: [infer, slots]         # infer, slots, lora, models, props, metrics; left out: infer
         models: [demo, qwen*]          # ids or aliases; left out: all
+        mcp: [search, mcp.example.com] # labels or hosts of MCP servers; left out: none
         requests_per_minute: 60        # left out: unlimited, as the next two
         tokens_per_minute: 100000
         at_once: 4
@@ -44,6 +45,7 @@ class KeyEntry(BaseModel):
     hash: Annotated[str, Field(pattern=f"^{_HASH}[0-9a-f]{{64}}$")]
     scopes: tuple[Scope, ...] = ("infer",)
     models: tuple[str, ...] = ()
+    mcp: tuple[str, ...] = ()
     requests_per_minute: Annotated[int, Field(ge=0)] = 0
     tokens_per_minute: Annotated[int, Field(ge=0)] = 0
     at_once: Annotated[int, Field(ge=0)] = 0
@@ -63,7 +65,8 @@ class KeyEntry(BaseModel):
         limits = KeyLimits(self.requests_per_minute, self.tokens_per_minute, self.at_once)
         digest = bytes.fromhex(self.hash.removeprefix(_HASH))
         scopes = frozenset(self.scopes)
-        return Key(self.name, digest, scopes, self.models, limits, self.priority, _moment(self.expires))
+        expires = _moment(self.expires)
+        return Key(self.name, digest, scopes, self.models, limits, self.priority, expires, mcp=self.mcp)
 
 
 class _KeyFile(BaseModel):

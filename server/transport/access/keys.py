@@ -40,7 +40,8 @@ class Key:
     """One key, known by its SHA-256 (``digest``) only.
 
     ``is_named`` False means that the key has no entry in a file, and that ``name`` is the start of its hash.
-    ``models`` are patterns (``qwen*``) of ids and aliases; none = all. ``priority`` is the most urgent priority that
+    ``models`` are patterns (``qwen*``) of ids and aliases; none = all. ``mcp`` are patterns of labels and hosts of MCP
+    servers that its requests may use; None = all that the server allows. ``priority`` is the most urgent priority that
     its requests may have; None = any. ``expires_at`` is in Unix seconds.
     """
 
@@ -52,6 +53,7 @@ class Key:
     priority: int | None = None
     expires_at: float = inf
     is_named: bool = True
+    mcp: tuple[str, ...] | None = None
 
     @property
     def owner(self) -> str:
@@ -73,6 +75,10 @@ class Key:
     def may_use(self, model_names: Iterable[str]) -> bool:
         """Return whether it may use a model with these names (id and aliases)."""
         return not self.models or any(fnmatchcase(name, one) for name in model_names for one in self.models)
+
+    def may_call(self, name: str) -> bool:
+        """Whether its requests may use the MCP server of that label or host."""
+        return self.mcp is None or any(fnmatchcase(name, one) for one in self.mcp)
 
 
 ANYBODY = Key("", b"")

@@ -23,6 +23,7 @@ from server.wire.fields import MAX_MESSAGES, as_object, json_text, objects_in, s
 from server.wire.media import file_of, link
 from server.wire.reasoning_cipher import NO_CIPHER, ReasoningCipher, TamperedReasoning
 from server.wire.responses.history import NO_HISTORY, History
+from server.wire.responses.mcp import ApprovedCall, reader_name
 from server.wire.responses.tools import ToolReader, model_name
 from server.wire.tool_types import called
 from server.wire.warnings import FOREIGN_REASONING, left_out
@@ -43,6 +44,7 @@ _MEDIA: Mapping[str, MediaKind] = {
 }
 _INTRODUCTION = "These functions can be called from now on:\n"
 _NOTHING_FOUND = "No tool was found."
+_DENIED = "The user denied this call"
 _TEXT_TYPES = ("text/", "application/json", "application/xml", "application/x-yaml", "application/javascript")
 _DATA_URL = re.compile(r"data:([\w.+/-]*)(?:;[\w=.+-]+)*;base64,", re.ASCII)
 
@@ -54,6 +56,7 @@ class InputRead:
     messages: list[Message]
     warnings: Sequence[str] = ()
     n_before: int = 0
+    approved: Sequence[ApprovedCall] = ()  # calls of MCP tools that are yet to be made
 
 
 def read_input(
@@ -82,7 +85,7 @@ def read_input(
     n_before = len(reader.messages)
     for index, item in enumerate(items):
         reader.read(item, field if isinstance(value, str) else f"{field}.{index}")
-    return InputRead(reader.messages, reader.warnings(), n_before)
+    return InputRead(reader.messages, reader.warnings(), n_before, tuple(reader.approved.values()))
 
 
 @dataclass(slots=True)
@@ -96,6 +99,8 @@ class _Reader:
     call_ids: dict[str, str] = default(default_factory=dict)  # by the ids of the items
     skipped: dict[tuple[str, str], int] = default(default_factory=dict)
     has_foreign_reasoning: bool = False
+    approvals: dict[str, Mapping[str, Any]] = default(default_factory=dict)  # requests for approval, by id
+    approved: dict[str, ApprovedCall] = default(default_factory=dict)  # without those that were made since
 
     def warnings(self) -> list[str]:
         """What was left out, type by type."""
@@ -128,6 +133,14 @@ class _Reader:
                 self._reasoning(item, path)
             case "additional_tools":
                 self._additional_tools(item, path)
+            case "mcp_call" if isinstance(item.get("name"), str):
+                self._mcp_call(item)
+            case "mcp_list_tools":  # `known_lists` reads it
+                pass
+            case "mcp_approval_request" if isinstance(item.get("name"), str) and isinstance(item.get("id"), str):
+                self.approvals[item["id"]] = item
+            case "mcp_approval_response":
+                self._approval(item, path)
             case _:
                 self._other(item, kind, path)
 
@@ -140,10 +153,6 @@ class _Reader:
             self._call(Call(*call, call_id))
             if isinstance(item.get("id"), str):
                 self.call_ids[item["id"]] = call_id
-        elif kind == "mcp_call" and isinstance(item.get("name"), str):
-            self._call(Call(item["name"], _as_json(item.get("arguments") or {}), call_id))
-            said = item.get("output") or item.get("error") or ""
-            self._answered(text_content([TextPart(said if isinstance(said, str) else _as_json(said))]), call_id)
         elif kind == "code_interpreter_call" and isinstance(item.get("code"), str):
             self._call(Call("code_interpreter", orjson.dumps({"code": item["code"]}).decode(), call_id))
             self._answered(text_content(self._output(item.get("outputs") or "", f"{path}.outputs")), call_id)
@@ -173,6 +182,34 @@ class _Reader:
             self.tools.offer(listed, path)
         elif found := self.tools.introduce(listed, path):
             self.messages.append(Message("developer", _INTRODUCTION + found))
+
+    def _mcp_call(self, item: Mapping[str, Any]) -> None:
+        """A call of an MCP tool with its result. After an approval it has the id of the request."""
+        approval = item.get("approval_request_id")
+        call_id = approval if isinstance(approval, str) else str(item.get("id") or "")
+        self.approved.pop(call_id, None)
+        self._call(Call(reader_name(item), _as_json(item.get("arguments") or {}), call_id))
+        said = item.get("output") or item.get("error") or ""
+        self._answered(text_content([TextPart(said if isinstance(said, str) else _as_json(said))]), call_id)
+
+    def _approval(self, item: Mapping[str, Any], path: str) -> None:
+        """The client's answer to a request for approval."""
+        request_id, approves = string_of(item, "approval_request_id", path), item.get("approve")
+        asked, at = self.approvals.get(request_id), f"{path}.approval_request_id"
+        if asked is None:
+            raise InvalidRequest(f"{at}: no approval request has the id '{request_id[:80]}'", at)
+        if not isinstance(approves, bool):
+            raise wrong_type(f"{path}.approve", "a boolean", approves)
+        arguments = _as_json(asked.get("arguments") or {})
+        if approves:
+            label = asked.get("server_label")
+            label = label if isinstance(label, str) else ""
+            self.approved[request_id] = ApprovedCall(request_id, label, asked["name"], arguments, path)
+            return
+        reason = item.get("reason")
+        said = f"{_DENIED}: {reason}" if isinstance(reason, str) and reason else _DENIED
+        self._call(Call(reader_name(asked), arguments, request_id))
+        self._answered(said, request_id)
 
     def _skip(self, what: str, kind: str) -> None:
         self.skipped[what, kind] = self.skipped.get((what, kind), 0) + 1

@@ -1,14 +1,17 @@
 """The output of a response while it is generated: reasoning, messages and calls, each an item of its own, in order."""
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Literal
 
 from server.conversation.assembler import Assembler, Delta, Item, Kind
+from server.conversation.conversation import Call, Message
 from server.engine.request import Finished, FinishReason, Text
 from server.wire import common as wire
 from server.wire.common import Json, random_id
 from server.wire.custom_tools import CustomInput
+from server.wire.mcp import CallableTool
 from server.wire.responses.tools import ClientName, ClientTools
 from server.wire.tool_types import ToolType
 
@@ -20,10 +23,15 @@ _PREFIXES: dict[ItemType, str] = {
     "reasoning": "rs_",
     "function_call": "fc_",
     "custom_tool_call": "ctc_",
+    "mcp_call": "mcp_",
+    "mcp_approval_request": "mcpr_",
 }
 PartType = Literal["output_text", "reasoning_text", "summary_text"]
 Encrypt = Callable[[str], str]
 _TYPES: dict[Kind, ItemType] = {Kind.TEXT: "message", Kind.REASONING: "reasoning", Kind.CALL: "function_call"}
+
+
+NO_SERVER_TOOLS: Mapping[str, CallableTool] = MappingProxyType({})
 
 
 @dataclass(slots=True, eq=False)
@@ -32,6 +40,7 @@ class OutputItem:
 
     ``encrypt`` makes the ``encrypted_content`` of reasoning, None for none. ``summarizes``: the text of reasoning is
     shown as its summary.
+    ``server_tool``: the tool that this server calls; ``outcome``: the members that the call's outcome gives the item.
     """
 
     said: Item
@@ -45,6 +54,8 @@ class OutputItem:
     call_id: str = ""
     custom: CustomInput = field(default_factory=CustomInput)
     _encrypted: str | None = None
+    server_tool: CallableTool | None = None
+    outcome: Json | None = None
 
     def __post_init__(self) -> None:
         self.type = _TYPES[self.said.kind]
@@ -52,6 +63,8 @@ class OutputItem:
             self.type = "custom_tool_call" if self.client.custom else "function_call"
             if self.client.type is not None:
                 self.type = self.client.type.call
+            if self.server_tool is not None:
+                self.type = "mcp_approval_request" if self.server_tool.needs_approval else "mcp_call"
             self.call_id = self.said.id or f"call_{random_id()}"
         prefix = _PREFIXES[self.type] if self.client.type is None else self.client.type.prefix
         self.id = prefix + random_id()
@@ -88,6 +101,8 @@ class OutputItem:
         item: Json = {"id": self.id, "type": self.type, "status": status}
         if self.client.type is not None:
             return item | self._typed_call(self.client.type, status)
+        if self.server_tool is not None:
+            return self._server_call(self.server_tool, status)
         if self.is_call:
             space = {"namespace": self.client.namespace} if self.client.namespace else {}
             key = "input" if self.type == "custom_tool_call" else "arguments"
@@ -106,6 +121,17 @@ class OutputItem:
         unfinished = status != "in_progress" and arguments is None
         return {"status": row.unfinished if unfinished else status, "call_id": self.call_id, **row.body(arguments)}
 
+    def _server_call(self, known: CallableTool, status: ItemStatus) -> Json:
+        """A call that this server makes, or asks the client to approve. One without an outcome was not made."""
+        item: Json = {"id": self.id, "type": self.type, "name": known.tool.name, "arguments": self.text}
+        item["server_label"] = known.server.label
+        if self.type == "mcp_approval_request":
+            return item
+        status = "incomplete" if status == "completed" else status
+        return (
+            item | {"status": status, "approval_request_id": None, "output": None, "error": None} | (self.outcome or {})
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Addition:
@@ -117,7 +143,11 @@ class Addition:
 
 
 class OutputItems:
-    """What is said as items. White space between items belongs to none."""
+    """What is said as items. White space between items belongs to none.
+
+    ``server_tools``: the tools that this server calls, by the model's names. ``first_index``: the place of the first
+    item in the output.
+    """
 
     def __init__(
         self,
@@ -127,12 +157,15 @@ class OutputItems:
         after_sampling: bool = False,
         encrypt: Encrypt | None = None,
         summarizes: bool = False,
+        server_tools: Mapping[str, CallableTool] = NO_SERVER_TOOLS,
+        first_index: int = 0,
     ) -> None:
         self.items: list[OutputItem] = []
         self._said = said
         self._tools = tools
         self._after_sampling = after_sampling
         self._encrypt, self._summarizes = encrypt, summarizes
+        self._server_tools, self._first_index = server_tools, first_index
         self._shown: dict[int, OutputItem] = {}  # by the identity of what is said
         self._blank: list[Delta] = []  # white space that a text has begun with
 
@@ -140,6 +173,11 @@ class OutputItems:
     def reasoning_tokens(self) -> int:
         """Tokens of reasoning, with the opening tag."""
         return self._said.n_reasoning_tokens
+
+    def message(self) -> Message:
+        """The output as a message of the conversation, its calls with the ids of their items."""
+        calls = tuple(Call(item.said.name, item.said.text, item.call_id) for item in self.items if item.is_call)
+        return replace(self._said.message(), calls=calls)
 
     def begin(self, text: str) -> list[Addition]:
         """Content that the prompt ends with, which the reply repeats."""
@@ -191,11 +229,12 @@ class OutputItems:
     def _open(self, said: Item) -> OutputItem:
         item = OutputItem(
             said,
-            len(self.items),
+            self._first_index + len(self.items),
             self._tools.named(said.name),
             self._after_sampling,
             self._encrypt,
             self._summarizes,
+            server_tool=self._server_tools.get(said.name),
         )
         self._shown[id(said)] = item
         self.items.append(item)

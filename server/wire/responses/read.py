@@ -3,15 +3,16 @@
 Beside OpenAI's fields every one of a chat that is llama.cpp's own is taken. What comes back is written by `write`.
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
 from server.conversation.assembler import Assembler
 from server.conversation.conversation import Conversation, Message
-from server.conversation.prepare import prepare
+from server.conversation.prepare import Prepared, prepare
+from server.engine.request import Request
 from server.errors import InvalidRequest
 from server.media.source import NOTHING_SEEN, Seen
 from server.pool.model import LoadedModel
@@ -20,13 +21,15 @@ from server.wire.chat.read import ChatBody, chat_logprobs
 from server.wire.common import Header, Json, random_id
 from server.wire.constraints import read_shape
 from server.wire.fields import Body, Count, Whole, field_error, parse
-from server.wire.generation import INNER_FIELDS, MAX_TOP_LOGPROBS, Generation, Limit, prepared_request
+from server.wire.generation import INNER_FIELDS, MAX_TOP_LOGPROBS, Generation, Limit, prepared_request, token_limit
 from server.wire.known import Fields, fields_of
+from server.wire.mcp import ToolRounds
 from server.wire.reasoning_cipher import NO_CIPHER, ReasoningCipher
 from server.wire.responses.history import NO_HISTORY, History
 from server.wire.responses.input import read_input
 from server.wire.responses.items import OutputItems
 from server.wire.responses.known import ITEM, TEXT_FORMAT, TOOL
+from server.wire.responses.mcp import ApprovedCall, McpRounds
 from server.wire.responses.tools import ClientTools, ToolReader
 from server.wire.responses.write import Keep, ResponseFrame, ResponseReply, ResponseStream
 from server.wire.thinking import read_thinking, template_kwargs
@@ -164,6 +167,8 @@ class ResponseAsked:
     tools: ClientTools
     history: History
     cipher: ReasoningCipher
+    approved: Sequence[ApprovedCall] = ()  # calls of MCP tools that are yet to be made
+    mcp: McpRounds | None = None  # tools that this server calls
 
     @property
     def summary(self) -> str | None:
@@ -205,7 +210,7 @@ def read_response(
         messages_at="input",
         warnings=(*_without_effect(body), *tools.warnings, *read.warnings),
     )
-    return ResponseAsked(body, chat_body, conversation, tools, history, cipher)
+    return ResponseAsked(body, chat_body, conversation, tools, history, cipher, read.approved)
 
 
 def _without_effect(body: ResponsesBody) -> Iterator[str]:
@@ -264,29 +269,64 @@ def response_generation(
     part of the output. Raises `InvalidRequest`.
     """
     header = Header(model.spec.id, response_id or new_response_id())
-    logprobs = chat_logprobs(asked.fields)
-    prepared = prepare(asked.conversation, model, seen)
-    request = prepared_request(prepared, asked.fields, model, header.id, logprobs)
+    mcp = asked.mcp or McpRounds()
+    conversation = mcp.continued(asked.conversation)
+    prepared, request, output = _round(asked, conversation, model, seen, header.id, first_index=len(mcp.lead))
     prefilled = prepared.prompt.prefilled
     fields = response_fields(asked, header, request.sampling.temperature, request.sampling.top_p)
     frame = ResponseFrame(fields, stored=asked.body.stored, generates=asked.body.generates)
-    assembler = Assembler(prepared.output.parser())
-    output = OutputItems(
-        assembler,
-        asked.tools,
-        after_sampling=request.post_sampling_probs,
-        encrypt=asked.cipher.encrypt if asked.body.encrypts_reasoning else None,
-        summarizes=asked.summary is not None,
-    )
     writer = (ResponseStream if asked.fields.stream or asked.body.background else ResponseReply)(
-        frame, output, prefill=prefilled
+        frame, output, prefill=prefilled, lead=mcp.lead
     )
     store = keep(asked, bool(prefilled))
 
     async def commit() -> None:
         writer.final["store"] = await store(writer.final)
 
-    return Generation([request], writer, prepared.output.switch, commit=commit)
+    def next_round(conversation: Conversation, model: LoadedModel, seen: Seen) -> Generation:
+        left = token_limit(asked.fields, model.spec.n_predict)
+        left = max(left - writer.n_predicted, 0) if left >= 0 else left
+        prepared, request, output = _round(
+            asked, conversation, model, seen, header.id, first_index=writer.n_items, max_tokens=left
+        )
+        writer.next_round(output)
+        return Generation([request], writer, prepared.output.switch)
+
+    follow_up = None
+    if mcp.server_tools is not None:
+        # The output repeats the message that it continues.
+        before = replace(conversation, messages=conversation.messages[:-1]) if prefilled else conversation
+        follow_up = ToolRounds(mcp.server_tools, before, writer, next_round)
+    return Generation([request], writer, prepared.output.switch, commit=commit, follow_up=follow_up)
+
+
+def _round(
+    asked: ResponseAsked,
+    conversation: Conversation,
+    model: LoadedModel,
+    seen: Seen,
+    request_id: str,
+    *,
+    first_index: int,
+    max_tokens: int | None = None,
+) -> tuple[Prepared, Request, OutputItems]:
+    """Prepare one round of generation. Its first item has the place `first_index` in the output."""
+    logprobs = chat_logprobs(asked.fields)
+    prepared = prepare(conversation, model, seen)
+    request = prepared_request(prepared, asked.fields, model, request_id, logprobs)
+    if max_tokens is not None:
+        request.max_tokens = max_tokens
+    tools = {} if asked.mcp is None else asked.mcp.tools
+    output = OutputItems(
+        Assembler(prepared.output.parser()),
+        asked.tools,
+        after_sampling=request.post_sampling_probs,
+        encrypt=asked.cipher.encrypt if asked.body.encrypts_reasoning else None,
+        summarizes=asked.summary is not None,
+        server_tools=tools,
+        first_index=first_index,
+    )
+    return prepared, request, output
 
 
 def new_response_id() -> str:

@@ -9,18 +9,21 @@ llama-server's ``timings`` and ``prompt_progress`` stand beside the fields (serv
 """
 
 import time
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from http import HTTPStatus
 from typing import Any
 
 import orjson
 
+from server.conversation.conversation import Message
 from server.engine.request import Event, Finished, Progress, Started, Text
 from server.wire import common as wire
 from server.wire.common import CONTEXT_EXCEEDED, Json
+from server.wire.mcp import Outcome, ServerCall
 from server.wire.responses.items import Addition, ItemStatus, ItemType, OutputItem, OutputItems, cut_off, last_status
+from server.wire.responses.mcp import outcome_fields
 
 Keep = Callable[[Json], Awaitable[bool]]
 """Stores a finished response. Returns False if it could not be stored."""
@@ -42,12 +45,12 @@ class ResponseFrame:
         """The response before its first output."""
         return self._body("in_progress", [])
 
-    def finished(self, output: OutputItems, end: Finished) -> Json:
+    def finished(self, output: OutputItems, end: Finished, earlier: "EarlierRounds") -> Json:
         """Return the whole response."""
         incomplete = self.is_incomplete(end)
-        body = self._body("incomplete" if incomplete else "completed", output.bodies(end))
+        body = self._body("incomplete" if incomplete else "completed", [*earlier.items, *output.bodies(end)])
         body["completed_at"] = int(time.time())
-        body["usage"] = usage(end, output.reasoning_tokens)
+        body["usage"] = usage([*earlier.ends, end], earlier.n_reasoning + output.reasoning_tokens)
         if incomplete:
             body["incomplete_details"] = {"reason": "max_output_tokens"}
         return body
@@ -56,9 +59,9 @@ class ResponseFrame:
         """Whether a limit cut the output off."""
         return cut_off(end) and self.generates
 
-    def failed(self, output: OutputItems, code: str, message: str) -> Json:
+    def failed(self, output: OutputItems, earlier: "EarlierRounds", code: str, message: str) -> Json:
         """The response up to a fault."""
-        done = [item.body("incomplete") for item in output.items]
+        done = [*earlier.items, *(item.body("incomplete") for item in output.items)]
         return self._body("failed", done) | {"error": {"code": code, "message": message}}
 
     def _body(self, status: str, output: list[Json]) -> Json:
@@ -75,25 +78,108 @@ class ResponseFrame:
         }
 
 
-def usage(end: Finished, n_reasoning: int) -> Json:
-    """``usage``. No prices here, so no token counts as written to a cache."""
+@dataclass(slots=True)
+class EarlierRounds:
+    """What a response had before its current round of generation: items, ends of rounds, tokens of reasoning."""
+
+    items: list[Json] = field(default_factory=list)
+    ends: list[Finished] = field(default_factory=list)
+    n_reasoning: int = 0
+
+    def add(self, output: OutputItems, end: Finished) -> None:
+        """Add a round that has ended."""
+        self.items += output.bodies(end)
+        self.ends.append(end)
+        self.n_reasoning += output.reasoning_tokens
+
+
+def usage(ends: Sequence[Finished], n_reasoning: int) -> Json:
+    """``usage`` of all rounds. No prices here, so no token counts as written to a cache."""
+    n_prompt, n_predicted = sum(end.n_prompt for end in ends), sum(end.n_predicted for end in ends)
     return {
-        "input_tokens": end.n_prompt,
-        "input_tokens_details": {"cached_tokens": end.n_cached, "cache_write_tokens": 0},
-        "output_tokens": end.n_predicted,
+        "input_tokens": n_prompt,
+        "input_tokens_details": {"cached_tokens": sum(end.n_cached for end in ends), "cache_write_tokens": 0},
+        "output_tokens": n_predicted,
         "output_tokens_details": {"reasoning_tokens": n_reasoning},
-        "total_tokens": end.n_prompt + end.n_predicted,
+        "total_tokens": n_prompt + n_predicted,
     }
 
 
-class ResponseReply:
-    """Collects events into one response; `prefill` is the content that the prompt has begun."""
+class ResponseWriter:
+    """What both writers have in common. `lead`: finished items that come before everything that is generated."""
 
-    def __init__(self, frame: ResponseFrame, output: OutputItems, *, prefill: str = "") -> None:
+    def __init__(
+        self, frame: ResponseFrame, output: OutputItems, *, prefill: str = "", lead: Sequence[Json] = ()
+    ) -> None:
         self._frame = frame
         self._output = output
-        self._output.begin(prefill)
+        self._prefill = prefill
+        self._lead = lead
+        self._earlier = EarlierRounds(list(lead))
         self._end: Finished | None = None
+
+    @property
+    def end(self) -> Finished:
+        """The end of the current round."""
+        assert self._end is not None, "the response has not finished"
+        return self._end
+
+    @cached_property
+    def final(self) -> Json:
+        """The finished response."""
+        return self._frame.finished(self._output, self.end, self._earlier)
+
+    @property
+    def n_predicted(self) -> int:
+        """Tokens that were generated so far."""
+        return sum(end.n_predicted for end in (*self._earlier.ends, self.end))
+
+    @property
+    def n_items(self) -> int:
+        """Items of the output so far."""
+        return len(self._earlier.items) + len(self._output.items)
+
+    def next_round(self, output: OutputItems) -> None:
+        """Continue with another round of generation."""
+        self._earlier.add(self._output, self.end)
+        self._output, self._end, self._prefill = output, None, ""
+
+    def server_calls(self) -> list[ServerCall]:
+        """The calls of the round for this server; none where a limit cut the round off."""
+        calls = self._server_items() if not cut_off(self.end) else []
+        return [ServerCall(item.call_id, item.said.name, item.text) for item in calls]
+
+    def completed(self, call: ServerCall, outcome: Outcome) -> list[bytes]:
+        """Take the outcome of a call; return its events."""
+        item = next(item for item in self._server_items() if item.call_id == call.id)
+        item.outcome = outcome_fields(outcome)
+        return self._ended(item)
+
+    @property
+    def waits_for_client(self) -> bool:
+        """Whether the client has to execute or to approve calls."""
+        return any(item.is_call and item.type != "mcp_call" for item in self._output.items)
+
+    def message(self) -> Message:
+        """The round as a message of the conversation."""
+        return self._output.message()
+
+    def _server_items(self) -> list[OutputItem]:
+        return [item for item in self._output.items if item.type == "mcp_call"]
+
+    def _ended(self, item: OutputItem) -> list[bytes]:
+        """The events of a call that was made."""
+        return []
+
+
+class ResponseReply(ResponseWriter):
+    """Collects events into one response; `prefill` is the content that the prompt has begun."""
+
+    def __init__(
+        self, frame: ResponseFrame, output: OutputItems, *, prefill: str = "", lead: Sequence[Json] = ()
+    ) -> None:
+        super().__init__(frame, output, prefill=prefill, lead=lead)
+        output.begin(prefill)
 
     def feed(self, _prompt: int, event: Event) -> None:
         """Take one event."""
@@ -103,12 +189,6 @@ class ResponseReply:
             self._output.finish(event)
             self._end = event
 
-    @cached_property
-    def final(self) -> Json:
-        """The finished response."""
-        assert self._end is not None, "the response has not finished"
-        return self._frame.finished(self._output, self._end)
-
     def body(self) -> Json:
         """Return the reply, after the response has finished."""
         return self.final
@@ -117,6 +197,7 @@ class ResponseReply:
 _CALL_DELTAS: dict[ItemType, str] = {
     "function_call": "response.function_call_arguments",
     "custom_tool_call": "response.custom_tool_call_input",
+    "mcp_call": "response.mcp_call_arguments",
 }
 
 
@@ -139,17 +220,16 @@ def _part_kind(item: OutputItem) -> str:
     return f"response.{part}"
 
 
-class ResponseStream:
+class ResponseStream(ResponseWriter):
     """Feed it every event; send what it returns, then what `finish` returns. `prefill` is the first content."""
 
-    def __init__(self, frame: ResponseFrame, output: OutputItems, *, prefill: str = "") -> None:
-        self._frame = frame
-        self._output = output
-        self._prefill = prefill
+    def __init__(
+        self, frame: ResponseFrame, output: OutputItems, *, prefill: str = "", lead: Sequence[Json] = ()
+    ) -> None:
+        super().__init__(frame, output, prefill=prefill, lead=lead)
         self._n_events = 0
         self._open: OutputItem | None = None
         self._head = b""  # the bytes in front of a delta of the open item
-        self._end: Finished | None = None
 
     def feed(self, _prompt: int, event: Event) -> list[bytes]:
         """The events that follow from one of the engine's."""
@@ -166,17 +246,11 @@ class ResponseStream:
                 return self._begin() + self._added(self._output.finish(event)) + self._close(last_status(event))
         return []
 
-    @cached_property
-    def final(self) -> Json:
-        """The finished response."""
-        assert self._end is not None, "the response has not finished"
-        return self._frame.finished(self._output, self._end)
-
     def finish(self) -> list[bytes]:
-        """Return the last event, after the response has finished."""
-        assert self._end is not None, "the response has not finished"
-        kind = f"response.{self.final['status']}"
-        return [self._event(kind, {"response": self.final, "timings": wire.timings(self._end.timings)})]
+        """Return the last events, after the response has finished."""
+        not_made = [self._item("done", item, "incomplete") for item in self._server_items() if item.outcome is None]
+        last = {"response": self.final, "timings": wire.timings(self.end.timings)}
+        return [*not_made, self._event(f"response.{self.final['status']}", last)]
 
     def fail(self, status: int, error: Mapping[str, Any]) -> list[bytes]:
         """The end of a stream that can't go on: an HTTP `status`, and an `error` with ``message``, ``type``, ``param``.
@@ -187,7 +261,7 @@ class ResponseStream:
         code, message = _code(status, error), error.get("message", "")
         begun = self._begin()
         told = self._event("error", {"code": code, "message": message, "param": error.get("param")})
-        failed = {"response": self._frame.failed(self._output, code, message)}
+        failed = {"response": self._frame.failed(self._output, self._earlier, code, message)}
         return [*begun, told, self._event("response.failed", failed)]
 
     def ping(self) -> bytes:
@@ -200,7 +274,23 @@ class ResponseStream:
     def _begin(self) -> list[bytes]:
         if self._n_events:
             return []
-        return [self._event(f"response.{state}", self._begun()) for state in ("created", "in_progress")]
+        begun = [self._event(f"response.{state}", self._begun()) for state in ("created", "in_progress")]
+        return [*begun, *(event for index, item in enumerate(self._lead) for event in self._whole(index, item))]
+
+    def _whole(self, index: int, item: Json) -> list[bytes]:
+        """The events of an item that is finished from the beginning: a list of tools, or a call of one."""
+        kind, place = f"response.{item['type']}", {"item_id": item["id"], "output_index": index}
+        empty: Json = {"tools": [], "error": None}
+        if item["type"] == "mcp_call":
+            empty = {"arguments": "", "output": None, "error": None, "status": "in_progress"}
+        events = [
+            self._event("response.output_item.added", {"output_index": index, "item": {**item, **empty}}),
+            self._event(f"{kind}.in_progress", place),
+        ]
+        if item["type"] == "mcp_call":
+            events.append(self._event(f"{kind}_arguments.done", place | {"arguments": item["arguments"]}))
+        events.append(self._event(f"{kind}.{'failed' if item['error'] else 'completed'}", place))
+        return [*events, self._event("response.output_item.done", {"output_index": index, "item": item})]
 
     def _begun(self) -> Json:
         return {"response": self._frame.begun()}
@@ -223,6 +313,8 @@ class ResponseStream:
         self._head = b"event: " + kind.encode() + b"\ndata: " + orjson.dumps(place)[:-1] + b',"delta":'
         added = {"output_index": item.index, "item": item.body("in_progress") | _EMPTY[item.type]}
         events = [self._event("response.output_item.added", added)]
+        if item.type == "mcp_call":
+            events.append(self._event("response.mcp_call.in_progress", self._place(item)))
         if not item.is_call:
             part = item.part() | {"text": ""} | ({"logprobs": []} if item.type == "message" else {})
             events.append(self._event(f"{_part_kind(item)}.added", self._place(item) | {"part": part}))
@@ -243,6 +335,8 @@ class ResponseStream:
         if _is_whole(item):
             return [*self._commands(item, status), self._item("done", item, status)]
         done = f"{_delta_kind(item)}.done"
+        if item.type == "mcp_call":  # the item is done when the call is made
+            return [self._event(done, place | {"arguments": item.text})]
         if item.is_call:
             told = {"input": item.text}
             if item.type == "function_call":
@@ -271,6 +365,10 @@ class ResponseStream:
             ):
                 events.append(self._event(f"response.shell_call_command.{kind}", place | told))
         return events
+
+    def _ended(self, item: OutputItem) -> list[bytes]:
+        kind = "completed" if (item.outcome or {}).get("status") == "completed" else "failed"
+        return [self._event(f"response.mcp_call.{kind}", self._place(item)), self._item("done", item, "completed")]
 
     @staticmethod
     def _place(item: OutputItem) -> Json:
@@ -314,6 +412,7 @@ _EMPTY: dict[ItemType, Json] = {
     "reasoning": {},
     "function_call": {"arguments": ""},
     "custom_tool_call": {"input": ""},
+    "mcp_call": {"arguments": ""},
 }
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from server.mcp.config import McpServer, read_servers
+from server.mcp.config import McpRules, McpServer, read_servers
 from server.mcp.results import McpFault
 from server.mcp.servers import McpServers
 from server.media.fetch import Sites
@@ -21,7 +21,7 @@ ENDS = "pass"
 
 @asynccontextmanager
 async def opened(*, hosts: Sites | None = None, max_chars: int = 1000, **given: Any) -> AsyncIterator[McpServers]:
-    servers = McpServers(read_servers(given), hosts or Sites(), max_chars)
+    servers = McpServers(read_servers(given), hosts or Sites(), McpRules(max_chars=max_chars))
     try:
         yield servers
     finally:

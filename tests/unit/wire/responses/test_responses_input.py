@@ -205,7 +205,7 @@ def test_what_a_server_has_called_itself_is_a_call_and_its_result() -> None:
     mcp = {"type": "mcp_call", "id": "m", "name": "f", "server_label": "s", "arguments": "{}", "output": "42"}
     code = {"type": "code_interpreter_call", "id": "c", "code": "1", "outputs": [{"type": "logs", "logs": "2"}]}
     assert [told(message) for message in messages(mcp, code)] == [
-        ("calls", [("f", "{}", "m")]),
+        ("calls", [("s__f", "{}", "m")]),
         ("tool", "42"),
         ("calls", [("code_interpreter", '{"code":"1"}', "c")]),
         ("tool", "2"),
@@ -213,7 +213,14 @@ def test_what_a_server_has_called_itself_is_a_call_and_its_result() -> None:
 
 
 def test_what_has_no_text_is_left_out_with_a_warning() -> None:
-    kinds = ("web_search_call", "image_generation_call", "compaction", "mcp_list_tools", "file_search_call", "new\n")
+    kinds = (
+        "web_search_call",
+        "image_generation_call",
+        "compaction",
+        "mcp_approval_request",
+        "file_search_call",
+        "new\n",
+    )
     found = read_input([{"type": kind, "id": "x"} for kind in (*kinds, "compaction")] + [output_text("so")])
     assert found.messages == [Message("assistant", "so")]
     assert len(found.warnings) == len(kinds)

@@ -1,0 +1,71 @@
+"""Which MCP servers a request may use, and the tools that they have now."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+
+from fastapi import Request
+
+from server.errors import InvalidRequest, PermissionDenied
+from server.mcp.config import McpServer, host_of, named
+from server.mcp.results import McpFault, McpTool
+from server.mcp.servers import McpServers
+from server.routes.services import caller_of, owner_of, services
+from server.transport.access.keys import ANYBODY
+from server.transport.streams.disconnect import while_connected
+from server.wire.mcp import CallableTool, McpRequest, OfferedServer, ServerTools
+
+Known = Mapping[str, tuple[McpTool, ...]]
+"""Tools that the conversation has a list of already, by the label of their server."""
+
+
+def allowed_server(request: Request, wanted: McpRequest, label_field: str) -> McpServer:
+    """Return the server that a request names. Raises `InvalidRequest`, `PermissionDenied`."""
+    servers = services(request).mcp
+    key = caller_of(request) or ANYBODY
+    if wanted.url:
+        host = host_of(wanted.url)
+        if not servers.hosts.allow(host):
+            raise InvalidRequest(
+                f"{wanted.url_at}: this server's option mcp_hosts does not allow the host {host}", wanted.url_at
+            )
+        if not key.may_call(host):
+            raise PermissionDenied(f"{wanted.url_at}: this API key may not use MCP servers of the host {host}")
+        return McpServer(wanted.label, url=wanted.url, headers=wanted.headers, owner=owner_of(request) or "anybody")
+    at = f"{wanted.at}.{label_field}"
+    usable = [label for label in servers.configured if servers.rules.allow(label) and key.may_call(label)]
+    if wanted.label not in usable:
+        raise InvalidRequest(
+            f"{at}: no MCP server is called '{wanted.label}' here; this request may use: {named(usable)}", at
+        )
+    if wanted.headers:
+        raise InvalidRequest(f"{at}: a configured MCP server takes no headers or tokens of requests", at)
+    return servers.configured[wanted.label]
+
+
+async def offer(request: Request, wanted: Sequence[McpRequest], label_field: str, known: Known) -> list[OfferedServer]:
+    """List the tools of the servers that a request names, all at once, except those that are `known`.
+
+    Raises `InvalidRequest`, `PermissionDenied` and `ClientDisconnect`. A server that can't list its tools has a fault.
+    """
+    servers = services(request).mcp
+    allowed = [(each, allowed_server(request, each, label_field)) for each in wanted]
+
+    async def listed(each: McpRequest, server: McpServer) -> OfferedServer:
+        before = known.get(each.label)
+        if before is not None:
+            return OfferedServer(each, server, tuple(filter(each.allowed, before)), is_known=True)
+        try:
+            return OfferedServer(each, server, tuple(filter(each.allowed, await servers.list_tools(server))))
+        except McpFault as fault:
+            return OfferedServer(each, server, fault=fault)
+
+    async def all_listed() -> list[OfferedServer]:
+        return await asyncio.gather(*(listed(each, server) for each, server in allowed))
+
+    return await while_connected(request, all_listed())
+
+
+def server_tools(servers: McpServers, tools: Mapping[str, CallableTool], max_calls: int | None = None) -> ServerTools:
+    """Return the tools with this server's limits."""
+    rules = servers.rules
+    return ServerTools(tools, servers.call, rules.max_rounds, float(rules.max_s), max_calls)

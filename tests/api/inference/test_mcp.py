@@ -1,0 +1,328 @@
+"""Tools of MCP servers that this server calls itself, over a scripted model."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from openai.types.responses import Response, ResponseStreamEvent
+from pydantic import TypeAdapter
+
+from harness.fakes import FakeLoader, FakeRunner
+from server.transport.access.key_file import hash_of
+from tests.api.conftest import Api, Serve, idle
+from tests.api.inference.test_responses import CHATML, events
+from tests.mcp_server import STDIO, Tools, served
+
+URL = "/v1/responses"
+ANSWER = TypeAdapter[Response](Response)
+EVENT = TypeAdapter[ResponseStreamEvent](ResponseStreamEvent)
+
+
+def call(name: str, **arguments: Any) -> str:
+    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
+
+
+def says(replies: Mapping[str, str]) -> FakeLoader:
+    """A model that answers what the prompt ends with: what the user says, or ``tool:`` and a result."""
+    turn = "<|im_end|>\n<|im_start|>assistant\n"
+    ends = {
+        (f"<tool_response>\n{said[5:]}\n</tool_response>{turn}" if said.startswith("tool:") else said + turn): reply
+        for said, reply in replies.items()
+    }
+    return FakeLoader(runner=lambda: FakeRunner(n_ctx_seq=16384, replies=ends))
+
+
+SUM = {"Add": call("calc__add", a=1, b=2), "tool:3": "It is 3."}
+
+
+@asynccontextmanager
+async def serving(serve: Serve, replies: Mapping[str, str], **server: Any) -> AsyncIterator[tuple[Api, Tools]]:
+    """A server with one MCP server over HTTP, ``calc``, that requests may use."""
+    tools = Tools()
+    async with served(tools) as url:
+        settings = {"mcp_servers": {"calc": {"url": url}}, "mcp_api": "calc", **server}
+        async with serve(says(replies), models=CHATML, server=settings) as api:
+            yield api, tools
+
+
+def mcp(label: str = "calc", **fields: Any) -> dict[str, Any]:
+    return {"type": "mcp", "server_label": label, "require_approval": "never", **fields}
+
+
+async def ask(api: Api, said: Any, *, stream: bool = False, **fields: Any) -> Response:
+    """The response, whose events and body are the SDK's."""
+    body = {"input": said, "temperature": 0, "max_output_tokens": 500, "tools": [mcp()], "stream": stream, **fields}
+    reply = await api.client.post(URL, json=body)
+    assert reply.status_code == 200, reply.text
+    if not stream:
+        return ANSWER.validate_python(reply.json())
+    found = [EVENT.validate_python(event) for event in events(reply.text) if event["type"] != "keepalive"]
+    assert [event.sequence_number for event in found] == list(range(len(found)))
+    check_items(found)
+    last = found[-1]
+    assert last.type in ("response.completed", "response.incomplete"), last
+    return last.response
+
+
+def check_items(found: list[Any]) -> None:
+    """Every item is added once and done once, as it is in the response."""
+    added = [event.output_index for event in found if event.type == "response.output_item.added"]
+    done = {event.output_index: event.item for event in found if event.type == "response.output_item.done"}
+    assert added == list(range(len(added)))
+    assert [done[index].model_dump() for index in added] == [item.model_dump() for item in found[-1].response.output]
+
+
+def kinds(response: Response) -> list[str]:
+    return [item.type for item in response.output]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_the_loop_runs_inside_one_response(serve: Serve, stream: bool) -> None:
+    async with serving(serve, SUM) as (api, tools):
+        response = await ask(api, "Add", stream=stream)
+        assert kinds(response) == ["mcp_list_tools", "mcp_call", "message"]
+        listed, made, message = response.output
+        assert {tool.name for tool in listed.tools} >= {"add", "a/b:c"}  # type: ignore[union-attr]
+        assert (made.name, made.server_label, made.output) == ("add", "calc", "3")  # type: ignore[union-attr]
+        assert (made.status, json.loads(made.arguments)) == ("completed", {"a": 1, "b": 2})  # type: ignore[union-attr,arg-type]
+        assert response.output_text == "It is 3."
+        assert tools.calls == [("add", (1, 2))]
+        assert response.usage is not None
+        assert response.usage.total_tokens == response.usage.input_tokens + response.usage.output_tokens
+        assert (
+            response.usage.input_tokens_details.cached_tokens > 0
+        )  # the second round's prompt begins with the first's
+        assert response.tools[0].model_dump(exclude_none=True) == mcp()
+        assert message.type == "message"
+
+
+async def test_a_stored_response_is_continued_without_listing_again(serve: Serve) -> None:
+    replies = SUM | {"Again": "Still 3."}
+    async with serving(serve, replies) as (api, _):
+        first = await ask(api, "Add")
+        second = await ask(api, "Again", previous_response_id=first.id)
+        assert kinds(second) == ["message"]
+        sent = [item.model_dump(exclude_none=True) for item in first.output]
+        third = await ask(api, [{"role": "user", "content": "Add"}, *sent, {"role": "user", "content": "Again"}])
+        assert kinds(third) == ["message"]
+        assert second.usage is not None
+        assert third.usage is not None
+        assert third.usage.input_tokens == second.usage.input_tokens
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_call_waits_for_approval(serve: Serve, stream: bool) -> None:
+    denied = "tool:The user denied this call: too dear"
+    async with serving(serve, SUM | {denied: "Then not."}) as (api, tools):
+        careful = [mcp(require_approval={"never": {"read_only": False}})]  # add is the one that only reads
+        first = await ask(api, "Add", tools=careful, stream=stream)
+        assert kinds(first) == ["mcp_list_tools", "mcp_approval_request"]
+        wanted = first.output[1]
+        assert tools.calls == []
+        answer = {"type": "mcp_approval_response", "approval_request_id": wanted.id, "approve": True}
+        second = await ask(api, [answer], tools=careful, previous_response_id=first.id, stream=stream)
+        assert kinds(second) == ["mcp_call", "message"]
+        assert second.output[0].approval_request_id == wanted.id  # type: ignore[union-attr]
+        assert second.output_text == "It is 3."
+        assert tools.calls == [("add", (1, 2))]
+        # The approved call is not made again when the conversation continues.
+        third = await ask(api, "Add", tools=careful, previous_response_id=second.id, stream=stream)
+        assert kinds(third) == ["mcp_approval_request"]
+        assert len(tools.calls) == 1
+        no = {**answer, "approve": False, "reason": "too dear"}
+        fourth = await ask(api, [no], tools=careful, previous_response_id=first.id, stream=stream)
+        assert (kinds(fourth), fourth.output_text) == (["message"], "Then not.")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_errors_are_items(serve: Serve, stream: bool) -> None:
+    replies = {
+        "Fail": call("calc__fail", why="no bread"),
+        "tool:no bread": "No bread.",
+        "Wrong": call("calc__wait"),
+        "tool:Error: no answer within 0.2 s": "Too slow.",
+        "Both": call("calc__add", a=1, b=1) + "\n" + call("calc__fail", why="one"),
+        "tool:one": "Half.",
+    }
+    tools = Tools()
+    async with served(tools) as url:
+        server = {"mcp_servers": {"calc": {"url": url, "timeout_ms": 200}}, "mcp_api": "*"}
+        async with serve(says(replies), models=CHATML, server=server) as api:
+            failed = (await ask(api, "Fail", stream=stream)).output[1]
+            assert (failed.type, failed.status, failed.output) == ("mcp_call", "failed", None)  # type: ignore[union-attr]
+            assert failed.error.type == "mcp_tool_execution_error"  # type: ignore[union-attr]
+            late = await ask(api, "Wrong", stream=stream)
+            assert late.output[1].error.type == "http_error"  # type: ignore[union-attr]
+            assert late.output_text == "Too slow."
+            await tools.cancelled.wait()
+            both = await ask(api, "Both", stream=stream)
+            assert [item.status for item in both.output[1:3]] == ["completed", "failed"]  # type: ignore[union-attr]
+            assert both.output_text == "Half."
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_server_that_lists_nothing_leaves_the_rest_usable(serve: Serve, stream: bool) -> None:
+    server = {"mcp_servers": {"gone": {"command": "/nonexistent"}}, "mcp_api": "*"}
+    async with serve(says({"Hi": "Hello."}), models=CHATML, server=server) as api:
+        response = await ask(api, "Hi", tools=[mcp("gone")], tool_choice="required", stream=stream)
+        assert "could not be listed" in response.output[0].error  # type: ignore[union-attr,operator]
+        assert response.output_text == "Hello."
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_rounds_and_calls_are_limited(serve: Serve, stream: bool) -> None:
+    again = call("calc__add", a=1, b=2)
+    async with serving(serve, {"Add": again, "tool:3": again}, mcp_max_rounds=2) as (api, tools):
+        response = await ask(api, "Add", stream=stream)
+        assert kinds(response)[:3] == ["mcp_list_tools", "mcp_call", "mcp_call"]
+        assert len(tools.calls) == 2
+        tools.calls.clear()
+        await ask(api, "Add", stream=stream, max_tool_calls=1)
+        assert len(tools.calls) == 1
+
+
+async def test_a_name_that_is_taken_or_that_no_format_can_parse_is_changed(serve: Serve) -> None:
+    replies = {"Odd": call("calc__a_b_c"), "tool:odd": "Odd.", "Mine": call("calc__add", a=1, b=2)}
+    own = {"type": "function", "name": "calc__add", "parameters": {"type": "object"}}
+    async with serving(serve, replies) as (api, tools):
+        assert (await ask(api, "Odd")).output_text == "Odd."
+        assert tools.calls == [("a/b:c", ())]
+        mine = await ask(api, "Mine", tools=[mcp(), own])
+        assert kinds(mine) == ["mcp_list_tools", "function_call"]
+        assert len(tools.calls) == 1
+
+
+async def test_only_allowed_tools_are_offered_and_choices_name_them(serve: Serve) -> None:
+    async with serving(serve, SUM) as (api, _):
+        few = await ask(api, "Add", tools=[mcp(allowed_tools=["add", "fail"])])
+        assert {tool.name for tool in few.output[0].tools} == {"add", "fail"}  # type: ignore[union-attr]
+        only = await ask(api, "Add", tools=[mcp(allowed_tools={"read_only": True})])
+        assert {tool.name for tool in only.output[0].tools} == {"add"}  # type: ignore[union-attr]
+        chosen = {"type": "mcp", "server_label": "calc", "name": "add"}
+        forced = await ask(api, "Add", tool_choice=chosen)
+        assert (kinds(forced)[1], forced.output_text) == ("mcp_call", "It is 3.")
+        assert forced.tool_choice.model_dump(exclude_none=True) == chosen  # type: ignore[union-attr]
+
+
+async def test_huge_results_are_cut_and_pictures_are_placeholders_for_a_blind_model(serve: Serve) -> None:
+    replies = {"Huge": call("calc__huge", n=3_000_000), "See": call("calc__picture")}
+    async with serving(serve, replies, mcp_max_chars=1000) as (api, _):
+        huge = (await ask(api, "Huge")).output[1].output  # type: ignore[union-attr]
+        assert huge.endswith("[cut off: 2999000 more characters]")  # type: ignore[union-attr]
+        seen = (await ask(api, "See")).output[1].output  # type: ignore[union-attr]
+        assert seen == "a dot\n[image image/png]"
+
+
+async def test_a_disconnect_frees_the_slot_and_cancels_the_call(serve: Serve) -> None:
+    async with serving(serve, {"Wait": call("calc__wait")}) as (api, tools):
+        body = {"input": "Wait", "tools": [mcp()], "max_output_tokens": 100}
+        for stream in (False, True):
+            tools.started.clear()
+            tools.cancelled.clear()
+            asking = asyncio.create_task(disconnecting(api, body | {"stream": stream}, tools.started))
+            await tools.started.wait()
+            (state,) = api.pool.states()
+            assert state.loaded is not None
+            await idle(state.loaded)  # no slot is held while a tool is called
+            await asking
+            await tools.cancelled.wait()
+
+
+async def disconnecting(api: Api, body: dict[str, Any], leave: asyncio.Event) -> None:
+    """Send a request, and disconnect when `leave` is set."""
+    raw = json.dumps(body).encode()
+    sent = False
+
+    async def receive() -> dict[str, Any]:
+        nonlocal sent
+        if not sent:
+            sent = True
+            return {"type": "http.request", "body": raw, "more_body": False}
+        await leave.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(_: Any) -> None:
+        pass
+
+    scope = {
+        **{"type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "POST", "scheme": "http"},
+        **{"path": URL, "raw_path": URL.encode(), "query_string": b"", "root_path": "", "client": ("127.0.0.1", 1)},
+        **{"server": ("test", 80), "headers": [(b"host", b"test"), (b"content-type", b"application/json")]},
+    }
+    await api.app(scope, receive, send)
+
+
+async def test_background_responses_call_tools(serve: Serve) -> None:
+    async with serving(serve, SUM) as (api, _):
+        started = (await api.client.post(URL, json={"input": "Add", "tools": [mcp()], "background": True})).json()
+        text = (await api.client.get(f"{URL}/{started['id']}?stream=true")).text
+        assert events(text)[-1]["type"] == "response.completed"
+        done = ANSWER.validate_python((await api.client.get(f"{URL}/{started['id']}")).json())
+        assert (done.status, done.output_text) == ("completed", "It is 3.")
+
+
+KEYS = """
+keys:
+  - {{name: all, hash: "{0}", mcp: ["calc", "127.0.0.1"]}}
+  - {{name: none, hash: "{1}"}}
+"""
+
+
+async def test_keys_and_the_server_allow_servers(serve: Serve, tmp_path: Any) -> None:
+    file = tmp_path / "keys.yaml"
+    file.write_text(KEYS.format(hash_of("all"), hash_of("none")))
+    tools = Tools()
+    async with served(tools) as url:
+        server = {
+            "keys_file": str(file),
+            "mcp_servers": {"calc": STDIO, "secret": STDIO},
+            "mcp_api": "calc",
+            "mcp_hosts": "127.0.0.1",
+        }
+        async with serve(says(SUM), models=CHATML, server=server) as api:
+
+            async def status(key: str, tool: dict[str, Any]) -> tuple[int, str | None]:
+                headers = {"authorization": f"Bearer {key}"}
+                reply = await api.client.post(URL, json={"input": "Add", "tools": [tool]}, headers=headers)
+                return reply.status_code, reply.json().get("error") and reply.json()["error"]["message"]
+
+            assert await status("all", mcp()) == (200, None)
+            assert await status("all", mcp("x", server_url=url, authorization="t", headers={"X-A": "b"})) == (200, None)
+            for key, tool, code, says_ in (
+                ("none", mcp(), 400, "may use: none"),
+                ("none", mcp("x", server_url=url), 403, "may not use MCP servers of the host"),
+                ("all", mcp("secret"), 400, "no MCP server is called 'secret' here; this request may use: calc"),
+                ("all", mcp("x", server_url="http://10.0.0.1/mcp"), 400, "does not allow the host 10.0.0.1"),
+                ("all", mcp("x", server_url="http://u:p@127.0.0.1/mcp"), 400, "tools.0.server_url"),
+                ("all", mcp("x", server_url="file:///etc/passwd"), 400, "tools.0.server_url"),
+                ("all", mcp("x", server_url=url, headers={"X-A": "b\r\nc: d"}), 400, "tools.0.headers"),
+                ("all", mcp("x", connector_id="connector_gmail"), 400, "tools.0.connector_id"),
+                ("all", mcp(headers={"X-A": "b"}), 400, "takes no headers"),
+                ("all", mcp(""), 400, "tools.0.server_label"),
+                ("all", mcp(allowed_tools=5), 400, "tools.0.allowed_tools"),
+                ("all", mcp(require_approval="perhaps"), 400, "tools.0.require_approval"),
+            ):
+                assert (await status(key, tool))[0] == code, (tool, await status(key, tool))
+                assert says_ in str((await status(key, tool))[1])
+            unknown = {"type": "mcp_approval_response", "approval_request_id": "mcpr_x", "approve": True}
+            body = {"input": [unknown], "tools": [mcp()]}
+            reply = await api.client.post(URL, json=body, headers={"authorization": "Bearer all"})
+            assert (reply.status_code, "no approval request" in reply.text) == (400, True)
+
+
+async def test_without_configuration_they_are_left_out_with_a_warning(serve: Serve) -> None:
+    async with serve(says({"Hi": "Hello."}), models=CHATML, server={"mcp_servers": {"calc": STDIO}}) as api:
+        for tool in (mcp(), {"type": "web_search"}):
+            reply = await api.client.post(URL, json={"input": "Hi", "tools": [tool]})
+            assert reply.status_code == 200
+            assert tool["type"] in reply.headers["x-llamapool-warning"]
+
+
+async def test_web_search_is_a_configured_server(serve: Serve) -> None:
+    async with serving(serve, SUM, mcp_web_search="calc") as (api, _):
+        response = await ask(api, "Add", tools=[{"type": "web_search"}])
+        assert kinds(response) == ["mcp_list_tools", "mcp_call", "message"]
+        assert response.tools[0].type == "web_search"
