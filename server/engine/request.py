@@ -194,6 +194,7 @@ class Finished:
     truncated: bool = False  # the context was full or was shifted
     has_new_line: bool = False
     n_tokens: int = 0  # in the slot's cells at the end, llama-server's ``tokens_cached``
+    context_full: bool = False  # the context ended the choice, and not a limit of the request
 
 
 @dataclass(frozen=True, slots=True)

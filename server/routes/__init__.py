@@ -25,9 +25,10 @@
 ``WebSocket /v1/responses``                         the same, each message a request (`transport.streams.event_socket`)
 ``POST /v1/completions``                            `completions`: OpenAI text completions
 ``POST /completion  /completions  /infill``         `completions`: llama-server's own
-``POST /v1/audio/transcriptions``                   `transcriptions`: what is said in a sound
+``POST /v1/audio/transcriptions  /translations``    `transcriptions`: the text of a recording
+``POST /v1/moderations``                            `moderations`: not supported (501)
 ``POST /v1/embeddings  /embedding  /embeddings``    `vectors`: OpenAI's reply, and llama-server's own
-``POST /rerank  /reranking``                        `vectors`: scores; also under ``/v1``
+``POST /rerank  /reranking  /v2/rerank``            `vectors`: scores; the first two also under ``/v1``
 ``POST /tokenize  /detokenize``                     `tokens`; ``GET /tokenizer_info`` as in vLLM
 ``POST /predict``                                   `vertex`: Vertex AI's predictions; the path is configurable
 ``POST /api/chat  /api/generate``                   `ollama`: Ollama's API

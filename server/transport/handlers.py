@@ -43,6 +43,7 @@ from server.transport.reply import json_reply
 from server.wire.common import openai_error, speaks_openai
 from server.wire.messages.errors import anthropic_error, speaks_anthropic
 from server.wire.ollama.errors import ollama_error, speaks_ollama
+from server.wire.vectors.rerank import cohere_error, speaks_cohere
 
 logger = logging.getLogger(__name__)
 
@@ -71,7 +72,12 @@ EXPECTED = (LlamapoolError, RequestValidationError, ValidationError, RecursionEr
 """Errors that endpoints raise to be answered; any other one is a fault of ours."""
 
 ErrorReply = tuple[int, dict[str, Any], dict[str, str]]
-_SPOKEN = ((speaks_anthropic, anthropic_error), (speaks_ollama, ollama_error), (speaks_openai, openai_error))
+_SPOKEN = (
+    (speaks_anthropic, anthropic_error),
+    (speaks_ollama, ollama_error),
+    (speaks_cohere, cohere_error),
+    (speaks_openai, openai_error),
+)
 """APIs with errors of their own: which paths are theirs, and the body from the status and llama-server's body. The
 first that matches counts."""
 

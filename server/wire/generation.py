@@ -22,6 +22,8 @@ from server.wire.fields import Body, Count, CountOrAll, Fraction, Whole, field_e
 from server.wire.known import Fields
 from server.wire.sampling import SamplingFields, sampling_params
 
+MAX_CHOICES = 128
+"""Choices of one prompt; OpenAI's limit."""
 MAX_STOPS = 64
 MAX_STOP_CHARS = 1024
 MAX_TOP_LOGPROBS = 20
@@ -255,7 +257,7 @@ def engine_request(
     print_special: frozenset[int] = frozenset(),
 ) -> Request:
     """One engine request from a body's shared fields. Raises `InvalidRequest`."""
-    check_choices(fields, model)
+    check_choices(fields)
     max_tokens = token_limit(fields, model.spec.n_predict)
     id_slot = -1 if fields.id_slot is None else fields.id_slot
     if id_slot >= model.engine.n_slots:
@@ -324,8 +326,8 @@ def check_alternatives(requests: Sequence[Request], n_ctx: int) -> None:
         raise field_error("n_probs", said)
 
 
-def check_choices(fields: GenerationFields, model: LoadedModel) -> None:
-    """Choices are generated side by side, so a request may ask for as many as there are slots."""
-    n, most = fields.n_choices, model.engine.n_slots
-    if not 1 <= n <= most:
-        raise field_error("n" if fields.n_cmpl is None else "n_cmpl", out_of_range(1, most, n))
+def check_choices(fields: GenerationFields) -> None:
+    """Raise `InvalidRequest` for too many choices. More choices than slots are generated in turns."""
+    n = fields.n_choices
+    if not 1 <= n <= MAX_CHOICES:
+        raise field_error("n" if fields.n_cmpl is None else "n_cmpl", out_of_range(1, MAX_CHOICES, n))

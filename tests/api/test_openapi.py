@@ -53,6 +53,8 @@ EXPECTED = {  # what an example can't do without a stored response, a saved slot
     ("POST", "/models/load"): 400,
     ("POST", "/v1/audio/transcriptions"): 501,  # the model hears nothing
     ("POST", "/audio/transcriptions"): 501,
+    ("POST", "/v1/audio/translations"): 501,
+    ("POST", "/v1/moderations"): 501,
     ("GET", "/blobs/{digest}"): 501,
     ("POST", "/models"): 501,  # tests have no network
     ("DELETE", "/models"): 400,

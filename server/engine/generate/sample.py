@@ -113,8 +113,8 @@ class NextTokens:
             uncounted = reason and is_right and n_right < len(draft_tokens) and sequence.output[-1] in self._vocab.eog
             self._record_draft(entry, n_right, n_right - bool(uncounted))
         if reason is not None:
-            truncated = reason is FinishReason.LIMIT and self._context_full(sequence)
-            self.finish(sequence, entry.seq, reason, now, truncated=truncated)
+            context_full = reason is FinishReason.LIMIT and self._context_full(sequence)
+            self.finish(sequence, entry.seq, reason, now, context_full=context_full)
 
     def _takes(self, sequence: Sequence, draft: int, n: int) -> bool | None:
         """Whether the `n`-th draft token is accepted regardless of sampling; None: sampling decides."""
@@ -268,10 +268,12 @@ class NextTokens:
         return None
 
     def finish(
-        self, sequence: Sequence, slot: int, reason: FinishReason, now: float, *, truncated: bool = False
+        self, sequence: Sequence, slot: int, reason: FinishReason, now: float, *, context_full: bool = False
     ) -> None:
-        """End a choice whose last token was decoded in `slot`; it may have lost the slot since. Emit held text, then
-        the finish event.
+        """End a choice and emit its last events: the text that was held back, and why it ended.
+
+        `slot` is the id of the slot that decoded the last token; the sequence may have lost it since.
+        `context_full`: the choice has no cell left for another token.
         """
         rest = sequence.text.finish()
         if rest is not None:
@@ -289,9 +291,10 @@ class NextTokens:
             timings=timings,
             id_slot=self._first_slot + slot,
             seed=sequence.sampler.seed,
-            truncated=truncated or sequence.shifted,
+            truncated=context_full or sequence.shifted,
             has_new_line=sequence.text.has_new_line,
             n_tokens=len(sequence.content) - bool(sequence.output),
+            context_full=context_full and not 0 <= sequence.request.max_tokens <= len(sequence.output),
         )
         self._mailbox.emit(sequence.ticket, finished)
         self._requests.end(sequence)

@@ -320,7 +320,7 @@ class Instance(StepThread):
     def _end_at_limit(self, sequence: Sequence, now: float) -> None:
         """End the only sequence, for whose next token there is no cell."""
         if sequence.output:
-            self._next_tokens.finish(sequence, sequence.held.id, FinishReason.LIMIT, now, truncated=True)
+            self._next_tokens.finish(sequence, sequence.held.id, FinishReason.LIMIT, now, context_full=True)
         else:
             self._requests.fail(sequence.ticket, ContextExceeded(len(sequence.request.prompt), sequence.n_computed))
 

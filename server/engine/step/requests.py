@@ -73,6 +73,7 @@ class Requests:
 
         self._own(self._queue.late(self._instance, lambda ticket: is_late(ticket) or waits_long(ticket)))
         begun = {id(s.ticket) for s in self._sequences() if s.n_cached >= 0} if queue_s else set()
+        begun |= {id(ticket) for ticket in self._open.values() if ticket.n_open < ticket.request.n}  # a choice ended
         for ticket in list(self._open.values()):
             if is_late(ticket):
                 self.fail(ticket, TooLate(f"the request was not done within {request_s:g} s", RETRY_LATER_S))

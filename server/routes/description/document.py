@@ -15,6 +15,7 @@ from server.transport.access.endpoints import OPEN_PATHS
 from server.wire.common import openai_error, speaks_openai
 from server.wire.messages.errors import anthropic_error, speaks_anthropic
 from server.wire.ollama.errors import ollama_error, speaks_ollama
+from server.wire.vectors.rerank import cohere_error, speaks_cohere
 
 _REF = "#/components/schemas/{model}"
 _JSON = "application/json"
@@ -163,6 +164,8 @@ def _error(path: str, status: int) -> tuple[type, Json]:
         return replies.AnthropicError, anthropic_error(status, said)
     if speaks_ollama(path):
         return replies.OllamaError, ollama_error(status, said)
+    if speaks_cohere(path):
+        return replies.CohereError, cohere_error(status, said)
     if speaks_openai(path):
         return replies.OpenAIError, openai_error(status, said)
     return replies.Error, said

@@ -47,6 +47,16 @@ class PinnedModel(NamedModel, total=False):
     pinned: bool
 
 
+class TranslationForm(TypedDict, total=False):
+    """A form (``multipart/form-data``): ``file`` is required."""
+
+    file: str
+    model: str
+    prompt: str
+    response_format: Literal["json", "text", "verbose_json", "srt", "vtt"]
+    temperature: float
+
+
 class TranscriptionForm(TypedDict, total=False):
     """A form (``multipart/form-data``): ``file`` is required."""
 
@@ -257,6 +267,13 @@ OPERATIONS: Mapping[Callable[..., Any], Operation] = {
         loads=True,
         takes=FORM,
     ),
+    i.transcriptions.post_translation: Operation(
+        *(r.Transcript, TranslationForm, {"file": "", "response_format": "json"}),
+        errors=(*RUNS, 501),
+        loads=True,
+        takes=FORM,
+    ),
+    i.moderations.create_moderation: Operation(status=None, errors=(501,)),
     i.vectors.openai_embeddings: Operation(
         r.Embeddings, EmbeddingsBody, {"input": ["Hi", "Hello"]}, errors=RUNS, loads=True
     ),
@@ -267,6 +284,13 @@ OPERATIONS: Mapping[Callable[..., Any], Operation] = {
         r.Reranked | list[r.TeiRank],
         RerankBody,
         {"query": "a planet", "documents": ["Mars", "a panda"]},
+        errors=RUNS,
+        loads=True,
+    ),
+    i.vectors.cohere_rerank: Operation(
+        r.CohereReranked,
+        RerankBody,
+        {"query": "a planet", "documents": ["Mars", "a panda"], "top_n": 1},
         errors=RUNS,
         loads=True,
     ),

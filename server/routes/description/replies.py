@@ -40,6 +40,10 @@ class OpenAIError(TypedDict):
     error: OpenAIErrorDetail
 
 
+class CohereError(TypedDict):
+    message: str
+
+
 class AnthropicErrorDetail(TypedDict):
     type: str
     message: str
@@ -418,6 +422,24 @@ class Reranked(TypedDict):
     model: str
     results: list[RerankResult]
     usage: EmbeddingUsage
+
+
+class CohereBilled(TypedDict):
+    search_units: int
+
+
+class CohereMeta(TypedDict):
+    api_version: dict[str, str]
+    billed_units: CohereBilled
+    tokens: dict[str, int]
+
+
+class CohereReranked(TypedDict):
+    """Cohere's shape; its scores are between 0 and 1."""
+
+    id: str
+    results: list[RerankResult]
+    meta: CohereMeta
 
 
 class TeiRank(TypedDict):

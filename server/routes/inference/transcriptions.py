@@ -1,11 +1,11 @@
-"""``POST /v1/audio/transcriptions``: what is said in a sound, by a model that hears."""
+"""``POST /v1/audio/transcriptions`` and ``/v1/audio/translations``, by a model with audio input."""
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from server.routes.generate import Ask, collected, stream
 from server.transport.bodies.form import read_form
-from server.wire.transcriptions.read import read_transcription, transcription
+from server.wire.transcriptions.read import Task, read_transcription, transcription
 from server.wire.transcriptions.write import rendered
 from server.wire.warnings import as_header
 
@@ -15,9 +15,19 @@ router = APIRouter(tags=["transcriptions"])
 @router.post("/v1/audio/transcriptions")
 @router.post("/audio/transcriptions")
 async def post_transcription(request: Request) -> Response:
-    """The text of a sound, as JSON, plain text or subtitles, or as events while it is written."""
+    """The text of a recording, as JSON, plain text or subtitles, or as events while it is generated."""
+    return await _answer(request, "transcribe")
+
+
+@router.post("/v1/audio/translations")
+async def post_translation(request: Request) -> Response:
+    """The English text of a recording in another language, as JSON, plain text or subtitles."""
+    return await _answer(request, "translate")
+
+
+async def _answer(request: Request, task: Task) -> Response:
     form = await read_form(request)
-    wanted = read_transcription(form.fields, form.files)
+    wanted = read_transcription(form.fields, form.files, task)
     ask = Ask(
         *(wanted.fields.model, lambda model, seen: transcription(wanted, model, seen)),
         *([wanted.sound], as_header(wanted.warnings)),

@@ -1,14 +1,15 @@
-"""Vectors and scores: ``POST /v1/embeddings``, llama-server's own ``/embedding``, ``/embeddings`` and ``/rerank``."""
+"""Embeddings and scores: OpenAI's /v1/embeddings, llama-server's /embedding and /rerank, Cohere's."""
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from server.routes.embed import embed, read_able
 from server.wire.completions.prompt import prompt_media
+from server.wire.known import Fields
 from server.wire.vectors.embeddings import FIELDS as EMBEDDINGS
 from server.wire.vectors.embeddings import embeddings_job, read_embeddings
+from server.wire.vectors.rerank import COHERE_FIELDS, read_rerank, rerank_job
 from server.wire.vectors.rerank import FIELDS as RERANK
-from server.wire.vectors.rerank import read_rerank, rerank_job
 from server.wire.warnings import warning_headers
 
 router = APIRouter(tags=["vectors"])
@@ -47,7 +48,17 @@ async def _embeddings(request: Request, *, openai: bool) -> Response:
 @router.post("/v1/reranking")
 async def rerank(request: Request) -> Response:
     """Documents by their relevance to a query, in Jina's shape or, where ``texts`` is given, in TEI's."""
+    return await _rerank(request, RERANK)
+
+
+@router.post("/v2/rerank")
+async def cohere_rerank(request: Request) -> Response:
+    """Documents by their relevance to a query, in the shape of Cohere's second API."""
+    return await _rerank(request, COHERE_FIELDS, cohere=True)
+
+
+async def _rerank(request: Request, known: Fields, *, cohere: bool = False) -> Response:
     wanted, headers = await read_able(
-        request, "rerank", lambda given: (read_rerank(given), warning_headers(given, RERANK))
+        request, "rerank", lambda given: (read_rerank(given, cohere=cohere), warning_headers(given, known))
     )
     return await embed(request, wanted.body.model, "rerank", lambda model, _: rerank_job(wanted, model), headers)

@@ -22,7 +22,7 @@ router = APIRouter(tags=["vertex"])
 MAX_INSTANCES = 128
 PATHS = (
     *("/v1/chat/completions", "/v1/chat/completions/input_tokens", "/v1/completions", "/v1/embeddings"),
-    *("/v1/rerank", "/v1/reranking", "/v1/messages", "/v1/messages/count_tokens"),
+    *("/v1/rerank", "/v1/reranking", "/v2/rerank", "/v1/messages", "/v1/messages/count_tokens"),
     *("/v1/responses", "/v1/responses/input_tokens"),
     *("/chat/completions", "/chat/completions/input_tokens", "/completions", "/embeddings", "/rerank", "/reranking"),
     *("/responses", "/responses/input_tokens", "/completion", "/embedding", "/infill"),

@@ -39,8 +39,8 @@ _NEEDS: Final[dict[Need, dict[str, str]]] = {
         " /v1/files /v1/batches /v1/batches/{batch_id}/cancel"
         " /v1/messages/batches /v1/messages/batches/{batch_id}/cancel"
         " /completion /completions /v1/completions /infill /tokenize /detokenize"
-        " /embedding /embeddings /v1/embeddings /rerank /reranking /v1/rerank /v1/reranking"
-        " /audio/transcriptions /v1/audio/transcriptions /predict"
+        " /embedding /embeddings /v1/embeddings /rerank /reranking /v1/rerank /v1/reranking /v2/rerank /v1/moderations"
+        " /audio/transcriptions /v1/audio/transcriptions /v1/audio/translations /predict"
         " /api/show /api/chat /api/generate /api/embed /api/embeddings"
         " /api/copy /api/create /api/push /api/blobs/{digest}",
         "DELETE": "/v1/stream /responses/{response_id} /v1/responses/{response_id}"

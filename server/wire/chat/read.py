@@ -87,8 +87,6 @@ def read_chat(given: object) -> ChatAsked:
         raise InvalidRequest("grammar: Cannot use custom grammar constraints with tools.", "grammar")
     if tools.callable and body.grammar_lazy:
         raise InvalidRequest("grammar_lazy: tools have triggers of their own", "grammar_lazy")
-    if tools.tools and body.stream and body.logprobs:
-        raise InvalidRequest("logprobs: logprobs is not supported with tools + stream", "logprobs")
     if body.top_logprobs is not None and not body.logprobs:
         raise InvalidRequest("top_logprobs: top_logprobs requires logprobs to be set to true", "top_logprobs")
     thinking, variables = read_thinking(body), template_kwargs(body.chat_template_kwargs)

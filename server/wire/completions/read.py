@@ -30,6 +30,7 @@ from server.wire.completions.write import CompletionReply, CompletionStream
 from server.wire.constraints import read_shape
 from server.wire.fields import Whole, field_error, out_of_range, parse
 from server.wire.generation import (
+    MAX_CHOICES,
     MAX_PROBS,
     Generation,
     GenerationFields,
@@ -146,7 +147,7 @@ def prepare_completion(
             constraint=constraint.fork() if constraint is not None and number else constraint,
         )
         request = replace(request, prompt_logprobs=_scores_prompt(body))
-        requests.append(_best_of(body, request, model))
+        requests.append(_best_of(body, request))
         echoes.append(_echo(body, prompt, tokens, model))
     check_alternatives(requests, model.engine.n_ctx_seq)
     return CompletionJob(body, requests, echoes)
@@ -171,13 +172,13 @@ def _tokens(body: CompletionBody, prompt: GivenPrompt, path: str, model: LoadedM
     return tokens
 
 
-def _best_of(body: CompletionBody, request: Request, model: LoadedModel) -> Request:
-    """More choices than are shown need their log probabilities, to be compared by."""
+def _best_of(body: CompletionBody, request: Request) -> Request:
+    """Return `request` with ``best_of`` choices, and the log probabilities by which they are compared."""
     n = body.n_generated
     if n == request.n:
         return request
-    if n > model.engine.n_slots:
-        raise field_error("best_of", out_of_range(1, model.engine.n_slots, n))
+    if n > MAX_CHOICES:
+        raise field_error("best_of", out_of_range(1, MAX_CHOICES, n))
     return replace(request, n=n, want_logprobs=True)
 
 

@@ -176,7 +176,8 @@ def _message(header: Header, content: list[Json], end: Json, usage: Json) -> Jso
 def _stop(end: Finished, *, called: bool) -> Json:
     """``stop_reason`` and ``stop_sequence``."""
     if end.reason is FinishReason.LIMIT:
-        return {"stop_reason": "max_tokens", "stop_sequence": None}
+        reason = "model_context_window_exceeded" if end.context_full else "max_tokens"
+        return {"stop_reason": reason, "stop_sequence": None}
     if end.reason is FinishReason.STOP:
         return {"stop_reason": "stop_sequence", "stop_sequence": end.stopping_word}
     return {"stop_reason": "tool_use" if called else "end_turn", "stop_sequence": None}

@@ -1,13 +1,13 @@
-"""``POST /v1/audio/transcriptions``: a form, as a conversation in which a model is asked to write down a sound.
+"""``POST /v1/audio/transcriptions`` and ``/translations``: a form, read as a conversation with one audio part.
 
-The words that it is asked with are llama-server's (tools/server/server-chat.cpp, convert_transcriptions_to_chatcmpl;
-common/chat.cpp, common_chat_get_asr_prompt). Beyond it: every format of OpenAI's, with one segment for all, since such
-a model tells no times.
+The instruction of a transcription is llama-server's (tools/server/server-chat.cpp, convert_transcriptions_to_chatcmpl;
+common/chat.cpp, common_chat_get_asr_prompt). Unlike there, ``prompt`` follows the instruction as a hint, as at OpenAI,
+and all of OpenAI's formats are supported. They have one segment, since such models return no timestamps.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from server.conversation.conversation import Conversation, Media, Message, TextPart, Thinking
 from server.conversation.prepare import prepare
@@ -22,20 +22,30 @@ from server.wire.known import Fields
 from server.wire.transcriptions.write import FORMATS, TranscriptReply, TranscriptStream
 from server.wire.warnings import shown, unknown_fields
 
-ASKED = "Transcribe audio to text"
+Task = Literal["transcribe", "translate"]
+_INSTRUCTIONS: Mapping[Task, str] = {
+    "transcribe": "Transcribe audio to text",
+    "translate": "Translate the speech in the audio into English text",
+}
+_HINT = "The audio may continue this text or contain its names and terms; spell them in the same way: "
 _LFM2 = ("<|tool_list_start|>", "<|tool_list_end|>")  # what the template of a model of that family has
 _LFM2_SYSTEM = "Perform ASR."
 _NUMBERS = ("temperature", "top_p", "top_k", "min_p", "seed", "max_tokens", "max_completion_tokens")
 _TRUE, _FALSE = ("true", "1"), ("false", "0", "")
 _TIMES = "timestamp_granularities[]"
 _WITHOUT_EFFECT = ("chunking_strategy", "include[]", "known_speaker_names[]", "known_speaker_references[]")
-_FIELDS = Fields(" ".join((*_NUMBERS, *_WITHOUT_EFFECT, _TIMES, "model prompt language response_format stream")))
+_TRANSLATION = Fields(" ".join((*_NUMBERS, "model prompt response_format")))
+_FIELDS: Mapping[Task, Fields] = {
+    "transcribe": _TRANSLATION | Fields(" ".join((*_WITHOUT_EFFECT, _TIMES, "language stream"))),
+    "translate": _TRANSLATION,
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Transcription:
-    """A checked form. ``prompt``, ``language``: "" where the client does not say; ``format``: of the reply."""
+    """A checked form. ``prompt``, ``language``: "" if the client sends none; ``format``: of the reply."""
 
+    task: Task
     sound: Media
     prompt: str
     language: str
@@ -44,11 +54,15 @@ class Transcription:
     warnings: tuple[str, ...]
 
 
-def read_transcription(given: Mapping[str, Sequence[str]], files: Mapping[str, bytes]) -> Transcription:
+def read_transcription(
+    given: Mapping[str, Sequence[str]], files: Mapping[str, bytes], task: Task = "transcribe"
+) -> Transcription:
     """Check what needs no model. Raises `InvalidRequest`."""
     if "file" not in files:
         raise InvalidRequest("file: No input file found for transcription", "file")
     said = {name: values[-1] for name, values in given.items()}
+    warnings = unknown_fields(said, _FIELDS[task])
+    said = {name: text for name, text in said.items() if name in _FIELDS[task].names}
     wanted = said.get("response_format") or "json"
     if wanted not in FORMATS:
         raise field_error("response_format", f"must be one of {', '.join(FORMATS)}, not {shown(wanted)}")
@@ -59,14 +73,16 @@ def read_transcription(given: Mapping[str, Sequence[str]], files: Mapping[str, b
         raise field_error(_TIMES, "models tell no times of words; leave it out")
     fields = parse(GenerationFields, {**_numbers(said), "model": said.get("model") or None, "stream": streams})
     sound = Media("audio", at="file", source=files["file"])
-    warnings = [f"{name} is ignored" for name in _WITHOUT_EFFECT if said.get(name)]
-    warnings += unknown_fields(said, _FIELDS)
-    return Transcription(sound, said.get("prompt", ""), said.get("language", ""), fields, wanted, tuple(warnings))
+    warnings = [*(f"{name} is ignored" for name in _WITHOUT_EFFECT if said.get(name)), *warnings]
+    prompt, language = said.get("prompt", ""), said.get("language", "")
+    return Transcription(task, sound, prompt, language, fields, wanted, tuple(warnings))
 
 
 def transcription(wanted: Transcription, model: LoadedModel, seen: Seen) -> Generation:
-    """The request and the writer of its reply; blocking, for a thread. Raises `InvalidRequest`, and `NotSupported` for
-    a model that hears nothing."""
+    """Return the engine's request and the writer of its reply. Blocking, for a worker thread.
+
+    Raises `InvalidRequest`, and `NotSupported` for a model without audio input.
+    """
     if model.media is None or "audio" not in model.media.kinds:
         raise NotSupported("The current model does not support audio input.")
     sound, *more = (bitmap for found in seen.values() for bitmap in bitmaps_of(found))
@@ -81,16 +97,20 @@ def transcription(wanted: Transcription, model: LoadedModel, seen: Seen) -> Gene
     if wanted.fields.stream:
         return Generation([request], TranscriptStream(parser, n_audio))
     seconds = sound.width / model.media.sample_rate
-    reply = TranscriptReply(parser, n_audio, wanted.format, wanted.language, seconds, request.sampling.temperature)
+    language = "english" if wanted.task == "translate" else wanted.language
+    reply = TranscriptReply(
+        *(parser, n_audio, wanted.format, wanted.task, language, seconds), request.sampling.temperature
+    )
     return Generation([request], reply)
 
 
 def _conversation(wanted: Transcription, model: LoadedModel) -> Conversation:
-    trained_so = all(word in model.template.source for word in _LFM2)
-    asked = wanted.prompt or ("" if trained_so else ASKED)
-    hint = f" (language: {wanted.language})" if wanted.language else ""
-    user = Message("user", (TextPart(asked + hint), wanted.sound) if asked + hint else (wanted.sound,))
-    system = (Message("system", _LFM2_SYSTEM),) if trained_so else ()
+    is_lfm2 = wanted.task == "transcribe" and all(word in model.template.source for word in _LFM2)
+    text = "" if is_lfm2 else _INSTRUCTIONS[wanted.task]
+    text += f" (language: {wanted.language})" if wanted.language else ""
+    text = "\n".join(filter(None, [text, f"{_HINT}{wanted.prompt}" if wanted.prompt else ""]))
+    user = Message("user", (TextPart(text), wanted.sound) if text else (wanted.sound,))
+    system = (Message("system", _LFM2_SYSTEM),) if is_lfm2 else ()
     return Conversation((*system, user), thinking=Thinking(wanted=False), messages_at="file")
 
 

@@ -39,10 +39,17 @@ class TranscriptReply:
     """Collects events into one reply: an object, or the text of one (`rendered`)."""
 
     def __init__(
-        self, parser: OutputParser, n_audio: int, form: str, language: str, seconds: float, temperature: float
+        self,
+        parser: OutputParser,
+        n_audio: int,
+        form: str,
+        task: str,
+        language: str,
+        seconds: float,
+        temperature: float,
     ) -> None:
         self._said = Assembler(parser)
-        self._n_audio, self._form = n_audio, form
+        self._n_audio, self._form, self._task = n_audio, form, task
         self._language, self._seconds, self._temperature = language, seconds, temperature
         self._tokens: list[int] = []
         self._logprobs: list[float] = []
@@ -85,7 +92,7 @@ class TranscriptReply:
             "no_speech_prob": 0.0,
         }
         return {
-            "task": "transcribe",
+            "task": self._task,
             "language": self._language or _UNKNOWN,
             "duration": self._seconds,
             "text": text,

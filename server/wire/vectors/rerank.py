@@ -1,4 +1,5 @@
-"""``/rerank`` in Jina's shape and in that of Text Embeddings Inference (TEI), which has ``texts``.
+"""``/rerank`` in Jina's shape and in that of Text Embeddings Inference (TEI), which has ``texts``; ``/v2/rerank`` in
+Cohere's.
 
 llama.cpp tools/server/server-context.cpp, post_rerank, and server-common.cpp, format_prompt_rerank. Beyond it:
 documents as objects with ``text``, Jina's ``return_documents``, and TEI's ``raw_scores`` where it is given.
@@ -6,9 +7,10 @@ documents as objects with ``text``, Jina's ``return_documents``, and TEI's ``raw
 
 import math
 import re
+import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import orjson
 
@@ -38,17 +40,19 @@ class RerankBody(Body):
     raw_scores: bool | None = None
 
 
+Shape = Literal["jina", "tei", "cohere"]
 FIELDS = fields_of(RerankBody, documents=Fields("text"), texts=Fields("text"))
+COHERE_FIELDS = FIELDS.without("texts", "return_text", "raw_scores")
 
 
 @dataclass(frozen=True, slots=True)
 class Rerank:
-    """A checked body. ``tei``: the reply is TEI's list."""
+    """A checked body. ``shape``: whose reply is wanted."""
 
     body: RerankBody
     query: str
     documents: list[str]
-    tei: bool
+    shape: Shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,16 +64,23 @@ class RerankJob:
     model: str
 
     def reply(self, found: Sequence[Vectors]) -> bytes:
-        """The documents by falling score; the first class of the model's head is the score."""
-        body, tei = self.request.body, self.request.tei
+        """Return the documents by falling score. The first class of the model's head is the score.
+
+        Cohere's scores are between 0 and 1.
+        """
+        body, shape = self.request.body, self.request.shape
         scores = [float(vectors[0, 0]) for vectors in found]
-        if body.raw_scores is False:
+        if body.raw_scores is False or shape == "cohere":
             scores = [_probability(vectors) for vectors in found]
         order = sorted(range(len(scores)), key=lambda i: -scores[i])
         results = [self._result(i, scores[i]) for i in order[: body.top_n]]
-        if tei:
+        if shape == "tei":
             return orjson.dumps(results)
         n_tokens = sum(map(len, self.inputs))
+        if shape == "cohere":
+            billed = {"search_units": 1}
+            meta = {"api_version": {"version": "2"}, "billed_units": billed, "tokens": {"input_tokens": n_tokens}}
+            return orjson.dumps({"id": str(uuid.uuid4()), "results": results, "meta": meta})
         return orjson.dumps(
             {
                 "model": self.model,
@@ -81,28 +92,39 @@ class RerankJob:
 
     def _result(self, index: int, score: float) -> Json:
         text = self.request.documents[index]
-        if self.request.tei:
+        if self.request.shape == "tei":
             shown: Json = {"index": index, "score": score}
             return shown | {"text": text} if self.request.body.return_text else shown
         shown = {"index": index, "relevance_score": score}
         return shown | {"document": {"text": text}} if self.request.body.return_documents else shown
 
 
-def read_rerank(given: object) -> Rerank:
-    """Check what needs no model. Raises `InvalidRequest`."""
+def read_rerank(given: object, *, cohere: bool = False) -> Rerank:
+    """Check what needs no model. `cohere`: the endpoint is Cohere's. Raises `InvalidRequest`."""
     body = parse(RerankBody, given)
     if body.query is None:
         raise InvalidRequest('"query" must be provided', "query")
     if not isinstance(body.query, str):
         raise InvalidRequest('"query" must be a string', "query")
-    given_as = "texts" if body.documents is None and body.texts is not None else "documents"
+    given_as = "texts" if body.documents is None and body.texts is not None and not cohere else "documents"
     documents = body.texts if given_as == "texts" else body.documents
     if not isinstance(documents, list) or not documents:
         raise InvalidRequest(_WANTED, given_as)
     if len(documents) > MAX_INPUTS:
         raise field_error(given_as, f"has {len(documents)} texts, at most {MAX_INPUTS} are possible")
     texts = [_text(document, f"{given_as}.{index}") for index, document in enumerate(documents)]
-    return Rerank(body, body.query, texts, tei=body.texts is not None)
+    shape: Shape = "cohere" if cohere else "jina" if body.texts is None else "tei"
+    return Rerank(body, body.query, texts, shape)
+
+
+def speaks_cohere(path: str) -> bool:
+    """Return whether the endpoint at `path` (with any prefix) is of Cohere's API."""
+    return path.endswith("/v2/rerank")
+
+
+def cohere_error(_: int, error: Json) -> Json:
+    """Return an error's body as Cohere's API has it."""
+    return {"message": error["error"]["message"]}
 
 
 def rerank_job(request: Rerank, model: LoadedModel) -> RerankJob:

@@ -12,6 +12,8 @@ from typing import Any, cast
 import httpx
 import openai
 import pytest
+from openai.types.audio import Translation, TranslationVerbose
+from pydantic import TypeAdapter
 
 from harness.fakes import ASSISTANT, FakeLoader
 from tests.api.conftest import Api, Serve
@@ -24,13 +26,17 @@ WORDS = "Hello."
 LOST = "[image: not shown, it could not be read]"
 
 
+HINT = "The audio may continue this text or contain its names and terms; spell them in the same way: "
+
+
 def asked(*parts: str) -> str:
     return f"<|im_start|>user\n{''.join(parts)}<|im_end|>\n{ASSISTANT}"
 
 
 REPLIES = {
     asked("Transcribe audio to text", HEARD): WORDS,
-    asked("Write it down (language: en)", HEARD): "en",
+    asked(f"Transcribe audio to text (language: en)\n{HINT}Aoife, Siobhán.", HEARD): "en",
+    asked("Translate the speech in the audio into English text", HEARD): "In English.",
     asked("What?", SEEN): "A picture.",
     asked("What?", SEEN, "\nAnd?"): "wrong",
     asked("What?", SEEN, "And?", HEARD): "Both.",
@@ -129,9 +135,28 @@ async def test_the_official_client_transcribes(client: openai.AsyncOpenAI) -> No
     assert found.usage is not None
     assert found.usage.type == "tokens"
     assert found.usage.total_tokens == found.usage.input_tokens + found.usage.output_tokens
-    asked_for: Any = {"prompt": "Write it down", "language": "en", "temperature": 0}
+    asked_for: Any = {"prompt": "Aoife, Siobhán.", "language": "en", "temperature": 0}
     hinted = await client.audio.transcriptions.create(model="demo", file=("a.wav", SOUND), **asked_for)
     assert hinted.text == "en"
+
+
+async def test_the_official_client_translates(hearing: Api, client: openai.AsyncOpenAI) -> None:
+    given: Any = {"model": "demo", "file": ("a.wav", SOUND), "temperature": 0}
+    with pytest.warns(DeprecationWarning, match="deprecated"):  # of OpenAI's endpoint
+        found = await client.audio.translations.create(**given)
+    TypeAdapter(Translation).validate_python(found.model_dump())
+    assert found.text == "In English."
+    form = {"temperature": "0", "response_format": "verbose_json"}
+    verbose = (await hearing.client.post("/v1/audio/translations", files={"file": SOUND}, data=form)).json()
+    TypeAdapter(TranslationVerbose).validate_python(verbose)
+    assert (verbose["text"], verbose["language"], verbose["task"]) == ("In English.", "english", "translate")
+    reply = await hearing.client.post(
+        "/v1/audio/translations", files={"file": SOUND}, data={"temperature": "0", "stream": "true", "language": "de"}
+    )
+    assert reply.json()["text"] == "In English."
+    assert reply.headers["x-llamapool-warning"] == (
+        "'stream' is ignored: unknown field; 'language' is ignored: unknown field"
+    )
 
 
 async def test_the_official_client_transcribes_while_it_is_written(client: openai.AsyncOpenAI) -> None:

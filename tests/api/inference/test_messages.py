@@ -192,6 +192,14 @@ async def test_a_stop_sequence_is_named(serve: Serve) -> None:
     assert "".join(e["delta"]["text"] for e in streamed if e["type"] == "content_block_delta") == "yes "
 
 
+async def test_a_full_context_is_its_own_reason(serve: Serve) -> None:
+    async with serve(scripted("x" * 500)) as api:
+        found, streamed = await message(api, max_tokens=64000), await events(api, max_tokens=64000)
+        exact = await message(api, max_tokens=found["usage"]["output_tokens"])
+    assert found["stop_reason"] == streamed[-2]["delta"]["stop_reason"] == "model_context_window_exceeded"
+    assert exact["stop_reason"] == "max_tokens"
+
+
 async def test_a_limit_is_the_reason_of_an_early_end(serve: Serve) -> None:
     async with serve(scripted()) as api:
         found = await message(api, max_tokens=5)

@@ -9,7 +9,7 @@ from tests.api.conftest import Serve
 DEMO = {"path": "demo.gguf", "load": "startup"}
 RANKER = {"path": "r.gguf", "load": "startup", "reranking": True}
 EMBED = {"path": "e.gguf", "load": "startup", "embedding": True, "pooling": "mean"}
-ASK = {"query": "q", "documents": ["b", "a", "c"]}
+ASK: dict[str, Any] = {"query": "q", "documents": ["b", "a", "c"]}
 
 
 @pytest.mark.parametrize("path", ["/rerank", "/reranking", "/v1/rerank", "/v1/reranking"])
@@ -23,6 +23,30 @@ async def test_all_names_of_the_endpoint(serve: Serve, path: str) -> None:
     assert jina["model"] == "ranker"
     assert [entry["index"] for entry in tei] == [entry["index"] for entry in jina["results"]]
     assert [entry["text"] for entry in tei] == [["b", "a", "c"][entry["index"]] for entry in tei]
+
+
+async def test_coheres_endpoint_has_its_shape_of_replies_and_errors(serve: Serve) -> None:
+    body = {**ASK, "top_n": 2, "return_documents": True, "max_tokens_per_doc": 9}
+    async with serve(models={"demo": DEMO, "ranker": RANKER}) as api:
+        reply = await api.client.post("/v2/rerank", json=body)
+        jina = (await api.client.post("/v1/rerank", json={**ASK, "raw_scores": False})).json()
+        wrong = await api.client.post("/v2/rerank", json={"query": "q", "texts": ["b"]})
+    found = reply.json()
+    assert found["results"] == [
+        {**each, "document": {"text": ASK["documents"][each["index"]]}} for each in jina["results"][:2]
+    ]
+    assert all(0 <= each["relevance_score"] <= 1 for each in found["results"])
+    assert found["meta"]["tokens"] == {"input_tokens": jina["usage"]["prompt_tokens"]}
+    assert reply.headers["x-llamapool-warning"] == "'max_tokens_per_doc' is ignored: unknown field"
+    assert (wrong.status_code, list(wrong.json())) == (400, ["message"])
+
+
+async def test_moderations_say_what_is_missing(serve: Serve) -> None:
+    async with serve() as api:
+        reply = await api.client.post("/v1/moderations", json={"input": "x"})
+    assert (reply.status_code, reply.json()["error"]["code"]) == (501, "not_supported")
+    assert "guard model" in reply.json()["error"]["message"]
+    assert reply.headers["x-should-retry"] == "false"
 
 
 @pytest.mark.parametrize("models", [{"demo": DEMO}, {"e": EMBED}, {"demo": DEMO, "e": EMBED}])

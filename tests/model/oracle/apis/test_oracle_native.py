@@ -254,7 +254,6 @@ def test_choices_of_several_prompts_are_told_apart_in_a_stream(pair: Pair) -> No
         {"n_indent": -1},
         {"n_cache_reuse": -1},
         {"n_cmpl": 0},
-        {"n": 99},
         {"t_max_predict_ms": -2},
         {"sse_ping_interval": -2},
         {"dry_allowed_length": -1},

@@ -37,6 +37,17 @@ async def test_who_waits_too_long_for_a_slot_ends_and_who_has_one_does_not() -> 
         assert (done.error, done.text) == (None, alone(request("first")))
 
 
+async def test_choices_that_wait_for_a_slot_of_their_own_request_are_not_late() -> None:
+    clock = Clock()
+
+    def decode(_entries: object) -> None:
+        clock.now += 3.0
+
+    async with engine_over(FakeRunner(n_seq=1, on_decode=decode), clock=clock, queue_timeout_s=5.0) as engine:
+        (reply,) = await run(engine, request("x", n=4, max_tokens=3))
+    assert (reply.error, sorted(reply.finished)) == (None, [0, 1, 2, 3])
+
+
 @pytest.mark.parametrize("n", [1, 3])
 async def test_a_request_that_takes_too_long_ends_in_its_middle(n: int) -> None:
     clock, steps = Clock(), threading.Semaphore(0)

@@ -119,7 +119,6 @@ def test_a_stream_repeats_it_on_demand() -> None:
         ({"logprobs": 1}, "logprobs"),
         ({"reasoning_format": "nope"}, "reasoning_format"),
         ({"tools": [TOOL], "grammar": "root ::= x"}, "grammar"),
-        ({"tools": [TOOL], "stream": True, "logprobs": True}, "logprobs"),
         ({"chat_template_kwargs": []}, "chat_template_kwargs"),
         ({"continue_final_message": 5}, "continue_final_message"),
         ({"continue_final_message": True, "add_generation_prompt": False}, "the last message must be"),
