@@ -1,11 +1,12 @@
-"""uvicorn's fast protocols with what they lack.
+"""Extend uvicorn's fast protocols.
 
-HTTP: bounds for the size of a request's head, for the time it may take and for the number of connections, and header
-names in their usual case, which clients know that look into a plain dictionary for ``Content-Type``. WebSocket: who
-stops does not cut off what is being said.
+HTTP: bounds for the size and duration of a request's head and for the number of connections; header names in their
+usual case, for clients that look up ``Content-Type`` in a plain dictionary. WebSocket: a server that stops lets running
+responses end, and a refused connection is no error of the application.
 """
 
 import asyncio
+import re
 from functools import lru_cache
 from typing import Any, cast
 
@@ -122,6 +123,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Parse, unless the head, the trailers or a chunk's extensions have grown too large."""
+        if (self._in_head or self.is_idle) and b"h2c" in data:
+            data = without_h2c(data)
         self._n_overhead += len(data)
         super().data_received(data)
         if self._n_overhead > MAX_HEAD_BYTES and not self.transport.is_closing():
@@ -159,6 +162,19 @@ class _HeadWriter:
         self._transport.write(data)
 
 
+_H2C = re.compile(rb"\r\nupgrade:[ \t]*h2c[ \t]*(?=\r\n[^ \t])", re.IGNORECASE)
+
+
+def without_h2c(data: bytes) -> bytes:
+    """Remove an offer of HTTP/2 (``Upgrade: h2c``) from the head that `data` starts with.
+
+    Java's HttpClient and ``curl --http2`` make this offer, which a server may ignore (RFC 9110, 7.8). httptools skips
+    the body of every request with an upgrade, so such a POST would seem empty.
+    """
+    head, end, body = data.partition(b"\r\n\r\n")
+    return _H2C.sub(b"", head + end) + body
+
+
 _USUAL = {b"etag": b"ETag", b"www-authenticate": b"WWW-Authenticate"}
 
 
@@ -174,15 +190,37 @@ def _usual_name(name: bytes) -> bytes:
     return _USUAL.get(name) or b"-".join(part.capitalize() for part in name.split(b"-"))
 
 
-class PatientSocketProtocol(WebSocketsSansIOProtocol):
-    """For ``uvicorn.Config(ws=PatientSocketProtocol)``.
+_NO_HANDSHAKE = b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 
-    uvicorn's own closes connections at once when it is to stop, and waits for HTTP's requests; here a connection is
-    told (`event_socket`), and closes itself once its response has ended, or with the process.
+
+class PatientSocketProtocol(WebSocketsSansIOProtocol):
+    """Lets the responses of WebSockets end when the server stops. For ``uvicorn.Config(ws=PatientSocketProtocol)``.
+
+    uvicorn closes WebSockets at once when it stops, although it waits for HTTP requests. This protocol sends `LEAVING`
+    to the application (`event_socket`), which closes the connection after its running response.
     """
 
+    def data_received(self, data: bytes) -> None:
+        """Read the client's bytes. Answer 400 to a request that is no handshake: a POST, or one with a large header.
+
+        uvicorn neither answers nor closes such a connection, which would count as one of `max_connections` for ever.
+        """
+        super().data_received(data)
+        if self.conn.handshake_exc is not None and not (self.handshake_initiated or self.transport.is_closing()):
+            self.transport.write(_NO_HANDSHAKE)
+            self.handshake_complete = self.close_sent = True
+            self.transport.close()
+
+    async def send(self, message: Any) -> None:
+        """Send a message. After a refusal over HTTP the handshake is complete.
+
+        uvicorn 0.54 forgets that, and logs an error of the application for each refused connection.
+        """
+        await super().send(message)
+        self.handshake_complete = self.handshake_complete or self.close_sent
+
     def shutdown(self) -> None:
-        """The server is to stop."""
+        """Announce the stop to the application, or close a connection without a WebSocket."""
         if self.handshake_complete and not self.close_sent:
             self.queue.put_nowait(cast(Any, {"type": LEAVING}))
         else:

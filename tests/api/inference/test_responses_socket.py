@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -10,7 +11,7 @@ from typing import Any
 import orjson
 import pytest
 from websockets.asyncio.client import connect
-from websockets.exceptions import ConnectionClosed
+from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from harness.fakes import FakeLoader, FakeRunner
 from server.transport.streams.event_socket import LEAVING, MAX_WAITING
@@ -191,6 +192,17 @@ async def test_a_connection_that_may_not_be_is_refused(serve: Serve, options: di
         await asyncio.wait_for(socket.task, TIMEOUT_S)
         async with opened(api, headers={"authorization": "Bearer sk-one", "origin": "http://localhost:1"}) as fine:
             assert (await fine.response(input="Hi"))["type"] == "response.completed"
+
+
+async def test_a_refused_connection_is_no_error_in_the_log(live: GoLive, caplog: pytest.LogCaptureFixture) -> None:
+    """A client without a key could fill the log with errors."""
+    async with live(server={"api_keys": ["sk-one"]}) as server:
+        with pytest.raises(InvalidStatus) as refused:
+            await connect(f"ws://127.0.0.1:{server.port}/v1/responses")
+        assert refused.value.response.status_code == 401
+        await until(lambda: not server.server.server_state.tasks)
+    assert "was refused: Invalid API Key" in caplog.text
+    assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
 
 
 async def test_a_server_that_stops_lets_a_response_end_and_closes_behind_it(live: GoLive) -> None:

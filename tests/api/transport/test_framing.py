@@ -5,7 +5,8 @@ import json
 
 import pytest
 
-from tests.api.conftest import GoLive, Live
+from server.transport.uvicorn_protocols import without_h2c
+from tests.api.conftest import GoLive, Live, until
 
 pytestmark = pytest.mark.slow
 
@@ -64,3 +65,59 @@ async def test_what_can_be_read_in_one_way_is_followed_by_the_next_request(
 ) -> None:
     async with live() as server:
         assert await statuses(server, head, body) == [200, 404]
+
+
+OFFER = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQCAAAAAAIAAAAA\r\n"
+TOKENIZE = b'{"content": "hi"}'
+
+
+@pytest.mark.parametrize("offer", [OFFER, OFFER.replace(b"Upgrade: h2c\r\n", b"") + b"upgrade:h2c \r\n"])
+@pytest.mark.parametrize("separate", [False, True])
+async def test_an_offer_of_http_2_is_ignored(live: GoLive, offer: bytes, separate: bool) -> None:
+    """Java's HttpClient makes it with each first request over plain HTTP, also with a POST."""
+    async with live() as server:
+        head = b"POST /tokenize HTTP/1.1\r\nHost: x\r\n" + offer + b"Content-Length: %d\r\n\r\n" % len(TOKENIZE)
+        reader, writer = await server.connect(head if separate else head + TOKENIZE)
+        if separate:
+            await until(lambda: server.server.server_state.tasks)
+            writer.write(TOKENIZE)
+        assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
+        await reader.readuntil(b"]}")
+        writer.write(b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        assert (await reader.read()).startswith(b"HTTP/1.1 200 ")
+        writer.close()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"POST /tokenize HTTP/1.1\r\nHost: x\r\n\r\n\r\nUpgrade: h2c\r\n",
+        b"GET / HTTP/1.1\r\nUpgrade: h2c\r\n continued\r\n\r\n",
+        b"GET / HTTP/1.1\r\nUpgrade: h2c",
+        b"GET / HTTP/1.1\r\nUpgrade: websocket, h2c\r\n\r\n",
+    ],
+)
+def test_nothing_but_an_offer_of_http_2_is_removed(data: bytes) -> None:
+    assert without_h2c(data) == data
+
+
+HANDSHAKE = (
+    b"Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
+    b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
+)
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        b"POST /v1/responses HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n" + HANDSHAKE + b"\r\n{}",
+        b"GET /v1/responses HTTP/1.1\r\nHost: x\r\nCookie: " + b"x" * 9000 + b"\r\n" + HANDSHAKE + b"\r\n",
+        b"GET /v1/responses HTTP/1.1\r\nHost: x\r\n" + b"A: b\r\n" * 200 + HANDSHAKE + b"\r\n",
+    ],
+)
+async def test_what_is_no_websocket_handshake_ends_its_connection(live: GoLive, request_: bytes) -> None:
+    """Such connections stayed open without a reply and took the places of `max_connections`."""
+    async with live(server={"max_connections": 3, "api_keys": ["secret"]}) as server:
+        for _ in range(4):
+            assert (await server.exchange(request_)).startswith(b"HTTP/1.1 400 ")
+        assert (await server.api.client.get("/health")).status_code == 200
