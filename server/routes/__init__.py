@@ -18,6 +18,7 @@
 ``POST /v1/streams/lookup``
 ``POST /v1/messages  /v1/messages/count_tokens``    `messages`: Anthropic's Messages API
 ``POST /v1/responses  /v1/responses/input_tokens``  `responses`: OpenAI's Responses API; also without ``/v1``
+``POST /v1/responses/compact``                      a conversation as one opaque item
 ``GET/DELETE /v1/responses/{id}``                   those that are stored; ``/cancel``, ``/input_items``
 ``/v1/conversations  /v1/conversations/{id}/items`` `conversations`: lists of items that responses continue
 ``/v1/files  /v1/files/{id}/content``               `files`: uploads for batches, and their results

@@ -186,6 +186,10 @@ def test_responses(clients: tuple[OpenAI, Anthropic]) -> None:
     counted = client.responses.input_tokens.count(model="demo", input=texts)
     assert response.usage
     assert counted.input_tokens == response.usage.input_tokens
+    compacted = client.responses.compact(model="demo", input=texts, instructions="Be kind.")
+    continued: Any = [compacted.output[0].to_dict(), {"role": "user", "content": "Hi"}]
+    assert [item.type for item in compacted.output] == ["compaction"]
+    assert client.responses.create(model="demo", input=continued, max_output_tokens=4).usage
     with pytest.raises(BadRequestError):
         client.responses.cancel(response.id)
     client.responses.delete(response.id)

@@ -207,6 +207,9 @@ OPERATIONS: Mapping[Callable[..., Any], Operation] = {
         loads=True,
     ),
     i.responses.count_input_tokens: Operation(r.InputTokens, ResponsesBody, {"input": "Hi"}, errors=RUNS, loads=True),
+    i.responses.compact_response: Operation(
+        r.CompactedResponse, ResponsesBody, {"input": "Hi"}, errors=RUNS, loads=True
+    ),
     i.responses.get_response: Operation(r.OpenAIResponse, errors=(404,)),
     i.responses.delete_response: Operation(r.Deleted, errors=(404,)),
     i.responses.cancel_response: Operation(r.OpenAIResponse, errors=(400, 404)),

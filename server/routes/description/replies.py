@@ -337,6 +337,16 @@ class ObjectList(TypedDict):
     has_more: bool
 
 
+class CompactedResponse(TypedDict):
+    """A conversation as one opaque item."""
+
+    id: str
+    object: Literal["response.compaction"]
+    created_at: int
+    output: list[Json]
+    usage: Json
+
+
 class Conversation(TypedDict):
     id: str
     object: Literal["conversation"]

@@ -33,6 +33,7 @@ from server.transport.streams.sse import event_stream
 from server.wire.chat.read import input_tokens
 from server.wire.common import Header, typed_event
 from server.wire.generation import Generation
+from server.wire.responses.compaction import CompactedReply, compaction_body
 from server.wire.responses.history import NO_HISTORY, History, items_to_store, references
 from server.wire.responses.mcp import (
     McpRounds,
@@ -52,7 +53,7 @@ from server.wire.responses.read import (
     response_fields,
     response_generation,
 )
-from server.wire.responses.write import EARLY_PING, Keep, ResponseFrame, ResponseStream, failed_early
+from server.wire.responses.write import EARLY_PING, Keep, ResponseFrame, ResponseReply, ResponseStream, failed_early
 from server.wire.warnings import warning_headers
 
 logger = logging.getLogger(__name__)
@@ -112,8 +113,10 @@ async def create_response(request: Request) -> Response:
     return await answer(request, asked.fields, prepare, headers, asked.conversation.media, words, before)
 
 
-async def _read(request: Request) -> tuple[ResponseAsked, dict[str, str]]:
-    """Read the body; what it continues is fetched in between, where it names any of that."""
+async def _read(
+    request: Request, change: Callable[[Json], Json] = lambda given: given
+) -> tuple[ResponseAsked, dict[str, str]]:
+    """Read the body, and what it continues if it names any of that. `change` returns the body to read in its place."""
 
     cipher = services(request).reasoning
 
@@ -130,6 +133,7 @@ async def _read(request: Request) -> tuple[ResponseAsked, dict[str, str]]:
         return servers.is_for_requests and isinstance(tools, list) and any(is_mcp(entry, web_search) for entry in tools)
 
     def first(given: dict[str, Any]) -> tuple[ResponseAsked, dict[str, str]] | dict[str, Any]:
+        given = change(given)
         names_state = any(given.get(name) for name in ("previous_response_id", "conversation"))
         later = names_state or references(given.get("input")) or uses_mcp(given)
         return given if later else checked(given, NO_HISTORY)
@@ -308,6 +312,24 @@ async def count_input_tokens(request: Request) -> Response:
         asked.conversation.media,
         asked.fields.cache_salt or "",
     )
+
+
+@router.post("/v1/responses/compact")
+@router.post("/responses/compact")
+async def compact_response(request: Request) -> Response:
+    """Return a conversation as one opaque item, which later requests send in its place."""
+    asked, headers = await _read(request, compaction_body)
+    encrypt = services(request).reasoning.encrypt
+
+    async def kept_by_nobody(_: Json) -> bool:
+        return False
+
+    def prepare(model: LoadedModel, seen: Seen) -> Generation:
+        generation = response_generation(asked, model, lambda *_: kept_by_nobody, seen)
+        assert isinstance(generation.writer, ResponseReply)
+        return generation.written_by(CompactedReply(generation.writer, asked.conversation.messages, encrypt))
+
+    return await answer(request, asked.fields, prepare, headers, asked.conversation.media)
 
 
 @router.get("/v1/responses/{response_id}")

@@ -34,6 +34,7 @@ _NEEDS: Final[dict[Need, dict[str, str]]] = {
         " /chat/completions/input_tokens /v1/chat/completions/input_tokens"
         " /v1/messages /v1/messages/count_tokens"
         " /responses /v1/responses /responses/input_tokens /v1/responses/input_tokens /v1/streams/lookup"
+        " /responses/compact /v1/responses/compact"
         " /responses/{response_id}/cancel /v1/responses/{response_id}/cancel"
         " /v1/conversations /v1/conversations/{conversation_id} /v1/conversations/{conversation_id}/items"
         " /v1/files /v1/batches /v1/batches/{batch_id}/cancel"

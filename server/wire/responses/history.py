@@ -11,6 +11,7 @@ _PREFIXES = {
     "reasoning": "rs",
     "function_call": "fc",
     "custom_tool_call": "ctc",
+    "compaction": "cmp",
 }
 _PART_DEFAULTS: Mapping[object, Json] = {
     "output_text": {"annotations": []},

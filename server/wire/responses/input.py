@@ -22,6 +22,7 @@ from server.wire.custom_tools import input_arguments
 from server.wire.fields import MAX_MESSAGES, as_object, json_text, objects_in, string_of, wrong_type
 from server.wire.media import file_of, link
 from server.wire.reasoning_cipher import NO_CIPHER, ReasoningCipher, TamperedReasoning
+from server.wire.responses.compaction import compacted_text
 from server.wire.responses.history import NO_HISTORY, History
 from server.wire.responses.mcp import ApprovedCall, reader_name
 from server.wire.responses.tools import ToolReader, model_name
@@ -131,6 +132,8 @@ class _Reader:
                 self._result(item, path, string_of(item, "call_id", path))
             case "reasoning":
                 self._reasoning(item, path)
+            case "compaction" | "compaction_summary":  # the second is codex-rs' older name
+                self._compaction(item, path)
             case "additional_tools":
                 self._additional_tools(item, path)
             case "mcp_call" if isinstance(item.get("name"), str):
@@ -265,8 +268,13 @@ class _Reader:
             turn = self._turn()
             self.messages[-1] = replace(turn, reasoning="\n".join(filter(None, [turn.reasoning, text])))
 
+    def _compaction(self, item: Mapping[str, Any], path: str) -> None:
+        content = self._decrypted(item, path)
+        if content is not None:
+            self.messages.append(Message("user", compacted_text(content)))
+
     def _decrypted(self, item: Mapping[str, Any], path: str) -> str | None:
-        """Return the encrypted reasoning of an item, None if there is none that this server can decrypt."""
+        """Return the encrypted content of an item, None if there is none that this server can decrypt."""
         if not item.get("encrypted_content"):
             return None
         opaque, at = string_of(item, "encrypted_content", path), f"{path}.encrypted_content"

@@ -41,6 +41,7 @@ ITEM = ByType(
         "custom_tool_call": Fields("type id call_id name namespace input status caller async"),
         **dict.fromkeys(("function_call_output", "custom_tool_call_output"), _OUTPUT),
         "reasoning": Fields("type id status encrypted_content", content=_PART, summary=_PART),
+        **dict.fromkeys(("compaction", "compaction_summary"), Fields("type id encrypted_content created_by")),
         "item_reference": Fields("type id"),
         "additional_tools": Fields("type id role", tools=TOOL),
         "tool_search_output": Fields("type id call_id execution status created_by", tools=TOOL),

@@ -6,11 +6,14 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 from openai import AsyncOpenAI, BadRequestError, NotFoundError
-from openai.types.responses import Response, ResponseTextDeltaEvent
+from openai.types.responses import CompactedResponse, Response, ResponseCompactionItem, ResponseTextDeltaEvent
+from pydantic import TypeAdapter
 
 from server.routes.inference import responses
+from server.wire.responses import compaction
 from tests.api.conftest import Api, Serve
 from tests.api.official import opened as serving
 
@@ -167,6 +170,43 @@ async def test_a_background_response_that_fails_says_why(serve: Serve) -> None:
     assert failed.status == "failed"
     assert failed.error
     assert "context" in failed.error.message
+
+
+async def test_a_compacted_conversation_continues(serve: Serve, tmp_path: Path) -> None:
+    file = str(tmp_path / "state.sqlite3")
+    replies = {**REPLIES, compaction._INSTRUCTION: "Ada said hi."}
+    long: Any = [{"role": "user", "content": f"number {n} " * 9} for n in range(8)]
+    long.append({"role": "user", "content": "Hi"})
+    async with serving(serve, replies, state=file) as (_, client):
+        first = await ask(client, long)
+        given: Any = [*long, *(item.model_dump() for item in first.output), {"role": "user", "content": "Thanks"}]
+        compacted = await client.responses.compact(model="demo", input=given, instructions="Be kind.")
+        again = await client.responses.compact(model="demo", previous_response_id=first.id)
+    TypeAdapter(CompactedResponse).validate_python(compacted.to_dict())
+    (item,) = compacted.output
+    assert isinstance(item, ResponseCompactionItem)
+    assert [each.type for each in again.output] == ["compaction"]
+    async with serving(serve, REPLIES, state=file) as (_, client):  # the key outlives the server
+        continued: Any = [item.to_dict(), {"role": "user", "content": "Bye"}]
+        second = await ask(client, continued)
+        assert second.output_text == "Farewell."
+        with pytest.raises(BadRequestError):
+            await ask(client, [{**continued[0], "encrypted_content": item.encrypted_content[:-8] + "AAAAAAA="}])
+        messages = [*(message["content"] for message in long), "Thanks"]
+        content = orjson.dumps({"summary": "Ada said hi.", "messages": messages}).decode()
+        plain: Any = [{"role": "user", "content": compaction.compacted_text(content)}, *continued[1:]]
+        same = await ask(client, plain)
+    assert second.usage
+    assert same.usage
+    assert second.usage.input_tokens == same.usage.input_tokens
+
+
+@pytest.mark.parametrize("body", [{}, {"input": 5}, {"input": [{"role": "robot", "content": "Hi"}]}])
+async def test_a_wrong_compaction_names_the_field(serve: Serve, body: dict[str, Any]) -> None:
+    async with opened(serve) as (api, _):
+        reply = await api.client.post("/v1/responses/compact", json={"model": "demo", **body})
+    assert reply.status_code == 400
+    assert reply.json()["error"]["param"].startswith("input")
 
 
 def as_killed(file: Path) -> str:
