@@ -12,6 +12,7 @@ from pydantic import Field, field_validator
 from server.conversation.assembler import Assembler
 from server.conversation.conversation import Conversation, Message
 from server.conversation.prepare import Prepared, prepare
+from server.conversation.truncation import fits, truncated
 from server.engine.request import Request
 from server.errors import InvalidRequest
 from server.media.source import NOTHING_SEEN, Seen
@@ -217,8 +218,6 @@ def _without_effect(body: ResponsesBody) -> Iterator[str]:
     reasoning = body.reasoning or ReasoningOptions()
     if reasoning.wanted_summary == "concise":
         yield "reasoning.summary is the whole reasoning: it is not made shorter"
-    if body.truncation == "auto":
-        yield "truncation is ignored: input that is too long is an error"
     if body.text is not None and body.text.verbosity is not None:
         yield "text.verbosity is ignored: no template has a place for it"
     if body.context_management:
@@ -312,7 +311,9 @@ def _round(
 ) -> tuple[Prepared, Request, OutputItems]:
     """Prepare one round of generation. Its first item has the place `first_index` in the output."""
     logprobs = chat_logprobs(asked.fields)
-    prepared = prepare(conversation, model, seen)
+    prepared, limit = prepare(conversation, model, seen), asked.body.max_output_tokens
+    if asked.body.truncation == "auto" and not fits(len(prepared.tokens.tokens), model.engine.n_ctx_seq, limit):
+        prepared = prepare(truncated(conversation, model, seen, limit), model, seen)
     request = prepared_request(prepared, asked.fields, model, request_id, logprobs)
     if max_tokens is not None:
         request.max_tokens = max_tokens
@@ -358,5 +359,5 @@ def response_fields(asked: ResponseAsked, header: Header, temperature: float | N
         "tools": list(asked.tools.shown),
         "top_logprobs": body.top_logprobs or 0,
         "top_p": top_p,
-        "truncation": "disabled",
+        "truncation": body.truncation or "disabled",
     }

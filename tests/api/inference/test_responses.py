@@ -98,7 +98,34 @@ async def test_what_can_be_left_out_is_named_in_a_header(serve: Serve, stream: b
         reply = await api.client.post(URL, json=asked)
     assert reply.status_code == 200
     told = reply.headers["X-Llamapool-Warning"].split("; ")
-    assert [warning.split(" ")[0] for warning in told] == ["truncation", "tools", "input"]
+    assert [warning.split(" ")[0] for warning in told] == ["tools", "input"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_truncation_auto_drops_the_oldest_items_so_that_the_prompt_fits(serve: Serve, stream: bool) -> None:
+    """A growing conversation keeps its first remaining item, and so its cached prefix, for several turns."""
+    items: list[dict[str, Any]] = []
+    replies: list[dict[str, Any]] = []
+    fields: dict[str, Any] = {"instructions": "Be brief.", "store": False, "stream": stream}
+    async with serve(says(), models=CHATML) as api:
+        for turn in range(12):
+            call = {"type": "function_call", "call_id": f"c{turn}", "name": "f", "arguments": "{}"}
+            output = {"type": "function_call_output", "call_id": f"c{turn}", "output": f"{turn}" * 150}
+            items += [{"role": "user", "content": f"question {turn}" + "x" * 100}, call, output]
+            replies.append(await ask(api.client, items, truncation="auto", max_output_tokens=5, **fields))
+        refused = await api.client.post(URL, json={"input": items, **fields})
+        hopeless = [*items, {"role": "user", "content": "y" * 3000}]
+        too_long = await api.client.post(URL, json={"input": hopeless, "truncation": "auto", **fields})
+    for reply in replies:
+        Response.model_validate(reply)
+        assert (reply["truncation"], reply["usage"]["input_tokens"] <= 2043) == ("auto", True)
+    usages = [reply["usage"] for reply in replies]
+    dropped = [n for n in range(1, 12) if usages[n]["input_tokens"] < usages[n - 1]["input_tokens"]]
+    assert 0 < len(dropped) < 4
+    warm = [usage["input_tokens_details"]["cached_tokens"] for n, usage in enumerate(usages) if n and n not in dropped]
+    assert min(warm) > 100
+    assert (refused.status_code, refused.json()["error"]["code"]) == (400, "context_length_exceeded")
+    assert (too_long.status_code, too_long.json()["error"]["code"]) == (400, "context_length_exceeded")
 
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "name": "f"}])

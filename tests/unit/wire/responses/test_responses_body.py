@@ -97,9 +97,8 @@ def test_log_probabilities_come_where_they_are_asked_for(fields: dict[str, Any],
 def test_what_has_no_effect_is_said() -> None:
     assert "summary" in read(reasoning={"effort": "low", "summary": "concise"}).conversation.warnings[0]
     assert read(reasoning={"effort": "low", "summary": "none"}).conversation.warnings == ()
-    asked = read(truncation="auto", context_management=[{"type": "compaction"}], include=["new.thing"])
+    asked = read(context_management=[{"type": "compaction"}], include=["new.thing"])
     assert [warning.split(" is ignored")[0] for warning in asked.conversation.warnings] == [
-        "truncation",
         "context_management",
         "include 'new.thing'",
     ]
