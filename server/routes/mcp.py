@@ -22,7 +22,10 @@ def allowed_server(request: Request, wanted: McpRequest, label_field: str) -> Mc
     """Return the server that a request names. Raises `InvalidRequest`, `PermissionDenied`."""
     servers = services(request).mcp
     key = caller_of(request) or ANYBODY
-    if wanted.url:
+    at = f"{wanted.at}.{label_field}"
+    usable = [label for label in servers.configured if servers.rules.allow(label) and key.may_call(label)]
+    is_configured = wanted.label in usable and servers.configured[wanted.label].url == wanted.url
+    if wanted.url and not (is_configured and not wanted.headers):
         host = host_of(wanted.url)
         if not servers.hosts.allow(host):
             raise InvalidRequest(
@@ -31,8 +34,6 @@ def allowed_server(request: Request, wanted: McpRequest, label_field: str) -> Mc
         if not key.may_call(host):
             raise PermissionDenied(f"{wanted.url_at}: this API key may not use MCP servers of the host {host}")
         return McpServer(wanted.label, url=wanted.url, headers=wanted.headers, owner=owner_of(request) or "anybody")
-    at = f"{wanted.at}.{label_field}"
-    usable = [label for label in servers.configured if servers.rules.allow(label) and key.may_call(label)]
     if wanted.label not in usable:
         raise InvalidRequest(
             f"{at}: no MCP server is called '{wanted.label}' here; this request may use: {named(usable)}", at

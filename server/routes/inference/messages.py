@@ -1,14 +1,17 @@
 """``POST /v1/messages`` and its ``/count_tokens``: Anthropic's Messages API."""
 
+from dataclasses import replace
 from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from server.routes.generate import StreamWords, answer, compute
+from server.routes.mcp import offer, server_tools
 from server.routes.services import services
-from server.transport.bodies.read import read_as
+from server.transport.bodies.read import read_as, read_later
 from server.wire.messages.errors import error_event
+from server.wire.messages.mcp import offer_tools, pinned_lists, read_mcp, unlisted, uses_mcp, with_functions
 from server.wire.messages.read import FIELDS, MessagesAsked, count_message_tokens, message_generation, read_messages
 from server.wire.messages.write import PING
 from server.wire.reasoning_cipher import ReasoningCipher
@@ -21,12 +24,38 @@ _WORDS = StreamWords(error_event, lambda: PING)
 @router.post("/v1/messages")
 async def post_messages(request: Request) -> Response:
     """A message that answers a conversation, whole or as a stream of typed events."""
-    cipher = services(request).reasoning
-    wanted, headers = await read_as(request, lambda given: _read(given, cipher))
+    wanted, headers = await _asked(request)
     media = wanted.conversation.media
     return await answer(
         request, wanted.body, lambda model, seen: message_generation(wanted, model, seen), headers, media, _WORDS
     )
+
+
+async def _asked(request: Request, *, generate: bool = True) -> tuple[MessagesAsked, dict[str, str]]:
+    """Read the body; MCP servers that it names are asked for their tools."""
+    cipher, servers = services(request).reasoning, services(request).mcp
+
+    def first(given: dict[str, Any]) -> tuple[MessagesAsked, dict[str, str]] | dict[str, Any]:
+        if servers.is_for_requests and uses_mcp(given):
+            return given
+        return _read(given, cipher, generate=generate)
+
+    given = await read_as(request, first)
+    if isinstance(given, tuple):
+        return given
+    named = read_mcp(given, request.headers.get("anthropic-beta", ""))
+    # Nothing is connected to for a body that is wrong anyway.
+    await read_later(request, lambda: read_messages(with_functions(given, {}), cipher, generate=generate))
+    offered = await offer(request, named, "name", pinned_lists(given))
+    mcp = offer_tools(offered, given.get("tools"))
+
+    def with_mcp() -> tuple[MessagesAsked, dict[str, str]]:
+        asked = read_messages(with_functions(given, mcp), cipher, generate=generate)
+        asked = replace(asked, server_tools=server_tools(servers, mcp))
+        warnings = [*asked.conversation.warnings, *unlisted(offered)]
+        return asked, warning_headers(given, FIELDS, warnings=warnings)
+
+    return await read_later(request, with_mcp)
 
 
 def _read(
@@ -39,8 +68,7 @@ def _read(
 @router.post("/v1/messages/count_tokens")
 async def post_count_tokens(request: Request) -> Response:
     """How many tokens a body's prompt has, without generating."""
-    cipher = services(request).reasoning
-    wanted, headers = await read_as(request, lambda given: _read(given, cipher, generate=False))
+    wanted, headers = await _asked(request, generate=False)
     return await compute(
         request,
         wanted.body.model,

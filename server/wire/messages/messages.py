@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from server.conversation.conversation import Call, Message, Part
 from server.errors import InvalidRequest
 from server.wire.fields import MAX_MESSAGES, as_array, as_object, json_text, string_of, wrong_type
+from server.wire.mcp import function_name
 from server.wire.messages.blocks import (
     Block,
     read_parts,
@@ -176,6 +177,8 @@ class _Turn:
 
     def _call(self, block: Block, path: str) -> None:
         call_id, name = string_or_none(block, "id", path), string_of(block, "name", path)
+        if block["type"] == "mcp_tool_use" and isinstance(block.get("server_name"), str):
+            name = function_name(block["server_name"], name)
         given = block.get("input")
         if given is None:
             given = {}

@@ -27,10 +27,11 @@ from server.wire.generation import (
     read_stop,
 )
 from server.wire.known import Fields, fields_of
+from server.wire.mcp import ServerTools, ToolRounds
 from server.wire.messages.known import BLOCK, MESSAGE, TOOL
 from server.wire.messages.messages import read_conversation
 from server.wire.messages.tools import read_tools
-from server.wire.messages.write import MessageReply, MessageStream
+from server.wire.messages.write import NO_SERVER_TOOLS, MessageReply, MessageStream
 from server.wire.reasoning_cipher import NO_CIPHER, ReasoningCipher
 from server.wire.sampling import SamplingFields
 from server.wire.thinking import UNSAID_BUDGET, ThinkingOption, asked_to_think, template_kwargs
@@ -95,6 +96,7 @@ class MessagesAsked:
     body: MessagesBody
     conversation: Conversation
     cipher: ReasoningCipher
+    server_tools: ServerTools | None = None  # tools that this server calls
 
     @property
     def show_reasoning(self) -> bool:
@@ -131,7 +133,10 @@ def _left_out(given: dict[str, Any]) -> Iterator[str]:
     """What Anthropic's servers would do beside generating, and nobody does here."""
     for name in _SERVERS_OWN:
         if given.get(name):
-            yield f"{name} is ignored: only Anthropic's servers have it"
+            reason = (
+                "this server allows no MCP servers" if name == "mcp_servers" else "only Anthropic's servers have it"
+            )
+            yield f"{name} is ignored: {reason}"
     context = given.get("context_management")
     edits = context.get("edits") if isinstance(context, dict) else None
     for edit in edits if isinstance(edits, list) else ():
@@ -173,11 +178,27 @@ def message_generation(wanted: MessagesAsked, model: LoadedModel, seen: Seen = N
     header = Header(model.spec.id, f"msg_{random_id()}")
     prepared = prepare(wanted.conversation, model, seen)
     request = prepared_request(prepared, _fields(wanted.body), model, header.id)
-    writer = MessageStream if wanted.body.stream else MessageReply
-    return Generation(
-        [request],
-        writer(header, prepared.output.parser, wanted.cipher.encrypt, show_reasoning=wanted.show_reasoning),
+    server = wanted.server_tools
+    writer = (MessageStream if wanted.body.stream else MessageReply)(
+        header,
+        prepared.output.parser,
+        wanted.cipher.encrypt,
+        show_reasoning=wanted.show_reasoning,
+        server_tools=NO_SERVER_TOOLS if server is None else server.tools,
     )
+
+    def next_round(conversation: Conversation, model: LoadedModel, seen: Seen) -> Generation:
+        prepared = prepare(conversation, model, seen)
+        request = prepared_request(prepared, _fields(wanted.body), model, header.id)
+        request.max_tokens = max((wanted.body.max_tokens or 0) - writer.n_predicted, 0)
+        writer.next_round(prepared.output.parser)
+        return Generation([request], writer)
+
+    follow_up = None
+    if server is not None:
+        # The output does not repeat the message that it continues.
+        follow_up = ToolRounds(server, wanted.conversation, writer, next_round, names=True)
+    return Generation([request], writer, follow_up=follow_up)
 
 
 def count_message_tokens(wanted: MessagesAsked, model: LoadedModel, seen: Seen = NOTHING_SEEN) -> Json:

@@ -13,14 +13,19 @@ with all of its keys (``input``, ``signature``); a stop string is ``stop_sequenc
 message is not repeated.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from types import MappingProxyType
 
 import orjson
 
 from server.conversation.assembler import Assembler, Delta, Item, Kind, NewParser
+from server.conversation.conversation import Call, Message
 from server.engine.request import Event, Finished, FinishReason, Started, Text
 from server.formats.arguments import ObjectStream, object_text
-from server.wire.common import Header, Json, typed_event
+from server.wire.common import Header, Json, random_id, typed_event
+from server.wire.mcp import CallableTool, Outcome, ServerCall
+from server.wire.messages.mcp import result_block
 from server.wire.reasoning_cipher import NO_CIPHER
 
 PING = typed_event({"type": "ping"})
@@ -38,16 +43,111 @@ Sign = Callable[[str], str]
 """Encrypts the text of a thinking block for its ``signature``."""
 
 
-class MessageReply:
-    """Collects events into one message. ``show_reasoning=False`` leaves the text of thinking blocks empty."""
+NO_SERVER_TOOLS: Mapping[str, CallableTool] = MappingProxyType({})
+
+
+class MessageWriter:
+    """What both writers have in common.
+
+    ``show_reasoning=False`` leaves the text of thinking blocks empty. `server_tools`: the tools that this server calls,
+    by the model's names; with them a message may have several rounds of generation.
+    """
 
     def __init__(
-        self, header: Header, parser: NewParser, sign: Sign = NO_CIPHER.encrypt, *, show_reasoning: bool = True
+        self,
+        header: Header,
+        parser: NewParser,
+        sign: Sign = NO_CIPHER.encrypt,
+        *,
+        show_reasoning: bool = True,
+        server_tools: Mapping[str, CallableTool] = NO_SERVER_TOOLS,
     ) -> None:
         self._header = header
         self._sign = sign
         self._said = Assembler(parser())
         self._show_reasoning = show_reasoning
+        self._server_tools = server_tools
+        self._ids: dict[int, str] = {}  # of calls for this server, by the identity of the item
+        self._earlier: list[Finished] = []  # the ends of earlier rounds
+        self._n_reasoning = 0  # tokens in them
+
+    @property
+    def n_predicted(self) -> int:
+        """Tokens that were generated so far."""
+        return sum(end.n_predicted for end in self._ends)
+
+    def next_round(self, parser: NewParser) -> None:
+        """Continue with another round of generation."""
+        self._earlier.append(self._said.finished)
+        self._n_reasoning += self._said.n_reasoning_tokens
+        self._said = Assembler(parser())
+
+    def server_calls(self) -> list[ServerCall]:
+        """The calls of the round for this server; none where a limit cut the round off."""
+        if self._said.finished.reason is FinishReason.LIMIT:
+            return []
+        calls = [item for item in self._said.calls if item.name in self._server_tools]
+        return [ServerCall(self._id(item), item.name, item.text) for item in calls]
+
+    def completed(self, call: ServerCall, outcome: Outcome) -> list[bytes]:
+        """Take the outcome of a call; return its events."""
+        raise NotImplementedError
+
+    @property
+    def waits_for_client(self) -> bool:
+        """Whether the client has to execute calls."""
+        return any(item.name not in self._server_tools for item in self._said.calls)
+
+    def message(self) -> Message:
+        """The round as a message of the conversation."""
+        calls = tuple(Call(item.name, item.text, self._id(item)) for item in self._said.calls)
+        return replace(self._said.message(), calls=calls)
+
+    @property
+    def _ends(self) -> list[Finished]:
+        return [*self._earlier, self._said.finished]
+
+    def _id(self, item: Item) -> str:
+        if item.name not in self._server_tools:
+            return item.id
+        return self._ids.setdefault(id(item), f"mcptoolu_{random_id()}")
+
+    def _call_block(self, item: Item, given: object) -> Json:
+        """The block of a call whose input is `given`."""
+        known = self._server_tools.get(item.name)
+        if known is None:
+            return {"type": "tool_use", "id": item.id, "name": item.name, "input": given}
+        server = {"name": known.tool.name, "server_name": known.server.label}
+        return {"type": "mcp_tool_use", "id": self._id(item), **server, "input": given}
+
+    def _counts(self) -> Json:
+        ends = self._ends
+        return _usage(
+            sum(end.n_prompt for end in ends),
+            sum(end.n_cached for end in ends),
+            sum(end.n_predicted for end in ends),
+            self._n_reasoning + self._said.n_reasoning_tokens,
+        )
+
+    def _stop(self) -> Json:
+        return _stop(self._said.finished, called=self.waits_for_client)
+
+
+class MessageReply(MessageWriter):
+    """Collects events into one message."""
+
+    def __init__(
+        self,
+        header: Header,
+        parser: NewParser,
+        sign: Sign = NO_CIPHER.encrypt,
+        *,
+        show_reasoning: bool = True,
+        server_tools: Mapping[str, CallableTool] = NO_SERVER_TOOLS,
+    ) -> None:
+        super().__init__(header, parser, sign, show_reasoning=show_reasoning, server_tools=server_tools)
+        self._before: list[Json] = []  # blocks of earlier rounds
+        self._results: list[Json] = []  # blocks of the round's results
 
     def feed(self, _prompt: int, event: Event) -> None:
         """Take one event."""
@@ -58,10 +158,22 @@ class MessageReply:
 
     def body(self) -> Json:
         """The message, once it has finished."""
-        end = self._said.finished
-        content = [self._block(item) for item in self._said.items]
-        counts = _usage(end.n_prompt, end.n_cached, end.n_predicted, self._said.n_reasoning_tokens)
-        return _message(self._header, content, _stop(end, called=self._said.called), counts)
+        return _message(self._header, [*self._before, *self._blocks()], self._stop(), self._counts())
+
+    def completed(self, call: ServerCall, outcome: Outcome) -> list[bytes]:
+        """Take the outcome of a call; there are no events."""
+        self._results.append(result_block(call.id, outcome))
+        return []
+
+    def next_round(self, parser: NewParser) -> None:
+        """Continue with another round of generation."""
+        self._before += self._blocks()
+        self._results = []
+        super().next_round(parser)
+
+    def _blocks(self) -> list[Json]:
+        """The blocks of the round, results last."""
+        return [*map(self._block, self._said.items), *self._results]
 
     def _block(self, item: Item) -> Json:
         if item.kind is Kind.TEXT:
@@ -69,20 +181,22 @@ class MessageReply:
         if item.kind is Kind.REASONING:
             text = item.text if self._show_reasoning else ""
             return {"type": "thinking", "thinking": text, "signature": self._sign(item.text)}
-        members = orjson.Fragment(object_text(item.text, whole=True))
-        return {"type": "tool_use", "id": item.id, "name": item.name, "input": members}
+        return self._call_block(item, orjson.Fragment(object_text(item.text, whole=True)))
 
 
-class MessageStream:
-    """Feed it every event; send what it returns. ``show_reasoning=False`` leaves the text of thinking blocks empty."""
+class MessageStream(MessageWriter):
+    """Feed it every event; send what it returns, then what `finish` returns."""
 
     def __init__(
-        self, header: Header, parser: NewParser, sign: Sign = NO_CIPHER.encrypt, *, show_reasoning: bool = True
+        self,
+        header: Header,
+        parser: NewParser,
+        sign: Sign = NO_CIPHER.encrypt,
+        *,
+        show_reasoning: bool = True,
+        server_tools: Mapping[str, CallableTool] = NO_SERVER_TOOLS,
     ) -> None:
-        self._header = header
-        self._sign = sign
-        self._said = Assembler(parser())
-        self._show_reasoning = show_reasoning
+        super().__init__(header, parser, sign, show_reasoning=show_reasoning, server_tools=server_tools)
         self._began = False
         self._open: Item | None = None  # whose block is being written
         self._input = ObjectStream()  # of the call that is
@@ -100,8 +214,14 @@ class MessageStream:
         return []
 
     def finish(self) -> list[bytes]:
-        """Nothing: `message_stop` was the last event."""
-        return []
+        """Return the last events; without server tools they came with the end of the only round."""
+        return self._ending() if self._server_tools else []
+
+    def completed(self, call: ServerCall, outcome: Outcome) -> list[bytes]:
+        """Take the outcome of a call; return its events."""
+        self._index += 1
+        begun = {"type": "content_block_start", "index": self._index, "content_block": result_block(call.id, outcome)}
+        return [typed_event(begun), typed_event({"type": "content_block_stop", "index": self._index})]
 
     def _begin(self, event: Started | Finished) -> list[bytes]:
         if self._began:
@@ -113,12 +233,11 @@ class MessageStream:
 
     def _finished(self, event: Finished) -> list[bytes]:
         events = self._begin(event) + self._written(self._said.finish(event)) + self._close()
-        ending: Json = {
-            "type": "message_delta",
-            "delta": _stop(event, called=self._said.called),
-            "usage": _usage(event.n_prompt, event.n_cached, event.n_predicted, self._said.n_reasoning_tokens),
-        }
-        return [*events, typed_event(ending), typed_event({"type": "message_stop"})]
+        return events if self._server_tools else [*events, *self._ending()]
+
+    def _ending(self) -> list[bytes]:
+        ending: Json = {"type": "message_delta", "delta": self._stop(), "usage": self._counts()}
+        return [typed_event(ending), typed_event({"type": "message_stop"})]
 
     def _written(self, deltas: list[Delta]) -> list[bytes]:
         events: list[bytes] = []
@@ -140,7 +259,7 @@ class MessageStream:
         empty: dict[Kind, Json] = {
             Kind.TEXT: {"type": "text", "text": ""},
             Kind.REASONING: {"type": "thinking", "thinking": "", "signature": ""},
-            Kind.CALL: {"type": "tool_use", "id": item.id, "name": item.name, "input": {}},
+            Kind.CALL: self._call_block(item, {}),
         }
         begun = {"type": "content_block_start", "index": self._index, "content_block": empty[item.kind]}
         return [*ended, typed_event(begun)]

@@ -288,7 +288,7 @@ async def test_what_no_model_can_use_is_left_out_and_named_in_a_header(serve: Se
     assert reply.status_code == 200, reply.text
     assert reply.headers["X-Llamapool-Warning"].split("; ") == [
         "tfs_z is ignored: llama.cpp has no tail free sampling any more",
-        "mcp_servers is ignored: only Anthropic's servers have it",
+        "mcp_servers is ignored: this server allows no MCP servers",
         "tools of type 'web_search_20250305' are left out",
         "blocks of type 'container_upload' are left out",
     ]

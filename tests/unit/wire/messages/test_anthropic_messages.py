@@ -339,7 +339,7 @@ def test_calls_that_anthropics_servers_carried_out_stand_as_calls_with_their_res
     messages, warnings = read([HI, given])
     assert warnings == []
     assert [message.role for message in messages] == ["user", "assistant", "tool", "assistant", "tool", "assistant"]
-    assert [call.name for message in messages for call in message.calls] == ["web_search", "look"]
+    assert [call.name for message in messages for call in message.calls] == ["web_search", "x__look"]
     assert (messages[2].call_id, messages[2].name) == ("s1", "web_search")
     assert messages[2].text == '[{"type":"web_search_result","url":"https://a.example","title":"Sky"}]'
     assert (messages[4].text, messages[5].text) == ("blue!", "It is blue.")
