@@ -1,9 +1,12 @@
-"""What Llamapool rewrites in a chat, by templates of the source distribution (docs/templates.md)."""
+"""What Llamapool rewrites in a chat, by templates of the source distribution (docs/templates.md).
 
+This is an independent implementation of the rewriting: it imports nothing of the server, and writes out every text.
+"""
+
+import json
 import re
+from collections.abc import Callable, Sequence
 
-from server.formats import recognised
-from server.templates.instructions import calls_as_text, with_tools
 from tests.unit.templates.conversations import Chat, Message, says
 
 
@@ -214,16 +217,115 @@ def _in_turn(messages: list[Message], filler: str) -> list[Message]:
     return turns
 
 
-def rewritten(name: str, source: str, chat: Chat) -> Chat:
+_INSTRUCTIONS = """You can call functions. Their signatures, as JSON Schema:
+{tools}
+
+To call one or several of them, answer with nothing but the calls in this form:
+{example}
+You get the results then. When no function is needed, answer as usual."""
+
+_Call = tuple[str, str]
+"""The name and the arguments as JSON text."""
+
+
+def _json_list(calls: Sequence[_Call]) -> str:
+    return ", ".join(f'{{"name": "{name}", "arguments": {arguments}}}' for name, arguments in calls)
+
+
+def _generic(calls: Sequence[_Call]) -> str:
+    return f'{{"tool_calls": [{_json_list(calls)}]}}'
+
+
+def _granite(calls: Sequence[_Call]) -> str:
+    return f"<|tool_call|>[{_json_list(calls)}]"
+
+
+def _pythonic(calls: Sequence[_Call]) -> str:
+    written = []
+    for name, arguments in calls:
+        given = ", ".join(f"{key}={value!r}" for key, value in json.loads(arguments).items())
+        written.append(f"{name}({given})")
+    return f"<|tool_call_start|>[{', '.join(written)}]<|tool_call_end|>"
+
+
+def _deepseek_r1(calls: Sequence[_Call]) -> str:
+    begin, end = "<｜tool▁call▁begin｜>function<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
+    written = "\n".join(f"{begin}{name}\n```json\n{arguments}\n```{end}" for name, arguments in calls)
+    return f"<｜tool▁calls▁begin｜>{written}<｜tool▁calls▁end｜>"
+
+
+def _deepseek_v31(calls: Sequence[_Call]) -> str:
+    begin, end = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"
+    written = "".join(f"{begin}{name}<｜tool▁sep｜>{arguments}{end}" for name, arguments in calls)
+    return f"<｜tool▁calls▁begin｜>{written}<｜tool▁calls▁end｜>"
+
+
+_CALL_SYNTAX: dict[str, Callable[[Sequence[_Call]], str]] = {
+    **dict.fromkeys(NO_TOOLS, _generic),
+    **dict.fromkeys(
+        _names("deepseek-ai-DeepSeek-R1-Distill-Llama-8B deepseek-ai-DeepSeek-R1-Distill-Qwen-32B"), _deepseek_r1
+    ),
+    "deepseek-ai-DeepSeek-V3.1": _deepseek_v31,
+    **dict.fromkeys(_names("LFM2-8B-A1B LFM2.5-Instruct"), _pythonic),
+    "ibm-granite-granite-3.3-2B-Instruct": _granite,
+}
+"""How calls are written for templates that know no tools, or show no calls."""
+
+
+def _appended(message: Message, text: str) -> Message:
+    return {**message, "content": f"{message['content']}\n\n{text}" if message["content"] else text}
+
+
+def _with_instructions(name: str, messages: list[Message], tools: Sequence[Message]) -> list[Message]:
+    signatures = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
+    example = _CALL_SYNTAX[name]([("function_name", '{"parameter": "value"}')])
+    text = _INSTRUCTIONS.format(tools=signatures, example=example)
+    if messages[0]["role"] == "system":
+        return [_appended(messages[0], text), *messages[1:]]
+    return [says("system", text), *messages]
+
+
+def _calls_as_text(name: str, messages: list[Message]) -> list[Message]:
+    written = []
+    for message in messages:
+        if calls := message.pop("tool_calls", ()):
+            functions = [(call["function"]["name"], call["function"]["arguments"]) for call in calls]
+            message = _appended(message, _CALL_SYNTAX[name](functions))
+        written.append(message)
+    return written
+
+
+def _results_as_text(messages: list[Message], called: dict[str, str]) -> list[Message]:
+    """Results as text of the user, in one message with each other and with what the user says next."""
+    told: list[Message] = []
+    follows_result = False
+    for message in messages:
+        is_result = message["role"] == "tool"
+        if is_result:
+            name = message.get("name") or called[message["tool_call_id"]]
+            content = "\n\n".join(filter(None, (f"Result of {name}:", message["content"])))
+            message = says("user", content)
+        if follows_result and message["role"] == "user":
+            text = "\n\n".join(filter(None, (told.pop()["content"], message["content"])))
+            message = says("user", text)
+        told.append(message)
+        follows_result = is_result or (follows_result and message["role"] == "user")
+    return told
+
+
+def rewritten(name: str, chat: Chat) -> Chat:
     """The chat as that template can take it."""
     messages = [dict(message) for message in chat.messages]
-    tools, form = chat.tools or ([] if name in NEEDS_TOOLS else None), recognised(source).call_form(source)
+    tools = chat.tools or ([] if name in NEEDS_TOOLS else None)
     for message in messages:
-        content = message["content"]
-        if content is None:
+        if message["content"] is None:
             message["content"] = ""
         if message["role"] == "developer" and name not in DEVELOPERS:
             message["role"] = "system"
+        role = message["role"]
+        text_only = TEXT_ONLY | {"system": SYSTEM_TEXT_ONLY, "tool": RESULT_TEXT_ONLY}.get(role, frozenset())
+        if isinstance(message["content"], list) and name in text_only:
+            message["content"] = "\n".join(part["text"] for part in message["content"])
     if name in TEXT_APART | TEXT_APART_LATER:
         messages = _with_text_apart(messages, until_answer=name in TEXT_APART_LATER)
     for message in messages:
@@ -231,18 +333,13 @@ def rewritten(name: str, source: str, chat: Chat) -> Chat:
             message |= {"content": "", "reasoning_content": f"{message['reasoning_content']}\n\n{message['content']}"}
     if name in ONE_CALL:
         messages = _one_by_one(messages)
-    if name in CALLS_AS_TEXT:
-        messages = [dict(message) for message in calls_as_text(messages, form, results=False)]
+    called = {call["id"]: call["function"]["name"] for each in messages for call in each.get("tool_calls", ())}
+    if name in CALLS_AS_TEXT | NO_CALLS:
+        messages = _calls_as_text(name, messages)
     if name in NO_CALLS:
-        messages = [dict(message) for message in calls_as_text(messages, form)]
+        messages = _results_as_text(messages, called)
     if name in NO_TOOLS and tools:
-        messages, tools = [dict(message) for message in with_tools(messages, tools, form)], None
-    for message in messages:
-        if not isinstance(message["content"], list):
-            continue
-        role = message["role"]
-        if name in TEXT_ONLY | {"system": SYSTEM_TEXT_ONLY, "tool": RESULT_TEXT_ONLY}.get(role, frozenset()):
-            message["content"] = "\n".join(part["text"] for part in message["content"])
+        messages, tools = _with_instructions(name, messages, tools), None
     if name in NO_SYSTEM | MOVES_SYSTEM and messages[0]["role"] == "system":
         first, second, *rest = messages
         joint = "\n" if name in NO_SYSTEM else "\n\n"

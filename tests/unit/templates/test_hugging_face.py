@@ -68,7 +68,7 @@ def check(name: str, template: ChatTemplate, chat: Chat, **options: Any) -> None
     expected = theirs(name, template.source, chat, **options)
     if needed(name, chat):
         assert expected != prompt
-        chat = rewritten(name, template.source, chat)
+        chat = rewritten(name, chat)
         expected = theirs(name, tamed(name, template.source), chat, **options)
         expected = html.unescape(expected) if name in ESCAPES else expected
     if expected.startswith("!TemplateError: "):  # the template refuses the chat, in its own words
@@ -104,7 +104,7 @@ def test_so_it_is_for_chats_put_together_by_chance(name: str, template: ChatTemp
 def check_random(name: str, template: ChatTemplate, chat: Chat, **options: Any) -> None:
     """As `check`, but that the text rewritten may happen to be the same."""
     prompt = ours(template, chat, add_generation_prompt=True, **options)
-    chat = rewritten(name, template.source, chat)
+    chat = rewritten(name, chat)
     expected = theirs(name, tamed(name, template.source), chat, add_generation_prompt=True, **options)
     expected = html.unescape(expected) if name in ESCAPES else expected
     assert prompt == expected or (prompt.startswith("!") and expected.startswith("!"))
