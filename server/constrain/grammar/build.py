@@ -1,17 +1,23 @@
 """A client's schema or Lark to llguidance's grammar, and that to a matcher; the server and its sandbox do the same."""
 
 import re
+from collections.abc import Callable
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any
 
 import llguidance
 
-from server.constrain.grammar.json_schema import grammar_text, unsupported, written
+from server.constrain.grammar.gbnf import parse_gbnf
+from server.constrain.grammar.gbnf_lark import to_lark
+from server.constrain.grammar.json_schema import grammar_text, part_text, unsupported, written
 from server.constrain.grammar.lark import checked_lark
 from server.constrain.grammar.limits import PARSER_LIMITS
 from server.constrain.grammar.matcher import first_line
 from server.constrain.grammar.panics import contained
+from server.constrain.grammar.tokenizer import byte_tokenizer
 from server.constrain.grammar.unique.places import UniquePlaces
+from server.constrain.grammar.unique.values import check_enough_values
 from server.errors import InvalidRequest
 
 PARSE_FAILED = "Failed to initialize samplers: failed to parse grammar"  # llama-server's words
@@ -40,6 +46,10 @@ class SchemaGrammar:
         text, narrowed, unique = found
         return cls(schema, text, narrowed, None if unique is None else UniquePlaces(*unique))
 
+    def matcher_of_bytes(self) -> llguidance.LLMatcher:
+        """Compile it for tokens that are single bytes. Raises `InvalidRequest`."""
+        return self.matcher(byte_tokenizer())
+
     def matcher(self, tokenizer: llguidance.LLTokenizer) -> llguidance.LLMatcher:
         """Compile it. Raises `InvalidRequest` that names the place in the schema."""
         try:
@@ -64,7 +74,21 @@ class LarkGrammar:
 def schema_grammar(schema: object) -> SchemaGrammar:
     """Rewrite a JSON Schema. Raises `InvalidRequest` that names the place."""
     text, unique, narrowed = written(schema, "json_schema")
+    if unique is not None:
+        check_enough_values(unique.document, _matcher_of_part)
     return SchemaGrammar(schema, text, narrowed, unique)
+
+
+def _matcher_of_part(schema: dict[str, Any]) -> llguidance.LLMatcher:
+    return matcher_of(byte_tokenizer(), grammar_text(part_text(schema)), "json_schema", "json_schema")
+
+
+def gbnf_grammar(text: str, token_id: Callable[[str], int | None], ends: AbstractSet[int]) -> LarkGrammar:
+    """Convert GBNF. Raises `InvalidRequest`. ``token_id``: finds a token by its text. ``ends``: the end tokens."""
+    try:
+        return LarkGrammar(to_lark(parse_gbnf(text), token_id, ends))
+    except InvalidRequest as error:
+        raise InvalidRequest(f"{PARSE_FAILED}: {error.message}", "grammar") from None
 
 
 def lark_grammar(text: str, max_chars: int) -> LarkGrammar:

@@ -2,6 +2,7 @@
 threads ask for the same at the same time.
 """
 
+import hashlib
 import json
 import pickle
 from collections import OrderedDict
@@ -13,23 +14,21 @@ import llguidance
 
 from server.constrain.grammar.attempt import CompileLater, may_wait
 from server.constrain.grammar.build import (
-    PARSE_FAILED,
     LarkGrammar,
     SchemaGrammar,
+    gbnf_grammar,
     lark_grammar,
     matcher_of,
     schema_grammar,
 )
 from server.constrain.grammar.embedded.json_escapes import without_anchors
-from server.constrain.grammar.gbnf import parse_gbnf
-from server.constrain.grammar.gbnf_lark import to_lark
 from server.constrain.grammar.json_schema import ANY_OBJECT
 from server.constrain.grammar.lark import literal
 from server.constrain.grammar.limits import MAX_TEXT_CHARS
 from server.constrain.grammar.markers import MarkerIndex, Markers
 from server.constrain.grammar.matcher import MatcherConstraint, Recipe
 from server.constrain.grammar.panics import contained
-from server.constrain.grammar.sandbox import GRAMMAR, LARK, SCHEMA, Sandbox
+from server.constrain.grammar.sandbox import GBNF, GRAMMAR, LARK, SCHEMA, Sandbox
 from server.constrain.grammar.schema.plain import is_plain
 from server.constrain.grammar.tokenizer import TokenTable, end_tokens
 from server.constrain.grammar.unique.items import ItemEnds, UniqueItems
@@ -63,18 +62,22 @@ class _Entry(Generic[T]):
 
 
 class NewestValues(Generic[T]):
-    """The `size` values that were asked for last. A refusal is remembered like a value. For any thread."""
+    """Keeps the `size` values that were used last, and refusals like values. Safe in any thread.
+
+    It keeps a digest of each key: a client's grammar may have megabytes.
+    """
 
     def __init__(self, size: int) -> None:
         self._size = size
         self._lock = Lock()
-        self._entries: OrderedDict[str, _Entry[T]] = OrderedDict()
+        self._entries: OrderedDict[bytes, _Entry[T]] = OrderedDict()
 
     def get(self, key: str, make: Callable[[], T]) -> T:
-        """The value of `key`, made by `make` where it is not there."""
+        """Return the value of `key`, made by `make` where it is missing."""
+        digest = hashlib.sha256(key.encode("utf-8", "surrogatepass")).digest()
         with self._lock:
-            entry = self._entries.setdefault(key, _Entry())
-            self._entries.move_to_end(key)
+            entry = self._entries.setdefault(digest, _Entry())
+            self._entries.move_to_end(digest)
             while len(self._entries) > self._size:
                 self._entries.popitem(last=False)
         return entry.get(make)
@@ -125,7 +128,9 @@ class GrammarCompiler:
             grammar = SchemaGrammar.from_json(schema, found)
         recipe = Recipe("json_schema", text or "", "json_schema")
         made = self._constraint(grammar.matcher(self._all_tokens()), recipe)
-        return made if grammar.unique is None else UniqueItems.over(made, grammar.unique, self._all_item_ends())
+        if grammar.unique is None:
+            return made
+        return UniqueItems.over(made, grammar.unique, self._all_item_ends(), grammar.matcher_of_bytes())
 
     def made_anew(self, recipe: Recipe) -> MatcherConstraint:
         """A constraint that a compiler over the same vocabulary has made, and that has taken ``recipe.begun`` since."""
@@ -143,11 +148,13 @@ class GrammarCompiler:
 
     def gbnf(self, text: str) -> MatcherConstraint:
         """llama.cpp's grammar format (grammars/README.md), matched exactly as written."""
-        try:
-            lark = to_lark(parse_gbnf(text), self.token_id, self._ends)
-        except InvalidRequest as error:
-            raise InvalidRequest(f"{PARSE_FAILED}: {error.message}", "grammar") from None
-        return self._of_grammar(lark, "grammar", PARSE_FAILED)
+        return self._compiled.get(f"gbnf {text}", lambda: self._gbnf(text)).fork()
+
+    def _gbnf(self, text: str) -> MatcherConstraint:
+        if self._sandbox is None:
+            return self._of_lark(gbnf_grammar(text, self.token_id, self._ends))
+        found = self._sandbox.compile(self._sent_tokens(), GBNF, json.dumps(text).encode(), "grammar")
+        return self._of_lark(LarkGrammar(found))
 
     def lark(self, text: str, *, max_chars: int = MAX_TEXT_CHARS) -> MatcherConstraint:
         """llguidance's dialect of Lark: rule `start`, inline ``%json {...}``."""
@@ -159,6 +166,9 @@ class GrammarCompiler:
         else:
             request = json.dumps([text, max_chars]).encode()
             grammar = LarkGrammar(self._sandbox.compile(self._sent_tokens(), LARK, request, "grammar"))
+        return self._of_lark(grammar)
+
+    def _of_lark(self, grammar: LarkGrammar) -> MatcherConstraint:
         recipe = Recipe("grammar", grammar.text, grammar.param)
         return self._constraint(grammar.matcher(self._all_tokens()), recipe)
 

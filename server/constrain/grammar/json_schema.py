@@ -30,7 +30,7 @@ from server.constrain.grammar.limits import (
 )
 from server.constrain.grammar.schema.document import Document, unenforceable
 from server.constrain.grammar.schema.keywords import LISTS, MAPS, SINGLE
-from server.constrain.grammar.schema.language import without_all_controls
+from server.constrain.grammar.schema.language import readable
 from server.constrain.grammar.schema.rewriting import Rewriter
 from server.constrain.grammar.unique.places import UniquePlaces
 from server.errors import InvalidRequest
@@ -106,6 +106,11 @@ def grammar_text(schema: str) -> str:
     return f'{{"grammars": [{{"json_schema": {schema}}}]}}'
 
 
+def part_text(schema: dict[str, Any]) -> str:
+    """Return a part of a rewritten document, with its ``$defs``, as JSON for llguidance."""
+    return _text(_closed_document(schema))
+
+
 def _problem(text: str) -> str:
     """What llguidance says against a schema, that it cannot tell branches of a `oneOf` apart for instance."""
     problem: str = llguidance.LLMatcher.validate_grammar(grammar_text(text))
@@ -154,11 +159,13 @@ def _with_readable_patterns(schema: Any) -> Any:
         return schema
     made = {key: _below(key, value, _with_readable_patterns) for key, value in schema.items()}
     if "pattern" in made:
-        made["pattern"] = without_all_controls(made["pattern"])
+        made["pattern"] = readable(made["pattern"])
     if "patternProperties" in made:
-        made["patternProperties"] = {
-            without_all_controls(name): each for name, each in made["patternProperties"].items()
-        }
+        named = made["patternProperties"]
+        names = [readable(name) for name in named]
+        made["patternProperties"] = dict(
+            zip(names if len(set(names)) == len(names) else named, named.values(), strict=True)
+        )
     return made
 
 
@@ -345,7 +352,7 @@ def _patterns_in(error: str, schema: object) -> Iterator[tuple[str, str]]:
 
 def _as_quoted(pattern: str) -> str:
     """A pattern as llguidance may write it: slashes not escaped, classes spelled out."""
-    return without_all_controls(pattern).replace("\\/", "/").replace("\\w", "[0-9a-zA-Z_]").replace("\\d", "[0-9]")
+    return readable(pattern).replace("\\/", "/").replace("\\w", "[0-9a-zA-Z_]").replace("\\d", "[0-9]")
 
 
 def _place_of(keyword: str, schema: object) -> str:

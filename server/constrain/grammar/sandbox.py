@@ -15,12 +15,12 @@ from server.confined.worker import FAULT
 from server.constrain.grammar.attempt import MAX_SANDBOX_S, CompileCancelled, CompileLater, current, may_wait
 from server.errors import InternalError, InvalidRequest, ShuttingDown, TooLate, Unavailable
 
-VOCABULARY, SCHEMA, LARK, GRAMMAR = b"v", b"s", b"l", b"g"
-"""What is sent: a pickled `TokenTable`; in JSON a schema, ``[lark, max_chars]``, or ``[grammar, param, prefix]``."""
+VOCABULARY, SCHEMA, GBNF, LARK, GRAMMAR = b"v", b"s", b"b", b"l", b"g"
+"""Requests: a pickled `TokenTable`; in JSON a schema, GBNF, ``[lark, max_chars]``, or ``[grammar, param, prefix]``."""
 DONE, REFUSED = b"d", b"r"
 """What is answered, in JSON: what `build` has made of it, or the message and field of an `InvalidRequest`."""
 ANSWERER = "server.constrain.grammar.sandbox_worker:answerer"
-LIMITS = WorkLimits(cpu_s=1.5, wall_s=15.0, memory_bytes=640 << 20, answer_bytes=32 << 20)
+LIMITS = WorkLimits(cpu_s=1.5, wall_s=15.0, memory_bytes=460 << 20, answer_bytes=32 << 20)
 """Of one grammar. The memory includes a vocabulary, about 100 MB for 150,000 tokens."""
 RETRY_S = 5
 _TOO_MUCH = "compiling it was stopped, {}: use fewer or simpler alternatives, references and patterns"

@@ -4,14 +4,15 @@ import json
 import pickle
 import random
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any
 
 import llguidance
 
 from server.confined.worker import Answer
-from server.constrain.grammar.build import lark_grammar, matcher_of, schema_grammar
+from server.constrain.grammar.build import LarkGrammar, gbnf_grammar, lark_grammar, matcher_of, schema_grammar
 from server.constrain.grammar.matcher import first_line
-from server.constrain.grammar.sandbox import DONE, GRAMMAR, LARK, REFUSED, SCHEMA, VOCABULARY
+from server.constrain.grammar.sandbox import DONE, GBNF, GRAMMAR, LARK, REFUSED, SCHEMA, VOCABULARY
 from server.constrain.grammar.tokenizer import TokenTable
 from server.errors import InvalidRequest
 
@@ -19,42 +20,72 @@ _N_WALKS, _N_STEPS = 2, 24
 """Tokens that a grammar is tried with: some fail at the first text that they are given."""
 
 
+class _Vocabulary:
+    """The tokenizer of a vocabulary, and its tokens by text."""
+
+    def __init__(self, table: TokenTable) -> None:
+        self._table = table
+        self.tokenizer = table.tokenizer()
+        self.ends = frozenset(table.ends)
+
+    @cached_property
+    def _ids(self) -> dict[bytes, int]:
+        return self._table.ids()
+
+    def token_id(self, text: str) -> int | None:
+        """Return the token whose whole text is `text`."""
+        return self._ids.get(text.encode("utf-8", "surrogatepass"))
+
+
 def answerer() -> Answer:
-    """What the process does with a request."""
-    tokenizers: list[llguidance.LLTokenizer] = []
+    """Return the function that answers requests."""
+    vocabulary: list[_Vocabulary] = []
 
     def answer(what: bytes, request: bytes) -> tuple[bytes, bytes]:
         if what == VOCABULARY:
-            table: TokenTable = pickle.loads(request)  # noqa: S301 - of the server's own
-            tokenizers[:] = [table.tokenizer()]
+            vocabulary[:] = [_Vocabulary(pickle.loads(request))]  # noqa: S301 - of the server's own
             return DONE, b""
         try:
-            return DONE, json.dumps(_TRIES[what](tokenizers[0], json.loads(request))).encode()
+            return DONE, json.dumps(_TRIES[what](vocabulary[0], json.loads(request))).encode()
         except InvalidRequest as error:
             return REFUSED, json.dumps([error.message, error.param]).encode()
 
     return answer
 
 
-def _schema(tokenizer: llguidance.LLTokenizer, schema: Any) -> Any:
+def _schema(vocabulary: _Vocabulary, schema: Any) -> Any:
     grammar = schema_grammar(schema)
-    _try_out(grammar.matcher(tokenizer), "json_schema", "json_schema")
+    _try_out(grammar.matcher(vocabulary.tokenizer), "json_schema", "json_schema")
+    if grammar.unique is not None:
+        grammar.matcher_of_bytes()
     return grammar.as_json()
 
 
-def _lark(tokenizer: llguidance.LLTokenizer, given: Any) -> Any:
-    grammar = lark_grammar(*given)
-    _try_out(grammar.matcher(tokenizer), grammar.param, grammar.prefix)
+def _gbnf(vocabulary: _Vocabulary, text: str) -> Any:
+    return _tried(gbnf_grammar(text, vocabulary.token_id, vocabulary.ends), vocabulary)
+
+
+def _lark(vocabulary: _Vocabulary, given: Any) -> Any:
+    return _tried(lark_grammar(*given), vocabulary)
+
+
+def _tried(grammar: LarkGrammar, vocabulary: _Vocabulary) -> str:
+    _try_out(grammar.matcher(vocabulary.tokenizer), grammar.param, grammar.prefix)
     return grammar.text
 
 
-def _grammar(tokenizer: llguidance.LLTokenizer, given: Any) -> Any:
+def _grammar(vocabulary: _Vocabulary, given: Any) -> Any:
     grammar, param, prefix = given
-    _try_out(matcher_of(tokenizer, grammar, param, prefix), param, prefix)
+    _try_out(matcher_of(vocabulary.tokenizer, grammar, param, prefix), param, prefix)
     return None
 
 
-_TRIES: dict[bytes, Callable[[llguidance.LLTokenizer, Any], Any]] = {SCHEMA: _schema, LARK: _lark, GRAMMAR: _grammar}
+_TRIES: dict[bytes, Callable[[_Vocabulary, Any], Any]] = {
+    SCHEMA: _schema,
+    GBNF: _gbnf,
+    LARK: _lark,
+    GRAMMAR: _grammar,
+}
 
 
 def _try_out(matcher: llguidance.LLMatcher, param: str, prefix: str) -> None:

@@ -51,6 +51,38 @@ async def test_a_schema_that_explodes_is_refused_with_its_field(serve: Serve, fi
         assert (await api.client.post(URL, json={"messages": MESSAGES})).status_code == 200
 
 
+TEXTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "comments": ("grammar", {"grammar": 'root ::= "a"\n' + "# comment\n" * 25_000}),
+    "groups": ("grammar", {"grammar": "root ::= " + "(" * 90 + '"a"' + ")*" * 90 + ' "a" | "b"' * 4000}),
+    "characters": ("guided_grammar", {"guided_grammar": 'root ::= "' + "a" * 20_000 + '"'}),
+    "tokens": ("grammar", {"grammar": "root ::= " + " ".join(f"<[{n}]>" for n in range(19_000))}),
+    "a wrong rule at the end": ("grammar", {"grammar": 'root ::= "a" # ' + "c" * 250_000 + "\n?"}),
+    "unique items without enough values": (
+        "json_schema",
+        {
+            "json_schema": {
+                "properties": {
+                    str(n): {"uniqueItems": True, "minItems": 400, "items": {"enum": list(range(n, n + 400))}}
+                    for n in range(40)
+                }
+            }
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("what", TEXTS)
+async def test_what_is_read_of_a_grammar_is_bounded_too(serve: Serve, what: str, stream: bool) -> None:
+    """Parsing counts as compiling. On an idle machine it takes 0.05 to 0.5 s of CPU for these."""
+    field, fields = TEXTS[what]
+    async with serve(sandbox=Sandbox(WorkLimits(cpu_s=0.02, wall_s=60))) as api:
+        reply = await api.client.post(URL, json={"messages": MESSAGES, "stream": stream, **fields})
+        assert reply.status_code == 400
+        message = reply.json()["error"]["message"]
+        assert message.startswith(f"{field}: compiling it was stopped, it took more than 0.02 s of a processor")
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_disconnect_ends_the_compilation(serve: Serve, stream: bool) -> None:
     sandbox = Sandbox(AMPLE)

@@ -14,6 +14,11 @@ _LOOK_AHEAD = re.compile(r"\(\?[!=]")
 _UNWRITTEN = r"\x01"  # a character that no text has
 _CLASS = re.compile(r"\\.|\[(?P<inside>(?:\\.|[^\]\\])+)\]", re.DOTALL)
 _FROM_ZERO = re.compile(r"(?:\\(?:x00|u0000|x\{0+\}|u\{0+\}|0)|\0)-|\\p\{?C")
+_ATOM = r"(?P<atom>\[(?:[^\]\\]|\\.)+\]|\\[wWdDsS]|\.)"
+_COUNT = r"(?P<count>[*+?]|\{(?P<least>\d{1,4})(?:,\d*)?\})\??"
+_BEFORE = r"(?P<before>(?:\\.|\[(?:[^\]\\]|\\.)+\]|[^\\\[])*?)"
+_COUNTED_AT_END = re.compile(rf"{_BEFORE}{_ATOM}{_COUNT}(?P<after>)", re.DOTALL)
+_COUNTED_AT_START = re.compile(rf"(?P<before>){_ATOM}{_COUNT}(?P<after>.*)", re.DOTALL)
 _REPEATS = ("*", "+", "{")
 _LITERAL = r"(?:[A-Za-z0-9 _:;,/@#%&=~'\"<>!-]|\\[^\w\s])+"
 _WORDS = re.compile(rf"{_LITERAL}(?:\|{_LITERAL})*(?:\.\*)?")
@@ -113,7 +118,28 @@ def _concerns_all(pattern: str, at: int, level: int) -> bool:
     return True
 
 
-def without_all_controls(pattern: str) -> str:
+def readable(pattern: str) -> str:
+    """Return an equivalent pattern that llguidance reads correctly and at less cost."""
+    return _without_outer_counts(_without_all_controls(pattern))
+
+
+def _without_outer_counts(pattern: str) -> str:
+    """Return the pattern with no more of its first and last character class than a match needs.
+
+    Without anchors ``[a-z]{1,255}`` matches wherever ``[a-z]`` does. Only a bare class or escape is shortened.
+    """
+    if any(char in "|()" for _, char in _syntax(pattern, 0)):
+        return pattern
+    for expression in (_COUNTED_AT_END, _COUNTED_AT_START):
+        found = expression.fullmatch(pattern)
+        if found is not None:
+            least = int(found["least"] or (found["count"] == "+"))
+            kept = "" if least == 0 else found["atom"] if least == 1 else f"{found['atom']}{{{least}}}"
+            pattern = found["before"] + kept + found["after"]
+    return pattern
+
+
+def _without_all_controls(pattern: str) -> str:
     """The pattern without one control character in its classes: those that have all, but not ``"`` or a backslash, are
     taken by llguidance to have these, too, once they are written as JSON (derivre 0.3, `json_quote`).
     """

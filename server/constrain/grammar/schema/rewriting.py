@@ -207,7 +207,7 @@ class Rewriter:
 
     def _unique(self, own: dict[str, Any], place: str) -> list[Schema]:
         if own.pop("uniqueItems", False) and own.get("maxItems", 2) > 1:
-            own[MARK] = True
+            own[MARK] = place
             self.unique = self.unique or place
         return []
 

@@ -1,14 +1,19 @@
-"""`uniqueItems`, which no grammar can say: an item that would repeat another is kept from ending.
+"""`uniqueItems`, which no grammar can express: refuses the tokens that repeat an item, or that leave it no other way.
 
-Where the items' schema names their values (`enum`, `const`, booleans), only those that are not there yet may be begun.
-Elsewhere a repetition is noticed when the item would end; an item that then has no other way to go on ends the output
-with an error, for the output can't be taken back.
+A second matcher reads the output byte by byte. It tells which beginnings of items can only become repetitions
+(`cursor`), so that a reply never reaches a state from which every continuation is impossible.
 """
 
+import time
+from bisect import bisect_left, bisect_right
+from functools import cached_property
+
+import llguidance
 import numpy as np
 from numpy.typing import NDArray
 
 from server.constrain.grammar.matcher import MatcherConstraint
+from server.constrain.grammar.panics import contained
 from server.constrain.grammar.unique.cursor import Cursor
 from server.constrain.grammar.unique.places import UniquePlaces
 from server.errors import InvalidRequest
@@ -18,8 +23,8 @@ _ENDS = frozenset(b'",]} \t\n\r')  # one of these is in every token that ends an
 
 
 class ItemEnds:
-    """The tokens of a vocabulary that may end an item, those of them that may inside of a string, and those that may
-    open an array and end two items of it.
+    """A vocabulary's tokens that may end an item (``ending``; ``quotes``: also inside a string), and those that may
+    open an array and end two of its items (``whole``).
     """
 
     def __init__(self, vocab: Vocab) -> None:
@@ -29,58 +34,87 @@ class ItemEnds:
         self.quotes = np.array([t for t in self.ending if b'"' in pieces[t]], np.intp)
         self.whole = np.array([t for t in self.ending if b"[" in pieces[t] and b"," in pieces[t]], np.intp)
 
+    @cached_property
+    def _sorted(self) -> list[int]:
+        return sorted(range(self.vocab.n_tokens), key=self._piece)
+
+    def beginning_with(self, text: bytes) -> NDArray[np.intp]:
+        """Return the tokens whose text begins with `text`."""
+        first = bisect_left(self._sorted, text, key=self._piece)
+        after = bisect_right(self._sorted, text, first, key=lambda token: self._piece(token)[: len(text)])
+        return np.array(self._sorted[first:after], np.intp)
+
+    def _piece(self, token: int) -> bytes:
+        return self.vocab.piece(token, special=False)
+
 
 class UniqueItems(MatcherConstraint):
-    """A matcher's constraint, less what would repeat an item."""
+    """A matcher's constraint without the tokens that repeat an item.
 
-    __slots__ = ("_base", "_cursor", "_item_ends")
+    ``state``: a matcher of the same grammar over bytes.
+    """
 
-    def __init__(self, base: MatcherConstraint, cursor: Cursor, item_ends: ItemEnds) -> None:
+    __slots__ = ("_base", "_cursor", "_item_ends", "_state")
+
+    def __init__(
+        self, base: MatcherConstraint, cursor: Cursor, item_ends: ItemEnds, state: llguidance.LLMatcher
+    ) -> None:
         super().__init__(base.matcher, base._n_tokens, base._ends, base._param, base.recipe)
-        self._base = base
-        self._cursor = cursor
-        self._item_ends = item_ends
+        self._base, self._cursor, self._item_ends, self._state = base, cursor, item_ends, state
 
     @classmethod
-    def over(cls, base: MatcherConstraint, places: UniquePlaces, item_ends: ItemEnds) -> "UniqueItems":
-        """At the beginning of the output."""
-        return cls(base, Cursor(places), item_ends)
+    def over(
+        cls, base: MatcherConstraint, places: UniquePlaces, item_ends: ItemEnds, state: llguidance.LLMatcher
+    ) -> "UniqueItems":
+        """Return the constraint at the beginning of the output."""
+        return cls(base, Cursor(places), item_ends, state)
 
+    @contained
     def fork(self) -> "UniqueItems":
-        """An independent copy in the same state."""
-        return UniqueItems(self._base.fork(), self._cursor.fork(text=True), self._item_ends)
+        """Return an independent copy in the same state."""
+        copy = UniqueItems(self._base.fork(), self._cursor.fork(text=True), self._item_ends, self._state.deep_copy())
+        copy._since_mask_s, copy._slow_s = self._since_mask_s, self._slow_s
+        return copy
 
+    @contained
     def allows(self, token: int) -> bool:
-        """Whether `token` may come next."""
-        return super().allows(token) and self._cursor.may_take(self._piece(token))
+        """Return whether `token` may come next."""
+        return super().allows(token) and self._cursor.may_take(self._piece(token), self._state)
 
+    @contained
     def mask(self) -> bytes:
-        """A bit per token; raises InvalidRequest when the matcher gave up, and where only repetitions are left."""
+        """Return a bit per token. Raises `InvalidRequest` when the matcher gave up or only repetitions are left."""
         bits = np.frombuffer(super().mask(), np.uint8).copy()
-        if self._cursor.has_members:
-            wanted = np.flatnonzero(np.unpackbits(bits, bitorder="little"))
-        else:
-            wanted = _set(bits, self._that_count())
-        for token in wanted.tolist():
-            if not self._cursor.may_take(self._piece(token)):
-                bits[token // 8] &= ~np.uint8(1 << token % 8)
+        began = time.thread_time()
+        dead_ends = [self._item_ends.beginning_with(text) for text in self._cursor.dead_ends() if text]
+        for token in _set(bits, np.concatenate([self._may_end(), *dead_ends])).tolist():
+            if not self._cursor.may_take(self._piece(token), self._state):
+                bits[token // 8] &= np.uint8(~(1 << token % 8) & 255)
+        self._count(time.thread_time() - began)
         if not bits.any():
             raise InvalidRequest("the output cannot be kept to 'uniqueItems': an item repeats another one", self._param)
         return bits.tobytes()
 
-    def _that_count(self) -> NDArray[np.intp]:
-        """The tokens that may repeat an item with what they end."""
+    def _may_end(self) -> NDArray[np.intp]:
+        """Return the tokens that may end an item here."""
         if not self._cursor.is_inside:
             return self._item_ends.whole
         return self._item_ends.quotes if self._cursor.in_string else self._item_ends.ending
 
     def masked_by(self) -> None:
-        """Nothing: what the matcher allows is not all that counts."""
+        """Return nothing: what the matcher allows is not all that counts."""
 
+    @contained
     def accept(self, token: int) -> None:
         """Advance by an allowed token."""
         super().accept(token)
-        self._cursor.take(self._piece(token))
+        began = time.thread_time()
+        piece = self._piece(token)
+        self._cursor.take(piece, self._state)
+        for byte in piece:
+            self._state.consume_token(byte)
+        self._state.compute_bitmask()  # gives the lexer new fuel
+        self._count(time.thread_time() - began)
 
     def _piece(self, token: int) -> bytes:
         vocab = self._item_ends.vocab
