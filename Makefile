@@ -17,7 +17,7 @@ CONFORMANCE := build/conformance/venv
 
 PAGE := build/page
 
-.PHONY: batches fuzz-schemas figures maskbench image pod ray isolated overload soak chaos schemathesis wheel locks profile trace fuzz-engine fuzz-media serve test quick nightly kinds coverage check bench bench-gpu docs conformance clients page types vendor clean
+.PHONY: batches fuzz-schemas figures maskbench image pod ray isolated overload soak chaos schemathesis wheel locks profile trace fuzz-engine fuzz-media serve test test-failed quick nightly kinds coverage check bench bench-gpu docs conformance clients page types vendor clean
 
 # Slots of the default configuration can be saved (examples/slot_moved.py); a file of your own says where itself.
 SLOTS := $(if $(filter config/default.yaml,$(CONFIG)),--slot-save-path build/slots)
@@ -33,6 +33,10 @@ endif
 # Format, lint, types, import contracts, dead code, then every test. CI runs this.
 test: $(VENV)/.installed-dev check $(VENV)/.templates $(VENV)/.smollm2
 	$(DOWNLOADS) $(BIN)/python -m pytest -q $(TWO)
+
+# The tests that failed last, one at a time. CI runs it when at most three failed.
+test-failed: $(VENV)/.installed-dev
+	$(DOWNLOADS) $(BIN)/python -m pytest -q --last-failed --last-failed-no-failures none
 
 # The loop while you write: lint, types, and of every test that is not marked slow three cases and ten examples; of native
 # models two files.
