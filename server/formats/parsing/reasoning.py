@@ -15,7 +15,7 @@ from typing import Protocol
 
 from server.formats.parsing.pieces import ContentText, Piece, joined
 from server.formats.parsing.reader import EndOfText, Steps
-from server.formats.parsing.turn import Parse, Reading, Turn
+from server.formats.parsing.turn import LaterReasoning, Parse, Parser, Reading, Turn, answer
 
 TAGS = (
     ("<think>", "</think>"),
@@ -103,6 +103,7 @@ class ReasoningParser:
         self._parse = parse
         self._turn = Turn(how=how)
         self._opened = begun_thoughts(generation_prompt, tags) is not None
+        self._expects_more = self._opened or tags[1] in generation_prompt  # or its opening tag has come
         self._steps: Steps[None] | None = self._read()
 
     def feed(self, text: str) -> list[Piece]:
@@ -112,14 +113,25 @@ class ReasoningParser:
         self._turn.text += text
         try:
             next(self._steps)
-        except (StopIteration, EndOfText) as end:
+        except (StopIteration, EndOfText):
             self._steps = None
             rest, self._turn.text = self._turn.settle() + self._turn.text, ""
-            if self._turn.cut and isinstance(end, EndOfText):
-                rest = ""  # half of the closing tag
             self._turn.finish()
+            if self._expects_more:
+                self._read_later_reasoning()
             return self._pieces() + self._inner.feed(rest)
         return self._pieces()
+
+    def _read_later_reasoning(self) -> None:
+        """Have the answer's parser read further blocks, and leave out closing tags that close nothing."""
+        how = self._turn.how
+        if how.thoughts_in_content or not how.thoughts_apart:
+            return
+        if isinstance(self._inner, PlainParser):
+            self._inner = Parser(answer, how)
+            self._inner.turn.holds_spaces = False
+        if isinstance(self._inner, Parser):
+            self._inner.turn.expect_reasoning(LaterReasoning(self._tags, self._openings, self._parse), self._turn)
 
     def finish(self, *, cut: bool = False) -> list[Piece]:
         """What was held back: an unfinished tag is text."""
@@ -140,6 +152,7 @@ class ReasoningParser:
             if not (yield from turn.take(opening)):
                 return
             tag = turn.settle()
+            self._expects_more = True
         if turn.how.thoughts_apart or not self._opened:  # text that is left as it came has no tag of the prompt's
             turn.thought_tag(tag)
         end = yield from turn.thoughts((closing,), self._openings, self._parse)

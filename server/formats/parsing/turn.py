@@ -42,6 +42,21 @@ class Reading:
 
 
 Parse = Callable[["Turn"], Steps[None]]
+_NO_TAG_AFTER = frozenset(" \t\"'`([{<")
+_FENCE = "```"
+_LINE_CHARS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class LaterReasoning:
+    """Reasoning that an answer may contain, in the same ``tags`` as the reasoning before it.
+
+    ``openings`` are markup of calls, which ``parse`` reads.
+    """
+
+    tags: tuple[str, str]
+    openings: tuple[str, ...]
+    parse: Parse
 
 
 @dataclass(slots=True)
@@ -57,6 +72,11 @@ class Turn(Reader):
     _thought_spaces: list[str] = field(default_factory=list)
     _inside: bool = False  # a thought has begun with more than white space
     _thought_once: bool = False
+    later: LaterReasoning | None = None
+    holds_spaces: bool = True
+    _line: str = ""  # the last line of the content, for `later`
+    _fenced: bool = False  # in a block of code
+    _has_content: bool = False
 
     def content(self, text: str) -> None:
         """Text for the reader of the message."""
@@ -64,12 +84,30 @@ class Turn(Reader):
             self._show(text)
 
     def _show(self, text: str) -> None:
-        sure = text.rstrip()
+        if self.later is not None:
+            self._follow_lines(text)
+        sure = text.rstrip() if self.holds_spaces else text
         if sure:
             self.pieces.append(ContentText("".join(self._spaces) + sure))
             self._spaces.clear()
         if len(sure) < len(text):
             self._spaces.append(text[len(sure) :])
+
+    def _follow_lines(self, text: str) -> None:
+        """Remember where the content is: in which line, and whether in a block of code."""
+        *lines, self._line = (self._line + text).split("\n")
+        for line in lines:
+            self._fenced ^= line.lstrip().startswith(_FENCE)
+        if len(self._line) > _LINE_CHARS:  # enough for `_is_tag_place`
+            self._line = self._line[: _LINE_CHARS // 2] + self._line[-1]
+        self._has_content = self._has_content or not text.isspace()
+
+    def _is_tag_place(self) -> bool:
+        """Return whether a tag here is markup: not in code, in quotes, or a word of its own within a line."""
+        line = self._line
+        if self._fenced or line.lstrip().startswith(_FENCE) or line.count("`") % 2:
+            return False
+        return not line.strip() or line[-1] not in _NO_TAG_AFTER
 
     def thought(self, text: str) -> None:
         """Text of a thought; white space around each thought is dropped where thoughts stand apart."""
@@ -96,6 +134,10 @@ class Turn(Reader):
         if self.how.thoughts_in_content:
             self._show(text)
 
+    def expect_reasoning(self, later: LaterReasoning, before: "Turn") -> None:
+        """Read reasoning in the answer, too; `before` has read the reasoning before it."""
+        self.later, self._thought_once = later, before._thought_once
+
     def certain(self) -> None:
         """What has been read since `attempt` can be nothing but a call."""
         self._in_call = True
@@ -105,6 +147,7 @@ class Turn(Reader):
         self.settle()
         self.certain()
         self._spaces.clear()
+        self._line = ""
         self.n_calls += 1
         name = json_text.encodable(name)
         self._write(ToolCallBegin(self.n_calls - 1, self._id(json_text.encodable(call_id)), name))
@@ -138,18 +181,38 @@ class Turn(Reader):
         return (yield from self.peek()) in beginnings
 
     def content_until(self, *markers: str) -> Steps[str]:
-        """Everything up to one of the markers is content."""
-        return self.until(markers, self.content)
+        """Everything up to one of the markers is content, except further reasoning; the marker."""
+        if self.later is None:
+            return (yield from self.until(markers, self.content))
+        opening, closing = self.later.tags
+        while True:
+            found = yield from self.until((*markers, opening, closing), self.content)
+            if found in markers:
+                return found
+            if not self._is_tag_place():
+                self.content(found)
+                continue
+            if found == opening:
+                self.thought_tag(opening)
+                yield from self.thoughts((closing,), self.later.openings, self.later.parse)
+                self.thought_tag(closing)
+            self._line = ""
+            if not self._has_content:
+                yield from self.spaces()
 
     def thought_until(self, *markers: str) -> Steps[str]:
-        """Everything up to one of the markers is thought."""
-        return self.until(markers, self.thought)
+        """Everything up to one of the markers is reasoning; also half a marker, where the text is cut off."""
+        try:
+            return (yield from self.until(markers, self.thought))
+        except EndOfText:
+            self.thought(self.consume(len(self.text)))
+            raise
 
     def thoughts(self, ends: tuple[str, ...], openings: tuple[str, ...], parse: Parse) -> Steps[str]:
         """Everything up to one of `ends` is thought; that one. Raises `EndOfText` without one.
 
-        What one of `openings` opens is read aside, by `parse`: where the text ends before the thoughts do, it is calls,
-        else it was only mentioned, and is thought like the rest.
+        What one of `openings` opens is read aside, by `parse`. If the text ends behind it, it is calls. If more of the
+        reasoning follows, or its end, it was only mentioned, and is reasoning like the rest.
         """
         while True:
             found = yield from self.thought_until(*ends, *openings)
@@ -160,16 +223,19 @@ class Turn(Reader):
                 aside.read(found)
                 found = yield from self.until(ends, aside.read)
             except NotMarkup:
-                first, *rest = aside.read_so_far
-                self.thought(first)
-                self.back("".join(rest))
+                *mentioned, last = aside.read_so_far
+                if not mentioned:
+                    mentioned, last = [last], ""
+                self.thought("".join(mentioned))
+                self.back(last)  # it may open a call, too
                 continue
             except EndOfText:
+                rest = self.consume(len(self.text))
                 if aside.close(cut=self.cut):
                     self.pieces.extend(aside.pieces)
                     self.n_calls = aside.parser.turn.n_calls
                 else:
-                    self.thought("".join(aside.read_so_far))
+                    self.thought("".join(aside.read_so_far) + rest)
                 raise
             self.thought("".join(aside.read_so_far))
             return found
@@ -201,12 +267,13 @@ class Turn(Reader):
             self.content(raw)
 
     def finish(self) -> None:
-        """The text is complete: what is held back is content, but for white space behind calls, and what was cut off
-        inside of a call or of a marker."""
+        """The text is complete: what is held back is content, except white space behind calls, and what was cut off
+        inside a call or in markup behind one."""
         if self.cut and self._in_call:
             self.settle()
+            self.text = ""
         self.give_back()
-        if self.cut:
+        if self.cut and self.n_calls:
             self.text = ""
         if self.text:
             self.content(self.consume(len(self.text)))
@@ -217,6 +284,12 @@ class Turn(Reader):
     def _write(self, piece: Piece) -> None:
         if self.how.parallel or self.n_calls == 1:
             self.pieces.append(piece)
+
+
+def answer(turn: Turn) -> Steps[None]:
+    """The generator of a format without calls: all is content."""
+    while True:
+        yield from turn.content_until()
 
 
 def anywhere(read: Parse, *openings: str, silent: tuple[str, ...] = ()) -> Parse:
@@ -285,13 +358,16 @@ class _Aside:
     pieces: list[Piece] = field(default_factory=list)
 
     def read(self, text: str) -> None:
-        """Raises `NotMarkup` when it has turned out to be no call."""
+        """Raises `NotMarkup` when it is no call, or one that more text follows."""
         self.read_so_far.append(text)
-        self.pieces += self.parser.feed(text)
-        if self.pieces and not isinstance(self.pieces[0], ToolCallBegin):
+        if not self._take(self.parser.feed(text)):
             raise NotMarkup
 
+    def _take(self, pieces: list[Piece]) -> bool:
+        """Return whether these pieces are of calls."""
+        self.pieces += pieces
+        return all(isinstance(piece, ToolCallBegin | ToolCallArguments) for piece in pieces)
+
     def close(self, *, cut: bool) -> bool:
-        """The text is complete: whether it began with a call."""
-        self.pieces += self.parser.finish(cut=cut)
-        return bool(self.pieces) and isinstance(self.pieces[0], ToolCallBegin)
+        """The text is complete: return whether it was calls and nothing else."""
+        return self._take(self.parser.finish(cut=cut)) and bool(self.pieces)

@@ -1,6 +1,7 @@
 """Markup of calls in thoughts: only mentioned while the thoughts end some time, calls where they never do."""
 
 import json
+from typing import Any
 
 import pytest
 
@@ -88,6 +89,74 @@ def test_markup_that_is_no_call_is_thought_at_once(mention: str) -> None:
     found.take(made.finish())
     assert found.reasoning == f"I write {mention} now,"
     assert found.calls == [("get_weather", PARIS)]
+
+
+CALL = f'<tool_call>\n{{"name": "get_weather", "arguments": {PARIS}}}\n</tool_call>'
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_reasoning_behind_a_call_is_streamed_before_it_ends(form: str) -> None:
+    recorded = first(form)
+    assert recorded is not None
+    opening, closing = tags(form)
+    made = parser(form, sign="" if formats.BY_NAME[form].thinks else closing, prompt=formats.BY_NAME[form].turn_start)
+    found = Read()
+    found.take(made.feed(f"{opening}I could write {calls_of(recorded)} but need not"))
+    assert found.reasoning.rstrip().endswith("but need not")
+    for char in " and I go on":
+        found.take(made.feed(char))
+    assert found.reasoning.endswith("and I go on"[:-1]) or found.reasoning.endswith("and I go on")
+    found.take(made.feed(f"{closing}It is sunny."))
+    found.take(made.finish())
+    assert not found.calls
+
+
+def test_a_call_behind_a_mentioned_one_counts() -> None:
+    found = both_ways("hermes", f"<think>Not {CALL} but{CALL}\n{CALL}", "")
+    assert (found.reasoning, found.content) == (f"Not {CALL} but", "")
+    assert found.calls == [("get_weather", PARIS)] * 2
+
+
+@pytest.mark.parametrize(("prompt", "before"), [("", "<think>One.</think>\n\n"), ("<think>\n\n</think>\n\n", "")])
+@pytest.mark.parametrize("options", [{}, {"tools": []}])
+@pytest.mark.parametrize(
+    ("text", "content", "reasoning"),
+    [
+        ("Hi.\n<think>\nTwo.\n</think>\n\nBye.", "Hi. Bye.", "Two."),
+        ("<think>Two.</think>\nBye.", "Bye.", "Two."),
+        ("Hi.<think>Two.", "Hi.", "Two."),
+        ("Hi.\n<think>Two.</think>\n<think>Three.</think>Bye.", "Hi. Bye.", "Two. Three."),
+        ("</think>\n\nHi.", "Hi.", ""),
+        ("Hi.\n</think>\n\nBye.", "Hi. Bye.", ""),
+        ("Hi</think>", "Hi", ""),
+        # What an answer says about the tags stays text.
+        ("Write `<think>` and `</think>`.", "Write `<think>` and `</think>`.", ""),
+        ("Put <think> in front, </think> after.", "Put <think> in front, </think> after.", ""),
+        ("```\n<think>\nx\n</think>\n```\nSo.", "``` <think> x </think> ``` So.", ""),
+        ('He said "</think>".', 'He said "</think>".', ""),
+        ("a < b <thin c", "a < b <thin c", ""),
+    ],
+)
+def test_reasoning_that_comes_again_is_reasoning(
+    prompt: str, before: str, options: dict[str, Any], text: str, content: str, reasoning: str
+) -> None:
+    for cuts in ([], every_character(before + text)):
+        found = read(parser("hermes", sign="</think>", prompt=prompt, **options), before + text, cuts)
+        assert " ".join(found.content.split()) == content
+        assert found.reasoning.removeprefix("One.").split() == reasoning.split()
+
+
+def test_reasoning_between_calls_is_reasoning() -> None:
+    found = both_ways("hermes", f"<think>One.</think>{CALL}\n<think>Two.</think>\n{CALL}", "")
+    assert (found.reasoning, found.content, len(found.calls)) == ("One.\nTwo.", "", 2)
+
+
+def test_tags_stay_text_in_arguments_and_without_a_first_block() -> None:
+    given = '{"city": "a</think>\\n<think>b"}'
+    call = f'<tool_call>\n{{"name": "get_weather", "arguments": {given}}}\n</tool_call>'
+    assert both_ways("hermes", f"<think>One.</think>{call}", "").calls == [("get_weather", given)]
+    plain = read(parser("hermes"), "Hi.\n<think>x</think>")
+    assert (plain.content, plain.reasoning) == ("Hi.\n<think>x</think>", "")
 
 
 def test_thoughts_that_were_cut_off_behind_a_mention_are_thoughts() -> None:
