@@ -21,6 +21,7 @@ from server.media.bitmap import Bitmap, BitmapKind
 from server.pool.footprint import HOST, Bytes, Fit, Footprint, Memory
 from server.pool.protocols import MediaReader, ModelInfo
 from server.pool.spec import ModelSpec
+from server.vocab import PlainText
 
 BOS, EOS, IM_START, IM_END = 256, 257, 258, 259
 STATE_PREFIX = b"\xd8\x3c\x14\xaf\0\0\0\0"  # as the library's: its magic number and the sequence's
@@ -476,7 +477,8 @@ class FakeReader:
         tokens = [BOS] if add_special else []
         for part in parts:
             text = part if isinstance(part, str) else f"({part.kind} {part.width}x{part.height})"
-            tokens += self.vocab.tokenize(text, add_special=False, parse_special=parse_special)
+            special = parse_special and not isinstance(part, PlainText)
+            tokens += self.vocab.tokenize(text, add_special=False, parse_special=special)
         return MediaPrompt(tokens)
 
     def count(self, parts: Sequence[str | Bitmap], *, add_special: bool, parse_special: bool) -> int:

@@ -29,6 +29,7 @@ from server.hub.fetcher import HubFetcher
 from server.mcp.config import ANY_LABEL, McpRules, named, read_servers
 from server.mcp.servers import McpServers
 from server.media.decode import Cut, Decoder
+from server.media.document import DocumentLimits
 from server.media.fetch import MediaFetcher, Sites
 from server.media.sight import Sight
 from server.metrics.exposition import Metrics
@@ -324,11 +325,12 @@ def tracing_of(server: ServerSettings) -> "Tracing | None":
 
 
 def sight_of(server: ServerSettings) -> Sight:
-    """What reads the media of requests; it starts processes when there are some."""
+    """Return what reads the media and documents of requests; it starts processes when there are some."""
     hosts = tuple(host for host in server.media_fetch if host != ANYWHERE)
     sites = Sites(ANYWHERE in server.media_fetch, hosts, server.media_path)
     cut = Cut(max(server.video_fps, 0.0), max(server.video_timestamp_interval, 0))
-    return Sight(Decoder(PICTURES, cut=cut), MediaFetcher(sites))
+    documents = DocumentLimits(server.document_pages, server.document_bytes, cpu_s=server.document_seconds)
+    return Sight(Decoder(PICTURES, cut=cut, documents=documents), MediaFetcher(sites))
 
 
 def mcp_of(server: ServerSettings) -> McpServers:

@@ -4,6 +4,12 @@ from collections.abc import Sequence
 from typing import Protocol
 
 
+class PlainText(str):
+    """Text in which the tokenizer finds no control tokens, whatever it contains: a document's."""
+
+    __slots__ = ()
+
+
 class Vocab(Protocol):
     """A model's vocabulary. Safe to use from any thread; nothing changes anything. An id is -1 where there is none.
 

@@ -23,15 +23,16 @@ from server.errors import InvalidRequest
 from server.media.source import Source
 from server.templates.continuation import Continued
 
-MediaKind = Literal["image", "audio", "video", "file"]
+MediaKind = Literal["image", "audio", "video", "file", "document"]
 NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}}
 
 
 @dataclass(frozen=True, slots=True)
 class TextPart:
-    """A part that is text."""
+    """A part that is text. ``plain``: the tokenizer must find no control tokens in it (a document's text)."""
 
     text: str
+    plain: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,9 @@ class Media:
     """A part that is none; ``what`` says more of it, such as its type or name.
 
     ``source``: the file, or where it is; None for what no model can be shown. Nothing of it is fetched or decoded yet.
-    Of a ``file`` with a source the content tells what it is. ``spare``: it may be left out where it can't be had.
+    The content of a ``file`` tells which of the other media it is. That of a ``document`` may be text, too; ``what`` is
+    its name or title then, and ``context`` what the client says about it. ``spare``: it may be left out if it can't be
+    had.
     """
 
     kind: MediaKind
@@ -47,6 +50,7 @@ class Media:
     at: str = ""
     source: Source | None = field(default=None, repr=False)
     spare: bool = False
+    context: str = ""
 
     @property
     def placeholder(self) -> str:
@@ -209,7 +213,7 @@ def text_content(parts: Sequence[Part]) -> Content:
     """One text part as its text: templates may write a list otherwise than the same text."""
     if not parts:
         return ""
-    if len(parts) == 1 and isinstance(parts[0], TextPart):
+    if len(parts) == 1 and isinstance(parts[0], TextPart) and not parts[0].plain:
         return parts[0].text
     return tuple(parts)
 
@@ -223,9 +227,7 @@ def unseen(medium: Media) -> InvalidRequest:
     """The error of one that the model can't be shown (llama-server's words)."""
     hint = "hint: if this is unexpected, you may need to provide the mmproj"
     if medium.source is None:
-        hint = "there is no address and no file in it, and no file is kept here that a file_id could name"
-        if medium.kind == "file":
-            hint = "what can be shown are pictures, sounds and videos, each by its address or with its data"
+        hint = "there is no address and no file in it, and no file_id"
     return InvalidRequest(f"{medium.at}: {medium.kind} input is not supported - {hint}", medium.at)
 
 
@@ -245,8 +247,8 @@ def _newest(messages: Sequence[Message]) -> Message | None:
     return next((message for message in reversed(messages) if message.role == "user"), None)
 
 
-Mark = Callable[[Media], str | None]
-"""What stands in a prompt for a medium; None where the model can't be shown it."""
+Mark = Callable[[Part], str | None]
+"""What stands in a rendered prompt for a medium or a plain text; None for other text, and media that can't be shown."""
 
 
 def template_messages(messages: Sequence[Message], mark: Mark = lambda _: None) -> list[dict[str, Any]]:
@@ -274,19 +276,20 @@ def _template_message(message: Message, mark: Mark) -> dict[str, Any]:
 
 def _template_content(content: Content, mark: Mark) -> str | list[dict[str, Any]]:
     """Text, or parts; with a medium among them one text, as in llama-server: new lines between texts, and none beside
-    a medium (common/chat.cpp, common_chat_msg::to_json_oaicompat)."""
+    a medium (common/chat.cpp, common_chat_msg::to_json_oaicompat). A document counts as text."""
     if isinstance(content, str):
         return content
-    marks = [mark(part) if isinstance(part, Media) else None for part in content]
+    marks = [mark(part) for part in content]
     if not any(marks):
         return [{"type": "text", "text": shown_text(part)} for part in content] or ""
     told = ""
-    behind_mark = False
+    behind_medium = False
     for part, marked in zip(content, marks, strict=True):
-        if marked is None and told and not behind_mark:
+        is_medium = marked is not None and isinstance(part, Media) and part.kind != "document"
+        if not is_medium and told and not behind_medium:
             told += "\n"
         told += shown_text(part) if marked is None else marked
-        behind_mark = marked is not None
+        behind_medium = is_medium
     return told
 
 

@@ -14,22 +14,26 @@ from server.conversation.conversation import (
     Conversation,
     Media,
     Message,
+    Part,
+    TextPart,
     refuse_unseen,
     shown_text,
     template_messages,
     template_tools,
 )
+from server.conversation.framing import framed
 from server.conversation.thoughts import Allowance, allowance
 from server.engine.media import MediaPrompt
 from server.errors import InvalidRequest
 from server.formats.parsing.reasoning import begun_thoughts
 from server.formats.speech import Speech
-from server.media.bitmap import Bitmap
+from server.media.bitmap import Bitmap, Document
 from server.media.sight import check_shown
-from server.media.source import Seen
+from server.media.source import NOTHING_SEEN, Seen
 from server.pool.model import LoadedModel
 from server.templates.continuation import Continued
 from server.templates.template import RenderedPrompt
+from server.vocab import PlainText, Vocab
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,14 +41,19 @@ class Marks:
     """Of one rendering. ``shown``: whether the model can be shown a medium."""
 
     shown: Callable[[Media], bool]
-    _media: list[Media] = field(default_factory=list)
+    _media: list[Media | PlainText] = field(default_factory=list)
     _secret: str = field(default_factory=lambda: secrets.token_hex(12))
 
-    def mark(self, medium: Media) -> str | None:
-        """What stands for it; None for one that the model can't be shown."""
-        if not self.shown(medium):
+    def mark(self, part: Part) -> str | None:
+        """Return what stands for a medium or a plain text; None for other text, and media that can't be shown."""
+        if isinstance(part, TextPart):
+            if not part.plain:
+                return None
+            self._media.append(PlainText(part.text))
+        elif self.shown(part):
+            self._media.append(part)
+        else:
             return None
-        self._media.append(medium)
         return f"__media_{self._secret}_{len(self._media) - 1}__"
 
     def cut(self, text: str) -> tuple[str | Media, ...]:
@@ -52,7 +61,7 @@ class Marks:
         if not self._media:
             return (text,)
         pieces = re.split(rf"__media_{self._secret}_(\d+)__", text)
-        parts = [self._media[int(piece)] if at % 2 else piece for at, piece in enumerate(pieces)]
+        parts: list[str | Media] = [self._media[int(piece)] if at % 2 else piece for at, piece in enumerate(pieces)]
         return tuple(part for part in parts if part != "")
 
     def replaced(self, text: str, marker: str) -> str:
@@ -60,9 +69,17 @@ class Marks:
         return as_text(self.cut(text), marker) if self._media else text
 
 
-def as_text(parts: Sequence[str | Media], marker: str) -> str:
-    """With `marker` for each medium."""
-    return "".join(part if isinstance(part, str) else marker for part in parts)
+def as_text(parts: Sequence[str | Media], marker: str, seen: Seen = NOTHING_SEEN) -> str:
+    """Return the text with `marker` for each medium, and the documents that `seen` has."""
+
+    def written(part: str | Media) -> str:
+        if isinstance(part, str):
+            return part
+        if part.kind != "document":
+            return marker
+        return "".join(shown if isinstance(shown, str) else marker for shown in _seen(part, seen))
+
+    return "".join(map(written, parts))
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,22 +129,53 @@ def read_parts(
 
 
 def _given(parts: Sequence[str | Media], seen: Seen) -> list[str | Bitmap]:
-    return [shown for part in parts for shown in _seen(part, seen)]
+    """Return what `parts` are shown as; texts of one type that follow each other are one."""
+    found: list[str | Bitmap] = []
+    texts: list[str] = []
+    kind: type[str] = str
+
+    def end_text() -> None:
+        if texts:
+            found.append(kind("".join(texts)))
+            texts.clear()
+
+    for shown in (shown for part in parts for shown in _seen(part, seen)):
+        if not isinstance(shown, str):
+            end_text()
+            found.append(shown)
+            continue
+        if type(shown) is not kind:
+            end_text()
+            kind = type(shown)
+        texts.append(shown)
+    end_text()
+    return found
 
 
 def _read(
     given: Sequence[str | Bitmap], model: LoadedModel, *, add_special: bool = True, parse_special: bool = True
 ) -> MediaPrompt:
-    if model.media is None or all(isinstance(part, str) for part in given):
-        text = "".join(part for part in given if isinstance(part, str))
-        return MediaPrompt(model.vocab.tokenize(text, add_special=add_special, parse_special=parse_special))
+    texts = [part for part in given if isinstance(part, str)]
+    if model.media is None or len(texts) == len(given):
+        return MediaPrompt(_tokens(texts, model.vocab, add_special=add_special, parse_special=parse_special))
     check_shown([part for part in given if isinstance(part, Bitmap)])
     return model.media.tokenize(given, add_special=add_special, parse_special=parse_special)
+
+
+def _tokens(texts: Sequence[str], vocab: Vocab, *, add_special: bool, parse_special: bool) -> list[int]:
+    if len(texts) < 2 and not any(isinstance(text, PlainText) for text in texts):
+        return vocab.tokenize("".join(texts), add_special=add_special, parse_special=parse_special)
+    tokens = [vocab.bos] if add_special and vocab.add_bos else []
+    for text in texts:
+        special = parse_special and not isinstance(text, PlainText)
+        tokens += vocab.tokenize(text, add_special=False, parse_special=special)
+    return [*tokens, vocab.eos] if add_special and vocab.add_eos else tokens
 
 
 def can_show(model: LoadedModel) -> Callable[[Media], bool]:
     """Whether that model can be shown a medium."""
     kinds = set[str]() if model.media is None else {*model.media.kinds, "file"}
+    kinds.add("document")
     if "image" in kinds:
         kinds.add("video")
     return lambda medium: medium.source is not None and medium.kind in kinds
@@ -137,7 +185,10 @@ def _seen(part: str | Media, seen: Seen) -> Sequence[str | Bitmap]:
     """A text for a medium that could not be had, which is one that may be left out: others are errors by now."""
     if isinstance(part, str):
         return (part,)
-    return (part.lost,) if part.source is None or part.source not in seen else seen[part.source].parts
+    found = None if part.source is None else seen.get(part.source)
+    if found is None:
+        return (PlainText(part.lost) if part.kind == "document" else part.lost,)
+    return framed(part, found) if isinstance(found, Document) else found.parts
 
 
 def render(conversation: Conversation, speech: Speech, model: LoadedModel) -> Prompt:
@@ -184,9 +235,7 @@ def render(conversation: Conversation, speech: Speech, model: LoadedModel) -> Pr
 
 def _shown(rendered: RenderedPrompt, marks: Marks, model: LoadedModel) -> RenderedPrompt:
     """With the model's marker in place of this request's marks."""
-    if model.media is None:
-        return rendered
-    marker = model.media.marker
+    marker = "" if model.media is None else model.media.marker
     return RenderedPrompt(marks.replaced(rendered.text, marker), marks.replaced(rendered.generation_prompt, marker))
 
 

@@ -44,8 +44,27 @@ class Video:
     sounds: bool = False
 
 
-Decoded: TypeAlias = Bitmap | Video
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A document's text in pieces (`PlainText`), with images of the pages that have no text.
+
+    ``media_type``: one of a fixed set. ``name``: the name of a stored file, "" of any other. ``notes``: what of the
+    document is not shown, for the client.
+    """
+
+    parts: tuple[str | Bitmap, ...]
+    media_type: str
+    name: str = ""
+    notes: tuple[str, ...] = ()
+
+
+Decoded: TypeAlias = Bitmap | Video | Document
 """What a file becomes."""
+
+
+def n_bytes_of(found: Decoded) -> int:
+    """Return the bytes of pixels, samples and text in `found`."""
+    return sum(len(part) if isinstance(part, str) else len(part.data) for part in found.parts)
 
 
 def bitmaps_of(found: Decoded) -> list[Bitmap]:

@@ -15,8 +15,24 @@ from typing import Protocol, TypeAlias
 from server.confined.process import Process, Processes, Stopped, WorkLimits
 from server.confined.worker import FAULT, Answer
 from server.errors import InvalidRequest
-from server.media.bitmap import Bitmap, BitmapKind, Decoded, Video, bitmaps_of
-from server.media.header import Unreadable, read_header
+from server.media.bitmap import Bitmap, BitmapKind, Decoded, Document, Video, bitmaps_of
+from server.media.document import (
+    HTML,
+    MAX_PAGE_IMAGES,
+    PDF,
+    WANTED,
+    DocumentHints,
+    DocumentLimits,
+    check_text,
+    is_html,
+    is_pdf,
+    legacy_text,
+    unicode_text,
+    unpacked,
+    unsupported,
+)
+from server.media.header import MediaHeader, Unreadable, read_header
+from server.vocab import PlainText
 
 IMAGE, AUDIO, VIDEO = b"i", b"a", b"v"
 UNREADABLE = b"u"
@@ -32,9 +48,11 @@ _EXTRAS = {
 }
 """What else can be decoded with an extra of this package, by its name."""
 _IMPORTED = {_PHOTOS: ("PIL", "pi_heif"), _VIDEOS: ("av",)}
-MAX_KNOWN = 4096
-"""Files whose sizes are remembered, some 500 bytes each."""
-_Key: TypeAlias = tuple[str, str, int]  # scope, SHA-256, sample rate
+MAX_KNOWN, MAX_KNOWN_CHARS = 4096, 64 << 20
+"""Files that are remembered: the sizes of media, some 500 bytes each, and the text of documents."""
+DOCUMENT_MEMORY_BYTES = 1 << 30
+"""For parsing one PDF or HTML page."""
+_Key: TypeAlias = tuple[str, str, int, DocumentHints | None]  # scope, SHA-256, sample rate
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +88,15 @@ class Decoder:
     `answering` out of a library's decoder of pictures."""
 
     def __init__(
-        self, answerer: str, bounds: DecodeBounds = DecodeBounds(), limits: WorkLimits | None = None, cut: Cut = Cut()
+        self,
+        answerer: str,
+        bounds: DecodeBounds = DecodeBounds(),
+        limits: WorkLimits | None = None,
+        cut: Cut = Cut(),
+        documents: DocumentLimits | None = None,
     ) -> None:
-        self._bounds, self._cut = bounds, cut
+        documents = documents or DocumentLimits()
+        self._bounds, self._cut, self._document_limits = bounds, cut, documents
         self._known = _Known()
         limits = limits or WorkLimits(cpu_s=20, wall_s=60.0, memory_bytes=2 << 30, answer_bytes=512 << 20)
         self._processes = Processes(answerer, limits)
@@ -80,33 +104,93 @@ class Decoder:
             _PHOTOS: Processes("server.media.photos:answerer", limits),
             _VIDEOS: Processes("server.media.video:answerer", replace(limits, cpu_s=3 * limits.cpu_s)),
         }
+        wall_s = max(limits.wall_s, 3 * documents.cpu_s)
+        for_documents = replace(limits, cpu_s=documents.cpu_s, wall_s=wall_s, memory_bytes=DOCUMENT_MEMORY_BYTES)
+        self._documents = Processes("server.media.pdf:answerer", for_documents)
 
-    def decode(self, data: bytes, sample_rate: int, scope: str | None = None) -> Decoded:
-        """The picture, the sound at `sample_rate` (0: the model hears none), or the video. Raises `Unreadable`.
+    def decode(
+        self, data: bytes, sample_rate: int, scope: str | None = None, document: DocumentHints | None = None
+    ) -> Decoded:
+        """Return the image, the audio at `sample_rate` (0: the model hears none), the video, or the document.
 
-        One that was decoded in this `scope` before has its data when it is asked for: who has its embeddings does not
-        ask. None remembers nothing (how long it takes would tell whether others have sent the same).
+        Only with hints about a `document` may the file be one. A file that was decoded in this `scope` before gets its
+        data when it is asked for: a caller that has its embeddings does not ask. None remembers nothing (the time
+        would tell whether others have sent the same). Raises `Unreadable`.
         """
-        key = (scope or "", hashlib.sha256(data).hexdigest(), sample_rate)
+        key = (scope or "", hashlib.sha256(data).hexdigest(), sample_rate, document)
         known = self._known.get(key) if scope is not None else None
         if known is not None:
-            return _with(known, iter(_Again(lambda: self._again(data, sample_rate), len(bitmaps_of(known)))))
-        found = self._decoded(data, sample_rate, key[1])
+            again = _Again(lambda: self._again(data, sample_rate, document), len(bitmaps_of(known)))
+            return _with(known, iter(again))
+        found = self._decoded(data, sample_rate, key[1], document)
         if scope is not None:
             self._known.add(key, _with(found, None))
         return found
 
-    def _again(self, data: bytes, sample_rate: int) -> list[bytes]:
+    def _again(self, data: bytes, sample_rate: int, document: DocumentHints | None) -> list[bytes]:
         try:
-            return [each.data for each in bitmaps_of(self._decoded(data, sample_rate, ""))]
+            return [each.data for each in bitmaps_of(self._decoded(data, sample_rate, "", document))]
         except Unreadable as fault:  # it could be read once: there is too much to do
             raise InvalidRequest(f"a file that was read before can't be read again: {fault}") from None
 
-    def _decoded(self, data: bytes, sample_rate: int, name: str) -> Decoded:
+    def _decoded(self, data: bytes, sample_rate: int, name: str, document: DocumentHints | None) -> Decoded:
+        if document is None:
+            return self._medium(data, read_header(data), sample_rate, name)
+        if is_pdf(data):
+            return self._extracted(PDF, data, name, document)
+        text = unicode_text(data)
+        if text is None:
+            try:
+                header = read_header(data)
+            except Unreadable:
+                text = legacy_text(data)
+                if text is None:
+                    raise unsupported(data) from None
+            else:
+                if header.kind != "audio" and not document.sees:
+                    raise Unreadable(f"it is {header.form}, and this model cannot be shown images")
+                return self._medium(data, header, sample_rate, name)
+        if not text.strip():
+            raise Unreadable("it is empty")
+        self._check_document(len(data))
+        if is_html(text, document.media_type):
+            return self._extracted(HTML, text.encode(), name, document)
+        check_text(len(data), self._document_limits.text_bytes)
+        return Document((PlainText(text),), document.media_type or "text/plain")
+
+    def _check_document(self, n_bytes: int) -> None:
+        most = self._document_limits.file_bytes
+        if n_bytes > most:
+            raise Unreadable(f"it has {n_bytes} bytes, and a document may have {most} (document_bytes)")
+
+    def _extracted(self, what: bytes, data: bytes, name: str, hints: DocumentHints) -> Document:
+        """Parse a PDF or an HTML page in a process of its own. Raises `Unreadable`."""
+        self._check_document(len(data))
+        limits, side = self._document_limits, hints.longest_side
+        wanted = WANTED.pack(limits.pages, limits.text_bytes, MAX_PAGE_IMAGES, side, hints.sees)
+        try:
+            kind, answer = self._documents.ask(what, wanted, data)
+        except Stopped as stopped:
+            raise Unreadable(f"reading it was stopped: {stopped}") from None
+        if kind in (UNREADABLE, FAULT):
+            raise Unreadable(answer.decode(errors="replace"))
+        prefix = hashlib.sha256(f"{name} {side}".encode()).hexdigest()
+        parts: list[str | Bitmap] = []
+        notes: list[str] = []
+        for part in unpacked(answer):
+            if part[0] == b"i":
+                width, height, pixels = part[1]
+                parts.append(Bitmap("image", width, height, pixels, f"{prefix}+{len(parts)}"))
+            else:
+                (notes if part[0] == b"n" else parts).append(PlainText(part[1]))
+        if not any(isinstance(part, Bitmap) or part.strip() for part in parts):
+            raise Unreadable("it has no text")
+        return Document(tuple(parts), "application/pdf" if what == PDF else "text/html", notes=tuple(notes))
+
+    def _medium(self, data: bytes, header: MediaHeader, sample_rate: int, name: str) -> Decoded:
         bounds = self._bounds
         if len(data) > bounds.file_bytes:
             raise Unreadable(f"it has {len(data)} bytes, at most {bounds.file_bytes} are possible")
-        header = read_header(data)
         if header.width * header.height > bounds.pixels:
             shown = f"{header.width} x {header.height} pixels"
             raise Unreadable(f"it is a {header.form} of {shown}, at most {bounds.pixels} are possible")
@@ -139,7 +223,11 @@ class Decoder:
     @property
     def at_work(self) -> list[Process]:
         """The processes that decode a file now."""
-        return [each for some in (self._processes, *self._of_extras.values()) for each in some.at_work]
+        return [each for some in self._every for each in some.at_work]
+
+    @property
+    def _every(self) -> tuple[Processes, ...]:
+        return (self._processes, *self._of_extras.values(), self._documents)
 
     def warm(self) -> None:
         """Start a process, for the first file that comes."""
@@ -147,7 +235,7 @@ class Decoder:
 
     def close(self) -> None:
         """End the processes."""
-        for processes in (self._processes, *self._of_extras.values()):
+        for processes in self._every:
             processes.close()
 
 
@@ -167,6 +255,7 @@ class _Known:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._found: OrderedDict[_Key, Decoded] = OrderedDict()
+        self._n_chars = 0
 
     def get(self, key: _Key) -> Decoded | None:
         with self._lock:
@@ -177,9 +266,16 @@ class _Known:
 
     def add(self, key: _Key, found: Decoded) -> None:
         with self._lock:
+            if key in self._found:  # two requests have sent it at the same time
+                return
             self._found[key] = found
-            if len(self._found) > MAX_KNOWN:
-                self._found.popitem(last=False)
+            self._n_chars += _n_chars(found)
+            while len(self._found) > MAX_KNOWN or self._n_chars > MAX_KNOWN_CHARS:
+                self._n_chars -= _n_chars(self._found.popitem(last=False)[1])
+
+
+def _n_chars(found: Decoded) -> int:
+    return sum(len(part) for part in found.parts if isinstance(part, str))
 
 
 class _Again:
@@ -208,7 +304,7 @@ def _with(found: Decoded, again: Iterator[Callable[[], bytes]] | None) -> Decode
         part if isinstance(part, str) else replace(part, data=b"", again=None if again is None else next(again))
         for part in found.parts
     )
-    if isinstance(found, Video):
+    if not isinstance(found, Bitmap):
         return replace(found, parts=parts)
     (bitmap,) = parts
     assert isinstance(bitmap, Bitmap)

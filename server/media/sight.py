@@ -8,16 +8,18 @@ import threading
 import weakref
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Protocol
 
 from server.confined.process import Process
-from server.errors import InvalidRequest, MediaFull
-from server.media.bitmap import Bitmap, Decoded, bitmaps_of
+from server.errors import InvalidRequest, MediaFull, short
+from server.media.bitmap import Bitmap, BitmapKind, Decoded, Document, bitmaps_of, n_bytes_of
 from server.media.decode import Decoder
+from server.media.document import DocumentHints, media_type_of
 from server.media.fetch import MediaFetcher
 from server.media.header import Unreadable
-from server.media.source import Link, Seen, Source
+from server.media.source import FileContent, Link, Seen, Source, StoredFile, StoredFiles
 
 log = logging.getLogger(__name__)
 
@@ -31,12 +33,18 @@ MAX_HELD_BYTES = 2 << 30
 """Of all requests together, decoded and not yet taken by a model."""
 _RETRY_AFTER_S = 1
 _AT_ONCE = 4  # fetched or decoded for one request
+_DATA = "data:"
 _DATA_TYPES = ("data:image/", "data:video/", "data:audio/")
 _FAILED = "Failed to load image or audio file"  # llama-server's words
+_DOCUMENT_FAILED = "Failed to read the document"
 
 
 class ShownMedia(Protocol):
     """A medium of a request (`conversation.conversation.Media`)."""
+
+    @property
+    def kind(self) -> str:
+        """``document`` for one that may be a document."""
 
     @property
     def at(self) -> str:
@@ -51,12 +59,32 @@ class ShownMedia(Protocol):
         """Whether it is left out where it can't be had: a client that has said it can't take it back."""
 
 
-class Ears(Protocol):
-    """What a model takes (`pool.protocols.MediaReader`)."""
+class Senses(Protocol):
+    """What a model can be shown (`pool.protocols.MediaReader`)."""
+
+    @property
+    def kinds(self) -> frozenset[BitmapKind]:
+        """What it sees or hears."""
 
     @property
     def sample_rate(self) -> int:
-        """Of sound; 0 for a model that hears none."""
+        """Of audio; 0 for a model that hears none."""
+
+
+@dataclass(frozen=True, slots=True)
+class _TextOnly:
+    """The senses of a model without a projector."""
+
+    kinds: frozenset[BitmapKind] = frozenset()
+    sample_rate: int = 0
+
+
+TEXT_ONLY: Senses = _TextOnly()
+
+
+async def no_stored_files(_: str) -> FileContent | None:
+    """Return None: the client has uploaded nothing."""
+    return None
 
 
 class Sight:
@@ -67,16 +95,24 @@ class Sight:
         self._held = _Held()
         self._threads: Executor = ThreadPoolExecutor(n_at_once, thread_name_prefix="media")
 
-    async def see(self, media: Iterable[ShownMedia], reader: Ears, scope: str | None = None) -> Seen:
-        """The sources of `media`, decoded for `reader`'s model; equal ones once, and without spare ones that can't be
-        had. `scope`: see `Decoder.decode`. Raises `InvalidRequest`, and `MediaFull` where those of others leave no
-        room."""
+    async def see(
+        self,
+        media: Iterable[ShownMedia],
+        senses: Senses,
+        scope: str | None = None,
+        stored: StoredFiles = no_stored_files,
+    ) -> Seen:
+        """Return the sources of `media`, decoded for a model with these `senses`; equal ones once, and without spare
+        ones that can't be had. `scope`: see `Decoder.decode`. `stored` gets the client's uploaded files.
+
+        Raises `InvalidRequest`, and `MediaFull` where those of others leave no room.
+        """
         loop = asyncio.get_running_loop()
         wanted = await loop.run_in_executor(self._threads, _within_limits, media)  # hashing long texts takes its time
         share = _Share()
         try:
             async with asyncio.TaskGroup() as tasks:  # the first that fails ends the others
-                work = (self._one(source, each, share, reader, scope) for source, each in wanted.items())
+                work = (self._one(source, each, share, senses, scope, stored) for source, each in wanted.items())
                 found = [tasks.create_task(one) for one in work]
         except BaseExceptionGroup as failed:
             raise failed.exceptions[0] from None
@@ -98,33 +134,65 @@ class Sight:
         self._decoder.close()
 
     async def _one(
-        self, source: Source, wanted: ShownMedia, share: "_Share", reader: Ears, scope: str | None
+        self,
+        source: Source,
+        wanted: ShownMedia,
+        share: "_Share",
+        senses: Senses,
+        scope: str | None,
+        stored: StoredFiles,
     ) -> Decoded | None:
+        may_be_document = wanted.kind == "document"
         try:
             async with share.turns:
-                data = source if isinstance(source, bytes) else await self._bytes(source)
+                file = await self._file(source, stored, any_type=may_be_document)
+                hints = _hints(source, file.name, senses) if may_be_document else None
                 loop = asyncio.get_running_loop()
-                found = await loop.run_in_executor(self._threads, self._decode, data, reader.sample_rate, scope)
-            share.take(sum(len(bitmap.data) for bitmap in bitmaps_of(found)))
-            return found
+                found = await loop.run_in_executor(
+                    self._threads, self._decode, file.data, senses.sample_rate, scope, hints
+                )
+            share.take(n_bytes_of(found))
+            return replace(found, name=file.name) if isinstance(found, Document) else found
         except Unreadable as fault:
-            message = f"{wanted.at}: {_FAILED}: {fault}"
+            message = f"{wanted.at}: {_DOCUMENT_FAILED if may_be_document else _FAILED}: {fault}"
             if not wanted.spare:
                 raise InvalidRequest(message, wanted.at) from None
             log.info("left out of a prompt: %s", message)
             return None
 
-    def _decode(self, data: bytes, sample_rate: int, scope: str | None) -> Decoded:
+    def _decode(self, data: bytes, sample_rate: int, scope: str | None, document: DocumentHints | None) -> Decoded:
         self._held.check()
-        found = self._decoder.decode(data, sample_rate, scope)
+        found = self._decoder.decode(data, sample_rate, scope, document)
         for bitmap in bitmaps_of(found):
             self._held.add(bitmap)
         return found
 
-    async def _bytes(self, link: Link) -> bytes:
-        if _is_fetched(link):
-            return await self._fetcher.fetch(link.url)
-        return await asyncio.get_running_loop().run_in_executor(self._threads, inline, link.url)
+    async def _file(self, source: Source, stored: StoredFiles, *, any_type: bool) -> FileContent:
+        """Get the bytes, and the name of a stored file. Raises `Unreadable`."""
+        if isinstance(source, bytes):
+            return FileContent(source, "")
+        if isinstance(source, StoredFile):
+            found = await stored(source.id)
+            if found is None:
+                raise Unreadable(f"No such File object: {short(source.id)}")
+            return found
+        if _is_fetched(source):
+            return FileContent(await self._fetcher.fetch(source.url), "")
+        loop = asyncio.get_running_loop()
+        data = await loop.run_in_executor(self._threads, partial(inline, source.url, any_type=any_type))
+        return FileContent(data, "")
+
+
+def _hints(source: Source, stored_name: str, senses: Senses) -> DocumentHints:
+    """Return what is known about a document before its bytes are looked at."""
+    written, low_detail = stored_name, False
+    if isinstance(source, Link):
+        low_detail = source.low_detail
+        declared = source.url[len(_DATA) :].partition(",")[0] if source.url.startswith(_DATA) else ""
+        written = declared if media_type_of(declared) else source.name
+    elif isinstance(source, StoredFile):
+        low_detail = source.low_detail
+    return DocumentHints(media_type_of(written), "image" in senses.kinds, low_detail)
 
 
 @dataclass(slots=True)
@@ -172,17 +240,18 @@ def check_shown(bitmaps: Sequence[Bitmap]) -> None:
         raise InvalidRequest(f"all media of a prompt may have {MAX_DECODED_BYTES} bytes when they are decoded")
 
 
-def inline(url: str) -> bytes:
-    """The file in a ``data:`` address, or in base64 alone (tools/server/server-common.cpp, handle_media).
+def inline(url: str, *, any_type: bool = False) -> bytes:
+    """Return the file in a ``data:`` URL, or in base64 alone (tools/server/server-common.cpp, handle_media).
 
-    Raises `Unreadable`, in llama-server's words where it has some.
+    `any_type`: whether the URL may have another type than an image's, audio's or video's. Raises `Unreadable`, in
+    llama-server's words where it has some.
     """
     text = url
-    if url.startswith("data:"):
+    if url.startswith(_DATA):
         head, comma, text = url.partition(",")
         if not comma or "," in text:
             raise Unreadable("Invalid uri-encoded base64 value")
-        if not head.startswith(_DATA_TYPES):
+        if not any_type and not head.startswith(_DATA_TYPES):
             raise Unreadable(f"Invalid uri format: {head[:80]}")
         if not head.endswith("base64"):
             raise Unreadable("uri must be base64 encoded")

@@ -19,11 +19,12 @@ from server.engine.cache_scope import cache_scope, is_lasting
 from server.engine.request import Event, Failed, Finished, Request, Sink, Started, Text
 from server.engine.sequence import Ticket
 from server.errors import ModelEnded, PermissionDenied, Unavailable
-from server.media.bitmap import Video
-from server.media.source import NOTHING_SEEN, Seen
+from server.media.bitmap import Document, Video, n_bytes_of
+from server.media.sight import TEXT_ONLY
+from server.media.source import NOTHING_SEEN, FileContent, Seen
 from server.pool.model import Lease, LoadedModel
 from server.pool.spec import Task
-from server.routes.services import Services, caller_of, services, wants_load
+from server.routes.services import Services, caller_of, owner_of, services, wants_load
 from server.telemetry.record import CANCELLED, FAILED, RECORD, Record, Usage, reason_of
 from server.transport.access.auth import scheduled_client
 from server.transport.access.keys import ANYBODY, Key
@@ -50,7 +51,8 @@ class Session:
 
     `client` makes the name that the scheduler knows it by, of whom the body says that it is for. `keep_alive_s` is what
     it wants of the model's stay in memory behind the request (`Lease.keep_alive_s`). `key` pays for tokens, and
-    says how urgent requests may be. ``salt`` is the header's, ``body_salt`` the body's ("": none; None: not known).
+    says how urgent requests may be; `owner` has the stored files that a request may name. ``salt`` is the header's,
+    ``body_salt`` the body's ("": none; None: not known).
     ``warnings``: what of the request came to nothing with this model; of each medium that it was not shown, or not all
     of, where that is and what stands for it.
 
@@ -70,6 +72,7 @@ class Session:
         body_salt: str | None = None,
         record: Record | None = None,
         n_body_bytes: int = 0,
+        owner: str = "",
     ) -> None:
         self.warnings: Sequence[str] = ()
         self._services = services
@@ -79,7 +82,7 @@ class Session:
         self._record = record
         if record is not None:
             record.usage, self._log_id = self._usage, record.id
-        self._key = key
+        self._key, self._owner = key, owner
         self._salt, self._body_salt = salt, body_salt
         self._autoload = autoload
         self._keep_alive_s = keep_alive_s
@@ -283,12 +286,25 @@ class Session:
         wanted = [each for each in media if shown(each)]
         if reader is not None:
             await reader.ready()
-        seen = NOTHING_SEEN if reader is None else await self._services.sight.see(wanted, reader, self._remembered)
+        senses = TEXT_ONLY if reader is None else reader
+        seen = await self._services.sight.see(wanted, senses, self._remembered, self._stored_file) if wanted else {}
         lost = [each for each in media if each.source not in seen]
         self.warnings = [f"{each.at}: {each.lost if shown(each) else each.placeholder}" for each in lost]
         sounding = {source for source, found in seen.items() if isinstance(found, Video) and found.sounds}
+        documents = {source: found for source, found in seen.items() if isinstance(found, Document)}
+        self._is_long |= sum(map(n_bytes_of, documents.values())) > LONG_BYTES
+        self.warnings += [
+            f"{each.at}: {note}" for each in media if each.source in documents for note in documents[each.source].notes
+        ]
         self.warnings += [f"{each.at}: the sound of a video is not heard" for each in media if each.source in sounding]
         return seen
+
+    async def _stored_file(self, file_id: str) -> FileContent | None:
+        """Return a file that this client has uploaded."""
+        state = self._services.state
+        found = await state.get(self._owner, "file", file_id)
+        data = None if found is None else await state.data(self._owner, file_id)
+        return None if found is None or data is None else FileContent(data, str(found.get("filename", "")))
 
     def _scope(self, body_salt: str) -> str:
         return cache_scope(self._services.cache_mode, self._key.owner, body_salt or self._salt)
@@ -357,6 +373,7 @@ def session_of(request: HttpRequest, keep_alive_s: float | None = None, salt: st
         body_salt=salt,
         record=request.scope.get(RECORD),
         n_body_bytes=share.n_bytes if (share := request.scope.get(BODY_SHARE)) else 0,
+        owner=owner_of(request),
     )
 
 

@@ -1,10 +1,11 @@
-"""Where the pictures and sounds of a body are: what every wire format writes in a way of its own."""
+"""Where the images, audio, videos and documents of a body are, which every API writes in a way of its own."""
 
 from collections.abc import Mapping
 from typing import Any
+from urllib.parse import unquote
 
-from server.conversation.conversation import MediaKind
-from server.media.source import Link
+from server.conversation.conversation import Media, MediaKind
+from server.media.source import Link, Source, StoredFile
 
 _KINDS: tuple[MediaKind, ...] = ("image", "audio", "video")
 _ENDINGS: Mapping[str, MediaKind] = {
@@ -22,19 +23,51 @@ def link(given: object, *keys: str) -> Link | None:
     return Link(given) if isinstance(given, str) and given else None
 
 
+def image_source(given: Mapping[str, Any], *keys: str) -> Source | None:
+    """Return where an image of OpenAI's formats is: ``file_id``, or an object or a text under ``image_url``."""
+    file_id = given.get("file_id")
+    found = link(given.get("image_url"), *keys)
+    return StoredFile(file_id) if found is None and isinstance(file_id, str) and file_id else found
+
+
 def kind_of_type(media_type: object) -> MediaKind:
-    """Of ``image/png`` it is image; of what is no medium, file."""
+    """Return ``image`` for ``image/png``, and ``document`` for what is no image, audio or video."""
     first = media_type.partition("/")[0] if isinstance(media_type, str) else ""
-    return next((kind for kind in _KINDS if kind == first), "file")
+    return next((kind for kind in _KINDS if kind == first), "document")
 
 
-def file_of(given: Mapping[str, Any]) -> tuple[MediaKind, Link | None]:
-    """Of a file that OpenAI's formats have in ``file_data`` or at ``file_url``: what it is by its type or its name, and
-    where; None for one that is neither a picture nor a sound nor a video."""
-    data, url, name = given.get("file_data"), given.get("file_url"), given.get("filename")
-    if isinstance(data, str) and data.startswith("data:"):
-        kind = kind_of_type(data[len("data:") :].partition(";")[0])
-    else:
-        shown = name if isinstance(name, str) and name else url if isinstance(url, str) else ""
-        kind = _ENDINGS.get(shown.partition("?")[0].rpartition(".")[2].lower(), "file")
-    return kind, None if kind == "file" else link(dict(given), "file_data", "file_url")
+def file_of(given: Mapping[str, Any], path: str) -> Media:
+    """Return a file of OpenAI's formats, which is in ``file_data``, at ``file_url``, or uploaded as ``file_id``.
+
+    Its type or its name tells what it is; its content decides if these do not say.
+    """
+    name = given["filename"] if isinstance(given.get("filename"), str) else ""
+    low_detail = given.get("detail") == "low"
+    for field in ("file_data", "file_url", "file_id"):
+        value = given.get(field)
+        if not isinstance(value, str) or not value:
+            continue
+        at = f"{path}.{field}"
+        if field == "file_id":
+            return Media("document", name, at, StoredFile(value, low_detail))
+        if value.startswith("data:"):
+            kind = kind_of_type(value[len("data:") :].partition(",")[0].partition(";")[0])
+            if kind != "document":
+                return Media(kind, name, at, Link(value))
+            return Media(kind, name, at, Link(value, name, low_detail))
+        shown = name or (_file_name(value) if field == "file_url" else "")
+        kind = _ENDINGS.get(shown.rpartition(".")[2].lower(), "document")
+        if kind != "document":
+            return Media(kind, name, at, Link(value))
+        return Media(kind, shown, at, Link(value, shown, low_detail))
+    return Media("document", name, path)
+
+
+def document_at(url: str, name: str = "") -> tuple[str, Link]:
+    """Return the name and the source of a document at a URL."""
+    return name or _file_name(url), Link(url, _file_name(url))
+
+
+def _file_name(url: str) -> str:
+    """Return the last segment of a URL's path."""
+    return unquote(url.partition("#")[0].partition("?")[0].rstrip("/").rpartition("/")[2])

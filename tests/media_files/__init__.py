@@ -3,6 +3,7 @@
 import random
 import struct
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
 
 _FOLDER = Path(__file__).parent
@@ -50,6 +51,36 @@ def damaged(data: bytes, rng: random.Random) -> bytes:
             case 4:
                 found[at : at + 4] = struct.pack(rng.choice("<>") + "I", rng.randrange(1 << 32))
     return bytes(found)
+
+
+def pdf(*pages: str | None) -> bytes:
+    """Return a PDF. A page is lines of text, "" is a blank page, and None is one with a drawing and no text."""
+    n = len(pages)
+    kids = " ".join(f"{4 + 2 * i} 0 R" for i in range(n))
+    objects = ["<</Type/Catalog/Pages 2 0 R>>", f"<</Type/Pages/Kids[{kids}]/Count {n}>>"]
+    objects.append("<</Type/Font/Subtype/Type1/BaseFont/Helvetica>>")
+    for i, page in enumerate(pages):
+        objects.append(
+            f"<</Type/Page/Parent 2 0 R/MediaBox[0 0 300 400]/Contents {5 + 2 * i} 0 R/Resources<</Font<</F 3 0 R>>>>>>"
+        )
+        lines = (page or "").replace("\\", "\\\\").replace("(", "\\(").replace(")", "\\)").splitlines()
+        content = "BT /F 12 Tf 14 TL 20 380 Td " + " ".join(f"({line}) Tj T*" for line in lines) + " ET"
+        if page is None:
+            content = "1 0 0 rg 100 100 50 50 re f"
+        objects.append(f"<</Length {len(content)}>>stream\n{content}\nendstream")
+    return pdf_of([each.encode("latin-1") for each in objects])
+
+
+def pdf_of(objects: Sequence[bytes]) -> bytes:
+    """Return a PDF of these objects, the first of which is the catalogue."""
+    found = bytearray(b"%PDF-1.7\n")
+    places = []
+    for number, each in enumerate(objects, 1):
+        places.append(len(found))
+        found += b"%d 0 obj\n%b\nendobj\n" % (number, each)
+    rows = b"".join(b"%010d 00000 n \n" % place for place in places)
+    table = b"xref\n0 %d\n0000000000 65535 f \n%btrailer<</Size %d/Root 1 0 R>>\nstartxref\n%d\n%%%%EOF"
+    return bytes(found + table % (len(objects) + 1, rows, len(objects) + 1, len(found)))
 
 
 def _chunk(name: bytes, data: bytes) -> bytes:

@@ -14,6 +14,7 @@ from server.errors import InternalError, InvalidRequest
 from server.llama.library import collect_errors, reason
 from server.llama.media.bindings import AUDIO, TEXT, M
 from server.media.bitmap import Bitmap
+from server.vocab import PlainText
 
 Positions = NDArray[np.int32]
 _LOUDEST = 1e6  # full scale is 1
@@ -184,7 +185,7 @@ class _Parts:
                 one = M.mtmd_input_part()
                 if isinstance(part, str):
                     raw = part.encode("utf-8", "replace")
-                    text = M.mtmd_input_text(raw, len(raw), False, parse_special)
+                    text = M.mtmd_input_text(raw, len(raw), False, parse_special and not isinstance(part, PlainText))
                     self._kept += [raw, text]
                     one.text = ctypes.pointer(text)
                 else:

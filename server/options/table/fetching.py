@@ -1,4 +1,4 @@
-"""Options of images, audio and video in requests, before a model processes them."""
+"""Options of the images, audio, videos and documents of requests."""
 
 import re
 from typing import Annotated, ClassVar
@@ -9,6 +9,7 @@ from server.options.table.option import SettingsModel, option
 from server.options.table.values import FALSE, TRUE, FilePath, Float, Int, read_list
 
 ANYWHERE = "*"
+MIB = 1024 * 1024
 _SITE = re.compile(r"(\*\.)?[\w.-]+|[\da-f:.]+", re.IGNORECASE)
 
 
@@ -37,7 +38,7 @@ SiteNames = Annotated[
 
 
 class FetchSettings(SettingsModel):
-    """Media given by URL, and video decoding."""
+    """Files of requests: whether URLs are fetched, how videos are cut into frames, and the limits of documents."""
 
     group: ClassVar[str] = "Files of requests"
 
@@ -51,3 +52,9 @@ class FetchSettings(SettingsModel):
     """Video frames per second that a model is shown; 0 or less = all frames. Needs llamapool[video]."""
     video_timestamp_interval: Int = option(5000, "--video-timestamp-interval", env=True, metavar="MS")
     """Milliseconds between timestamps inserted among video frames; 0 or less = none."""
+    document_pages: Int = option(500, "--document-pages", ge=1)
+    """Most pages of a PDF in a request; a longer one is refused."""
+    document_bytes: Int = option(32 * MIB, "--document-bytes", ge=1024)
+    """Most bytes of a document in a request: PDF, text, Markdown, CSV or HTML."""
+    document_seconds: Float = option(20.0, "--document-seconds", gt=0, allow_inf_nan=False)
+    """Most CPU seconds for extracting the text of a document and rendering its pages."""

@@ -10,7 +10,7 @@ from typing import ClassVar, Literal
 from pydantic import model_validator
 
 from server.errors import ConfigError
-from server.options.table.fetching import FetchSettings
+from server.options.table.fetching import MIB, FetchSettings
 from server.options.table.hub import HubSettings
 from server.options.table.mcp import McpSettings
 from server.options.table.option import SettingsModel, option
@@ -37,7 +37,6 @@ class TelemetrySettings(SettingsModel):
     """Name of this server in KV events, as the router knows it. Default: the host name."""
 
 
-MIB = 1024 * 1024
 VERBOSITY_ALL = 2**31 - 1
 VERBOSITY_DETAILED = 10  # from here on replies carry ``__verbose`` (llama.cpp tools/server/server-schema.cpp)
 

@@ -53,7 +53,12 @@ async def chat_input_tokens(request: Request) -> Response:
 async def post_apply_template(request: Request) -> Response:
     """The prompt that a chat body renders to, without generating."""
     chat, headers = await read_as(request, _read)
-    return await compute(request, chat.body.model, lambda model, _: apply_template(chat, model), headers)
+    documents = [each for each in chat.conversation.media if each.kind == "document"]
+    return await compute(
+        *(request, chat.body.model, lambda model, seen: apply_template(chat, model, seen), headers),
+        documents,
+        chat.body.cache_salt or "",
+    )
 
 
 @router.post("/v1/chat/completions/control")

@@ -1,6 +1,12 @@
-"""``/v1/files``: files that clients upload for batches, and the results of these (OpenAI's Files API)."""
+"""``/v1/files``: files that clients upload for batches and requests, and the results of batches.
 
+OpenAI's Files API, and Anthropic's at the same paths for clients that send the header ``anthropic-version``. Both see
+the same files.
+"""
+
+import mimetypes
 import time
+from datetime import UTC, datetime
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
@@ -11,6 +17,7 @@ from server.routes.services import owner_of, services
 from server.routes.stored import ListQuery, find_object, list_reply, remove_object
 from server.transport.bodies.form import read_form
 from server.transport.reply import json_reply
+from server.wire.common import Json
 from server.wire.known import Fields
 from server.wire.warnings import warning_headers
 
@@ -20,17 +27,19 @@ MAX_FILES, DEFAULT_FILES = 10_000, 10_000
 MIN_EXPIRY_S, MAX_EXPIRY_S = 3600, 30 * 86400
 MAX_FILENAME_CHARS = 255
 DAY_S = 86400
-_FIELDS = Fields("purpose expires_after[anchor] expires_after[seconds]")
+_FIELDS = Fields("purpose expires_after[anchor] expires_after[seconds] expires_in_seconds")
+MAX_ANTHROPIC_FILES = 1000
+_PAGE = "page_"
 
 
 @router.post("/v1/files")
 async def upload_file(request: Request) -> Response:
-    """Store a file of a form with ``file``, ``purpose`` and optionally ``expires_after``."""
+    """Store a file of a form with ``file``, ``purpose`` (not in Anthropic's API) and optionally an expiry."""
     form = await read_form(request)
     fields = {name: values[-1] for name, values in form.fields.items()}
     if "file" not in form.files:
         raise InvalidRequest("file: the form has no file", "file")
-    purpose = fields.get("purpose", "")
+    purpose = fields.get("purpose", "user_data" if _speaks_anthropic(request) else "")
     if purpose not in PURPOSES:
         raise InvalidRequest(f"purpose: must be one of {', '.join(PURPOSES)}", "purpose")
     seconds = _expiry_s(fields)
@@ -41,12 +50,14 @@ async def upload_file(request: Request) -> Response:
     name = form.filenames["file"][:MAX_FILENAME_CHARS] or "file"
     found = new_file(name, purpose, len(data), expires_at)
     await services(request).state.put(owner_of(request), "file", found, data=data, label=purpose, expires_at=expires_at)
-    return json_reply(found, headers=warning_headers(fields, _FIELDS))
+    return json_reply(_shown(request, found), headers=warning_headers(fields, _FIELDS))
 
 
 def _expiry_s(fields: dict[str, str]) -> int | None:
     """Return after how many seconds the file is to be deleted, None if the client did not say."""
     anchor, seconds = fields.get("expires_after[anchor]"), fields.get("expires_after[seconds]")
+    if "expires_in_seconds" in fields:  # Anthropic's
+        anchor, seconds = "created_at", fields["expires_in_seconds"]
     if anchor is None and seconds is None:
         return None
     number = int(seconds) if seconds is not None and seconds.isdecimal() and len(seconds) < 20 else seconds
@@ -70,6 +81,8 @@ def read_expiry(given: object, field: str) -> int:
 @router.get("/v1/files")
 async def list_files(request: Request) -> Response:
     """The files of this client, optionally of one ``purpose``."""
+    if _speaks_anthropic(request):
+        return await _anthropic_list(request)
     query = ListQuery.of(request, max_limit=MAX_FILES, default_limit=DEFAULT_FILES)
     purpose = request.query_params.get("purpose")
     found = await services(request).state.find(
@@ -85,7 +98,7 @@ async def list_files(request: Request) -> Response:
 @router.get("/v1/files/{file_id}")
 async def get_file(request: Request, file_id: str) -> Response:
     """Return a file's description."""
-    return json_reply(await find_object(request, "file", file_id))
+    return json_reply(_shown(request, await find_object(request, "file", file_id)))
 
 
 @router.get("/v1/files/{file_id}/content")
@@ -100,4 +113,51 @@ async def get_file_content(request: Request, file_id: str) -> Response:
 async def delete_file(request: Request, file_id: str) -> Response:
     """Delete a file."""
     await remove_object(request, "file", file_id)
+    if _speaks_anthropic(request):
+        return json_reply({"id": file_id, "type": "file_deleted"})
     return json_reply({"id": file_id, "object": "file", "deleted": True})
+
+
+def _speaks_anthropic(request: Request) -> bool:
+    return "anthropic-version" in request.headers
+
+
+def _shown(request: Request, file: Json) -> Json:
+    """Return a file in the words of the client's API."""
+    if not _speaks_anthropic(request):
+        return file
+    expires_at = file["expires_at"]
+    return {
+        "type": "file",
+        "id": file["id"],
+        "filename": file["filename"],
+        "mime_type": mimetypes.guess_type(file["filename"])[0] or "application/octet-stream",
+        "size_bytes": file["bytes"],
+        "created_at": _rfc3339(file["created_at"]),
+        "expires_at": None if expires_at is None else _rfc3339(expires_at),
+        "downloadable": True,
+    }
+
+
+def _rfc3339(at: int) -> str:
+    return datetime.fromtimestamp(at, UTC).isoformat().replace("+00:00", "Z")
+
+
+async def _anthropic_list(request: Request) -> Response:
+    """Return a page of files, newest first; ``page`` continues an earlier one, ``after_id`` in older clients."""
+    query = ListQuery.of(request, max_limit=MAX_ANTHROPIC_FILES)
+    given = request.query_params
+    after = given.get("page", "").removeprefix(_PAGE) or given.get("after_id") or None
+    found = await services(request).state.find(
+        owner_of(request), "file", after=after, limit=query.limit, newest_first=True
+    )
+    ids = [each["id"] for each in found.data]
+    last_id = ids[-1] if ids else None
+    reply = {
+        "data": [_shown(request, each) for each in found.data],
+        "has_more": found.has_more,
+        "first_id": ids[0] if ids else None,
+        "last_id": last_id,
+        "next_page": f"{_PAGE}{last_id}" if found.has_more else None,
+    }
+    return json_reply(reply)

@@ -5,7 +5,7 @@ Fields that clients return from an earlier reply (``annotations``, ``refusal``) 
 
 from server.wire.known import ByType, Fields
 
-_FILE = Fields("file_data file_url filename file_id")
+_FILE = Fields("file_data file_url filename file_id detail")
 _ADDRESS = Fields("url data format")
 CONTENT = ByType(
     {
@@ -15,12 +15,13 @@ CONTENT = ByType(
             ("thinking", "reasoning", "redacted_thinking"), Fields("type thinking reasoning text data signature")
         ),
         "image_url": Fields("type", image_url=_ADDRESS),
-        "input_image": Fields("type", image_url=_ADDRESS),
+        "input_image": Fields("type file_id", image_url=_ADDRESS),
         "input_audio": Fields("type", input_audio=_ADDRESS),
         "audio_url": Fields("type", audio_url=_ADDRESS),
         "input_video": Fields("type", input_video=_ADDRESS),
         "video_url": Fields("type", video_url=_ADDRESS),
         "file": Fields("type", file=_FILE),
+        "input_file": Fields("type") | _FILE,
     }
 )
 _CALLED = Fields("name arguments")

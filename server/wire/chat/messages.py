@@ -12,7 +12,7 @@ from server.conversation.conversation import Call, Content, Media, MediaKind, Me
 from server.errors import InvalidRequest
 from server.wire.custom_tools import input_arguments
 from server.wire.fields import MAX_MESSAGES, as_array, as_object, as_string, json_text, text_of, wrong_type
-from server.wire.media import file_of, link
+from server.wire.media import file_of, image_source, link
 from server.wire.warnings import left_out, shown
 
 _TEXTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
@@ -26,7 +26,8 @@ _MEDIA: dict[str, MediaKind] = {
     "audio_url": "audio",
     "input_video": "video",
     "video_url": "video",
-    "file": "file",
+    "file": "document",
+    "input_file": "document",
 }
 
 
@@ -103,7 +104,7 @@ class _Reader:
         if not isinstance(kind, str):
             raise InvalidRequest(f"{path}.type: unsupported content[].type {shown(kind)}", f"{path}.type")
         if kind in _MEDIA:
-            return _medium(given, kind, f"{path}.type")
+            return _medium(given, kind, path)
         if kind in _TEXTS:
             text = as_string(given.get(_TEXTS[kind]), f"{path}.{_TEXTS[kind]}")
             return TextPart(text)
@@ -136,13 +137,17 @@ class _Reader:
         return Call(name, _arguments(called, f"{path}.function.arguments"), call_id or "")
 
 
-def _medium(given: dict[str, Any], kind: str, at: str) -> Media:
+def _medium(given: dict[str, Any], kind: str, path: str) -> Media:
     """A part of OpenAI's chat, or of its Responses, which clients mix in."""
     if kind == "file":
         file = given.get("file")
-        found, source = file_of(file if isinstance(file, dict) else {})
-        return Media(found, at=at, source=source)
-    return Media(_MEDIA[kind], at=at, source=link(given.get("image_url" if kind == "input_image" else kind), *_PLACES))
+        return file_of(file if isinstance(file, dict) else {}, f"{path}.file")
+    if kind == "input_file":
+        return file_of(given, path)
+    at = f"{path}.type"
+    if kind == "input_image":
+        return Media("image", at=at, source=image_source(given, *_PLACES))
+    return Media(_MEDIA[kind], at=at, source=link(given.get(kind), *_PLACES))
 
 
 def _thought(part: object) -> str:

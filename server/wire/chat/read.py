@@ -11,6 +11,7 @@ from pydantic import Field
 
 from server.conversation.conversation import Conversation
 from server.conversation.prepare import prepare, prompt_of
+from server.conversation.prompt import as_text
 from server.errors import InvalidRequest
 from server.media.source import NOTHING_SEEN, Seen
 from server.pool.model import LoadedModel
@@ -138,9 +139,10 @@ def input_tokens(conversation: Conversation, model: LoadedModel, seen: Seen = NO
     return {"input_tokens": prompt_of(conversation, model).count(model, seen), "object": "response.input_tokens"}
 
 
-def apply_template(chat: ChatAsked, model: LoadedModel) -> Json:
-    """The reply of ``POST /apply-template``."""
-    return {"prompt": prompt_of(chat.conversation, model).rendered.text}
+def apply_template(chat: ChatAsked, model: LoadedModel, seen: Seen = NOTHING_SEEN) -> Json:
+    """The reply of ``POST /apply-template``: the prompt, with the model's marker for each medium."""
+    marker = "" if model.media is None else model.media.marker
+    return {"prompt": as_text(prompt_of(chat.conversation, model).parts, marker, seen)}
 
 
 def chat_logprobs(body: ChatBody) -> Logprobs:

@@ -4,10 +4,11 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from server.conversation.conversation import Content, Media, Part, TextPart, text_content
+from server.conversation.framing import DOCUMENT_END, document_start
 from server.errors import InvalidRequest
-from server.media.source import Link
+from server.media.source import Link, Source, StoredFile
 from server.wire.fields import as_object, as_string, json_text, string_of, wrong_type
-from server.wire.media import kind_of_type
+from server.wire.media import document_at, kind_of_type
 from server.wire.messages.tools import LaterTools
 from server.wire.warnings import left_out
 
@@ -28,8 +29,10 @@ def string_or_none(block: Block, name: str, path: str) -> str:
     return "" if block.get(name, block) is None else string_of(block, name, path)
 
 
-def read_parts(block: Block, kind: str, path: str, later: LaterTools) -> list[Part] | None:
-    """What a block of that type shows; None where blocks of that type show nothing that a model could be told.
+def read_parts(block: Block, kind: str, path: str, warnings: list[str], later: LaterTools) -> list[Part] | None:
+    """Return what a block of that type shows; None if blocks of that type show nothing that a model could be told.
+
+    Adds to `warnings` what of the block has no effect.
 
     Media are named by paths such as ``messages.0.content.1.image``: Claude Code takes from an error which block it is
     to leave out, and asks again. Raises `InvalidRequest`.
@@ -37,6 +40,9 @@ def read_parts(block: Block, kind: str, path: str, later: LaterTools) -> list[Pa
     if kind in _TOOL_CHANGES:
         text = _tool_change(block, kind, path, later)
         return None if text is None else [TextPart(text)]
+    citations = block.get("citations")
+    if kind in _CITED and isinstance(citations, dict) and citations.get("enabled"):
+        warnings.append(f"{path}.citations is ignored: replies cite no documents")
     read = _READERS.get(kind)
     return None if read is None else read(block, path)
 
@@ -52,7 +58,7 @@ def read_result(given: object, path: str, warnings: list[str], later: LaterTools
     for index, entry in enumerate(given):
         where = f"{path}.{index}"
         block, kind = typed(entry, where)
-        shown = read_parts(block, kind, where, later)
+        shown = read_parts(block, kind, where, warnings, later)
         if shown is None:
             skip(kind, warnings)
         else:
@@ -79,8 +85,8 @@ def _joined(parts: Iterable[Part]) -> list[Part]:
     found: list[Part] = []
     for part in parts:
         last = found[-1] if found else None
-        if isinstance(part, TextPart) and isinstance(last, TextPart):
-            found[-1] = TextPart(last.text + part.text)
+        if isinstance(part, TextPart) and isinstance(last, TextPart) and part.plain == last.plain:
+            found[-1] = TextPart(last.text + part.text, part.plain)
         else:
             found.append(part)
     return found
@@ -110,19 +116,37 @@ def _image(block: Block, path: str) -> list[Part]:
 
 
 def _document(block: Block, path: str) -> list[Part]:
-    """A document's texts: title, context, and what is in it, where that is text."""
-    head = [text for name in ("title", "context") if isinstance(text := block.get(name), str) and text]
+    """A document: its text is in the block, or it is a file that has to be read."""
+    title, context = (text if isinstance(text := block.get(key), str) else "" for key in ("title", "context"))
     source = as_object(block.get("source"), f"{path}.source")
+    start = document_start(title, "text/plain", context)
     match source.get("type"):
         case "text":
-            return [TextPart("\n".join([*head, string_of(source, "data", f"{path}.source")]))]
+            text = string_of(source, "data", f"{path}.source")
+            return [TextPart(f"{start}{text}\n{DOCUMENT_END}", plain=True)]
         case "content":
-            shown = _content(source.get("content"), f"{path}.source.content")
-        case _:
-            kind = kind_of_type(source.get("media_type"))
-            file = None if kind == "file" else _source(source)
-            shown = [Media(kind, _source_type(source), f"{path}.document", file)]
-    return [TextPart("\n".join(head)), *shown] if head else shown
+            given = _content(source.get("content"), f"{path}.source.content")
+            if not (title or context or any(isinstance(part, TextPart) for part in given)):
+                return given  # images alone are no text that needs a frame
+            parts = map(_plain, given)
+            return _joined([TextPart(start, plain=True), *parts, TextPart(DOCUMENT_END, plain=True)])
+    at, media_type = f"{path}.document", source.get("media_type")
+    kind = kind_of_type(media_type)
+    match source:
+        case {"type": "url", "url": str(url)} if url:
+            name, found = document_at(url, title)
+            return [Media("document", name, at, found, context=context)]
+        case {"type": "base64", "data": str(data)} if kind == "document":
+            declared = media_type if isinstance(media_type, str) else ""
+            return [Media(kind, title, at, Link(f"data:{declared};base64,{data}"), context=context)]
+        case {"type": "file"}:
+            return [Media("document", title, at, _source(source), context=context)]
+    return [Media(kind, _source_type(source), at, _source(source))]
+
+
+def _plain(part: Part) -> Part:
+    """A line of a document, and a medium as it is."""
+    return TextPart(f"{part.text}\n", plain=True) if isinstance(part, TextPart) else part
 
 
 def _content(given: object, path: str) -> list[Part]:
@@ -140,8 +164,8 @@ def _content(given: object, path: str) -> list[Part]:
     return parts
 
 
-def _source(source: object) -> Link | None:
-    """In base64, or an address; the files that Anthropic keeps can't be had."""
+def _source(source: object) -> Source | None:
+    """Return where a file is: in base64, at a URL, or uploaded."""
     match source:
         case {"type": "base64", "data": str(data), "media_type": str(media_type)}:
             return Link(f"data:{media_type};base64,{data}")
@@ -149,6 +173,8 @@ def _source(source: object) -> Link | None:
             return Link(f"data:{_UNSAID_TYPE};base64,{data}")
         case {"type": "url", "url": str(url)}:
             return Link(url)
+        case {"type": "file", "file_id": str(file_id)} if file_id:
+            return StoredFile(file_id)
     return None
 
 
@@ -194,4 +220,5 @@ _READERS: dict[str, Callable[[Block, str], list[Part]]] = {
     "search_result": _search_result,
     "compaction": _compaction,
 }
+_CITED = ("document", "search_result")
 _TOOL_CHANGES = ("tool_reference", "tool_addition", "tool_removal")

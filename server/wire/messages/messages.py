@@ -138,7 +138,7 @@ class _Turn:
             self._require(kind, path, "user", "assistant")
             self._result(block, kind, path)
         else:
-            shown = read_parts(block, kind, path, self.later)
+            shown = read_parts(block, kind, path, self.warnings, self.later)
             if shown is None:
                 skip(kind, self.warnings)
             else:

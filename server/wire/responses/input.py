@@ -6,9 +6,6 @@ send back what any server has given them: calls of whatever kind stand in the co
 results, and an item without a text that a model could read is left out with a warning.
 """
 
-import base64
-import binascii
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from dataclasses import field as default
@@ -18,9 +15,10 @@ import orjson
 
 from server.conversation.conversation import Call, Media, MediaKind, Message, Part, TextPart, text_content
 from server.errors import InvalidRequest
+from server.media.source import Source
 from server.wire.custom_tools import input_arguments
 from server.wire.fields import MAX_MESSAGES, as_object, json_text, objects_in, string_of, wrong_type
-from server.wire.media import file_of, link
+from server.wire.media import file_of, image_source, link
 from server.wire.reasoning_cipher import NO_CIPHER, ReasoningCipher, TamperedReasoning
 from server.wire.responses.compaction import compacted_text
 from server.wire.responses.history import NO_HISTORY, History
@@ -41,13 +39,11 @@ _MEDIA: Mapping[str, MediaKind] = {
     "input_audio": "audio",
     "input_video": "video",
     "video_url": "video",
-    "input_file": "file",
+    "input_file": "document",
 }
 _INTRODUCTION = "These functions can be called from now on:\n"
 _NOTHING_FOUND = "No tool was found."
 _DENIED = "The user denied this call"
-_TEXT_TYPES = ("text/", "application/json", "application/xml", "application/x-yaml", "application/javascript")
-_DATA_URL = re.compile(r"data:([\w.+/-]*)(?:;[\w=.+-]+)*;base64,", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,12 +297,8 @@ class _Reader:
             raise wrong_type(f"{path}.type", "a text such as input_text", kind)
         if kind in _TEXTS:
             return TextPart(string_of(given, _TEXTS[kind], path))
-        if kind == "input_file":
-            said = _text_file(given)
-            if said is not None:
-                return TextPart(said)
         if kind in _MEDIA:
-            return _medium(given, kind, f"{path}.type")
+            return _medium(given, kind, path)
         said = next((given[key] for key in ("text", "logs", "refusal") if isinstance(given.get(key), str)), None)
         if said is None:
             self._skip("parts", kind)
@@ -314,15 +306,17 @@ class _Reader:
         return TextPart(said)
 
 
-def _medium(given: Mapping[str, Any], kind: str, at: str) -> Media:
-    name = given.get("filename")
-    found, source = _MEDIA[kind], link(given.get("image_url"), "url")
+def _medium(given: Mapping[str, Any], kind: str, path: str) -> Media:
     if kind == "input_file":
-        found, source = file_of(given)
-    elif found != "image":
+        return file_of(given, path)
+    name, at = given.get("filename"), f"{path}.type"
+    found: Source | None
+    if _MEDIA[kind] == "image":
+        found = image_source(given, "url")
+    else:
         written = given.get(kind) or given.get("video_url") or dict(given)  # an object, or an address alone
-        source = link(written, "data", "url", "file_data")
-    return Media(found, name if isinstance(name, str) else "", at, source)
+        found = link(written, "data", "url", "file_data")
+    return Media(_MEDIA[kind], name if isinstance(name, str) else "", at, found)
 
 
 def _called(item: Mapping[str, Any], path: str) -> str:
@@ -346,17 +340,3 @@ def _as_json(value: Any) -> str:
 def _joined_texts(item: Mapping[str, Any], key: str, path: str) -> str:
     parts = [] if item.get(key) is None else item[key]
     return "\n".join(string_of(part, "text", where) for part, where in objects_in(parts, f"{path}.{key}"))
-
-
-def _text_file(given: Mapping[str, Any]) -> str | None:
-    """What stands in a file that is a text; None for any other one."""
-    data = given.get("file_data")
-    head = _DATA_URL.match(data) if isinstance(data, str) else None
-    if head is None or not isinstance(data, str) or not head[1].startswith(_TEXT_TYPES):
-        return None
-    try:
-        said = base64.b64decode(data[head.end() :], validate=True).decode()
-    except (binascii.Error, UnicodeDecodeError):
-        return None
-    name = given.get("filename")
-    return f"{name}:\n{said}" if isinstance(name, str) and name else said

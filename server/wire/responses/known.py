@@ -13,7 +13,7 @@ _PART = ByType(
         **dict.fromkeys(("input_text", "output_text", "text", "summary_text", "reasoning_text"), _TEXT),
         "refusal": Fields("type refusal"),
         "input_image": Fields("type file_id", image_url=Fields("url")),
-        "input_file": Fields("type file_data file_url file_id filename"),
+        "input_file": Fields("type file_data file_url file_id filename detail"),
         "input_audio": _MEDIA | Fields("", input_audio=Fields("data url format")),
         "input_video": _MEDIA | Fields("", input_video=Fields("data url format")),
     }

@@ -306,7 +306,8 @@ async def test_what_a_model_cannot_see_is_told_it_where_nobody_can_take_it_back(
     async with serve(FakeLoader(runner=lambda: FakeRunner(n_ctx_seq=2048))) as api:
         reply = await api.client.post(URL, json={**BODY, "messages": turns})
         assert reply.status_code == 200, reply.text
-        assert reply.headers["X-Llamapool-Warning"].count("not shown, this model takes none]") == 3
+        assert reply.headers["X-Llamapool-Warning"].count("not shown, this model takes none]") == 2
+        assert "[document: not shown, it could not be read]" in reply.headers["X-Llamapool-Warning"]
         counted = await api.client.post(COUNT, json={"messages": turns[:2]})
         assert counted.status_code == 400  # the newest of the user's
 

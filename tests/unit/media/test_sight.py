@@ -12,13 +12,14 @@ import pytest
 from server.errors import InvalidRequest, MediaFull
 from server.media.bitmap import Bitmap, bitmaps_of
 from server.media.decode import Decoder
+from server.media.document import DocumentHints
 from server.media.fetch import MediaFetcher, Sites
 from server.media.header import Unreadable
 from server.media.sight import MAX_FILES, MAX_LINKS, Sight, inline
 from server.media.source import Link, Source
 from tests.media_files import media_file, png
 
-READER = SimpleNamespace(sample_rate=0)
+READER = SimpleNamespace(sample_rate=0, kinds=frozenset({"image"}))
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,7 @@ class Shown:
     source: Source | None
     at: str = "here"
     spare: bool = False
+    kind: str = "image"
 
 
 class Counting(Decoder):
@@ -37,7 +39,9 @@ class Counting(Decoder):
         self.large = bytes(1000)
         self.gate.set()
 
-    def decode(self, data: bytes, sample_rate: int, scope: str | None = None) -> Bitmap:
+    def decode(
+        self, data: bytes, sample_rate: int, scope: str | None = None, document: DocumentHints | None = None
+    ) -> Bitmap:
         assert self.gate.wait(100)
         self.decoded.append(data)
         if data.startswith(b"large"):

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from server.conversation.conversation import Media, Message, Tools, template_messages, template_tools
+from server.conversation.conversation import Media, Message, TextPart, Tools, template_messages, template_tools
 from server.errors import InvalidRequest
-from server.media.source import Link
+from server.media.source import Link, StoredFile
 from server.wire.deferred_tools import DeferredTools
 from server.wire.messages.messages import read_conversation, steady_system
 from server.wire.messages.tools import LaterTools, read_tools
@@ -208,16 +208,48 @@ def test_a_call_comes_back_as_the_model_wrote_it(given: object, arguments: str) 
 @pytest.mark.parametrize(
     ("source", "said"),
     [
-        ({"type": "text", "media_type": "text/plain", "data": "Once."}, "Tale\nby N.\nOnce."),
-        ({"type": "content", "content": "Once."}, "Tale\nby N."),
-        ({"type": "content", "content": [text("Once.")]}, "Tale\nby N."),
+        ({"type": "text", "media_type": "text/plain", "data": "Once."}, "Once."),
+        ({"type": "content", "content": "Once."}, "Once."),
+        ({"type": "content", "content": [text("Once."), text("Twice.")]}, "Once.\nTwice."),
     ],
 )
-def test_a_document_of_text_is_text(source: Block, said: str) -> None:
-    [message] = shown(None, [user(document(source, title="Tale", context="by N.", citations={"enabled": True}))])
-    texts = [part["text"] for part in message["content"]]
-    assert texts[0] == said
-    assert texts[-1].endswith("Once.")
+def test_a_document_of_text_is_framed_by_its_title(source: Block, said: str) -> None:
+    titled = document(source, title='A "<tale>"\n', context="by N.", citations={"enabled": True})
+    [message], warnings = read([user(titled)])
+    start = '<document name="A &quot;&lt;tale&gt;&quot;" type="text/plain">\nContext: by N.\n'
+    assert message.content == (TextPart(f"{start}{said}\n</document>", plain=True),)
+    assert warnings == ["messages.0.content.0.citations is ignored: replies cite no documents"]
+
+
+def test_a_document_may_hold_images_between_its_lines() -> None:
+    [message], _ = read([user(document({"type": "content", "content": [text("a"), image(), text("b")]}))])
+    first, picture, last = message.parts
+    assert (first, last) == (
+        TextPart('<document type="text/plain">\na\n', plain=True),
+        TextPart("b\n</document>", plain=True),
+    )
+    assert isinstance(picture, Media)
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ({"type": "file", "file_id": "file-1"}, StoredFile("file-1")),
+        (
+            {"type": "url", "url": "https://a.example/b/c%20d.pdf?x=1"},
+            Link("https://a.example/b/c%20d.pdf?x=1", "c d.pdf"),
+        ),
+        ({"type": "file"}, None),
+        ({"type": "sketch"}, None),
+    ],
+)
+def test_a_document_and_an_image_may_be_elsewhere(source: Block, expected: object) -> None:
+    (found,) = read([user(document(source))])[0][0].parts
+    (picture,) = read([user({"type": "image", "source": source})])[0][0].parts
+    assert isinstance(found, Media)
+    assert isinstance(picture, Media)
+    assert (found.kind, found.source) == ("document", expected)
+    assert picture.source == (Link(expected.url) if isinstance(expected, Link) else expected)
 
 
 def test_a_search_result_is_text() -> None:
@@ -231,7 +263,7 @@ def test_media_are_named_so_that_claude_code_finds_the_block_and_leaves_it_out()
     [message], warnings = read([user(text("Look:"), image(), pdf)])
     assert message.content[1:] == (
         Media("image", "image/png", "messages.0.content.1.image", Link("data:image/png;base64,iVBORw0KGgo=")),
-        Media("file", "application/pdf", "messages.0.content.2.document"),
+        Media("document", at="messages.0.content.2.document", source=Link("data:application/pdf;base64,JVBERi0=")),
     )
     assert warnings == []
 

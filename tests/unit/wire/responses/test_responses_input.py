@@ -1,11 +1,10 @@
-import base64
 from typing import Any
 
 import pytest
 
 from server.conversation.conversation import Media, Message, TextPart, template_messages
 from server.errors import InvalidRequest
-from server.media.source import Link
+from server.media.source import Link, StoredFile
 from server.wire.responses import input as responses_input
 from server.wire.responses.history import History
 from server.wire.responses.input import read_input
@@ -228,21 +227,27 @@ def test_what_has_no_text_is_left_out_with_a_warning() -> None:
     assert all("\n" not in warning for warning in found.warnings)
 
 
-def test_parts_are_texts_media_and_files_that_are_texts() -> None:
-    plain = base64.b64encode("größer".encode()).decode()
+def test_parts_are_texts_media_and_documents() -> None:
+    data = "data:application/pdf;base64,AA=="
     parts = [
         {"type": "text", "text": "a"},
         {"type": "input_image", "image_url": "data:image/png;base64,AA=="},
-        {"type": "input_file", "filename": "n.txt", "file_data": f"data:text/plain;charset=utf-8;base64,{plain}"},
-        {"type": "input_file", "filename": "n.pdf", "file_data": "data:application/pdf;base64,AA=="},
+        {"type": "input_image", "file_id": "file-1", "detail": "auto"},
+        {"type": "input_file", "filename": "n.pdf", "file_data": data, "detail": "low"},
+        {"type": "input_file", "file_url": "https://a.example/b.csv"},
+        {"type": "input_file", "file_id": "file-2"},
+        {"type": "input_file"},
         {"type": "sketch", "strokes": []},
     ]
     found = read_input([{"role": "user", "content": parts}])
     assert found.messages[0].parts == (
         TextPart("a"),
         Media("image", at="input.0.content.1.type", source=Link("data:image/png;base64,AA==")),
-        TextPart("n.txt:\ngrößer"),
-        Media("file", "n.pdf", "input.0.content.3.type"),
+        Media("image", at="input.0.content.2.type", source=StoredFile("file-1")),
+        Media("document", "n.pdf", "input.0.content.3.file_data", Link(data, "n.pdf", low_detail=True)),
+        Media("document", "b.csv", "input.0.content.4.file_url", Link("https://a.example/b.csv", "b.csv")),
+        Media("document", "", "input.0.content.5.file_id", StoredFile("file-2")),
+        Media("document", "", "input.0.content.6"),
     )
     assert found.warnings == ["parts of type 'sketch' are left out: no text that a model could read"]
 

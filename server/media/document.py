@@ -1,0 +1,154 @@
+"""Documents of requests: which files are text, and how the text of a PDF crosses from the process that extracts it.
+
+Plain text, Markdown and CSV are decoded here. PDF and HTML are parsed in a process of their own (`pdf`), because a
+hostile file can make a parser crash, loop or take all memory.
+"""
+
+import codecs
+import re
+import struct
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from server.media.header import Unreadable
+
+PDF, HTML = b"p", b"h"
+WANTED = struct.Struct("<QQQQ?")
+"""A request to the process: pages and text bytes at most, images at most, their longest side, and whether to render."""
+SUPPORTED = "PDF, plain text, Markdown, CSV and HTML"
+MAX_PAGE_IMAGES = 64
+"""Pages of one document that are shown as images."""
+LONGEST_SIDE, LOW_DETAIL_SIDE = 1568, 768
+"""Pixels of a page image's longer side; the second one with ``detail: "low"``."""
+_BOMS = ((codecs.BOM_UTF8, "utf-8-sig"), (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"))
+_BINARY = re.compile(r"[\x00-\x08\x0b\x0e-\x1a\x1c-\x1f\x7f]")
+"""Control characters that no text has. ESC is in logs, form feeds are in manuals."""
+_HTML_START = re.compile(r"\s*(<!--.*?-->\s*)*<(!doctype\s+html|html)\b", re.IGNORECASE | re.DOTALL)
+_PDF_START_BYTES = 1024
+"""The header may follow other bytes (ISO 32000-1, annex H.3, note 13)."""
+_HTML_START_CHARS = 4096
+_TYPES = {
+    **dict.fromkeys(("html", "htm", "xhtml", "text/html", "application/xhtml+xml"), "text/html"),
+    **dict.fromkeys(("md", "markdown", "text/markdown", "text/x-markdown"), "text/markdown"),
+    **dict.fromkeys(("csv", "text/csv", "application/csv"), "text/csv"),
+    **dict.fromkeys(("txt", "text/plain"), "text/plain"),
+}
+"""Media types by the ending of a file's name, and by their names."""
+_PART = struct.Struct("<cIIQ")
+
+PageImage: TypeAlias = tuple[int, int, bytes]
+"""Width, height, and red, green and blue of each pixel."""
+Extracted: TypeAlias = tuple[Literal[b"t", b"n"], str] | tuple[Literal[b"i"], PageImage]
+"""A piece of text, a page's image, or a note for the client."""
+
+
+@dataclass(frozen=True, slots=True)
+class DocumentLimits:
+    """Limits of one document: ``pages`` of a PDF, ``file_bytes``, ``text_bytes`` of its text, ``cpu_s`` to parse it."""
+
+    pages: int = 500
+    file_bytes: int = 32 << 20
+    text_bytes: int = 8 << 20
+    cpu_s: float = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class DocumentHints:
+    """What a request says about a document.
+
+    ``media_type``: one of a fixed set, "" if the client gives none. ``sees``: whether the model can be shown page
+    images. ``low_detail``: whether these are to be small.
+    """
+
+    media_type: str = ""
+    sees: bool = False
+    low_detail: bool = False
+
+    @property
+    def longest_side(self) -> int:
+        """Pixels of a page image's longer side."""
+        return LOW_DETAIL_SIDE if self.low_detail else LONGEST_SIDE
+
+
+def media_type_of(written: str) -> str:
+    """Return the media type that a media type or a file's name, as a client has written it, stands for.
+
+    It is one of a fixed set, so that a client cannot write into the prompt with it; "" for anything else.
+    """
+    written = written.partition(";")[0].strip().lower()
+    return _TYPES.get(written) or _TYPES.get(written.rpartition(".")[2], "")
+
+
+def is_pdf(data: bytes) -> bool:
+    """Return whether `data` is a PDF."""
+    return b"%PDF-" in data[:_PDF_START_BYTES]
+
+
+def unicode_text(data: bytes) -> str | None:
+    """Decode UTF-8 and UTF-16 with a byte order mark, and UTF-8 without one. Return None for anything else."""
+    encoding = next((codec for bom, codec in _BOMS if data.startswith(bom)), "utf-8")
+    try:
+        return _text(data.decode(encoding))
+    except UnicodeDecodeError:
+        return None
+
+
+def legacy_text(data: bytes) -> str | None:
+    """Decode Windows-1252, which is what files in "Latin-1" are (WHATWG Encoding). Return None for binary data."""
+    try:
+        return _text(data.decode("cp1252"))
+    except UnicodeDecodeError:
+        return _text(data.decode("latin-1"))
+
+
+def _text(decoded: str) -> str | None:
+    return None if _BINARY.search(decoded) else decoded.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def is_html(text: str, media_type: str) -> bool:
+    """Return whether `text` is an HTML page: the client says so, or it begins like one and the client says nothing."""
+    if media_type:
+        return media_type == "text/html"
+    return _HTML_START.match(text[:_HTML_START_CHARS]) is not None
+
+
+def unsupported(data: bytes) -> Unreadable:
+    """Return the error of a file that is neither a document nor anything else that a model can be shown."""
+    if not data:
+        return Unreadable("it is empty")
+    what = "it is a ZIP archive or an Office document" if data.startswith(b"PK\3\4") else "its type is not supported"
+    return Unreadable(f"{what}; send {SUPPORTED}, or an image, audio or video")
+
+
+def check_text(n_bytes: int, most: int) -> None:
+    """Raise `Unreadable` for more bytes of text than a document may have."""
+    if n_bytes > most:
+        raise Unreadable(f"its text has more than {most} bytes")
+
+
+def packed(parts: Iterable[Extracted]) -> bytes:
+    """Write the answer of the process that extracts text."""
+    found = bytearray()
+    for part in parts:
+        if part[0] == b"i":
+            width, height, pixels = part[1]
+            found += _PART.pack(b"i", width, height, len(pixels)) + pixels
+        else:
+            raw = part[1].encode("utf-8", "replace")
+            found += _PART.pack(part[0], 0, 0, len(raw)) + raw
+    return bytes(found)
+
+
+def unpacked(answer: bytes) -> Iterator[Extracted]:
+    """Read what `packed` has written."""
+    at = 0
+    while at < len(answer):
+        kind, width, height, size = _PART.unpack_from(answer, at)
+        at += _PART.size
+        content = answer[at : at + size]
+        at += size
+        if kind == b"i":
+            yield b"i", (width, height, content)
+        else:
+            yield (b"n" if kind == b"n" else b"t"), content.decode()
