@@ -1,6 +1,6 @@
 """How long rendering, tokenizing and compiling schemas keep the event loop from anybody else.
 
-``python -m benchmarks.event_loop [--model demo.gguf] [--rounds 5]``
+``python -m benchmarks.event_loop [--model demo.gguf] [--rounds 5] [--only "20 MB"]``
 
 The server runs in this process, with eight streams of another process on it. On its event loop a timer of a
 millisecond notes how late it comes: whoever comes late made everybody's tokens late. Then requests come that ask for
@@ -92,6 +92,20 @@ def _schema(n: int, word: str) -> tuple[str, Body]:
     return "/completion", {"prompt": word, "n_predict": 1, "json_schema": schema}
 
 
+def _image(path: str, field_: str, n_bytes: int, word: str) -> tuple[str, Body]:
+    data = {"type": "input_image", "image_url": f"data:image/png;base64,{word}{'A' * n_bytes}"}
+    items = [{"role": "user", "content": [data]}, {"role": "user", "content": word}]
+    return path, {field_: items} | ({"max_output_tokens": 1} if field_ == "input" else {})
+
+
+def _batch(n_bytes: int, word: str) -> tuple[str, Body]:
+    text = f"{word} goes far. " * 100
+    messages = [{"role": "user", "content": text}]
+    params = {"model": "demo", "max_tokens": 1, "messages": messages}
+    requests = [{"custom_id": str(n), "params": params} for n in range(n_bytes // len(text))]
+    return "/v1/messages/batches", {"requests": requests}
+
+
 WORK: Mapping[str, Work] = {
     "streams alone": lambda word: ("/completion", {"prompt": word, "n_predict": 1}),
     "chat of 6,000 messages": partial(_long_chat, 6000),
@@ -100,6 +114,9 @@ WORK: Mapping[str, Work] = {
     "/tokenize of 8 MB": partial(_text, "/tokenize", "content", 8 << 20),
     "schema of 12 properties": partial(_schema, 12),
     "schema of 400 properties": partial(_schema, 400),
+    "stored response with 20 MB": partial(_image, "/v1/responses", "input", 20 << 20),
+    "conversation items of 20 MB": partial(_image, "/v1/conversations", "items", 20 << 20),
+    "message batch of 20 MB": partial(_batch, 20 << 20),
 }
 
 
@@ -160,16 +177,17 @@ async def _ask(beat: Heartbeat, port: int, work: Work, word: str) -> Found:
     return Found(int(status), float(took), gap, cpu)
 
 
-async def measure(model: Path, rounds: int) -> dict[str, list[Found]]:
+async def measure(model: Path, rounds: int, works: Mapping[str, Work]) -> dict[str, list[Found]]:
     """Each kind of work in turn, `rounds` times; one more before them warms up."""
     words = ["-m", str(model), "-np", str(N_STREAMS + 1), "-c", str((N_STREAMS + 1) * 1024), "-t", "1", "--port", "0"]
-    found: dict[str, list[Found]] = {name: [] for name in WORK}
+    words += ["--state", "memory"]
+    found: dict[str, list[Found]] = {name: [] for name in works}
     async with serving(words) as port:
         streams = await asyncio.create_subprocess_exec(sys.executable, "-c", _STREAMS, str(port), str(N_STREAMS))
         beat = Heartbeat(asyncio.get_running_loop())
         try:
             for number in range(rounds + 1):
-                for kind, (name, work) in enumerate(WORK.items()):
+                for kind, (name, work) in enumerate(works.items()):
                     one = await _ask(beat, port, work, f"w{number}k{kind}x")
                     if number:
                         found[name].append(one)
@@ -201,9 +219,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.event_loop", description=__doc__)
     parser.add_argument("--model", type=Path, default=DEFAULT_MODEL)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--only", default="", help="measure requests whose name contains this")
     arguments = parser.parse_args()
+    works = {name: work for name, work in WORK.items() if arguments.only in name}
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:  # as uvicorn chooses it
-        print(table(runner.run(measure(arguments.model, arguments.rounds))))
+        print(table(runner.run(measure(arguments.model, arguments.rounds, works))))
 
 
 if __name__ == "__main__":

@@ -125,7 +125,9 @@ async def cancel_batch(request: Request, batch_id: str) -> Response:
 @router.post("/v1/messages/batches")
 async def create_message_batch(request: Request) -> Response:
     """Start a batch of Messages requests."""
-    body, found = await read_as(request, lambda given: (given, _message_lines(given.get("requests"))))
+    headers, found = await read_as(
+        request, lambda given: (warning_headers(given, _MESSAGES), _message_lines(given.get("requests")))
+    )
     now = int(time.time())
     batch = {
         "id": f"msgbatch_{random_id()}",
@@ -136,7 +138,7 @@ async def create_message_batch(request: Request) -> Response:
         "status": "in_progress",
     }
     await _start(request, batch, found)
-    return json_reply(await _anthropic(request, batch), headers=warning_headers(body, _MESSAGES))
+    return json_reply(await _anthropic(request, batch), headers=headers)
 
 
 @router.get("/v1/messages/batches")

@@ -36,15 +36,15 @@ MAX_NEW_ITEMS = 20
 @router.post("/v1/conversations")
 async def create_conversation(request: Request) -> Response:
     """Create a conversation, with up to 20 items."""
-    body, items = await read_optional_as(request, lambda given: (given, _items(given) if given.get("items") else []))
-    found = {
-        "id": f"conv_{random_id()}",
-        "object": "conversation",
-        "created_at": int(time.time()),
-        "metadata": read_metadata(body),
-    }
+    found = {"id": f"conv_{random_id()}", "object": "conversation", "created_at": int(time.time())}
+
+    def read(given: Json) -> tuple[Json, list[Json], dict[str, str]]:
+        items = _items(given) if given.get("items") else []
+        return read_metadata(given), items, warning_headers(given, _NEW)
+
+    found["metadata"], items, headers = await read_optional_as(request, read)
     await services(request).state.put(owner_of(request), "conversation", found, inputs=items)
-    return json_reply(found, headers=warning_headers(body, _NEW))
+    return json_reply(found, headers=headers)
 
 
 @router.get("/v1/conversations/{conversation_id}")
@@ -81,11 +81,13 @@ async def list_conversation_items(request: Request, conversation_id: str) -> Res
 @router.post("/v1/conversations/{conversation_id}/items")
 async def create_conversation_items(request: Request, conversation_id: str) -> Response:
     """Add up to 20 items to the end of a conversation."""
-    body, items = await read_as(request, lambda given: (given, _items(given)))
+    headers, items = await read_as(
+        request, lambda given: (warning_headers(given, Fields("", items=ITEM)), _items(given))
+    )
     await find_object(request, "conversation", conversation_id)
     if not await services(request).state.append(owner_of(request), conversation_id, items):
         raise not_found("conversation", conversation_id)
-    return await list_reply(request, Page(items, has_more=False), headers=warning_headers(body, Fields("", items=ITEM)))
+    return await list_reply(request, Page(items, has_more=False), headers=headers)
 
 
 @router.get("/v1/conversations/{conversation_id}/items/{item_id}")

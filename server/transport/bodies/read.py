@@ -92,15 +92,17 @@ async def read_array(request: Request) -> Any:
 
 
 async def _parsed(request: Request, parse: Callable[[list[bytes]], T]) -> T:
-    """`parse` of the body, which is alone in the list: who takes it out need not hold it while what it says is read."""
-    held = [await read_body(request)]
+    """Return what `parse` makes of the body. The body is alone in a list, so that `parse` can release its memory."""
+    held = [await _read_limited(request)]
     if len(held[0]) <= _LONG_BYTES:
-        return parse(held)
+        return parse([bytes(held.pop())])
     threads: Executor = request.app.state.services.reading
-    return await asyncio.get_running_loop().run_in_executor(threads, _undisturbed, held, parse)
+    return await asyncio.get_running_loop().run_in_executor(
+        threads, _undisturbed, held, lambda received: parse([bytes(received.pop())])
+    )
 
 
-def _undisturbed(held: list[bytes], parse: Callable[[list[bytes]], T]) -> T:
+def _undisturbed(held: list[bytearray], parse: Callable[[list[bytearray]], T]) -> T:
     """Without the garbage collector, which would walk all containers again and again while they become more, and hold
     up every thread."""
     collects = gc.isenabled()
@@ -113,7 +115,12 @@ def _undisturbed(held: list[bytes], parse: Callable[[list[bytes]], T]) -> T:
 
 
 async def read_body(request: Request) -> bytes:
-    """The raw body, within the server's limits of size and time; `TooManyBodies` when those of all are over theirs."""
+    """Return the raw body. Raises `TooManyBodies` if the bodies of all requests are above their limit, and what
+    `read_as` raises for a body that is too large or too slow."""
+    return bytes(await _read_limited(request))
+
+
+async def _read_limited(request: Request) -> bytearray:
     options: HttpOptions = request.app.state.services.options
     encoding = request.headers.get("content-encoding", "identity")
     if encoding.lower() not in ("", "identity"):
@@ -123,7 +130,7 @@ async def read_body(request: Request) -> bytes:
     return await _receive(request, options)
 
 
-async def _receive(request: Request, options: HttpOptions) -> bytes:
+async def _receive(request: Request, options: HttpOptions) -> bytearray:
     """One limit of time for all of it and each piece: whichever ends first. A limit of its own for each costs more than
     reading a short body does."""
     body = bytearray()  # not a list of pieces: a client may send a byte at a time
@@ -143,7 +150,7 @@ async def _receive(request: Request, options: HttpOptions) -> bytes:
         if not limit.expired():
             raise
         raise BodyTimeout(options.timeout_s if now() >= due else options.idle_s) from None
-    return bytes(body)
+    return body
 
 
 def parse_object(body: bytes) -> dict[str, Any]:
