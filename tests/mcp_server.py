@@ -16,7 +16,7 @@ import uvicorn
 from mcp.server.mcpserver import MCPServer
 from mcp_types import CallToolResult, ImageContent, TextContent, ToolAnnotations
 
-PNG = Path(__file__).parent / "media_files" / "tiny-gray.png"
+PNG = Path(__file__).parent / "media_files" / "tiny.png"
 STDIO: dict[str, Any] = {"command": sys.executable, "args": ["-m", "tests.mcp_server"]}
 
 

@@ -45,7 +45,8 @@ async def _asked(request: Request, *, generate: bool = True) -> tuple[MessagesAs
         return given
     named = read_mcp(given, request.headers.get("anthropic-beta", ""))
     # Nothing is connected to for a body that is wrong anyway.
-    await read_later(request, lambda: read_messages(with_functions(given, {}), cipher, generate=generate))
+    without = {**with_functions(given, {}), "tool_choice": None}
+    await read_later(request, lambda: read_messages(without, cipher, generate=generate))
     offered = await offer(request, named, "name", pinned_lists(given))
     mcp = offer_tools(offered, given.get("tools"))
 

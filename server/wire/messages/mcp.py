@@ -142,7 +142,9 @@ def with_functions(given: Mapping[str, Any], mcp: Mapping[str, CallableTool]) ->
         for name, known in mcp.items()
     ]
     body = {name: value for name, value in given.items() if name not in ("mcp_servers", "tools")}
-    return {**body, "tools": [*tools, *functions]} if tools or functions else body
+    if not tools and not functions:  # no server could list its tools, which the reply says
+        return {**body, "tool_choice": None}
+    return {**body, "tools": [*tools, *functions]}
 
 
 def unlisted(offered: Iterable[OfferedServer]) -> list[str]:

@@ -326,3 +326,27 @@ async def test_web_search_is_a_configured_server(serve: Serve) -> None:
         response = await ask(api, "Add", tools=[{"type": "web_search"}])
         assert kinds(response) == ["mcp_list_tools", "mcp_call", "message"]
         assert response.tools[0].type == "web_search"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_model_that_sees_is_shown_the_pictures_of_results(serve: Serve, stream: bool) -> None:
+    turn = "<|im_end|>\n<|im_start|>assistant\n"
+    replies = {
+        f"See{turn}": call("calc__picture"),
+        f"<tool_response>\na dot(image 16x12)\n</tool_response>{turn}": "I see it.",
+    }
+    seeing = FakeLoader(runner=lambda: FakeRunner(n_ctx_seq=16384, replies=replies), media=frozenset({"image"}))
+    server = {"mcp_servers": {"calc": STDIO}, "mcp_api": "*"}
+    async with serve(seeing, models=CHATML, server=server) as api:
+        response = await ask(api, "See", stream=stream)
+        assert response.output_text == "I see it."
+
+
+async def test_a_tool_that_its_server_no_longer_has_is_an_error_of_the_call(serve: Serve) -> None:
+    replies = {"Go": call("calc__ghost"), "tool:Unknown tool: ghost": "It is gone."}
+    ghost = {"name": "ghost", "input_schema": {"type": "object"}}
+    listed = {"type": "mcp_list_tools", "id": "l", "server_label": "calc", "tools": [ghost]}
+    async with serving(serve, replies) as (api, _):
+        response = await ask(api, [listed, {"role": "user", "content": "Go"}])
+        assert kinds(response)[0] == "mcp_call"
+        assert response.output[0].status == "failed"  # type: ignore[union-attr]
