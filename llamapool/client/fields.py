@@ -47,6 +47,7 @@ class SamplingFields(TypedDict, total=False):
     logit_bias: dict[str, float] | list[Any] | None
     cache_prompt: bool | None
     cache_salt: str | None
+    prompt_cache_key: str | None
     id_slot: int | None
     sse_ping_interval: int | None  # seconds
     lora: Objects | None  # {"id", "scale"}

@@ -228,6 +228,7 @@ class Request:
     ``spec_n_max``, ``spec_n_min`` and ``spec_p_min`` limit the draft; negative = as configured.
     ``cache_salt`` is what the client says to keep its cells from others, ``cache_scope`` what follows from it and from
     who it is (`engine.cache_scope`).
+    ``cache_key``: requests of one client with the same key prefer the same instance (OpenAI's ``prompt_cache_key``).
     ``log_id`` is what the log calls it: the id of the HTTP request that it is a part of.
     ``asked_again``: it was asked before, of a process that has ended; there is no third time. ``arrived_at``: when that
     was, by the engine's clock; 0 = it comes now. Limits of time count from there.
@@ -264,6 +265,7 @@ class Request:
     client: str = ""
     cache_salt: str = ""
     cache_scope: str = ""
+    cache_key: str = ""
     media: Spans = ()
     log_id: str = ""
     asked_again: bool = False

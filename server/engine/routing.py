@@ -4,14 +4,17 @@ the event loop.
 Costs are counted in prompt tokens by pure functions. A request waits for its own uncached tokens, prefill of
 requests before it, the share of running sequences, and, if all slots are busy, the time until one is free. It costs
 others its own tokens once more. So of two equally fast instances the one with less to compute is chosen, and
-requests with a common prefix meet. States in RAM and on disk do not count, because instances share them.
+requests with a common prefix meet. A cache key prefers an instance that costs little more (`HINT_TOKENS`). States in
+RAM and on disk do not count, because instances share them.
 """
 
 import math
+import zlib
 from collections.abc import Collection, Iterable, Sequence
 
 from server.engine.lora import AdapterSet, reusable
 from server.engine.prefix.hashes import BLOCK, PrefixHashes, common_prefix
+from server.engine.request import Request
 from server.engine.schedule.prefill import UNSEEN_RATE
 from server.engine.sequence import Phase, Slot, Ticket
 from server.engine.stats import EngineStats
@@ -21,6 +24,8 @@ MAX_CANDIDATES = 64  # requests of an instance that are checked
 MAX_COMPARED = 4096  # prompt tokens compared with each slot
 STREAM_TOKENS = 64
 """Assumed cost of a running sequence for a new request, in prompt tokens."""
+HINT_TOKENS = 2 * STREAM_TOKENS
+"""A cache key's instance may have so many prompt tokens more to compute, and so much more load, than the cheapest."""
 SETTLED_S = 0.05
 """Seconds for an idle instance to take its cheapest requests before others may."""
 
@@ -89,6 +94,15 @@ def prompt_rate(stats: Collection[EngineStats]) -> float:
     return sum(one.prompt_tokens for one in stats) / seconds if seconds else UNSEEN_RATE
 
 
+def hinted_instance(request: Request, takers: Sequence[int]) -> int | None:
+    """Return the instance that the request's cache key stands for, None if it has no key. Nothing is remembered: the
+    key's hash chooses.
+    """
+    if not request.cache_key:
+        return None
+    return takers[zlib.crc32(f"{request.client}\0{request.cache_key}".encode()) % len(takers)]
+
+
 def route(ticket: Ticket, open_: Iterable[Ticket], instances: Sequence[Instance], n_slots: int) -> None:
     """Set which of `instances`, with `n_slots` slots each, may take `ticket` and from when: first the cheapest, later
     the others.
@@ -108,6 +122,11 @@ def route(ticket: Ticket, open_: Iterable[Ticket], instances: Sequence[Instance]
     if request.id_slot >= 0:
         takers = [request.id_slot // n_slots]
     best = min(takers, key=lambda i: (sum(found[i]), i))  # cost for itself and for others
+    hinted = hinted_instance(request, takers)
+    if hinted is not None and all(
+        of_hinted - of_best <= HINT_TOKENS for of_hinted, of_best in zip(found[hinted], found[best], strict=True)
+    ):
+        best = hinted
     has_slot = sum(other.request.n for other in there[best]) < n_slots
     at = [math.inf] * len(instances)
     for i in takers:

@@ -45,6 +45,9 @@ Priority = Annotated[Whole, AfterValidator(within(-(2**31), 2**31 - 1))]
 CacheSalt = Annotated[str, Field(min_length=1)]
 """vLLM's ``cache_salt``: cells are shared with requests of the same salt alone. Empty is a mistake there, too."""
 
+CacheKey = Annotated[str, Field(max_length=1024)]
+"""OpenAI's ``prompt_cache_key``: a hint that requests with the same key share prefixes."""
+
 
 class StreamOptions(Body):
     """OpenAI's ``stream_options``."""
@@ -60,6 +63,7 @@ class ServingFields(Body):
     id_slot: CountOrAll | None = None
     cache_prompt: bool | None = None
     cache_salt: CacheSalt | None = None
+    prompt_cache_key: CacheKey | None = None
     priority: Priority | None = None
     stream: bool | None = None
     sse_ping_interval: CountOrAll | None = None
@@ -292,6 +296,7 @@ def engine_request(
         spec_p_min=-1.0 if fields.spec_p_min is None else fields.spec_p_min,
         priority=fields.priority or 0,
         cache_salt=fields.cache_salt or "",
+        cache_key=fields.prompt_cache_key or "",
         client=fields.end_user,
     )
 

@@ -15,7 +15,7 @@ from server.wire.fields import Body
 NO_EFFECT = frozenset(
     [
         *("metadata", "client_metadata", "store", "service_tier", "speed", "billing_policy", "inference_geo"),
-        *("prediction", "user", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention"),
+        *("prediction", "user", "prompt_cache_options", "prompt_cache_retention"),
         *("prompt_cache_breakpoint", "cache_control", "detail", "diagnostics", "user_profile_id", "workspace_id"),
         *("tfs_z", "penalize_nl", "system_prompt", "image_data"),  # `warnings` reports values that would have one
     ]

@@ -82,6 +82,28 @@ async def test_requests_with_one_beginning_stay_together_while_there_is_a_slot()
     assert {reply.finished[0].id_slot // 4 for reply in replies + again} == {0}
 
 
+async def test_requests_with_one_cache_key_prefer_one_instance_unless_the_prefix_says_otherwise() -> None:
+    async def instances(engine: Engine, *prompts: str, **fields: Any) -> set[int]:
+        found = [await run(engine, request(prompt, **fields)) for prompt in prompts]
+        return {reply.finished[0].id_slot // 4 for replies in found for reply in replies}
+
+    async with engine_over(*(runner(n_seq=4) for _ in range(4))) as engine:
+        by_key = [
+            await instances(engine, *(f"{key}{n} unlike others" for n in "xyz"), cache_key=f"key {key}")
+            for key in range(8)
+        ]
+        assert {len(found) for found in by_key} == {1}
+        assert len({instance for found in by_key for instance in found}) > 1
+        (home_,) = await instances(engine, BEGINNING)
+        assert await instances(engine, *(BEGINNING + key for key in "abcdef"), cache_key="any") == {home_}
+        busy = [
+            await begun(events_of(engine, request(f"busy {n}", max_tokens=FOR_EVER, cache_key="k"))) for n in range(6)
+        ]
+        assert len({home(engine, stream.ticket)[0] for stream in busy}) > 1
+        for stream in busy:
+            stream.cancel()
+
+
 async def test_a_request_that_names_a_slot_waits_for_it() -> None:
     async with engine_over(runner(on_decode=takes_time), runner(on_decode=takes_time)) as engine:
         long = await begun(events_of(engine, request("for long", max_tokens=FOR_EVER, id_slot=0)))

@@ -167,7 +167,7 @@ WITHOUT_EFFECT = (
     "response_fields",
     "chat_format",
     # OpenAI's: accounting and routing at OpenAI, hints
-    *("metadata", "store", "service_tier", "prompt_cache_key"),
+    *("metadata", "store", "service_tier"),
     *("prompt_cache_retention", "prediction", "verbosity"),
 )
 """Fields that clients send, and that may be ignored since no reply would be another one."""

@@ -38,7 +38,14 @@ def test_what_has_its_effect_is_not(body: dict[str, Any]) -> None:
 
 
 def test_a_field_that_nobody_knows_is_named_and_a_hint_is_not() -> None:
-    body = {"max_token": 5, "temperature": 1, "metadata": {"a": "b"}, "prompt_cache_key": "k", "stpo": None, "tfs_z": 1}
+    body = {
+        "max_token": 5,
+        "temperature": 1,
+        "metadata": {"a": "b"},
+        "prompt_cache_retention": "24h",
+        "stpo": None,
+        "tfs_z": 1,
+    }
     header = warning_headers(body, Fields("temperature"))[WARNING_HEADER]
     assert header == "'max_token' is ignored: unknown field"
 
