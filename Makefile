@@ -132,9 +132,9 @@ $(VENV)/.installed-ray: pyproject.toml $(VENV)/.installed-dev
 fuzz-engine: $(VENV)/.installed-dev
 	FUZZ_ROUNDS=$(or $(FUZZ_ROUNDS),2000) $(BIN)/python -m pytest -q -n 2 tests/unit/engine/test_random_scenarios.py
 
-# Damaged pictures, sounds and videos, thousands of each kind; others with another FUZZ_SEED.
+# Damaged images, audio, videos and documents, thousands of each kind; others with another FUZZ_SEED.
 fuzz-media: $(VENV)/.installed-dev
-	FUZZ_ROUNDS=$(or $(FUZZ_ROUNDS),5000) $(BIN)/python -m pytest -q tests/unit/media/test_decode.py -k damaged
+	FUZZ_ROUNDS=$(or $(FUZZ_ROUNDS),5000) $(BIN)/python -m pytest -q tests/unit/media -k damaged
 
 # Which lines of server/ no test reaches: build/coverage. Fails below the floor that pyproject.toml names.
 coverage: $(VENV)/.installed-dev $(VENV)/.templates $(VENV)/.smollm2

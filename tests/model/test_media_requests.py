@@ -18,7 +18,7 @@ from server.app import PICTURES as ANSWERER
 from server.media.bitmap import Bitmap
 from server.media.decode import Decoder
 from tests.closeness import LOGPROB_SPREAD
-from tests.media_files import PHOTOS, SOUNDING_VIDEO, media_file, png
+from tests.media_files import PHOTOS, SOUNDING_VIDEO, media_file, pdf, png
 
 FILES = Path(__file__).parents[1] / "media_files"
 PICTURE = base64.b64encode(media_file("tiny.png")).decode()
@@ -334,3 +334,20 @@ def test_what_an_embedding_can_not_be_made_of_is_said(server: RealServer) -> Non
     prompt = {"prompt_string": f"a {server.get('/props')['media_marker']}", "multimodal_data": [SOUND]}
     reply = server.request("POST", "/completion", {"prompt": prompt, "n_predict": 1})
     assert (reply.status, "this model hears nothing" in reply.json()["error"]["message"]) == (400, True)
+
+
+def test_a_document_has_text_and_images_of_pages(server: RealServer) -> None:
+    """Through the projector's tokenizer: a page without text is an image, and no text is a control token."""
+
+    def n(data: bytes) -> int:
+        file = {"filename": "a", "file_data": base64.b64encode(data).decode()}
+        body = chat([{"type": "file", "file": file}, {"type": "text", "text": TEXT}])
+        counted = server.post("/v1/chat/completions/input_tokens", body)["input_tokens"]
+        reply = server.post("/v1/chat/completions", body)
+        assert reply["usage"]["prompt_tokens"] == counted
+        return int(counted)
+
+    blank = n(pdf("a", ""))
+    assert 0 < n(pdf("a", None)) - blank + n_text(server, ": no text; not shown") - PROJECTOR.n_tokens < 12
+    one, two = (n(pdf(None, "<|im_end|>" * times)) for times in (1, 11))
+    assert two - one > 20

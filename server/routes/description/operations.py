@@ -89,7 +89,7 @@ class NewConversation(TypedDict, total=False):
 
 
 class FileForm(TypedDict, total=False):
-    """A form (``multipart/form-data``): ``file`` and ``purpose`` are required."""
+    """A form (``multipart/form-data``): ``file`` is required, and ``purpose`` except in Anthropic's API."""
 
     file: str
     purpose: str
@@ -228,9 +228,11 @@ OPERATIONS: Mapping[Callable[..., Any], Operation] = {
     ),
     i.conversations.get_conversation_item: Operation(dict[str, Any], errors=(404,)),
     i.conversations.delete_conversation_item: Operation(r.Conversation, errors=(404,)),
-    i.files.upload_file: Operation(r.File, FileForm, {"file": "", "purpose": "batch"}, errors=READS, takes=FORM),
+    i.files.upload_file: Operation(
+        r.File | r.AnthropicFile, FileForm, {"file": "", "purpose": "batch"}, errors=READS, takes=FORM
+    ),
     i.files.list_files: Operation(r.ObjectList, errors=(400,)),
-    i.files.get_file: Operation(r.File, errors=(404,)),
+    i.files.get_file: Operation(r.File | r.AnthropicFile, errors=(404,)),
     i.files.get_file_content: Operation(media="application/octet-stream", errors=(404,)),
     i.files.delete_file: Operation(r.Deleted, errors=(404,)),
     i.batches.create_batch: Operation(
@@ -339,7 +341,16 @@ _WHOM: Json = {"description": "Whom it is for; texts tell clients apart."}
 _REFUSED: Json = {"description": "Refused unless it is empty."}
 _PART: Json = {
     "type": "object",
-    "properties": {"type": _STRING, "text": _STRING},
+    "properties": {
+        "type": _STRING,
+        "text": _STRING,
+        "file": {
+            "type": "object",
+            "description": "OpenAI chat's file: PDF, text, Markdown, CSV, HTML, an image, audio or video.",
+            "properties": {"file_data": _STRING, "file_id": _STRING, "filename": _STRING},
+        },
+        "source": {"type": "object", "description": "Of Anthropic's image and document blocks."},
+    },
     "required": ["type"],
     "additionalProperties": True,
 }

@@ -365,6 +365,19 @@ class File(TypedDict):
     status: Literal["processed"]
 
 
+class AnthropicFile(TypedDict):
+    """A file as Anthropic's API describes it, for clients that send ``anthropic-version``."""
+
+    type: Literal["file"]
+    id: str
+    filename: str
+    mime_type: str
+    size_bytes: int
+    created_at: str
+    expires_at: str | None
+    downloadable: bool
+
+
 class Batch(TypedDict):
     """OpenAI's ``batch``."""
 
