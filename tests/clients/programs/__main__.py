@@ -197,6 +197,7 @@ def told(program: Program, family: str, done: Run) -> dict[str, Any]:
         "program": program.name,
         "family": family,
         "steps": [asdict(step) for step in done.steps],
+        "notes": done.notes,
         "warnings": warnings,
         "paths": paths,
     }

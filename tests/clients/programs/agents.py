@@ -6,11 +6,16 @@ context holds, and is stopped in the middle of a stream.
 
 import json
 import re
+import sys
 import time
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 from tests.clients.programs.harness import Ended
+from tests.clients.programs.loops import library_tools
+from tests.clients.programs.loops.library_tools import N_TOOLS
 from tests.clients.programs.program import Program, Run, calls, events, png, says
 from tests.clients.programs.scripted_model import Line
 
@@ -91,6 +96,8 @@ wire_api = "responses"
 CODEX_BINARY = "node_modules/@openai/codex-*/vendor/*/bin/codex"
 CODEX_OVERFLOW = "ran out of room in the model's context window"  # what it says of that code alone
 CODEX_THOUGHT = r'"reasoning_output_tokens":[1-9]'  # it shows summaries alone, and thoughts have none
+CODEX_DEFERS = "features.tool_search_always_defer_mcp_tools=true"  # however few there are
+LIBRARY = Path(library_tools.__file__)
 PATCH = "*** Begin Patch\n*** Add File: made.txt\n+PATCHED\n*** End Patch\n"
 
 
@@ -120,12 +127,41 @@ def codex(run: Run) -> None:
     ended = run.place.run([*again, "-m", "gpt-5.5", "PATCH-IT"])
     made = run.place.work / "made.txt"
     run.check("a custom tool with a grammar", answered(ended, "The patch is in.") and made.exists(), ended)
+    found_tool(run, [*start, "-m", "gpt-5.5", "-c", CODEX_DEFERS])
     ended = run.place.run([*again, "GO-ON"])
     run.check("a resumed session", answered(ended, "The session goes on."), ended)
     ended = run.place.run([*again, LONG])
     codes = [one["reply"] for one in run.server.asked() if "context_length_exceeded" in one["reply"]]
     run.check("an overflow of the context is told", codes and CODEX_OVERFLOW in ended.out, ended)
     stopped(run, [*start, "NEVER-END"])
+
+
+def found_tool(run: Run, command: Sequence[str | Path]) -> None:
+    """A session with an MCP server of many tools, of which the model searches one, calls it and reads its result."""
+    n_before = len(run.server.asked())
+    options = {"command": sys.executable, "args": [str(LIBRARY)], "startup_timeout_sec": 120, "required": True}
+    server = [
+        word for name, value in options.items() for word in ("-c", f"mcp_servers.library.{name}={json.dumps(value)}")
+    ]
+    ended = run.place.run([*command, *server, "FIND-TOOL"])
+    asked = run.server.asked()[n_before:]
+    run.check(
+        f"a tool that a search finds among {N_TOOLS} of an MCP server", answered(ended, "The page was read."), ended
+    )
+    usages = [usage for one in asked if (usage := codex_usage(one["reply"]))]
+    counts = [(usage["input_tokens"], usage["input_tokens_details"]["cached_tokens"]) for usage in usages]
+    kept = all(cached >= n_prompt for (n_prompt, _), (_, cached) in pairwise(counts))
+    run.check("the prompt stays cached when a tool is found", len(counts) > 1 and kept, str(counts))
+    told = ", ".join(f"{n_prompt:,} ({cached:,} cached)" for n_prompt, cached in counts)
+    run.notes.append(
+        f"{run.family}: a search among {N_TOOLS} tools took {len(counts)} requests of {told} prompt tokens."
+    )
+
+
+def codex_usage(reply: str) -> dict[str, Any] | None:
+    """The usage that the last event of a stream tells."""
+    lines = [line for line in reply.splitlines() if line.startswith('data: {"type":"response.completed"')]
+    return json.loads(lines[-1].removeprefix("data: "))["response"]["usage"] if lines else None
 
 
 CODEX_LINES = lines(
@@ -136,6 +172,9 @@ CODEX_LINES = lines(
     Line("12345", says("The agents were waited for.")),
     Line("PATCH-IT", calls(("apply_patch", {"input": PATCH}))),
     Line("+PATCHED", says("The patch is in.")),
+    Line("FIND-TOOL", calls(("tool_search", {"query": "shelf 42", "limit": 1}))),
+    Line("shelf_42", calls(("mcp__library__shelf_42", {"page": 7}))),
+    Line("BOOK-42", says("The page was read.")),
 )
 
 # --- Claude Code

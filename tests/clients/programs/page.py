@@ -67,6 +67,9 @@ def _section(program: Program, found: Sequence[Mapping[str, Any]]) -> str:
         missing = [step["name"] for step in one["steps"] if not step["done"]]
         if missing:
             lines += [f"Not done on {one['family']}: {'; '.join(missing)}.", ""]
+    notes = [f"- {note}" for one in found for note in one.get("notes", ())]
+    if notes:
+        lines += ["Measured:", "", *notes, ""]
     warnings = list(dict.fromkeys(part for one in found for part in one["warnings"]))
     if warnings:
         lines += ["`X-Llamapool-Warning` said:", "", *(f"- {part}" for part in warnings), ""]

@@ -33,6 +33,7 @@ class Run:
     place: Workplace
     installed: Path
     steps: list[Step] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)  # figures for the page
 
     def check(self, name: str, done: object, seen: Ended | str = "") -> bool:
         """Note a step; `seen` is kept where it was not done."""
