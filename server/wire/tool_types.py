@@ -310,7 +310,8 @@ _MEMORY = ToolType(
         new_path_=_string("For rename: the new path."),
     ),
 )
-_COMPUTER_USE = _computer_use(*_LATER_ACTIONS, "zoom", **_LATER_MEMBERS, region_=_REGION)
+_COMPUTER_USE = _computer_use(*_LATER_ACTIONS, **_LATER_MEMBERS)
+_ZOOMING = _computer_use(*_LATER_ACTIONS, "zoom", **_LATER_MEMBERS, region_=_REGION)
 _UNDOABLE = _editor("view", "create", "str_replace", "insert", "undo_edit", members=_OLD_EDITS)
 ANTHROPIC: Mapping[str, ToolType] = {
     "bash": _BASH,
@@ -321,7 +322,6 @@ ANTHROPIC: Mapping[str, ToolType] = {
     "memory": _MEMORY,
     "computer": _COMPUTER_USE,
     "computer_20241022": _computer_use(),
-    "computer_20250124": _computer_use(*_LATER_ACTIONS, **_LATER_MEMBERS),
 }
 """Of Anthropic, by the tool's ``type``; without a date for all versions that have no row of their own."""
 
@@ -454,16 +454,23 @@ TOOLSETS: Mapping[str, Toolset] = {
 """Of Anthropic, by the ``type`` of the entry. A model calls a member ``computer__left_click``."""
 
 _DATED = re.compile(r"(bash|text_editor|memory|computer)_\d{8}")
-_SERVERS = re.compile(
-    r"(web_search|web_fetch|code_execution|tool_search_tool|advisor)_\w+|web_search(_preview\w*)?|tool_search|shell|"
-    r"file_search|code_interpreter|image_generation|programmatic_tool_calling"
+SERVERS = (
+    *("web_search", "web_fetch", "file_search", "code_interpreter", "code_execution", "image_generation", "advisor"),
+    *("programmatic_tool_calling", "tool_search", "shell"),  # a search without execution by the client, a container
 )
+"""Types that only the provider's servers execute; names with a suffix, such as a date, are versions."""
+_SERVERS = re.compile(rf"(?:{'|'.join(SERVERS)})(_\w+)?")
 
 
-def anthropic_type(kind: str) -> ToolType | None:
-    """Return the row of an Anthropic tool type whose calls the client executes, None for any other type."""
-    found = _DATED.fullmatch(kind)
-    return None if found is None else ANTHROPIC.get(kind) or ANTHROPIC[found[1]]
+def anthropic_type(entry: Mapping[str, Any]) -> ToolType | None:
+    """Return the row of an Anthropic tool whose calls the client executes, None for any other tool."""
+    kind = entry.get("type")
+    found = _DATED.fullmatch(kind) if isinstance(kind, str) else None
+    if found is None:
+        return None
+    if found[1] == "computer" and entry.get("enable_zoom") is True:
+        return _ZOOMING
+    return ANTHROPIC.get(found[0]) or ANTHROPIC[found[1]]
 
 
 def left_out_reason(kind: str) -> str:

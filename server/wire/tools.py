@@ -4,21 +4,22 @@ Every format takes the forms of the others, too (OpenAI's of chat and of Respons
 ``any``), since proxies and libraries mix them. Which tool a name means is found out with the tools (`choose`).
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from server.conversation.conversation import NO_PARAMETERS, Tool, Tools
 from server.errors import InvalidRequest
 from server.wire.fields import as_object, objects_in, wrong_type
-from server.wire.tool_types import RESPONSES, left_out_reason
+from server.wire.tool_types import RESPONSES, ToolType, left_out_reason
 from server.wire.warnings import NO_TOOL_LEFT, left_out, shown
 
 MAX_TOOLS = 1024
+NO_NAMESPACE = "functions"
 
 
-def tool_list(given: object, read: Callable[[dict[str, Any], str], Tool | None], name_key: str) -> tuple[Tool, ...]:
-    """Each entry as `read` takes it, with its path (None: not at all); `name_key` is where an entry has its name.
+def tool_list(given: object, read: Callable[[dict[str, Any], str], Iterable[Tool]], name_key: str) -> tuple[Tool, ...]:
+    """Return the tools that `read` makes of each entry and its path. `name_key` is where an entry has its name.
 
     Raises `InvalidRequest` for what is no list, is too long, or names two tools alike.
     """
@@ -28,10 +29,10 @@ def tool_list(given: object, read: Callable[[dict[str, Any], str], Tool | None],
         raise InvalidRequest(f"tools: must have at most {MAX_TOOLS} tools", "tools")
     tools: dict[str, Tool] = {}
     for entry, where in objects_in(given, "tools"):
-        tool = read(entry, where)
-        if tool is not None and tools.setdefault(tool.name, tool) is not tool:
-            path = f"{where}.{name_key}"
-            raise InvalidRequest(f"{path}: two tools have the same name", path)
+        for tool in read(entry, where):
+            if tools.setdefault(tool.name, tool) is not tool:
+                path = f"{where}.{name_key}"
+                raise InvalidRequest(f"{path}: two tools have the same name", path)
     return tuple(tools.values())
 
 
@@ -43,6 +44,23 @@ def name_and_description(given: Mapping[str, Any], path: str) -> tuple[str, str]
     if description is not None and not isinstance(description, str):
         raise wrong_type(f"{path}.description", "a string", description)
     return name, description or ""
+
+
+@dataclass(frozen=True, slots=True)
+class ClientName:
+    """How the client knows a function. ``namespace`` may be a toolset, "" for none. ``type`` is of `tool_types`."""
+
+    name: str
+    namespace: str = ""
+    custom: bool = False
+    type: ToolType | None = None
+
+
+def model_name(name: str, namespace: object) -> str:
+    """The name that the model uses."""
+    if not isinstance(namespace, str) or namespace in ("", NO_NAMESPACE):
+        return name
+    return f"{namespace}{name}" if namespace.endswith("__") else f"{namespace}__{name}"
 
 
 def is_strict(given: Mapping[str, Any], path: str) -> bool:
@@ -166,6 +184,20 @@ def by_name(tools: Sequence[Tool]) -> Find:
         return (named.name,)
 
     return find
+
+
+def meant(named: Named, names: Mapping[str, ClientName]) -> Collection[str]:
+    """Return the names at the model of what the client calls so. A namespace may be left out where one tool only is
+    meant. `names` are the client's, by the model's. Raises `InvalidRequest` if there is no such tool."""
+    if not named.name:
+        return [here for here, known in names.items() if known.namespace == named.namespace]
+    name = model_name(named.name, named.namespace)
+    if name in names:
+        return (name,)
+    found = [here for here, known in names.items() if known.name == name]
+    if len(found) != 1:
+        raise no_tool(named)
+    return found
 
 
 def no_tool(named: Named) -> InvalidRequest:

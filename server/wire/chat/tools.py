@@ -7,6 +7,7 @@ from typing import Any
 from server.conversation.conversation import Tool, Tools
 from server.wire.custom_tools import custom_tool
 from server.wire.fields import as_object, wrong_type
+from server.wire.tool_types import left_out_reason
 from server.wire.tools import choose, function_tool, name_and_description, read_choice, tool_list
 from server.wire.warnings import left_out
 
@@ -36,19 +37,19 @@ class _Reader:
     custom: set[str] = field(default_factory=set)
     skips: bool = False
 
-    def read(self, given: Mapping[str, Any], path: str) -> Tool | None:
+    def read(self, given: Mapping[str, Any], path: str) -> tuple[Tool, ...]:
         kind = given.get("type")
         if not isinstance(kind, str):
             raise wrong_type(f"{path}.type", "a type such as function", kind)
         if kind == "custom":
-            return self._custom(given, path)
+            return (self._custom(given, path),)
         if kind == "function":
             where = f"{path}.function"
             function = as_object(given.get("function"), where)
-            return function_tool(function, where, *name_and_description(function, where))
+            return (function_tool(function, where, *name_and_description(function, where)),)
         self.skips = True
-        self.warnings.append(left_out("tools", kind, 1))
-        return None
+        self.warnings.append(f"{left_out('tools', kind, 1)}: {left_out_reason(kind)}")
+        return ()
 
     def _custom(self, given: Mapping[str, Any], path: str) -> Tool:
         tool, where = given.get("custom"), f"{path}.custom"

@@ -213,12 +213,19 @@ def _tool_change(block: Block, kind: str, path: str, later: LaterTools) -> str |
     return None
 
 
+def _browser_state(block: Block, _: str) -> list[Part]:
+    """The tabs of the client's browser, and what has changed."""
+    said = {name: block[name] for name in ("tabs", "state_changes") if block.get(name)}
+    return [TextPart(json_text(said))]
+
+
 _READERS: dict[str, Callable[[Block, str], list[Part]]] = {
     "text": _text,
     "image": _image,
     "document": _document,
     "search_result": _search_result,
     "compaction": _compaction,
+    "browser_state": _browser_state,
 }
 _CITED = ("document", "search_result")
 _TOOL_CHANGES = ("tool_reference", "tool_addition", "tool_removal")

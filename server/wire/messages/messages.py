@@ -23,6 +23,7 @@ from server.wire.messages.blocks import (
 )
 from server.wire.messages.tools import LaterTools
 from server.wire.reasoning_cipher import NO_CIPHER, ReasoningCipher, TamperedReasoning
+from server.wire.tools import model_name
 from server.wire.warnings import FOREIGN_REASONING
 
 _ROLES = ("user", "assistant", "system")
@@ -176,7 +177,8 @@ class _Turn:
             self.reasoning.append(text)
 
     def _call(self, block: Block, path: str) -> None:
-        call_id, name = string_or_none(block, "id", path), string_of(block, "name", path)
+        call_id = string_or_none(block, "id", path)
+        name = model_name(string_of(block, "name", path), block.get("toolset_name"))
         if block["type"] == "mcp_tool_use" and isinstance(block.get("server_name"), str):
             name = function_name(block["server_name"], name)
         given = block.get("input")

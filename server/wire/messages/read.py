@@ -31,7 +31,7 @@ from server.wire.mcp import ServerTools, ToolRounds
 from server.wire.messages.known import BLOCK, MESSAGE, TOOL
 from server.wire.messages.messages import read_conversation
 from server.wire.messages.tools import read_tools
-from server.wire.messages.write import NO_SERVER_TOOLS, MessageReply, MessageStream
+from server.wire.messages.write import NO_SERVER_TOOLS, MessageReply, MessageStream, Names
 from server.wire.reasoning_cipher import NO_CIPHER, ReasoningCipher
 from server.wire.sampling import SamplingFields
 from server.wire.thinking import UNSAID_BUDGET, ThinkingOption, asked_to_think, template_kwargs
@@ -96,6 +96,7 @@ class MessagesAsked:
     body: MessagesBody
     conversation: Conversation
     cipher: ReasoningCipher
+    names: Names
     server_tools: ServerTools | None = None  # tools that this server calls
 
     @property
@@ -126,7 +127,7 @@ def read_messages(
         template_kwargs=template_kwargs(body.chat_template_kwargs),
         warnings=tuple(warnings),
     )
-    return MessagesAsked(body, conversation, cipher)
+    return MessagesAsked(body, conversation, cipher, given_tools.reader.names)
 
 
 def _left_out(given: dict[str, Any]) -> Iterator[str]:
@@ -183,6 +184,7 @@ def message_generation(wanted: MessagesAsked, model: LoadedModel, seen: Seen = N
         header,
         prepared.output.parser,
         wanted.cipher.encrypt,
+        wanted.names,
         show_reasoning=wanted.show_reasoning,
         server_tools=NO_SERVER_TOOLS if server is None else server.tools,
     )

@@ -27,6 +27,7 @@ from server.wire.common import Header, Json, random_id, typed_event
 from server.wire.mcp import CallableTool, Outcome, ServerCall
 from server.wire.messages.mcp import result_block
 from server.wire.reasoning_cipher import NO_CIPHER
+from server.wire.tools import ClientName
 
 PING = typed_event({"type": "ping"})
 _DELTA = (
@@ -43,6 +44,9 @@ Sign = Callable[[str], str]
 """Encrypts the text of a thinking block for its ``signature``."""
 
 
+Names = Mapping[str, ClientName]
+"""The client's names of functions, by the model's."""
+NO_NAMES: Names = MappingProxyType({})
 NO_SERVER_TOOLS: Mapping[str, CallableTool] = MappingProxyType({})
 
 
@@ -58,12 +62,14 @@ class MessageWriter:
         header: Header,
         parser: NewParser,
         sign: Sign = NO_CIPHER.encrypt,
+        names: Names = NO_NAMES,
         *,
         show_reasoning: bool = True,
         server_tools: Mapping[str, CallableTool] = NO_SERVER_TOOLS,
     ) -> None:
         self._header = header
         self._sign = sign
+        self._names = names
         self._said = Assembler(parser())
         self._show_reasoning = show_reasoning
         self._server_tools = server_tools
@@ -116,7 +122,10 @@ class MessageWriter:
         """The block of a call whose input is `given`."""
         known = self._server_tools.get(item.name)
         if known is None:
-            return {"type": "tool_use", "id": item.id, "name": item.name, "input": given}
+            client = self._names.get(item.name) or ClientName(item.name)
+            block = {"type": "tool_use", "id": item.id, "name": client.name, "input": given}
+            toolset = {"toolset_name": client.namespace, "caller": {"type": "direct"}}
+            return block | toolset if client.namespace else block
         server = {"name": known.tool.name, "server_name": known.server.label}
         return {"type": "mcp_tool_use", "id": self._id(item), **server, "input": given}
 
@@ -141,11 +150,12 @@ class MessageReply(MessageWriter):
         header: Header,
         parser: NewParser,
         sign: Sign = NO_CIPHER.encrypt,
+        names: Names = NO_NAMES,
         *,
         show_reasoning: bool = True,
         server_tools: Mapping[str, CallableTool] = NO_SERVER_TOOLS,
     ) -> None:
-        super().__init__(header, parser, sign, show_reasoning=show_reasoning, server_tools=server_tools)
+        super().__init__(header, parser, sign, names, show_reasoning=show_reasoning, server_tools=server_tools)
         self._before: list[Json] = []  # blocks of earlier rounds
         self._results: list[Json] = []  # blocks of the round's results
 
@@ -192,11 +202,12 @@ class MessageStream(MessageWriter):
         header: Header,
         parser: NewParser,
         sign: Sign = NO_CIPHER.encrypt,
+        names: Names = NO_NAMES,
         *,
         show_reasoning: bool = True,
         server_tools: Mapping[str, CallableTool] = NO_SERVER_TOOLS,
     ) -> None:
-        super().__init__(header, parser, sign, show_reasoning=show_reasoning, server_tools=server_tools)
+        super().__init__(header, parser, sign, names, show_reasoning=show_reasoning, server_tools=server_tools)
         self._began = False
         self._open: Item | None = None  # whose block is being written
         self._input = ObjectStream()  # of the call that is

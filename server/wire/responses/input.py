@@ -23,8 +23,9 @@ from server.wire.reasoning_cipher import NO_CIPHER, ReasoningCipher, TamperedRea
 from server.wire.responses.compaction import compacted_text
 from server.wire.responses.history import NO_HISTORY, History
 from server.wire.responses.mcp import ApprovedCall, reader_name
-from server.wire.responses.tools import ToolReader, model_name
+from server.wire.responses.tools import ToolReader
 from server.wire.tool_types import called
+from server.wire.tools import model_name
 from server.wire.warnings import FOREIGN_REASONING, left_out
 
 _ROLES = ("user", "assistant", "system", "developer")

@@ -12,8 +12,9 @@ from server.wire import common as wire
 from server.wire.common import Json, random_id
 from server.wire.custom_tools import CustomInput
 from server.wire.mcp import CallableTool
-from server.wire.responses.tools import ClientName, ClientTools
+from server.wire.responses.tools import ClientTools
 from server.wire.tool_types import ToolType
+from server.wire.tools import ClientName
 
 ItemType = str
 """``message``, ``reasoning``, ``function_call``, ``custom_tool_call``, or the call of a type of `tool_types`."""

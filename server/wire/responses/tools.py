@@ -18,20 +18,18 @@ from server.wire.custom_tools import custom_tool
 from server.wire.deferred_tools import DeferredTools
 from server.wire.fields import as_object, json_text, objects_in, wrong_type
 from server.wire.tool_types import RESPONSES, ToolType, left_out_reason
-from server.wire.tools import MAX_TOOLS, Named, choose, function_tool, name_and_description, no_tool, read_choice
+from server.wire.tools import (
+    MAX_TOOLS,
+    ClientName,
+    Named,
+    choose,
+    function_tool,
+    meant,
+    model_name,
+    name_and_description,
+    read_choice,
+)
 from server.wire.warnings import left_out
-
-NO_NAMESPACE = "functions"
-
-
-@dataclass(frozen=True, slots=True)
-class ClientName:
-    """How the client knows a function. ``namespace`` is "" for none, ``type`` a type of `tool_types`."""
-
-    name: str
-    namespace: str = ""
-    custom: bool = False
-    type: ToolType | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +47,6 @@ class ClientTools:
     def named(self, name: str) -> ClientName:
         """The client's name of what the model calls `name`."""
         return self.names.get(name) or ClientName(name)
-
-
-def model_name(name: str, namespace: object) -> str:
-    """The name that the model uses."""
-    if not isinstance(namespace, str) or namespace in ("", NO_NAMESPACE):
-        return name
-    return f"{namespace}{name}" if namespace.endswith("__") else f"{namespace}__{name}"
 
 
 class ToolReader:
@@ -166,16 +157,7 @@ class ToolReader:
         return tool
 
     def _meant(self, named: Named) -> Collection[str]:
-        """The model's name of what the client calls so; a namespace may be left out where one tool only is meant."""
-        if not named.name:
-            return [here for here, known in self._names.items() if known.namespace == named.namespace]
-        name = model_name(named.name, named.namespace)
-        if name in self._names:
-            return (name,)
-        meant = [here for here, known in self._names.items() if known.name == name]
-        if len(meant) != 1:
-            raise no_tool(named)
-        return meant
+        return meant(named, self._names)
 
 
 def _client_executes(entry: Mapping[str, Any], kind: str, path: str) -> bool:

@@ -4,6 +4,7 @@ from typing import Any
 
 import orjson
 import pytest
+from anthropic.types.beta import BetaMessage, BetaRawMessageStreamEvent
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
@@ -12,6 +13,7 @@ from tests.api.conftest import Serve
 
 CHATML = {"demo": {"path": "demo.gguf", "load": "startup", "chat_template": "chatml"}}
 EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
+CLAUDES_EVENT: TypeAdapter[Any] = TypeAdapter(BetaRawMessageStreamEvent)
 SEARCH = {
     "type": "tool_search",
     "execution": "client",
@@ -30,13 +32,13 @@ def call(name: str, arguments: str) -> str:
     return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
 
 
-def says(**replies: str) -> FakeLoader:
+def says(n_ctx: int = 8192, /, **replies: str) -> FakeLoader:
     """A model that answers the last word of the user or of a tool."""
     ends = {}
     for word, reply in replies.items():
         for end in (word, f"{word}\n</tool_response>"):
             ends[f"{end}<|im_end|>\n<|im_start|>assistant\n"] = reply
-    return FakeLoader(runner=lambda: FakeRunner(n_ctx_seq=8192, replies=ends))
+    return FakeLoader(runner=lambda: FakeRunner(n_ctx_seq=n_ctx, replies=ends))
 
 
 async def respond(api: Any, **fields: Any) -> dict[str, Any]:
@@ -91,3 +93,64 @@ async def test_a_call_of_a_type_is_kept_to_its_parameters(serve: Serve, stream: 
     [item] = [item for item in reply["output"] if item["type"] == "shell_call"]
     assert isinstance(item["action"]["commands"], list)
     assert reply["tool_choice"] == choice
+
+
+async def message(api: Any, **fields: Any) -> dict[str, Any]:
+    """The whole message, checked as Anthropic's SDK reads it."""
+    reply = await api.client.post("/v1/messages", json={"max_tokens": 300, "seed": 1, **fields})
+    assert reply.status_code == 200, reply.text
+    assert "X-Llamapool-Warning" not in reply.headers
+    if not fields["stream"]:
+        return BetaMessage.model_validate(reply.json()).model_dump(exclude_unset=True)
+    content: list[Any] = []
+    for part in (each for each in reply.text.split("\n\n") if each):
+        event = CLAUDES_EVENT.validate_python(orjson.loads(part.split("\ndata: ")[1]))
+        if event.type == "content_block_start":
+            content.append(event.content_block.model_dump(exclude_unset=True) | {"written": ""})
+        elif event.type == "content_block_delta" and event.delta.type == "input_json_delta":
+            content[-1]["written"] += event.delta.partial_json
+        elif event.type == "content_block_delta" and event.delta.type == "text_delta":
+            content[-1]["text"] += event.delta.text
+    for block in content:
+        written = block.pop("written")
+        if block["type"] == "tool_use":
+            block["input"] = orjson.loads(written)
+    return {"content": content}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_calls_of_anthropics_types_are_blocks_with_their_names(serve: Serve, stream: bool) -> None:
+    replies = {
+        "Hi": call("bash", '{"command": "ls"}'),
+        "made.txt": call("computer__left_click", '{"coordinate": [1, 2]}'),
+        "clicked": "Done.",
+    }
+    tools = [{"type": "bash_20250124", "name": "bash"}, {"type": "computer_toolset_20260801"}]
+    wanted = (
+        {"name": "bash", "input": {"command": "ls"}},
+        {"name": "left_click", "toolset_name": "computer", "input": {"coordinate": [1, 2]}},
+    )
+    loader = says(16384, **replies)
+    async with serve(loader, models=CHATML) as api:
+        messages: list[Any] = [{"role": "user", "content": "Hi"}]
+        for block, result in zip(wanted, ("made.txt", "clicked"), strict=True):
+            answer = await message(api, messages=messages, tools=tools, stream=stream)
+            [use] = [each for each in answer["content"] if each["type"] == "tool_use"]
+            assert use.items() >= block.items()
+            messages.append({"role": "assistant", "content": answer["content"]})
+            results = [{"type": "tool_result", "tool_use_id": use["id"], "content": result}]
+            messages.append({"role": "user", "content": results})
+        last = await message(api, messages=messages, tools=tools, stream=stream)
+    assert last["content"][-1]["text"] == "Done."
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_what_anthropics_servers_execute_is_named_in_a_header(serve: Serve, stream: bool) -> None:
+    tools = [{"type": kind, "name": "x"} for kind in ("web_search_20250305", "code_execution_20260521")]
+    asked = {"messages": [{"role": "user", "content": "Hi"}], "tools": tools, "max_tokens": 5, "stream": stream}
+    async with serve(says(Hi="Hello!"), models=CHATML) as api:
+        reply = await api.client.post("/v1/messages", json=asked)
+    assert reply.status_code == 200
+    assert reply.headers["X-Llamapool-Warning"].split("; ") == [
+        f"tools of type '{tool['type']}' are left out: only the provider's servers execute them" for tool in tools
+    ]

@@ -13,6 +13,7 @@ from server import formats
 from server.formats import families
 from server.formats.call_form import Arguments, Braces, Elements, JsonArguments
 from server.formats.tool_format import ToolFormat
+from server.wire.tool_types import ANTHROPIC, RESPONSES, SERVERS, TOOLSETS, ToolType
 from tests.unit.formats.reading import Read, every_character, parser, read
 from tests.unit.formats.recorded import PARAMETERS, RECORDED, Recorded, tool
 
@@ -49,6 +50,15 @@ A template that knows no tools gets them told in the system message, calls in th
 | Format | Models | Calls | Parallel | Reasoning | Arguments | Types | Enforced | Framed | Recognised by |
 |---|---|---|---|---|---|---|---|---|---|
 """
+_TYPES = """# Tool types of the APIs
+
+A model sees functions only. This table says which function stands for a tool type of OpenAI's Responses or of
+Anthropic's Messages, and what the client gets and sends back. The client executes all of them: `shell` where its
+`environment` is missing or `local`, `tool_search` where its `execution` is `client`. In Responses, a call that a limit
+cut off, or whose arguments do not fit, comes back without any effect: no command, no change, no action. `file_upload`
+and `javascript_exec` of the browser have to be switched on in `configs`.
+
+"""
 _NO_DAYS = {**PARAMETERS, "properties": {**PARAMETERS["properties"], "days": {"type": "string"}}}
 
 
@@ -78,7 +88,31 @@ def page() -> str:
     texts = told()
     rows = "".join(_row(form, texts[form.name]) for form in formats.FORMATS)
     examples = "".join(f"\n## {form.name}\n{_examples(form.name)}" for form in formats.FORMATS)
-    return f"{_HEAD}{rows}\n# Outputs and what they mean\n{examples}"
+    return f"{_HEAD}{rows}\n{_TYPES}{_types()}\n# Outputs and what they mean\n{examples}"
+
+
+def _types() -> str:
+    rows = ["| Type | Function and its parameters | Call | Output |", "|---|---|---|---|"]
+    own = [(f"`{kind}`", row, row.call, row.output) for kind, row in RESPONSES.items()]
+    claudes = [(_versions(kind), row, "tool_use", "tool_result") for kind, row in ANTHROPIC.items()]
+    for kind, row, call, output in (*own, *claudes):
+        rows.append(f"| {kind} | `{row.name}`: {_parameters(row)} | `{call}` | `{output}` |")
+    for kind, toolset in TOOLSETS.items():
+        members = ", ".join(f"`{name}`" for name in toolset.members)
+        rows.append(f"| `{kind}` | `{toolset.name}__...`: {members} | `tool_use` | `tool_result` |")
+    left_out = ", ".join(f"`{kind}`" for kind in SERVERS)
+    rows += ["", f"Left out, since only the provider's servers execute them, in any version: {left_out}."]
+    return "\n".join(rows) + "\n"
+
+
+def _versions(kind: str) -> str:
+    return f"`{kind}`" if kind[-1].isdigit() else f"`{kind}_...`"
+
+
+def _parameters(row: ToolType) -> str:
+    if row.open:
+        return "those of the request"
+    return ", ".join(f"`{name}`" for name in row.parameters["properties"])
 
 
 def _row(form: ToolFormat, told_of: str) -> str:

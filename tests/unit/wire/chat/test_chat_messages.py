@@ -195,7 +195,7 @@ def test_tools_that_no_model_can_use_are_skipped_and_told() -> None:
     found = read_tools([TOOL, {"type": "web_search"}, PATCH], None, None, warnings)
     assert [tool.name for tool in found.tools.tools] == ["f", "patch"]
     assert found.custom == {"patch"}
-    assert warnings == ["tools of type 'web_search' are left out"]
+    assert warnings == ["tools of type 'web_search' are left out: only the provider's servers execute them"]
     only = read_tools([{"type": "web_search"}], "required", None, warnings)
     assert (only.tools.choice, only.tools.callable) == ("auto", False)
 

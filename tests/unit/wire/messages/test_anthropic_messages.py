@@ -8,9 +8,8 @@ from hypothesis import strategies as st
 from server.conversation.conversation import Media, Message, TextPart, Tools, template_messages, template_tools
 from server.errors import InvalidRequest
 from server.media.source import Link, StoredFile
-from server.wire.deferred_tools import DeferredTools
 from server.wire.messages.messages import read_conversation, steady_system
-from server.wire.messages.tools import LaterTools, read_tools
+from server.wire.messages.tools import read_tools
 
 Block = dict[str, Any]
 HI: Block = {"role": "user", "content": "Hi"}
@@ -19,7 +18,7 @@ HI: Block = {"role": "user", "content": "Hi"}
 def read(messages: object, system: object = None) -> tuple[list[Message], list[str]]:
     """The conversation, and what is left out."""
     warnings: list[str] = []
-    return read_conversation(system, messages, warnings, LaterTools(DeferredTools({}), warnings)), warnings
+    return read_conversation(system, messages, warnings, read_tools(None, None, warnings).later()), warnings
 
 
 def shown(system: object, messages: object) -> list[dict[str, Any]]:

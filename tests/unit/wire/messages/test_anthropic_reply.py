@@ -10,9 +10,8 @@ from server.engine.request import Event, FinishReason
 from server.formats.arguments import object_text
 from server.formats.parsing.pieces import ContentText, Piece, Reasoning, ToolCallArguments, ToolCallBegin
 from server.wire.common import Header
-from server.wire.deferred_tools import DeferredTools
 from server.wire.messages.messages import read_conversation
-from server.wire.messages.tools import LaterTools
+from server.wire.messages.tools import read_tools
 from server.wire.messages.write import MessageReply, MessageStream
 from tests.unit.wire.builders import finished, started, text
 
@@ -162,7 +161,7 @@ def test_whatever_a_model_writes_can_be_sent_back(before: list[Piece], arguments
     content = whole(lambda: Script(pieces), run(FinishReason.LIMIT), show_reasoning=show)["content"]
     warnings: list[str] = []
     [message] = read_conversation(
-        None, [{"role": "assistant", "content": content}], warnings, LaterTools(DeferredTools({}), warnings)
+        None, [{"role": "assistant", "content": content}], warnings, read_tools(None, None, warnings).later()
     )
     assert warnings == []
     assert message.reasoning == "".join(piece.text for piece in before if isinstance(piece, Reasoning) and show)

@@ -9,7 +9,7 @@ from server.conversation.prepare import prompt_of
 from server.errors import InvalidRequest
 from server.wire.responses.history import History
 from server.wire.responses.read import ResponseAsked, read_response
-from server.wire.responses.tools import ClientName
+from server.wire.tools import ClientName
 from tests.unit.wire.builders import make_model
 
 TOOL = {"type": "function", "name": "f", "description": "d", "parameters": {"type": "object"}}

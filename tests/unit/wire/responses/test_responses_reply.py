@@ -11,8 +11,9 @@ from server.conversation.assembler import Assembler
 from server.engine.request import Event, FinishReason, Progress
 from server.formats.parsing.pieces import ContentText, Piece, Reasoning, ToolCallArguments, ToolCallBegin
 from server.wire.responses.items import OutputItems
-from server.wire.responses.tools import ClientName, ClientTools
+from server.wire.responses.tools import ClientTools
 from server.wire.responses.write import ResponseFrame, ResponseReply, ResponseStream
+from server.wire.tools import ClientName
 from tests.unit.wire.builders import Scripted, finished, logprob, started, text
 
 TOOLS = ClientTools(names={"n__f": ClientName("f", "n"), "patch": ClientName("patch", custom=True)})
