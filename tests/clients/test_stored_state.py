@@ -109,6 +109,18 @@ def test_responses_conversations_and_batches_survive_a_kill(tmp_path: Path) -> N
     assert [(each.custom_id, each.result.type) for each in messages] == [(f"m{n}", "succeeded") for n in range(3)]
 
 
+def test_a_killed_servers_batch_is_taken_over_by_another_one(tmp_path: Path) -> None:
+    state = tmp_path / "state.sqlite3"
+    with served(state) as (_, other, _), served(state) as (server, client, _):
+        file = client.files.create(file=("in.jsonl", b"\n".join(line(n, 100) for n in range(12))), purpose="batch")
+        batch = client.batches.create(input_file_id=file.id, endpoint="/v1/chat/completions", completion_window=WINDOW)
+        while not (counts := client.batches.retrieve(batch.id).request_counts) or not counts.completed:
+            pass
+        killed(server)
+        found = results(other, ended_batch(other, batch.id).output_file_id)
+    assert [each["custom_id"] for each in found] == [f"n{number}" for number in range(12)]
+
+
 @pytest.fixture(scope="module")
 def clients(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[OpenAI, Anthropic]]:
     with served(tmp_path_factory.mktemp("state") / "state.sqlite3") as (_, openai, anthropic):
