@@ -12,6 +12,7 @@ rewritten where that is possible (`schema`). A `format` that the specification d
 import json
 import re
 from collections.abc import Callable, Iterator
+from graphlib import CycleError, TopologicalSorter
 from typing import Any, NamedTuple
 
 import llguidance
@@ -296,11 +297,33 @@ _FLAT = _flat_meta_schema()
 
 
 def _check_references(schema: dict[str, Any], what: str) -> None:
-    """Of a rewritten document, where all references are to "#" or to one of its definitions."""
+    """Raise `InvalidRequest` for references of a rewritten document that are too deep or have no end.
+
+    All references must be to "#" or to one of its definitions. A value that must match a definition which only refers
+    to itself has no end: llguidance compiles such a schema, and a reply could not be completed.
+    """
     definitions = schema.get("$defs", {})
     parts = {"#": {key: value for key, value in schema.items() if key != "$defs"}}
     parts |= {f"#/$defs/{name}": definition for name, definition in definitions.items()}
-    check_chain({name: Node(*_measure(part)) for name, part in parts.items()}, ["#"], MAX_SCHEMA_CHAIN, what)
+    nodes = {name: Node(*_measure(part)) for name, part in parts.items()}
+    check_chain(nodes, ["#"], MAX_SCHEMA_CHAIN, what)
+    used, waiting = {"#"}, ["#"]
+    while waiting:
+        below = set(nodes[waiting.pop()].uses) - used
+        used |= below
+        waiting += below
+    try:
+        TopologicalSorter({name: _joined_in_place(parts[name]) for name in used}).prepare()
+    except CycleError:
+        raise InvalidRequest(f"{what}: a '$ref' leads back to itself with nothing in between", what) from None
+
+
+def _joined_in_place(schema: Any) -> list[str]:
+    """Return what a schema refers to for the same value, whatever else the value is."""
+    if not isinstance(schema, dict):
+        return []
+    found = [schema["$ref"]] if "$ref" in schema else []
+    return found + [name for part in schema.get("allOf", ()) for name in _joined_in_place(part)]
 
 
 def _measure(schema: object) -> tuple[int, tuple[str, ...]]:

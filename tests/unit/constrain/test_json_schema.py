@@ -214,7 +214,7 @@ def test_a_list_of_items_without_a_named_draft_is_an_older_drafts() -> None:
         ({"oneOf": [{"format": "date"}, {"maxLength": 20}]}, "'oneOf' whose branches may overlap"),
         ({"$ref": "http://127.0.0.1:9/x.json"}, r"\$ref 'http://127.0.0.1:9/x.json' is not supported"),
         ({"$ref": "#/$defs/none"}, r"\$ref '#/\$defs/none' leads nowhere"),
-        ({"$ref": "#"}, "no output matches"),
+        ({"$ref": "#"}, "leads back to itself"),
         ({"type": "string", "pattern": "(?!a)b"}, "look-around"),
         ({"type": "string", "pattern": "a("}, "unclosed group"),
         ({"enum": []}, "Unsatisfiable"),
@@ -253,3 +253,13 @@ def test_a_clients_own_llguidance_options_are_ignored() -> None:
     assert matches(BYTES.json_schema(lenient), "null")
     with pytest.raises(InvalidRequest, match="'not'"):
         BYTES.json_schema({**lenient, "not": {}})
+
+
+@pytest.mark.parametrize("loop", [{"$ref": "#/$defs/a"}, {"allOf": [{"$ref": "#/$defs/a"}, {"type": "string"}]}])
+def test_a_reference_that_only_leads_back_to_itself_is_refused(loop: Any) -> None:
+    schema = {"properties": {"x": {"$ref": "#/$defs/a"}}, "required": ["x"], "$defs": {"a": loop}}
+    with pytest.raises(InvalidRequest, match="leads back to itself"):
+        BYTES.json_schema(schema)
+    BYTES.json_schema({**schema, "properties": {"x": {"type": "null"}}})  # nothing refers to it
+    node = {"anyOf": [{"type": "null"}, {"$ref": "#/$defs/a"}]}
+    BYTES.json_schema({**schema, "$defs": {"a": {"type": "object", "properties": {"next": node}}}})
