@@ -47,13 +47,19 @@ TRANSFORMATIONS = {
     f"content.{inner}transformations" for inner in ("", "content.", "source.content.", "content.source.content.")
 }
 
+TOOLS_OF_ITEMS = {
+    *(f"tools.{inner}{name}" for inner in ("", "tools.") for name in ("allowed_callers", "async", "output_schema")),
+    *(f"tools.environment.{name}" for name in ("container_id", "file_ids", "memory_limit", "network_policy")),
+}
+"""Of the tools that items introduce: what no template shows, and containers of OpenAI's servers."""
+
 
 @pytest.mark.parametrize(
     ("kind", "known", "expected"),
     [
         (ChatCompletionMessageParam, chat.MESSAGE, set()),
         (ChatCompletionToolUnionParam, chat.TOOL, set()),
-        (ResponseInputItemParam, responses.ITEM, set()),
+        (ResponseInputItemParam, responses.ITEM, TOOLS_OF_ITEMS),
         (FunctionToolParam, responses.TOOL, {"allowed_callers", "async", "output_schema"}),
         (MessageParam, messages.MESSAGE, TRANSFORMATIONS),
         (TextBlockParam, messages.BLOCK, set()),
