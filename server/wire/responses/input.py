@@ -267,7 +267,9 @@ class _Reader:
 
     def _compaction(self, item: Mapping[str, Any], path: str) -> None:
         content = self._decrypted(item, path)
-        if content is not None:
+        if content is None:
+            self._skip("input items", item["type"])
+        else:
             self.messages.append(Message("user", compacted_text(content)))
 
     def _decrypted(self, item: Mapping[str, Any], path: str) -> str | None:
@@ -280,7 +282,7 @@ class _Reader:
         except TamperedReasoning:
             message = f"{at}: The encrypted content {opaque[:16]}... could not be verified."
             raise InvalidRequest(message, at, "invalid_encrypted_content") from None
-        self.has_foreign_reasoning |= text is None
+        self.has_foreign_reasoning |= text is None and item["type"] == "reasoning"
         return text
 
     def _parts(self, given: object, path: str) -> list[Part]:
