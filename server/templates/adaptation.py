@@ -56,6 +56,54 @@ def adapt(
     return [_with_content(message, caps) for message in told]
 
 
+def formed(messages: Sequence[TemplateMessage], caps: Capabilities) -> list[dict[str, Any]]:
+    """Return copies of the messages in the template's form, with the conversation as it is.
+
+    The form is what Hugging Face's users write themselves: content as text or parts, arguments as an object or text.
+    """
+    told = []
+    for given in messages:
+        message = _message(given, caps)
+        if "tool_calls" in message:
+            message["tool_calls"] = [_with_arguments(call, caps) for call in message["tool_calls"]]
+        told.append(_with_content(message, caps))
+    return _with_ids(told, caps)
+
+
+def labelled(messages: Sequence[TemplateMessage]) -> tuple[list[dict[str, Any]], list[str], list[int]]:
+    """Return the same conversation with a short word for each text and each call's arguments, these words, and which
+    of them begin a system message that is not the first message."""
+    words: list[str] = []
+    late: list[int] = []
+
+    def word() -> str:
+        words.append(f"word{len(words)}x")
+        return words[-1]
+
+    told = []
+    for at, given in enumerate(messages):
+        message = dict(given)
+        content = message["content"]
+        if at and message.get("role") in _SYSTEM and text_of(content):
+            late.append(len(words))
+        if isinstance(content, list):
+            texts = (part.get("text") for part in content)
+            shown = [{"type": "text", "text": word()} if text else None for text in texts]
+            message["content"] = [new or part for new, part in zip(shown, content, strict=True)]
+        elif content:
+            message["content"] = word()
+        if "tool_calls" in message:
+            message["tool_calls"] = [_with_word(call, word()) for call in message["tool_calls"]]
+        told.append(message)
+    return told, words, late
+
+
+def _with_word(call: Mapping[str, Any], word: str) -> dict[str, Any]:
+    function = call["function"]
+    arguments = {"a": word} if isinstance(function.get("arguments"), Mapping) else f'{{"a": "{word}"}}'
+    return {**call, "function": {**function, "arguments": arguments}}
+
+
 def adapted_effort(effort: str, caps: Capabilities) -> str:
     """Of the efforts that the template takes the nearest one to this, the greater of two; unknown words stay."""
     if effort not in EFFORTS or effort in caps.efforts:

@@ -168,8 +168,8 @@ class _Probe:
     def _says(self, role: str, text: str) -> TemplateMessage:
         return {"role": role, "content": text if self._strings or not self._typed else _parts(text)}
 
-    def _shows(self, roles: str, *, tools: bool | None = None) -> bool:
-        """Whether of a chat of these roles every text is shown, in order; None: with tools if there is a result."""
+    def _shows(self, roles: str, *, tools: bool | None = None, in_order: bool = True) -> bool:
+        """Whether of a chat of these roles every text is shown, `in_order`; None: with tools if there is a result."""
         messages: list[TemplateMessage] = []
         texts: list[str] = []
         for number, role in enumerate(roles.split()):
@@ -192,7 +192,8 @@ class _Probe:
         if tools is None:
             tools = any(message["role"] == "tool" for message in messages)
         given = {"tools": [_tool("f")]} if tools else {}
-        return _in_order(self._try(messages, **given), texts)
+        shown = self._try(messages, **given)
+        return _in_order(shown, texts) if in_order else all(text in shown for text in texts)
 
     def _call(self, text: str, number: int, name: str = "f") -> TemplateMessage:
         arguments = {"a": text} if self._objects else json.dumps({"a": text})
@@ -248,9 +249,9 @@ class _Probe:
         return "without tools" if self._shows(roles, tools=False) else "never"
 
     def _text_beside_calls(self) -> Literal["always", "latest", "never"]:
-        if self._shows("user both result assistant user"):
+        if self._shows("user both result assistant user", in_order=False):
             return "always"
-        return "latest" if self._shows("user both result") else "never"
+        return "latest" if self._shows("user both result", in_order=False) else "never"
 
     def _switches_thoughts(self) -> bool:
         return self._try([self._user], enable_thinking=True) != self._try([self._user], enable_thinking=False)

@@ -1,5 +1,6 @@
 """Messages to a prompt, by the model's own Jinja2 template."""
 
+import contextlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from typing import Any, TypeVar
 from server.errors import ConfigError, InvalidRequest
 from server.formats.recognition import TOOL, TemplateMessage, n_common, recognise
 from server.formats.speech import Speech
-from server.templates.adaptation import adapt, adapted_effort
+from server.templates.adaptation import adapt, adapted_effort, formed, labelled
 from server.templates.built_in import CHATML, format_of, names, source_of
 from server.templates.capabilities import Capabilities, probe
 from server.templates.continuation import Continued, cut, goes_on_thinking, marked, written
@@ -119,13 +120,20 @@ class ChatTemplate:
         variables = self._arguments(enable_thinking, kwargs or {}, compiled)
 
         def prompt(messages: Sequence[TemplateMessage], shown: Mapping[str, Any]) -> RenderedPrompt:
-            given = adapt(
+            given = formed(messages, compiled.capabilities)
+            adapted = adapt(
                 messages,
                 compiled.capabilities,
                 tools="tools" in shown,
                 opens=add_generation_prompt,
                 continued=bool(continue_final_message),
             )
+            if given != adapted and self._shows_all(compiled, given, shown, variables, opens=add_generation_prompt):
+                with contextlib.suppress(InvalidRequest):
+                    return rendered(given, shown)
+            return rendered(adapted, shown)
+
+        def rendered(given: Sequence[TemplateMessage], shown: Mapping[str, Any]) -> RenderedPrompt:
             arguments = {**shown, **variables, "messages": given}
             if continue_final_message:
                 return self._continued(compiled, arguments, continue_final_message)
@@ -144,6 +152,30 @@ class ChatTemplate:
             return prompt(messages, _told_as_variables([completed(tool) for tool in tools]))
         except _FailedError:
             return prompt(with_tools(messages, tools, compiled.speech.call_form), _told_as_variables(()))
+
+    def _shows_all(
+        self,
+        compiled: _Compiled,
+        messages: Sequence[TemplateMessage],
+        shown: Mapping[str, Any],
+        variables: Mapping[str, Any],
+        *,
+        opens: bool,
+    ) -> bool:
+        """Return whether the template takes this conversation, shows every text of it, and leaves system messages
+        except the first in their places. Moved to the front, they would change the prompt from there on, and no
+        cached prefix would be left."""
+        told, words, late = labelled(messages)
+        arguments = {**shown, **variables, "messages": told}
+        if "tools" in shown:
+            arguments["tools"] = [TOOL]
+        try:
+            text = self._checked(compiled, arguments, generation=opens)
+        except InvalidRequest:
+            return False
+        places = [text.find(word) for word in words]
+        in_place = (max(places[:at], default=0) <= places[at] <= min(places[at:]) for at in late)
+        return min(places, default=0) >= 0 and all(in_place)
 
     def _opened(self, compiled: _Compiled, arguments: Mapping[str, Any]) -> RenderedPrompt:
         given = {**arguments, **self._fixed}

@@ -151,12 +151,19 @@ def _texts(content: Any) -> Texts:
 def unshown(messages: Sequence[Message], prompt: str) -> str:
     """The first text that `prompt` does not show behind the ones before it; "" when all are there.
 
-    Thoughts may be left out. Where several calls stand in one message, the result of each may follow it at once. A
-    function's name may stand in front of the arguments or behind them.
+    Reasoning may be left out. Where several calls stand in one message, the result of each may follow it at once. A
+    function's name may stand in front of the arguments or behind them. A template may write the first system message
+    in any place, and the text of a message with calls behind these.
     """
     at = 0
-    for texts, names, results in _turns(messages):
+    if messages and messages[0]["role"] in ("system", "developer"):
+        if lost := [text for text in _texts(messages[0]["content"]) if text not in prompt]:
+            return str(lost[0])
+        messages = messages[1:]
+    for texts, names, results, beside in _turns(messages):
         start = at
+        if lost := [text for text in beside if prompt.find(text, start) < 0]:
+            return str(lost[0])
         for text in texts:
             begin, at = at, prompt.find(text, at)
             if at < 0:
@@ -173,10 +180,12 @@ def unshown(messages: Sequence[Message], prompt: str) -> str:
     return ""
 
 
-def _turns(messages: Sequence[Message]) -> Iterator[tuple[Texts, dict[str, str], Texts]]:
-    """Texts in order, functions' names by the argument of their call, and the results of the calls among the texts."""
+def _turns(messages: Sequence[Message]) -> Iterator[tuple[Texts, dict[str, str], Texts, Texts]]:
+    """Texts in order, functions' names by the argument of their call, the results of the calls among the texts, and the
+    texts of messages with calls."""
     texts: Texts = []
     results: Texts = []
+    beside: Texts = []
     names: dict[str, str] = {}
     for at, message in enumerate(messages):
         following = next((each["role"] for each in messages[at:] if each["role"] not in ("system", "developer")), "")
@@ -184,14 +193,17 @@ def _turns(messages: Sequence[Message]) -> Iterator[tuple[Texts, dict[str, str],
             results += _texts(message["content"])
             continue
         if results:
-            yield texts, names, results
-            texts, names, results = [], {}, []
-        texts += _texts(message["content"])
+            yield texts, names, results, beside
+            texts, names, results, beside = [], {}, [], []
+        if message.get("tool_calls"):
+            beside += _texts(message["content"])
+        else:
+            texts += _texts(message["content"])
         for call in message.get("tool_calls", ()):
             needle = call["function"]["arguments"].split('"')[3]
             names[needle] = call["function"]["name"]
             texts.append(needle)
-    yield texts, names, results
+    yield texts, names, results, beside
 
 
 def answer(template: ChatTemplate, chat: Chat) -> str:

@@ -54,7 +54,8 @@ NO_SYSTEM = _names(
 )
 """A system message goes in front of the user's."""
 MOVES_SYSTEM = _names("mistralai-Mistral-Nemo-Instruct-2407")
-"""It writes the system message in front of the last user's text, or not at all; here it stays in front of the first."""
+"""It writes the system message in front of the last user's text, or not at all, if the user does not speak last; then
+it is written in front of the first."""
 ALTERNATES = _names(
     """
     Mistral-Small-3.2-24B-Instruct-2506 google-gemma-2-2b-it mistralai-Ministral-3-14B-Reasoning-2512
@@ -82,12 +83,11 @@ TEXT_APART = _names(
     """
     Cohere2MoE CohereForAI-c4ai-command-r7b-12-2024-tool_use MiniMax-M1 Mistral-Small-3.2-24B-Instruct-2506
     NousResearch-Hermes-2-Pro-Llama-3-8B-tool_use NousResearch-Hermes-3-Llama-3.1-8B-tool_use
-    deepseek-ai-DeepSeek-R1-Distill-Qwen-32B google-gemma-4-31B-it google-gemma-4-31B-it-interleaved
     llama-cpp-deepseek-r1 meta-llama-Llama-3.1-8B-Instruct meta-llama-Llama-3.2-3B-Instruct
     meta-llama-Llama-3.3-70B-Instruct mistralai-Mistral-Nemo-Instruct-2407 muse-glimmer upstage-Solar-Open-100B
     """
 )
-"""Text beside a call is lost there, or comes behind the call; it becomes a message of its own."""
+"""Text beside a call is lost there; it becomes a message of its own."""
 TEXT_APART_LATER = _names("openai-gpt-oss-120b")
 """It is lost there as soon as an answer follows."""
 ONE_CALL = _names(
@@ -145,7 +145,7 @@ def needed(name: str, chat: Chat) -> bool:
         or (name in RESULT_TEXT_ONLY and "tool" in of_parts)
         or ("developer" in roles and name not in DEVELOPERS)
         or ("system" in roles and name in NO_SYSTEM)
-        or (name in MOVES_SYSTEM and "system" in roles and len(chat.messages) > 2)
+        or (_loses_system(name, chat) and len(chat.messages) > 2)
         or (calls and name in CALLS_AS_TEXT)
         or (name in TEXT_APART and any(map(_has_text, chat.messages)))
         or (name in ONE_CALL and any(len(message.get("tool_calls", ())) > 1 for message in chat.messages))
@@ -161,6 +161,12 @@ def needed(name: str, chat: Chat) -> bool:
 
 def _has_all(message: Message) -> bool:
     return all(message.get(part) for part in ("content", "reasoning_content", "tool_calls"))
+
+
+def _loses_system(name: str, chat: Chat) -> bool:
+    """Return whether the system message would be lost, or the chat is rewritten for a text that would be."""
+    loses = chat.messages[-1]["role"] != "user" or any(map(_has_text, chat.messages))
+    return name in MOVES_SYSTEM and chat.messages[0]["role"] == "system" and loses
 
 
 def _has_text(message: Message) -> bool:
@@ -340,7 +346,7 @@ def rewritten(name: str, chat: Chat) -> Chat:
         messages = _results_as_text(messages, called)
     if name in NO_TOOLS and tools:
         messages, tools = _with_instructions(name, messages, tools), None
-    if name in NO_SYSTEM | MOVES_SYSTEM and messages[0]["role"] == "system":
+    if messages[0]["role"] == "system" and (name in NO_SYSTEM or _loses_system(name, chat)):
         first, second, *rest = messages
         joint = "\n" if name in NO_SYSTEM else "\n\n"
         messages = [{**second, "content": f"{first['content']}{joint}{second['content']}"}, *rest]

@@ -124,6 +124,8 @@ def test_no_text_is_lost(name: str) -> None:
         told = [text for text in TEXTS if text not in (P, Q)]
         places = [prompt.find(text) for text in told]
         assert -1 not in places, (read, told[places.index(-1)])
-        assert places == sorted(places)
+        in_order = [place for text, place in zip(told, places, strict=True) if text != F]
+        assert in_order == sorted(in_order)
+        assert prompt.find(E) < prompt.find(F) < prompt.find(K)  # beside the calls, before or behind them
         for call, result in ((G, P), (H, Q)):
             assert prompt.find(call) < prompt.find(result) < prompt.find(K)
