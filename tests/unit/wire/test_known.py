@@ -67,7 +67,8 @@ TOOLS_OF_ITEMS = {
     ],
 )
 def test_the_official_sdks_fields_are_known_except_for_these(kind: Any, known: Known, expected: set[str]) -> None:
-    assert set(reported(kind, known)) == expected
+    found = {path for path in reported(kind, known) if not path.startswith("tools.")}  # a row of its own
+    assert found == expected
 
 
 def test_schemas_in_a_schema_are_described_with_it() -> None:
