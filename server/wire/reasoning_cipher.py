@@ -5,7 +5,9 @@ it, and no client can change it. A value is base64::
 
     magic (3 bytes)  key id (6)  |  nonce (12)  AES-256-GCM of the zlib-compressed text
 
-The first 9 bytes are 12 characters of base64 and tell which key made a value. ADR 16 says what clients must not do.
+Compacted conversations are encrypted in the same way. Their purpose is authenticated with the text, so that a value
+cannot be sent in place of one that has another purpose. The first 9 bytes are 12 characters of base64 and tell which
+key made a value. ADR 16 says what clients must not do.
 """
 
 import base64
@@ -18,12 +20,14 @@ from collections.abc import Sequence
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
+REASONING, COMPACTION = b"", b"compaction"
+"""Purposes of values."""
 _MAGIC = b"lp1"
 _ID_BYTES, _NONCE_BYTES, _HEAD_CHARS = 6, 12, 12
 
 
 class TamperedReasoning(ValueError):
-    """A key of this server made the value, and it was changed or cut off afterwards."""
+    """A key of this server made the value, and it was changed, cut off, or made for another purpose."""
 
 
 def _key(secret: bytes) -> tuple[str, AESGCM]:
@@ -39,22 +43,26 @@ class ReasoningCipher:
         self._keys = dict(map(_key, secrets))
         self._head = next(iter(self._keys), "")
 
-    def encrypt(self, text: str) -> str:
+    def encrypt(self, text: str, purpose: bytes = REASONING) -> str:
         """Return `text` as an opaque value, "" without a key."""
         if not self._head:
             return ""
         nonce = os.urandom(_NONCE_BYTES)
-        box = self._keys[self._head].encrypt(nonce, zlib.compress(text.encode(errors="replace"), level=1), None)
+        packed = zlib.compress(text.encode(errors="replace"), level=1)
+        box = self._keys[self._head].encrypt(nonce, packed, purpose)
         return self._head + base64.b64encode(nonce + box).decode()
 
-    def decrypt(self, value: str) -> str | None:
-        """Return the text of an opaque value, None if no key of this server made it. Raises `TamperedReasoning`."""
+    def decrypt(self, value: str, purpose: bytes = REASONING) -> str | None:
+        """Return the text of an opaque value, None if no key of this server made it.
+
+        Raises `TamperedReasoning`, also for a value that was made for another purpose.
+        """
         key = self._keys.get(value[:_HEAD_CHARS])
         if key is None:
             return None
         try:
             sealed = base64.b64decode(value[_HEAD_CHARS:], validate=True)
-            return zlib.decompress(key.decrypt(sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:], None)).decode()
+            return zlib.decompress(key.decrypt(sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:], purpose)).decode()
         except (binascii.Error, ValueError, InvalidTag) as error:
             raise TamperedReasoning from error
 

@@ -319,7 +319,7 @@ async def count_input_tokens(request: Request) -> Response:
 async def compact_response(request: Request) -> Response:
     """Return a conversation as one opaque item, which later requests send in its place."""
     asked, headers = await _read(request, compaction_body)
-    encrypt = services(request).reasoning.encrypt
+    cipher = services(request).reasoning
 
     async def kept_by_nobody(_: Json) -> bool:
         return False
@@ -327,7 +327,7 @@ async def compact_response(request: Request) -> Response:
     def prepare(model: LoadedModel, seen: Seen) -> Generation:
         generation = response_generation(asked, model, lambda *_: kept_by_nobody, seen)
         assert isinstance(generation.writer, ResponseReply)
-        return generation.written_by(CompactedReply(generation.writer, asked.conversation.messages, encrypt))
+        return generation.written_by(CompactedReply(generation.writer, asked.conversation.messages, cipher))
 
     return await answer(request, asked.fields, prepare, headers, asked.conversation.media)
 

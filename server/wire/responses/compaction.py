@@ -4,7 +4,7 @@ The model summarizes the conversation. The item holds the summary and the newest
 reasoning is (`server.wire.reasoning_cipher`), so a client can keep it for as long as it likes and cannot change it.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import orjson
@@ -14,6 +14,7 @@ from server.engine.request import Event
 from server.errors import InvalidRequest
 from server.wire.common import Json, random_id
 from server.wire.generation import ReplyWriter
+from server.wire.reasoning_cipher import COMPACTION, ReasoningCipher
 
 MAX_SUMMARY_TOKENS = 2048
 MAX_KEPT_CHARS = 16_000
@@ -45,10 +46,10 @@ class CompactedReply:
     `messages` are the conversation's, with the instruction to summarize at the end.
     """
 
-    def __init__(self, writer: ReplyWriter, messages: Sequence[Message], encrypt: Callable[[str], str]) -> None:
+    def __init__(self, writer: ReplyWriter, messages: Sequence[Message], cipher: ReasoningCipher) -> None:
         self._writer = writer
         self._messages = messages[:-1]
-        self._encrypt = encrypt
+        self._cipher = cipher
 
     def feed(self, prompt: int, event: Event) -> None:
         """Take one event."""
@@ -61,7 +62,8 @@ class CompactedReply:
         parts = [part for item in response["output"] if item["type"] == "message" for part in item["content"]]
         summary = "".join(part["text"] for part in parts if part["type"] == "output_text").strip()
         content = orjson.dumps({"summary": summary, "messages": _newest(self._messages)}).decode()
-        item = {"id": f"cmp_{random_id()}", "type": "compaction", "encrypted_content": self._encrypt(content)}
+        encrypted = self._cipher.encrypt(content, COMPACTION)
+        item = {"id": f"cmp_{random_id()}", "type": "compaction", "encrypted_content": encrypted}
         return {
             "id": response["id"],
             "object": "response.compaction",

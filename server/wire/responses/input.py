@@ -19,7 +19,7 @@ from server.media.source import Source
 from server.wire.custom_tools import input_arguments
 from server.wire.fields import MAX_MESSAGES, as_object, json_text, objects_in, string_of, wrong_type
 from server.wire.media import file_of, image_source, link
-from server.wire.reasoning_cipher import NO_CIPHER, ReasoningCipher, TamperedReasoning
+from server.wire.reasoning_cipher import COMPACTION, NO_CIPHER, REASONING, ReasoningCipher, TamperedReasoning
 from server.wire.responses.compaction import compacted_text
 from server.wire.responses.history import NO_HISTORY, History
 from server.wire.responses.mcp import ApprovedCall, reader_name
@@ -266,19 +266,19 @@ class _Reader:
             self.messages[-1] = replace(turn, reasoning="\n".join(filter(None, [turn.reasoning, text])))
 
     def _compaction(self, item: Mapping[str, Any], path: str) -> None:
-        content = self._decrypted(item, path)
+        content = self._decrypted(item, path, COMPACTION)
         if content is None:
             self._skip("input items", item["type"])
         else:
             self.messages.append(Message("user", compacted_text(content)))
 
-    def _decrypted(self, item: Mapping[str, Any], path: str) -> str | None:
+    def _decrypted(self, item: Mapping[str, Any], path: str, purpose: bytes = REASONING) -> str | None:
         """Return the encrypted content of an item, None if there is none that this server can decrypt."""
         if not item.get("encrypted_content"):
             return None
         opaque, at = string_of(item, "encrypted_content", path), f"{path}.encrypted_content"
         try:
-            text = self.cipher.decrypt(opaque)
+            text = self.cipher.decrypt(opaque, purpose)
         except TamperedReasoning:
             message = f"{at}: The encrypted content {opaque[:16]}... could not be verified."
             raise InvalidRequest(message, at, "invalid_encrypted_content") from None

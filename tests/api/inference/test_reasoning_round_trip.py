@@ -201,6 +201,18 @@ async def test_a_tampered_value_is_an_error_as_in_the_reference_apis(serve: Serv
             assert reply.json()["error"]["param"] == "input.0.encrypted_content"
 
 
+async def test_a_value_stands_only_for_what_it_was_made_for(serve: Serve) -> None:
+    async with serve(model(), models=MODELS) as api:
+        reasoning = api.app.state.services.reasoning.encrypt('{"summary": "x", "messages": []}')
+        reply = await api.client.post(f"{RESPONSES}/compact", json={"input": "Hi"})
+        compacted = reply.json()["output"][0]["encrypted_content"]
+        for kind, value in (("compaction", reasoning), ("reasoning", compacted)):
+            item: Any = {"type": kind, "summary": [], "encrypted_content": value}
+            reply = await api.client.post(RESPONSES, json={"input": [item, {"role": "user", "content": "Hi"}]})
+            assert reply.status_code == 400, reply.text
+            assert reply.json()["error"]["code"] == "invalid_encrypted_content"
+
+
 async def test_a_value_of_an_earlier_key_is_ignored_with_a_warning(serve: Serve, tmp_path: Path) -> None:
     """A session goes on, with the visible text; with the same state file or key file nothing is lost."""
     settings = {"server": {"state": str(tmp_path / "state.sqlite3")}, "models": MODELS}
