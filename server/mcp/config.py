@@ -130,6 +130,12 @@ def host_of(url: str) -> str:
     return (urlsplit(url).hostname or "").rstrip(".")
 
 
+def origin_of(url: str) -> str:
+    """Return the scheme, host and port of a URL for which `is_web_url` holds."""
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
+
+
 def named(labels: Iterable[str]) -> str:
     """Return labels as a message shows them."""
     return ", ".join(sorted(labels)) or "none"

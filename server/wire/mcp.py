@@ -26,6 +26,11 @@ from server.wire.generation import Generation, NextRound
 MAX_SERVERS = 16
 _LABEL = re.compile(r"[A-Za-z0-9][\w.-]{0,63}", re.ASCII)
 _HEADER = re.compile(r"[\w!#$%&'*+.^`|~-]+", re.ASCII)
+_OWN_HEADERS = frozenset(
+    ("connection", "content-length", "expect", "host", "keep-alive", "te", "trailer", "transfer-encoding", "upgrade")
+)
+"""Headers that the HTTP client writes. A request's own would reach another virtual host, or break the framing."""
+MAX_HEADERS = 100
 _OTHER = re.compile(r"[^A-Za-z0-9_-]")
 _MAX_NAME_CHARS = 64
 _TOO_LATE = 504
@@ -129,7 +134,11 @@ def read_headers(value: object, token: object, at: str, token_at: str) -> tuple[
         bearer = token if token.lower().startswith("bearer ") else f"Bearer {token}"
         given = {name: text for name, text in given.items() if name.lower() != "authorization"}
         given["Authorization"] = bearer
+    if len(given) > MAX_HEADERS:
+        raise InvalidRequest(f"{at}: must have at most {MAX_HEADERS} headers", at)
     for name, text in given.items():
+        if name.lower() in _OWN_HEADERS or name.lower().startswith("proxy-"):
+            raise InvalidRequest(f"{at}: the header {name} is set by this server; leave it out", at)
         if not _HEADER.fullmatch(name) or not text.isascii() or not text.isprintable():
             raise InvalidRequest(f"{at}: {name[:40]!a} can't be sent as a header", at)
     return tuple(given.items())

@@ -11,6 +11,7 @@ from typing import Any
 
 from server.conversation.conversation import Call, Conversation, Message
 from server.errors import InvalidRequest
+from server.mcp.config import origin_of
 from server.mcp.results import McpTool
 from server.wire.common import Json, random_id
 from server.wire.fields import as_object, wrong_type
@@ -36,6 +37,7 @@ from server.wire.mcp import (
 )
 
 _SEARCH = "web_search"
+_SHOWN = ("type", "server_label", "server_url", "server_description", "allowed_tools", "require_approval")
 _ENTRY = "mcp_entry"  # a key of the namespaces that stand for entries of the body
 
 
@@ -201,15 +203,23 @@ def _chosen(entry: Mapping[str, Any], at: str, mcp: Mapping[str, CallableTool]) 
 
 
 def shown_tools(shown: Iterable[Json], given: Sequence[Any]) -> list[Json]:
-    """Return the tools as a reply repeats them: the body's own entries, without secrets."""
+    """Return the tools as a reply repeats them and as it is stored: the body's own entries, without secrets.
+
+    Secrets may be in headers, in an unknown field, and in a URL's path or query: as at OpenAI, only its origin is left.
+    """
     found = []
     for entry in shown:
         place = entry.get(_ENTRY)
         if place is None:
             found.append(entry)
             continue
-        own = {name: value for name, value in given[place].items() if name != "authorization"}
-        found.append({**own, "headers": None} if own["type"] == "mcp" else own)
+        if given[place]["type"] != "mcp":
+            found.append(given[place])
+            continue
+        own = {name: value for name, value in given[place].items() if name in _SHOWN}
+        if own.get("server_url"):
+            own["server_url"] = origin_of(own["server_url"])
+        found.append({**own, "headers": None})
     return found
 
 

@@ -299,6 +299,10 @@ async def test_keys_and_the_server_allow_servers(serve: Serve, tmp_path: Any) ->
                 ("all", mcp("x", server_url="http://u:p@127.0.0.1/mcp"), 400, "tools.0.server_url"),
                 ("all", mcp("x", server_url="file:///etc/passwd"), 400, "tools.0.server_url"),
                 ("all", mcp("x", server_url=url, headers={"X-A": "b\r\nc: d"}), 400, "tools.0.headers"),
+                ("all", mcp("x", server_url=url, headers={"Host": "inner"}), 400, "tools.0.headers: the header Host"),
+                ("all", mcp("x", server_url=url, headers={"transfer-encoding": "chunked"}), 400, "tools.0.headers"),
+                ("all", mcp("x", server_url=url, headers={"Proxy-Authorization": "x"}), 400, "tools.0.headers"),
+                ("all", mcp("x", server_url=url, headers={f"x-{n}": "" for n in range(101)}), 400, "at most 100"),
                 ("all", mcp("x", connector_id="connector_gmail"), 400, "tools.0.connector_id"),
                 ("all", mcp(headers={"X-A": "b"}), 400, "takes no headers"),
                 ("all", mcp(""), 400, "tools.0.server_label"),
@@ -311,6 +315,19 @@ async def test_keys_and_the_server_allow_servers(serve: Serve, tmp_path: Any) ->
             body = {"input": [unknown], "tools": [mcp()]}
             reply = await api.client.post(URL, json=body, headers={"authorization": "Bearer all"})
             assert (reply.status_code, "no approval request" in reply.text) == (400, True)
+
+
+async def test_secrets_are_neither_repeated_nor_stored(serve: Serve) -> None:
+    async with serving(serve, SUM, mcp_hosts="127.0.0.1") as (api, tools), served(tools) as url:
+        secrets = {"authorization": "SECRET1", "headers": {"X-Key": "SECRET2"}, "authorization_token": "SECRET3"}
+        tool = mcp("calc2", server_url=f"{url}?key=SECRET4", **secrets)
+        reply = await api.client.post(URL, json={"input": "Hi", "tools": [tool]})
+        assert reply.status_code == 200, reply.text
+        stored = await api.client.get(f"{URL}/{reply.json()['id']}")
+        for shown in (reply, stored):
+            assert "SECRET" not in shown.text
+            (entry,) = shown.json()["tools"]
+            assert entry == {**mcp("calc2"), "server_url": url.removesuffix("/mcp"), "headers": None}
 
 
 async def test_without_configuration_they_are_left_out_with_a_warning(serve: Serve) -> None:
