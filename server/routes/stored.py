@@ -53,6 +53,13 @@ async def remove_object(request: Request, kind: Kind, object_id: str) -> None:
         raise not_found(kind, object_id)
 
 
+def read_limit(given: str, most: int) -> int:
+    """Return the ``limit`` of a query. Raises `InvalidRequest`."""
+    if len(given) > len(str(most)) or not given.isdecimal() or not 1 <= int(given) <= most:
+        raise InvalidRequest(f"limit: must be a whole number between 1 and {most}", "limit")
+    return int(given)
+
+
 @dataclass(frozen=True, slots=True)
 class ListQuery:
     """Which page of a list a client asks for, as OpenAI's API does: ``limit``, ``order`` and ``after``."""
@@ -65,12 +72,10 @@ class ListQuery:
     def of(cls, request: Request, *, max_limit: int = MAX_LIMIT, default_limit: int = DEFAULT_LIMIT) -> Self:
         """Read the query. Raises `InvalidRequest`."""
         query = request.query_params
-        limit, order = query.get("limit", str(default_limit)), query.get("order", "desc")
-        if not limit.isdecimal() or not 1 <= int(limit) <= max_limit:
-            raise InvalidRequest(f"limit: must be a whole number between 1 and {max_limit}", "limit")
+        limit, order = read_limit(query.get("limit", str(default_limit)), max_limit), query.get("order", "desc")
         if order not in ("asc", "desc"):
             raise InvalidRequest("order: must be asc or desc", "order")
-        return cls(query.get("after") or None, int(limit), order == "desc")
+        return cls(query.get("after") or None, limit, order == "desc")
 
 
 async def list_items(request: Request, object_id: str, *, is_output: bool | None = None) -> Response:

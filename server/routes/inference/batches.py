@@ -16,7 +16,7 @@ from server.pool.spec import Task
 from server.routes.batch_runner import UNFINISHED, BatchInput, batch_input, read_lines
 from server.routes.inference.files import read_expiry
 from server.routes.services import caller_of, owner_of, services
-from server.routes.stored import ListQuery, change_object, find_object, list_reply, not_found, remove_object
+from server.routes.stored import ListQuery, change_object, find_object, list_reply, not_found, read_limit, remove_object
 from server.state.batches import Outcome
 from server.state.objects import Json, Page
 from server.transport.access.keys import ANYBODY
@@ -145,16 +145,14 @@ async def create_message_batch(request: Request) -> Response:
 async def list_message_batches(request: Request) -> Response:
     """The batches of Messages requests of this client."""
     query = request.query_params
-    limit = query.get("limit", "20")
-    if not limit.isdecimal() or not 1 <= int(limit) <= 1000:
-        raise InvalidRequest("limit: must be a whole number between 1 and 1000", "limit")
+    limit = read_limit(query.get("limit", "20"), 1000)
     after, before = query.get("after_id"), query.get("before_id")
     if after and before:
         raise InvalidRequest("before_id: cannot be combined with after_id; send one", "before_id")
     found = await services(request).state.find(
         *(owner_of(request), "batch"),
         after=after or before or None,
-        limit=int(limit),
+        limit=limit,
         newest_first=not before,
         label="anthropic",
     )

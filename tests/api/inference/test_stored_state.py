@@ -209,6 +209,14 @@ async def test_a_wrong_compaction_names_the_field(serve: Serve, body: dict[str, 
     assert reply.json()["error"]["param"].startswith("input")
 
 
+@pytest.mark.parametrize("path", ["files", "batches", "messages/batches"])
+async def test_a_limit_of_any_length_is_read(serve: Serve, path: str) -> None:
+    async with opened(serve) as (api, _):
+        for limit, status in (("9" * 5000, 400), ("0", 400), ("-1", 400), ("x", 400), ("", 400), ("100", 200)):
+            reply = await api.client.get(f"/v1/{path}", params={"limit": limit})
+            assert reply.status_code == status, (limit, reply.text)
+
+
 def as_killed(file: Path) -> str:
     """Return a copy of the state file as `kill -9` would leave it now."""
     copy = file.with_name("copy.sqlite3")
