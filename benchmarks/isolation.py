@@ -32,13 +32,13 @@ from server.app import create_app
 from server.engine.request import Adapters, Event, Finished, Request, SamplingParams
 from server.engine.runner_api import BatchEntry
 from server.errors import InvalidRequest
-from server.options.read.roster import Origin
+from server.options.read.registry import Origin
 from server.options.table.model import ModelSettings
 from server.options.table.server import ServerSettings
-from server.pool.isolated.core import Core
-from server.pool.isolated.weights import IsolatedLoader
 from server.pool.protocols import Loader
 from server.pool.spec import ModelSpec
+from server.pool.worker.supervisor import WorkerSupervisor
+from server.pool.worker.weights import IsolatedLoader
 from server.settings import Settings
 from server.transport.uvicorn_protocols import BoundedHttpProtocol
 
@@ -129,7 +129,7 @@ async def stalls(n_bytes: int) -> Mapping[str, tuple[float, float]]:
     loop = asyncio.get_running_loop()
     from benchmarks.isolation import make_large as importable  # `__main__` is another module there
 
-    core = Core("large", partial(importable, n_bytes), loop)
+    core = WorkerSupervisor("large", partial(importable, n_bytes), loop)
     loader = IsolatedLoader(FakeLoader(), core, prepares=False)
     weights = await asyncio.to_thread(loader.load, ModelSpec("large", Path("large.gguf")), lambda _: True)
     engine = weights.generator

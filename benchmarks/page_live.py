@@ -21,7 +21,7 @@ from server.engine.request import Request
 from server.engine.schedule.scheduler import Scheduler, TokenRun
 from server.engine.sequence import Phase, Sequence, Ticket
 from server.engine.step.snapshots import SnapshotPublisher
-from server.page.live import EVERY_S
+from server.web.live import EVERY_S
 
 SLOTS, SHARED, OWN, OUTPUT = 32, 500, 1500, 100
 STEPS_PER_S = 100

@@ -20,51 +20,46 @@ from typing import TYPE_CHECKING
 from fastapi import FastAPI
 
 from server import __version__, logs
-from server.confined.memory import MemoryWatch
-from server.confined.process import Process
-from server.constrain.grammar.sandbox import Sandbox
+from server.dialects.reasoning_cipher import ReasoningCipher
 from server.errors import ConfigError
-from server.first_screen import show_first_screen
 from server.hub.fetcher import HubFetcher
 from server.mcp.config import ANY_LABEL, McpRules, named, read_servers
 from server.mcp.servers import McpServers
 from server.media.decode import Cut, Decoder
 from server.media.document import DocumentLimits
-from server.media.fetch import MediaFetcher, Sites
-from server.media.sight import Sight
+from server.media.fetch import AllowedHosts, MediaFetcher
+from server.media.loader import MediaLoader
 from server.metrics.exposition import Metrics
 from server.options.table.fetching import ANYWHERE
 from server.options.table.server import VERBOSITY_DETAILED, ServerSettings
-from server.page.bodies import Bodies
-from server.page.history import History
-from server.page.live import Live
-from server.page.log import RecentLog
-from server.page.serving import page_of
-from server.page.tools.catalogue import PageTools
 from server.pool.budget import Budget, read_budget
 from server.pool.events import StatusChanged
 from server.pool.load.assembly import Factories
 from server.pool.load.loading import chat_template
 from server.pool.load.progress import show_load_progress
+from server.pool.load_queue import PoolLimits, log_failure
 from server.pool.model import compile_grammars
 from server.pool.pool import Pool
 from server.pool.protocols import Loader
-from server.pool.saved.address_files import AddressFiles
+from server.pool.saved.address_files import UrlFiles
 from server.pool.saved.slot_files import SavedFiles, SlotFiles
 from server.pool.spec import ModelSpec
-from server.pool.turns import PoolLimits, log_failure
 from server.reload import Reload, key_ring
 from server.routes import ROUTERS, include_routes
 from server.routes.background import BackgroundRuns
 from server.routes.batch_runner import BatchRunner
-from server.routes.gate import Gate
+from server.routes.concurrency_limiter import ConcurrencyLimiter
 from server.routes.inference.responses import DAY_S, fail_interrupted
 from server.routes.services import Services
+from server.sandbox.memory import MemoryWatch
+from server.sandbox.process import Process
 from server.settings import Settings, check_files, hub_of, load_settings, model_specs, slot_secret
+from server.startup_banner import show_first_screen
 from server.state.batches import BatchLines
 from server.state.database import open_database
 from server.state.objects import Json, Objects
 from server.state.reasoning_keys import reasoning_secrets
+from server.structured.grammar.sandbox import Sandbox
 from server.telemetry.kv_events.follow import KvEvents
 from server.telemetry.record import Record
 from server.transport.compression import Compression
@@ -75,7 +70,12 @@ from server.transport.internal import InternalReply, post_json, revoked_key
 from server.transport.options import MIB, CorsOptions, HttpOptions
 from server.transport.shutdown import StopSignals, on_hangup
 from server.uvicorn_config import check_certificate, configure
-from server.wire.reasoning_cipher import ReasoningCipher
+from server.web.bodies import Bodies
+from server.web.history import History
+from server.web.live import Live
+from server.web.log import RecentLog
+from server.web.serving import page_of
+from server.web.tools.catalogue import PageTools
 
 if TYPE_CHECKING:
     from server.telemetry.tracing import Tracing  # of an extra
@@ -169,7 +169,7 @@ def create_app(
         sight=sight,
         memory=MemoryWatch(server.memory_reserve * MIB, at_work),
         keys=ring,
-        gate=Gate(server.max_preparing),
+        gate=ConcurrencyLimiter(server.max_preparing),
         slot_files=slot_files_of(server),
         state=state,
         lines=lines,
@@ -225,7 +225,7 @@ def slot_files_of(server: ServerSettings) -> SavedFiles | None:
     if place is None:
         return None
     secret = slot_secret(server)
-    return AddressFiles(place, quota, secret) if isinstance(place, str) else SlotFiles(place, quota, secret)
+    return UrlFiles(place, quota, secret) if isinstance(place, str) else SlotFiles(place, quota, secret)
 
 
 def reread_models(reread: Callable[[], Settings]) -> list[ModelSpec]:
@@ -324,13 +324,13 @@ def tracing_of(server: ServerSettings) -> "Tracing | None":
     return exporting(__version__)
 
 
-def sight_of(server: ServerSettings) -> Sight:
+def sight_of(server: ServerSettings) -> MediaLoader:
     """Return what reads the media and documents of requests; it starts processes when there are some."""
     hosts = tuple(host for host in server.media_fetch if host != ANYWHERE)
-    sites = Sites(ANYWHERE in server.media_fetch, hosts, server.media_path)
+    sites = AllowedHosts(ANYWHERE in server.media_fetch, hosts, server.media_path)
     cut = Cut(max(server.video_fps, 0.0), max(server.video_timestamp_interval, 0))
     documents = DocumentLimits(server.document_pages, server.document_bytes, cpu_s=server.document_seconds)
-    return Sight(Decoder(PICTURES, cut=cut, documents=documents), MediaFetcher(sites))
+    return MediaLoader(Decoder(PICTURES, cut=cut, documents=documents), MediaFetcher(sites))
 
 
 def mcp_of(server: ServerSettings) -> McpServers:
@@ -346,7 +346,7 @@ def mcp_of(server: ServerSettings) -> McpServers:
     rules = McpRules(
         (*server.mcp_api, *search), server.mcp_web_search, server.mcp_max_rounds, server.mcp_max_s, server.mcp_max_chars
     )
-    return McpServers(configured, Sites(ANYWHERE in server.mcp_hosts, hosts), rules)
+    return McpServers(configured, AllowedHosts(ANYWHERE in server.mcp_hosts, hosts), rules)
 
 
 Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]

@@ -18,7 +18,7 @@ from server.pool.pool import Pool
 from server.pool.spec import ModelSpec
 from server.settings import Settings, check_files, model_specs
 from server.transport.access.key_file import read_keys
-from server.transport.access.keys import Key, KeyRing, plain_key
+from server.transport.access.keys import Key, KeyStore, plain_key
 from server.uvicorn_config import certificate_of, use_certificate
 
 Stamp = tuple[int, int, int]
@@ -63,17 +63,17 @@ def read_all_keys(server: ServerSettings) -> list[Key]:
     return [*map(plain_key, server.all_api_keys()), *from_file]
 
 
-def key_ring(server: ServerSettings) -> KeyRing:
+def key_ring(server: ServerSettings) -> KeyStore:
     """The keys of the start. Raises ConfigError."""
     required = bool(server.api_keys or server.api_key_file or server.keys_file)
-    return KeyRing(read_all_keys(server), required=required)
+    return KeyStore(read_all_keys(server), required=required)
 
 
 class Reload:
     """Used on the event loop. `reread` says what the settings are now; None = what they were."""
 
     def __init__(
-        self, settings: Settings, ring: KeyRing, pool: Pool, reread: Callable[[], Settings] | None = None
+        self, settings: Settings, ring: KeyStore, pool: Pool, reread: Callable[[], Settings] | None = None
     ) -> None:
         self._settings = settings
         self._ring = ring

@@ -25,7 +25,7 @@ from server.options.effects import without_effect
 from server.options.read.environment import Variables, check_model_names, read_environment
 from server.options.read.flags import Flags, read_flags
 from server.options.read.layers import mistake
-from server.options.read.roster import Inputs, Origin, Roster, find_models, named_source
+from server.options.read.registry import Inputs, ModelRegistry, Origin, find_models, named_source
 from server.options.read.sources import LayerSource, stacked
 from server.options.read.yaml_file import YamlFile, read_yaml
 from server.options.specs import model_spec
@@ -121,7 +121,7 @@ def load_settings(
     named = bool(config or flags.config or variables.config)
     inputs = Inputs(TABLE, flags, variables, document, named, is_demo=not named and path in DEMO_CONFIGS)
     place = _hub_place(os.environ if env is None else env)
-    without_models = _laid_over(inputs, Roster(), place)  # says where the models are
+    without_models = _laid_over(inputs, ModelRegistry(), place)  # says where the models are
     roster = find_models(inputs, without_models.server, hub_of(without_models))
     check_model_names(variables, roster.origins)
     if not roster.origins and (named or without_models.server.models_cache is False):
@@ -142,7 +142,7 @@ def hub_settings(argv: Sequence[str]) -> tuple[Settings, str]:
     variables = read_environment(TABLE, os.environ)
     file = flags.model.get("hf_file")
     inputs = Inputs(TABLE, flags, variables, YamlFile())
-    settings = _laid_over(inputs, Roster(), _hub_place(os.environ))
+    settings = _laid_over(inputs, ModelRegistry(), _hub_place(os.environ))
     return settings, str(file.value) if file else ""
 
 
@@ -300,7 +300,7 @@ def _config_path(flags: Flags, variables: Variables) -> Path | None:
     return next((path for path in DEFAULT_CONFIGS if path.is_file()), None)
 
 
-def _laid_over(inputs: Inputs, roster: Roster, place: Mapping[str, Any]) -> Settings:
+def _laid_over(inputs: Inputs, roster: ModelRegistry, place: Mapping[str, Any]) -> Settings:
     sources = stacked(Settings, inputs, roster)
     origins = {}
     for model_id, origin in roster.origins.items():
@@ -322,7 +322,7 @@ def _replaced_port(inputs: Inputs) -> Iterator[str]:
         yield f"{given.source}: port {given.value} has no effect, since AIP_HTTP_PORT sets port {stronger.value}"
 
 
-def _mistake(error: ValidationError, weakest: LayerSource, inputs: Inputs, roster: Roster) -> str:
+def _mistake(error: ValidationError, weakest: LayerSource, inputs: Inputs, roster: ModelRegistry) -> str:
     details = error.errors(include_url=False)[0]
     depth = 2 if details["loc"][0] == "models" else 1
     section = tuple(str(part) for part in details["loc"][:depth])

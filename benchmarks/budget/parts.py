@@ -12,6 +12,8 @@ from typing import Any, Self
 
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
+from server.dialects.chat import read
+from server.dialects.chat.write import ChatReply, ChatStream
 from server.engine.engine import Engine
 from server.engine.generate.sample import NextTokens
 from server.engine.generate.text import TextStream
@@ -29,8 +31,6 @@ from server.templates.isolated import IsolatedRenderer
 from server.templates.template import ChatTemplate
 from server.transport.gateway import Gateway
 from server.transport.uvicorn_protocols import BoundedHttpProtocol
-from server.wire.chat import read
-from server.wire.chat.write import ChatReply, ChatStream
 
 
 @dataclass(frozen=True, slots=True)

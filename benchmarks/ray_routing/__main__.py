@@ -30,7 +30,7 @@ REPLICA = "x-llamapool-replica"
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class StreamParser:
     """One reply: seconds to its first token, tokens of its prompt, and how many of these needed no computing."""
 
     conversation: int
@@ -53,7 +53,7 @@ class Conversation:
     def _words(self, n: int) -> str:
         return " ".join(self._chosen.choice(WORDS) for _ in range(n))
 
-    def ask(self, cluster: RayCluster, path: str, nth: int) -> Turn:
+    def ask(self, cluster: RayCluster, path: str, nth: int) -> StreamParser:
         """The next turn, streamed."""
         self.messages.append({"role": "user", "content": self._words(20)})
         body = {
@@ -77,7 +77,7 @@ class Conversation:
         connection.close()
         self.messages.append({"role": "assistant", "content": text})
         cached = usage["prompt_tokens_details"]["cached_tokens"]
-        return Turn(self.number, nth, first, usage["prompt_tokens"], cached, response.getheader(REPLICA) or "")
+        return StreamParser(self.number, nth, first, usage["prompt_tokens"], cached, response.getheader(REPLICA) or "")
 
 
 def _events(response: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
@@ -86,17 +86,17 @@ def _events(response: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
             yield json.loads(line.removeprefix(b"data: "))
 
 
-def measure(cluster: RayCluster, router: str, arguments: argparse.Namespace) -> list[Turn]:
+def measure(cluster: RayCluster, router: str, arguments: argparse.Namespace) -> list[StreamParser]:
     """Every turn of every conversation, in the order of turns."""
     talks = [Conversation(n, arguments.words, arguments.seed) for n in range(arguments.conversations)]
-    turns: list[Turn] = []
+    turns: list[StreamParser] = []
     with ThreadPoolExecutor(arguments.at_once) as threads:
         for nth in range(arguments.turns):
             turns += threads.map(lambda talk: talk.ask(cluster, f"/{router}/v1/chat/completions", nth), talks)  # noqa: B023
     return turns
 
 
-def figures(router: str, turns: Sequence[Turn]) -> dict[str, float | int | str]:
+def figures(router: str, turns: Sequence[StreamParser]) -> dict[str, float | int | str]:
     """What is reported."""
     n_prompt = sum(turn.n_prompt for turn in turns)
     later = [turn for turn in turns if turn.nth]

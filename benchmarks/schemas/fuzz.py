@@ -31,9 +31,9 @@ from benchmarks.schemas.instances import spellings, write
 from benchmarks.schemas.maskbench import FIELD, MAX_MB, MAX_S, ready_compiler
 from benchmarks.schemas.walk import BenchVocab, NoEndError, Walker, endings
 from benchmarks.schemas.workers import Limits, measured, tree_cpu_s
-from server.constrain.grammar.schema.formats import FORMATS
-from server.constrain.shape import Shape
 from server.errors import InvalidRequest
+from server.structured.grammar.schema.formats import FORMATS
+from server.structured.response_format import ResponseFormat
 
 Json = Any
 FOUND = Path("build/fuzz-schemas")
@@ -159,7 +159,7 @@ class Fuzzer:
         chance = Random(seed)
         one, other = (json.loads(chance.choice(self._files).read_text()) for _ in range(2))
         schema = mutated(one["schema"], other["schema"], chance)
-        shape = Shape("schema", schema, FIELD)
+        shape = ResponseFormat("schema", schema, FIELD)
         before = tree_cpu_s(os.getpid())
         try:
             constraint = shape.constraint(self._compiler)

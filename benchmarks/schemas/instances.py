@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from server.constrain.constraint import Constraint
 from server.errors import InternalError, InvalidRequest
+from server.structured.constraint import Constraint
 from server.vocab import Vocab
 
 

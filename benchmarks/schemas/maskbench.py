@@ -24,12 +24,12 @@ from typing import Any
 
 from benchmarks.schemas.instances import spellings, tokens_of, write
 from benchmarks.schemas.workers import Limits, Outcome, measured, tree_cpu_s
-from server.constrain.grammar.compiler import GrammarCompiler
-from server.constrain.grammar.sandbox import Sandbox
-from server.constrain.shape import Shape
 from server.errors import InvalidRequest
 from server.llama.loader import FileVocabulary
 from server.pool.spec import ModelSpec
+from server.structured.grammar.compiler import GrammarCompiler
+from server.structured.grammar.sandbox import Sandbox
+from server.structured.response_format import ResponseFormat
 from server.vocab import Vocab
 
 MAX_S = 2.0
@@ -87,7 +87,7 @@ class Judge:
     def __call__(self, path: Path) -> Judged:
         """Compile the file's schema, then write all of its instances."""
         suite = json.loads(path.read_text())
-        judged, shape = Judged(), Shape("schema", suite["schema"], FIELD)
+        judged, shape = Judged(), ResponseFormat("schema", suite["schema"], FIELD)
         own, began = os.getpid(), time.perf_counter()
         cpu_before = tree_cpu_s(own)
         try:
@@ -103,7 +103,7 @@ class Judge:
                 self._write(judged, shape, number, test)
         return judged
 
-    def _write(self, judged: Judged, shape: Shape, number: int, test: dict[str, Any]) -> None:
+    def _write(self, judged: Judged, shape: ResponseFormat, number: int, test: dict[str, Any]) -> None:
         """Write one instance in each of its spellings until one is accepted."""
         accepted = False
         for text in spellings(shape.value, test["data"]):

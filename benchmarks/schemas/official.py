@@ -16,8 +16,8 @@ from typing import Any
 from benchmarks.schemas.real_world import keyword
 from benchmarks.schemas.sources import OFFICIAL, read
 from benchmarks.schemas.walk import BenchVocab
-from server.constrain.grammar.compiler import GrammarCompiler
 from server.errors import InvalidRequest
+from server.structured.grammar.compiler import GrammarCompiler
 
 DRAFTS = {
     "draft4": "http://json-schema.org/draft-04/schema#",

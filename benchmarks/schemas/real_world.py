@@ -24,8 +24,8 @@ from jsonschema.validators import validator_for
 
 from benchmarks.schemas.sources import Found, schemas
 from benchmarks.schemas.walk import BenchVocab, NoEndError, Walker, endings
-from server.constrain.grammar.compiler import GrammarCompiler
 from server.errors import InvalidRequest
+from server.structured.grammar.compiler import GrammarCompiler
 
 SLOW_S = 5.0  # schemas that take longer are named
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from benchmarks.make_gguf import CONTROL_TOKENS, byte_alphabet, make_vocabulary
 from benchmarks.schemas.examples import examples
 from harness.fakes import FakeVocab
-from server.constrain.grammar.matcher import MatcherConstraint
+from server.structured.grammar.matcher import MatcherConstraint
 
 N_VOCAB = 151_936  # as Qwen 2.5 and 3
 CLOSERS = tuple(b"}],")  # outside of a string; a comma where something is still required

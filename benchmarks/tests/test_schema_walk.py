@@ -9,7 +9,7 @@ from jsonschema import Draft202012Validator
 
 from benchmarks.schemas.examples import examples
 from benchmarks.schemas.walk import BenchVocab, Walker, endings
-from server.constrain.grammar.compiler import GrammarCompiler
+from server.structured.grammar.compiler import GrammarCompiler
 
 VOCAB = BenchVocab(1000)
 COMPILER, WALKER = GrammarCompiler(VOCAB), Walker(VOCAB)

@@ -1,4 +1,4 @@
-"""Puts the page's third-party modules into server/page/static/vendor: `python extras/page/vendor.py`, with npm.
+"""Puts the page's third-party modules into server/web/static/vendor: `python extras/page/vendor.py`, with npm.
 
 Every package is pinned by its version and by npm's integrity hash, and taken as it is published, but for this: names of
 packages become relative addresses, scripts that are no modules get an ``export``, pointers to source maps go. The
@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-VENDOR = Path(__file__).resolve().parents[2] / "server" / "page" / "static" / "vendor"
+VENDOR = Path(__file__).resolve().parents[2] / "server" / "web" / "static" / "vendor"
 LIST = VENDOR / "vendor.json"
 _SOURCE_MAP = re.compile(rb"\s*//# sourceMappingURL=\S+\s*$")
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from server.bench.errors import BadReply, UnknownModel
-from server.bench.prompts import Words, fit
+from server.bench.prompts import RandomText, fit
 from server.bench.session import ModelClient
 from server.bench.target import Target
 
@@ -63,7 +63,7 @@ async def words_per_word(session: ModelClient) -> float:
 
     Raises `BenchError`: a model or an address that does not work is found out here.
     """
-    body = session.body([Words("fit").text(_N_WORDS)], 1, stream=False)
+    body = session.body([RandomText("fit").text(_N_WORDS)], 1, stream=False)
     try:
         (record,) = await session.requests([body], 1)
     except UnknownModel as error:

@@ -13,7 +13,7 @@ _LONG_WORDS = 0.3  # the share of words of three syllables
 _NEAR = 0.15  # a tokenizer that is so close is taken as it is
 
 
-class Words:
+class RandomText:
     """A source of texts; the same seed writes the same ones."""
 
     def __init__(self, seed: object, words_per_word: float = 1.0) -> None:

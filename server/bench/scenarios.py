@@ -15,7 +15,7 @@ from server.bench import figures
 from server.bench.errors import BenchError
 from server.bench.figures import Figures
 from server.bench.neighbour import busy_core
-from server.bench.prompts import Words
+from server.bench.prompts import RandomText
 from server.bench.reply import ClientRecord
 from server.bench.session import ModelClient
 
@@ -96,9 +96,9 @@ class Setting:
     scale: float = 1.0
     fit: float = 1.0
 
-    def words(self, name: str) -> Words:
+    def words(self, name: str) -> RandomText:
         """The texts of one scenario in one round."""
-        return Words(f"{name} {self.seed}", self.fit)
+        return RandomText(f"{name} {self.seed}", self.fit)
 
     def count(self, n: int, least: int = 1) -> int:
         """`n`, scaled."""
@@ -198,7 +198,7 @@ async def _constrained(session: ModelClient, setting: Setting) -> Figures:
     return {"tok/s": figures.decode_rate(record), **figures.of_first_tokens([record])}
 
 
-async def _loaded(session: ModelClient, words: Words, n_streams: int, n_predict: int) -> list[ClientRecord]:
+async def _loaded(session: ModelClient, words: RandomText, n_streams: int, n_predict: int) -> list[ClientRecord]:
     return await session.streams([session.body([words.text(12)], n_predict) for _ in range(n_streams)])
 
 
@@ -214,7 +214,7 @@ async def _partial(session: ModelClient, setting: Setting) -> Figures:
 
 
 async def _every_other(
-    session: ModelClient, setting: Setting, words: Words
+    session: ModelClient, setting: Setting, words: RandomText
 ) -> tuple[list[ClientRecord], list[ClientRecord]]:
     """A stream in every slot, of which every other is short: those that end early, and those that are left over."""
     lengths = [setting.count((LONG, SHORT)[i % 2], 2) for i in range(setting.n_parallel)]

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TypeAlias
 
-from server.constrain.constraint import Constraint
 from server.engine.media import Spans
 from server.errors import ContextExceeded, InvalidRequest
+from server.structured.constraint import Constraint
 
 BATCH_PRIORITY = 1 << 20
 """Requests of this priority or more use only idle capacity. A more urgent request that waits for a slot preempts them,

@@ -4,7 +4,6 @@ import math
 from dataclasses import dataclass, field
 from enum import Enum
 
-from server.constrain.constraint import Constraint
 from server.engine.encode import Encoding
 from server.engine.generate.text import TextStream
 from server.engine.kv.cost import eviction_priority
@@ -16,6 +15,7 @@ from server.engine.prefix.hashes import PrefixHashes
 from server.engine.request import Adapters, Request, Sink, Timings
 from server.engine.runner_api import Sampler
 from server.engine.speculate.cost import DraftState
+from server.structured.constraint import Constraint
 
 
 @dataclass(eq=False, slots=True)

@@ -1,8 +1,9 @@
 """The formats of tool calls and thoughts, in `families`, in folders by how calls write their arguments.
 
 A format is a generator over a turn (`parsing`), shares with others how calls are read (`calls`), and describes how they
-are written (`call_form`): of that `grammar` makes grammars and `written` texts. `parameter_schema` is what parsers and
-grammars ask of a function's schema; `recognition` finds a template's format, and what follows from it is its `speech`.
+are written (`tool_call_syntax`): of that `grammar` makes grammars and `written` texts. `parameter_schema` is what
+parsers and grammars ask of a function's schema; `recognition` finds a template's format, and what follows from it is
+its `speech`.
 
 The order decides: the first that a template speaks is its. Formats whose signs are part of others' signs stand behind
 them (`hermes` last of those with <tool_call>).

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from server.formats import BY_NAME, FORMATS, GENERIC, recognised
-from server.formats.call_form import CallForm
+from server.formats.chat_format import ChatFormat
 from server.formats.parsing.pieces import Piece, ToolCallArguments, ToolCallBegin
 from server.formats.parsing.reasoning import speaks_of_thoughts, thinking_tags
-from server.formats.parsing.turn import Reading
-from server.formats.speech import Speech
+from server.formats.parsing.stream_parser import Reading
+from server.formats.tool_call_syntax import ToolCallSyntax
 from server.formats.tool_format import ToolFormat
 
 TemplateMessage = Mapping[str, Any]
@@ -46,29 +46,29 @@ class RenderedTurn:
     n_calls: int
 
 
-def recognise(render: Render, source: str, name: str, *, shows_tools: bool, shows_calls: bool) -> Speech:
+def recognise(render: Render, source: str, name: str, *, shows_tools: bool, shows_calls: bool) -> ChatFormat:
     """How a model with that template writes: in the format of that name, for auto in the one that the template's
     renderings and its source show."""
     tags, named = thinking_tags(source), speaks_of_thoughts(source)
 
-    def speech(tool_format: ToolFormat, call_form: CallForm, doubt: str = "") -> Speech:
-        return Speech(tool_format, call_form, source, tool_format.thoughts or tags, named, doubt)
+    def chat_format(tool_format: ToolFormat, tool_call_syntax: ToolCallSyntax, doubt: str = "") -> ChatFormat:
+        return ChatFormat(tool_format, tool_call_syntax, source, tool_format.thoughts or tags, named, doubt)
 
     by_signs = recognised(source, name)
     if name in BY_NAME:
-        return speech(by_signs, by_signs.call_form(source))
+        return chat_format(by_signs, by_signs.tool_call_syntax(source))
     turns = rendered_turns(render) if shows_calls else []
     tool_format = by_rendering(FORMATS, turns, source)
     if tool_format is not None:
         exactly = [each for each in tool_format.call_forms if each.stands_in(turns[0].text, NAME, space="")]
         shown = (each for each in (*exactly, *tool_format.call_forms) if each.stands_in(turns[0].text, NAME))
-        return speech(tool_format, next(shown, tool_format.call_form(source)))
+        return chat_format(tool_format, next(shown, tool_format.tool_call_syntax(source)))
     doubt = ""
     if shows_calls:
         doubt = "no parser reads the tool calls that it renders"
     elif shows_tools and by_signs is GENERIC:
         doubt = "it renders tools but no calls, and nothing in it shows how they are written"
-    return speech(by_signs, by_signs.call_form(source), doubt)
+    return chat_format(by_signs, by_signs.tool_call_syntax(source), doubt)
 
 
 def rendered_turns(render: Render) -> list[RenderedTurn]:

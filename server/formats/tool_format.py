@@ -3,10 +3,10 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from server.formats.call_form import CallForm
 from server.formats.parsing.reader import Steps
 from server.formats.parsing.reasoning import OutputParser, PlainParser, ReasoningParser
-from server.formats.parsing.turn import Parser, Reading, Turn
+from server.formats.parsing.stream_parser import Parser, Reading, StreamParser
+from server.formats.tool_call_syntax import ToolCallSyntax
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,9 +26,9 @@ class ToolFormat:
     """
 
     name: str
-    parse: Callable[[Turn], Steps[None]]
+    parse: Callable[[StreamParser], Steps[None]]
     recognised_by: tuple[tuple[str, ...], ...]
-    forced: CallForm
+    forced: ToolCallSyntax
     tags: tuple[str, ...] = ()
     framed: bool = False
     thinks: bool = False
@@ -39,14 +39,14 @@ class ToolFormat:
     breaks: tuple[str, ...] = ()
     also_opened_by: tuple[str, ...] = ()
     id_length: int = 32
-    variants: tuple[tuple[str, CallForm], ...] = ()
+    variants: tuple[tuple[str, ToolCallSyntax], ...] = ()
 
     def speaks(self, source: str) -> bool:
         """Whether a template with that source uses this format."""
         return any(all(sign in source for sign in group) for group in self.recognised_by)
 
     @property
-    def call_forms(self) -> tuple[CallForm, ...]:
+    def call_forms(self) -> tuple[ToolCallSyntax, ...]:
         """All ways to write calls."""
         return self.forced, *(form for _, form in self.variants)
 
@@ -56,7 +56,7 @@ class ToolFormat:
         found = (text for form in self.call_forms for text, at_start in form.beginnings if text and not at_start)
         return tuple(dict.fromkeys((*found, *self.also_opened_by)))
 
-    def call_form(self, source: str) -> CallForm:
+    def tool_call_syntax(self, source: str) -> ToolCallSyntax:
         """How a model with a template of that source writes its calls."""
         return next((form for sign, form in self.variants if sign in source), self.forced)
 

@@ -5,20 +5,20 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from server.formats.call_form import (
+from server.formats.tool_call_syntax import (
     Arguments,
     Braces,
-    CallForm,
     Elements,
     JsonArguments,
     Keywords,
     Markup,
     Parameters,
+    ToolCallSyntax,
     parts,
 )
 
 
-def calls_text(form: CallForm, calls: Sequence[tuple[str, str]]) -> str:
+def calls_text(form: ToolCallSyntax, calls: Sequence[tuple[str, str]]) -> str:
     """Calls from names and arguments (JSON). Ids and the like are counted."""
     shown = (
         f"{_marked(form.before, n)}{name}{_marked(form.behind[0], n)}{_arguments(form.arguments, given)}{form.after}"

@@ -30,7 +30,7 @@ from server.hub.choice import SUFFIX
 from server.hub.remote import (
     Cancelled,
     Interrupted,
-    Patience,
+    RetryPolicy,
     StillWanted,
     check_wanted,
     chunks_of,
@@ -101,7 +101,7 @@ def check_space(contents: list[WantedFile], folder: Path) -> None:
 
 
 def fetch(
-    content: WantedFile, open_content: Open, lock: Path, patience: Patience, report: Report, wanted: StillWanted
+    content: WantedFile, open_content: Open, lock: Path, patience: RetryPolicy, report: Report, wanted: StillWanted
 ) -> None:
     """Put `content` in its place. Blocking. Raises `DownloadFailed`, and `Cancelled` once it is not `wanted`.
 
@@ -120,7 +120,7 @@ class _Transfer:
     """Attempts until the content is complete; those that bring something new don't count."""
 
     def __init__(
-        self, content: WantedFile, open_content: Open, patience: Patience, report: Report, wanted: StillWanted
+        self, content: WantedFile, open_content: Open, patience: RetryPolicy, report: Report, wanted: StillWanted
     ) -> None:
         self._content = content
         self._open = open_content

@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # huggingface_hub takes its time to import, and what the cach
     from httpx2 import Response
 
     from server.hub.download import Open, Report, WantedFile
-    from server.hub.remote import Commit, Patience, Remote, StillWanted
+    from server.hub.remote import Commit, Remote, RetryPolicy, StillWanted
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ class Hub:
         token: str = "",
         offline: bool = False,
         registry: str = "",
-        patience: "Patience | None" = None,
+        patience: "RetryPolicy | None" = None,
     ) -> None:
         """`endpoint` and `token`: "" = those of Hugging Face's own tools. `registry`: where images are whose name has
         none."""

@@ -14,7 +14,7 @@ import httpx2
 
 from server.errors import DownloadFailed, NotFound
 from server.hub.reference import Image
-from server.hub.remote import Patience, StillWanted, chunks_of, opened, patiently
+from server.hub.remote import RetryPolicy, StillWanted, chunks_of, opened, patiently
 
 _DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
 _ACCEPT = "application/vnd.oci.image.manifest.v1+json, application/vnd.docker.distribution.manifest.v2+json"
@@ -32,7 +32,7 @@ class ImageLayer:
     headers: Mapping[str, str]
 
 
-def gguf_layer(image: Image, patience: Patience, wanted: StillWanted) -> ImageLayer:
+def gguf_layer(image: Image, patience: RetryPolicy, wanted: StillWanted) -> ImageLayer:
     """What the manifest says. Raises `NotFound`, `DownloadFailed`."""
     headers = _authorization(image, patience, wanted)
     manifest = _json(f"{image.base}/manifests/{image.tag}", image, patience, wanted, {**headers, "Accept": _ACCEPT})
@@ -47,7 +47,7 @@ def gguf_layer(image: Image, patience: Patience, wanted: StillWanted) -> ImageLa
     raise NotFound(f"'{image.name}:{image.tag}' of {image.registry} has no GGUF in it")
 
 
-def _authorization(image: Image, patience: Patience, wanted: StillWanted) -> dict[str, str]:
+def _authorization(image: Image, patience: RetryPolicy, wanted: StillWanted) -> dict[str, str]:
     """A token for reading, where the registry sends its clients for one. It goes to nobody else."""
 
     def challenge() -> str:
@@ -69,7 +69,7 @@ def _authorization(image: Image, patience: Patience, wanted: StillWanted) -> dic
     return {"Authorization": f"Bearer {token}"}
 
 
-def _json(url: str, image: Image, patience: Patience, wanted: StillWanted, headers: Mapping[str, str]) -> Any:
+def _json(url: str, image: Image, patience: RetryPolicy, wanted: StillWanted, headers: Mapping[str, str]) -> Any:
     def ask() -> Any:
         with opened(url, image.name, headers) as response:
             return json.loads(_limited(response))

@@ -34,7 +34,7 @@ _TEMPORARY = frozenset({408, 425, 429, 500, 502, 503, 504})
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class RetryPolicy:
     """How often a request is made anew after a passing failure, and how long to wait before: 1, 2, 4... times."""
 
     retries: int = 3
@@ -65,11 +65,15 @@ class Remote:
     """One hub. ``endpoint`` is "" for the one of Hugging Face's tools; there, a ``token`` of "" is their own."""
 
     def __init__(
-        self, endpoint: str = "", token: str = "", patience: Patience | None = None, wanted: StillWanted = lambda: True
+        self,
+        endpoint: str = "",
+        token: str = "",
+        patience: RetryPolicy | None = None,
+        wanted: StillWanted = lambda: True,
     ) -> None:
         self._wanted = wanted
         self.endpoint = (endpoint or constants.ENDPOINT).rstrip("/")
-        self.patience = patience or Patience()
+        self.patience = patience or RetryPolicy()
         # None = what `hf auth login` has left: for the hub that Hugging Face's tools use, and for no mirror
         self._token = token.strip() or (None if self.endpoint == constants.ENDPOINT.rstrip("/") else False)
 
@@ -180,7 +184,7 @@ def cut_off(response: httpx2.Response) -> None:
             connected.shutdown(socket.SHUT_RDWR)
 
 
-def patiently(ask: Callable[[], T], patience: Patience, what: str, wanted: StillWanted) -> T:
+def patiently(ask: Callable[[], T], patience: RetryPolicy, what: str, wanted: StillWanted) -> T:
     """Ask again after `Interrupted`. Raises `DownloadFailed` when patience is over, and `Cancelled` once it is not
     `wanted`, whatever the other side does."""
     for attempt in range(patience.retries + 1):

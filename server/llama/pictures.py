@@ -9,9 +9,9 @@ from typing import Any
 import llama_cpp.llama_cpp as _llama
 import llama_cpp.mtmd_cpp as _bindings
 
-from server.confined.worker import Answer
 from server.media.decode import answering
 from server.media.header import Unreadable
+from server.sandbox.worker import Answer
 
 _mtmd: Any = _bindings
 _silence = _llama.llama_log_callback(lambda level, text, data: None)  # what is wrong with a client's file is its affair

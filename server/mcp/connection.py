@@ -24,7 +24,7 @@ from server.errors import short
 from server.mcp.config import McpServer
 from server.mcp.http import http_client
 from server.mcp.results import Json, McpFault, McpImage, McpResult, McpTool
-from server.media.fetch import Sites
+from server.media.fetch import AllowedHosts
 
 logger = logging.getLogger(__name__)
 MAX_TOOLS = 1024
@@ -41,7 +41,7 @@ class Connection:
     Calls may come from any task of the event loop. A cancelled call is cancelled at the server.
     """
 
-    def __init__(self, server: McpServer, sites: Sites | None) -> None:
+    def __init__(self, server: McpServer, sites: AllowedHosts | None) -> None:
         self._server, self._sites = server, sites
         self._ready: asyncio.Future[Client] = asyncio.get_running_loop().create_future()
         self._closing, self._broken = asyncio.Event(), asyncio.Event()

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Iterable
 import httpcore2
 import httpx2
 
-from server.media.fetch import Resolve, Sites, refuse_inner, resolved
+from server.media.fetch import AllowedHosts, Resolve, refuse_inner, resolved
 from server.media.header import Unreadable
 
 MAX_REPLY_BYTES = 16 << 20
@@ -14,7 +14,7 @@ _TIMEOUT = httpx2.Timeout(30.0, read=600.0)
 _EVENTS = b"text/event-stream"
 
 
-def http_client(headers: Iterable[tuple[str, str]], sites: Sites | None) -> httpx2.AsyncClient:
+def http_client(headers: Iterable[tuple[str, str]], sites: AllowedHosts | None) -> httpx2.AsyncClient:
     """Return a client for one MCP server. `sites` says which hosts it may connect to; None = any, for a URL of the
     operator's. It ignores proxies of the environment unless the URL is the operator's."""
     transport = None if sites is None else CheckedTransport(sites)
@@ -55,7 +55,7 @@ class _Bounded(httpx2.AsyncByteStream):
 class CheckedTransport(httpx2.AsyncBaseTransport):
     """Connects to hosts that `sites` allows, and to the very address that was checked."""
 
-    def __init__(self, sites: Sites, resolve: Resolve = resolved) -> None:
+    def __init__(self, sites: AllowedHosts, resolve: Resolve = resolved) -> None:
         backend = _CheckedBackend(sites, resolve)
         self._pool = httpcore2.AsyncConnectionPool(
             ssl_context=httpx2.create_ssl_context(trust_env=False), network_backend=backend
@@ -104,7 +104,7 @@ class _Received(httpx2.AsyncByteStream):
 
 
 class _CheckedBackend(httpcore2.AsyncNetworkBackend):
-    def __init__(self, sites: Sites, resolve: Resolve) -> None:
+    def __init__(self, sites: AllowedHosts, resolve: Resolve) -> None:
         self._sites, self._resolve, self._backend = sites, resolve, httpcore2.AnyIOBackend()
 
     async def connect_tcp(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from server.errors import ConfigError
 from server.mcp.config import McpRules, McpServer
 from server.mcp.results import Json, McpFault, McpResult, McpTool
-from server.media.fetch import Sites
+from server.media.fetch import AllowedHosts
 
 if TYPE_CHECKING:
     from server.mcp.connection import Connection
@@ -54,7 +54,7 @@ class McpServers:
     """
 
     configured: Mapping[str, McpServer] = field(default_factory=dict)
-    hosts: Sites = field(default_factory=Sites)
+    hosts: AllowedHosts = field(default_factory=AllowedHosts)
     rules: McpRules = field(default_factory=McpRules)
     tools: dict[str, tuple[McpTool, ...]] = field(default_factory=dict)
     clock: Callable[[], float] = time.monotonic

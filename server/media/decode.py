@@ -1,4 +1,4 @@
-"""Files to pixels and samples, in processes of their own (`server.confined`): the decoders are C that reads what
+"""Files to pixels and samples, in processes of their own (`server.sandbox`): the decoders are C that reads what
 strangers send. What crashes, hangs or takes too much there is a file that can't be read, and nothing else.
 """
 
@@ -12,8 +12,6 @@ from functools import partial
 from importlib.util import find_spec
 from typing import Protocol, TypeAlias
 
-from server.confined.process import Process, Processes, Stopped, WorkLimits
-from server.confined.worker import FAULT, Answer
 from server.errors import InvalidRequest
 from server.media.bitmap import Bitmap, BitmapKind, Decoded, Document, Video, bitmaps_of
 from server.media.document import (
@@ -32,6 +30,8 @@ from server.media.document import (
     unsupported,
 )
 from server.media.header import MediaHeader, Unreadable, read_header
+from server.sandbox.process import Process, Processes, Stopped, WorkLimits
+from server.sandbox.worker import FAULT, Answer
 from server.vocab import PlainText
 
 IMAGE, AUDIO, VIDEO = b"i", b"a", b"v"

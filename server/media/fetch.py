@@ -27,7 +27,7 @@ Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 
 
 @dataclass(frozen=True, slots=True)
-class Sites:
+class AllowedHosts:
     """Which sites may be asked: none, ``anywhere``, or those of these names.
 
     A name may begin with ``*.``, for all that end so. An IP address stands for itself, whatever network it is of; a
@@ -70,7 +70,7 @@ class MediaFetcher:
 
     def __init__(
         self,
-        sites: Sites,
+        sites: AllowedHosts,
         limits: FetchLimits = FetchLimits(),
         *,
         resolve: Resolve = resolved,

@@ -12,11 +12,11 @@ import numpy as np
 import pypdfium2 as _bindings
 import pypdfium2.raw as _raw_bindings
 
-from server.confined.worker import Answer
 from server.media.decode import UNREADABLE
 from server.media.document import HTML, WANTED, Extracted, check_text, packed
 from server.media.header import Unreadable
 from server.media.html_text import visible_text
+from server.sandbox.worker import Answer
 
 _pdfium: Any = _bindings  # its types are loose
 _raw: Any = _raw_bindings

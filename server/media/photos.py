@@ -9,9 +9,9 @@ from io import BytesIO
 import pi_heif
 from PIL import AvifImagePlugin, Image, ImageOps, UnidentifiedImageError, WebPImagePlugin
 
-from server.confined.worker import Answer
 from server.media.decode import PHOTO_WANTED, SIZE, UNREADABLE
 from server.media.header import Unreadable
+from server.sandbox.worker import Answer
 
 _FORMATS = (WebPImagePlugin.WebPImageFile.format, AvifImagePlugin.AvifImageFile.format, "HEIF")
 _BROKEN = (UnidentifiedImageError, OSError, ValueError, SyntaxError, EOFError, RuntimeError, OverflowError)

@@ -8,7 +8,7 @@ from server.media.bitmap import Decoded
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class MediaUrl:
     """Where a file is: an ``http``, ``https``, ``file`` or ``data`` URL, or base64 alone, as the client wrote it.
 
     ``name``: the file's name or media type, if the client gives one. ``low_detail``: show its pages as small images.
@@ -37,7 +37,7 @@ class FileContent:
 
 StoredFiles: TypeAlias = Callable[[str], Awaitable[FileContent | None]]
 """Gets a client's stored file by its id; None if the client has no such file."""
-Source: TypeAlias = bytes | Link | StoredFile
+Source: TypeAlias = bytes | MediaUrl | StoredFile
 """The bytes of a file, or where they are."""
 Seen: TypeAlias = Mapping[Source, Decoded]
 """The files of a request that its model can be shown, decoded."""

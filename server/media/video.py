@@ -17,9 +17,9 @@ from av.video.reformatter import Interpolation
 from av.video.stream import VideoStream
 from numpy.typing import NDArray
 
-from server.confined.worker import Answer
 from server.media.decode import FRAMES, UNREADABLE, VIDEO_WANTED
 from server.media.header import Unreadable
+from server.sandbox.worker import Answer
 
 _LENIENT: dict[str, Any] = {"metadata_errors": "ignore"} if int(av.__version__.split(".")[0]) < 19 else {}
 """What a file says of itself need not be UTF-8; PyAV 19, which Python 3.12 and later get, takes it as it is."""

@@ -4,12 +4,11 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from server.constrain.shape import Shape
 from server.engine.params import LOOKUP, EngineParams
 from server.engine.request import SAMPLER_LETTERS, SamplingParams
 from server.engine.speculate.cost import rates_of_length
 from server.errors import ConfigError
-from server.options.read.roster import Origin
+from server.options.read.registry import Origin
 from server.options.table.cpus import instance_cpus, one_set
 from server.options.table.devices import device_sets
 from server.options.table.model import ModelDefaults, ModelSettings
@@ -19,6 +18,7 @@ from server.options.table.speculation import AUTO
 from server.options.table.values import read_json_object
 from server.options.written import flags_of, preset_of
 from server.pool.spec import NOT_HERE, ChatParams, DraftFile, LoadParams, ModelSpec, RemoteFiles, ThreadPlacement
+from server.structured.response_format import ResponseFormat
 
 WHOLE = (1 << 31) - 1
 """As ``fit_ctx``: no context is shortened. llama-server's meaning of ``-c 0`` (common/arg.cpp)."""
@@ -191,21 +191,21 @@ def _chat_params(model_id: str, settings: ModelSettings, place: str) -> ChatPara
     )
 
 
-def _shape(model_id: str, settings: ModelSettings, place: str) -> Shape | None:
+def _shape(model_id: str, settings: ModelSettings, place: str) -> ResponseFormat | None:
     """What the output of requests must match that ask for nothing. Raises ConfigError."""
     where = f"{place}: models.{model_id}"
     if settings.json_schema_file is not None:
         text = _text_of(settings.json_schema_file, f"{where}.json_schema_file")
         try:
-            return Shape("schema", read_json_object(text), "json_schema")
+            return ResponseFormat("schema", read_json_object(text), "json_schema")
         except ValueError as error:
             raise ConfigError(f"{where}.json_schema_file: {settings.json_schema_file}: {error}") from None
     if settings.json_schema:
-        return Shape("schema", settings.json_schema, "json_schema")
+        return ResponseFormat("schema", settings.json_schema, "json_schema")
     grammar = settings.grammar
     if settings.grammar_file is not None:
         grammar = _text_of(settings.grammar_file, f"{where}.grammar_file")
-    return Shape("gbnf", grammar, "grammar") if grammar else None
+    return ResponseFormat("gbnf", grammar, "grammar") if grammar else None
 
 
 def _text_of(path: Path, field: str) -> str:

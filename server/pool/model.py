@@ -7,18 +7,18 @@ from dataclasses import dataclass, field
 from functools import reduce
 from typing import TYPE_CHECKING, Self
 
-from server.constrain.grammar.sandbox import Sandbox
 from server.engine.stats import EngineStats, combined
 from server.engine.step.snapshots import SlotSnapshot
 from server.errors import NotSupported
 from server.pool.footprint import Fit
 from server.pool.protocols import Embedder, Generator, MediaReader, ModelEngine, ModelInfo, Weights
 from server.pool.spec import ModelSpec
+from server.structured.grammar.sandbox import Sandbox
 from server.templates.template import ChatTemplate
 from server.vocab import Vocab
 
 if TYPE_CHECKING:  # llguidance takes its time to import
-    from server.constrain.grammar.compiler import GrammarCompiler
+    from server.structured.grammar.compiler import GrammarCompiler
 
 GrammarFactory = Callable[[Vocab], "GrammarCompiler"]
 
@@ -28,7 +28,7 @@ def compile_grammars(vocab: Vocab, sandbox: Sandbox | None = None) -> "GrammarCo
 
     ``sandbox``: compiles what clients send first. Without one the compiler is only for grammars known to be harmless.
     """
-    from server.constrain.grammar.compiler import GrammarCompiler
+    from server.structured.grammar.compiler import GrammarCompiler
 
     return GrammarCompiler(vocab, sandbox)
 

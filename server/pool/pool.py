@@ -26,12 +26,12 @@ from server.pool.footprint import Memory
 from server.pool.load.assembly import Factories
 from server.pool.load.downloads import Downloads
 from server.pool.load.lifecycle import Lifecycle
+from server.pool.load_queue import LoadQueue, PoolLimits, log_failure
 from server.pool.model import Lease
 from server.pool.names import LATEST, Names
 from server.pool.protocols import Fetcher, Loader
 from server.pool.spec import NOT_HERE, ModelSpec, RemoteFiles, Task
 from server.pool.state import ModelState, Status
-from server.pool.turns import PoolLimits, Turns, log_failure
 
 log = logging.getLogger(__name__)
 
@@ -75,7 +75,7 @@ class Pool:
         self._may_download = downloads
         self._reread = reread
         self._downloads = None if fetcher is None else Downloads(fetcher, self._fan_out, self._lifecycle)
-        self._turns = Turns(self._entries, self.limits, self._lifecycle, clock, self._fan_out, self._downloads)
+        self._turns = LoadQueue(self._entries, self.limits, self._lifecycle, clock, self._fan_out, self._downloads)
         self._reloading = asyncio.Lock()
         self._keeper: asyncio.Task[None] | None = None
         self._is_part = False

@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from server.constrain.shape import Shape
 from server.engine.params import EngineParams
 from server.engine.request import SamplingParams
+from server.structured.response_format import ResponseFormat
 
 ALL_THAT_FIT, ALL_LAYERS = -1, -2
 AUTO_SLOTS = 4
@@ -180,7 +180,7 @@ class ModelSpec:
     mmproj: Path | None = None
     draft: DraftFile | None = None
     load: Literal["startup", "on_demand"] = "on_demand"
-    isolation: Literal["auto", "none", "process"] = "none"  # process: it has one of its own (`pool.isolated`)
+    isolation: Literal["auto", "none", "process"] = "none"  # process: it has one of its own (`pool.worker`)
     pinned: bool = False  # stays loaded, whoever else has no room
     native: LoadParams = field(default_factory=LoadParams)
     engine: EngineParams = field(default_factory=EngineParams)
@@ -188,7 +188,7 @@ class ModelSpec:
     sampling: SamplingParams = field(default_factory=SamplingParams)
     embd_normalize: int = 2  # -1 none, 0 largest = 32760, 1 taxicab, 2 euclidean, p > 2: p-norm
     stop: tuple[str, ...] = ()  # of requests that name none
-    shape: Shape | None = None  # what the output of requests must match that ask for nothing
+    shape: ResponseFormat | None = None  # what the output of requests must match that ask for nothing
     n_predict: int = -1  # default of max_tokens; -1 = none
     spm_infill: bool = False  # fill in the middle: suffix, prefix, middle instead of prefix, suffix, middle
     sleep_idle_s: float = -1.0  # -1 = never

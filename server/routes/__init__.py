@@ -1,7 +1,7 @@
 """The whole API on one screen.
 
 ==================================================  =============================================
-``GET  /``                                          the web page: `server.page`, before any route; open without a key
+``GET  /``                                          the web page: `server.web`, before any route; open without a key
 ``GET  /health  /v1/health  /livez  /readyz``       `health`: open without a key
 ``GET  /v1/models  /v1/models/{id}  /models``       `models`: every model, its status and facts
 ``POST /models/load  /models/unload  /models/pin``

@@ -20,12 +20,12 @@ from http import HTTPStatus
 
 import orjson
 
+from server.dialects.common import random_id
 from server.engine.request import BATCH_PRIORITY
 from server.errors import LlamapoolError
 from server.state.batches import BatchLine, BatchLines, Outcome
 from server.state.objects import Json, Objects
 from server.transport.internal import InternalReply
-from server.wire.common import random_id
 
 logger = logging.getLogger(__name__)
 

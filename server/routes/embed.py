@@ -6,7 +6,8 @@ from typing import Any, TypeVar
 from fastapi import Request
 from fastapi.responses import Response
 
-from server.conversation.conversation import Media
+from server.chat.conversation import Media
+from server.dialects.vectors.encoding import VectorJob
 from server.errors import InvalidRequest, ModelNotFound
 from server.media.source import Seen
 from server.pool.model import LoadedModel, cannot_embed, cannot_rerank
@@ -16,7 +17,6 @@ from server.routes.session import session_of
 from server.transport.bodies.read import read_as
 from server.transport.reply import JSON_TYPE
 from server.transport.streams.disconnect import while_connected
-from server.wire.vectors.encoding import VectorJob
 
 T = TypeVar("T")
 

@@ -11,7 +11,11 @@ import orjson
 from fastapi import Request
 from fastapi.responses import Response
 
-from server.conversation.conversation import Media
+from server.chat.conversation import Media
+from server.dialects.common import Json, event, openai_error
+from server.dialects.generation import Generation, GenerationFields, ReplyWriter, StreamWriter
+from server.dialects.messages.read import MessagesBody
+from server.dialects.warnings import with_warnings
 from server.errors import ModelEnded
 from server.media.source import Seen
 from server.pool.model import LoadedModel
@@ -22,10 +26,6 @@ from server.transport.handlers import error_body
 from server.transport.reply import JSON_TYPE, json_reply
 from server.transport.streams.disconnect import while_connected
 from server.transport.streams.sse import EVENTS_TYPE, PING, Parts, event_stream
-from server.wire.common import Json, event, openai_error
-from server.wire.generation import Generation, GenerationFields, ReplyWriter, StreamWriter
-from server.wire.messages.read import MessagesBody
-from server.wire.warnings import with_warnings
 
 CONVERSATION = "X-Conversation-Id"
 Prepare = Callable[[LoadedModel, Seen], Generation]
@@ -33,7 +33,7 @@ Before = Callable[[], Awaitable[Sequence[Media]]]
 
 
 @dataclass(frozen=True, slots=True)
-class StreamWords:
+class StreamDialect:
     """What a wire format's streams say beside its writer's events: the last event of one that fails (out of the status
     and the body that a whole reply would have), what shows life while nothing else is sent, and what streams are."""
 
@@ -42,11 +42,11 @@ class StreamWords:
     media_type: str = EVENTS_TYPE
 
 
-OPENAI_WORDS = StreamWords(lambda status, body: event(openai_error(status, body)))
+OPENAI_WORDS = StreamDialect(lambda status, body: event(openai_error(status, body)))
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class GenerationRequest:
     """What a route asks of a model: `prepare` makes the generation in a thread, once `media` are decoded.
 
     ``before`` is awaited first; it returns the media to use instead. ``headers`` are the reply's. ``salt``: see
@@ -61,10 +61,10 @@ class Ask:
     salt: str | None = None
     keep_alive_s: float | None = None
     ping_s: float | None = None
-    words: StreamWords = OPENAI_WORDS
+    words: StreamDialect = OPENAI_WORDS
     before: Before | None = None
 
-    def with_error(self, error: Callable[[int, Json], bytes]) -> "Ask":
+    def with_error(self, error: Callable[[int, Json], bytes]) -> "GenerationRequest":
         """Return the same with another last event of a stream that fails."""
         return replace(self, words=replace(self.words, error=error))
 
@@ -94,12 +94,12 @@ async def answer(
     prepare: Prepare,
     headers: Mapping[str, str] | None = None,
     media: Sequence[Media] = (),
-    words: StreamWords = OPENAI_WORDS,
+    words: StreamDialect = OPENAI_WORDS,
     before: Before | None = None,
 ) -> Response:
     """The reply, streamed or whole as `body` says, with extra `headers`. `media`: what `prepare` wants decoded.
     `before`: see `Ask`."""
-    ask = Ask(
+    ask = GenerationRequest(
         *(body.model, prepare, media, headers, body.cache_salt or ""),
         ping_s=body.sse_ping_interval,
         words=words,
@@ -108,13 +108,13 @@ async def answer(
     return await (stream if body.stream else reply)(request, ask)
 
 
-async def reply(request: Request, ask: Ask) -> Response:
+async def reply(request: Request, ask: GenerationRequest) -> Response:
     """The whole reply in one object. The client's disconnect cancels the request at once."""
     found, headers = await collected(request, ask)
     return json_reply(found, headers=headers)
 
 
-async def collected(request: Request, ask: Ask) -> tuple[Json | list[Json], Mapping[str, str] | None]:
+async def collected(request: Request, ask: GenerationRequest) -> tuple[Json | list[Json], Mapping[str, str] | None]:
     """What the writer of a whole reply has written, and its headers. The client's disconnect cancels the request."""
     session = session_of(request, ask.keep_alive_s, ask.salt)
     try:
@@ -124,7 +124,7 @@ async def collected(request: Request, ask: Ask) -> tuple[Json | list[Json], Mapp
     return found, with_warnings(ask.headers, session.warnings)
 
 
-async def _start(session: Session, ask: Ask) -> Generation:
+async def _start(session: Session, ask: GenerationRequest) -> Generation:
     """Begin; once more where the model's process ends while it reads media."""
     media = ask.media if ask.before is None else await ask.before()
     try:
@@ -136,7 +136,7 @@ async def _start(session: Session, ask: Ask) -> Generation:
     return generation
 
 
-async def _collect(session: Session, ask: Ask) -> Json | list[Json]:
+async def _collect(session: Session, ask: GenerationRequest) -> Json | list[Json]:
     """Of what a model's process had said before it ended nobody was told: then it is asked once more."""
     try:
         return await _said(session, await _start(session, ask))
@@ -184,7 +184,7 @@ async def _continued(session: Session, generation: Generation) -> bool:
     return True
 
 
-async def stream(request: Request, ask: Ask) -> Response:
+async def stream(request: Request, ask: GenerationRequest) -> Response:
     """A stream of events. It begins with the first event of the engine, so that what fails before has its status;
     or, for a prompt or a load of the model that takes longer, when the first ping is due, so that proxies and agents
     see life."""
@@ -217,7 +217,9 @@ async def stream(request: Request, ask: Ask) -> Response:
     )
 
 
-async def _kept(request: Request, conversation: str, session: Session, ask: Ask, ping_s: float) -> Response:
+async def _kept(
+    request: Request, conversation: str, session: Session, ask: GenerationRequest, ping_s: float
+) -> Response:
     """A stream that goes on when its client has gone (`transport.streams.replay`). It begins as another one does."""
     streams, owner, words = services(request).streams, stream_owner(request), ask.words
     stream = streams.open(owner, conversation)
@@ -245,7 +247,7 @@ async def _kept(request: Request, conversation: str, session: Session, ask: Ask,
     return event_stream(request, stream.read(0), ping_s=0, headers=headers, media_type=words.media_type)
 
 
-async def _events(session: Session, ask: Ask) -> AsyncGenerator[bytes, None]:
+async def _events(session: Session, ask: GenerationRequest) -> AsyncGenerator[bytes, None]:
     try:
         generation = await _start(session, ask)
         async with contextlib.aclosing(_chunks(session, generation, await session.next(), ask.words)) as chunks:
@@ -255,7 +257,7 @@ async def _events(session: Session, ask: Ask) -> AsyncGenerator[bytes, None]:
         session.close()
 
 
-async def detached(request: Request, ask: Ask) -> AsyncGenerator[bytes, None]:
+async def detached(request: Request, ask: GenerationRequest) -> AsyncGenerator[bytes, None]:
     """Yield the events of a stream that does not end when the client of `request` disconnects.
 
     It counts among its key's concurrent requests until it ends. Raises what fails before the first event.
@@ -269,7 +271,9 @@ async def detached(request: Request, ask: Ask) -> AsyncGenerator[bytes, None]:
         leave()
 
 
-async def _begin(session: Session, ask: Ask, patience_s: float | None) -> tuple[Generation, PromptEvents | None]:
+async def _begin(
+    session: Session, ask: GenerationRequest, patience_s: float | None
+) -> tuple[Generation, PromptEvents | None]:
     return await _start(session, ask), await _first(session, patience_s)
 
 
@@ -281,7 +285,7 @@ async def _first(session: Session, patience_s: float | None) -> PromptEvents | N
 
 
 async def _patient(
-    session: Session, starting: asyncio.Task[Generation], patience_s: float | None, words: StreamWords
+    session: Session, starting: asyncio.Task[Generation], patience_s: float | None, words: StreamDialect
 ) -> AsyncGenerator[bytes, None]:
     """The stream of a model that is being loaded, or of media that are, once they are or the first ping is due."""
     await asyncio.wait((starting,), timeout=patience_s)
@@ -291,7 +295,7 @@ async def _patient(
 
 
 async def _late(
-    session: Session, starting: asyncio.Task[Generation], words: StreamWords
+    session: Session, starting: asyncio.Task[Generation], words: StreamDialect
 ) -> AsyncGenerator[bytes, None]:
     """The events of a stream that has begun before its model was there."""
     try:
@@ -321,7 +325,7 @@ def _give_up(starting: asyncio.Task[Generation], session: Session) -> None:
 
 
 async def _chunks(
-    session: Session, generation: Generation, first: PromptEvents | None, words: StreamWords, *, at_once: bool = False
+    session: Session, generation: Generation, first: PromptEvents | None, words: StreamDialect, *, at_once: bool = False
 ) -> AsyncGenerator[bytes, None]:
     """The stream's events, one at a time; or `at_once` those that are there together, as `Parts`, and in one piece
     where the stream is far behind. An error is the last one, as in llama-server."""

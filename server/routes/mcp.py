@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from fastapi import Request
 
+from server.dialects.mcp import CallableTool, McpRequest, OfferedServer, ServerTools
 from server.errors import InvalidRequest, PermissionDenied
 from server.mcp.config import McpServer, host_of, named
 from server.mcp.results import McpFault, McpTool
@@ -12,7 +13,6 @@ from server.mcp.servers import McpServers
 from server.routes.services import caller_of, owner_of, services
 from server.transport.access.keys import ANYBODY
 from server.transport.streams.disconnect import while_connected
-from server.wire.mcp import CallableTool, McpRequest, OfferedServer, ServerTools
 
 Known = Mapping[str, tuple[McpTool, ...]]
 """Tools that the conversation has a list of already, by the label of their server."""

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from server.constrain.thinking_end import ReasoningSwitch
+from server.structured.reasoning_end import ReasoningSwitch
 
 NOT_RUNNING = "no active completion for this id"
 NOT_ENABLED = "reasoning control not enabled for this completion"

@@ -6,16 +6,12 @@ from dataclasses import dataclass, field, replace
 
 from fastapi import Request
 
-from server.confined.memory import MemoryWatch
+from server.dialects.reasoning_cipher import ReasoningCipher
 from server.engine.cache_scope import Mode
 from server.errors import PermissionDenied
 from server.mcp.servers import McpServers
-from server.media.sight import Sight
+from server.media.loader import MediaLoader
 from server.metrics.exposition import Metrics
-from server.page.bodies import Bodies
-from server.page.live import Live
-from server.page.log import RecentLog
-from server.page.tools.catalogue import PageTools
 from server.pool.model import Lease
 from server.pool.pool import Pool
 from server.pool.saved.slot_files import SavedFiles
@@ -23,18 +19,22 @@ from server.pool.spec import Task
 from server.routes.background import BackgroundRuns
 from server.routes.batch_runner import BatchRunner
 from server.routes.compiling import Compiling
-from server.routes.gate import Gate
+from server.routes.concurrency_limiter import ConcurrencyLimiter
 from server.routes.running import Running
+from server.sandbox.memory import MemoryWatch
 from server.state.batches import BatchLines
 from server.state.objects import Objects
 from server.transport.access.auth import client_name
-from server.transport.access.keys import CALLER, MANAGES, Key, KeyRing
+from server.transport.access.keys import CALLER, MANAGES, Key, KeyStore
 from server.transport.access.rates import Rates
 from server.transport.access.target import TARGET, Target
 from server.transport.options import HttpOptions
 from server.transport.streams.disconnect import while_connected
 from server.transport.streams.replay import KeptStreams
-from server.wire.reasoning_cipher import ReasoningCipher
+from server.web.bodies import Bodies
+from server.web.live import Live
+from server.web.log import RecentLog
+from server.web.tools.catalogue import PageTools
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class Services:
     prepare_long: Executor
     reading: Executor
     metrics: Metrics
-    sight: Sight
+    sight: MediaLoader
     live: Live
     tools: PageTools
     mcp: McpServers
@@ -67,9 +67,9 @@ class Services:
     reasoning: ReasoningCipher  # encrypts reasoning that clients keep
     slot_files: SavedFiles | None = None  # where slots are saved; None = nowhere
     running: Running = field(default_factory=Running)
-    gate: Gate = field(default_factory=Gate)
+    gate: ConcurrencyLimiter = field(default_factory=ConcurrencyLimiter)
     compiling: Compiling = field(default_factory=Compiling)
-    keys: KeyRing = field(default_factory=KeyRing)
+    keys: KeyStore = field(default_factory=KeyStore)
     rates: Rates = field(default_factory=Rates)
     streams: KeptStreams = field(default_factory=KeptStreams)
     leaving: asyncio.Event = field(default_factory=asyncio.Event)  # set when the server is to stop soon

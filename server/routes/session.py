@@ -11,26 +11,26 @@ from typing import TypeVar
 
 from fastapi import Request as HttpRequest
 
-from server.constrain.grammar.attempt import Attempt, CompileLater, cached_only, within
-from server.constrain.thinking_end import ReasoningSwitch
-from server.conversation.conversation import Media
-from server.conversation.prompt import can_show
+from server.chat.conversation import Media
+from server.chat.prompt import can_show
+from server.dialects.logit_bias import check_together
+from server.dialects.vectors.encoding import VectorJob
 from server.engine.cache_scope import cache_scope, is_lasting
 from server.engine.request import Event, Failed, Finished, Request, Sink, Started, Text
 from server.engine.sequence import Ticket
 from server.errors import ModelEnded, PermissionDenied, Unavailable
 from server.media.bitmap import Document, Video, n_bytes_of
-from server.media.sight import TEXT_ONLY
+from server.media.loader import TEXT_ONLY
 from server.media.source import NOTHING_SEEN, FileContent, Seen
 from server.pool.model import Lease, LoadedModel
 from server.pool.spec import Task
 from server.routes.services import Services, caller_of, owner_of, services, wants_load
+from server.structured.grammar.attempt import Attempt, CompileLater, cached_only, within
+from server.structured.reasoning_end import ReasoningSwitch
 from server.telemetry.record import CANCELLED, FAILED, RECORD, Record, Usage, reason_of
 from server.transport.access.auth import scheduled_client
 from server.transport.access.keys import ANYBODY, Key
 from server.transport.bodies.memory import BODY_SHARE
-from server.wire.logit_bias import check_together
-from server.wire.vectors.encoding import VectorJob
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")

@@ -1,4 +1,4 @@
-"""The secrets that encrypt reasoning text in opaque fields of replies (`server.wire.reasoning_cipher`).
+"""The secrets that encrypt reasoning text in opaque fields of replies (`server.dialects.reasoning_cipher`).
 
 They outlive the server: an agent whose session continues after a restart sends the fields of earlier replies back.
 """

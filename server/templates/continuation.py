@@ -9,8 +9,8 @@ common/chat.cpp and common/chat-auto-parser-generator.cpp, common_chat_continuat
 from typing import Any, Literal
 
 from server.errors import InvalidRequest
+from server.formats.chat_format import ChatFormat
 from server.formats.recognition import TemplateMessage
-from server.formats.speech import Speech
 from server.templates.adaptation import text_of
 from server.templates.capabilities import Capabilities
 
@@ -47,14 +47,16 @@ def cut(text: str, message: TemplateMessage, *, thinks: bool) -> str | None:
     return text[:at] if text.startswith(_MARK, at) else text[:at].rstrip()
 
 
-def written(opening: str, message: TemplateMessage, wanted: Continued, speech: Speech, caps: Capabilities) -> str:
+def written(
+    opening: str, message: TemplateMessage, wanted: Continued, chat_format: ChatFormat, caps: Capabilities
+) -> str:
     """The opening of the assistant's turn with the message's parts behind it.
 
     Thoughts are closed in front of content, empty ones too where the template itself closes thoughts.
     """
     content, thought = text_of(message.get("content")), message.get("reasoning_content") or ""
     thinks = goes_on_thinking(message, wanted)
-    start, end, closes = _around(speech, caps)
+    start, end, closes = _around(chat_format, caps)
     tag = start.strip()
     if thinks and not tag:
         raise InvalidRequest(
@@ -62,17 +64,17 @@ def written(opening: str, message: TemplateMessage, wanted: Continued, speech: S
             "continue_final_message",
         )
     if tag and (thought or thinks or tag in opening or closes):
-        opening = opening.partition(tag)[0] + start + thought + ("" if thinks else end + speech.tool_format.again)
-    return opening if thinks else opening + speech.lead + content
+        opening = opening.partition(tag)[0] + start + thought + ("" if thinks else end + chat_format.tool_format.again)
+    return opening if thinks else opening + chat_format.lead + content
 
 
-def _around(speech: Speech, caps: Capabilities) -> tuple[str, str, bool]:
+def _around(chat_format: ChatFormat, caps: Capabilities) -> tuple[str, str, bool]:
     """What stands in front of thoughts and behind them, "" for nothing, and whether empty ones are closed."""
-    tool_format, source = speech.tool_format, speech.source
+    tool_format, source = chat_format.tool_format, chat_format.source
     if tool_format.thoughts is not None:
         return *tool_format.thoughts, False
     if tool_format.leads:
-        return (*speech.thought_tags, True) if speech.names_thoughts else ("", "", False)
+        return (*chat_format.thought_tags, True) if chat_format.names_thoughts else ("", "", False)
     start, end = caps.thought_tags
     if tool_format.thinks and start and start == start.rstrip() and f"{start}\\n" in source:
         start += "\n"  # Gemma 4: its template shows thoughts in front of calls only

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from server.formats.arguments import object_text
-from server.formats.call_form import CallForm
 from server.formats.recognition import TemplateMessage
+from server.formats.tool_call_syntax import ToolCallSyntax
 from server.formats.written import calls_text
 from server.templates.adaptation import joined, result_as_text
 
@@ -25,7 +25,7 @@ _MAX_DEPTH = 50  # of a schema; few templates follow it at all
 
 
 def with_tools(
-    messages: Sequence[TemplateMessage], tools: Sequence[Mapping[str, Any]], form: CallForm
+    messages: Sequence[TemplateMessage], tools: Sequence[Mapping[str, Any]], form: ToolCallSyntax
 ) -> list[TemplateMessage]:
     """The messages with a description of the tools at the end of the system message, or as one."""
     example = calls_text(form, [("function_name", '{"parameter": "value"}')])
@@ -37,7 +37,7 @@ def with_tools(
 
 
 def calls_as_text(
-    messages: Sequence[TemplateMessage], form: CallForm, *, results: bool = True
+    messages: Sequence[TemplateMessage], form: ToolCallSyntax, *, results: bool = True
 ) -> list[TemplateMessage]:
     """The messages with calls and results as text; results are joined with what the user says next.
 

@@ -9,8 +9,8 @@ import pickle
 from collections.abc import Mapping
 from typing import Any
 
-from server.confined.process import Process, Processes, Stopped, WorkLimits
-from server.confined.worker import FAULT
+from server.sandbox.process import Process, Processes, Stopped, WorkLimits
+from server.sandbox.worker import FAULT
 from server.templates.isolated_worker import BROKEN, CHECK, OPENED, REFUSAL, RENDER, TEXT
 from server.templates.rendering import RenderFault, RenderRefusal, RenderStopped, TemplateBroken
 

@@ -1,8 +1,8 @@
-"""Rendering as a confined process does it (`server.confined`): pickles of the server's come in, text goes out."""
+"""Rendering as a confined process does it (`server.sandbox`): pickles of the server's come in, text goes out."""
 
 import pickle
 
-from server.confined.worker import FAULT, Answer
+from server.sandbox.worker import FAULT, Answer
 from server.templates.rendering import InProcess, RenderFault, RenderRefusal, TemplateBroken
 
 CHECK, RENDER, OPENED = b"c", b"r", b"o"

@@ -8,8 +8,8 @@ from datetime import datetime
 from typing import Any, TypeVar
 
 from server.errors import ConfigError, InvalidRequest
+from server.formats.chat_format import ChatFormat
 from server.formats.recognition import TOOL, TemplateMessage, n_common, recognise
-from server.formats.speech import Speech
 from server.templates.adaptation import adapt, adapted_effort, formed, labelled
 from server.templates.built_in import CHATML, format_of, names, source_of
 from server.templates.capabilities import Capabilities, probe
@@ -40,7 +40,7 @@ class RenderedPrompt:
 class _Compiled:
     source: str
     capabilities: Capabilities
-    speech: Speech
+    chat_format: ChatFormat
 
 
 class _FailedError(InvalidRequest):
@@ -97,9 +97,9 @@ class ChatTemplate:
         """What the template for requests with tools can do; the more expressive one, as llama-server reports."""
         return self._for_tools.capabilities
 
-    def speech(self, *, tools: bool = True) -> Speech:
+    def chat_format(self, *, tools: bool = True) -> ChatFormat:
         """How a model with this template writes; `tools`: where there are any, for which it may have another one."""
-        return (self._for_tools if tools else self._main).speech
+        return (self._for_tools if tools else self._main).chat_format
 
     def render(
         self,
@@ -151,7 +151,7 @@ class ChatTemplate:
         try:
             return prompt(messages, _told_as_variables([completed(tool) for tool in tools]))
         except _FailedError:
-            return prompt(with_tools(messages, tools, compiled.speech.call_form), _told_as_variables(()))
+            return prompt(with_tools(messages, tools, compiled.chat_format.tool_call_syntax), _told_as_variables(()))
 
     def _shows_all(
         self,
@@ -197,14 +197,14 @@ class ChatTemplate:
         start = len(opened.text) - len(opened.generation_prompt)
         if text is not None:
             return RenderedPrompt(text, text[n_common(opened.text[:start], text) :])
-        opening = written(opened.generation_prompt, last, wanted, compiled.speech, compiled.capabilities)
+        opening = written(opened.generation_prompt, last, wanted, compiled.chat_format, compiled.capabilities)
         return RenderedPrompt(opened.text[:start] + opening, opening)
 
     def _told(
         self, messages: Sequence[TemplateMessage], tools: Sequence[Mapping[str, Any]], compiled: _Compiled
     ) -> Sequence[TemplateMessage]:
         """Messages that tell of tools, and of calls and results, for a template that does not show them itself."""
-        caps, form = compiled.capabilities, compiled.speech.call_form
+        caps, form = compiled.capabilities, compiled.chat_format.tool_call_syntax
         tells, writes = bool(tools) and not caps.tools, not caps.tool_calls
         if writes:
             own_results = caps.tools and caps.tool_results  # a template that tells of tools has a place for these

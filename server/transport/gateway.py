@@ -18,13 +18,14 @@ from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from structlog.contextvars import bind_contextvars
 
+from server.dialects.messages.errors import speaks_anthropic
 from server.errors import AuthenticationFailed, LlamapoolError, NotFound, PermissionDenied, ShuttingDown
 from server.telemetry.record import RECORD, Record, reason_of
 from server.transport.access.auth import Access, given_name
 from server.transport.access.cors import CorsPolicy, ReplyHeaders
 from server.transport.access.endpoints import OPEN_PATHS
 from server.transport.access.guard import Guard
-from server.transport.access.keys import CALLER, INTERNAL, MANAGES, Key, KeyRing
+from server.transport.access.keys import CALLER, INTERNAL, MANAGES, Key, KeyStore
 from server.transport.access.rates import PLACE, Rates
 from server.transport.access.target import TARGET, Resolver, Target
 from server.transport.bodies.memory import BODY_SHARE, BodyMemory
@@ -34,7 +35,6 @@ from server.transport.options import HttpOptions
 from server.transport.streams.event_socket import PATHS as SOCKET_PATHS
 from server.transport.streams.event_socket import EventSocket
 from server.transport.streams.sse import HEAD_ONLY, Parts
-from server.wire.messages.errors import speaks_anthropic
 
 logger = logging.getLogger(__name__)
 access = logging.getLogger("server.access")
@@ -128,13 +128,13 @@ class Gateway:
         draining: asyncio.Event,
         ended: OnEnd,
         is_page: Callable[[str], bool] = lambda _: False,
-        keys: KeyRing | None = None,
+        keys: KeyStore | None = None,
         rates: Rates | None = None,
     ) -> None:
         self._app = app
         self._cors = CorsPolicy(options.cors)
         self._resolver = Resolver(options.api_prefix, is_page, options.aliases)
-        self._access = Access(KeyRing() if keys is None else keys, ("/metrics",) * options.metrics_open)
+        self._access = Access(KeyStore() if keys is None else keys, ("/metrics",) * options.metrics_open)
         self._rates = rates or Rates()
         self._guard = Guard(options)
         self._admin_port = options.admin_port

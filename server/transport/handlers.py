@@ -13,6 +13,10 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Scope
 
+from server.dialects.common import openai_error, speaks_openai
+from server.dialects.messages.errors import anthropic_error, speaks_anthropic
+from server.dialects.ollama.errors import ollama_error, speaks_ollama
+from server.dialects.vectors.rerank import cohere_error, speaks_cohere
 from server.errors import (
     AuthenticationFailed,
     ContextExceeded,
@@ -40,10 +44,6 @@ from server.transport.bodies.memory import TooManyBodies
 from server.transport.bodies.read import BodyTimeout, BodyTooLarge, TooManyValues, UnsupportedEncoding
 from server.transport.connections import TooManyConnections
 from server.transport.reply import json_reply
-from server.wire.common import openai_error, speaks_openai
-from server.wire.messages.errors import anthropic_error, speaks_anthropic
-from server.wire.ollama.errors import ollama_error, speaks_ollama
-from server.wire.vectors.rerank import cohere_error, speaks_cohere
 
 logger = logging.getLogger(__name__)
 

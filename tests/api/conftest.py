@@ -21,13 +21,13 @@ from fastapi import FastAPI
 
 from harness.fakes import FakeLoader
 from server.app import create_app
-from server.constrain.grammar.sandbox import Sandbox
-from server.options.read.roster import Origin
+from server.options.read.registry import Origin
 from server.options.table.model import ModelSettings
 from server.options.table.server import ServerSettings
 from server.pool.pool import Pool
 from server.routes.management.health import is_pending
 from server.settings import Settings
+from server.structured.grammar.sandbox import Sandbox
 
 TIMEOUT_S = 100.0
 MODELS: Mapping[str, Any] = {"demo": {"path": "demo.gguf", "aliases": ["gpt-4o-mini"], "load": "startup"}}

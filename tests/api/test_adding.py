@@ -12,7 +12,7 @@ from tests.api.conftest import Serve
 from tests.api.streams import native_events
 
 BLOCK = re.compile(r"```python\n# (server/\S+)\.py\n(.*?)```", re.DOTALL)
-IN_ORDER = ("server/wire/tgi/write", "server/wire/tgi/read", "server/routes/inference/tgi")
+IN_ORDER = ("server/dialects/tgi/write", "server/dialects/tgi/read", "server/routes/inference/tgi")
 
 
 @pytest.fixture
@@ -20,7 +20,7 @@ def route(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """The module of the route, made of the page's three files."""
     files = dict(BLOCK.findall((ROOT / "docs" / "adding.md").read_text()))
     assert set(IN_ORDER) <= set(files)
-    monkeypatch.setitem(sys.modules, "server.wire.tgi", ModuleType("server.wire.tgi"))
+    monkeypatch.setitem(sys.modules, "server.dialects.tgi", ModuleType("server.dialects.tgi"))
     for path in IN_ORDER:
         module = ModuleType(path.replace("/", "."))
         monkeypatch.setitem(sys.modules, module.__name__, module)

@@ -12,7 +12,6 @@ import pytest
 
 from harness.ggufs import TinyModel, gguf_file
 from harness.real_server import ROOT
-from server.constrain.grammar.compiler import GrammarCompiler
 from server.engine.engine import Engine
 from server.engine.params import EngineParams
 from server.engine.request import Request, SamplingParams, Text
@@ -23,6 +22,7 @@ from server.llama.context.runner import LlamaRunner
 from server.llama.loader import LlamaLoader
 from server.llama.weights.model import LlamaWeights
 from server.pool.spec import DraftFile, LoadParams, ModelSpec
+from server.structured.grammar.compiler import GrammarCompiler
 from tests.closeness import LOGPROB_SPREAD
 from tests.model.native_fixtures import prefill, raw_logits
 from tests.unit.engine.builders import Reply, run

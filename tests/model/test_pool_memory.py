@@ -13,10 +13,10 @@ from server.llama.weights.model import LlamaWeights
 from server.pool.budget import Amount, Budget
 from server.pool.footprint import HOST, totals
 from server.pool.load.assembly import Factories
+from server.pool.load_queue import PoolLimits
 from server.pool.pool import Pool
 from server.pool.protocols import Weights
 from server.pool.spec import LoadParams, ModelSpec
-from server.pool.turns import PoolLimits
 
 WRITERS = ("plain", "experts", "recurrent", "hybrid", "sliding-window", "repo-fim", "no-fim", "no-template")
 EMBEDDERS = ("bert", "embed-last")

@@ -13,12 +13,12 @@ import pytest
 from harness.fakes import FakeLoader
 from server.cli.fit_table import fit_table
 from server.errors import ModelFailed
-from server.first_screen import first_screen, show_first_screen
 from server.pool.budget import Budget, read_budget
 from server.pool.footprint import HOST, Bytes, Fit, Memory
 from server.pool.protocols import ModelInfo
 from server.pool.spec import LoadParams, ModelSpec
 from server.pool.state import ModelFacts, ModelState, Status
+from server.startup_banner import first_screen, show_first_screen
 
 GIB = 1 << 30
 SPEC = ModelSpec("demo", Path("demo.gguf"))

@@ -51,7 +51,7 @@ def test_lines_are_as_configured() -> None:
 
 
 def test_the_first_screen_has_no_time_on_a_terminal() -> None:
-    screen = record("  try", name="server.first_screen", bare=True)
+    screen = record("  try", name="server.startup_banner", bare=True)
     how = partial(as_text, prefix=True, timestamps=True, colors=False)
     assert formatter(partial(how, screen=True)).format(screen) == "  try"
     assert formatter(partial(how, screen=False)).format(screen).endswith(" I first_screen:   try")

@@ -8,7 +8,7 @@ _PROGRAM = """
 import json, sys
 import server.cli.command_line, server.app
 from server.options.table.option import SettingsModel
-from server.wire.fields import Body
+from server.dialects.fields import Body
 
 def built(base):
     own = [base.__name__] if base.__pydantic_complete__ else []

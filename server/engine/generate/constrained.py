@@ -8,14 +8,14 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from server.constrain.constraint import Constraint
 from server.engine.request import TokenLogprob
 from server.engine.runner_api import Runner
 from server.engine.schedule.scheduler import TokenRun
 from server.engine.sequence import Phase, Sequence
+from server.structured.constraint import Constraint
 
 if TYPE_CHECKING:  # llguidance is slow to import
-    from server.constrain.grammar.matcher import Masks
+    from server.structured.grammar.matcher import Masks
 
 log = logging.getLogger(__name__)
 
@@ -107,7 +107,7 @@ class Constrained:
             return
         try:
             if self._masks is None:
-                from server.constrain.grammar.matcher import Masks
+                from server.structured.grammar.matcher import Masks
 
                 self._masks = Masks()
             masks = self._masks.compute([masked_by for _, masked_by in refused])

@@ -4,7 +4,6 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from server.constrain.constraint import Constraint
 from server.engine.generate.constrained import Constrained
 from server.engine.kv.cells import Cells
 from server.engine.media import text_of
@@ -27,6 +26,7 @@ from server.engine.stats import EngineStats
 from server.engine.step.mailbox import Mailbox
 from server.engine.step.requests import Requests
 from server.errors import NotNumbers
+from server.structured.constraint import Constraint
 
 MASK_LOOKS_AT = 200
 """Number of most probable tokens among which masked ones are reported."""

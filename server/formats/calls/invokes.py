@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from server.formats.calls.typed import Argument, typed_call
 from server.formats.parameter_schema import NOT_STRING, STRING
 from server.formats.parsing.reader import Steps
-from server.formats.parsing.turn import Turn, anywhere
+from server.formats.parsing.stream_parser import StreamParser, anywhere
 
 _IS_STRING = re.compile(r'\s*string="(true|false)"')
 
@@ -32,11 +32,11 @@ class Invokes:
         """The tags of the blocks."""
         return tuple(f"<{self.prefix}{name}>" for name in self.blocks)
 
-    def parse(self, turn: Turn) -> Steps[None]:
+    def parse(self, turn: StreamParser) -> Steps[None]:
         """A format's generator."""
         return anywhere(self.calls, *self.openings)(turn)
 
-    def calls(self, turn: Turn) -> Steps[None]:
+    def calls(self, turn: StreamParser) -> Steps[None]:
         """Behind the opening of a block. Raises `NotMarkup`."""
         invoke = f'<{self.prefix}invoke name="'
         closings = tuple(f"</{self.prefix}{name}>" for name in self.blocks)
@@ -50,7 +50,7 @@ class Invokes:
             if (yield from turn.expect(invoke, *closings)) in closings:
                 return
 
-    def argument(self, turn: Turn) -> Steps[Argument | None]:
+    def argument(self, turn: StreamParser) -> Steps[Argument | None]:
         """The next parameter; None behind the last one. Raises `NotMarkup`."""
         parameter, closing = f'<{self.prefix}parameter name="', f"</{self.prefix}invoke>"
         yield from turn.spaces()

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from server.formats.calls import json_text
 from server.formats.parsing.reader import NotMarkup, Steps
-from server.formats.parsing.turn import Turn, anywhere
+from server.formats.parsing.stream_parser import StreamParser, anywhere
 
 _ARGUMENTS = ("arguments", "parameters", "args")
 _KNOWN = frozenset(("type", "function", "id", "index", "name", "tool_name", "tool_call_id", *_ARGUMENTS))
@@ -27,14 +27,14 @@ class JsonCalls:
     separator: str = ","
     bare: bool = False
 
-    def parse(self, turn: Turn) -> Steps[None]:
+    def parse(self, turn: StreamParser) -> Steps[None]:
         """A format's generator."""
         if self.bare and (yield from turn.begins_with("{")):
             yield from turn.attempt("", self.calls(turn, strict=True), doubtful=True)
         if self.openings:
             yield from anywhere(self.calls, *self.openings)(turn)
 
-    def calls(self, turn: Turn, *, strict: bool = False) -> Steps[None]:
+    def calls(self, turn: StreamParser, *, strict: bool = False) -> Steps[None]:
         """Behind the opening: the calls, and what closes them. Raises `NotMarkup`."""
         yield from turn.spaces()
         listed = bool((yield from turn.take("[")))
@@ -59,7 +59,7 @@ class JsonCalls:
             yield from call_object(turn, strict=strict)
 
 
-def call_object(turn: Turn, *, strict: bool = False) -> Steps[None]:
+def call_object(turn: StreamParser, *, strict: bool = False) -> Steps[None]:
     """One call. ``strict`` gives up at the first key that calls don't have. Raises `NotMarkup`."""
     yield from turn.expect("{")
     name, arguments, begun = "", "", False
@@ -105,7 +105,7 @@ def call_object(turn: Turn, *, strict: bool = False) -> Steps[None]:
     turn.arguments("{}")
 
 
-def json_arguments(turn: Turn, name: str, call_id: str = "") -> Steps[None]:
+def json_arguments(turn: StreamParser, name: str, call_id: str = "") -> Steps[None]:
     """A call whose name is known already: its arguments follow as an object, or as null for none.
 
     Raises `NotMarkup` when they don't.
@@ -122,7 +122,7 @@ def json_arguments(turn: Turn, name: str, call_id: str = "") -> Steps[None]:
     turn.mark()
 
 
-def _object_ends(turn: Turn, begun: bool) -> Steps[bool]:
+def _object_ends(turn: StreamParser, begun: bool) -> Steps[bool]:
     """Whether the object ends here; one that was begun ends with the first thing that is no key."""
     yield from turn.spaces()
     if (yield from turn.take("}")):

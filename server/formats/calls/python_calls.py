@@ -9,10 +9,10 @@ string with its text.
 import json
 import re
 
-from server.formats.call_form import TOOL_NAME
 from server.formats.calls.json_text import escaped
 from server.formats.parsing.reader import Emit, EndOfText, NotMarkup, Reader, Steps
-from server.formats.parsing.turn import Turn
+from server.formats.parsing.stream_parser import StreamParser
+from server.formats.tool_call_syntax import TOOL_NAME
 
 MAX_DEPTH = 64  # of nested values; what is nested deeper is text
 _KEY = re.compile(r"\w*")
@@ -25,7 +25,7 @@ _N_DIGITS = {"x": 2, "u": 4, "U": 8}
 _CLOSING = {"[": "]", "(": ")", "{": "}"}
 
 
-def calls(turn: Turn) -> Steps[None]:
+def calls(turn: StreamParser) -> Steps[None]:
     """One call, or several in brackets or behind each other, with commas or without. Raises `NotMarkup`."""
     listed = bool((yield from turn.take("[")))
     yield from turn.spaces()
@@ -40,7 +40,7 @@ def calls(turn: Turn) -> Steps[None]:
         yield from call(turn)
 
 
-def call(turn: Turn) -> Steps[None]:
+def call(turn: StreamParser) -> Steps[None]:
     """One call of a function that is known. Raises `NotMarkup`."""
     name = yield from turn.match(TOOL_NAME)
     if not turn.knows(name):
@@ -72,7 +72,7 @@ def call(turn: Turn) -> Steps[None]:
     turn.arguments("}")
 
 
-def _argument(turn: Turn) -> Steps[tuple[str | None, str]]:
+def _argument(turn: StreamParser) -> Steps[tuple[str | None, str]]:
     """The key of a named argument, or the beginning of the value of a positional one."""
     word = yield from turn.match(_KEY, limit=None)
     if not word:
@@ -140,7 +140,7 @@ def _comma(reader: Reader, closing: str) -> Steps[None]:
         raise EndOfText
     if char != closing and char in ")]}:":
         stray = reader.consume(1)
-        if isinstance(reader, Turn):
+        if isinstance(reader, StreamParser):
             reader.content(stray)
 
 

@@ -8,7 +8,7 @@ from server.formats.calls import python_calls
 from server.formats.calls.json_text import encodable, escaped
 from server.formats.parameter_schema import STRING, kind_of, member, types_of
 from server.formats.parsing.reader import EndOfText, NotMarkup, Reader, Steps
-from server.formats.parsing.turn import Turn
+from server.formats.parsing.stream_parser import StreamParser
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class Argument:
     types: frozenset[str] | None = None
 
 
-def typed_call(turn: Turn, name: str, next_argument: Callable[[], Steps[Argument | None]]) -> Steps[None]:
+def typed_call(turn: StreamParser, name: str, next_argument: Callable[[], Steps[Argument | None]]) -> Steps[None]:
     """A call whose arguments `next_argument` finds one by one, until it says None.
 
     It raises `NotMarkup` for what is no argument; that is content, and the end of the call.
@@ -46,7 +46,7 @@ def typed_call(turn: Turn, name: str, next_argument: Callable[[], Steps[Argument
         turn.back(end[len(end.rstrip("\n<")) :])  # what only shows that the value has ended
 
 
-def typed_value(turn: Turn, types: frozenset[str], ends: tuple[str, ...]) -> Steps[str]:
+def typed_value(turn: StreamParser, types: frozenset[str], ends: tuple[str, ...]) -> Steps[str]:
     """Write the text in front of one of `ends` as JSON. Strings are written as they come, other types as a whole."""
     if types == STRING:
         turn.arguments('"')

@@ -6,9 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from server.constrain.grammar.embedded.text_grammar import TextGrammar
 from server.errors import InvalidRequest
-from server.formats.call_form import Arguments, Braces, Elements, JsonArguments, Keywords, Parameters
 from server.formats.grammar.lark_text import MAX_UNORDERED, LarkText, escaped
 from server.formats.parameter_schema import (
     STRING,
@@ -22,6 +20,8 @@ from server.formats.parameter_schema import (
     types_of,
     values_of,
 )
+from server.formats.tool_call_syntax import Arguments, Braces, Elements, JsonArguments, Keywords, Parameters
+from server.structured.grammar.embedded.text_grammar import TextGrammar
 
 _KEY = "/[A-Za-z_][A-Za-z0-9_.\\-]*/"
 _IDENTIFIER = re.compile(r"[A-Za-z_]\w*")

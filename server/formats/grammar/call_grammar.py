@@ -1,6 +1,6 @@
 """Grammars of calls: for ``tool_choice`` required or one named function, and for calls that a model begins by itself.
 
-What a call looks like is described by each format (`call_form`); here that becomes Lark in llguidance's dialect.
+What a call looks like is described by each format (`tool_call_syntax`); here that becomes Lark in llguidance's dialect.
 """
 
 import json
@@ -9,11 +9,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from server.errors import InvalidRequest
-from server.formats.call_form import TOOL_NAME, Arguments, Braces, CallForm, Elements, JsonArguments, WholeJson
 from server.formats.grammar.argument_rules import argument_rule, text_argument_rule
 from server.formats.grammar.lark_text import ControlToken, LarkText
 from server.formats.grammar.nested_rules import nested_rule
 from server.formats.parameter_schema import object_schema
+from server.formats.tool_call_syntax import (
+    TOOL_NAME,
+    Arguments,
+    Braces,
+    Elements,
+    JsonArguments,
+    ToolCallSyntax,
+    WholeJson,
+)
 
 Function = Mapping[str, Any]
 """As OpenAI describes it; ``text``: what its one parameter, `INPUT`, must match (`TextGrammar`), where it has one."""
@@ -29,7 +37,7 @@ class Trigger:
 
 
 def calls_lark(
-    form: CallForm,
+    form: ToolCallSyntax,
     functions: Sequence[Function],
     *,
     parallel: bool,
@@ -62,7 +70,7 @@ def calls_lark(
 
 
 def triggers(
-    form: CallForm,
+    form: ToolCallSyntax,
     functions: Sequence[Function],
     *,
     parallel: bool,
@@ -84,7 +92,7 @@ def triggers(
 
 
 def _named(
-    form: CallForm,
+    form: ToolCallSyntax,
     function: Function,
     functions: Sequence[Function],
     control: ControlToken | None,
@@ -106,7 +114,9 @@ def _named(
     return [Trigger(f"{begun}{name}{behind[0]}", lark, at_start) for begun, at_start in form.beginnings]
 
 
-def _calls(form: CallForm, functions: Sequence[Function], text: LarkText, *, parallel: bool, begun: str = "") -> str:
+def _calls(
+    form: ToolCallSyntax, functions: Sequence[Function], text: LarkText, *, parallel: bool, begun: str = ""
+) -> str:
     """All calls between what opens and closes them, without the text that they have ``begun`` with."""
     one = _alternatives(form, functions, text)
     again = f" ({text.literal(form.joint)} {one})*" if parallel else ""
@@ -117,12 +127,12 @@ def _calls(form: CallForm, functions: Sequence[Function], text: LarkText, *, par
     return f"{_alternatives(form, functions, text, begun=begun)}{again} {text.literal(form.close)}"
 
 
-def _alternatives(form: CallForm, functions: Sequence[Function], text: LarkText, *, begun: str = "") -> str:
+def _alternatives(form: ToolCallSyntax, functions: Sequence[Function], text: LarkText, *, begun: str = "") -> str:
     rules = [_call(form, function, text, begun) for function in functions]
     return "(" + " | ".join(rules) + ")"
 
 
-def _call(form: CallForm, function: Function, text: LarkText, begun: str) -> str:
+def _call(form: ToolCallSyntax, function: Function, text: LarkText, begun: str) -> str:
     name = _written(function["name"], form)
     starts = (form.before,) if begun else (form.before, *form.also_before)
     before = " | ".join(text.markup(start, without=begun) for start in starts)
@@ -131,7 +141,7 @@ def _call(form: CallForm, function: Function, text: LarkText, begun: str) -> str
     return text.rule(f"({before}) {text.literal(name)} ({behind}) {arguments} {text.literal(form.after)}")
 
 
-def _lead(form: CallForm, functions: Sequence[Function], text: LarkText) -> str:
+def _lead(form: ToolCallSyntax, functions: Sequence[Function], text: LarkText) -> str:
     if form.lead is None:
         return ""
     names = " | ".join(text.literal(_written(function["name"], form)) for function in functions)
@@ -151,7 +161,7 @@ def _whole(whole: WholeJson, functions: Sequence[Function], text: LarkText, *, p
     return f'{text.literal(f"{{{json.dumps(whole.list_key)}: [")} {one}{again} "]}}"'
 
 
-def _arguments(form: CallForm, function: Function, text: LarkText) -> str:
+def _arguments(form: ToolCallSyntax, function: Function, text: LarkText) -> str:
     return _arguments_of(form.arguments, function, text)
 
 
@@ -164,7 +174,7 @@ def _arguments_of(arguments: Arguments, function: Function, text: LarkText) -> s
     return argument_rule(arguments, function, text)
 
 
-def _written(name: str, form: CallForm) -> str:
+def _written(name: str, form: ToolCallSyntax) -> str:
     """A function's name as it stands in the text. Raises `InvalidRequest` where markup leaves no place for it."""
     if isinstance(form.arguments, JsonArguments) and form.behind[0][:1] == '"':
         return json.dumps(name, ensure_ascii=False)[1:-1]

@@ -4,8 +4,8 @@ import json
 import re
 from collections.abc import Callable, Sequence
 
-from server.constrain.grammar.embedded.text_grammar import Embedded, TextGrammar, ended, in_json
-from server.formats.call_form import Markup, parts
+from server.formats.tool_call_syntax import Markup, parts
+from server.structured.grammar.embedded.text_grammar import Embedded, TextGrammar, ended, in_json
 
 ControlToken = Callable[[str], int | None]
 """The id of the control token with that text, which a grammar must name by its id; None where it is plain text."""

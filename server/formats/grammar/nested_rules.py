@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from server.errors import InvalidRequest
-from server.formats.call_form import Braces, Elements
 from server.formats.grammar.argument_rules import json_rule
 from server.formats.grammar.lark_text import LarkText
 from server.formats.parameter_schema import (
@@ -21,7 +20,8 @@ from server.formats.parameter_schema import (
     text_limits,
     values_of,
 )
-from server.formats.parsing.turn import Schema
+from server.formats.parsing.stream_parser import Schema
+from server.formats.tool_call_syntax import Braces, Elements
 
 _KEY = "/[A-Za-z_][A-Za-z0-9_.\\-]*/"
 _REFUSED = (

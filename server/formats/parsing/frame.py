@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from server.formats.calls.json_calls import JsonCalls
 from server.formats.parsing.reader import Steps
-from server.formats.parsing.turn import Turn
+from server.formats.parsing.stream_parser import StreamParser
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,11 +18,11 @@ class Frame:
 
     thought: tuple[str, str]
     silent: tuple[str, ...]
-    calls: Mapping[str, Callable[[Turn], Steps[None]]]
+    calls: Mapping[str, Callable[[StreamParser], Steps[None]]]
     breaks: tuple[str, ...] = ()
     sections: tuple[str, ...] = ()
 
-    def parse(self, turn: Turn) -> Steps[None]:
+    def parse(self, turn: StreamParser) -> Steps[None]:
         """A format's generator."""
         opening, closing = self.thought
         calls = tuple(self.calls) if turn.how.callable else ()
@@ -51,7 +51,7 @@ class AnswerTags:
     closing: str
     calls: JsonCalls
 
-    def parse(self, turn: Turn) -> Steps[None]:
+    def parse(self, turn: StreamParser) -> Steps[None]:
         """A format's generator."""
         turn.mark()
         yield from turn.spaces()

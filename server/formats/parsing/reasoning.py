@@ -15,7 +15,7 @@ from typing import Protocol
 
 from server.formats.parsing.pieces import ContentText, Piece, joined
 from server.formats.parsing.reader import EndOfText, Steps
-from server.formats.parsing.turn import LaterReasoning, Parse, Parser, Reading, Turn, answer
+from server.formats.parsing.stream_parser import LaterReasoning, Parse, Parser, Reading, StreamParser, answer
 
 TAGS = (
     ("<think>", "</think>"),
@@ -101,7 +101,7 @@ class ReasoningParser:
         self._tags = tags
         self._openings = openings
         self._parse = parse
-        self._turn = Turn(how=how)
+        self._turn = StreamParser(how=how)
         self._opened = begun_thoughts(generation_prompt, tags) is not None
         self._expects_more = self._opened or tags[1] in generation_prompt  # or its opening tag has come
         self._steps: Steps[None] | None = self._read()

@@ -28,7 +28,7 @@ class ModelShape:
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceRoom:
+class DeviceBudget:
     """Bytes of each device: what a model should take at most, and what it may where nothing else is left to choose. A
     device that is not named has as much as anybody needs."""
 
@@ -52,7 +52,7 @@ class Fitted:
     notes: tuple[str, ...] = ()
 
 
-def choose(model: str, native: LoadParams, shape: ModelShape, room: DeviceRoom, measure: Measured) -> Fitted:
+def choose(model: str, native: LoadParams, shape: ModelShape, room: DeviceBudget, measure: Measured) -> Fitted:
     """Raises `ModelFailed` when not even the least fits."""
     whole = replace(native, n_ctx=native.n_ctx or shape.n_ctx_train * shape.n_streams)
     chosen = Fitted(whole, measure(whole))
@@ -67,7 +67,7 @@ def choose(model: str, native: LoadParams, shape: ModelShape, room: DeviceRoom, 
     return chosen
 
 
-def _less_context(whole: LoadParams, shape: ModelShape, room: DeviceRoom, measure: Measured) -> Fitted:
+def _less_context(whole: LoadParams, shape: ModelShape, room: DeviceBudget, measure: Measured) -> Fitted:
     """As much as fits everywhere: a straight line between least and most tells about where, a measurement whether."""
     n_least, n_most = least_context(whole, shape), whole.n_ctx
     least, most = measure(replace(whole, n_ctx=n_least)), measure(whole)
@@ -108,7 +108,7 @@ def _can_place(native: LoadParams) -> bool:
     return native.n_gpu_layers == ALL_THAT_FIT and not said
 
 
-def _placed(chosen: Fitted, shape: ModelShape, room: DeviceRoom, measure: Measured) -> Fitted:
+def _placed(chosen: Fitted, shape: ModelShape, room: DeviceBudget, measure: Measured) -> Fitted:
     """As much on the devices as they hold: the first of a row of placements, each with less on them, that fits."""
     steps = [replace(chosen.native, n_cpu_moe=n) for n in range(1, shape.n_layer + 1) if shape.has_experts]
     experts_off = steps[-1] if steps else chosen.native
@@ -133,7 +133,7 @@ def _where(native: LoadParams, shape: ModelShape) -> str:
     return f"{moved} on the processor: the devices have no more room"
 
 
-def _too_large(chosen: Fitted, room: DeviceRoom, *, shortened: bool) -> str:
+def _too_large(chosen: Fitted, room: DeviceBudget, *, shortened: bool) -> str:
     name = next(name for name, taken in totals(chosen.footprint).items() if taken > room.tight.get(name, taken))
     taken = chosen.footprint[name]
     remedy = "a smaller fit_ctx" if shortened else "a smaller n_ctx, or leave it out"

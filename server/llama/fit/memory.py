@@ -4,14 +4,14 @@ process."""
 import ctypes
 from collections.abc import Mapping
 
-from server.confined.memory import available_bytes, total_bytes
 from server.errors import ModelFailed
 from server.llama.devices import device_memory
 from server.llama.files.gguf_header import BLOCKS, GgufHeader
 from server.llama.files.roles import roles
-from server.llama.fit.choose import DeviceRoom, ModelShape
+from server.llama.fit.choose import DeviceBudget, ModelShape
 from server.pool.footprint import HOST, Memory
 from server.pool.spec import LoadParams
+from server.sandbox.memory import available_bytes, total_bytes
 
 _GIB = 1 << 30
 # caches of another shape: sliding windows, latent attention, recurrent states
@@ -77,7 +77,7 @@ def machine_memory() -> dict[str, Memory]:
     return found
 
 
-def room(native: LoadParams, granted: Mapping[str, int]) -> DeviceRoom:
+def room(native: LoadParams, granted: Mapping[str, int]) -> DeviceBudget:
     """What a model may take: of what is free all but ``fit_target``, and no more than `granted`."""
     now = machine_memory()
     devices = [name for name in now if name != HOST]
@@ -87,4 +87,4 @@ def room(native: LoadParams, granted: Mapping[str, int]) -> DeviceRoom:
         kept[HOST] = native.fit_target[0] << 20
     tight = {name: min(memory.free, granted.get(name, memory.free)) for name, memory in now.items()}
     ample = {name: min(tight[name], memory.free - kept.get(name, 0)) for name, memory in now.items()}
-    return DeviceRoom(ample, tight)
+    return DeviceBudget(ample, tight)

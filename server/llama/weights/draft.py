@@ -3,7 +3,6 @@
 import threading
 from dataclasses import replace
 
-from server.confined.memory import available_bytes
 from server.engine.runner_api import RunnerInfo
 from server.errors import InternalError, ModelFailed
 from server.llama.context.draft_runner import LlamaDraftRunner
@@ -16,6 +15,7 @@ from server.llama.fit.memory import check_kv_fits
 from server.llama.library import C, collect_errors, fast, reason
 from server.pool.footprint import Footprint
 from server.pool.spec import DraftFile
+from server.sandbox.memory import available_bytes
 
 MOST_DIFFERENT = 128  # tokens that one vocabulary may have more (llama.cpp common/speculative.cpp)
 _FIRST_COMPARED = 5  # the ids before are special ones, which are spelled differently (ibid.)

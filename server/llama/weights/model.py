@@ -8,7 +8,6 @@ from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 
-from server.confined.memory import available_bytes
 from server.engine.runner_api import RunnerInfo
 from server.errors import InternalError, ModelFailed
 from server.llama.context.cost import ContextCost, measure, piece_s
@@ -38,6 +37,7 @@ from server.llama.weights.draft import DraftWeights
 from server.pool.footprint import Footprint, added
 from server.pool.protocols import ModelInfo
 from server.pool.spec import ModelSpec
+from server.sandbox.memory import available_bytes
 
 
 class LlamaWeights:

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from server.errors import ConfigError
-from server.options.read.layers import Given, from_text
+from server.options.read.layers import SourcedValue, from_text
 from server.options.read.vertex import read_vertex
 from server.options.table.option import Section, Table, nearest
 from server.options.table.values import FALSE, TRUE
@@ -45,15 +45,15 @@ class Variables:
     ``vertex`` is what Vertex AI sets, which is stronger than flags. ``skipped`` is what has no effect, a line each.
     """
 
-    server: dict[str, Given] = field(default_factory=dict)
-    model: dict[str, Given] = field(default_factory=dict)
-    defaults: dict[str, Given] = field(default_factory=dict)
-    models: dict[str, dict[str, Given]] = field(default_factory=dict)
-    vertex: dict[str, Given] = field(default_factory=dict)
+    server: dict[str, SourcedValue] = field(default_factory=dict)
+    model: dict[str, SourcedValue] = field(default_factory=dict)
+    defaults: dict[str, SourcedValue] = field(default_factory=dict)
+    models: dict[str, dict[str, SourcedValue]] = field(default_factory=dict)
+    vertex: dict[str, SourcedValue] = field(default_factory=dict)
     config: str = ""
     skipped: list[str] = field(default_factory=list)
 
-    def of_model(self, model_id: str) -> dict[str, Given]:
+    def of_model(self, model_id: str) -> dict[str, SourcedValue]:
         """The variables that name this model."""
         return self.models.get(variable_part(model_id), {})
 
@@ -95,12 +95,12 @@ def read_environment(table: Table, env: Mapping[str, str]) -> Variables:
 def _read_llama(table: Table, found: Variables, name: str, text: str) -> None:
     negated = table.by_env.get(_LLAMA + name.removeprefix(_NEGATED)) if name.startswith(_NEGATED) else None
     if negated is not None and negated.negatable:
-        (found.server if negated.section == "server" else found.model)[negated.key] = Given(False, name)
+        (found.server if negated.section == "server" else found.model)[negated.key] = SourcedValue(False, name)
     elif name in table.by_env:
         entry = table.by_env[name]
         target = found.server if entry.section == "server" else found.model
         if text and not (entry.key in target and target[entry.key].source.startswith(_NEGATED)):
-            target[entry.key] = Given(from_text(entry, text, name), name)
+            target[entry.key] = SourcedValue(from_text(entry, text, name), name)
     elif _fixed(found, name, text):
         return
     elif name in DEAD_VARIABLES:
@@ -127,14 +127,14 @@ def _read_own(table: Table, found: Variables, name: str, text: str) -> None:
     section, _, rest = name.removeprefix(_OWN).partition("__")
     if section == "SERVER" and rest:
         key = _field(table, "server", name, rest)
-        found.server[key] = Given(from_text(table.entries["server", key], text), name)
+        found.server[key] = SourcedValue(from_text(table.entries["server", key], text), name)
     elif section in ("DEFAULTS", "MODELS") and rest:
         model_id, _, last = rest.rpartition("__")
         if bool(model_id) != (section == "MODELS"):
             raise ConfigError(f"{name} is not a setting; write {_OWN}{section}__" + _form(section))
         key = _field(table, "model", name, last)
         target = found.models.setdefault(model_id.upper(), {}) if model_id else found.defaults
-        target[key] = Given(from_text(table.entries["model", key], text), name)
+        target[key] = SourcedValue(from_text(table.entries["model", key], text), name)
     else:
         own = (
             f"; Llamapool's own are {CONFIG_VARIABLE}, {_OWN}SERVER__<FIELD>, "

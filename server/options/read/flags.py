@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from server.errors import ConfigError
-from server.options.read.layers import Given, from_text
+from server.options.read.layers import SourcedValue, from_text
 from server.options.table.option import OptionRow, Table, nearest
 from server.options.unsupported import DEAD_FLAGS, FIXED_FLAGS, FLAGS, dead, refusal
 
@@ -52,8 +52,8 @@ DEVICES_FLAG = "--list-devices"
 class Flags:
     """What the command line says. ``model`` holds for every model; ``skipped`` is what has no effect, a line each."""
 
-    server: dict[str, Given] = field(default_factory=dict)
-    model: dict[str, Given] = field(default_factory=dict)
+    server: dict[str, SourcedValue] = field(default_factory=dict)
+    model: dict[str, SourcedValue] = field(default_factory=dict)
     config: str = ""
     skipped: list[str] = field(default_factory=list)
 
@@ -107,7 +107,7 @@ def _give(flags: Flags, entry: OptionRow, flag: str, inline: str | None, words: 
             value = [*target[entry.key].value, *value]
     for key in entry.option.replaces:  # the later of two flags that exclude each other counts
         target.pop(key, None)
-    target[entry.key] = Given(value, flag)
+    target[entry.key] = SourcedValue(value, flag)
 
 
 def _check_fixed(flags: Flags, flag: str) -> None:

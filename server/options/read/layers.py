@@ -14,20 +14,20 @@ from server.options.table.values import without_secrets
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class SourcedValue:
     """What one source says of one field; ``source`` is a flag, a variable, or ``file:line``."""
 
     value: Any
     source: str
 
 
-Layer = Mapping[str, Given]
+Layer = Mapping[str, SourcedValue]
 """Field name -> what was given."""
 
 
-def laid_over(table: Table, section: Section, *layers: Layer) -> dict[str, Given]:
+def laid_over(table: Table, section: Section, *layers: Layer) -> dict[str, SourcedValue]:
     """One layer out of several, the weakest first."""
-    merged: dict[str, Given] = {}
+    merged: dict[str, SourcedValue] = {}
     for layer in layers:
         dropped = {name for key in layer for name in table.entries[section, key].option.replaces}
         merged = {key: given for key, given in merged.items() if key not in dropped}

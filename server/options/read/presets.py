@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from server.errors import ConfigError
-from server.options.read.layers import Given, from_text
+from server.options.read.layers import SourcedValue, from_text
 from server.options.table.option import OptionRow, Table, nearest
 from server.options.table.values import read_bool
 from server.options.unsupported import (
@@ -23,18 +23,18 @@ LOAD_ON_STARTUP = "load-on-startup"
 DEDUP_CACHE = "dedup-cache-models"
 
 
-def preset_layer(table: Table, section: str, keys: Sequence[PresetKey], skipped: list[str]) -> dict[str, Given]:
+def preset_layer(table: Table, section: str, keys: Sequence[PresetKey], skipped: list[str]) -> dict[str, SourcedValue]:
     """What a section says of a model; a line in `skipped` for each key that has no effect.
 
     Raises ConfigError naming file, line, section and key.
     """
-    layer: dict[str, Given] = {}
+    layer: dict[str, SourcedValue] = {}
     for item in keys:
         if item.key in ("version", DEDUP_CACHE):
             continue
         if item.key == LOAD_ON_STARTUP:
             startup = _bool(section, item)
-            layer["load"] = Given("startup" if startup else "on_demand", item.place)
+            layer["load"] = SourcedValue("startup" if startup else "on_demand", item.place)
         elif _fixed(section, item, skipped):
             continue
         elif {"--" + item.key, "-" + item.key} & DEAD_FLAGS or item.key in DEAD_VARIABLES:
@@ -43,7 +43,7 @@ def preset_layer(table: Table, section: str, keys: Sequence[PresetKey], skipped:
             entry, value = _option(table, section, item)
             if entry.option.forms and entry.key in layer and isinstance(value, list):  # lora and lora-scaled
                 value = [*layer[entry.key].value, *value]
-            layer[entry.key] = Given(value, item.place)
+            layer[entry.key] = SourcedValue(value, item.place)
     return layer
 
 

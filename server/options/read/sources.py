@@ -10,8 +10,8 @@ from typing import Any
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource
 
-from server.options.read.layers import Given, Layer, laid_over
-from server.options.read.roster import Inputs, Roster
+from server.options.read.layers import Layer, SourcedValue, laid_over
+from server.options.read.registry import Inputs, ModelRegistry
 from server.options.table.model import WHERE
 from server.options.table.option import Table
 
@@ -35,7 +35,7 @@ class LayerSource(PydanticBaseSettingsSource):
         super().__init__(settings_cls)
         self._table, self._said, self._stronger = table, said, stronger
 
-    def merged(self, section: SectionPath) -> dict[str, Given]:
+    def merged(self, section: SectionPath) -> dict[str, SourcedValue]:
         """What this source and the stronger ones together say of a section, with where each value comes from."""
         return laid_over(self._table, "server" if section == SERVER else "model", *self._layers(section))
 
@@ -66,7 +66,7 @@ class LayerSource(PydanticBaseSettingsSource):
             yield from self._stronger._layers(section)
 
 
-def said_by_each(inputs: Inputs, roster: Roster) -> Iterator[Sections]:
+def said_by_each(inputs: Inputs, roster: ModelRegistry) -> Iterator[Sections]:
     """What the command line says, and so on, the strongest first. Below the last one are the fields' own defaults."""
     flags, variables, document = inputs.flags, inputs.variables, inputs.document
     yield {SERVER: variables.vertex}  # as in llama-server, stronger than flags
@@ -80,10 +80,10 @@ def said_by_each(inputs: Inputs, roster: Roster) -> Iterator[Sections]:
     yield {SERVER: document.server, DEFAULTS: document.defaults, **_of_models(served)}
     yield _under_each(roster, laid_over(inputs.table, "model", document.defaults, variables.defaults))
     places = {model_id: next(iter(layer.values())).source for model_id, layer in roster.named.items()}
-    yield _of_models({model_id: {"load": Given("startup", place)} for model_id, place in places.items()})
+    yield _of_models({model_id: {"load": SourcedValue("startup", place)} for model_id, place in places.items()})
 
 
-def stacked(settings_cls: type[BaseSettings], inputs: Inputs, roster: Roster) -> tuple[LayerSource, ...]:
+def stacked(settings_cls: type[BaseSettings], inputs: Inputs, roster: ModelRegistry) -> tuple[LayerSource, ...]:
     """The sources over what was read, the strongest first. With an empty `roster` they say nothing of models."""
     stack: list[LayerSource] = []
     for said in said_by_each(inputs, roster):
@@ -95,7 +95,7 @@ def _of_models(layers: Mapping[str, Layer]) -> Sections:
     return {("models", model_id): layer for model_id, layer in layers.items()}
 
 
-def _under_each(roster: Roster, layer: Layer) -> Sections:
+def _under_each(roster: ModelRegistry, layer: Layer) -> Sections:
     return _of_models(dict.fromkeys(roster.origins, layer))
 
 

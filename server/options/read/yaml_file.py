@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from server.errors import ConfigError
-from server.options.read.layers import Given
+from server.options.read.layers import SourcedValue
 from server.options.table.option import Section, Table, nearest
 from server.options.table.values import is_address
 
@@ -21,9 +21,9 @@ class YamlFile:
     """What the file says; empty without a file. ``places`` has the line of each model."""
 
     name: str = "no configuration file"
-    server: dict[str, Given] = field(default_factory=dict)
-    defaults: dict[str, Given] = field(default_factory=dict)
-    models: dict[str, dict[str, Given]] = field(default_factory=dict)
+    server: dict[str, SourcedValue] = field(default_factory=dict)
+    defaults: dict[str, SourcedValue] = field(default_factory=dict)
+    models: dict[str, dict[str, SourcedValue]] = field(default_factory=dict)
     places: dict[str, str] = field(default_factory=dict)
 
 
@@ -78,8 +78,8 @@ class _Reader:
             if key in self._model_only:
                 raise ConfigError(f"{given.source}: defaults.{key} belongs to one model; move it to models.<id>")
 
-    def _fields(self, section: Section, node: yaml.Node, where: str, place: str) -> dict[str, Given]:
-        layer: dict[str, Given] = {}
+    def _fields(self, section: Section, node: yaml.Node, where: str, place: str) -> dict[str, SourcedValue]:
+        layer: dict[str, SourcedValue] = {}
         for item in self._items(node, where, place):
             entry = self._table.entries.get((section, item.key))
             if entry is None:
@@ -90,7 +90,7 @@ class _Reader:
                     value = self._from_here(value)
                 except (RuntimeError, ValueError):  # of nobody; of a name with a NUL
                     raise ConfigError(f"{item.place}: {where}.{item.key} begins with ~ and no user's name") from None
-            layer[item.key] = Given(value, item.place)
+            layer[item.key] = SourcedValue(value, item.place)
         return layer
 
     def _from_here(self, value: Any) -> Any:

@@ -12,14 +12,14 @@ from server.errors import InternalError, LlamapoolError, ModelFailed
 from server.pool.entry import Entry
 from server.pool.events import FanOut, LoadProgress, StatusChanged
 from server.pool.footprint import Footprint, Memory, held, readable, totals
-from server.pool.isolated.core import Core
-from server.pool.isolated.weights import IsolatedLoader, IsolatedWeights
 from server.pool.load.assembly import Factories, assemble
 from server.pool.load.loading import Load
 from server.pool.model import LoadedModel
 from server.pool.protocols import Loader
 from server.pool.spec import ModelSpec
 from server.pool.state import ModelFacts, Status, check_transition
+from server.pool.worker.supervisor import WorkerSupervisor
+from server.pool.worker.weights import IsolatedLoader, IsolatedWeights
 
 log = logging.getLogger(__name__)
 
@@ -176,10 +176,10 @@ class Lifecycle:
         if not isolated:
             return await self._in_thread(self._loader.memory)
         loaded = (entry.loaded.weights for entry in isolated if entry.loaded is not None)
-        core = next((weights.core for weights in loaded if isinstance(weights, IsolatedWeights)), None)
+        supervisor = next((weights.supervisor for weights in loaded if isinstance(weights, IsolatedWeights)), None)
         try:
-            if core is not None:
-                return await core.memory()
+            if supervisor is not None:
+                return await supervisor.memory()
             loader = self._loader_of(isolated[0].spec)
             with self._watched(loader):
                 try:
@@ -202,8 +202,10 @@ class Lifecycle:
             self._give_up(spec.id)
         if self._factories.in_process is None:
             raise ModelFailed(spec.id, "isolation: process needs a system with Unix sockets")
-        core = Core(spec.id, self._factories.in_process, asyncio.get_running_loop(), spec.engine.disk_place)
-        return IsolatedLoader(self._loader, core, prepares=self._quiet())
+        supervisor = WorkerSupervisor(
+            spec.id, self._factories.in_process, asyncio.get_running_loop(), spec.engine.disk_place
+        )
+        return IsolatedLoader(self._loader, supervisor, prepares=self._quiet())
 
     async def load(self, entry: Entry, fitted: Callable[[], None] = lambda: None) -> None:
         """Load; the entry ends READY, FAILED with the reason, or UNLOADED when the load was cancelled. `fitted` is
@@ -361,7 +363,7 @@ class Lifecycle:
         except TimeoutError:
             if not isinstance(model.weights, IsolatedWeights):
                 raise InternalError(f"a step or a media encoder has not ended within {entry.end_s:g} s") from None
-            model.weights.core.kill("the server stops, and a step or a media encoder has not ended")
+            model.weights.supervisor.kill("the server stops, and a step or a media encoder has not ended")
         finally:
             entry.ending = None
 

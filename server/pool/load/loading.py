@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING
 from server.engine.runner_api import EmbeddingRunner, Runner
 from server.errors import InvalidRequest, ModelFailed
 from server.pool.footprint import Fit, totals
-from server.pool.isolated.weights import IsolatedLoader, IsolatedWeights
 from server.pool.model import GrammarFactory
 from server.pool.protocols import Embedder, Generator, Loader, ModelInfo, Weights
 from server.pool.spec import ModelSpec
+from server.pool.worker.weights import IsolatedLoader, IsolatedWeights
 from server.templates.rendering import Renderer
 from server.templates.template import ChatTemplate
 
 if TYPE_CHECKING:  # llguidance takes its time to import
-    from server.constrain.grammar.compiler import GrammarCompiler
+    from server.structured.grammar.compiler import GrammarCompiler
 
 log = logging.getLogger(__name__)
 
@@ -49,11 +49,11 @@ def chat_template(info: ModelInfo, spec: ModelSpec, renderer: Renderer | None = 
         tool_format=spec.chat.tool_format,
         renderer=renderer,
     )
-    if (speech := template.speech()).doubt:
+    if (chat_format := template.chat_format()).doubt:
         why = "model %s: its chat template: %s; tool calls are read as those of %s (tool_format sets it)"
-        log.warning(why, spec.id, speech.doubt, speech.tool_format.name)
+        log.warning(why, spec.id, chat_format.doubt, chat_format.tool_format.name)
     else:
-        log.info("model %s: tool calls are read as those of %s", spec.id, speech.tool_format.name)
+        log.info("model %s: tool calls are read as those of %s", spec.id, chat_format.tool_format.name)
     return template
 
 

@@ -26,7 +26,7 @@ _IN_MEMORY = 64 << 20  # bytes; more are kept in a file until they are sent
 _BLOCK = 8 << 20  # bytes that are read at once
 
 
-class AddressFiles:
+class UrlFiles:
     """`slot_files.SavedFiles` at an address. Its options are those of fsspec's own environment and configuration files
     (FSSPEC_S3_ENDPOINT_URL, AWS_PROFILE …). Raises ConfigError where its package is not there."""
 
@@ -41,9 +41,9 @@ class AddressFiles:
         except (ImportError, ValueError) as error:
             raise ConfigError(f"{without_credentials(address)}: {error}; for s3:// pip install s3fs") from None
 
-    def of(self, owner: str) -> "AddressFiles":
+    def of(self, owner: str) -> "UrlFiles":
         """Those of one owner."""
-        return AddressFiles(f"{self.address}/{owner}", self._quota, self.secret) if owner else self
+        return UrlFiles(f"{self.address}/{owner}", self._quota, self.secret) if owner else self
 
     def _at(self, name: str) -> str:
         return f"{self._path}/{name}"

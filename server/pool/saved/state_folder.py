@@ -24,7 +24,7 @@ from server.engine.kv.state import SlotState
 from server.engine.lora import AdapterSet
 from server.errors import InternalError, InvalidRequest, LlamapoolError, without_credentials
 from server.pool.model import LoadedModel
-from server.pool.saved.address_files import AddressFiles
+from server.pool.saved.address_files import UrlFiles
 from server.pool.saved.slot_file import FORMAT, Description, encode, open_saved
 from server.pool.saved.slot_files import Listed, SavedFiles, SlotFiles
 from server.pool.saved.slot_origin import adapters_here, describe, origin_of_cells, projector_of, tuning_of
@@ -74,7 +74,7 @@ class StateFolder:
         self._files: SavedFiles
         self._path: Path | None = None  # None at an address
         if isinstance(root, str):
-            self._files = AddressFiles("/".join((root.rstrip("/"), *own)), secret=secret)
+            self._files = UrlFiles("/".join((root.rstrip("/"), *own)), secret=secret)
             self._where = without_credentials(root)
         else:
             self._path = root.joinpath(*own)

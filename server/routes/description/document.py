@@ -9,13 +9,13 @@ from fastapi.openapi.utils import get_openapi
 from fastapi.routing import APIRoute
 from pydantic import TypeAdapter
 
+from server.dialects.common import openai_error, speaks_openai
+from server.dialects.messages.errors import anthropic_error, speaks_anthropic
+from server.dialects.ollama.errors import ollama_error, speaks_ollama
+from server.dialects.vectors.rerank import cohere_error, speaks_cohere
 from server.routes.description import replies
 from server.routes.description.operations import FIELDS, OPERATIONS, Json, Operation
 from server.transport.access.endpoints import OPEN_PATHS
-from server.wire.common import openai_error, speaks_openai
-from server.wire.messages.errors import anthropic_error, speaks_anthropic
-from server.wire.ollama.errors import ollama_error, speaks_ollama
-from server.wire.vectors.rerank import cohere_error, speaks_cohere
 
 _REF = "#/components/schemas/{model}"
 _JSON = "application/json"

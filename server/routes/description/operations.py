@@ -10,21 +10,21 @@ from typing import Any, Literal
 
 from typing_extensions import TypedDict  # of Python 3.12, which pydantic needs
 
+from server.dialects.chat.control import ControlBody
+from server.dialects.chat.read import ChatBody
+from server.dialects.completions.read import CompletionBody
+from server.dialects.messages.read import MessagesBody
+from server.dialects.native.body import NativeBody
+from server.dialects.native.infill import InfillBody
+from server.dialects.native.tokens import DetokenizeBody, TokenizeBody
+from server.dialects.ollama.read import OllamaChatBody, OllamaGenerateBody
+from server.dialects.ollama.vectors import EmbedBody, OldEmbedBody
+from server.dialects.responses.read import ResponsesBody
+from server.dialects.vectors.embeddings import EmbeddingsBody
+from server.dialects.vectors.rerank import RerankBody
 from server.routes import inference as i
 from server.routes import management as m
 from server.routes.description import replies as r
-from server.wire.chat.control import ControlBody
-from server.wire.chat.read import ChatBody
-from server.wire.completions.read import CompletionBody
-from server.wire.messages.read import MessagesBody
-from server.wire.native.body import NativeBody
-from server.wire.native.infill import InfillBody
-from server.wire.native.tokens import DetokenizeBody, TokenizeBody
-from server.wire.ollama.read import OllamaChatBody, OllamaGenerateBody
-from server.wire.ollama.vectors import EmbedBody, OldEmbedBody
-from server.wire.responses.read import ResponsesBody
-from server.wire.vectors.embeddings import EmbeddingsBody
-from server.wire.vectors.rerank import RerankBody
 
 Json = dict[str, Any]
 SSE, NDJSON, TEXT = "text/event-stream", "application/x-ndjson", "text/plain"

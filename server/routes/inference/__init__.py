@@ -1,5 +1,5 @@
-"""What clients ask of a model, one file for each folder of `server.wire`; beside them `streams`, the replies that go on
-without their client, and `tokens`."""
+"""What clients ask of a model, one file for each folder of `server.dialects`; beside them `streams`, the replies that
+go on without their client, and `tokens`."""
 
 from fastapi import APIRouter
 

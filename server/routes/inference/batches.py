@@ -11,6 +11,12 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
+from server.dialects.common import random_id
+from server.dialects.known import Fields
+from server.dialects.messages.errors import anthropic_error
+from server.dialects.messages.read import FIELDS as MESSAGE_FIELDS
+from server.dialects.responses.read import read_metadata
+from server.dialects.warnings import warning_headers
 from server.errors import InvalidRequest, ModelNotFound
 from server.pool.spec import Task
 from server.routes.batch_runner import UNFINISHED, BatchInput, batch_input, read_lines
@@ -23,12 +29,6 @@ from server.transport.access.keys import ANYBODY
 from server.transport.access.target import TARGET, Target
 from server.transport.bodies.read import read_as, read_json, read_later
 from server.transport.reply import json_reply
-from server.wire.common import random_id
-from server.wire.known import Fields
-from server.wire.messages.errors import anthropic_error
-from server.wire.messages.read import FIELDS as MESSAGE_FIELDS
-from server.wire.responses.read import read_metadata
-from server.wire.warnings import warning_headers
 
 router = APIRouter(tags=["batches"])
 ENDPOINTS = ("/v1/chat/completions", "/v1/responses", "/v1/completions", "/v1/embeddings")

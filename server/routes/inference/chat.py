@@ -5,15 +5,15 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
+from server.dialects.chat.control import read_control
+from server.dialects.chat.read import FIELDS, ParsedChat, apply_template, chat_generation, input_tokens, read_chat
+from server.dialects.verbose import verbosely
+from server.dialects.warnings import warning_headers
 from server.routes.generate import answer, compute
 from server.routes.services import caller_of, services
 from server.transport.access.keys import ANYBODY
 from server.transport.bodies.read import read_as, read_json
 from server.transport.reply import json_reply
-from server.wire.chat.control import read_control
-from server.wire.chat.read import FIELDS, ChatAsked, apply_template, chat_generation, input_tokens, read_chat
-from server.wire.verbose import verbosely
-from server.wire.warnings import warning_headers
 
 router = APIRouter(tags=["chat"])
 
@@ -28,7 +28,7 @@ async def chat_completions(request: Request) -> Response:
     return await answer(request, chat.body, prepare, headers, chat.conversation.media)
 
 
-def _read(given: Any) -> tuple[ChatAsked, dict[str, str]]:
+def _read(given: Any) -> tuple[ParsedChat, dict[str, str]]:
     chat = read_chat(given)
     return chat, warning_headers(given, FIELDS, warnings=chat.conversation.warnings)
 

@@ -3,18 +3,18 @@
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
+from server.dialects.completions.prompt import PROMPT
+from server.dialects.completions.read import CompletionBody, completion_generation, read_completion
+from server.dialects.generation import INNER_FIELDS
+from server.dialects.known import Fields, fields_of
+from server.dialects.native.body import NativeBody
+from server.dialects.native.infill import InfillBody, infill_generation, read_infill
+from server.dialects.native.read import native_generation, read_native
+from server.dialects.verbose import verbosely
+from server.dialects.warnings import warning_headers
 from server.routes.generate import answer
 from server.routes.services import services
 from server.transport.bodies.read import read_as
-from server.wire.completions.prompt import PROMPT
-from server.wire.completions.read import CompletionBody, completion_generation, read_completion
-from server.wire.generation import INNER_FIELDS
-from server.wire.known import Fields, fields_of
-from server.wire.native.body import NativeBody
-from server.wire.native.infill import InfillBody, infill_generation, read_infill
-from server.wire.native.read import native_generation, read_native
-from server.wire.verbose import verbosely
-from server.wire.warnings import warning_headers
 
 router = APIRouter(tags=["completions"])
 _OPENAI, _NATIVE = (INNER_FIELDS | fields_of(body, prompt=PROMPT) for body in (CompletionBody, NativeBody))

@@ -5,6 +5,13 @@ import time
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
+from server.dialects.common import random_id
+from server.dialects.known import Fields
+from server.dialects.responses.history import items_to_store
+from server.dialects.responses.input import read_input
+from server.dialects.responses.known import ITEM
+from server.dialects.responses.read import read_metadata
+from server.dialects.warnings import warning_headers
 from server.errors import InvalidRequest, NotFound, short
 from server.routes.services import owner_of, services
 from server.routes.stored import (
@@ -19,13 +26,6 @@ from server.routes.stored import (
 from server.state.objects import Json, Page
 from server.transport.bodies.read import read_as, read_json, read_optional_as
 from server.transport.reply import json_reply
-from server.wire.common import random_id
-from server.wire.known import Fields
-from server.wire.responses.history import items_to_store
-from server.wire.responses.input import read_input
-from server.wire.responses.known import ITEM
-from server.wire.responses.read import read_metadata
-from server.wire.warnings import warning_headers
 
 router = APIRouter(tags=["conversations"])
 _NEW = Fields("metadata", items=ITEM)

@@ -11,15 +11,15 @@ from datetime import UTC, datetime
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
+from server.dialects.common import Json
+from server.dialects.known import Fields
+from server.dialects.warnings import warning_headers
 from server.errors import InvalidRequest
 from server.routes.batch_runner import new_file
 from server.routes.services import owner_of, services
 from server.routes.stored import ListQuery, find_object, list_reply, remove_object
 from server.transport.bodies.form import read_form
 from server.transport.reply import json_reply
-from server.wire.common import Json
-from server.wire.known import Fields
-from server.wire.warnings import warning_headers
 
 router = APIRouter(tags=["files"])
 PURPOSES = ("assistants", "batch", "evals", "fine-tune", "user_data", "vision")

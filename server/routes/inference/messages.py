@@ -6,19 +6,25 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from server.routes.generate import StreamWords, answer, compute
+from server.dialects.messages.errors import error_event
+from server.dialects.messages.mcp import offer_tools, pinned_lists, read_mcp, unlisted, uses_mcp, with_functions
+from server.dialects.messages.read import (
+    FIELDS,
+    ParsedMessages,
+    count_message_tokens,
+    message_generation,
+    read_messages,
+)
+from server.dialects.messages.write import PING
+from server.dialects.reasoning_cipher import ReasoningCipher
+from server.dialects.warnings import warning_headers
+from server.routes.generate import StreamDialect, answer, compute
 from server.routes.mcp import offer, server_tools
 from server.routes.services import services
 from server.transport.bodies.read import read_as, read_later
-from server.wire.messages.errors import error_event
-from server.wire.messages.mcp import offer_tools, pinned_lists, read_mcp, unlisted, uses_mcp, with_functions
-from server.wire.messages.read import FIELDS, MessagesAsked, count_message_tokens, message_generation, read_messages
-from server.wire.messages.write import PING
-from server.wire.reasoning_cipher import ReasoningCipher
-from server.wire.warnings import warning_headers
 
 router = APIRouter(tags=["messages"])
-_WORDS = StreamWords(error_event, lambda: PING)
+_WORDS = StreamDialect(error_event, lambda: PING)
 
 
 @router.post("/v1/messages")
@@ -31,11 +37,11 @@ async def post_messages(request: Request) -> Response:
     )
 
 
-async def _asked(request: Request, *, generate: bool = True) -> tuple[MessagesAsked, dict[str, str]]:
+async def _asked(request: Request, *, generate: bool = True) -> tuple[ParsedMessages, dict[str, str]]:
     """Read the body; MCP servers that it names are asked for their tools."""
     cipher, servers = services(request).reasoning, services(request).mcp
 
-    def first(given: dict[str, Any]) -> tuple[MessagesAsked, dict[str, str]] | dict[str, Any]:
+    def first(given: dict[str, Any]) -> tuple[ParsedMessages, dict[str, str]] | dict[str, Any]:
         if servers.is_for_requests and uses_mcp(given):
             return given
         return _read(given, cipher, generate=generate)
@@ -50,7 +56,7 @@ async def _asked(request: Request, *, generate: bool = True) -> tuple[MessagesAs
     offered = await offer(request, named, "name", pinned_lists(given))
     mcp = offer_tools(offered, given.get("tools"))
 
-    def with_mcp() -> tuple[MessagesAsked, dict[str, str]]:
+    def with_mcp() -> tuple[ParsedMessages, dict[str, str]]:
         asked = read_messages(with_functions(given, mcp), cipher, generate=generate)
         asked = replace(asked, server_tools=server_tools(servers, mcp))
         warnings = [*asked.conversation.warnings, *unlisted(offered)]
@@ -61,7 +67,7 @@ async def _asked(request: Request, *, generate: bool = True) -> tuple[MessagesAs
 
 def _read(
     given: dict[str, Any], cipher: ReasoningCipher, *, generate: bool = True
-) -> tuple[MessagesAsked, dict[str, str]]:
+) -> tuple[ParsedMessages, dict[str, str]]:
     wanted = read_messages(given, cipher, generate=generate)
     return wanted, warning_headers(given, FIELDS, warnings=wanted.conversation.warnings)
 

@@ -8,6 +8,29 @@ import orjson
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
+from server.dialects.common import Json
+from server.dialects.known import Fields
+from server.dialects.ollama.errors import error_line
+from server.dialects.ollama.fields import without_effect
+from server.dialects.ollama.models import running, shown, tags
+from server.dialects.ollama.pull import SUCCESS, hub_name, pull_lines
+from server.dialects.ollama.read import (
+    CHAT_FIELDS,
+    GENERATE_FIELDS,
+    ParsedOllama,
+    generation,
+    read_chat,
+    read_generate,
+)
+from server.dialects.ollama.vectors import (
+    EMBED_FIELDS,
+    OLD_EMBED_FIELDS,
+    Embed,
+    embed_job,
+    read_embed,
+    read_old_embed,
+)
+from server.dialects.warnings import as_header, unknown_fields
 from server.errors import (
     DownloadFailed,
     InvalidRequest,
@@ -23,40 +46,17 @@ from server.pool.pool import Pool
 from server.pool.spec import Task
 from server.pool.state import ModelState, Status
 from server.routes.embed import embed, read_able
-from server.routes.generate import Ask, StreamWords, reply, stream
+from server.routes.generate import GenerationRequest, StreamDialect, reply, stream
 from server.routes.services import lease_for, services, target_of
 from server.transport.access.keys import MANAGES
 from server.transport.bodies.read import read_as, read_json
 from server.transport.reply import JSON_TYPE, json_reply
 from server.transport.streams.disconnect import while_connected
 from server.transport.streams.sse import NDJSON_TYPE, event_stream
-from server.wire.common import Json
-from server.wire.known import Fields
-from server.wire.ollama.errors import error_line
-from server.wire.ollama.fields import without_effect
-from server.wire.ollama.models import running, shown, tags
-from server.wire.ollama.pull import SUCCESS, hub_name, pull_lines
-from server.wire.ollama.read import (
-    CHAT_FIELDS,
-    GENERATE_FIELDS,
-    OllamaAsked,
-    generation,
-    read_chat,
-    read_generate,
-)
-from server.wire.ollama.vectors import (
-    EMBED_FIELDS,
-    OLD_EMBED_FIELDS,
-    Embed,
-    embed_job,
-    read_embed,
-    read_old_embed,
-)
-from server.wire.warnings import as_header, unknown_fields
 
 router = APIRouter(prefix="/api", tags=["ollama"])
 
-_WORDS = StreamWords(error_line, media_type=NDJSON_TYPE)
+_WORDS = StreamDialect(error_line, media_type=NDJSON_TYPE)
 VERSION = "0.24.0"
 """The Ollama whose API this is; its clients ask before they use what is new."""
 
@@ -103,7 +103,7 @@ def _unused(given: dict[str, Any], known: Fields) -> list[str]:
     return [*without_effect(given), *unknown_fields(given, known)]
 
 
-async def _ask(request: Request, read: Callable[[dict[str, Any]], OllamaAsked], known: Fields) -> Response:
+async def _ask(request: Request, read: Callable[[dict[str, Any]], ParsedOllama], known: Fields) -> Response:
     ask, unused = await read_as(request, lambda given: (read(given), _unused(given, known)))
     keep_alive_s, untold = keep_alive(request, ask.body.keep_alive)
     headers = as_header([*unused, *ask.warnings, *untold])
@@ -112,7 +112,7 @@ async def _ask(request: Request, read: Callable[[dict[str, Any]], OllamaAsked], 
         stays = await stay(request, model, keep_alive_s)
         return json_reply(ask.reply.nothing("load" if stays else "unload"), headers=headers)
     # a ping would be a line that says nothing, which is none that clients could read; there is no field for a salt
-    wanted = Ask(
+    wanted = GenerationRequest(
         *(model, lambda model, seen: generation(ask, model, seen), ask.media, headers, ""),
         keep_alive_s=keep_alive_s,
         ping_s=0,

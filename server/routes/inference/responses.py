@@ -13,13 +13,38 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from server.conversation.conversation import Media
+from server.chat.conversation import Media
+from server.dialects.chat.read import input_tokens
+from server.dialects.common import Header, typed_event
+from server.dialects.generation import Generation
+from server.dialects.responses.compaction import CompactedReply, compaction_body
+from server.dialects.responses.history import NO_HISTORY, History, items_to_store, references
+from server.dialects.responses.mcp import (
+    McpRounds,
+    is_mcp,
+    known_lists,
+    list_item,
+    offer_tools,
+    read_mcp,
+    shown_tools,
+    with_functions,
+)
+from server.dialects.responses.read import (
+    FIELDS,
+    ParsedResponse,
+    new_response_id,
+    read_response,
+    response_fields,
+    response_generation,
+)
+from server.dialects.responses.write import EARLY_PING, Keep, ResponseFrame, ResponseReply, ResponseStream, failed_early
+from server.dialects.warnings import warning_headers
 from server.errors import InvalidRequest, LlamapoolError, QueueFull, short
 from server.media.source import Seen
 from server.pool.model import LoadedModel
 from server.routes.background import BackgroundRun, unpacked
 from server.routes.batch_runner import POLL_S
-from server.routes.generate import Ask, Before, StreamWords, answer, compute, detached
+from server.routes.generate import Before, GenerationRequest, StreamDialect, answer, compute, detached
 from server.routes.mcp import offer, server_tools
 from server.routes.services import Services, caller_of, owner_of, services
 from server.routes.stored import find_object, list_items, object_reply, remove_object
@@ -30,31 +55,6 @@ from server.transport.handlers import error_body
 from server.transport.reply import json_reply
 from server.transport.streams.event_socket import CONNECTION
 from server.transport.streams.sse import event_stream
-from server.wire.chat.read import input_tokens
-from server.wire.common import Header, typed_event
-from server.wire.generation import Generation
-from server.wire.responses.compaction import CompactedReply, compaction_body
-from server.wire.responses.history import NO_HISTORY, History, items_to_store, references
-from server.wire.responses.mcp import (
-    McpRounds,
-    is_mcp,
-    known_lists,
-    list_item,
-    offer_tools,
-    read_mcp,
-    shown_tools,
-    with_functions,
-)
-from server.wire.responses.read import (
-    FIELDS,
-    ResponseAsked,
-    new_response_id,
-    read_response,
-    response_fields,
-    response_generation,
-)
-from server.wire.responses.write import EARLY_PING, Keep, ResponseFrame, ResponseReply, ResponseStream, failed_early
-from server.wire.warnings import warning_headers
 
 logger = logging.getLogger(__name__)
 router = APIRouter(tags=["responses"])
@@ -101,10 +101,10 @@ async def create_response(request: Request) -> Response:
     def ping() -> bytes:
         return writers[-1].ping() if writers else EARLY_PING
 
-    words = StreamWords(failed, ping)
+    words = StreamDialect(failed, ping)
     before = _approved_calls(asked)
     if asked.body.background:
-        ask = Ask(
+        ask = GenerationRequest(
             *(asked.fields.model, prepare, asked.conversation.media, headers, asked.fields.cache_salt),
             words=words,
             before=before,
@@ -115,12 +115,12 @@ async def create_response(request: Request) -> Response:
 
 async def _read(
     request: Request, change: Callable[[Json], Json] = lambda given: given
-) -> tuple[ResponseAsked, dict[str, str]]:
+) -> tuple[ParsedResponse, dict[str, str]]:
     """Read the body, and what it continues if it names any of that. `change` returns the body to read in its place."""
 
     cipher = services(request).reasoning
 
-    def checked(given: dict[str, Any], history: History) -> tuple[ResponseAsked, dict[str, str]]:
+    def checked(given: dict[str, Any], history: History) -> tuple[ParsedResponse, dict[str, str]]:
         asked = read_response(given, history, cipher)
         return asked, warning_headers(given, FIELDS, warnings=asked.conversation.warnings)
 
@@ -132,7 +132,7 @@ async def _read(
         tools = given.get("tools")
         return servers.is_for_requests and isinstance(tools, list) and any(is_mcp(entry, web_search) for entry in tools)
 
-    def first(given: dict[str, Any]) -> tuple[ResponseAsked, dict[str, str]] | dict[str, Any]:
+    def first(given: dict[str, Any]) -> tuple[ParsedResponse, dict[str, str]] | dict[str, Any]:
         given = change(given)
         names_state = any(given.get(name) for name in ("previous_response_id", "conversation"))
         later = names_state or references(given.get("input")) or uses_mcp(given)
@@ -153,7 +153,7 @@ async def _read(
     offered = await offer(request, list(places.values()), "server_label", known)
     mcp = offer_tools(offered, found["tools"])
 
-    def with_mcp() -> tuple[ResponseAsked, dict[str, str]]:
+    def with_mcp() -> tuple[ParsedResponse, dict[str, str]]:
         asked, _ = checked(with_functions(found, places, mcp, offered), history)
         tools = replace(asked.tools, shown=shown_tools(asked.tools.shown, found["tools"]))
         body = asked.body.model_copy(update={"tool_choice": found.get("tool_choice")})
@@ -165,7 +165,7 @@ async def _read(
     return await read_later(request, with_mcp)
 
 
-def _approved_calls(asked: ResponseAsked) -> Before | None:
+def _approved_calls(asked: ParsedResponse) -> Before | None:
     """Return what makes the calls that the client has approved. Raises `InvalidRequest` for one that can't be made."""
     if not asked.approved:
         return None
@@ -206,12 +206,12 @@ async def _history(request: Request, given: dict[str, Any]) -> History:
     return History(items, named, referenced)
 
 
-def _keeper(request: Request) -> Callable[[ResponseAsked, bool], Keep]:
+def _keeper(request: Request) -> Callable[[ParsedResponse, bool], Keep]:
     """Return what makes the function that stores a finished response."""
     used, owner, connection = services(request), owner_of(request), _connection(request)
     remembers = CONNECTION in request.scope
 
-    def keeper(asked: ResponseAsked, prefilled: bool) -> Keep:
+    def keeper(asked: ParsedResponse, prefilled: bool) -> Keep:
         async def keep(response: Json) -> bool:
             inputs = items_to_store(asked.body.input, asked.history)
             inputs = inputs[:-1] if prefilled else inputs  # the output repeats the message that it continues
@@ -248,7 +248,9 @@ def _expiry(used: Services) -> float | None:
     return time.time() + days * DAY_S if days else None
 
 
-async def _start_in_background(request: Request, asked: ResponseAsked, ask: Ask, response_id: str) -> Response:
+async def _start_in_background(
+    request: Request, asked: ParsedResponse, ask: GenerationRequest, response_id: str
+) -> Response:
     """Store the response as queued and generate it in a task of its own. Reply at once, or with its events."""
     used, owner = services(request), owner_of(request)
     if used.background.n_running >= MAX_BACKGROUND:

@@ -3,11 +3,7 @@
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from server.routes.generate import compute
-from server.routes.services import lease_for, services
-from server.transport.bodies.read import read_as
-from server.transport.reply import json_reply
-from server.wire.native.tokens import (
+from server.dialects.native.tokens import (
     DETOKENIZE_FIELDS,
     TOKENIZE_FIELDS,
     detokenize,
@@ -15,7 +11,11 @@ from server.wire.native.tokens import (
     read_tokenize,
     tokenize,
 )
-from server.wire.warnings import warning_headers
+from server.dialects.warnings import warning_headers
+from server.routes.generate import compute
+from server.routes.services import lease_for, services
+from server.transport.bodies.read import read_as
+from server.transport.reply import json_reply
 
 router = APIRouter(tags=["tokens"])
 

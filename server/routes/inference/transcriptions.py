@@ -3,11 +3,11 @@
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from server.routes.generate import Ask, collected, stream
+from server.dialects.transcriptions.read import Task, read_transcription, transcription
+from server.dialects.transcriptions.write import rendered
+from server.dialects.warnings import as_header
+from server.routes.generate import GenerationRequest, collected, stream
 from server.transport.bodies.form import read_form
-from server.wire.transcriptions.read import Task, read_transcription, transcription
-from server.wire.transcriptions.write import rendered
-from server.wire.warnings import as_header
 
 router = APIRouter(tags=["transcriptions"])
 
@@ -28,7 +28,7 @@ async def post_translation(request: Request) -> Response:
 async def _answer(request: Request, task: Task) -> Response:
     form = await read_form(request)
     wanted = read_transcription(form.fields, form.files, task)
-    ask = Ask(
+    ask = GenerationRequest(
         *(wanted.fields.model, lambda model, seen: transcription(wanted, model, seen)),
         *([wanted.sound], as_header(wanted.warnings)),
     )

@@ -3,14 +3,14 @@
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
+from server.dialects.completions.prompt import prompt_media
+from server.dialects.known import Fields
+from server.dialects.vectors.embeddings import FIELDS as EMBEDDINGS
+from server.dialects.vectors.embeddings import embeddings_job, read_embeddings
+from server.dialects.vectors.rerank import COHERE_FIELDS, read_rerank, rerank_job
+from server.dialects.vectors.rerank import FIELDS as RERANK
+from server.dialects.warnings import warning_headers
 from server.routes.embed import embed, read_able
-from server.wire.completions.prompt import prompt_media
-from server.wire.known import Fields
-from server.wire.vectors.embeddings import FIELDS as EMBEDDINGS
-from server.wire.vectors.embeddings import embeddings_job, read_embeddings
-from server.wire.vectors.rerank import COHERE_FIELDS, read_rerank, rerank_job
-from server.wire.vectors.rerank import FIELDS as RERANK
-from server.wire.warnings import warning_headers
 
 router = APIRouter(tags=["vectors"])
 

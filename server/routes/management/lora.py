@@ -4,10 +4,10 @@ from pathlib import PurePath
 
 from fastapi import APIRouter, Request, Response
 
+from server.dialects.adapters import adapter_objects, read_scales
 from server.routes.services import lease_for, sees_files
 from server.transport.bodies.read import read_array
 from server.transport.reply import json_reply
-from server.wire.adapters import adapter_objects, read_scales
 
 router = APIRouter(tags=["models"])
 

@@ -7,6 +7,8 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
+from server.dialects import common as wire
+from server.dialects.messages.models import ANTHROPIC_VERSION, anthropic_model, anthropic_models
 from server.engine.runner_api import Pooling
 from server.errors import ConfigError, InvalidRequest, ModelNotFound, Unavailable
 from server.pool.events import (
@@ -26,8 +28,6 @@ from server.routes.services import sees_files, services
 from server.transport.bodies.read import read_json
 from server.transport.reply import json_reply
 from server.transport.streams.sse import event_stream
-from server.wire import common as wire
-from server.wire.messages.models import ANTHROPIC_VERSION, anthropic_model, anthropic_models
 
 router = APIRouter(tags=["models"])
 

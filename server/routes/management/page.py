@@ -11,10 +11,6 @@ import orjson
 from fastapi import APIRouter, Query, Request, Response
 
 from server.errors import InvalidRequest, NotFound, NotSupported, ShuttingDown
-from server.page.bench import SCENARIOS, Address, measured, read_order
-from server.page.tools.catalogue import SHELL
-from server.page.tools.child import shell, work
-from server.page.tools.mcp import called, mcp_tools, shown
 from server.routes.management.models import model_named
 from server.routes.services import services, target_of
 from server.transport.access.auth import given_key
@@ -23,6 +19,10 @@ from server.transport.forward import forward
 from server.transport.reply import json_reply
 from server.transport.streams.disconnect import Watch
 from server.transport.streams.sse import event_stream
+from server.web.bench import SCENARIOS, Address, measured, read_order
+from server.web.tools.catalogue import SHELL
+from server.web.tools.child import shell, work
+from server.web.tools.mcp import called, mcp_tools, shown
 
 router = APIRouter(include_in_schema=False)
 
@@ -31,7 +31,7 @@ _OFF = {"error": {"code": 403, "message": "this feature is disabled", "type": "f
 
 @router.get("/page/live")
 async def live(request: Request) -> Response:
-    """What engines do, the last requests and the last hour, as events (`server.page.live`)."""
+    """What engines do, the last requests and the last hour, as events (`server.web.live`)."""
     used = services(request)
     used.live.begin()
     return event_stream(request, used.live.events(used.draining), on_close=used.live.end, ping_s=0)

@@ -4,6 +4,8 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
+from server.dialects.common import FINGERPRINT
+from server.dialects.native.settings import generation_settings
 from server.errors import InvalidRequest, NotSupported, short
 from server.media.decode import reads_video
 from server.pool.state import ModelFacts, ModelState, Status
@@ -13,8 +15,6 @@ from server.templates.capabilities import Capabilities
 from server.transport.bodies.read import read_optional_json
 from server.transport.options import HttpOptions
 from server.transport.reply import json_reply
-from server.wire.common import FINGERPRINT
-from server.wire.native.settings import generation_settings
 
 router = APIRouter(tags=["models"])
 

@@ -5,6 +5,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
+from server.dialects.common import Json
 from server.errors import InvalidRequest, NotSupported
 from server.pool.model import LoadedModel
 from server.pool.saved import slots as saved_slots
@@ -13,7 +14,6 @@ from server.routes.services import cache_owner, caller_of, lease_for, services
 from server.transport.bodies.read import read_json, read_optional_json
 from server.transport.reply import json_reply
 from server.transport.streams.disconnect import while_connected
-from server.wire.common import Json
 
 router = APIRouter(tags=["monitoring"])
 

@@ -4,6 +4,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
+from server.dialects.native.settings import generation_settings
 from server.engine.cache_scope import owner_of
 from server.engine.step.snapshots import SlotSnapshot
 from server.errors import InvalidRequest, ModelLoading, NotSupported, Unavailable
@@ -11,7 +12,6 @@ from server.pool.state import ModelState
 from server.routes.management.health import NO_SLOT, is_pending
 from server.routes.services import cache_owner, caller_of, services
 from server.transport.reply import json_reply
-from server.wire.native.settings import generation_settings
 
 router = APIRouter(tags=["monitoring"])
 

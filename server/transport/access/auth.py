@@ -10,7 +10,7 @@ from starlette.types import Scope
 
 from server.errors import AuthenticationFailed, NotFound, PermissionDenied
 from server.transport.access.endpoints import SCOPES, Need
-from server.transport.access.keys import ANYBODY, CALLER, Key, KeyRing, digest_of, key_name
+from server.transport.access.keys import ANYBODY, CALLER, Key, KeyStore, digest_of, key_name
 from server.transport.access.target import Target
 
 _PREFIX = b"bearer "
@@ -55,7 +55,7 @@ def scheduled_client(scope: Scope, end_user: str, *, several_keys: bool) -> str:
 class Access:
     """Checks the keys of requests."""
 
-    def __init__(self, ring: KeyRing, open_paths: Collection[str] = ()) -> None:
+    def __init__(self, ring: KeyStore, open_paths: Collection[str] = ()) -> None:
         """`open_paths` need no key, besides those of the table of endpoints."""
         self._ring = ring
         self._open = frozenset(open_paths)

@@ -100,7 +100,7 @@ def key_name(digest: bytes) -> str:
     return f"key-{digest.hex()[:_SHOWN_HEX]}"
 
 
-class KeyRing:
+class KeyStore:
     """The server's valid keys. `required` False means that requests need no key.
 
     `required` never changes after the start: a key file that loses its last key does not open the server.

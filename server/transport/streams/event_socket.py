@@ -14,8 +14,8 @@ from typing import Any
 import orjson
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from server.dialects.common import openai_error
 from server.transport.bodies.memory import BodyMemory, BodyShare, TooManyBodies
-from server.wire.common import openai_error
 
 CONNECTION = "llamapool.connection"
 """A key in the ASGI scope of a request that came over a WebSocket: what endpoints keep for its connection, a dict."""

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from server.wire.chat.read import ChatBody
-from server.wire.completions.read import CompletionBody
-from server.wire.messages.read import MessagesBody
-from server.wire.native.body import NativeBody
-from server.wire.native.infill import InfillBody
-from server.wire.ollama.read import OllamaChatBody, OllamaGenerateBody
+from server.dialects.chat.read import ChatBody
+from server.dialects.completions.read import CompletionBody
+from server.dialects.messages.read import MessagesBody
+from server.dialects.native.body import NativeBody
+from server.dialects.native.infill import InfillBody
+from server.dialects.ollama.read import OllamaChatBody, OllamaGenerateBody
 from tests.api.conftest import Api, Serve
 
 JSON = st.recursive(

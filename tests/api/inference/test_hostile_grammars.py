@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from server.confined.memory import MemoryWatch
-from server.confined.process import WorkLimits
-from server.constrain.grammar.sandbox import Sandbox
 from server.routes.compiling import N_AT_ONCE
+from server.sandbox.memory import MemoryWatch
+from server.sandbox.process import WorkLimits
+from server.structured.grammar.sandbox import Sandbox
 from tests.api.conftest import Serve, until
 from tests.api.streams import posting
-from tests.unit.constrain.builders import exploding_schema
+from tests.unit.structured.builders import exploding_schema
 
 URL = "/v1/chat/completions"
 MESSAGES = [{"role": "user", "content": "Hi"}]

@@ -272,6 +272,6 @@ async def test_a_picture_that_stands_in_a_prompt_too_often_is_told(hearing: Api)
 async def test_a_picture_counts_as_often_as_it_stands_in_a_prompt(
     hearing: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("server.media.sight.MAX_DECODED_BYTES", 16 * 12 * 3 * 2)
+    monkeypatch.setattr("server.media.loader.MAX_DECODED_BYTES", 16 * 12 * 3 * 2)
     replies = [await hearing.client.post("/v1/chat/completions", json=chat(*[IMAGE] * n)) for n in (3, 2)]
     assert [reply.status_code for reply in replies] == [400, 200]

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from openai.types.responses import Response
 
 from harness.fakes import FakeLoader, FakeRunner
+from server.dialects.responses.read import ResponsesBody
 from server.engine.runner_api import BatchEntry
 from server.errors import InternalError
-from server.wire.responses.read import ResponsesBody
 from tests.api.conftest import Serve
 from tests.api.inference.test_fuzz_generation import JSON, bodies, check
 from tests.api.streams import posting

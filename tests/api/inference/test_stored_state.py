@@ -12,8 +12,8 @@ from openai import AsyncOpenAI, BadRequestError, NotFoundError
 from openai.types.responses import CompactedResponse, Response, ResponseCompactionItem, ResponseTextDeltaEvent
 from pydantic import TypeAdapter
 
+from server.dialects.responses import compaction
 from server.routes.inference import responses
-from server.wire.responses import compaction
 from tests.api.conftest import Api, Serve
 from tests.api.official import opened as serving
 

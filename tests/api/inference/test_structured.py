@@ -9,7 +9,7 @@ from harness.fakes import FakeLoader, FakeRunner
 from server.formats import BY_NAME
 from server.templates.built_in import source_of
 from tests.api.conftest import Serve
-from tests.unit.wire.builders import chunks
+from tests.unit.dialects.builders import chunks
 
 URL = "/v1/chat/completions"
 HI = [{"role": "user", "content": "Hi"}]

@@ -18,11 +18,11 @@ from server.app import create_app
 from server.engine.prefix.blocks import BlocksStored
 from server.media import header
 from server.pool.footprint import Fit, Footprint, Memory
-from server.pool.isolated import core
-from server.pool.isolated.engines import IsolatedEngine
-from server.pool.isolated.weights import IsolatedWeights
 from server.pool.saved.embedding_folder import SUFFIX
 from server.pool.spec import ModelSpec
+from server.pool.worker import supervisor
+from server.pool.worker.engines import IsolatedEngine
+from server.pool.worker.weights import IsolatedWeights
 from tests.api.conftest import Api, check_nothing_leaked, make_settings, run_app, until
 from tests.api.streams import Exchange, posting
 from tests.isolated_fakes import in_process
@@ -84,7 +84,7 @@ def start() -> Start:
             yield api
             loaded = [state.loaded for state in api.pool.states() if state.loaded is not None]
             weights = [model.weights for model in loaded if isinstance(model.weights, IsolatedWeights)]
-            pids = [one.core.pid for one in weights]
+            pids = [one.supervisor.pid for one in weights]
             await check_nothing_leaked(api)
         assert "process" not in here.opened
         assert not (has_gpu and here.n_looks)
@@ -105,7 +105,7 @@ def engine(api: Api, model: str = "demo") -> IsolatedEngine:
 
 async def is_back(api: Api, model: str = "demo", after: int = 0) -> None:
     """Wait until the model was started again more often than `after` times."""
-    await until(lambda: engine(api, model).core.n_restarts > after and engine(api, model).serves)
+    await until(lambda: engine(api, model).supervisor.n_restarts > after and engine(api, model).serves)
 
 
 def chat(text: str, **more: Any) -> dict[str, Any]:
@@ -149,7 +149,7 @@ async def test_by_itself_a_model_has_a_process_where_a_gpu_computes(start: Start
     own = {"demo": {**ONE["demo"], "isolation": "auto"}}
     async with start("plain", own, has_gpu=True, memory="50%") as api:
         assert (await api.client.post("/v1/chat/completions", json=chat("Hi"))).status_code == 200
-        assert engine(api).core.pid
+        assert engine(api).supervisor.pid
 
 
 async def test_the_memory_of_devices_is_read_in_a_models_process(
@@ -206,8 +206,8 @@ async def test_killed_under_streams_it_ends_only_its_own_with_an_error_and_comes
             for _ in range(3)
         ]
         await asyncio.gather(*map(until_streamed, of_a))
-        other = engine(api, "b").core.pid
-        os.kill(engine(api, "a").core.pid, signal.SIGKILL)
+        other = engine(api, "b").supervisor.pid
+        os.kill(engine(api, "a").supervisor.pid, signal.SIGKILL)
         for exchange in of_a:
             raw = b"".join([part async for part in exchange.chunks()])
             last = orjson.loads(raw.rpartition(b"data: {")[2].partition(b"\n\n")[0].join([b"{", b""]))
@@ -217,13 +217,13 @@ async def test_killed_under_streams_it_ends_only_its_own_with_an_error_and_comes
         await is_back(api, "a")
         reply = await api.client.post("/v1/chat/completions", json=chat("Hi", model="a"))
         assert reply.status_code == 200
-        assert engine(api, "b").core.pid == other
+        assert engine(api, "b").supervisor.pid == other
         assert (await api.client.get("/readyz")).status_code == 200
         # what has said nothing yet is asked once more
         reply = await api.client.post("/v1/chat/completions", json=chat(f"!die once {tmp_path / 'died'}!", model="b"))
         assert reply.status_code == 200
         assert reply.json()["usage"]["completion_tokens"] == 20
-        assert (engine(api, "a").core.n_restarts, engine(api, "b").core.n_restarts) == (1, 1)
+        assert (engine(api, "a").supervisor.n_restarts, engine(api, "b").supervisor.n_restarts) == (1, 1)
 
 
 async def test_a_whole_reply_that_had_begun_is_asked_for_once_more_and_counts_once(
@@ -235,7 +235,7 @@ async def test_a_whole_reply_that_had_begun_is_asked_for_once_more_and_counts_on
         assert reply.status_code == 200
         assert reply.json()["usage"]["completion_tokens"] == 40
         assert [choice["finish_reason"] for choice in reply.json()["choices"]] == ["length"] * 2
-        assert engine(api).core.n_restarts == 1
+        assert engine(api).supervisor.n_restarts == 1
         again = await api.client.post("/v1/chat/completions", json=asked, headers=KEY)  # nobody dies any more
         assert again.json()["choices"] == reply.json()["choices"]
         counts = (await api.client.get("/metrics", headers=KEY)).text
@@ -245,7 +245,7 @@ async def test_a_whole_reply_that_had_begun_is_asked_for_once_more_and_counts_on
 
 
 async def test_nothing_is_asked_a_third_time(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(core, "FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(supervisor, "FIRST_PAUSE_S", 0.01)
     async with start() as api:
         reply = await api.client.post("/v1/chat/completions", json=chat("!die late /nowhere/at/all!"))
         assert reply.status_code == 503
@@ -255,12 +255,12 @@ async def test_nothing_is_asked_a_third_time(start: Start, monkeypatch: pytest.M
         assert reply.status_code == 503
         assert "SIGKILL" in reply.json()["error"]["message"]
         assert reply.headers["retry-after"] == "1"
-        assert engine(api).core.n_restarts + bool(engine(api).core.down) == 4
+        assert engine(api).supervisor.n_restarts + bool(engine(api).supervisor.down) == 4
         await is_back(api, after=3)
-        engine(api).core.pause_s = 12.5  # until it would be started again
+        engine(api).supervisor.pause_s = 12.5  # until it would be started again
         reply = await api.client.post("/v1/chat/completions", json=chat("Hi"))
         assert (reply.status_code, reply.headers["retry-after"]) == (503, "13")
-        engine(api).core.pause_s = 0.0
+        engine(api).supervisor.pause_s = 0.0
 
 
 async def test_a_stream_of_which_something_was_sent_is_not_asked_again(start: Start, tmp_path: Path) -> None:
@@ -272,7 +272,7 @@ async def test_a_stream_of_which_something_was_sent_is_not_asked_again(start: St
         assert raw.count(b'"role":"assistant"') == 1
         assert b"SIGKILL" in raw
         await is_back(api)
-        assert engine(api).core.n_restarts == 1
+        assert engine(api).supervisor.n_restarts == 1
 
 
 @pytest.mark.parametrize("disk", [False, True])
@@ -305,7 +305,7 @@ async def test_a_picture_that_was_seen_before_is_neither_decoded_nor_encoded(
         assert (len(decoded), engine(api).stats.n_media_encoded) == (1, 1)
 
         await until(lambda: not disk or any(tmp_path.rglob(f"*{SUFFIX}")))
-        os.kill(engine(api).core.pid, signal.SIGKILL)
+        os.kill(engine(api).supervisor.pid, signal.SIGKILL)
         await is_back(api)
         assert await ask(first, cache_prompt=False) == said
         n_again = 0 if disk else 1
@@ -333,7 +333,7 @@ async def test_a_process_killed_during_the_first_load_is_followed_by_another(sta
 async def test_a_file_that_the_library_does_not_survive_fails_its_model_only(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(core, "FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(supervisor, "FIRST_PAUSE_S", 0.01)
     models = {"bad": {**ONE["demo"], "load": "on_demand"}, "good": {"path": "good.gguf"}}
     async with start("aborting", models=models) as api:
         reply = await api.client.post("/v1/chat/completions", json=chat("Hi", model="bad"))
@@ -371,16 +371,16 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[int]]:
     def begin(*numbers: int, stopped: bool = False) -> list[int]:
         pids: list[int] = []
 
-        class Child(core.Child):
+        class Child(supervisor.Child):
             def __post_init__(self) -> None:
                 super().__post_init__()
                 pids.append(self.pid)
-                monkeypatch.setattr(core, "STUCK_S", 1.0 if len(pids) in numbers else 1e9)
+                monkeypatch.setattr(supervisor, "STUCK_S", 1.0 if len(pids) in numbers else 1e9)
                 if stopped and len(pids) in numbers:
                     os.kill(self.pid, signal.SIGSTOP)
 
         for name, value in (("STUCK_S", 1e9), ("STACKS_S", 0.01), ("FIRST_PAUSE_S", 0.01), ("Child", Child)):
-            monkeypatch.setattr(core, name, value)
+            monkeypatch.setattr(supervisor, name, value)
         monkeypatch.setattr("server.app.WATCH_EVERY_S", 0.05)
         return pids
 
@@ -406,23 +406,23 @@ async def test_a_process_that_is_stopped_while_it_is_loaded_again_is_followed_by
 ) -> None:
     async with start(watchdog_s=0.2) as api:
         pids = watched(1, stopped=True)
-        os.kill(engine(api).core.pid, signal.SIGKILL)
+        os.kill(engine(api).supervisor.pid, signal.SIGKILL)
         await is_back(api)
-        assert engine(api).core.pid == pids[1]
+        assert engine(api).supervisor.pid == pids[1]
         assert (await api.client.post("/v1/chat/completions", json=chat("Hi"))).status_code == 200
 
 
 async def test_the_process_that_measures_a_model_loads_it_or_ends(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    started: list[core.Child] = []
+    started: list[supervisor.Child] = []
 
-    class Counted(core.Child):
+    class Counted(supervisor.Child):
         def __post_init__(self) -> None:
             super().__post_init__()
             started.append(self)
 
-    monkeypatch.setattr(core, "Child", Counted)
+    monkeypatch.setattr(supervisor, "Child", Counted)
     models = {name: {**model, "load": "on_demand"} for name, model in TWO.items()}
     async with start("sized", models=models) as api:
         assert (await api.client.post("/v1/chat/completions", json=chat("Hi", model="a"))).status_code == 200
@@ -437,8 +437,8 @@ async def test_a_step_that_hangs_is_ended_by_the_watchdog(
     start: Start, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("server.app.WATCH_EVERY_S", 0.05)
-    monkeypatch.setattr("server.pool.isolated.engines.LEAST_LIMIT_S", 1.0)
-    monkeypatch.setattr(core, "STACKS_S", 60.0)  # it ends by itself
+    monkeypatch.setattr("server.pool.worker.engines.LEAST_LIMIT_S", 1.0)
+    monkeypatch.setattr(supervisor, "STACKS_S", 60.0)  # it ends by itself
     async with start(watchdog_s=1.0) as api:
         body = chat("!wait 1!", stream=True, max_tokens=3000)
         async with posting(api.app, "/v1/chat/completions", body) as exchange:

@@ -8,9 +8,9 @@ import pytest
 from starlette.types import Receive, Scope, Send
 
 from server.errors import InvalidRequest
-from server.page import bench
-from server.page.bench import SCENARIOS, Address, measured, read_order
-from server.page.bodies import MOST_BYTES, Bodies, BodyStart
+from server.web import bench
+from server.web.bench import SCENARIOS, Address, measured, read_order
+from server.web.bodies import MOST_BYTES, Bodies, BodyStart
 from tests.api.conftest import Serve
 
 HI = [{"role": "user", "content": "Hi"}]

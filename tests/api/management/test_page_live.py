@@ -12,8 +12,8 @@ import pytest
 from harness.fakes import FakeLoader, FakeRunner
 from server.engine.step import snapshots
 from server.engine.step.snapshots import InstanceView
-from server.page import live as page_live
-from server.page.history import History, quantiles
+from server.web import live as page_live
+from server.web.history import History, quantiles
 from tests.api.conftest import Api, Serve, until
 from tests.api.streams import Exchange, posting
 

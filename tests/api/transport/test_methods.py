@@ -9,9 +9,9 @@ import httpx
 import pytest
 from starlette.routing import Route
 
-from server.page.live import MOST_WATCHERS
 from server.routes import ROUTERS
 from server.transport.uvicorn_protocols import usual_case
+from server.web.live import MOST_WATCHERS
 from tests.api.conftest import TIMEOUT_S, GoLive, Serve
 
 pytestmark = pytest.mark.slow

@@ -1,7 +1,7 @@
 """What the programs sent, as shapes: structure, types, roles and names of fields; every text is a placeholder.
 
-`tests/unit/wire/test_recorded_requests.py` reads and renders them with every template. No prompt of a program is kept:
-what is not known to be a name of the API is replaced.
+`tests/unit/dialects/test_recorded_requests.py` reads and renders them with every template. No prompt of a program is
+kept: what is not known to be a name of the API is replaced.
 """
 
 import base64

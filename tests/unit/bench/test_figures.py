@@ -6,7 +6,7 @@ import pytest
 
 from server.bench import figures
 from server.bench.errors import BenchError
-from server.bench.prompts import SYLLABLES, Words
+from server.bench.prompts import SYLLABLES, RandomText
 from server.bench.reply import ClientRecord
 from server.bench.report import ScenarioResult, document, table
 from server.bench.scenarios import SCENARIOS, named
@@ -52,11 +52,11 @@ def test_what_is_new_in_a_turn_is_all_but_the_turns_before() -> None:
 
 
 def test_the_same_seed_writes_the_same_words_and_another_writes_others() -> None:
-    assert Words("a 1").text(20) == Words("a 1").text(20) != Words("a 2").text(20)
-    words = Words("a 1").text(30).split(" ")[1:]
+    assert RandomText("a 1").text(20) == RandomText("a 1").text(20) != RandomText("a 2").text(20)
+    words = RandomText("a 1").text(30).split(" ")[1:]
     assert len(words) == 30
     assert all(len(word) in (4, 6) and word[:2] in SYLLABLES for word in words)
-    assert len(Words("a 1", 0.5).text(30).split()) == 15
+    assert len(RandomText("a 1", 0.5).text(30).split()) == 15
 
 
 def test_a_table_has_the_median_and_the_spread_and_says_what_failed() -> None:

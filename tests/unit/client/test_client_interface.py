@@ -20,13 +20,13 @@ from llamapool.client.models import ModelsClientAPI
 from llamapool.client.openai_completions import CompletionsClientAPI
 from llamapool.client.responses import ResponsesClientAPI
 from llamapool.client.slots import SlotsClientAPI
-from server.wire.chat.read import FIELDS as CHAT
-from server.wire.completions.read import CompletionBody
-from server.wire.known import fields_of
-from server.wire.messages.read import MessagesBody
-from server.wire.native.body import NativeBody
-from server.wire.native.infill import InfillBody
-from server.wire.responses.read import FIELDS as RESPONSES
+from server.dialects.chat.read import FIELDS as CHAT
+from server.dialects.completions.read import CompletionBody
+from server.dialects.known import fields_of
+from server.dialects.messages.read import MessagesBody
+from server.dialects.native.body import NativeBody
+from server.dialects.native.infill import InfillBody
+from server.dialects.responses.read import FIELDS as RESPONSES
 
 METHODS: dict[Callable[..., object], str] = {
     LlamaCppClient.__init__: "base_url='http://127.0.0.1:8080', api_key=None, timeout=600.0, verify_ssl=True",

@@ -49,7 +49,7 @@ def panics(_: object) -> None:
     raise PanicException("index out of bounds")
 
 
-class Gate:
+class ConcurrencyLimiter:
     """A runner whose every step waits for `open`."""
 
     def __init__(self, **options: Any) -> None:
@@ -76,7 +76,7 @@ async def test_a_request_gets_its_vectors_in_order() -> None:
 
 
 async def test_what_was_given_up_is_not_counted_for_as_long_as_it_hangs() -> None:
-    gate = Gate()
+    gate = ConcurrencyLimiter()
     async with engine_over(gate.runner) as engine:
         job = engine.submit(texts("one"))
         await gate.entered()
@@ -90,7 +90,7 @@ async def test_what_was_given_up_is_not_counted_for_as_long_as_it_hangs() -> Non
 
 
 async def test_what_waits_is_computed_together_whoever_asked() -> None:
-    gate = Gate()
+    gate = ConcurrencyLimiter()
     async with engine_over(gate.runner) as engine:
         first = engine.submit(texts("first"))
         await gate.entered()
@@ -133,7 +133,7 @@ async def test_a_vector_for_each_token_without_pooling() -> None:
 
 
 async def test_two_instances_share_the_work() -> None:
-    gates = Gate(n_seq=1), Gate(n_seq=1)
+    gates = ConcurrencyLimiter(n_seq=1), ConcurrencyLimiter(n_seq=1)
     async with engine_over(*(gate.runner for gate in gates)) as engine:
         requests = [engine.submit(texts(word)) for word in ("one", "three")]
         for gate in gates:
@@ -148,7 +148,7 @@ async def test_two_instances_share_the_work() -> None:
 
 
 async def test_the_inputs_of_one_request_go_to_whatever_instance_is_free() -> None:
-    gates = Gate(n_seq=1), Gate(n_seq=1)
+    gates = ConcurrencyLimiter(n_seq=1), ConcurrencyLimiter(n_seq=1)
     async with engine_over(*(gate.runner for gate in gates)) as engine:
         asked = texts("one", "three", "seventh")
         request = engine.submit(asked)
@@ -161,7 +161,7 @@ async def test_the_inputs_of_one_request_go_to_whatever_instance_is_free() -> No
 
 
 async def test_a_failed_instance_takes_along_what_it_computes_and_others_go_on() -> None:
-    gate = Gate(n_seq=1)
+    gate = ConcurrencyLimiter(n_seq=1)
     async with engine_over(FakeEmbeddingRunner(n_seq=1, on_embed=panics), gate.runner) as engine:
         gate.open()
         asked = [engine.submit(texts(f"text {i}")) for i in range(20)]
@@ -183,7 +183,7 @@ async def test_without_any_instance_left_all_that_wait_are_told() -> None:
 
 
 async def test_slots_show_what_is_computed() -> None:
-    gate = Gate(n_seq=3)
+    gate = ConcurrencyLimiter(n_seq=3)
     async with engine_over(gate.runner) as engine:
         assert not any(slot.is_processing for slot in engine.slots())
         request = engine.submit(texts("one", "three"))
@@ -198,7 +198,7 @@ async def test_slots_show_what_is_computed() -> None:
 
 
 async def test_a_cancelled_request_leaves_the_queue_by_the_next_step() -> None:
-    gate = Gate(n_seq=2)
+    gate = ConcurrencyLimiter(n_seq=2)
     async with engine_over(gate.runner) as engine:
         large = engine.submit(texts(*["text"] * 1000))
         await gate.entered()
@@ -211,7 +211,7 @@ async def test_a_cancelled_request_leaves_the_queue_by_the_next_step() -> None:
 
 
 async def test_a_request_that_was_cancelled_before_its_turn_costs_nothing() -> None:
-    gate = Gate()
+    gate = ConcurrencyLimiter()
     async with engine_over(gate.runner) as engine:
         first, second = engine.submit(texts("one")), engine.submit(texts("two"))
         first.cancel()
@@ -222,7 +222,7 @@ async def test_a_request_that_was_cancelled_before_its_turn_costs_nothing() -> N
 
 
 async def test_a_full_queue_says_when_to_come_back() -> None:
-    gate = Gate(n_seq=2)
+    gate = ConcurrencyLimiter(n_seq=2)
     async with engine_over(gate.runner, max_queue=1) as engine:
         requests = [engine.submit(texts("x")) for _ in range(3)]
         with pytest.raises(QueueFull) as caught:
@@ -273,7 +273,7 @@ async def test_numbers_that_are_none_fail_the_request() -> None:
 
 
 async def test_close_fails_what_runs_and_refuses_what_comes() -> None:
-    gate = Gate(n_seq=1)
+    gate = ConcurrencyLimiter(n_seq=1)
     async with engine_over(gate.runner) as engine:
         running, waiting = engine.submit(texts("one", "two")), engine.submit(texts("three"))
         await gate.entered()
@@ -289,7 +289,7 @@ async def test_close_fails_what_runs_and_refuses_what_comes() -> None:
 
 
 async def test_close_lets_running_requests_end_within_its_time() -> None:
-    gate = Gate(n_seq=1)
+    gate = ConcurrencyLimiter(n_seq=1)
     async with engine_over(gate.runner) as engine:
         request = engine.submit(texts("one", "two"))
         closing = asyncio.create_task(engine.close(drain_s=10.0))

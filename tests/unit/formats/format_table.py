@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from server import formats
+from server.dialects.tool_types import ANTHROPIC, RESPONSES, SERVERS, TOOLSETS, ToolType
 from server.formats import families
-from server.formats.call_form import Arguments, Braces, Elements, JsonArguments
+from server.formats.tool_call_syntax import Arguments, Braces, Elements, JsonArguments
 from server.formats.tool_format import ToolFormat
-from server.wire.tool_types import ANTHROPIC, RESPONSES, SERVERS, TOOLSETS, ToolType
 from tests.unit.formats.reading import Read, every_character, parser, read
 from tests.unit.formats.recorded import PARAMETERS, RECORDED, Recorded, tool
 

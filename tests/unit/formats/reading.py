@@ -49,7 +49,7 @@ def functions_of(tools: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 def forced_call_grammar(template: ChatTemplate, tools: Sequence[Mapping[str, Any]], **options: Any) -> str:
     """The grammar of forced calls in the template's format."""
-    return template.speech().forced_calls(functions_of(tools), **options)
+    return template.chat_format().forced_calls(functions_of(tools), **options)
 
 
 def output_parser(
@@ -62,7 +62,7 @@ def output_parser(
     parallel_tool_calls: bool,
 ) -> OutputParser:
     """A parser of what a model with that template writes."""
-    return template.speech(tools=bool(tools)).parser(
+    return template.chat_format(tools=bool(tools)).parser(
         functions_of(tools),
         generation_prompt=generation_prompt,
         reasoning_format=reasoning_format,

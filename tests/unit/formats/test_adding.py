@@ -9,11 +9,11 @@ from harness.real_server import ROOT
 from server import formats
 from server.formats import recognition
 from server.formats.tool_format import ToolFormat
-from tests.unit.constrain.builders import BYTES, matches
 from tests.unit.formats import further_outputs
 from tests.unit.formats.reading import every_character, forced_call_grammar, parser, read, template
 from tests.unit.formats.recorded import FULL, TOOLS, Recorded
 from tests.unit.formats.test_recognition import rendering, speaker
+from tests.unit.structured.builders import BYTES, matches
 
 BLOCK = re.compile(r"```python\n# (\S+)\.py\n(.*?)```", re.DOTALL)
 
@@ -46,7 +46,7 @@ def test_one_file_and_a_sample_make_a_family(family: ToolFormat) -> None:
     forced = BYTES.lark(forced_call_grammar(template(family.name), TOOLS, name="", parallel=True))
     assert matches(forced.fork(), f"<otter_call>get_weather\n{FULL}\n</otter_call>")
     assert not matches(forced.fork(), '<otter_call>get_weather\n{"city": 5}\n</otter_call>')
-    assert speaker(rendering(family)).speech().tool_format is family
+    assert speaker(rendering(family)).chat_format().tool_format is family
 
 
 def test_everything_that_the_page_points_to_is_there() -> None:

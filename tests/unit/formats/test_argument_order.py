@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.unit.constrain.builders import BYTES, matches
 from tests.unit.formats.reading import forced_call_grammar, parser, read, template
+from tests.unit.structured.builders import BYTES, matches
 
 VALUES: dict[str, Any] = {"city": "Paris", "days": 3, "exact": True}
 SCHEMA: dict[str, Any] = {

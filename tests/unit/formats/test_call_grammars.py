@@ -8,11 +8,11 @@ import jsonschema
 import pytest
 
 from server import formats
-from server.constrain.grammar.matcher import MatcherConstraint
-from server.formats.call_form import Arguments, Braces, Elements, Parameters
+from server.formats.tool_call_syntax import Arguments, Braces, Elements, Parameters
 from server.formats.written import calls_text
-from tests.unit.constrain.builders import WORDS, WordVocab, allowed
+from server.structured.grammar.matcher import MatcherConstraint
 from tests.unit.formats.reading import forced_call_grammar, parser, read, template
+from tests.unit.structured.builders import WORDS, WordVocab, allowed
 
 pytestmark = pytest.mark.slow
 
@@ -53,7 +53,7 @@ VOCAB = WordVocab()
 
 def walk(name: str, sign: str, lark: str, seed: int, *, at_most: int = 40) -> str:
     """Random tokens by the masks, then the way out: what a bad model would write."""
-    form = formats.BY_NAME[name].call_form(sign)
+    form = formats.BY_NAME[name].tool_call_syntax(sign)
     assert form is not None
     ends = [form.close, *ends_of(form.arguments), "<|message|>"]
     chance, made, out, end = random.Random(seed), WORDS.lark(lark), b"", ""
@@ -139,7 +139,7 @@ def test_a_named_function_is_the_only_one_and_called_once(name: str, sign: str) 
 @pytest.mark.parametrize(("name", "sign"), VARIANTS)
 def test_behind_each_trigger_only_a_call_that_fits_can_come(name: str, sign: str) -> None:
     functions = [tool["function"] for tool in TOOLS]
-    found = template(name, sign).speech().call_triggers(functions, parallel=True)
+    found = template(name, sign).chat_format().call_triggers(functions, parallel=True)
     assert found
     for number, trigger in enumerate(found):
         text = trigger.text + walk(name, sign, trigger.lark, number)

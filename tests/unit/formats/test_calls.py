@@ -5,9 +5,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from server.templates.template import ChatTemplate
-from tests.unit.constrain.builders import BYTES, matches
 from tests.unit.formats.reading import forced_call_grammar, parser, read, template
 from tests.unit.formats.recorded import tool
+from tests.unit.structured.builders import BYTES, matches
 
 Meant = tuple[str, list[tuple[str, str]]]
 
@@ -103,19 +103,19 @@ def test_ids_that_a_model_is_used_to_are_its_own(form: str, text: str, call_id: 
 @pytest.mark.parametrize("taken", [frozenset[str](), frozenset(["functions.f:0"])])
 def test_an_id_that_a_model_writes_twice_is_its_own_once(taken: frozenset[str]) -> None:
     call = "<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{}<|tool_call_end|>"
-    made = template("kimi-k2").speech().parser([{"name": "f"}], taken=taken)
+    made = template("kimi-k2").chat_format().parser([{"name": "f"}], taken=taken)
     first, second = read(made, call * 2).ids
     assert (first == "functions.f:0") == (not taken)
     assert second not in (first, "functions.f:0")
 
 
 def test_the_tags_of_the_format_are_shown() -> None:
-    assert ChatTemplate("", bos_token="", eos_token="").speech().call_tags(calls=True) == (
+    assert ChatTemplate("", bos_token="", eos_token="").chat_format().call_tags(calls=True) == (
         "<tool_call>",
         "</tool_call>",
     )
-    assert ChatTemplate("", bos_token="", eos_token="").speech().call_tags(calls=False) == ()
-    assert "<|channel|>" in template("harmony").speech().call_tags(calls=False)
+    assert ChatTemplate("", bos_token="", eos_token="").chat_format().call_tags(calls=False) == ()
+    assert "<|channel|>" in template("harmony").chat_format().call_tags(calls=False)
 
 
 POINT = {
@@ -147,7 +147,7 @@ def test_a_forced_call_takes_what_the_parser_reads_and_nothing_else(
     source: str, wrap: str, key: str, joint: str
 ) -> None:
     speaker = ChatTemplate(SOURCES[source], bos_token="", eos_token="")
-    form = speaker.speech().tool_format.name
+    form = speaker.chat_format().tool_format.name
 
     def call(name: str, arguments: str) -> str:
         return wrap.replace("{}", f'{{"name": "{name}", "{key}": {arguments}}}')

@@ -33,9 +33,9 @@ def cut(made: OutputParser, text: str, *, at_once: bool) -> Read:
 @pytest.mark.parametrize(("name", "sign"), VARIANTS)
 def test_a_forced_call_never_shows_its_markup(name: str, sign: str) -> None:
     lark = forced_call_grammar(template(name, sign), TOOLS, name="", parallel=True)
-    text, speech = walk(name, sign, lark, 1), template(name, sign).speech()
+    text, chat_format = walk(name, sign, lark, 1), template(name, sign).chat_format()
     for n in range(0, len(text), STEP):
-        made = speech.parser(
+        made = chat_format.parser(
             functions_of(TOOLS),
             generation_prompt=prompt_of(name),
             reasoning_format="none" if n % 3 else "auto",
@@ -72,13 +72,13 @@ def test_half_a_marker_is_text_where_the_reply_is_cut(written: str) -> None:
 
 
 def test_thoughts_stay_where_they_are_with_a_forced_call_behind_them() -> None:
-    speech = template("hermes").speech()
+    chat_format = template("hermes").chat_format()
     said = "<think>Hm, a <tool_call>.</think>\n<tool_call>\n{"
     for reasoning_format, content, thoughts in (
         ("auto", "", "Hm, a <tool_call>."),
         ("none", "<think>Hm, a <tool_call>.</think>", ""),
     ):
-        made = speech.parser(functions_of(TOOLS), reasoning_format=reasoning_format, forced=True)
+        made = chat_format.parser(functions_of(TOOLS), reasoning_format=reasoning_format, forced=True)
         found = cut(made, said, at_once=False)
         assert (found.content.strip(), found.reasoning, found.calls) == (content, thoughts, [])
 

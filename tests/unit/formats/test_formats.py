@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from server.formats import BY_NAME, FORMATS
-from server.formats.call_form import CallForm
+from server.formats.tool_call_syntax import ToolCallSyntax
 from server.formats.tool_format import ToolFormat
 from server.formats.written import calls_text
 from tests.unit.formats.reading import Read, every_character, parser, read
@@ -137,7 +137,7 @@ def test_each_format_has_recorded_calls(form: str) -> None:
     ("form", "written"),
     [pytest.param(form, each, id=f"{form.name}-{n}") for form in FORMATS for n, each in enumerate(form.call_forms)],
 )
-def test_what_a_model_is_told_to_write_is_read(form: ToolFormat, written: CallForm) -> None:
+def test_what_a_model_is_told_to_write_is_read(form: ToolFormat, written: ToolCallSyntax) -> None:
     prompt = form.turn_start + (">>>" if form.name == "functionary-v3.2" else "")
     told = calls_text(written, [("get_weather", FULL)])
     if form.name == "muse":

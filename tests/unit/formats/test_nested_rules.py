@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from server.errors import InvalidRequest
-from tests.unit.constrain.builders import BYTES
 from tests.unit.formats.reading import forced_call_grammar, parser, read, template
+from tests.unit.structured.builders import BYTES
 
 NS = "]<]minimax[>["
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from server.formats import BY_NAME, FORMATS, recognised
-from server.formats.call_form import JsonArguments, Markup, Parameters, parts
+from server.formats.tool_call_syntax import JsonArguments, Markup, Parameters, parts
 from server.formats.tool_format import ToolFormat
 from server.templates.built_in import format_of, names
 from server.templates.template import ChatTemplate
@@ -120,7 +120,7 @@ def test_a_format_can_be_set_by_its_name() -> None:
     assert recognised("<tool_call></tool_call>", "glm").name == "glm"
     found = read(parser("llama3", sign="<tool_call></tool_call>"), '{"name": "get_weather", "parameters": {}}')
     assert found.calls == [("get_weather", "{}")]
-    assert template("harmony").speech().tool_format.name == "harmony"
+    assert template("harmony").chat_format().tool_format.name == "harmony"
 
 
 HERMES = (
@@ -137,10 +137,10 @@ def speaker(source: str, **options: Any) -> ChatTemplate:
 def test_what_a_template_renders_counts_more_than_its_signs() -> None:
     mentioned = HERMES.replace("OPEN", "<tool_call>\n").replace("CLOSE", "\n</tool_call>") + "{# [TOOL_CALLS] #}"
     assert recognised(mentioned).name == "mistral"
-    assert speaker(mentioned).speech().tool_format.name == "hermes"
+    assert speaker(mentioned).chat_format().tool_format.name == "hermes"
     built = HERMES.replace("OPEN", "{{ '<tool' ~ '_call>' }}").replace("CLOSE", "{{ '</tool' ~ '_call>' }}")
     assert recognised(built).name == "generic"
-    assert speaker(built).speech().tool_format.name == "hermes"
+    assert speaker(built).chat_format().tool_format.name == "hermes"
 
 
 def rendering(form: ToolFormat) -> str:
@@ -169,18 +169,18 @@ SAME = {"ernie": "hermes", "functionary-v3.2": "glm4", "granite3": "phi4-mini", 
 
 @pytest.mark.parametrize("form", [form for form in FORMATS if isinstance(form.forced.arguments, JsonArguments)])
 def test_a_call_in_a_formats_own_shape_is_recognised_as_that_format(form: ToolFormat) -> None:
-    found = speaker(rendering(form)).speech()
+    found = speaker(rendering(form)).chat_format()
     assert found.tool_format.name == SAME.get(form.name, form.name)
     assert not found.doubt
 
 
 def test_a_template_whose_calls_nobody_reads_is_doubted() -> None:
     odd = HERMES.replace("OPEN", "~~").replace("CLOSE", "~~")
-    found = speaker(odd + "{# <tool_call></tool_call> #}").speech()
+    found = speaker(odd + "{# <tool_call></tool_call> #}").chat_format()
     assert (found.tool_format.name, found.doubt) == ("hermes", "no parser reads the tool calls that it renders")
-    set_by_name = speaker(odd, tool_format="glm").speech()
+    set_by_name = speaker(odd, tool_format="glm").chat_format()
     assert (set_by_name.tool_format.name, set_by_name.doubt) == ("glm", "")
-    told = speaker("{{ messages[0].content }}{{ tools | tojson if tools }}").speech()
+    told = speaker("{{ messages[0].content }}{{ tools | tojson if tools }}").chat_format()
     assert told.tool_format.name == "generic"
     assert "nothing in it shows" in told.doubt
 
@@ -190,22 +190,22 @@ def test_a_shape_is_chosen_by_what_is_rendered() -> None:
     call += "<arg_key>{{ k }}</arg_key>LINE<arg_value>{{ v }}</arg_value>LINE{% endfor %}</tool_call>"
     source = HERMES.replace("OPEN{{ c.function | tojson }}CLOSE", call)
     for line in ("", "\n"):
-        found = speaker(source.replace("LINE", line)).speech()
+        found = speaker(source.replace("LINE", line)).chat_format()
         assert found.tool_format.name == "glm"
-        assert isinstance(found.call_form.arguments, Parameters)
-        assert found.call_form.arguments.joint == line
+        assert isinstance(found.tool_call_syntax.arguments, Parameters)
+        assert found.tool_call_syntax.arguments.joint == line
 
 
 def test_built_in_templates_carry_the_formats_of_their_models() -> None:
     for name in names():
         wanted = format_of(name)
-        found = speaker(name).speech().tool_format
+        found = speaker(name).chat_format().tool_format
         if wanted != "auto":
             assert found is BY_NAME[wanted]
         if wanted not in ("auto", "qwen3-coder"):
             prompt = speaker(name).render([{"role": "user", "content": "hi"}], tools=TOOLS).text
             assert "get_weather" in prompt
-    assert speaker("llama3", tool_format="glm").speech().tool_format.name == "glm"
+    assert speaker("llama3", tool_format="glm").chat_format().tool_format.name == "glm"
 
 
 def test_names_are_unique_and_every_shipped_templates_format_exists() -> None:
@@ -221,8 +221,8 @@ def shipped(name: str) -> ChatTemplate:
 
 @needs_templates
 def test_every_template_is_recognised_by_what_it_renders() -> None:
-    assert {name: shipped(name).speech().tool_format.name for name in SHIPPED} == SHIPPED
-    assert not any(shipped(name).speech().doubt for name in SHIPPED)
+    assert {name: shipped(name).chat_format().tool_format.name for name in SHIPPED} == SHIPPED
+    assert not any(shipped(name).chat_format().doubt for name in SHIPPED)
 
 
 @needs_templates

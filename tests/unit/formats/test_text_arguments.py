@@ -7,13 +7,13 @@ import re
 import llguidance
 import pytest
 
-from server.constrain.grammar.embedded.text_grammar import TextGrammar
 from server.formats import FORMATS
-from server.formats.call_form import CallForm
 from server.formats.grammar.call_grammar import calls_lark
 from server.formats.parsing.pieces import Piece, ToolCallArguments
-from server.formats.parsing.turn import Parser, Reading
+from server.formats.parsing.stream_parser import Parser, Reading
+from server.formats.tool_call_syntax import ToolCallSyntax
 from server.formats.tool_format import ToolFormat
+from server.structured.grammar.embedded.text_grammar import TextGrammar
 
 BYTES = llguidance.LLTokenizer("byte")
 PARAMETERS = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
@@ -53,7 +53,7 @@ def arguments_of(form: ToolFormat, text: str) -> str:
 @pytest.mark.parametrize(("form", "calls"), FORMS, ids=lambda value: getattr(value, "name", ""))
 @pytest.mark.parametrize("grammar", [LINES, SIGNS], ids=["lark", "regex"])
 def test_every_call_that_is_allowed_is_read_as_a_text_of_the_grammar(
-    form: ToolFormat, calls: CallForm, grammar: TextGrammar
+    form: ToolFormat, calls: ToolCallSyntax, grammar: TextGrammar
 ) -> None:
     function = {"name": "patch", "description": "", "parameters": PARAMETERS, "text": grammar}
     lark = calls_lark(calls, [function], parallel=False, tags=form.tags)

@@ -6,9 +6,9 @@ import pytest
 
 from server import formats
 from server.formats.written import calls_text
-from tests.unit.constrain.builders import WORDS, matches
 from tests.unit.formats.reading import every_character, forced_call_grammar, parser, read, template
 from tests.unit.formats.recorded import RECORDED, TOOLS, Recorded, tool
+from tests.unit.structured.builders import WORDS, matches
 
 NAMES = (
     *("look_up", "look-up", "look.up", "mcp/look", "mcp:look", "mcp::look/up", "2look", "a.b-c_d/e:f", "look:0"),
@@ -22,7 +22,7 @@ SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "require
 
 @pytest.mark.parametrize(("name", "sign"), VARIANTS)
 def test_the_grammar_and_the_parser_take_the_same_names(name: str, sign: str) -> None:
-    form = formats.BY_NAME[name].call_form(sign)
+    form = formats.BY_NAME[name].tool_call_syntax(sign)
     assert form is not None
     prompt = formats.BY_NAME[name].turn_start + (">>>" if name == "functionary-v3.2" else "")
     for function in NAMES:

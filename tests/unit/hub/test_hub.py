@@ -19,7 +19,7 @@ from server.hub.cache import cache_folder
 from server.hub.fetcher import HubFetcher
 from server.hub.hub import Files, Hub
 from server.hub.reference import Reference
-from server.hub.remote import Cancelled, Patience
+from server.hub.remote import Cancelled, RetryPolicy
 from server.pool.protocols import FileProgress
 from server.pool.spec import NOT_HERE, ModelSpec, RemoteFiles
 from tests.stand_in_hub import COMMIT, StandInHub, stand_in_hub
@@ -27,8 +27,8 @@ from tests.stand_in_hub import COMMIT, StandInHub, stand_in_hub
 MODEL = b"GGUF" + bytes(range(256)) * 1024
 SHA = hashlib.sha256(MODEL).hexdigest()
 REPOSITORY = "org/model-GGUF"
-NEVER = Patience(retries=0, wait_s=0)
-OFTEN = Patience(retries=3, wait_s=0)
+NEVER = RetryPolicy(retries=0, wait_s=0)
+OFTEN = RetryPolicy(retries=3, wait_s=0)
 
 
 @pytest.fixture
@@ -367,7 +367,7 @@ def test_nobody_who_stops_waits_for_a_silent_hub(remote: StandInHub, tmp_path: P
 
 def test_nobody_who_stops_waits_for_the_next_attempt(remote: StandInHub, tmp_path: Path) -> None:
     remote.busy = 1
-    hub = hub_of(remote, tmp_path, patience=Patience(retries=1, wait_s=3600))
+    hub = hub_of(remote, tmp_path, patience=RetryPolicy(retries=1, wait_s=3600))
     with pytest.raises(Cancelled):
         hub.look(Reference.parse(REPOSITORY), wanted=lambda: not remote.asked)
 

@@ -18,11 +18,11 @@ from server.errors import ConfigError, DownloadFailed, LlamapoolError, NotFound
 from server.hub.fetcher import HubFetcher
 from server.hub.hub import Hub
 from server.hub.reference import Image, Reference
-from server.hub.remote import Patience
+from server.hub.remote import RetryPolicy
 from server.pool.spec import NOT_HERE, ModelSpec, RemoteFiles
 from tests.stand_in_hub import COMMIT, StandInHub, stand_in_hub
 
-NEVER = Patience(retries=0, wait_s=0)
+NEVER = RetryPolicy(retries=0, wait_s=0)
 MODEL = b"GGUF" + bytes(3000)
 DIGEST = hashlib.sha256(MODEL).hexdigest()
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server.errors import ModelFailed
-from server.llama.fit.choose import DeviceRoom, Fitted, ModelShape, choose, holds
+from server.llama.fit.choose import DeviceBudget, Fitted, ModelShape, choose, holds
 from server.pool.footprint import HOST, Bytes, Footprint, totals
 from server.pool.spec import ALL_LAYERS, LoadParams, TensorOverride
 
@@ -45,10 +45,10 @@ class Machine:
         return found
 
 
-def room(**free: float) -> DeviceRoom:
+def room(**free: float) -> DeviceBudget:
     """GiB; one of them should stay free."""
     tight = {name: int(gib * GIB) for name, gib in free.items()}
-    return DeviceRoom({name: n_bytes - GIB for name, n_bytes in tight.items()}, tight)
+    return DeviceBudget({name: n_bytes - GIB for name, n_bytes in tight.items()}, tight)
 
 
 def chosen(machine: Machine, shape: ModelShape, native: LoadParams | None = None, **free: float) -> Fitted:

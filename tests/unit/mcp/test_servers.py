@@ -11,7 +11,7 @@ import pytest
 from server.mcp.config import McpRules, McpServer, read_servers
 from server.mcp.results import McpFault
 from server.mcp.servers import McpServers
-from server.media.fetch import Sites
+from server.media.fetch import AllowedHosts
 from tests.mcp_server import PNG, STDIO, Tools, served
 
 SILENT = "import sys\nfor line in sys.stdin: pass"
@@ -20,8 +20,10 @@ ENDS = "pass"
 
 
 @asynccontextmanager
-async def opened(*, hosts: Sites | None = None, max_chars: int = 1000, **given: Any) -> AsyncIterator[McpServers]:
-    servers = McpServers(read_servers(given), hosts or Sites(), McpRules(max_chars=max_chars))
+async def opened(
+    *, hosts: AllowedHosts | None = None, max_chars: int = 1000, **given: Any
+) -> AsyncIterator[McpServers]:
+    servers = McpServers(read_servers(given), hosts or AllowedHosts(), McpRules(max_chars=max_chars))
     try:
         yield servers
     finally:
@@ -107,22 +109,22 @@ async def test_a_program_that_has_ended_is_started_again() -> None:
 @pytest.mark.parametrize(
     ("url", "hosts", "says"),
     [
-        ("http://localhost:1/mcp", Sites(), "not among the hosts"),
-        ("http://localhost:1/mcp", Sites(anywhere=True), "not of the open internet"),
-        ("http://localhost:1/mcp", Sites(hosts=("localhost",)), "not of the open internet"),
-        ("http://[::ffff:127.0.0.1]:1/mcp", Sites(anywhere=True), "not of the open internet"),
-        ("http://169.254.169.254/mcp", Sites(anywhere=True), "not of the open internet"),
-        ("http://127.0.0.1:1/mcp", Sites(hosts=("127.0.0.1",)), "can't be reached"),
+        ("http://localhost:1/mcp", AllowedHosts(), "not among the hosts"),
+        ("http://localhost:1/mcp", AllowedHosts(anywhere=True), "not of the open internet"),
+        ("http://localhost:1/mcp", AllowedHosts(hosts=("localhost",)), "not of the open internet"),
+        ("http://[::ffff:127.0.0.1]:1/mcp", AllowedHosts(anywhere=True), "not of the open internet"),
+        ("http://169.254.169.254/mcp", AllowedHosts(anywhere=True), "not of the open internet"),
+        ("http://127.0.0.1:1/mcp", AllowedHosts(hosts=("127.0.0.1",)), "can't be reached"),
     ],
 )
-async def test_a_requests_url_leads_to_no_inner_network(url: str, hosts: Sites, says: str) -> None:
+async def test_a_requests_url_leads_to_no_inner_network(url: str, hosts: AllowedHosts, says: str) -> None:
     async with opened(hosts=hosts) as servers:
         with pytest.raises(McpFault, match=says):
             await servers.list_tools(McpServer("x", url=url, owner="somebody"))
 
 
 async def test_a_requests_url_that_is_allowed_is_called_with_its_headers() -> None:
-    async with served(Tools()) as url, opened(hosts=Sites(hosts=("127.0.0.1",))) as servers:
+    async with served(Tools()) as url, opened(hosts=AllowedHosts(hosts=("127.0.0.1",))) as servers:
         server = McpServer("x", url=url, headers=(("Authorization", "Bearer t"),), owner="somebody")
         assert (await servers.call(server, "add", {"a": 1, "b": 2})).text == "3"
 

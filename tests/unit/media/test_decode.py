@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from server.app import PICTURES as ANSWERER
-from server.confined.process import WorkLimits
 from server.errors import InvalidRequest
 from server.media.bitmap import Bitmap, Video, bitmaps_of
 from server.media.decode import Cut, DecodeBounds, Decoder
 from server.media.header import Unreadable, read_header
 from server.media.sound import resampled_length
+from server.sandbox.process import WorkLimits
 from tests.media_files import (
     FPS,
     HEIGHT,

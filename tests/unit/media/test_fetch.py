@@ -9,11 +9,11 @@ from pathlib import Path
 import httpcore2
 import pytest
 
-from server.media.fetch import FetchLimits, MediaFetcher, Sites, is_outer
+from server.media.fetch import AllowedHosts, FetchLimits, MediaFetcher, is_outer
 from server.media.header import Unreadable
 
 OUTER = "93.184.215.14"
-ANYWHERE = Sites(anywhere=True)
+ANYWHERE = AllowedHosts(anywhere=True)
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ def test_outer_addresses_are_told(address: str) -> None:
 
 async def test_nothing_is_asked_by_default() -> None:
     with pytest.raises(Unreadable, match=r"'example\.com' are not fetched: this server's option media_fetch"):
-        await fetcher(Sites()).fetch("http://example.com/a.png")
+        await fetcher(AllowedHosts()).fetch("http://example.com/a.png")
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ async def test_nothing_is_asked_by_default() -> None:
     ],
 )
 def test_names_of_sites_hold_for_themselves_or_for_what_is_below(host: str, allowed: bool) -> None:
-    assert Sites(hosts=("*.example.com", "pics.org")).allow(host) is allowed
+    assert AllowedHosts(hosts=("*.example.com", "pics.org")).allow(host) is allowed
 
 
 @pytest.mark.parametrize(
@@ -75,12 +75,12 @@ async def test_a_name_with_one_inner_address_is_not_asked() -> None:
         with pytest.raises(Unreadable, match="not of the open internet"):
             await fetcher(ANYWHERE, [OUTER, "10.0.0.1"]).fetch(f"http://example.com:{port}/")
         with pytest.raises(Unreadable, match="not of the open internet"):
-            await fetcher(Sites(hosts=("example.com",)), ["10.0.0.1"]).fetch(f"http://example.com:{port}/")
+            await fetcher(AllowedHosts(hosts=("example.com",)), ["10.0.0.1"]).fetch(f"http://example.com:{port}/")
 
 
 async def test_an_address_that_is_named_as_one_is_asked_whatever_it_is() -> None:
     async with site(ok(b"picture")) as port:
-        assert await MediaFetcher(Sites(hosts=("127.0.0.1",))).fetch(f"http://127.0.0.1:{port}/") == b"picture"
+        assert await MediaFetcher(AllowedHosts(hosts=("127.0.0.1",))).fetch(f"http://127.0.0.1:{port}/") == b"picture"
 
 
 async def test_what_was_resolved_is_what_is_connected_to() -> None:
@@ -107,27 +107,29 @@ async def test_tls_is_asked_for_the_name_and_not_for_the_address() -> None:
 
 async def test_a_redirect_is_followed_and_checked_like_the_first_address() -> None:
     async with site(ok(b"picture")) as inner, site(moved(f"http://127.0.0.1:{inner}/")) as outer:
-        trusted = MediaFetcher(Sites(hosts=("127.0.0.1",)))
+        trusted = MediaFetcher(AllowedHosts(hosts=("127.0.0.1",)))
         assert await trusted.fetch(f"http://127.0.0.1:{outer}/") == b"picture"
     async with site(moved("http://127.0.0.2/")) as port:
         with pytest.raises(Unreadable, match=r"'127\.0\.0\.2' are not fetched"):
-            await MediaFetcher(Sites(hosts=("127.0.0.1",))).fetch(f"http://127.0.0.1:{port}/")
+            await MediaFetcher(AllowedHosts(hosts=("127.0.0.1",))).fetch(f"http://127.0.0.1:{port}/")
     async with site(moved("file:///etc/passwd")) as port:
         with pytest.raises(Unreadable, match="no http or https address"):
-            await MediaFetcher(Sites(hosts=("127.0.0.1",), folder=Path("/etc"))).fetch(f"http://127.0.0.1:{port}/")
+            await MediaFetcher(AllowedHosts(hosts=("127.0.0.1",), folder=Path("/etc"))).fetch(
+                f"http://127.0.0.1:{port}/"
+            )
 
 
 @pytest.mark.parametrize("nowhere", ["http://[", "//[::1", "http://a]/", "http://a:b:c/"])
 async def test_a_redirect_to_what_is_no_address(nowhere: str) -> None:
     async with site(moved(nowhere)) as port:
         with pytest.raises(Unreadable, match="no address"):
-            await MediaFetcher(Sites(hosts=("127.0.0.1",))).fetch(f"http://127.0.0.1:{port}/")
+            await MediaFetcher(AllowedHosts(hosts=("127.0.0.1",))).fetch(f"http://127.0.0.1:{port}/")
 
 
 async def test_redirects_end() -> None:
     async with site(moved("/again")) as port:
         with pytest.raises(Unreadable, match="more than 3 redirects"):
-            await MediaFetcher(Sites(hosts=("127.0.0.1",))).fetch(f"http://127.0.0.1:{port}/")
+            await MediaFetcher(AllowedHosts(hosts=("127.0.0.1",))).fetch(f"http://127.0.0.1:{port}/")
 
 
 @pytest.mark.parametrize(
@@ -146,13 +148,15 @@ async def test_what_a_site_answers_is_read_within_bounds(reply: bytes, said: str
     limits = FetchLimits(file_bytes=100)
     async with site(lambda _: reply) as port:
         with pytest.raises(Unreadable, match=said):
-            await MediaFetcher(Sites(hosts=("127.0.0.1",)), limits).fetch(f"http://127.0.0.1:{port}/")
+            await MediaFetcher(AllowedHosts(hosts=("127.0.0.1",)), limits).fetch(f"http://127.0.0.1:{port}/")
 
 
 async def test_a_site_that_says_nothing_is_waited_for_so_long_and_no_longer() -> None:
     async with site(None) as port:
         with pytest.raises(Unreadable, match=r"took more than 0\.2 s"):
-            await MediaFetcher(Sites(hosts=("127.0.0.1",)), FetchLimits(seconds=0.2)).fetch(f"http://127.0.0.1:{port}/")
+            await MediaFetcher(AllowedHosts(hosts=("127.0.0.1",)), FetchLimits(seconds=0.2)).fetch(
+                f"http://127.0.0.1:{port}/"
+            )
 
 
 async def test_files_are_read_below_the_folder_alone(tmp_path: Path) -> None:
@@ -163,7 +167,7 @@ async def test_files_are_read_below_the_folder_alone(tmp_path: Path) -> None:
     (folder / "link").symlink_to(tmp_path / "secret")
     (folder / "inside").symlink_to(folder / "sub" / "a b.png")
     (folder / "circle").symlink_to("circle")
-    inside = MediaFetcher(Sites(folder=folder), FetchLimits(file_bytes=7))
+    inside = MediaFetcher(AllowedHosts(folder=folder), FetchLimits(file_bytes=7))
     for good in ("file://sub/a b.png", "file:///sub//a b.png", "file://inside"):
         assert await inside.fetch(good) == b"picture"
     for url, said in {
@@ -181,7 +185,7 @@ async def test_files_are_read_below_the_folder_alone(tmp_path: Path) -> None:
         with pytest.raises(Unreadable, match=said):
             await inside.fetch(url)
     with pytest.raises(Unreadable, match="more than 6 bytes"):
-        await MediaFetcher(Sites(folder=folder), FetchLimits(file_bytes=6)).fetch("file://inside")
+        await MediaFetcher(AllowedHosts(folder=folder), FetchLimits(file_bytes=6)).fetch("file://inside")
     with pytest.raises(Unreadable, match="unless --media-path"):
         await MediaFetcher(ANYWHERE).fetch("file://inside")
 
@@ -224,7 +228,7 @@ def leading_to(addresses: Sequence[str]) -> Callable[[str, int], "asyncio.Future
     return resolve  # type: ignore[return-value]
 
 
-def fetcher(sites: Sites, addresses: Sequence[str] = (OUTER,)) -> MediaFetcher:
+def fetcher(sites: AllowedHosts, addresses: Sequence[str] = (OUTER,)) -> MediaFetcher:
     return MediaFetcher(sites, resolve=leading_to(addresses), backend=Recording(b""))
 
 

@@ -13,10 +13,10 @@ from server.errors import InvalidRequest, MediaFull
 from server.media.bitmap import Bitmap, bitmaps_of
 from server.media.decode import Decoder
 from server.media.document import DocumentHints
-from server.media.fetch import MediaFetcher, Sites
+from server.media.fetch import AllowedHosts, MediaFetcher
 from server.media.header import Unreadable
-from server.media.sight import MAX_FILES, MAX_LINKS, Sight, inline
-from server.media.source import Link, Source
+from server.media.loader import MAX_FILES, MAX_LINKS, MediaLoader, inline
+from server.media.source import MediaUrl, Source
 from tests.media_files import media_file, png
 
 READER = SimpleNamespace(sample_rate=0, kinds=frozenset({"image"}))
@@ -63,49 +63,49 @@ async def decoder() -> Counting:
 
 
 @pytest.fixture
-async def sight(decoder: Counting) -> AsyncIterator[Sight]:
-    made = Sight(decoder, MediaFetcher(Sites()))
+async def sight(decoder: Counting) -> AsyncIterator[MediaLoader]:
+    made = MediaLoader(decoder, MediaFetcher(AllowedHosts()))
     yield made
     decoder.gate.set()
     made.close()
 
 
-def as_url(data: bytes) -> Link:
-    return Link(f"data:image/png;base64,{base64.b64encode(data).decode()}")
+def as_url(data: bytes) -> MediaUrl:
+    return MediaUrl(f"data:image/png;base64,{base64.b64encode(data).decode()}")
 
 
-async def test_what_is_the_same_is_decoded_once(sight: Sight, decoder: Counting) -> None:
+async def test_what_is_the_same_is_decoded_once(sight: MediaLoader, decoder: Counting) -> None:
     seen = await sight.see([Shown(as_url(b"a")), Shown(b"b"), Shown(as_url(b"a")), Shown(None), Shown(b"b")], READER)
     assert sorted(decoder.decoded) == [b"a", b"b"]
     assert set(seen) == {as_url(b"a"), b"b"}
 
 
-async def test_the_first_that_can_not_be_read_is_named(sight: Sight) -> None:
+async def test_the_first_that_can_not_be_read_is_named(sight: MediaLoader) -> None:
     with pytest.raises(InvalidRequest, match=r"^x: Failed to load image or audio file: it is bad$") as caught:
         await sight.see([Shown(as_url(b"bad"), "x")], READER)
     assert caught.value.param == "x"
 
 
-async def test_a_request_has_so_many_files_and_addresses_and_no_more(sight: Sight) -> None:
+async def test_a_request_has_so_many_files_and_addresses_and_no_more(sight: MediaLoader) -> None:
     with pytest.raises(InvalidRequest, match=f"at most {MAX_FILES} files"):
         await sight.see([Shown(str(n).encode()) for n in range(MAX_FILES + 1)], READER)
     with pytest.raises(InvalidRequest, match=f"at most {MAX_LINKS} addresses"):
-        await sight.see([Shown(Link(f"http://a/{n}")) for n in range(MAX_LINKS + 1)], READER)
+        await sight.see([Shown(MediaUrl(f"http://a/{n}")) for n in range(MAX_LINKS + 1)], READER)
 
 
 async def test_what_all_take_together_is_counted_before_the_rest_is_decoded(
-    sight: Sight, decoder: Counting, monkeypatch: pytest.MonkeyPatch
+    sight: MediaLoader, decoder: Counting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("server.media.sight.MAX_DECODED_BYTES", 2500)
+    monkeypatch.setattr("server.media.loader.MAX_DECODED_BYTES", 2500)
     with pytest.raises(InvalidRequest, match="2500 bytes when they are decoded"):
         await sight.see([Shown(b"large%d" % n) for n in range(100)], READER)
     assert len(decoder.decoded) < 20
 
 
 async def test_what_all_requests_take_together_is_bounded_and_given_back(
-    sight: Sight, decoder: Counting, monkeypatch: pytest.MonkeyPatch
+    sight: MediaLoader, decoder: Counting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("server.media.sight.MAX_HELD_BYTES", 2000)
+    monkeypatch.setattr("server.media.loader.MAX_HELD_BYTES", 2000)
     held = [await sight.see([Shown(b"large%d" % n)], READER) for n in range(2)]
     with pytest.raises(MediaFull, match="retry in 1 s"):
         await sight.see([Shown(b"another", spare=True)], READER)
@@ -114,7 +114,7 @@ async def test_what_all_requests_take_together_is_bounded_and_given_back(
     assert await sight.see([Shown(b"another")], READER)
 
 
-async def test_whoever_leaves_waits_for_no_decoder(sight: Sight, decoder: Counting) -> None:
+async def test_whoever_leaves_waits_for_no_decoder(sight: MediaLoader, decoder: Counting) -> None:
     decoder.gate.clear()
     waiting = asyncio.create_task(sight.see([Shown(as_url(b"a"))], READER))
     await asyncio.sleep(0)
@@ -156,7 +156,7 @@ def test_what_is_no_file_says_so_in_llama_servers_words(url: str, said: str) -> 
 
 async def test_a_real_decoder_is_warm_before_it_is_asked() -> None:
     decoder = Decoder("server.llama.pictures:answerer")
-    sight = Sight(decoder, MediaFetcher(Sites()))
+    sight = MediaLoader(decoder, MediaFetcher(AllowedHosts()))
     sight.warm()
     seen = await sight.see([Shown(media_file("tiny.png"), "a"), Shown(png(3, 2), "b")], READER)
     assert sorted((bitmap.width, bitmap.height) for found in seen.values() for bitmap in bitmaps_of(found)) == [
@@ -166,14 +166,14 @@ async def test_a_real_decoder_is_warm_before_it_is_asked() -> None:
     sight.close()
 
 
-async def test_what_may_be_left_out_is_where_it_can_not_be_had(sight: Sight) -> None:
+async def test_what_may_be_left_out_is_where_it_can_not_be_had(sight: MediaLoader) -> None:
     lost, kept = Shown(b"bad", spare=True), Shown(b"good")
     assert list(await sight.see([lost, kept], READER)) == [b"good"]
     with pytest.raises(InvalidRequest, match="it is bad"):
         await sight.see([lost, Shown(b"bad")], READER)
 
 
-async def test_beyond_the_limit_the_oldest_that_may_be_left_out_are(sight: Sight) -> None:
+async def test_beyond_the_limit_the_oldest_that_may_be_left_out_are(sight: MediaLoader) -> None:
     old = [Shown(b"%d" % n, spare=True) for n in range(MAX_FILES)]
     seen = await sight.see([*old, Shown(b"new")], READER)
     assert list(seen) == [*(b"%d" % n for n in range(1, MAX_FILES)), b"new"]

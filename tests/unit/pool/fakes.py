@@ -14,12 +14,12 @@ from server.engine.request import Adapters
 from server.engine.runner_api import Runner
 from server.errors import ModelFailed
 from server.pool.load.assembly import EmbedderFactory, Factories
+from server.pool.load_queue import PoolLimits
 from server.pool.model import Lease
 from server.pool.pool import Pool
 from server.pool.protocols import Fetcher
 from server.pool.spec import LoadParams, ModelSpec
 from server.pool.state import Status
-from server.pool.turns import PoolLimits
 from tests.unit.clock import Clock
 
 

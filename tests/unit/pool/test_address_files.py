@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 
 from server.errors import ConfigError, InternalError, InvalidRequest, PermissionDenied
-from server.pool.saved.address_files import AddressFiles
+from server.pool.saved.address_files import UrlFiles
 from server.pool.saved.slot_files import SavedFiles, SlotFiles
 
 
 @pytest.fixture(params=["folder", "address"])
 def files(request: pytest.FixtureRequest, tmp_path: Path) -> SavedFiles:
-    return SlotFiles(tmp_path, 20) if request.param == "folder" else AddressFiles(f"memory://slots{tmp_path}", 20)
+    return SlotFiles(tmp_path, 20) if request.param == "folder" else UrlFiles(f"memory://slots{tmp_path}", 20)
 
 
 def content(files: SavedFiles, name: str) -> bytes:
@@ -57,12 +57,12 @@ def test_each_owner_has_its_own(files: SavedFiles) -> None:
 
 def test_an_address_that_nobody_speaks() -> None:
     with pytest.raises(ConfigError, match=r"^nosuch://\*\*\*\*@bucket/a\?key=\*\*\*\*: ") as refused:
-        AddressFiles("nosuch://ada:secret@bucket/a?key=secret")
+        UrlFiles("nosuch://ada:secret@bucket/a?key=secret")
     assert "secret" not in refused.value.message
 
 
 def test_a_store_that_fails_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    files = AddressFiles("memory://failing")
+    files = UrlFiles("memory://failing")
 
     def fails(*_: object, **__: object) -> None:
         raise RuntimeError("the network is down")

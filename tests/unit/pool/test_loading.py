@@ -3,10 +3,10 @@ from typing import Any, cast
 
 import pytest
 
-from server.constrain.shape import Shape
 from server.errors import InvalidRequest, ModelFailed
 from server.pool.load.loading import Load
 from server.pool.spec import LoadParams, ModelSpec
+from server.structured.response_format import ResponseFormat
 from tests.unit.clock import Clock
 from tests.unit.pool.fakes import Grammar, Loader, spec
 
@@ -74,7 +74,7 @@ def test_a_grammar_of_the_settings_that_is_none_is_an_error_of_the_load() -> Non
         def gbnf(self, source: str) -> None:
             raise InvalidRequest(f"grammar: no rule in {source}", "grammar")
 
-    model = spec("a", shape=Shape("gbnf", "nothing", "grammar"))
+    model = spec("a", shape=ResponseFormat("gbnf", "nothing", "grammar"))
     loader = Loader()
     with pytest.raises(ModelFailed, match="grammar: no rule in nothing"):
         load(loader, model, grammar=Strict(), quiet=False).run()

@@ -6,12 +6,12 @@ from typing import Any, cast
 
 import pytest
 
+from server.dialects.generation import Generation
 from server.engine.request import Event, Text
 from server.routes.generate import OPENAI_WORDS, _chunks
 from server.routes.services import Services
 from server.routes.session import FAR_BEHIND, Session
 from server.transport.streams.sse import Parts
-from server.wire.generation import Generation
 
 MANY = FAR_BEHIND
 

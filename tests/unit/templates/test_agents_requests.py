@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from server.conversation.conversation import Conversation
-from server.conversation.prepare import prompt_of
-from server.wire.messages.read import read_messages
-from server.wire.responses.read import read_response
+from server.chat.conversation import Conversation
+from server.chat.prepare import prompt_of
+from server.dialects.messages.read import read_messages
+from server.dialects.responses.read import read_response
 from tests.downloads import TEMPLATE_NAMES
+from tests.unit.dialects.builders import make_model
 from tests.unit.templates.corpus import BUILT_IN, template_of
-from tests.unit.wire.builders import make_model
 
 pytestmark = pytest.mark.slow
 

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from server.conversation.conversation import template_messages
+from server.chat.conversation import template_messages
+from server.dialects.chat.messages import read_messages
 from server.errors import InvalidRequest
 from server.templates.template import ChatTemplate
-from server.wire.chat.messages import read_messages
 from tests.downloads import TEMPLATE_NAMES, needs_templates
 from tests.unit.templates import hugging_face
 from tests.unit.templates.conversations import CHATS, CONTINUED, Chat

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from server.confined.process import Process, WorkLimits
 from server.errors import ConfigError, InvalidRequest
+from server.sandbox.process import Process, WorkLimits
 from server.templates.isolated import ANSWERER, IsolatedRenderer
 from server.templates.rendering import InProcess, Renderer, RenderFault, RenderRefusal, RenderStopped, TemplateBroken
 from server.templates.template import ChatTemplate

@@ -6,7 +6,7 @@ import pytest
 from server.errors import AuthenticationFailed, PermissionDenied
 from server.transport.access.auth import Access, client_name, scheduled_client
 from server.transport.access.endpoints import Scope
-from server.transport.access.keys import ANYBODY, CALLER, Key, KeyRing, digest_of, plain_key
+from server.transport.access.keys import ANYBODY, CALLER, Key, KeyStore, digest_of, plain_key
 from server.transport.access.target import Resolver
 
 
@@ -22,7 +22,7 @@ def admitted(
 ) -> Key | None:
     """Who it is by the keys."""
     given = {b"authorization": authorization, b"x-api-key": x_api_key}
-    ring = KeyRing(plain_key(key) if isinstance(key, str) else key for key in keys)
+    ring = KeyStore(plain_key(key) if isinstance(key, str) else key for key in keys)
     scope = {"path": path, "method": method, "query_string": query}
     access = Access(ring)
     caller = access.caller({name: value for name, value in given.items() if value is not None})
@@ -102,13 +102,13 @@ def test_any_key_may_look(path: str) -> None:
 
 
 def test_a_key_that_has_expired_is_none() -> None:
-    ring = KeyRing([Key("a", digest_of(b"one"), expires_at=100.0)])
+    ring = KeyStore([Key("a", digest_of(b"one"), expires_at=100.0)])
     assert ring.find(b"one", lambda: 99.9)
     assert ring.find(b"one", lambda: 100.0) is None
 
 
 def test_a_ring_that_loses_its_last_key_opens_nothing() -> None:
-    ring = KeyRing([plain_key("one")])
+    ring = KeyStore([plain_key("one")])
     ring.replace([])
     access = Access(ring)
     caller = access.caller({b"x-api-key": b"one"})

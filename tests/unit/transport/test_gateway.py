@@ -11,7 +11,7 @@ from starlette.types import Message, Receive, Scope, Send
 from server import logs
 from server.errors import QueueFull
 from server.telemetry.record import Record
-from server.transport.access.keys import KeyRing, plain_key
+from server.transport.access.keys import KeyStore, plain_key
 from server.transport.bodies.memory import BODY_SHARE
 from server.transport.gateway import CLIENT_GONE, Gateway, path_template, request_id
 from server.transport.options import HttpOptions
@@ -24,7 +24,7 @@ class Recorder:
         self.counted: list[tuple[str, str, int]] = []
         self.sent: list[Message] = []
         self.draining = asyncio.Event()
-        ring = KeyRing(map(plain_key, keys))
+        ring = KeyStore(map(plain_key, keys))
         self.gateway = Gateway(app, HttpOptions(**options), self.draining, self._count, keys=ring)
 
     async def request(self, method: str = "GET", path: str = "/v1/models", **headers: str) -> None:

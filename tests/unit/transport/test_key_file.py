@@ -8,7 +8,7 @@ import pytest
 from server.cli.key_commands import main
 from server.errors import ConfigError
 from server.transport.access.key_file import add_entry, hash_of, new_key, read_entries, read_keys
-from server.transport.access.keys import KeyLimits, KeyRing, digest_of
+from server.transport.access.keys import KeyLimits, KeyStore, digest_of
 
 HASH = hash_of("secret")
 FULL = f"""
@@ -88,7 +88,7 @@ def test_a_made_key_opens_and_the_file_does_not_hold_it(tmp_path: Path, capsys: 
     main(["add", str(file), "bert"])
     other = capsys.readouterr().out.strip()
     assert file.read_text().startswith("# our keys\n")
-    ring = KeyRing(read_keys(file))
+    ring = KeyStore(read_keys(file))
     ada, bert = ring.find(key.encode()), ring.find(other.encode())
     assert ada is not None
     assert (ada.name, ada.scopes, ada.limits.at_once, ada.priority) == ("ada", frozenset({"infer", "metrics"}), 3, 0)

@@ -17,7 +17,7 @@ from harness.real_server import ROOT
 from server.errors import AuthenticationFailed, NotFound, PermissionDenied
 from server.transport.access.auth import Access
 from server.transport.access.endpoints import ENDPOINTS, SCOPES, UNKNOWN, Endpoint
-from server.transport.access.keys import Key, KeyRing, digest_of
+from server.transport.access.keys import Key, KeyStore, digest_of
 from server.transport.access.target import Resolver, Target, canonical
 
 Frame = Callable[[str, str], Target]
@@ -125,7 +125,7 @@ def verdict(target: Target, scopes: tuple[str, ...] | None) -> str:
     return "allowed"
 
 
-ACCESS = Access(KeyRing([Key("k", digest_of(b"k"))]))
+ACCESS = Access(KeyStore([Key("k", digest_of(b"k"))]))
 KEYS = (None, (), *((scope,) for scope in SCOPES), SCOPES)
 
 
@@ -160,7 +160,7 @@ def test_what_is_not_listed_needs_every_scope(path: str, more: str, at: int) -> 
     target = plain("POST", path[:at] + more + path[at:])
     if target.endpoint is UNKNOWN:
         every = Key("k", digest_of(b"k"))
-        access = Access(KeyRing([every]))
+        access = Access(KeyStore([every]))
         access.check(every, target)
         for left in SCOPES:
             with pytest.raises((NotFound, PermissionDenied)):

@@ -11,9 +11,9 @@ The MoE says TEXT for RESPONSE. The template numbers calls itself, so the model'
 
 import re
 
-from server.formats.call_form import CallForm
 from server.formats.calls.json_calls import JsonCalls
 from server.formats.parsing.frame import Frame
+from server.formats.tool_call_syntax import ToolCallSyntax
 from server.formats.tool_format import ToolFormat
 
 _THINKING = ("<|START_THINKING|>", "<|END_THINKING|>")
@@ -21,7 +21,7 @@ _ANSWER = ("<|START_RESPONSE|>", "<|START_TEXT|>")
 _SILENT = (*_ANSWER, "<|END_RESPONSE|>", "<|END_TEXT|>", "<|END_OF_TURN_TOKEN|>")
 _ACTION, _ACTION_END = "<|START_ACTION|>", "<|END_ACTION|>"
 _ACTIONS = JsonCalls((_ACTION,), _ACTION_END)
-_FORM = CallForm(
+_FORM = ToolCallSyntax(
     ('{"tool_call_id": "', re.compile("[0-9]{1,4}"), '", "tool_name": "'),
     ('", "parameters": ',),
     "}",

@@ -6,18 +6,18 @@ In a fence, as a single ``tool_call``, or without anything around the call it is
 that are known.
 """
 
-from server.formats.call_form import CallForm, WholeJson
 from server.formats.calls import json_text
 from server.formats.calls.json_calls import JsonCalls, call_object
 from server.formats.parsing.reader import Steps
-from server.formats.parsing.turn import Turn
+from server.formats.parsing.stream_parser import StreamParser
+from server.formats.tool_call_syntax import ToolCallSyntax, WholeJson
 from server.formats.tool_format import ToolFormat
 
 _FENCES = ("```json", "```")
 _LIST = JsonCalls(())
 
 
-def parse(turn: Turn) -> Steps[None]:
+def parse(turn: StreamParser) -> Steps[None]:
     """A call at the beginning; everything behind it is content."""
     turn.mark()
     yield from turn.spaces()
@@ -28,7 +28,7 @@ def parse(turn: Turn) -> Steps[None]:
     turn.give_back()
 
 
-def _calls(turn: Turn) -> Steps[None]:
+def _calls(turn: StreamParser) -> Steps[None]:
     raw = turn.raw or []
     n_before = len(raw)
     yield from turn.expect("{")
@@ -51,7 +51,7 @@ def _calls(turn: Turn) -> Steps[None]:
     yield from turn.take("```")
 
 
-_FORM = CallForm(
+_FORM = ToolCallSyntax(
     '{"name": "',
     ('", "arguments": ',),
     "}",

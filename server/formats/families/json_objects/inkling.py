@@ -8,10 +8,10 @@
 (each on one line).
 """
 
-from server.formats.call_form import TOOL_NAME, CallForm
 from server.formats.calls.json_calls import call_object
 from server.formats.parsing.reader import NotMarkup, Steps
-from server.formats.parsing.turn import Turn
+from server.formats.parsing.stream_parser import StreamParser
+from server.formats.tool_call_syntax import TOOL_NAME, ToolCallSyntax
 from server.formats.tool_format import ToolFormat
 
 _START = "<|message_model|>"
@@ -19,7 +19,7 @@ _THINKING, _TEXT, _CALL = "<|content_thinking|>", "<|content_text|>", "<|content
 _ENDS = ("<|end_message|>", "<|content_model_end_sampling|>")
 
 
-def parse(turn: Turn) -> Steps[None]:
+def parse(turn: StreamParser) -> Steps[None]:
     """Block by block; what has no markup is content."""
     while True:
         yield from turn.attempt("", _block(turn))
@@ -30,7 +30,7 @@ def parse(turn: Turn) -> Steps[None]:
             turn.back(found)
 
 
-def _block(turn: Turn) -> Steps[None]:
+def _block(turn: StreamParser) -> Steps[None]:
     name = yield from turn.match(TOOL_NAME)
     kind = yield from turn.expect(_CALL) if name else turn.expect(_THINKING, _TEXT, _CALL)
     if kind == _TEXT:
@@ -50,7 +50,7 @@ def _block(turn: Turn) -> Steps[None]:
         yield from call_object(turn)
 
 
-_FORM = CallForm(
+_FORM = ToolCallSyntax(
     f'{_CALL}{{"name": "',
     ('", "args": ', '","args":'),
     "}",

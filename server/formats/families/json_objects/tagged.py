@@ -4,9 +4,9 @@ list. Below each stands what its models write.
 
 from dataclasses import replace
 
-from server.formats.call_form import CallForm, WholeJson, json_calls, json_list
 from server.formats.calls.json_calls import JsonCalls
 from server.formats.parsing.frame import AnswerTags
+from server.formats.tool_call_syntax import ToolCallSyntax, WholeJson, json_calls, json_list
 from server.formats.tool_format import ToolFormat
 
 _TOOL_CALL = ("<tool_call>", "</tool_call>")
@@ -214,7 +214,7 @@ LLAMA_3 = ToolFormat(
         ('in the format {"name": function name', '"parameters": '),
     ),
     tags=_LLAMA,
-    forced=CallForm(
+    forced=ToolCallSyntax(
         _BEGINNINGS[0],
         ('", "parameters": ',),
         "}",
@@ -240,7 +240,7 @@ COMMAND_R_PLUS = ToolFormat(
     name="command-r-plus",
     parse=JsonCalls(_COMMAND_R_PLUS, "```").parse,
     recognised_by=(("'Action:' followed by",), ("\\'Action:\\' followed by",)),
-    forced=CallForm(
+    forced=ToolCallSyntax(
         '{\n        "tool_name": "',
         ('",\n        "parameters": ',),
         "\n    }",

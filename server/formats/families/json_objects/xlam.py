@@ -5,10 +5,10 @@
 Only for functions that are known: any other list is an answer.
 """
 
-from server.formats.call_form import json_list
 from server.formats.calls.json_calls import JsonCalls
 from server.formats.parsing.reader import Steps
-from server.formats.parsing.turn import Turn
+from server.formats.parsing.stream_parser import StreamParser
+from server.formats.tool_call_syntax import json_list
 from server.formats.tool_format import ToolFormat
 
 _OPENINGS = ("```json", "```", "[TOOL_CALLS]", "<tool_call>")
@@ -16,7 +16,7 @@ _CLOSINGS = ("```", "</tool_call>")
 _LIST = JsonCalls(())
 
 
-def parse(turn: Turn) -> Steps[None]:
+def parse(turn: StreamParser) -> Steps[None]:
     """A list at the beginning; everything behind it is content."""
     turn.mark()
     yield from turn.spaces()
@@ -27,7 +27,7 @@ def parse(turn: Turn) -> Steps[None]:
     turn.give_back()
 
 
-def _calls(turn: Turn) -> Steps[None]:
+def _calls(turn: StreamParser) -> Steps[None]:
     yield from _LIST.calls(turn, strict=True)
     turn.mark()
     yield from turn.spaces()

@@ -3,19 +3,19 @@
 <|inner_prefix|>...<|inner_suffix|><|tools_prefix|>[{"get_weather": {"city": "Paris"}}]<|tools_suffix|>
 """
 
-from server.formats.call_form import CallForm
 from server.formats.calls import json_text
 from server.formats.calls.json_calls import json_arguments
 from server.formats.parsing.frame import Frame
 from server.formats.parsing.reader import Steps
-from server.formats.parsing.turn import Turn
+from server.formats.parsing.stream_parser import StreamParser
+from server.formats.tool_call_syntax import ToolCallSyntax
 from server.formats.tool_format import ToolFormat
 
 _THOUGHT = ("<|inner_prefix|>", "<|inner_suffix|>")
 _OPEN, _CLOSE = "<|tools_prefix|>", "<|tools_suffix|>"
 
 
-def _calls(turn: Turn) -> Steps[None]:
+def _calls(turn: StreamParser) -> Steps[None]:
     yield from turn.spaces()
     yield from turn.expect("[")
     more = ","
@@ -37,7 +37,7 @@ def _calls(turn: Turn) -> Steps[None]:
     yield from turn.take(_CLOSE)
 
 
-_FORM = CallForm(
+_FORM = ToolCallSyntax(
     '{"',
     ('": ',),
     "}",

@@ -13,10 +13,10 @@ R1 misspells the first tag; the known ways are read, too.
 
 from dataclasses import replace
 
-from server.formats.call_form import CallForm
 from server.formats.calls.json_calls import json_arguments
 from server.formats.parsing.reader import Steps
-from server.formats.parsing.turn import Turn
+from server.formats.parsing.stream_parser import StreamParser
+from server.formats.tool_call_syntax import ToolCallSyntax
 from server.formats.tool_format import ToolFormat
 
 _BEGIN, _END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
@@ -25,7 +25,7 @@ _CALL, _SEP, _CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<
 _FENCES = ("```json", "```")
 
 
-def parse(turn: Turn) -> Steps[None]:
+def parse(turn: StreamParser) -> Steps[None]:
     """Calls in their section, or without it."""
     while True:
         opening = yield from turn.content_until(_BEGIN, *_MISSPELT, _CALL)
@@ -35,7 +35,7 @@ def parse(turn: Turn) -> Steps[None]:
         yield from turn.attempt(opening, _calls(turn))
 
 
-def _calls(turn: Turn) -> Steps[None]:
+def _calls(turn: StreamParser) -> Steps[None]:
     yield from turn.spaces()
     yield from turn.expect(_CALL)
     while True:
@@ -57,7 +57,7 @@ def _calls(turn: Turn) -> Steps[None]:
             return
 
 
-_LIST = CallForm(
+_LIST = ToolCallSyntax(
     _CALL,
     (_SEP,),
     _CALL_END,

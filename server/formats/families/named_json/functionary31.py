@@ -6,17 +6,17 @@
 The code behind <|python_tag|> is a call of the function ``python`` where there is one.
 """
 
-from server.formats.call_form import CallForm
 from server.formats.calls.json_calls import json_arguments
 from server.formats.calls.json_text import escaped
 from server.formats.parsing.reader import EndOfText, Steps
-from server.formats.parsing.turn import Turn
+from server.formats.parsing.stream_parser import StreamParser
+from server.formats.tool_call_syntax import ToolCallSyntax
 from server.formats.tool_format import ToolFormat
 
 _OPEN, _CLOSE, _CODE = "<function=", "</function>", "<|python_tag|>"
 
 
-def parse(turn: Turn) -> Steps[None]:
+def parse(turn: StreamParser) -> Steps[None]:
     """Functions and code, anywhere."""
     runs_code = "python" in turn.how.functions
     while True:
@@ -26,7 +26,7 @@ def parse(turn: Turn) -> Steps[None]:
         yield from turn.attempt(opening, _call(turn))
 
 
-def _call(turn: Turn) -> Steps[None]:
+def _call(turn: StreamParser) -> Steps[None]:
     name, _ = yield from turn.word(">")
     yield from json_arguments(turn, name)
     yield from turn.spaces()
@@ -34,7 +34,7 @@ def _call(turn: Turn) -> Steps[None]:
         turn.mark()
 
 
-def code(turn: Turn) -> Steps[None]:
+def code(turn: StreamParser) -> Steps[None]:
     """A call of ``python``, whose argument is the rest of the text. Raises `EndOfText`."""
     turn.begin("python")
     turn.arguments('{"code": "')
@@ -47,7 +47,7 @@ def code(turn: Turn) -> Steps[None]:
         raise
 
 
-_FORM = CallForm(_OPEN, (">",), _CLOSE, joint="\n", by_name=True)
+_FORM = ToolCallSyntax(_OPEN, (">",), _CLOSE, joint="\n", by_name=True)
 FORMAT = ToolFormat(
     name="functionary-v3.1", parse=parse, recognised_by=((_OPEN, _CLOSE),), tags=(_OPEN, _CLOSE, _CODE), forced=_FORM
 )

@@ -8,17 +8,17 @@
 Text for ``python`` is code.
 """
 
-from server.formats.call_form import CallForm
 from server.formats.calls.json_calls import json_arguments
 from server.formats.families.named_json.functionary31 import code
 from server.formats.parsing.reader import NotMarkup, Steps
-from server.formats.parsing.turn import Turn, anywhere
+from server.formats.parsing.stream_parser import StreamParser, anywhere
+from server.formats.tool_call_syntax import ToolCallSyntax
 from server.formats.tool_format import ToolFormat
 
 _OPEN = ">>>"
 
 
-def _recipient(turn: Turn) -> Steps[None]:
+def _recipient(turn: StreamParser) -> Steps[None]:
     """The recipient ``all`` is the reader; a line that is no recipient is content."""
     name, _ = yield from turn.word("\n")
     if name == "all":
@@ -31,7 +31,7 @@ def _recipient(turn: Turn) -> Steps[None]:
     yield from json_arguments(turn, name)
 
 
-_FORM = CallForm("", ("\n",), joint=_OPEN, by_name=True, at_start=True, elsewhere=(_OPEN,))
+_FORM = ToolCallSyntax("", ("\n",), joint=_OPEN, by_name=True, at_start=True, elsewhere=(_OPEN,))
 FORMAT = ToolFormat(
     name="functionary-v3.2",
     parse=anywhere(_recipient, _OPEN),

@@ -6,16 +6,16 @@
 Only for functions that are known, since nothing else tells the first line from an answer's.
 """
 
-from server.formats.call_form import TOOL_NAME, CallForm
 from server.formats.calls.json_calls import json_arguments
 from server.formats.parsing.reader import NotMarkup, Steps
-from server.formats.parsing.turn import Turn
+from server.formats.parsing.stream_parser import StreamParser
+from server.formats.tool_call_syntax import TOOL_NAME, ToolCallSyntax
 from server.formats.tool_format import ToolFormat
 
 _START, _STOP = "<|assistant|>", "<|observation|>"
 
 
-def parse(turn: Turn) -> Steps[None]:
+def parse(turn: StreamParser) -> Steps[None]:
     """Calls at the beginning of each message."""
     if not turn.how.callable:
         return
@@ -26,7 +26,7 @@ def parse(turn: Turn) -> Steps[None]:
             pass
 
 
-def _call(turn: Turn) -> Steps[None]:
+def _call(turn: StreamParser) -> Steps[None]:
     yield from turn.spaces()
     name = yield from turn.match(TOOL_NAME)
     if name not in turn.how.functions:
@@ -36,7 +36,7 @@ def _call(turn: Turn) -> Steps[None]:
     yield from json_arguments(turn, name)
 
 
-_FORM = CallForm("", ("\n",), joint="\n", by_name=True, at_start=True, elsewhere=(_START,), rest_of_list=True)
+_FORM = ToolCallSyntax("", ("\n",), joint="\n", by_name=True, at_start=True, elsewhere=(_START,), rest_of_list=True)
 FORMAT = ToolFormat(
     name="glm4",
     parse=parse,

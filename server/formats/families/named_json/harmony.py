@@ -12,10 +12,10 @@ in front of the channel. LLM-jp 4.1 has a space behind each control token. What 
 
 import re
 
-from server.formats.call_form import CallForm
 from server.formats.calls.json_calls import json_arguments
 from server.formats.parsing.reader import Steps
-from server.formats.parsing.turn import Turn
+from server.formats.parsing.stream_parser import StreamParser
+from server.formats.tool_call_syntax import ToolCallSyntax
 from server.formats.tool_format import ToolFormat
 
 _START, _CHANNEL, _MESSAGE = "<|start|>assistant", "<|channel|>", "<|message|>"
@@ -25,7 +25,7 @@ _CHANNEL_NAME = re.compile(r"<\|channel\|> ?(\w+)")
 _RECIPIENT = re.compile(r"\bto=([^\s<]+)")
 
 
-def parse(turn: Turn) -> Steps[None]:
+def parse(turn: StreamParser) -> Steps[None]:
     """Message by message; what has no header is content."""
     while True:
         yield from turn.attempt("", _message(turn))
@@ -36,7 +36,7 @@ def parse(turn: Turn) -> Steps[None]:
             turn.back(found)
 
 
-def _message(turn: Turn) -> Steps[None]:
+def _message(turn: StreamParser) -> Steps[None]:
     yield from turn.spaces()
     first = yield from turn.expect(_CHANNEL, "to=", _MESSAGE)
     header = first if first == _MESSAGE else first + (yield from turn.word(_MESSAGE))[0] + _MESSAGE
@@ -63,7 +63,7 @@ def _message(turn: Turn) -> Steps[None]:
         turn.settle()
 
 
-def _function(turn: Turn, header: str) -> str:
+def _function(turn: StreamParser, header: str) -> str:
     """The function that the message is sent to; "" for other recipients, and where none may be called."""
     recipient = _RECIPIENT.search(header)
     if recipient is None or not turn.how.callable:
@@ -73,7 +73,7 @@ def _function(turn: Turn, header: str) -> str:
 
 
 _TO = " to=functions."
-_FORM = CallForm(
+_FORM = ToolCallSyntax(
     f"{_CHANNEL}commentary{_TO}",
     tuple(
         f"{channel}{kind}{_MESSAGE}"

@@ -9,10 +9,10 @@ them in the results.
 
 import re
 
-from server.formats.call_form import TOOL_NAME, CallForm
 from server.formats.calls.json_calls import json_arguments
 from server.formats.parsing.reader import NotMarkup, Steps
-from server.formats.parsing.turn import Turn, anywhere
+from server.formats.parsing.stream_parser import StreamParser, anywhere
+from server.formats.tool_call_syntax import TOOL_NAME, ToolCallSyntax
 from server.formats.tool_format import ToolFormat
 
 _SECTION, _SECTION_END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
@@ -20,7 +20,7 @@ _CALL, _ARGUMENTS, _CALL_END = "<|tool_call_begin|>", "<|tool_call_argument_begi
 _ID = re.compile(rf"\s*((?:functions\.)?({TOOL_NAME.pattern}?)(?::\d+)?)\s*")
 
 
-def _call(turn: Turn) -> Steps[None]:
+def _call(turn: StreamParser) -> Steps[None]:
     header, _ = yield from turn.word(_ARGUMENTS)
     found = _ID.fullmatch(header)
     if found is None:
@@ -31,7 +31,7 @@ def _call(turn: Turn) -> Steps[None]:
         turn.mark()
 
 
-_FORM = CallForm(
+_FORM = ToolCallSyntax(
     f"{_CALL}functions.",
     ((":", re.compile("[0-9]{1,3}"), _ARGUMENTS),),
     _CALL_END,

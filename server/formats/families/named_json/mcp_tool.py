@@ -11,10 +11,10 @@
 
 import re
 
-from server.formats.call_form import CallForm
 from server.formats.calls.json_calls import json_arguments
 from server.formats.parsing.reader import Steps
-from server.formats.parsing.turn import Turn, anywhere
+from server.formats.parsing.stream_parser import StreamParser, anywhere
+from server.formats.tool_call_syntax import ToolCallSyntax
 from server.formats.tool_format import ToolFormat
 
 _OPEN, _CLOSE = "<use_mcp_tool>", "</use_mcp_tool>"
@@ -23,7 +23,7 @@ _NAME, _NAME_END = "<tool_name>", "</tool_name>"
 _ARGUMENTS, _ARGUMENTS_END = "<arguments>", "</arguments>"
 
 
-def _calls(turn: Turn) -> Steps[None]:
+def _calls(turn: StreamParser) -> Steps[None]:
     """Servers mean nothing here."""
     yield from turn.spaces()
     found = yield from turn.expect(_SERVER, _NAME)
@@ -48,7 +48,7 @@ FORMAT = ToolFormat(
     parse=anywhere(_calls, _OPEN),
     recognised_by=((_OPEN, _NAME),),
     tags=(_OPEN, _CLOSE),
-    forced=CallForm(
+    forced=ToolCallSyntax(
         (_SERVER, re.compile("[A-Za-z0-9_-]{1,64}"), f"{_SERVER_END}\n{_NAME}"),
         (f"{_NAME_END}\n{_ARGUMENTS}\n",),
         f"\n{_ARGUMENTS_END}",

@@ -8,17 +8,17 @@ The older list (`tagged.MISTRAL`) is read as well.
 
 import re
 
-from server.formats.call_form import CallForm
 from server.formats.calls.json_calls import JsonCalls, json_arguments
 from server.formats.parsing.reader import Steps
-from server.formats.parsing.turn import Turn, anywhere
+from server.formats.parsing.stream_parser import StreamParser, anywhere
+from server.formats.tool_call_syntax import ToolCallSyntax
 from server.formats.tool_format import ToolFormat
 
 _OPEN, _CALL_ID, _ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 _LIST = JsonCalls((_OPEN,))
 
 
-def _call(turn: Turn) -> Steps[None]:
+def _call(turn: StreamParser) -> Steps[None]:
     yield from turn.spaces()
     if (yield from turn.peek()) in ("[", "{"):
         yield from _LIST.calls(turn)
@@ -32,7 +32,7 @@ def _call(turn: Turn) -> Steps[None]:
     yield from json_arguments(turn, name, call_id)
 
 
-_FORM = CallForm(_OPEN, (_ARGS, (_CALL_ID, re.compile("[A-Za-z0-9]{9}"), _ARGS)), trigger=_OPEN)
+_FORM = ToolCallSyntax(_OPEN, (_ARGS, (_CALL_ID, re.compile("[A-Za-z0-9]{9}"), _ARGS)), trigger=_OPEN)
 FORMAT = ToolFormat(
     name="mistral-args",
     parse=anywhere(_call, _OPEN),

@@ -7,11 +7,11 @@
 
 import re
 
-from server.formats.call_form import CallForm
 from server.formats.calls.json_calls import json_arguments
 from server.formats.parsing.frame import Frame
 from server.formats.parsing.reader import Steps
-from server.formats.parsing.turn import Turn
+from server.formats.parsing.stream_parser import StreamParser
+from server.formats.tool_call_syntax import ToolCallSyntax
 from server.formats.tool_format import ToolFormat
 
 _THOUGHT = ("<|think|>", "<|end|>")
@@ -23,7 +23,7 @@ _BREAKS = ("<|content|>",)
 _SILENT = (_TURN, "<|content|>", _SECTION, "<|calls|>")
 
 
-def _call(turn: Turn) -> Steps[None]:
+def _call(turn: StreamParser) -> Steps[None]:
     call_id, _ = yield from turn.word(_NAME)
     name, _ = yield from turn.word(_ARGUMENTS)
     yield from json_arguments(turn, name, call_id)
@@ -32,7 +32,7 @@ def _call(turn: Turn) -> Steps[None]:
         turn.mark()
 
 
-_FORM = CallForm(
+_FORM = ToolCallSyntax(
     (_CALL, re.compile("[A-Za-z0-9]{1,32}"), _NAME),
     (_ARGUMENTS,),
     _CALL_END,

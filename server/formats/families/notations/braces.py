@@ -4,11 +4,11 @@ import json
 import re
 from dataclasses import dataclass
 
-from server.formats.call_form import TOOL_NAME, Braces, CallForm
 from server.formats.calls.json_text import SCALARS, escaped
 from server.formats.parsing.frame import Frame
 from server.formats.parsing.reader import EndOfText, NotMarkup, Steps
-from server.formats.parsing.turn import Turn, anywhere
+from server.formats.parsing.stream_parser import StreamParser, anywhere
+from server.formats.tool_call_syntax import TOOL_NAME, Braces, ToolCallSyntax
 from server.formats.tool_format import ToolFormat
 
 _SCALAR = re.compile(r"[^,\]}]*")
@@ -23,7 +23,7 @@ class BraceCalls:
     close: str
     quote: str
 
-    def call(self, turn: Turn) -> Steps[None]:
+    def call(self, turn: StreamParser) -> Steps[None]:
         """Behind the opening: the name, the arguments, and what closes them. Raises `NotMarkup`."""
         name = yield from turn.match(TOOL_NAME)
         if not name or (yield from turn.peek()) != "{":
@@ -35,7 +35,7 @@ class BraceCalls:
         if not (yield from turn.take(self.close)):
             raise NotMarkup
 
-    def _value(self, turn: Turn, depth: int) -> Steps[None]:
+    def _value(self, turn: StreamParser, depth: int) -> Steps[None]:
         """Write the value that comes next as JSON."""
         yield from turn.spaces()
         first = yield from turn.peek()
@@ -49,7 +49,7 @@ class BraceCalls:
             text = (yield from turn.match(_SCALAR, limit=None)).strip()
             turn.arguments(text if SCALARS.fullmatch(text) else json.dumps(text, ensure_ascii=False))
 
-    def _items(self, turn: Turn, opening: str, depth: int) -> Steps[None]:
+    def _items(self, turn: StreamParser, opening: str, depth: int) -> Steps[None]:
         """Behind the opening of an object or a list, its end included."""
         closing, joint = ("}" if opening == "{" else "]"), opening
         while True:
@@ -79,7 +79,7 @@ FUNCTION_GEMMA = ToolFormat(
     parse=anywhere(BraceCalls(_FUNCTION_END, _ESCAPE).call, _FUNCTION_CALL, silent=(_STOP,)),
     recognised_by=(("<start_function_call>", _ESCAPE),),
     tags=("<start_function_call>", _FUNCTION_END, _ESCAPE, _STOP),
-    forced=CallForm(_FUNCTION_CALL, ("",), _FUNCTION_END, arguments=Braces(_ESCAPE), trigger=_FUNCTION_CALL),
+    forced=ToolCallSyntax(_FUNCTION_CALL, ("",), _FUNCTION_END, arguments=Braces(_ESCAPE), trigger=_FUNCTION_CALL),
 )
 """FunctionGemma: Gemma 4's notation with tags of its own, and ``<escape>`` for quotes::
 
@@ -99,7 +99,7 @@ GEMMA_4 = ToolFormat(
     framed=True,
     thinks=True,
     turn_start="<|turn>model\n",
-    forced=CallForm(_CALL, ("",), _CALL_END, arguments=Braces(_QUOTE), trigger=_CALL),
+    forced=ToolCallSyntax(_CALL, ("",), _CALL_END, arguments=Braces(_QUOTE), trigger=_CALL),
 )
 """Gemma 4: thoughts in a channel; a call's arguments in a notation of their own, with a token for quotes::
 

@@ -7,23 +7,23 @@ get_weather(city="Paris")
 [get_weather(city="Paris"), get_time(zone="Europe/Paris")]
 """
 
-from server.formats.call_form import python_list
 from server.formats.calls import python_calls
 from server.formats.parsing.reader import NotMarkup, Steps
-from server.formats.parsing.turn import Turn, anywhere
+from server.formats.parsing.stream_parser import StreamParser, anywhere
+from server.formats.tool_call_syntax import python_list
 from server.formats.tool_format import ToolFormat
 
 _OPEN, _CLOSE = "```tool_code", "```"
 
 
-def parse(turn: Turn) -> Steps[None]:
+def parse(turn: StreamParser) -> Steps[None]:
     """A list at the beginning, or fences anywhere."""
     if (yield from turn.begins_with("[")):
         yield from turn.attempt("", python_calls.calls(turn), doubtful=True)
     yield from anywhere(_fence, _OPEN)(turn)
 
 
-def _fence(turn: Turn) -> Steps[None]:
+def _fence(turn: StreamParser) -> Steps[None]:
     """Calls line by line, in brackets, or as the argument of print."""
     n_calls = turn.n_calls
     while True:

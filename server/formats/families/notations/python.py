@@ -1,9 +1,9 @@
 """Families that write Python calls. Below each stands what its models write."""
 
-from server.formats.call_form import python_list
 from server.formats.calls import python_calls
 from server.formats.parsing.reader import Steps
-from server.formats.parsing.turn import Turn, anywhere
+from server.formats.parsing.stream_parser import StreamParser, anywhere
+from server.formats.tool_call_syntax import python_list
 from server.formats.tool_format import ToolFormat
 
 _LFM2 = ("<|tool_call_start|>", "<|tool_call_end|>")
@@ -22,7 +22,7 @@ LFM2 = ToolFormat(
 _OLMO3 = ("<function_calls>", "</function_calls>")
 
 
-def _olmo3_calls(turn: Turn) -> Steps[None]:
+def _olmo3_calls(turn: StreamParser) -> Steps[None]:
     yield from turn.spaces()
     yield from python_calls.calls(turn)
 
@@ -43,7 +43,7 @@ get_time(zone="Europe/Paris", exact=true)</function_calls>
 _TAGS = ("<|python_start|>", "<|python_tag|>", "<|python_end|>")
 
 
-def _pythonic(turn: Turn) -> Steps[None]:
+def _pythonic(turn: StreamParser) -> Steps[None]:
     """A list at the beginning, or behind a tag."""
     if (yield from turn.begins_with("[")):
         yield from turn.attempt("", python_calls.calls(turn), doubtful=True)

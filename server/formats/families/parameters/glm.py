@@ -13,12 +13,12 @@ them as one JSON object behind the name at times (``get_weather>{"city": "Paris"
 
 from dataclasses import dataclass
 
-from server.formats.call_form import TOOL_NAME, CallForm, Parameters, json_calls
 from server.formats.calls.json_calls import JsonCalls, json_arguments
 from server.formats.calls.typed import Argument, typed_call
 from server.formats.parameter_schema import NOT_STRING, STRING
 from server.formats.parsing.reader import NotMarkup, Steps
-from server.formats.parsing.turn import Turn, anywhere
+from server.formats.parsing.stream_parser import StreamParser, anywhere
+from server.formats.tool_call_syntax import TOOL_NAME, Parameters, ToolCallSyntax, json_calls
 from server.formats.tool_format import ToolFormat
 
 
@@ -37,10 +37,10 @@ class GlmCalls:
         """A tag with its prefix and suffix."""
         return f"<{'/' if name[0] == '/' else ''}{self.prefix}{name.removeprefix('/')}{self.suffix}>"
 
-    def form(self, *, section: bool, line: str = "\n") -> CallForm:
+    def form(self, *, section: bool, line: str = "\n") -> ToolCallSyntax:
         """For grammars. ``section``: tags stand around all calls, and one behind each name; ``line`` ends each line."""
         tag = self.tag
-        return CallForm(
+        return ToolCallSyntax(
             tag("tool_call"),
             (f"{tag('tool_sep')}{line}" if section else line,),
             open=f"{tag('tool_calls')}\n" if section else "",
@@ -53,12 +53,12 @@ class GlmCalls:
             rest_of_list=section,
         )
 
-    def parse(self, turn: Turn) -> Steps[None]:
+    def parse(self, turn: StreamParser) -> Steps[None]:
         """Calls, anywhere; the tags around all of them mean nothing."""
         around = (self.tag("tool_calls"), self.tag("/tool_calls")) if self.sections else ()
         return anywhere(self.call, self.tag("tool_call"), silent=around)(turn)
 
-    def call(self, turn: Turn) -> Steps[None]:
+    def call(self, turn: StreamParser) -> Steps[None]:
         """Behind the opening. Raises `NotMarkup`."""
         yield from turn.spaces()
         name = yield from turn.match(TOOL_NAME)
@@ -77,7 +77,7 @@ class GlmCalls:
         turn.back(first)
         yield from typed_call(turn, name, lambda: self._argument(turn))
 
-    def _argument(self, turn: Turn) -> Steps[Argument | None]:
+    def _argument(self, turn: StreamParser) -> Steps[Argument | None]:
         yield from turn.spaces()
         if (yield from turn.expect(self.tag("arg_key"), self.tag("/tool_call"))) == self.tag("/tool_call"):
             return None
@@ -148,7 +148,7 @@ _LONGCAT, _LONGCAT_END = "<longcat_tool_call>", "</longcat_tool_call>"
 _LONGCAT_JSON, _LONGCAT_KEYS = JsonCalls((_LONGCAT,), _LONGCAT_END), GlmCalls(prefix="longcat_")
 
 
-def _longcat_call(turn: Turn) -> Steps[None]:
+def _longcat_call(turn: StreamParser) -> Steps[None]:
     """Their first character tells them apart."""
     yield from turn.spaces()
     yield from _LONGCAT_JSON.calls(turn) if (yield from turn.peek()) in ("{", "[") else _LONGCAT_KEYS.call(turn)

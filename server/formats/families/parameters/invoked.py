@@ -1,14 +1,14 @@
 """Families that differ by their markup alone: invocations in a block. Below each stands what its models write."""
 
-from server.formats.call_form import CallForm, Parameters
 from server.formats.calls.invokes import Invokes
 from server.formats.calls.json_calls import JsonCalls
 from server.formats.parsing.reader import Steps
-from server.formats.parsing.turn import Turn, anywhere
+from server.formats.parsing.stream_parser import StreamParser, anywhere
+from server.formats.tool_call_syntax import Parameters, ToolCallSyntax
 from server.formats.tool_format import ToolFormat
 
 
-def _form(block: str, mark: str = "", *, typed: bool = False) -> CallForm:
+def _form(block: str, mark: str = "", *, typed: bool = False) -> ToolCallSyntax:
     """For grammars: calls in a block of that name, with `mark` in every tag; ``typed``: parameters say whether they are
     strings."""
     string, other = ('" string="true">', '" string="false">') if typed else ('">', None)
@@ -18,7 +18,7 @@ def _form(block: str, mark: str = "", *, typed: bool = False) -> CallForm:
         end=f"</{mark}invoke>",
         behind_json=other,
     )
-    return CallForm(
+    return ToolCallSyntax(
         f'<{mark}invoke name="',
         ('">\n',),
         open=f"<{mark}{block}>\n",
@@ -35,7 +35,7 @@ _SPACED = f"{_DSML} "
 _CALLS, _SPACED_CALLS = Invokes(("function_calls", "tool_calls"), prefix=_DSML), Invokes(("calls",), prefix=_SPACED)
 
 
-def _deepseek(turn: Turn) -> Steps[None]:
+def _deepseek(turn: StreamParser) -> Steps[None]:
     """Blocks of either kind."""
     while True:
         opening = yield from turn.content_until(*_CALLS.openings, *_SPACED_CALLS.openings)
@@ -106,7 +106,7 @@ _DOTS, _DOTS_END = "<dots_function_call>", "</dots_function_call>"
 _DOTS_INVOKES, _DOTS_JSON = Invokes(("dots_function_call",)), JsonCalls((_DOTS,), _DOTS_END)
 
 
-def _dots_calls(turn: Turn) -> Steps[None]:
+def _dots_calls(turn: StreamParser) -> Steps[None]:
     """Their first character tells them apart."""
     yield from turn.spaces()
     yield from _DOTS_JSON.calls(turn) if (yield from turn.peek()) in ("{", "[") else _DOTS_INVOKES.calls(turn)

@@ -10,12 +10,12 @@
 
 import re
 
-from server.formats.call_form import CallForm, Parameters
 from server.formats.calls.typed import Argument, typed_call
 from server.formats.parameter_schema import NOT_STRING, STRING
 from server.formats.parsing.frame import Frame
 from server.formats.parsing.reader import NotMarkup, Steps
-from server.formats.parsing.turn import Turn
+from server.formats.parsing.stream_parser import StreamParser
+from server.formats.tool_call_syntax import Parameters, ToolCallSyntax
 from server.formats.tool_format import ToolFormat
 
 _SEP = "<|sep|>"
@@ -36,7 +36,7 @@ _ARGUMENT, _ARGUMENT_END = '<|open|>argument key="', "<|close|>argument<|sep|>"
 _TYPE = re.compile(r'\s*type="(\w+)"')
 
 
-def _call(turn: Turn) -> Steps[None]:
+def _call(turn: StreamParser) -> Steps[None]:
     name, _ = yield from turn.word('"')
     yield from turn.word(_SEP)
     if not name:
@@ -44,7 +44,7 @@ def _call(turn: Turn) -> Steps[None]:
     yield from typed_call(turn, name, lambda: _argument(turn))
 
 
-def _argument(turn: Turn) -> Steps[Argument | None]:
+def _argument(turn: StreamParser) -> Steps[Argument | None]:
     yield from turn.spaces()
     if (yield from turn.expect(_ARGUMENT, _CALL_END)) == _CALL_END:
         return None
@@ -56,7 +56,7 @@ def _argument(turn: Turn) -> Steps[Argument | None]:
 
 
 _JSON_TYPES = re.compile("number|integer|boolean|object|array|null")
-_FORM = CallForm(
+_FORM = ToolCallSyntax(
     _CALL,
     (('" index="', re.compile("[0-9]{1,3}"), f'"{_SEP}'),),
     open=_TOOLS,

@@ -3,23 +3,23 @@
 <function name="get_weather"><param name="city"><![CDATA[Paris]]></param><param name="days">3</param></function>
 """
 
-from server.formats.call_form import CallForm, Parameters
 from server.formats.calls.typed import Argument, typed_call
 from server.formats.parameter_schema import STRING
 from server.formats.parsing.reader import Steps
-from server.formats.parsing.turn import Turn, anywhere
+from server.formats.parsing.stream_parser import StreamParser, anywhere
+from server.formats.tool_call_syntax import Parameters, ToolCallSyntax
 from server.formats.tool_format import ToolFormat
 
 _FUNCTION, _FUNCTION_END = '<function name="', "</function>"
 _PARAMETER, _PARAMETER_END, _CDATA = '<param name="', "</param>", "<![CDATA["
 
 
-def _call(turn: Turn) -> Steps[None]:
+def _call(turn: StreamParser) -> Steps[None]:
     name, _ = yield from turn.word('">')
     yield from typed_call(turn, name, lambda: _argument(turn))
 
 
-def _argument(turn: Turn) -> Steps[Argument | None]:
+def _argument(turn: StreamParser) -> Steps[Argument | None]:
     yield from turn.spaces()
     if (yield from turn.expect(_PARAMETER, _FUNCTION_END)) == _FUNCTION_END:
         return None
@@ -29,7 +29,7 @@ def _argument(turn: Turn) -> Steps[Argument | None]:
     return Argument(key, (_PARAMETER_END,))
 
 
-_FORM = CallForm(
+_FORM = ToolCallSyntax(
     _FUNCTION,
     ('">',),
     joint="\n",

@@ -12,12 +12,12 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from server.formats.call_form import CallForm, Elements
 from server.formats.calls.json_text import encodable
 from server.formats.calls.typed import typed_value
 from server.formats.parameter_schema import member, referred, types_of
 from server.formats.parsing.reader import EndOfText, NotMarkup, Steps
-from server.formats.parsing.turn import Turn, anywhere
+from server.formats.parsing.stream_parser import StreamParser, anywhere
+from server.formats.tool_call_syntax import Elements, ToolCallSyntax
 from server.formats.tool_format import ToolFormat
 
 _NS = "]<]minimax[>["
@@ -26,7 +26,7 @@ _INVOKE, _INVOKE_END = f'{_NS}<invoke name="', f"{_NS}</invoke>"
 _MAX_DEPTH = 32
 
 
-def _calls(turn: Turn) -> Steps[None]:
+def _calls(turn: StreamParser) -> Steps[None]:
     yield from turn.spaces()
     yield from turn.expect(_INVOKE)
     while True:
@@ -40,7 +40,7 @@ def _calls(turn: Turn) -> Steps[None]:
             return
 
 
-def _members(turn: Turn, schema: Any, root: Mapping[str, Any], closing: str, depth: int) -> Steps[None]:
+def _members(turn: StreamParser, schema: Any, root: Mapping[str, Any], closing: str, depth: int) -> Steps[None]:
     """Elements as the members of an object, up to `closing`."""
     joint = "{"
     while True:
@@ -61,7 +61,7 @@ def _members(turn: Turn, schema: Any, root: Mapping[str, Any], closing: str, dep
     turn.arguments("{}" if joint == "{" else "}")
 
 
-def _value(turn: Turn, schema: Any, root: Mapping[str, Any], closing: str, depth: int) -> Steps[None]:
+def _value(turn: StreamParser, schema: Any, root: Mapping[str, Any], closing: str, depth: int) -> Steps[None]:
     """One element's value: elements again where the schema or the text says so, else text."""
     schema = referred(schema, root)
     types = types_of(schema, root)
@@ -84,7 +84,7 @@ def _value(turn: Turn, schema: Any, root: Mapping[str, Any], closing: str, depth
     yield from typed_value(turn, types, (closing,))
 
 
-def _items(turn: Turn, schema: Any, root: Mapping[str, Any], closing: str, depth: int) -> Steps[None]:
+def _items(turn: StreamParser, schema: Any, root: Mapping[str, Any], closing: str, depth: int) -> Steps[None]:
     """<item> elements as a list, up to `closing`."""
     items = schema.get("items") if isinstance(schema, Mapping) else None
     joint = "["
@@ -98,7 +98,7 @@ def _items(turn: Turn, schema: Any, root: Mapping[str, Any], closing: str, depth
     turn.arguments("[]" if joint == "[" else "]")
 
 
-_FORM = CallForm(
+_FORM = ToolCallSyntax(
     _INVOKE,
     ('">',),
     open=f"{_OPEN}\n",

@@ -9,10 +9,10 @@
  to=user<|message|>It is sunny.<|eot|>
 """
 
-from server.formats.call_form import CallForm, Parameters
 from server.formats.calls.invokes import Invokes
 from server.formats.parsing.reader import NotMarkup, Steps
-from server.formats.parsing.turn import Turn
+from server.formats.parsing.stream_parser import StreamParser
+from server.formats.tool_call_syntax import Parameters, ToolCallSyntax
 from server.formats.tool_format import ToolFormat
 
 _START, _TO, _MESSAGE = "<|start|>assistant", " to=", "<|message|>"
@@ -20,7 +20,7 @@ _ENDS = ("<|eom|>", "<|eot|>")
 _CALLS = Invokes(("function_calls",), prefix="atem:")
 
 
-def parse(turn: Turn) -> Steps[None]:
+def parse(turn: StreamParser) -> Steps[None]:
     """Message by message; what has no header is content."""
     while True:
         yield from turn.attempt("", _message(turn))
@@ -28,7 +28,7 @@ def parse(turn: Turn) -> Steps[None]:
             pass
 
 
-def _message(turn: Turn) -> Steps[None]:
+def _message(turn: StreamParser) -> Steps[None]:
     header = yield from turn.expect(_TO, _MESSAGE)
     recipient, _ = (yield from turn.word(_MESSAGE)) if header == _TO else ("user", "")
     if recipient == "self":
@@ -47,7 +47,7 @@ def _message(turn: Turn) -> Steps[None]:
         yield from _CALLS.calls(turn)
 
 
-_FORM = CallForm(
+_FORM = ToolCallSyntax(
     '<atem:invoke name="',
     ('">\n',),
     lead=(_TO, _MESSAGE),

@@ -17,11 +17,11 @@ Everything is text: only the schema tells "3" from 3. Qwen3-Coder leaves out <to
 tag opens a call, too, if the function is known; some of the family answer in Hermes' JSON.
 """
 
-from server.formats.call_form import CallForm, Parameters
 from server.formats.calls.json_calls import JsonCalls
 from server.formats.calls.typed import Argument, typed_call
 from server.formats.parsing.reader import NotMarkup, Steps
-from server.formats.parsing.turn import Turn
+from server.formats.parsing.stream_parser import StreamParser
+from server.formats.tool_call_syntax import Parameters, ToolCallSyntax
 from server.formats.tool_format import ToolFormat
 
 _OPENINGS = ("<tool_call>", "<seed:tool_call>")
@@ -31,7 +31,7 @@ _OWN_LINE_ENDS = ("\n</parameter>", "</parameter>\n<")
 _JSON = JsonCalls(_OPENINGS[:1], _CLOSINGS[0])
 
 
-def parse(turn: Turn) -> Steps[None]:
+def parse(turn: StreamParser) -> Steps[None]:
     """Calls with their tag, or functions without it."""
     functions = tuple(f"{_FUNCTION}{name}>" for name in turn.how.functions)
     while True:
@@ -42,7 +42,7 @@ def parse(turn: Turn) -> Steps[None]:
         yield from turn.attempt(opening, _calls(turn))
 
 
-def _calls(turn: Turn) -> Steps[None]:
+def _calls(turn: StreamParser) -> Steps[None]:
     yield from turn.spaces()
     if (yield from turn.peek()) == "{":
         yield from _JSON.calls(turn)
@@ -59,7 +59,7 @@ def _calls(turn: Turn) -> Steps[None]:
             return
 
 
-def _argument(turn: Turn) -> Steps[Argument | None]:
+def _argument(turn: StreamParser) -> Steps[Argument | None]:
     yield from turn.spaces()
     found = yield from turn.expect(_PARAMETER, _FUNCTION_END, *_CLOSINGS)
     if found != _PARAMETER:
@@ -70,7 +70,7 @@ def _argument(turn: Turn) -> Steps[Argument | None]:
     return Argument(key.strip(), _OWN_LINE_ENDS if own_line else ("</parameter>",))
 
 
-_FORM = CallForm(
+_FORM = ToolCallSyntax(
     f"{_OPENINGS[0]}\n{_FUNCTION}",
     (">\n",),
     f"\n{_CLOSINGS[0]}",
@@ -78,7 +78,7 @@ _FORM = CallForm(
     arguments=Parameters(_PARAMETER, ">\n", _OWN_LINE_ENDS[0], joint="\n", end=_FUNCTION_END, never=_OWN_LINE_ENDS[1:]),
     trigger=_OPENINGS[0],
 )
-_SEED = CallForm(
+_SEED = ToolCallSyntax(
     f"{_OPENINGS[1]}\n{_FUNCTION}",
     (">\n",),
     f"\n{_CLOSINGS[1]}",

@@ -6,24 +6,24 @@
 <|tool_call:end|>
 """
 
-from server.formats.call_form import CallForm, Parameters
 from server.formats.calls.typed import Argument, typed_call
 from server.formats.parsing.reader import NotMarkup, Steps
-from server.formats.parsing.turn import Turn, anywhere
+from server.formats.parsing.stream_parser import StreamParser, anywhere
+from server.formats.tool_call_syntax import Parameters, ToolCallSyntax
 from server.formats.tool_format import ToolFormat
 
 _CALL, _CALL_END = "<|tool_call:start|>", "<|tool_call:end|>"
 _KEY, _VALUE, _VALUE_END = "<|tool_arg:start|>", "<|tool_arg:value|>", "<|tool_arg:end|>"
 
 
-def _call(turn: Turn) -> Steps[None]:
+def _call(turn: StreamParser) -> Steps[None]:
     name, _ = yield from turn.word("\n")
     if not name.strip():
         raise NotMarkup
     yield from typed_call(turn, name.strip(), lambda: _argument(turn))
 
 
-def _argument(turn: Turn) -> Steps[Argument | None]:
+def _argument(turn: StreamParser) -> Steps[Argument | None]:
     yield from turn.spaces()
     if (yield from turn.expect(_KEY, _CALL_END)) == _CALL_END:
         return None
@@ -31,7 +31,7 @@ def _argument(turn: Turn) -> Steps[Argument | None]:
     return Argument(key.strip(), (_VALUE_END,))
 
 
-_FORM = CallForm(
+_FORM = ToolCallSyntax(
     _CALL,
     ("\n",),
     joint="\n",

@@ -5,11 +5,11 @@
 </steptml:invoke><｜tool_call_end｜><｜tool_calls_end｜>
 """
 
-from server.formats.call_form import CallForm, Parameters
 from server.formats.calls.invokes import Invokes
 from server.formats.calls.typed import typed_call
 from server.formats.parsing.reader import Steps
-from server.formats.parsing.turn import Turn, anywhere
+from server.formats.parsing.stream_parser import StreamParser, anywhere
+from server.formats.tool_call_syntax import Parameters, ToolCallSyntax
 from server.formats.tool_format import ToolFormat
 
 _BEGIN, _END = "<｜tool_calls_begin｜>", "<｜tool_calls_end｜>"
@@ -18,7 +18,7 @@ _INVOKE = '<steptml:invoke name="'
 _INVOKES = Invokes((), prefix="steptml:")
 
 
-def _call(turn: Turn) -> Steps[None]:
+def _call(turn: StreamParser) -> Steps[None]:
     yield from turn.word(_INVOKE)  # "function", and the separator, which models leave out at times
     name, _ = yield from turn.word('">')
     yield from typed_call(turn, name, lambda: _INVOKES.argument(turn))
@@ -30,7 +30,7 @@ def _call(turn: Turn) -> Steps[None]:
     yield from turn.take(_SEP)
 
 
-_FORM = CallForm(
+_FORM = ToolCallSyntax(
     f"{_CALL}function{_SEP}{_INVOKE}",
     ('">\n',),
     _CALL_END,

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from harness.fakes import FakeRunner
-from server.constrain.grammar.matcher import Masks, MatcherConstraint
 from server.engine.request import Request, SamplingParams
 from server.errors import InvalidRequest
-from tests.unit.constrain.builders import BYTES
+from server.structured.grammar.matcher import Masks, MatcherConstraint
 from tests.unit.engine.builders import Reply, engine_over, request, run
+from tests.unit.structured.builders import BYTES
 
 POINT = r'\{"x":[0-9]{1,2},"name":"[a-z]{0,5}"\}'
 
@@ -60,7 +60,7 @@ async def test_masks_of_a_step_are_computed_in_one_call(monkeypatch: pytest.Monk
     monkeypatch.setattr(Masks, "compute", spied)
     monkeypatch.setattr(MatcherConstraint, "mask", never)
     for limit in ("SLOW_S", "REFILL_S"):  # on a busy machine a call may take as long
-        monkeypatch.setattr(f"server.constrain.grammar.matcher.{limit}", float("inf"))
+        monkeypatch.setattr(f"server.structured.grammar.matcher.{limit}", float("inf"))
     runner = FakeRunner(n_seq=4)
     async with engine_over(runner) as engine:
         # all four in every step, with the same text: a mask that one of them needs, each of them needs

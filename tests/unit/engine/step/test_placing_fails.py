@@ -6,11 +6,11 @@ from typing import cast
 import pytest
 
 from harness.fakes import FakeRunner
-from server.constrain.constraint import Constraint
 from server.engine.prefix.find import Placement
 from server.engine.request import Event, Failed
 from server.engine.step.snapshots import SnapshotPublisher
 from server.errors import InternalError
+from server.structured.constraint import Constraint
 from tests.unit.engine.builders import engine_over, request, run
 
 

@@ -1,0 +1,151 @@
+"""What a model says, put together while it is generated: one way from engine events to a message for all wire formats.
+
+An `Assembler` reads one choice. Each text of the engine comes out of it as `Delta`s, more of an item each; the items in
+order are the message: text, reasoning and calls. Writers only put deltas and items into their format's words.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+from server.chat.conversation import Call, Message
+from server.engine.request import Finished, FinishReason, Text, TokenLogprob
+from server.formats.parsing.pieces import ContentText, Piece, Reasoning, ToolCallArguments, ToolCallBegin
+from server.formats.parsing.reasoning import OutputParser
+
+NewParser = Callable[[], OutputParser]
+
+
+class Kind(Enum):
+    """What an item is."""
+
+    TEXT = "text"
+    REASONING = "reasoning"
+    CALL = "call"
+
+
+@dataclass(slots=True, eq=False)
+class Item:
+    """A part of the message. ``texts`` of a call are its arguments; ``index`` is its number among the calls."""
+
+    kind: Kind
+    index: int = 0
+    id: str = ""
+    name: str = ""
+    texts: list[str] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        """All of it so far."""
+        return "".join(self.texts)
+
+
+@dataclass(slots=True)
+class Delta:
+    """More text of `item`, with the log probabilities of the tokens that it came out of. A call ``begins`` without.
+
+    Not frozen, since one is made for every token.
+    """
+
+    item: Item
+    text: str
+    begins: bool = False
+    logprobs: Sequence[TokenLogprob] = ()
+
+
+class Assembler:
+    """Reads the text of one choice into items. ``n_reasoning_tokens``: tokens of reasoning, with their opening tag.
+
+    Tokens count for the item in whose text they come out, which for text that the parser holds back is later than they
+    were sampled. ``end`` is there once the choice has finished.
+    """
+
+    def __init__(self, parser: OutputParser) -> None:
+        self.items: list[Item] = []
+        self.n_reasoning_tokens = 0
+        self.end: Finished | None = None
+        self._parser = parser
+        self._calls: dict[int, Item] = {}
+        self._n_tokens = 0
+        self._logprobs: list[TokenLogprob] = []
+
+    @property
+    def called(self) -> bool:
+        """Whether there is a call."""
+        return bool(self._calls)
+
+    @property
+    def finished(self) -> Finished:
+        """The end, which has come."""
+        assert self.end is not None, "the choice has not finished"
+        return self.end
+
+    def begin(self, text: str) -> list[Delta]:
+        """Content that the prompt ends with, for replies that repeat it."""
+        return self._take([ContentText(text)] if text else [])
+
+    def feed(self, event: Text) -> list[Delta]:
+        """What is certain now of the engine's next text."""
+        self._n_tokens += len(event.tokens)
+        if event.logprobs:
+            # Without the end token, which llama-server's lists have and OpenAI's do not.
+            self._logprobs += (token for token in event.logprobs if not token.ends)
+        return self._take(self._parser.feed(event.text)) if event.text else []
+
+    def finish(self, end: Finished) -> list[Delta]:
+        """What was held back; the choice is complete."""
+        self.end = end
+        return self._take(self._parser.finish(cut=end.reason is not FinishReason.EOS))
+
+    def rest(self) -> list[TokenLogprob]:
+        """Log probabilities of tokens that came out in no text, once."""
+        left, self._logprobs = self._logprobs, []
+        return left
+
+    def said(self, kind: Kind) -> str:
+        """The text of all items of a kind."""
+        return "".join(item.text for item in self.items if item.kind is kind)
+
+    @property
+    def calls(self) -> list[Item]:
+        """The calls, in order."""
+        return list(self._calls.values())
+
+    def message(self) -> Message:
+        """The same as a message of the conversation."""
+        calls = tuple(Call(item.name, item.text, item.id) for item in self.calls)
+        return Message("assistant", self.said(Kind.TEXT), self.said(Kind.REASONING), calls)
+
+    def _take(self, pieces: list[Piece]) -> list[Delta]:
+        return [self._delta(piece) for piece in pieces]
+
+    def _delta(self, piece: Piece) -> Delta:
+        text, begins = "", False
+        match piece:
+            case ContentText(text):
+                item, begins = self._open(Kind.TEXT)
+            case Reasoning(text):
+                item, begins = self._open(Kind.REASONING)
+                self.n_reasoning_tokens += self._n_tokens
+            case ToolCallBegin(index, id, name):
+                item, begins = Item(Kind.CALL, index, id, name), True
+                self._calls[index] = item
+                self.items.append(item)
+            case ToolCallArguments(index, text):
+                item = self._calls[index]
+        self._n_tokens = 0
+        if text:
+            item.texts.append(text)
+        if not self._logprobs:
+            return Delta(item, text, begins)
+        logprobs = self.rest()
+        item.logprobs += logprobs
+        return Delta(item, text, begins, logprobs)
+
+    def _open(self, kind: Kind) -> tuple[Item, bool]:
+        """The last item where it is of that kind, else a new one, and whether it is new."""
+        if self.items and self.items[-1].kind is kind:
+            return self.items[-1], False
+        self.items.append(Item(kind))
+        return self.items[-1], True

@@ -1,0 +1,183 @@
+"""What a reply to a conversation may hold, decided once: thoughts, calls, structure.
+
+`decide` makes one value of it: the constraint that generation is held to, the control tokens whose text must be seen,
+and the parser that reads what comes.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from server.chat.conversation import Conversation, Tools
+from server.chat.prompt import Prompt
+from server.chat.reasoning_budget import ended_by
+from server.chat.triggered_calls import blamed, triggered_calls
+from server.errors import InvalidRequest
+from server.formats.chat_format import ChatFormat
+from server.formats.parsing.reasoning import OutputParser
+from server.pool.model import LoadedModel
+from server.structured.after_reasoning import AfterReasoning, Framing
+from server.structured.constraint import Constraint
+from server.structured.grammar.limits import MAX_CALLS_CHARS
+from server.structured.grammar.matcher import MatcherConstraint
+from server.structured.grammar.triggered import TriggeredConstraint
+from server.structured.lazy import compiled, preserved
+from server.structured.reasoning_end import UNLIMITED, ReasoningSwitch
+
+MAX_PREFILLED_CHARS = 1 << 16
+"""Of a JSON text that the prompt ends with: it goes through the grammar byte by byte."""
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """``shown``: control tokens that the parser must see as text. ``switch`` ends thoughts from outside."""
+
+    constraint: Constraint | None
+    shown: frozenset[int]
+    parser: Callable[[], OutputParser]
+    switch: ReasoningSwitch | None = None
+
+
+def decide(conversation: Conversation, chat_format: ChatFormat, prompt: Prompt, model: LoadedModel) -> Output:
+    """What may come behind `prompt`. Raises `InvalidRequest`."""
+    tools, asked = conversation.tools, conversation.thinking
+    functions = [tool.function for tool in tools.tools] if tools.callable else []
+    if not functions:  # calls have grammars of their own
+        conversation = replace(conversation, shape=conversation.shape or model.spec.shape)
+    reasoning_format = asked.format or model.spec.chat.reasoning_format
+    shown = preserved(chat_format.tags(calls=bool(functions)), model.vocab)
+    taken = frozenset(call.id for message in conversation.messages for call in message.calls)
+
+    def parser() -> OutputParser:
+        return chat_format.parser(
+            functions,
+            generation_prompt=prompt.rendered.generation_prompt,
+            reasoning_format=reasoning_format,
+            parse_calls=conversation.reads_calls,
+            parallel=tools.parallel is not False,
+            forced=tools.choice == "required",
+            taken=taken,
+        )
+
+    switch = ReasoningSwitch() if asked.switch else None
+    constraint = _held(
+        conversation,
+        chat_format,
+        prompt,
+        model,
+        shown,
+        calls=bool(functions),
+        thoughts_apart=reasoning_format != "none",
+    )
+    return Output(_limited(constraint, chat_format, prompt, switch, model), shown, parser, switch)
+
+
+def _held(
+    conversation: Conversation,
+    chat_format: ChatFormat,
+    prompt: Prompt,
+    model: LoadedModel,
+    shown: frozenset[int],
+    *,
+    calls: bool,
+    thoughts_apart: bool,
+) -> Constraint | None:
+    """The constraint of the answer, which begins behind the thoughts, if there are any.
+
+    Tools that must be called leave nothing else; with tools that may be, a schema holds for the answer that is
+    not a call, and without one only calls are constrained. ``calls``: whether there may be any. ``thoughts_apart``:
+    whether thoughts are told from the answer, so that there are no calls in them.
+    """
+    tools, shape = conversation.tools, conversation.shape
+    generation_prompt = prompt.rendered.generation_prompt
+    opened = prompt.thoughts is not None
+    if calls and tools.choice == "auto" and shape is None:
+        return triggered_calls(tools, chat_format, model, shown=shown, thinking=opened)
+    if prompt.prefilled and tools.choice == "auto":
+        tools = replace(tools, choice="none")  # an answer that has begun is no call
+    constraint = _answer(replace(conversation, tools=tools), chat_format, model)
+    if constraint is None:
+        return None
+    if prompt.prefilled and isinstance(constraint, MatcherConstraint) and shape is not None and shape.kind == "schema":
+        constraint = _gone_on(constraint, prompt.prefilled, conversation.messages_at, model)
+    tool_format, tags = chat_format.tool_format, chat_format.thought_tags
+    lead = chat_format.lead if prompt.opens or opened else ""
+    closed = any(tag in generation_prompt for tag in tags)
+    # A grammar of one's own may describe thoughts itself; llama-server has it hold from the first token on.
+    own = shape is not None and shape.at == "grammar" and not lead
+    may_think = prompt.thinks and chat_format.knows_thoughts and prompt.opens and not closed and not own
+    may_think = may_think and (thoughts_apart or tool_format.thinks)
+    lead = "" if calls and tools.choice != "none" else lead  # with calls it is in their grammar
+    if not (opened or may_think or lead):
+        return constraint
+    framing = Framing(tags[0].encode(), tags[1].encode(), lead.encode(), tool_format.again.encode())
+    return AfterReasoning(constraint, model.vocab, framing, begun=opened, may_think=may_think)
+
+
+def _limited(
+    constraint: Constraint | None,
+    chat_format: ChatFormat,
+    prompt: Prompt,
+    switch: ReasoningSwitch | None,
+    model: LoadedModel,
+) -> Constraint | None:
+    """`constraint` with an end to the thoughts: by the prompt's budget, and by the `switch`, where there is one.
+
+    It does nothing where an answer is constrained from its first token on, since no thoughts can come then.
+    """
+    if prompt.allowed.budget == UNLIMITED and switch is None:
+        return constraint
+    free = constraint is None or isinstance(constraint, TriggeredConstraint)
+    if not free and not isinstance(constraint, AfterReasoning):
+        return constraint
+    return ended_by(
+        prompt.allowed,
+        constraint,
+        model.vocab,
+        chat_format.thought_tags,
+        begun=prompt.thoughts,
+        other_ends=chat_format.tool_format.breaks,
+        reopens=free,
+        switch=switch,
+    )
+
+
+def _answer(conversation: Conversation, chat_format: ChatFormat, model: LoadedModel) -> Constraint | None:
+    tools, shape, lazy = conversation.tools, conversation.shape, conversation.lazy
+    if not tools.callable:
+        return compiled(shape, lazy, model.vocab, model.grammar)
+    if shape is not None and shape.kind != "schema":
+        raise InvalidRequest(f"{shape.at}: can't be used together with tools that may be called", shape.at)
+    if tools.choice == "required" or shape is None:
+        return _calls(tools, chat_format, model)
+    shape.constraint(model.grammar)  # for its message: that of the whole grammar would not name the schema
+    return _calls(tools, chat_format, model, answer=shape.value)
+
+
+def _gone_on(constraint: MatcherConstraint, prefilled: str, at: str, model: LoadedModel) -> MatcherConstraint:
+    """Behind a JSON text that has begun; from its start where what stands there is something else.
+
+    llama-server's grammars have the prompt's end in them, too, and fail on anything else (common/sampling.cpp).
+    """
+    if len(prefilled) > MAX_PREFILLED_CHARS:
+        reason = f"to go on with it in JSON, the last message must have at most {MAX_PREFILLED_CHARS} characters"
+        raise InvalidRequest(f"{at}: {reason}", at)
+    begun = constraint.fork()
+    if not model.grammar.markers([prefilled]).feed(begun, prefilled.encode()):
+        return constraint
+    begun.recipe = begun.recipe._replace(begun=prefilled.encode())
+    return begun
+
+
+def _calls(tools: Tools, chat_format: ChatFormat, model: LoadedModel, *, answer: object | None = None) -> Constraint:
+    functions = [tool.held for tool in tools.tools]
+    try:
+        lark = chat_format.forced_calls(
+            functions,
+            name=tools.name,
+            parallel=tools.parallel is not False,
+            control=model.grammar.control_token,
+            answer=answer,
+        )
+        return model.grammar.lark(lark, max_chars=MAX_CALLS_CHARS)
+    except InvalidRequest as error:
+        raise blamed(tools, chat_format, model, error) from error

@@ -1,0 +1,289 @@
+"""A conversation as the prompt of a model: rendered by its template, and tokenized.
+
+Each medium in a text that is rendered is a word there that nobody else can have written (`Marks`), until the text is
+cut. So a user who writes the marker of a model has written text, and a template may do with a medium whatever it does
+with a message's text.
+"""
+
+import re
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from server.chat.conversation import (
+    Conversation,
+    Media,
+    Message,
+    Part,
+    TextPart,
+    refuse_unseen,
+    shown_text,
+    template_messages,
+    template_tools,
+)
+from server.chat.framing import framed
+from server.chat.reasoning_budget import ReasoningBudget, allowance
+from server.engine.media import MediaPrompt
+from server.errors import InvalidRequest
+from server.formats.chat_format import ChatFormat
+from server.formats.parsing.reasoning import begun_thoughts
+from server.media.bitmap import Bitmap, Document
+from server.media.loader import check_shown
+from server.media.source import NOTHING_SEEN, Seen
+from server.pool.model import LoadedModel
+from server.templates.continuation import Continued
+from server.templates.template import RenderedPrompt
+from server.vocab import PlainText, Vocab
+
+
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """Of one rendering. ``shown``: whether the model can be shown a medium."""
+
+    shown: Callable[[Media], bool]
+    _media: list[Media | PlainText] = field(default_factory=list)
+    _secret: str = field(default_factory=lambda: secrets.token_hex(12))
+
+    def mark(self, part: Part) -> str | None:
+        """Return what stands for a medium or a plain text; None for other text, and media that can't be shown."""
+        if isinstance(part, TextPart):
+            if not part.plain:
+                return None
+            self._media.append(PlainText(part.text))
+        elif self.shown(part):
+            self._media.append(part)
+        else:
+            return None
+        return f"__media_{self._secret}_{len(self._media) - 1}__"
+
+    def cut(self, text: str) -> tuple[str | Media, ...]:
+        """Texts and media in turn, without texts that are empty; nothing but the text where no medium is in it."""
+        if not self._media:
+            return (text,)
+        pieces = re.split(rf"__media_{self._secret}_(\d+)__", text)
+        parts: list[str | Media] = [self._media[int(piece)] if at % 2 else piece for at, piece in enumerate(pieces)]
+        return tuple(part for part in parts if part != "")
+
+    def replaced(self, text: str, marker: str) -> str:
+        """`text` with `marker` for each medium, as it may be shown."""
+        return as_text(self.cut(text), marker) if self._media else text
+
+
+def as_text(parts: Sequence[str | Media], marker: str, seen: Seen = NOTHING_SEEN) -> str:
+    """Return the text with `marker` for each medium, and the documents that `seen` has."""
+
+    def written(part: str | Media) -> str:
+        if isinstance(part, str):
+            return part
+        if part.kind != "document":
+            return marker
+        return "".join(shown if isinstance(shown, str) else marker for shown in _seen(part, seen))
+
+    return "".join(map(written, parts))
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """``rendered``: its text and what of it opens the assistant's turn.
+
+    ``thinks``: whether the model may think; ``allowed``: how long. ``thoughts``: those that it ends with, None where it
+    ends outside of any. ``continued``: what of the last message it ends with, and ``prefilled``: the content of that.
+    ``opens``: whether the assistant's turn begins with it. ``parts``: the text in pieces, with the media that stand
+    between them; in ``rendered`` these are the model's marker.
+    """
+
+    rendered: RenderedPrompt
+    thinks: bool
+    allowed: ReasoningBudget
+    thoughts: str | None = None
+    continued: Continued = False
+    prefilled: str = ""
+    opens: bool = True
+    parts: tuple[str | Media, ...] = ()
+
+    def read(self, model: LoadedModel, seen: Seen) -> MediaPrompt:
+        """As the model reads it. Raises `InvalidRequest`."""
+        return read_parts(self.parts, model, seen)
+
+    def count(self, model: LoadedModel, seen: Seen) -> int:
+        """How many tokens `read` would give; what media become of their sizes alone says so."""
+        given = _given(self.parts, seen)
+        bitmaps = [part for part in given if isinstance(part, Bitmap)]
+        if model.media is None or not bitmaps:
+            return len(_read(given, model).tokens)
+        check_shown(bitmaps)
+        sizes = [part if isinstance(part, str) else replace(part, data=b"", again=None) for part in given]
+        return model.media.count(sizes, add_special=True, parse_special=True)
+
+
+def read_parts(
+    parts: Sequence[str | Media],
+    model: LoadedModel,
+    seen: Seen,
+    *,
+    add_special: bool = True,
+    parse_special: bool = True,
+) -> MediaPrompt:
+    """The tokens of texts and of the media between them, which `seen` has. Raises `InvalidRequest`."""
+    return _read(_given(parts, seen), model, add_special=add_special, parse_special=parse_special)
+
+
+def _given(parts: Sequence[str | Media], seen: Seen) -> list[str | Bitmap]:
+    """Return what `parts` are shown as; texts of one type that follow each other are one."""
+    found: list[str | Bitmap] = []
+    texts: list[str] = []
+    kind: type[str] = str
+
+    def end_text() -> None:
+        if texts:
+            found.append(kind("".join(texts)))
+            texts.clear()
+
+    for shown in (shown for part in parts for shown in _seen(part, seen)):
+        if not isinstance(shown, str):
+            end_text()
+            found.append(shown)
+            continue
+        if type(shown) is not kind:
+            end_text()
+            kind = type(shown)
+        texts.append(shown)
+    end_text()
+    return found
+
+
+def _read(
+    given: Sequence[str | Bitmap], model: LoadedModel, *, add_special: bool = True, parse_special: bool = True
+) -> MediaPrompt:
+    texts = [part for part in given if isinstance(part, str)]
+    if model.media is None or len(texts) == len(given):
+        return MediaPrompt(_tokens(texts, model.vocab, add_special=add_special, parse_special=parse_special))
+    check_shown([part for part in given if isinstance(part, Bitmap)])
+    return model.media.tokenize(given, add_special=add_special, parse_special=parse_special)
+
+
+def _tokens(texts: Sequence[str], vocab: Vocab, *, add_special: bool, parse_special: bool) -> list[int]:
+    if len(texts) < 2 and not any(isinstance(text, PlainText) for text in texts):
+        return vocab.tokenize("".join(texts), add_special=add_special, parse_special=parse_special)
+    tokens = [vocab.bos] if add_special and vocab.add_bos else []
+    for text in texts:
+        special = parse_special and not isinstance(text, PlainText)
+        tokens += vocab.tokenize(text, add_special=False, parse_special=special)
+    return [*tokens, vocab.eos] if add_special and vocab.add_eos else tokens
+
+
+def can_show(model: LoadedModel) -> Callable[[Media], bool]:
+    """Whether that model can be shown a medium."""
+    kinds = set[str]() if model.media is None else {*model.media.kinds, "file"}
+    kinds.add("document")
+    if "image" in kinds:
+        kinds.add("video")
+    return lambda medium: medium.source is not None and medium.kind in kinds
+
+
+def _seen(part: str | Media, seen: Seen) -> Sequence[str | Bitmap]:
+    """A text for a medium that could not be had, which is one that may be left out: others are errors by now."""
+    if isinstance(part, str):
+        return (part,)
+    found = None if part.source is None else seen.get(part.source)
+    if found is None:
+        return (PlainText(part.lost) if part.kind == "document" else part.lost,)
+    return framed(part, found) if isinstance(found, Document) else found.parts
+
+
+def render(conversation: Conversation, chat_format: ChatFormat, model: LoadedModel) -> Prompt:
+    """The prompt. Raises `InvalidRequest`, also with the template's own complaint."""
+    marks = Marks(can_show(model))
+    tools, asked = conversation.tools, conversation.thinking
+    messages, continued = conversation.messages, _continued(conversation, chat_format, model)
+    if continued:
+        messages = (*messages[:-1], _in_one_text(messages[-1]))
+    allowed = allowance(asked.budget, asked.message, model.spec.chat)
+    thinks = _thinks(conversation, allowed, chat_format, model)
+    kwargs = dict(conversation.template_kwargs)
+    if asked.effort and asked.effort != "none":
+        kwargs["reasoning_effort"] = asked.effort
+    # Tools are shown also where none may be called (as llama-server does), unless the template can't show any.
+    shown = tools.callable or model.template.supports_tools
+    refuse_unseen(conversation.messages, marks.shown)
+    try:
+        rendered = model.template.render(
+            template_messages(messages, marks.mark),
+            tools=template_tools(tools.tools) if shown else (),
+            add_generation_prompt=conversation.opens is not False,
+            continue_final_message=continued,
+            enable_thinking=thinks,
+            kwargs=kwargs,
+        )
+    except InvalidRequest as error:
+        if (error.param or "").partition(".")[0] != "messages" or conversation.messages_at == "messages":
+            raise
+        at, said = conversation.messages_at, error.message
+        raise InvalidRequest(f"{at}: {said.partition(': ')[2] or said}", at) from error
+    parts = marks.cut(rendered.text)
+    return Prompt(
+        _shown(rendered, marks, model),
+        thinks,
+        allowed,
+        begun_thoughts(rendered.generation_prompt, chat_format.thought_tags),
+        continued,
+        messages[-1].text if continued in (True, "content") else "",
+        opens=conversation.opens is not False and not continued,
+        parts=parts,
+    )
+
+
+def _shown(rendered: RenderedPrompt, marks: Marks, model: LoadedModel) -> RenderedPrompt:
+    """With the model's marker in place of this request's marks."""
+    marker = "" if model.media is None else model.media.marker
+    return RenderedPrompt(marks.replaced(rendered.text, marker), marks.replaced(rendered.generation_prompt, marker))
+
+
+def _in_one_text(message: Message) -> Message:
+    """A message to go on with: an empty line between its parts (llama.cpp common/chat.cpp, render_content)."""
+    return replace(message, content="\n\n".join(map(shown_text, message.parts)))
+
+
+def _continued(conversation: Conversation, chat_format: ChatFormat, model: LoadedModel) -> Continued:
+    """What of the last message is continued: asked for, or (as llama-server does) it is the assistant's.
+
+    Unlike there, a conversation that ends with a call, with two messages of the assistant, or with thoughts that this
+    model can't go on with, is no error: clients send back what a model wrote.
+    """
+    wanted, messages = conversation.continues, conversation.messages
+    if wanted and conversation.opens:
+        raise InvalidRequest(
+            "Cannot set both add_generation_prompt and continue_final_message to true.", "continue_final_message"
+        )
+    if not messages or messages[-1].role != "assistant":
+        if wanted:
+            raise InvalidRequest(
+                "continue_final_message: the last message must be the assistant's", "continue_final_message"
+            )
+        return False
+    if not wanted:
+        last = messages[-1]
+        goes_on = not last.calls and bool(last.content or not last.reasoning or chat_format.knows_thoughts)
+        return model.spec.chat.prefill_assistant and goes_on
+    if messages[-1].calls:
+        at = conversation.messages_at
+        raise InvalidRequest("Cannot continue an assistant message that contains tool calls.", at)
+    return wanted
+
+
+def _thinks(conversation: Conversation, allowed: ReasoningBudget, chat_format: ChatFormat, model: LoadedModel) -> bool:
+    """Whether to let the model think.
+
+    Where the client doesn't say it is llama-server's rule: as the configured chat_template_kwargs say; else yes where
+    the template knows how thoughts end, which is how they can be told from the answer (tools/server/
+    server-context.cpp; common/chat-diff-analyzer.cpp, analyze_reasoning).
+    """
+    asked, options = conversation.thinking, model.spec.chat
+    if asked.effort == "none" or allowed.budget == 0:
+        return False
+    if asked.wanted is not None:
+        return asked.wanted
+    configured = options.template_kwargs.get("enable_thinking")
+    if isinstance(configured, bool):
+        return configured
+    return options.reasoning == "on" or (options.reasoning == "auto" and chat_format.names_thoughts)

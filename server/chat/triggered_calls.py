@@ -1,0 +1,103 @@
+"""``tool_choice`` auto: what the model writes is free, but a call that it has opened is kept to a function's schema.
+
+A function whose parameters can't be enforced is kept to its name, unless the client has marked it ``strict``.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from server.chat.conversation import Tools
+from server.errors import InvalidRequest
+from server.formats.chat_format import ChatFormat
+from server.formats.grammar.call_grammar import Function, Trigger, loosened
+from server.pool.model import LoadedModel
+from server.structured.grammar.limits import MAX_CALLS_CHARS
+from server.structured.grammar.markers import Markers
+from server.structured.grammar.matcher import MatcherConstraint
+from server.structured.grammar.triggered import Rules, TriggeredConstraint, TriggeredTag
+
+
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    begun: tuple[TriggeredTag, ...]
+    markers: Markers | None
+
+
+def triggered_calls(
+    tools: Tools, chat_format: ChatFormat, model: LoadedModel, *, shown: frozenset[int], thinking: bool
+) -> TriggeredConstraint | None:
+    """The constraint; None where no call of these functions can be enforced.
+
+    ``shown``: control tokens whose text the parser sees. ``thinking``: whether the prompt has opened thoughts, in which
+    nothing is constrained. Raises `InvalidRequest` for a strict function that can't be kept.
+    """
+    made = model.grammar.remembered(_key(tools), lambda: _make(tools, chat_format, model))
+    if made.markers is None:
+        return None
+    tool_format = chat_format.tool_format
+    opening, closing = chat_format.thought_tags
+    ends = tuple(end.encode() for end in (closing, *tool_format.breaks))
+    rules = Rules(made.begun, made.markers, shown, (opening.encode(), ends), anywhere=tool_format.thinks)
+    return TriggeredConstraint(rules, thinking=thinking)
+
+
+def blamed(tools: Tools, chat_format: ChatFormat, model: LoadedModel, error: InvalidRequest) -> InvalidRequest:
+    """`error` of a grammar of all functions, in the name of the one that it comes from."""
+    for tool in tools.tools:
+        found = _fault(tool.held, chat_format, model)
+        if found is not None:
+            return InvalidRequest(_reason(tool.function, model, tool.at) or f"{tool.at}: {found.message}", tool.at)
+    return error
+
+
+def _reason(function: Function, model: LoadedModel, path: str) -> str:
+    """What is wrong with the parameters as a schema of their own, which names the keyword; "" for nothing."""
+    try:
+        model.grammar.json_schema(function["parameters"])
+    except InvalidRequest as error:
+        return error.message.replace("json_schema", path, 1)
+    return ""
+
+
+def _key(tools: Tools) -> str:
+    shape = [[[tool.function, tool.at, repr(tool.text)] for tool in tools.tools], sorted(tools.strict), tools.parallel]
+    return "calls:" + json.dumps(shape, sort_keys=False)
+
+
+def _make(tools: Tools, chat_format: ChatFormat, model: LoadedModel) -> _Begun:
+    functions = [tool.held for tool in tools.tools]
+    try:
+        return _compiled(functions, tools, chat_format, model)
+    except InvalidRequest as error:
+        faulty = {function["name"] for function in functions if _fault(function, chat_format, model) is not None}
+        if faulty & tools.strict:
+            raise blamed(tools, chat_format, model, error) from error
+    kept = [loosened(function) if function["name"] in faulty else function for function in functions]
+    try:
+        return _compiled(kept, tools, chat_format, model)
+    except InvalidRequest:
+        if tools.strict:
+            raise
+        return _Begun((), None)  # a name that the markup has no place for, or too much in all
+
+
+def _fault(function: Function, chat_format: ChatFormat, model: LoadedModel) -> InvalidRequest | None:
+    """Why calls of one function can't be enforced."""
+    try:
+        _compiled([function], Tools(), chat_format, model)
+    except InvalidRequest as error:
+        return error
+    return None
+
+
+def _compiled(functions: Sequence[Function], tools: Tools, chat_format: ChatFormat, model: LoadedModel) -> _Begun:
+    grammar = model.grammar
+    parallel = tools.parallel is not False
+    found = chat_format.call_triggers(functions, parallel=parallel, control=grammar.control_token)
+    begun = tuple(TriggeredTag(each.text.encode(), _constraint(each, model), each.at_start) for each in found)
+    return _Begun(begun, grammar.markers([each.text for each in found]) if found else None)
+
+
+def _constraint(trigger: Trigger, model: LoadedModel) -> MatcherConstraint:
+    return model.grammar.lark(trigger.lark, max_chars=MAX_CALLS_CHARS)

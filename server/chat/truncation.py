@@ -1,0 +1,71 @@
+"""A conversation shortened to fit the context: the oldest messages are dropped (OpenAI's ``truncation: auto``).
+
+Messages are dropped in blocks of about an eighth of the context, counted in bytes from the beginning. So a conversation
+that grows keeps its first remaining message for many turns, and its cached prefix.
+"""
+
+from bisect import bisect_left
+from dataclasses import replace
+from itertools import accumulate, pairwise
+
+from server.chat.conversation import Conversation, Message, TextPart
+from server.chat.prepare import prompt_of
+from server.media.source import Seen
+from server.pool.model import LoadedModel
+
+MEDIA_BYTES = 2048
+"""Assumed size of an image or a recording; a text of this size has about as many tokens."""
+BLOCK_SHARE = 2
+"""A block of messages has half as many bytes as the context has tokens: about an eighth of the context."""
+ROOM_SHARE = 8
+"""The reply gets at least this fraction of the context (1/8), unless the request's limit is lower."""
+_INSTRUCTIONS = ("system", "developer")
+
+
+def fits(n_prompt: int, n_ctx: int, max_tokens: int | None) -> bool:
+    """Return whether a prompt of `n_prompt` tokens leaves room for a reply of `max_tokens` at most; None: no limit."""
+    room = n_ctx // ROOM_SHARE if max_tokens is None else min(n_ctx // ROOM_SHARE, max_tokens)
+    return n_prompt + max(room, 1) <= n_ctx
+
+
+def truncated(conversation: Conversation, model: LoadedModel, seen: Seen, max_tokens: int | None) -> Conversation:
+    """Return a conversation that does not fit without its oldest messages, as few as possible.
+
+    The instructions at the beginning and the last message are kept, and each tool result that is kept has its call. If
+    that is still too long, the engine refuses it. Blocking, for a worker thread. Raises `InvalidRequest`.
+    """
+    n_ctx = model.engine.n_ctx_seq
+    cuts = cut_points(conversation.messages, n_ctx // BLOCK_SHARE)
+
+    def rest_fits(cut: int) -> bool:
+        return fits(prompt_of(_from(conversation, cut), model).count(model, seen), n_ctx, max_tokens)
+
+    found = bisect_left(cuts, True, key=rest_fits)
+    return _from(conversation, cuts[min(found, len(cuts) - 1)]) if cuts else conversation
+
+
+def cut_points(messages: tuple[Message, ...], block_bytes: int) -> list[int]:
+    """Return where the conversation may begin instead: in each block of `block_bytes` the first message that is no tool
+    result, and the last message that is none."""
+    first = _n_instructions(messages)
+    ends = list(accumulate(map(_n_bytes, messages[first:]), initial=0))
+    starts = [index for index in range(first + 1, len(messages)) if messages[index].role != "tool"]
+    if not starts:
+        return []
+    blocks = [(index, ends[index - first] // block_bytes) for index in (first, *starts)]
+    return [later for (_, before), (later, block) in pairwise(blocks) if block > before or later == starts[-1]]
+
+
+def _from(conversation: Conversation, start: int) -> Conversation:
+    messages = conversation.messages
+    return replace(conversation, messages=(*messages[: _n_instructions(messages)], *messages[start:]))
+
+
+def _n_instructions(messages: tuple[Message, ...]) -> int:
+    return next((n for n, message in enumerate(messages) if message.role not in _INSTRUCTIONS), len(messages))
+
+
+def _n_bytes(message: Message) -> int:
+    parts = sum(len(part.text.encode()) if isinstance(part, TextPart) else MEDIA_BYTES for part in message.parts)
+    calls = sum(len(call.name) + len(call.arguments.encode()) for call in message.calls)
+    return parts + calls + len(message.reasoning.encode())

@@ -1,0 +1,207 @@
+"""``prompt`` in every form that llama-server takes (tools/server/server-common.cpp, tokenize_input_prompts).
+
+A text; a list of token ids; a list that mixes both; or a list of such prompts, which are a batch. An object
+``{"prompt_string": text}`` stands for the text; with ``multimodal_data``, files in base64, the model's marker in it
+(``/props`` tells) stands for one after the other. The model's BOS is put before a prompt that begins with text.
+"""
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from server.chat.conversation import Media, unseen
+from server.chat.prompt import can_show, read_parts
+from server.dialects.fields import json_kind
+from server.dialects.known import Fields
+from server.engine.media import MediaPrompt
+from server.errors import InvalidRequest
+from server.media.source import MediaUrl, Seen
+from server.pool.model import LoadedModel
+from server.vocab import Vocab
+
+MAX_PROMPTS = 256
+_FORMS = (
+    '"prompt" elements must be a string, a list of tokens, a JSON object containing a prompt string, or a list of '
+    "mixed strings & tokens."
+)
+_OLD_MARKER = re.compile(r"\[img-(\d+)\]")
+_CANNOT = "Multimodal data provided, but model does not support multimodal requests."
+
+
+@dataclass(frozen=True, slots=True)
+class TextWithMedia:
+    """A text and the media that stand in it. ``cut``: takes it apart, given the model's marker; raises
+    `InvalidRequest`. ``is_needed``: whether a model that sees none is to refuse it, or reads the text alone."""
+
+    text: str
+    media: tuple[Media, ...]
+    cut: Callable[[str], Sequence[str | Media]]
+    is_needed: bool = True
+
+    def is_read_by(self, model: LoadedModel) -> bool:
+        """Whether that model gets more than the text of it, or an error."""
+        return self.is_needed or model.media is not None
+
+
+PROMPT = Fields("prompt_string multimodal_data")
+"""The fields of a prompt that is an object."""
+Mixed = str | list[int | str]
+GivenPrompt = Mixed | TextWithMedia
+
+
+def read_prompts(value: object) -> list[GivenPrompt]:
+    """The prompts of the batch, at least one. Raises `InvalidRequest` with a path such as ``prompt.2``."""
+    if value is None:
+        raise InvalidRequest('prompt: "prompt" is required', "prompt")
+    if not isinstance(value, list) or any(_is_token(entry) for entry in value):
+        return [_prompt(value, "prompt")]
+    if not value:
+        raise InvalidRequest('prompt: "prompt" must not be empty', "prompt")
+    if len(value) > MAX_PROMPTS:
+        raise InvalidRequest(f"prompt: must have at most {MAX_PROMPTS} prompts", "prompt")
+    return [_prompt(entry, f"prompt.{index}") for index, entry in enumerate(value)]
+
+
+def prompt_media(prompts: Sequence[GivenPrompt]) -> tuple[Media, ...]:
+    """The media of them all."""
+    return tuple(medium for prompt in prompts if isinstance(prompt, TextWithMedia) for medium in prompt.media)
+
+
+def read_prompt(
+    prompt: GivenPrompt,
+    model: LoadedModel,
+    seen: Seen,
+    path: str,
+    *,
+    add_special: bool = True,
+    parse_special: bool = True,
+) -> MediaPrompt:
+    """The tokens of one prompt; `add_special`: with what the vocabulary puts before it. Raises `InvalidRequest`."""
+    if not isinstance(prompt, TextWithMedia):
+        tokens = tokenize_mixed(model.vocab, prompt, path, add_special=add_special, parse_special=parse_special)
+        return MediaPrompt(tokens)
+    if not prompt.is_read_by(model):
+        return read_parts((prompt.text,), model, seen, add_special=add_special, parse_special=parse_special)
+    if model.media is None:
+        named = prompt.media[0]  # a part of a message says what it is
+        raise InvalidRequest(f"{path}: {_CANNOT}", path) if named.kind == "file" else unseen(named)
+    shown = can_show(model)
+    for medium in prompt.media:
+        if not shown(medium):
+            raise unseen(medium)
+    parts = prompt.cut(model.media.marker)
+    return read_parts(parts, model, seen, add_special=add_special, parse_special=parse_special)
+
+
+def prompt_text(tokens: Sequence[int], model: LoadedModel) -> str:
+    """Of a prompt its text, without media, as llama-server shows it."""
+    text = model.vocab.detokenize([token for token in tokens if token >= 0])
+    return text.decode("utf-8", "replace")
+
+
+def with_images(prompt: GivenPrompt, given: object) -> GivenPrompt:
+    """`prompt` with ``image_data`` of older llama-servers: ``[{"data": base64, "id": n}]``, each where the text has
+    ``[img-n]``. Raises `InvalidRequest`."""
+    if not given or not isinstance(prompt, str):
+        return prompt
+    if not isinstance(given, list) or not all(isinstance(entry, dict) for entry in given):
+        raise InvalidRequest('image_data: must be a list of {"data": base64, "id": number}', "image_data")
+    media: dict[str, Media] = {}
+    for index, entry in enumerate(given):
+        media[str(entry.get("id"))] = _file(entry.get("data"), f"image_data.{index}.data")
+
+    def cut(_: str) -> Sequence[str | Media]:
+        pieces = _OLD_MARKER.split(prompt)
+        for number in media.keys() - set(pieces[1::2]):
+            raise InvalidRequest(f"image_data: the prompt has no [img-{number}]", "image_data")
+        return [
+            media.get(piece, f"[img-{piece}]") if at % 2 else piece
+            for at, piece in enumerate(pieces)
+            if piece or at % 2
+        ]
+
+    return TextWithMedia(prompt, tuple(media.values()), cut, is_needed=False)
+
+
+def tokenize_mixed(vocab: Vocab, prompt: Mixed, path: str, *, add_special: bool, parse_special: bool) -> list[int]:
+    """The tokens of one prompt. Raises `InvalidRequest` for a token id past the vocabulary."""
+    if isinstance(prompt, str):
+        return vocab.tokenize(prompt, add_special=add_special, parse_special=parse_special)
+    tokens: list[int] = []
+    for index, entry in enumerate(prompt):
+        if isinstance(entry, str):
+            first = add_special and index == 0
+            tokens += vocab.tokenize(entry, add_special=first, parse_special=parse_special)
+        else:
+            check_token(vocab, entry, f"{path}.{index}")
+            tokens.append(entry)
+    return tokens
+
+
+def read_mixed(value: object, path: str) -> Mixed:
+    """A text, or a list of token ids and texts. Raises `InvalidRequest`."""
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list):
+        raise InvalidRequest(f"{path}: must be a text or a list of token ids and texts, not {json_kind(value)}", path)
+    for index, entry in enumerate(value):
+        if not isinstance(entry, str) and not _is_token(entry):
+            where = f"{path}.{index}"
+            raise InvalidRequest(f"{where}: must be a token id or a text, not {json_kind(entry)}", where)
+    return value
+
+
+def check_token(vocab: Vocab, token: int, path: str) -> None:
+    """Raise `InvalidRequest` for an id past the vocabulary: the native library would end the process."""
+    if not 0 <= token < vocab.n_tokens:
+        raise InvalidRequest(f"{path}: token id {token} is outside of the vocabulary (0 to {vocab.n_tokens - 1})", path)
+
+
+def _prompt(value: object, path: str) -> GivenPrompt:
+    if isinstance(value, dict):
+        return read_object(value, path)
+    if not isinstance(value, str | list):
+        raise InvalidRequest(_FORMS, path)
+    prompt = read_mixed(value, path)
+    if prompt == []:
+        raise InvalidRequest(f"{path}: must not be empty", path)
+    return prompt
+
+
+def read_object(value: dict[str, Any], path: str) -> GivenPrompt:
+    """A prompt with its files, if there are any. Raises `InvalidRequest`."""
+    if "prompt_string" not in value:
+        raise InvalidRequest(_FORMS, f"{path}.prompt_string")
+    given, where = value.get("multimodal_data"), f"{path}.multimodal_data"
+    if not given:
+        return read_mixed(value["prompt_string"], f"{path}.prompt_string")
+    text = value["prompt_string"]
+    if not isinstance(text, str):
+        raise InvalidRequest(f"{path}.prompt_string: must be a text", f"{path}.prompt_string")
+    files = [given] if isinstance(given, str) else given
+    if not isinstance(files, list):
+        raise InvalidRequest(f"{where}: must be a list of files in base64, not {json_kind(given)}", where)
+    media = tuple(_file(file, f"{where}.{index}") for index, file in enumerate(files))
+
+    def cut(marker: str) -> Sequence[str | Media]:
+        pieces = text.split(marker)
+        if len(pieces) != len(media) + 1:
+            said = f"it has the marker {marker} {len(pieces) - 1} times, and there are {len(media)} files"
+            raise InvalidRequest(f"{path}: Failed to tokenize prompt: {said}", path)
+        parts: list[str | Media] = [pieces[0]]
+        for medium, piece in zip(media, pieces[1:], strict=True):
+            parts += (medium, piece)
+        return [part for part in parts if part != ""]
+
+    return TextWithMedia(text, media, cut)
+
+
+def _file(given: object, at: str) -> Media:
+    if not isinstance(given, str):
+        raise InvalidRequest(f"{at}: must be a file in base64, not {json_kind(given)}", at)
+    return Media("file", at=at, source=MediaUrl(given))
+
+
+def _is_token(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)

@@ -1,0 +1,216 @@
+"""OpenAI completions: the body, its prompts, and one engine request per prompt.
+
+llama.cpp tools/server/server-common.cpp, oaicompat_completion_params_parse. Beyond it: ``echo``, ``suffix``,
+``best_of``, and ``response_format``, which llama-server ignores here. What comes back is written by `write`.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pydantic import field_validator
+
+from server.chat.conversation import Media
+from server.dialects.common import Header
+from server.dialects.completions.logprobs import Echo, echo
+from server.dialects.completions.prompt import (
+    GivenPrompt,
+    TextWithMedia,
+    prompt_media,
+    read_prompt,
+    read_prompts,
+    tokenize_mixed,
+)
+from server.dialects.completions.write import CompletionReply, CompletionStream
+from server.dialects.constraints import read_shape
+from server.dialects.fields import Whole, field_error, out_of_range, parse
+from server.dialects.generation import (
+    MAX_CHOICES,
+    MAX_PROBS,
+    Generation,
+    GenerationFields,
+    Logprobs,
+    check_alternatives,
+    engine_request,
+    refuse_thinking,
+)
+from server.dialects.native.fim import Gap, fim_tokens, require_fim
+from server.engine.media import MediaPrompt
+from server.engine.request import Request
+from server.errors import InvalidRequest, NotSupported
+from server.media.source import NOTHING_SEEN, Seen
+from server.pool.model import LoadedModel
+from server.structured.lazy import compiled
+
+
+class CompletionBody(GenerationFields):
+    """The body of ``POST /v1/completions``."""
+
+    prompt: Any = None
+    echo: bool | None = None
+    logprobs: Any = None
+    best_of: Whole | None = None
+    suffix: str | None = None
+
+    @field_validator("logprobs")
+    @classmethod
+    def _readable_logprobs(cls, value: object) -> int | bool:
+        if isinstance(value, bool) or (isinstance(value, int) and 0 <= value <= MAX_PROBS):
+            return value
+        raise ValueError(f"must be a boolean or an integer from 0 to {MAX_PROBS}")
+
+    @property
+    def n_generated(self) -> int:
+        """Choices that are generated per prompt, of which the reply has ``n``."""
+        return max(self.best_of or 1, self.n_choices)
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedCompletion:
+    """A completions body, checked, before a model tokenizes it."""
+
+    body: CompletionBody
+    prompts: list[GivenPrompt]
+
+    @property
+    def media(self) -> tuple[Media, ...]:
+        """Of all prompts."""
+        return prompt_media(self.prompts)
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionJob:
+    """What the engine gets, one request per prompt; ``echoes`` are the prompts where they are asked for."""
+
+    body: CompletionBody
+    requests: list[Request]
+    echoes: list[Echo]
+
+
+def read_completion(given: object) -> ParsedCompletion:
+    """Check what needs no model. Raises `InvalidRequest`."""
+    body = parse(CompletionBody, given)
+    _check_best_of(body)
+    refuse_thinking(body)
+    if _scores_prompt(body):
+        if body.suffix:
+            raise field_error("echo", "can't be used with logprobs and suffix: the prompt is not what the model reads")
+        if body.post_sampling_probs:
+            raise field_error("echo", "can't be used with post_sampling_probs: a prompt's tokens are not sampled")
+    return ParsedCompletion(body, read_prompts(body.prompt))
+
+
+def _check_best_of(body: CompletionBody) -> None:
+    if body.best_of is None:
+        return
+    if body.best_of < body.n_choices:
+        raise field_error("best_of", f"must be at least n ({body.n_choices}), got {body.best_of}")
+    if body.stream and body.best_of > body.n_choices:
+        raise field_error("best_of", "can't be streamed: which choices are best shows at the end")
+
+
+def completion_generation(completion: ParsedCompletion, model: LoadedModel, seen: Seen = NOTHING_SEEN) -> Generation:
+    """The requests and the writer of their reply; blocking, for a thread. Raises `InvalidRequest`."""
+    header = Header(model.spec.id)
+    job = prepare_completion(completion, model, header.id, seen)
+    body, echoes = job.body, job.echoes
+    n, after = body.n_generated, bool(body.post_sampling_probs)
+    if body.stream:
+        usage = body.include_usage
+        stream = CompletionStream(
+            header, n=n, echoes=echoes, include_usage=usage, lists=_lists(body), after_sampling=after
+        )
+        return Generation(job.requests, stream)
+    best, shown = (body.n_choices if n > body.n_choices else 0), _logprobs(body).wanted
+    reply = CompletionReply(
+        header, n=n, echoes=echoes, best=best, logprobs=shown, lists=_lists(body), after_sampling=after
+    )
+    return Generation(job.requests, reply)
+
+
+def prepare_completion(
+    completion: ParsedCompletion, model: LoadedModel, request_id: str, seen: Seen = NOTHING_SEEN
+) -> CompletionJob:
+    """Tokenize and compile; blocking, for a thread. Raises `InvalidRequest`."""
+    body = completion.body
+    constraint = compiled(read_shape(body) or model.spec.shape, body.lazy, model.vocab, model.grammar)
+    requests, echoes = [], []
+    for number, prompt in enumerate(completion.prompts):
+        path = "prompt" if len(completion.prompts) == 1 else f"prompt.{number}"
+        tokens = _tokens(body, prompt, path, model, seen)
+        request = engine_request(
+            body,
+            model,
+            request_id=request_id if len(completion.prompts) == 1 else f"{request_id}-{number}",
+            prompt=tokens.tokens,
+            media=tokens.spans,
+            logprobs=_logprobs(body),
+            constraint=constraint.fork() if constraint is not None and number else constraint,
+        )
+        request = replace(request, prompt_logprobs=_scores_prompt(body))
+        requests.append(_best_of(body, request))
+        echoes.append(_echo(body, prompt, tokens, model))
+    check_alternatives(requests, model.engine.n_ctx_seq)
+    return CompletionJob(body, requests, echoes)
+
+
+def _tokens(body: CompletionBody, prompt: GivenPrompt, path: str, model: LoadedModel, seen: Seen) -> MediaPrompt:
+    """The tokens of one prompt, with a ``suffix`` those around the gap between both."""
+    vocab = model.vocab
+    if body.suffix:
+        if isinstance(prompt, TextWithMedia):
+            raise field_error("suffix", "can't be used with media")
+        prefix = tokenize_mixed(vocab, prompt, path, add_special=False, parse_special=False)
+        suffix = vocab.tokenize(body.suffix, add_special=False, parse_special=False)
+        try:
+            require_fim(vocab)
+        except NotSupported as error:
+            raise field_error("suffix", error.message) from None
+        return MediaPrompt(fim_tokens(vocab, Gap(prefix, suffix), suffix_first=model.spec.spm_infill))
+    tokens = read_prompt(prompt, model, seen, path)
+    if not tokens.tokens:
+        raise InvalidRequest(f"{path}: is empty, and the model begins texts with no token of its own", path)
+    return tokens
+
+
+def _best_of(body: CompletionBody, request: Request) -> Request:
+    """Return `request` with ``best_of`` choices, and the log probabilities by which they are compared."""
+    n = body.n_generated
+    if n == request.n:
+        return request
+    if n > MAX_CHOICES:
+        raise field_error("best_of", out_of_range(1, MAX_CHOICES, n))
+    return replace(request, n=n, want_logprobs=True)
+
+
+def _echo(body: CompletionBody, prompt: GivenPrompt, tokens: MediaPrompt, model: LoadedModel) -> Echo:
+    if not body.echo:
+        return Echo()
+    marker = ""
+    match prompt:
+        case TextWithMedia():
+            text, marker = prompt.text, model.media.marker if model.media is not None else ""
+        case str():
+            text = prompt
+        case _:
+            text = model.vocab.detokenize(tokens.tokens).decode("utf-8", "replace")
+    return echo(model.vocab, text, tokens, marker) if _scores_prompt(body) else Echo(text)
+
+
+def _scores_prompt(body: CompletionBody) -> bool:
+    """Whether log probabilities of the prompt's tokens are shown."""
+    return bool(body.echo) and _logprobs(body).wanted
+
+
+def _lists(body: CompletionBody) -> bool:
+    """Whether OpenAI's lists are shown: its ``logprobs`` is a number, llama-server asks in words of its own."""
+    counted = body.logprobs is not None and not isinstance(body.logprobs, bool) and body.n_probs is None
+    return (counted and not body.post_sampling_probs) or _scores_prompt(body)
+
+
+def _logprobs(body: CompletionBody) -> Logprobs:
+    """``logprobs`` counts the alternatives; true asks for one, as it does in llama-server; n_probs wins."""
+    if body.n_probs is not None:
+        return Logprobs(body.n_top > 0, body.n_top)
+    if body.logprobs is None or body.logprobs is False:
+        return Logprobs()
+    return Logprobs(True, int(body.logprobs))

@@ -1,0 +1,220 @@
+"""Completion replies out of engine events, in one object or as a stream of ready events.
+
+llama.cpp server-task.cpp, to_json_oaicompat. The choices of several prompts are numbered through: choice k of
+prompt p is ``p * n + k``. Of a stream, llama-server puts usage into the last chunk of each choice; with
+``stream_options.include_usage`` it comes in a chunk of its own instead, as at OpenAI.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from statistics import fmean
+
+import orjson
+
+from server.dialects import common as wire
+from server.dialects.common import Header, Json
+from server.dialects.completions.logprobs import Echo, PromptLists, TokenLists
+from server.engine.request import Event, Finished, Progress, PromptLogprobs, Started, Text, TokenLogprob
+
+
+@dataclass(slots=True)
+class _Choice:
+    prompt: int
+    text: list[str]
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    end: Finished | None = None
+
+
+class CompletionReply:
+    """Collects events into one ``text_completion``.
+
+    `n` choices per prompt are generated; the `best` of them are shown, by the mean of their tokens' log
+    probabilities, or all when it is 0. `logprobs`: whether they are shown themselves; `lists`: in OpenAI's shape, too.
+    """
+
+    def __init__(
+        self,
+        header: Header,
+        *,
+        n: int,
+        echoes: Sequence[Echo],
+        best: int = 0,
+        logprobs: bool = True,
+        lists: bool = False,
+        after_sampling: bool = False,
+    ) -> None:
+        self._header = header
+        self._n = n
+        self._best = best
+        self._logprobs = logprobs
+        self._lists = lists
+        self._after_sampling = after_sampling
+        self._prompts = [PromptLists(echo) for echo in echoes]
+        self._n_echoed = [len(echo.text) for echo in echoes]
+        self._choices = {p * n + k: _Choice(p, [echo.text]) for p, echo in enumerate(echoes) for k in range(n)}
+
+    def feed(self, prompt: int, event: Event) -> None:
+        """Take one event of a prompt's request."""
+        if isinstance(event, Text):
+            choice = self._choices[prompt * self._n + event.index]
+            choice.text.append(event.text)
+            choice.logprobs += event.logprobs
+        elif isinstance(event, PromptLogprobs):
+            self._prompts[prompt].add(event.tokens)
+        elif isinstance(event, Finished):
+            self._choices[prompt * self._n + event.index].end = event
+
+    def body(self) -> Json:
+        """The reply, once every choice has finished."""
+        ends: list[tuple[int, Finished]] = []
+        for index, choice in self._choices.items():
+            assert choice.end is not None, f"choice {index} has not finished"
+            ends.append((choice.prompt, choice.end))
+        choices = [self._shown(index, choice) for index, choice in enumerate(self._kept())]
+        return {
+            "choices": choices,
+            "created": self._header.created,
+            "model": self._header.model,
+            "system_fingerprint": wire.FINGERPRINT,
+            "object": "text_completion",
+            "usage": wire.usage(ends),
+            "id": self._header.id,
+            "timings": wire.timings(ends[0][1].timings),
+        }
+
+    def _kept(self) -> list[_Choice]:
+        """The choices of the reply, in its order."""
+        every = list(self._choices.values())
+        if not self._best:
+            return every
+        groups = (every[start : start + self._n] for start in range(0, len(every), self._n))
+        return [choice for group in groups for choice in sorted(group, key=_mean_logprob, reverse=True)[: self._best]]
+
+    def _shown(self, index: int, choice: _Choice) -> Json:
+        assert choice.end is not None
+        return {
+            "text": "".join(choice.text),
+            "index": index,
+            "logprobs": self._shown_logprobs(choice),
+            "finish_reason": wire.finish_reason(choice.end.reason),
+        }
+
+    def _shown_logprobs(self, choice: _Choice) -> Json | None:
+        prompt = self._prompts[choice.prompt]
+        shown = wire.of_text(choice.logprobs)
+        if not self._logprobs or not (shown or prompt.wanted):
+            return None
+        logprobs = wire.logprobs(shown, after_sampling=self._after_sampling)
+        if self._lists:
+            logprobs |= prompt.followed_by(TokenLists(self._n_echoed[choice.prompt]).of(choice.logprobs))
+        return logprobs
+
+
+def _mean_logprob(choice: _Choice) -> float:
+    return fmean(token.logprob for token in choice.logprobs) if choice.logprobs else -math.inf
+
+
+class CompletionStream:
+    """Feed it every event; send what it returns, then what `finish` returns.
+
+    The log probabilities of a prompt come with its echo, which begins every choice: choices that start before they are
+    complete are held back until then.
+    """
+
+    def __init__(
+        self,
+        header: Header,
+        *,
+        n: int,
+        echoes: Sequence[Echo],
+        include_usage: bool,
+        lists: bool = False,
+        after_sampling: bool = False,
+    ) -> None:
+        self._n = n
+        self._after_sampling = after_sampling
+        self._echoes = echoes
+        self._prompts = [PromptLists(echo) for echo in echoes]
+        self._held: dict[int, list[Event]] = {p: [] for p, lists in enumerate(self._prompts) if not lists.complete}
+        self._lists = [TokenLists(len(echo.text)) for echo in echoes for _ in range(n)] if lists else []
+        self._include_usage = include_usage
+        self._ends: list[tuple[int, Finished]] = []
+        self._common = wire.members(
+            {
+                "created": header.created,
+                "model": header.model,
+                "system_fingerprint": wire.FINGERPRINT,
+                "object": "text_completion",
+                "id": header.id,
+            }
+        )
+
+    def feed(self, prompt: int, event: Event) -> list[bytes]:
+        """The chunks that follow from one event of a prompt's request."""
+        if prompt not in self._held or isinstance(event, Progress):
+            return self._written(prompt, event)
+        if isinstance(event, PromptLogprobs):
+            self._prompts[prompt].add(event.tokens)
+        else:
+            self._held[prompt].append(event)
+        if not self._prompts[prompt].complete:
+            return []
+        return [chunk for one in self._held.pop(prompt) for chunk in self._written(prompt, one)]
+
+    def _written(self, prompt: int, event: Event) -> list[bytes]:
+        match event:
+            case Text(text=text, timings=timings):
+                logprobs = self._shown(prompt * self._n + event.index, event.logprobs)
+                if not text and logprobs is None:
+                    return []
+                extra = wire.members({"timings": wire.timings(timings)}) if timings else b""
+                return [self._chunk(prompt, event.index, text, logprobs, extra=extra)]
+            case Started(index=index):
+                echo = self._echoes[prompt]
+                logprobs = {"content": [], **self._prompts[prompt].followed_by()} if echo.pieces else None
+                return [self._chunk(prompt, index, echo.text, logprobs)] if echo.text or logprobs else []
+            case Finished():
+                return [self._last(prompt, event)]
+            case Progress():
+                return [self._chunk(prompt, event.index, "", extra=wire.members(wire.progress(event)))]
+        return []
+
+    def finish(self) -> list[bytes]:
+        """The last events of the stream, after every choice has finished."""
+        if not self._include_usage:
+            return [wire.DONE]
+        extra: Json = {"usage": wire.usage(self._ends), "timings": wire.timings(self._ends[0][1].timings)}
+        return [b'data: {"choices":[]' + self._common + wire.members(extra) + b"}\n\n", wire.DONE]
+
+    def _last(self, prompt: int, end: Finished) -> bytes:
+        self._ends.append((prompt, end))
+        extra: Json = {}
+        if not self._include_usage:
+            extra = {"usage": wire.usage([(prompt, end)]), "timings": wire.timings(end.timings)}
+        reason = b'"%b"' % wire.finish_reason(end.reason).encode()
+        return self._chunk(prompt, end.index, "", reason=reason, extra=wire.members(extra))
+
+    def _shown(self, choice: int, tokens: Sequence[TokenLogprob]) -> Json | None:
+        shown = wire.of_text(tokens)
+        lists = self._lists[choice].of(tokens) if self._lists and tokens else {}
+        return {**wire.logprobs(shown, after_sampling=self._after_sampling), **lists} if shown or lists else None
+
+    def _chunk(
+        self,
+        prompt: int,
+        index: int,
+        text: str,
+        logprobs: Json | None = None,
+        *,
+        reason: bytes = b"null",
+        extra: bytes = b"",
+    ) -> bytes:
+        return b'data: {"choices":[{"text":%b,"index":%d,"logprobs":%b,"finish_reason":%b}]%b%b}\n\n' % (
+            orjson.dumps(text),
+            prompt * self._n + index,
+            orjson.dumps(logprobs),
+            reason,
+            self._common,
+            extra,
+        )

@@ -1,0 +1,136 @@
+"""OpenAI's custom tools, in chat and Responses: a text instead of arguments, which a grammar may describe.
+
+The model sees a function of one text. Its grammar (Lark or a regex) is shown to it and always enforced, or refused: no
+call reaches a client that its grammar does not match (but for one that a limit cut off). The text is given on as it
+comes out of the function's arguments, ``{"input": "..."}``, without its escapes.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import pydantic_core
+
+from server.chat.conversation import Tool
+from server.dialects.fields import as_object, wrong_type
+from server.errors import InvalidRequest
+from server.formats.grammar.argument_rules import INPUT
+from server.structured.grammar.embedded.text_grammar import TextGrammar
+
+_PARAMETERS: Mapping[str, Any] = {
+    "type": "object",
+    "properties": {INPUT: {"type": "string"}},
+    "required": [INPUT],
+    "additionalProperties": False,
+}
+_LANGUAGES: dict[str, Literal["lark", "regex"]] = {"lark": "lark", "regex": "regex"}
+_NAMES = {"lark": "Lark grammar", "regex": "regular expression"}
+
+
+def custom_tool(name: str, description: str, given: object, path: str) -> Tool:
+    """The function of a tool whose ``format`` is `given`, at `path`. Raises `InvalidRequest`."""
+    grammar = _grammar(given, path)
+    if grammar is None:
+        return Tool(name, description, _PARAMETERS, at=path)
+    told = f"The {INPUT} matches this {_NAMES[grammar.syntax]}:\n{grammar.definition}"
+    return Tool(name, f"{description}\n\n{told}".strip(), _PARAMETERS, at=path, text=grammar)
+
+
+def _grammar(given: object, path: str) -> TextGrammar | None:
+    if given is None:
+        return None
+    given = as_object(given, path)
+    match given.get("type"):
+        case "text":
+            return None
+        case "grammar":
+            inner = given.get("grammar", given)  # a chat's form has one more level
+            inner, path = (inner, f"{path}.grammar") if inner is not given else (given, path)
+        case _:
+            raise InvalidRequest(f'{path}.type: must be "text" or "grammar"', f"{path}.type")
+    inner = as_object(inner, path)
+    syntax, definition = inner.get("syntax"), inner.get("definition")
+    if not isinstance(syntax, str) or syntax not in _LANGUAGES:
+        raise InvalidRequest(f'{path}.syntax: must be "lark" or "regex"', f"{path}.syntax")
+    if not isinstance(definition, str) or not definition:
+        raise wrong_type(f"{path}.definition", "a grammar", definition)
+    grammar = TextGrammar(_LANGUAGES[syntax], definition)
+    try:
+        grammar.checked()
+    except InvalidRequest as error:
+        raise InvalidRequest(f"{path}.definition: {error.message}", f"{path}.definition") from None
+    return grammar
+
+
+_OPENING = re.compile(r'\s*\{\s*"' + INPUT + r'"\s*:\s*"')
+_WHOLE = re.compile(
+    r'(?:[^\\"]|\\u(?![dD][89abAB])[0-9a-fA-F]{4}|\\u[dD][89abAB]..\\u[0-9a-fA-F]{4}|\\[^u])*', re.DOTALL
+)
+"""Characters and whole escapes, pairs of surrogates together, up to the closing quote."""
+
+
+class CustomInput:
+    """Feed it the arguments' text. ``text``: what the input is so far."""
+
+    __slots__ = ("_begun", "_closed", "_held", "_texts")
+
+    def __init__(self) -> None:
+        self._held = ""
+        self._begun = False
+        self._closed = False
+        self._texts: list[str] = []
+
+    @property
+    def text(self) -> str:
+        """All of it so far."""
+        return "".join(self._texts)
+
+    def feed(self, arguments: str) -> str:
+        """More of the arguments; what more that is of the input."""
+        if self._closed:
+            return ""
+        self._held += arguments
+        if not self._begun:
+            opened = _OPENING.match(self._held)
+            if opened is None:
+                return ""
+            self._begun, self._held = True, self._held[opened.end() :]
+        found = _WHOLE.match(self._held)
+        end = 0 if found is None else found.end()
+        self._closed = self._held[end : end + 1] == '"'
+        return self._add(self._held[:end], self._held[end:])
+
+    def finish(self, arguments: str) -> str:
+        """All of the `arguments` are there: the input where they were written in another way, or the text as it is."""
+        if self._begun:
+            return ""
+        try:
+            given = pydantic_core.from_json(arguments, allow_partial="trailing-strings")
+        except ValueError:
+            given = None
+        value = given.get(INPUT) if isinstance(given, dict) else None
+        text = value if isinstance(value, str) else arguments
+        self._begun = self._closed = True
+        self._texts = [text]
+        return text
+
+    def _add(self, written: str, held: str) -> str:
+        self._held = held
+        try:
+            text = str(json.loads(f'"{written}"', strict=False))
+        except ValueError:
+            text = written  # an escape that JSON does not have
+        self._texts.append(text)
+        return text
+
+
+def custom_input(arguments: str) -> str:
+    """The input of a call that is complete."""
+    given = CustomInput()
+    return given.feed(arguments) + given.finish(arguments)
+
+
+def input_arguments(text: str) -> str:
+    """The arguments of a call with that input, as the model has written them."""
+    return json.dumps({INPUT: text}, ensure_ascii=False)

@@ -1,0 +1,338 @@
+"""What wire formats that generate share beside sampling: limits, stops, streaming, cache; one engine `Request`."""
+
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Protocol
+
+from pydantic import AfterValidator, Field, field_validator
+
+from server.chat.conversation import Media
+from server.chat.prepare import Prepared
+from server.dialects.adapters import read_adapters, request_adapters
+from server.dialects.common import Json
+from server.dialects.constraints import ConstraintFields
+from server.dialects.fields import Body, Count, CountOrAll, Fraction, Whole, field_error, out_of_range, within
+from server.dialects.known import Fields
+from server.dialects.sampling import SamplingFields, sampling_params
+from server.engine.media import Spans
+from server.engine.request import Adapters, Event, Request
+from server.media.source import Seen
+from server.pool.model import LoadedModel
+from server.structured.constraint import Constraint
+from server.structured.lazy import preserved
+from server.structured.reasoning_end import ReasoningSwitch
+
+MAX_CHOICES = 128
+"""Choices of one prompt; OpenAI's limit."""
+MAX_STOPS = 64
+MAX_STOP_CHARS = 1024
+MAX_TOP_LOGPROBS = 20
+"""Most alternatives per token of OpenAI's Responses."""
+MAX_PROBS = 1000
+"""Most alternatives per token of ``n_probs``, and of ``logprobs`` and ``top_logprobs``, the same to llama-server. There
+is no limit in it; a thousand are 60 kB a token."""
+FEW_PROBS = 20
+MOST_FORBIDDEN = 50
+"""Of a constraint, for each token."""
+MAX_CLOSING_CHARS = 4096
+"""Of the message that ends thoughts whose budget is spent; all of it counts as output."""
+MAX_ALTERNATIVES = 400_000
+"""Most in one reply with more than `FEW_PROBS` per token: about 40 MB."""
+
+Limit = CountOrAll
+Priority = Annotated[Whole, AfterValidator(within(-(2**31), 2**31 - 1))]
+"""vLLM's ``priority``: lower is served earlier."""
+CacheSalt = Annotated[str, Field(min_length=1)]
+"""vLLM's ``cache_salt``: cells are shared with requests of the same salt alone. Empty is a mistake there, too."""
+
+CacheKey = Annotated[str, Field(max_length=1024)]
+"""OpenAI's ``prompt_cache_key``: a hint that requests with the same key share prefixes."""
+
+
+class StreamOptions(Body):
+    """OpenAI's ``stream_options``."""
+
+    include_usage: bool | None = None
+
+
+class ServingFields(Body):
+    """How a request is served, in any dialect: by which model, adapters, slot and cells, when, and how it is sent."""
+
+    model: str | None = None
+    lora: Any = None
+    id_slot: CountOrAll | None = None
+    cache_prompt: bool | None = None
+    cache_salt: CacheSalt | None = None
+    prompt_cache_key: CacheKey | None = None
+    priority: Priority | None = None
+    stream: bool | None = None
+    sse_ping_interval: CountOrAll | None = None
+
+    @field_validator("lora")
+    @classmethod
+    def _readable_lora(cls, value: object) -> Adapters:
+        return read_adapters(value)
+
+
+class StopField(Body):
+    """Where generating ends, by the text."""
+
+    stop: Any = None
+
+    @field_validator("stop")
+    @classmethod
+    def _readable_stop(cls, value: object) -> tuple[str, ...]:
+        return read_stop(value)
+
+
+class EndFields(StopField):
+    """Where generating ends."""
+
+    n_predict: Limit | None = None
+    max_completion_tokens: Limit | None = None
+    max_tokens: Limit | None = None
+    n_indent: Count | None = None
+    t_max_predict_ms: Annotated[Whole, AfterValidator(within(-1, 2**63 - 1))] | None = None
+
+
+class GenerationFields(EndFields, ServingFields, SamplingFields, ConstraintFields):
+    """Fields of every wire format that generates (llama.cpp tools/server/server-schema.cpp, make_llama_cmpl_schema).
+
+    Not among them are those that change no reply: where sampling happens, hints, accounting and routing at OpenAI.
+    """
+
+    stream_options: StreamOptions | None = None
+    n_cmpl: Whole | None = None
+    n: Whole | None = None
+    n_keep: CountOrAll | None = None
+    n_discard: Count | None = None
+    n_cache_reuse: Count | None = None
+    n_probs: Annotated[Whole, Field(le=MAX_PROBS)] | None = None
+    n_forbidden: Annotated[Whole, Field(le=MOST_FORBIDDEN)] | None = None
+    post_sampling_probs: bool | None = None
+    timings_per_token: bool | None = None
+    verbose: bool | None = None
+    return_tokens: bool | None = None
+    return_progress: bool | None = None
+    user: Any = None
+    safety_identifier: Any = None
+    reasoning_control: bool | None = None
+    reasoning_budget_tokens: Limit | None = None
+    thinking_budget_tokens: Limit | None = None
+    reasoning_budget_message: Annotated[str, Field(max_length=MAX_CLOSING_CHARS)] | None = None
+    spec_n_max: Annotated[Count | None, Field(alias="speculative.n_max")] = None
+    spec_n_min: Annotated[Count | None, Field(alias="speculative.n_min")] = None
+    spec_p_min: Annotated[Fraction | None, Field(alias="speculative.p_min")] = None
+
+    @property
+    def end_user(self) -> str:
+        """Whom the client says that it asks for; anything but a text says nothing."""
+        given = (name for name in (self.safety_identifier, self.user) if isinstance(name, str))
+        return next(given, "")
+
+    @property
+    def include_usage(self) -> bool:
+        """Whether a stream ends with a chunk of usage."""
+        return self.stream_options is not None and self.stream_options.include_usage is True
+
+    @property
+    def n_choices(self) -> int:
+        """Choices per prompt."""
+        return next((n for n in (self.n_cmpl, self.n) if n is not None), 1)
+
+    @property
+    def n_top(self) -> int:
+        """Alternatives per token that ``n_probs`` asks for; below 0 is none, as in llama-server."""
+        return max(self.n_probs or 0, 0)
+
+
+ADAPTER = Fields("id scale")
+INNER_FIELDS = Fields(
+    "",
+    response_format=Fields("type schema", json_schema=Fields("name description schema strict")),
+    grammar_triggers=Fields("type value token"),
+    lora=ADAPTER,
+)
+"""The objects in `GenerationFields` that are read by hand, for `server.dialects.known`."""
+
+
+class ReplyWriter(Protocol):
+    """Collects the events of all requests (numbered as in `Generation`) into one reply."""
+
+    def feed(self, prompt: int, event: Event) -> None: ...
+
+    def body(self) -> Json | list[Json]: ...
+
+
+class StreamWriter(Protocol):
+    """Turns the events of all requests into server-sent events, each one whole."""
+
+    def feed(self, prompt: int, event: Event) -> list[bytes]: ...
+
+    def finish(self) -> list[bytes]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class NextRound:
+    """How a reply continues after tools were called: what makes its next generation, with the media that this needs."""
+
+    prepare: Callable[[LoadedModel, Seen], "Generation"]
+    media: Sequence[Media]
+
+
+class FollowUp(Protocol):
+    """Calls the tools that the server runs itself, after each round of a reply."""
+
+    has_acted: bool
+    """Whether a tool was called."""
+
+    def act(self) -> AsyncGenerator[bytes, None]: ...
+
+    def next(self) -> NextRound | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """What a wire format makes of a body and a model: what the engine is to do, and the writer of what comes out."""
+
+    requests: Sequence[Request]
+    writer: ReplyWriter | StreamWriter
+    reasoning: ReasoningSwitch | None = None  # ends the thoughts early, where the client has asked for it
+    generation_prompt: str = ""  # the end of a chat's prompt that opens the assistant's turn
+    commit: Callable[[], Awaitable[None]] | None = None  # stores the finished reply; awaited before its end is sent
+    follow_up: FollowUp | None = None  # where the server may call tools and generate again
+
+    def written_by(self, writer: ReplyWriter | StreamWriter) -> "Generation":
+        """The same with another writer."""
+        return replace(self, writer=writer)
+
+
+@dataclass(frozen=True, slots=True)
+class Logprobs:
+    """Which log probabilities a reply carries: none, the tokens' own, or those of ``n_top`` alternatives too."""
+
+    wanted: bool = False
+    n_top: int = 0
+
+
+NO_LOGPROBS = Logprobs()
+
+
+def read_stop(value: object) -> tuple[str, ...]:
+    """Stop strings from one string or a list; empty ones stop nothing and are left out, as in llama-server."""
+    words = [value] if isinstance(value, str) else value
+    if not isinstance(words, list):
+        raise ValueError("must be a string or a list of strings")
+    if len(words) > MAX_STOPS:
+        raise ValueError(f"must have at most {MAX_STOPS} strings")
+    for index, word in enumerate(words):
+        if not isinstance(word, str):
+            raise ValueError(f"entry {index} must be a string")
+        if len(word) > MAX_STOP_CHARS:
+            raise ValueError(f"entry {index} must have at most {MAX_STOP_CHARS} characters")
+    return tuple(word for word in words if word)
+
+
+def refuse_thinking(fields: GenerationFields) -> None:
+    """Raise `InvalidRequest` where thoughts are to be ended that only chats have; 0 and -1 are what holds anyway."""
+    if fields.reasoning_control:
+        raise field_error("reasoning_control", "only chat completions have thoughts to end")
+    for name in ("reasoning_budget_tokens", "thinking_budget_tokens"):
+        if (getattr(fields, name) or 0) > 0:
+            raise field_error(name, "only chat completions have thoughts to end")
+
+
+def token_limit(fields: GenerationFields, default: int) -> int:
+    """max_tokens by llama-server's precedence of names; without one, or with -1, the model's `default` (-1 = none)."""
+    given = (fields.n_predict, fields.max_completion_tokens, fields.max_tokens)
+    wanted = next((limit for limit in given if limit is not None), -1)
+    return default if wanted < 0 else wanted
+
+
+def engine_request(
+    fields: GenerationFields,
+    model: LoadedModel,
+    *,
+    request_id: str,
+    prompt: list[int],
+    media: Spans = (),
+    logprobs: Logprobs = NO_LOGPROBS,
+    constraint: Constraint | None = None,
+    print_special: frozenset[int] = frozenset(),
+) -> Request:
+    """One engine request from a body's shared fields. Raises `InvalidRequest`."""
+    check_choices(fields)
+    max_tokens = token_limit(fields, model.spec.n_predict)
+    id_slot = -1 if fields.id_slot is None else fields.id_slot
+    if id_slot >= model.engine.n_slots:
+        raise field_error("id_slot", f"there are slots 0 to {model.engine.n_slots - 1}")
+    defaults = model.spec.engine
+    return Request(
+        id=request_id,
+        prompt=prompt,
+        media=media,
+        sampling=sampling_params(fields, model.spec.sampling, model.vocab, model.engine.n_ctx_seq),
+        max_tokens=max_tokens,
+        stop=fields.stop or model.spec.stop,
+        n=fields.n_choices,
+        n_probs=logprobs.n_top,
+        want_logprobs=logprobs.wanted,
+        n_forbidden=fields.n_forbidden or 0,
+        cache_prompt=defaults.cache_prompt if fields.cache_prompt is None else fields.cache_prompt,
+        id_slot=id_slot,
+        deadline_s=max(fields.t_max_predict_ms or 0, 0) / 1e3,
+        return_progress=bool(fields.return_progress and fields.stream),
+        timings_per_token=bool(fields.timings_per_token),
+        print_special=print_special | preserved(fields.preserved_tokens or (), model.vocab),
+        constraint=constraint,
+        adapters=request_adapters(fields.lora, model),
+        n_keep=model.spec.engine.n_keep if fields.n_keep is None else fields.n_keep,
+        n_discard=fields.n_discard or 0,
+        n_cache_reuse=model.spec.engine.n_cache_reuse if fields.n_cache_reuse is None else fields.n_cache_reuse,
+        n_indent=fields.n_indent or 0,
+        post_sampling_probs=bool(fields.post_sampling_probs),
+        spec_n_max=-1 if fields.spec_n_max is None else fields.spec_n_max,
+        spec_n_min=-1 if fields.spec_n_min is None else fields.spec_n_min,
+        spec_p_min=-1.0 if fields.spec_p_min is None else fields.spec_p_min,
+        priority=fields.priority or 0,
+        cache_salt=fields.cache_salt or "",
+        cache_key=fields.prompt_cache_key or "",
+        client=fields.end_user,
+    )
+
+
+def prepared_request(
+    prepared: Prepared, fields: GenerationFields, model: LoadedModel, request_id: str, logprobs: Logprobs = NO_LOGPROBS
+) -> Request:
+    """The engine request of a conversation. Raises `InvalidRequest`."""
+    request = engine_request(
+        fields,
+        model,
+        request_id=request_id,
+        prompt=prepared.tokens.tokens,
+        media=prepared.tokens.spans,
+        logprobs=logprobs,
+        constraint=prepared.output.constraint,
+        print_special=prepared.output.shown,
+    )
+    check_alternatives([request], model.engine.n_ctx_seq)
+    return request
+
+
+def check_alternatives(requests: Sequence[Request], n_ctx: int) -> None:
+    """Raise `InvalidRequest` for more probabilities than a reply can reasonably hold: each takes some 80 bytes."""
+    n = 0
+    for request in requests:
+        n_prompt = len(request.prompt)
+        most = request.max_tokens if request.max_tokens >= 0 else n_ctx - n_prompt
+        n += request.n_probs * (request.n * most + n_prompt * request.prompt_logprobs)
+    if n > MAX_ALTERNATIVES and any(r.n_probs > FEW_PROBS for r in requests):
+        said = f"up to {n} probabilities in one reply, more than {MAX_ALTERNATIVES}; ask for fewer, or set n_predict"
+        raise field_error("n_probs", said)
+
+
+def check_choices(fields: GenerationFields) -> None:
+    """Raise `InvalidRequest` for too many choices. More choices than slots are generated in turns."""
+    n = fields.n_choices
+    if not 1 <= n <= MAX_CHOICES:
+        raise field_error("n" if fields.n_cmpl is None else "n_cmpl", out_of_range(1, MAX_CHOICES, n))

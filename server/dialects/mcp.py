@@ -1,0 +1,372 @@
+"""MCP tools that this server calls for a model, in any dialect: their names, the calls of a round, and the next round.
+
+A reply consists of rounds. In each the model generates; if it called such tools, the server calls them and the model
+continues with their results, until it calls none, the client has to act, or a limit is reached (`ToolRounds`).
+"""
+
+import asyncio
+import re
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+import orjson
+
+from server.chat.conversation import Conversation, Media, Message, TextPart, text_content
+from server.dialects.common import Json
+from server.dialects.fields import wrong_type
+from server.dialects.generation import Generation, NextRound
+from server.errors import InvalidRequest
+from server.mcp.config import McpServer, is_web_url
+from server.mcp.results import McpFault, McpResult, McpTool
+from server.media.source import Seen
+from server.pool.model import LoadedModel
+
+MAX_SERVERS = 16
+_LABEL = re.compile(r"[A-Za-z0-9][\w.-]{0,63}", re.ASCII)
+_HEADER = re.compile(r"[\w!#$%&'*+.^`|~-]+", re.ASCII)
+_OWN_HEADERS = frozenset(
+    ("connection", "content-length", "expect", "host", "keep-alive", "te", "trailer", "transfer-encoding", "upgrade")
+)
+"""Headers that the HTTP client writes. A request's own would reach another virtual host, or break the framing."""
+MAX_HEADERS = 100
+_OTHER = re.compile(r"[^A-Za-z0-9_-]")
+_MAX_NAME_CHARS = 64
+_TOO_LATE = 504
+
+
+@dataclass(frozen=True, slots=True)
+class ToolFilter:
+    """Tools by name, and by whether the server says that they only read. None = any."""
+
+    names: frozenset[str] | None = None
+    read_only: bool | None = None
+
+    def fits(self, tool: McpTool) -> bool:
+        """Return whether it is such a tool."""
+        if self.read_only is not None and tool.is_read_only is not self.read_only:
+            return False
+        return self.names is None or tool.name in self.names
+
+
+ALL_TOOLS = ToolFilter()
+
+
+@dataclass(frozen=True, slots=True)
+class Approval:
+    """Which calls the client wants to approve first: those that fit `always`, and not `never`."""
+
+    always: ToolFilter | None = ALL_TOOLS
+    never: ToolFilter | None = None
+
+    def needed(self, tool: McpTool) -> bool:
+        """Return whether a call of the tool needs the client's approval."""
+        if self.never is not None and self.never.fits(tool):
+            return False
+        return self.always is not None and self.always.fits(tool)
+
+
+NO_APPROVAL = Approval(always=None)
+
+
+@dataclass(frozen=True, slots=True)
+class McpRequest:
+    """A server as the body of a request names it, at the path `at`. Without a URL it is a configured one."""
+
+    label: str
+    at: str
+    url: str = ""
+    url_at: str = ""
+    headers: tuple[tuple[str, str], ...] = ()
+    description: str = ""
+    allowed: Callable[[McpTool], bool] = ALL_TOOLS.fits
+    approval: Approval = NO_APPROVAL
+
+
+@dataclass(frozen=True, slots=True)
+class OfferedServer:
+    """A server with the tools that the request allows. ``fault``: why they could not be listed. ``is_known``: the
+    conversation has the list already."""
+
+    request: McpRequest
+    server: McpServer
+    tools: tuple[McpTool, ...] = ()
+    fault: McpFault | None = None
+    is_known: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CallableTool:
+    """A tool that the model may call."""
+
+    server: McpServer
+    tool: McpTool
+    needs_approval: bool = False
+
+
+def read_label(value: object, at: str) -> str:
+    """Return the label of a server. Raises `InvalidRequest`."""
+    if not isinstance(value, str) or not _LABEL.fullmatch(value):
+        raise wrong_type(at, "a label of letters, digits, dots, dashes and underscores", value)
+    return value
+
+
+def read_url(value: object, at: str) -> str:
+    """Return the URL of a server, "" for none. Raises `InvalidRequest`."""
+    if value in (None, ""):
+        return ""
+    if not isinstance(value, str) or not value.isascii() or not value.isprintable() or not is_web_url(value):
+        raise InvalidRequest(f"{at}: must be an http or https URL", at)
+    if "@" in value.partition("://")[2].partition("/")[0]:
+        raise InvalidRequest(f"{at}: must not have a user name", at)
+    return value
+
+
+def read_headers(value: object, token: object, at: str, token_at: str) -> tuple[tuple[str, str], ...]:
+    """Return the headers for a server, a `token` among them. Raises `InvalidRequest`."""
+    given = {} if value is None else value
+    if not isinstance(given, dict) or not all(isinstance(text, str) for text in given.values()):
+        raise wrong_type(at, "an object of strings", value)
+    if not isinstance(token, str | None):
+        raise wrong_type(token_at, "a string", token)
+    if token:
+        bearer = token if token.lower().startswith("bearer ") else f"Bearer {token}"
+        given = {name: text for name, text in given.items() if name.lower() != "authorization"}
+        given["Authorization"] = bearer
+    if len(given) > MAX_HEADERS:
+        raise InvalidRequest(f"{at}: must have at most {MAX_HEADERS} headers", at)
+    for name, text in given.items():
+        if name.lower() in _OWN_HEADERS or name.lower().startswith("proxy-"):
+            raise InvalidRequest(f"{at}: the header {name} is set by this server; leave it out", at)
+        if not _HEADER.fullmatch(name) or not text.isascii() or not text.isprintable():
+            raise InvalidRequest(f"{at}: {name[:40]!a} can't be sent as a header", at)
+    return tuple(given.items())
+
+
+def read_names(value: object, at: str) -> frozenset[str] | None:
+    """Return a set of tool names, None for all. Raises `InvalidRequest`."""
+    if value is None:
+        return None
+    if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
+        raise wrong_type(at, "a list of names", value)
+    return frozenset(value)
+
+
+def check_labels(requests: Sequence[McpRequest], field_name: str, key: str) -> None:
+    """Raise `InvalidRequest` where there are too many servers or two with one label."""
+    if len(requests) > MAX_SERVERS:
+        raise InvalidRequest(f"{field_name}: must have at most {MAX_SERVERS} MCP servers", field_name)
+    labels: set[str] = set()
+    for request in requests:
+        if request.label in labels:
+            raise InvalidRequest(f"{request.at}.{key}: two MCP servers have the same label", f"{request.at}.{key}")
+        labels.add(request.label)
+
+
+def function_name(label: str, tool: str) -> str:
+    """Return what the model calls a tool: characters that tool formats can't parse become underscores."""
+    return f"{_OTHER.sub('_', label)}__{_OTHER.sub('_', tool)}"[:_MAX_NAME_CHARS]
+
+
+def named_tools(offered: Iterable[OfferedServer], taken: Collection[str]) -> dict[str, CallableTool]:
+    """Return the tools by what the model calls them. Names that are `taken` or equal get a number."""
+    found: dict[str, CallableTool] = {}
+    for each in offered:
+        for tool in each.tools:
+            name = base = function_name(each.request.label, tool.name)
+            number = 1
+            while name in found or name in taken:
+                number += 1
+                name = f"{base[: _MAX_NAME_CHARS - 5]}_{number}"
+            found[name] = CallableTool(each.server, tool, each.request.approval.needed(tool))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class ServerCall:
+    """One call for this server: `id` is the conversation's, `name` the model's."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+NOTHING = McpResult("")
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of a call: a result, or a fault."""
+
+    result: McpResult = NOTHING
+    fault: McpFault | None = None
+
+    @property
+    def failed(self) -> bool:
+        """Whether there is no result, or the tool itself says that it failed."""
+        return self.fault is not None or self.result.is_error
+
+    @property
+    def text(self) -> str:
+        """The result as text, for clients."""
+        if self.fault is not None:
+            return f"Error: {self.fault.message}"
+        images = [f"[image {image.media_type}]" for image in self.result.images]
+        return "\n".join(filter(None, [self.result.text, *images]))
+
+    def message(self, call_id: str, name: str = "") -> Message:
+        """The result as the conversation has it, images included."""
+        if self.fault is not None or not self.result.images:
+            return Message("tool", self.text, call_id=call_id, name=name)
+        images = [Media("image", image.media_type, "", image.data) for image in self.result.images]
+        texts = [TextPart(self.result.text)] if self.result.text else []
+        return Message("tool", text_content([*texts, *images]), call_id=call_id, name=name)
+
+
+Execute = Callable[[McpServer, str, Json], Awaitable[McpResult]]
+"""Calls a tool of a server. Raises `McpFault`."""
+
+
+@dataclass(slots=True)
+class ServerTools:
+    """The tools that this server calls for one request, by the model's names, and what is left of its limits.
+
+    ``max_calls`` None = any number. ``left_s``: seconds that calls may still take.
+    """
+
+    tools: Mapping[str, CallableTool]
+    execute: Execute
+    left_rounds: int
+    left_s: float
+    left_calls: int | None = None
+    clock: Callable[[], float] = field(default=time.monotonic, repr=False)
+
+    @property
+    def is_exhausted(self) -> bool:
+        """Whether the model must answer without another call."""
+        return self.left_rounds <= 0 or self.left_s <= 0 or self.left_calls == 0
+
+    async def outcomes(self, calls: Sequence[ServerCall]) -> AsyncGenerator[tuple[ServerCall, Outcome], None]:
+        """Yield calls with their outcomes, in the order in which they end. Cancelled, it cancels what runs."""
+        self.left_rounds -= 1
+        began = self.clock()
+        tasks = {asyncio.create_task(self._call(call)): call for call in calls}
+        try:
+            while tasks:
+                done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+                for task in sorted(done, key=list(tasks).index):
+                    yield tasks.pop(task), task.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            self.left_s -= self.clock() - began
+
+    async def _call(self, call: ServerCall) -> Outcome:
+        known = self.tools.get(call.name)
+        if known is None:
+            return Outcome(fault=McpFault(f"there is no tool {call.name[:80]!a}"))
+        if self.left_calls is not None:
+            if self.left_calls <= 0:
+                return Outcome(fault=McpFault("not called: max_tool_calls is reached"))
+            self.left_calls -= 1
+        try:
+            arguments = orjson.loads(call.arguments or "{}")
+        except orjson.JSONDecodeError:
+            arguments = None
+        if not isinstance(arguments, dict):
+            return Outcome(fault=McpFault("the arguments are not a JSON object"))
+        try:
+            async with asyncio.timeout(max(self.left_s, 0.0)):
+                return Outcome(await self.execute(known.server, known.tool.name, arguments))
+        except McpFault as fault:
+            return Outcome(fault=fault)
+        except TimeoutError:
+            return Outcome(fault=McpFault("the calls of this response took too long", "http", _TOO_LATE))
+
+
+class RoundWriter(Protocol):
+    """What a dialect's writer knows of the round that has ended."""
+
+    def server_calls(self) -> Sequence[ServerCall]:
+        """The calls for this server that are complete and need no approval."""
+        ...
+
+    def completed(self, call: ServerCall, outcome: Outcome) -> list[bytes]:
+        """Take an outcome; return the events that it makes."""
+        ...
+
+    @property
+    def waits_for_client(self) -> bool:
+        """Whether the client must act before the model can continue."""
+        ...
+
+    def message(self) -> Message:
+        """The round as a message of the conversation."""
+        ...
+
+
+Generate = Callable[[Conversation, LoadedModel, Seen], Generation]
+
+
+class ToolRounds:
+    """Calls the tools of each round and says how the next one begins (`server.dialects.generation.FollowUp`).
+
+    `conversation` is what the first round answers; `generate` makes each further round's generation. `names` says
+    whether results have their tools' names.
+    """
+
+    def __init__(
+        self,
+        tools: ServerTools,
+        conversation: Conversation,
+        writer: RoundWriter,
+        generate: Generate,
+        *,
+        names: bool = False,
+    ) -> None:
+        self._tools, self._conversation, self._writer, self._generate = tools, conversation, writer, generate
+        self._names = names
+        self._results: list[Message] = []
+        self.has_acted = False
+
+    async def act(self) -> AsyncGenerator[bytes, None]:
+        """Call the tools that the round asks for; yield the events that this makes."""
+        calls = self._writer.server_calls()
+        self._results = []
+        if not calls:
+            return
+        self.has_acted = True
+        outcomes: dict[str, Outcome] = {}
+        async for call, outcome in self._tools.outcomes(calls):
+            outcomes[call.id] = outcome
+            for event in self._writer.completed(call, outcome):
+                yield event
+        self._results = [outcomes[call.id].message(call.id, call.name if self._names else "") for call in calls]
+
+    def next(self) -> NextRound | None:
+        """Return the next round; None if the reply is complete."""
+        if not self._results or self._writer.waits_for_client:
+            return None
+        before = self._conversation
+        tools = before.tools
+        if self._tools.is_exhausted:
+            tools = replace(tools, choice="none", name="")
+        elif tools.choice == "required":
+            tools = replace(tools, choice="auto", name="")
+        messages = (*before.messages, self._writer.message(), *self._results)
+        conversation = replace(before, messages=messages, tools=tools, opens=None, continues=None)
+        self._conversation = conversation
+        return NextRound(lambda model, seen: self._generate(conversation, model, seen), conversation.media)
+
+
+def tool_of(given: Mapping[str, Any]) -> McpTool | None:
+    """Return the tool of a list that a client returns; None for what is none."""
+    name, schema = given.get("name"), given.get("input_schema")
+    if not isinstance(name, str) or not isinstance(schema, dict):
+        return None
+    description, notes = given.get("description"), given.get("annotations")
+    return McpTool(
+        name, description if isinstance(description, str) else "", schema, notes if isinstance(notes, dict) else None
+    )

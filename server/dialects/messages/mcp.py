@@ -1,0 +1,162 @@
+"""``mcp_servers`` and tools of type ``mcp_toolset`` in Anthropic's Messages API.
+
+The model sees the tools of the servers as functions. In the reply their calls are ``mcp_tool_use`` blocks, followed
+by an ``mcp_tool_result`` for each. This API has no approvals.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from server.dialects.common import Json
+from server.dialects.fields import as_object, objects_in, wrong_type
+from server.dialects.mcp import (
+    CallableTool,
+    McpRequest,
+    OfferedServer,
+    Outcome,
+    ToolFilter,
+    check_labels,
+    named_tools,
+    read_headers,
+    read_label,
+    read_names,
+    read_url,
+    tool_of,
+)
+from server.errors import InvalidRequest
+from server.mcp.results import McpTool
+
+TOOLSET = "mcp_toolset"
+STRICT_BETA = "mcp-client-2025-11-20"
+"""The version of the API in which a server without a toolset is an error."""
+
+
+def uses_mcp(given: Mapping[str, Any]) -> bool:
+    """Return whether a body names MCP servers."""
+    return bool(given.get("mcp_servers"))
+
+
+def read_mcp(given: Mapping[str, Any], betas: str) -> list[McpRequest]:
+    """Return the servers that a body names. `betas`: the header ``anthropic-beta``. Raises `InvalidRequest`."""
+    toolsets = _toolsets(given.get("tools"))
+    found = [
+        _server(entry, at, toolsets, strict=STRICT_BETA in betas)
+        for entry, at in objects_in(given["mcp_servers"], "mcp_servers")
+    ]
+    check_labels(found, "mcp_servers", "name")
+    for name, (_, at) in toolsets.items():
+        if name not in {server.label for server in found}:
+            path = f"{at}.mcp_server_name"
+            raise InvalidRequest(f"{path}: mcp_servers has no server of that name", path)
+    return found
+
+
+def pinned_lists(given: Mapping[str, Any]) -> dict[str, tuple[McpTool, ...]]:
+    """Return the lists of tools that toolsets bring themselves (``tools``), by the name of their server."""
+    found = {}
+    for name, (entry, at) in _toolsets(given.get("tools")).items():
+        if entry.get("tools") is not None:
+            tools = [tool_of(tool) for tool, _ in objects_in(entry["tools"], f"{at}.tools")]
+            found[name] = tuple(tool for tool in tools if tool is not None)
+    return found
+
+
+def _toolsets(tools: object) -> dict[str, tuple[Mapping[str, Any], str]]:
+    """The toolsets by the names of their servers, each with its path."""
+    found: dict[str, tuple[Mapping[str, Any], str]] = {}
+    for place, entry in enumerate(tools if isinstance(tools, list) else ()):
+        if isinstance(entry, dict) and entry.get("type") == TOOLSET:
+            at = f"tools.{place}"
+            name = read_label(entry.get("mcp_server_name"), f"{at}.mcp_server_name")
+            if name in found:
+                path = f"{at}.mcp_server_name"
+                raise InvalidRequest(f"{path}: two toolsets have the same server", path)
+            found[name] = entry, at
+    return found
+
+
+def _server(
+    entry: Mapping[str, Any], at: str, toolsets: Mapping[str, tuple[Mapping[str, Any], str]], *, strict: bool
+) -> McpRequest:
+    if entry.get("type") != "url":
+        raise InvalidRequest(f'{at}.type: must be "url"', f"{at}.type")
+    label = read_label(entry.get("name"), f"{at}.name")
+    if strict and label not in toolsets:
+        raise InvalidRequest(f"{at}.name: no mcp_toolset in tools refers to this server", f"{at}.name")
+    allowed = _enabled(*toolsets[label]) if label in toolsets else _configured(entry, at)
+    token_at = f"{at}.authorization_token"
+    return McpRequest(
+        label,
+        at,
+        read_url(entry.get("url"), f"{at}.url"),
+        f"{at}.url",
+        read_headers(None, entry.get("authorization_token"), token_at, token_at),
+        allowed=allowed,
+    )
+
+
+def _configured(entry: Mapping[str, Any], at: str) -> Any:
+    """Which tools ``tool_configuration`` allows."""
+    at = f"{at}.tool_configuration"
+    given = as_object(entry.get("tool_configuration") or {}, at)
+    if given.get("enabled") is False:
+        return ToolFilter(frozenset()).fits
+    return ToolFilter(read_names(given.get("allowed_tools"), f"{at}.allowed_tools")).fits
+
+
+def _enabled(entry: Mapping[str, Any], at: str) -> Any:
+    """Which tools a toolset enables."""
+    default = as_object(entry.get("default_config") or {}, f"{at}.default_config").get("enabled")
+    configs = as_object(entry.get("configs") or {}, f"{at}.configs")
+    own = {}
+    for name, config in configs.items():
+        enabled = as_object(config, f"{at}.configs.{name}").get("enabled")
+        if not isinstance(enabled, bool | None):
+            raise wrong_type(f"{at}.configs.{name}.enabled", "a boolean", enabled)
+        own[name] = enabled
+
+    def enabled_tool(tool: McpTool) -> bool:
+        chosen = own.get(tool.name)
+        return (default is not False) if chosen is None else chosen
+
+    return enabled_tool
+
+
+def offer_tools(offered: Sequence[OfferedServer], tools: object) -> dict[str, CallableTool]:
+    """Return the tools of all servers by the model's names. Names of the client's own `tools` are taken."""
+    own = tools if isinstance(tools, list) else []
+    return named_tools(offered, {str(entry.get("name")) for entry in own if isinstance(entry, dict)})
+
+
+def with_functions(given: Mapping[str, Any], mcp: Mapping[str, CallableTool]) -> Json:
+    """Return the body with functions in place of its MCP servers and toolsets."""
+    tools = [
+        entry for entry in (given.get("tools") or []) if not (isinstance(entry, dict) and entry.get("type") == TOOLSET)
+    ]
+    functions = [
+        {
+            "name": name,
+            "description": known.tool.description,
+            "input_schema": {**known.tool.schema, "type": "object"},
+        }
+        for name, known in mcp.items()
+    ]
+    body = {name: value for name, value in given.items() if name not in ("mcp_servers", "tools")}
+    if not tools and not functions:  # no server could list its tools, which the reply says
+        return {**body, "tool_choice": None}
+    return {**body, "tools": [*tools, *functions]}
+
+
+def unlisted(offered: Iterable[OfferedServer]) -> list[str]:
+    """Return a warning for each server whose tools could not be listed; this API has no place for them in the reply."""
+    return [
+        f"{each.request.at}: the tools of the MCP server could not be listed: {each.fault.message}"
+        for each in offered
+        if each.fault is not None
+    ]
+
+
+def result_block(call_id: str, outcome: Outcome) -> Json:
+    """Return the ``mcp_tool_result`` of a call."""
+    content = [{"type": "text", "text": outcome.text}]
+    return {"type": "mcp_tool_result", "tool_use_id": call_id, "is_error": outcome.failed, "content": content}

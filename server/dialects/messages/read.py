@@ -1,0 +1,208 @@
+"""Anthropic's Messages API: its body becomes a `Conversation`, from where everything is as in OpenAI chat.
+
+Beside Anthropic's fields, llama.cpp's sampling fields are taken. What comes back is written by `write`.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import field_validator
+
+from server.chat.conversation import Conversation, ReasoningSettings
+from server.chat.prepare import prepare, prompt_of
+from server.dialects.chat.known import TOOL_CHOICE
+from server.dialects.common import Header, Json, random_id
+from server.dialects.fields import Body, Count, parse
+from server.dialects.generation import (
+    ADAPTER,
+    Generation,
+    GenerationFields,
+    ServingFields,
+    prepared_request,
+    read_stop,
+)
+from server.dialects.known import Fields, fields_of
+from server.dialects.mcp import ServerTools, ToolRounds
+from server.dialects.messages.known import BLOCK, MESSAGE, TOOL
+from server.dialects.messages.messages import read_conversation
+from server.dialects.messages.tools import read_tools
+from server.dialects.messages.write import NO_SERVER_TOOLS, MessageReply, MessageStream, Names
+from server.dialects.reasoning_cipher import NO_CIPHER, ReasoningCipher
+from server.dialects.sampling import SamplingFields
+from server.dialects.thinking import UNSAID_BUDGET, ReasoningOption, asked_to_think, template_kwargs
+from server.dialects.warnings import left_out
+from server.errors import InvalidRequest
+from server.media.source import NOTHING_SEEN, Seen
+from server.pool.model import LoadedModel
+from server.structured.response_format import ANY_OBJECT, ResponseFormat
+
+DEFAULT_MAX_TOKENS = 4096
+"""llama-server's, for a body without ``max_tokens``."""
+_SERVERS_OWN = ("mcp_servers", "container", "compaction", "thread")
+"""Fields that ask Anthropic's servers to do something beside generating."""
+_FORMAT = Fields("type schema")
+_HARMLESS_EDIT = "clear_thinking_20251015"
+
+
+class OutputConfig(Body):
+    """``output_config``."""
+
+    effort: str | None = None
+    format: dict[str, Any] | None = None
+
+
+class MessagesBody(ServingFields, SamplingFields):
+    """The body of ``POST /v1/messages`` and its ``/count_tokens``, which needs no ``max_tokens``."""
+
+    max_tokens: Count | None = None
+    messages: Any = None
+    system: Any = None
+    stop_sequences: Any = None
+    tools: Any = None
+    tool_choice: Any = None
+    thinking: ReasoningOption | None = None
+    metadata: dict[str, Any] | None = None
+    output_config: OutputConfig | None = None
+    output_format: dict[str, Any] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    @field_validator("stop_sequences")
+    @classmethod
+    def _readable_stop(cls, value: object) -> tuple[str, ...]:
+        if not isinstance(value, list):
+            raise ValueError("must be a list of strings")
+        return read_stop(value)
+
+
+FIELDS = fields_of(
+    MessagesBody,
+    names=" ".join((*_SERVERS_OWN, "context_management")),
+    system=BLOCK,
+    messages=MESSAGE,
+    tools=TOOL,
+    tool_choice=TOOL_CHOICE,
+    output_config=fields_of(OutputConfig, format=_FORMAT),
+    output_format=_FORMAT,
+    lora=ADAPTER,
+)
+"""The fields of the body, at any depth."""
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedMessages:
+    """A body, checked, and the conversation that it means."""
+
+    body: MessagesBody
+    conversation: Conversation
+    cipher: ReasoningCipher
+    names: Names
+    server_tools: ServerTools | None = None  # tools that this server calls
+
+    @property
+    def show_reasoning(self) -> bool:
+        """Whether thinking blocks have a text."""
+        return self.body.thinking is None or self.body.thinking.display != "omitted"
+
+
+def read_messages(
+    given: dict[str, Any], cipher: ReasoningCipher = NO_CIPHER, *, generate: bool = True
+) -> ParsedMessages:
+    """Check what needs no model. `cipher` is for the reasoning of the conversation and of the reply. Raises
+    `InvalidRequest`."""
+    body = parse(MessagesBody, given)
+    if generate and body.max_tokens is None:
+        body = body.model_copy(update={"max_tokens": DEFAULT_MAX_TOKENS})
+    warnings = list(_left_out(given))
+    given_tools = read_tools(body.tools, body.tool_choice, warnings)
+    later = given_tools.later()
+    messages = read_conversation(body.system, body.messages, warnings, later, cipher)
+    tools = given_tools.tools()
+    config = body.output_config or OutputConfig()
+    conversation = Conversation(
+        tuple(messages),
+        tools,
+        _thinking(body, config.effort),
+        _shape(config.format, "output_config.format") or _shape(body.output_format, "output_format"),
+        template_kwargs=template_kwargs(body.chat_template_kwargs),
+        warnings=tuple(warnings),
+    )
+    return ParsedMessages(body, conversation, cipher, given_tools.reader.names)
+
+
+def _left_out(given: dict[str, Any]) -> Iterator[str]:
+    """What Anthropic's servers would do beside generating, and nobody does here."""
+    for name in _SERVERS_OWN:
+        if given.get(name):
+            reason = (
+                "this server allows no MCP servers" if name == "mcp_servers" else "only Anthropic's servers have it"
+            )
+            yield f"{name} is ignored: {reason}"
+    context = given.get("context_management")
+    edits = context.get("edits") if isinstance(context, dict) else None
+    for edit in edits if isinstance(edits, list) else ():
+        kind = edit.get("type") if isinstance(edit, dict) else None
+        if kind != _HARMLESS_EDIT:  # templates leave out earlier reasoning themselves
+            yield left_out("edits in context_management", str(kind), 1)
+
+
+def _fields(body: MessagesBody) -> GenerationFields:
+    """Sampling and limits under their usual names; all of it is checked already."""
+    shared = {name: getattr(body, name) for name in MessagesBody.model_fields if name in GenerationFields.model_fields}
+    user = (body.metadata or {}).get("user_id")
+    return GenerationFields.model_construct(**{**shared, "stop": body.stop_sequences, "user": user})
+
+
+def _thinking(body: MessagesBody, effort: str | None) -> ReasoningSettings:
+    """With llama-server's budget for thoughts that the client wants without saying how many."""
+    given = body.thinking
+    budget = None if given is None else given.budget_tokens
+    if given is not None and given.type == "enabled" and budget is None:
+        budget = UNSAID_BUDGET
+    wanted = asked_to_think(body.chat_template_kwargs, None if given is None else given.wanted)
+    return ReasoningSettings(wanted, effort or "", budget)
+
+
+def _shape(given: dict[str, Any] | None, at: str) -> ResponseFormat | None:
+    if given is None:
+        return None
+    if given.get("type") != "json_schema":
+        raise InvalidRequest(f'{at}.type: must be "json_schema"', f"{at}.type")
+    schema = given.get("schema")
+    if not isinstance(schema, dict):
+        raise InvalidRequest(f"{at}.schema: must be a JSON Schema", f"{at}.schema")
+    return ResponseFormat("schema", schema or ANY_OBJECT, f"{at}.schema")
+
+
+def message_generation(wanted: ParsedMessages, model: LoadedModel, seen: Seen = NOTHING_SEEN) -> Generation:
+    """The request and the writer of its reply; blocking, for a thread. Raises `InvalidRequest`."""
+    header = Header(model.spec.id, f"msg_{random_id()}")
+    prepared = prepare(wanted.conversation, model, seen)
+    request = prepared_request(prepared, _fields(wanted.body), model, header.id)
+    server = wanted.server_tools
+    writer = (MessageStream if wanted.body.stream else MessageReply)(
+        header,
+        prepared.output.parser,
+        wanted.cipher.encrypt,
+        wanted.names,
+        show_reasoning=wanted.show_reasoning,
+        server_tools=NO_SERVER_TOOLS if server is None else server.tools,
+    )
+
+    def next_round(conversation: Conversation, model: LoadedModel, seen: Seen) -> Generation:
+        prepared = prepare(conversation, model, seen)
+        request = prepared_request(prepared, _fields(wanted.body), model, header.id)
+        request.max_tokens = max((wanted.body.max_tokens or 0) - writer.n_predicted, 0)
+        writer.next_round(prepared.output.parser)
+        return Generation([request], writer)
+
+    follow_up = None
+    if server is not None:
+        # The output does not repeat the message that it continues.
+        follow_up = ToolRounds(server, wanted.conversation, writer, next_round, names=True)
+    return Generation([request], writer, follow_up=follow_up)
+
+
+def count_message_tokens(wanted: ParsedMessages, model: LoadedModel, seen: Seen = NOTHING_SEEN) -> Json:
+    """The reply of ``POST /v1/messages/count_tokens``."""
+    return {"input_tokens": prompt_of(wanted.conversation, model).count(model, seen)}

@@ -1,0 +1,162 @@
+"""``tools`` and ``tool_choice`` of Anthropic's Messages API, as the `Tools` that all wire formats share.
+
+A tool with an ``input_schema`` is a function. The types whose calls the client executes (``bash_...``, a toolset) are
+functions of `tool_types`. Tools of other types are left out, and are an error only where `tool_choice` names one.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from server.chat.conversation import NO_PARAMETERS, Tool, Tools
+from server.dialects.deferred_tools import DeferredTools
+from server.dialects.fields import as_object, wrong_type
+from server.dialects.tool_types import TOOLSETS, Toolset, ToolType, anthropic_type, left_out_reason
+from server.dialects.tools import (
+    ClientName,
+    ToolChoice,
+    choose,
+    is_strict,
+    meant,
+    model_name,
+    name_and_description,
+    read_choice,
+    tool_list,
+)
+from server.dialects.warnings import left_out, shown
+from server.errors import InvalidRequest, short
+
+_SEARCH = "tool_search_tool"
+
+
+class DeferredDefinitions:
+    """Tools that the messages introduce: references to tools with ``defer_loading``, and definitions."""
+
+    def __init__(self, deferred: DeferredTools, reader: "ToolReader") -> None:
+        self._deferred = deferred
+        self._reader = reader
+
+    def tell(self, name: str) -> str:
+        """Return the text that stands for a reference to a tool."""
+        return self._deferred.refer(name)
+
+    def define(self, given: object, path: str) -> str | None:
+        """Return the text of a definition, None if no model could use the tool. Raises `InvalidRequest`."""
+        tools = self._reader.read(as_object(given, path), path)
+        return "".join(map(self._deferred.introduce, tools)) or None
+
+
+@dataclass(frozen=True, slots=True)
+class DeclaredTools:
+    """Both fields, read. ``deferred`` collects what the messages introduce."""
+
+    offered: tuple[Tool, ...]
+    deferred: DeferredTools
+    choice: ToolChoice
+    reader: "ToolReader"
+
+    def later(self) -> DeferredDefinitions:
+        """Return what reads the tools of the messages."""
+        return DeferredDefinitions(self.deferred, self.reader)
+
+    def tools(self) -> Tools:
+        """Return the tools, with those that the messages introduced. Raises `InvalidRequest`."""
+        find = partial(meant, names=self.reader.names)
+        required = next(iter(find(self.choice.one))) if self.choice.one is not None and self.deferred.waiting else ""
+        every = self.deferred.with_offered(self.offered, required)
+        skipped = self.reader.skips or bool(self.deferred.waiting)
+        return choose(every, self.choice, None, self.reader.warnings, skipped=skipped, find=find)
+
+
+def read_tools(tools: object, choice: object, warnings: list[str]) -> DeclaredTools:
+    """Check both fields together; adds to `warnings` what the model is not told of.
+
+    Tools with ``defer_loading`` wait until the messages tell of them, unless it were Anthropic's servers that search
+    them. Raises `InvalidRequest` that names the place.
+    """
+    wanted = read_choice(choice)
+    reader = ToolReader(warnings)
+    found = tool_list(tools, reader.read, "name")
+    one = wanted.one
+    if one is not None and one.name in reader.kinds and all(tool.name != one.name for tool in found):
+        raise InvalidRequest(
+            f"{one.at}: {shown(one.name)} is a tool of type {shown(reader.kinds[one.name])}, which only "
+            "Anthropic's servers have; tools with an input_schema of their own are supported",
+            one.at,
+        )
+    waits = set() if any(kind.startswith(_SEARCH) for kind in reader.kinds.values()) else reader.deferred
+    waiting = {tool.name: tool for tool in found if tool.name in waits}
+    offered = tuple(tool for tool in found if tool.name not in waits)
+    return DeclaredTools(offered, DeferredTools(waiting), wanted, reader)
+
+
+@dataclass(slots=True)
+class ToolReader:
+    """Reads entries of ``tools`` one by one.
+
+    ``names``: the client's names of functions, by the model's. ``kinds``: the types of the tools that are left out, by
+    their names. ``deferred``: the names of functions that are not to be shown at once.
+    """
+
+    warnings: list[str]
+    names: dict[str, ClientName] = field(default_factory=dict)
+    kinds: dict[str, str] = field(default_factory=dict)
+    deferred: set[str] = field(default_factory=set)
+    skips: bool = False
+
+    def read(self, given: Mapping[str, Any], path: str) -> list[Tool]:
+        """Return the functions of one entry, none for a tool that is left out. Raises `InvalidRequest`."""
+        kind = given.get("type")
+        if not isinstance(kind, str | None):
+            raise wrong_type(f"{path}.type", "a string", kind)
+        if kind is not None and kind in TOOLSETS:
+            return list(self._toolset(given, TOOLSETS[kind], path))
+        row = anthropic_type(given)
+        if row is None and kind not in (None, "custom"):
+            self._skip(given.get("name"), kind)
+            return []
+        tool = self._own(given, path) if row is None else self._of_type(given, row, path)
+        self._add(tool.name, ClientName(tool.name), given.get("defer_loading"))
+        return [tool]
+
+    def _own(self, given: Mapping[str, Any], path: str) -> Tool:
+        name, description = name_and_description(given, path)
+        schema: Any = given.get("input_schema")
+        if not isinstance(schema, dict):
+            raise wrong_type(f"{path}.input_schema", "a JSON Schema object", schema)
+        return Tool(name, description, schema or NO_PARAMETERS, is_strict(given, path), f"{path}.input_schema")
+
+    def _of_type(self, given: Mapping[str, Any], row: ToolType, path: str) -> Tool:
+        name, _ = name_and_description({"name": row.name, **given}, path)
+        width, height = given.get("display_width_px"), given.get("display_height_px")
+        size = f" It is {width} pixels wide and {height} pixels high." if isinstance(width, int) else ""
+        return Tool(name, row.description + size, row.parameters, is_strict(given, path), f"{path}.type")
+
+    def _toolset(self, given: Mapping[str, Any], toolset: Toolset, path: str) -> Iterator[Tool]:
+        at = f"{path}.configs"
+        configs = as_object({} if given.get("configs") is None else given["configs"], at)
+        for name in configs:
+            if name not in toolset.members:
+                raise InvalidRequest(f"{at}.{short(name)}: the toolset has no such tool", f"{at}.{short(name)}")
+        for name, (description, parameters) in toolset.members.items():
+            config = as_object({} if configs.get(name) is None else configs[name], f"{at}.{name}")
+            enabled = config.get("enabled")
+            if not isinstance(enabled, bool | None):
+                raise wrong_type(f"{at}.{name}.enabled", "a boolean", enabled)
+            if enabled is False or (enabled is None and name in toolset.off):
+                continue
+            function = model_name(name, toolset.name)
+            self._add(function, ClientName(name, toolset.name), config.get("defer_loading"))
+            yield Tool(function, description, parameters, at=f"{path}.type")
+
+    def _add(self, function: str, name: ClientName, defers: object) -> None:
+        self.names[function] = name
+        if defers is True:
+            self.deferred.add(function)
+
+    def _skip(self, name: object, kind: str | None) -> None:
+        self.skips = True
+        self.warnings.append(f"{left_out('tools', str(kind), 1)}: {left_out_reason(str(kind))}")
+        if isinstance(name, str):
+            self.kinds[name] = str(kind)

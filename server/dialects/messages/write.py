@@ -1,0 +1,328 @@
+"""A message of Anthropic's API, in one object or as a stream of typed events, each ready to send::
+
+    event: message_start          the message, empty, with the counts of the prompt
+    event: content_block_start    index, and a block of type text, thinking or tool_use, empty
+    event: content_block_delta    index, and text_delta, thinking_delta, input_json_delta or signature_delta
+    event: content_block_stop     index
+    event: message_delta          stop_reason, stop_sequence, the counts of all tokens
+    event: message_stop
+
+Keys and events are llama-server's (server-task.cpp, to_json_anthropic and its _stream). Different on purpose, as in
+Anthropic's own: blocks come in the order in which they were written, one ends before the next begins, and it begins
+with all of its keys (``input``, ``signature``); a stop string is ``stop_sequence`` (``end_turn`` there); a continued
+message is not repeated.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from types import MappingProxyType
+
+import orjson
+
+from server.chat.assembler import Assembler, Delta, Item, Kind, NewParser
+from server.chat.conversation import Call, Message
+from server.dialects.common import Header, Json, random_id, typed_event
+from server.dialects.mcp import CallableTool, Outcome, ServerCall
+from server.dialects.messages.mcp import result_block
+from server.dialects.reasoning_cipher import NO_CIPHER
+from server.dialects.tools import ClientName
+from server.engine.request import Event, Finished, FinishReason, Started, Text
+from server.formats.arguments import ObjectStream, object_text
+
+PING = typed_event({"type": "ping"})
+_DELTA = (
+    b'event: content_block_delta\ndata: {"type":"content_block_delta","index":%d,"delta":{"type":"%b","%b":%b}}\n\n'
+)
+_KEYS = {
+    Kind.TEXT: (b"text_delta", b"text"),
+    Kind.REASONING: (b"thinking_delta", b"thinking"),
+    Kind.CALL: (b"input_json_delta", b"partial_json"),
+}
+
+
+Sign = Callable[[str], str]
+"""Encrypts the text of a thinking block for its ``signature``."""
+
+
+Names = Mapping[str, ClientName]
+"""The client's names of functions, by the model's."""
+NO_NAMES: Names = MappingProxyType({})
+NO_SERVER_TOOLS: Mapping[str, CallableTool] = MappingProxyType({})
+
+
+class MessageWriter:
+    """What both writers have in common.
+
+    ``show_reasoning=False`` leaves the text of thinking blocks empty. `server_tools`: the tools that this server calls,
+    by the model's names; with them a message may have several rounds of generation.
+    """
+
+    def __init__(
+        self,
+        header: Header,
+        parser: NewParser,
+        sign: Sign = NO_CIPHER.encrypt,
+        names: Names = NO_NAMES,
+        *,
+        show_reasoning: bool = True,
+        server_tools: Mapping[str, CallableTool] = NO_SERVER_TOOLS,
+    ) -> None:
+        self._header = header
+        self._sign = sign
+        self._names = names
+        self._said = Assembler(parser())
+        self._show_reasoning = show_reasoning
+        self._server_tools = server_tools
+        self._ids: dict[int, str] = {}  # of calls for this server, by the identity of the item
+        self._earlier: list[Finished] = []  # the ends of earlier rounds
+        self._n_reasoning = 0  # tokens in them
+
+    @property
+    def n_predicted(self) -> int:
+        """Tokens that were generated so far."""
+        return sum(end.n_predicted for end in self._ends)
+
+    def next_round(self, parser: NewParser) -> None:
+        """Continue with another round of generation."""
+        self._earlier.append(self._said.finished)
+        self._n_reasoning += self._said.n_reasoning_tokens
+        self._said = Assembler(parser())
+
+    def server_calls(self) -> list[ServerCall]:
+        """The calls of the round for this server; none where a limit cut the round off."""
+        if self._said.finished.reason is FinishReason.LIMIT:
+            return []
+        calls = [item for item in self._said.calls if item.name in self._server_tools]
+        return [ServerCall(self._id(item), item.name, item.text) for item in calls]
+
+    def completed(self, call: ServerCall, outcome: Outcome) -> list[bytes]:
+        """Take the outcome of a call; return its events."""
+        raise NotImplementedError
+
+    @property
+    def waits_for_client(self) -> bool:
+        """Whether the client has to execute calls."""
+        return any(item.name not in self._server_tools for item in self._said.calls)
+
+    def message(self) -> Message:
+        """The round as a message of the conversation."""
+        calls = tuple(Call(item.name, item.text, self._id(item)) for item in self._said.calls)
+        return replace(self._said.message(), calls=calls)
+
+    @property
+    def _ends(self) -> list[Finished]:
+        return [*self._earlier, self._said.finished]
+
+    def _id(self, item: Item) -> str:
+        if item.name not in self._server_tools:
+            return item.id
+        return self._ids.setdefault(id(item), f"mcptoolu_{random_id()}")
+
+    def _call_block(self, item: Item, given: object) -> Json:
+        """The block of a call whose input is `given`."""
+        known = self._server_tools.get(item.name)
+        if known is None:
+            client = self._names.get(item.name) or ClientName(item.name)
+            block = {"type": "tool_use", "id": item.id, "name": client.name, "input": given}
+            toolset = {"toolset_name": client.namespace, "caller": {"type": "direct"}}
+            return block | toolset if client.namespace else block
+        server = {"name": known.tool.name, "server_name": known.server.label}
+        return {"type": "mcp_tool_use", "id": self._id(item), **server, "input": given}
+
+    def _counts(self) -> Json:
+        ends = self._ends
+        return _usage(
+            sum(end.n_prompt for end in ends),
+            sum(end.n_cached for end in ends),
+            sum(end.n_predicted for end in ends),
+            self._n_reasoning + self._said.n_reasoning_tokens,
+        )
+
+    def _stop(self) -> Json:
+        return _stop(self._said.finished, called=self.waits_for_client)
+
+
+class MessageReply(MessageWriter):
+    """Collects events into one message."""
+
+    def __init__(
+        self,
+        header: Header,
+        parser: NewParser,
+        sign: Sign = NO_CIPHER.encrypt,
+        names: Names = NO_NAMES,
+        *,
+        show_reasoning: bool = True,
+        server_tools: Mapping[str, CallableTool] = NO_SERVER_TOOLS,
+    ) -> None:
+        super().__init__(header, parser, sign, names, show_reasoning=show_reasoning, server_tools=server_tools)
+        self._before: list[Json] = []  # blocks of earlier rounds
+        self._results: list[Json] = []  # blocks of the round's results
+
+    def feed(self, _prompt: int, event: Event) -> None:
+        """Take one event."""
+        if isinstance(event, Text):
+            self._said.feed(event)
+        elif isinstance(event, Finished):
+            self._said.finish(event)
+
+    def body(self) -> Json:
+        """The message, once it has finished."""
+        return _message(self._header, [*self._before, *self._blocks()], self._stop(), self._counts())
+
+    def completed(self, call: ServerCall, outcome: Outcome) -> list[bytes]:
+        """Take the outcome of a call; there are no events."""
+        self._results.append(result_block(call.id, outcome))
+        return []
+
+    def next_round(self, parser: NewParser) -> None:
+        """Continue with another round of generation."""
+        self._before += self._blocks()
+        self._results = []
+        super().next_round(parser)
+
+    def _blocks(self) -> list[Json]:
+        """The blocks of the round, results last."""
+        return [*map(self._block, self._said.items), *self._results]
+
+    def _block(self, item: Item) -> Json:
+        if item.kind is Kind.TEXT:
+            return {"type": "text", "text": item.text}
+        if item.kind is Kind.REASONING:
+            text = item.text if self._show_reasoning else ""
+            return {"type": "thinking", "thinking": text, "signature": self._sign(item.text)}
+        return self._call_block(item, orjson.Fragment(object_text(item.text, whole=True)))
+
+
+class MessageStream(MessageWriter):
+    """Feed it every event; send what it returns, then what `finish` returns."""
+
+    def __init__(
+        self,
+        header: Header,
+        parser: NewParser,
+        sign: Sign = NO_CIPHER.encrypt,
+        names: Names = NO_NAMES,
+        *,
+        show_reasoning: bool = True,
+        server_tools: Mapping[str, CallableTool] = NO_SERVER_TOOLS,
+    ) -> None:
+        super().__init__(header, parser, sign, names, show_reasoning=show_reasoning, server_tools=server_tools)
+        self._began = False
+        self._open: Item | None = None  # whose block is being written
+        self._input = ObjectStream()  # of the call that is
+        self._index = -1
+
+    def feed(self, _prompt: int, event: Event) -> list[bytes]:
+        """The events that follow from one of the engine's."""
+        match event:
+            case Started():
+                return self._begin(event)
+            case Text():
+                return self._written(self._said.feed(event))
+            case Finished():
+                return self._finished(event)
+        return []
+
+    def finish(self) -> list[bytes]:
+        """Return the last events; without server tools they came with the end of the only round."""
+        return self._ending() if self._server_tools else []
+
+    def completed(self, call: ServerCall, outcome: Outcome) -> list[bytes]:
+        """Take the outcome of a call; return its events."""
+        self._index += 1
+        begun = {"type": "content_block_start", "index": self._index, "content_block": result_block(call.id, outcome)}
+        return [typed_event(begun), typed_event({"type": "content_block_stop", "index": self._index})]
+
+    def _begin(self, event: Started | Finished) -> list[bytes]:
+        if self._began:
+            return []
+        self._began = True
+        empty = {"stop_reason": None, "stop_sequence": None}
+        message = _message(self._header, [], empty, _usage(event.n_prompt, event.n_cached, 0))
+        return [typed_event({"type": "message_start", "message": message})]
+
+    def _finished(self, event: Finished) -> list[bytes]:
+        events = self._begin(event) + self._written(self._said.finish(event)) + self._close()
+        return events if self._server_tools else [*events, *self._ending()]
+
+    def _ending(self) -> list[bytes]:
+        ending: Json = {"type": "message_delta", "delta": self._stop(), "usage": self._counts()}
+        return [typed_event(ending), typed_event({"type": "message_stop"})]
+
+    def _written(self, deltas: list[Delta]) -> list[bytes]:
+        events: list[bytes] = []
+        for delta in deltas:
+            if delta.begins:
+                events += self._next(delta.item)
+            text = delta.text
+            if delta.item.kind is Kind.CALL:
+                text = self._input.feed(text)
+            if text and (self._show_reasoning or delta.item.kind is not Kind.REASONING):
+                events.append(self._delta(*_KEYS[delta.item.kind], text))
+        return events
+
+    def _next(self, item: Item) -> list[bytes]:
+        """The end of the block before, and the beginning of the item's."""
+        ended = self._close()
+        self._open, self._input = item, ObjectStream()
+        self._index += 1
+        empty: dict[Kind, Json] = {
+            Kind.TEXT: {"type": "text", "text": ""},
+            Kind.REASONING: {"type": "thinking", "thinking": "", "signature": ""},
+            Kind.CALL: self._call_block(item, {}),
+        }
+        begun = {"type": "content_block_start", "index": self._index, "content_block": empty[item.kind]}
+        return [*ended, typed_event(begun)]
+
+    def _close(self) -> list[bytes]:
+        item, self._open = self._open, None
+        if item is None:
+            return []
+        rest: list[bytes] = []
+        if item.kind is Kind.REASONING:  # clients wait for a signature before the block's end
+            rest = [self._delta(b"signature_delta", b"signature", self._sign(item.text))]
+        elif item.kind is Kind.CALL and (text := self._input.finish()):
+            rest = [self._delta(*_KEYS[item.kind], text)]
+        return [*rest, typed_event({"type": "content_block_stop", "index": self._index})]
+
+    def _delta(self, kind: bytes, key: bytes, text: str) -> bytes:
+        return _DELTA % (self._index, kind, key, orjson.dumps(text))
+
+
+def _message(header: Header, content: list[Json], end: Json, usage: Json) -> Json:
+    """A message; ``end`` is its `_stop`, or null twice while it is being written."""
+    return {
+        "id": header.id,
+        "type": "message",
+        "role": "assistant",
+        "content": content,
+        "model": header.model,
+        **end,
+        "usage": usage,
+    }
+
+
+def _stop(end: Finished, *, called: bool) -> Json:
+    """``stop_reason`` and ``stop_sequence``."""
+    if end.reason is FinishReason.LIMIT:
+        reason = "model_context_window_exceeded" if end.context_full else "max_tokens"
+        return {"stop_reason": reason, "stop_sequence": None}
+    if end.reason is FinishReason.STOP:
+        return {"stop_reason": "stop_sequence", "stop_sequence": end.stopping_word}
+    return {"stop_reason": "tool_use" if called else "end_turn", "stop_sequence": None}
+
+
+def _usage(n_prompt: int, n_cached: int, n_predicted: int, n_thoughts: int = 0) -> Json:
+    """Token counts; what came out of the cache is counted apart. Whatever is computed is kept, at no price: what
+    Anthropic counts as ``cache_creation_input_tokens`` are input tokens here, so that the sum of the three is right.
+    Tokens of thoughts are output, told apart where there are some.
+    """
+    details = {"output_tokens_details": {"thinking_tokens": n_thoughts}} if n_thoughts else {}
+    return {
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": n_cached,
+        "input_tokens": n_prompt - n_cached,
+        "output_tokens": n_predicted,
+        **details,
+    }

@@ -1,0 +1,86 @@
+"""The body of llama-server's own completions: ``POST /completion``, ``/completions`` and ``/infill``."""
+
+from typing import Any, Literal
+
+from pydantic import field_validator
+
+from server.dialects.fields import field_error, json_type
+from server.dialects.generation import MAX_PROBS, GenerationFields, Logprobs
+from server.structured.response_format import ANY_OBJECT
+
+MAX_RESPONSE_FIELDS = 256
+MAX_PATH_CHARS = 256
+
+
+class NativeBody(GenerationFields):
+    """Fields of a native completion beside those that all formats have; its own ``response_format`` is nobody's."""
+
+    prompt: Any = None
+    response_fields: Any = None
+    logprobs: Any = None
+    reasoning_format: Literal["none", "auto", "deepseek", "deepseek-legacy"] | None = None
+    system_prompt: Any = None
+    response_format: Any = None
+    reasoning_budget_start_tag: str | None = None
+    reasoning_budget_end_tag: str | None = None
+    reasoning_budget_end_tags: list[str] | None = None
+    generation_prompt: str | None = None
+    image_data: Any = None
+
+    @field_validator("logprobs")
+    @classmethod
+    def _count_or_switch(cls, value: object) -> int:
+        if not isinstance(value, int):
+            raise ValueError(f"type must be number, but is {json_type(value)}")
+        if value > MAX_PROBS:
+            raise ValueError(f"must be at most {MAX_PROBS}, got {value}")
+        return int(value)
+
+    @field_validator("response_fields")
+    @classmethod
+    def _paths(cls, value: object) -> tuple[str, ...]:
+        if not isinstance(value, list):
+            raise ValueError(f"type must be array, but is {json_type(value)}")
+        if len(value) > MAX_RESPONSE_FIELDS:
+            raise ValueError(f"must have at most {MAX_RESPONSE_FIELDS} entries")
+        for path in value:
+            if not isinstance(path, str):
+                raise ValueError(f"type must be string, but is {json_type(path)}")
+            if len(path) > MAX_PATH_CHARS:
+                raise ValueError(f"an entry must have at most {MAX_PATH_CHARS} characters")
+        return tuple(value)
+
+    @property
+    def wanted_probs(self) -> Logprobs:
+        """``n_probs``, or ``logprobs``, which llama-server takes as another name of it."""
+        n = self.n_probs if self.n_probs is not None else self.logprobs or 0
+        return Logprobs(n > 0, max(n, 0))
+
+    @property
+    def schema_wanted(self) -> object | None:
+        """The JSON Schema that the output must match; a grammar counts before it, as in llama-server."""
+        if self.grammar or self.json_schema is None:
+            return None
+        return ANY_OBJECT if self.json_schema == {} else self.json_schema
+
+    @property
+    def thinking_tags(self) -> tuple[str, tuple[str, ...]] | None:
+        """What opens thoughts, and the texts that end them, the first of which is forced when their budget is spent.
+
+        None where the request names none, so that nothing tells thoughts from an answer.
+        """
+        one = [self.reasoning_budget_end_tag or ""]
+        ends = tuple(filter(None, one if self.reasoning_budget_end_tags is None else self.reasoning_budget_end_tags))
+        return (self.reasoning_budget_start_tag, ends) if self.reasoning_budget_start_tag and ends else None
+
+    @property
+    def system_text(self) -> str:
+        """The text of ``system_prompt`` (llama-server in 2024: for all later requests, here for this one).
+
+        Raises `InvalidRequest`.
+        """
+        given = self.system_prompt
+        text = given.get("prompt", "") if isinstance(given, dict) else given or ""
+        if not isinstance(text, str):
+            raise field_error("system_prompt", "must be a string, or an object with the string 'prompt'")
+        return text

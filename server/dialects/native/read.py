@@ -1,0 +1,172 @@
+"""llama-server's own completions: prompts to engine requests (tools/server/server-context.cpp,
+handle_completions_impl). What comes back is written by `write`.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import orjson
+
+from server.chat.conversation import Media
+from server.chat.reasoning_budget import allowance, ended_by
+from server.dialects.common import Json, random_id
+from server.dialects.completions.prompt import (
+    GivenPrompt,
+    TextWithMedia,
+    prompt_media,
+    prompt_text,
+    read_prompt,
+    read_prompts,
+    tokenize_mixed,
+    with_images,
+)
+from server.dialects.constraints import conflict, guide
+from server.dialects.fields import field_error, parse
+from server.dialects.generation import Generation, check_alternatives, engine_request, refuse_thinking
+from server.dialects.native.body import NativeBody
+from server.dialects.native.settings import whole_settings
+from server.dialects.native.write import Finals, NativeReply, NativeStream
+from server.engine.media import MediaPrompt
+from server.engine.request import Request
+from server.errors import InvalidRequest
+from server.formats.parsing.reasoning import begun_thoughts
+from server.media.source import NOTHING_SEEN, Seen
+from server.pool.model import LoadedModel
+from server.structured.constraint import Constraint
+from server.structured.lazy import Lazy, compiled
+from server.structured.reasoning_end import UNLIMITED
+from server.structured.response_format import ResponseFormat
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedNative:
+    """A native body, checked, before a model tokenizes it."""
+
+    body: NativeBody
+    prompts: list[GivenPrompt]
+
+    @property
+    def media(self) -> tuple[Media, ...]:
+        """Of all prompts."""
+        return prompt_media(self.prompts)
+
+
+def read_native(given: object) -> ParsedNative:
+    """Check what needs no model. Raises `InvalidRequest`."""
+    body = parse(NativeBody, given)
+    body.system_text  # noqa: B018 (raises for one that can't be)
+    if body.thinking_tags is None:
+        refuse_thinking(body)
+    elif body.reasoning_control:
+        raise field_error("reasoning_control", "only chat completions can be controlled")
+    return ParsedNative(body, [with_images(prompt, body.image_data) for prompt in read_prompts(body.prompt)])
+
+
+def native_generation(completion: ParsedNative, model: LoadedModel, seen: Seen = NOTHING_SEEN) -> Generation:
+    """The requests and the writer of their reply; blocking, for a thread. Raises `InvalidRequest`."""
+    return generation(completion.body, lambda: tokens_of(completion, model, seen), model)
+
+
+def tokens_of(completion: ParsedNative, model: LoadedModel, seen: Seen = NOTHING_SEEN) -> list[MediaPrompt]:
+    """The tokens of each prompt. Raises `InvalidRequest`."""
+    system = completion.body.system_text
+    head = model.vocab.tokenize(system, add_special=True, parse_special=True) if system else []
+    found = []
+    for number, prompt in enumerate(completion.prompts):
+        path = "prompt" if len(completion.prompts) == 1 else f"prompt.{number}"
+        if isinstance(prompt, TextWithMedia) and prompt.is_read_by(model):
+            if head:
+                raise field_error("system_prompt", "can't be used with media: put it in front of the prompt")
+            tokens = read_prompt(prompt, model, seen, path)
+        else:
+            said = prompt.text if isinstance(prompt, TextWithMedia) else prompt
+            text = tokenize_mixed(model.vocab, said, path, add_special=not head, parse_special=True)
+            tokens = MediaPrompt(head + text)
+        if not tokens.tokens:
+            raise InvalidRequest(f"{path}: is empty, and the model begins texts with no token of its own", path)
+        found.append(tokens)
+    return found
+
+
+def generation(body: NativeBody, tokenize: Callable[[], Sequence[MediaPrompt]], model: LoadedModel) -> Generation:
+    """One engine request per prompt, and what writes the reply of them all."""
+    constraint = _budgeted(
+        compiled(_shape(body) or model.spec.shape, body.lazy, model.vocab, model.grammar), body, model
+    )
+    prompts = tokenize()
+    request_id = f"cmpl-{random_id()}"
+    requests = [
+        engine_request(
+            body,
+            model,
+            request_id=request_id if len(prompts) == 1 else f"{request_id}-{number}",
+            prompt=prompt.tokens,
+            media=prompt.spans,
+            logprobs=body.wanted_probs,
+            constraint=constraint.fork() if constraint is not None and number else constraint,
+        )
+        for number, prompt in enumerate(prompts)
+    ]
+    check_alternatives(requests, model.engine.n_ctx_seq)
+    finals = Finals(
+        model=model.spec.id,
+        n=body.n_choices,
+        prompts=[prompt_text(prompt.tokens, model) for prompt in prompts],
+        settings=_settings(body, requests[0], model),
+        response_fields=body.response_fields or (),
+    )
+    if body.stream:
+        return Generation(requests, NativeStream(finals, requests))
+    return Generation(requests, NativeReply(finals, return_tokens=bool(body.return_tokens)))
+
+
+def _shape(body: NativeBody) -> ResponseFormat | None:
+    """What the output must match; a grammar counts before a schema here, as in llama-server."""
+    schema = body.schema_wanted
+    found = guide(body)
+    if found is None:
+        if body.grammar:
+            return ResponseFormat("gbnf", body.grammar, "grammar")
+        return None if schema is None else ResponseFormat("schema", schema, "json_schema")
+    for name, given in (("json_schema", body.json_schema is not None), ("grammar", bool(body.grammar))):
+        if given:
+            raise conflict(found.at, name)
+    return found
+
+
+def _budgeted(constraint: Constraint | None, body: NativeBody, model: LoadedModel) -> Constraint | None:
+    """`constraint` with the budget of thoughts whose tags the request names; ``generation_prompt`` may open them."""
+    tags = body.thinking_tags
+    allowed = allowance(body.reasoning_budget_tokens, body.reasoning_budget_message, model.spec.chat)
+    if allowed.budget == UNLIMITED or tags is None:
+        return constraint
+    if constraint is not None:
+        reason = "can't be used with what shapes the whole output; chat completions can"
+        raise field_error("reasoning_budget_tokens", reason)
+    opening, ends = tags
+    begun, others = begun_thoughts(body.generation_prompt or "", (opening, ends[0])), ends[1:]
+    return ended_by(allowed, None, model.vocab, (opening, ends[0]), begun=begun, other_ends=others, reopens=True)
+
+
+def _settings(body: NativeBody, request: Request, model: LoadedModel) -> Json:
+    reasoning = body.reasoning_format or model.spec.chat.reasoning_format
+    return whole_settings(
+        request,
+        model.vocab,
+        stream=bool(body.stream),
+        grammar=_grammar_source(body),
+        reasoning_format="deepseek" if reasoning == "auto" else reasoning,
+        spec_type=model.spec.engine.asked_spec_type,
+        lora=body.lora or (),
+        generation_prompt=body.generation_prompt or "",
+        grammar_lazy=bool(body.grammar_lazy),
+        grammar_triggers=Lazy(body.grammar_triggers or (), body.preserved_tokens or ()).shown(model.vocab),
+    )
+
+
+def _grammar_source(body: NativeBody) -> str:
+    """GBNF as it was given; a schema in llguidance's form, as a llama-server that is built with llguidance shows it."""
+    schema = body.schema_wanted
+    if schema is None:
+        return body.grammar or ""
+    return f"%llguidance {{}}\nstart: %json {orjson.dumps(schema).decode()}"

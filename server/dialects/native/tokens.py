@@ -1,0 +1,146 @@
+"""``/tokenize`` and ``/detokenize`` (llama.cpp tools/server/server-context.cpp, post_tokenize)."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from server.chat.conversation import Media
+from server.dialects.common import Json
+from server.dialects.completions.prompt import (
+    PROMPT,
+    GivenPrompt,
+    check_token,
+    prompt_media,
+    read_mixed,
+    read_object,
+    read_prompt,
+)
+from server.dialects.fields import Body, parse, wrong_type
+from server.dialects.known import fields_of
+from server.media.source import NOTHING_SEEN, Seen
+from server.pool.model import LoadedModel
+from server.vocab import Vocab
+
+_MEDIUM = -1
+"""What a medium's tokens are shown as, one each; llama.cpp's name for no token (LLAMA_TOKEN_NULL)."""
+_SLICE = 16384  # tokens written as JSON, or freed, at a time: other threads wait meanwhile
+
+
+class TokenizeBody(Body):
+    """The body of ``POST /tokenize``. Without content there are no tokens, as in llama-server.
+
+    ``prompt`` and ``add_special_tokens`` are vLLM's names, with its default: what the vocabulary adds is added.
+    """
+
+    model: str | None = None
+    content: Any = None
+    prompt: Any = None
+    add_special: bool | None = None
+    add_special_tokens: bool | None = None
+    parse_special: bool = True
+    with_pieces: bool = False
+
+
+class DetokenizeBody(Body):
+    """The body of ``POST /detokenize``."""
+
+    model: str | None = None
+    tokens: Any = None
+
+
+TOKENIZE_FIELDS = fields_of(TokenizeBody, content=PROMPT, prompt=PROMPT)
+DETOKENIZE_FIELDS = fields_of(DetokenizeBody)
+
+
+@dataclass(frozen=True, slots=True)
+class Tokenize:
+    """A checked body of ``/tokenize``."""
+
+    body: TokenizeBody
+    content: GivenPrompt
+    add_special: bool
+
+    @property
+    def media(self) -> tuple[Media, ...]:
+        """Those of a content with ``multimodal_data``."""
+        return prompt_media([self.content])
+
+
+@dataclass(frozen=True, slots=True)
+class Detokenize:
+    """A checked body of ``/detokenize``."""
+
+    body: DetokenizeBody
+    tokens: list[int]
+
+
+def read_tokenize(received: object) -> Tokenize:
+    """Check the body. Raises `InvalidRequest`."""
+    body = parse(TokenizeBody, received)
+    named = body.content is None and body.prompt is not None
+    given = body.prompt if named else body.content
+    path = "prompt" if named else "content"
+    content = read_object(given, path) if isinstance(given, dict) else read_mixed("" if given is None else given, path)
+    wanted = (one for one in (body.add_special, body.add_special_tokens) if one is not None)
+    return Tokenize(body, content, next(wanted, named))
+
+
+def tokenize(request: Tokenize, model: LoadedModel, seen: Seen = NOTHING_SEEN) -> Json:
+    """``{"tokens": [id, ...]}``, or ``[{"id", "piece"}, ...]`` with pieces: text, or bytes where it is not UTF-8.
+
+    Many are JSON already (`orjson.Fragment`).
+    """
+    body = request.body
+    if body.content is None and body.prompt is None:
+        return {"tokens": []}
+    path = "prompt" if body.content is None else "content"
+    read = read_prompt(
+        request.content, model, seen, path, add_special=request.add_special, parse_special=body.parse_special
+    )
+    tokens, vocab = [max(token, _MEDIUM) for token in read.tokens] if read.spans else read.tokens, model.vocab
+    if len(tokens) > _SLICE:
+        return {"tokens": orjson.Fragment(_written(tokens, vocab if body.with_pieces else None))}
+    return {"tokens": _shown(tokens, vocab) if body.with_pieces else tokens}
+
+
+def _shown(tokens: list[int], vocab: Vocab) -> list[Json]:
+    return [{"id": token, "piece": _piece(vocab.piece(token)) if token >= 0 else ""} for token in tokens]
+
+
+def _written(tokens: list[int], vocab: Vocab | None) -> bytes:
+    """The tokens as JSON, with their pieces if there is a vocabulary. They are taken out of the list."""
+    parts = [b"["]
+    tokens.reverse()
+    while tokens:
+        part = tokens[: -_SLICE - 1 : -1]
+        del tokens[-_SLICE:]
+        written = orjson.dumps(part if vocab is None else _shown(part, vocab))
+        parts += (written[1:-1], b"," if tokens else b"]")
+    return b"".join(parts)
+
+
+def _piece(piece: bytes) -> str | list[int]:
+    try:
+        return piece.decode("utf-8")
+    except UnicodeDecodeError:
+        return list(piece)
+
+
+def read_detokenize(given: object) -> Detokenize:
+    """Check the body. Raises `InvalidRequest`."""
+    body = parse(DetokenizeBody, given)
+    tokens = [] if body.tokens is None else body.tokens
+    if not isinstance(tokens, list):
+        raise wrong_type("tokens", "a list of token ids", tokens)
+    for index, token in enumerate(tokens):
+        if isinstance(token, bool) or not isinstance(token, int):
+            raise wrong_type(f"tokens.{index}", "a token id", token)
+    return Detokenize(body, tokens)
+
+
+def detokenize(request: Detokenize, vocab: Vocab) -> Json:
+    """``{"content": text}``; bytes that are not UTF-8 become U+FFFD. Raises `InvalidRequest` for a foreign id."""
+    for index, token in enumerate(request.tokens):
+        check_token(vocab, token, f"tokens.{index}")
+    return {"content": vocab.detokenize(request.tokens).decode("utf-8", "replace")}

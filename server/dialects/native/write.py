@@ -1,0 +1,178 @@
+"""Native replies out of engine events, whole or as a stream.
+
+llama.cpp server-task.cpp, to_json_non_oaicompat of final and of partial results. No ``[DONE]`` ends a stream: the last
+object of each choice has ``"stop": true``. Different on purpose: a chunk of progress has no tokens, where llama-server
+sends ``[0]``.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+
+from server.dialects import common as wire
+from server.dialects.common import Json
+from server.engine.request import Event, Finished, Progress, Request, Text
+
+
+@dataclass(frozen=True, slots=True)
+class Finals:
+    """What the last objects of all choices have in common; `n` choices per prompt are numbered through."""
+
+    model: str
+    n: int
+    prompts: Sequence[str]
+    settings: Json
+    response_fields: Sequence[str] = ()
+
+    @property
+    def post_sampling(self) -> bool:
+        """Whether probabilities are those after the sampler chain."""
+        return bool(self.settings["post_sampling_probs"])
+
+    def index(self, prompt: int, choice: int) -> int:
+        """The number of a choice in the reply."""
+        return prompt * self.n + choice
+
+    def final(
+        self,
+        prompt: int,
+        end: Finished,
+        content: str = "",
+        tokens: Sequence[int] = (),
+        probabilities: Sequence[orjson.Fragment] = (),
+    ) -> Json:
+        """The last object of one choice, the reference's keys in its order."""
+        shown: Json = {
+            "index": self.index(prompt, end.index),
+            "content": content,
+            "tokens": list(tokens),
+            "id_slot": end.id_slot,
+            "stop": True,
+            "model": self.model,
+            "tokens_predicted": end.n_predicted,
+            "tokens_evaluated": end.n_prompt,
+            "generation_settings": self.settings,
+            "prompt": self.prompts[prompt],
+            "has_new_line": end.has_new_line,
+            "truncated": end.truncated,
+            "stop_type": end.reason.value,
+            "stopping_word": end.stopping_word,
+            "tokens_cached": end.n_tokens,
+            "timings": wire.timings(end.timings),
+        }
+        if probabilities:
+            shown["completion_probabilities"] = list(probabilities)
+        return picked(shown, self.response_fields) if self.response_fields else shown
+
+
+def picked(reply: Mapping[str, Any], paths: Sequence[str]) -> Json:
+    """The fields that `paths` name; ``a/b`` is b of a, under that name. What is not there is left out."""
+    found: Json = {}
+    for path in paths:
+        value: Any = reply
+        for key in path.split("/"):
+            if not isinstance(value, dict) or key not in value:
+                break
+            value = value[key]
+        else:
+            found[path] = value
+    return found
+
+
+@dataclass(slots=True)
+class _Choice:
+    prompt: int
+    text: list[str] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    probabilities: list[orjson.Fragment] = field(default_factory=list)
+    end: Finished | None = None
+
+
+class NativeReply:
+    """Collects events into one object, or into an array of them where there are several choices."""
+
+    def __init__(self, finals: Finals, *, return_tokens: bool) -> None:
+        self._finals = finals
+        self._return_tokens = return_tokens
+        self._choices = {
+            finals.index(p, choice): _Choice(p) for p in range(len(finals.prompts)) for choice in range(finals.n)
+        }
+
+    def feed(self, prompt: int, event: Event) -> None:
+        """Take one event of a prompt's request."""
+        if isinstance(event, Text):
+            choice = self._choices[self._finals.index(prompt, event.index)]
+            choice.text.append(event.text)
+            choice.tokens += event.tokens
+            # written at once: thousands of alternatives for each token, written at the end, would stop the event loop
+            written = wire.probabilities(event.logprobs, after_sampling=self._finals.post_sampling)
+            choice.probabilities += (orjson.Fragment(orjson.dumps(entry)) for entry in written)
+        elif isinstance(event, Finished):
+            self._choices[self._finals.index(prompt, event.index)].end = event
+
+    def body(self) -> Json | list[Json]:
+        """The reply, once every choice has finished."""
+        found = [self._final(choice) for choice in self._choices.values()]
+        return found[0] if len(found) == 1 else found
+
+    def _final(self, choice: _Choice) -> Json:
+        assert choice.end is not None, "a choice has not finished"
+        tokens = choice.tokens if self._return_tokens else ()
+        return self._finals.final(choice.prompt, choice.end, "".join(choice.text), tokens, choice.probabilities)
+
+
+class NativeStream:
+    """Feed it every event; send what it returns."""
+
+    def __init__(self, finals: Finals, requests: Sequence[Request]) -> None:
+        self._finals = finals
+        self._requests = requests
+        self._n_tokens = Counter[int]()  # by choice
+
+    def feed(self, prompt: int, event: Event) -> list[bytes]:
+        """The chunks that follow from one event of a prompt's request."""
+        match event:
+            case Text():
+                return [self._text(prompt, event)] if event.text or event.tokens else []
+            case Finished():
+                return [wire.event(self._finals.final(prompt, event))]
+            case Progress():
+                return [self._progress(prompt, event)]
+        return []
+
+    def finish(self) -> list[bytes]:
+        """Nothing: each choice has said that it ended."""
+        return []
+
+    def _text(self, prompt: int, event: Text) -> bytes:
+        extra: Json = {}
+        if event.timings is not None:
+            extra["timings"] = wire.timings(event.timings)
+        if event.logprobs and self._requests[prompt].n_probs > 0:
+            after = self._finals.post_sampling
+            extra["completion_probabilities"] = wire.probabilities(event.logprobs, after_sampling=after)
+        return self._chunk(prompt, event.index, event.text, event.tokens, extra)
+
+    def _progress(self, prompt: int, event: Progress) -> bytes:
+        extra = wire.progress(event)
+        if not self._requests[prompt].timings_per_token:
+            del extra["timings"]
+        return self._chunk(prompt, event.index, "", (), extra)
+
+    def _chunk(self, prompt: int, choice: int, text: str, tokens: Sequence[int], extra: Json) -> bytes:
+        index = self._finals.index(prompt, choice)
+        self._n_tokens[index] += len(tokens)
+        return (
+            b'data: {"index":%d,"content":%b,"tokens":%b,"stop":false,"id_slot":-1,'
+            b'"tokens_predicted":%d,"tokens_evaluated":%d%b}\n\n'
+        ) % (
+            index,
+            orjson.dumps(text),
+            orjson.dumps(tokens),
+            self._n_tokens[index],
+            len(self._requests[prompt].prompt),
+            wire.members(extra),
+        )

@@ -1,0 +1,146 @@
+"""``POST /api/embed``, and ``/api/embeddings``, which was before it: one text and its vector as the model gives it."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import numpy as np
+import orjson
+from pydantic import AfterValidator
+
+from server.dialects.fields import INT32_MAX, Body, Whole, field_error, parse, within
+from server.dialects.known import fields_of
+from server.dialects.ollama.fields import KeepAlive
+from server.dialects.ollama.read import OPTIONS
+from server.dialects.vectors.embeddings import MAX_INPUTS
+from server.dialects.vectors.encoding import EUCLIDEAN, normalized
+from server.engine.runner_api import Pooling, Vectors
+from server.errors import InvalidRequest
+from server.pool.model import LoadedModel
+
+
+class EmbedBody(Body):
+    """The body of ``POST /api/embed``."""
+
+    model: str | None = None
+    input: Any = None
+    truncate: bool | None = None
+    dimensions: Annotated[Whole, AfterValidator(within(0, INT32_MAX))] | None = None
+    keep_alive: KeepAlive | None = None
+    options: dict[str, Any] | None = None
+
+
+class OldEmbedBody(Body):
+    """The body of ``POST /api/embeddings``."""
+
+    model: str | None = None
+    prompt: str | None = None
+    keep_alive: KeepAlive | None = None
+    options: dict[str, Any] | None = None
+
+
+EMBED_FIELDS, OLD_EMBED_FIELDS = (fields_of(body, options=OPTIONS) for body in (EmbedBody, OldEmbedBody))
+
+
+@dataclass(frozen=True, slots=True)
+class Embed:
+    """A checked body of either. ``texts`` may be none: then the model is loaded and that is all."""
+
+    model: str | None
+    texts: list[str]
+    keep_alive_s: float | None
+    truncate: bool
+    dimensions: int
+    old: bool
+    began: float  # seconds of `time.perf_counter`
+
+    @property
+    def empty(self) -> bytes:
+        """The reply where there is nothing to embed."""
+        return orjson.dumps({"embedding": []} if self.old else {"model": self.model or "", "embeddings": []})
+
+
+@dataclass(frozen=True, slots=True)
+class EmbedJob:
+    """`server.dialects.vectors.encoding.VectorJob`, one vector for each text."""
+
+    inputs: list[list[int]]
+    request: Embed
+    model: str
+    loaded: float  # seconds of `time.perf_counter`, when the model was there
+
+    def reply(self, found: Sequence[Vectors]) -> bytes:
+        """Ollama's object; its older one has no lengths of one."""
+        request = self.request
+        if request.old:
+            body: Any = {"embedding": np.ascontiguousarray(found[0][0])}
+        else:
+            rows = [vectors[:, : request.dimensions or None] for vectors in found]
+            body = {
+                "model": request.model or self.model,
+                "embeddings": [np.ascontiguousarray(normalized(row, EUCLIDEAN)[0]) for row in rows],
+                "total_duration": int(1e9 * (time.perf_counter() - request.began)),
+                "load_duration": int(1e9 * (self.loaded - request.began)),
+                "prompt_eval_count": sum(map(len, self.inputs)),
+            }
+        return orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY)
+
+
+def read_embed(given: object) -> Embed:
+    """Check what needs no model. Raises `InvalidRequest`."""
+    began = time.perf_counter()
+    body = parse(EmbedBody, given)
+    texts = _texts(body.input)
+    return Embed(
+        body.model or None,
+        texts,
+        body.keep_alive,
+        truncate=body.truncate is not False,
+        dimensions=body.dimensions or 0,
+        old=False,
+        began=began,
+    )
+
+
+def read_old_embed(given: object) -> Embed:
+    """As `read_embed`, of the older body, whose text is never cut."""
+    began = time.perf_counter()
+    body = parse(OldEmbedBody, given)
+    texts = [body.prompt] if body.prompt else []
+    return Embed(body.model or None, texts, body.keep_alive, truncate=False, dimensions=0, old=True, began=began)
+
+
+def embed_job(request: Embed, model: LoadedModel) -> EmbedJob:
+    """Tokenize; blocking, for a thread. Raises `InvalidRequest`."""
+    loaded = time.perf_counter()
+    info = model.embedder.info
+    if info.pooling is Pooling.NONE:
+        raise InvalidRequest("input: the model's pooling is none, which gives no single vector", "input")
+    if request.dimensions > info.n_embd:
+        raise field_error("dimensions", f"the model's vectors have {info.n_embd}, but {request.dimensions} are wanted")
+    longest = info.longest if request.truncate else None
+    return EmbedJob([_tokens(text, model, longest) for text in request.texts], request, model.spec.id, loaded)
+
+
+def _tokens(text: str, model: LoadedModel, longest: int | None) -> list[int]:
+    """The text's tokens; of more than `longest` the first, and the token that ends texts."""
+    vocab = model.vocab
+    tokens = vocab.tokenize(text, add_special=True, parse_special=True)
+    if longest is None or len(tokens) <= longest:
+        return tokens
+    end = tokens[-1:] if vocab.add_eos or vocab.add_sep else []
+    return tokens[: longest - len(end)] + end
+
+
+def _texts(value: object) -> list[str]:
+    """One text or a list of them; an empty text alone is none, as in Ollama."""
+    if value is None or value == "":
+        return []
+    if isinstance(value, str):
+        return [value]
+    if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
+        raise InvalidRequest("input: invalid input type; it must be a string or a list of strings", "input")
+    if len(value) > MAX_INPUTS:
+        raise field_error("input", f"has {len(value)} texts, at most {MAX_INPUTS} are possible")
+    return value

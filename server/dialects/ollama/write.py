@@ -1,0 +1,175 @@
+"""Replies of ``/api/chat`` and ``/api/generate``: one object, or a line of JSON for each piece of text and each call.
+
+::
+
+    {"model", "created_at", "message": {"role": "assistant", "content"}, "done": false}       /api/chat
+    {"model", "created_at", "response", "done": false}                                        /api/generate
+    {..., "done": true, "done_reason", "total_duration", ..., "eval_duration"}                the last line; nanoseconds
+
+Beside the text stand ``thinking``, ``tool_calls`` (each whole, its arguments an object) and ``logprobs``, if any.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import orjson
+
+from server.chat.assembler import Assembler, Delta, Item, Kind, NewParser
+from server.dialects.common import Json, probabilities
+from server.dialects.ollama.models import timestamp
+from server.engine.request import Event, Finished, FinishReason, Text, TokenLogprob
+from server.formats.arguments import object_text
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """How lines look: the name that the client has called the model by, and whether it is a chat's."""
+
+    model: str
+    chat: bool
+
+    def named(self, model: str) -> "Reply":
+        """With a name where the client has said none."""
+        return self if self.model else replace(self, model=model)
+
+    def line(self, text: str = "", **more: object) -> Json:
+        """A line with more of a message's keys."""
+        head: Json = {"model": self.model, "created_at": timestamp(time.time())}
+        if self.chat:
+            return {**head, "message": {"role": "assistant", "content": text, **more}, "done": False}
+        return {**head, "response": text, **more, "done": False}
+
+    def nothing(self, reason: str) -> Json:
+        """The whole reply where nothing was to be generated."""
+        return {**self.line(), "done": True, "done_reason": reason}
+
+
+@dataclass(frozen=True, slots=True)
+class LastLine:
+    """What the last line says beside the engine's counts: when the request came and when the model was there (seconds
+    of `time.perf_counter`), and the prompt where ``context`` is to be given."""
+
+    began: float
+    loaded: float
+    prompt: list[int] | None = None
+
+    def keys(self, end: Finished, generated: list[int]) -> Json:
+        """Of the last line."""
+        found: Json = {
+            "done": True,
+            "done_reason": "length" if end.reason is FinishReason.LIMIT else "stop",
+            "total_duration": int(1e9 * (time.perf_counter() - self.began)),
+            "load_duration": int(1e9 * (self.loaded - self.began)),
+            "prompt_eval_count": end.n_prompt,
+            "prompt_eval_duration": int(1e6 * end.timings.prompt_ms),
+            "eval_count": end.n_predicted,
+            "eval_duration": int(1e6 * end.timings.predicted_ms),
+        }
+        return found if self.prompt is None else {**found, "context": self.prompt + generated}
+
+
+class _Lines:
+    """Turns events into lines. A call's is written once something else comes, since clients take calls whole."""
+
+    def __init__(self, reply: Reply, parser: NewParser, ending: LastLine) -> None:
+        self._reply = reply
+        self._said = Assembler(parser())
+        self._ending = ending
+        self._open: Item | None = None  # the call that is being written
+        self._generated: list[int] = []
+
+    def of(self, event: Event) -> list[Json]:
+        """Those that follow from one event."""
+        if isinstance(event, Text):
+            self._generated += event.tokens
+            return self._written(self._said.feed(event), self._said.rest() if event.logprobs else ())
+        if isinstance(event, Finished):
+            lines = [*self._written(self._said.finish(event)), *self._called()]
+            return [*lines, self._reply.line() | self._ending.keys(event, self._generated)]
+        return []
+
+    def _written(self, deltas: list[Delta], held_back: Sequence[TokenLogprob] = ()) -> list[Json]:
+        """`held_back`: log probabilities of tokens whose text has not come; they get a line of their own."""
+        lines: list[Json] = []
+        for delta in deltas:
+            if delta.item is not self._open:
+                lines += self._called()
+            found: Json | None = None
+            if delta.item.kind is Kind.CALL:
+                self._open = delta.item
+            elif delta.item.kind is Kind.TEXT:
+                found = self._reply.line(delta.text)
+            else:
+                found = self._reply.line(thinking=delta.text)
+            if delta.logprobs:
+                found = (found or self._reply.line()) | _logprobs(delta.logprobs)
+            lines += [found] if found else []
+        return [*lines, self._reply.line() | _logprobs(held_back)] if held_back else lines
+
+    def _called(self) -> list[Json]:
+        """The call that is complete."""
+        call, self._open = self._open, None
+        if call is None:
+            return []
+        arguments = orjson.Fragment(object_text(call.text, whole=True))
+        function = {"index": call.index, "name": call.name, "arguments": arguments}
+        return [self._reply.line(tool_calls=[{"id": call.id, "function": function}])]
+
+
+class OllamaStream:
+    """Feed it every event; send what it returns."""
+
+    def __init__(self, reply: Reply, parser: NewParser, ending: LastLine) -> None:
+        self._lines = _Lines(reply, parser, ending)
+
+    def feed(self, _prompt: int, event: Event) -> list[bytes]:
+        """The lines that follow from one event."""
+        return [orjson.dumps(line) + b"\n" for line in self._lines.of(event)]
+
+    def finish(self) -> list[bytes]:
+        """Nothing: the last line came with the end."""
+        return []
+
+
+class OllamaReply:
+    """Collects events into one object: the lines of a stream, put together."""
+
+    def __init__(self, reply: Reply, parser: NewParser, ending: LastLine) -> None:
+        self._lines = _Lines(reply, parser, ending)
+        self._all: list[Json] = []
+
+    def feed(self, _prompt: int, event: Event) -> None:
+        """Take one event."""
+        self._all += self._lines.of(event)
+
+    def body(self) -> Json:
+        """The reply, once it has finished."""
+        whole = dict(self._all[-1])
+        inner = "message" in whole
+        if inner:
+            whole["message"] = _joined([line["message"] for line in self._all], "content")
+        else:
+            whole |= _joined(self._all, "response")
+        logprobs = [entry for line in self._all for entry in line.get("logprobs", ())]
+        return {**whole, "logprobs": logprobs} if logprobs else whole
+
+
+def _joined(lines: list[Json], text: str) -> Json:
+    """Text, thoughts and calls of all lines."""
+    found: Json = {"role": "assistant"} if text == "content" else {}
+    found[text] = "".join(line[text] for line in lines)
+    thoughts = "".join(line.get("thinking", "") for line in lines)
+    calls = [call for line in lines for call in line.get("tool_calls", ())]
+    return found | ({"thinking": thoughts} if thoughts else {}) | ({"tool_calls": calls} if calls else {})
+
+
+def _logprobs(tokens: Sequence[TokenLogprob]) -> Json:
+    return {"logprobs": [_nameless(entry) for entry in probabilities(tokens)]}
+
+
+def _nameless(entry: Json) -> Json:
+    """A token's log probability without its id, which Ollama does not have."""
+    shown = {key: value for key, value in entry.items() if key != "id"}
+    shown["top_logprobs"] = [{k: v for k, v in top.items() if k != "id"} for top in entry["top_logprobs"]]
+    return shown

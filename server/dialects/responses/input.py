@@ -1,0 +1,345 @@
+"""``input`` of OpenAI's Responses: a text or items, brought into the messages of a conversation.
+
+The rules are llama-server's (tools/server/server-chat.cpp, server_chat_convert_responses_to_chatcmpl): what the model
+wrote in one turn (reasoning, texts, calls) becomes one message. Beyond them no type of item is an error, since clients
+send back what any server has given them: calls of whatever kind stand in the conversation as calls, their outputs as
+results, and an item without a text that a model could read is left out with a warning.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from dataclasses import field as default
+from typing import Any
+
+import orjson
+
+from server.chat.conversation import Call, Media, MediaKind, Message, Part, TextPart, text_content
+from server.dialects.custom_tools import input_arguments
+from server.dialects.fields import MAX_MESSAGES, as_object, json_text, objects_in, string_of, wrong_type
+from server.dialects.media import file_of, image_source, link
+from server.dialects.reasoning_cipher import COMPACTION, NO_CIPHER, REASONING, ReasoningCipher, TamperedReasoning
+from server.dialects.responses.compaction import compacted_text
+from server.dialects.responses.history import NO_HISTORY, History
+from server.dialects.responses.mcp import ApprovedCall, reader_name
+from server.dialects.responses.tools import ToolReader
+from server.dialects.tool_types import called
+from server.dialects.tools import model_name
+from server.dialects.warnings import FOREIGN_REASONING, left_out
+from server.errors import InvalidRequest
+from server.media.source import Source
+
+_ROLES = ("user", "assistant", "system", "developer")
+_TEXTS = {
+    **dict.fromkeys(("input_text", "output_text", "text", "summary_text", "reasoning_text"), "text"),
+    "refusal": "refusal",
+}
+_MEDIA: Mapping[str, MediaKind] = {
+    "input_image": "image",
+    "image_url": "image",
+    "computer_screenshot": "image",
+    "input_audio": "audio",
+    "input_video": "video",
+    "video_url": "video",
+    "input_file": "document",
+}
+_INTRODUCTION = "These functions can be called from now on:\n"
+_NOTHING_FOUND = "No tool was found."
+_DENIED = "The user denied this call"
+
+
+@dataclass(frozen=True, slots=True)
+class InputRead:
+    """The messages, of which the first `n_before` are the history's, and warnings about what was left out."""
+
+    messages: list[Message]
+    warnings: Sequence[str] = ()
+    n_before: int = 0
+    approved: Sequence[ApprovedCall] = ()  # calls of MCP tools that are yet to be made
+
+
+def read_input(
+    value: object,
+    history: History = NO_HISTORY,
+    field: str = "input",
+    tools: ToolReader | None = None,
+    cipher: ReasoningCipher = NO_CIPHER,
+) -> InputRead:
+    """Return the messages of `history` and of an input. `history` also resolves references to stored items.
+    `cipher` decrypts reasoning.
+
+    `field` is the field of the body that has the input. `tools` gets the tools among the items. Raises
+    `InvalidRequest` with a path such as ``input.0.content.1.text``.
+    """
+    if value is None and not history.items:
+        raise InvalidRequest(f"{field}: '{field}' is required", field)
+    items = [{"role": "user", "content": value}] if isinstance(value, str) else [] if value is None else value
+    if not isinstance(items, list):
+        raise InvalidRequest(f"{field}: '{field}' must be a string or array of objects", field)
+    if len(items) + len(history.items) > MAX_MESSAGES:
+        raise InvalidRequest(f"{field}: a conversation must have at most {MAX_MESSAGES} items", field)
+    reader = _Reader(history, tools or ToolReader(), cipher)
+    for item in history.items:
+        reader.read(item, history.named_by)
+    n_before = len(reader.messages)
+    for index, item in enumerate(items):
+        reader.read(item, field if isinstance(value, str) else f"{field}.{index}")
+    return InputRead(reader.messages, reader.warnings(), n_before, tuple(reader.approved.values()))
+
+
+@dataclass(slots=True)
+class _Reader:
+    """Appends item by item to `messages`."""
+
+    history: History
+    tools: ToolReader
+    cipher: ReasoningCipher
+    messages: list[Message] = default(default_factory=list)
+    call_ids: dict[str, str] = default(default_factory=dict)  # by the ids of the items
+    skipped: dict[tuple[str, str], int] = default(default_factory=dict)
+    has_foreign_reasoning: bool = False
+    approvals: dict[str, Mapping[str, Any]] = default(default_factory=dict)  # requests for approval, by id
+    approved: dict[str, ApprovedCall] = default(default_factory=dict)  # without those that were made since
+
+    def warnings(self) -> list[str]:
+        """What was left out, type by type."""
+        skipped = [
+            f"{left_out(what, kind, number)}: no text that a model could read"
+            for (what, kind), number in self.skipped.items()
+        ]
+        return [*skipped, *[FOREIGN_REASONING.format("encrypted_content")] * self.has_foreign_reasoning]
+
+    def read(self, item: object, path: str) -> None:
+        """Take one item."""
+        item = as_object(item, path)
+        kind = item.get("type")
+        if kind == "item_reference" or (kind is None and set(item) == {"id"}):
+            item = self._referenced(string_of(item, "id", path), path)
+            kind = item["type"]
+        if not isinstance(kind, str | None):
+            raise wrong_type(f"{path}.type", "a text such as message", kind)
+        match kind:
+            case None | "message":
+                self._message(item, path)
+            case "function_call":
+                self._call(Call(_called(item, path), _arguments(item, path), string_of(item, "call_id", path)))
+            case "custom_tool_call":
+                given = input_arguments(string_of(item, "input", path))
+                self._call(Call(_called(item, path), given, string_of(item, "call_id", path)))
+            case "function_call_output" | "custom_tool_call_output":
+                self._result(item, path, string_of(item, "call_id", path))
+            case "reasoning":
+                self._reasoning(item, path)
+            case "compaction" | "compaction_summary":  # the second is codex-rs' older name
+                self._compaction(item, path)
+            case "additional_tools":
+                self._additional_tools(item, path)
+            case "mcp_call" if isinstance(item.get("name"), str):
+                self._mcp_call(item)
+            case "mcp_list_tools":  # `known_lists` reads it
+                pass
+            case "mcp_approval_request" if isinstance(item.get("name"), str) and isinstance(item.get("id"), str):
+                self.approvals[item["id"]] = item
+            case "mcp_approval_response":
+                self._approval(item, path)
+            case _:
+                self._other(item, kind, path)
+
+    def _other(self, item: Mapping[str, Any], kind: str, path: str) -> None:
+        """An item of a tool that is no function, or of a kind that came later than this server."""
+        call_id = next((item[key] for key in ("call_id", "id") if isinstance(item.get(key), str)), "")
+        call_id = self.call_ids.get(call_id, call_id)  # the output of a local shell may have the id of the item
+        call = called(kind, item) if call_id else None
+        if call is not None:
+            self._call(Call(*call, call_id))
+            if isinstance(item.get("id"), str):
+                self.call_ids[item["id"]] = call_id
+        elif kind == "code_interpreter_call" and isinstance(item.get("code"), str):
+            self._call(Call("code_interpreter", orjson.dumps({"code": item["code"]}).decode(), call_id))
+            self._answered(text_content(self._output(item.get("outputs") or "", f"{path}.outputs")), call_id)
+        elif kind == "tool_search_output" and call_id:
+            found = self.tools.introduce(item.get("tools"), f"{path}.tools")
+            self._answered(found or _NOTHING_FOUND, call_id)
+        elif kind == "tool_search_output" and item.get("tools"):  # of a server, which need not say what it searched
+            self._additional_tools(item, path)
+        elif kind == "apply_patch_call_output" and call_id:
+            parts, status = self._output(item.get("output") or "", f"{path}.output"), item.get("status")
+            if isinstance(status, str) and (status == "failed" or not parts):
+                parts = [TextPart(status), *parts]
+            self._answered(text_content(parts), call_id)
+        elif kind.endswith("_output") and call_id and item.get("output") is not None:
+            self._result(item, path, call_id)
+        elif item.get("role") in _ROLES and item.get("content") is not None:
+            self._message(item, path)
+        elif kind == "agent_message" and item.get("content") is not None:  # codex-rs: what another agent has written
+            self.messages.append(Message("user", text_content(self._parts(item["content"], f"{path}.content"))))
+        else:
+            self._skip("input items", kind)
+
+    def _additional_tools(self, item: Mapping[str, Any], path: str) -> None:
+        """Tools of the client. Before the first turn they are no other than the request's."""
+        listed, path = item.get("tools"), f"{path}.tools"
+        if all(message.role in ("system", "developer") for message in self.messages):
+            self.tools.offer(listed, path)
+        elif found := self.tools.introduce(listed, path):
+            self.messages.append(Message("developer", _INTRODUCTION + found))
+
+    def _mcp_call(self, item: Mapping[str, Any]) -> None:
+        """A call of an MCP tool with its result. After an approval it has the id of the request."""
+        approval = item.get("approval_request_id")
+        call_id = approval if isinstance(approval, str) else str(item.get("id") or "")
+        self.approved.pop(call_id, None)
+        self._call(Call(reader_name(item), _as_json(item.get("arguments") or {}), call_id))
+        said = item.get("output") or item.get("error") or ""
+        self._answered(text_content([TextPart(said if isinstance(said, str) else _as_json(said))]), call_id)
+
+    def _approval(self, item: Mapping[str, Any], path: str) -> None:
+        """The client's answer to a request for approval."""
+        request_id, approves = string_of(item, "approval_request_id", path), item.get("approve")
+        asked, at = self.approvals.get(request_id), f"{path}.approval_request_id"
+        if asked is None:
+            raise InvalidRequest(f"{at}: no approval request has the id '{request_id[:80]}'", at)
+        if not isinstance(approves, bool):
+            raise wrong_type(f"{path}.approve", "a boolean", approves)
+        arguments = _as_json(asked.get("arguments") or {})
+        if approves:
+            label = asked.get("server_label")
+            label = label if isinstance(label, str) else ""
+            self.approved[request_id] = ApprovedCall(request_id, label, asked["name"], arguments, path)
+            return
+        reason = item.get("reason")
+        said = f"{_DENIED}: {reason}" if isinstance(reason, str) and reason else _DENIED
+        self._call(Call(reader_name(asked), arguments, request_id))
+        self._answered(said, request_id)
+
+    def _skip(self, what: str, kind: str) -> None:
+        self.skipped[what, kind] = self.skipped.get((what, kind), 0) + 1
+
+    def _referenced(self, item_id: str, path: str) -> dict[str, Any]:
+        item = self.history.referenced.get(item_id)
+        if item is None:
+            raise InvalidRequest(f"{path}.id: Item with id '{item_id[:80]}' not found.", f"{path}.id")
+        return item
+
+    def _turn(self) -> Message:
+        """The assistant's message that the conversation ends with, a new one where it ends otherwise."""
+        if not self.messages or self.messages[-1].role != "assistant":
+            self.messages.append(Message("assistant"))
+        return self.messages[-1]
+
+    def _message(self, item: Mapping[str, Any], path: str) -> None:
+        role = item.get("role")
+        if role not in _ROLES:
+            raise InvalidRequest(f"{path}.role: must be one of {', '.join(_ROLES)}", f"{path}.role")
+        content = item.get("content")
+        parts = self._parts("" if content is None and role == "assistant" else content, f"{path}.content")
+        if role != "assistant":
+            self.messages.append(Message(role, text_content(parts)))
+            return
+        turn = self._turn()
+        self.messages[-1] = replace(turn, content=text_content([*turn.parts, *parts]))
+
+    def _call(self, call: Call) -> None:
+        turn = self._turn()
+        self.messages[-1] = replace(turn, calls=(*turn.calls, call))
+
+    def _result(self, item: Mapping[str, Any], path: str, call_id: str) -> None:
+        self._answered(text_content(self._output(item.get("output"), f"{path}.output")), call_id)
+
+    def _answered(self, content: str | tuple[Part, ...], call_id: str) -> None:
+        self.messages.append(Message("tool", content, call_id=call_id))
+
+    def _output(self, given: object, path: str) -> list[Part]:
+        """What a tool has said: a text, parts, or what a shell wrote."""
+        if isinstance(given, dict):
+            kind = given.get("type")
+            seen = isinstance(kind, str) and kind in _MEDIA
+            return self._parts([given], path) if seen else [TextPart(_as_json(given))]
+        if isinstance(given, list) and any(isinstance(part, dict) and "type" not in part for part in given):
+            return [TextPart(_as_json(given))]
+        return self._parts(given, path)
+
+    def _reasoning(self, item: Mapping[str, Any], path: str) -> None:
+        visible = _joined_texts(item, "content", path) or _joined_texts(item, "summary", path)
+        text = visible if (decrypted := self._decrypted(item, path)) is None else decrypted
+        if text:
+            turn = self._turn()
+            self.messages[-1] = replace(turn, reasoning="\n".join(filter(None, [turn.reasoning, text])))
+
+    def _compaction(self, item: Mapping[str, Any], path: str) -> None:
+        content = self._decrypted(item, path, COMPACTION)
+        if content is None:
+            self._skip("input items", item["type"])
+        else:
+            self.messages.append(Message("user", compacted_text(content)))
+
+    def _decrypted(self, item: Mapping[str, Any], path: str, purpose: bytes = REASONING) -> str | None:
+        """Return the encrypted content of an item, None if there is none that this server can decrypt."""
+        if not item.get("encrypted_content"):
+            return None
+        opaque, at = string_of(item, "encrypted_content", path), f"{path}.encrypted_content"
+        try:
+            text = self.cipher.decrypt(opaque, purpose)
+        except TamperedReasoning:
+            message = f"{at}: The encrypted content {opaque[:16]}... could not be verified."
+            raise InvalidRequest(message, at, "invalid_encrypted_content") from None
+        self.has_foreign_reasoning |= text is None and item["type"] == "reasoning"
+        return text
+
+    def _parts(self, given: object, path: str) -> list[Part]:
+        if isinstance(given, str):
+            return [TextPart(given)] if given else []
+        if not isinstance(given, list):
+            raise wrong_type(path, "a string or an array", given)
+        found = (self._part(part, f"{path}.{index}") for index, part in enumerate(given))
+        return [part for part in found if part is not None]
+
+    def _part(self, given: object, path: str) -> Part | None:
+        given = as_object(given, path)
+        kind = given.get("type")
+        if not isinstance(kind, str):
+            raise wrong_type(f"{path}.type", "a text such as input_text", kind)
+        if kind in _TEXTS:
+            return TextPart(string_of(given, _TEXTS[kind], path))
+        if kind in _MEDIA:
+            return _medium(given, kind, path)
+        said = next((given[key] for key in ("text", "logs", "refusal") if isinstance(given.get(key), str)), None)
+        if said is None:
+            self._skip("parts", kind)
+            return None
+        return TextPart(said)
+
+
+def _medium(given: Mapping[str, Any], kind: str, path: str) -> Media:
+    if kind == "input_file":
+        return file_of(given, path)
+    name, at = given.get("filename"), f"{path}.type"
+    found: Source | None
+    if _MEDIA[kind] == "image":
+        found = image_source(given, "url")
+    else:
+        written = given.get(kind) or given.get("video_url") or dict(given)  # an object, or an address alone
+        found = link(written, "data", "url", "file_data")
+    return Media(_MEDIA[kind], name if isinstance(name, str) else "", at, found)
+
+
+def _called(item: Mapping[str, Any], path: str) -> str:
+    return model_name(string_of(item, "name", path), item.get("namespace"))
+
+
+def _arguments(item: Mapping[str, Any], path: str) -> str:
+    """Of a function; null is none."""
+    return "{}" if item.get("arguments", item) is None else string_of(item, "arguments", path)
+
+
+def _as_json(value: Any) -> str:
+    """A text as it is, anything else as JSON without what is null."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, dict):
+        value = {key: part for key, part in value.items() if part is not None}
+    return json_text(value)
+
+
+def _joined_texts(item: Mapping[str, Any], key: str, path: str) -> str:
+    parts = [] if item.get(key) is None else item[key]
+    return "\n".join(string_of(part, "text", where) for part, where in objects_in(parts, f"{path}.{key}"))

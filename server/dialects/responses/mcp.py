@@ -1,0 +1,325 @@
+"""Tools of type ``mcp`` in OpenAI's Responses: which servers a body names, how the model sees their tools, and items.
+
+The model sees the tools as functions of a namespace. In the reply their calls are ``mcp_call`` items, or
+``mcp_approval_request`` where the client wants to approve a call first. ``web_search`` is such a server where the
+operator configured one for it.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from server.chat.conversation import Call, Conversation, Message
+from server.dialects.common import Json, random_id
+from server.dialects.fields import as_object, wrong_type
+from server.dialects.mcp import (
+    ALL_TOOLS,
+    NO_APPROVAL,
+    Approval,
+    CallableTool,
+    McpRequest,
+    OfferedServer,
+    Outcome,
+    ServerCall,
+    ServerTools,
+    ToolFilter,
+    check_labels,
+    function_name,
+    named_tools,
+    read_headers,
+    read_label,
+    read_names,
+    read_url,
+    tool_of,
+)
+from server.errors import InvalidRequest
+from server.mcp.config import origin_of
+from server.mcp.results import McpTool
+
+_SEARCH = "web_search"
+_SHOWN = ("type", "server_label", "server_url", "server_description", "allowed_tools", "require_approval")
+_ENTRY = "mcp_entry"  # a key of the namespaces that stand for entries of the body
+
+
+@dataclass(frozen=True, slots=True)
+class ApprovedCall:
+    """A call that the client has approved and that is yet to be made: an ``mcp_approval_request`` item."""
+
+    id: str
+    label: str
+    name: str
+    arguments: str
+    at: str
+
+
+def is_mcp(entry: object, web_search: str) -> bool:
+    """Return whether an entry of ``tools`` names an MCP server; `web_search`: the label that stands for web search."""
+    if not isinstance(entry, dict):
+        return False
+    kind = entry.get("type")
+    return kind == "mcp" or bool(web_search and isinstance(kind, str) and kind.startswith(_SEARCH))
+
+
+def read_mcp(tools: object, web_search: str) -> dict[int, McpRequest]:
+    """Return the servers that ``tools`` name, by the entry's place. Raises `InvalidRequest`."""
+    found = {
+        place: _server(entry, f"tools.{place}", web_search)
+        for place, entry in enumerate(tools if isinstance(tools, list) else ())
+        if is_mcp(entry, web_search)
+    }
+    check_labels(list(found.values()), "tools", "server_label")
+    return found
+
+
+def _server(entry: Mapping[str, Any], at: str, web_search: str) -> McpRequest:
+    if entry["type"] != "mcp":
+        return McpRequest(web_search, at)
+    for name in ("connector_id", "tunnel_id"):
+        if entry.get(name) is not None:
+            raise InvalidRequest(f"{at}.{name}: only OpenAI has it; send server_url", f"{at}.{name}")
+    description = entry.get("server_description")
+    if not isinstance(description, str | None):
+        raise wrong_type(f"{at}.server_description", "a string", description)
+    return McpRequest(
+        read_label(entry.get("server_label"), f"{at}.server_label"),
+        at,
+        read_url(entry.get("server_url"), f"{at}.server_url"),
+        f"{at}.server_url",
+        read_headers(entry.get("headers"), entry.get("authorization"), f"{at}.headers", f"{at}.authorization"),
+        description or "",
+        _filter(entry.get("allowed_tools"), f"{at}.allowed_tools").fits,
+        _approval(entry.get("require_approval"), f"{at}.require_approval"),
+    )
+
+
+def _filter(given: object, at: str) -> ToolFilter:
+    if given is None:
+        return ALL_TOOLS
+    if isinstance(given, list):
+        return ToolFilter(read_names(given, at))
+    given = as_object(given, at)
+    read_only = given.get("read_only")
+    if not isinstance(read_only, bool | None):
+        raise wrong_type(f"{at}.read_only", "a boolean", read_only)
+    return ToolFilter(read_names(given.get("tool_names"), f"{at}.tool_names"), read_only)
+
+
+def _approval(given: object, at: str) -> Approval:
+    if given in (None, "always"):
+        return Approval()
+    if given == "never":
+        return NO_APPROVAL
+    if not isinstance(given, dict):
+        raise InvalidRequest(f'{at}: must be "always", "never" or an object with tool filters', at)
+    always, never = (
+        None if given.get(name) is None else _filter(given[name], f"{at}.{name}") for name in ("always", "never")
+    )
+    return Approval(ALL_TOOLS if always is None else always, never)
+
+
+def known_lists(items: Iterable[object]) -> dict[str, tuple[McpTool, ...]]:
+    """Return the tools that ``mcp_list_tools`` items list, by the label of their server."""
+    found = {}
+    for item in items:
+        if isinstance(item, dict) and item.get("type") == "mcp_list_tools" and not item.get("error"):
+            tools = item.get("tools")
+            each = [tool_of(tool) for tool in tools if isinstance(tool, dict)] if isinstance(tools, list) else []
+            if isinstance(label := item.get("server_label"), str):
+                found[label] = tuple(tool for tool in each if tool is not None)
+    return found
+
+
+def offer_tools(offered: Sequence[OfferedServer], tools: Sequence[Any]) -> dict[str, CallableTool]:
+    """Return the tools of all servers by the model's names. Names of functions in `tools` are taken."""
+    taken = set()
+    for entry in tools:
+        if isinstance(entry, dict):
+            taken.add(str(entry.get("name")))
+            inner = entry.get("tools")
+            for tool in inner if isinstance(inner, list) else ():
+                if isinstance(tool, dict):
+                    taken.add(f"{entry.get('name')}__{tool.get('name')}")
+    return named_tools(offered, taken)
+
+
+def with_functions(
+    given: Mapping[str, Any],
+    places: Mapping[int, McpRequest],
+    mcp: Mapping[str, CallableTool],
+    offered: Sequence[OfferedServer],
+) -> Json:
+    """Return the body with functions in place of its servers, in ``tools`` and in ``tool_choice``."""
+    by_label: dict[str, list[Json]] = {}
+    for name, known in mcp.items():
+        parameters = {**known.tool.schema, "type": "object"}
+        function = {"name": name, "description": known.tool.description, "parameters": parameters, "strict": False}
+        by_label.setdefault(known.server.label, []).append({"type": "function", **function})
+    tools = []
+    for place, entry in enumerate(given["tools"]):
+        request = places.get(place)
+        if request is None:
+            tools.append(entry)
+            continue
+        functions = by_label.get(request.label, [])
+        server = next(each.server for each in offered if each.request is request)
+        about = request.description or server.description
+        if functions and about:
+            functions[0]["description"] = "\n\n".join(filter(None, [about, functions[0]["description"]]))
+        tools.append({"type": "namespace", "name": "functions", "tools": functions, _ENTRY: place})
+    return {**given, "tools": tools, "tool_choice": _choice(given.get("tool_choice"), mcp, tools)}
+
+
+def _choice(given: Any, mcp: Mapping[str, CallableTool], tools: Sequence[Json]) -> Any:
+    """``tool_choice`` in terms of functions. Raises `InvalidRequest`."""
+    if given == "required" and not mcp and all(_ENTRY in entry for entry in tools):
+        return "auto"  # no server could list its tools, which the reply says
+    if not isinstance(given, dict):
+        return given
+    if given.get("type") == "allowed_tools" and isinstance(given.get("tools"), list):
+        listed = [
+            function
+            for place, entry in enumerate(given["tools"])
+            for function in (
+                _chosen(entry, f"tool_choice.tools.{place}", mcp)
+                if isinstance(entry, dict) and entry.get("type") == "mcp"
+                else [entry]
+            )
+        ]
+        return {**given, "tools": listed}
+    if given.get("type") != "mcp":
+        return given
+    chosen = _chosen(given, "tool_choice", mcp)
+    return chosen[0] if len(chosen) == 1 else {"type": "allowed_tools", "mode": "required", "tools": chosen}
+
+
+def _chosen(entry: Mapping[str, Any], at: str, mcp: Mapping[str, CallableTool]) -> list[Json]:
+    label, tool = entry.get("server_label"), entry.get("name")
+    names = [
+        name for name, known in mcp.items() if known.server.label == label and (tool is None or known.tool.name == tool)
+    ]
+    if not names:
+        raise InvalidRequest(f"{at}: no MCP server of the request has such a tool", at)
+    return [{"type": "function", "name": name} for name in names]
+
+
+def shown_tools(shown: Iterable[Json], given: Sequence[Any]) -> list[Json]:
+    """Return the tools as a reply repeats them and as it is stored: the body's own entries, without secrets.
+
+    Secrets may be in headers, in an unknown field, and in a URL's path or query: as at OpenAI, only its origin is left.
+    """
+    found = []
+    for entry in shown:
+        place = entry.get(_ENTRY)
+        if place is None:
+            found.append(entry)
+            continue
+        if given[place]["type"] != "mcp":
+            found.append(given[place])
+            continue
+        own = {name: value for name, value in given[place].items() if name in _SHOWN}
+        if own.get("server_url"):
+            own["server_url"] = origin_of(own["server_url"])
+        found.append({**own, "headers": None})
+    return found
+
+
+def list_item(offered: OfferedServer) -> Json:
+    """Return the ``mcp_list_tools`` item of a server that was asked for its tools."""
+    tools = [
+        {
+            "name": tool.name,
+            "description": tool.description,
+            "input_schema": dict(tool.schema),
+            "annotations": tool.annotations,
+        }
+        for tool in offered.tools
+    ]
+    error = None if offered.fault is None else f"the tools could not be listed: {offered.fault.message}"
+    label = offered.request.label
+    return {
+        "id": f"mcpl_{random_id()}",
+        "type": "mcp_list_tools",
+        "server_label": label,
+        "tools": tools,
+        "error": error,
+    }
+
+
+def outcome_fields(outcome: Outcome) -> Json:
+    """Return ``output``, ``error`` and ``status`` of an ``mcp_call`` item."""
+    fault = outcome.fault
+    if fault is not None:
+        error: Json = {"type": "http_error", "code": fault.code, "message": fault.message}
+        if fault.kind != "http":
+            error["type"] = "mcp_protocol_error"
+        return {"output": None, "error": error, "status": "failed"}
+    if outcome.result.is_error:
+        content = [{"type": "text", "text": outcome.text}]
+        return {"output": None, "error": {"type": "mcp_tool_execution_error", "content": content}, "status": "failed"}
+    return {"output": outcome.text, "error": None, "status": "completed"}
+
+
+def call_item(known: CallableTool, arguments: str, approval: str | None = None) -> Json:
+    """Return an ``mcp_call`` item whose outcome is not known yet; `approval`: the id of the request for it."""
+    return {
+        "id": f"mcp_{random_id()}",
+        "type": "mcp_call",
+        "status": "in_progress",
+        "approval_request_id": approval,
+        "arguments": arguments,
+        "error": None,
+        "name": known.tool.name,
+        "output": None,
+        "server_label": known.server.label,
+    }
+
+
+@dataclass(slots=True)
+class McpRounds:
+    """The MCP tools of one response: `tools` by the model's names, `server_tools` that call them (None = there are
+    none), and what was done before the first round: items that lead the output, and messages that they add."""
+
+    tools: Mapping[str, CallableTool] = field(default_factory=dict)
+    server_tools: ServerTools | None = None
+    lead: list[Json] = field(default_factory=list)
+    added: list[Message] = field(default_factory=list)
+
+    def calls_of(self, approved: Sequence[ApprovedCall]) -> list[ServerCall]:
+        """Return the calls that the client has approved.
+
+        Raises `InvalidRequest` for one whose server is not among the request's tools.
+        """
+        calls = []
+        for each in approved:
+            wanted = (each.label, each.name)
+            name = next((n for n, known in self.tools.items() if (known.server.label, known.tool.name) == wanted), None)
+            if name is None:
+                raise InvalidRequest(
+                    f"{each.at}: the request's tools lack the MCP server or the tool of the approved call", each.at
+                )
+            calls.append(ServerCall(each.id, name, each.arguments))
+        return calls
+
+    async def make(self, calls: Sequence[ServerCall]) -> None:
+        """Make approved calls, once, before the first round."""
+        if self.added or self.server_tools is None:
+            return
+        outcomes = {call.id: outcome async for call, outcome in self.server_tools.outcomes(calls)}
+        made = tuple(Call(call.name, call.arguments, call.id) for call in calls)
+        self.added.append(Message("assistant", calls=made))
+        for call in calls:
+            outcome = outcomes[call.id]
+            self.lead.append(call_item(self.tools[call.name], call.arguments, call.id) | outcome_fields(outcome))
+            self.added.append(outcome.message(call.id))
+
+    def continued(self, conversation: Conversation) -> Conversation:
+        """Return the conversation with the approved calls and their results."""
+        if not self.added:
+            return conversation
+        return replace(conversation, messages=(*conversation.messages, *self.added), opens=None, continues=None)
+
+
+def reader_name(item: Mapping[str, Any]) -> str:
+    """Return what the model called the tool of an ``mcp_call`` or ``mcp_approval_request`` item."""
+    label = item.get("server_label")
+    return function_name(label, item["name"]) if isinstance(label, str) else str(item["name"])

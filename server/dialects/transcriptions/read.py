@@ -1,0 +1,134 @@
+"""``POST /v1/audio/transcriptions`` and ``/translations``: a form, read as a conversation with one audio part.
+
+The instruction of a transcription is llama-server's (tools/server/server-chat.cpp, convert_transcriptions_to_chatcmpl;
+common/chat.cpp, common_chat_get_asr_prompt). Unlike there, ``prompt`` follows the instruction as a hint, as at OpenAI,
+and all of OpenAI's formats are supported. They have one segment, since such models return no timestamps.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from server.chat.conversation import Conversation, Media, Message, ReasoningSettings, TextPart
+from server.chat.prepare import prepare
+from server.dialects.common import Header, random_id
+from server.dialects.fields import field_error, parse
+from server.dialects.generation import Generation, GenerationFields, Logprobs, prepared_request
+from server.dialects.known import Fields
+from server.dialects.transcriptions.write import FORMATS, TranscriptReply, TranscriptStream
+from server.dialects.warnings import shown, unknown_fields
+from server.errors import InvalidRequest, NotSupported
+from server.media.bitmap import bitmaps_of
+from server.media.source import Seen
+from server.pool.model import LoadedModel
+
+Task = Literal["transcribe", "translate"]
+_INSTRUCTIONS: Mapping[Task, str] = {
+    "transcribe": "Transcribe audio to text",
+    "translate": "Translate the speech in the audio into English text",
+}
+_HINT = "The audio may continue this text or contain its names and terms; spell them in the same way: "
+_LFM2 = ("<|tool_list_start|>", "<|tool_list_end|>")  # what the template of a model of that family has
+_LFM2_SYSTEM = "Perform ASR."
+_NUMBERS = ("temperature", "top_p", "top_k", "min_p", "seed", "max_tokens", "max_completion_tokens")
+_TRUE, _FALSE = ("true", "1"), ("false", "0", "")
+_TIMES = "timestamp_granularities[]"
+_WITHOUT_EFFECT = ("chunking_strategy", "include[]", "known_speaker_names[]", "known_speaker_references[]")
+_TRANSLATION = Fields(" ".join((*_NUMBERS, "model prompt response_format")))
+_FIELDS: Mapping[Task, Fields] = {
+    "transcribe": _TRANSLATION | Fields(" ".join((*_WITHOUT_EFFECT, _TIMES, "language stream"))),
+    "translate": _TRANSLATION,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Transcription:
+    """A checked form. ``prompt``, ``language``: "" if the client sends none; ``format``: of the reply."""
+
+    task: Task
+    sound: Media
+    prompt: str
+    language: str
+    fields: GenerationFields
+    format: str
+    warnings: tuple[str, ...]
+
+
+def read_transcription(
+    given: Mapping[str, Sequence[str]], files: Mapping[str, bytes], task: Task = "transcribe"
+) -> Transcription:
+    """Check what needs no model. Raises `InvalidRequest`."""
+    if "file" not in files:
+        raise InvalidRequest("file: No input file found for transcription", "file")
+    said = {name: values[-1] for name, values in given.items()}
+    warnings = unknown_fields(said, _FIELDS[task])
+    said = {name: text for name, text in said.items() if name in _FIELDS[task].names}
+    wanted = said.get("response_format") or "json"
+    if wanted not in FORMATS:
+        raise field_error("response_format", f"must be one of {', '.join(FORMATS)}, not {shown(wanted)}")
+    streams = _switch(said, "stream")
+    if streams and wanted not in ("json", "text"):
+        raise field_error("stream", f"can't be used with response_format {wanted}")
+    if "word" in given.get(_TIMES, ()):
+        raise field_error(_TIMES, "models tell no times of words; leave it out")
+    fields = parse(GenerationFields, {**_numbers(said), "model": said.get("model") or None, "stream": streams})
+    sound = Media("audio", at="file", source=files["file"])
+    warnings = [*(f"{name} is ignored" for name in _WITHOUT_EFFECT if said.get(name)), *warnings]
+    prompt, language = said.get("prompt", ""), said.get("language", "")
+    return Transcription(task, sound, prompt, language, fields, wanted, tuple(warnings))
+
+
+def transcription(wanted: Transcription, model: LoadedModel, seen: Seen) -> Generation:
+    """Return the engine's request and the writer of its reply. Blocking, for a worker thread.
+
+    Raises `InvalidRequest`, and `NotSupported` for a model without audio input.
+    """
+    if model.media is None or "audio" not in model.media.kinds:
+        raise NotSupported("The current model does not support audio input.")
+    sound, *more = (bitmap for found in seen.values() for bitmap in bitmaps_of(found))
+    if more or sound.kind != "audio":
+        raise InvalidRequest("file: it is no sound", "file")
+    header = Header(model.spec.id, f"transcript-{random_id()}")
+    logprobs = Logprobs(wanted.format == "verbose_json")
+    prepared = prepare(_conversation(wanted, model), model, seen)
+    request = prepared_request(prepared, wanted.fields, model, header.id, logprobs)
+    n_audio = sum(span.n_tokens for span in request.media)
+    parser = prepared.output.parser()
+    if wanted.fields.stream:
+        return Generation([request], TranscriptStream(parser, n_audio))
+    seconds = sound.width / model.media.sample_rate
+    language = "english" if wanted.task == "translate" else wanted.language
+    reply = TranscriptReply(
+        *(parser, n_audio, wanted.format, wanted.task, language, seconds), request.sampling.temperature
+    )
+    return Generation([request], reply)
+
+
+def _conversation(wanted: Transcription, model: LoadedModel) -> Conversation:
+    is_lfm2 = wanted.task == "transcribe" and all(word in model.template.source for word in _LFM2)
+    text = "" if is_lfm2 else _INSTRUCTIONS[wanted.task]
+    text += f" (language: {wanted.language})" if wanted.language else ""
+    text = "\n".join(filter(None, [text, f"{_HINT}{wanted.prompt}" if wanted.prompt else ""]))
+    user = Message("user", (TextPart(text), wanted.sound) if text else (wanted.sound,))
+    system = (Message("system", _LFM2_SYSTEM),) if is_lfm2 else ()
+    return Conversation((*system, user), thinking=ReasoningSettings(wanted=False), messages_at="file")
+
+
+def _numbers(said: Mapping[str, str]) -> dict[str, Any]:
+    """In a form everything is text."""
+    found: dict[str, Any] = {}
+    for name in _NUMBERS:
+        if not said.get(name):
+            continue
+        try:
+            found[name] = float(said[name])
+        except ValueError:
+            raise field_error(name, f"must be a number, not {shown(said[name])}") from None
+    return found
+
+
+def _switch(said: Mapping[str, str], name: str) -> bool:
+    value = said.get(name, "").lower()
+    if value not in (*_TRUE, *_FALSE):
+        raise field_error(name, f"must be true or false, not {shown(value)}")
+    return value in _TRUE

@@ -1,0 +1,91 @@
+"""llama-server's ``verbose``: replies of other formats carry, as ``__verbose``, what the native endpoint would say.
+
+The raw text with its markup, the prompt as it was rendered, the settings that held (llama.cpp server-task.cpp). A whole
+reply has it beside its choices; a stream in the first event of each choice's end, without the text that went before.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import cast
+
+from server.dialects.common import Json, members
+from server.dialects.completions.prompt import prompt_text
+from server.dialects.generation import Generation, GenerationFields, ReplyWriter, StreamWriter
+from server.dialects.native.settings import whole_settings
+from server.dialects.native.write import Finals, NativeReply
+from server.engine.request import Event, Finished
+from server.media.source import Seen
+from server.pool.model import LoadedModel
+
+KEY = "__verbose"
+_END = b"}\n\n"  # of an event's object
+
+
+def verbosely(
+    prepare: Callable[[LoadedModel, Seen], Generation], fields: GenerationFields, *, default: bool
+) -> Callable[[LoadedModel, Seen], Generation]:
+    """`prepare`, whose reply is told in detail where the request, or by `default` the server, says so."""
+    if not (default if fields.verbose is None else fields.verbose):
+        return prepare
+
+    def detailed(model: LoadedModel, seen: Seen) -> Generation:
+        generation = prepare(model, seen)
+        finals = _finals(generation, fields, model)
+        if fields.stream:
+            return generation.written_by(_Stream(cast(StreamWriter, generation.writer), finals))
+        native = NativeReply(finals, return_tokens=bool(fields.return_tokens))
+        return generation.written_by(_Reply(cast(ReplyWriter, generation.writer), native))
+
+    return detailed
+
+
+def _finals(generation: Generation, fields: GenerationFields, model: LoadedModel) -> Finals:
+    first = generation.requests[0]
+    return Finals(
+        model=model.spec.id,
+        n=first.n,
+        prompts=[prompt_text(r.prompt, model) for r in generation.requests],
+        settings=whole_settings(
+            first,
+            model.vocab,
+            lora=fields.lora or (),
+            stream=bool(fields.stream),
+            grammar=fields.grammar or "",
+            spec_type=model.spec.engine.asked_spec_type,
+            generation_prompt=generation.generation_prompt,
+        ),
+    )
+
+
+@dataclass(slots=True)
+class _Reply:
+    """Puts the native reply beside the choices; of several, the first one's."""
+
+    inner: ReplyWriter
+    native: NativeReply
+
+    def feed(self, prompt: int, event: Event) -> None:
+        self.inner.feed(prompt, event)
+        self.native.feed(prompt, event)
+
+    def body(self) -> Json | list[Json]:
+        told = self.native.body()
+        return {**cast(Json, self.inner.body()), KEY: told[0] if isinstance(told, list) else told}
+
+
+@dataclass(slots=True)
+class _Stream:
+    """Puts the last native object of a choice into the first event of its end."""
+
+    inner: StreamWriter
+    finals: Finals
+
+    def feed(self, prompt: int, event: Event) -> list[bytes]:
+        chunks = self.inner.feed(prompt, event)
+        if not (isinstance(event, Finished) and chunks and chunks[0].endswith(_END)):
+            return chunks
+        told = members({KEY: self.finals.final(prompt, event)})
+        return [chunks[0].removesuffix(_END) + told + _END, *chunks[1:]]
+
+    def finish(self) -> list[bytes]:
+        return self.inner.finish()

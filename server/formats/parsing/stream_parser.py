@@ -1,0 +1,373 @@
+"""One turn of the assistant: a format's parser reads its text here and writes pieces of the message.
+
+`Parser` drives the generator of a format. Whatever a format does not understand becomes content: text that opened like
+a call and was none (`Turn.attempt`), text behind an error, and everything when the format's generator has ended. But
+where a text is cut off inside of a call, what has come of its markup is nothing that a reader should see.
+"""
+
+import secrets
+import string
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from server.formats.calls import json_text
+from server.formats.parsing.pieces import ContentText, Piece, Reasoning, ToolCallArguments, ToolCallBegin, joined
+from server.formats.parsing.reader import EndOfText, NotMarkup, Reader, Steps, pieces_of
+
+_ALPHABET = string.ascii_letters + string.digits
+Schema = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How a turn is to be read.
+
+    ``functions``: the parameters' schema of each function that may be called; empty when unknown.
+    ``callable``: whether calls are looked for; ``forced``: whether nothing but thoughts and calls can come, so that
+    all else is markup. ``parallel=False`` keeps the first call only, as the client asked for.
+    ``thoughts_apart`` and ``thoughts_in_content`` follow from reasoning_format: deepseek, none, and deepseek-legacy
+    (both). Formats whose thoughts are read by `reasoning.ReasoningParser` never see them.
+    ``taken``: the ids of the calls that the conversation has already.
+    """
+
+    functions: Mapping[str, Schema] = field(default_factory=dict)
+    callable: bool = True
+    forced: bool = False
+    parallel: bool = True
+    thoughts_apart: bool = True
+    thoughts_in_content: bool = False
+    id_length: int = 32
+    taken: frozenset[str] = frozenset()
+
+
+Parse = Callable[["StreamParser"], Steps[None]]
+_NO_TAG_AFTER = frozenset(" \t\"'`([{<")
+_FENCE = "```"
+_LINE_CHARS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class LaterReasoning:
+    """Reasoning that an answer may contain, in the same ``tags`` as the reasoning before it.
+
+    ``openings`` are markup of calls, which ``parse`` reads.
+    """
+
+    tags: tuple[str, str]
+    openings: tuple[str, ...]
+    parse: Parse
+
+
+@dataclass(slots=True)
+class StreamParser(Reader):
+    """Text in, pieces out. White space is held back, since in front of a call it is dropped, as between calls."""
+
+    how: Reading = field(default_factory=Reading)
+    pieces: list[Piece] = field(default_factory=list)
+    n_calls: int = 0
+    _ids: set[str] = field(default_factory=set)
+    _in_call: bool = False  # a call has begun for sure, and is not over
+    _spaces: list[str] = field(default_factory=list)
+    _thought_spaces: list[str] = field(default_factory=list)
+    _inside: bool = False  # a thought has begun with more than white space
+    _thought_once: bool = False
+    later: LaterReasoning | None = None
+    holds_spaces: bool = True
+    _line: str = ""  # the last line of the content, for `later`
+    _fenced: bool = False  # in a block of code
+    _has_content: bool = False
+
+    def content(self, text: str) -> None:
+        """Text for the reader of the message."""
+        if not self.how.forced:
+            self._show(text)
+
+    def _show(self, text: str) -> None:
+        if self.later is not None:
+            self._follow_lines(text)
+        sure = text.rstrip() if self.holds_spaces else text
+        if sure:
+            self.pieces.append(ContentText("".join(self._spaces) + sure))
+            self._spaces.clear()
+        if len(sure) < len(text):
+            self._spaces.append(text[len(sure) :])
+
+    def _follow_lines(self, text: str) -> None:
+        """Remember where the content is: in which line, and whether in a block of code."""
+        *lines, self._line = (self._line + text).split("\n")
+        for line in lines:
+            self._fenced ^= line.lstrip().startswith(_FENCE)
+        if len(self._line) > _LINE_CHARS:  # enough for `_is_tag_place`
+            self._line = self._line[: _LINE_CHARS // 2] + self._line[-1]
+        self._has_content = self._has_content or not text.isspace()
+
+    def _is_tag_place(self) -> bool:
+        """Return whether a tag here is markup: not in code, in quotes, or a word of its own within a line."""
+        line = self._line
+        if self._fenced or line.lstrip().startswith(_FENCE) or line.count("`") % 2:
+            return False
+        return not line.strip() or line[-1] not in _NO_TAG_AFTER
+
+    def thought(self, text: str) -> None:
+        """Text of a thought; white space around each thought is dropped where thoughts stand apart."""
+        if self.how.thoughts_in_content:
+            self._show(text)
+        if not self.how.thoughts_apart:
+            return
+        if not self._inside:
+            text = text.lstrip()
+        sure = text.rstrip()
+        if sure:
+            self.pieces.append(Reasoning("".join(self._thought_spaces) + sure))
+            self._thought_spaces.clear()
+            self._inside = self._thought_once = True
+        if self._inside and len(sure) < len(text):
+            self._thought_spaces.append(text[len(sure) :])
+
+    def thought_tag(self, text: str) -> None:
+        """Markup around a thought: it separates thoughts, and is shown where thoughts stay in the content."""
+        self._inside = False
+        self._thought_spaces.clear()
+        if self._thought_once:
+            self._thought_spaces.append("\n")
+        if self.how.thoughts_in_content:
+            self._show(text)
+
+    def expect_reasoning(self, later: LaterReasoning, before: "StreamParser") -> None:
+        """Read reasoning in the answer, too; `before` has read the reasoning before it."""
+        self.later, self._thought_once = later, before._thought_once
+
+    def certain(self) -> None:
+        """What has been read since `attempt` can be nothing but a call."""
+        self._in_call = True
+
+    def begin(self, name: str, call_id: str = "") -> None:
+        """A call; what stood in front of its arguments is markup now."""
+        self.settle()
+        self.certain()
+        self._spaces.clear()
+        self._line = ""
+        self.n_calls += 1
+        name = json_text.encodable(name)
+        self._write(ToolCallBegin(self.n_calls - 1, self._id(json_text.encodable(call_id)), name))
+
+    def _id(self, written: str) -> str:
+        """The model's own, unless another call has it: models count anew in each turn, and clients tell calls apart by
+        their ids (Claude Code 2.1 takes the second one out of its history as interrupted)."""
+        if not written or written in self.how.taken or written in self._ids:
+            written = "".join(secrets.choice(_ALPHABET) for _ in range(self.how.id_length))
+        self._ids.add(written)
+        return written
+
+    def arguments(self, text: str) -> None:
+        """JSON text of the call that was begun last."""
+        if text:
+            self._write(ToolCallArguments(self.n_calls - 1, text))
+
+    def drop_spaces(self) -> None:
+        """White space at the end of the content so far is none."""
+        self._spaces.clear()
+
+    def knows(self, name: str) -> bool:
+        """Whether a function may have that name."""
+        return bool(name) and (name in self.how.functions or not self.how.functions)
+
+    def begins_with(self, *beginnings: str) -> Steps[bool]:
+        """Whether one of these characters comes next; white space in front of it is content so far."""
+        self.mark()
+        yield from self.spaces()
+        self.give_back()
+        return (yield from self.peek()) in beginnings
+
+    def content_until(self, *markers: str) -> Steps[str]:
+        """Everything up to one of the markers is content, except further reasoning; the marker."""
+        if self.later is None:
+            return (yield from self.until(markers, self.content))
+        opening, closing = self.later.tags
+        while True:
+            found = yield from self.until((*markers, opening, closing), self.content)
+            if found in markers:
+                return found
+            if not self._is_tag_place():
+                self.content(found)
+                continue
+            if found == opening:
+                self.thought_tag(opening)
+                yield from self.thoughts((closing,), self.later.openings, self.later.parse)
+                self.thought_tag(closing)
+            self._line = ""
+            if not self._has_content:
+                yield from self.spaces()
+
+    def thought_until(self, *markers: str) -> Steps[str]:
+        """Everything up to one of the markers is reasoning; also half a marker, where the text is cut off."""
+        try:
+            return (yield from self.until(markers, self.thought))
+        except EndOfText:
+            self.thought(self.consume(len(self.text)))
+            raise
+
+    def thoughts(self, ends: tuple[str, ...], openings: tuple[str, ...], parse: Parse) -> Steps[str]:
+        """Everything up to one of `ends` is thought; that one. Raises `EndOfText` without one.
+
+        What one of `openings` opens is read aside, by `parse`. If the text ends behind it, it is calls. If more of the
+        reasoning follows, or its end, it was only mentioned, and is reasoning like the rest.
+        """
+        while True:
+            found = yield from self.thought_until(*ends, *openings)
+            if found in ends:
+                return found
+            aside = _Aside(Parser(parse, self.how, n_calls=self.n_calls))
+            try:
+                aside.read(found)
+                found = yield from self.until(ends, aside.read)
+            except NotMarkup:
+                *mentioned, last = aside.read_so_far
+                if not mentioned:
+                    mentioned, last = [last], ""
+                self.thought("".join(mentioned))
+                self.back(last)  # it may open a call, too
+                continue
+            except EndOfText:
+                rest = self.consume(len(self.text))
+                if aside.close(cut=self.cut):
+                    self.pieces.extend(aside.pieces)
+                    self.n_calls = aside.parser.turn.n_calls
+                else:
+                    self.thought("".join(aside.read_so_far) + rest)
+                raise
+            self.thought("".join(aside.read_so_far))
+            return found
+
+    def attempt(self, opening: str, steps: Steps[None], *, doubtful: bool = False) -> Steps[bool]:
+        """Read what `opening` promised; if it turns out to be none, what was consumed is content.
+
+        ``doubtful``: answers begin in the same way, so that it may be a call only once `steps` say that it is
+        (`certain`, `begin`).
+        """
+        self.raw = [opening]
+        self._in_call = not doubtful
+        try:
+            yield from steps
+        except NotMarkup:
+            if self.cut and self._in_call:  # what would make it markup has not come
+                raise EndOfText from None
+            self.give_back()
+            self._in_call = False
+            return False
+        self.settle()
+        self._in_call = False
+        return True
+
+    def give_back(self) -> None:
+        """What was consumed since `mark` is content."""
+        raw = self.settle()
+        if raw:
+            self.content(raw)
+
+    def finish(self) -> None:
+        """The text is complete: what is held back is content, except white space behind calls, and what was cut off
+        inside a call or in markup behind one."""
+        if self.cut and self._in_call:
+            self.settle()
+            self.text = ""
+        self.give_back()
+        if self.cut and self.n_calls:
+            self.text = ""
+        if self.text:
+            self.content(self.consume(len(self.text)))
+        if self._spaces and not self.n_calls:
+            self.pieces.append(ContentText("".join(self._spaces)))
+        self._spaces.clear()
+
+    def _write(self, piece: Piece) -> None:
+        if self.how.parallel or self.n_calls == 1:
+            self.pieces.append(piece)
+
+
+def answer(turn: StreamParser) -> Steps[None]:
+    """The generator of a format without calls: all is content."""
+    while True:
+        yield from turn.content_until()
+
+
+def anywhere(read: Parse, *openings: str, silent: tuple[str, ...] = ()) -> Parse:
+    """A format's generator: `read` reads behind each of `openings`, anywhere; `silent` markup means nothing."""
+
+    def parse(turn: StreamParser) -> Steps[None]:
+        while True:
+            found = yield from turn.content_until(*openings, *silent)
+            if found in openings:
+                yield from turn.attempt(found, read(turn))
+
+    return parse
+
+
+class Parser:
+    """Feeds a format's generator. `primer`: the end of the prompt, which the format must have read.
+
+    ``n_calls``: how many calls the message has already.
+    """
+
+    __slots__ = ("_steps", "turn")
+
+    def __init__(self, parse: Parse, how: Reading, *, primer: str = "", n_calls: int = 0) -> None:
+        self.turn = StreamParser(how=how, n_calls=n_calls)
+        self._steps: Steps[None] | None = parse(self.turn)
+        if primer:
+            self.feed(primer)
+            self.turn._spaces.clear()
+            self.turn._thought_spaces.clear()
+
+    def feed(self, text: str) -> list[Piece]:
+        """What is certain now."""
+        turn = self.turn
+        for piece in pieces_of(text):
+            turn.text += piece
+            self._advance()
+            if self._steps is None and turn.text:
+                turn.give_back()
+                turn.content(turn.consume(len(turn.text)))
+        pieces, turn.pieces = joined(turn.pieces), []
+        return pieces
+
+    def finish(self, *, cut: bool = False) -> list[Piece]:
+        """What was held back."""
+        turn = self.turn
+        turn.final, turn.cut = True, cut
+        self._advance()
+        turn.finish()
+        pieces, turn.pieces = joined(turn.pieces), []
+        return pieces
+
+    def _advance(self) -> None:
+        if self._steps is not None:
+            try:
+                next(self._steps)
+            except (StopIteration, EndOfText):
+                self._steps = None
+
+
+@dataclass(slots=True)
+class _Aside:
+    """What stands in thoughts and may be calls."""
+
+    parser: Parser
+    read_so_far: list[str] = field(default_factory=list)
+    pieces: list[Piece] = field(default_factory=list)
+
+    def read(self, text: str) -> None:
+        """Raises `NotMarkup` when it is no call, or one that more text follows."""
+        self.read_so_far.append(text)
+        if not self._take(self.parser.feed(text)):
+            raise NotMarkup
+
+    def _take(self, pieces: list[Piece]) -> bool:
+        """Return whether these pieces are of calls."""
+        self.pieces += pieces
+        return all(isinstance(piece, ToolCallBegin | ToolCallArguments) for piece in pieces)
+
+    def close(self, *, cut: bool) -> bool:
+        """The text is complete: return whether it was calls and nothing else."""
+        return self._take(self.parser.finish(cut=cut)) and bool(self.pieces)

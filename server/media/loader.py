@@ -1,0 +1,295 @@
+"""What a model is shown of a request's media: each fetched where it has to be, told from base64, decoded."""
+
+import asyncio
+import base64
+import binascii
+import logging
+import threading
+import weakref
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Protocol
+
+from server.errors import InvalidRequest, MediaFull, short
+from server.media.bitmap import Bitmap, BitmapKind, Decoded, Document, bitmaps_of, n_bytes_of
+from server.media.decode import Decoder
+from server.media.document import DocumentHints, media_type_of
+from server.media.fetch import MediaFetcher
+from server.media.header import Unreadable
+from server.media.source import FileContent, MediaUrl, Seen, Source, StoredFile, StoredFiles
+from server.sandbox.process import Process
+
+log = logging.getLogger(__name__)
+
+MAX_FILES = 256
+"""Of one request; llama-server has no limit."""
+MAX_LINKS = 32
+"""Of those the ones that are fetched."""
+MAX_DECODED_BYTES = 1 << 30
+"""Of all files of a request together."""
+MAX_HELD_BYTES = 2 << 30
+"""Of all requests together, decoded and not yet taken by a model."""
+_RETRY_AFTER_S = 1
+_AT_ONCE = 4  # fetched or decoded for one request
+_DATA = "data:"
+_DATA_TYPES = ("data:image/", "data:video/", "data:audio/")
+_FAILED = "Failed to load image or audio file"  # llama-server's words
+_DOCUMENT_FAILED = "Failed to read the document"
+
+
+class ShownMedia(Protocol):
+    """A medium of a request (`conversation.conversation.Media`)."""
+
+    @property
+    def kind(self) -> str:
+        """``document`` for one that may be a document."""
+
+    @property
+    def at(self) -> str:
+        """Where it stands in the client's body."""
+
+    @property
+    def source(self) -> Source | None:
+        """Its file."""
+
+    @property
+    def spare(self) -> bool:
+        """Whether it is left out where it can't be had: a client that has said it can't take it back."""
+
+
+class Senses(Protocol):
+    """What a model can be shown (`pool.protocols.MediaReader`)."""
+
+    @property
+    def kinds(self) -> frozenset[BitmapKind]:
+        """What it sees or hears."""
+
+    @property
+    def sample_rate(self) -> int:
+        """Of audio; 0 for a model that hears none."""
+
+
+@dataclass(frozen=True, slots=True)
+class _TextOnly:
+    """The senses of a model without a projector."""
+
+    kinds: frozenset[BitmapKind] = frozenset()
+    sample_rate: int = 0
+
+
+TEXT_ONLY: Senses = _TextOnly()
+
+
+async def no_stored_files(_: str) -> FileContent | None:
+    """Return None: the client has uploaded nothing."""
+    return None
+
+
+class MediaLoader:
+    """Reads the media of requests; on the event loop. Decoding is other threads' wait for other processes' work."""
+
+    def __init__(self, decoder: Decoder, fetcher: MediaFetcher, n_at_once: int = 2) -> None:
+        self._decoder, self._fetcher = decoder, fetcher
+        self._held = _Held()
+        self._threads: Executor = ThreadPoolExecutor(n_at_once, thread_name_prefix="media")
+
+    async def see(
+        self,
+        media: Iterable[ShownMedia],
+        senses: Senses,
+        scope: str | None = None,
+        stored: StoredFiles = no_stored_files,
+    ) -> Seen:
+        """Return the sources of `media`, decoded for a model with these `senses`; equal ones once, and without spare
+        ones that can't be had. `scope`: see `Decoder.decode`. `stored` gets the client's uploaded files.
+
+        Raises `InvalidRequest`, and `MediaFull` where those of others leave no room.
+        """
+        loop = asyncio.get_running_loop()
+        wanted = await loop.run_in_executor(self._threads, _within_limits, media)  # hashing long texts takes its time
+        share = _Share()
+        try:
+            async with asyncio.TaskGroup() as tasks:  # the first that fails ends the others
+                work = (self._one(source, each, share, senses, scope, stored) for source, each in wanted.items())
+                found = [tasks.create_task(one) for one in work]
+        except BaseExceptionGroup as failed:
+            raise failed.exceptions[0] from None
+        results = zip(wanted, (task.result() for task in found), strict=True)
+        return {source: bitmap for source, bitmap in results if bitmap is not None}
+
+    @property
+    def at_work(self) -> list[Process]:
+        """The processes that decode a file now."""
+        return self._decoder.at_work
+
+    def warm(self) -> None:
+        """A model is there that can be shown something."""
+        self._threads.submit(self._decoder.warm)
+
+    def close(self) -> None:
+        """End the processes that decode."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._decoder.close()
+
+    async def _one(
+        self,
+        source: Source,
+        wanted: ShownMedia,
+        share: "_Share",
+        senses: Senses,
+        scope: str | None,
+        stored: StoredFiles,
+    ) -> Decoded | None:
+        may_be_document = wanted.kind == "document"
+        try:
+            async with share.turns:
+                file = await self._file(source, stored, any_type=may_be_document)
+                hints = _hints(source, file.name, senses) if may_be_document else None
+                loop = asyncio.get_running_loop()
+                found = await loop.run_in_executor(
+                    self._threads, self._decode, file.data, senses.sample_rate, scope, hints
+                )
+            share.take(n_bytes_of(found))
+            return replace(found, name=file.name) if isinstance(found, Document) else found
+        except Unreadable as fault:
+            message = f"{wanted.at}: {_DOCUMENT_FAILED if may_be_document else _FAILED}: {fault}"
+            if not wanted.spare:
+                raise InvalidRequest(message, wanted.at) from None
+            log.info("left out of a prompt: %s", message)
+            return None
+
+    def _decode(self, data: bytes, sample_rate: int, scope: str | None, document: DocumentHints | None) -> Decoded:
+        self._held.check()
+        found = self._decoder.decode(data, sample_rate, scope, document)
+        for bitmap in bitmaps_of(found):
+            self._held.add(bitmap)
+        return found
+
+    async def _file(self, source: Source, stored: StoredFiles, *, any_type: bool) -> FileContent:
+        """Get the bytes, and the name of a stored file. Raises `Unreadable`."""
+        if isinstance(source, bytes):
+            return FileContent(source, "")
+        if isinstance(source, StoredFile):
+            found = await stored(source.id)
+            if found is None:
+                raise Unreadable(f"No such File object: {short(source.id)}")
+            return found
+        if _is_fetched(source):
+            return FileContent(await self._fetcher.fetch(source.url), "")
+        loop = asyncio.get_running_loop()
+        data = await loop.run_in_executor(self._threads, partial(inline, source.url, any_type=any_type))
+        return FileContent(data, "")
+
+
+def _hints(source: Source, stored_name: str, senses: Senses) -> DocumentHints:
+    """Return what is known about a document before its bytes are looked at."""
+    written, low_detail = stored_name, False
+    if isinstance(source, MediaUrl):
+        low_detail = source.low_detail
+        declared = source.url[len(_DATA) :].partition(",")[0] if source.url.startswith(_DATA) else ""
+        written = declared if media_type_of(declared) else source.name
+    elif isinstance(source, StoredFile):
+        low_detail = source.low_detail
+    return DocumentHints(media_type_of(written), "image" in senses.kinds, low_detail)
+
+
+@dataclass(slots=True)
+class _Share:
+    """What one request may take: few files at once, so that others' come in between, and so many bytes in all."""
+
+    turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_AT_ONCE))
+    n_bytes: int = 0
+
+    def take(self, n_bytes: int) -> None:
+        """Raises `InvalidRequest`, before the rest is decoded."""
+        self.n_bytes += n_bytes
+        if self.n_bytes > MAX_DECODED_BYTES:
+            raise InvalidRequest(f"all media of a request may have {MAX_DECODED_BYTES} bytes when they are decoded")
+
+
+class _Held:
+    """How much is decoded and still in use. Safe in any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()  # bitmaps go wherever the interpreter happens to be
+        self._n_bytes = 0
+
+    def check(self) -> None:
+        """Raises `MediaFull`."""
+        if self._n_bytes >= MAX_HELD_BYTES:
+            raise MediaFull(_RETRY_AFTER_S)
+
+    def add(self, bitmap: Bitmap) -> None:
+        """`bitmap` counts until nobody refers to it."""
+        self._count(len(bitmap.data))
+        weakref.finalize(bitmap, self._count, -len(bitmap.data)).atexit = False
+
+    def _count(self, n_bytes: int) -> None:
+        with self._lock:
+            self._n_bytes += n_bytes
+
+
+def check_shown(bitmaps: Sequence[Bitmap]) -> None:
+    """That one prompt shows no more than a request may send: one that stands there a hundred times is copied as often.
+    Raises `InvalidRequest`."""
+    if len(bitmaps) > MAX_FILES:
+        raise InvalidRequest(f"a prompt may show at most {MAX_FILES} files, this one shows {len(bitmaps)}")
+    if sum(len(each.data) for each in bitmaps) > MAX_DECODED_BYTES:
+        raise InvalidRequest(f"all media of a prompt may have {MAX_DECODED_BYTES} bytes when they are decoded")
+
+
+def inline(url: str, *, any_type: bool = False) -> bytes:
+    """Return the file in a ``data:`` URL, or in base64 alone (tools/server/server-common.cpp, handle_media).
+
+    `any_type`: whether the URL may have another type than an image's, audio's or video's. Raises `Unreadable`, in
+    llama-server's words where it has some.
+    """
+    text = url
+    if url.startswith(_DATA):
+        head, comma, text = url.partition(",")
+        if not comma or "," in text:
+            raise Unreadable("Invalid uri-encoded base64 value")
+        if not any_type and not head.startswith(_DATA_TYPES):
+            raise Unreadable(f"Invalid uri format: {head[:80]}")
+        if not head.endswith("base64"):
+            raise Unreadable("uri must be base64 encoded")
+    try:
+        found = base64.b64decode(_padded("".join(text.split())), validate=True)
+    except (binascii.Error, ValueError):
+        found = b""
+    if not found:
+        raise Unreadable("Invalid base64 value")
+    return found
+
+
+def _padded(text: str) -> str:
+    """Some clients leave the end out, and others use the alphabet of addresses."""
+    text = text.rstrip("=").replace("-", "+").replace("_", "/")
+    return text + "=" * (-len(text) % 4)
+
+
+def _is_fetched(source: Source) -> bool:
+    return isinstance(source, MediaUrl) and source.url.startswith(("http", "file://"))
+
+
+def _within_limits(media: Iterable[ShownMedia]) -> dict[Source, ShownMedia]:
+    """Each source, for one that must be seen where there is one. Where there are too many, the oldest spare ones are
+    left out. Raises `InvalidRequest`."""
+    wanted: dict[Source, ShownMedia] = {}
+    for each in media:
+        if each.source is not None and (each.source not in wanted or not each.spare):
+            wanted[each.source] = each
+    _leave_out(wanted, list(wanted), MAX_FILES, "files")
+    _leave_out(wanted, [source for source in wanted if _is_fetched(source)], MAX_LINKS, "addresses of files")
+    return wanted
+
+
+def _leave_out(wanted: dict[Source, ShownMedia], found: Sequence[Source], most: int, what: str) -> None:
+    n_over = len(found) - most
+    spare = [source for source in found if wanted[source].spare]
+    if n_over > len(spare):
+        raise InvalidRequest(f"a request may have at most {most} {what}, this one has {len(found)}")
+    for source in spare[: max(n_over, 0)]:
+        del wanted[source]

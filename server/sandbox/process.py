@@ -1,0 +1,229 @@
+"""Processes for work that may compute without end, take all memory, or crash: here that costs a process that is
+replaced, and never the server. They have neither files nor network to open.
+
+What such a process does is one function of bytes, named ``module:function`` (`worker.main` says of what form).
+"""
+
+import os
+import resource
+import select
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Lock
+
+from server.sandbox.worker import HEAD
+
+_BOOT = (
+    "import sys; sys.path[:] = sys.argv[5:]; from server.sandbox.worker import main; "
+    "main(sys.argv[1], float(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]))"
+)
+_INHERITED = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "TZ")  # to find libpython, and for strftime_now; no secrets
+
+
+@dataclass(frozen=True, slots=True)
+class WorkLimits:
+    """What one piece of work may take: ``cpu_s`` of a processor, ``wall_s`` in all, ``memory_bytes`` beside what the
+    process has when it begins, and ``answer_bytes``."""
+
+    cpu_s: float = 5.0
+    wall_s: float = 30.0
+    memory_bytes: int = 1 << 30
+    answer_bytes: int = 64 << 20
+
+
+class Stopped(Exception):
+    """Work that took more than it may, or crashed."""
+
+
+class TookTooLong(Stopped):
+    """Work that took more of a processor than it may."""
+
+
+class NoAnswer(Stopped):
+    """Work that was not done in time, perhaps because the machine is busy."""
+
+
+class MemoryShort(Stopped):
+    """Work that was ended because the server's memory is short."""
+
+
+class Killed(Stopped):
+    """The process was ended from outside, such as by a system that is short of memory."""
+
+
+class Processes:
+    """Started when they are first needed, one for each thread that asks at the same time. Safe in any thread."""
+
+    def __init__(self, function: str, limits: WorkLimits) -> None:
+        self._function, self._limits = function, limits
+        self._idle: list[Process] = []
+        self._busy: set[Process] = set()
+        self._lock = Lock()
+        self._closed = False
+
+    @property
+    def at_work(self) -> list["Process"]:
+        """Those that work on something now."""
+        with self._lock:
+            return list(self._busy)
+
+    def ask(self, what: bytes, *request: bytes) -> tuple[bytes, bytes]:
+        """The answer and what it is, one byte each way. Raises `Stopped`; after `Killed` it was tried twice."""
+        try:
+            return self._answer(what, request)
+        except Killed:  # not what was asked is to blame
+            return self._answer(what, request)
+
+    def warm(self) -> None:
+        """Have one that waits, so that the first to ask need not wait for its start."""
+        if not self._closed and not self._idle:
+            self._give_back(Process(self._function, self._limits))
+
+    def close(self) -> None:
+        """End the processes; those at work end with their work."""
+        with self._lock:
+            self._closed = True
+            idle, self._idle = self._idle, []
+        for process in idle:
+            process.stop()
+
+    def _answer(self, what: bytes, request: tuple[bytes, ...]) -> tuple[bytes, bytes]:
+        process = self._taken() or Process(self._function, self._limits)
+        with self._lock:
+            self._busy.add(process)
+        try:
+            kind, answer, lasts = process.ask(what, *request)
+        except BaseException:
+            process.stop()
+            raise
+        finally:
+            with self._lock:
+                self._busy.discard(process)
+        if lasts:
+            self._give_back(process)
+        else:
+            process.stop()
+        return kind, answer
+
+    def _taken(self) -> "Process | None":
+        with self._lock:
+            while self._idle:
+                process = self._idle.pop()
+                if process.lives:
+                    return process
+                process.stop()
+        return None
+
+    def _give_back(self, process: "Process") -> None:
+        with self._lock:
+            if not self._closed:
+                self._idle.append(process)
+                return
+        process.stop()
+
+
+class Process:
+    """One process. Only `kill` may be called while another thread uses it."""
+
+    def __init__(self, function: str, limits: WorkLimits) -> None:
+        self._limits = limits
+        self._reason = ""
+        numbers = (limits.cpu_s, limits.memory_bytes, limits.answer_bytes)
+        given = (function, *map(str, numbers), *map(os.path.abspath, sys.path))
+        self._process = subprocess.Popen(  # noqa: S603 - this interpreter, these arguments
+            [sys.executable, "-I", "-B", "-c", _BOOT, *given],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={name: os.environ[name] for name in _INHERITED if name in os.environ},
+            cwd="/",
+            start_new_session=True,  # a Ctrl-C is for the server
+        )
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._to, self._from = self._process.stdin.fileno(), self._process.stdout.fileno()
+        os.set_blocking(self._to, False)
+
+    @property
+    def pid(self) -> int:
+        """The system's number of it."""
+        return self._process.pid
+
+    @property
+    def lives(self) -> bool:
+        """Whether the process is still there."""
+        return self._process.poll() is None
+
+    def ask(self, what: bytes, *request: bytes) -> tuple[bytes, bytes, bool]:
+        """What its answer is, the answer, and whether the process is of further use. Raises `Stopped` when it went past
+        a limit; it is of no use then."""
+        deadline = time.monotonic() + self._limits.wall_s
+        try:
+            self._write(HEAD.pack(what, sum(map(len, request)), True), deadline)
+            for part in request:
+                self._write(part, deadline)
+            kind, size, lasts = HEAD.unpack(self._read(HEAD.size, deadline))
+            if size > self._limits.answer_bytes:
+                raise Stopped(f"the answer has more than {self._limits.answer_bytes} bytes")
+            return kind, self._read(size, deadline), lasts
+        except TimeoutError:
+            raise NoAnswer(f"it took more than {self._limits.wall_s:g} s") from None
+        except (EOFError, BrokenPipeError):
+            raise self._end() from None
+
+    def _end(self) -> Stopped:
+        status = self._process.wait()
+        if self._reason:
+            return MemoryShort(self._reason)
+        if status == -signal.SIGPROF:
+            return TookTooLong(f"it took more than {self._limits.cpu_s:g} s of a processor")
+        if status == -signal.SIGKILL:
+            return Killed("the process that worked on it was killed, twice")
+        return Stopped(f"it took more than {self._limits.memory_bytes >> 20} MiB of memory, or crashed")
+
+    @property
+    def resident_bytes(self) -> int:
+        """Memory that the process holds; 0 when it has ended, or the system does not say."""
+        try:
+            return int(Path(f"/proc/{self.pid}/statm").read_text().split()[1]) * resource.getpagesize()
+        except (OSError, IndexError):
+            return 0
+
+    def kill(self, reason: str = "") -> None:
+        """Kill the process; an `ask` that waits for it raises `MemoryShort` with `reason`, without one `Killed`."""
+        self._reason = reason
+        self._process.kill()
+
+    def stop(self) -> None:
+        """End the process, whatever it does."""
+        self._process.kill()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                pipe.close()
+        self._process.wait()
+
+    def _read(self, n_bytes: int, deadline: float) -> bytes:
+        poll = select.poll()
+        poll.register(self._from, select.POLLIN)
+        parts: list[bytes] = []
+        while n_bytes:
+            if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
+                raise TimeoutError
+            part = os.read(self._from, min(n_bytes, 1 << 20))
+            if not part:
+                raise EOFError
+            parts.append(part)
+            n_bytes -= len(part)
+        return b"".join(parts)
+
+    def _write(self, request: bytes, deadline: float) -> None:
+        poll = select.poll()
+        poll.register(self._to, select.POLLOUT)
+        view = memoryview(request)
+        while view:
+            if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
+                raise TimeoutError
+            view = view[os.write(self._to, view) :]

@@ -1,0 +1,399 @@
+"""A client's JSON Schema: is it one, is it of a reasonable size, and how llguidance is asked for it.
+
+Output order and whitespace follow llama-server: properties in the schema's order; between tokens nothing, one
+space, or one or two line breaks with at most 20 characters of indent (llama.cpp common/json-schema-to-grammar.cpp,
+SPACE_RULE). So does an object that lists its properties and is silent about others: it has none (json-schema.cpp beside
+it, build_object).
+
+Unlike llama-server, a keyword that cannot be enforced is an error, not ignored. What llguidance does not have is
+rewritten where that is possible (`schema`). A `format` that the specification does not name is an annotation.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from graphlib import CycleError, TopologicalSorter
+from typing import Any, NamedTuple
+
+import llguidance
+from jsonschema import Draft202012Validator, validators
+from jsonschema.exceptions import ValidationError, best_match
+from jsonschema.validators import validator_for
+from jsonschema_specifications import REGISTRY  # type: ignore[import-untyped]
+
+from server.errors import InvalidRequest
+from server.structured.grammar.limits import (
+    MAX_EXPLAINED_NODES,
+    MAX_SCHEMA_CHAIN,
+    MAX_SCHEMA_DEPTH,
+    MAX_SCHEMA_NODES,
+    Node,
+    check_chain,
+)
+from server.structured.grammar.schema.document import Document, unenforceable
+from server.structured.grammar.schema.keywords import LISTS, MAPS, SINGLE
+from server.structured.grammar.schema.language import readable
+from server.structured.grammar.schema.rewriting import Rewriter
+from server.structured.grammar.unique.places import UniquePlaces
+
+ANY_OBJECT = {"type": "object"}
+LARGEST_INTEGER = 10**16 - 1
+"""Of 16 digits (llama.cpp common/json-schema-to-grammar.cpp, PRIMITIVE_RULES, integral-part)."""
+_DATA = ("const", "enum", "required")
+_GENERATED_PLACE = re.compile(r" while processing json-schema:///#/\$defs/\d+")
+_COUNTS_PROPERTIES = frozenset(["minProperties", "maxProperties"])
+_IN_PLACE = ("$ref", "anyOf", "oneOf")
+_OF_OBJECTS = frozenset(["properties", "patternProperties", "additionalProperties", "required"]) | _COUNTS_PROPERTIES
+_SAYS_WHICH = frozenset(["additionalProperties", "patternProperties", "const", "enum"]) | _COUNTS_PROPERTIES
+_NO_SCHEMAS = (*_DATA, "default", "examples")
+_OPTIONS = {
+    "whitespace_flexible": False,
+    "whitespace_pattern": r"( |\n{1,2}[ \t]{0,20})",
+    "coerce_one_of": False,
+    "lenient": False,
+}
+_SHORT_ESCAPES = 'nrbtf\\"'
+_CONTROL = re.compile(r"\\u00[01]")  # a character without a short escape, as JSON
+
+
+class Written(NamedTuple):
+    """A schema in llguidance's words, and where it wants what these can't say: unique items; None where nowhere.
+
+    ``narrowed``: a keyword of which perhaps not all that it allows is in the words, "" where there is none.
+    """
+
+    text: str
+    unique: UniquePlaces | None
+    narrowed: str
+
+
+def schema_text(schema: object) -> str:
+    """A grammar's ``%json`` as JSON for llguidance, with our whitespace. Raises `InvalidRequest` with its place."""
+    text, unique, _ = written(schema, "%json")
+    if unique is not None:
+        raise unenforceable("uniqueItems", unique.first)
+    return text
+
+
+def written(schema: object, what: str) -> Written:
+    """Raises InvalidRequest that names the place. Time is bounded by the `limits`; nothing is fetched for a `$ref`."""
+    if not isinstance(schema, dict | bool):
+        raise InvalidRequest(f"{what} must be a JSON object, got {type(schema).__name__}", what)
+    n_values = _check_size(schema, what)
+    if isinstance(schema, bool):
+        schema = {"allOf": [schema]}
+    document = Document(schema, what)
+    plain = document.plain()
+    if document.doubtful:
+        if n_values > MAX_EXPLAINED_NODES:
+            raise InvalidRequest(f"{document.doubtful} is not valid JSON Schema", document.doubtful)
+        _check_valid(schema, what)
+    rewriter = Rewriter(plain, what, document.places, exclusive=False)
+    rewritten = _rewritten(rewriter, what)
+    text = _text(rewritten)
+    if '"oneOf"' in text and (rewriter.narrowed or "oneOf constraints" in _problem(text)):
+        rewriter = Rewriter(plain, what, document.places, exclusive=True)
+        rewritten = _rewritten(rewriter, what)
+        if _problem(_text(rewritten)).startswith("Unsatisfiable"):
+            rewriter = Rewriter(plain, what, document.places, exclusive=True, named=True)
+            rewritten = _rewritten(rewriter, what)
+    unique = UniquePlaces(rewritten, rewriter.unique) if rewriter.unique else None
+    # Behind what looks for overlaps: closed branches overlap less than the client's.
+    return Written(_text(_closed_document(rewritten)), unique, rewriter.narrowed)
+
+
+def grammar_text(schema: str) -> str:
+    """llguidance's grammar of a `schema_text`."""
+    return f'{{"grammars": [{{"json_schema": {schema}}}]}}'
+
+
+def part_text(schema: dict[str, Any]) -> str:
+    """Return a part of a rewritten document, with its ``$defs``, as JSON for llguidance."""
+    return _text(_closed_document(schema))
+
+
+def _problem(text: str) -> str:
+    """What llguidance says against a schema, that it cannot tell branches of a `oneOf` apart for instance."""
+    problem: str = llguidance.LLMatcher.validate_grammar(grammar_text(text))
+    return problem
+
+
+def _rewritten(rewriter: Rewriter, what: str) -> dict[str, Any]:
+    rewritten = rewriter.rewritten()
+    _check_references(rewritten, what)
+    made: dict[str, Any] = _with_readable_patterns(rewritten)
+    return made if _has_long_numbers(made) else _with_bounds(made)
+
+
+def _text(rewritten: dict[str, Any]) -> str:
+    text = json.dumps({**rewritten, "x-guidance": _OPTIONS}, ensure_ascii=False)
+    if _CONTROL.search(text):
+        return text
+    # With \u, a listed name could be written as one that is not listed, of which the schema says something else.
+    options = {**_OPTIONS, "json_allowed_escapes": _SHORT_ESCAPES}
+    return json.dumps({**rewritten, "x-guidance": options}, ensure_ascii=False)
+
+
+def _has_long_numbers(value: object) -> bool:
+    """Whether a number stands in the schema that the bounds which we would give integers leave nothing beyond."""
+    if isinstance(value, int | float):
+        return abs(value) >= LARGEST_INTEGER
+    return any(map(_has_long_numbers, _children(value)))
+
+
+def _with_bounds(schema: Any) -> Any:
+    """Integers without bounds get those of llama-server: a model that can't end a number writes digits to its limit."""
+    if not isinstance(schema, dict):
+        return schema
+    made = {key: _below(key, value, _with_bounds) for key, value in schema.items()}
+    types = schema.get("type", ())
+    if "integer" in types and "number" not in types and not {"multipleOf", "const", "enum"} & schema.keys():
+        if not {"minimum", "exclusiveMinimum"} & schema.keys():
+            made["minimum"] = -LARGEST_INTEGER
+        if not {"maximum", "exclusiveMaximum"} & schema.keys():
+            made["maximum"] = LARGEST_INTEGER
+    return made
+
+
+def _with_readable_patterns(schema: Any) -> Any:
+    if not isinstance(schema, dict):
+        return schema
+    made = {key: _below(key, value, _with_readable_patterns) for key, value in schema.items()}
+    if "pattern" in made:
+        made["pattern"] = readable(made["pattern"])
+    if "patternProperties" in made:
+        named = made["patternProperties"]
+        names = [readable(name) for name in named]
+        made["patternProperties"] = dict(
+            zip(names if len(set(names)) == len(names) else named, named.values(), strict=True)
+        )
+    return made
+
+
+def _closed_document(document: dict[str, Any]) -> dict[str, Any]:
+    """Every object has what it lists, but those that are joined with others, since none knows what the others list."""
+    parts = {f"#/$defs/{name}": each for name, each in document.get("$defs", {}).items()}
+    parts["#"] = {key: value for key, value in document.items() if key != "$defs"}
+    joined: set[str] = set()
+    waiting = [name for part in parts.values() for name in _joined_references(part, joined=False)]
+    while waiting:
+        name = waiting.pop()
+        if name not in joined:
+            joined.add(name)
+            waiting += _joined_references(parts[name], joined=True)
+    made = {name: part if name in joined else _closed(part) for name, part in parts.items()}
+    defs = {name: made[f"#/$defs/{name}"] for name in document.get("$defs", {})}
+    return {**made["#"], "$defs": defs} if defs else made["#"]
+
+
+def _joined_references(schema: Any, *, joined: bool) -> Iterator[str]:
+    """What is referred to where the properties of several schemas come together."""
+    if not isinstance(schema, dict):
+        return
+    joined = joined or _joins(schema)
+    if joined and "$ref" in schema:
+        yield schema["$ref"]
+    for each in _schemas_in(schema):
+        yield from _joined_references(each, joined=joined)
+
+
+def _joins(schema: dict[str, Any]) -> bool:
+    """Whether a value may have properties of several schemas here, none of which may say that there are no others."""
+    n_in_place = len(schema.get("allOf", ())) + sum(key in schema for key in _IN_PLACE)
+    names_twice = {"properties", "patternProperties"} <= schema.keys()
+    return names_twice or n_in_place + bool(_OF_OBJECTS & schema.keys()) > 1
+
+
+def _closed(schema: Any) -> Any:
+    """Objects have what they list and need, unless they say something else, or list what may not be."""
+    if not isinstance(schema, dict) or _joins(schema):
+        return schema
+    made = {key: _below(key, value, _closed) for key, value in schema.items()}
+    listed = made.get("properties")
+    if listed is not None and False not in listed.values() and not _SAYS_WHICH & schema.keys():
+        needed = {name: True for name in schema.get("required", ()) if name not in listed}
+        made |= {"properties": {**listed, **needed}, "additionalProperties": False}
+    return made
+
+
+def _schemas_in(schema: dict[str, Any]) -> Iterator[Any]:
+    for key, value in schema.items():
+        if key in MAPS:
+            yield from value.values()
+        elif key in LISTS:
+            yield from value
+        elif key in SINGLE or key == "items":
+            yield value
+
+
+def _below(key: str, value: Any, change: Callable[[Any], Any]) -> Any:
+    """What a keyword holds, with every schema in it changed."""
+    if key in MAPS or key == "$defs":
+        return {name: change(child) for name, child in value.items()}
+    if key in LISTS:
+        return [change(child) for child in value]
+    return change(value) if key in SINGLE or key == "items" else value
+
+
+def _check_size(schema: object, what: str) -> int:
+    level: list[object] = [schema]
+    n_values = depth = 0
+    while level:
+        depth += 1
+        n_values += len(level)
+        if depth > MAX_SCHEMA_DEPTH:
+            raise InvalidRequest(f"{what} is nested deeper than {MAX_SCHEMA_DEPTH} levels", what)
+        if n_values > MAX_SCHEMA_NODES:
+            raise InvalidRequest(f"{what} has more than {MAX_SCHEMA_NODES} values", what)
+        level = [child for value in level for child in _children(value)]
+    return n_values
+
+
+def _children(value: object) -> Iterator[object]:
+    if isinstance(value, dict):
+        yield from value.values()
+    elif isinstance(value, list):
+        yield from value
+
+
+def _check_valid(schema: dict[str, Any], what: str) -> None:
+    named = isinstance(schema.get("$schema"), str)
+    draft = validator_for(schema, default=Draft202012Validator) if named else Draft202012Validator
+    meta = _FLAT if draft is Draft202012Validator else draft.META_SCHEMA
+    validator = validators.extend(draft, {"uniqueItems": _repeats})(meta)  # type: ignore[no-untyped-call]
+    # Not `check_schema`: its format checker holds patterns against Python's `re`, which knows less than ECMA 262.
+    error = best_match(validator.iter_errors(schema))
+    if error is not None:
+        place = what + "".join(f".{part}" for part in error.absolute_path)
+        message = error.message if len(error.message) <= 200 else f"{error.message[:200]}..."
+        raise InvalidRequest(f"{place} is not a valid JSON Schema: {message}", place)
+
+
+def _repeats(_: Any, wanted: bool, items: Any, __: Any) -> Iterator[ValidationError]:
+    """`uniqueItems` in time that does not grow with the square of the items."""
+    if wanted and isinstance(items, list) and len({json.dumps(each, sort_keys=True) for each in items}) < len(items):
+        yield ValidationError("it has non-unique elements")
+
+
+def _flat_meta_schema() -> dict[str, Any]:
+    """Draft 2020-12's vocabularies as one schema: the same answers in a fifth of the time."""
+    properties: dict[str, Any] = {}
+    definitions: dict[str, Any] = {}
+    base = Draft202012Validator.META_SCHEMA
+    for part in base["allOf"]:
+        vocabulary = REGISTRY.contents(f"https://json-schema.org/draft/2020-12/{part['$ref']}")
+        properties |= _flat(vocabulary["properties"])
+        definitions |= _flat(vocabulary.get("$defs", {}))
+    return {"type": base["type"], "properties": properties, "$defs": definitions}
+
+
+def _flat(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {"$ref": "#"} if value.get("$dynamicRef") == "#meta" else {key: _flat(sub) for key, sub in value.items()}
+    return [_flat(sub) for sub in value] if isinstance(value, list) else value
+
+
+_FLAT = _flat_meta_schema()
+
+
+def _check_references(schema: dict[str, Any], what: str) -> None:
+    """Raise `InvalidRequest` for references of a rewritten document that are too deep or have no end.
+
+    All references must be to "#" or to one of its definitions. A value that must match a definition which only refers
+    to itself has no end: llguidance compiles such a schema, and a reply could not be completed.
+    """
+    definitions = schema.get("$defs", {})
+    parts = {"#": {key: value for key, value in schema.items() if key != "$defs"}}
+    parts |= {f"#/$defs/{name}": definition for name, definition in definitions.items()}
+    nodes = {name: Node(*_measure(part)) for name, part in parts.items()}
+    check_chain(nodes, ["#"], MAX_SCHEMA_CHAIN, what)
+    used, waiting = {"#"}, ["#"]
+    while waiting:
+        below = set(nodes[waiting.pop()].uses) - used
+        used |= below
+        waiting += below
+    try:
+        TopologicalSorter({name: _joined_in_place(parts[name]) for name in used}).prepare()
+    except CycleError:
+        raise InvalidRequest(f"{what}: a '$ref' leads back to itself with nothing in between", what) from None
+
+
+def _joined_in_place(schema: Any) -> list[str]:
+    """Return what a schema refers to for the same value, whatever else the value is."""
+    if not isinstance(schema, dict):
+        return []
+    found = [schema["$ref"]] if "$ref" in schema else []
+    return found + [name for part in schema.get("allOf", ()) for name in _joined_in_place(part)]
+
+
+def _measure(schema: object) -> tuple[int, tuple[str, ...]]:
+    """Levels of a schema and what it refers to."""
+    uses: list[str] = []
+    depth = 0
+    level = [schema]
+    while level:
+        depth += 1
+        below: list[object] = []
+        for value in level:
+            if isinstance(value, dict):
+                if isinstance(value.get("$ref"), str):
+                    uses.append(value["$ref"])
+                below += [child for key, child in value.items() if key not in _DATA]
+            elif isinstance(value, list):
+                below += value
+        level = below
+    return depth, tuple(uses)
+
+
+def unsupported(error: str, schema: object, narrowed: str) -> InvalidRequest:
+    """llguidance's refusal, with the place of the keyword it names, or of the one that leaves nothing."""
+    if narrowed and error.startswith("Unsatisfiable"):
+        return InvalidRequest(f"{narrowed} cannot be enforced, or nothing matches: {error}", narrowed.split(": ")[0])
+    found = re.search(r'Unimplemented keys: \["([^"]+)"', error)
+    keyword = found[1] if found else "oneOf" if "oneOf constraints" in error else ""
+    place = _place_of(keyword, schema)
+    if keyword == "oneOf":
+        return InvalidRequest(f"{place}: 'oneOf' whose branches may overlap cannot be enforced, use 'anyOf'", place)
+    if keyword:
+        return InvalidRequest(f"{place}: the keyword '{keyword}' cannot be enforced", place)
+    for keyword, place in _patterns_in(error, schema) if "regex" in error else ():
+        return InvalidRequest(f"{place}: the keyword '{keyword}' cannot be enforced: {error}", place)
+    return InvalidRequest(f"json_schema: {_GENERATED_PLACE.sub('', error)}", "json_schema")
+
+
+def _patterns_in(error: str, schema: object) -> Iterator[tuple[str, str]]:
+    """The places of the patterns that an error quotes, each with its keyword."""
+    quoted = error.replace("\\/", "/").replace("\\w", "[0-9a-zA-Z_]").replace("\\d", "[0-9]")
+    for place, value in _places(schema):
+        if isinstance(value, dict):
+            named = value.get("patternProperties")
+            patterns = dict.fromkeys(named if isinstance(named, dict) else (), "patternProperties")
+            for pattern, keyword in {value.get("pattern"): "pattern", **patterns}.items():
+                if isinstance(pattern, str) and pattern and _as_quoted(pattern) in quoted:
+                    yield keyword, place
+
+
+def _as_quoted(pattern: str) -> str:
+    """A pattern as llguidance may write it: slashes not escaped, classes spelled out."""
+    return readable(pattern).replace("\\/", "/").replace("\\w", "[0-9a-zA-Z_]").replace("\\d", "[0-9]")
+
+
+def _place_of(keyword: str, schema: object) -> str:
+    for place, value in _places(schema):
+        if isinstance(value, dict) and keyword in value and not place.endswith(".properties"):
+            return place
+    return "json_schema"
+
+
+def _places(schema: object) -> Iterator[tuple[str, object]]:
+    """Every value in a schema but for what is data, those that are nested less first."""
+    level = [("json_schema", schema)]
+    while level:
+        below: list[tuple[str, object]] = []
+        for place, value in level:
+            yield place, value
+            if isinstance(value, dict):
+                below += [(f"{place}.{key}", sub) for key, sub in value.items() if key not in _NO_SCHEMAS]
+            elif isinstance(value, list):
+                below += [(f"{place}.{n}", sub) for n, sub in enumerate(value)]
+        level = below

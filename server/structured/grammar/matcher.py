@@ -1,0 +1,200 @@
+"""One sequence's progress through a grammar, and the masks of several sequences in one call: llguidance computes those
+in threads of its own, without the GIL.
+"""
+
+import contextlib
+import os
+import re
+import time
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+import llguidance
+import numpy as np
+
+from server.errors import InternalError, InvalidRequest
+from server.structured.grammar.limits import MAX_SLOW_S, REFILL_S, SLOW_S
+from server.structured.grammar.panics import contained
+
+_SOURCE_LINE = re.compile(r"\s*\d+ \| ")
+
+
+class Recipe(NamedTuple):
+    """What a constraint was made of, for a compiler elsewhere over the same vocabulary (`GrammarCompiler.made_anew`).
+    ``begun``: the text that it has taken since."""
+
+    kind: Literal["grammar", "json_schema"] = "grammar"
+    text: str = ""
+    param: str = ""
+    begun: bytes = b""
+
+
+class MatcherConstraint:
+    """`server.engine.request.Constraint` over an llguidance matcher.
+
+    A matcher that runs into a limit in the middle of the output stays in error. Then `allows` says False for every
+    token, and `mask` and `accept` raise InvalidRequest with the reason, which the engine turns into the request's
+    failure: the output cannot be continued truthfully. A panic of the library is an InternalError, of any method.
+
+    The lexer has fuel for one mask; only a mask refills it, so `allows` computes one when tokens alone have used some
+    (`REFILL_S`). CPU time above `SLOW_S` for a single call is added up, and ends the output beyond `MAX_SLOW_S`.
+
+    ``is_watched``: the next mask is to be computed by `mask`, which measures it.
+    """
+
+    __slots__ = ("_ends", "_matcher", "_n_tokens", "_param", "_since_mask_s", "_slow_s", "is_watched", "recipe")
+
+    def __init__(
+        self,
+        matcher: llguidance.LLMatcher,
+        n_tokens: int,
+        ends: frozenset[int],
+        param: str | None = None,
+        recipe: Recipe = Recipe(),  # noqa: B008 - it never changes
+    ) -> None:
+        self._matcher = matcher
+        self._n_tokens = n_tokens
+        self._ends = ends
+        self._param = param
+        self._since_mask_s = self._slow_s = 0.0
+        self.is_watched = False
+        self.recipe = recipe
+
+    @contained
+    def fork(self) -> "MatcherConstraint":
+        """An independent copy in the same state."""
+        copy = MatcherConstraint(self._matcher.deep_copy(), self._n_tokens, self._ends, self._param, self.recipe)
+        copy._since_mask_s, copy._slow_s = self._since_mask_s, self._slow_s
+        return copy
+
+    @contained
+    def allows(self, token: int) -> bool:
+        """Whether `token` may come next: a few microseconds, False in an error state."""
+        if not 0 <= token < self._n_tokens or self._slow_s > MAX_SLOW_S:
+            return False
+        if self._since_mask_s > REFILL_S:
+            with contextlib.suppress(InvalidRequest):  # validating fails, too, and `mask` says why
+                self.mask()
+        began = time.thread_time()
+        allowed = (token in self._ends and self._matcher.is_accepting()) or self._matcher.validate_tokens([token]) == 1
+        self._count(time.thread_time() - began)
+        return bool(allowed)
+
+    @contained
+    def mask(self) -> bytes:
+        """A bit per token in little-endian 32-bit words; raises InvalidRequest when the matcher gave up."""
+        began = time.thread_time()
+        bits: bytes = self._matcher.compute_bitmask()
+        cpu_s = time.thread_time() - began
+        self._count(cpu_s)
+        self._since_mask_s, self.is_watched = 0.0, cpu_s > SLOW_S
+        if failure := self.failure():
+            raise failure
+        return bits
+
+    def _count(self, cpu_s: float) -> None:
+        self._since_mask_s += cpu_s
+        if cpu_s > SLOW_S:
+            self._slow_s += cpu_s - SLOW_S
+
+    def masked_by(self) -> "MatcherConstraint | None":
+        """Itself, for `server.structured.grammar.matcher`."""
+        return self
+
+    @property
+    def matcher(self) -> llguidance.LLMatcher:
+        """The native one."""
+        return self._matcher
+
+    @property
+    def n_mask_bytes(self) -> int:
+        """Of a mask: whole 32-bit words."""
+        return (self._n_tokens + 31) // 32 * 4
+
+    @contained
+    def accept(self, token: int) -> None:
+        """Advance; raises InvalidRequest for a token that is not allowed or when the matcher gave up."""
+        began = time.thread_time()
+        taken = self._matcher.consume_token(token)
+        self._count(time.thread_time() - began)
+        if not taken or self._slow_s > MAX_SLOW_S:
+            raise self.failure() or InternalError(f"the matcher neither took token {token} nor said why")
+
+    @property
+    @contained
+    def finished(self) -> bool:
+        """True when only an end token may follow."""
+        return bool(self._matcher.is_stopped()) and not self._matcher.is_error()
+
+    @property
+    @contained
+    def complete(self) -> bool:
+        """True when the output may end here (it may also go on)."""
+        return bool(self._matcher.is_accepting())
+
+    @contained
+    def failure(self) -> InvalidRequest | None:
+        """Why the matcher gave up, if it did."""
+        if not self._matcher.is_error():
+            if self._slow_s <= MAX_SLOW_S:
+                return None
+            reason = f"its masks have taken more than {MAX_SLOW_S:g} s: use simpler patterns and alternatives"
+            return InvalidRequest(f"the output cannot be kept to the grammar: {reason}", self._param)
+        reason = first_line(self._matcher.get_error())
+        return InvalidRequest(f"the output cannot be kept to the grammar: {reason}", self._param)
+
+
+def first_line(error: str) -> str:
+    """llguidance's message without its dumps of the parser's state and of the grammar."""
+    if error.startswith("panic"):
+        return "the grammar is too large"
+    kept: list[str] = []
+    for line in error.splitlines():
+        if line.startswith(("<state>", "<non-verbose", "<grammar>")) or _SOURCE_LINE.match(line):
+            break
+        if line.strip(" ^"):
+            kept.append(line.strip())
+    message = " ".join(kept)[:400]
+    if "too many expressions" in message:
+        return "its patterns cost too much (too many expressions): use simpler patterns, or smaller counts and lengths"
+    return "no output matches" if message in ("", "NoExtensionBias") else message
+
+
+MAX_THREADS = 8  # a mask takes about 0.1 ms: more threads cost more to wake than they save
+
+
+class Masks:
+    """Owns the threads; used by one thread. The constraints of a call are for one vocabulary, each is there once."""
+
+    def __init__(self) -> None:
+        self._executor = llguidance.LLExecutor(min(os.cpu_count() or 1, MAX_THREADS))
+
+    def compute(self, constraints: Sequence[MatcherConstraint]) -> list[memoryview | InvalidRequest]:
+        """For each what its `mask` would give, or the error that it would raise.
+
+        A mask's own CPU time can't be told from that of others in the same call. So after a slow call each of its
+        constraints computes the next mask by itself.
+        """
+        rest = [each for each in constraints if not each.is_watched]
+        alone = {n: _mask_of(each) for n, each in enumerate(constraints) if each.is_watched}
+        together = iter(self._together(rest) if rest else ())
+        return [alone[n] if n in alone else next(together) for n in range(len(constraints))]
+
+    @contained
+    def _together(self, constraints: Sequence[MatcherConstraint]) -> list[memoryview | InvalidRequest]:
+        n_bytes = constraints[0].n_mask_bytes
+        rows = np.zeros((len(constraints), n_bytes), np.uint8)
+        matchers = [(constraint.matcher, row) for row, constraint in enumerate(constraints)]
+        began = time.perf_counter()
+        self._executor.unsafe_compute_mask_ptr(matchers, rows.ctypes.data, n_bytes, len(constraints))
+        if time.perf_counter() - began > SLOW_S:
+            for constraint in constraints:
+                constraint.is_watched = True
+        return [constraint.failure() or row.data for constraint, row in zip(constraints, rows, strict=True)]
+
+
+def _mask_of(constraint: MatcherConstraint) -> memoryview | InvalidRequest:
+    try:
+        return memoryview(constraint.mask())
+    except InvalidRequest as error:
+        return error

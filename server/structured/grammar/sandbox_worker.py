@@ -1,0 +1,108 @@
+"""The process behind `sandbox`: compiles a grammar as the server will, and tries it out."""
+
+import json
+import pickle
+import random
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any
+
+import llguidance
+
+from server.errors import InvalidRequest
+from server.sandbox.worker import Answer
+from server.structured.grammar.build import LarkGrammar, gbnf_grammar, lark_grammar, matcher_of, schema_grammar
+from server.structured.grammar.matcher import first_line
+from server.structured.grammar.sandbox import DONE, GBNF, GRAMMAR, LARK, REFUSED, SCHEMA, VOCABULARY
+from server.structured.grammar.tokenizer import TokenTable
+
+_N_WALKS, _N_STEPS = 2, 24
+"""Tokens that a grammar is tried with: some fail at the first text that they are given."""
+
+
+class _Vocabulary:
+    """The tokenizer of a vocabulary, and its tokens by text."""
+
+    def __init__(self, table: TokenTable) -> None:
+        self._table = table
+        self.tokenizer = table.tokenizer()
+        self.ends = frozenset(table.ends)
+
+    @cached_property
+    def _ids(self) -> dict[bytes, int]:
+        return self._table.ids()
+
+    def token_id(self, text: str) -> int | None:
+        """Return the token whose whole text is `text`."""
+        return self._ids.get(text.encode("utf-8", "surrogatepass"))
+
+
+def answerer() -> Answer:
+    """Return the function that answers requests."""
+    vocabulary: list[_Vocabulary] = []
+
+    def answer(what: bytes, request: bytes) -> tuple[bytes, bytes]:
+        if what == VOCABULARY:
+            vocabulary[:] = [_Vocabulary(pickle.loads(request))]  # noqa: S301 - of the server's own
+            return DONE, b""
+        try:
+            return DONE, json.dumps(_TRIES[what](vocabulary[0], json.loads(request))).encode()
+        except InvalidRequest as error:
+            return REFUSED, json.dumps([error.message, error.param]).encode()
+
+    return answer
+
+
+def _schema(vocabulary: _Vocabulary, schema: Any) -> Any:
+    grammar = schema_grammar(schema)
+    _try_out(grammar.matcher(vocabulary.tokenizer), "json_schema", "json_schema")
+    if grammar.unique is not None:
+        grammar.matcher_of_bytes()
+    return grammar.as_json()
+
+
+def _gbnf(vocabulary: _Vocabulary, text: str) -> Any:
+    return _tried(gbnf_grammar(text, vocabulary.token_id, vocabulary.ends), vocabulary)
+
+
+def _lark(vocabulary: _Vocabulary, given: Any) -> Any:
+    return _tried(lark_grammar(*given), vocabulary)
+
+
+def _tried(grammar: LarkGrammar, vocabulary: _Vocabulary) -> str:
+    _try_out(grammar.matcher(vocabulary.tokenizer), grammar.param, grammar.prefix)
+    return grammar.text
+
+
+def _grammar(vocabulary: _Vocabulary, given: Any) -> Any:
+    grammar, param, prefix = given
+    _try_out(matcher_of(vocabulary.tokenizer, grammar, param, prefix), param, prefix)
+    return None
+
+
+_TRIES: dict[bytes, Callable[[_Vocabulary, Any], Any]] = {
+    SCHEMA: _schema,
+    GBNF: _gbnf,
+    LARK: _lark,
+    GRAMMAR: _grammar,
+}
+
+
+def _try_out(matcher: llguidance.LLMatcher, param: str, prefix: str) -> None:
+    """Take random tokens that may come. Raises `InvalidRequest` where the matcher gives up, as it would in a reply."""
+    for seed in range(_N_WALKS):
+        chance, walked = random.Random(seed), matcher.deep_copy()  # noqa: S311 - to be the same each time
+        for _ in range(_N_STEPS):
+            mask = walked.compute_bitmask()
+            if walked.is_stopped() or not walked.consume_token(_any_token(mask, chance)):
+                break
+        if walked.is_error():
+            reason = first_line(walked.get_error())
+            raise InvalidRequest(f"{prefix}: it can't be followed within the limits of a token: {reason}", param)
+
+
+def _any_token(mask: bytes, chance: random.Random) -> int:
+    """A token of the mask, at random by its place; there is one."""
+    start = chance.randrange(len(mask))
+    at = next(n % len(mask) for n in range(start, start + len(mask)) if mask[n % len(mask)])
+    return at * 8 + chance.choice([bit for bit in range(8) if mask[at] >> bit & 1])

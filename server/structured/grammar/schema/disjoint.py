@@ -1,0 +1,150 @@
+"""Whether no value matches both of two schemas: such branches of a `oneOf` need not be made to exclude each other.
+
+Only what is sure is said. Of keywords that are not looked at (`not`, `if`, `items`, ...) nothing follows, since each
+can only make fewer values match.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
+from typing import Any
+
+from server.structured.grammar.schema.keywords import Schema, kind_of
+
+MAX_DEPTH = 12  # references and nested schemas of one proof
+MAX_PAIRS = 20_000  # of schemas that are held against each other in one document
+MAX_NAMES = 8  # of properties by which a branch is told from another
+_AS_A_PAIR = 50  # names or values that are looked at count as much as a pair
+_EVERY = frozenset(["array", "boolean", "null", "number", "object", "string"])
+_COUNTS = {
+    "array": ("minItems", "maxItems"),
+    "object": ("minProperties", "maxProperties"),
+    "string": ("minLength", "maxLength"),
+}
+_BEGINNING = re.compile(r"\^([A-Za-z0-9_-]+)([*?{]?)")  # of a pattern: what every match begins with
+
+
+class Disjointness:
+    """Of the schemas of one document. ``definitions``: what references name, by the whole reference."""
+
+    def __init__(self, definitions: Mapping[str, Schema]) -> None:
+        self._definitions = definitions
+        self._left = MAX_PAIRS
+
+    def of(self, one: Schema, other: Schema, depth: int = 0) -> bool:
+        """Whether it is sure that no value matches both."""
+        self._left -= 1
+        if one is False or other is False:
+            return True
+        if one is True or other is True or depth > MAX_DEPTH or self._left < 0:
+            return False
+        ones, others = self._parts(one), self._parts(other)
+        types = _EVERY.intersection(*map(types_of, ones + others))
+        if self._values_differ(ones, others) or all(self._apart(kind, ones, others, depth) for kind in types):
+            return True
+        return self._cases_apart(ones, other, depth) or self._cases_apart(others, one, depth)
+
+    def names_apart(self, one: Schema, other: Schema) -> list[str]:
+        """Properties that `one` lists, and that no object has which matches `other`; at most `MAX_NAMES`."""
+        listed = dict.fromkeys(name for part in self._parts(one) for name in part.get("properties", ()))
+        apart = (name for name in listed if self.of({"type": "object", "required": [name]}, other))
+        return list(islice(apart, MAX_NAMES))
+
+    def _parts(self, schema: Schema) -> list[dict[str, Any]]:
+        """What a value must match all of: the schema, what it refers to, and what `allOf` holds. False is left out."""
+        found: list[dict[str, Any]] = []
+        seen: set[int] = set()
+        waiting: list[Schema] = [schema]
+        while waiting:
+            each = waiting.pop()
+            if isinstance(each, bool) or id(each) in seen:
+                continue
+            seen.add(id(each))
+            found.append(each)
+            waiting += each.get("allOf", ())
+            if "$ref" in each:
+                waiting.append(self._definitions[each["$ref"]])
+        return found
+
+    def _cases_apart(self, parts: list[dict[str, Any]], other: Schema, depth: int) -> bool:
+        """Whether all cases that some keyword leaves are apart from the other schema."""
+        cases = (part[key] for part in parts for key in ("anyOf", "oneOf") if key in part)
+        return any(all(self.of(case, other, depth + 1) for case in each) for each in cases)
+
+    def _apart(self, kind: str, ones: list[dict[str, Any]], others: list[dict[str, Any]], depth: int) -> bool:
+        """Whether no value of this type matches both."""
+        if kind == "number":
+            return _nothing_between(ones + others)
+        if kind not in _COUNTS:
+            return False
+        least, most = _COUNTS[kind]
+        if max(_all_of(least, ones + others), default=0) > min(_all_of(most, ones + others), default=float("inf")):
+            return True
+        return kind == "object" and self._members_apart(ones, others, depth)
+
+    def _values_differ(self, ones: list[dict[str, Any]], others: list[dict[str, Any]]) -> bool:
+        """Whether both name their values, and none is the same."""
+        named = [[keys for part in parts if (keys := _value_keys(part)) is not None] for parts in (ones, others)]
+        self._left -= sum(len(keys) for each in named for keys in each) // _AS_A_PAIR
+        return any(mine.isdisjoint(theirs) for mine in named[0] for theirs in named[1])
+
+    def _members_apart(self, ones: list[dict[str, Any]], others: list[dict[str, Any]], depth: int) -> bool:
+        """Whether a property that one of them needs can't be what both say of it."""
+        names = dict.fromkeys(name for part in ones + others for name in part.get("required", ()))
+        self._left -= len(names) // _AS_A_PAIR
+        for name in names:
+            theirs = list(_of_property(others, name))
+            for mine in _of_property(ones, name):
+                if mine is False or any(self.of(mine, each, depth + 1) for each in theirs):
+                    return True
+            if False in theirs:
+                return True
+        return False
+
+
+def types_of(schema: Mapping[str, Any]) -> frozenset[str]:
+    """The types that a value can have by what the schema itself says."""
+    found = _EVERY
+    if "type" in schema:
+        names = [schema["type"]] if isinstance(schema["type"], str) else schema["type"]
+        found = frozenset("number" if name == "integer" else name for name in names)
+    keys = _value_keys(schema)
+    return found if keys is None else found & {kind for kind, _ in keys}
+
+
+def _value_keys(schema: Mapping[str, Any]) -> set[Any] | None:
+    """Equal for equal values, if also for some that differ; None where the schema does not name its values."""
+    values = [schema["const"]] if "const" in schema else schema.get("enum")
+    if values is None:
+        return None
+    return {(kind_of(value), None if isinstance(value, list | dict) else value) for value in values}
+
+
+def _all_of(key: str, parts: Iterable[Mapping[str, Any]]) -> list[Any]:
+    return [part[key] for part in parts if key in part]
+
+
+def _nothing_between(parts: list[dict[str, Any]]) -> bool:
+    """Whether bounds leave no number."""
+    low = max(_all_of("minimum", parts) + _all_of("exclusiveMinimum", parts), default=float("-inf"))
+    high = min(_all_of("maximum", parts) + _all_of("exclusiveMaximum", parts), default=float("inf"))
+    ends = low in _all_of("exclusiveMinimum", parts) or high in _all_of("exclusiveMaximum", parts)
+    return bool(low > high or (low == high and ends))
+
+
+def _of_property(parts: Iterable[Mapping[str, Any]], name: str) -> Iterator[Schema]:
+    """What is surely said of a property."""
+    for part in parts:
+        listed = part.get("properties", {})
+        patterns = part.get("patternProperties", ())
+        if name in listed:
+            yield listed[name]
+        elif "additionalProperties" in part and not any(_may_match(pattern, name) for pattern in patterns):
+            yield part["additionalProperties"]
+
+
+def _may_match(pattern: str, name: str) -> bool:
+    beginning = _BEGINNING.match(pattern)
+    if beginning is None or "|" in pattern:
+        return True
+    return name.startswith(beginning[1][:-1] if beginning[2] else beginning[1])

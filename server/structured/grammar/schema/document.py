@@ -1,0 +1,206 @@
+"""A schema document as a plain one: draft 2020-12, known keywords only, every reference a local one.
+
+References are followed inside the document: JSON pointers, anchors, and the ids of schemas in it. Nothing is fetched.
+"""
+
+from collections.abc import Mapping
+from itertools import count
+from typing import Any
+from urllib.parse import unquote, urldefrag, urljoin
+
+from server.errors import InvalidRequest
+from server.structured.grammar.limits import MAX_PROPERTIES
+from server.structured.grammar.schema.keywords import COUNTS, DEFINITIONS, LISTS, MAPS, REFUSED, SINGLE, VALUES, Schema
+
+OLD = {  # drafts by the names in their `$schema`
+    "http://json-schema.org/draft-04/schema": 4,
+    "http://json-schema.org/draft-06/schema": 6,
+    "http://json-schema.org/draft-07/schema": 7,
+    "https://json-schema.org/draft/2019-09/schema": 2019,
+}
+NEWEST = 2020
+
+
+class Document:
+    """Reads one document.
+
+    ``doubtful``: where something in it may not be valid JSON Schema, "" where all is. ``places``: of the definitions.
+    """
+
+    def __init__(self, schema: dict[str, Any], what: str) -> None:
+        self._root = schema
+        self._what = what
+        named = schema.get("$schema")
+        self._named = isinstance(named, str)  # else forms that only older drafts have are read as theirs
+        self.draft = OLD.get(named.rstrip("#"), NEWEST) if isinstance(named, str) else NEWEST
+        self.doubtful = ""
+        self.places: dict[str, str] = {}
+        self._bases: dict[int, str] = {}  # by the identity of a schema
+        self._targets: dict[str, Any] = {"": schema}
+        self._names: dict[int, str] = {id(schema): "#"}
+        self._numbers = count()
+        self._waiting: list[tuple[str, Any]] = []
+
+    def plain(self) -> dict[str, Any]:
+        """The plain form, with what is referred to below ``$defs``. Raises InvalidRequest that names the place."""
+        try:
+            return self._plain()
+        except ValueError as error:  # urllib's
+            raise self._refused(f"an id or a $ref is no URI: {error}", self._what) from error
+
+    def _plain(self) -> dict[str, Any]:
+        self._index(self._root, "")
+        root = self._schema(self._root, self._what)
+        defs: dict[str, Schema] = {}
+        while self._waiting:
+            name, target = self._waiting.pop()
+            defs[name] = self._schema(target, self.places[name])
+        plain = root if isinstance(root, dict) else {"allOf": [root]}
+        return {**plain, "$defs": defs} if defs else plain
+
+    def _index(self, value: Any, base: str) -> None:
+        """Note the base of every schema, and what ids and anchors name."""
+        if not isinstance(value, dict):
+            return
+        base = self._identified(value, base)
+        self._bases[id(value)] = base
+        for child in _children(value):
+            self._index(child, base)
+
+    def _identified(self, schema: dict[str, Any], base: str) -> str:
+        own = schema.get("id" if self.draft == 4 else "$id")
+        if isinstance(own, str) and not (self.draft <= 7 and "$ref" in schema):
+            if own.startswith("#"):  # an anchor, in old drafts
+                self._targets.setdefault(base + own, schema)
+            else:
+                base = urldefrag(urljoin(base, own)).url
+                self._targets.setdefault(base, schema)
+        for key in ("$anchor", "$dynamicAnchor"):
+            if isinstance(schema.get(key), str):
+                self._targets.setdefault(f"{base}#{schema[key]}", schema)
+        return base
+
+    def _schema(self, value: Any, place: str) -> Schema:
+        if not isinstance(value, dict):
+            self._doubt(isinstance(value, bool), place)
+            return value if isinstance(value, bool) else True  # its draft does not know the keyword
+        if self.draft <= 7 and isinstance(value.get("$ref"), str):
+            return {"$ref": self._reference(value, place)}  # what stands beside it has no meaning there
+        plain: dict[str, Any] = {}
+        for key, given in value.items():
+            self._keyword(plain, key, given, value, place)
+        return plain
+
+    def _keyword(self, plain: dict[str, Any], key: str, given: Any, schema: dict[str, Any], place: str) -> None:
+        below = f"{place}.{key}"
+        if key == "$ref" and isinstance(given, str):
+            plain[key] = self._reference(schema, place)
+        elif key in ("exclusiveMinimum", "exclusiveMaximum") and isinstance(given, bool) and self.draft == 4:
+            bound = "minimum" if key == "exclusiveMinimum" else "maximum"
+            if given and bound in schema:
+                plain[key] = schema[bound]
+        elif key == "items" and isinstance(given, list) and (self.draft < NEWEST or not self._named):
+            plain["prefixItems"] = [self._schema(each, f"{below}.{n}") for n, each in enumerate(given)]
+            if "additionalItems" in schema:
+                plain["items"] = self._schema(schema["additionalItems"], f"{place}.additionalItems")
+        elif key == "items" or key in SINGLE:
+            if key != "additionalItems":
+                plain[key] = self._schema(given, below)
+        elif key in LISTS or key in MAPS:
+            self._several(plain, key, given, below)
+        elif key == "dependencies":
+            self._dependencies(plain, given, below)
+        elif key in REFUSED:
+            raise unenforceable(key, place)
+        elif key in VALUES:
+            if not VALUES[key](given):  # not valid, or the draft does not know the keyword
+                self._doubt(False, below)
+                return
+            plain[key] = int(given) if key in COUNTS and isinstance(given, float) and given.is_integer() else given
+
+    def _several(self, plain: dict[str, Any], key: str, given: Any, place: str) -> None:
+        if key in LISTS and isinstance(given, list) and given:
+            plain[key] = [self._schema(each, f"{place}.{n}") for n, each in enumerate(given)]
+        elif key in MAPS and isinstance(given, dict):
+            if len(given) > MAX_PROPERTIES:
+                raise self._refused(f"more than {MAX_PROPERTIES} {key} in one object", place)
+            plain[key] = {name: self._schema(each, f"{place}.{name}") for name, each in given.items()}
+        else:
+            self._doubt(False, place)
+
+    def _dependencies(self, plain: dict[str, Any], given: Any, place: str) -> None:
+        self._doubt(isinstance(given, dict), place)
+        for name, needs in given.items() if isinstance(given, dict) else ():
+            if isinstance(needs, list):
+                if not VALUES["required"](needs):
+                    self._doubt(False, f"{place}.{name}")
+                    continue
+                plain.setdefault("dependentRequired", {})[name] = needs
+            else:
+                plain.setdefault("dependentSchemas", {})[name] = self._schema(needs, f"{place}.{name}")
+
+    def _reference(self, schema: dict[str, Any], place: str) -> str:
+        """The local name of what a schema refers to."""
+        given, base = schema["$ref"], self._bases.get(id(schema), "")
+        joined = base + given if given.startswith("#") else urljoin(base, given)
+        target = self._resolved(joined, given, place)
+        if isinstance(target, bool):
+            return self._queued(target, given)
+        if not isinstance(target, dict):
+            raise self._refused(f"$ref '{given[:100]}' leads to no schema", place)
+        if id(target) not in self._bases:  # it stands where no schema is looked for
+            self._index(target, urldefrag(joined).url)
+        if id(target) not in self._names:
+            self._names[id(target)] = self._queued(target, given)
+        return self._names[id(target)]
+
+    def _queued(self, target: Schema, given: str) -> str:
+        name = f"{next(self._numbers)}"
+        self.places[name] = self._what + unquote(given[1:]).replace("/", ".") if given.startswith("#") else given
+        self._waiting.append((name, target))
+        return f"#/$defs/{name}"
+
+    def _doubt(self, sure: bool, place: str) -> None:
+        if not sure:
+            self.doubtful = self.doubtful or place
+
+    def _refused(self, message: str, place: str) -> InvalidRequest:
+        return InvalidRequest(f"{self._what}: {message}", place)
+
+    def _resolved(self, uri: str, given: str, place: str) -> Any:
+        """What `uri` names; it came of `given`."""
+        resource, fragment = urldefrag(uri)
+        if fragment and uri in self._targets:
+            return self._targets[uri]
+        found = self._targets.get(resource)
+        if found is None:
+            raise self._refused(f"$ref '{given[:100]}' is not supported, only what is within the schema", place)
+        if fragment and not fragment.startswith("/"):
+            raise self._refused(f"$ref '{given[:100]}' leads nowhere", place)
+        for part in fragment.split("/")[1:]:
+            key = unquote(part).replace("~1", "/").replace("~0", "~")
+            if isinstance(found, dict) and key in found:
+                found = found[key]
+            elif isinstance(found, list) and key.isdecimal() and int(key) < len(found):
+                found = found[int(key)]
+            else:
+                raise self._refused(f"$ref '{given[:100]}' leads nowhere", place)
+        return found
+
+
+def _children(schema: Mapping[str, Any]) -> list[Any]:
+    """The schemas in a schema, and those that it defines."""
+    found: list[Any] = []
+    for key, value in schema.items():
+        if (key in SINGLE or key == "items") and isinstance(value, dict):
+            found.append(value)
+        elif (key in LISTS or key == "items") and isinstance(value, list):
+            found += value
+        elif (key in MAPS or key in DEFINITIONS or key == "dependencies") and isinstance(value, dict):
+            found += value.values()
+    return found
+
+
+def unenforceable(keyword: str, place: str) -> InvalidRequest:
+    """The refusal of a keyword that means something here that no grammar can say."""
+    return InvalidRequest(f"{place}: the keyword '{keyword}' cannot be enforced", place)

@@ -1,0 +1,316 @@
+"""Keywords that llguidance does not have, in those that it has.
+
+What comes out matches nothing that the schema refuses. It may match less than the schema allows where a negation can
+only be named in part (`negation`); where nothing would be left, the keyword is refused, with its place.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from itertools import combinations
+from typing import Any
+
+from server.errors import InvalidRequest
+from server.structured.grammar.schema.complement import Complements
+from server.structured.grammar.schema.disjoint import Disjointness
+from server.structured.grammar.schema.document import unenforceable
+from server.structured.grammar.schema.formats import FORMATS
+from server.structured.grammar.schema.joined import Joined
+from server.structured.grammar.schema.keywords import LISTS, MAPS, SINGLE, Schema
+from server.structured.grammar.schema.language import split_look_aheads
+from server.structured.grammar.schema.negation import Negations, any_of
+from server.structured.grammar.unique.places import MARK
+
+MAX_SCHEMAS = 40_000  # of the document as it is rewritten
+MAX_EXCLUDED = 60_000  # characters of all that look-aheads of the document become
+MAX_ALTERNATIVES = 64  # that one keyword may become
+_NO_MORE = {"additionalProperties": False}
+
+
+_EXACT = 2**53 - 2  # up to here each integer, and the one behind it, is a double
+_CLOSE = 2.0**-24
+"""So far an exclusive bound is moved inwards where a fraction bounds the other side, within 1: else llguidance has it
+included.
+"""
+_BOUNDS = (
+    ("minimum", "minimum", math.inf),
+    ("exclusiveMinimum", "minimum", math.inf),
+    ("maximum", "maximum", -math.inf),
+    ("exclusiveMaximum", "maximum", -math.inf),
+)
+
+
+class Rewriter:
+    """Over one plain document.
+
+    ``exclusive``: the branches of every `oneOf` are made to exclude each other, for those that llguidance can't tell
+    apart, and where a branch was ``narrowed``: less than it allows is written, so that the others would get more. It
+    holds the first place and keyword of which that may be so.
+    ``named``: branches may also be told apart by properties that only one of them has; that makes them much larger.
+    ``unique``: the first place where the items of an array must differ.
+    """
+
+    def __init__(
+        self, root: Mapping[str, Any], what: str, places: Mapping[str, str], *, exclusive: bool, named: bool = False
+    ) -> None:
+        self._what = what
+        self._places = places
+        self._exclusive = exclusive
+        self._named = named
+        self._root = {key: value for key, value in root.items() if key != "$defs"}
+        defs = root.get("$defs", {})
+        self._definitions: dict[str, Schema] = {"#": self._root} | {f"#/$defs/{name}": d for name, d in defs.items()}
+        self._defs = defs
+        self._complements = Complements()
+        self._negations = Negations(self._definitions, self._complements)
+        self._disjoint = Disjointness(self._definitions)
+        self._joined = Joined(self._definitions)
+        self._fractions = frozenset(map(math.floor, _fractions(root)))
+        self._left = MAX_SCHEMAS
+        self.narrowed = ""
+        self._n_excluded = 0
+        self.unique = ""
+
+    def rewritten(self) -> dict[str, Any]:
+        """The document. Raises InvalidRequest that names the keyword and its place."""
+        root = self._schema(self._root, self._what)
+        defs = {name: self._schema(schema, self._places[name]) for name, schema in self._defs.items()}
+        whole = root if isinstance(root, dict) else {"allOf": [root]}
+        return {**whole, "$defs": defs} if defs else whole
+
+    def _schema(self, schema: Schema, place: str) -> Schema:
+        if isinstance(schema, bool):
+            return schema
+        self._left -= 1
+        if self._left < 0:
+            raise InvalidRequest(f"{self._what} is too large once its conditions are written out", self._what)
+        self._joined.check(schema, place)
+        own = dict(schema)
+        more: list[Schema] = []
+        for rewrite in (
+            *(self._unevaluated, self._not, self._if, self._dependent, self._names, self._counted, self._one_of),
+            *(self._contains, self._unique, self._text, self._numbers),
+        ):
+            more += rewrite(own, place)
+        out: dict[str, Any] = {}
+        for key, value in own.items():
+            below = f"{place}.{key}"
+            if key in LISTS:
+                out[key] = [self._schema(each, f"{below}.{n}") for n, each in enumerate(value)]
+            elif key in MAPS:
+                out[key] = {name: self._schema(each, f"{below}.{name}") for name, each in value.items()}
+            else:
+                out[key] = self._schema(value, below) if key in SINGLE or key == "items" else value
+        if False in more:
+            return False  # and so an object may be left open around a property that may not be
+        if more:
+            out["allOf"] = [*out.get("allOf", []), *(self._schema(each, place) for each in more)]
+        return out
+
+    def _negated(self, schema: Schema, keyword: str, place: str) -> Schema:
+        found = self._negations.of(schema)
+        self.narrowed = self.narrowed or f"{place}: the keyword '{keyword}'"
+        if found is False and schema not in (True, {}):
+            raise unenforceable(keyword, place)
+        return found
+
+    def _not(self, own: dict[str, Any], place: str) -> list[Schema]:
+        return [self._negated(own.pop("not"), "not", place)] if "not" in own else []
+
+    def _if(self, own: dict[str, Any], place: str) -> list[Schema]:
+        condition, then, other = own.pop("if", None), own.pop("then", True), own.pop("else", True)
+        if condition is None or (then is True and other is True):
+            return []
+        refused = self._negated(condition, "if", place)
+        return [any_of([{"allOf": [condition, then]}, {"allOf": [refused, other]}])]
+
+    def _dependent(self, own: dict[str, Any], _: str) -> list[Schema]:
+        needs: list[tuple[str, Schema]] = list(own.pop("dependentSchemas", {}).items())
+        needs += [(name, {"required": names}) for name, names in own.pop("dependentRequired", {}).items() if names]
+        return [
+            {"anyOf": [{"properties": {name: False}}, {"required": [name], "allOf": [schema]}]}
+            for name, schema in needs
+        ]
+
+    def _names(self, own: dict[str, Any], place: str) -> list[Schema]:
+        """`propertyNames`, as patterns of names that may be."""
+        names = own.pop("propertyNames", True)
+        followed: set[str] = set()
+        while isinstance(names, dict) and set(names) == {"$ref"}:
+            if names["$ref"] in followed:
+                raise unenforceable("propertyNames", place)
+            followed.add(names["$ref"])
+            names = self._definitions[names["$ref"]]
+        if isinstance(names, dict):
+            names = {key: value for key, value in names.items() if (key, value) != ("type", "string")}
+            if names.get("format") not in FORMATS:
+                names.pop("format", None)
+        if names is True or names == {}:
+            return []
+        if names is False:
+            return [{"maxProperties": 0}]
+        if set(names) == {"pattern"}:
+            return [{"patternProperties": {names["pattern"]: True}, **_NO_MORE}]
+        if set(names) == {"enum"} or set(names) == {"const"}:
+            allowed = names.get("enum", [names.get("const")])
+            return [{"properties": {name: True for name in allowed if isinstance(name, str)}, **_NO_MORE}]
+        if set(names) <= {"minLength", "maxLength"}:
+            lengths = f"^(?s:.{{{names.get('minLength', 0)},{names.get('maxLength', '')}}})$"
+            return [{"patternProperties": {lengths: True}, **_NO_MORE}]
+        raise unenforceable("propertyNames", place)
+
+    def _counted(self, own: dict[str, Any], place: str) -> list[Schema]:
+        """`minProperties` and `maxProperties` where some property is optional, which llguidance does not count."""
+        known = own.get("properties", {})
+        optional = [name for name in known if name not in own.get("required", ())]
+        n_required = len(set(own.get("required", ())))
+        if own.get("minProperties", 0) > n_required + 1:
+            raise unenforceable("minProperties", place)  # a name that was written twice would count twice
+        if not optional or not {"minProperties", "maxProperties"} & own.keys():
+            return []
+        self.narrowed = self.narrowed or f"{place}: the keyword 'minProperties'"
+        least, most = own.pop("minProperties", 0) - n_required, own.pop("maxProperties", None)
+        if most is not None and not own.get("patternProperties"):
+            own.setdefault("additionalProperties", False)  # as everywhere else, but also where schemas are joined
+        closed = own.get("additionalProperties") is False and not own.get("patternProperties")
+        more: list[Schema] = []
+        if least == 1:
+            more.append({"anyOf": [{"required": [name]} for name in optional]})
+        elif least > 1:
+            raise unenforceable("minProperties", place)
+        if most is not None and not (closed and len(known) <= most):
+            if not closed or most - n_required != 1 or len(optional) > MAX_ALTERNATIVES:
+                raise unenforceable("maxProperties", place)
+            more.append(
+                {"anyOf": [{"properties": {other: False for other in optional if other != name}} for name in optional]}
+            )
+        return more
+
+    def _unevaluated(self, own: dict[str, Any], place: str) -> list[Schema]:
+        """Without anything in place, unevaluated is what is additional."""
+        in_place = {"$ref", "allOf", "anyOf", "oneOf", "if", "not", "dependentSchemas"} & own.keys()
+        for key, additional in (("unevaluatedProperties", "additionalProperties"), ("unevaluatedItems", "items")):
+            value = own.pop(key, None)
+            if value is None or additional in own:
+                continue
+            if value is not True and (in_place or "contains" in own):
+                raise unenforceable(key, place)
+            own[additional] = value
+        return []
+
+    def _contains(self, own: dict[str, Any], place: str) -> list[Schema]:
+        least, most = own.pop("minContains", 1), own.pop("maxContains", None)
+        if "contains" in own:
+            if least or most is not None:
+                raise unenforceable("contains", place)
+            del own["contains"]
+        return []
+
+    def _unique(self, own: dict[str, Any], place: str) -> list[Schema]:
+        if own.pop("uniqueItems", False) and own.get("maxItems", 2) > 1:
+            own[MARK] = place
+            self.unique = self.unique or place
+        return []
+
+    def _text(self, own: dict[str, Any], place: str) -> list[Schema]:
+        more: list[Schema] = [{"pattern": each} for each in FORMATS.get(own.pop("format", ""), ())]
+        split = split_look_aheads(own.get("pattern", ""), self._complements)
+        if split is None:
+            return more
+        self._n_excluded += sum(map(len, split[1:]))
+        if self._n_excluded > MAX_EXCLUDED:  # the pattern stays, and llguidance refuses it
+            return more
+        if not own["pattern"].startswith("^"):
+            self.narrowed = self.narrowed or f"{place}: the keyword 'pattern'"
+        own["pattern"] = split[0]
+        return [*more, *({"pattern": each} for each in split[1:])]
+
+    def _numbers(self, own: dict[str, Any], place: str) -> list[Schema]:
+        """llguidance's numbers are doubles: longer ones are refused, and bounds moved inwards to the next double."""
+        for key in ("const", "enum"):
+            if key in own and (inexact := next(_inexact(own[key]), None)) is not None:
+                raise InvalidRequest(
+                    f"{place}: the keyword '{key}' cannot be enforced: {str(inexact)[:40]} is no double",
+                    place,
+                )
+        for key, inclusive, towards in _BOUNDS:
+            way = 1 if towards > 0 else -1
+            if abs(own.get(key, 0)) > _EXACT:
+                bound = _next_double(own.pop(key), towards, strict=key != inclusive)
+                beside = own.get(inclusive, bound)
+                own[inclusive] = max(bound, beside) if way > 0 else min(bound, beside)
+            elif key != inclusive and key in own and own[key] - (way < 0) in self._fractions:
+                own[key] += way * _CLOSE
+        return []
+
+    def _one_of(self, own: dict[str, Any], place: str) -> list[Schema]:
+        """`oneOf`, as branches that exclude the others."""
+        branches = own.get("oneOf")
+        if not self._exclusive or branches is None:
+            return []
+        if len(branches) > MAX_ALTERNATIVES:
+            raise self._overlaps(place)
+        del own["oneOf"]
+        if len(branches) == 1:
+            return [branches[0]]
+        self.narrowed = self.narrowed or f"{place}: the keyword 'oneOf'"
+        overlaps: dict[int, list[int]] = {n: [] for n in range(len(branches))}
+        for n, m in combinations(overlaps, 2):
+            if not self._disjoint.of(branches[n], branches[m]):
+                overlaps[n].append(m)
+                overlaps[m].append(n)
+        refused = {n: self._negations.of(branches[n]) for n, others in overlaps.items() if others}
+        kept = []
+        for n, branch in enumerate(branches):
+            others = [any_of([refused[m], *self._marks(branch, branches[m])]) for m in overlaps[n]]
+            if False in others:
+                raise self._overlaps(place)
+            kept.append({"allOf": [branch, *others]} if others else branch)
+        return [any_of(kept)]
+
+    def _marks(self, branch: Schema, other: Schema) -> list[Schema]:
+        """Objects of one branch that another refuses, since it does not have one of their properties."""
+        names = self._disjoint.names_apart(branch, other) if self._named else ()
+        return [{"type": "object", "required": [name]} for name in names]
+
+    def _overlaps(self, place: str) -> InvalidRequest:
+        return InvalidRequest(f"{place}: 'oneOf' whose branches may overlap cannot be enforced, use 'anyOf'", place)
+
+
+def _fractions(value: Any) -> Iterator[float]:
+    """The bounds in a schema that are no integers."""
+    if isinstance(value, list):
+        for each in value:
+            yield from _fractions(each)
+    elif isinstance(value, dict):
+        bounds = (value.get(key) for key, _, _ in _BOUNDS)
+        yield from (each for each in bounds if isinstance(each, float) and math.isfinite(each) and each % 1)
+        yield from _fractions(list(value.values()))
+
+
+def _inexact(value: Any) -> Iterator[int]:
+    """The integers in a value that are no doubles."""
+    if isinstance(value, list):
+        for each in value:
+            yield from _inexact(each)
+    elif isinstance(value, dict):
+        yield from _inexact(list(value.values()))
+    elif isinstance(value, int) and abs(value) > _EXACT and not _is_double(value):
+        yield value
+
+
+def _is_double(value: int) -> bool:
+    try:
+        return int(float(value)) == value
+    except OverflowError:
+        return False
+
+
+def _next_double(value: float, towards: float, *, strict: bool) -> float:
+    """The nearest double that is not on the other side of a number, nor with `strict` the number itself."""
+    try:
+        found = float(value)
+    except OverflowError:
+        return value
+    while (found - value if isinstance(value, float) else int(found) - value) * (1 if towards > 0 else -1) < strict:
+        found = math.nextafter(found, towards)
+    return int(found) if isinstance(value, int) and math.isfinite(found) else found

@@ -1,0 +1,122 @@
+"""A grammar that waits: it holds from a trigger on.
+
+llama-server's ``grammar_lazy`` (tools/server/server-schema.cpp, server_grammar_trigger).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from server.errors import InvalidRequest
+from server.structured.constraint import Constraint
+from server.structured.response_format import ResponseFormat
+from server.vocab import Vocab
+
+if TYPE_CHECKING:  # llguidance takes its time to import
+    from server.structured.grammar.compiler import GrammarCompiler
+    from server.structured.grammar.lazy_grammar import Triggers
+    from server.structured.grammar.matcher import MatcherConstraint
+
+TOKEN, WORD, PATTERN, PATTERN_FULL = range(4)
+_FIELD = "grammar_triggers"
+
+
+def preserved(texts: tuple[str, ...], vocab: Vocab) -> frozenset[int]:
+    """The control tokens whose text is shown; a text of several tokens preserves nothing."""
+    found = (vocab.tokenize(text, add_special=False, parse_special=True) for text in texts)
+    return frozenset(tokens[0] for tokens in found if len(tokens) == 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Lazy:
+    """``triggers``: ``{"type": 0, "value", "token"}``, or ``{"type", "value"}`` with type 1 (a word), 2 (a pattern that
+    is looked for) or 3 (one for the whole text so far).
+
+    ``kept``: the texts of control tokens that are shown.
+    """
+
+    triggers: tuple[Mapping[str, Any], ...]
+    kept: tuple[str, ...] = ()
+
+    def shown(self, vocab: Vocab) -> list[dict[str, Any]]:
+        """As llama-server shows them: a word of one token is that token. Raises `InvalidRequest`."""
+        kept, found = preserved(self.kept, vocab), []
+        for trigger in self.triggers:
+            shown = dict(trigger)
+            if trigger["type"] == WORD:
+                tokens = vocab.tokenize(trigger["value"], add_special=False, parse_special=True)
+                if len(tokens) == 1:
+                    if tokens[0] not in kept:
+                        word = trigger["value"]
+                        raise _refused(f"Grammar trigger word should be marked as preserved token: {word}")
+                    shown = {"type": TOKEN, "value": trigger["value"], "token": tokens[0]}
+            elif trigger["type"] == TOKEN and not 0 <= trigger["token"] < vocab.n_tokens:
+                raise _refused(f"there is no token {trigger['token']}")
+            found.append(shown)
+        return found
+
+    def held(
+        self, constraint: "MatcherConstraint | None", vocab: Vocab, grammar: "GrammarCompiler"
+    ) -> Constraint | None:
+        """`constraint`, from the first trigger on. Raises `InvalidRequest`."""
+        shown = self.shown(vocab)
+        if not shown:
+            raise _refused("Error: no triggers set for lazy grammar!")
+        if constraint is None:
+            return None
+        from server.structured.grammar.lazy_grammar import LazyGrammar
+
+        lazy = LazyGrammar(constraint, _triggers(shown, vocab, grammar))
+        for trigger in _spelled(shown):
+            token, text = trigger.get("token", -1), _text(trigger, vocab)
+            if not (lazy.takes(text) or constraint.fork().allows(token)):
+                said = text.decode(errors="replace")
+                raise _refused(f"the grammar can't begin with {said!r}; it describes its trigger, too")
+        return lazy
+
+
+def compiled(
+    shape: ResponseFormat | None, lazy: Lazy | None, vocab: Vocab, grammar: "GrammarCompiler"
+) -> Constraint | None:
+    """The constraint of a text, from its first token on or from the first trigger. Raises `InvalidRequest`."""
+    constraint = None if shape is None else shape.constraint(grammar)
+    return constraint if lazy is None else lazy.held(constraint, vocab, grammar)
+
+
+def _refused(reason: str) -> InvalidRequest:
+    return InvalidRequest(f"Field '{_FIELD}': {reason}", _FIELD)
+
+
+def _triggers(shown: list[dict[str, Any]], vocab: Vocab, grammar: "GrammarCompiler") -> "Triggers":
+    from server.structured.grammar.lazy_grammar import Patterns, Triggers
+
+    try:
+        patterns = Patterns.compiled(
+            [_searched(trigger) for trigger in shown if trigger["type"] in (PATTERN, PATTERN_FULL)]
+        )
+    except ValueError as error:
+        raise _refused(str(error)) from None
+    words = tuple(trigger["value"].encode() for trigger in shown if trigger["type"] == WORD)
+    tokens = frozenset(trigger["token"] for trigger in shown if trigger["type"] == TOKEN)
+    markers = grammar.markers([_text(trigger, vocab).decode("utf-8", "replace") for trigger in _spelled(shown)])
+    return Triggers(words, tokens, markers, patterns)
+
+
+def _spelled(shown: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Those whose text is known beforehand."""
+    return [trigger for trigger in shown if trigger["type"] in (TOKEN, WORD)]
+
+
+def _searched(trigger: Mapping[str, Any]) -> str:
+    """A pattern to look for; one for the whole text gets its anchors (llama.cpp common/sampling.cpp)."""
+    pattern = str(trigger["value"])
+    if trigger["type"] == PATTERN:
+        return pattern
+    return f"{'' if pattern.startswith('^') else '^'}{pattern}{'' if pattern.endswith('$') else '$'}"
+
+
+def _text(trigger: Mapping[str, Any], vocab: Vocab) -> bytes:
+    """What the grammar is to begin with."""
+    if trigger["type"] == WORD:
+        return str(trigger["value"]).encode()
+    return vocab.piece(trigger["token"])

@@ -1,0 +1,198 @@
+"""Ending thoughts early: when their budget is spent, or when a client says so (`reasoning_control`).
+
+What ends them is written as if the model had: a closing message, when there is one, and the closing tag. As in
+llama.cpp's common/reasoning-budget.cpp the tokens behind the opening tag count, those of the prompt too, no character
+is cut in two, and thoughts that are opened anew have a budget of their own.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from server.structured.constraint import Constraint
+from server.vocab import Vocab
+
+if TYPE_CHECKING:  # llguidance takes its time to import
+    from server.structured.grammar.matcher import MatcherConstraint
+
+UNLIMITED = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How thoughts are known and ended.
+
+    ``opening`` and ``closings`` are texts; any of the latter ends thoughts by itself. ``forced``: the tokens that end
+    them early. ``budget``: how many tokens thoughts may have, `UNLIMITED` for any number. ``reopening``: the tokens
+    that open further thoughts in what follows, () where none can come.
+    """
+
+    opening: bytes
+    closings: tuple[bytes, ...]
+    forced: tuple[int, ...]
+    budget: int = UNLIMITED
+    reopening: tuple[int, ...] = ()
+
+    def spent(self, n_tokens: int) -> bool:
+        """Whether thoughts of so many tokens are to end."""
+        return 0 <= self.budget <= n_tokens
+
+    @property
+    def longest(self) -> int:
+        """Bytes of the longest closing."""
+        return max(map(len, self.closings))
+
+
+class ReasoningSwitch:
+    """Shared by all choices of a chat. Only `end` is called from another thread than the step thread. ``heard`` is
+    called with it, where the chat is generated in another process."""
+
+    __slots__ = ("heard", "n_calls")
+
+    def __init__(self) -> None:
+        self.n_calls = 0
+        self.heard: Callable[[], None] | None = None
+
+    def end(self) -> None:
+        """End the thoughts that are being generated; later ones are not concerned."""
+        self.n_calls += 1
+        if self.heard is not None:
+            self.heard()
+
+
+class _State(Enum):
+    START = 0  # nothing but white space and a part of the opening tag has come
+    THINKING = 1
+    ENDING = 2  # waits for the end of a character
+    CLOSING = 3  # what ends the thoughts is written, token by token
+    ANSWER = 4
+
+
+class ReasoningEnd:
+    """Lets pass what `inner` lets pass (everything, when None) but for the tokens that end the thoughts early.
+
+    ``n_begun``: so many tokens of thoughts are in the prompt; None where it has not opened them.
+    """
+
+    def __init__(
+        self,
+        ending: Ending,
+        inner: Constraint | None,
+        vocab: Vocab,
+        *,
+        n_begun: int | None,
+        switch: ReasoningSwitch | None = None,
+    ) -> None:
+        self._ending = ending
+        self._switch = switch or ReasoningSwitch()
+        self._inner = inner
+        self._vocab = vocab
+        self._state = _State.START
+        self._n_thought = 0
+        self._n_seen = 0
+        self._n_forced = 0
+        self._tail = b""
+        self._recent: tuple[int, ...] = ()
+        if n_begun is not None:
+            self._think(n_begun)
+
+    def fork(self) -> "ReasoningEnd":
+        """A copy in the same state, on the same switch."""
+        inner = None if self._inner is None else self._inner.fork()
+        copy = ReasoningEnd(self._ending, inner, self._vocab, n_begun=None, switch=self._switch)
+        copy._state, copy._tail, copy._recent = self._state, self._tail, self._recent
+        copy._n_seen, copy._n_forced, copy._n_thought = self._n_seen, self._n_forced, self._n_thought
+        return copy
+
+    def allows(self, token: int) -> bool:
+        """Whether `token` may come next. This is where a turned switch is seen."""
+        if self._n_seen != self._switch.n_calls:
+            self._n_seen = self._switch.n_calls
+            if self._state is _State.THINKING:
+                self._state = _State.ENDING
+        if self._state is _State.ENDING and not cuts_character(self._tail):
+            self._state, self._n_forced = _State.CLOSING, 0
+        if self._state is _State.CLOSING:
+            return token == self._ending.forced[self._n_forced]
+        return self._inner is None or self._inner.allows(token)
+
+    def mask(self) -> "memoryview | bytes | bytearray":
+        """The allowed tokens."""
+        if self._state is not _State.CLOSING and self._inner is not None:
+            return self._inner.mask()
+        n_bytes = (self._vocab.n_tokens + 31) // 32 * 4
+        if self._state is not _State.CLOSING:
+            return b"\xff" * n_bytes
+        forced = self._ending.forced[self._n_forced]
+        mask = bytearray(n_bytes)
+        mask[forced // 8] = 1 << forced % 8
+        return mask
+
+    def masked_by(self) -> "MatcherConstraint | None":
+        """The inner grammar, where nothing is forced."""
+        return None if self._state is _State.CLOSING or self._inner is None else self._inner.masked_by()
+
+    def accept(self, token: int) -> None:
+        """Advance by an allowed token."""
+        if self._inner is not None:
+            self._inner.accept(token)
+        if self._state is _State.CLOSING:
+            self._n_forced += 1
+            if self._n_forced == len(self._ending.forced):
+                self._state = _State.ANSWER
+        elif self._state is _State.ANSWER:
+            self._reopened(token)
+        else:
+            self._read(token)
+
+    @property
+    def finished(self) -> bool:
+        """Whether the output is complete."""
+        return self._inner is not None and self._inner.finished
+
+    def _think(self, n_tokens: int, tail: bytes = b"") -> None:
+        """Be in thoughts of so many tokens, which are to end when the budget is spent."""
+        self._state = _State.ENDING if self._ending.spent(n_tokens) else _State.THINKING
+        self._n_thought, self._tail = n_tokens, tail
+
+    def _read(self, token: int) -> None:
+        text = self._tail + self._vocab.piece(token)
+        n_tokens = self._n_thought + 1
+        if self._state is _State.START:
+            begun = text.lstrip()
+            opening = self._ending.opening.lstrip()
+            if not begun.startswith(opening):
+                self._tail = begun
+                if not opening.startswith(begun):
+                    self._state = _State.ANSWER
+                    self._reopened(token)
+                return
+            text, n_tokens = begun[len(opening) :], 0
+        if any(closing in text for closing in self._ending.closings):
+            self._state = _State.ANSWER
+        elif self._state is _State.ENDING:
+            self._tail = text[-self._ending.longest :]
+        else:
+            self._think(n_tokens, text[-self._ending.longest :])
+
+    def _reopened(self, token: int) -> None:
+        wanted = self._ending.reopening
+        if not wanted:
+            return
+        self._recent = (*self._recent, token)[-len(wanted) :]
+        if self._recent == wanted:
+            self._recent = ()
+            self._think(0)
+
+
+def cuts_character(text: bytes) -> bool:
+    """Whether UTF-8 text ends in the middle of a character that may still be completed."""
+    for n_back in range(1, min(len(text), 3) + 1):
+        byte = text[-n_back]
+        if byte >= 0xC0:
+            n_bytes = 2 if byte < 0xE0 else 3 if byte < 0xF0 else 4
+            return n_back < n_bytes
+        if byte < 0x80:
+            return False
+    return False

@@ -1,0 +1,57 @@
+"""What the output must match, as a request asks for it: one value, whatever field it came in."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from server.errors import InvalidRequest
+
+if TYPE_CHECKING:  # llguidance takes its time to import
+    from server.structured.grammar.compiler import GrammarCompiler
+    from server.structured.grammar.matcher import MatcherConstraint
+
+ANY_OBJECT: dict[str, Any] = {"type": "object"}
+_COMPILERS_NAME = "json_schema"
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseFormat:
+    """``kind`` and ``value``: a JSON Schema, a GBNF or Lark grammar, a regex, or a list of choices.
+
+    ``at``: the field it stands in, by which whatever is wrong with it is named.
+    """
+
+    kind: Literal["schema", "gbnf", "lark", "regex", "choice"]
+    value: Any
+    at: str
+
+    @property
+    def schema(self) -> Any:
+        """The JSON Schema; None for another kind."""
+        return self.value if self.kind == "schema" else None
+
+    def constraint(self, compiler: "GrammarCompiler") -> "MatcherConstraint":
+        """Compiled. Raises `InvalidRequest` that names the field and the construct."""
+        try:
+            return self._compiled(compiler)
+        except InvalidRequest as error:
+            raise self._named(error) from None
+
+    def _compiled(self, compiler: "GrammarCompiler") -> "MatcherConstraint":
+        match self.kind:
+            case "regex":
+                return compiler.regex(self.value)
+            case "choice":
+                return compiler.choice(self.value)
+            case "gbnf":
+                return compiler.gbnf(self.value)
+            case "lark":
+                return compiler.lark(self.value)
+        return compiler.json_object() if self.value == ANY_OBJECT else compiler.json_schema(self.value)
+
+    def _named(self, error: InvalidRequest) -> InvalidRequest:
+        own = _COMPILERS_NAME if self.kind == "schema" else "grammar"
+        if self.at == own:
+            return error
+        message, param = error.message, error.param or ""
+        message = self.at + message.removeprefix(own) if message.startswith(own) else f"{self.at}: {message}"
+        return InvalidRequest(message, self.at + param.removeprefix(own) if param.startswith(own) else self.at)

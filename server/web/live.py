@@ -1,0 +1,255 @@
+"""What the page shows while it is looked at: one stream of events for all of its views.
+
+A state is made at most every `EVERY_S`, once for all who look, out of what step threads have published
+(`engine.step.snapshots`); while nobody looks nothing is made, and step threads publish nothing. The more streams run,
+the longer a state stands, so that a look costs them the same. Beside it comes what changes seldom, when it does:
+requests that have ended, prompt states that are kept, the last hour at the beginning and then each sample.
+Times are unix milliseconds.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from operator import itemgetter
+from typing import Any, TypeAlias
+
+import orjson
+
+from server.engine.step.snapshots import ChoiceView, InstanceView, TierView
+from server.errors import QueueFull
+from server.pool.protocols import Generator
+from server.pool.state import ModelState
+from server.web.history import History
+
+EVERY_S = 0.4
+FOR_EACH_S = 0.02  # longer, for each choice that runs
+MOST_WATCHERS = 16
+MAX_ENDED = 100
+Json = dict[str, Any]
+Load: TypeAlias = tuple[str, float]  # a model, and when it was loaded
+
+
+@dataclass(slots=True)
+class _Changing:
+    """An event that is sent when it has changed. ``more`` tells one who knows the last one what has come since."""
+
+    event: bytes = b""
+    more: bytes = b""
+    n: int = 0
+
+    def change(self, event: bytes, more: bytes = b"") -> None:
+        self.event, self.more, self.n = event, more or event, self.n + 1
+
+    def since(self, n: int) -> bytes:
+        """What who knows the `n`-th one has to be told."""
+        return b"" if n == self.n else self.more if n == self.n - 1 and n else self.event
+
+
+@dataclass(slots=True)
+class Live:
+    """Used on the event loop."""
+
+    states: Callable[[], Sequence[ModelState]]
+    history: History
+    _n_watchers: int = 0
+    _made_at: float = 0.0
+    _stands_s: float = 0.0
+    _state: bytes = b""
+    _requests: _Changing = field(default_factory=_Changing)
+    _ended: dict[tuple[str, float, str, int], Json] = field(default_factory=dict)  # those that `_requests` tells of
+    _tiers: _Changing = field(default_factory=_Changing)
+    _kept: dict[Load, Mapping[str, TierView]] = field(default_factory=dict)  # that `_tiers` tells of
+    _told: dict[tuple[str, float, int], int] = field(default_factory=dict)  # steps by model, load and instance
+
+    def begin(self) -> None:
+        """Somebody looks, until `end`. Raises `QueueFull` where too many do."""
+        if self._n_watchers >= MOST_WATCHERS:
+            raise QueueFull(self._n_watchers, 10)
+        self._n_watchers += 1
+        self._watch()
+
+    def end(self) -> None:
+        """One of them looks no longer."""
+        self._n_watchers -= 1
+        if not self._n_watchers:
+            self._watch()
+            self._told.clear()
+
+    def _watch(self) -> None:
+        for state in self.states():
+            if state.loaded is not None and state.loaded.generator is not None:
+                state.loaded.generator.watch(wanted=self._n_watchers > 0)
+
+    async def events(self, stopping: asyncio.Event) -> AsyncGenerator[bytes, None]:
+        """Events until the reader leaves or the server stops; `begin` comes before it, and `end` after."""
+        yield _event("history", self.history.shown())
+        n_samples, n_requests, n_tiers = self.history.n_samples, 0, 0
+        while not stopping.is_set():
+            self._make()
+            yield self._state + self._requests.since(n_requests) + self._tiers.since(n_tiers)
+            n_requests, n_tiers = self._requests.n, self._tiers.n
+            if n_samples != self.history.n_samples:
+                n_samples = self.history.n_samples
+                yield _event("sample", self.history.shown()[-1])
+            with suppress(TimeoutError):
+                async with asyncio.timeout(max(self._made_at + self._stands_s - time.monotonic(), 0.001)):
+                    await stopping.wait()
+
+    def _make(self) -> None:
+        now = time.monotonic()
+        if self._state and now - self._made_at < self._stands_s * 0.9:
+            return
+        self._made_at = now
+        self._watch()  # models that were loaded meanwhile, too
+        states = self.states()
+        self._stands_s = EVERY_S + FOR_EACH_S * sum(state.n_leases for state in states)
+        self._state = _event("state", {"at": _ms(time.time()), "models": [self._model(state) for state in states]})
+        engines = {
+            (state.spec.id, state.loaded.loaded_at): state.loaded.generator
+            for state in states
+            if state.loaded is not None and state.loaded.generator is not None
+        }
+        self._collect(engines)
+        self._look_at_tiers(engines)
+
+    def _model(self, state: ModelState) -> Json:
+        shown: Json = {
+            "id": state.spec.id,
+            "status": state.status.value,
+            "progress": state.progress,
+            "failure": state.failure,
+            "leases": state.n_leases,
+            "waiting": state.n_waiting,
+            "sleeps_in_s": state.sleeps_in_s,
+            "pinned": state.pinned,
+        }
+        if state.facts is not None:
+            shown |= {"n_ctx": state.facts.n_ctx_seq, "n_slots": state.facts.n_slots}
+        if state.loaded is not None and state.loaded.generator is not None:
+            shown["engine"] = self._engine(state.loaded.generator, (state.spec.id, state.loaded.loaded_at))
+        return shown
+
+    def _engine(self, engine: Generator, key: tuple[str, float]) -> Json:
+        at = _Clock(engine.now)
+        views = engine.views()
+        stats = engine.stats
+        return {
+            "shared": [pair for view in views for pair in view.shared],
+            "slots": [slot for number, view in enumerate(views) for slot in self._slots(view, number, at)],
+            "waiting": [choice_object(choice, at) for view in views for choice in view.waiting],
+            "n_waiting": sum(view.n_waiting for view in views),
+            "steps": [self._steps(view, (*key, number), at) for number, view in enumerate(views)],
+            "adapters": [{"id": a.id, "path": a.path.rpartition("/")[2], "scale": a.scale} for a in engine.adapters],
+            "ram": {"bytes": stats.cache_ram_bytes, "hits": stats.n_ram_hits},
+            "disk": {"bytes": stats.cache_disk_bytes, "hits": stats.n_disk_hits},
+            "prompt_tokens": stats.prompt_tokens,
+            "cached_tokens": stats.prompt_tokens_cached,
+            "parked": stats.n_preempted,
+            "drafts": [stats.n_draft_tokens, stats.n_draft_accepted],
+        }
+
+    def _slots(self, view: InstanceView, number: int, at: "_Clock") -> list[Json]:
+        return [
+            {
+                "id": slot.id,
+                "instance": number,
+                "phase": slot.phase,
+                "tokens": slot.n_tokens,
+                "adapters": slot.adapters,
+                "used": at.ms(slot.last_used),
+                "choice": None if slot.choice is None else choice_object(slot.choice, at),
+            }
+            for slot in view.slots
+        ]
+
+    def _steps(self, view: InstanceView, key: tuple[str, float, int], at: "_Clock") -> list[list[float]]:
+        """Those that no state before has told of."""
+        told = self._told.get(key, -1)
+        if view.steps:
+            self._told[key] = view.steps[-1].number
+        return [
+            [s.number, at.ms(s.at), round(s.seconds, 5), s.n_decode, s.n_drafted, s.n_prompt]
+            for s in view.steps
+            if s.number > told
+        ]
+
+    def _collect(self, engines: Mapping[Load, Generator]) -> None:
+        ended: list[tuple[tuple[str, float, str, int], Load, ChoiceView]] = []
+        for load, engine in engines.items():
+            ended += [((*load, one.request, one.index), load, one) for one in engine.ended()]
+        fresh = [one for one in ended if one[0] not in self._ended]
+        if not fresh and self._requests.n:
+            return
+        clocks = {load: _Clock(engine.now) for load, engine in engines.items()}
+        told = {key: ended_object(one, load[0], clocks[load]) for key, load, one in fresh}
+        self._ended = {key: self._ended[key] for key, _, _ in ended if key in self._ended} | told
+        newest = sorted(self._ended.values(), key=itemgetter("ended"))[-MAX_ENDED:]
+        self._requests.change(_event("requests", newest), _event("ended", list(told.values())))
+
+    def _look_at_tiers(self, engines: Mapping[Load, Generator]) -> None:
+        kept = {load: engine.cached_states() for load, engine in engines.items()}
+        if kept != self._kept:
+            self._kept = kept
+            self._tiers.change(_event("tiers", {load[0]: _tiers(tiers, engines[load]) for load, tiers in kept.items()}))
+
+
+class _Clock:
+    """An engine's times as unix milliseconds."""
+
+    def __init__(self, now: float) -> None:
+        self._ahead = time.time() - now
+
+    def ms(self, at: float) -> float:
+        """0 stays 0: it has not come."""
+        return _ms(at + self._ahead) if at else 0.0
+
+
+def choice_object(choice: ChoiceView, at: _Clock) -> Json:
+    """One choice of a request."""
+    return {
+        "request": choice.request,
+        "log": choice.log_id,
+        "index": choice.index,
+        "priority": choice.priority,
+        "prompt": choice.n_prompt,
+        "cached": choice.n_cached,
+        "predicted": choice.n_predicted,
+        "max": choice.max_tokens,
+        "source": [choice.source, choice.source_slot],
+        "anew": choice.recompute,
+        "submitted": at.ms(choice.submitted_at),
+        "placed": at.ms(choice.placed_at),
+        "begun": at.ms(choice.placed_at + choice.placement_s),
+        "prompt_done": at.ms(choice.prompt_done_at),
+    }
+
+
+def ended_object(choice: ChoiceView, model: str, at: _Clock) -> Json:
+    """One that has ended."""
+    ended = {"model": model, "slot": choice.slot, "ended": at.ms(choice.ended_at), "outcome": choice.outcome}
+    return choice_object(choice, at) | ended
+
+
+def _tiers(tiers: Mapping[str, TierView], engine: Generator) -> Json:
+    at = _Clock(engine.now)
+    return {
+        name: {
+            "n": tier.n,
+            "bytes": tier.n_bytes,
+            "states": [
+                [-one.number, one.n_tokens, one.size, at.ms(one.used_at), one.n_used, round(one.value, 3)]
+                for one in tier.states
+            ],
+        }
+        for name, tier in tiers.items()
+    }
+
+
+def _event(name: str, data: object) -> bytes:
+    return b"event: %b\ndata: %b\n\n" % (name.encode(), orjson.dumps(data))
+
+
+def _ms(seconds: float) -> float:
+    return round(seconds * 1000, 1)

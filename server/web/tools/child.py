@@ -1,0 +1,104 @@
+"""Processes that do what a tool is asked: a shell for commands, this interpreter for the rest.
+
+They have the server's rights, but none of its keys in their environment, and end with who asked: when the time is over,
+or the client leaves, everything that they have started is killed.
+"""
+
+import asyncio
+import codecs
+import json
+import os
+import signal
+import sys
+import time
+from asyncio.subprocess import DEVNULL, PIPE, STDOUT, Process
+from collections.abc import AsyncGenerator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from server.web.tools.catalogue import MOST_OUTPUT_BYTES, MOST_SHELL_S
+
+WORK_S = 30.0
+_MOST_ANSWER_BYTES = 64 << 20
+_READ_BYTES = 4096
+_BOOT = "import sys; sys.path[:] = sys.argv[1:]; from server.web.tools.work import main; main()"
+_SECRET = ("LLAMA_", "LLAMAPOOL_", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
+Json = dict[str, Any]
+
+
+def _environment() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if not name.startswith(_SECRET)}
+
+
+def _import_paths() -> list[str]:
+    return [os.path.abspath(path) for path in sys.path]
+
+
+async def work(tool: str, params: Json, folder: Path | None) -> Json:
+    """What `server.web.tools.work` answers; what goes wrong is an ``error`` in it."""
+    request = json.dumps({"tool": tool, "params": params}).encode()
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-I", "-B", "-c", _BOOT, *_import_paths()),
+            stdin=PIPE,
+            stdout=PIPE,
+            stderr=DEVNULL,
+            cwd=folder,
+            env=_environment(),
+            start_new_session=True,
+            limit=_MOST_ANSWER_BYTES,
+        )
+    except OSError as error:
+        return {"error": f"can't work in {folder}: {error.strerror}"}
+    try:
+        async with asyncio.timeout(WORK_S):
+            answer, _ = await process.communicate(request)
+        said: Json = json.loads(answer)
+        return said
+    except TimeoutError:
+        return {"error": f"took more than {WORK_S:.0f} seconds"}
+    except ValueError:
+        return {"error": "took more memory than it may"}
+    finally:
+        await _end(process)
+
+
+async def shell(params: Json, folder: Path | None) -> AsyncGenerator[str, None]:
+    """A command's output as it comes; last its exit code, in llama-server's words."""
+    deadline = time.monotonic() + min(max(params.get("timeout", 10), 0), MOST_SHELL_S)
+    left = min(max(params.get("max_output_size", MOST_OUTPUT_BYTES), 0), MOST_OUTPUT_BYTES)
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *("sh", "-c", params["command"]),
+            stdin=DEVNULL,
+            stdout=PIPE,
+            stderr=STDOUT,
+            cwd=folder,
+            env=_environment(),
+            start_new_session=True,
+        )
+    except (OSError, ValueError) as error:
+        yield f"failed to spawn process: {error}\n[exit code: -1]"
+        return
+    assert process.stdout is not None
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    cut = over = False
+    try:
+        while chunk := await asyncio.wait_for(process.stdout.read(_READ_BYTES), deadline - time.monotonic()):
+            if text := decoder.decode(chunk[:left]):
+                yield text
+            cut, left = cut or len(chunk) > left, max(left - len(chunk), 0)
+        await asyncio.wait_for(process.wait(), deadline - time.monotonic())
+    except TimeoutError:
+        over = True
+    finally:
+        await _end(process)
+    tail = "\n[output truncated]" if cut else decoder.decode(b"", final=True)
+    yield f"{tail}\n[exit code: {process.returncode}]{' [exit due to timed out]' if over else ''}"
+
+
+async def _end(process: Process) -> None:
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)  # it leads a group of its own
+    await process.wait()

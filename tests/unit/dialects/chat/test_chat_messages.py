@@ -1,0 +1,231 @@
+from typing import Any
+
+import pytest
+
+from server.chat.conversation import Call, Message, TextPart, Tool, refuse_unseen, template_messages
+from server.dialects.chat.functions import with_tools
+from server.dialects.chat.messages import read_messages
+from server.dialects.chat.tools import read_tools
+from server.errors import InvalidRequest
+from tests.unit.dialects.builders import tools_of
+
+CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+TOOL = {"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object"}}}
+
+
+def user(content: object) -> dict[str, object]:
+    return {"role": "user", "content": content}
+
+
+def test_messages_keep_what_templates_may_read_and_nothing_else() -> None:
+    given = [{"role": "tool", "content": "x", "tool_call_id": "c1", "name": "f", "extra": 1, "reasoning_content": None}]
+    assert template_messages(read_messages(given)) == [
+        {"role": "tool", "content": "x", "tool_call_id": "c1", "name": "f"}
+    ]
+
+
+def test_null_content_is_empty_text() -> None:
+    given = [{"role": "assistant", "content": None, "tool_calls": [CALL]}]
+    assert template_messages(read_messages(given)) == [{"role": "assistant", "content": "", "tool_calls": [CALL]}]
+
+
+def test_parts_stay_parts() -> None:
+    parts = [{"type": "text", "text": "a", "cache": 1}, {"type": "refusal", "refusal": "b"}]
+    assert template_messages(read_messages([user(parts)]))[0]["content"] == [
+        {"type": "text", "text": "a"},
+        {"type": "text", "text": "b"},
+    ]
+
+
+def test_arguments_given_as_an_object_become_json_text() -> None:
+    call = {"function": {"name": "f", "arguments": {"a": 1}}}
+    got = template_messages(read_messages([{"role": "assistant", "tool_calls": [call]}]))
+    assert got[0]["tool_calls"] == [{"type": "function", "function": {"name": "f", "arguments": '{"a":1}'}}]
+
+
+def test_arguments_nest_as_deeply_as_can_be_read() -> None:
+    deep: object = 1
+    for _ in range(500):
+        deep = {"a": deep}
+    call = {"function": {"name": "f", "arguments": deep}}
+    got = template_messages(read_messages([{"role": "assistant", "tool_calls": [call]}]))
+    assert got[0]["tool_calls"][0]["function"]["arguments"] == '{"a":' * 500 + "1" + "}" * 500
+
+
+@pytest.mark.parametrize(
+    ("messages", "named"),
+    [
+        (None, "messages"),
+        ([], "messages"),
+        ("hi", "messages"),
+        ([5], "messages.0"),
+        ([{"content": "x"}], "messages.0.role"),
+        ([{"role": 5, "content": "x"}], "messages.0.role"),
+        ([{"role": "user"}], "messages.0.content"),
+        ([user(5)], "messages.0.content"),
+        ([user("a"), user([5])], "messages.1.content.0"),
+        ([user([{"type": "text"}])], "messages.0.content.0.text"),
+        ([user([{"type": ["text"]}])], "messages.0.content.0.type"),
+        ([{**user("a"), "name": 5}], "messages.0.name"),
+        ([{**user("a"), "function_call": {}}], "messages.0.function_call.name"),
+        ([{**user("a"), "tool_calls": 5}], "messages.0.tool_calls"),
+        ([{**user("a"), "tool_calls": [5]}], "messages.0.tool_calls.0"),
+        ([{**user("a"), "tool_calls": [{"type": 5}]}], "messages.0.tool_calls.0.type"),
+        ([{**user("a"), "tool_calls": [{"function": {"name": "f"}}]}], "messages.0.tool_calls.0.function.arguments"),
+        ([{**user("a"), "tool_calls": [{**CALL, "id": 5}]}], "messages.0.tool_calls.0.id"),
+    ],
+)
+def test_a_wrong_message_is_refused_at_its_place(messages: object, named: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        read_messages(with_tools(messages))
+    assert caught.value.param == named
+
+
+@pytest.mark.parametrize("kind", ["image_url", "input_audio", "video_url"])
+def test_media_is_refused_with_llama_servers_hint(kind: str) -> None:
+    with pytest.raises(InvalidRequest, match="mmproj"):
+        refuse_unseen(read_messages([user([{"type": kind, kind: {"url": "x"}}])]), lambda _: False)
+
+
+def test_tools_get_llama_servers_form() -> None:
+    bare = {"type": "function", "function": {"name": "g", "strict": True}}
+    got = tools_of([TOOL, bare], None, None)
+    assert got.tools[0].function == TOOL["function"]
+    assert got.tools[1] == Tool("g", strict=True, at="tools.1.function.parameters")
+    assert got.callable
+
+
+@pytest.mark.parametrize(
+    ("choice", "expected"),
+    [
+        (None, ("auto", "")),
+        ("auto", ("auto", "")),
+        ("none", ("none", "")),
+        ("required", ("required", "")),
+        ({"type": "function", "function": {"name": "f"}}, ("required", "f")),
+    ],
+)
+def test_a_choice_is_a_mode_or_a_name(choice: object, expected: tuple[str, str]) -> None:
+    got = tools_of([TOOL], choice, None)
+    assert (got.choice, got.name) == expected
+
+
+@pytest.mark.parametrize(
+    ("tools", "choice", "named"),
+    [
+        ("x", None, "tools"),
+        ([5], None, "tools.0"),
+        ([{"type": 5}], None, "tools.0.type"),
+        ([{"type": "web_search"}], {"type": "web_search"}, "tool_choice.type"),
+        ([{"type": "function"}], None, "tools.0.function"),
+        ([{"type": "function", "function": {"name": ""}}], None, "tools.0.function.name"),
+        ([{"type": "function", "function": {"name": "f", "parameters": 5}}], None, "tools.0.function.parameters"),
+        ([TOOL, TOOL], None, "tools.1.function.name"),
+        ([TOOL], "sometimes", "tool_choice"),
+        ([TOOL], {"type": "function", "function": {"name": "g"}}, "tool_choice.function.name"),
+        ([TOOL], {"type": "function"}, "tool_choice.name"),
+        ([TOOL], {"type": "function", "function": "f"}, "tool_choice.function"),
+        ([TOOL], {}, "tool_choice.type"),
+        ([TOOL], 5, "tool_choice"),
+        (None, "required", "tool_choice"),
+    ],
+)
+def test_a_wrong_tool_is_refused(tools: Any, choice: object, named: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        tools_of(tools, choice, None)
+    assert caught.value.param == named
+
+
+@pytest.mark.parametrize(
+    ("given", "thought"),
+    [
+        ({"reasoning": "so"}, "so"),
+        ({"thinking": "so", "reasoning": "no"}, "so"),
+        ({"reasoning_content": "so", "reasoning": "no"}, "so"),
+        ({"reasoning_content": "", "reasoning": "no"}, None),
+        ({"reasoning_content": None, "thinking": [{"type": "x"}], "reasoning": "so"}, "so"),
+        ({"reasoning": {"effort": "low"}}, None),
+    ],
+)
+def test_thoughts_go_by_the_names_of_other_servers_too(given: dict[str, Any], thought: str | None) -> None:
+    [message] = read_messages([{"role": "assistant", "content": "hi", **given}])
+    assert message.reasoning == (thought or "")
+
+
+def test_what_no_model_can_be_shown_is_skipped_and_told() -> None:
+    warnings: list[str] = []
+    calls = [{"type": None, **{key: CALL[key] for key in ("id", "function")}}, {"type": "web_search", "id": "c2"}]
+    given = [user([{"type": "odd"}, {"type": "text", "text": "a"}]), {"role": "assistant", "tool_calls": calls}]
+    assert read_messages([*given, {"role": "assistant"}], warnings) == [
+        Message("user", (TextPart("a"),)),
+        Message("assistant", calls=(Call("f", "{}", "c1"),)),
+        Message("assistant"),
+    ]
+    assert warnings == ["parts of type 'odd' are left out", "tool calls of type 'web_search' are left out"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "shown"), [(None, "{}"), ({"a": 1}, '{"a":1}'), ([1], "[1]"), ('{"a', '{"a'), ("", "")]
+)
+def test_arguments_that_a_model_wrote_are_taken_as_they_are(arguments: object, shown: str) -> None:
+    given = {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": arguments}}]}
+    assert read_messages([given])[0].calls == (Call("f", shown),)
+
+
+@pytest.mark.parametrize(
+    ("parts", "thoughts"),
+    [
+        ([{"type": "thinking", "thinking": "hm"}, {"type": "text", "text": "a"}], "hm"),
+        ([{"type": "thinking", "thinking": [{"type": "text", "text": "hm"}]}], "hm"),
+        ([{"type": "reasoning", "text": "h"}, {"type": "reasoning", "text": "m"}], "hm"),
+        ([{"type": "redacted_thinking", "data": "x"}], ""),
+    ],
+)
+def test_thoughts_may_be_parts_of_the_content(parts: object, thoughts: str) -> None:
+    assert read_messages([{"role": "assistant", "content": parts}])[0].reasoning == thoughts
+    listed = {"role": "assistant", "content": "a", "reasoning_content": [{"type": "text", "text": "hm"}]}
+    assert read_messages([listed])[0].reasoning == "hm"
+
+
+PATCH = {"type": "custom", "custom": {"name": "patch", "description": "d"}}
+
+
+def test_tools_that_no_model_can_use_are_skipped_and_told() -> None:
+    warnings: list[str] = []
+    found = read_tools([TOOL, {"type": "web_search"}, PATCH], None, None, warnings)
+    assert [tool.name for tool in found.tools.tools] == ["f", "patch"]
+    assert found.custom == {"patch"}
+    assert warnings == ["tools of type 'web_search' are left out: only the provider's servers execute them"]
+    only = read_tools([{"type": "web_search"}], "required", None, warnings)
+    assert (only.tools.choice, only.tools.callable) == ("auto", False)
+
+
+@pytest.mark.parametrize(
+    ("choice", "expected"),
+    [
+        ("any", ("required", "", ["f", "patch"])),
+        ({"type": "any"}, ("required", "", ["f", "patch"])),
+        ({"type": "tool", "name": "f"}, ("required", "f", ["f", "patch"])),
+        ({"type": "function", "name": "f"}, ("required", "f", ["f", "patch"])),
+        ({"type": "custom", "custom": {"name": "patch"}}, ("required", "patch", ["f", "patch"])),
+        (
+            {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [TOOL]}},
+            ("required", "", ["f"]),
+        ),
+        ({"type": "allowed_tools", "allowed_tools": {"tools": [{"type": "mcp"}]}}, ("auto", "", [])),
+    ],
+)
+def test_a_choice_in_other_words(choice: object, expected: tuple[str, str, list[str]]) -> None:
+    got = tools_of([TOOL, PATCH], choice)
+    assert (got.choice, got.name, [tool.name for tool in got.tools]) == expected
+
+
+@pytest.mark.parametrize(
+    ("entry", "where"),
+    [({"type": "function", "function": {"name": "g"}}, ".function.name"), ({"type": "function"}, ".name"), ("f", "")],
+)
+def test_a_tool_that_is_allowed_but_not_there_is_an_error(entry: object, where: str) -> None:
+    choice = {"type": "allowed_tools", "allowed_tools": {"tools": [TOOL, entry]}}
+    with pytest.raises(InvalidRequest) as caught:
+        tools_of([TOOL, PATCH], choice)
+    assert caught.value.param == "tool_choice.allowed_tools.tools.1" + where

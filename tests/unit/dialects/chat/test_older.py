@@ -1,0 +1,74 @@
+from typing import Any
+
+import pytest
+
+from server.dialects.known import Fields
+from server.dialects.warnings import WARNING_HEADER, warning_headers
+
+
+@pytest.mark.parametrize(
+    ("body", "named"),
+    [
+        ({"tfs_z": 0.9}, "tfs_z"),
+        ({"samplers": ["top_k", "tfs_z"]}, "tfs_z in samplers"),
+        ({"samplers": "kfypmt"}, "tfs_z in samplers"),
+        ({"penalize_nl": False}, "penalize_nl"),
+        ({"system_prompt": {"prompt": "x"}}, "system_prompt is ignored"),
+        ({"image_data": [{"data": "x", "id": 1}]}, "image_data"),
+    ],
+)
+def test_what_has_no_effect_is_named(body: dict[str, Any], named: str) -> None:
+    header = warning_headers(body)[WARNING_HEADER]
+    assert header.startswith(named)
+    assert header.isascii()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {},
+        {"tfs_z": 1.0, "penalize_nl": True, "system_prompt": "", "image_data": [], "samplers": ["top_k"]},
+        {"tfs_z": None, "samplers": "kypmt", "unknown_field": 5},
+        {"samplers": 5},
+        {"samplers": [["tfs_z"], {}]},
+    ],
+)
+def test_what_has_its_effect_is_not(body: dict[str, Any]) -> None:
+    assert warning_headers(body) == {}
+
+
+def test_a_field_that_nobody_knows_is_named_and_a_hint_is_not() -> None:
+    body = {
+        "max_token": 5,
+        "temperature": 1,
+        "metadata": {"a": "b"},
+        "prompt_cache_retention": "24h",
+        "stpo": None,
+        "tfs_z": 1,
+    }
+    header = warning_headers(body, Fields("temperature"))[WARNING_HEADER]
+    assert header == "'max_token' is ignored: unknown field"
+
+
+def test_several_are_in_one_header_and_a_system_prompt_may_hold() -> None:
+    old = {"tfs_z": 0, "system_prompt": "x", "prompt": "[img-1]", "image_data": [{"id": 1}]}
+    header = warning_headers(old, native=True)[WARNING_HEADER]
+    assert header.split("; ")[1:] == ["system_prompt holds for this request only"]
+    assert warning_headers({"prompt": [1, 2], "image_data": [{"id": 1}]}, native=True)
+
+
+def test_what_a_wire_format_leaves_out_stands_behind_it_once_each_and_in_one_line_of_ascii(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO")
+    warnings = ["tools.0: x\r\nSet-Cookie: a=\u00e9", "b", "b", "c" * 1000]
+    header = warning_headers({"tfs_z": 0}, warnings=warnings)[WARNING_HEADER]
+    first, *rest = header.split("; ")
+    assert first.startswith("tfs_z")
+    assert rest == ["tools.0: x??Set-Cookie: a=?", "b", "c" * 200 + "..."]
+    assert header in caplog.text
+
+
+def test_a_header_has_a_limit() -> None:
+    header = warning_headers({}, warnings=[f"tools.{n}" for n in range(1000)])[WARNING_HEADER]
+    assert header.endswith("tools.7; and 992 more")

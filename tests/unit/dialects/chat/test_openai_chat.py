@@ -1,0 +1,207 @@
+from typing import Any
+
+import pytest
+
+from harness.fakes import BOS, IM_START
+from server.chat.prepare import prompt_of
+from server.dialects.chat.read import ParsedChat, apply_template, chat_generation, read_chat
+from server.errors import InvalidRequest
+from server.pool.spec import ChatParams
+from tests.unit.dialects.builders import chunks, finished, make_model, started, text
+
+SHOWS_EVERYTHING = (
+    "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+    "{% if add_generation_prompt %}>{% endif %}"
+    "|{{ enable_thinking }}|{{ reasoning_effort | default('-') }}|"
+    "{% for t in tools or [] %}{{ t.function.name }},{% endfor %}{# </think> #}"
+)
+HI = [{"role": "user", "content": "hi"}]
+CALLED = {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]}
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
+
+
+def chat(messages: object = HI, **fields: object) -> ParsedChat:
+    return read_chat({"messages": messages, **fields})
+
+
+def shown(messages: object = HI, *, params: ChatParams | None = None, **fields: object) -> str:
+    return prompt_of(
+        chat(messages, **fields).conversation, make_model(template=SHOWS_EVERYTHING, chat=params)
+    ).rendered.text
+
+
+def refused(messages: object = HI, **fields: object) -> InvalidRequest:
+    with pytest.raises(InvalidRequest) as caught:
+        chat_generation(chat(messages, **fields), make_model())
+    return caught.value
+
+
+def test_a_chat_is_rendered_and_tokenized_with_special_tokens() -> None:
+    (request,) = chat_generation(chat(), make_model()).requests
+    assert request.prompt[:2] == [BOS, IM_START]
+    assert bytes(t for t in request.prompt if t < 256).endswith(b"assistant\n")
+
+
+def test_apply_template_gives_the_text() -> None:
+    assert apply_template(chat(), make_model()) == {"prompt": "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"}
+
+
+def test_a_last_assistant_message_is_continued() -> None:
+    prefilled = [*HI, {"role": "assistant", "content": "so"}]
+    assert apply_template(chat(prefilled), make_model())["prompt"].endswith("<|im_start|>assistant\nso")
+    kept = make_model(chat=ChatParams(prefill_assistant=False))
+    assert apply_template(chat(prefilled), kept)["prompt"].endswith("so<|im_end|>\n<|im_start|>assistant\n")
+
+
+@pytest.mark.parametrize(
+    ("last", "wanted", "end"),
+    [
+        ({"content": "so"}, None, "so"),
+        ({"content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}, True, "a\n\nb"),
+        ({"content": "so", "reasoning_content": "hm"}, "content", "so"),
+    ],
+)
+def test_a_message_is_continued_where_it_stopped(last: dict[str, Any], wanted: object, end: str) -> None:
+    prefilled = [*HI, {"role": "assistant", **last}]
+    source = "{{ messages | length }}|{% if add_generation_prompt %}>{% endif %}"
+    asked = chat(prefilled, continue_final_message=wanted).conversation
+    got = prompt_of(asked, make_model(template=source)).rendered
+    assert got.text.startswith("1|>")
+    assert got.text.endswith(end)
+    assert got.generation_prompt.endswith(end)
+
+
+def test_thoughts_are_continued_only_where_the_template_has_any() -> None:
+    prefilled = [*HI, {"role": "assistant", "content": "", "reasoning_content": "hm"}]
+    with pytest.raises(InvalidRequest, match="no thoughts"):
+        chat_generation(chat(prefilled, continue_final_message=True), make_model(template="{{ messages | length }}"))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_whole_reply_repeats_the_beginning_of_a_continued_message(stream: bool) -> None:
+    body = chat([*HI, {"role": "assistant", "content": "so "}], stream=stream)
+    writer: Any = chat_generation(body, make_model()).writer
+    said = [writer.feed(0, event) for event in (started(), text("it is"), finished())]
+    if stream:
+        assert b"so " not in b"".join(part for parts in said for part in parts)
+    else:
+        assert writer.body()["choices"][0]["message"]["content"] == "so it is"
+
+
+def test_what_a_model_wrote_may_end_a_conversation() -> None:
+    prompt = apply_template(chat([*HI, CALLED]), make_model())["prompt"]
+    assert '"f"' in prompt
+    assert prompt.endswith("<|im_start|>assistant\n")
+    thought = {"role": "assistant", "content": "", "reasoning_content": "hm"}
+    plain = make_model(template="{% for m in messages %}{{ m.content }}|{% endfor %}")
+    assert apply_template(chat([*HI, thought]), plain)["prompt"].startswith("hi|")
+    twice = [{"role": "assistant", "content": "a"}, {"role": "assistant", "content": "b"}]
+    assert apply_template(chat([*HI, *twice]), make_model())["prompt"].endswith("b")
+
+
+def test_a_stream_repeats_it_on_demand() -> None:
+    body = chat([*HI, {"role": "assistant", "content": "so "}], stream=True, echo=True)
+    writer: Any = chat_generation(body, make_model()).writer
+    parsed = chunks([*writer.feed(0, started()), *writer.feed(0, text("it is"))])
+    assert [c["choices"][0]["delta"].get("content") for c in parsed] == ["", "so ", "it is"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"add_generation_prompt": True, "continue_final_message": True}, "Cannot set both"),
+        ({"messages": [*HI, CALLED], "continue_final_message": True}, "contains tool calls"),
+        ({"chat_template_kwargs": {"enable_thinking": "yes"}}, "enable_thinking"),
+        ({"audio": {"voice": "x"}}, "audio"),
+        ({"modalities": ["audio"]}, "modalities"),
+        ({"top_logprobs": 3}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": 1001}, "top_logprobs"),
+        ({"logprobs": 1}, "logprobs"),
+        ({"reasoning_format": "nope"}, "reasoning_format"),
+        ({"tools": [TOOL], "grammar": "root ::= x"}, "grammar"),
+        ({"chat_template_kwargs": []}, "chat_template_kwargs"),
+        ({"continue_final_message": 5}, "continue_final_message"),
+        ({"continue_final_message": True, "add_generation_prompt": False}, "the last message must be"),
+    ],
+)
+def test_what_cannot_be_is_refused(fields: dict[str, Any], said: str) -> None:
+    assert said in refused(**fields).message
+
+
+@pytest.mark.parametrize(
+    ("fields", "thinking"),
+    [
+        ({}, "True"),
+        ({"enable_thinking": False}, "False"),
+        ({"chat_template_kwargs": {"enable_thinking": False}}, "False"),
+        ({"reasoning_effort": "none"}, "False"),
+        ({"reasoning_budget_tokens": 0}, "False"),
+        ({"thinking_budget": 0}, "False"),
+        ({"thinking": {"type": "disabled"}}, "False"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 0}}, "False"),
+        ({"thinking": {"type": "auto"}}, "True"),
+        ({"params": ChatParams(reasoning_budget=0)}, "False"),
+        ({"params": ChatParams(reasoning_budget=0), "thinking_budget_tokens": 5}, "True"),
+        ({"params": ChatParams(reasoning_budget=0), "thinking_budget_tokens": -1}, "False"),
+        ({"params": ChatParams(reasoning="off"), "thinking": {"type": "enabled"}}, "True"),
+        ({"params": ChatParams(reasoning="off")}, "False"),
+        ({"params": ChatParams(reasoning="off"), "enable_thinking": True}, "True"),
+    ],
+)
+def test_thinking_is_switched_by_whoever_says_so(fields: dict[str, Any], thinking: str) -> None:
+    assert shown(**fields).split("|")[1] == thinking
+
+
+def test_a_template_that_knows_no_end_of_thoughts_thinks_only_when_asked() -> None:
+    template = SHOWS_EVERYTHING.replace("</think>", "")
+
+    def thinking(params: ChatParams | None = None, **fields: object) -> str:
+        model = make_model(template=template, chat=params)
+        return prompt_of(chat(**fields).conversation, model).rendered.text.split("|")[1]
+
+    assert thinking() == "False"
+    assert thinking(enable_thinking=True) == "True"
+    assert thinking(chat_template_kwargs={"enable_thinking": True}) == "True"
+    assert thinking(ChatParams(reasoning="on")) == "True"
+
+
+def test_reasoning_effort_reaches_the_template() -> None:
+    assert shown(reasoning_effort="low").split("|")[2] == "low"
+
+
+def test_tools_reach_the_template_also_where_none_may_be_called() -> None:
+    assert shown(tools=[TOOL]).split("|")[3] == "f,"
+    assert shown(tools=[TOOL], tool_choice="none").split("|")[3] == "f,"
+
+
+@pytest.mark.parametrize(
+    ("fields", "wanted", "n_top"),
+    [
+        ({}, False, 0),
+        ({"logprobs": False}, False, 0),
+        ({"logprobs": True}, True, 20),
+        ({"logprobs": True, "top_logprobs": 0}, True, 0),
+        ({"logprobs": True, "top_logprobs": 3}, True, 3),
+        ({"n_probs": 4}, True, 4),
+    ],
+)
+def test_logprobs_are_asked_for_in_openais_words_or_llama_cpps(
+    fields: dict[str, Any], wanted: bool, n_top: int
+) -> None:
+    (request,) = chat_generation(chat(**fields), make_model()).requests
+    assert (request.want_logprobs, request.n_probs) == (wanted, n_top)
+
+
+def test_what_sdks_send_beside_is_taken() -> None:
+    chat(
+        user="u",
+        metadata={"a": "b"},
+        store=True,
+        service_tier="auto",
+        parallel_tool_calls=True,
+        modalities=["text"],
+        tools=None,
+        tool_choice=None,
+        seed=None,
+        unknown_field={"x": 1},
+    )

@@ -1,0 +1,101 @@
+"""OpenAI's lists of ``logprobs``: where each token's text begins, the names of alternatives, an echoed prompt."""
+
+import json
+
+import pytest
+
+from harness.fakes import FakeVocab
+from server.dialects.common import Header
+from server.dialects.completions.logprobs import Echo, PromptLists, TokenLists, echo
+from server.dialects.completions.write import CompletionStream
+from server.engine.media import MediaPrompt, MediaSpan
+from server.engine.request import Finished, FinishReason, PromptLogprobs, Started, Text, Timings, TokenLogprob
+
+LISTS = ["tokens", "token_logprobs", "top_logprobs", "text_offset"]
+
+
+def token(piece: bytes, logprob: float, *top: TokenLogprob, ends: bool = False) -> TokenLogprob:
+    return TokenLogprob(len(piece), piece, logprob, top, ends)
+
+
+def test_offsets_count_the_characters_before_a_tokens_first_byte() -> None:
+    lists = TokenLists(3)
+    found = lists.of([token(b" a", -1.0), token("é".encode()[:1], -1.0)])
+    assert found["text_offset"] == [3, 5]
+    assert found["tokens"] == [" a", "bytes:\\xc3"]
+    found = lists.of([token("é".encode()[1:], -1.0), token(b"b", -1.0), token(b"", -2.0, ends=True)])
+    assert found["text_offset"] == [5, 6, 7]
+    assert found["tokens"] == ["bytes:\\xa9", "b", ""]
+
+
+def test_alternatives_are_named_by_their_text_and_hold_the_token_itself() -> None:
+    best, same = token(b"x", -0.1), token(b"x", -3.0)
+    found = TokenLists(0).of([token(b"y", -2.0, best, same)])
+    assert found["top_logprobs"] == [{"x": -0.1, "y": -2.0}]
+    assert max(found["top_logprobs"][0].values()) == -0.1
+    assert TokenLists(0).of([token(b"x", -0.1, best)])["top_logprobs"] == [{"x": -0.1}]
+
+
+@pytest.mark.parametrize(
+    ("text", "pieces", "offsets"),
+    [
+        ("the fox", [b"the", b" fox"], [0, 3]),
+        ("the fox", [b"<s>", b"the", b" fox"], [0, 0, 3]),  # a first token that the vocabulary adds
+        ("the fox", [b"<s>", b" the", b" fox"], [0, 0, 3]),  # and a space
+        ("<s>the", [b"<s>", b"the"], [0, 3]),
+        ("né!", ["né".encode()[:2], "é".encode()[1:], b"!"], [0, 1, 2]),
+    ],
+)
+def test_the_offsets_of_a_prompt_are_those_of_its_text(text: str, pieces: list[bytes], offsets: list[int]) -> None:
+    scores = [token(piece, -1.0) for piece in pieces[1:]]
+    prompt = PromptLists(Echo(text, tuple(pieces)))
+    prompt.add(scores[:1])
+    assert prompt.complete is (len(scores) == 1)
+    prompt.add(scores[1:])
+    assert prompt.complete
+    lists = prompt.followed_by()
+    assert list(lists) == LISTS
+    assert lists["text_offset"] == offsets
+    assert lists["token_logprobs"] == [None, *[-1.0] * len(scores)]
+    assert lists["top_logprobs"][0] is None
+    assert {len(values) for values in lists.values()} == {len(pieces)}
+
+
+def test_media_have_no_log_probabilities_and_stand_where_their_marker_is() -> None:
+    spans = (MediaSpan(2, 2, 2, True, "a"), MediaSpan(4, 1, 1, True, "b"))
+    prompt = MediaPrompt([FakeVocab.bos, ord("x"), -5, -6, -7, ord(" "), ord("y")], spans)
+    lists = PromptLists(echo(FakeVocab(), "x<m><m> y", prompt, "<m>"))
+    lists.add([token(b"x", -1.0), None, None, None, token(b" ", -2.0), token(b"y", -3.0)])
+    assert lists.complete
+    found = lists.followed_by()
+    assert found["tokens"][1:] == ["x", "", "", "", " ", "y"]
+    assert found["text_offset"] == [0, 0, 1, 4, 4, 7, 8]
+    assert found["token_logprobs"] == [None, -1.0, None, None, None, -2.0, -3.0]
+    assert found["top_logprobs"][2:5] == [None] * 3
+
+
+def test_what_a_video_becomes_takes_nothing_of_the_text() -> None:
+    pieces = [b"Video:", b"<m>", b"", b"[0m]", b"<m>", b"and"]
+    lists = PromptLists(Echo("<m>and", tuple(pieces), b"<m>"))
+    lists.add([None, None, token(b"[0m]", -1.0), None, token(b"and", -1.0)])
+    assert lists.followed_by()["text_offset"] == [0, 0, 3, 3, 3, 3]
+
+
+def test_a_stream_holds_back_choices_that_start_before_the_prompt_is_scored() -> None:
+    echoed = Echo("abc", (b"a", b"b", b"c"))
+    stream = CompletionStream(Header("m"), n=2, echoes=[echoed], include_usage=False, lists=True)
+    own = token(b"d", -0.5)
+    end = Finished(1, FinishReason.LIMIT, "", 3, 0, 1, Timings(), 0, 1)
+    assert stream.feed(0, PromptLogprobs(0, (token(b"b", -1.0),))) == []
+    assert stream.feed(0, Started(1, 3, 2)) == []
+    assert stream.feed(0, Text(1, "d", (100,), (own,))) == []
+    assert stream.feed(0, end) == []
+    chunks = [json.loads(chunk[6:])["choices"][0] for chunk in stream.feed(0, PromptLogprobs(0, (token(b"c", -2.0),)))]
+    assert [chunk["index"] for chunk in chunks] == [1, 1, 1]
+    assert [chunk["text"] for chunk in chunks] == ["abc", "d", ""]
+    assert chunks[0]["logprobs"]["token_logprobs"] == [None, -1.0, -2.0]
+    assert chunks[1]["logprobs"]["text_offset"] == [3]
+    assert chunks[1]["logprobs"]["content"][0]["logprob"] == -0.5
+    assert chunks[2]["finish_reason"] == "length"
+    (first,) = stream.feed(0, Started(0, 3, 0))
+    assert json.loads(first[6:])["choices"][0]["logprobs"]["tokens"] == ["a", "b", "c"]

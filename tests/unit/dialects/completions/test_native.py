@@ -1,0 +1,225 @@
+from typing import Any
+
+import pytest
+
+from harness.fakes import BOS
+from server.dialects.native.read import native_generation, read_native, tokens_of
+from server.dialects.native.write import NativeReply, NativeStream
+from server.engine.request import RANDOM_SEED, Request, SamplingParams
+from server.errors import InvalidRequest
+from server.pool.spec import ChatParams
+from tests.unit.dialects.builders import FakeConstraint, finished, make_model
+
+Body = dict[str, Any]
+SETTINGS = [
+    *("seed", "temperature", "dynatemp_range", "dynatemp_exponent", "top_k", "top_p"),
+    *("min_p", "top_n_sigma", "xtc_probability", "xtc_threshold", "typical_p", "repeat_last_n"),
+    *("repeat_penalty", "presence_penalty", "frequency_penalty", "dry_multiplier", "dry_base", "dry_allowed_length"),
+    *("dry_penalty_last_n", "dry_sequence_breakers", "mirostat", "mirostat_tau", "mirostat_eta", "adaptive_target"),
+    *("adaptive_decay", "stop", "max_tokens", "n_predict", "n_keep", "n_discard"),
+    *("ignore_eos", "stream", "logit_bias", "n_probs", "min_keep", "grammar"),
+    *(
+        "grammar_lazy",
+        "grammar_triggers",
+        "preserved_tokens",
+        "chat_format",
+        "reasoning_format",
+        "reasoning_in_content",
+    ),
+    *(
+        "generation_prompt",
+        "samplers",
+        "speculative.types",
+        "timings_per_token",
+        "post_sampling_probs",
+        "backend_sampling",
+    ),
+    "lora",
+]
+
+
+def requests(model: Any = None, **body: object) -> list[Request]:
+    return list(native_generation(read_native({"prompt": "a", **body}), model or make_model()).requests)
+
+
+def settings(model: Any = None, **body: object) -> Body:
+    generation = native_generation(read_native({"prompt": "a", **body}), model or make_model())
+    assert isinstance(generation.writer, NativeReply | NativeStream)
+    found: Body = generation.writer._finals.final(0, finished())["generation_settings"]
+    return found
+
+
+def refused(**body: object) -> InvalidRequest:
+    with pytest.raises(InvalidRequest) as caught:
+        requests(**body)
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("prompt", "expected"),
+    [
+        ("ab", [[BOS, 97, 98]]),
+        ([97, 98], [[97, 98]]),
+        ([97, "b", 99], [[97, 98, 99]]),
+        (["a", 98], [[BOS, 97, 98]]),
+        (["a", "b"], [[BOS, 97], [BOS, 98]]),
+        ([[97], [98, "c"], "d", {"prompt_string": "e"}], [[97], [98, 99], [BOS, 100], [BOS, 101]]),
+        ({"prompt_string": "<s>"}, [[BOS, BOS]]),
+        ({"prompt_string": [97, "b"]}, [[97, 98]]),
+    ],
+)
+def test_every_form_of_prompt_is_read(prompt: object, expected: list[list[int]]) -> None:
+    assert [request.prompt for request in requests(prompt=prompt)] == expected
+
+
+@pytest.mark.parametrize("prompt", [5, 1.5, True, {"x": 1}, {}, [{"y": 1}]])
+def test_a_prompt_of_another_form_is_refused_in_llama_servers_words(prompt: object) -> None:
+    message = refused(prompt=prompt).message
+    assert "elements must be a string, a list of tokens" in message
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_n_probs_and_logprobs_are_one_field(n: int) -> None:
+    for body in ({"n_probs": n}, {"logprobs": n}, {"n_probs": n, "logprobs": 7}):
+        (request,) = requests(**body)
+        assert (request.n_probs, request.want_logprobs) == (n, True)
+
+
+@pytest.mark.parametrize(
+    "body", [{}, {"n_probs": 0}, {"n_probs": -1}, {"logprobs": False}, {"n_probs": 0, "logprobs": 5}]
+)
+def test_no_probabilities_are_computed_unasked(body: Body) -> None:
+    (request,) = requests(**body)
+    assert (request.n_probs, request.want_logprobs) == (0, False)
+
+
+def test_logprobs_may_be_a_switch() -> None:
+    assert requests(logprobs=True)[0].n_probs == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("response_fields", "content"),
+        ("response_fields", [1]),
+        ("response_fields", ["a"] * 257),
+        ("response_fields", ["a" * 257]),
+        ("return_tokens", 1),
+        ("n_probs", 1001),
+        ("n_probs", "1"),
+        ("logprobs", "1"),
+        ("system_prompt", 5),
+        ("system_prompt", {"prompt": 5}),
+        ("reasoning_format", "nonsense"),
+        ("reasoning_control", True),
+        ("json_schema", 5),
+        ("grammar", 5),
+        ("stop", [5]),
+        ("n_cmpl", 0),
+        ("n", 129),
+        ("id_slot", 9),
+        ("stream", 1),
+    ],
+)
+def test_a_wrong_field_is_refused_by_name(name: str, value: object) -> None:
+    error = refused(**{name: value})
+    assert error.param == name
+    assert f"'{name}'" in error.message
+
+
+def test_an_empty_prompt_is_refused_where_the_model_adds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = make_model()
+    monkeypatch.setattr(model.vocab, "tokenize", lambda *_, **__: [])
+    with pytest.raises(InvalidRequest, match="is empty"):
+        requests(model, prompt="")
+
+
+@pytest.mark.parametrize("system", ["s", {"prompt": "s", "anti_prompt": "User:", "assistant_name": "A:"}])
+def test_a_system_prompt_comes_before_each_prompt(system: object) -> None:
+    wanted = read_native({"prompt": ["a", [98]], "system_prompt": system})
+    assert [prompt.tokens for prompt in tokens_of(wanted, make_model())] == [[BOS, 115, 97], [BOS, 115, 98]]
+
+
+@pytest.mark.parametrize("system", ["", {}, None, {"anti_prompt": "x"}])
+def test_no_system_prompt_changes_nothing(system: object) -> None:
+    assert requests(system_prompt=system)[0].prompt == [BOS, 97]
+
+
+@pytest.mark.parametrize(
+    ("body", "kind"),
+    [
+        ({"json_schema": {"type": "string"}}, "json_schema"),
+        ({"json_schema": {}}, "json_object"),
+        ({"json_schema": True}, "json_schema"),
+        ({"grammar": "root ::= x"}, "gbnf"),
+        ({"grammar": "root ::= x", "json_schema": {}}, "gbnf"),
+        ({"grammar": "", "json_schema": {}}, "json_object"),
+    ],
+)
+def test_a_grammar_counts_before_a_schema(body: Body, kind: str) -> None:
+    constraint = requests(**body)[0].constraint
+    assert isinstance(constraint, FakeConstraint)
+    assert constraint.kind == kind
+
+
+def test_response_format_is_no_field_of_a_native_body() -> None:
+    assert requests(response_format="text")[0].constraint is None
+
+
+def test_each_prompt_has_a_constraint_and_an_id_of_its_own() -> None:
+    first, second = requests(prompt=["a", "b"], json_schema={})
+    assert first.constraint is not second.constraint
+    assert first.id != second.id
+
+
+def test_settings_have_every_key_of_llama_server_in_its_order() -> None:
+    assert list(settings()) == SETTINGS
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("temperature", 0.5),
+        ("top_k", 3),
+        ("stop", ["x", "y"]),
+        ("n_predict", 7),
+        ("n_keep", -1),
+        ("n_discard", 4),
+        ("stream", True),
+        ("n_probs", 2),
+        ("min_keep", 3),
+        ("grammar", "root ::= x"),
+        ("samplers", ["top_k", "top_k", "temperature"]),
+        ("timings_per_token", True),
+        ("post_sampling_probs", True),
+        ("dry_sequence_breakers", ["x"]),
+        ("mirostat", 2),
+        ("ignore_eos", True),
+        ("seed", 5),
+        ("reasoning_format", "none"),
+    ],
+)
+def test_settings_show_what_was_asked_for(name: str, value: object) -> None:
+    assert settings(**{name: value})[name] == value
+
+
+def test_settings_show_what_it_came_to() -> None:
+    shown = settings(max_tokens=3, top_p=9, logit_bias=[[65, False], ["B", 2]], ignore_eos=True)
+    assert (shown["n_predict"], shown["max_tokens"], shown["top_p"], shown["seed"]) == (3, 3, 1.0, RANDOM_SEED)
+    assert shown["logit_bias"] == [
+        {"bias": None, "token": 65},
+        {"bias": 2.0, "token": 66},
+        {"bias": None, "token": 257},
+        {"bias": None, "token": 259},
+    ]
+    assert settings(json_schema={"type": "string"})["grammar"] == '%llguidance {}\nstart: %json {"type":"string"}'
+
+
+def test_settings_without_fields_are_the_models() -> None:
+    model = make_model(
+        sampling=SamplingParams(top_k=3, seed=9), n_predict=12, chat=ChatParams(reasoning_format="deepseek-legacy")
+    )
+    shown = settings(model, stream=True)
+    assert (shown["top_k"], shown["seed"], shown["n_predict"]) == (3, 9, 12)
+    assert (shown["reasoning_format"], shown["reasoning_in_content"]) == ("deepseek-legacy", True)
+    assert settings()["reasoning_format"] == "deepseek"

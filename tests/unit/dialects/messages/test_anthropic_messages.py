@@ -1,0 +1,457 @@
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from server.chat.conversation import Media, Message, TextPart, Tools, template_messages, template_tools
+from server.dialects.messages.messages import read_conversation, steady_system
+from server.dialects.messages.tools import read_tools
+from server.errors import InvalidRequest
+from server.media.source import MediaUrl, StoredFile
+
+Block = dict[str, Any]
+HI: Block = {"role": "user", "content": "Hi"}
+
+
+def read(messages: object, system: object = None) -> tuple[list[Message], list[str]]:
+    """The conversation, and what is left out."""
+    warnings: list[str] = []
+    return read_conversation(system, messages, warnings, read_tools(None, None, warnings).later()), warnings
+
+
+def shown(system: object, messages: object) -> list[dict[str, Any]]:
+    found, warnings = read(messages, system)
+    assert warnings == []
+    return template_messages(found)
+
+
+def text(value: str) -> Block:
+    return {"type": "text", "text": value}
+
+
+def user(*blocks: object) -> Block:
+    return {"role": "user", "content": list(blocks)}
+
+
+def assistant(*blocks: object) -> Block:
+    return {"role": "assistant", "content": list(blocks)}
+
+
+def use(call_id: str = "c1", **more: object) -> Block:
+    return {"type": "tool_use", "id": call_id, "name": "look", "input": {"at": "sky"}, **more}
+
+
+def result(content: object = "blue", call_id: str = "c1", **more: object) -> Block:
+    return {"type": "tool_result", "tool_use_id": call_id, "content": content, **more}
+
+
+def document(source: object, **more: object) -> Block:
+    return {"type": "document", "source": source, **more}
+
+
+def image(media_type: str = "image/png") -> Block:
+    return {"type": "image", "source": {"type": "base64", "media_type": media_type, "data": "iVBORw0KGgo="}}
+
+
+def test_the_system_prompt_comes_first() -> None:
+    assert shown("Be brief.", [HI]) == [{"role": "system", "content": "Be brief."}, HI]
+
+
+def test_the_blocks_of_a_system_prompt_are_one_text() -> None:
+    blocks = [text("Be "), {**text("brief."), "cache_control": {"type": "ephemeral"}}]
+    assert shown(blocks, [HI])[0] == {"role": "system", "content": "Be brief."}
+
+
+@pytest.mark.parametrize("empty", [None, "", [], [text("")]])
+def test_an_empty_system_prompt_is_none(empty: object) -> None:
+    assert shown(empty, [HI]) == [HI]
+
+
+def test_text_blocks_are_parts_without_what_only_anthropic_reads() -> None:
+    given = user({**text("a"), "cache_control": {"type": "ephemeral"}}, text("b"))
+    assert shown(None, [given]) == [{"role": "user", "content": [text("a"), text("b")]}]
+
+
+def test_calls_keep_their_ids_and_get_json_text_as_arguments() -> None:
+    [_, message] = shown(None, [HI, assistant(text("Let me see."), use())])
+    assert message == {
+        "role": "assistant",
+        "content": [text("Let me see.")],
+        "tool_calls": [
+            {"id": "c1", "type": "function", "function": {"name": "look", "arguments": '{"at":"sky"}'}},
+        ],
+    }
+
+
+def test_ids_and_thoughts_that_a_client_has_not_kept_are_none() -> None:
+    thought = {"type": "thinking", "thinking": None, "signature": ""}
+    found = shown(None, [HI, assistant(thought, {**use(), "id": None}), user({**result(), "tool_use_id": None})])
+    assert [message["role"] for message in found] == ["user", "assistant", "tool"]
+    assert "id" not in found[1]["tool_calls"][0]
+    assert "reasoning_content" not in found[1]
+
+
+def test_reasoning_is_put_apart_and_another_servers_is_left_out_with_a_warning() -> None:
+    thoughts = [{"type": "thinking", "thinking": "Hm. ", "signature": ""}, {"type": "thinking", "thinking": "Yes."}]
+    redacted = {"type": "redacted_thinking", "data": "xyz"}
+    messages, [warning] = read([HI, assistant(*thoughts, redacted, use())])
+    [_, message] = template_messages(messages)
+    assert "redacted_thinking" in warning
+    assert message["reasoning_content"] == "Hm. Yes."
+    assert message["content"] == ""
+
+
+def test_a_result_is_a_message_of_the_tool_that_was_called() -> None:
+    found = shown(None, [HI, assistant(use()), user(result())])
+    assert found[2:] == [{"role": "tool", "content": "blue", "tool_call_id": "c1", "name": "look"}]
+
+
+def test_results_stand_next_to_their_calls_whatever_else_the_message_says() -> None:
+    given = user(text("And now?"), result("one"), result("two", "c2"))
+    found = shown(None, [HI, assistant(use(), use("c2")), given])
+    assert [message["role"] for message in found] == ["user", "assistant", "tool", "tool", "user"]
+    assert [message["content"] for message in found[2:]] == ["one", "two", [text("And now?")]]
+
+
+@pytest.mark.parametrize(
+    ("content", "said"), [("a", "a"), (None, ""), ([], ""), ([text("a"), text("b")], "ab")], ids=str
+)
+def test_a_result_is_text(content: object, said: str) -> None:
+    [message] = shown(None, [user(result(content, is_error=True))])
+    assert message["content"] == said
+    assert "name" not in message  # of a call that the conversation does not have
+
+
+@pytest.mark.parametrize("role", ["user", "assistant"])
+def test_a_message_without_blocks_is_left_out(role: str) -> None:
+    assert shown(None, [HI, {"role": role, "content": []}]) == [HI]
+
+
+def test_a_system_message_may_stand_in_the_middle() -> None:
+    assert shown("a", [HI, {"role": "system", "content": "b"}, HI])[2] == {"role": "system", "content": "b"}
+
+
+@pytest.mark.parametrize(
+    ("messages", "named"),
+    [
+        (None, "messages"),
+        ("hi", "messages"),
+        ([HI] * 16385, "messages"),
+        ([5], "messages.0"),
+        ([{"content": "x"}], "messages.0.role"),
+        ([{"role": "tool", "content": "x"}], "messages.0.role"),
+        ([{"role": ["user"], "content": "x"}], "messages.0.role"),
+        ([HI, {"role": "user"}], "messages.1.content"),
+        ([{"role": "user", "content": 5}], "messages.0.content"),
+        ([user("x")], "messages.0.content.0"),
+        ([user({"type": "text"})], "messages.0.content.0.text"),
+        ([user({"text": "x"})], "messages.0.content.0.type"),
+        ([user({"type": {}})], "messages.0.content.0.type"),
+        ([user({"type": "document"})], "messages.0.content.0.source"),
+        ([user(document({"type": "text"}))], "messages.0.content.0.source.data"),
+        ([user(document({"type": "content"}))], "messages.0.content.0.source.content"),
+        ([user(document({"type": "content", "content": [use()]}))], "messages.0.content.0.source.content.0.type"),
+        ([user({"type": "search_result"})], "messages.0.content.0.content"),
+        ([user(use())], "messages.0.content.0.type"),
+        ([user({"type": "thinking", "thinking": "Hm."})], "messages.0.content.0.type"),
+        ([{**user(result()), "role": "system"}], "messages.0.content.0.type"),
+        ([assistant({"type": "thinking"})], "messages.0.content.0.thinking"),
+        ([assistant(use(id=5))], "messages.0.content.0.id"),
+        ([assistant(use(name=None))], "messages.0.content.0.name"),
+        ([user({"type": "tool_result"})], "messages.0.content.0.tool_use_id"),
+        ([user(result(5))], "messages.0.content.0.content"),
+        ([user(result(["blue"]))], "messages.0.content.0.content.0"),
+        ([user(result([text("a"), {"type": "text", "text": 1}]))], "messages.0.content.0.content.1.text"),
+        ([user(result(is_error="yes"))], "messages.0.content.0.is_error"),
+    ],
+)
+def test_a_wrong_message_is_named(messages: object, named: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        shown(None, messages)
+    assert caught.value.param == named
+    assert caught.value.message.startswith(f"{named.removesuffix('.type')}")
+
+
+@pytest.mark.parametrize(
+    ("system", "named"),
+    [(5, "system"), (["x"], "system.0"), ([text("a"), {"text": "b"}], "system.1.type")],
+)
+def test_a_wrong_system_prompt_is_named(system: object, named: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        shown(system, [HI])
+    assert caught.value.param == named
+
+
+def test_arguments_nest_as_deeply_as_can_be_read() -> None:
+    text = '{"a":[0,"é",' * 500 + '{"b":{},"c":[]}' + ",null]}" * 500
+    told = shown(None, [HI, assistant(use(input=orjson.loads(text)))])
+    assert told[1]["tool_calls"][0]["function"]["arguments"] == text
+
+
+@pytest.mark.parametrize("messages", [[], [user()], [assistant()], [{"role": "assistant"}]])
+def test_nothing_may_have_been_said_yet(messages: list[Block]) -> None:
+    assert shown("Be brief.", messages) == [{"role": "system", "content": "Be brief."}]
+
+
+@pytest.mark.parametrize(
+    ("given", "arguments"),
+    [('{"at": "s', '{"at": "s'), ("", ""), (None, "{}"), ([1], "[1]"), (5, "5")],
+)
+def test_a_call_comes_back_as_the_model_wrote_it(given: object, arguments: str) -> None:
+    [_, message], warnings = read([HI, assistant(use(input=given))])
+    assert (message.calls[0].arguments, warnings) == (arguments, [])
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ({"type": "text", "media_type": "text/plain", "data": "Once."}, "Once."),
+        ({"type": "content", "content": "Once."}, "Once."),
+        ({"type": "content", "content": [text("Once."), text("Twice.")]}, "Once.\nTwice."),
+    ],
+)
+def test_a_document_of_text_is_framed_by_its_title(source: Block, said: str) -> None:
+    titled = document(source, title='A "<tale>"\n', context="by N.", citations={"enabled": True})
+    [message], warnings = read([user(titled)])
+    start = '<document name="A &quot;&lt;tale&gt;&quot;" type="text/plain">\nContext: by N.\n'
+    assert message.content == (TextPart(f"{start}{said}\n</document>", plain=True),)
+    assert warnings == ["messages.0.content.0.citations is ignored: replies cite no documents"]
+
+
+def test_a_document_may_hold_images_between_its_lines() -> None:
+    [message], _ = read([user(document({"type": "content", "content": [text("a"), image(), text("b")]}))])
+    first, picture, last = message.parts
+    assert (first, last) == (
+        TextPart('<document type="text/plain">\na\n', plain=True),
+        TextPart("b\n</document>", plain=True),
+    )
+    assert isinstance(picture, Media)
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ({"type": "file", "file_id": "file-1"}, StoredFile("file-1")),
+        (
+            {"type": "url", "url": "https://a.example/b/c%20d.pdf?x=1"},
+            MediaUrl("https://a.example/b/c%20d.pdf?x=1", "c d.pdf"),
+        ),
+        ({"type": "file"}, None),
+        ({"type": "sketch"}, None),
+    ],
+)
+def test_a_document_and_an_image_may_be_elsewhere(source: Block, expected: object) -> None:
+    (found,) = read([user(document(source))])[0][0].parts
+    (picture,) = read([user({"type": "image", "source": source})])[0][0].parts
+    assert isinstance(found, Media)
+    assert isinstance(picture, Media)
+    assert (found.kind, found.source) == ("document", expected)
+    assert picture.source == (MediaUrl(expected.url) if isinstance(expected, MediaUrl) else expected)
+
+
+def test_a_search_result_is_text() -> None:
+    given = {"type": "search_result", "source": "https://a.example", "title": "A", "content": [text("b"), text("c")]}
+    [message] = shown(None, [user(given)])
+    assert message["content"] == [text("A\nhttps://a.example\nb\nc")]
+
+
+def test_media_are_named_so_that_claude_code_finds_the_block_and_leaves_it_out() -> None:
+    pdf = document({"type": "base64", "media_type": "application/pdf", "data": "JVBERi0="})
+    [message], warnings = read([user(text("Look:"), image(), pdf)])
+    assert message.content[1:] == (
+        Media("image", "image/png", "messages.0.content.1.image", MediaUrl("data:image/png;base64,iVBORw0KGgo=")),
+        Media("document", at="messages.0.content.2.document", source=MediaUrl("data:application/pdf;base64,JVBERi0=")),
+    )
+    assert warnings == []
+
+
+@pytest.mark.parametrize("source", [None, {}, {"type": "url", "url": "https://a.example/b.png"}, {"type": "\n"}])
+def test_an_image_may_come_from_anywhere(source: object) -> None:
+    [message], _ = read([user({"type": "image", "source": source})])
+    assert isinstance(message.content[0], Media)
+    assert message.content[0].placeholder.isprintable()
+
+
+def test_what_a_tool_has_shown_stays_in_order() -> None:
+    given = result([text("a"), text("b"), image(), text("c"), {"type": "tool_reference", "tool_name": "look"}])
+    [message] = shown(None, [user(given)])
+    texts = [part["text"] for part in message["content"]]
+    assert (texts[0], texts[2]) == ("ab", "clook")
+    assert "image/png" in texts[1]
+
+
+def loaded(*messages: Block, tools: object = None, choice: object = None) -> tuple[list[str], Tools]:
+    """The texts of a conversation, and the tools that may be called behind it."""
+    warnings: list[str] = []
+    given = read_tools(tools, choice, warnings)
+    later = given.later()
+    found = read_conversation(None, list(messages), warnings, later)
+    assert warnings == []
+    return [message.text for message in found], given.tools()
+
+
+FETCH: Block = {"name": "fetch", "description": "Gets it.", "input_schema": {"type": "object"}, "defer_loading": True}
+LOOK: Block = {"name": "look", "input_schema": {"type": "object"}}
+FOUND = {"type": "tool_reference", "tool_name": "fetch"}
+DEFINITION = '<function>{"description":"Gets it.","name":"fetch","parameters":{"type":"object"}}</function>\n'
+
+
+def test_a_deferred_tool_is_told_of_where_it_is_found_and_may_be_called_from_then_on() -> None:
+    hidden, tools = loaded(HI, tools=[LOOK, FETCH])
+    assert [tool.name for tool in tools.tools] == ["look"]
+    texts, tools = loaded(HI, assistant(use()), user(result([FOUND, FOUND])), tools=[FETCH, LOOK])
+    assert texts[-1] == DEFINITION * 2
+    assert [(tool.name, tool.deferred) for tool in tools.tools] == [("look", False), ("fetch", True)]
+    assert [tool["function"]["name"] for tool in template_tools(tools.tools)] == ["look"]
+    assert hidden == ["Hi"]
+
+
+def test_a_deferred_tool_that_must_be_called_is_told_of_at_once() -> None:
+    _, tools = loaded(HI, tools=[LOOK, FETCH], choice={"type": "tool", "name": "fetch"})
+    assert [(tool.name, tool.deferred) for tool in tools.tools] == [("look", False), ("fetch", False)]
+
+
+def test_where_no_other_tool_is_told_of_a_deferred_one_says_how_to_call() -> None:
+    _, tools = loaded(HI, user(result([FOUND])), tools=[FETCH])
+    assert [(tool.name, tool.deferred) for tool in tools.tools] == [("fetch", False)]
+
+
+def test_tools_come_and_go_in_the_middle_of_a_conversation() -> None:
+    by_value = {name: value for name, value in FETCH.items() if name != "defer_loading"}
+    added = {"type": "tool_addition", "tool": {"type": "tool_definition", "definition": by_value}}
+    named = {"type": "tool_addition", "tool": {"type": "tool_reference", "name": "fetch"}}
+    gone = {"type": "tool_removal", "tool": {"type": "tool_reference", "name": "fetch"}}
+    for addition, tools in ((added, [LOOK]), (named, [LOOK, FETCH])):
+        texts, found = loaded(HI, {"role": "system", "content": [addition]}, user(gone), tools=tools)
+        assert texts[1] == DEFINITION
+        assert texts[2] == "[The tool fetch can't be called any more.]\n"
+        assert [tool.name for tool in found.tools] == ["look", "fetch"]
+
+
+@pytest.mark.parametrize(
+    "tool",
+    [
+        None,
+        {"type": "mcp_toolset_reference", "server_name": "x"},
+        {"type": "tool_definition", "definition": {"type": "web_search_20250305", "name": "web_search"}},
+    ],
+)
+def test_what_cannot_be_added_is_skipped(tool: object) -> None:
+    found, warnings = read([HI, {"role": "system", "content": [{"type": "tool_addition", "tool": tool}]}])
+    assert [message.text for message in found] == ["Hi"]
+    assert "blocks of type 'tool_addition' are left out" in warnings
+
+
+def test_a_definition_that_is_wrong_is_named() -> None:
+    wrong = {"type": "tool_addition", "tool": {"type": "tool_definition", "definition": {"name": "f"}}}
+    with pytest.raises(InvalidRequest) as caught:
+        read([{"role": "system", "content": [wrong]}])
+    assert caught.value.param == "messages.0.content.0.tool.definition.input_schema"
+
+
+def test_a_block_that_nobody_knows_is_skipped_and_told() -> None:
+    upload, news = {"type": "container_upload", "file_id": "f"}, {"type": "hologram\n" * 99}
+    found, warnings = read([user(text("Hi"), upload), assistant(news), user(result([text("a"), upload]))], [upload])
+    assert [(message.role, message.text) for message in found] == [("user", "Hi"), ("tool", "a")]
+    upload_told = "blocks of type 'container_upload' are left out"
+    assert [warnings[0], warnings[1], warnings[3]] == [upload_told] * 3
+    assert len(warnings[2]) < 80
+
+
+def test_calls_that_anthropics_servers_carried_out_stand_as_calls_with_their_results() -> None:
+    search = {"type": "server_tool_use", "id": "s1", "name": "web_search", "input": {"query": "sky"}}
+    hit = {"type": "web_search_result", "url": "https://a.example", "title": "Sky", "encrypted_content": "xyz"}
+    found_it = {"type": "web_search_tool_result", "tool_use_id": "s1", "content": [hit]}
+    mcp = {"type": "mcp_tool_use", "id": "m1", "name": "look", "server_name": "x", "input": {}}
+    seen = {"type": "mcp_tool_result", "tool_use_id": "m1", "is_error": False, "content": [text("blue"), text("!")]}
+    given = assistant(text("Let me search."), search, found_it, mcp, seen, text("It is blue."))
+    messages, warnings = read([HI, given])
+    assert warnings == []
+    assert [message.role for message in messages] == ["user", "assistant", "tool", "assistant", "tool", "assistant"]
+    assert [call.name for message in messages for call in message.calls] == ["web_search", "x__look"]
+    assert (messages[2].call_id, messages[2].name) == ("s1", "web_search")
+    assert messages[2].text == '[{"type":"web_search_result","url":"https://a.example","title":"Sky"}]'
+    assert (messages[4].text, messages[5].text) == ("blue!", "It is blue.")
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ({"type": "web_search_tool_result_error", "error_code": "unavailable"}, "unavailable"),
+        ({"type": "web_fetch_result", "content": document({"type": "base64", "data": "JVBERi0="})}, "web_fetch_result"),
+        ({"type": "code_execution_result", "stdout": "4", "encrypted_stdout": "JVBERi0="}, '"stdout":"4"'),
+    ],
+)
+def test_results_in_shapes_of_their_own_are_json_without_what_nobody_can_read(content: Block, said: str) -> None:
+    [message], _ = read([assistant({"type": "x_tool_result", "tool_use_id": "s1", "content": content})])
+    assert said in message.text
+    assert "JVBERi0=" not in message.text
+
+
+@pytest.mark.parametrize(("content", "said"), [("All before.", ["All before.", "Hi"]), (None, ["Hi"])])
+def test_a_summary_stands_for_the_turns_before_it(content: object, said: list[str]) -> None:
+    found, _ = read([assistant({"type": "compaction", "content": content}), HI])
+    assert [message.text for message in found] == said
+
+
+def test_a_stamp_that_is_new_in_each_session_and_request_does_not_spoil_the_cached_prefix() -> None:
+    stamp = "x-anthropic-billing-header: cc_version=2.1.197.{}; cc_entrypoint=sdk-cli; cch={};{}"
+    rest = "You are a coder. cch=12345; cc_version=2.1.197.1c0;"
+    found = shown([text(stamp.format("1c0", "a5145", "")), text(rest)], [HI])
+    assert found == shown(stamp.format("8a5", "0b1c2", rest), [HI])
+    assert found[0]["content"] == stamp.format("fff", "fffff", rest)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        "Be brief. cch=a5145;",
+        "x-anthropic-billing-header: none",
+        "x-anthropic-billing-header: cch=a5145",
+        "x-anthropic-billing-header: cc_version=2.1; cc_entrypoint=cli;Be brief.",
+    ],
+)
+def test_other_system_prompts_stay_as_they_are(other: str) -> None:
+    assert steady_system(other) == other
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=5), inner, max_size=2),
+    max_leaves=4,
+)
+NEEDLES = st.builds("<{}>".format, st.integers(0, 10**9))
+UNKNOWN = st.builds(
+    lambda kind, more: {**more, "type": f"new_{kind}"}, st.text(max_size=5), st.dictionaries(NEEDLES, JSON)
+)
+SHOWN = st.builds(text, NEEDLES) | st.builds(lambda data: document({"type": "text", "data": data}), NEEDLES)
+MEDIA = st.builds(image)
+CALLS = st.builds(lambda name, given: use(name=name, input=given), NEEDLES, JSON)
+THOUGHTS = st.builds(lambda thought: {"type": "thinking", "thinking": thought, "signature": ""}, NEEDLES)
+RESULTS = st.builds(result, NEEDLES | st.none() | st.lists(SHOWN | MEDIA | UNKNOWN, max_size=3))
+SERVER_RESULTS = st.builds(lambda content: {**result(content), "type": "web_search_tool_result"}, NEEDLES | JSON)
+TURNS = st.builds(assistant, SHOWN | UNKNOWN, THOUGHTS, SHOWN, CALLS, SERVER_RESULTS) | st.builds(
+    user, RESULTS, SHOWN | UNKNOWN | MEDIA, RESULTS
+)
+
+
+def needles(value: object) -> set[str]:
+    """The texts in a body that a model is to be told, without those of unknown blocks."""
+    if isinstance(value, str):
+        return {value} if value.startswith("<") and value.endswith(">") and value[1:-1].isdecimal() else set()
+    if isinstance(value, list):
+        return set().union(*map(needles, value))
+    if isinstance(value, dict) and not str(value.get("type", "")).startswith("new_"):
+        return set().union(*map(needles, value.values()))
+    return set()
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(TURNS, max_size=4))
+def test_no_history_is_refused_and_no_text_of_it_is_lost(turns: list[Block]) -> None:
+    found, _ = read(turns)
+    told = {message.text for message in found} | {message.reasoning for message in found}
+    told |= {call.name for message in found for call in message.calls}
+    assert all(any(needle in each for each in told) for needle in needles(turns))

@@ -1,0 +1,187 @@
+"""Anthropic's tool types whose calls the client executes: shown as functions, returned as the SDK's own blocks."""
+
+from typing import Any
+
+import anthropic.types as sdk
+import anthropic.types.beta as beta
+import orjson
+import pytest
+from anthropic.types.beta.beta_memory_tool_20250818_command import BetaMemoryTool20250818Command
+from pydantic import TypeAdapter
+
+from server.dialects.common import Header
+from server.dialects.messages.read import ParsedMessages, read_messages
+from server.dialects.messages.write import MessageReply, MessageStream
+from server.dialects.tool_types import ANTHROPIC, TOOLSETS
+from server.engine.request import Event
+from server.errors import InvalidRequest
+from server.formats.parsing.pieces import Piece, ToolCallArguments, ToolCallBegin
+from tests.unit.dialects.builders import Scripted, finished, started, text
+
+BLOCK: TypeAdapter[Any] = TypeAdapter(sdk.ContentBlock)
+MEMBERS: dict[str, TypeAdapter[Any]] = {
+    "computer": TypeAdapter(sdk.ComputerToolUseBlock),
+    "browser": TypeAdapter(sdk.BrowserToolUseBlock),
+}
+TYPES = {
+    "bash_20241022": "bash",
+    "bash_20250124": "bash",
+    "text_editor_20241022": "str_replace_editor",
+    "text_editor_20250124": "str_replace_editor",
+    "text_editor_20250429": "str_replace_based_edit_tool",
+    "text_editor_20250728": "str_replace_based_edit_tool",
+    "memory_20250818": "memory",
+    "computer_20241022": "computer",
+    "computer_20250124": "computer",
+    "computer_20251124": "computer",
+}
+VALUES: dict[str, Any] = {"string": "x", "integer": 1, "boolean": True}
+
+
+def read(**fields: Any) -> ParsedMessages:
+    return read_messages({"max_tokens": 9, "messages": [{"role": "user", "content": "hi"}], **fields})
+
+
+def said(asked: ParsedMessages, name: str, arguments: dict[str, Any]) -> list[dict[str, Any]]:
+    """The block of a call, in one message and as the stream begins and ends it."""
+
+    class Parser(Scripted):
+        def feed(self, _: str) -> list[Piece]:
+            return [ToolCallBegin(0, "toolu_1", name), ToolCallArguments(0, orjson.dumps(arguments).decode())]
+
+    events: list[Event] = [started(), text("call"), finished()]
+    header = Header("demo", "msg_1")
+    reply, stream = MessageReply(header, Parser, names=asked.names), MessageStream(header, Parser, names=asked.names)
+    raw: list[bytes] = []
+    for event in events:
+        reply.feed(0, event)
+        raw += stream.feed(0, event)
+    message = orjson.loads(orjson.dumps(reply.body()))
+    TypeAdapter(sdk.Message).validate_python(message)
+    TypeAdapter(beta.BetaMessage).validate_python(message)
+    parts = [orjson.loads(each.split(b"\ndata: ")[1]) for each in raw]
+    for part in parts:
+        TypeAdapter(sdk.RawMessageStreamEvent).validate_python(part)
+        TypeAdapter(beta.BetaRawMessageStreamEvent).validate_python(part)
+    [begun] = [part["content_block"] for part in parts if part["type"] == "content_block_start"]
+    written = "".join(part["delta"]["partial_json"] for part in parts if part["type"] == "content_block_delta")
+    return [message["content"][0], {**begun, "input": orjson.loads(written)}]
+
+
+def example(schema: dict[str, Any]) -> Any:
+    """A value that has every member."""
+    if "anyOf" in schema:
+        return example(schema["anyOf"][0])
+    if schema.get("enum"):
+        return schema["enum"][0]
+    match schema["type"]:
+        case "object":
+            return {name: example(member) for name, member in schema["properties"].items()}
+        case "array":
+            return [example(schema["items"])] * schema.get("minItems", 1)
+    return VALUES[schema["type"]]
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_a_type_is_a_function_with_its_parameters_and_its_calls_have_its_name(kind: str) -> None:
+    name = TYPES[kind]
+    tool = {"type": kind, "name": name, "display_width_px": 640, "display_height_px": 480, "cache_control": None}
+    asked = read(tools=[tool])
+    [shown] = asked.conversation.tools.tools
+    assert (shown.name, asked.conversation.warnings) == (name, ())
+    for block in said(asked, name, example(dict(shown.parameters))):
+        BLOCK.validate_python(block)
+        assert (block["type"], block["name"]) == ("tool_use", name)
+        assert "toolset_name" not in block
+
+
+def test_versions_differ_in_what_they_can() -> None:
+    def commands(kind: str, member: str, **more: Any) -> list[str]:
+        [tool] = read(tools=[{"type": kind, "name": "t", **more}]).conversation.tools.tools
+        found: list[str] = tool.parameters["properties"][member]["enum"]
+        return found
+
+    assert "undo_edit" in commands("text_editor_20250124", "command")
+    assert "undo_edit" not in commands("text_editor_20250728", "command")
+    assert "undo_edit" not in commands("text_editor_20991231", "command")
+    assert "scroll" not in commands("computer_20241022", "action")
+    assert "zoom" not in commands("computer_20251124", "action")
+    assert "zoom" in commands("computer_20251124", "action", enable_zoom=True)
+    [sized] = read(tools=[{"type": "computer_20251124", "name": "c", "display_width_px": 640}]).conversation.tools.tools
+    assert "640 pixels" in sized.description
+
+
+def test_the_memory_tools_commands_are_the_sdks() -> None:
+    known = TypeAdapter(BetaMemoryTool20250818Command).json_schema()["$defs"].values()
+    members = ANTHROPIC["memory"].parameters["properties"]
+    assert {each["properties"]["command"]["const"] for each in known} == set(members["command"]["enum"])
+    assert {name for each in known for name in each["properties"]} == set(members)
+
+
+@pytest.mark.parametrize("kind", TOOLSETS)
+def test_each_member_of_a_toolset_is_a_function_and_a_block_of_the_sdk(kind: str) -> None:
+    toolset = TOOLSETS[kind]
+    asked = read(tools=[{"type": kind, "configs": {name: {"enabled": True} for name in toolset.members}}])
+    assert [tool.name for tool in asked.conversation.tools.tools] == [f"{toolset.name}__{n}" for n in toolset.members]
+    names = {each["properties"]["name"]["const"] for each in blocks(toolset.name)}
+    assert names == set(toolset.members)
+    for name, tool in zip(toolset.members, asked.conversation.tools.tools, strict=True):
+        whole, streamed = said(asked, tool.name, example(dict(tool.parameters)))
+        assert whole == streamed
+        assert whole.items() >= {"name": name, "toolset_name": toolset.name}.items()
+        found = MEMBERS[toolset.name].validate_python(whole)
+        assert not getattr(found.input, "model_extra", None)  # the SDK knows each of our parameters
+        back = read(messages=[{"role": "assistant", "content": [whole]}]).conversation.messages[0]
+        assert back.calls[0].name == tool.name
+
+
+def blocks(family: str) -> list[dict[str, Any]]:
+    """The SDK's schemas of a toolset's calls."""
+    every = MEMBERS[family].json_schema()["$defs"]
+    return [schema for name, schema in every.items() if name.endswith("ToolUseBlock")]
+
+
+def test_a_toolsets_members_are_switched_and_deferred_one_by_one() -> None:
+    browser = {"type": "browser_toolset_20260801"}
+    names = [tool.name for tool in read(tools=[browser]).conversation.tools.tools]
+    assert "browser__navigate" in names
+    assert "browser__javascript_exec" not in names
+    configs = {"javascript_exec": {"enabled": True}, "navigate": {"enabled": False}, "find": {"defer_loading": True}}
+    names = [tool.name for tool in read(tools=[{**browser, "configs": configs}]).conversation.tools.tools]
+    assert "browser__javascript_exec" in names
+    assert not {"browser__navigate", "browser__find"} & set(names)
+
+
+@pytest.mark.parametrize(
+    ("configs", "param"),
+    [
+        ([], "tools.0.configs"),
+        ({"fly": {}}, "tools.0.configs.fly"),
+        ({"key": 5}, "tools.0.configs.key"),
+        ({"key": {"enabled": "no"}}, "tools.0.configs.key.enabled"),
+    ],
+)
+def test_a_wrong_configuration_is_named(configs: object, param: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        read(tools=[{"type": "computer_toolset_20260801", "configs": configs}])
+    assert caught.value.param == param
+
+
+def test_a_choice_names_a_type_or_a_member() -> None:
+    tools = [{"type": "bash_20250124", "name": "bash"}, {"type": "computer_toolset_20260801"}]
+    for name, function in (("bash", "bash"), ("left_click", "computer__left_click")):
+        assert read(tools=tools, tool_choice={"type": "tool", "name": name}).conversation.tools.name == function
+    with pytest.raises(InvalidRequest) as caught:
+        read(tools=tools, tool_choice={"type": "tool", "name": "navigate"})
+    assert caught.value.param == "tool_choice.name"
+
+
+def test_results_of_a_toolset_are_read_with_the_state_of_the_browser() -> None:
+    use = {"type": "tool_use", "id": "t1", "name": "new_tab", "toolset_name": "browser", "input": {}}
+    state = {"type": "browser_state", "tabs": [{"tab_id": "7", "title": "", "url": "", "active": True}]}
+    result = {"type": "tool_result", "tool_use_id": "t1", "toolset_name": "browser", "content": [state]}
+    asked = read(messages=[{"role": "assistant", "content": [use]}, {"role": "user", "content": [result]}])
+    call, answer = asked.conversation.messages
+    assert (call.calls[0].name, answer.name) == ("browser__new_tab", "browser__new_tab")
+    assert '"tab_id":"7"' in answer.text
+    assert asked.conversation.warnings == ()

@@ -1,0 +1,289 @@
+"""Tool types whose calls the client executes: shown as functions, returned as the items that OpenAI's SDK expects."""
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import orjson
+import pytest
+from openai.types.responses import Response, ResponseOutputItem, ResponseStreamEvent
+from pydantic import TypeAdapter
+
+from server.chat.assembler import Assembler
+from server.chat.conversation import Call
+from server.dialects.responses.items import OutputItems
+from server.dialects.responses.read import ParsedResponse, read_response
+from server.dialects.responses.tools import ClientTools
+from server.dialects.responses.write import ResponseFrame, ResponseReply, ResponseStream
+from server.dialects.tool_types import RESPONSES
+from server.engine.request import Event, FinishReason
+from server.errors import InvalidRequest
+from server.formats.parsing.pieces import ContentText, Piece, ToolCallArguments, ToolCallBegin
+from tests.unit.dialects.builders import Scripted, finished, started, text
+
+SEARCH_PARAMETERS = {"type": "object", "properties": {"goal": {"type": "string"}}, "required": ["goal"]}
+SEARCH = {"type": "tool_search", "execution": "client", "description": "Finds.", "parameters": SEARCH_PARAMETERS}
+TOOLS = [
+    {"type": "local_shell"},
+    {"type": "shell", "environment": {"type": "local", "skills": [{"name": "pdf", "path": "/s", "description": "d"}]}},
+    {"type": "apply_patch"},
+    SEARCH,
+    {"type": "computer"},
+]
+CALLS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "local_shell": (
+        {"command": ["ls", "-l"], "timeout_ms": 5},
+        {"action": {"type": "exec", "env": {}, "command": ["ls", "-l"], "timeout_ms": 5}},
+    ),
+    "shell": (
+        {"commands": ["ls", "pwd"]},
+        {"action": {"commands": ["ls", "pwd"]}, "environment": {"type": "local"}},
+    ),
+    "apply_patch": (
+        {"type": "create_file", "path": "a.py", "diff": "+1\n"},
+        {"operation": {"type": "create_file", "path": "a.py", "diff": "+1\n"}},
+    ),
+    "tool_search": ({"goal": "größer"}, {"execution": "client", "arguments": {"goal": "größer"}}),
+    "computer": (
+        {"actions": [{"type": "click", "x": 1, "y": 2, "button": "left"}]},
+        {"actions": [{"type": "click", "x": 1, "y": 2, "button": "left"}], "pending_safety_checks": []},
+    ),
+}
+NOTHING: dict[str, dict[str, Any]] = {
+    "local_shell": {"action": {"type": "exec", "env": {}, "command": []}},
+    "shell": {"action": {"commands": []}},
+    "apply_patch": {"operation": {"type": "update_file", "path": "", "diff": ""}, "status": "in_progress"},
+    "tool_search": {"arguments": {}},
+    "computer": {"actions": []},
+}
+FIELDS = {"id": "resp_1", "created_at": 1, "model": "demo", "parallel_tool_calls": True, "tool_choice": "auto"}
+EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
+
+
+def read(**fields: Any) -> ParsedResponse:
+    return read_response({"input": "hi", **fields})
+
+
+def output(tools: ClientTools, name: str, arguments: str) -> OutputItems:
+    """What comes of a call that a model writes in two pieces, followed by a text."""
+
+    class Parser(Scripted):
+        SCRIPT: ClassVar[dict[str, list[Piece]]] = {
+            "call": [ToolCallBegin(0, "c1", name), ToolCallArguments(0, arguments[:9])],
+            "more": [ToolCallArguments(0, arguments[9:])],
+            "text": [ContentText("done")],
+        }
+
+    return OutputItems(Assembler(Parser()), tools)
+
+
+def feeds(reason: FinishReason) -> Sequence[Event]:
+    rest = () if reason is FinishReason.LIMIT else (text("text"),)
+    return (started(), text("call"), text("more"), *rest, finished(reason=reason))
+
+
+def whole(tools: ClientTools, name: str, arguments: str, reason: FinishReason = FinishReason.EOS) -> dict[str, Any]:
+    reply = ResponseReply(ResponseFrame({**FIELDS, "tools": tools.shown}), output(tools, name, arguments))
+    for event in feeds(reason):
+        reply.feed(0, event)
+    body = orjson.loads(orjson.dumps(reply.body()))
+    TypeAdapter(Response).validate_python(body)
+    item: dict[str, Any] = body["output"][0]
+    TypeAdapter(ResponseOutputItem).validate_python(item)
+    return item
+
+
+def streamed(
+    tools: ClientTools, name: str, arguments: str, reason: FinishReason = FinishReason.EOS
+) -> list[dict[str, Any]]:
+    stream = ResponseStream(ResponseFrame({**FIELDS, "tools": tools.shown}), output(tools, name, arguments))
+    raw = [chunk for event in feeds(reason) for chunk in stream.feed(0, event)] + stream.finish()
+    events = [orjson.loads(each.split(b"\ndata: ")[1]) for each in raw]
+    for event in events:
+        EVENT.validate_python(event)
+    return events
+
+
+def test_each_type_is_a_function_and_a_reply_repeats_it() -> None:
+    asked = read(tools=TOOLS)
+    assert [tool.name for tool in asked.conversation.tools.tools] == list(CALLS)
+    assert asked.conversation.warnings == ()
+    assert list(asked.tools.shown) == TOOLS
+    shell, search = (next(t for t in asked.conversation.tools.tools if t.name == n) for n in ("shell", "tool_search"))
+    assert '"name":"pdf"' in shell.description
+    assert (search.description, search.parameters) == ("Finds.", SEARCH_PARAMETERS)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_call_is_the_item_that_the_client_expects_and_goes_back_as_it_was(name: str) -> None:
+    tools = read(tools=TOOLS).tools
+    arguments, members = CALLS[name]
+    written = orjson.dumps(arguments).decode()
+    item = whole(tools, name, written)
+    assert item == {
+        "id": item["id"],
+        "type": RESPONSES[name].call,
+        "status": "completed",
+        "call_id": "c1",
+        **members,
+    }
+    assert item["id"].startswith(RESPONSES[name].prefix)
+    events = streamed(tools, name, written)
+    added, done = (
+        next(each["item"] for each in events if each["type"] == f"response.output_item.{state}")
+        for state in ("added", "done")
+    )
+    assert {**done, "id": ""} == {**item, "id": ""}
+    assert (added["type"], added["status"], added["id"]) == (item["type"], "in_progress", done["id"])
+    assert done == events[-1]["response"]["output"][0]
+    back = read(tools=TOOLS, input=[{"role": "user", "content": "hi"}, item]).conversation.messages[1]
+    assert [(call.name, orjson.loads(call.arguments), call.id) for call in back.calls] == [(name, arguments, "c1")]
+
+
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("reason", [FinishReason.LIMIT, FinishReason.EOS], ids=["cut off", "wrong arguments"])
+def test_a_call_that_can_not_be_executed_does_nothing(name: str, reason: FinishReason) -> None:
+    """A cut command is another command: ``rm -r /a/b`` becomes ``rm -r /a``."""
+    tools = read(tools=TOOLS).tools
+    written = orjson.dumps(CALLS[name][0]).decode()[:-2] if reason is FinishReason.LIMIT else '["wrong", 1, 2, 3]'
+    item = whole(tools, name, written, reason)
+    assert item.items() >= {"status": "incomplete", **NOTHING[name]}.items()
+    done = [each for each in streamed(tools, name, written, reason) if each["type"] == "response.output_item.done"]
+    assert {**done[0]["item"], "id": ""} == {**item, "id": ""}
+
+
+def test_a_shells_commands_have_events_of_their_own() -> None:
+    tools = read(tools=TOOLS).tools
+    events = streamed(tools, "shell", '{"commands": ["ls", "pwd"]}')
+    told = [event for event in events if "shell_call_command" in event["type"]]
+    assert [(event["type"].rpartition(".")[2], event["command_index"]) for event in told] == [
+        (kind, number) for number in (0, 1) for kind in ("added", "delta", "done")
+    ]
+    assert [event["command"] for event in told if event["type"].endswith("done")] == ["ls", "pwd"]
+
+
+@pytest.mark.parametrize(
+    "tool",
+    [
+        *(
+            {"type": kind}
+            for kind in ("web_search", "web_search_preview_2025_03_11", "file_search", "image_generation")
+        ),
+        *({"type": kind} for kind in ("code_interpreter", "programmatic_tool_calling", "tool_search")),
+        {"type": "tool_search", "execution": "server"},
+        {"type": "shell", "environment": {"type": "container_auto"}},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("where", ["tools", "additional_tools", "tool_search_output", "namespace", "allowed_tools"])
+def test_what_only_the_providers_servers_execute_is_left_out_wherever_it_is(tool: dict[str, Any], where: str) -> None:
+    own = {"type": "function", "name": "f"}
+    fields: dict[str, Any] = {"tools": [own]}
+    match where:
+        case "tools":
+            fields["tools"] = [own, tool]
+        case "namespace":
+            fields["tools"] = [own, {"type": "namespace", "name": "n", "description": "", "tools": [tool]}]
+        case "allowed_tools":
+            fields["tools"] = [own, tool]
+            fields["tool_choice"] = {"type": "allowed_tools", "mode": "auto", "tools": [own, tool]}
+        case _:
+            item = {"type": where, "role": "developer", "call_id": "c", "tools": [tool]}
+            fields["input"] = [{"role": "user", "content": "hi"}, item]
+    asked = read(**fields).conversation
+    assert [found.name for found in asked.tools.tools] == ["f"]
+    assert asked.warnings
+    for warning in asked.warnings:
+        assert f"tools of type '{tool['type']}' are left out: only the provider's servers execute them" in warning
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_choice_names_a_type(name: str) -> None:
+    assert read(tools=TOOLS, tool_choice={"type": name}).conversation.tools.name == name
+    among = {"type": "allowed_tools", "mode": "required", "tools": [{"type": name}]}
+    assert [tool.name for tool in read(tools=TOOLS, tool_choice=among).conversation.tools.tools] == [name]
+    with pytest.raises(InvalidRequest) as caught:
+        read(tools=[{"type": "function", "name": "f"}], tool_choice={"type": name})
+    assert caught.value.param == "tool_choice.type"
+
+
+def test_the_preview_of_the_computer_has_one_action() -> None:
+    tools = read(
+        tools=[{"type": "computer_use_preview", "display_width": 1, "display_height": 1, "environment": "linux"}]
+    ).tools
+    item = whole(tools, "computer", '{"action": {"type": "wait"}}')
+    assert item.items() >= {"type": "computer_call", "action": {"type": "wait"}}.items()
+    back = read(input=[{"role": "user", "content": "hi"}, item]).conversation.messages[1]
+    assert back.calls == (Call("computer", '{"action": {"type": "wait"}}', "c1"),)
+
+
+@pytest.mark.parametrize(
+    ("tools", "param"),
+    [
+        ([{"type": "shell"}, {"type": "shell"}], "tools.1.type"),
+        ([{"type": "shell"}, {"type": "function", "name": "shell"}], "tools.1.name"),
+        ([{"type": "shell", "environment": "local"}], "tools.0.environment"),
+        ([{**SEARCH, "parameters": "x"}], "tools.0.parameters"),
+        ([{**SEARCH, "description": 5}], "tools.0.description"),
+    ],
+)
+def test_a_wrong_tool_is_named(tools: list[dict[str, Any]], param: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        read(tools=tools)
+    assert caught.value.param == param
+
+
+FOUND = {
+    "type": "namespace",
+    "name": "mcp__notes",
+    "description": "Notes.",
+    "tools": [{"type": "function", "name": "add", "description": "Adds.", "parameters": {}, "defer_loading": True}],
+}
+DEFINITION = (
+    '<function>{"description":"Notes.\\n\\nAdds.","name":"mcp__notes__add",'
+    '"parameters":{"type":"object","properties":{}}}</function>\n'
+)
+
+
+def searched(**fields: Any) -> ParsedResponse:
+    call = {"type": "tool_search_call", "call_id": "c", "execution": "client", "arguments": {"goal": "notes"}}
+    out = {"type": "tool_search_output", "call_id": "c", "execution": "client", "status": "completed", "tools": [FOUND]}
+    return read(**{"tools": TOOLS, "input": [{"role": "user", "content": "hi"}, call, out], **fields})
+
+
+def test_a_tool_that_a_search_finds_is_defined_there_and_may_be_called() -> None:
+    asked = searched()
+    [_, call, result] = asked.conversation.messages
+    assert (call.calls[0].name, result.role, result.text, result.call_id) == ("tool_search", "tool", DEFINITION, "c")
+    found = asked.conversation.tools.tools[-1]
+    assert (found.name, found.deferred) == ("mcp__notes__add", True)
+    named = asked.tools.named("mcp__notes__add")
+    assert (named.name, named.namespace) == ("add", "mcp__notes")
+
+
+def test_a_tool_that_waits_is_offered_where_it_must_be_called_or_nothing_searches_for_it() -> None:
+    later = {"type": "function", "name": "later", "defer_loading": True}
+    hidden, forced, told = (
+        read(tools=[SEARCH, later]),
+        read(tools=[SEARCH, later], tool_choice={"type": "function", "name": "later"}),
+        read(tools=[later]),
+    )
+    assert [tool.name for tool in hidden.conversation.tools.tools] == ["tool_search"]
+    assert [(tool.name, tool.deferred) for tool in forced.conversation.tools.tools][1:] == [("later", False)]
+    assert [(tool.name, tool.deferred) for tool in told.conversation.tools.tools] == [("later", False)]
+
+
+def test_tools_that_a_client_adds_are_defined_where_it_adds_them() -> None:
+    added = {"type": "additional_tools", "role": "developer", "tools": [FOUND]}
+    turn = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes"}]
+    before, after = read(tools=TOOLS, input=[added, *turn]), read(tools=TOOLS, input=[*turn, added])
+    assert [message.role for message in before.conversation.messages] == ["user", "assistant"]
+    assert not before.conversation.tools.tools[-1].deferred
+    last = after.conversation.messages[-1]
+    assert (last.role, last.text) == ("developer", f"These functions can be called from now on:\n{DEFINITION}")
+    assert after.conversation.tools.tools[-1].deferred
+
+
+def test_a_search_that_finds_nothing_says_so() -> None:
+    out = {"type": "tool_search_output", "call_id": "c", "tools": []}
+    asked = read(tools=TOOLS, input=[{"role": "user", "content": "hi"}, out])
+    assert asked.conversation.messages[-1].text == "No tool was found."

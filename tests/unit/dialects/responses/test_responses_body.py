@@ -1,0 +1,255 @@
+from typing import Any
+
+import pytest
+
+from server.chat.conversation import Message
+from server.chat.prepare import prompt_of
+from server.dialects.responses.history import History
+from server.dialects.responses.read import ParsedResponse, read_response
+from server.dialects.tools import ClientName
+from server.errors import InvalidRequest
+from server.structured.grammar.embedded.text_grammar import TextGrammar
+from server.structured.response_format import ResponseFormat
+from tests.unit.dialects.builders import make_model
+
+TOOL = {"type": "function", "name": "f", "description": "d", "parameters": {"type": "object"}}
+
+
+def read(**fields: Any) -> ParsedResponse:
+    return read_response({"input": "hi", **fields})
+
+
+def test_options_are_the_chats_under_other_names() -> None:
+    asked = read(
+        model="m",
+        max_output_tokens=7,
+        temperature=0.5,
+        reasoning={"effort": "high"},
+        stream=True,
+        top_k=3,
+        chat_template_kwargs={"a": 1},
+    )
+    body = asked.fields
+    assert (body.model, body.n_predict, body.temperature, body.reasoning_effort) == ("m", 7, 0.5, "high")
+    assert (body.stream, body.top_k, body.chat_template_kwargs) == (True, 3, {"a": 1})
+
+
+def test_instructions_are_the_first_message() -> None:
+    asked = read(instructions="be brief")
+    assert list(asked.conversation.messages) == [Message("system", "be brief"), Message("user", "hi")]
+
+
+def test_the_history_comes_before_the_input_and_after_the_instructions() -> None:
+    history = History([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}])
+    asked = read_response({"input": "c", "previous_response_id": "resp_1", "instructions": "new"}, history)
+    assert [(message.role, message.text) for message in asked.conversation.messages] == [
+        ("system", "new"),
+        ("user", "a"),
+        ("assistant", "b"),
+        ("user", "c"),
+    ]
+
+
+@pytest.mark.parametrize("choice", [{"name": "f"}, {"function": {"name": "f"}}])
+def test_functions_become_a_chats_tools(choice: dict[str, Any]) -> None:
+    tools = read(tools=[TOOL], tool_choice={"type": "function", **choice}, parallel_tool_calls=False).conversation.tools
+    function = {"name": "f", "description": "d", "parameters": {"type": "object"}}
+    assert [tool.function for tool in tools.tools] == [function]
+    assert (tools.choice, tools.name, tools.parallel) == ("required", "f", False)
+
+
+def test_a_reply_repeats_the_tools_flat() -> None:
+    given = [TOOL, {"type": "function", "name": "g", "strict": False}]
+    first, second = read(tools=given).tools.shown
+    assert first == {**TOOL, "strict": True}
+    assert (second["name"], second["strict"]) == ("g", False)
+
+
+@pytest.mark.parametrize(
+    ("given", "schema"),
+    [
+        ({"type": "text"}, None),
+        ({"type": "json_object"}, {"type": "object"}),
+        ({"type": "json_schema", "name": "n", "schema": {"type": "array"}}, {"type": "array"}),
+    ],
+)
+def test_the_format_of_the_text(given: dict[str, Any], schema: object) -> None:
+    shape = read(text={"format": given}).conversation.shape
+    assert shape == (None if schema is None else ResponseFormat("schema", schema, "text.format.schema"))
+
+
+@pytest.mark.parametrize(
+    ("fields", "wanted"),
+    [
+        ({}, (None, None)),
+        ({"include": ["message.output_text.logprobs"]}, (True, 0)),
+        ({"include": ["message.output_text.logprobs"], "top_logprobs": 4}, (True, 4)),
+        ({"top_logprobs": 4}, (True, 4)),
+        ({"top_logprobs": 0}, (None, None)),
+        ({"include": ["reasoning.encrypted_content"]}, (None, None)),
+    ],
+)
+def test_log_probabilities_come_where_they_are_asked_for(fields: dict[str, Any], wanted: tuple[Any, Any]) -> None:
+    body = read(**fields).fields
+    assert (body.logprobs, body.top_logprobs) == wanted
+
+
+def test_what_has_no_effect_is_said() -> None:
+    assert "summary" in read(reasoning={"effort": "low", "summary": "concise"}).conversation.warnings[0]
+    assert read(reasoning={"effort": "low", "summary": "none"}).conversation.warnings == ()
+    asked = read(context_management=[{"type": "compaction"}], include=["new.thing"])
+    assert [warning.split(" is ignored")[0] for warning in asked.conversation.warnings] == [
+        "context_management",
+        "include 'new.thing'",
+    ]
+
+
+def test_tools_that_no_model_here_can_use_are_left_out() -> None:
+    given = [TOOL, {"type": "web_search"}, {"type": "mcp", "server_label": "x"}, {"type": "web_search"}]
+    asked = read(tools=given)
+    assert [tool.name for tool in asked.conversation.tools.tools] == ["f"]
+    assert [warning.split(":")[0] for warning in asked.conversation.warnings] == [
+        "tools of type 'web_search' are left out (2)",
+        "tools of type 'mcp' are left out",
+    ]
+
+
+def test_a_choice_among_tools_that_are_all_left_out_asks_for_nothing() -> None:
+    asked = read(tools=[{"type": "web_search"}], tool_choice="required").conversation
+    assert asked.tools.choice == "auto"
+    assert asked.warnings[-1].startswith("tool_choice is ignored: ")
+
+
+NAMESPACE = {"type": "namespace", "name": "n", "description": "About n.", "tools": [TOOL, {**TOOL, "name": "g"}]}
+
+
+def test_a_namespaces_tools_are_functions_with_its_name_in_front() -> None:
+    asked = read(tools=[TOOL, NAMESPACE])
+    tools = asked.conversation.tools.tools
+    assert [(tool.name, tool.description) for tool in tools] == [
+        ("f", "d"),
+        ("n__f", "About n.\n\nd"),
+        ("n__g", "d"),
+    ]
+    assert asked.tools.named("n__g") == ClientName("g", "n")
+    assert asked.tools.named("invented") == ClientName("invented")
+
+
+def test_tools_among_the_input_join_the_others() -> None:
+    custom = {"type": "custom", "name": "exec", "description": "runs"}
+    more = {"type": "additional_tools", "role": "developer", "tools": [{**NAMESPACE, "name": "functions"}, custom]}
+    asked = read(tools=[TOOL], input=[more, {"role": "user", "content": "hi"}])
+    assert [tool.name for tool in asked.conversation.tools.tools] == ["f", "g", "exec"]
+    assert asked.tools.named("exec") == ClientName("exec", custom=True)
+    assert asked.conversation.tools.tools[2].parameters["required"] == ["input"]
+
+
+@pytest.mark.parametrize(
+    ("choice", "wanted"),
+    [
+        ("any", ("required", "", ["f", "n__f", "n__g"])),
+        ({"type": "function", "name": "g"}, ("required", "n__g", ["f", "n__f", "n__g"])),
+        ({"type": "function", "name": "f", "namespace": "n"}, ("required", "n__f", ["f", "n__f", "n__g"])),
+        ({"type": "allowed_tools", "tools": [{"type": "function", "name": "g"}]}, ("auto", "", ["n__g"])),
+        (
+            {"type": "allowed_tools", "mode": "required", "tools": [{"type": "namespace", "name": "n"}]},
+            ("required", "", ["n__f", "n__g"]),
+        ),
+        ({"type": "allowed_tools", "tools": [{"type": "web_search"}]}, ("auto", "", [])),
+    ],
+    ids=str,
+)
+def test_which_tools_may_or_must_be_called(choice: object, wanted: tuple[str, str, list[str]]) -> None:
+    tools = read(tools=[TOOL, NAMESPACE, {"type": "web_search"}], tool_choice=choice).conversation.tools
+    assert (tools.choice, tools.name, [tool.name for tool in tools.tools]) == wanted
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"input": None}, "input"),
+        ({"input": []}, "input"),
+        ({"instructions": 5}, "instructions"),
+        ({"max_output_tokens": "7"}, "max_output_tokens"),
+        ({"store": "yes"}, "store"),
+        ({"stream": "yes"}, "stream"),
+        ({"metadata": [1]}, "metadata"),
+        ({"metadata": {"a": 1}}, "metadata"),
+        ({"metadata": {"a": "x" * 513}}, "metadata"),
+        ({"metadata": {"a" * 65: "x"}}, "metadata"),
+        ({"metadata": {str(n): "x" for n in range(17)}}, "metadata"),
+        ({"include": "message.output_text.logprobs"}, "include"),
+        ({"top_logprobs": 21}, "top_logprobs"),
+        ({"reasoning": "high"}, "reasoning"),
+        ({"reasoning": {"effort": 5}}, "reasoning.effort"),
+        ({"reasoning": {"summary": "long"}}, "reasoning.summary"),
+        ({"text": {"format": "json"}}, "text.format"),
+        ({"text": {"verbosity": "huge"}}, "text.verbosity"),
+        ({"text": {"format": {"type": "json_schema", "name": "n"}}}, "text.format.schema"),
+        ({"text": {"format": {"type": "text"}}, "response_format": {"type": "text"}}, "text.format"),
+        ({"background": True, "store": False}, "background"),
+        ({"conversation": 5}, "conversation"),
+        ({"prompt": {"id": "p"}}, "prompt"),
+        ({"tools": {}}, "tools"),
+        ({"tools": ["f"]}, "tools.0"),
+        ({"tools": [{"name": "f"}]}, "tools.0.type"),
+        ({"tools": [{"type": "namespace", "name": "n", "tools": [{"type": "function"}]}]}, "tools.0.tools.0.name"),
+        ({"tools": [{"type": "web_search"}], "tool_choice": {"type": "web_search"}}, "tool_choice.type"),
+        ({"tools": [TOOL], "tool_choice": {"type": "custom", "name": "g"}}, "tool_choice.name"),
+        ({"tools": [{"type": "function"}]}, "tools.0.name"),
+        ({"tools": [{**TOOL, "parameters": "x"}]}, "tools.0.parameters"),
+        ({"tools": [TOOL, TOOL]}, "tools.1.name"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tools": [TOOL], "tool_choice": {"type": "function", "name": "g"}}, "tool_choice.name"),
+        ({"tools": [TOOL], "tool_choice": {"type": "function", "function": "f"}}, "tool_choice.function"),
+        ({"tools": [TOOL], "tool_choice": {"type": "allowed_tools"}}, "tool_choice.tools"),
+        ({"tools": [TOOL], "grammar": 'root ::= "x"'}, "grammar"),
+        ({"n": 2}, "n"),
+        ({"temperature": "hot"}, "temperature"),
+        ({"text": {"format": {"type": "yaml"}}}, "text.format.type"),
+    ],
+    ids=str,
+)
+def test_a_wrong_field_is_named_as_the_client_calls_it(fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        read(**fields)
+    assert caught.value.param == param
+    assert param.split(".")[0] in caught.value.message or param == "previous_response_id"
+
+
+def test_what_a_template_refuses_is_the_clients_input() -> None:
+    model = make_model(template="{{ raise_exception('no more') }}")
+    with pytest.raises(InvalidRequest, match=r"^input: .*no more") as caught:
+        prompt_of(read(instructions="be brief").conversation, model)
+    assert caught.value.param == "input"
+
+
+def custom(**format_: object) -> dict[str, Any]:
+    return {"type": "custom", "name": "patch", "description": "Edits.", "format": format_}
+
+
+def test_a_custom_tools_grammar_is_kept_and_shown() -> None:
+    given = custom(type="grammar", syntax="regex", definition="[ab]+")
+    [tool] = read(tools=[given]).conversation.tools.tools
+    assert tool.text == TextGrammar("regex", "[ab]+")
+    assert tool.description == "Edits.\n\nThe input matches this regular expression:\n[ab]+"
+    nested = custom(type="grammar", grammar={"syntax": "lark", "definition": 'start: "a"'})
+    [chats] = read(tools=[nested]).conversation.tools.tools
+    assert chats.text == TextGrammar("lark", 'start: "a"')
+    [free] = read(tools=[custom(type="text")]).conversation.tools.tools
+    assert (free.text, free.description) == (None, "Edits.")
+
+
+@pytest.mark.parametrize(
+    ("format_", "param"),
+    [
+        ({"type": "json"}, "type"),
+        ({"type": "grammar", "syntax": "bnf", "definition": "x"}, "syntax"),
+        ({"type": "grammar", "syntax": "lark"}, "definition"),
+        ({"type": "grammar", "syntax": "lark", "definition": "nothing"}, "definition"),
+    ],
+)
+def test_a_wrong_format_of_a_custom_tool_is_named(format_: dict[str, Any], param: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        read(tools=[custom(**format_)])
+    assert caught.value.param == f"tools.0.format.{param}"

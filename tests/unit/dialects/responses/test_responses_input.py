@@ -1,0 +1,306 @@
+from typing import Any
+
+import pytest
+
+from server.chat.conversation import Media, Message, TextPart, template_messages
+from server.dialects.responses import input as responses_input
+from server.dialects.responses.history import History
+from server.dialects.responses.input import read_input
+from server.errors import InvalidRequest
+from server.media.source import MediaUrl, StoredFile
+
+CALL = {"type": "function_call", "call_id": "c1", "name": "f", "arguments": '{"a":1}'}
+CHAT_CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"a":1}'}}
+
+
+def thoughts(*texts: str) -> dict[str, Any]:
+    content = [{"type": "reasoning_text", "text": text} for text in texts]
+    return {"type": "reasoning", "id": "rs_1", "summary": [], "content": content}
+
+
+def output_text(text: str) -> dict[str, Any]:
+    content = [{"type": "output_text", "text": text, "annotations": []}]
+    return {"type": "message", "role": "assistant", "id": "msg_1", "status": "completed", "content": content}
+
+
+def messages(*items: object) -> list[Message]:
+    return read_input(list(items)).messages
+
+
+def read(*items: object) -> list[dict[str, Any]]:
+    return template_messages(messages(*items))
+
+
+def test_a_text_is_the_users_message() -> None:
+    assert read_input("hi").messages == [Message("user", "hi")]
+
+
+def test_the_input_follows_the_history() -> None:
+    found = read_input("b", History([{"role": "user", "content": "a"}]))
+    assert found.messages == [Message("user", "a"), Message("user", "b")]
+    assert found.n_before == 1
+
+
+@pytest.mark.parametrize("role", ["user", "system", "developer", "assistant"])
+def test_a_message_keeps_its_role_and_text(role: str) -> None:
+    assert read({"role": role, "content": "hi"}) == [{"role": role, "content": "hi"}]
+    typed = {"role": role, "type": "message", "content": [{"type": "input_text", "text": "hi"}]}
+    assert read(typed) == [{"role": role, "content": "hi"}]
+
+
+def test_several_parts_stay_apart() -> None:
+    parts = [{"type": "input_text", "text": "a"}, {"type": "input_text", "text": "b"}]
+    [message] = read({"role": "user", "content": parts})
+    assert message["content"] == [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+
+
+def test_what_the_model_wrote_in_a_turn_is_one_message() -> None:
+    second = {**CALL, "call_id": "c2"}
+    assert read({"role": "user", "content": "q"}, thoughts("hmm"), output_text("so"), CALL, second) == [
+        {"role": "user", "content": "q"},
+        {
+            "role": "assistant",
+            "content": "so",
+            "reasoning_content": "hmm",
+            "tool_calls": [CHAT_CALL, {**CHAT_CALL, "id": "c2"}],
+        },
+    ]
+
+
+def test_a_calls_output_ends_the_turn() -> None:
+    output = {"type": "function_call_output", "call_id": "c1", "output": "42"}
+    assert read(CALL, output, output_text("it is 42")) == [
+        {"role": "assistant", "content": "", "tool_calls": [CHAT_CALL]},
+        {"role": "tool", "tool_call_id": "c1", "content": "42"},
+        {"role": "assistant", "content": "it is 42"},
+    ]
+
+
+def test_an_output_may_have_parts() -> None:
+    parts = [{"type": "input_text", "text": "4"}, {"type": "input_text", "text": "2"}]
+    [message] = read({"type": "function_call_output", "call_id": "c", "output": parts})
+    assert [part["text"] for part in message["content"]] == ["4", "2"]
+
+
+def test_thoughts_of_one_turn_are_joined_and_a_refusal_is_text() -> None:
+    refusal = {"role": "assistant", "content": [{"type": "refusal", "refusal": "no"}]}
+    assert read(thoughts("a"), thoughts("b", "c"), refusal) == [
+        {"role": "assistant", "content": "no", "reasoning_content": "a\nb\nc"}
+    ]
+
+
+@pytest.mark.parametrize("content", [None, []])
+def test_thoughts_without_their_text_are_their_summary_or_left_out(content: object) -> None:
+    item = {"type": "reasoning", "summary": [], "content": content, "encrypted_content": "x"}
+    assert read(item, output_text("so")) == [{"role": "assistant", "content": "so"}]
+    item["summary"] = [{"type": "summary_text", "text": "in short"}]
+    assert read(item)[0]["reasoning_content"] == "in short"
+
+
+def test_a_reference_stands_for_the_item_of_a_stored_response() -> None:
+    stored = History(referenced={"msg_1": output_text("so")})
+    reference = {"type": "item_reference", "id": "msg_1"}
+    assert read_input([reference], stored).messages == [Message("assistant", "so")]
+    with pytest.raises(InvalidRequest, match="msg_1' not found"):
+        read(reference)
+
+
+@pytest.mark.parametrize(
+    ("value", "param"),
+    [
+        (None, "input"),
+        (5, "input"),
+        ({"role": "user", "content": "x"}, "input"),
+        (["x"], "input.0"),
+        ([{}], "input.0.role"),
+        ([{"role": "tool", "content": "x"}], "input.0.role"),
+        ([{"role": ["user"], "content": "x"}], "input.0.role"),
+        ([{"role": "user"}], "input.0.content"),
+        ([{"role": "user", "content": [5]}], "input.0.content.0"),
+        ([{"role": "user", "content": [{"type": ["input_text"]}]}], "input.0.content.0.type"),
+        ([{"role": "user", "content": [{"type": "input_text", "text": None}]}], "input.0.content.0.text"),
+        ([{**CALL, "call_id": None}], "input.0.call_id"),
+        ([{**CALL, "arguments": {}}], "input.0.arguments"),
+        ([{"type": "function_call_output", "call_id": "c"}], "input.0.output"),
+        ([{"type": "function_call_output", "output": "c"}], "input.0.call_id"),
+        ([{"type": "reasoning", "content": "hmm"}], "input.0.content"),
+        ([{"type": "reasoning", "content": [{"type": "reasoning_text"}]}], "input.0.content.0.text"),
+        ([{"type": "reasoning", "content": ["hmm"]}], "input.0.content.0"),
+        ([{"type": "item_reference"}], "input.0.id"),
+        ([{"type": "custom_tool_call", "call_id": "c", "name": "f"}], "input.0.input"),
+        ([{"type": {}}], "input.0.type"),
+    ],
+    ids=str,
+)
+def test_a_wrong_item_is_named(value: object, param: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        read_input(value)
+    assert caught.value.param == param
+
+
+def told(message: Message) -> tuple[str, Any]:
+    """What a message says in short: its calls, or its role and text."""
+    return (
+        ("calls", [(call.name, call.arguments, call.id) for call in message.calls])
+        if message.calls
+        else (
+            message.role,
+            message.text,
+        )
+    )
+
+
+@pytest.mark.parametrize(
+    ("item", "wanted"),
+    [
+        (
+            {"type": "function_call", "call_id": "c", "name": "f", "namespace": "n", "arguments": "{}"},
+            ("calls", [("n__f", "{}", "c")]),
+        ),
+        (
+            {"type": "custom_tool_call", "call_id": "c", "name": "f", "input": 'a"b'},
+            ("calls", [("f", '{"input": "a\\"b"}', "c")]),
+        ),
+        ({"type": "custom_tool_call_output", "call_id": "c", "output": "42"}, ("tool", "42")),
+        (
+            {"type": "local_shell_call", "call_id": "c", "action": {"type": "exec", "command": ["ls"], "user": None}},
+            ("calls", [("local_shell", '{"command": ["ls"]}', "c")]),
+        ),
+        ({"type": "local_shell_call_output", "id": "c", "output": "x"}, ("tool", "x")),
+        (
+            {"type": "shell_call", "call_id": "c", "action": {"commands": ["ls"]}},
+            ("calls", [("shell", '{"commands": ["ls"]}', "c")]),
+        ),
+        (
+            {"type": "shell_call_output", "call_id": "c", "output": [{"stdout": "x", "stderr": ""}]},
+            ("tool", '[{"stdout":"x","stderr":""}]'),
+        ),
+        (
+            {"type": "apply_patch_call", "call_id": "c", "operation": {"type": "delete_file", "path": "x"}},
+            ("calls", [("apply_patch", '{"type": "delete_file", "path": "x", "diff": ""}', "c")]),
+        ),
+        ({"type": "apply_patch_call_output", "call_id": "c", "status": "completed", "output": "ok"}, ("tool", "ok")),
+        (
+            {"type": "tool_search_call", "call_id": "c", "execution": "client", "arguments": {"query": "q"}},
+            ("calls", [("tool_search", '{"query": "q"}', "c")]),
+        ),
+        ({"type": "agent_message", "content": [{"type": "input_text", "text": "hi"}]}, ("user", "hi")),
+        ({"type": "note", "role": "developer", "content": "hi"}, ("developer", "hi")),
+        (
+            {"type": "computer_call_output", "call_id": "c", "output": {"type": "computer_screenshot"}},
+            ("tool", "[image: not shown, this model takes none]"),
+        ),
+    ],
+    ids=lambda value: value["type"] if isinstance(value, dict) else "",
+)
+def test_calls_of_any_kind_and_their_outputs_stand_in_the_conversation(
+    item: dict[str, Any], wanted: tuple[str, Any]
+) -> None:
+    [message] = messages(item)
+    assert told(message) == wanted
+
+
+def test_what_a_server_has_called_itself_is_a_call_and_its_result() -> None:
+    mcp = {"type": "mcp_call", "id": "m", "name": "f", "server_label": "s", "arguments": "{}", "output": "42"}
+    code = {"type": "code_interpreter_call", "id": "c", "code": "1", "outputs": [{"type": "logs", "logs": "2"}]}
+    assert [told(message) for message in messages(mcp, code)] == [
+        ("calls", [("s__f", "{}", "m")]),
+        ("tool", "42"),
+        ("calls", [("code_interpreter", '{"code":"1"}', "c")]),
+        ("tool", "2"),
+    ]
+
+
+def test_what_has_no_text_is_left_out_with_a_warning() -> None:
+    kinds = (
+        "web_search_call",
+        "image_generation_call",
+        "compaction",
+        "mcp_approval_request",
+        "file_search_call",
+        "new\n",
+    )
+    found = read_input([{"type": kind, "id": "x"} for kind in (*kinds, "compaction")] + [output_text("so")])
+    assert found.messages == [Message("assistant", "so")]
+    assert len(found.warnings) == len(kinds)
+    assert "input items of type 'compaction' are left out (2): no text that a model could read" in found.warnings
+    assert all("\n" not in warning for warning in found.warnings)
+
+
+def test_parts_are_texts_media_and_documents() -> None:
+    data = "data:application/pdf;base64,AA=="
+    parts = [
+        {"type": "text", "text": "a"},
+        {"type": "input_image", "image_url": "data:image/png;base64,AA=="},
+        {"type": "input_image", "file_id": "file-1", "detail": "auto"},
+        {"type": "input_file", "filename": "n.pdf", "file_data": data, "detail": "low"},
+        {"type": "input_file", "file_url": "https://a.example/b.csv"},
+        {"type": "input_file", "file_id": "file-2"},
+        {"type": "input_file"},
+        {"type": "sketch", "strokes": []},
+    ]
+    found = read_input([{"role": "user", "content": parts}])
+    assert found.messages[0].parts == (
+        TextPart("a"),
+        Media("image", at="input.0.content.1.type", source=MediaUrl("data:image/png;base64,AA==")),
+        Media("image", at="input.0.content.2.type", source=StoredFile("file-1")),
+        Media("document", "n.pdf", "input.0.content.3.file_data", MediaUrl(data, "n.pdf", low_detail=True)),
+        Media("document", "b.csv", "input.0.content.4.file_url", MediaUrl("https://a.example/b.csv", "b.csv")),
+        Media("document", "", "input.0.content.5.file_id", StoredFile("file-2")),
+        Media("document", "", "input.0.content.6"),
+    )
+    assert found.warnings == ["parts of type 'sketch' are left out: no text that a model could read"]
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "input_video", "video_url": "data:video/mp4;base64,AA=="},
+        {"type": "input_video", "input_video": {"data": "data:video/mp4;base64,AA=="}},
+        {"type": "input_video", "url": "data:video/mp4;base64,AA=="},
+        {"type": "video_url", "video_url": {"url": "data:video/mp4;base64,AA=="}},
+        {"type": "input_file", "filename": "a.mp4", "file_data": "data:video/mp4;base64,AA=="},
+    ],
+)
+def test_a_video_is_found_wherever_clients_write_it(part: dict[str, Any]) -> None:
+    (message,) = messages({"role": "user", "content": [part]})
+    (found,) = message.parts
+    assert isinstance(found, Media)
+    assert (found.kind, found.source) == ("video", MediaUrl("data:video/mp4;base64,AA=="))
+
+
+def test_a_wrong_tool_among_the_items_is_named_with_its_path() -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        read_input([{"type": "additional_tools", "role": "developer", "tools": [1]}])
+    assert caught.value.param == "input.0.tools.0"
+
+
+@pytest.mark.parametrize(
+    ("item", "text"),
+    [
+        ({"status": "completed"}, "completed"),
+        ({"status": "failed", "output": "no such file"}, "failed\nno such file"),
+    ],
+)
+def test_the_output_of_a_patch_may_be_its_status(item: dict[str, Any], text: str) -> None:
+    [message] = messages({"type": "apply_patch_call_output", "call_id": "c", **item})
+    assert told(message) == ("tool", text)
+
+
+def test_the_output_of_a_local_shell_may_have_the_id_of_the_item() -> None:
+    call = {"type": "local_shell_call", "id": "lsh_1", "call_id": "c", "action": {"type": "exec", "command": ["ls"]}}
+    found = messages(call, {"type": "local_shell_call_output", "id": "lsh_1", "output": "x"})
+    assert (found[0].calls[0].id, found[1].call_id) == ("c", "c")
+
+
+def test_a_conversation_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(responses_input, "MAX_MESSAGES", 2)
+    before = History([{"role": "user", "content": "x"}])
+    read_input([{"role": "user", "content": "x"}], before)
+    with pytest.raises(InvalidRequest, match="at most 2"):
+        read_input([{"role": "user", "content": "x"}] * 2, before)
+
+
+def test_a_call_without_arguments_has_none() -> None:
+    item = {"type": "function_call", "call_id": "c1", "name": "f", "arguments": None}
+    assert read(item)[0]["tool_calls"][0]["function"]["arguments"] == "{}"

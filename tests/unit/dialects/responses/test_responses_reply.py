@@ -1,0 +1,297 @@
+"""The same events as a whole response and as a stream."""
+
+from typing import Any
+
+import orjson
+import pytest
+from openai.types.responses import Response, ResponseStreamEvent
+from pydantic import TypeAdapter
+
+from server.chat.assembler import Assembler
+from server.dialects.responses.items import OutputItems
+from server.dialects.responses.tools import ClientTools
+from server.dialects.responses.write import ResponseFrame, ResponseReply, ResponseStream
+from server.dialects.tools import ClientName
+from server.engine.request import Event, FinishReason, Progress
+from server.formats.parsing.pieces import ContentText, Piece, Reasoning, ToolCallArguments, ToolCallBegin
+from tests.unit.dialects.builders import Scripted, finished, logprob, started, text
+
+TOOLS = ClientTools(names={"n__f": ClientName("f", "n"), "patch": ClientName("patch", custom=True)})
+FIELDS = {"id": "resp_1", "created_at": 1, "model": "demo", "parallel_tool_calls": True, "tools": []}
+FIELDS |= {"tool_choice": "auto"}
+SCRIPT: dict[str, list[Piece]] = {
+    "<think>": [],
+    "hmm": [Reasoning("hmm")],
+    "</think>": [],
+    "call": [ToolCallBegin(0, "c1", "f"), ToolCallArguments(0, '{"a"')],
+    "args": [ToolCallArguments(0, ":1}")],
+    "second": [ToolCallBegin(1, "c2", "g"), ToolCallArguments(1, "{}")],
+    "spaced": [ToolCallBegin(0, "c1", "n__f"), ToolCallArguments(0, "{}")],
+    "patch": [ToolCallBegin(0, "c1", "patch"), ToolCallArguments(0, '{"inp')],
+    "patched": [
+        ToolCallArguments(0, 'ut": "a\\n\\ud83d'),
+        ToolCallArguments(0, "\\ude00\\u00e9\\\\"),
+        ToolCallArguments(0, '"}'),
+    ],
+    "odd": [ToolCallBegin(1, "c2", "patch"), ToolCallArguments(1, '{"other": 1, "input": "b"}')],
+    "raw": [ToolCallBegin(2, "c3", "patch"), ToolCallArguments(2, "*** x")],
+    "both": [Reasoning("so"), ContentText("then")],
+    "hold": [],
+}
+CALLED = (started(), text("hi "), text("call"), text("args"), text("\n"), text("second"), finished())
+
+
+class ScriptedParser(Scripted):
+    SCRIPT = SCRIPT
+
+
+def whole(*events: Event, prefill: str = "") -> dict[str, Any]:
+    reply = ResponseReply(ResponseFrame(FIELDS), OutputItems(Assembler(ScriptedParser()), TOOLS), prefill=prefill)
+    for event in events:
+        reply.feed(0, event)
+    body: dict[str, Any] = orjson.loads(orjson.dumps(reply.body()))
+    Response.model_validate(body)
+    return body
+
+
+def parsed(raw: list[bytes]) -> list[dict[str, Any]]:
+    """The events, each one whole, its name in both places, numbered from 0, and as the official client reads it."""
+    events = []
+    for number, event in enumerate(raw):
+        name, data, *rest = event.split(b"\n")
+        assert rest == [b"", b""]
+        body = orjson.loads(data.removeprefix(b"data: "))
+        assert name == b"event: " + body["type"].encode()
+        assert body["sequence_number"] == number
+        if body["type"] != "keepalive" and "context_length_exceeded" not in str(body):  # no types of theirs
+            TypeAdapter(ResponseStreamEvent).validate_python(body)
+        events.append(body)
+    return events
+
+
+def streamed(*events: Event, prefill: str = "") -> list[dict[str, Any]]:
+    output = OutputItems(Assembler(ScriptedParser()), TOOLS)
+    stream = ResponseStream(ResponseFrame(FIELDS), output, prefill=prefill)
+    return parsed([chunk for event in events for chunk in stream.feed(0, event)] + stream.finish())
+
+
+def without_ids(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{**item, "id": ""} for item in items]
+
+
+def test_a_text_is_one_message() -> None:
+    reply = whole(started(), text("Hello "), text("there"), finished())
+    [item] = reply["output"]
+    assert (reply["status"], item["type"], item["status"], item["role"]) == (
+        "completed",
+        "message",
+        "completed",
+        "assistant",
+    )
+    assert item["content"] == [{"type": "output_text", "text": "Hello there", "annotations": [], "logprobs": []}]
+    assert item["id"].startswith("msg_")
+
+
+def test_the_events_of_a_text_come_in_openais_order() -> None:
+    events = streamed(started(), text("Hello "), text("there"), finished())
+    assert [event["type"].removeprefix("response.") for event in events] == [
+        "created",
+        "in_progress",
+        "output_item.added",
+        "content_part.added",
+        "output_text.delta",
+        "output_text.delta",
+        "output_text.done",
+        "content_part.done",
+        "output_item.done",
+        "completed",
+    ]
+    assert events[2]["item"]["content"] == []
+    assert events[3]["part"]["text"] == ""
+    assert (events[6]["text"], events[7]["part"]["text"]) == ("Hello there", "Hello there")
+    assert {event["item_id"] for event in events[3:8]} == {events[2]["item"]["id"]}
+
+
+def test_thoughts_are_an_item_in_front() -> None:
+    events = streamed(started(), text("<think>"), text("hmm"), text("</think>"), text("yes"), finished())
+    assert [event["type"].removeprefix("response.") for event in events[2:8]] == [
+        "output_item.added",
+        "content_part.added",
+        "reasoning_text.delta",
+        "reasoning_text.done",
+        "content_part.done",
+        "output_item.done",
+    ]
+    assert events[7]["item"]["content"] == [{"type": "reasoning_text", "text": "hmm"}]
+    assert [event["output_index"] for event in events if "output_index" in event] == [0] * 6 + [1] * 6
+    assert events[-1]["response"]["usage"]["output_tokens_details"] == {"reasoning_tokens": len("<think>hmm")}
+
+
+def test_calls_are_items_with_their_arguments_in_pieces() -> None:
+    events = streamed(*CALLED)
+    calls = [event for event in events if "function_call" in event["type"]]
+    assert [event["type"].removeprefix("response.function_call_arguments.") for event in calls] == [
+        "delta",
+        "delta",
+        "done",
+        "delta",
+        "done",
+    ]
+    assert (calls[2]["arguments"], calls[4]["arguments"]) == ('{"a":1}', "{}")
+    added = [event["item"] for event in events if event["type"] == "response.output_item.added"]
+    assert [(item["type"], item.get("arguments"), item.get("call_id"), item.get("name")) for item in added] == [
+        ("message", None, None, None),
+        ("function_call", "", "c1", "f"),
+        ("function_call", "", "c2", "g"),
+    ]
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        (started(), text("Hello"), finished()),
+        (started(), text("both"), text("hold"), finished(reason=FinishReason.LIMIT)),
+        (started(), text("hmm"), finished(reason=FinishReason.LIMIT)),
+        CALLED,
+        (started(), text("call"), finished(reason=FinishReason.LIMIT)),
+        (started(), finished()),
+    ],
+)
+def test_a_stream_ends_with_what_the_whole_reply_says(events: tuple[Event, ...]) -> None:
+    reply, stream = whole(*events), streamed(*events)
+    last = stream[-1]["response"]
+    assert {**last, "output": without_ids(last["output"]), "completed_at": 0} == {
+        **reply,
+        "output": without_ids(reply["output"]),
+        "completed_at": 0,
+    }
+    done = [event["item"] for event in stream if event["type"] == "response.output_item.done"]
+    assert done == last["output"]
+    deltas = "".join(event["delta"] for event in stream if event["type"] == "response.output_text.delta")
+    assert deltas == Response.model_validate(last).output_text
+
+
+def test_a_limit_leaves_the_last_item_incomplete() -> None:
+    *_, last = streamed(started(), text("both"), finished(reason=FinishReason.LIMIT))
+    assert last["type"] == "response.incomplete"
+    assert last["response"]["incomplete_details"] == {"reason": "max_output_tokens"}
+    assert [item["status"] for item in last["response"]["output"]] == ["completed", "incomplete"]
+
+
+def test_white_space_between_items_is_no_message_and_in_front_of_text_it_stays() -> None:
+    assert [item["type"] for item in whole(*CALLED)["output"]] == ["message", "function_call", "function_call"]
+    [item] = whole(started(), text("\n"), text(" a"), finished())["output"]
+    assert item["content"][0]["text"] == "\n a"
+    [item] = whole(started(), text(" "), finished())["output"]
+    assert item["content"][0]["text"] == " "
+
+
+def test_nothing_is_no_item() -> None:
+    events = streamed(started(), finished())
+    assert [event["type"] for event in events] == ["response.created", "response.in_progress", "response.completed"]
+    assert events[-1]["response"]["output"] == []
+
+
+def test_content_that_the_prompt_began_is_a_part_of_the_message() -> None:
+    events = started(), text(" there"), finished()
+    assert whole(*events, prefill="Hello")["output"][0]["content"][0]["text"] == "Hello there"
+    stream = streamed(*events, prefill="Hello")
+    assert [event["delta"] for event in stream if "delta" in event] == ["Hello", " there"]
+
+
+def test_usage() -> None:
+    usage = whole(started(), text("x"), finished(n_prompt=5, n_cached=2, n_predicted=3))["usage"]
+    assert (usage["input_tokens"], usage["output_tokens"], usage["total_tokens"]) == (5, 3, 8)
+    assert usage["input_tokens_details"]["cached_tokens"] == 2
+    assert usage["output_tokens_details"] == {"reasoning_tokens": 0}
+
+
+def test_log_probabilities_are_those_of_the_text_alone() -> None:
+    events = (
+        started(),
+        text("hmm", logprobs=[logprob(b"hmm")]),
+        text("yes", logprobs=[logprob(b"yes", top=[logprob(b"no", -2)])]),
+        text("call", logprobs=[logprob(b"{")]),
+        finished(),
+    )
+    [entry] = whole(*events)["output"][1]["content"][0]["logprobs"]
+    assert (entry["token"], entry["logprob"], entry["top_logprobs"][0]["token"]) == ("yes", -0.5, "no")
+    deltas = [event["logprobs"] for event in streamed(*events) if event["type"] == "response.output_text.delta"]
+    assert deltas == [[entry]]
+
+
+def test_progress_and_timings_stand_beside_the_fields() -> None:
+    events = streamed(Progress(0, 10, 2, 6, 5.0), started(), text("x", timed=True), finished())
+    assert [event["type"] for event in events[:3]] == [
+        "response.created",
+        "response.in_progress",
+        "response.in_progress",
+    ]
+    assert events[2]["prompt_progress"] == {"total": 10, "cache": 2, "processed": 6, "time_ms": 5}
+    assert events[5]["type"] == "response.output_text.delta"
+    assert "predicted_per_second" in events[5]["timings"]
+    assert events[-1]["timings"]["predicted_n"] == 3
+
+
+@pytest.mark.parametrize(
+    ("status", "kind", "code"),
+    [
+        (500, "server_error", "server_error"),
+        (503, "unavailable_error", "server_error"),
+        (429, "unavailable_error", "rate_limit_exceeded"),
+        (400, "invalid_request_error", "invalid_prompt"),
+        (400, "exceed_context_size_error", "context_length_exceeded"),
+    ],
+)
+def test_a_stream_that_fails_says_so(status: int, kind: str, code: str) -> None:
+    stream = ResponseStream(ResponseFrame(FIELDS), OutputItems(Assembler(ScriptedParser()), TOOLS))
+    raw = stream.feed(0, started()) + stream.feed(0, text("Hel"))
+    events = parsed(raw + stream.fail(status, {"message": "went wrong", "type": kind}))
+    assert (events[-2]["type"], events[-2]["code"], events[-2]["message"]) == ("error", code, "went wrong")
+    assert events[-1]["type"] == "response.failed"
+    assert events[-1]["response"]["error"] == {"code": code, "message": "went wrong"}
+    assert events[-1]["response"]["output"][0]["status"] == "incomplete"
+
+
+def test_a_stream_that_fails_before_its_first_event_begins_all_the_same() -> None:
+    stream = ResponseStream(ResponseFrame(FIELDS), OutputItems(Assembler(ScriptedParser()), TOOLS))
+    events = parsed(stream.fail(500, {"message": "gone"}))
+    assert [event["type"] for event in events] == [
+        "response.created",
+        "response.in_progress",
+        "error",
+        "response.failed",
+    ]
+
+
+def test_a_call_of_a_namespace_has_its_own_name() -> None:
+    item = whole(started(), text("spaced"), finished())["output"][0]
+    assert (item["type"], item["name"], item["namespace"], item["arguments"]) == ("function_call", "f", "n", "{}")
+
+
+def test_a_custom_tools_call_has_its_input_as_it_was_meant() -> None:
+    events = (started(), text("patch"), text("patched"), text("odd"), text("raw"), finished())
+    inputs = ["a\n\U0001f600é\\", "b", "*** x"]
+    output = whole(*events)["output"]
+    assert [(item["type"], item["name"], item["input"]) for item in output] == [
+        ("custom_tool_call", "patch", each) for each in inputs
+    ]
+    parsed_events = streamed(*events)
+    kinds = [event["type"].removeprefix("response.") for event in parsed_events]
+    assert kinds.count("output_item.added") == kinds.count("output_item.done") == len(inputs)
+    deltas = ["", "", ""]
+    for event in parsed_events:
+        if event["type"] == "response.custom_tool_call_input.delta":
+            deltas[event["output_index"]] += event["delta"]
+    assert deltas == inputs
+    done = [event["input"] for event in parsed_events if event["type"] == "response.custom_tool_call_input.done"]
+    assert done == inputs
+    assert parsed_events[-1]["response"]["output"][0]["input"] == inputs[0]
+
+
+def test_a_ping_is_an_event_behind_the_first_ones() -> None:
+    stream = ResponseStream(ResponseFrame(FIELDS), OutputItems(Assembler(ScriptedParser()), TOOLS))
+    begun = [event + b"\n\n" for event in stream.ping().split(b"\n\n")[:-1]]
+    events = parsed([*begun, stream.ping(), *stream.feed(0, started())])
+    assert [event["type"] for event in events] == ["response.created", "response.in_progress", "keepalive"]
+    assert [event["sequence_number"] for event in events] == [0, 1, 2]

@@ -1,0 +1,137 @@
+from collections.abc import Mapping
+
+import pytest
+
+from harness.fakes import FakeVocab
+from server.chat.reasoning_budget import ReasoningBudget, allowance
+from server.dialects.chat.read import ChatBody, chat_generation, read_chat
+from server.dialects.fields import parse
+from server.dialects.messages.read import read_messages
+from server.dialects.native.read import native_generation, read_native
+from server.dialects.thinking import UNSAID_BUDGET
+from server.engine.request import Request
+from server.errors import InvalidRequest
+from server.pool.spec import ChatParams
+from server.structured.constraint import Constraint
+from tests.unit.dialects.builders import make_model
+
+THINKS = (
+    "{% for m in messages %}{{ m.content }}{% endfor %}"
+    "{% if add_generation_prompt and enable_thinking %}<think>{% endif %}{# </think> #}"
+)
+VOCAB = FakeVocab()
+HI = [{"role": "user", "content": "Hi"}]
+
+
+@pytest.mark.parametrize(
+    ("body", "budget"),
+    [
+        ({}, None),
+        ({"reasoning_budget_tokens": 5, "thinking_budget_tokens": 6}, 5),
+        ({"thinking_budget_tokens": 6, "thinking_budget": 7}, 6),
+        ({"thinking_token_budget": 7}, 7),
+        ({"thinking_budget": 8}, 8),
+        ({"thinking": {"type": "enabled", "budget_tokens": 9}}, 9),
+        ({"thinking": {"type": "enabled"}}, None),
+        ({"thinking": {"type": "enabled", "budget_tokens": 9}, "thinking_budget": 0}, 0),
+    ],
+)
+def test_the_budget_has_many_names(body: dict[str, object], budget: int | None) -> None:
+    assert parse(ChatBody, body).asked_budget == budget
+
+
+@pytest.mark.parametrize("name", ["reasoning_budget_tokens", "thinking_token_budget", "thinking_budget"])
+@pytest.mark.parametrize("value", [-2, 1.5, "many", True])
+def test_a_wrong_budget_is_refused_by_name(name: str, value: object) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        parse(ChatBody, {name: value})
+    assert caught.value.param == name
+
+
+def test_a_request_that_says_nothing_gets_what_the_model_has() -> None:
+    chat = ChatParams(reasoning_budget=4, reasoning_budget_message="m")
+    assert allowance(None, None, chat) == allowance(-1, None, chat) == ReasoningBudget(4, "m")
+    assert allowance(0, "", chat) == ReasoningBudget(0, "")
+
+
+def said(constraint: Constraint | None, wanted: str) -> str:
+    """What comes out where a model wants to say that."""
+    assert constraint is not None
+    out = b""
+    for byte in wanted.encode():
+        while not constraint.allows(byte):
+            (token,) = [t for t in range(VOCAB.n_tokens) if constraint.mask()[t // 8] >> t % 8 & 1]
+            constraint.accept(token)
+            out += VOCAB.piece(token)
+        constraint.accept(byte)
+        out += bytes([byte])
+    return out.decode()
+
+
+def chat_request(params: ChatParams | None = None, **fields: object) -> Request:
+    model = make_model(template=THINKS, chat=params)
+    (request,) = chat_generation(read_chat({"messages": HI, **fields}), model).requests
+    return request
+
+
+def test_a_chat_is_kept_to_its_budget() -> None:
+    assert said(chat_request(thinking_budget=2).constraint, "abcd") == "ab</think>cd"
+    with_message = chat_request(thinking_budget=2, reasoning_budget_message="!")
+    assert said(with_message.constraint, "abcd") == "ab!</think>cd"
+    model_says = ChatParams(reasoning_budget=1, reasoning_budget_message="?")
+    assert said(chat_request(model_says).constraint, "abcd") == "a?</think>bcd"
+    assert chat_request().constraint is None
+    assert chat_request(reasoning_budget_message="!").constraint is None
+
+
+def test_without_thoughts_in_the_prompt_those_that_come_all_the_same_end_at_once() -> None:
+    assert said(chat_request(thinking_budget=0).constraint, "<think>abc") == "<think></think>abc"
+    assert said(chat_request(thinking_budget=0).constraint, "Hello") == "Hello"
+
+
+def test_a_message_of_anthropics_has_a_budget() -> None:
+    def budget(thinking: object) -> int | None:
+        given = {"messages": HI, "max_tokens": 9, "thinking": thinking}
+        return read_messages(given).conversation.thinking.budget
+
+    assert budget({"type": "enabled", "budget_tokens": 5}) == 5
+    assert budget({"type": "enabled"}) == UNSAID_BUDGET
+    assert budget({"type": "adaptive"}) is None
+
+
+NATIVE = {"prompt": "p", "reasoning_budget_tokens": 2}
+TAGS = {"reasoning_budget_start_tag": "<t>", "reasoning_budget_end_tag": "</t>"}
+
+
+def native(body: Mapping[str, object]) -> Constraint | None:
+    (request,) = native_generation(read_native({**NATIVE, **body}), make_model()).requests
+    return request.constraint
+
+
+def test_a_native_completion_has_a_budget_where_it_names_the_tags() -> None:
+    assert said(native(TAGS), "<t>abcd") == "<t>ab</t>cd"
+    assert said(native(TAGS | {"generation_prompt": "<t>a", "reasoning_budget_message": "m"}), "bcd") == "bm</t>cd"
+    several = {"reasoning_budget_start_tag": "<t>", "reasoning_budget_end_tags": ["", "</u>", "</t>"]}
+    assert said(native(several), "<t>abcd") == "<t>ab</u>cd"
+    assert said(native(several | {"reasoning_budget_tokens": 9}), "<t>a</t>bcd") == "<t>a</t>bcd"
+    assert native(TAGS | {"reasoning_budget_tokens": -1}) is None
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({}, "reasoning_budget_tokens"),
+        ({"reasoning_budget_start_tag": "<t>"}, "reasoning_budget_tokens"),
+        (TAGS | {"reasoning_control": True}, "reasoning_control"),
+        (TAGS | {"reasoning_budget_end_tags": "x"}, "reasoning_budget_end_tags"),
+        (TAGS | {"json_schema": {}}, "reasoning_budget_tokens"),
+    ],
+)
+def test_a_native_budget_that_cannot_be_kept_is_refused(body: dict[str, object], param: str) -> None:
+    from server.structured.grammar.compiler import GrammarCompiler
+
+    model = make_model()
+    model.grammar = GrammarCompiler(model.vocab)
+    with pytest.raises(InvalidRequest) as caught:
+        native_generation(read_native({**NATIVE, **body}), model)
+    assert caught.value.param == param

@@ -1,0 +1,211 @@
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from harness.fakes import EOS, FakeVocab
+from server.errors import InternalError
+from server.structured.after_reasoning import MAX_SPACES, AfterReasoning, Framing
+from tests.unit.dialects.chat.test_chat_output import accepts
+
+
+@dataclass
+class Only:
+    """Allows one text."""
+
+    text: bytes
+    at: int = 0
+
+    def fork(self) -> "Only":
+        return Only(self.text, self.at)
+
+    def allows(self, token: int) -> bool:
+        return self.text[self.at : self.at + 1] == bytes([token]) if token < 256 else self.finished
+
+    def mask(self) -> bytes:
+        return b"answer"
+
+    def masked_by(self) -> None:
+        return None
+
+    def accept(self, token: int) -> None:
+        assert self.allows(token)
+        self.at += 1
+
+    @property
+    def finished(self) -> bool:
+        return self.at == len(self.text)
+
+
+def behind(inner: Only, vocab: FakeVocab, **framing: bytes) -> AfterReasoning:
+    """Behind thoughts that the prompt has opened."""
+    return AfterReasoning(inner, vocab, Framing(b"<t>", b"</t>", **framing), begun=True, may_think=False)
+
+
+def thinking(answer: bytes = b"ok") -> AfterReasoning:
+    return behind(Only(answer), FakeVocab())
+
+
+def test_thoughts_may_not_end_the_output() -> None:
+    made = thinking()
+    assert not made.allows(EOS)
+    mask = made.mask()
+    assert not mask[EOS // 8] >> EOS % 8 & 1
+    assert mask[ord("a") // 8] >> ord("a") % 8 & 1
+
+
+def test_between_thoughts_and_answer_white_space_is_free_but_not_for_ever() -> None:
+    made = thinking()
+    for token in b"x</t>" + b"\n" * MAX_SPACES:
+        assert made.allows(token)
+        made.accept(token)
+    assert not made.allows(ord("\n"))
+    assert made.mask() == b"answer"
+    assert accepts(made, "ok")
+
+
+def test_white_space_that_the_answer_begins_with_is_the_answers() -> None:
+    assert accepts(thinking(b"\nok"), "</t>\nok")
+
+
+def test_a_fork_goes_its_own_way() -> None:
+    made = thinking()
+    made.accept(ord("a"))
+    copy = made.fork()
+    assert accepts(made, "</t>ok")
+    assert accepts(copy, "b</t>ok")
+
+
+def test_a_token_that_closes_and_goes_on_is_not_allowed() -> None:
+    class Joined(FakeVocab):
+        def piece(self, token: int, *, special: bool = True) -> bytes:
+            return b"</t>o" if token == 1 else super().piece(token, special=special)
+
+    made = behind(Only(b"ok"), Joined())
+    assert not made.allows(1)
+    with pytest.raises(InternalError):
+        made.accept(1)
+
+
+def test_the_mask_of_a_half_written_closing_tag_leaves_out_what_would_go_on_behind_it() -> None:
+    class Joined(FakeVocab):
+        def piece(self, token: int, *, special: bool = True) -> bytes:
+            return b">o" if token == 1 else super().piece(token, special=special)
+
+    made = behind(Only(b"ok"), Joined())
+    assert made.mask()[0] & 2
+    for token in b"a</t":
+        made.accept(token)
+    assert not made.allows(1)
+    mask = made.mask()
+    assert not mask[0] & 2
+    assert mask[ord(">") // 8] >> ord(">") % 8 & 1
+
+
+def bits(mask: Any) -> set[int]:
+    return {token for token in range(FakeVocab.n_tokens) if mask[token // 8] >> token % 8 & 1}
+
+
+def may_think(answer: bytes = b"ok", *, opening: bytes = b"<t>", **framing: bytes) -> AfterReasoning:
+    made = Framing(opening, b"</t>", **framing)
+    return AfterReasoning(Masked(answer), FakeVocab(), made, begun=False, may_think=True)
+
+
+@dataclass
+class Masked(Only):
+    """With a true mask."""
+
+    def fork(self) -> "Masked":
+        return Masked(self.text, self.at)
+
+    def mask(self) -> bytes:
+        mask = bytearray(36)
+        for token in filter(self.allows, range(FakeVocab.n_tokens)):
+            mask[token // 8] |= 1 << token % 8
+        return bytes(mask)
+
+
+@pytest.mark.parametrize("text", ["ok", "<t>hm</t>ok", "\n<t>hm</t>\n\nok", "<t></t>ok", "\nok", "\n\n<t>a</t>ok"])
+def test_thoughts_may_come_first(text: str) -> None:
+    assert accepts(may_think(), text)
+
+
+@pytest.mark.parametrize("text", ["no", "<u>", "<t>hm</t>no", "\nno", "<\nt>", "o\nk", "<t>a</t><t>b</t>ok", "\n" * 9])
+def test_and_nothing_else(text: str) -> None:
+    assert not accepts(may_think(), text)
+
+
+def test_white_space_leaves_both_ways_open() -> None:
+    made = may_think()
+    made.accept(ord("\n"))
+    assert bits(made.mask()) == {ord("<"), ord("o")}
+    assert accepts(made.fork(), "ok")
+    assert accepts(made, "<t>hm</t>ok")
+    of_spaces = may_think(b"\nok")
+    for text in ("\nok", "\n\nok"[1:], "\n<t>hm</t>\nok"):
+        assert accepts(of_spaces.fork(), text)
+    made = may_think(opening=b" to=self", lead=b" to=user:")
+    assert not made.allows(ord("\n"))
+
+
+def test_an_answer_may_begin_as_thoughts_do() -> None:
+    for text in ("<table>", "<t>hm</t><table>"):
+        assert accepts(may_think(b"<table>"), text)
+    assert not accepts(may_think(b"<table>"), "<tin>")
+    made = may_think(b"<table>")
+    made.accept(ord("<"))
+    copy = made.fork()
+    assert accepts(copy, "table>")
+    assert accepts(made, "t>hm</t><table>")
+
+
+def test_the_mask_of_the_beginning_has_both_ways() -> None:
+    made = may_think()
+    assert bits(made.mask()) == {ord("<"), ord("o")}
+    made.accept(ord("<"))
+    assert bits(made.mask()) == {ord("t")}
+    made = may_think(opening=b" to=self", lead=b" to=user:")
+    assert bits(made.mask()) == {ord(" ")}
+    for token in b" to=":
+        made.accept(token)
+    assert bits(made.mask()) == {ord("s"), ord("u")}
+    made.accept(ord("u"))
+    assert bits(made.mask()) == {ord("s")}
+
+
+@pytest.mark.parametrize("text", ["L:ok", "<t>hm</t>again L:ok"])
+def test_markup_stands_in_front_of_the_answer(text: str) -> None:
+    for made in (may_think(lead=b"L:", again=b"again "), may_think(lead=b"L:", again=b"again ").fork()):
+        assert accepts(made, text)
+
+
+@pytest.mark.parametrize("text", ["ok", "<t>hm</t>ok", "<t>hm</t>L:ok", "again L:ok", "L: ok"])
+def test_markup_is_not_left_out(text: str) -> None:
+    assert not accepts(may_think(lead=b"L:", again=b"again "), text)
+
+
+def test_without_thoughts_only_the_markup_comes() -> None:
+    made = AfterReasoning(Only(b"ok"), FakeVocab(), Framing(b"<t>", b"</t>", b"L:"), begun=False, may_think=False)
+    assert bits(made.mask()) == {ord("L")}
+    assert accepts(made, "L:ok")
+
+
+def test_markup_may_come_in_any_tokens_and_is_offered_as_the_model_spells_it() -> None:
+    class Long(FakeVocab):
+        def piece(self, token: int, *, special: bool = True) -> bytes:
+            return {1: b"<|lead|>", 2: b"lead"}.get(token) or super().piece(token, special=special)
+
+        def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
+            return [1] if text == "<|lead|>" else super().tokenize(text, add_special=False, parse_special=True)
+
+    def lead() -> AfterReasoning:
+        made = Framing(b"<t>", b"</t>", b"<|lead|>")
+        return AfterReasoning(Only(b"ok"), Long(), made, begun=False, may_think=False)
+
+    assert bits(lead().mask()) == {1}
+    for tokens in ([1], [*b"<|", 2, *b"|>"]):
+        made = lead()
+        for token in tokens:
+            assert made.allows(token)
+            made.accept(token)
+        assert accepts(made, "ok")

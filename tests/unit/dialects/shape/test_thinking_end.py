@@ -1,0 +1,260 @@
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import pytest
+
+from harness.fakes import EOS, FakeVocab
+from server.chat.reasoning_budget import ReasoningBudget, ended_by
+from server.errors import InvalidRequest
+from server.formats.parsing.reasoning import begun_thoughts
+from server.structured.after_reasoning import AfterReasoning, Framing
+from server.structured.constraint import Constraint
+from server.structured.reasoning_end import ReasoningEnd, ReasoningSwitch, cuts_character
+
+TAGS = ("<think>", "</think>")
+VOCAB = FakeVocab()
+
+
+@dataclass
+class Only:
+    """Allows one text, then an end."""
+
+    text: bytes
+    said: bytes = b""
+
+    def fork(self) -> "Only":
+        return Only(self.text, self.said)
+
+    def allows(self, token: int) -> bool:
+        rest = self.text[len(self.said) :]
+        return token == (rest[0] if rest else EOS)
+
+    def mask(self) -> bytes:
+        return bits(t for t in range(VOCAB.n_tokens) if self.allows(t))
+
+    def masked_by(self) -> None:
+        return None
+
+    def accept(self, token: int) -> None:
+        assert self.allows(token)
+        self.said += VOCAB.piece(token)
+
+    @property
+    def finished(self) -> bool:
+        return self.said == self.text
+
+
+def bits(tokens: Iterable[int]) -> bytes:
+    mask = bytearray((VOCAB.n_tokens + 31) // 32 * 4)
+    for token in tokens:
+        mask[token // 8] |= 1 << token % 8
+    return bytes(mask)
+
+
+def control(inner: Constraint | None = None, *, begun: bool = True) -> tuple[ReasoningEnd, ReasoningSwitch]:
+    switch = ReasoningSwitch()
+    prompt = TAGS[0] if begun else ""
+    return ended_by(
+        ReasoningBudget(), inner, VOCAB, TAGS, begun=begun_thoughts(prompt, TAGS), reopens=inner is None, switch=switch
+    ), switch
+
+
+def budget(
+    n: int, message: str = "", *, prompt: str = "", inner: Constraint | None = None, others: tuple[str, ...] = ()
+) -> ReasoningEnd:
+    reopens = inner is None
+    return ended_by(
+        ReasoningBudget(n, message),
+        inner,
+        VOCAB,
+        TAGS,
+        begun=begun_thoughts(prompt, TAGS),
+        other_ends=others,
+        reopens=reopens,
+    )
+
+
+def behind(text: bytes) -> AfterReasoning:
+    """That text, behind thoughts that the prompt has opened."""
+    return AfterReasoning(Only(text), VOCAB, Framing(b"<think>", b"</think>"), begun=True, may_think=False)
+
+
+def say(constraint: ReasoningEnd, text: str | bytes) -> bytes:
+    """Offer a text byte by byte, as a model that wants to say it: what comes out, with what is forced in between."""
+    said = b""
+    for byte in text.encode() if isinstance(text, str) else text:
+        while not constraint.allows(byte):
+            (token,) = [t for t in range(VOCAB.n_tokens) if constraint.mask()[t // 8] >> t % 8 & 1]
+            constraint.accept(token)
+            said += VOCAB.piece(token)
+        constraint.accept(byte)
+        said += bytes([byte])
+    return said
+
+
+def test_until_the_switch_is_turned_everything_passes() -> None:
+    constraint, _ = control()
+    assert say(constraint, "well</think>Hi") == b"well</think>Hi"
+    assert not constraint.finished
+
+
+def test_a_turned_switch_closes_the_thoughts_and_the_answer_follows() -> None:
+    constraint, switch = control()
+    assert say(constraint, "I wonder") == b"I wonder"
+    switch.end()
+    assert not constraint.allows(EOS)
+    assert say(constraint, "Hi") == b"</think>Hi"
+
+
+def test_thoughts_that_the_model_opens_itself_are_found() -> None:
+    constraint, switch = control(begun=False)
+    assert say(constraint, "\n<think>") == b"\n<think>"
+    switch.end()
+    assert say(constraint, "Hi") == b"</think>Hi"
+
+
+@pytest.mark.parametrize("said", ["", "\n<thi", "Hello <thin", "<think>a</think>b"])
+def test_where_nothing_is_being_thought_nothing_changes(said: str) -> None:
+    constraint, switch = control(begun=False)
+    say(constraint, said)
+    switch.end()
+    assert say(constraint, "Hi") == b"Hi"
+
+
+def test_it_acts_on_the_present_thoughts_only() -> None:
+    constraint, switch = control(begun=False)
+    switch.end()
+    assert say(constraint, "<think>hm") == b"<think>hm"
+    switch.end()
+    assert say(constraint, "a") == b"</think>a"
+    switch.end()
+    assert say(constraint, "b") == b"b"
+
+
+def test_a_second_call_while_the_tag_is_written_changes_nothing() -> None:
+    constraint, switch = control()
+    switch.end()
+    assert constraint.allows(ord("<"))
+    constraint.accept(ord("<"))
+    switch.end()
+    assert say(constraint, "Hi") == b"/think>Hi"
+
+
+def test_a_character_is_not_cut() -> None:
+    constraint, switch = control()
+    first, *rest = "日".encode()
+    say(constraint, bytes([first]))
+    switch.end()
+    assert say(constraint, bytes(rest) + b"!") == bytes(rest) + b"</think>!"
+
+
+def test_a_tag_that_the_model_has_closed_just_now_is_not_closed_again() -> None:
+    constraint, switch = control()
+    say(constraint, "hm</think>")
+    switch.end()
+    assert say(constraint, "Hi") == b"Hi"
+
+
+def test_what_the_answer_must_match_holds_behind_the_forced_tag() -> None:
+    constraint, switch = control(behind(b"{}"))
+    say(constraint, "hm")
+    switch.end()
+    assert say(constraint, "{}") == b"</think>{}"
+    assert constraint.finished
+
+
+def test_choices_share_the_switch_and_nothing_else() -> None:
+    constraint, switch = control()
+    fork = constraint.fork()
+    say(constraint, "a</think>b")
+    say(fork, "x")
+    switch.end()
+    assert say(constraint, "c") == b"c"
+    assert say(fork, "y") == b"</think>y"
+
+
+def test_a_fork_in_the_middle_of_the_tag_goes_on_there() -> None:
+    constraint, switch = control()
+    switch.end()
+    assert constraint.allows(ord("<"))
+    constraint.accept(ord("<"))
+    assert say(constraint.fork(), "!") == b"/think>!"
+    assert say(constraint, "!") == b"/think>!"
+
+
+@pytest.mark.parametrize(
+    ("text", "cut"),
+    [
+        (b"", False),
+        (b"a", False),
+        ("é".encode(), False),
+        ("é".encode()[:1], True),
+        ("日".encode()[:2], True),
+        ("🙂".encode()[:1], True),
+        ("🙂".encode()[:3], True),
+        ("🙂".encode(), False),
+        (b"\x80\x80\x80\x80", False),
+        (b"a\x80", False),
+    ],
+)
+def test_a_cut_character_is_one_that_may_still_be_completed(text: bytes, cut: bool) -> None:
+    assert cuts_character(text) is cut
+
+
+@pytest.mark.parametrize(
+    ("n", "prompt", "wanted", "said"),
+    [
+        (3, "assistant\n<think>", "abcdef", "abc</think>def"),
+        (3, "assistant\n<think>\n", "abcdef", "ab</think>cdef"),  # the prompt's new line counts
+        (3, "", "<think>abcdef", "<think>abc</think>def"),
+        (20, "", " <think>ab</think>cdef", " <think>ab</think>cdef"),
+        (0, "<think>", "abc", "</think>abc"),
+        (0, "<think>a</think>", "abc", "abc"),
+        (0, "", "<think>abc", "<think></think>abc"),
+        (1, "<think>so far", "abc", "</think>abc"),  # thoughts that are continued are spent already
+        (-1, "<think>", "abc", "abc"),
+    ],
+)
+def test_thoughts_end_when_their_tokens_are_spent(n: int, prompt: str, wanted: str, said: str) -> None:
+    assert say(budget(n, prompt=prompt), wanted) == said.encode()
+
+
+def test_the_closing_message_comes_in_front_of_the_tag() -> None:
+    assert say(budget(2, " Enough.", prompt="<think>"), "abcd") == b"ab Enough.</think>cd"
+
+
+def test_a_budget_does_not_cut_a_character() -> None:
+    assert say(budget(2, prompt="<think>"), "日本") == "日</think>本".encode()
+    assert say(budget(4, ".", prompt="<think>"), "日é!") == "日é.</think>!".encode()
+
+
+def test_thoughts_that_are_opened_anew_have_a_budget_of_their_own() -> None:
+    assert say(budget(2), "<think>ab") == b"<think>ab"
+    constraint = budget(2)
+    assert say(constraint, "<think>abc") == b"<think>ab</think>c"
+    assert say(constraint, "d<think>efgh") == b"d<think>ef</think>gh"
+
+
+def test_in_an_answer_of_a_shape_nothing_is_opened_anew() -> None:
+    inner = behind(b'"<think>abc"')
+    constraint = budget(2, prompt="<think>", inner=inner)
+    assert say(constraint, 'ab"<think>abc"') == b'ab</think>"<think>abc"'
+    assert constraint.finished
+
+
+def test_other_markup_ends_thoughts_too() -> None:
+    assert say(budget(12, prompt="<think>", others=("<tool>",)), "hm<tool>{a: 1}") == b"hm<tool>{a: 1}"
+
+
+def test_a_fork_has_spent_as_much() -> None:
+    constraint = budget(3, prompt="<think>")
+    say(constraint, "ab")
+    assert say(constraint.fork(), "cd") == b"c</think>d"
+    assert say(constraint, "cd") == b"c</think>d"
+
+
+@pytest.mark.parametrize("message", ["a</think>b", "<think>", "<tool>"])
+def test_a_message_that_ends_thoughts_itself_is_refused(message: str) -> None:
+    with pytest.raises(InvalidRequest, match="reasoning_budget_message") as caught:
+        budget(1, message, others=("<tool>",))
+    assert caught.value.param == "reasoning_budget_message"

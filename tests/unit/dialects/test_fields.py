@@ -1,0 +1,99 @@
+from typing import Annotated
+
+import pytest
+from pydantic import AfterValidator
+
+from server.dialects.fields import Body, Count, Fraction, Number, SoftCount, parse, within
+from server.errors import InvalidRequest
+
+
+class Sample(Body):
+    count: Count | None = None
+    number: Number | None = None
+    fraction: Fraction | None = None
+    part: Annotated[float, AfterValidator(within(0.0, 0.99))] | None = None
+    soft: SoftCount | None = None
+    flag: bool | None = None
+    text: str | None = None
+
+
+def refused(**fields: object) -> InvalidRequest:
+    with pytest.raises(InvalidRequest) as caught:
+        parse(Sample, fields)
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("count", "1"),
+        ("count", True),
+        ("count", 1.5),
+        ("count", -1),
+        ("count", 2**31),
+        ("count", 1e300),
+        ("count", [1]),
+        ("number", "0.5"),
+        ("number", True),
+        ("number", float("nan")),
+        ("number", float("inf")),
+        ("flag", 1),
+        ("flag", "true"),
+        ("text", 5),
+        ("text", {}),
+    ],
+)
+def test_a_wrong_value_is_refused_by_the_name_of_its_field(name: str, value: object) -> None:
+    error = refused(**{name: value})
+    assert error.param == name
+    assert error.message.startswith(f"Field '{name}': ")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("count", "1", "Field 'count': type must be number, but is string"),
+        ("number", {}, "Field 'number': type must be number, but is object"),
+        ("flag", 1, "Field 'flag': type must be boolean, but is number"),
+        ("text", [], "Field 'text': type must be string, but is array"),
+        ("count", -5, "Field 'count': Value must be between 0 <= value <= 2147483647, but got -5"),
+        ("part", 1.0, "Field 'part': Value must be between 0.000000 <= value <= 0.990000, but got 1.000000"),
+    ],
+)
+def test_the_words_are_llama_servers(name: str, value: object, message: str) -> None:
+    assert refused(**{name: value}).message == message
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "limit"),
+    [("number", 1e7, 1e6), ("number", -1e300, -1e6), ("fraction", 1.01, 1.0), ("fraction", -7, 0.0), ("soft", -3, 0)],
+)
+def test_past_a_soft_limit_a_value_becomes_the_limit(name: str, value: float, limit: float) -> None:
+    assert getattr(parse(Sample, {name: value}), name) == limit
+
+
+def test_the_message_shows_the_value_but_never_much_of_it() -> None:
+    assert "got 1.5" in refused(count=1.5).message
+    assert len(refused(number="x" * 100_000).message) < 200
+
+
+def test_null_is_the_same_as_absent() -> None:
+    assert parse(Sample, {"count": None, "flag": None}) == Sample()
+
+
+def test_a_whole_number_may_be_written_with_a_point() -> None:
+    assert parse(Sample, {"count": 40.0}).count == 40
+
+
+def test_an_integer_is_a_number() -> None:
+    assert parse(Sample, {"number": 2}).number == 2
+
+
+def test_unknown_fields_are_ignored() -> None:
+    assert parse(Sample, {"foo": object()}) == Sample()
+
+
+@pytest.mark.parametrize("body", [[], "text", 5, None])
+def test_a_body_that_is_no_object_is_refused(body: object) -> None:
+    with pytest.raises(InvalidRequest):
+        parse(Sample, body)

@@ -1,0 +1,201 @@
+from typing import Any
+
+import pytest
+
+from server.dialects.fields import parse
+from server.dialects.generation import GenerationFields, engine_request
+from server.engine.lora import Adapter
+from server.engine.request import Request
+from server.errors import InvalidRequest
+from tests.unit.dialects.builders import make_model
+
+
+def request(*, n_predict: int = -1, **fields: object) -> Request:
+    model: Any = make_model(n_predict=n_predict)
+    return engine_request(parse(GenerationFields, fields), model, request_id="r", prompt=[1, 2])
+
+
+def refused(**fields: Any) -> InvalidRequest:
+    with pytest.raises(InvalidRequest) as caught:
+        request(**fields)
+    return caught.value
+
+
+def test_the_names_of_the_token_limit_have_llama_servers_precedence() -> None:
+    assert request().max_tokens == -1
+    assert request(max_tokens=3).max_tokens == 3
+    assert request(max_tokens=3, max_completion_tokens=4).max_tokens == 4
+    model: Any = make_model()
+    body = parse(GenerationFields, {"max_tokens": 3, "max_completion_tokens": 4, "n_predict": 0})
+    assert engine_request(body, model, request_id="r", prompt=[1]).max_tokens == 0
+
+
+def test_the_models_limit_is_a_default_and_no_ceiling() -> None:
+    assert request(n_predict=10).max_tokens == 10
+    model: Any = make_model(n_predict=10)
+    for given, expected in ((5, 5), (50, 50), (-1, 10)):
+        body = parse(GenerationFields, {"max_tokens": given})
+        assert engine_request(body, model, request_id="r", prompt=[1]).max_tokens == expected
+
+
+@pytest.mark.parametrize(("stop", "expected"), [("a", ("a",)), (["a", "", "b"], ("a", "b")), ("", ()), (None, ())])
+def test_stop_is_one_string_or_a_list(stop: object, expected: tuple[str, ...]) -> None:
+    assert request(stop=stop).stop == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("stop", 5),
+        ("stop", [5]),
+        ("stop", ["a"] * 65),
+        ("stop", "a" * 1025),
+        ("max_tokens", -2),
+        ("max_tokens", 2**31),
+        ("n", 0),
+        ("n", 129),
+        ("n_cmpl", 129),
+        ("id_slot", 4),
+        ("id_slot", -2),
+        ("n_probs", 1001),
+        ("stream", "yes"),
+        ("t_max_predict_ms", -2),
+        ("model", 5),
+        ("n_indent", -1),
+        ("post_sampling_probs", 1),
+        ("n_keep", -2),
+        ("n_discard", -1),
+        ("n_cache_reuse", -1),
+        ("sse_ping_interval", -2),
+        ("reasoning_budget_tokens", -2),
+        ("reasoning_budget_message", 5),
+        ("reasoning_budget_message", "x" * 4097),
+        ("stream_options", "x"),
+    ],
+)
+def test_a_wrong_field_is_refused_by_name(name: str, value: object) -> None:
+    error = refused(**{name: value})
+    assert error.param == name
+    assert name in error.message
+
+
+def test_a_field_within_stream_options_is_named_with_its_path() -> None:
+    assert refused(stream_options={"include_usage": "yes"}).param == "stream_options.include_usage"
+
+
+ADAPTERS = (Adapter(0, "a.gguf", 1.0), Adapter(1, "b.gguf", 1.0))
+
+
+@pytest.mark.parametrize(
+    ("lora", "expected"),
+    [
+        ([], None),
+        (None, None),
+        ([{"id": 1, "scale": 0.5}], ((1, 0.5),)),
+        ([{"id": 1, "scale": 2}, {"id": 0, "scale": -1}], ((0, -1.0), (1, 2.0))),
+        ([{"id": 0, "scale": 0.0}], ()),
+    ],
+)
+def test_lora_names_the_adapters_that_are_on(lora: object, expected: object) -> None:
+    model: Any = make_model(adapters=ADAPTERS)
+    assert (
+        engine_request(parse(GenerationFields, {"lora": lora}), model, request_id="r", prompt=[1]).adapters == expected
+    )
+
+
+@pytest.mark.parametrize(
+    "lora",
+    [
+        5,
+        {"id": 0, "scale": 1},
+        [5],
+        [{}],
+        [{"id": 0}],
+        [{"scale": 1}],
+        [{"id": "0", "scale": 1}],
+        [{"id": True, "scale": 1}],
+        [{"id": 0, "scale": "1"}],
+        [{"id": 0, "scale": True}],
+        [{"id": 0, "scale": 1e9}],
+        [{"id": 0, "scale": 1}, {"id": 0, "scale": 2}],
+        [{"id": 2, "scale": 1}],
+        [{"id": -1, "scale": 1}],
+        [{"id": 0, "scale": 0}] * 2000,
+    ],
+    ids=str,
+)
+def test_a_wrong_lora_is_refused(lora: object) -> None:
+    model: Any = make_model(adapters=ADAPTERS)
+    with pytest.raises(InvalidRequest, match=r"^Field 'lora': "):
+        engine_request(parse(GenerationFields, {"lora": lora}), model, request_id="r", prompt=[1])
+
+
+@pytest.mark.parametrize("name", ["lora", "grammar_triggers", "preserved_tokens"])
+def test_neutral_values_of_unsupported_fields_are_fine(name: str) -> None:
+    neutral: dict[str, Any] = {name: []}
+    request(**neutral, grammar_lazy=False, n_indent=0, post_sampling_probs=False, reasoning_budget_tokens=-1)
+
+
+def test_the_rest_of_the_fields_reaches_the_engine() -> None:
+    got = request(
+        n=2,
+        id_slot=1,
+        cache_prompt=False,
+        t_max_predict_ms=1500,
+        timings_per_token=True,
+        return_progress=True,
+        stream=True,
+        n_keep=-1,
+        n_discard=5,
+        n_cache_reuse=6,
+        n_indent=7,
+        post_sampling_probs=True,
+    )
+    assert (got.n_keep, got.n_discard, got.n_cache_reuse, got.n_indent) == (-1, 5, 6, 7)
+    assert got.post_sampling_probs
+    assert (got.n, got.id_slot, got.cache_prompt, got.deadline_s) == (2, 1, False, 1.5)
+    assert got.timings_per_token
+    assert got.return_progress
+
+
+def test_progress_is_only_for_streams() -> None:
+    assert not request(return_progress=True).return_progress
+
+
+WITHOUT_EFFECT = (
+    # llama-server's: native replies and debugging
+    "response_fields",
+    "chat_format",
+    # OpenAI's: accounting and routing at OpenAI, hints
+    *("metadata", "store", "service_tier"),
+    *("prompt_cache_retention", "prediction", "verbosity"),
+)
+"""Fields that clients send, and that may be ignored since no reply would be another one."""
+
+
+def test_fields_without_effect_are_taken_whatever_they_hold() -> None:
+    fields: dict[str, Any] = dict.fromkeys(WITHOUT_EFFECT, "anything")
+    request(**fields)
+    assert not set(WITHOUT_EFFECT) & set(GenerationFields.model_fields)
+
+
+@pytest.mark.parametrize(
+    ("given", "client"),
+    [
+        ({}, ""),
+        ({"user": "anna"}, "anna"),
+        ({"user": "anna", "safety_identifier": "hash"}, "hash"),
+        ({"user": 5}, ""),
+        ({"user": ["anna"]}, ""),
+    ],
+)
+def test_priority_and_user_reach_the_engine(given: dict[str, Any], client: str) -> None:
+    got = request(priority=-3, **given)
+    assert (got.priority, got.client) == (-3, client)
+    assert request().priority == 0
+
+
+@pytest.mark.parametrize("priority", [2**31, -(2**31) - 1, 1.5, "high", True])
+def test_a_priority_is_a_number_of_32_bits(priority: object) -> None:
+    with pytest.raises(InvalidRequest, match="Field 'priority'"):
+        request(priority=priority)

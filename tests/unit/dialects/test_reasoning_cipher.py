@@ -1,0 +1,74 @@
+"""Reasoning in opaque fields: what a client may send back, and where the key is kept."""
+
+import base64
+import stat
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from server.dialects.reasoning_cipher import ReasoningCipher, TamperedReasoning
+from server.errors import ConfigError
+from server.state.reasoning_keys import reasoning_secrets
+
+OLD, NEW = b"an older secret of 26 bytes", b"a newer secret of 26 bytes"
+CIPHER = ReasoningCipher([NEW])
+
+
+@given(st.text(max_size=200))
+def test_a_text_comes_back_and_is_not_readable(text: str) -> None:
+    text = text.encode(errors="replace").decode()
+    value = CIPHER.encrypt(text)
+    assert CIPHER.decrypt(value) == text
+    assert value != CIPHER.encrypt(text)  # equal reasoning cannot be told from the value
+    assert text.encode() not in base64.b64decode(value) or len(text) < 4
+
+
+@given(st.data())
+def test_a_changed_value_is_never_read(data: st.DataObject) -> None:
+    value = CIPHER.encrypt("I must look at the sky.")
+    at = data.draw(st.integers(0, len(value) - 1))
+    changed = value[:at] + data.draw(st.sampled_from(["", "A", "z", "é", "="])) + value[at + 1 :]
+    try:
+        assert changed == value or CIPHER.decrypt(changed) is None
+    except TamperedReasoning:
+        assert changed[:12] == value[:12]
+
+
+def test_a_value_of_another_server_is_no_error() -> None:
+    for foreign in (ReasoningCipher([OLD]).encrypt("x"), "gAAAAABo", "EqoBCkgIARAB", "", "lp", "é"):
+        assert CIPHER.decrypt(foreign) is None
+
+
+def test_a_rotated_key_still_decrypts() -> None:
+    before = ReasoningCipher([OLD]).encrypt("x")
+    rotated = ReasoningCipher([NEW, OLD])
+    assert rotated.decrypt(before) == "x"
+    assert CIPHER.decrypt(rotated.encrypt("y")) == "y"
+
+
+def test_the_secret_is_beside_the_state_file_and_outlives_the_server(tmp_path: Path) -> None:
+    [first] = reasoning_secrets(None, tmp_path / "state.sqlite3")
+    assert reasoning_secrets(None, tmp_path / "state.sqlite3") == [first]
+    [file] = tmp_path.iterdir()
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert reasoning_secrets(None, None) != reasoning_secrets(None, None)
+
+
+def test_a_secret_file_that_cannot_be_used_ends_with_the_server(tmp_path: Path) -> None:
+    (tmp_path / "state.reasoning-key").write_text("short\n")
+    state = tmp_path / "state.sqlite3"
+    assert reasoning_secrets(None, state) != reasoning_secrets(None, state)
+
+
+def test_a_key_file_has_the_newest_secret_first(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_bytes(NEW + b"\n\n" + OLD + b"\r\n")
+    assert reasoning_secrets(file, None) == [NEW, OLD]
+    for wrong in (b"", b"short\n", NEW + b"\nshort\n"):
+        file.write_bytes(wrong)
+        with pytest.raises(ConfigError, match="reasoning_key_file"):
+            reasoning_secrets(file, None)
+    with pytest.raises(ConfigError, match="check the path"):
+        reasoning_secrets(tmp_path / "none", None)

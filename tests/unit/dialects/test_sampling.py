@@ -1,0 +1,197 @@
+from dataclasses import fields as dataclass_fields
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness.fakes import FakeVocab
+from server.dialects.fields import parse
+from server.dialects.logit_bias import NEVER
+from server.dialects.sampling import SamplingFields, sampling_params
+from server.engine.request import DEFAULT_SAMPLERS, RANDOM_SEED, SamplingParams
+from server.errors import InvalidRequest
+
+N_CTX = 128
+
+
+def params(defaults: SamplingParams | None = None, **fields: object) -> SamplingParams:
+    return sampling_params(parse(SamplingFields, fields), defaults or SamplingParams(), FakeVocab(), N_CTX)
+
+
+def refused(**fields: Any) -> str:
+    with pytest.raises(InvalidRequest) as caught:
+        params(**fields)
+    return caught.value.message
+
+
+def test_every_sampling_parameter_has_a_field() -> None:
+    assert {f.name for f in dataclass_fields(SamplingParams)} == set(SamplingFields.model_fields)
+
+
+def test_without_fields_the_models_defaults_count() -> None:
+    defaults = SamplingParams(temperature=0.1, top_k=7, seed=5, samplers=("top_k",), logit_bias=((1, 2.0),))
+    assert params(defaults) == defaults
+
+
+def test_fields_override_the_defaults() -> None:
+    got = params(SamplingParams(temperature=0.1), temperature=0.9, top_p=0.5, mirostat=2, ignore_eos=True)
+    assert (got.temperature, got.top_p, got.mirostat, got.ignore_eos) == (0.9, 0.5, 2, True)
+
+
+def test_a_negative_temperature_is_greedy_and_a_negative_top_k_is_off() -> None:
+    got = params(temperature=-1, top_k=-5)
+    assert (got.temperature, got.top_k) == (0.0, 0)
+
+
+def test_windows_are_cut_to_the_context() -> None:
+    got = params(repeat_last_n=2**31 - 1, dry_penalty_last_n=-1, dry_allowed_length=10**9)
+    assert (got.repeat_last_n, got.dry_penalty_last_n, got.dry_allowed_length) == (N_CTX, N_CTX, N_CTX)
+
+
+def test_sizes_are_cut_to_the_vocabulary() -> None:
+    got = params(top_k=10**9, min_keep=10**9)
+    assert (got.top_k, got.min_keep) == (260, 260)
+
+
+@pytest.mark.parametrize(("seed", "expected"), [(-1, RANDOM_SEED), (5, 5), (2**32 + 5, 5), (2**63 - 1, RANDOM_SEED)])
+def test_a_seed_is_taken_modulo_32_bits(seed: int, expected: int) -> None:
+    assert params(seed=seed).seed == expected
+
+
+def test_a_dry_base_below_one_is_the_default() -> None:
+    assert params(dry_base=0.5).dry_base == 1.75
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("temperature", "hot"),
+        ("top_k", "40"),
+        ("dry_penalty_last_n", -2),
+        ("dry_allowed_length", -1),
+        ("min_keep", -1),
+        ("min_keep", 2**31),
+        ("repeat_penalty", 0),
+        ("repeat_last_n", -2),
+        ("repeat_penalty", -1),
+        ("repeat_penalty", 1e-45),
+        ("mirostat", 1.5),
+        ("adaptive_decay", -0.1),
+        ("adaptive_decay", 1.0),
+        ("dry_sequence_breakers", []),
+        ("dry_sequence_breakers", [1]),
+        ("samplers", ["nope"]),
+        ("samplers", [5]),
+        ("samplers", [["top_k"]]),
+        ("samplers", [{}]),
+        ("samplers", "q"),
+        ("samplers", 5),
+        ("samplers", ["top_k"] * 99),
+        ("logit_bias", 5),
+    ],
+)
+def test_out_of_range_is_refused_by_name(name: str, value: object) -> None:
+    assert refused(**{name: value}).startswith(f"Field '{name}': ")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        *[(name, 1.5, 1.0) for name in ("top_p", "min_p", "xtc_probability", "xtc_threshold", "adaptive_target")],
+        *[(name, -0.5, 0.0) for name in ("top_p", "min_p", "xtc_probability", "xtc_threshold", "temperature")],
+        ("mirostat", 9, 2),
+        ("mirostat", -1, 0),
+        ("top_k", -1, 0),
+        ("adaptive_target", -7.5, -7.5),
+        ("typical_p", -2, -2),
+        ("dynatemp_range", -1, -1),
+        ("dry_multiplier", -1, -1),
+        ("mirostat_tau", -3, -3),
+        ("repeat_last_n", -1, N_CTX),
+    ],
+)
+def test_soft_limits_clamp_as_llama_servers(name: str, value: Any, expected: float) -> None:
+    assert getattr(params(**{name: value}), name) == expected
+
+
+@pytest.mark.parametrize("samplers", [["top_k", "tfs_z", "temperature"], "kft", ["tfs-z", "top_k", "temperature"]])
+def test_tail_free_sampling_of_older_clients_is_left_out(samplers: object) -> None:
+    assert params(samplers=samplers).samplers == ("top_k", "temperature")
+
+
+def test_samplers_come_as_names_with_aliases_or_as_letters() -> None:
+    assert params(samplers=["Top-K", "temp", "nucleus"]).samplers == ("top_k", "temperature", "top_p")
+    assert params(samplers="edskypmxt").samplers == (
+        "penalties",
+        "dry",
+        "top_n_sigma",
+        "top_k",
+        "typ_p",
+        "top_p",
+        "min_p",
+        "xtc",
+        "temperature",
+    )
+    assert params(samplers=[]).samplers == ()
+    assert params().samplers == DEFAULT_SAMPLERS
+
+
+@pytest.mark.parametrize(
+    "bias",
+    [
+        {"65": 1.5, "BC": -2, "68": False},
+        [[65, 1.5], ["BC", -2], [68, False]],
+    ],
+)
+def test_logit_bias_takes_ids_texts_and_false(bias: object) -> None:
+    assert params(logit_bias=bias).logit_bias == ((65, 1.5), (66, -2.0), (67, -2.0), (68, NEVER))
+
+
+@pytest.mark.parametrize(
+    ("bias", "said"),
+    [
+        ([[260, 1.0]], "260"),
+        ({"-1": 1.0}, "-1"),
+        ({"5": "x"}, "entry 0"),
+        ({"5": True}, "entry 0"),
+        ([[5]], "pair"),
+        ([5], "pair"),
+        ([[True, 1]], "token"),
+        ([[5, 1e31]], "within"),
+        ([[5, float("nan")]], "within"),
+        ([["abcdefgh" * 1000, 1.0]] * 9, "comes to more than 65536 tokens"),
+    ],
+)
+def test_an_unreadable_bias_is_refused(bias: object, said: str) -> None:
+    message = refused(logit_bias=bias)
+    assert message.startswith("Field 'logit_bias': ")
+    assert said in message
+
+
+def test_a_bias_that_bans_every_token_is_refused() -> None:
+    assert "every token" in refused(logit_bias=[[t, False] for t in range(260)])
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=6,
+)
+
+
+@given(st.dictionaries(st.sampled_from(sorted(SamplingFields.model_fields)), JSON))
+def test_any_value_is_either_taken_or_refused(fields: dict[str, Any]) -> None:
+    try:
+        got = params(**fields)
+    except InvalidRequest:
+        return
+    assert 0 <= got.seed <= 0xFFFFFFFF
+    assert 0 <= got.repeat_last_n <= N_CTX
+
+
+def test_whether_tokens_may_be_chosen_in_the_graph_is_a_requests_own() -> None:
+    there = SamplingParams(backend_sampling=True)
+    assert params(there).backend_sampling
+    assert not params(there, backend_sampling=False).backend_sampling
+    assert params(backend_sampling=True).backend_sampling  # for which its context may not be made: `Session` says so

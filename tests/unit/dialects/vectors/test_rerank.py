@@ -1,0 +1,166 @@
+"""Bodies of the rerank endpoints, the prompts made of them, and both shapes of the reply."""
+
+import math
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+import orjson
+import pytest
+
+from harness.fakes import BOS, EOS, FakeEmbeddingRunner, FakeVocab
+from server.dialects.vectors.rerank import RerankJob, read_rerank, rerank_job
+from server.engine.runner_api import Pooling
+from server.errors import InvalidRequest, NotSupported
+from server.pool.model import LoadedModel
+from server.pool.protocols import ModelInfo
+from tests.unit.pool.fakes import spec
+
+SEP = 200
+
+
+class PairVocab(FakeVocab):
+    """With a choice of what is put around the texts of a pair."""
+
+    def __init__(self, *, eos: int = EOS, add_bos: bool = True, add_eos: bool = True, add_sep: bool = True) -> None:
+        super().__init__()
+        self.eos, self.sep = eos, SEP
+        self.add_bos, self.add_eos, self.add_sep = add_bos, add_eos, add_sep
+
+
+@dataclass
+class _Model:
+    spec: Any
+    info: ModelInfo
+    vocab: FakeVocab
+    embedder: FakeEmbeddingRunner
+
+
+def model(vocab: FakeVocab | None = None, template: str = "", pooling: Pooling = Pooling.RANK) -> LoadedModel:
+    info = ModelInfo(rerank_template=template)
+    return cast(LoadedModel, _Model(spec("demo"), info, vocab or FakeVocab(), FakeEmbeddingRunner(pooling=pooling)))
+
+
+def job(of: LoadedModel | None = None, **body: Any) -> RerankJob:
+    body = {"query": "q", "documents": ["a", "b", "c"]} | body
+    return rerank_job(read_rerank(body), of or model())
+
+
+def reply(made: RerankJob, *scores: float) -> Any:
+    return orjson.loads(made.reply([np.array([[score, 0.0]], np.float32) for score in scores]))
+
+
+def test_jinas_reply_is_ordered_by_score() -> None:
+    found = reply(job(model_name="x", model="jina-reranker"), 0.5, 2.0, -1.0)
+    assert found == {
+        "model": "jina-reranker",
+        "object": "list",
+        "usage": {"prompt_tokens": 9, "total_tokens": 9},
+        "results": [
+            {"index": 1, "relevance_score": 2.0},
+            {"index": 0, "relevance_score": 0.5},
+            {"index": 2, "relevance_score": -1.0},
+        ],
+    }
+
+
+def test_teis_reply_is_a_list() -> None:
+    made = job(documents=None, texts=["a", "b"])
+    assert reply(made, 0.5, 2.0) == [{"index": 1, "score": 2.0}, {"index": 0, "score": 0.5}]
+
+
+def test_texts_come_back_where_they_are_asked_for() -> None:
+    assert reply(job(documents=None, texts=["a", "b"], return_text=True), 1, 2)[0] == {
+        "index": 1,
+        "score": 2.0,
+        "text": "b",
+    }
+    assert reply(job(return_documents=True, top_n=1), 1, 2, 3)["results"] == [
+        {"index": 2, "relevance_score": 3.0, "document": {"text": "c"}}
+    ]
+
+
+@pytest.mark.parametrize(("top_n", "expected"), [(None, 3), (2, 2), (3, 3), (99, 3), (0, 0)])
+def test_top_n(top_n: int | None, expected: int) -> None:
+    assert len(reply(job(top_n=top_n), 1, 2, 3)["results"]) == expected
+    tei = reply(job(documents=None, texts=["a", "b", "c"], top_n=top_n), 1, 2, 3)
+    assert len(tei) == expected
+
+
+def test_equal_scores_keep_their_order() -> None:
+    assert [entry["index"] for entry in reply(job(), 1, 1, 1)["results"]] == [0, 1, 2]
+
+
+def test_scores_become_probabilities_where_raw_ones_are_refused() -> None:
+    scores = [entry["score"] for entry in reply(job(documents=None, texts=["a", "b"], raw_scores=False), 0, 800)]
+    assert scores == [1.0, 0.5]
+    assert reply(job(documents=None, texts=["a"], raw_scores=False), -800)[0]["score"] == pytest.approx(0.0)
+    assert reply(job(documents=None, texts=["a"], raw_scores=True), -800)[0]["score"] == -800
+    assert reply(job(raw_scores=False), 2, 0, 0)["results"][0]["relevance_score"] == pytest.approx(
+        1 / (1 + math.exp(-2))
+    )
+
+
+def test_the_probabilities_of_a_head_with_labels_are_not_changed_again() -> None:
+    found = [np.array([[0.9, 0.1]], np.float32)]
+    made = job(documents=None, texts=["a"], raw_scores=False)
+    assert orjson.loads(made.reply(found))[0]["score"] == pytest.approx(0.9)
+
+
+@pytest.mark.parametrize(
+    ("vocab", "tokens"),
+    [
+        (PairVocab(), [BOS, ord("q"), EOS, SEP, ord("a"), EOS]),
+        (PairVocab(eos=-1), [BOS, ord("q"), SEP, SEP, ord("a"), SEP]),
+        (PairVocab(add_bos=False), [ord("q"), EOS, SEP, ord("a"), EOS]),
+        (PairVocab(add_eos=False), [BOS, ord("q"), SEP, ord("a")]),
+        (PairVocab(add_sep=False), [BOS, ord("q"), EOS, ord("a"), EOS]),
+    ],
+)
+def test_a_pair_gets_what_the_vocabulary_adds(vocab: FakeVocab, tokens: list[int]) -> None:
+    assert job(model(vocab), documents=["a"]).inputs == [tokens]
+
+
+def test_a_pairs_texts_are_no_markup() -> None:
+    (tokens,) = job(model(PairVocab()), query="</s>", documents=["<s>"]).inputs
+    assert tokens.count(EOS) == 2
+    assert tokens.count(BOS) == 1
+
+
+def test_the_models_own_template_is_filled_once() -> None:
+    filled = job(model(template="<s>{query}|{document}|{query}"), query="{document}", documents=["{query}"]).inputs
+    assert FakeVocab().detokenize(filled[0]) == b"<s>{document}|{query}|{document}"
+    assert filled[0][0] == BOS
+
+
+def test_documents_may_be_objects() -> None:
+    assert job(documents=[{"text": "a"}]).inputs == job(documents=["a"]).inputs
+
+
+@pytest.mark.parametrize(
+    ("body", "message", "param"),
+    [
+        ({"query": None}, '"query" must be provided', "query"),
+        ({"query": 5}, '"query" must be a string', "query"),
+        ({"documents": None}, "non-empty string array", "documents"),
+        ({"documents": []}, "non-empty string array", "documents"),
+        ({"documents": "a"}, "non-empty string array", "documents"),
+        ({"documents": ["a", 1]}, "non-empty string array", "documents.1"),
+        ({"documents": [{"title": "a"}]}, "non-empty string array", "documents.0"),
+        ({"documents": None, "texts": []}, "non-empty string array", "texts"),
+        ({"documents": ["a"] * 2049}, "at most 2048", "documents"),
+        ({"top_n": -1}, "'top_n'", "top_n"),
+        ({"top_n": "2"}, "'top_n'", "top_n"),
+        ({"return_documents": "yes"}, "'return_documents'", "return_documents"),
+    ],
+)
+def test_what_is_wrong_is_named(body: dict[str, Any], message: str, param: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        job(**body)
+    assert message in caught.value.message
+    assert caught.value.param == param
+
+
+def test_a_model_that_is_no_reranker_says_what_to_configure() -> None:
+    with pytest.raises(NotSupported, match=r"Start it with `--reranking`.*`reranking: true`"):
+        job(model(pooling=Pooling.MEAN))

@@ -1,0 +1,118 @@
+"""References, drafts and annotations: what a schema document says, in plain form."""
+
+from typing import Any
+
+import pytest
+
+from server.errors import InvalidRequest
+from server.structured.grammar.schema.document import Document
+from tests.unit.structured.builders import BYTES, matches
+
+SEVEN = "http://json-schema.org/draft-07/schema#"
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"$ref": "#/$defs/a~1b%25", "$defs": {"a/b%": {"type": "null"}}},
+        {"$ref": "#word", "$defs": {"x": {"$anchor": "word", "type": "null"}}},
+        {"$id": "http://x.test/root", "$ref": "other", "$defs": {"x": {"$id": "other", "type": "null"}}},
+        {
+            "$id": "http://x.test/root",
+            "$ref": "other#/$defs/y",
+            "$defs": {"x": {"$id": "other", "$defs": {"y": {"type": "null"}}}},
+        },
+        {"$id": "urn:example:x", "$ref": "#/$defs/x", "$defs": {"x": {"type": "null"}}},
+        {"$schema": SEVEN, "$ref": "#word", "definitions": {"x": {"$id": "#word", "type": "null"}}},
+        {"$schema": SEVEN, "$ref": "#/definitions/x", "type": "string", "definitions": {"x": {"type": "null"}}},
+        {"$ref": "#/x-parts/0", "x-parts": [{"type": "null"}]},
+        {"$ref": "#/$defs/x", "$defs": {"x": {"$ref": "#/$defs/y"}, "y": {"type": "null"}}},
+    ],
+)
+def test_a_reference_within_the_document_is_followed(schema: Any) -> None:
+    assert matches(BYTES.json_schema(schema), "null")
+    assert not matches(BYTES.json_schema(schema), "1")
+
+
+@pytest.mark.parametrize(
+    ("schema", "message"),
+    [
+        ({"$ref": "other.json#/x"}, r"\$ref 'other\.json#/x' is not supported"),
+        ({"$ref": "#nowhere"}, r"\$ref '#nowhere' leads nowhere"),
+        ({"$ref": "#/x", "x": "text"}, r"\$ref '#/x' leads to no schema"),
+        ({"$ref": "#/x/3", "x": [{}]}, r"\$ref '#/x/3' leads nowhere"),
+        ({"$id": "http://[bad", "$ref": "x"}, "is no URI"),
+        ({"$id": "x", "$ref": "//["}, "is no URI"),
+    ],
+)
+def test_a_reference_to_elsewhere_is_named(schema: Any, message: str) -> None:
+    with pytest.raises(InvalidRequest, match=message):
+        BYTES.json_schema(schema)
+
+
+def test_annotations_are_left_out_with_what_looks_like_a_keyword_in_them() -> None:
+    schema = {"type": "null", "handlers": {"$ref": "elsewhere.json"}, "default": {"not": {}}, "title": 3}
+    document = Document(schema, "json_schema")
+    assert document.plain() == {"type": "null"}
+    assert not document.doubtful
+
+
+def test_old_drafts_are_read_as_the_newest() -> None:
+    schema = {
+        "$schema": "http://json-schema.org/draft-04/schema#",
+        "items": [{"minimum": 1, "exclusiveMinimum": True}],
+        "additionalItems": False,
+        "dependencies": {"a": ["b"], "c": {"type": "object"}},
+    }
+    assert Document(schema, "json_schema").plain() == {
+        "prefixItems": [{"minimum": 1, "exclusiveMinimum": 1}],
+        "items": False,
+        "dependentRequired": {"a": ["b"]},
+        "dependentSchemas": {"c": {"type": "object"}},
+    }
+
+
+def test_a_large_invalid_schema_is_refused_without_a_long_explanation() -> None:
+    schema = {"anyOf": [{"const": n} for n in range(12_000)] + [{"type": "text"}]}
+    with pytest.raises(InvalidRequest, match=r"json_schema\.anyOf\.12000\.type is not valid JSON Schema"):
+        BYTES.json_schema(schema)
+
+
+def test_more_properties_than_can_be_compiled_in_time_are_refused() -> None:
+    with pytest.raises(InvalidRequest, match="more than 3000 properties in one object"):
+        BYTES.json_schema({"properties": {f"p{n}": {} for n in range(3001)}})
+
+
+def test_a_thousand_optional_properties_can_be_written() -> None:
+    schema = {"properties": {f"p{n}": {} for n in range(1500)}, "type": "object", "additionalProperties": False}
+    assert matches(BYTES.json_schema(schema), '{"p7":1,"p1499":2}')
+
+
+OLDER = ["http://json-schema.org/draft-04/schema#", "http://json-schema.org/draft-07/schema#"]
+
+
+@pytest.mark.parametrize("draft", OLDER)
+@pytest.mark.parametrize("value", [5, "5", [5], None, {"a": [5]}])
+def test_what_a_draft_does_not_know_says_nothing_whatever_it_is(draft: str, value: Any) -> None:
+    for key in ("dependentRequired", "unevaluatedItems", "minContains"):
+        BYTES.json_schema({"$schema": draft, key: value, "type": "object"})
+
+
+@pytest.mark.parametrize("draft", [5, [], {}, True])
+def test_a_draft_that_is_no_name_is_refused(draft: Any) -> None:
+    with pytest.raises(InvalidRequest, match="not a valid JSON Schema"):
+        BYTES.json_schema({"$schema": draft, "type": 5})
+
+
+def test_a_count_may_be_any_integer() -> None:
+    Document({"type": "string", "maxLength": 10**400}, "json_schema").plain()
+    with pytest.raises(InvalidRequest, match="out of range"):
+        BYTES.json_schema({"type": "string", "maxLength": 10**400})
+
+
+def test_many_repetitions_are_found_in_time() -> None:
+    mixed = [each for n in range(2500) for each in (n, f"a{n}")]
+    with pytest.raises(InvalidRequest, match=r"json_schema\.required"):
+        BYTES.json_schema({"required": mixed})
+    with pytest.raises(InvalidRequest, match=r"json_schema\.required is not a valid JSON Schema"):
+        BYTES.json_schema({"required": ["a", "b", "a"]})

@@ -1,0 +1,200 @@
+"""Lark, regex and choice; forks, ends and limits of every constraint."""
+
+import json
+import threading
+
+import pytest
+
+from harness.fakes import EOS, IM_END, FakeVocab
+from server.errors import InvalidRequest
+from server.structured.grammar.compiler import GrammarCompiler
+from tests.unit.structured.builders import BYTES, WORDS, WordVocab, allowed, matches
+
+
+def test_a_regex_matches_the_whole_output() -> None:
+    for pattern in ("a+b", "^a+b$", "(?:a)+b"):
+        assert matches(BYTES.regex(pattern), "aab")
+        assert not matches(BYTES.regex(pattern), "aabx")
+    assert matches(BYTES.regex(r"a\$"), "a$")
+
+
+@pytest.mark.parametrize(("n_bytes", "is_taken"), [(1024, True), (1025, False)])
+def test_a_vocabulary_with_a_token_too_long_for_llguidance_is_told_to_who_asks(n_bytes: int, is_taken: bool) -> None:
+    class Vocab(WordVocab):
+        words = (*WordVocab.words[:-1], b"-" * n_bytes)
+
+    compiler = GrammarCompiler(Vocab())
+    if is_taken:
+        assert matches(compiler.regex("a+"), "aa")
+    else:
+        with pytest.raises(InvalidRequest, match="a token of 1025 bytes"):
+            compiler.regex("a+")
+
+
+def test_a_choice_takes_one_option_whole() -> None:
+    options = ["a", "ab", 'x"\n', "é"]
+    for option in options:
+        assert matches(BYTES.choice(options), option)
+    assert not matches(BYTES.choice(options), "aba")
+
+
+def test_lark_with_an_inline_schema() -> None:
+    schema = '{"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}'
+    lark = f'start: "<" body ">"\nbody: %json {schema}'
+    assert matches(BYTES.lark(lark), '<{"a": 1}>')
+    assert not matches(BYTES.lark(lark), '<{"a": "1"}>')
+
+
+@pytest.mark.parametrize(
+    ("lark", "message"),
+    [
+        ("start: foo", 'unknown name: "foo"'),
+        ('start: "a', "lexer error"),
+        ("start: /(?=a)b/", "look-around"),
+        ('start: %json {"type": "objec"}', "%json.type is not a valid JSON Schema"),
+        ('start: %json {"not": {"format": "date"}}', "not"),
+        ("start: %json {", "is not followed by a JSON Schema"),
+        ('start: %json {"$ref": "http://127.0.0.1:9/"}', "not supported"),
+        ('start: %lark {start: "a"}', "not supported"),
+        ("", "."),
+        ("start: " + "(" * 100_000 + '"a"' + ")" * 100_000, "nested too deeply"),
+        ("start: a0\n" + "".join(f"a{n}: a{n + 1}\n" for n in range(5000)) + 'a5000: "x"', "nested too deeply"),
+        ("start: A0\n" + "".join(f'A{n}: "y" A{n + 1}\n' for n in range(5000)) + 'A5000: "x"', "nested too deeply"),
+        (
+            "start[lazy]: a0\n" + "".join(f"a{n}.1 : a{n + 1}\n" for n in range(900)) + 'a900: "x"',
+            "too deeply",
+        ),
+    ],
+)
+def test_bad_lark_is_named(lark: str, message: str) -> None:
+    with pytest.raises(InvalidRequest, match=message):
+        BYTES.lark(lark)
+
+
+@pytest.mark.parametrize("pattern", ["a(b", "[z-a]", r"\p{Nope}", "a" * 300_000, "(" * 5000 + ")" * 5000])
+def test_bad_regexes_are_refused(pattern: str) -> None:
+    with pytest.raises(InvalidRequest):
+        BYTES.regex(pattern)
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize(
+    "pattern", ["(a{1,1000}){1,1000}", "((((a{1,99}b?){1,99}c?){1,99}d?){1,99}e?){1,99}", "(.*a){30}b"]
+)
+def test_an_explosive_regex_goes_on_or_gives_up_in_words(pattern: str) -> None:
+    constraint = BYTES.regex(pattern)
+    for _ in range(20):
+        if not constraint.allows(ord("a")):
+            break
+        try:
+            constraint.accept(ord("a"))
+        except InvalidRequest as error:
+            assert "too many expressions" in error.message  # noqa: PT017 - either outcome is right
+            break
+
+
+def test_no_options_and_too_many_are_refused() -> None:
+    for options in ([], ["x" * 300_000]):
+        with pytest.raises(InvalidRequest, match="choice"):
+            BYTES.choice(options)
+
+
+def test_forks_are_independent() -> None:
+    first = BYTES.choice(["abc", "abd"])
+    first.accept(ord("a"))
+    second = first.fork()
+    first.accept(ord("b"))
+    first.accept(ord("c"))
+    assert first.finished
+    assert not second.finished
+    assert second.allows(ord("b"))
+    assert not second.allows(ord("c"))
+    assert matches(BYTES.choice(["abc", "abd"]), "abd"), "a compiled grammar that is kept must not have moved"
+
+
+def test_at_the_end_only_end_tokens_are_left() -> None:
+    constraint = BYTES.choice(["a"])
+    assert not constraint.finished
+    assert not constraint.allows(EOS)
+    constraint.accept(ord("a"))
+    assert constraint.finished
+    assert allowed(constraint.mask(), FakeVocab.n_tokens) == {EOS, IM_END}
+    assert constraint.allows(EOS)
+    assert constraint.allows(IM_END)
+    assert not constraint.allows(ord("a"))
+    constraint.accept(EOS)
+
+
+def test_an_end_that_is_optional_leaves_both_ways() -> None:
+    constraint = BYTES.regex("a+")
+    constraint.accept(ord("a"))
+    assert not constraint.finished
+    assert constraint.complete
+    assert constraint.allows(EOS)
+    assert constraint.allows(ord("a"))
+
+
+def test_a_character_may_come_in_several_tokens() -> None:
+    vocab, constraint = WordVocab(), WORDS.choice(["é€😀"])
+    for piece in ("é€".encode(), b"\xf0", "😀".encode()[1:]):
+        token = vocab.words.index(piece)
+        assert constraint.allows(token)
+        constraint.accept(token)
+    assert constraint.finished
+
+
+def test_a_token_that_is_not_allowed_is_an_error_and_not_garbage() -> None:
+    constraint = BYTES.choice(["ab"])
+    with pytest.raises(InvalidRequest, match="cannot be kept to the grammar"):
+        constraint.accept(ord("x"))
+    assert not constraint.allows(ord("a"))
+    assert not constraint.finished
+    with pytest.raises(InvalidRequest, match="cannot be kept to the grammar"):
+        constraint.mask()
+
+
+def test_a_vocabulary_without_an_end_token_still_ends() -> None:
+    class Endless(FakeVocab):
+        eos = -1
+        eog = frozenset[int]()
+
+    constraint = GrammarCompiler(Endless()).choice(["a"])
+    constraint.accept(ord("a"))
+    assert constraint.finished
+    assert not allowed(constraint.mask(), Endless.n_tokens)
+
+
+def test_a_vocabulary_is_read_once_and_only_when_needed() -> None:
+    class Counting(FakeVocab):
+        n_read = 0
+
+        def piece(self, token: int, *, special: bool = True) -> bytes:
+            Counting.n_read += token == 0
+            return super().piece(token, special=special)
+
+    compiler = GrammarCompiler(Counting())
+    assert Counting.n_read == 0
+    results: list[bool] = []
+    threads = [
+        threading.Thread(target=lambda n=n: results.append(matches(compiler.choice([f"w{n % 3}"]), f"w{n % 3}")))
+        for n in range(8)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results == [True] * 8
+    assert Counting.n_read == 3, "its bytes, and twice to see whether it is special"
+
+
+def test_no_grammar_brings_the_process_down() -> None:
+    """Found with llguidance 1.9.1: each of these ended the process by a stack overflow before it was refused here."""
+    chain = {
+        f"d{n}": {"properties": {"x": {"anyOf": [{"$ref": f"#/$defs/d{n + 1}"}, {"type": "null"}]}}}
+        for n in range(1000)
+    }
+    schema = {"$ref": "#/$defs/d0", "$defs": {**chain, "d1000": {"type": "null"}}}
+    with pytest.raises(InvalidRequest):
+        BYTES.json_schema(schema)
+    with pytest.raises(InvalidRequest):
+        BYTES.lark(f"start: body\nbody: %json {json.dumps(schema)}")

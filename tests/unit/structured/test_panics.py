@@ -1,0 +1,85 @@
+"""A panic of the grammar library costs the request whose grammar it was."""
+
+from typing import Any, cast
+
+import llguidance
+import pytest
+
+from harness.fakes import FakeRunner, FakeVocab
+from server.errors import InternalError
+from server.structured.grammar.compiler import GrammarCompiler
+from server.structured.grammar.panics import contained, is_panic
+from tests.unit.engine.builders import engine_over, request, run
+
+pytestmark = pytest.mark.timeout(60)
+
+
+def real_panic() -> BaseException:
+    """One of the library's own: it has no room for tokens that are so long."""
+
+    class Vocabulary:
+        eos_token_id, bos_token_id, special_token_ids = 1, None, (1,)
+        tokens = (b"a" * (1 << 20), b"</s>")
+
+        def __call__(self, _text: object) -> list[int]:
+            return [0]
+
+    try:
+        llguidance.LLTokenizer(llguidance.TokenizerWrapper(Vocabulary()))
+    except BaseException as error:  # noqa: BLE001 - it is no Exception
+        return error
+    raise AssertionError("the library did not panic")
+
+
+def test_a_panic_of_the_library_is_an_error_of_ours() -> None:
+    panic = real_panic()
+    assert is_panic(panic)
+    assert not isinstance(panic, Exception)
+
+    @contained
+    def call() -> None:
+        raise panic
+
+    with pytest.raises(InternalError, match="the grammar library failed"):
+        call()
+
+
+def test_other_exceptions_pass() -> None:
+    @contained
+    def call(error: BaseException) -> None:
+        raise error
+
+    with pytest.raises(KeyboardInterrupt):
+        call(KeyboardInterrupt())
+    with pytest.raises(ValueError, match="mine"):
+        call(ValueError("mine"))
+
+
+class Panicking:
+    """An llguidance matcher that panics in ``method``, and in all its copies."""
+
+    def __init__(self, matcher: llguidance.LLMatcher, method: str) -> None:
+        self._matcher = matcher
+        self._method = method
+
+    def __getattr__(self, name: str) -> object:
+        if name == self._method:
+            raise real_panic()
+        return getattr(self._matcher, name)
+
+    def deep_copy(self) -> "Panicking":
+        return Panicking(self._matcher.deep_copy(), self._method)
+
+
+@pytest.mark.parametrize("method", ["validate_tokens", "compute_bitmask", "consume_token", "is_stopped"])
+async def test_one_request_ends_and_the_others_go_on(method: str) -> None:
+    compiler = GrammarCompiler(FakeVocab())
+    broken, fine = compiler.regex("[0-9]{4}"), compiler.regex("[0-9]{4}")
+    broken._matcher = cast(Any, Panicking(broken._matcher, method))
+    async with engine_over(FakeRunner()) as engine:
+        replies = await run(
+            engine, request("one", constraint=fine), request("two", constraint=broken), request("three")
+        )
+        assert [type(reply.error) for reply in replies] == [type(None), InternalError, type(None)]
+        assert "grammar library" in str(replies[1].error)
+        assert not engine.failure

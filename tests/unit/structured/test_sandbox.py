@@ -1,0 +1,282 @@
+"""Grammars are compiled in a process that can be stopped: what takes too much costs that process and nothing else."""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from server.errors import InvalidRequest, LlamapoolError, ShuttingDown, TooLate, Unavailable
+from server.sandbox.memory import MemoryWatch
+from server.sandbox.process import WorkLimits
+from server.structured.grammar.attempt import Attempt, CompileCancelled, CompileLater, cached_only, within
+from server.structured.grammar.compiler import GrammarCompiler
+from server.structured.grammar.matcher import MatcherConstraint
+from server.structured.grammar.sandbox import Sandbox
+from server.structured.grammar.schema.plain import is_plain
+from tests.unit.structured.builders import WordVocab, exploding_schema, matches
+
+AMPLE = WorkLimits(cpu_s=120, wall_s=120, memory_bytes=2 << 30)
+DATE = {"type": "string", "format": "date"}
+
+
+@pytest.fixture(scope="module")
+def sandbox() -> Iterator[Sandbox]:
+    made = Sandbox()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def compiler(sandbox: Sandbox) -> GrammarCompiler:
+    return GrammarCompiler(WordVocab(), sandbox)
+
+
+def ample() -> tuple[Sandbox, GrammarCompiler]:
+    """A sandbox in which the exploding schema goes on until somebody ends it."""
+    sandbox = Sandbox(AMPLE)
+    return sandbox, GrammarCompiler(WordVocab(), sandbox)
+
+
+def until(condition: Callable[[], object]) -> None:
+    """Wait for what announces itself by no event."""
+    ends = time.monotonic() + 100
+    while not condition():
+        assert time.monotonic() < ends
+        time.sleep(0.001)
+
+
+@pytest.mark.parametrize(
+    ("limits", "said"),
+    [
+        (WorkLimits(cpu_s=0.3, wall_s=60), "it took more than 0.3 s of a processor"),
+        (WorkLimits(cpu_s=60, wall_s=60, memory_bytes=100 << 20), "it took more than 100 MiB of memory"),
+    ],
+)
+def test_a_schema_that_explodes_is_refused_and_the_next_grammar_is_compiled(limits: WorkLimits, said: str) -> None:
+    sandbox = Sandbox(limits)
+    try:
+        compiler = GrammarCompiler(WordVocab(), sandbox)
+        for _ in range(2):
+            with pytest.raises(InvalidRequest, match=said) as caught:
+                compiler.json_schema(exploding_schema())
+            assert caught.value.param == "json_schema"
+        assert matches(compiler.json_schema(DATE), '"2026-11-23"')
+    finally:
+        sandbox.close()
+
+
+def test_a_schema_that_explodes_inside_of_lark_is_refused(compiler: GrammarCompiler) -> None:
+    import json
+
+    with pytest.raises(InvalidRequest, match="was stopped"):
+        compiler.lark("start: %json " + json.dumps(exploding_schema()))
+
+
+def test_a_pattern_that_no_step_could_follow_is_refused_before_a_reply_begins(compiler: GrammarCompiler) -> None:
+    schema = {"type": "string", "maxLength": 5000, "pattern": r"^(\S+\s+){0,99}\S+$"}
+    with pytest.raises(InvalidRequest, match="use simpler patterns, or smaller counts"):
+        compiler.json_schema(schema)
+
+
+def test_a_grammar_means_the_same_with_a_sandbox(compiler: GrammarCompiler) -> None:
+    unique = compiler.json_schema({"type": "array", "items": {"enum": ["a", "b"]}, "uniqueItems": True})
+    made: list[tuple[MatcherConstraint, str, str]] = [
+        (compiler.json_schema(DATE), '"2026-11-23"', '"today"'),
+        (unique, '["a", "b"]', '["a", "a"]'),
+        (compiler.lark("start: %json " + '{"format": "date", "type": "string"}'), '"2026-11-23"', "1"),
+        (compiler.gbnf('root ::= "a" [0-9]+'), "a12", "b"),
+        (compiler.regex("a+b"), "aab", "b"),
+        (compiler.choice(["yes", "no"]), "no", "nay"),
+    ]
+    for constraint, good, bad in made:
+        assert matches(constraint.fork(), good)
+        assert not matches(constraint, bad)
+
+
+@pytest.mark.parametrize(
+    ("schema", "said"),
+    [
+        ({"type": "string", "pattern": "a(?=b)c"}, "json_schema: the keyword 'pattern' cannot be enforced"),
+        ({"contains": {}}, "json_schema: the keyword 'contains' cannot be enforced"),
+    ],
+)
+def test_a_refusal_names_the_place(compiler: GrammarCompiler, schema: Any, said: str) -> None:
+    with pytest.raises(InvalidRequest, match=said) as caught:
+        compiler.json_schema(schema)
+    assert caught.value.param == "json_schema"
+
+
+def test_a_cancelled_compilation_ends_at_once() -> None:
+    sandbox, compiler = ample()
+    attempt, ended = Attempt(), list[BaseException]()
+
+    def work() -> None:
+        try:
+            with within(attempt):
+                compiler.json_schema(exploding_schema())
+        except CompileCancelled as error:
+            ended.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    until(lambda: sandbox.at_work)
+    attempt.cancel()
+    thread.join(60)
+    assert len(ended) == 1
+    assert not sandbox.at_work
+    with within(attempt), pytest.raises(CompileCancelled):
+        compiler.json_schema(DATE)
+    assert matches(compiler.json_schema(DATE), '"2026-11-23"'), "nobody else is cancelled"
+    sandbox.close()
+
+
+def test_what_a_busy_machine_did_not_do_in_time_may_be_asked_again() -> None:
+    sandbox = Sandbox(WorkLimits(cpu_s=120, wall_s=0.2, memory_bytes=2 << 30))
+    compiler = GrammarCompiler(WordVocab(), sandbox)
+    for _ in range(2):
+        with pytest.raises(TooLate, match=r"it took more than 0.2 s, retry in 5 s"):
+            compiler.json_schema(exploding_schema())
+    sandbox.close()
+
+
+def test_a_request_has_so_much_time_for_all_of_its_grammars(compiler: GrammarCompiler) -> None:
+    attempt, schema = Attempt(), {"type": "array", "items": DATE, "maxItems": 7}
+    attempt.left_s = 0.0
+    with within(attempt), pytest.raises(TooLate, match="compiling the grammars of this request took 10 s"):
+        compiler.json_schema(schema)
+    assert matches(compiler.json_schema(schema), "[]"), "another request may"
+
+
+def test_closing_ends_what_is_being_compiled() -> None:
+    sandbox, compiler = ample()
+    ended: list[LlamapoolError] = []
+
+    def work() -> None:
+        try:
+            compiler.json_schema(exploding_schema())
+        except ShuttingDown as error:
+            ended.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    until(lambda: sandbox.at_work)
+    sandbox.close()
+    thread.join(60)
+    assert len(ended) == 1
+    with pytest.raises(ShuttingDown):
+        compiler.json_schema(DATE)
+
+
+def test_a_thread_that_must_not_wait_gets_what_is_cached_or_plain(compiler: GrammarCompiler) -> None:
+    schema = {"type": "array", "items": DATE, "maxItems": 3}
+    with cached_only():
+        assert matches(compiler.json_schema({"type": "integer"}), "7")
+        with pytest.raises(CompileLater):
+            compiler.json_schema(schema)
+        with pytest.raises(CompileLater):
+            compiler.regex("a+")
+    compiler.json_schema(schema)
+    with cached_only():
+        assert matches(compiler.json_schema(schema), "[]")
+
+
+def test_a_process_that_was_killed_from_outside_is_replaced(compiler: GrammarCompiler, sandbox: Sandbox) -> None:
+    compiler.json_schema({"format": "time", "type": "string"})
+    (idle, *_) = sandbox._idle
+    os.kill(idle.process.pid, signal.SIGKILL)
+    assert matches(
+        compiler.json_schema({"format": "uuid", "type": "string"}).fork(), f'"{"0" * 8}-0000-4000-8000-{"0" * 12}"'
+    )
+
+
+def test_several_models_share_the_processes(sandbox: Sandbox) -> None:
+    class Other(WordVocab):
+        words = (*WordVocab.words[:-1], b"<other>")
+
+    compilers = [GrammarCompiler(Other(), sandbox), GrammarCompiler(WordVocab(), sandbox)]
+    for number in range(2):
+        for compiler in compilers:
+            assert matches(compiler.regex(f"a{{{number + 1}}}"), "a" * (number + 1))
+    assert len(sandbox._idle) <= 2
+
+
+def test_short_memory_ends_the_largest_sandbox_and_says_so() -> None:
+    sandbox, compiler = ample()
+    left = [1 << 20]
+    watch = MemoryWatch(64 << 20, lambda: sandbox.at_work, lambda: left[0])
+    ended: list[Unavailable] = []
+
+    def work() -> None:
+        try:
+            compiler.json_schema(exploding_schema())
+        except Unavailable as error:
+            ended.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    until(lambda: watch.check() and ended)  # a process is only ended once it has grown
+    thread.join(60)
+    assert "the server's memory is short, and this took" in ended[0].message
+    assert "1 MiB are left, 64 are kept free" in watch.short
+    left[0] = 1 << 30
+    watch.check()
+    assert not watch.short
+    assert matches(compiler.json_schema(DATE), '"2026-11-23"')
+    sandbox.close()
+
+
+def test_no_reserve_is_never_short() -> None:
+    watch = MemoryWatch(0, lambda: (), lambda: 1)
+    watch.check()
+    assert not watch.short
+
+
+@pytest.mark.parametrize(
+    ("schema", "plain"),
+    [
+        (True, True),
+        ({"type": "object", "properties": {"a": {"type": "string", "maxLength": 200}}, "required": ["a"]}, True),
+        ({"anyOf": [{"type": "string"}, {"type": "null"}], "default": None, "title": "T"}, True),
+        ({"$ref": "#/$defs/a", "$defs": {"a": {"type": "array", "items": {"$ref": "#/$defs/a"}}}}, True),
+        ({"enum": ["a", 1, None]}, True),
+        ({"anyOf": [{"type": "string"}], "properties": {}}, False),
+        ({"$ref": "#/$defs/a", "type": "object"}, False),
+        ({"$ref": "http://127.0.0.1/"}, False),
+        ({"allOf": [{}]}, False),
+        ({"oneOf": [{}]}, False),
+        ({"pattern": "a"}, False),
+        ({"format": "date"}, False),
+        ({"maxLength": 201}, False),
+        ({"maxLength": 3.5}, False),
+        ({"properties": 7}, False),
+        ({"anyOf": 7}, False),
+        ({"items": [{}]}, False),
+        ({"enum": ["x" * 30_000]}, False),
+        ({"enum": list(range(1000))}, False),
+        ({"x-unknown": {}}, False),
+        (exploding_schema(), False),
+    ],
+)
+def test_plain_schemas_join_nothing(schema: object, plain: bool) -> None:
+    assert is_plain(schema) is plain
+
+
+def test_the_costliest_plain_schemas_compile_soon() -> None:
+    """What `is_plain` lets past the sandbox, at its bounds, in this thread's CPU time: 0.05 s on a slow machine."""
+    compiler = GrammarCompiler(WordVocab())
+    text = {"type": "string", "minLength": 100, "maxLength": 200}
+    wide: Any = {"type": "object", "properties": {f"p{n}": text for n in range(190)}}
+    deep: Any = {"type": "integer", "minimum": -12345, "maximum": 98765}
+    for _ in range(12):
+        deep = {"type": "array", "items": deep, "minItems": 100, "maxItems": 200}
+    either: Any = {"anyOf": [{"type": "array", "items": text, "maxItems": 200 - n} for n in range(100)]}
+    known: Any = {"enum": [f"{n:030}" for n in range(590)]}
+    for schema in (wide, deep, either, known):
+        assert is_plain(schema)
+        began = time.thread_time()
+        compiler.json_schema(schema)
+        assert time.thread_time() - began < 5

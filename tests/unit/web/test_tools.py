@@ -1,0 +1,143 @@
+"""What the built-in tools do with files, without the processes around them."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from server.errors import InvalidRequest, NotFound
+from server.options.table.page import TOOLS
+from server.web.tools.catalogue import ALL, EVERY, SHELL, PageTools
+from server.web.tools.work import WORK, answer
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    return tmp_path
+
+
+def text_of(tool: str, **params: object) -> str:
+    said = answer(tool, params)
+    assert "error" not in said, said
+    return str(said["plain_text_response"])
+
+
+def error_of(tool: str, **params: object) -> str:
+    return str(answer(tool, params)["error"])
+
+
+def test_every_tool_has_work_and_an_option() -> None:
+    assert {tool.name for tool in ALL} == {*WORK, SHELL}
+    assert {*TOOLS} == {EVERY, *WORK, SHELL}
+
+
+def test_only_those_asked_for_are_on_and_their_parameters_are_checked() -> None:
+    tools = PageTools(["read_file"])
+    assert [one["tool"] for one in tools.shown()] == ["read_file"]
+    assert tools.asked("read_file", {"path": "a"}, stream=False).name == "read_file"
+    with pytest.raises(NotFound):
+        tools.asked("write_file", {"path": "a", "content": ""}, stream=False)
+    with pytest.raises(NotFound):
+        PageTools(["all"]).asked("read_file", {"path": "a"}, stream=True)
+    for wrong in ({}, {"path": 1}, {"path": "a", "start_line": True}):
+        with pytest.raises(InvalidRequest):
+            tools.asked("read_file", wrong, stream=False)
+    with pytest.raises(InvalidRequest):
+        PageTools(["all"]).asked("edit_file", {"path": "a", "edits": [{"old_text": "a"}]}, stream=False)
+    assert not PageTools()
+
+
+def test_lines_are_read_with_numbers(folder: Path) -> None:
+    (folder / "a.txt").write_bytes(b"one\ntwo\r\nthree \xff\nfour")
+    assert text_of("read_file", path="a.txt") == "one\ntwo\r\nthree \ufffd\nfour\n"
+    assert text_of("read_file", path="a.txt", start_line=2, end_line=2, append_loc=True) == "2→two\r\n"
+    (folder / "long.txt").write_text("x" * 99 + "\n" * 20_000)
+    assert "too large" in error_of("read_file", path="long.txt")
+    assert text_of("read_file", path="long.txt", end_line=10**6).endswith("[output truncated]")
+    assert answer("read_file", {"path": "a.txt", "resp_type": "base64"})["size_bytes"] == 21
+
+
+@pytest.mark.parametrize("path", ["nothing", ".", "/dev/zero", "a\0b"])
+def test_what_is_no_file_is_an_error(path: str) -> None:
+    assert error_of("read_file", path=path)
+
+
+def test_files_are_written_and_edited(folder: Path) -> None:
+    said = answer("write_file", {"path": "new/a.txt", "content": "line1\nline2\n“line3”  \nline4\xa0five\n"})
+    assert said["result"] == "file written successfully"
+    edits = [{"old_text": '"line3"', "new_text": "3"}, {"old_text": "line2", "new_text": "2"}]
+    assert answer("edit_file", {"path": "new/a.txt", "edits": edits})["edits_applied"] == 2
+    assert (folder / "new/a.txt").read_text() == "line1\n2\n3  \nline4\xa0five\n"
+    blank = [{"old_text": "line4 five\n", "new_text": "end"}]
+    answer("edit_file", {"path": "new/a.txt", "edits": blank})
+    assert (folder / "new/a.txt").read_text() == "line1\n2\n3  \nend"
+
+
+@pytest.mark.parametrize(
+    ("edits", "said"),
+    [
+        ([], "non-empty"),
+        ([("", "x")], "must not be empty"),
+        ([("b", "x")], "unique"),
+        ([("d", "x")], "could not find"),
+        ([("a\nb", "x"), ("b\nb", "y")], "overlap"),
+        ([("a", "a")], "no changes"),
+    ],
+)
+def test_edits_that_cannot_be_made_change_nothing(folder: Path, edits: list[tuple[str, str]], said: str) -> None:
+    (folder / "a.txt").write_text("a\nb\nb\n")
+    given = [{"old_text": old, "new_text": new} for old, new in edits]
+    assert said in error_of("edit_file", path="a.txt", edits=given)
+    assert (folder / "a.txt").read_text() == "a\nb\nb\n"
+
+
+@pytest.fixture
+def tree(folder: Path) -> Path:
+    for name in ("src/main.py", "src/deep/main.py", "build/made.py", "top.txt", "src/[x].txt"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(f"the file\n{name}\nend\n")
+    (folder / "src" / "circle").symlink_to(folder)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("params", "found"),
+    [
+        ({}, ["src/[x].txt", "src/deep/main.py", "src/main.py", "top.txt"]),
+        ({"include": "*.py"}, ["src/deep/main.py", "src/main.py"]),
+        ({"include": "src/*.py"}, ["src/main.py"]),
+        ({"include": "/src/**/main.py", "exclude": "deep/*"}, ["src/main.py"]),
+        ({"include": "[!a-s]*.t?t"}, ["src/[x].txt", "top.txt"]),
+        ({"max_depth": 1}, ["top.txt"]),
+        ({"type": "dir"}, ["build", "src", "src/circle", "src/deep"]),
+    ],
+)
+def test_files_are_found_by_patterns(tree: Path, params: dict[str, object], found: list[str]) -> None:
+    said = answer("file_glob_search", {"path": str(tree), **params})
+    assert [entry["path"] for entry in said["entries"]] == found
+    assert f"Total matches: {len(found)}" in said["plain_text_response"]
+
+
+def test_a_limit_is_told(tree: Path) -> None:
+    assert "Total matches: 4" in text_of("file_glob_search", path=".", limit=1)
+    assert "limit" in error_of("file_glob_search", path=".", limit=0)
+    assert "type" in error_of("file_glob_search", path=".", type="x")
+    assert "not a directory" in error_of("file_glob_search", path="top.txt")
+    assert "character range" in error_of("file_glob_search", path=".", include="[z-a]")
+
+
+def test_lines_are_found(tree: Path) -> None:
+    said = text_of("grep_search", path=".", pattern=r"^src/\w+", return_line_numbers=True)
+    assert said.startswith("src/deep/main.py:2:src/deep/main.py\nsrc/main.py:2:src/main.py\n")
+    said = text_of("grep_search", path="top.txt", pattern="TOP.", literal=True, ignore_case=True, context_lines=1)
+    assert said.startswith("top.txt-1-the file\ntop.txt:2:top.txt\ntop.txt-3-end\n--\n")
+    (tree / "many.txt").write_text("file\n" * 200)
+    assert "100 matches limit" in text_of("grep_search", path=".", pattern="file")
+    assert "invalid regex" in error_of("grep_search", path=".", pattern="(")
+    assert "does not exist" in error_of("grep_search", path="nothing", pattern="a")
+
+
+def test_where_it_works(folder: Path) -> None:
+    assert answer("get_info", {}) == {"os": " ".join(os.uname()).strip(), "cwd": str(folder)} or os.name != "posix"
