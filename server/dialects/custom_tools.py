@@ -8,6 +8,7 @@ comes out of the function's arguments, ``{"input": "..."}``, without its escapes
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import pydantic_core
@@ -28,16 +29,37 @@ _LANGUAGES: dict[str, Literal["lark", "regex"]] = {"lark": "lark", "regex": "reg
 _NAMES = {"lark": "Lark grammar", "regex": "regular expression"}
 
 
-def custom_tool(name: str, description: str, given: object, path: str) -> Tool:
-    """The function of a tool whose ``format`` is `given`, at `path`. Raises `InvalidRequest`."""
-    grammar = _grammar(given, path)
+MAX_GRAMMAR_CHARS = 32_768
+"""Characters of all grammars of one request's custom tools. Grammars are parsed in the server's own threads, several
+times each: 28,000 characters of a regex take 0.3 s of CPU. Codex's grammar has 1,100 characters."""
+
+
+@dataclass(slots=True)
+class GrammarBudget:
+    """Limits the grammars of one request's custom tools in total."""
+
+    n_chars: int = 0
+
+    def take(self, definition: str, path: str) -> None:
+        """Count `definition`. Raises `InvalidRequest` if the request's grammars are too long together."""
+        self.n_chars += len(definition)
+        if self.n_chars > MAX_GRAMMAR_CHARS:
+            raise InvalidRequest(
+                f"{path}: the grammars of a request's custom tools may have {MAX_GRAMMAR_CHARS} characters together",
+                path,
+            )
+
+
+def custom_tool(name: str, description: str, given: object, path: str, budget: GrammarBudget) -> Tool:
+    """Return the function of a custom tool whose ``format`` is `given`, at `path`. Raises `InvalidRequest`."""
+    grammar = _grammar(given, path, budget)
     if grammar is None:
         return Tool(name, description, _PARAMETERS, at=path)
     told = f"The {INPUT} matches this {_NAMES[grammar.syntax]}:\n{grammar.definition}"
     return Tool(name, f"{description}\n\n{told}".strip(), _PARAMETERS, at=path, text=grammar)
 
 
-def _grammar(given: object, path: str) -> TextGrammar | None:
+def _grammar(given: object, path: str, budget: GrammarBudget) -> TextGrammar | None:
     if given is None:
         return None
     given = as_object(given, path)
@@ -55,6 +77,7 @@ def _grammar(given: object, path: str) -> TextGrammar | None:
         raise InvalidRequest(f'{path}.syntax: must be "lark" or "regex"', f"{path}.syntax")
     if not isinstance(definition, str) or not definition:
         raise wrong_type(f"{path}.definition", "a grammar", definition)
+    budget.take(definition, f"{path}.definition")
     grammar = TextGrammar(_LANGUAGES[syntax], definition)
     try:
         grammar.checked()

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from server.chat.conversation import Tool, Tools
-from server.dialects.custom_tools import custom_tool
+from server.dialects.custom_tools import GrammarBudget, custom_tool
 from server.dialects.fields import as_object, wrong_type
 from server.dialects.tool_types import left_out_reason
 from server.dialects.tools import choose, function_tool, name_and_description, read_choice, tool_list
@@ -36,6 +36,7 @@ class _Reader:
     warnings: list[str]
     custom: set[str] = field(default_factory=set)
     skips: bool = False
+    grammars: GrammarBudget = field(default_factory=GrammarBudget)
 
     def read(self, given: Mapping[str, Any], path: str) -> tuple[Tool, ...]:
         kind = given.get("type")
@@ -58,4 +59,4 @@ class _Reader:
         tool = as_object(tool, where)
         name, description = name_and_description(tool, where)
         self.custom.add(name)
-        return custom_tool(name, description, tool.get("format"), f"{where}.format")
+        return custom_tool(name, description, tool.get("format"), f"{where}.format", self.grammars)

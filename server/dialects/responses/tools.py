@@ -13,7 +13,7 @@ from typing import Any
 
 from server.chat.conversation import NO_PARAMETERS, Tool, Tools
 from server.dialects.common import Json
-from server.dialects.custom_tools import custom_tool
+from server.dialects.custom_tools import GrammarBudget, custom_tool
 from server.dialects.deferred_tools import DeferredTools
 from server.dialects.fields import as_object, json_text, objects_in, wrong_type
 from server.dialects.tool_types import RESPONSES, ToolType, left_out_reason
@@ -58,6 +58,7 @@ class ToolReader:
         self._names: dict[str, ClientName] = {}
         self._shown: list[Json] = []
         self._skipped: dict[str, int] = {}
+        self._grammars = GrammarBudget()
         waiting: dict[str, Tool] = {}
         # Without a search by the client nothing would ever load the tools that wait.
         entries = list(_entries(given, "tools"))
@@ -138,7 +139,7 @@ class ToolReader:
             description = "\n\n".join(filter(None, [about, description]))
         self._names[name] = ClientName(own, namespace, custom)
         if custom:
-            return custom_tool(name, description, entry.get("format"), f"{path}.format")
+            return custom_tool(name, description, entry.get("format"), f"{path}.format", self._grammars)
         return function_tool(entry, path, name, description)
 
     def _of_type(self, entry: Mapping[str, Any], row: ToolType, path: str) -> Tool:

@@ -137,3 +137,22 @@ async def test_short_memory_ends_the_grammar_that_takes_it_and_takes_the_traffic
         watch.check()
         assert (await api.client.get("/readyz")).status_code == 200
         assert (await api.client.get("/livez")).json() == {"status": "ok"}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("url", [URL, "/v1/responses"])
+async def test_the_grammars_of_custom_tools_are_bounded_together(serve: Serve, url: str, stream: bool) -> None:
+    """They are parsed in the server's own threads, each several times."""
+    regex = "|".join(f"a{i}" for i in range(2_000))
+    tools = [
+        {"type": "custom", "name": f"f{i}", "format": {"type": "grammar", "syntax": "regex", "definition": regex}}
+        for i in range(4)
+    ]
+    asked = {"messages": MESSAGES} if url == URL else {"input": "Hi"}
+    async with serve() as api:
+        reply = await api.client.post(url, json={**asked, "tools": tools, "stream": stream})
+        fewer = await api.client.post(url, json={**asked, "tools": tools[:3], "stream": stream})
+    assert reply.status_code == 400
+    assert "tools.3" in reply.json()["error"]["message"]
+    assert "32768 characters together" in reply.json()["error"]["message"]
+    assert "together" not in fewer.text  # they are only too long for the fake model's context
