@@ -12,8 +12,9 @@ from fastapi import APIRouter, Query, Request, Response
 
 from server.errors import InvalidRequest, NotFound, NotSupported, ShuttingDown
 from server.routes.management.models import model_named
-from server.routes.services import services, target_of
+from server.routes.services import caller_of, services, target_of
 from server.transport.access.auth import given_key
+from server.transport.access.keys import ANYBODY
 from server.transport.bodies.read import read_body, read_json
 from server.transport.forward import forward
 from server.transport.reply import json_reply
@@ -22,7 +23,7 @@ from server.transport.streams.sse import event_stream
 from server.web.bench import SCENARIOS, Address, measured, read_order
 from server.web.tools.catalogue import SHELL
 from server.web.tools.child import shell, work
-from server.web.tools.mcp import called, mcp_tools, shown
+from server.web.tools.mcp import PageMcpTools, called, mcp_tools, shown
 
 router = APIRouter(include_in_schema=False)
 
@@ -96,8 +97,15 @@ async def tools(request: Request) -> Response:
     used = services(request)
     if not (used.tools or used.mcp.configured):
         return json_reply(_OFF, status=403)
-    of_servers = [shown(name, tool) for name, (_, tool) in mcp_tools(used.mcp, used.tools.names).items()]
+    of_servers = [shown(name, tool) for name, (_, tool) in _mcp_tools(request).items()]
     return json_reply([*used.tools.shown(), *of_servers])
+
+
+def _mcp_tools(request: Request) -> PageMcpTools:
+    """Return the tools of MCP servers that the client's key may use."""
+    used, key = services(request), caller_of(request) or ANYBODY
+    found = mcp_tools(used.mcp, used.tools.names)
+    return {name: each for name, each in found.items() if key.may_call(each[0].label)}
 
 
 @router.post("/tools")
@@ -113,7 +121,7 @@ async def call_tool(request: Request) -> Response:
         raise InvalidRequest("tool: must be the name of a tool", "tool")
     if not isinstance(params, dict):
         raise InvalidRequest("params: must be an object", "params")
-    of_servers = mcp_tools(used.mcp, used.tools.names)
+    of_servers = _mcp_tools(request)
     if name in of_servers and stream is not True:
         server, mcp_tool = of_servers[name]
         with Watch(request.receive) as watch:

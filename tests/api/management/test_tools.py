@@ -7,6 +7,7 @@ import httpx
 import pytest
 
 from server.app import cors_origins
+from server.transport.access.key_file import hash_of
 from tests.api.conftest import Serve, make_settings
 from tests.mcp_server import STDIO
 
@@ -119,3 +120,15 @@ async def test_tools_of_mcp_servers_are_among_them(serve: Serve) -> None:
         assert (await use(api.client, "calc_nothing", {})).status_code == 404
         assert (await use(api.client, "read_file", {"path": "/etc/hosts"})).status_code == 404
     assert cors_origins(make_settings({"mcp_servers": {"calc": STDIO}}).server) == "localhost"
+
+
+async def test_a_key_uses_only_the_mcp_servers_in_its_list(serve: Serve, tmp_path: Path) -> None:
+    file = tmp_path / "keys.yaml"
+    entry = "  - {{name: {0}, hash: '{1}', scopes: [infer, props], mcp: [{2}]}}\n"
+    file.write_text("keys:\n" + "".join(entry.format(key, hash_of(key), key) for key in ("calc", "other")))
+    async with serve(server={"mcp_servers": {"calc": STDIO}, "keys_file": str(file)}) as api:
+        for key, status in (("calc", 200), ("other", 404)):
+            headers = {"authorization": f"Bearer {key}"}
+            listed = (await api.client.get("/tools", headers=headers)).json()
+            assert any(one["tool"] == "calc_add" for one in listed) is (status == 200)
+            assert (await use(api.client, "calc_add", {"a": 1, "b": 2}, **headers)).status_code == status
