@@ -85,7 +85,7 @@ class McpServers:
 
     async def list_tools(self, server: McpServer) -> tuple[McpTool, ...]:
         """Return a server's tools, as they are now, that its configuration allows. Raises `McpFault`."""
-        async with self._connection(server, LIST_TIMEOUT_S) as connection:
+        async with self._connection(server, LIST_TIMEOUT_S, closes_hung=True) as connection:
             found = await connection.tools()
         return tuple(tool for tool in found if server.allowed_tools is None or tool.name in server.allowed_tools)
 
@@ -104,8 +104,13 @@ class McpServers:
             await asyncio.wait(self._closing)
 
     @asynccontextmanager
-    async def _connection(self, server: McpServer, timeout_s: float) -> AsyncGenerator["Connection", None]:
-        """A connection to `server` for work of at most `timeout_s` seconds."""
+    async def _connection(
+        self, server: McpServer, timeout_s: float, *, closes_hung: bool = False
+    ) -> AsyncGenerator["Connection", None]:
+        """A connection to `server` for work of at most `timeout_s` seconds.
+
+        `closes_hung`: close it when that time is over, unless other work uses it too.
+        """
         used = self._open(server)
         used.n_calls += 1
         if used.idle is not None:
@@ -115,6 +120,8 @@ class McpServers:
                 yield used.connection
         except TimeoutError:
             self._fail(server, used, McpFault(f"no answer within {timeout_s:g} s", "http", _TOO_LATE))
+            if closes_hung and used.n_calls == 1 and self._used.get(server) is used:
+                self._drop(server)  # it answers nothing; the next use starts it again
             raise McpFault(f"no answer within {timeout_s:g} s", "http", _TOO_LATE) from None
         except McpFault as fault:
             self._fail(server, used, fault)

@@ -106,6 +106,21 @@ async def test_a_program_that_has_ended_is_started_again() -> None:
         assert (await servers.call(server, "add", {"a": 1, "b": 2})).text == "3"
 
 
+async def test_a_program_that_hangs_is_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    stops = "import os, signal\nfrom tests.mcp_server import Tools\nserver = Tools().make()\n"
+    stops += "server.tool(name='stop')(lambda: os.kill(os.getpid(), signal.SIGSTOP))\nserver.run()"
+    async with opened(x={"command": sys.executable, "args": ["-c", stops], "timeout_ms": 200}) as servers:
+        server = servers.configured["x"]
+        await servers.list_tools(server)
+        with monkeypatch.context() as patched:
+            patched.setattr("server.mcp.servers.LIST_TIMEOUT_S", 0.2)
+            with pytest.raises(McpFault, match="no answer"):
+                await servers.call(server, "stop", {})
+            with pytest.raises(McpFault, match="no answer"):
+                await servers.list_tools(server)
+        assert "add" in [tool.name for tool in await servers.list_tools(server)]
+
+
 @pytest.mark.parametrize(
     ("url", "hosts", "says"),
     [
