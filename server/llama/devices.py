@@ -42,17 +42,16 @@ class Device:
 
 
 def devices() -> list[Device]:
-    """All of them, processors too, in the library's order."""
+    """Return all devices, CPUs included, in the library's order."""
     start_backend()
     pointers = [_get(i) for i in range(_count())]
     return [Device(_name(pointer).decode(), _type(pointer), pointer) for pointer in pointers]
 
 
 def add_remote_devices(endpoints: Sequence[str]) -> None:
-    """Of machines that run llama.cpp's ``rpc-server``, by ``host:port``; they count as GPUs from now on (llama.cpp
-    common/arg.cpp, add_rpc_devices). Raises ConfigError.
-
-    The library ends the process when such a machine stops answering while a model uses it.
+    """Add the devices of llama.cpp ``rpc-server`` machines (``host:port``), which count as GPUs (llama.cpp
+    common/arg.cpp, add_rpc_devices). Raises ConfigError. The library ends the process if such a machine stops
+    answering while in use.
     """
     start_backend()
     registry = _registry(b"RPC")
@@ -74,7 +73,7 @@ def add_remote_devices(endpoints: Sequence[str]) -> None:
 
 
 def _check_answers(endpoint: str) -> None:
-    """The library ends the process where nobody does."""
+    """Check that the machine answers, because the library would end the process otherwise."""
     host, _, port = endpoint.rpartition(":")
     try:
         socket.create_connection((host, int(port)), _CONNECT_S).close()
@@ -83,9 +82,8 @@ def _check_answers(endpoint: str) -> None:
 
 
 def find_devices(names: Sequence[str]) -> list[Device]:
-    """Those with these names, in any case of letters. Raises ValueError that names the known ones.
-
-    What computes on processors anyway is no device to choose (llama.cpp common/arg.cpp, parse_device_list).
+    """Return the devices with these names, ignoring case. Raises ValueError, which lists the known ones. CPUs cannot be
+    chosen (llama.cpp common/arg.cpp, parse_device_list).
     """
     known = devices()
     by_name = {device.name.lower(): device for device in known}
@@ -106,7 +104,7 @@ def _choices(known: list[Device]) -> str:
 
 
 def device_list() -> str:
-    """What ``--list-devices`` prints, as llama-server does (common_print_available_devices)."""
+    """Return the output of ``--list-devices``, as llama-server (common_print_available_devices)."""
     lines = ["Available devices:", *(_line(device) for device in devices() if device.type != CPU)]
     return "\n".join(lines if len(lines) > 1 else [*lines, "  (none)"]) + "\n"
 
@@ -124,14 +122,15 @@ def _memory_of(device: Device) -> Memory:
 
 
 def device_memory() -> dict[str, Memory]:
-    """Of everything that has memory of its own, by name; without those that don't say."""
+    """Return the memory of every device that reports its own, by name."""
     found = {device.name: _memory_of(device) for device in devices() if device.type in (GPU, _INTEGRATED)}
     return {name: memory for name, memory in found.items() if memory.total}
 
 
 def device_of_buffers(buffer_type: int) -> Device | None:
-    """The device that buffers of a type (the library's pointer) belong to; None for plain memory, and for what lies on
-    several (`split_over_several`)."""
+    """Return the device of a buffer type (the library's pointer); None for plain memory and for types on several
+    devices (`split_over_several`).
+    """
     if _is_host(buffer_type):
         return None
     pointer = _device_of(buffer_type)
@@ -139,14 +138,15 @@ def device_of_buffers(buffer_type: int) -> Device | None:
 
 
 def split_over_several(buffer_type: int) -> bool:
-    """Whether buffers of a type lie on all devices of the model, with as many bytes on each as they say: the tensors of
-    ``split_mode: tensor`` (ggml/src/ggml-backend-meta.cpp, which does not say on which)."""
+    """Whether buffers of a type lie on all devices of the model with equal bytes: tensors of ``split_mode: tensor``
+    (ggml/src/ggml-backend-meta.cpp, which does not list the devices).
+    """
     name: bytes = _buffer_type_name(buffer_type)
     return name.startswith(b"Meta(")
 
 
 def used_devices(native: LoadParams) -> list[Device]:
-    """What computes a model beside the processor (src/llama.cpp, llama_prepare_model_devices)."""
+    """Return the devices that compute a model besides the CPU (src/llama.cpp, llama_prepare_model_devices)."""
     every = [device for device in devices() if device.type != CPU]
     names = native.devices[0]
     if names is None:
@@ -159,7 +159,7 @@ def used_devices(native: LoadParams) -> list[Device]:
 
 
 def buffer_types() -> dict[str, tuple[Device, int]]:
-    """What tensors can be put in, by name: the device and the library's pointer."""
+    """Return the buffer types for tensors by name: the device and the library's pointer."""
     found = {}
     for device in devices():
         if pointer := _buffer_type(device.pointer):
@@ -182,7 +182,7 @@ def processor_buffer_type() -> int:
 
 
 def offloads(native: LoadParams) -> bool:
-    """Whether something else than processors computes a model that is loaded so."""
+    """Whether a device other than the CPU computes a model loaded this way."""
     return supports_gpu_offload() and native.devices[0] != ()
 
 

@@ -21,8 +21,9 @@ import llama_cpp.llama_cpp as _bindings
 from server.errors import InternalError
 
 SWITCH_INTERVAL_S = 0.0005
-"""A thread that comes back from a long native call waits so long for a busy Python thread to let go of the GIL;
-Python's own 5 ms are several percent of a decode step."""
+"""How long a thread that returns from a long native call waits for a busy Python thread to release the GIL. Python's
+default of 5 ms is several percent of a decode step.
+"""
 sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_INTERVAL_S))
 
 C: Any = _bindings  # their annotations describe the C types, not what ctypes takes and returns
@@ -73,7 +74,7 @@ class Fast:
 
 
 def bind(lib: ctypes.CDLL, name: str, restype: Any, *argtypes: Any) -> Callable[..., Any]:
-    """A function of `lib` with its types, apart from what others declare of the same function."""
+    """Return a function of `lib` with its own types, independent of other declarations of the same function."""
     function = lib[name]
     function.restype = restype
     function.argtypes = argtypes
@@ -110,8 +111,9 @@ class _Log:
             logger.log(logging.DEBUG if quiet else _LEVELS.get(level, logging.DEBUG), "%s", line)
 
     def collecting(self, *, quiet: bool = False) -> "_Collecting":
-        """The error lines that this thread's native calls log meanwhile; `quiet` keeps warnings and errors out of the
-        log, for calls whose outcome the caller reports itself."""
+        """Return the error lines that this thread's native calls log meanwhile. `quiet` keeps warnings and errors out
+        of the log, for calls whose outcome the caller reports itself.
+        """
         return _Collecting(self._local, quiet)
 
     @contextmanager
@@ -126,7 +128,7 @@ class _Log:
 
 
 class _Collecting:
-    """A context of its own, since one made of a generator costs every step several times as much."""
+    """A context manager class, because one made of a generator is several times slower per step."""
 
     __slots__ = ("_errors", "_local", "_quiet")
 
@@ -160,10 +162,9 @@ def start_backend(numa: str = "") -> None:
 
 
 def load_backends(lib: ctypes.CDLL) -> None:
-    """Load the backends that were built as libraries of their own (``GGML_BACKEND_DL``), of the CPU's variants the best
-    that this machine can execute. Do nothing for a build that contains its backends. Raises InternalError.
-
-    llama.cpp by itself looks beside Python's executable and in the working directory, where they are not.
+    """Load backends built as separate libraries (``GGML_BACKEND_DL``), including the best CPU variant for this machine.
+    Does nothing for a build that contains its backends. Raises InternalError. llama.cpp itself searches next to
+    Python's executable and in the working directory, where they are not.
     """
     n_backends = bind(lib, "ggml_backend_reg_count", ctypes.c_size_t)
     if n_backends():

@@ -72,7 +72,7 @@ class LlamaLoader:
         return machine_memory()
 
     def vocabulary(self, spec: ModelSpec) -> "FileVocabulary":
-        """Blocking: what comes before the tensors is read. Raises `ModelFailed`."""
+        """Return the vocabulary, reading only what precedes the tensors. Blocks. Raises `ModelFailed`."""
         return FileVocabulary(spec)
 
     def describe(self, spec: ModelSpec) -> ModelInfo:
@@ -145,7 +145,7 @@ def _load(spec: ModelSpec, progress: Callable[[float], bool], first: Weights | N
 
 
 def _beside(file: DraftFile, target: LoadParams) -> DraftFile:
-    """A draft model computes where its target does, unless it is told where."""
+    """Return the draft model's devices: its target's, unless configured."""
     devices = target.devices if file.native.devices == (None,) else file.native.devices
     return replace(file, native=replace(file.native, devices=devices))
 
@@ -170,7 +170,7 @@ def _open(name: str, path: Path, native: LoadParams, progress: Callable[[float],
 
 
 def _draft(name: str, file: DraftFile, target: int, progress: Callable[[float], bool]) -> DraftWeights:
-    """The draft model; its load is short beside the other one's and reports no progress of its own."""
+    """Load the draft model; its load is short and reports no progress."""
     model, files = _open(name, file.path, file.native, lambda _: progress(1.0))
     try:
         return DraftWeights(model, name, file, files, target)
@@ -197,6 +197,6 @@ class _Progress:
         return not self.stopped
 
     def raise_failure(self) -> None:
-        """Raise what the caller's own progress function raised."""
+        """Raise what the caller's progress function raised."""
         if self._failure is not None:
             raise InternalError("reporting the load's progress failed") from self._failure

@@ -1,9 +1,9 @@
-"""How many threads compute while other processes keep processors busy.
+"""The number of compute threads while other processes keep CPUs busy.
 
-All threads of a step meet at some hundred barriers, so that each of them waits for the slowest. One that has to share
-its processor is that one: while it does not run, the others wait, and spin (OpenMP's threads do, for some milliseconds,
-which is the best of ways on a quiet machine). Fewer threads, each with a processor to itself, are faster than that, and
-leave neighbours theirs. benchmarks/experiments.md has the measurements.
+All threads of a step meet at some hundred barriers, so each waits for the slowest. A thread that shares its CPU is
+the slowest: while it does not run, the others spin (OpenMP threads spin for some milliseconds, which is best on a
+quiet machine). Fewer threads with a CPU each are faster and leave CPUs to other processes. Measurements:
+benchmarks/experiments.md.
 """
 
 import os
@@ -24,7 +24,9 @@ _TICKS_PER_S = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """Of the processors that this thread may run on: how many, and the seconds that others and we had until ``at``."""
+    """CPU use of the CPUs this thread may run on: their number, and the seconds used by others and by us until
+    ``at``.
+    """
 
     at: float
     others_s: float
@@ -33,9 +35,8 @@ class Use:
 
 
 def measured() -> Use:
-    """From the kernel. Who is nice gives way to us, so he is left out, unless this thread is nice, too.
-
-    Raises OSError where the kernel does not tell.
+    """Read CPU use from the kernel. Niced processes give way to us and do not count, unless this thread is niced.
+    Raises OSError if the kernel does not tell.
     """
     counted = [_USER, _SYSTEM, _IRQ, _SOFT_IRQ]
     if os.getpriority(os.PRIO_PROCESS, 0) > 0:
@@ -51,10 +52,10 @@ def measured() -> Use:
 
 
 class ComputeThreads:
-    """Of one context; asked by its step thread before each decode.
+    """The number of compute threads of one context, updated by its step thread before each decode.
 
-    Never more than asked for, nor less than half: neighbours that take all they can get would else drive us out. All of
-    them where the step thread is more urgent than usual (a nice value below zero): then it is the neighbours who wait.
+    Between half of the configured number and all of it: processes that take all they get would otherwise drive us
+    out. All of it if the step thread has a negative nice value.
     """
 
     def __init__(self, n: int, n_batch: int, look: Callable[[], Use] = measured) -> None:

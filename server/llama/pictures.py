@@ -1,6 +1,5 @@
-"""Pictures as the library decodes them (libmtmd, which has stb_image): a model sees what it sees in llama-server.
-
-For the processes of `server.media.decode`.
+"""Decodes images with the library (libmtmd, which contains stb_image), so a model receives the same pixels as in
+llama-server. For the processes of `server.media.decode`.
 """
 
 import ctypes
@@ -18,7 +17,7 @@ _silence = _llama.llama_log_callback(lambda level, text, data: None)  # what is 
 
 
 def answerer() -> Answer:
-    """What answers in a process for decoding."""
+    """Return the function that decodes in a sandbox process."""
     _mtmd.mtmd_helper_log_set(_silence, None)
     return answering(pixels)
 

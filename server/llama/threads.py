@@ -1,7 +1,5 @@
-"""How many compute threads: llama.cpp's rule (common/common.cpp, common_cpu_get_num_math), within what we may use.
-
-Several instances divide what there is: each computes with threads of its own, and more threads than cores wait for each
-other in every operation of a step.
+"""The number of compute threads: llama.cpp's rule (common/common.cpp, common_cpu_get_num_math) within the CPUs this
+process may use. Several instances share them: more threads than cores wait for each other in every operation.
 """
 
 import math
@@ -20,9 +18,8 @@ _CPU_MAX = Path("/sys/fs/cgroup/cpu.max")
 
 
 def bound(spec: ModelSpec) -> ModelSpec:
-    """`spec` with as many threads as each of its instances has processors to itself, where the number is automatic.
-
-    Raises `ModelFailed` for processors and a priority that can't be had.
+    """Return `spec` with as many threads as each instance has CPUs, if the number is automatic. Raises `ModelFailed`
+    for unavailable CPUs or priorities.
     """
     _check_priority(spec)
     spec = _placed(spec)
@@ -40,7 +37,7 @@ def bound(spec: ModelSpec) -> ModelSpec:
 
 
 def _placed(spec: ModelSpec) -> ModelSpec:
-    """With placements of processors that are here, and a thread for each that computes batches."""
+    """Return the specification with placements on existing CPUs, and a thread for each CPU of batches."""
 
     def here(native: LoadParams, name: str) -> LoadParams:
         placement = native.placement
@@ -100,7 +97,7 @@ def n_threads(wanted: int) -> int:
 
 
 def usable_cpus() -> int:
-    """Logical processors that this process may use: its affinity mask and its control group's quota."""
+    """Return the number of logical CPUs this process may use: affinity mask and control group quota."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     try:
         quota, period = _CPU_MAX.read_text().split()[:2]
@@ -112,7 +109,7 @@ def usable_cpus() -> int:
 
 
 def physical_cores() -> int:
-    """Cores, not hardware threads; on hybrid processors the performance cores only."""
+    """Return the number of cores, not hardware threads; on hybrid CPUs performance cores only."""
     siblings, fast = set(), _fast_cpus()
     for cpu in _CPUS.glob("cpu[0-9]*"):
         if fast and int(cpu.name[3:]) not in fast:

@@ -1,10 +1,9 @@
 """A model's vocabulary: tokenizing, pieces, special tokens.
 
-A long text is cut behind special tokens, so that tokenizing it takes time in proportion to its length: for every
-special token that llama.cpp finds it walks the list of what was found so far from its beginning (src/llama-vocab.cpp,
-tokenizer_st_partition): 400 kB of ``<|im_end|>x`` take 44 s, 4 MB over an hour. The tokens of a text that ends in a
-special token are the same whatever follows, and what follows is tokenized as after a beginning without BOS; so the
-pieces can be handed over one by one.
+A long text is split after special tokens, so that tokenizing takes linear time: for every special token llama.cpp
+walks the list of fragments from its start (src/llama-vocab.cpp, tokenizer_st_partition); 400 kB of ``<|im_end|>x``
+take 44 s, 4 MB over an hour. The tokens of a text that ends in a special token do not depend on what follows, and
+what follows is tokenized as after a start without BOS, so the parts can be tokenized one by one.
 """
 
 import ctypes
@@ -20,7 +19,7 @@ _WINDOW_BYTES = 4096  # `re` holds the GIL for one window at a time
 
 
 class SpecialTexts:
-    """The texts that the tokenizer finds before anything else, of one vocabulary."""
+    """The special texts of one vocabulary, which the tokenizer matches before anything else."""
 
     def __init__(self, texts: Iterable[bytes]) -> None:
         self._texts = sorted({text for text in texts if text}, key=len, reverse=True)
@@ -37,7 +36,7 @@ class SpecialTexts:
         yield raw[start:]
 
     def _cut(self, raw: bytes, at: int) -> int:
-        """The end of the first special text at or behind `at` that nothing else competes with; 0 = there is none."""
+        """Return the end of the first special text at or after `at` that no other one overlaps; 0 = none."""
         while at < len(raw):
             window_end = at + _WINDOW_BYTES
             match = self._pattern.search(raw, at, window_end + self._longest)
@@ -61,7 +60,7 @@ class SpecialTexts:
         return True
 
     def _rivals_of(self, text: bytes) -> tuple[bytes, ...]:
-        """The special texts that can overlap `text`, itself included where it can overlap itself."""
+        """Return the special texts that can overlap `text`, including itself if it can."""
         known = self._rivals.get(text)
         if known is None:
             known = self._rivals[text] = tuple(other for other in self._texts if _can_overlap(text, other))
@@ -87,10 +86,8 @@ _SPECIAL = _USER_DEFINED | _NOT_PRINTED
 
 
 class LlamaVocab:
-    """`server.engine.runner_api.Vocab` over a loaded model. Ids are -1 where the model has no such token.
-
-    Safe to use from any thread until the weights are closed; the native tokenizer changes nothing, and the piece
-    tables only ever receive the value that belongs there.
+    """`server.engine.runner_api.Vocab` over a loaded model. Ids are -1 for tokens the model does not have. Thread-safe
+    until the weights are closed.
     """
 
     def __init__(self, model: int) -> None:
@@ -129,8 +126,9 @@ class LlamaVocab:
         return self._pointer
 
     def turn_ends(self) -> frozenset[int]:
-        """The tokens that end a turn in a chat's prompt: those that end a generation, and what some families write
-        between turns without ending a generation by it (gpt-oss, Mistral, DeepSeek)."""
+        """The tokens that end a chat turn: end-of-generation tokens, and those that some families write between turns
+        (gpt-oss, Mistral, DeepSeek).
+        """
         found = {text: self.tokenize(text, add_special=False, parse_special=True) for text in _TURN_ENDS}
         return self.eog | {
             tokens[0] for text, tokens in found.items() if len(tokens) == 1 and self.piece(tokens[0]) == text.encode()
@@ -150,7 +148,7 @@ class LlamaVocab:
         return tokens + last
 
     def _ends(self) -> tuple[list[int], list[int]]:
-        """What ``add_special`` puts before a text and behind it."""
+        """Return what ``add_special`` puts before and after a text."""
         around = self._tokenize(b"", True, False)
         n_first = len(around) // 2 if len(around) != 1 else int(self.add_bos)
         return around[:n_first], around[n_first:]
@@ -212,7 +210,7 @@ def _numbers(tokens: "ctypes.Array[ctypes.c_int32]", n: int) -> list[int]:
 
 
 def _pieces(pointer: int, n_tokens: int) -> list[bytes]:
-    """What every token prints: 1 us each, so a table of 150,000 takes about a sixth of a second, once a load."""
+    """Return the text of every token: 1 us each, so a table of 150,000 takes about 0.15 s, once per load."""
     buffer = ctypes.create_string_buffer(_PIECE_BYTES)
     read, string_at, address = fast.token_to_piece, ctypes.string_at, ctypes.addressof(buffer)
     pieces = []

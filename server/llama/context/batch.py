@@ -51,10 +51,10 @@ class Batch:
         self.native.logits = self._logits
 
     def fill(self, entries: Sequence[BatchEntry], lengths: Sequence[int] = ()) -> list[int]:
-        """Put `entries` into the batch; returns the index of each token whose logits were asked for, in order.
+        """Put `entries` into the batch; return the index of each token whose logits are wanted, in order.
 
-        Each is filled up to that one of `lengths` by its last token, without logits. Raises `InternalError` for
-        whatever the library would abort on: nothing to decode, too many tokens or outputs, ids out of range.
+        Each entry is padded to its entry of `lengths` with its last token, without logits. Raises `InternalError`
+        for input on which the library would abort: an empty batch, too many tokens or outputs, ids out of range.
         """
         tokens: list[int] = []
         positions: list[int] = []

@@ -1,4 +1,4 @@
-"""What a context's further graph evaluations and copies of sequences take, measured once when it is made."""
+"""The cost of a context's additional graph evaluations and sequence copies, measured once when it is created."""
 
 import time
 from dataclasses import dataclass
@@ -27,10 +27,10 @@ class ContextCost:
 
 
 def piece_s(model: int, native: LoadParams) -> float:
-    """A guess at what each contiguous piece of unified cells costs when a state is moved, beside its bytes.
+    """Return the assumed seconds per contiguous piece of unified cells when a state is moved, besides its bytes.
 
-    One copy out of every layer for its keys and one for its values, or, where these lie transposed (without flash
-    attention), one for each of their elements (llama-kv-cache.cpp, state_write_data).
+    The library copies one piece per layer for keys and one for values, or, if values are transposed (without flash
+    attention), one per element (llama-kv-cache.cpp, state_write_data).
     """
     n_values = 1
     if native.flash_attn == "off":
@@ -40,11 +40,10 @@ def piece_s(model: int, native: LoadParams) -> float:
 
 
 def measure(context: int, n_seq: int, n_vocab: int, token: int) -> ContextCost:
-    """Of an empty `context` with separate streams, which is empty again afterwards.
+    """Measure an empty `context` with separate streams, which is empty again afterwards.
 
-    Sequences that stand side by side are decoded together, those that do not in an evaluation each; four where there
-    are slots for it, since many processors gain little by computing two tokens together. The library carries a copy
-    out inside the next decode.
+    Adjacent sequences are decoded together, others in one evaluation each. Uses four sequences if there are slots,
+    because many CPUs gain little from two. The library carries out a copy inside the next decode.
     """
     if n_seq < 2:
         return ContextCost()

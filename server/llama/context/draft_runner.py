@@ -1,4 +1,4 @@
-"""A draft model's context: it decodes, and says what comes next most probably."""
+"""A draft model's context: decodes, and returns the most probable next token."""
 
 import ctypes
 import math
@@ -18,9 +18,9 @@ _FAR = 16.0  # what lies so far below the highest logit adds nothing to the sum 
 
 
 class LlamaDraftRunner:
-    """`server.engine.runner_api.DraftRunner` over a native context. Every call comes from one thread.
+    """`server.engine.runner_api.DraftRunner` over a native context, used by one thread.
 
-    Tokens behind the first `n_shared` of its `n_vocab` mean nothing to the model that it guesses for.
+    Tokens after the first `n_shared` of its `n_vocab` do not exist in the target model.
     """
 
     def __init__(
@@ -70,7 +70,9 @@ class LlamaDraftRunner:
         return bool(status == 0)
 
     def best(self, output: int) -> tuple[int, float]:
-        """The most probable token behind the `output`-th wanted logits of the last decode, and its probability."""
+        """Return the most probable token after the `output`-th wanted logits of the last decode, and its
+        probability.
+        """
         address = fast.get_logits_ith(self._open(), self._outputs[output])
         if not address:
             raise InternalError("the library has no logits for a token that asked for them")

@@ -14,8 +14,9 @@ from server.pool.spec import AUTO_SLOTS, LoadParams
 AUTO_INPUTS = 64
 """Inputs of one decode where ``n_parallel`` is automatic: they share one cache, so that each costs its tokens only."""
 _MOST_LOGITS = 1 << 27
-"""A decoder computes the logits of each token of a batch although nobody wants them, 512 MiB at this number, twice: a
-larger batch than this allows has to be asked for by ``n_ubatch``."""
+"""A decoder computes logits for each token of a batch even if nobody wants them: twice 512 MiB at this number. A larger
+batch must be requested with ``n_ubatch``.
+"""
 _CELLS = 256  # a context is made of so many, or a multiple
 _SPLITTABLE = (Pooling.NONE, Pooling.LAST, Pooling.RANK)
 _HEAD, _HEAD_OUTPUT = "cls", "cls.output.weight"
@@ -59,7 +60,9 @@ class _Sizes:
 
 
 def _encoder_sizes(native: LoadParams, n_ctx: int, n_seq: int) -> _Sizes:
-    """No cells: the context's length only says how long an input may be, and what the library tries first."""
+    """Encoders have no KV cells: the context size only limits the length of an input and what the library tries
+    first.
+    """
     n_batch = _multiple(max(native.n_batch, native.n_ubatch), n_seq)
     fits = _multiple(n_ctx, _CELLS) % n_seq == 0
     return _Sizes(n_ctx if fits else max(n_ctx, n_batch), n_batch, n_batch)

@@ -22,7 +22,7 @@ from server.pool.spec import LoadParams, ModelSpec
 
 
 class LlamaEmbeddingRunner:
-    """`server.engine.runner_api.EmbeddingRunner` over a native context. Every call comes from one thread."""
+    """`server.engine.runner_api.EmbeddingRunner` over a native context, used by one thread."""
 
     def __init__(
         self,
@@ -46,13 +46,12 @@ class LlamaEmbeddingRunner:
 
     @property
     def takes_media(self) -> bool:
-        """Whether there is a projector, and parts of an input can be computed one after the other."""
+        """Whether there is a projector, and an input can be computed in parts."""
         return self._media is not None
 
     def embed(self, inputs: Sequence[Sequence[int]]) -> list[Vectors]:
-        """The vectors of each input, computed together; an input longer than ``n_pack`` must be the only one.
-
-        Raises `InternalError` for what the library would abort on, and for what it refuses.
+        """Return the vectors of each input, computed in one batch; an input longer than ``n_pack`` must be the only
+        one. Raises `InternalError` for input that the library refuses or would abort on.
         """
         context = self._context
         if context is None:
@@ -95,7 +94,7 @@ class LlamaEmbeddingRunner:
         return self._pooled(rows, sizes)
 
     def _pooled(self, rows: list[Vectors], sizes: list[int]) -> Vectors:
-        """Of an input whose parts have these vectors; each part's is a mean, the last token's ... of its own."""
+        """Pool the vectors of an input's parts into one."""
         if self.info.pooling is Pooling.NONE:
             return np.concatenate(rows)
         if self.info.pooling is Pooling.MEAN:
@@ -117,7 +116,7 @@ class LlamaEmbeddingRunner:
             C.llama_set_causal_attn(context, True)
 
     def _check(self, inputs: Sequence[Sequence[int]]) -> None:
-        """What `Batch` does not see: it would be an assertion inside the library, or a read past a table's end."""
+        """Check what `Batch` does not: violations would fail an assertion in the library or read past a table."""
         info, longest = self.info, max(map(len, inputs), default=0)
         if longest > (min(info.n_ubatch, info.n_ctx_seq) if info.whole else info.n_ctx_seq):
             raise InternalError(f"an input of {longest} tokens in a context of {info.n_ctx_seq}")

@@ -84,7 +84,9 @@ class LlamaMtpHeads(LlamaDraftRunner):
     # ---- what the model did
 
     def follow(self, entries: Sequence[BatchEntry]) -> None:
-        """The model has decoded `entries`, which are text. Never fails: then nothing is guessed any more."""
+        """Record that the model decoded `entries`, which are text. Never fails: after an error no more drafts are
+        made.
+        """
         if self._failed:
             return
         try:
@@ -125,7 +127,7 @@ class LlamaMtpHeads(LlamaDraftRunner):
         one.seen = own if earlier is None else np.concatenate((earlier, own))
 
     def _read_all(self) -> None:
-        """Put into the cells what waits, in as many decodes as it takes."""
+        """Decode all buffered tokens."""
         for seq, one in enumerate(self._followed):
             while one.tokens:
                 n = min(len(one.tokens), self.info.n_batch)
@@ -152,12 +154,12 @@ class LlamaMtpHeads(LlamaDraftRunner):
         one.seen, one.draft_rows = seen, None
 
     def forget(self, seq: int) -> None:
-        """What `seq` holds now was not seen."""
+        """Record that the contents of `seq` are unknown."""
         self.seq_remove(seq, 0)
         self._followed[seq].begin(0)
 
     def copied(self, source: int, target: int) -> None:
-        """The empty `target` holds what `source` does."""
+        """Record that the empty `target` now holds what `source` holds."""
         self.forget(target)
         one = self._followed[source]
         self.seq_copy(source, target)
@@ -166,13 +168,14 @@ class LlamaMtpHeads(LlamaDraftRunner):
     # ---- drafts
 
     def ready(self, seq: int, pos: int) -> bool:
-        """Whether what follows the first `pos` positions of `seq` can be guessed."""
+        """Whether drafts can be made after the first `pos` positions of `seq`."""
         one = self._followed[seq]
         return not self._failed and one.end == pos and one.seen is not None
 
     def decode(self, entries: Sequence[BatchEntry]) -> bool:
-        """One token of each sequence, behind those that the model has decoded, or behind the last guess. As
-        `LlamaDraftRunner.decode`; `end_draft` takes them back."""
+        """Decode one token of each sequence, after the model's tokens or after the last draft token. As
+        `LlamaDraftRunner.decode`; `end_draft` removes the draft tokens.
+        """
         runs = [self._run(entry) for entry in entries]
         if not self._decode(runs):
             return False
@@ -199,7 +202,7 @@ class LlamaMtpHeads(LlamaDraftRunner):
         )
 
     def end_draft(self, seqs: Sequence[int]) -> None:
-        """What was guessed for `seqs` leaves the cells."""
+        """Remove the draft tokens of `seqs` from the cells."""
         for seq in seqs:
             one = self._followed[seq]
             if one.draft_rows is not None:

@@ -1,4 +1,4 @@
-"""From `LoadParams` to the native context's parameters, with what the library would abort on checked before."""
+"""Converts `LoadParams` to the native context's parameters, and rejects values on which the library would abort."""
 
 import ctypes
 from dataclasses import dataclass
@@ -40,9 +40,8 @@ def layout(model: str, native: LoadParams) -> Layout:
 
 
 def more_outputs(n_vocab: int, n_seq: int, engine: EngineParams) -> int:
-    """Tokens that a batch has outputs for beside the next ones: of guesses, and of prompts that are scored.
-
-    Guesses that nobody asked for make do with what there is for prompts, so that they take no memory.
+    """Return the outputs of a batch besides one per sequence: for drafts and prompt log probabilities. Default
+    speculation uses those for prompts, so it needs no memory.
     """
     of_prompts = max(1, min(_MOST_MORE, _MORE_LOGITS // n_vocab))
     return of_prompts if engine.spec_type == LOOKUP else max(of_prompts, n_seq * engine.n_draft_max)
@@ -54,7 +53,7 @@ def stateful(model: int) -> bool:
 
 
 def windowed(model: int, native: LoadParams) -> bool:
-    """Whether the cache drops what a sliding window has left behind."""
+    """Whether the cache drops cells that have left a sliding window."""
     return C.llama_model_n_swa(model) > 0 and not native.swa_full
 
 
@@ -73,7 +72,7 @@ def generator_params(model: int, spec: ModelSpec) -> ctypes.Structure:
 
 
 def heads_params(model: int, spec: ModelSpec, target: int | None = None) -> ctypes.Structure:
-    """For a context of the model's own heads that guess, beside the context `target`. Raises `ModelFailed`."""
+    """Return the parameters of a context for MTP heads, besides the context `target`. Raises `ModelFailed`."""
     params = generator_params(model, spec)
     params.n_outputs_max, params.n_outputs_max_per_seq = params.n_seq_max, 1
     params.swa_full = True  # a guess is always taken back
@@ -83,9 +82,8 @@ def heads_params(model: int, spec: ModelSpec, target: int | None = None) -> ctyp
 
 
 def context_params(model: str, native: LoadParams, n_more_outputs: int = 0) -> ctypes.Structure:
-    """All sequences together may want logits of `n_more_outputs` tokens beside their next ones.
-
-    Raises `ModelFailed` naming the setting that cannot be.
+    """Return the context parameters. All sequences together may have `n_more_outputs` outputs besides one each. Raises
+    `ModelFailed`, which names the wrong setting.
     """
     shape = layout(model, native)
     _check(model, native)

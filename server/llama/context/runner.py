@@ -33,11 +33,11 @@ _LOWEST = -3.4028234663852886e38  # what llama-server prints for a probability o
 
 
 class LlamaRunner:
-    """`server.engine.runner_api.Runner` over a native context. Every call comes from one thread.
+    """`server.engine.runner_api.Runner` over a native context, used by one thread.
 
-    ``adapters`` are those loaded with the weights, each with its native pointer. Where ``info.deferred``, the device
-    computes on after `llama_decode` returned (a GPU); `decode` waits for it where there are logits to read, else the
-    next one does. ``draft`` and ``heads`` are freed with this one.
+    ``adapters`` were loaded with the weights, each with its native pointer. If ``info.deferred``, the device
+    continues computing after `llama_decode` returns (a GPU); `decode` waits for it if logits are read, otherwise the
+    next one does. ``draft`` and ``heads`` are freed with this runner.
     """
 
     def __init__(
@@ -182,8 +182,7 @@ class LlamaRunner:
         return self._samplers.build(params, prompt)
 
     def sample_in_graph(self, seq: int, sampler: NativeSampler | None) -> None:
-        """From the next decode on, what follows in `seq` is chosen by `sampler` where it is computed, as far as that
-        can be; None: on the processor."""
+        """From the next decode on, sample `seq` with `sampler` in the graph if possible; None: on the CPU."""
         self._open()
         self._graph.attach(seq, sampler)
 
@@ -198,8 +197,9 @@ class LlamaRunner:
         return token
 
     def sample_together(self, wanted: Sequence[tuple[int, NativeSampler]]) -> Mapping[int, int | Exception]:
-        """`sample` for several outputs on several cores: the token of each, or why there is none. What is missing is
-        left to `sample`: everything where one after the other is as fast, and chains that take the highest logit."""
+        """Sample several outputs in parallel; return each output's token or its error. Outputs for which that is not
+        faster, and greedy chains, are left to `sample`.
+        """
         return self._parallel.sample([one for one in wanted if one[1] not in self._graph], self._logits)
 
     def sample_constrained(self, output: int, sampler: NativeSampler, mask: bytes | memoryview | bytearray) -> int:
@@ -218,14 +218,14 @@ class LlamaRunner:
         return self._candidates.choose(sampler, self._logits(output))
 
     def accept(self, sampler: NativeSampler, token: int) -> None:
-        """Tell the chain that `token` was taken."""
+        """Accept `token` into the chain."""
         self._check_token(token)
         fast.sampler_accept(sampler.chain, token)
 
     def propose_probs(
         self, output: int, sampler: NativeSampler, n_top: int, mask: bytes | memoryview | bytearray | None = None
     ) -> TokenLogprob:
-        """Sample without accepting, with log probabilities of what the chain left over (``post_sampling_probs``)."""
+        """Sample without accepting; return log probabilities after the chain (``post_sampling_probs``)."""
         allowed = None if mask is None else allowed_tokens(mask, self.vocab.n_tokens)
         token = self._candidates.choose(sampler, self._logits(output), allowed)
         probability, best = self._candidates.probabilities(token, n_top)
@@ -251,7 +251,7 @@ class LlamaRunner:
         return self.vocab.piece(token, special=False)
 
     def seq_remove(self, seq: int, pos: int) -> bool:
-        """Forget positions >= `pos`; False, and nothing changed, when what would be left cannot be continued from."""
+        """Remove positions >= `pos`. Return False, with nothing changed, if the rest could not be continued."""
         self._open()
         removed = self._sequences.remove(seq, pos)
         if self.heads is not None and removed:
@@ -270,9 +270,8 @@ class LlamaRunner:
             self.heads.copied(source, target)
 
     def seq_drop(self, seq: int, start: int, end: int) -> None:
-        """Forget positions `start` up to `end` of `seq` and move what follows down to `start`.
-
-        Raises `InternalError` where the memory can't do that; the cells must be this sequence's own.
+        """Remove positions `start` to `end` of `seq` and shift later ones down. Raises `InternalError` if the memory
+        cannot shift; requires unshared cells.
         """
         self._open()
         if not self.info.can_shift:
@@ -306,10 +305,8 @@ class LlamaRunner:
         return self._sequences.save(seq)
 
     def seq_load(self, seq: int, state: bytes, n_pos: int) -> bool:
-        """Replace what `seq` holds; False when there is no room or it is no state of `n_pos` positions, `seq` is empty
-        then.
-
-        The library trusts the state: what comes from outside must be checked before.
+        """Replace the contents of `seq`. Return False, with `seq` empty, if there is no room or the state does not have
+        `n_pos` positions. The library trusts the state: external data must be verified before.
         """
         self._open()
         if self.heads is not None:
@@ -317,17 +314,17 @@ class LlamaRunner:
         return self._sequences.load(seq, state, n_pos)
 
     def seq_floor(self, seq: int) -> int:
-        """The least position that `seq_remove` can surely bring `seq` to, beside none."""
+        """Return the smallest position to which `seq_remove` can surely truncate `seq`, besides 0."""
         self._open()
         return self._sequences.floor(seq)
 
     def seq_checkpoint(self, seq: int) -> bytes:
-        """What `seq_remove` can't bring back, as it is now."""
+        """Return the part of the current state that `seq_remove` cannot restore."""
         self._open()
         return self._sequences.checkpoint(seq)
 
     def seq_rewind(self, seq: int, checkpoint: bytes, n_pos: int) -> bool:
-        """Bring `seq`, which goes on from where `checkpoint` was made, back to there; False: it is empty now."""
+        """Restore `seq` to `checkpoint`. Return False, with `seq` empty, on failure."""
         self._open()
         back = self._sequences.rewind(seq, checkpoint, n_pos)
         if self.heads is not None:

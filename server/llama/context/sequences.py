@@ -16,8 +16,9 @@ _BYTE_POINTER = ctypes.POINTER(ctypes.c_uint8)
 
 
 class Sequences:
-    """Between separate KV streams a copy's cells move inside the *next* decode, while saving and loading take place
-    at once: `_pending` holds the copies that are still to come, and `_settle` brings them about."""
+    """Operations on sequences. Between separate KV streams, copied cells move inside the *next* decode, while saving
+    and loading are immediate. `_pending` holds copies not carried out yet, and `_settle` carries them out.
+    """
 
     def __init__(
         self,
@@ -43,10 +44,10 @@ class Sequences:
             self._pending.clear()
 
     def remove(self, seq: int, pos: int) -> bool:
-        """Forget positions >= `pos`. False, with nothing changed, when the rest cannot be continued from.
+        """Remove positions >= `pos`. Return False, with nothing changed, if the rest could not be continued.
 
-        A sliding window's cache keeps the last positions only, so what remains must still cover the window of `pos`
-        (llama-server: server-context.cpp, pos_min_thold); recurrent states know no way back.
+        A sliding-window cache keeps only the last positions, so the rest must still cover the window of `pos`
+        (llama-server: server-context.cpp, pos_min_thold). Recurrent states cannot be truncated.
         """
         self._check(seq)
         if pos <= 0:
@@ -70,7 +71,7 @@ class Sequences:
             self._pending |= {source, target}
 
     def drop(self, seq: int, start: int, end: int) -> None:
-        """Forget positions `start` up to `end`; what follows moves down. Needs cells that can shift, of its own."""
+        """Remove positions `start` to `end` and shift later ones down. Requires shiftable, unshared cells."""
         self._check(seq)
         if not 0 <= start < end:
             raise InternalError(f"positions {start} to {end} of sequence {seq} cannot be dropped")
@@ -108,8 +109,9 @@ class Sequences:
         return state
 
     def load(self, seq: int, state: bytes, n_pos: int) -> bool:
-        """False for something else than a state whose last position is `n_pos` - 1, or when the cache has no room;
-        `seq` is empty then."""
+        """Return False, with `seq` empty, if the last position of the state is not `n_pos` - 1 or the cache has no
+        room.
+        """
         self._check(seq)
         self._settle(seq)
         fast.memory_seq_rm(self._memory, seq, -1, -1)
@@ -126,7 +128,7 @@ class Sequences:
         return size == len(state)
 
     def floor(self, seq: int) -> int:
-        """The least position that `remove` can bring `seq` to, beside none."""
+        """Return the smallest position to which `remove` can truncate `seq`, besides 0."""
         self._check(seq)
         if self._info.can_cut:
             return 0
@@ -136,16 +138,15 @@ class Sequences:
         return int(fast.memory_seq_pos_max(self._memory, seq)) + 1
 
     def checkpoint(self, seq: int) -> bytes:
-        """What `remove` can't bring back: recurrent states, a sliding window's cells. For `rewind`."""
+        """Return the part that `remove` cannot restore (recurrent states, sliding-window cells), for `rewind`."""
         self._check(seq)
         if self._n_swa:
             self._settle(seq)
         return self._state(seq, _PARTIAL)
 
     def rewind(self, seq: int, state: bytes, n_pos: int) -> bool:
-        """Back to the `n_pos` positions that it had when `state` was made; what can be cut is still in its cells.
-
-        A recurrent state is there at once also after a copy between streams; a window's cells are not.
+        """Restore the `n_pos` positions at the time of `state`; truncatable cells are still present. After a copy
+        between streams a recurrent state is present at once, a window's cells are not.
         """
         self._check(seq)
         if self._n_swa:
@@ -160,7 +161,7 @@ class Sequences:
         return bool(back)
 
     def _settle(self, seq: int) -> None:
-        """Make pending copies from or to `seq` happen, by decoding one token where it disturbs nobody."""
+        """Carry out pending copies from or to `seq` by decoding one token where it disturbs nothing."""
         if seq not in self._pending:
             return
         last = [fast.memory_seq_pos_max(self._memory, s) for s in range(self._info.n_seq)]

@@ -1,7 +1,7 @@
-"""Which processors compute a context's steps, where they are others for prompts, or one for each thread.
+"""CPU affinity of a context's steps, if batches use other CPUs than single tokens, or each thread its own.
 
-llama.cpp common/common.cpp, common_threadpools: one pool for a token alone, one for batches. Their compute threads may
-be the same ones (OpenMP's), so that each evaluation moves them to where its pool is; also the thread that decodes.
+llama.cpp common/common.cpp, common_threadpools: one pool for a single token, one for batches. Their compute threads
+may be shared (OpenMP), so each evaluation moves them to its pool's CPUs, including the decoding thread.
 """
 
 import ctypes
@@ -37,7 +37,9 @@ _FREE = ctypes.CFUNCTYPE(None, _PTR)
 
 
 class ThreadPools:
-    """Of one context, for the thread that decodes: `enter` before each decode, `leave` behind it."""
+    """The thread pools of one context, for the decoding thread: call `enter` before each decode and `leave` after
+    it.
+    """
 
     def __init__(self, placement: ThreadPlacement, n_threads: int, n_threads_batch: int) -> None:
         self._placement = placement
@@ -57,13 +59,13 @@ class ThreadPools:
         os.sched_setaffinity(0, self._own)
 
     def close(self) -> None:
-        """Free the pools, behind the context; once is enough."""
+        """Free the pools, after the context. Idempotent."""
         pools, self._pools = self._pools, []
         for pool in pools:
             _FREE(_cpu_procedure(b"ggml_threadpool_free"))(pool)
 
     def _attached(self, context: int) -> tuple[frozenset[int], frozenset[int]]:
-        """The step thread has its instance's processors by now (`server.engine.step.threads.bind`)."""
+        """Attach the pools. The step thread already runs on its instance's CPUs (`server.engine.instances.bind`)."""
         self._own = frozenset(os.sched_getaffinity(0))
         placement = self._placement
         alone = placement.cpus or self._own

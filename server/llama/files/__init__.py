@@ -1,1 +1,1 @@
-"""What a file says and whether it may be opened: every check that comes before the library reads it."""
+"""What a file contains and whether it may be opened: all checks before the library reads it."""

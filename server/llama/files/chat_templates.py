@@ -17,10 +17,10 @@ _SIZE = 4096  # bytes; no template makes more of that chat
 
 
 def built_in_template(source: str) -> str:
-    """The name of the built-in template that writes chats as llama.cpp writes them for `source`; "" where it can't.
+    """Return the name of the built-in template that renders chats as llama.cpp does for `source`, "" if there is none.
 
-    The library looks for signs in the source (src/llama-chat.cpp, llm_chat_detect_template) and does not say which
-    template it found, so that what it writes is compared. An empty source is ChatML, as for a model without one.
+    The library detects templates by signs in the source (src/llama-chat.cpp, llm_chat_detect_template) and does not
+    report which it found, so outputs are compared. An empty source is ChatML, as for a model without a template.
     """
     written = _written(source or "chatml")
     if written is None:

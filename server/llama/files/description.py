@@ -1,4 +1,4 @@
-"""What a model's file says of it, without loading it: the header is enough."""
+"""Describes a model from its file's header, without loading it."""
 
 import math
 
@@ -16,7 +16,9 @@ _TEMPLATE = "tokenizer.chat_template"
 
 
 def describe(spec: ModelSpec) -> ModelInfo:
-    """As `Weights.info`, but for what only the library knows (the vocabulary, fingerprints). Raises `ModelFailed`."""
+    """Return the same as `Weights.info`, except what only the library knows (vocabulary, fingerprints). Raises
+    `ModelFailed`.
+    """
     files = check_files(spec.id, spec.path, spec.native.metadata_overrides)
     header = files.header
     what = roles(header, spec.native)
@@ -41,7 +43,7 @@ def describe(spec: ModelSpec) -> ModelInfo:
 
 
 def media_kinds(spec: ModelSpec) -> frozenset[BitmapKind]:
-    """What the projector says that the model sees or hears (mtmd_get_cap_from_file); nothing without one."""
+    """Return the media that the projector supports (mtmd_get_cap_from_file); none without a projector."""
     if spec.mmproj is None:
         return frozenset()
     try:

@@ -1,4 +1,4 @@
-"""Tells a GGUF's content by a few hundred bytes of it: for saved slots, which only the same weights may use."""
+"""Identifies a GGUF's contents by samples: saved slots may only be used with the same weights."""
 
 import hashlib
 import os
@@ -12,10 +12,10 @@ _DIGEST_BYTES = 16
 
 
 def fingerprint(files: Iterable[tuple[Path, GgufHeader]], overrides: Sequence[object] = ()) -> str:
-    """A hash of the headers (metadata, vocabulary, tensors), the sizes, and the end of every tensor's content.
+    """Return a hash of the headers (metadata, vocabulary, tensors), the sizes, and the end of every tensor.
 
-    `overrides` are what overrules the first header. A fine-tune whose header is its base's differs in the samples.
-    Names and places of the files do not count.
+    `overrides` replace values of the first header. A fine-tune with its base's header differs in the samples. File
+    names and paths do not count.
     """
     digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
     for path, header in files:

@@ -30,12 +30,12 @@ BLOCKS: Mapping[int, tuple[int, int]] = {
 
 
 class BrokenFileError(Exception):
-    """The file is not a GGUF that can be loaded; the message says why."""
+    """The file is not a loadable GGUF; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """One tensor's entry: ``end`` is the offset behind its last byte, from the start of the file."""
+    """One tensor's entry: ``end`` is the offset after its last byte, from the start of the file."""
 
     name: str
     shape: tuple[int, ...]
@@ -45,10 +45,9 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class GgufHeader:
-    """What a header says. Arrays of more than `MAX_KEPT_ARRAY` elements appear in ``lengths`` only.
-
-    ``types`` names each value's type: ``f32``, ``string``, ``[u32]`` for an array. ``n_bytes`` is where the tensors'
-    content begins.
+    """The contents of a header. Arrays of more than `MAX_KEPT_ARRAY` elements appear in ``lengths`` only. ``types``
+    names each value's type: ``f32``, ``string``, ``[u32]`` for an array. ``n_bytes`` is the offset of the tensor
+    data.
     """
 
     version: int
@@ -59,7 +58,7 @@ class GgufHeader:
     n_bytes: int = 0
 
     def integer(self, key: str, default: int = 0) -> int:
-        """A whole-number value, or `default` where the key is missing or something else."""
+        """Return an integer value, or `default` if the key is missing or has another type."""
         value = self.metadata.get(key, default)
         return value if isinstance(value, int) else default
 

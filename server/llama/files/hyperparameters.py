@@ -73,7 +73,7 @@ def _bad_experts(header: GgufHeader, architecture: str) -> str | None:
 
 
 def _experts_used(header: GgufHeader, architecture: str) -> int:
-    """The most of a layer; 0 where the header does not say, as the library reads it."""
+    """Return the largest number of experts used in a layer; 0 if the header does not say, as the library reads it."""
     value = header.metadata.get(f"{architecture}.expert_used_count", 0)
     layers = value if isinstance(value, tuple) else (value,)
     counts = [count for count in layers if isinstance(count, int)]
@@ -105,13 +105,13 @@ def _bad_states(header: GgufHeader, architecture: str) -> str | None:
 
 
 def _no_vocabulary(header: GgufHeader) -> str | None:
-    """The library loads such a file, and aborts when it is asked for a token (src/llama-vocab.cpp)."""
+    """Whether the file has no vocabulary. The library loads it and aborts at the first token (src/llama-vocab.cpp)."""
     kind = header.metadata.get("tokenizer.ggml.model")
     return f"tokenizer.ggml.model is '{kind}': a file without a vocabulary" if kind in ("none", "no_vocab") else None
 
 
 def _head_size(header: GgufHeader, architecture: str) -> int:
-    """The most elements that can be rotated; 65536 where the header does not say."""
+    """Return the largest number of rotated elements; 65536 if the header does not say."""
     n_head = header.integer(f"{architecture}.attention.head_count")
     divided = header.integer(f"{architecture}.embedding_length") // n_head if n_head else 1 << 16
     return max(divided, header.integer(f"{architecture}.attention.key_length"))

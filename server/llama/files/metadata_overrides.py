@@ -40,7 +40,7 @@ def overruled(model: str, header: GgufHeader, overrides: Sequence[MetadataOverri
 
 
 def metadata_array(overrides: Sequence[MetadataOverride]) -> "ctypes.Array[ctypes.Structure]":
-    """What the library gets, ended by an entry with an empty key."""
+    """Return the native array, terminated by an entry with an empty key."""
     array = (C.llama_model_kv_override * (len(overrides) + 1))()
     for entry, each in zip(array, overrides, strict=False):
         entry.tag, entry.key = _kind(each.value), each.key.encode()
@@ -54,6 +54,8 @@ def metadata_array(overrides: Sequence[MetadataOverride]) -> "ctypes.Array[ctype
 
 
 def without_effect(overrides: Sequence[MetadataOverride], lines: Sequence[str]) -> list[str]:
-    """Keys that the library never asked for, or as another type, by what it logged (GGUFMeta::validate_override)."""
+    """Return the keys that the library never read, or read as another type, according to its log
+    (GGUFMeta::validate_override).
+    """
     used = [line for line in lines if "Using metadata override" in line]
     return [each.key for each in overrides if not any(f" '{each.key}' = " in line for line in used)]

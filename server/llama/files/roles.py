@@ -1,5 +1,6 @@
-"""What a model is for: generating text, embedding it, or both; and whether it has heads that guess (MTP, NextN) which
-the library can compute."""
+"""The roles of a model: generating text, embedding, or both; and whether it has MTP (NextN) heads that the library can
+compute.
+"""
 
 from dataclasses import dataclass
 
@@ -24,18 +25,17 @@ _BY_TYPE = {number: pooling for pooling, number in POOLING_TYPES.items()}
 
 @dataclass(frozen=True, slots=True)
 class Roles:
-    """What the settings and the file make of a model."""
+    """The roles that follow from settings and file."""
 
     generates: bool
     embeds: bool
 
 
 def roles(header: GgufHeader, native: LoadParams) -> Roles:
-    """An encoder, or a file that names a pooling, was made for embedding and does only that.
-
-    Any other file embeds where ``embedding`` or ``pooling`` says so, beside generating, as under llama-server's
-    ``--embeddings``; with pooling ``rank`` it has a classification head and generates nothing of use.
-    ``embedding: false`` makes a decoder that names a pooling generate; an encoder embeds all the same.
+    """Determine the roles. An encoder, or a file that names a pooling type, only embeds. Any other file also embeds if
+    ``embedding`` or ``pooling`` says so, as under llama-server's ``--embeddings``; with pooling ``rank`` it has a
+    classification head and does not generate. ``embedding: false`` makes a decoder that names a pooling type
+    generate; an encoder always embeds.
     """
     made_for_it = is_encoder(header) or file_pooling(header) not in (None, Pooling.NONE)
     wanted = (made_for_it or native.pooling != "") if native.embedding is None else native.embedding
@@ -54,7 +54,9 @@ def file_pooling(header: GgufHeader) -> Pooling | None:
 
 
 def pooling_of(header: GgufHeader, native: LoadParams) -> Pooling:
-    """The setting's, else the file's, else none (llama.cpp src/llama-context.cpp)."""
+    """Return the pooling type of the setting, otherwise of the file, otherwise none (llama.cpp
+    src/llama-context.cpp).
+    """
     return Pooling(native.pooling) if native.pooling else file_pooling(header) or Pooling.NONE
 
 

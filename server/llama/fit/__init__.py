@@ -1,1 +1,1 @@
-"""What fits: what a model would take of memory (`measure`), what there is (`memory`), what is chosen (`choose`)."""
+"""Fitting models into memory: what a model takes (`measure`), what is free (`memory`), what is chosen (`choose`)."""

@@ -28,13 +28,14 @@ class Tree(ctypes.Structure):
 
 
 def can_tell() -> bool:
-    """Whether the library tells: on Linux, whose builds use libstdc++."""
+    """Whether the library reports its memory: on Linux, whose builds use libstdc++."""
     return sys.platform == "linux" and hasattr(C._lib, _SYMBOL)
 
 
 def breakdown(context: int, used: Sequence[str] = ()) -> dict[str, Bytes]:
-    """By device, of the model (once, however many contexts it has) and this context, which is computed on these devices
-    beside the processor. Empty where `can_tell` says no."""
+    """Return the memory by device of the model (counted once) and of this context, computed on these devices besides
+    the CPU. Empty if `can_tell` is false.
+    """
     if not can_tell():
         return {}
     tree = bind(C._lib, _SYMBOL, Tree, ctypes.c_void_p)(context)
@@ -73,10 +74,10 @@ def _devices(buffer_type: int, used: Sequence[str]) -> Sequence[str]:
 
 
 class Taken:
-    """What the contexts of one model have taken, and its weights. Contexts come from several threads."""
+    """The memory that the contexts of one model and its weights take. Contexts are added from several threads."""
 
     def __init__(self, used: Sequence[str]) -> None:
-        """`used`: the devices that compute them beside the processor."""
+        """Create it for the devices `used` besides the CPU."""
         self._used = used
         self._lock = threading.Lock()
         self._contexts: list[Footprint] = []

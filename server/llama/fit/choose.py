@@ -1,9 +1,9 @@
-"""Chooses what the settings leave open so that a model fits the memory there is: the length of the context, and what is
-computed where. Pure: `measure` says what a choice takes.
+"""Chooses what the settings leave open so that a model fits the free memory: context size and placement. Pure:
+`measure` says what a choice takes.
 
-The order is llama-server's (common/fit.cpp, common_params_fit_impl): the whole context on the devices; less context,
-down to ``fit_ctx``; experts on the processor, from the first layer on; whole layers. Beyond it the machine's own memory
-is looked at, too, and a model that has no room at all is refused with the numbers instead of by the system.
+The order is llama-server's (common/fit.cpp, common_params_fit_impl): the full context on the devices; a smaller
+context, down to ``fit_ctx``; experts on the CPU, first layers first; whole layers. In addition RAM is checked, and a
+model that cannot fit is refused with the numbers instead of being killed by the kernel.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,7 +19,7 @@ _CELLS = 256  # a context is made of so many, or a multiple
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """What the choice needs to know of a model's file."""
+    """The facts of a model's file that the choice needs."""
 
     n_ctx_train: int
     n_layer: int
@@ -29,8 +29,9 @@ class ModelShape:
 
 @dataclass(frozen=True, slots=True)
 class DeviceBudget:
-    """Bytes of each device: what a model should take at most, and what it may where nothing else is left to choose. A
-    device that is not named has as much as anybody needs."""
+    """Bytes of each device: the preferred limit, and the hard limit if nothing else can be chosen. Devices that are not
+    listed are unlimited.
+    """
 
     ample: Mapping[str, int]
     tight: Mapping[str, int]
@@ -45,7 +46,7 @@ def holds(room: Mapping[str, int], footprint: Footprint, *, host: bool = True) -
 
 @dataclass(frozen=True, slots=True)
 class Fitted:
-    """Parameters with everything chosen, what they take, and why, in a line each."""
+    """The chosen parameters, what they take, and the reasons, one line each."""
 
     native: LoadParams
     footprint: Footprint
@@ -68,7 +69,7 @@ def choose(model: str, native: LoadParams, shape: ModelShape, room: DeviceBudget
 
 
 def _less_context(whole: LoadParams, shape: ModelShape, room: DeviceBudget, measure: Measured) -> Fitted:
-    """As much as fits everywhere: a straight line between least and most tells about where, a measurement whether."""
+    """Return the largest context that fits everywhere: estimated by linear interpolation, confirmed by measuring."""
     n_least, n_most = least_context(whole, shape), whole.n_ctx
     least, most = measure(replace(whole, n_ctx=n_least)), measure(whole)
     step, part = _CELLS * shape.n_streams, _part_that_fits(totals(least), totals(most), room.ample)
@@ -103,7 +104,7 @@ def _shortened(native: LoadParams, n_most: int) -> str:
 
 
 def _can_place(native: LoadParams) -> bool:
-    """Whether the settings leave open what is computed where."""
+    """Whether the settings leave the placement open."""
     said = native.tensor_split or native.tensor_overrides or native.cpu_moe or native.n_cpu_moe or native.n_cpu_ffn
     return native.n_gpu_layers == ALL_THAT_FIT and not said
 

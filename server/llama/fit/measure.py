@@ -1,5 +1,6 @@
-"""What a model would take of each device's memory: the library loads it without allocating (``no_alloc``), as its own
-``common_fit_params`` does, and says how large each buffer would be. Reads the header and the vocabulary only."""
+"""Measures what a model would take of each device's memory: the library loads it without allocating (``no_alloc``), as
+``common_fit_params`` does, and reports the size of each buffer. Reads the header and the vocabulary only.
+"""
 
 import ctypes
 from collections import Counter
@@ -26,9 +27,8 @@ _MOST_CELLS = 1 << 19  # the library's notes of a cell take 48 bytes, also where
 
 
 class Measure:
-    """Measures one specification with different parameters, which are all that is asked for. A context manager.
-
-    Each file stays open between measurements that differ in their contexts alone.
+    """Measures one specification with different parameters. A context manager. Each file stays open between
+    measurements that differ only in their contexts.
     """
 
     def __init__(self, spec: ModelSpec, files: ModelFiles, draft: DraftFile | None) -> None:
@@ -119,7 +119,7 @@ def _of_contexts(name: str, model: int, params: list[ctypes.Structure], n_instan
 
 
 def _of_context(name: str, model: int, params: ctypes.Structure) -> Footprint:
-    """A very large one is told by two that are not: each of its parts grows in proportion."""
+    """Extrapolate a very large context from two smaller ones: each part grows linearly."""
     step = 256 * params.n_seq_max  # cells: a sequence's own are a multiple of 256
     few = max(1, _MOST_CELLS // step) * step
     n_ctx = params.n_ctx or C.llama_model_n_ctx_train(model)
@@ -134,7 +134,7 @@ def _of_context(name: str, model: int, params: ctypes.Structure) -> Footprint:
 
 
 def _along(less: Bytes, more: Bytes, part: float) -> Bytes:
-    """What lies so far from `less`, where `more` is 1."""
+    """Interpolate between `less` (0) and `more` (1)."""
     context = less.context + int((more.context - less.context) * part)
     return Bytes(more.weights, context, less.compute + int((more.compute - less.compute) * part))
 
@@ -148,8 +148,9 @@ def _of_small_context(name: str, model: int, params: ctypes.Structure) -> Footpr
 
 
 def _quietly(name: str, make: Callable[[], int | None]) -> int:
-    """What `make` makes; what it complains of is this failure's reason, or will be said at the load. Raises
-    `ModelFailed`."""
+    """Return the result of `make`. Its log lines become the reason of a failure, otherwise they are dropped. Raises
+    `ModelFailed`.
+    """
     with collect_errors(quiet=True) as errors:
         made = make()
     if not made:
@@ -158,7 +159,7 @@ def _quietly(name: str, make: Callable[[], int | None]) -> int:
 
 
 def adapters(native: LoadParams, target: Footprint) -> Footprint:
-    """LoRA's tensors lie beside those that they change."""
+    """Return the memory of LoRA tensors, which lie with the tensors they modify."""
     device = max(target, key=lambda name: target[name].weights, default=HOST)
     n_bytes = sum(file.path.stat().st_size for file in native.lora)
     return {device: Bytes(weights=n_bytes)} if n_bytes else {}

@@ -1,5 +1,4 @@
-"""How much memory there is, and whether a KV cache certainly does not fit it: the library would let the kernel kill the
-process."""
+"""Free memory, and whether a KV cache certainly does not fit it; otherwise the kernel would kill the process."""
 
 import ctypes
 from collections.abc import Mapping
@@ -70,7 +69,7 @@ def shape_of(header: GgufHeader, native: LoadParams) -> ModelShape:
 
 
 def machine_memory() -> dict[str, Memory]:
-    """Of every device, and the machine's own under `HOST`; a device that doesn't say is not there."""
+    """Return the memory of every device that reports it, and of RAM under `HOST`."""
     found = device_memory()
     if available := available_bytes():
         found[HOST] = Memory(total_bytes(available), available)
@@ -78,7 +77,7 @@ def machine_memory() -> dict[str, Memory]:
 
 
 def room(native: LoadParams, granted: Mapping[str, int]) -> DeviceBudget:
-    """What a model may take: of what is free all but ``fit_target``, and no more than `granted`."""
+    """Return what a model may take: free memory minus ``fit_target``, at most `granted`."""
     now = machine_memory()
     devices = [name for name in now if name != HOST]
     targets = native.fit_target * (len(devices) if len(native.fit_target) == 1 else 1)

@@ -1,1 +1,1 @@
-"""Projectors: pictures and sounds to embeddings, by libmtmd (llama.cpp tools/mtmd)."""
+"""Projectors: images and audio to embeddings, by libmtmd (llama.cpp tools/mtmd)."""

@@ -26,9 +26,8 @@ class EmbeddingBatch:
         self._kept: list[object] = []  # what the library reads
 
     def fill(self, entries: Sequence[BatchEntry]) -> list[int]:
-        """Put `entries` into the batch; returns the index of each token whose logits were asked for, in order.
-
-        Raises `InternalError` for whatever the library would abort on.
+        """Put `entries` into the batch; return the index of each token whose logits are wanted, in order. Raises
+        `InternalError` for input on which the library would abort.
         """
         rows, columns, sequences, outputs = [], [], [], []
         n = 0

@@ -1,4 +1,4 @@
-"""A prompt with media as the library tokenizes it: pieces of text, and of media what is to be encoded."""
+"""A prompt with media as the library tokenizes it: chunks of text, and media to be encoded."""
 
 import ctypes
 import hashlib
@@ -25,7 +25,7 @@ class NativeChunk:
     """One medium, or a slice of one; `server.engine.media.MediaChunk`."""
 
     def __init__(self, owner: "Chunks", index: int, name: "_Name", place: int, *, causal: bool, salt: bytes) -> None:
-        """``place``: among the slices of its medium. ``salt``: what embeddings depend on besides the medium."""
+        """``place``: index among the slices of its medium. ``salt``: what embeddings depend on besides the medium."""
         self._owner, self._index, self._part = owner, index, name.part  # in whose memory it lies, and where
         self.pointer = pointer = owner.pointer(index)
         self.causal = causal
@@ -39,9 +39,8 @@ class NativeChunk:
         self.key = hashlib.blake2b(b"%b%d\0%b" % (salt, place, self.record), digest_size=32).digest()
 
     def preprocessed(self, context: int) -> int:
-        """What is encoded; blocking, where the medium was not preprocessed yet. Raises `InvalidRequest`.
-
-        Who encodes asks, one at a time.
+        """Return the data to encode. Blocks if the medium was not preprocessed yet. Raises `InvalidRequest`. Called by
+        one encoder at a time.
         """
         return self._owner.preprocessed(context, self._index, self._part)
 
@@ -67,9 +66,8 @@ class TextChunk:
 
 
 class Chunks:
-    """What `mtmd_tokenize_from_parts` made of a prompt.
-
-    A bitmap without its data is not preprocessed, only counted: the library needs no more than its size for that.
+    """The result of `mtmd_tokenize_from_parts`. A bitmap without data is counted but not preprocessed: the library only
+    needs its size.
     """
 
     def __init__(self, context: int, parts: Sequence[str | Bitmap], *, add_special: bool, parse_special: bool) -> None:
@@ -136,8 +134,9 @@ class Chunks:
 
 @dataclass(frozen=True, slots=True)
 class _Name:
-    """What a bitmap is called while the library tokenizes: its place among the parts, and its id. So slices of one
-    medium are told from the same medium once more."""
+    """The name of a bitmap during tokenization: its index among the parts, and its id, which distinguishes slices of
+    one medium from a repetition of it.
+    """
 
     whole: bytes
 
@@ -218,14 +217,16 @@ class _Parts:
         return int(pointer)
 
     def free(self) -> None:
-        """The library has copied what it needs."""
+        """Free the parts, which the library has copied."""
         for pointer in self._bitmaps:
             M.mtmd_bitmap_free(pointer)
         self._bitmaps = []
 
 
 def _check(bitmap: Bitmap, sized: bool, n_bytes: int) -> None:
-    """The library reads as many bytes as the sizes say, and asserts that there is something."""
+    """Check that the size matches the data: the library reads as many bytes as the size says, and asserts that there
+    are some.
+    """
     if not sized:
         raise InvalidRequest(f"{bitmap.kind} of {bitmap.width} x {bitmap.height} holds nothing to read")
     if bitmap.data and len(bitmap.data) != n_bytes:
@@ -233,8 +234,9 @@ def _check(bitmap: Bitmap, sized: bool, n_bytes: int) -> None:
 
 
 def _check_samples(samples: NDArray[np.float32]) -> None:
-    """What is no number, or far from any loudness, makes embeddings that are no numbers, which stay where others'
-    cells come to lie. Raises `InvalidRequest`."""
+    """Reject samples that are not finite or far outside any loudness: their embeddings would not be finite and could
+    corrupt other cells. Raises `InvalidRequest`.
+    """
     if not (samples.min() > -_LOUDEST and samples.max() < _LOUDEST):  # false of NaN, too
         raise InvalidRequest(f"audio has samples that are not numbers from {-_LOUDEST:g} to {_LOUDEST:g}")
 

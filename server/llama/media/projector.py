@@ -1,4 +1,4 @@
-"""A loaded projector: what of a prompt's media the model reads, and their embeddings."""
+"""A loaded projector: tokenizes media of prompts and computes their embeddings."""
 
 import ctypes
 import logging
@@ -38,8 +38,9 @@ _ADD_POSITIONS = {
     "paddleocr kimik25 cogvlm glm4v glm5v granite4_vision muse-glimmer",
     "a": "ultravox voxtral qwen2a qwen2.5o glma meralion musicflamingo qwen3a",
 }
-"""Projectors that add their embeddings of positions as they stand, by the prefix of their tensors (tools/mtmd/models);
-others look their rows up first, which makes 32 bits of any type."""
+"""Projectors that add position embeddings without a lookup, by the prefix of their tensors (tools/mtmd/models); others
+look up rows first, which converts any type to 32 bits.
+"""
 
 
 class Projector:
@@ -121,8 +122,9 @@ class Projector:
     def _fitting(
         self, context: int, parts: Sequence[str | Bitmap], *, add_special: bool, parse_special: bool
     ) -> Sequence[str | Bitmap]:
-        """`parts`; without the data of media where all have no room in any context, so that nothing is preprocessed for
-        an error that comes anyway."""
+        """Return `parts`, without the data of media if these cannot fit any context, so that nothing is preprocessed
+        for a request that fails anyway.
+        """
         sizes = [part if isinstance(part, str) else replace(part, data=b"") for part in parts]
         counted = Chunks(context, sizes, add_special=add_special, parse_special=parse_special)
         return sizes if self._n_most and counted.n_tokens > self._n_most else parts
@@ -182,7 +184,7 @@ class Projector:
         return found
 
     def close(self) -> None:
-        """Free it once nobody is inside; once is enough."""
+        """Free it once no thread is inside. Idempotent."""
         with self._users:
             context, self._context = self._context, None
             self._users.wait_for(lambda: not self._n_users)
@@ -191,9 +193,9 @@ class Projector:
 
 
 def check_projector(name: str, path: Path, header: GgufHeader, sizes: set[int]) -> None:
-    """That the file is a projector, that a layer of it may give what a model with embeddings of these `sizes` takes
-    (the library finds out only after it has loaded all, and keeps the memory then), and that it can compute (the
-    library ends the process otherwise). Raises `ModelFailed`."""
+    """Check that the file is a projector, that its output size fits one of `sizes` (the library notices only after
+    loading, and keeps the memory), and that it can be computed (the library would abort). Raises `ModelFailed`.
+    """
     check_is_projector(name, path, header)
     if not any(sizes & set(tensor.shape) for tensor in header.tensors if not tensor.name.startswith(_ENCODERS)):
         dims = [header.integer(f"clip.{kind}.projection_dim") for kind in ("vision", "audio")]
@@ -216,14 +218,14 @@ def check_projector(name: str, path: Path, header: GgufHeader, sizes: set[int]) 
 
 
 def check_is_projector(name: str, path: Path, header: GgufHeader) -> None:
-    """That the file says so: of another one the library would say it in lines of its own. Raises `ModelFailed`."""
+    """Check that the file is a projector; otherwise the library would log lines of its own. Raises `ModelFailed`."""
     if header.metadata.get("general.architecture") != "clip":
         found = header.metadata.get("general.architecture", "nothing")
         raise ModelFailed(name, f"mmproj {path} is no projector: its architecture is {found}, a projector's is clip")
 
 
 def projector_params(name: str, native: LoadParams, marker: str) -> ctypes.Structure:
-    """What the library opens a projector with. Raises `ModelFailed` for a device that is not there."""
+    """Return the native parameters of a projector. Raises `ModelFailed` for an unknown device."""
     params: ctypes.Structure = M.mtmd_context_params_default()
     params.use_gpu = native.mmproj_offload and offloads(native) and native.mmproj_device != ()
     wanted = native.mmproj_device or (native.devices[0] or ())[:1]
@@ -250,7 +252,7 @@ def _opened(path: Path, model: int, params: ctypes.Structure) -> tuple[int | Non
 
 
 def _first_reason(errors: list[str], path: str) -> str:
-    """What was wrong, without who said so: libmtmd says it first, and then that it gives up."""
+    """Return the first error without its origin: libmtmd logs the cause first, then that it gives up."""
     words = (errors or ["the native library gave no reason"])[0].replace(f"failed to load model '{path}': ", "")
     while (parts := words.partition(": "))[0].isidentifier() and parts[2]:
         words = parts[2]

@@ -21,7 +21,9 @@ _NODE_WORDS = 6  # color, parent, left, right; device and bytes
 
 
 def projector_memory(name: str, path: Path | None, native: LoadParams) -> Footprint:
-    """Of the projector at `path`; empty where there is none, or the library can't tell. Raises `ModelFailed`."""
+    """Return the memory of the projector at `path`; empty without one, or if the library cannot tell. Raises
+    `ModelFailed`.
+    """
     library = M._libmtmd
     if path is None or sys.platform != "linux" or not hasattr(library, _SYMBOL):
         return {}

@@ -1,10 +1,9 @@
-"""Sampler chains as a part of the graph (``backend_sampling``): the library chooses the token where the logits are.
+"""Sampler chains in the compute graph (``backend_sampling``): the library samples where the logits are.
 
-Attaching a chain, or taking it off, makes the library plan its graph's memory anew (llama-context.cpp, set_sampler), so
-that it is done once for a request, in its slot. A chain that was attached is of use nowhere else: the library skips in
-it what it has taken into the graph, and aborts where it is attached twice. So who changes the slot goes on with a copy.
-
-What is told by the logits alone (`NotNumbers`) is told by the probabilities of what the chain has left over.
+Attaching or detaching a chain makes the library plan its graph's memory again (llama-context.cpp, set_sampler), so
+it is done once per request. An attached chain cannot be used elsewhere: the library skips the parts in the graph,
+and aborts if it is attached twice. A sequence that changes its slot continues with a copy. Non-finite logits
+(`NotNumbers`) are detected by the probabilities after the chain.
 """
 
 import ctypes
@@ -21,7 +20,7 @@ _MOST_BIASES = 64  # tokens that end a text, or are never said
 
 
 class GraphSampling:
-    """Of one context, which `open_context` gives as long as there is one. Used by its step thread."""
+    """The graph samplers of one context. Used by its step thread."""
 
     def __init__(self, open_context: Callable[[], int | None]) -> None:
         self._open_context = open_context
@@ -31,7 +30,7 @@ class GraphSampling:
         return sampler.seq >= 0
 
     def attach(self, seq: int, sampler: NativeSampler | None) -> None:
-        """What follows in `seq` is chosen by `sampler` in the graph, if that can be; None: by nobody there."""
+        """Sample `seq` with `sampler` in the graph if possible; None: detach."""
         now = self._attached.get(seq)
         if now is sampler and (sampler is None or sampler.in_graph):
             return
@@ -82,10 +81,11 @@ class GraphSampling:
 
 @contextmanager
 def largest_chains(model: int, params: ctypes.Structure) -> Iterator[None]:
-    """A context of `model` that is made of `params` meanwhile has a graph with the largest chain for every sequence.
+    """Within this context manager, a context of `model` with `params` is created with the largest chain for every
+    sequence.
 
-    So memory that can't be had is told when the context is made, and when it is measured: where a request's chain finds
-    none, the library ends the process. `take_off` is to be called of a context that is used any further.
+    So missing memory is reported when the context is created or measured; if a request's chain finds none, the
+    library ends the process. Call `take_off` on a context that is used later.
     """
     n_vocab = C.llama_vocab_n_tokens(C.llama_model_get_vocab(model))
     biases = (C.llama_logit_bias * _MOST_BIASES)(*[(token % n_vocab, 0.5) for token in range(_MOST_BIASES)])

@@ -64,11 +64,10 @@ _KEPT_DRY = 16
 
 
 class NativeSampler:
-    """Native memory: `close` it. ``seed`` is the one in use, also where the request asked for a random one.
-
-    ``remembers``: accepting a token changes what comes after. ``lowered``: None in general; else the chain takes the
-    highest logit, unless it is of one of these tokens, whose logits it lowers first. ``in_graph``: the whole chain can
-    be a part of the graph; it is one for the sequence ``seq``, if that is not -1, and ``on_close`` ends it.
+    """A native sampler chain; call `close`. ``seed`` is the seed in use, also if it was random. ``remembers``:
+    accepting a token changes later samples. ``lowered``: None in general; otherwise the chain is greedy except for
+    these tokens, whose logits it lowers first. ``in_graph``: the whole chain can run in the graph; it does for the
+    sequence ``seq`` unless that is -1, and ``on_close`` detaches it.
     """
 
     def __init__(
@@ -241,7 +240,7 @@ class SamplerFactory:
 
 
 def _takes_the_highest(p: SamplingParams) -> bool:
-    """Whether the chain, apart from biases and what it remembers, takes the highest logit: no member drops that."""
+    """Whether the chain, apart from biases and penalties, is greedy: no sampler drops the highest logit."""
     members = p.samplers
     certain = p.mirostat == 0 and "temperature" in members and p.temperature <= 0.0 and p.dynatemp_range <= 0.0
     drops = ("xtc" in members and p.xtc_probability > 0.0) or ("typ_p" in members and p.typical_p < 1.0)
@@ -255,13 +254,13 @@ MOST_CANDIDATES = 256
 
 
 def _fits_a_graph(p: SamplingParams, n_vocab: int) -> bool:
-    """Whether the library computes in a graph what the whole chain, without its penalties, does on the processor.
+    """Whether the library computes the same in a graph as the whole chain, without penalties, on the CPU.
 
-    Not typical-p, XTC, top-n-sigma, adaptive-p, mirostat and infill, which have no form for a graph (llama-sampler.cpp,
-    backend_apply), nor what min_keep would add; nor numbers and orders with which the library would abort, or leave no
-    candidate: top_k of more than there are, min_p of all. Nor draws from many: the library adds up their probabilities
-    in 32 bits one after the other, and a draw above that sum takes the last candidate of all; nor top-p over many,
-    whose graph takes more memory than was set aside (`graph.largest_chains`).
+    Not typical-p, XTC, top-n-sigma, adaptive-p, mirostat and infill, which have no graph form (llama-sampler.cpp,
+    backend_apply), nor min_keep; nor values and orders on which the library would abort or leave no candidate: top_k
+    above the vocabulary, min_p of all. Nor draws from many candidates: the library adds probabilities in 32 bits,
+    and a draw above that sum takes the last candidate; nor top-p over many, whose graph needs more memory than
+    reserved (`graph.largest_chains`).
     """
     members = [name for name in p.samplers if name in _IN_GRAPH]
     in_order = members == [name for name in _IN_GRAPH if name in members]
@@ -277,7 +276,7 @@ def _fits_a_graph(p: SamplingParams, n_vocab: int) -> bool:
 
 
 def new_chain() -> int:
-    """An empty native chain; whoever holds it frees it."""
+    """Return an empty native chain; the caller frees it."""
     params = C.llama_sampler_chain_default_params()
     params.no_perf = True
     chain: int = C.llama_sampler_chain_init(params)

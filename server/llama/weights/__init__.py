@@ -1,1 +1,1 @@
-"""Loaded weights: a model's, its draft model's, LoRA adapters, control vectors; where their tensors lie."""
+"""Loaded weights: a model's, its draft model's, LoRA adapters, control vectors, and the placement of tensors."""

@@ -1,8 +1,8 @@
-"""LoRA adapters: checked against the model's own tensors, then loaded with it.
+"""LoRA adapters: checked against the model's tensors, then loaded.
 
-The library throws within itself for most mistakes and says why in its log, but it aborts on a metadata value of an
-unexpected type, and in the first decode on shapes that do not multiply (llama.cpp src/llama-adapter.cpp and
-llama-graph.cpp, build_lora_mm). Those are found here before. An adapter is freed together with its model.
+The library reports most mistakes in its log, but it aborts on a metadata value of an unexpected type, and in the
+first decode on shapes that do not multiply (llama.cpp src/llama-adapter.cpp and llama-graph.cpp, build_lora_mm).
+Those are checked here. An adapter is freed with its model.
 """
 
 import ctypes
@@ -35,7 +35,7 @@ _UNUSED = "_norm.weight"  # llama.cpp leaves them out
 
 @dataclass(frozen=True, slots=True)
 class NativeAdapter:
-    """A loaded adapter: what it is, the library's pointer, and a hash of its file's content."""
+    """A loaded adapter: its description, the library's pointer, and a hash of its file."""
 
     adapter: Adapter
     pointer: int

@@ -1,5 +1,6 @@
-"""Control vectors: a direction for each layer, added to what the layer computes (llama.cpp common/common.cpp,
-common_control_vector_load). Several are scaled and summed; layer 0 has none by the format's definition."""
+"""Control vectors: a direction per layer, added to the layer's output (llama.cpp common/common.cpp,
+common_control_vector_load). Several are scaled and summed; layer 0 has none by definition of the format.
+"""
 
 import ctypes
 import re

@@ -15,11 +15,9 @@ LoadOne = Callable[[ModelSpec, OnProgress, Weights | None], Weights]
 
 
 def load_by_devices(spec: ModelSpec, load_one: LoadOne, progress: OnProgress) -> Weights:
-    """One load for each distinct set of ``spec.native.devices``; `load_one` gets a specification with one set, and the
-    first load.
-
-    The loads follow each other and report equal shares of the progress. Raises what a load raises, after freeing
-    what was loaded before it.
+    """Load once per distinct set of ``spec.native.devices``. `load_one` gets a specification with one set. Loads run
+    one after the other and report equal shares of the progress. Raises what a load raises, after freeing earlier
+    loads.
     """
     wanted = spec.native.devices
     distinct = list(dict.fromkeys(wanted))
@@ -38,9 +36,8 @@ def _share(progress: OnProgress, part: int, n_parts: int) -> OnProgress:
 
 
 class WeightsByInstance:
-    """`server.pool.protocols.Weights`: several loads of one file. ``places`` says which of them each instance gets.
-
-    The file's facts and the vocabulary are the same in all of them: those of the first are shown.
+    """`server.pool.protocols.Weights` over several loads of one file. ``places`` maps instances to loads. Facts and
+    vocabulary are equal in all; those of the first are shown.
     """
 
     def __init__(self, loaded: Sequence[Weights], places: Sequence[int]) -> None:

@@ -1,4 +1,4 @@
-"""A draft model's weights: whether they fit the model that they guess for, and contexts over them."""
+"""A draft model's weights: compatibility with the target model, and contexts over them."""
 
 import threading
 from dataclasses import replace
@@ -25,7 +25,7 @@ class DraftWeights:
     """One native model, shared by the draft contexts of a model's instances. Free it after `close`d contexts only."""
 
     def __init__(self, model: int, name: str, file: DraftFile, files: ModelFiles, target: int) -> None:
-        """`target` is the native model that it guesses for. Raises `ModelFailed` when it can't."""
+        """Check it against the native `target` model. Raises `ModelFailed` if it cannot draft for it."""
         self._model: int | None = model
         self._name = name
         self._file = file
@@ -94,7 +94,7 @@ class DraftWeights:
 
 
 def _unfit(draft: int) -> str:
-    """Why this model can't guess for any other; "" when it can."""
+    """Return why this model cannot be a draft model; "" if it can."""
     if C.llama_model_has_encoder(draft) or not C.llama_model_has_decoder(draft):
         return "only a decoder model can guess"
     if C.llama_model_is_recurrent(draft) or C.llama_model_is_hybrid(draft):
@@ -103,7 +103,9 @@ def _unfit(draft: int) -> str:
 
 
 def _different(target: int, draft: int) -> str:
-    """What differs between the vocabularies; "" when token ids mean the same (common_speculative_are_compatible)."""
+    """Return the difference between the vocabularies; "" if token ids mean the same
+    (common_speculative_are_compatible).
+    """
     ours, theirs = C.llama_model_get_vocab(target), C.llama_model_get_vocab(draft)
     kinds = C.llama_vocab_type(ours), C.llama_vocab_type(theirs)
     if kinds[0] != kinds[1]:

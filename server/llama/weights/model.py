@@ -170,7 +170,7 @@ class LlamaWeights:
         )
 
     def _heads(self, target: int, model: int, info: RunnerInfo) -> LlamaMtpHeads:
-        """The model's own that guess, beside the context `target`. Raises `ModelFailed`."""
+        """Return the model's MTP heads for the context `target`. Raises `ModelFailed`."""
         params = heads_params(model, self._spec, target)
         with collect_errors() as errors:
             context = C.llama_init_from_model(model, params)
@@ -292,7 +292,7 @@ def _metadata(model: int) -> dict[str, str]:
 
 
 def _text(read: Callable[[ctypes.Array[ctypes.c_char], int], int]) -> str:
-    """What one of the library's snprintf-like functions writes, however long; "" when it has nothing."""
+    """Return the result of a snprintf-like library function of any length; "" if there is none."""
     size = 256
     while True:
         buffer = ctypes.create_string_buffer(size)

@@ -1,8 +1,9 @@
-"""From `LoadParams` to the native model's parameters, and buffer types for single tensors
+"""Converts `LoadParams` to the native model's parameters, and buffer types for tensors
 (``llama_model_params.tensor_buft_overrides``).
 
-The library compiles those patterns itself; `tensor_patterns` has seen that they mean the same here. It does not look at
-whether a context can compute with a tensor where it was put, and ends the process when none can: that is refused here.
+The library compiles those patterns itself; `tensor_patterns` has verified that they mean the same here. It does not
+check whether a context can compute with a tensor in its place, and ends the process if none can: that is refused
+here.
 """
 
 import ctypes
@@ -43,8 +44,9 @@ def overrides(native: LoadParams, header: GgufHeader) -> list[TensorOverride]:
 
 
 def _by_setting(native: LoadParams, header: GgufHeader) -> list[tuple[str, list[TensorOverride]]]:
-    """What each setting asks for. Layers that the model does not have are left out: the library compiles every pattern
-    for every tensor."""
+    """Return the patterns of each setting. Layers that the model does not have are left out, because the library
+    compiles every pattern for every tensor.
+    """
     n_layer = header.integer(f"{header.metadata.get('general.architecture')}.block_count")
     found = [(f"override_tensor {each.pattern}", [each]) for each in native.tensor_overrides]
     if native.cpu_moe:
@@ -57,8 +59,9 @@ def _by_setting(native: LoadParams, header: GgufHeader) -> list[tuple[str, list[
 
 
 def override_array(native: LoadParams, files: ModelFiles) -> "ctypes.Array[_Override] | None":
-    """What the library gets, ended by an empty entry, and None without any; must be referenced until the model is
-    loaded. Raises ValueError."""
+    """Return the native array, terminated by an empty entry, or None; keep a reference until the model is loaded.
+    Raises ValueError.
+    """
     wanted = overrides(native, files.header)
     if not wanted:
         return None
@@ -108,9 +111,8 @@ _LOAD_AUTO, _LOAD_PLAIN, _LOAD_MLOCK, _LOAD_MMAP_MLOCK = -1, 0, 2, 3  # enum lla
 
 
 def model_params(model: str, native: LoadParams, files: ModelFiles) -> ctypes.Structure:
-    """For the first set of devices. What it points to is referenced by it: ctypes keeps what a field was set to.
-
-    Raises `ModelFailed` naming the setting that cannot be.
+    """Return the parameters for the first set of devices. ctypes keeps references to what the fields point to. Raises
+    `ModelFailed`, which names the wrong setting.
     """
     params: ctypes.Structure = C.llama_model_default_params()
     params.n_gpu_layers = native.n_gpu_layers if native.n_gpu_layers >= 0 else -1
