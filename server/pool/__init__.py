@@ -1,5 +1,4 @@
-"""Every configured model and its state: unloaded, loading, ready, sleeping, draining, failed.
-
-`pool.Pool` is the door. `turns` and `policy` decide who gets a place, `load` is a model's way into memory and out of
-it, `saved` keeps slots in files.
+"""All configured models and their states: unloaded, loading, ready, sleeping, draining, failed. `pool.Pool` is the
+entry point. `load_queue` and `policy` decide which model is loaded, `load` loads and frees models, `saved` stores
+slots in files.
 """

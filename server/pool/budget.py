@@ -1,4 +1,4 @@
-"""How much memory the pool may take: what the setting ``memory`` says, and what that comes to on this machine. Pure."""
+"""The memory budget of the pool: the option ``memory``, and what it means on this machine. Pure."""
 
 import re
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ _CACHES_MIB = 8192
 
 @dataclass(frozen=True, slots=True)
 class Amount:
-    """Bytes, or a part of all there is."""
+    """Bytes, or a share of the total."""
 
     n_bytes: int = 0
     part: float | None = None
@@ -28,10 +28,8 @@ class Amount:
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """``anywhere`` holds for every device that is not named; None: what is free when the pool begins, less a reserve.
-
-    ``caches``: of all models' prompt states and embeddings of media in RAM, in MiB; -1 = no limit of their own, -2 =
-    automatic.
+    """``anywhere`` applies to devices that are not listed; None: what is free when the pool starts, minus a reserve.
+    ``caches``: MiB for the RAM caches of all models; -1 = no own limit, -2 = automatic.
     """
 
     anywhere: Amount | None = None
@@ -39,8 +37,9 @@ class Budget:
     caches: int = -2
 
     def limits(self, memory: Mapping[str, Memory]) -> dict[str, int]:
-        """Bytes by device, while no model is loaded. A device that doesn't say how much it has is not limited, unless
-        it is named with an absolute amount."""
+        """Return the bytes by device while no model is loaded. Devices that do not report their memory are unlimited
+        unless given an absolute amount.
+        """
         found = {name: _spared(now) if self.anywhere is None else self.anywhere.of(now) for name, now in memory.items()}
         known = {name.lower(): name for name in memory}
         for name, amount in self.devices.items():
@@ -50,7 +49,7 @@ class Budget:
         return found
 
     def for_caches(self, limits: Mapping[str, int], taken: Mapping[str, int]) -> int:
-        """Bytes of RAM for what is cached: what models leave of the budget, up to a limit of their own; -1 = any."""
+        """Return the bytes of RAM for caches: what models leave, up to an own limit; -1 = unlimited."""
         if HOST not in limits:
             return -1 if self.caches < 0 else self.caches * _MIB
         left = max(limits[HOST] - taken.get(HOST, 0), 0)
@@ -89,10 +88,9 @@ def _amount(text: str) -> Amount:
 
 
 def needed(spec: ModelSpec, least: Footprint, limits: Mapping[str, int]) -> dict[str, int]:
-    """Bytes by device that must be had for `spec` to be loaded, by what it takes at `least`.
-
-    What a device could never hold is the processor's where layers may be left there. A model that is not fitted is
-    loaded whatever it takes, and takes all there is at most.
+    """Return the bytes by device that `spec` needs to be loaded, from its minimum `least`. What a device could never
+    hold counts for the CPU if layers may stay there. A model without fit is loaded in any case and takes at most
+    everything.
     """
     need = totals(least)
     if not spec.native.fit:

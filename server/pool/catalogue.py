@@ -26,7 +26,7 @@ GLOBAL_SECTION = "*"
 
 @dataclass(frozen=True, slots=True)
 class CatalogueEntry:
-    """A model that was found in a folder; ``problem`` says why it cannot be loaded, if so."""
+    """A model found in a folder; ``problem`` says why it cannot be loaded."""
 
     id: str
     path: Path
@@ -69,7 +69,7 @@ def scan_models_dir(path: Path) -> list[CatalogueEntry]:
 
 
 def problem_of(path: Path) -> str:
-    """Why the GGUF at `path` cannot be loaded, as far as its name and first bytes tell; empty if it can."""
+    """Return why the GGUF at `path` cannot be loaded, judged by its name and first bytes; empty if it can."""
     if not path.exists():
         return f"no such file: {path}; check the path"
     if not path.is_file():
@@ -126,7 +126,7 @@ _TAG = re.compile(r"[-.]([A-Za-z0-9_]+)$")
 
 
 def read_preset(path: Path) -> Preset:
-    """A ``--models-preset`` file. Raises ConfigError with file and line for what is not INI."""
+    """Read a ``--models-preset`` file. Raises ConfigError with file and line if it is not INI."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:

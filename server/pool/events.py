@@ -9,7 +9,7 @@ from server.pool.protocols import FileProgress, ModelInfo
 from server.pool.state import Status
 
 STAGES = ("text_model",)
-"""llama-server's names of what is loaded, in order (tools/server/server-context.cpp, load_model)."""
+"""llama-server's names of the loading stages, in order (tools/server/server-context.cpp, load_model)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class ModelRemoved:
 
 @dataclass(frozen=True, slots=True)
 class ModelsReloaded:
-    """The list of models was made anew."""
+    """The list of models was reloaded."""
 
     model: str = "*"
 
@@ -107,7 +107,7 @@ class Subscription:
             del self._events[victim]
 
     def close(self) -> None:
-        """Stop listening. What was received can still be read; then the iterator ends."""
+        """Stop listening. Received events can still be read; then the iterator ends."""
         self._closed = True
         self._fan_out.forget(self)
         self._wake.set()
@@ -157,7 +157,7 @@ class FanOut:
             self._subscriptions.remove(subscription)
 
     def close(self) -> None:
-        """End every subscription once it has read what it holds."""
+        """End every subscription after its queued events."""
         self._closed = True
         for subscription in list(self._subscriptions):
             subscription.close()

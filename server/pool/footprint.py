@@ -1,4 +1,4 @@
-"""How much memory a model takes, on which device and for what; plain numbers, whoever counted them."""
+"""The memory of a model by device and purpose, as plain numbers."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -12,7 +12,7 @@ _UNITS = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")
 
 @dataclass(frozen=True, slots=True)
 class Bytes:
-    """What lies on one device."""
+    """Bytes on one device."""
 
     weights: int = 0
     context: int = 0  # keys and values, recurrent states
@@ -32,7 +32,7 @@ Footprint = Mapping[str, Bytes]
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """A device's memory in bytes; what nobody knows is not in a mapping of these."""
+    """A device's memory in bytes; devices without known memory are absent from mappings."""
 
     total: int
     free: int
@@ -40,9 +40,8 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """How a model is loaded: ``spec`` with everything chosen that was unset, what that takes, and why it was chosen.
-
-    ``footprint`` is empty where it can't be told in advance.
+    """How to load a model: ``spec`` with everything chosen, what it takes, and why. ``footprint`` is empty if unknown
+    in advance.
     """
 
     spec: ModelSpec

@@ -1,4 +1,4 @@
-"""Who gets a place in memory, and when: carries out what `policy` decides, and hands out leases."""
+"""The queue of models to load: executes the decisions of `policy` and grants leases."""
 
 import asyncio
 import contextlib
@@ -40,7 +40,7 @@ class PoolLimits:
 
 
 class LoadQueue:
-    """The queue of wanted models. After every change `advance` loads, evicts and grants what is due."""
+    """The queue of wanted models. After every change `advance` loads, unloads and grants what is due."""
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class LoadQueue:
             self.advance()
 
     def _grant(self, entry: Entry) -> None:
-        """Give everybody who waits for a serving model a lease."""
+        """Grant a lease to every waiter of a serving model."""
         waiters, entry.waiters = entry.waiters, []
         entry.asked = False
         self.queue.pop(entry.id, None)
@@ -98,7 +98,7 @@ class LoadQueue:
     # ---- the queue
 
     async def wait(self, entry: Entry) -> Lease:
-        """A lease when the model's turn has come; raises what ended the wait. May be cancelled at any point."""
+        """Return a lease when the model's turn has come; raises what ended the wait. May be cancelled at any time."""
         waiter: asyncio.Future[Lease] = asyncio.get_running_loop().create_future()
         entry.waiters.append(waiter)
         self.enqueue(entry)
@@ -131,7 +131,7 @@ class LoadQueue:
             self.advance()
 
     def advance(self) -> None:
-        """Carry out what the policy decides now."""
+        """Execute what the policy decides now."""
         self._decide()
         self._nudge.set()
 
@@ -190,7 +190,7 @@ class LoadQueue:
             self.advance()
 
     def _granted(self, entry: Entry) -> Mapping[str, int] | None:
-        """What `entry` may take: what is free, less what others in the queue will need; None without a budget."""
+        """Return what `entry` may take: free memory minus the needs of later waiters; None without a budget."""
         if self._limits.budget is None:
             return None
         others = [self._entries[model].need or {} for model in self.queue]
@@ -209,7 +209,7 @@ class LoadQueue:
         return found
 
     def _share_caches(self) -> None:
-        """What models leave of the budget is divided between the caches of those that generate."""
+        """Divide what models leave of the budget among the caches of generating models."""
         if self._limits.budget is None:
             return
         engines = [e.loaded.generator for e in self._entries.values() if e.loaded is not None and e.loaded.generator]
@@ -220,7 +220,7 @@ class LoadQueue:
     # ---- downloading, loading and freeing
 
     def fetch(self, entry: Entry, then: Callable[[Entry, bool], Awaitable[None]]) -> None:
-        """Begin to download a model's files; `then` is told whether they are there."""
+        """Start downloading a model's files; `then` is called with whether they exist."""
         assert self._downloads is not None, "there is a fetcher"
         self._downloads.begin(entry)
         self._spawn(entry, self._download(entry, self._downloads, then))
@@ -292,7 +292,7 @@ class LoadQueue:
                     await self._nudge.wait()
 
     def tick(self) -> float | None:
-        """Do what is due by the clock; returns the seconds until the next tick is needed, None = after a change."""
+        """Do what is due by the clock; return the seconds until the next tick, None = after the next change."""
         now = self._clock()
         for entry in self._entries.values():
             if entry.status is Status.READY and not entry.leases and not entry.idle:
@@ -320,6 +320,6 @@ class LoadQueue:
 
 
 def log_failure(task: asyncio.Task[None]) -> None:
-    """For tasks that nobody awaits: what they raised is logged."""
+    """Log the exception of a task that nobody awaits."""
     if not task.cancelled() and (error := task.exception()) is not None:
         log.error("%s failed; this is a bug, please report it", task.get_name(), exc_info=error)

@@ -24,9 +24,8 @@ GrammarFactory = Callable[[Vocab], "GrammarCompiler"]
 
 
 def compile_grammars(vocab: Vocab, sandbox: Sandbox | None = None) -> "GrammarCompiler":
-    """Return a grammar compiler for `vocab`; imports llguidance on first use.
-
-    ``sandbox``: compiles what clients send first. Without one the compiler is only for grammars known to be harmless.
+    """Return a grammar compiler for `vocab`; imports llguidance on first use. ``sandbox`` compiles grammars of clients
+    first; without one the compiler is only for trusted grammars.
     """
     from server.structured.grammar.compiler import GrammarCompiler
 
@@ -79,21 +78,21 @@ class LoadedModel:
 
     @property
     def engine(self) -> Generator:
-        """What generates. Raises `NotSupported`."""
+        """The generating engine. Raises `NotSupported`."""
         if self.generator is None:
             raise cannot_generate(self.spec.id)
         return self.generator
 
     @property
     def embedder(self) -> Embedder:
-        """What embeds. Raises `NotSupported`."""
+        """The embedding engine. Raises `NotSupported`."""
         if self.embedding is None:
             raise cannot_embed(self.spec.id)
         return self.embedding
 
     @property
     def media(self) -> MediaReader | None:
-        """What reads pictures and sounds for it; None: it reads text only."""
+        """The media reader; None if the model reads text only."""
         return self.weights.media
 
     @property
@@ -132,7 +131,7 @@ class LoadedModel:
         return self.engines[0].n_slots
 
     def slots(self) -> list[SlotSnapshot]:
-        """What every slot does now."""
+        """Return what every slot does now."""
         return self.engines[0].slots()
 
     async def close(self, drain_s: float = 0.0) -> None:
@@ -141,7 +140,7 @@ class LoadedModel:
 
     @property
     def grammar(self) -> "GrammarCompiler":
-        """The compiler of constraints: costly, so made on first use, by whichever thread comes first."""
+        """The compiler of constraints; expensive, so created on first use, by any thread."""
         if self._grammar is None:
             with self._grammar_lock:
                 if self._grammar is None:
@@ -161,8 +160,9 @@ class Lease:
     def __init__(self, model: LoadedModel, on_release: Callable[["Lease"], None]) -> None:
         self.model = model
         self.keep_alive_s: float | None = None
-        """How long the model stays in memory behind this request and later ones: seconds without work, negative for
-        ever; None = as it is. It holds until the model is freed."""
+        """Seconds without work after which the model is unloaded, from this request on; negative = never, None =
+        unchanged. Applies until the model is freed.
+        """
         self._on_release: Callable[[Lease], None] | None = on_release
 
     @property

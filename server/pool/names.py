@@ -1,4 +1,4 @@
-"""From what a request calls a model to the model."""
+"""Maps a request's model name to a model."""
 
 from collections.abc import Mapping, Sequence
 
@@ -10,10 +10,8 @@ LATEST = ":latest"
 
 
 class Names:
-    """Ids and aliases of the configured models; raises `ConfigError` when two models share a name.
-
-    `is_part`: there are others, so that a name that none of these has is no name for the only one. A download that a
-    client has asked for is called so until it is there, whoever else has that alias, and whom requests go on to mean.
+    """Ids and aliases of the configured models. Raises `ConfigError` if two models share a name. `is_part`: other
+    models exist, so an unknown name does not mean the only one. While a download runs, its name means the download.
     """
 
     def __init__(self, specs: Sequence[ModelSpec], *, is_part: bool = False) -> None:
@@ -40,15 +38,13 @@ class Names:
         return found
 
     def find(self, name: str) -> ModelSpec | None:
-        """As `exact`; None for a name that nobody has."""
+        """As `exact`, but None for an unknown name."""
         return _first(name, self._asked, self._by_name)
 
     def resolve(self, name: str | None, task: Task = "generate") -> ModelSpec:
-        """What a request means: the model of that id or alias.
-
-        Otherwise it means one of the models that are configured for `task`, or of all when none is: the first one
-        where the request names none, and the only one whatever the request calls it, since a llama-server with one
-        model accepts any name. Among several, raises `ModelNotFound` for an unknown name.
+        """Return the model of a request: the one with that id or alias; otherwise, among the models configured for
+        `task` (or all, if none is), the first one if the request names none, and the only one whatever the name, as
+        a llama-server with one model. Raises `ModelNotFound` for an unknown name among several.
         """
         if name and (found := _first(name, self._by_name, self._asked)) is not None:
             return found

@@ -1,7 +1,7 @@
-"""Pure decisions of the pool: who loads, who is evicted, who gives way, who sleeps. Time is passed in.
+"""Decisions of the pool: which models load, are unloaded, or sleep. Pure; time is an argument.
 
-What models hold and want are amounts: one place each (``models_max``), and bytes of each device that has a budget
-(``memory``). A device that is in no budget is not looked at.
+Models hold and need amounts: one place each (``models_max``), and bytes of each device in the budget (``memory``).
+Other devices are ignored.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,12 +17,12 @@ MEASURING_S = 5.0
 HALF_LIFE_S = 300.0
 """After which a use of a model counts half as much as a new one."""
 LEAST_LOAD_S = 0.1
-"""Below it what a load takes is chance."""
+"""Shorter load times are noise."""
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """What a decision needs to know of one model. Times are seconds on the pool's clock; bytes are by device."""
+    """The facts of one model for a decision. Times are seconds on the pool's clock; bytes are by device."""
 
     id: str
     status: Status
@@ -41,7 +41,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A model that somebody wants, in order of arrival; all callers of one model share one place."""
+    """A wanted model, in order of arrival; all callers of one model share a place."""
 
     id: str
     since: float
@@ -67,16 +67,15 @@ def decide(
     patience_s: float,
     budget: Amounts | None = None,
 ) -> Decision:
-    """First come, first served; idle models leave; none leaves under a lease.
+    """First come, first served; idle models are unloaded; never under a lease. If bytes are short, models with the
+    lowest `value` go first; if only a place is short, the least recently used one, as ``models_max`` in llama.cpp
+    (tools/server/server-models.cpp, server_lru_sched::tick). No more models are unloaded than necessary, and none
+    for a model that would not fit anyway.
 
-    Where bytes are short those of least `value` leave first; where only a place is, the least recently used one, as
-    ``models_max`` means in llama.cpp (tools/server/server-models.cpp, server_lru_sched::tick). No more are evicted than
-    are needed beyond what is free or becoming free, and none for one that even then would not fit. When the first that
-    is short has waited for `patience_s` and every model is busy, those that would leave if they were idle take no new
-    lease, so that steady traffic on one model cannot keep another out for ever.
-
-    With a `budget` (bytes by device) one load is begun at a time, since it may take all that is free. A model whose
-    needs are not known after `MEASURING_S` (a slow disk) is passed until they are.
+    If the first waiter has waited for `patience_s` and every model is busy, models that would be unloaded if idle
+    take no new leases, so that steady traffic cannot block others forever. With a `budget` one load starts at a
+    time, since it may take all free memory. A model whose size is unknown after `MEASURING_S` (a slow disk) is
+    passed.
     """
     return _Deciding(models, models_max, budget or {}).decided(queue, now, patience_s)
 
@@ -130,21 +129,20 @@ class _Deciding:
         return Decision(tuple(self._load), tuple(self._left_out), tuple(self._evict), frozenset(self._give_way))
 
     def _need(self, model: Candidate) -> Amounts:
-        """One that never fits asks for a place alone: its load fails, and says why."""
+        """Return the need of a model; one that can never fit needs a place only: its load fails with the reason."""
         need = {device: n for device, n in (model.need or {}).items() if device in self._budget}
         hopeless = any(n > self._most[device] for device, n in need.items())
         return {_PLACES: 1} if hopeless else {**need, _PLACES: 1}
 
     def _give_back(self) -> None:
-        """A model took more than was thought: idle ones make good for it, as far as they can."""
+        """Unload idle models after a model took more than predicted."""
         if not all(n >= 0 for n in self._future.values()):
             others = _in_order(self._idle, value)[:-1]  # one that is too large alone stays
             chosen = _least(others, {}, self._future)
             self._leave(others if chosen is None else chosen)
 
     def _make_room(self, need: Amounts, *, impatient: bool) -> None:
-        """Idle ones leave; busy ones that already give way go on doing so while they are needed, and others begin to
-        for an impatient queue."""
+        """Unload idle models; busy ones that already drain continue to, and others start for an impatient queue."""
         worth = value if any(key != _PLACES for key in _lack(need, self._future)) else _last_used
         idle, busy = _in_order(self._idle, worth), _in_order(self._busy, worth)
         already = [m for m in busy if m.giving_way]
@@ -185,8 +183,9 @@ def _fits(need: Amounts, free: Amounts) -> bool:
 
 
 def _least(order: Sequence[Candidate], need: Amounts, free: Amounts) -> list[Candidate] | None:
-    """Whom it takes for `need` to fit: the first of `order` that hold what is short, less those that the others make
-    unnecessary; None when all together are too few."""
+    """Return the models to unload for `need`: the first of `order` that hold what is short, minus unnecessary ones;
+    None if all together are too few.
+    """
     lack = _lack(need, free)
     chosen: list[Candidate] = []
     for model in order:
@@ -212,23 +211,24 @@ def _short(lack: Amounts, chosen: Sequence[Candidate]) -> list[str]:
 
 
 def used_again(uses: float, now: float) -> float:
-    """What is known of a model's uses, with one more: the binary logarithm of their number, a use weighing half as much
-    as one that is `HALF_LIFE_S` younger. So recency and frequency are one number that need not be aged (Lee et al.,
-    LRFU, 2001)."""
+    """Return the updated use score: the binary logarithm of a count in which a use weighs half as much as one
+    `HALF_LIFE_S` later, so recency and frequency are one number without aging (Lee et al., LRFU, 2001).
+    """
     new = now / HALF_LIFE_S
     low, high = sorted((uses, new))
     return high + log2(1 + 2 ** (low - high))
 
 
 def value(model: Candidate) -> float:
-    """What a byte is worth that it holds, as a binary logarithm: seconds of loading that it is expected to spare, by
-    how often and how lately the model was used (as GreedyDual-Size-Frequency, Cherkasova 1998)."""
+    """Return the value per byte as a binary logarithm: expected seconds of loading saved, by recency and frequency of
+    use (as GreedyDual-Size-Frequency, Cherkasova 1998).
+    """
     uses = max(model.uses, model.last_used / HALF_LIFE_S)  # a long one ends later than it begins
     return uses + log2(max(model.load_s, LEAST_LOAD_S)) - log2(max(sum(model.taken.values()), 1))
 
 
 def _in_order(models: Sequence[Candidate], worth: Callable[[Candidate], float]) -> list[Candidate]:
-    """Who leaves first; a model that already gives way comes before all others."""
+    """Return the order of unloading; models that already drain come first."""
     return sorted(models, key=lambda m: (not m.giving_way, worth(m), m.id))
 
 

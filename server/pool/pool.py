@@ -41,10 +41,9 @@ T = TypeVar("T")
 
 
 class Pool:
-    """Loads models on demand, shares each load, evicts idle ones for others, and lets unused ones sleep.
-
-    All methods are for the event loop's thread. ``policy`` decides, ``turns`` keeps the queue and the leases,
-    ``lifecycle`` loads and frees; what is here is the door.
+    """Loads models on demand, shares loads, unloads idle models for others, and lets unused ones sleep. All methods run
+    on the event loop's thread. ``policy`` decides, ``load_queue`` keeps the queue and the leases, ``lifecycle``
+    loads and frees.
     """
 
     def __init__(
@@ -59,9 +58,10 @@ class Pool:
         reread: Callable[[], Sequence[ModelSpec]] | None = None,
         downloads: bool = True,
     ) -> None:
-        """`threads` runs what blocks (loads, frees); the pool shuts it down. `fetcher` gets files that are not here,
-        `reread` says which models there are now; it blocks, and raises ConfigError. Without `downloads` only the files
-        of models that are there are fetched: others would not be served."""
+        """`threads` runs blocking work (loads, frees) and is shut down by the pool. `fetcher` downloads missing files.
+        `reread` returns the configured models; it blocks and raises ConfigError. Without `downloads` only the files
+        of configured models are downloaded.
+        """
         self.limits = limits or PoolLimits()
         self._names = Names(specs)
         self._loader = loader
@@ -124,7 +124,7 @@ class Pool:
         return entry.state(queued=entry.id in self._turns.queue, now=self._clock())
 
     async def describe(self, name: str | None) -> ModelState:
-        """As `state`, with what the model's file says where it is not loaded. Raises `ModelNotFound`, `ModelFailed`."""
+        """As `state`, with the facts of the file if the model is not loaded. Raises `ModelNotFound`, `ModelFailed`."""
         entry = self._entries[self.resolve(name).id]
         if entry.facts is not None:
             return self._state(entry)
@@ -157,7 +157,7 @@ class Pool:
         return self._turns.budget
 
     def budget_of(self, memory: Mapping[str, Memory]) -> Mapping[str, int]:
-        """As `budget`; while none was measured what it would be with this `memory`."""
+        """As `budget`; before the first measurement, what it would be with this `memory`."""
         limit = self.limits.budget
         return self.budget or (limit.limits(memory) if limit is not None else {})
 
@@ -170,8 +170,7 @@ class Pool:
         return self._fan_out.subscribe()
 
     def seen_by(self, may_use: Callable[[ModelSpec], bool]) -> "Pool":
-        """This pool as one who may use some models sees it: there are no others. Which ones there are can't be changed
-        through it."""
+        """Return the pool restricted to the models that a key may use. It cannot change the list of models."""
         seen = copy(self)
         seen._entries = {name: entry for name, entry in self._entries.items() if may_use(entry.spec)}
         seen._is_part = True
@@ -179,7 +178,7 @@ class Pool:
         return seen
 
     def sees(self, model_id: str) -> bool:
-        """Whether a model's events are for whoever has this pool, or a part of it."""
+        """Whether a model's events are visible to the holder of this pool."""
         return not self._is_part or model_id in self._entries
 
     def _check_whole(self) -> None:
@@ -189,12 +188,12 @@ class Pool:
     # ---- using
 
     async def acquire(self, name: str | None, *, autoload: bool | None = None, task: Task = "generate") -> Lease:
-        """A hold on the model, which is loaded or woken first; waits for its turn under ``models_max``.
+        """Return a lease on the model after loading or waking it in turn. Callers share a load; a cancelled caller
+        stops it for nobody else.
 
-        Callers of a loading model share the load; a caller that is cancelled stops it for nobody. `autoload`
-        overrides the limits' for this call. Raises `ModelNotFound`; `InvalidRequest` (not loaded, without
-        `autoload`); `ModelFailed` with the reason; `ModelLoading` while the only model is loaded at
-        start-up; `Unavailable` when the model was unloaded meanwhile; `ShuttingDown`.
+        `autoload` overrides the option for this call. Raises `ModelNotFound`; `InvalidRequest` (not loaded, without
+        `autoload`); `ModelFailed` with the reason; `ModelLoading` while the only model loads at startup;
+        `Unavailable` if the model was unloaded meanwhile; `ShuttingDown`.
         """
         if self._turns.stopped:
             raise ShuttingDown()
@@ -221,7 +220,7 @@ class Pool:
             raise
 
     def _check_may_load(self, entry: Entry, autoload: bool) -> None:
-        """Raise where this request may not be what loads the model."""
+        """Raise if this request may not load the model."""
         if entry.status is Status.FAILED:
             cooling = self._clock() < entry.failed_at + self.limits.retry_failed_s
             if cooling or not autoload:
@@ -231,10 +230,11 @@ class Pool:
             raise InvalidRequest("model is not loaded", "model")
 
     async def load(self, name: str, *, wait: bool = False) -> None:
-        """Load or wake by id or alias; queued behind others where ``models_max`` is reached.
+        """Load or wake a model by id or alias, queued if ``models_max`` is reached. Returns at once, as ``POST
+        /models/load`` does, unless `wait`.
 
-        Returns at once, as ``POST /models/load`` does, unless `wait`. Raises `ModelNotFound`, `InvalidRequest`
-        when it is loaded or being loaded, `ShuttingDown`; with `wait` also what `acquire` raises.
+        Raises `ModelNotFound`, `InvalidRequest` if it is loaded or loading, `ShuttingDown`; with `wait` also what
+        `acquire` raises.
         """
         if self._turns.stopped:
             raise ShuttingDown()
@@ -248,17 +248,16 @@ class Pool:
             (await self._turns.wait(entry)).release()
 
     def pin(self, name: str, *, pinned: bool) -> None:
-        """Say by id or alias whether a model stays loaded, whoever else has no room; in place of the settings, until
-        the server ends. Raises `ModelNotFound`."""
+        """Pin or unpin a model until the server ends, overriding the settings. Raises `ModelNotFound`."""
         self._entries[self._names.exact(name).id].pin = pinned
         self._turns.advance()  # somebody may have waited for its place
 
     async def unload(self, name: str, *, wait: bool = False) -> None:
-        """Free by id or alias: no new leases, ``stop_timeout_s`` for those there are, then their requests end.
+        """Free a model by id or alias: no new leases, ``stop_timeout_s`` for existing ones, then their requests end.
 
-        A load under way, or one that waits for its turn, is cancelled; who waited for it gets `Unavailable`.
-        Returns at once, as ``POST /models/unload`` does, unless `wait`. Raises `ModelNotFound`, and
-        `InvalidRequest` when there is nothing to unload.
+        A queued or running load is cancelled, and its waiters get `Unavailable`. Returns at once, as ``POST
+        /models/unload`` does, unless `wait`. Raises `ModelNotFound`, and `InvalidRequest` if there is nothing to
+        unload.
         """
         entry = self._entries[self._names.exact(name).id]
         queued = self._turns.queue.pop(entry.id, None) is not None
@@ -289,11 +288,10 @@ class Pool:
     # ---- which models there are
 
     async def download(self, name: str) -> None:
-        """Fetch a model of the hub into its cache, as ``POST /models`` does; returns once it has begun.
+        """Download a model from the hub, as ``POST /models``; returns when it has started.
 
-        A repository's name alone, or with `LATEST`, means what the hub would choose, in its newest form, whatever the
-        cache has of it. Raises `InvalidRequest` for a name that is none or known already, `NotSupported`, and what
-        `Fetcher.check` does.
+        A repository's name alone, or with `LATEST`, means what the hub would choose, in its newest form. Raises
+        `InvalidRequest` for an invalid or known name, `NotSupported`, and what `Fetcher.check` raises.
         """
         self._check_whole()
         name = name.removesuffix(LATEST)
@@ -318,13 +316,13 @@ class Pool:
             raise InvalidRequest(f"model '{name}' already exists", "model")
 
     async def _downloaded(self, entry: Entry, ok: bool) -> None:
-        """What was there while it was downloaded makes place for what the cache has now."""
+        """Replace the entry that existed during the download by the cached model."""
         self._drop(entry)
         if ok:
             await self._look_again()
 
     async def _look_again(self) -> None:
-        """The cache has changed: what there is in it, and who a repository's name means."""
+        """Reload the list of cached models, and what repository names mean."""
         if not self._turns.stopped:
             try:
                 await self.reload()
@@ -415,9 +413,8 @@ class Pool:
                 self._turns.enqueue(entry)
 
     def tick(self) -> float | None:
-        """Do what is due by the clock; returns the seconds until the next tick is needed, None = after a change.
-
-        The pool does so by itself after `start`; for tests with a clock of their own.
+        """Do what is due by the clock; return the seconds until the next tick, None = after the next change. Called by
+        the pool after `start`, and by tests with their own clock.
         """
         return self._turns.tick()
 
@@ -462,8 +459,9 @@ class Pool:
 
 
 def _is_stale(entry: Entry, spec: ModelSpec | None) -> bool:
-    """Whether a model that is configured as `spec` now (None = not at all) has to begin anew. Failed ones do, so that
-    they can be tried again at once."""
+    """Whether a model configured as `spec` now (None = removed) must be restarted. Failed ones must, so that they can
+    be tried again at once.
+    """
     if entry.transient:
         return False
     if spec is None or entry.status is Status.FAILED:

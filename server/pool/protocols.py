@@ -1,4 +1,4 @@
-"""What the pool needs of the native side, and what a loaded model is."""
+"""The protocols that the pool needs from the native side, and the parts of a loaded model."""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
@@ -51,7 +51,7 @@ class ModelInfo:
 
 
 class ModelEngine(Protocol):
-    """What the pool and the monitoring endpoints need of an engine, whatever it computes."""
+    """What the pool and the monitoring endpoints need of any engine."""
 
     @property
     def n_ctx_seq(self) -> int: ...
@@ -71,10 +71,10 @@ class ModelEngine(Protocol):
 
     @property
     def hangs(self) -> bool:
-        """Whether a thread of one did not come back from a step."""
+        """Whether a thread did not return from a step."""
 
     def check_progress(self, limit_s: float) -> None:
-        """To be called now and then: what has been at one step for so long is given up."""
+        """Give up instances that have been in one step for too long. Called periodically."""
 
     @property
     def stats(self) -> EngineStats:
@@ -89,7 +89,7 @@ class ModelEngine(Protocol):
 
 
 class Generator(ModelEngine, Protocol):
-    """An engine that generates: in this process (`server.engine.engine.Engine`, which says more), or in another."""
+    """A generating engine: in this process (`server.engine.engine.Engine`, documented there) or in a worker."""
 
     @property
     def n_slots_each(self) -> int:
@@ -103,7 +103,7 @@ class Generator(ModelEngine, Protocol):
         """These scales, and 0 for all others. Raises `InvalidRequest`."""
 
     def submit(self, request: Request, sink: Sink) -> Ticket:
-        """Queue; events go to `sink` on the event loop. Raises what can be said at once."""
+        """Queue a request; events go to `sink` on the event loop. Raises immediate errors."""
 
     def cancel(self, ticket: Ticket) -> None: ...
     def preparing(self) -> AbstractContextManager[None]:
@@ -117,7 +117,7 @@ class Generator(ModelEngine, Protocol):
     # ---- for who looks
 
     async def block_changes(self) -> BlockReport:
-        """What of prompts' blocks has come and gone since it was asked last. Raises `Unavailable`."""
+        """Return the prompt blocks stored and removed since the last call. Raises `Unavailable`."""
 
     def watch(self, *, wanted: bool) -> None: ...
     def views(self) -> Sequence[InstanceView]: ...
@@ -135,7 +135,7 @@ class Embedder(ModelEngine, Protocol):
     def info(self) -> EmbedderInfo: ...
     def preparing(self) -> AbstractContextManager[None]: ...
     def submit(self, inputs: Sequence[Sequence[int] | MediaPrompt]) -> asyncio.Future[list[Vectors]]:
-        """The vectors of each input. Raises what can be said at once."""
+        """Return the vectors of each input. Raises immediate errors."""
 
 
 class MediaReader(Protocol):
@@ -143,11 +143,11 @@ class MediaReader(Protocol):
 
     @property
     def kinds(self) -> frozenset[BitmapKind]:
-        """What the model sees or hears."""
+        """The media that the model supports."""
 
     @property
     def marker(self) -> str:
-        """What stands for a medium in a text, for those who write it so: a rendered prompt is cut there."""
+        """The placeholder of a medium in a rendered prompt."""
 
     @property
     def sample_rate(self) -> int:
@@ -158,7 +158,7 @@ class MediaReader(Protocol):
         """Of all that the embeddings of a medium depend on."""
 
     async def ready(self) -> None:
-        """Wait while what reads is started again. Raises `Unavailable` where that takes long or can't be."""
+        """Wait while the reader restarts. Raises `Unavailable` if that takes long or fails."""
 
     def tokenize(self, parts: Sequence[str | Bitmap], *, add_special: bool, parse_special: bool) -> MediaPrompt:
         """A prompt of texts, in which markers are text, and media; blocking, as long as preprocessing takes.
@@ -179,7 +179,7 @@ class Weights(Protocol):
     def vocab(self) -> Vocab: ...
     @property
     def media(self) -> MediaReader | None:
-        """What reads pictures and sounds for the model, where it has a projector."""
+        """The media reader, if the model has a projector."""
 
     def runner(self) -> Runner:
         """A new context over these weights; blocking. Raises `server.errors.ModelFailed` when memory is short."""
@@ -188,7 +188,7 @@ class Weights(Protocol):
         """As `runner`, a context that embeds."""
 
     def footprint(self) -> Footprint:
-        """What they and all contexts made over them have taken; empty where it can't be told."""
+        """The memory of the weights and all contexts over them; empty if unknown."""
 
     def close(self) -> None:
         """Free the weights; every runner must be closed before."""
@@ -196,7 +196,7 @@ class Weights(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class FileProgress:
-    """How far the download of one file is: bytes. ``total`` is 0 where the hub did not say."""
+    """Downloaded bytes of one file. ``total`` is 0 if the hub did not say."""
 
     url: str
     done: int
@@ -207,10 +207,9 @@ class Fetcher(Protocol):
     """Gets the files of models that are not on this machine; blocking, called in threads."""
 
     def check(self, name: str, wanted: Callable[[], bool]) -> None:
-        """Whether a client may have the model of this name downloaded, and there is one.
-
-        Raises `server.errors.InvalidRequest` for a name that is none, `NotFound`, `NotSupported`, `DownloadFailed`,
-        which it also does soon after the answer is not `wanted` any more.
+        """Check that a client may download this model and that it exists. Raises `server.errors.InvalidRequest` for an
+        invalid name, `NotFound`, `NotSupported`, and `DownloadFailed`, also soon after the answer is no longer
+        `wanted`.
         """
 
     def fetch(self, spec: ModelSpec, report: Callable[[FileProgress], None], wanted: Callable[[], bool]) -> ModelSpec:
@@ -241,24 +240,26 @@ class Loader(Protocol):
         """
 
     def fit(self, spec: ModelSpec, granted: Mapping[str, int] | None = None) -> Fit:
-        """Choose what `spec` leaves open so that it fits the memory that is free, and no more than what is `granted`
-        (bytes by device). Raises `server.errors.ModelFailed`, with the numbers where not even the least fits."""
+        """Choose what `spec` leaves open so that it fits the free memory and `granted` (bytes by device). Raises
+        `server.errors.ModelFailed` with the numbers if nothing fits.
+        """
 
     def least(self, spec: ModelSpec) -> Footprint:
-        """What `spec` takes at least with all layers where they are meant to be; empty where it can't be told. Raises
-        `server.errors.ModelFailed`."""
+        """Return the least memory of `spec` with all layers in their intended place; empty if unknown. Raises
+        `server.errors.ModelFailed`.
+        """
 
     def uses_devices(self, spec: ModelSpec) -> bool:
         """Say whether devices besides the CPU compute the model. Neither blocks nor opens a context on a device."""
 
     def memory(self) -> Mapping[str, Memory]:
-        """Of the machine and its devices, now; without those that don't say."""
+        """Return the memory of the machine and its devices now, without devices that do not report it."""
 
     def describe(self, spec: ModelSpec) -> ModelInfo:
-        """What the file says, without loading it. Raises `server.errors.ModelFailed`."""
+        """Describe the file without loading it. Raises `server.errors.ModelFailed`."""
 
     def vocabulary(self, spec: ModelSpec) -> Vocabulary:
         """Of the file, without its weights. Raises `server.errors.ModelFailed`."""
 
     def media(self, spec: ModelSpec) -> frozenset[BitmapKind]:
-        """What its projector says that the model sees or hears, quickly; nothing where that can't be read."""
+        """Return the media that its projector supports, quickly; nothing if unreadable."""

@@ -1,1 +1,1 @@
-"""A model on its way into memory and out of it: its files, its load, its progress, what frees it."""
+"""Loading and freeing a model: its files, its load, its progress."""

@@ -1,4 +1,4 @@
-"""The last part of a load: engines over what was loaded. On the event loop."""
+"""The last part of a load: engines over the loaded weights. Runs on the event loop."""
 
 import asyncio
 import time
@@ -26,8 +26,9 @@ InThread = Callable[[Callable[[], Any]], Awaitable[Any]]
 
 @dataclass(frozen=True, slots=True)
 class Factories:
-    """What a loaded model is put together from. ``in_process``: makes the loader in a model's own process, by a pickle;
-    None = no model can be in one."""
+    """The factories of a loaded model's parts. ``in_process``: creates the loader in a worker process, from a pickle;
+    None = worker processes are unavailable.
+    """
 
     engine: EngineFactory = Engine
     embedder: EmbedderFactory = EmbeddingEngine

@@ -1,4 +1,4 @@
-"""Models whose files are not on this machine yet: fetched in threads of their own, seen by everybody, stoppable."""
+"""Downloads of models whose files are missing: in threads, visible to all clients, stoppable."""
 
 import asyncio
 import logging
@@ -53,7 +53,7 @@ class Downloads:
         self._threads = ThreadPoolExecutor(N_THREADS, thread_name_prefix="download")
 
     def begin(self, entry: "Entry") -> None:
-        """Say so; `run` must follow."""
+        """Announce a download; `run` must follow."""
         entry.download = Download()
         entry.failure = ""
         log.info("model '%s': its files are not here; they are fetched", entry.id)

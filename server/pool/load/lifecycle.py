@@ -59,8 +59,9 @@ class Lifecycle:
     # ---- loading
 
     async def size(self, entry: Entry) -> tuple[Footprint, Mapping[str, Memory]]:
-        """What a model takes at least, and the memory there is; nothing of one that can't be read, whose load will say
-        why."""
+        """Return the least memory a model takes and the memory there is; nothing for an unreadable model, whose load
+        reports why.
+        """
         spec = entry.spec
 
         def measured() -> tuple[Footprint, Mapping[str, Memory]]:
@@ -104,7 +105,7 @@ class Lifecycle:
         self._abandon(loader)
 
     def _abandon(self, loader: Loader) -> None:
-        """Of a load that nobody wants, or that has failed, no process stays."""
+        """Stop the process of a load that is unwanted or has failed."""
         if isinstance(loader, IsolatedLoader):
             loader.abandon()
             ending = asyncio.get_running_loop().create_task(loader.abandoned())
@@ -127,7 +128,7 @@ class Lifecycle:
             loader.check_progress(limit_s)
 
     def stop(self) -> None:
-        """No load comes any more. What measures or loads a model, and may never end, is ended."""
+        """Accept no more loads, and end measuring and loading, which might never end."""
         self._closed = True
         for model in list(self._measured_by):
             self._give_up(model)
@@ -135,13 +136,12 @@ class Lifecycle:
             self._abandon(loader)
 
     async def close(self) -> None:
-        """Wait for the ends of what was abandoned."""
+        """Wait for abandoned loads to end."""
         if self._ending:
             await asyncio.wait(self._ending, timeout=ENDED_S)
 
     def begin_load(self, entry: Entry, granted: Mapping[str, int] | None) -> None:
-        """Take the model's place, and all the memory that is `granted`, until it is known what it takes; `load` must
-        follow."""
+        """Reserve the model's place and all `granted` memory until its size is known; `load` must follow."""
         loop = asyncio.get_running_loop()
 
         def report(value: float) -> None:
@@ -161,7 +161,7 @@ class Lifecycle:
         self.move(entry, Status.LOADING)
 
     def _isolates(self, spec: ModelSpec) -> bool:
-        """Say whether a model has a process of its own: ``auto`` gives it one where devices besides the CPU compute."""
+        """Whether a model runs in its own process: ``auto`` does so if devices besides the CPU compute."""
         if spec.isolation == "auto":
             return self._factories.in_process is not None and self._loader.uses_devices(spec)
         return spec.isolation == "process"
@@ -253,7 +253,7 @@ class Lifecycle:
         self.move(entry, Status.READY, first_load=not woke)
 
     def _measured(self, entry: Entry, measured: Mapping[str, int]) -> Mapping[str, int]:
-        """What it has really taken; of one that is loaded whatever it takes, no more than it was granted."""
+        """Return what it really took; for a model without fit at most what was granted."""
         if not measured or not entry.spec.native.fit:
             return entry.taken
         for device, n in measured.items():
@@ -289,7 +289,7 @@ class Lifecycle:
             self._fan_out.publish(LoadProgress(entry.id, entry.progress))
 
     async def describe(self, entry: Entry) -> ModelFacts:
-        """What is known of a model without loading it: its file's facts and its template. Raises `ModelFailed`."""
+        """Describe a model without loading it: facts of its file, and its template. Raises `ModelFailed`."""
 
         def read() -> ModelFacts:
             info = self._loader.describe(entry.spec)
@@ -312,11 +312,11 @@ class Lifecycle:
         self.move(entry, Status.DRAINING)
 
     async def drain(self, entry: Entry, grace_s: float) -> None:
-        """Free a draining model: the engine first, then the weights, and these never under a lease.
+        """Free a draining model: the engine first, then the weights, never under a lease.
 
-        Leases get `grace_s` seconds. Then the engine fails what still runs, which makes its holders let go. If
-        they don't within ``entry.abandon_s`` (None = wait for ever), the weights stay in memory and the model
-        stays DRAINING: better a leak than freed memory in use.
+        Leases get `grace_s` seconds. Then the engine fails what still runs, so that leases end. If they do not
+        within ``entry.abandon_s`` (None = wait forever), the weights stay in memory and the model stays DRAINING: a
+        leak is better than using freed memory.
         """
         model = entry.loaded
         assert model is not None
@@ -383,14 +383,14 @@ class Lifecycle:
     # ---- both
 
     def fail(self, entry: Entry, reason: str) -> None:
-        """What is not in memory can't come there, or can't leave it."""
+        """Record that a model could not be loaded or freed."""
         entry.failure = entry.spec.by_name(reason)  # all of it is in the log
         entry.failed_at = self._clock()
         entry.facts = None
         self.move(entry, Status.FAILED)
 
     def move(self, entry: Entry, status: Status, *, first_load: bool = False) -> None:
-        """To another state, which everybody who listens is told. Raises where none leads there."""
+        """Change the state and notify subscribers. Raises if the transition is not allowed."""
         previous = entry.status
         check_transition(entry.id, previous, status)
         entry.status = status

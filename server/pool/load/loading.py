@@ -1,4 +1,4 @@
-"""The blocking half of a load: runs in a thread, reports progress, can be stopped, leaves nothing behind."""
+"""The blocking half of a load: runs in a thread, reports progress, can be stopped, and cleans up."""
 
 import contextlib
 import logging
@@ -29,9 +29,8 @@ TemplateFactory = Callable[[ModelInfo, ModelSpec], ChatTemplate]
 
 
 def chat_template(info: ModelInfo, spec: ModelSpec, renderer: Renderer | None = None) -> ChatTemplate:
-    """The configured template, else the model's own, or without Jinja the built-in one in its place.
-
-    Raises `LlamapoolError` when there is none, or it does not compile.
+    """Return the configured template, otherwise the model's, or without Jinja the built-in equivalent. Raises
+    `LlamapoolError` if there is none or it does not compile.
     """
     own = spec.chat.template is None and spec.chat.jinja
     source = info.chat_template if spec.chat.template is None else spec.chat.template
@@ -59,7 +58,7 @@ def chat_template(info: ModelInfo, spec: ModelSpec, renderer: Renderer | None = 
 
 @dataclass(slots=True)
 class LoadedParts:
-    """What a load made, before an engine owns the runners."""
+    """The results of a load, before an engine owns the runners."""
 
     fit: Fit
     weights: Weights
@@ -103,13 +102,13 @@ class Load:
         return self._cancelled.is_set()
 
     def cancel(self) -> None:
-        """Ask the loader to stop at its next progress call; a process of its own is ended."""
+        """Ask the loader to stop at its next progress call; a worker process is killed."""
         self._cancelled.set()
         if isinstance(self.loader, IsolatedLoader):
             self.loader.abandon()
 
     def fit(self) -> Fit:
-        """What of it fits, which `run` then loads; blocking. Raises `ModelFailed`."""
+        """Choose what fits, for `run`; blocks. Raises `ModelFailed`."""
         if self.before is not None and self._fits_again(self.before):
             self._fit = self.before
         else:
@@ -124,7 +123,7 @@ class Load:
         self._fit = fit
 
     def _fits_again(self, before: Fit) -> bool:
-        """Whether it had all that it could have, and there is ample room for that again: then nothing is measured."""
+        """Whether the previous choice had everything and there is ample room again; then nothing is measured."""
         memory, kept = self.loader.memory(), max(self.spec.native.fit_target) << 20
         return not before.notes and all(
             n <= self.granted.get(device, n) and (device not in memory or n <= memory[device].free - kept)
@@ -132,10 +131,8 @@ class Load:
         )
 
     def run(self) -> LoadedParts:
-        """What fits of it: weights, ``instances`` contexts, and the chat template; raises whatever the native side
-        raised.
-
-        What was made before an error is freed.
+        """Load weights, ``instances`` contexts and the chat template. Raises what the native side raised, after freeing
+        what was created.
         """
         fit = self._fit or self.fit()
         weights = self.loader.load(fit.spec, self._progress)

@@ -1,8 +1,8 @@
-"""Frames on a pair of sockets: what both ends of it have in common.
+"""Frames on a pair of sockets, used by both ends.
 
-A frame is its length, its kind, and bytes. A long message goes as several frames, between which others pass: the first
-one has the sizes of the message's pieces, so that each piece is received where it stays. No callback of the event loop
-copies more than a frame.
+A frame is its length, its kind, and bytes. A long message is sent as several frames, between which others pass. Its
+first frame has the sizes of its pieces, so that each piece is received in place. No event loop callback copies more
+than one frame.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ PART_BYTES = 1 << 18
 
 
 class FrameKind(IntEnum):
-    """What a frame holds."""
+    """The contents of a frame."""
 
     EVENTS = 0  # of a step
     MESSAGE = 1
@@ -91,9 +91,8 @@ class Channel(asyncio.Protocol):
             self._transport.write(frame(kind, body))
 
     async def send_long(self, *pieces: bytes | memoryview) -> None:
-        """Send a message of any length, no faster than it is read. Cancelled, the other end forgets what it got.
-
-        `pieces`: none is empty; the other end gets each of them as one object.
+        """Send a message of any length, no faster than it is read. If cancelled, the receiver drops what it got. No
+        piece may be empty; the receiver gets each as one object.
         """
         if len(pieces) == 1 and len(pieces[0]) <= PART_BYTES:
             self.send(FrameKind.MESSAGE, bytes(pieces[0]))
@@ -113,7 +112,7 @@ class Channel(asyncio.Protocol):
             raise
 
     def close(self) -> None:
-        """Send what is written, and nothing more."""
+        """Send what is queued, then nothing more."""
         if self._transport is not None:
             self._transport.close()
 

@@ -1,4 +1,4 @@
-"""The process of one model: loads it, runs its engines, and does what the other side asks. It ends with the socket."""
+"""The worker process of one model: loads it, runs its engines, and answers the server. It ends with the socket."""
 
 import asyncio
 import contextlib
@@ -56,7 +56,7 @@ log = logging.getLogger(__name__)
 
 
 def main(asks: int, tells: int, parent: int) -> None:
-    """Serve `parent` on inherited sockets: one for all that is asked and answered, one for what steps say."""
+    """Serve `parent` on inherited sockets: one for commands and answers, one for events of steps."""
     _die_with(parent)
     os.dup2(2, 1)  # what a library prints is no answer of anything
     faulthandler.enable()
@@ -92,7 +92,7 @@ async def _serve(asks: socket.socket, tells: socket.socket) -> NoReturn:
 
 
 class ModelProcess:
-    """Everything here runs on the event loop, but for what says otherwise."""
+    """The worker's main object, used on the event loop unless stated otherwise."""
 
     def __init__(self, tells: socket.socket) -> None:
         self._tells = tells
@@ -120,7 +120,7 @@ class ModelProcess:
         }
 
     async def live(self) -> NoReturn:
-        """Say so now and then."""
+        """Send a heartbeat periodically."""
         while True:
             served = self._served
             if served is not None:
@@ -149,7 +149,7 @@ class ModelProcess:
             self._fail(f"{type(error).__name__}: {error}")
 
     def _fail(self, reason: str) -> None:
-        """Say why, and end."""
+        """Report the reason and end."""
         self.say("failing", reason)
         self._loop.call_later(1.0, _exit, FAILED)
 
@@ -206,7 +206,7 @@ class ModelProcess:
     # ---- media that the server has decoded before
 
     def borrowed(self, bitmap: Bitmap, number: int) -> Bitmap:
-        """One that was lent under that number. In any thread, and so all that it does."""
+        """Return the handle of a remote bitmap. Thread-safe."""
         return replace(bitmap, again=RemoteBitmap(number, self._lent_data, self._give_back))
 
     def _lent_data(self, number: int) -> bytes:
@@ -270,7 +270,7 @@ class ModelProcess:
         self._loop.call_soon_threadsafe(self.say, "progress", value)
 
     async def in_thread(self, work: Callable[[], Any]) -> Any:
-        """What blocks."""
+        """Run blocking work in a thread."""
         return await self._loop.run_in_executor(self._threads, work)
 
 
@@ -311,7 +311,7 @@ class _Out:
             self._loop.call_soon_threadsafe(self.cleans)
 
     def tell(self) -> None:
-        """What the engines do."""
+        """Send the engines' status."""
         with self._lock:
             self.told_at = time.monotonic()
             (body,) = answers.written(self.told())
@@ -373,7 +373,7 @@ class _Served:
         return LoadedFacts(self._model.info, dict(self._model.weights.footprint()), generates, embeds, reads)
 
     def here(self, kind: str, name: Any) -> object:
-        """What `crossing` has named. Also in the thread that reads grammars."""
+        """Resolve a persistent id to the local object. Thread-safe."""
         match kind:
             case "vocab":
                 return self._model.vocab
@@ -470,7 +470,7 @@ class _Served:
     # ---- telling
 
     def tell(self) -> None:
-        """What both engines do."""
+        """Send the status of both engines."""
         self._out.tell()
 
     def _told(self) -> tuple[object, ...]:

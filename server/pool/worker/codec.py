@@ -1,7 +1,7 @@
-"""What goes down to a model's process: pickles, in which what belongs to a model is named instead of copied.
+"""Messages to a worker process: pickles in which objects of the model are named instead of copied.
 
-A vocabulary, a compiled grammar, a tokenized medium, a switch that ends thoughts: each is there, too, or is made there.
-A picture that was decoded before is lent (`lent`). What is megabytes crosses beside the pickle (`long`).
+A vocabulary, a compiled grammar, a tokenized medium or a cancellation switch exists in the worker too, or is created
+there. A decoded image is passed as a remote handle (`remote_media`). Megabytes are sent besides the pickle (`long`).
 """
 
 import io
@@ -49,8 +49,9 @@ def are_known(media: Spans, restarts: int) -> bool:
 
 
 class MessageEncoder(OutOfBand):
-    """`vocab` is the model's; `heard` gets a switch, `lend` a bitmap without its data, and each says the number that it
-    has from then on."""
+    """Pickles messages. `vocab` is the model's; `heard` gets a switch, `lend` a bitmap without its data, and each
+    returns its number.
+    """
 
     def __init__(self, vocab: Vocab | None, heard: Heard, lend: Lend) -> None:
         super().__init__()
@@ -73,7 +74,7 @@ class MessageEncoder(OutOfBand):
 
 
 class MessageDecoder(pickle.Unpickler):
-    """Reads what `written` has made."""
+    """Unpickles messages."""
 
     def __init__(self, body: bytes, here: Here, long: Iterable[bytes] = ()) -> None:
         """`long`: the buffers that came with `body`."""
@@ -81,7 +82,7 @@ class MessageDecoder(pickle.Unpickler):
         self._here = here
 
     def find_class(self, module: str, name: str) -> Any:
-        """Everything, and `there` as what it means here."""
+        """Resolve any class, and `there` to its local meaning."""
         return self._here if (module, name) == (__name__, _THERE) else super().find_class(module, name)
 
 
@@ -107,5 +108,5 @@ class KeptMedia:
         return self._chunks[number]
 
     def forget(self, number: int) -> None:
-        """Nobody there has it any more."""
+        """Drop what the worker no longer holds."""
         self._chunks.pop(number, None)

@@ -1,4 +1,4 @@
-"""What a model's process says of what it has loaded, and now and then of what that does."""
+"""Facts that a worker process reports: once about the loaded model, and periodically about its work."""
 
 from dataclasses import dataclass
 
@@ -51,13 +51,13 @@ class LoadedFacts:
     reader: ReaderFacts | None
 
     def is_as(self, other: "LoadedFacts") -> bool:
-        """Whether both are the same model, so that one can go on where the other one has ended."""
+        """Whether both are the same model, so that one can replace the other after a restart."""
         return (self.info, self.generator, self.embedder) == (other.info, other.generator, other.embedder)
 
 
 @dataclass(frozen=True, slots=True)
 class EngineStatus:
-    """What one engine does. ``requests``: for each slot the number of the request that it shows; -1 = none."""
+    """What one engine does. ``requests``: for each slot the number of the request it shows; -1 = none."""
 
     n_begun: int  # requests that it got in all
     busy: bool

@@ -1,8 +1,6 @@
-"""Values of megabytes cross beside the pickle of a message, not inside it.
-
-Inside, they would be copied on each side with the interpreter's lock held, and on the event loop: a slot's state of a
-gigabyte would hold up every stream for seconds. Pickle's protocol 5 hands out their buffers instead; `Channel` sends
-these in parts, and receives each of them where it stays.
+"""Values of megabytes are sent besides a message's pickle. Inside it, they would be copied with the GIL held on both
+event loops: a slot state of a gigabyte would stall every stream for seconds. Pickle protocol 5 passes their buffers
+instead; `Channel` sends them in parts.
 """
 
 import io

@@ -1,5 +1,6 @@
-"""Files that the server has decoded before. A model's process is told what they are; their pixels or samples are
-decoded again, and sent, only where it asks for them, since it has no embeddings of them."""
+"""Media that the server has decoded before. A worker process gets a description; pixels or samples are decoded again
+and sent only if it has no embeddings of them.
+"""
 
 from collections.abc import Callable
 
@@ -8,7 +9,7 @@ from server.media.bitmap import Bitmap
 
 
 class MediaHandles:
-    """In the server: what a process may ask for, by number, until it gives it back."""
+    """In the server: media that a worker may request by number until it releases them."""
 
     def __init__(self) -> None:
         self._bitmaps: dict[int, Bitmap] = {}
@@ -18,7 +19,7 @@ class MediaHandles:
         return len(self._bitmaps)
 
     def __getitem__(self, number: int) -> Bitmap:
-        """Raises `InternalError` for what is not lent."""
+        """Raises `InternalError` for an unknown number."""
         found = self._bitmaps.get(number)
         if found is None:
             raise InternalError(f"no medium is lent as number {number}")
@@ -36,7 +37,9 @@ class MediaHandles:
 
 
 class RemoteBitmap:
-    """In the process: `Bitmap.again` of a lent one. `ask` blocks, `give_back` is called once nothing refers to it."""
+    """In the worker: a bitmap whose pixels are fetched from the server on demand. `ask` blocks; `give_back` is called
+    when nothing refers to it.
+    """
 
     __slots__ = ("_ask", "_give_back", "_number")
 
@@ -44,7 +47,7 @@ class RemoteBitmap:
         self._number, self._ask, self._give_back = number, ask, give_back
 
     def __call__(self) -> bytes:
-        """The pixels or samples. Raises what decoding raised."""
+        """Return the pixels or samples. Raises what decoding raised."""
         return self._ask(self._number)
 
     def __del__(self) -> None:

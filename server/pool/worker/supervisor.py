@@ -1,4 +1,4 @@
-"""The server's side of one model's process: starts it, asks it, sees it end, and starts it again."""
+"""The server's side of one worker process: starts it, sends requests, detects its end, and restarts it."""
 
 import asyncio
 import contextlib
@@ -42,12 +42,12 @@ from server.vocab import Vocab
 END_S = 5.0
 """For a process to end whose socket is closed, or that was killed."""
 HEALTHY_S = 60.0
-"""A process that has lived for so long ended by a fault of its own, not by one that comes at every start."""
+"""A process that lived this long did not fail at its start."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
 N_FIRST_LOADS = 3
-"""A first load whose process ends is begun so often: a file that ends the library is told from a kill by that."""
+"""Attempts at a first load whose process ends: distinguishes a file that aborts the library from a kill."""
 PATIENCE_S = 5.0
-"""Who asks while a process is started again waits; where that is not to begin soon, he is told so."""
+"""A request during a restart waits if the next start is at most this far away; otherwise it gets an error."""
 STACKS_S = 2.0
 """For a process to write where its threads are, and to end by that; one that is stopped does neither."""
 SILENT_S = 10.0
@@ -65,7 +65,7 @@ class EngineProxy(Protocol):
     """An engine's half in this process."""
 
     def told(self, told: EngineStatus) -> None:
-        """What the other half does."""
+        """Receive the status of the worker's engine."""
 
     def lost(self, reason: str) -> None:
         """The process is gone; it is started again."""
@@ -81,7 +81,7 @@ class GeneratorProxy(EngineProxy, Protocol):
         """It could not be started; it is tried again later."""
 
     def events(self, batch: Mapping[int, list[Event]]) -> None:
-        """What steps have said, by request."""
+        """Receive events of steps, by request."""
 
 
 @dataclass(eq=False)
@@ -293,10 +293,9 @@ def ended_by(status: int) -> str:
 
 
 class WorkerSupervisor:
-    """A model's process, and those that come after it. Used on the event loop, but for what says otherwise.
+    """Supervises a model's worker process and its successors. Used on the event loop unless stated otherwise.
 
-    ``generator`` and ``embedder`` are the halves of its engines; ``vocab`` is known once it was loaded for the
-    first time.
+    ``generator`` and ``embedder`` are proxies of its engines; ``vocab`` is available after the first load.
     """
 
     def __init__(
@@ -357,7 +356,7 @@ class WorkerSupervisor:
             raise self._gave_up.with_traceback(None)  # for each who waits: it would grow
 
     def stop_waiting(self, error: LlamapoolError) -> None:
-        """Who waits for a process gets `error`."""
+        """Fail requests that wait for a process with `error`."""
         self._gave_up = error
         self._settled.set()
 
@@ -390,7 +389,7 @@ class WorkerSupervisor:
         return {str(name): _checked(Memory, memory) for name, memory in found.items()}
 
     async def _answered(self, *call: Any, n_times: int = N_FIRST_LOADS) -> Any:
-        """What a process answers before it serves; another one is asked where it ends. Raises `ModelFailed`."""
+        """Return the process's answer before it serves; if it ends, ask the next one. Raises `ModelFailed`."""
         for n in range(1, n_times + 1):
             if self._closing:
                 break
@@ -441,12 +440,12 @@ class WorkerSupervisor:
     # ---- asking
 
     def post(self, *message: object) -> None:
-        """Send a message that has no answer, if there is somebody to get it."""
+        """Send a message without an answer, if there is a process."""
         if self._child is not None and self.up:
             self._child.post(*message)
 
     def post_soon(self, *message: object) -> None:
-        """As `post`; in any thread, and also where nobody runs this loop any more."""
+        """As `post`, from any thread, also after the event loop has ended."""
         with contextlib.suppress(RuntimeError):
             self.loop.call_soon_threadsafe(self.post, *message)
 
@@ -499,7 +498,7 @@ class WorkerSupervisor:
                 raise InternalError(f"what is {word!r}?")
 
     def check_progress(self, limit_s: float) -> None:
-        """To be called now and then: a process that says nothing at all, or whose load gets no further, is ended."""
+        """Kill a process that is silent or whose load makes no progress. Called periodically."""
         child = self._child
         if child is None or child.reason or child.ended.done():
             return

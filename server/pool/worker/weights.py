@@ -19,7 +19,7 @@ from server.vocab import Vocab
 
 
 class IsolatedWeights:
-    """`server.pool.protocols.Weights`; its engines have what else is made over weights."""
+    """`server.pool.protocols.Weights` of a worker process."""
 
     def __init__(
         self, supervisor: WorkerSupervisor, spec: ModelSpec, facts: LoadedFacts, vocabulary: Vocabulary
@@ -47,7 +47,7 @@ class IsolatedWeights:
         raise InternalError("the model is in another process")
 
     def footprint(self) -> Footprint:
-        """What the process has measured."""
+        """The memory that the process measured."""
         return self._footprint
 
     def close(self) -> None:
@@ -57,7 +57,7 @@ class IsolatedWeights:
 
 
 class IsolatedReader:
-    """`server.pool.protocols.MediaReader`: asks the process, which keeps what it has made of a medium."""
+    """`server.pool.protocols.MediaReader`: asks the worker, which keeps the tokenized media."""
 
     def __init__(self, supervisor: WorkerSupervisor, facts: ReaderFacts) -> None:
         self._core = supervisor
@@ -65,7 +65,7 @@ class IsolatedReader:
         self.marker, self.sample_rate, self.fingerprint = facts.marker, facts.sample_rate, facts.fingerprint
 
     async def ready(self) -> None:
-        """Once there is a process."""
+        """Wait until there is a process."""
         await self._core.there()
 
     def tokenize(self, parts: Sequence[str | Bitmap], *, add_special: bool, parse_special: bool) -> MediaPrompt:
@@ -90,8 +90,9 @@ class IsolatedReader:
 
 
 class IsolatedLoader:
-    """`server.pool.protocols.Loader` for one load of one model: what could crash is done in the model's process. (A
-    description reads the header only, by code of our own; a vocabulary is read once the process has survived it.)"""
+    """`server.pool.protocols.Loader` for one load of one model: everything that could crash runs in the worker. A
+    description reads the header only, with our own code; a vocabulary is read after the process has survived it.
+    """
 
     def __init__(self, here: Loader, supervisor: WorkerSupervisor, *, prepares: bool) -> None:
         """`prepares`: whether its grammars may be made ready, which takes the interpreter there a while."""
@@ -110,7 +111,7 @@ class IsolatedLoader:
         return IsolatedWeights(supervisor, spec, facts, self._here.vocabulary(spec))
 
     def abandon(self) -> None:
-        """Nobody wants what was begun: the process is ended, whatever it does."""
+        """Kill the process of an unwanted load."""
         self._core.abandon()
 
     async def abandoned(self) -> None:
