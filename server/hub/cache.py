@@ -69,7 +69,7 @@ def is_inside(path: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class CachedModel:
-    """A model that the cache holds: what names it, its first file, and the bytes of all its parts."""
+    """A cached model: its name, its first file, and the bytes of all its parts."""
 
     reference: Reference
     path: Path
@@ -79,7 +79,7 @@ class CachedModel:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What the cache has of a repository: files by their names in it, those of the commit that counts first."""
+    """A repository's cached files by name; the most recent commit first."""
 
     files: Mapping[str, Path]
 
@@ -97,10 +97,8 @@ class Cache:
     # ---- looking
 
     def snapshot(self, repository: str) -> Snapshot:
-        """What the cache has of the commit that it saw last, and those models of older ones that it has not in a newer
-        form: they were pulled, and nobody has removed them. Nothing where no commit counts.
-
-        All parts of a split model are of one commit, the newest that has them all.
+        """Return the files of the last commit, and models of older commits without a newer version: they were pulled
+        and not removed. All parts of a split model are from one commit, the newest complete one.
         """
         base = self._base(repository)
         last = _last_commit(base / "refs")
@@ -147,7 +145,7 @@ class Cache:
         return self.folder / (_PREFIX + repository.replace("/", "--"))
 
     def blob(self, repository: str, oid: str) -> Path:
-        """Where the content of this sum lies, or will."""
+        """Return the path of the blob with this hash."""
         assert is_oid(oid), "sums are checked where they come in"
         return self._base(repository) / "blobs" / oid
 
@@ -187,8 +185,9 @@ class Cache:
         os.replace(draft, ref)
 
     def discard(self, repository: str) -> None:
-        """Drop what downloads of a repository have left unfinished, and the repository if nothing else is there. What
-        somebody is downloading stays."""
+        """Delete unfinished downloads of a repository, and the repository if nothing else is there. Downloads in
+        progress stay.
+        """
         base = self._base(repository)
         for partial in (base / "blobs").glob("*" + PARTIAL):
             if not _is_held(self.lock(repository, partial.name.removesuffix(PARTIAL))):
@@ -246,7 +245,7 @@ def _is_held(lock: Path) -> bool:
 
 
 def _last_commit(refs: Path) -> str:
-    """Of ``main``, else of any branch."""
+    """Return the commit of ``main``, otherwise of any branch."""
     found = ""
     with contextlib.suppress(OSError):
         for ref in sorted(refs.iterdir(), key=lambda path: path.name != "main"):
@@ -267,8 +266,9 @@ def _newest_first(snapshots: Path, last: str) -> list[Path]:
 
 
 def _by_model(root: Path) -> dict[tuple[str, int], dict[str, Path]]:
-    """A commit's files by their names in order, those of one split model together: by prefix and number of parts, 0 of
-    what is no GGUF."""
+    """Group a commit's files by model in order, split models together: by prefix and number of parts, 0 for other
+    files.
+    """
     found: dict[tuple[str, int], dict[str, Path]] = {}
     for path in sorted(path for path in root.rglob("*") if path.is_file()):
         name = path.relative_to(root).as_posix()

@@ -1,7 +1,7 @@
-"""Which of a repository's files a reference means: the rules of llama.cpp's common/download.cpp. Pure.
+"""Which files of a repository a reference means, by the rules of llama.cpp's common/download.cpp. Pure.
 
-A model is the file whose quantization was asked for, or ``Q4_K_M``, ``Q8_0``, the first; with all its parts when it is
-split. Beside it may lie siblings: files that belong to the model and are none by themselves.
+A model is the file with the requested quantization, otherwise ``Q4_K_M``, ``Q8_0``, or the first; with all parts if
+it is split. Siblings are files that belong to a model but are not models themselves.
 """
 
 import re
@@ -17,7 +17,7 @@ SUFFIX = ".gguf"
 USUAL = ("Q4_K_M", "Q8_0")
 MMPROJ = "mmproj"
 SIBLINGS = {MMPROJ: "mmproj", "mtp": "mtp-", "eagle3": "eagle3-", "dflash": "dflash-", "dspark": "dspark-"}
-"""Kind of sibling -> what its name contains."""
+"""Kind of sibling -> what its file name contains."""
 _NO_MODEL = (*SIBLINGS.values(), "imatrix")
 _SPLIT = re.compile(r"(.+)-([0-9]{5})-of-([0-9]{5})")
 _TAG = re.compile(r"[-.]([A-Za-z0-9_]+)$")
@@ -27,7 +27,9 @@ _SHOWN = 20  # files that an error lists
 
 @dataclass(frozen=True, slots=True)
 class HubFile:
-    """A file of a repository. ``oid`` names its content: SHA-256 (64 digits) of a large one, else git's own sum."""
+    """A file of a repository. ``oid`` identifies its content: SHA-256 (64 digits) of a large file, otherwise git's
+    hash.
+    """
 
     path: str
     size: int = 0  # bytes
@@ -36,7 +38,7 @@ class HubFile:
 
 @dataclass(frozen=True, slots=True)
 class SplitName:
-    """What a GGUF's name says: ``prefix-00001-of-00003.gguf``. ``tag`` is the end of the prefix, in upper case."""
+    """The parts of a GGUF's name: ``prefix-00001-of-00003.gguf``. ``tag`` is the end of the prefix in upper case."""
 
     prefix: str
     tag: str
@@ -46,7 +48,7 @@ class SplitName:
 
 @dataclass(frozen=True, slots=True)
 class ChosenFiles:
-    """The files that a reference means: the parts of a model in order, or a preset, which then is all there is."""
+    """The files of a reference: the parts of a model in order, or a single preset."""
 
     model: tuple[HubFile, ...] = ()
     siblings: Mapping[str, HubFile] = field(default_factory=dict)
@@ -54,7 +56,7 @@ class ChosenFiles:
 
 
 def parts_of(path: str) -> SplitName | None:
-    """None for what is no GGUF."""
+    """Return the parsed name; None if it is not a GGUF."""
     if not path.endswith(SUFFIX):
         return None
     prefix = path.removesuffix(SUFFIX)
@@ -72,7 +74,7 @@ def is_model(path: str) -> bool:
 
 
 def choose(files: Sequence[HubFile], repository: str, tag: str = "", file: str = "") -> ChosenFiles:
-    """What is meant by `tag`, or by `file` in its place. Raises `NotFound`, which lists what there is."""
+    """Return the files for `tag`, or for `file`. Raises `NotFound`, which lists the available ones."""
     by_path = {found.path: found for found in files}
     if PRESET in by_path and not file:
         return ChosenFiles(preset=by_path[PRESET])

@@ -1,9 +1,8 @@
-"""Fetches one content, so that it is there whole and checked, or not at all.
+"""Downloads one file completely and verified, or not at all.
 
-It grows in ``<its place>.incomplete``, which a later download, of this process or another, goes on with; a lock that
-huggingface_hub knows, too, keeps two from writing at once. Only when the SHA-256 is the one that was announced does it
-get its name. A reply that shows in its headers that it is something else (a proxy's page, another length) is not
-written at all: it would be taken for the beginning.
+Data is written to ``<path>.incomplete``; a later download, also of another process, resumes it. A lock shared with
+huggingface_hub prevents two downloads of the same file. The file gets its name only if its SHA-256 is correct. A
+reply whose headers show other content (a proxy's page, another length) is not written.
 """
 
 import contextlib
@@ -55,7 +54,7 @@ Open = Callable[[Mapping[str, str]], AbstractContextManager[httpx2.Response]]
 
 @dataclass(frozen=True, slots=True)
 class WantedFile:
-    """What is to be fetched, and where it will lie."""
+    """A file to download and its destination."""
 
     name: str  # for people
     url: str
@@ -66,7 +65,7 @@ class WantedFile:
 
     @property
     def shown(self) -> str:
-        """Its address for everybody's eyes: without what may be a password or a signature."""
+        """Its URL without credentials or signatures, for logs and replies."""
         parts = urlsplit(self.url)
         return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
 
@@ -89,7 +88,7 @@ class WantedFile:
 
 
 def check_space(contents: list[WantedFile], folder: Path) -> None:
-    """Raises `DownloadFailed` unless the disk has room for what is missing."""
+    """Raise `DownloadFailed` unless the disk has room for what is missing."""
     needed = sum(content.missing for content in contents)
     existing = next(each for each in (folder, *folder.parents) if each.exists())
     free = shutil.disk_usage(existing).free
@@ -103,9 +102,8 @@ def check_space(contents: list[WantedFile], folder: Path) -> None:
 def fetch(
     content: WantedFile, open_content: Open, lock: Path, patience: RetryPolicy, report: Report, wanted: StillWanted
 ) -> None:
-    """Put `content` in its place. Blocking. Raises `DownloadFailed`, and `Cancelled` once it is not `wanted`.
-
-    What was received stays for the next time, except where the sum is wrong or the disk is full.
+    """Download `content`. Blocks. Raises `DownloadFailed`, and `Cancelled` once it is not `wanted`. Received data is
+    kept for the next attempt, except if the hash is wrong or the disk is full.
     """
     content.place.parent.mkdir(parents=True, exist_ok=True)
     lock.parent.mkdir(parents=True, exist_ok=True)
@@ -201,7 +199,9 @@ class _Transfer:
             raise Interrupted("the connection ended early")
 
     def _begins_at(self, response: httpx2.Response, begun: int, tag: str) -> bool:
-        """Whether the reply brings the rest, of the same content where a `tag` says which, or all of it."""
+        """Return where the reply's data starts: it continues the file if the `tag` matches, otherwise it is the whole
+        file.
+        """
         said = _RANGE.fullmatch(response.headers.get("Content-Range", ""))
         same = not tag or _tag_of(response) in (tag, "")
         return response.status_code != 206 or (said is not None and int(said[1]) == begun and same)
@@ -224,7 +224,7 @@ class _Transfer:
         self._say(done, at_once=True)
 
     def _is_right(self) -> bool:
-        """Whether what was received has the announced sum, or, without one, the beginning that its name promises."""
+        """Whether the received data has the announced hash, or without one starts as its name promises."""
         if not self._content.sha256:
             with self._content.partial.open("rb") as file:
                 return not self._content.name.endswith(SUFFIX) or file.read(len(_MAGIC)) == _MAGIC
@@ -247,7 +247,7 @@ class _Transfer:
 
 
 def _tag_of(response: httpx2.Response) -> str:
-    """Its strong ETag: a weak one says nothing of bytes (RFC 9110, 8.8.1)."""
+    """Return the strong ETag; a weak one does not identify bytes (RFC 9110, 8.8.1)."""
     tag = response.headers.get("ETag", "")
     return tag if re.fullmatch(r'"[\x21\x23-\x7e]+"', tag) else ""
 
@@ -260,9 +260,8 @@ def _tag_in(place: Path) -> str:
 
 
 def _total_of(response: httpx2.Response, announced: int) -> int:
-    """The bytes of the whole content: as `announced`, else as the reply says (0 = it doesn't).
-
-    Raises `Interrupted` where headers show that the reply is not that content.
+    """Return the total bytes: as `announced`, otherwise by the reply (0 = unknown). Raises `Interrupted` if headers
+    show other content.
     """
     if response.headers.get("Content-Type", "").partition(";")[0].strip().lower() == "text/html":
         raise Interrupted(
@@ -279,7 +278,7 @@ def _total_of(response: httpx2.Response, announced: int) -> int:
 
 @contextlib.contextmanager
 def _ended_when_unwanted(response: httpx2.Response, wanted: StillWanted) -> Iterator[None]:
-    """Whoever cancels a download, or stops the server, doesn't wait for a hub that is silent."""
+    """Close the connection when the download is cancelled or the server stops, even if the hub is silent."""
     over = threading.Event()
 
     def watch() -> None:
@@ -299,7 +298,7 @@ def _ended_when_unwanted(response: httpx2.Response, wanted: StillWanted) -> Iter
 
 @contextlib.contextmanager
 def _alone(lock: Path, wanted: StillWanted) -> Iterator[None]:
-    """While nobody else downloads the same; another's download is waited for."""
+    """Hold the lock of this download; wait for another process's download."""
     with contextlib.ExitStack() as held:
         while True:
             try:

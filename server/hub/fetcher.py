@@ -1,4 +1,4 @@
-"""What the pool is handed: files of the hub for its models. See `server.pool.protocols.Fetcher`."""
+"""The pool's `server.pool.protocols.Fetcher` for hub models."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,7 +12,7 @@ from server.pool.spec import NOT_HERE, ModelSpec, RemoteFiles
 
 
 class HubFetcher:
-    """Over one hub and its cache; `asked` is the hub for what clients ask to be downloaded, by default the same."""
+    """Downloads from one hub into its cache; `asked` is the hub for client-initiated downloads, by default the same."""
 
     def __init__(self, hub: Hub, asked: Hub | None = None) -> None:
         self._hub = hub
@@ -73,8 +73,7 @@ class HubFetcher:
         return spec
 
     def remove(self, name: str) -> None:
-        """See `Fetcher.remove`. A name without a quantization is one of a download that was stopped, whose beginning is
-        all there is of it: what else the cache has of the repository are other models."""
+        """See `Fetcher.remove`. A name without a quantization belongs to a stopped download."""
         reference = Reference.parse(name)
         try:
             if reference.tag:

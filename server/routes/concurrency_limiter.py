@@ -1,4 +1,4 @@
-"""How many requests may stand before the queues of engines at once."""
+"""Limits how many requests are in preparation at once, before the engines' queues."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,8 +9,9 @@ RETRY_AFTER_S = 1
 
 
 class ConcurrencyLimiter:
-    """Counts those that wait for a model, for what they link to, or for a thread that renders and tokenizes; at most
-    `limit`, 0 = any. Used on the event loop."""
+    """Counts requests that wait for a model, for linked media, or for a rendering and tokenizing thread; at most
+    `limit`, 0 = unlimited. Used on the event loop.
+    """
 
     def __init__(self, limit: int = 0) -> None:
         self._limit = limit

@@ -34,8 +34,9 @@ Before = Callable[[], Awaitable[Sequence[Media]]]
 
 @dataclass(frozen=True, slots=True)
 class StreamDialect:
-    """What a wire format's streams say beside its writer's events: the last event of one that fails (out of the status
-    and the body that a whole reply would have), what shows life while nothing else is sent, and what streams are."""
+    """A dialect's stream conventions besides its writer's events: the last event of a failed stream (from status and
+    body), keep-alive pings, and the media type.
+    """
 
     error: Callable[[int, Json], bytes]
     ping: Callable[[], bytes] = lambda: PING
@@ -47,11 +48,9 @@ OPENAI_WORDS = StreamDialect(lambda status, body: event(openai_error(status, bod
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """What a route asks of a model: `prepare` makes the generation in a thread, once `media` are decoded.
-
-    ``before`` is awaited first; it returns the media to use instead. ``headers`` are the reply's. ``salt``: see
-    `session_of`. ``ping_s``: seconds between pings of a stream while nothing else is sent, none below 1; None = as the
-    server's options say.
+    """A route's request to a model. `prepare` creates the generation in a thread, after `media` are decoded. ``before``
+    is awaited first and returns the media to use instead. ``headers`` are added to the reply. ``salt``: see
+    `session_of`. ``ping_s``: seconds between pings, 0 or less = none; None = as configured.
     """
 
     model: str | None
@@ -97,8 +96,9 @@ async def answer(
     words: StreamDialect = OPENAI_WORDS,
     before: Before | None = None,
 ) -> Response:
-    """The reply, streamed or whole as `body` says, with extra `headers`. `media`: what `prepare` wants decoded.
-    `before`: see `Ask`."""
+    """Return the reply, streamed or whole as `body` says, with extra `headers`. `media` are decoded for `prepare`.
+    `before`: see `GenerationRequest`.
+    """
     ask = GenerationRequest(
         *(body.model, prepare, media, headers, body.cache_salt or ""),
         ping_s=body.sse_ping_interval,
@@ -115,7 +115,7 @@ async def reply(request: Request, ask: GenerationRequest) -> Response:
 
 
 async def collected(request: Request, ask: GenerationRequest) -> tuple[Json | list[Json], Mapping[str, str] | None]:
-    """What the writer of a whole reply has written, and its headers. The client's disconnect cancels the request."""
+    """Return the whole reply and its headers. A disconnect cancels the request."""
     session = session_of(request, ask.keep_alive_s, ask.salt)
     try:
         found = await while_connected(request, _collect(session, ask))
@@ -137,7 +137,7 @@ async def _start(session: Session, ask: GenerationRequest) -> Generation:
 
 
 async def _collect(session: Session, ask: GenerationRequest) -> Json | list[Json]:
-    """Of what a model's process had said before it ended nobody was told: then it is asked once more."""
+    """Collect a whole reply; if the model's process ends meanwhile, the request is retried once."""
     try:
         return await _said(session, await _start(session, ask))
     except ModelEnded as ended:
@@ -167,7 +167,7 @@ async def _said(session: Session, generation: Generation) -> Json | list[Json]:
 
 
 async def _acted(generation: Generation) -> AsyncGenerator[bytes, None]:
-    """Call the tools that the server runs itself, after a round; yield the events that this makes."""
+    """Run the server-side tools after a round; yield their events."""
     if generation.follow_up is not None:
         async with contextlib.aclosing(generation.follow_up.act()) as events:
             async for event_ in events:
@@ -175,7 +175,7 @@ async def _acted(generation: Generation) -> AsyncGenerator[bytes, None]:
 
 
 async def _continued(session: Session, generation: Generation) -> bool:
-    """Begin the reply's next round. Return False if there is none."""
+    """Start the next round of the reply. Return False if there is none."""
     following = None if generation.follow_up is None else generation.follow_up.next()
     if following is None:
         return False
@@ -185,9 +185,9 @@ async def _continued(session: Session, generation: Generation) -> bool:
 
 
 async def stream(request: Request, ask: GenerationRequest) -> Response:
-    """A stream of events. It begins with the first event of the engine, so that what fails before has its status;
-    or, for a prompt or a load of the model that takes longer, when the first ping is due, so that proxies and agents
-    see life."""
+    """Return an event stream. It starts with the engine's first event, so that earlier failures have a status, or when
+    the first ping is due.
+    """
     session = session_of(request, ask.keep_alive_s, ask.salt)
     ping_s = services(request).options.sse_ping_interval_s if ask.ping_s is None else ask.ping_s
     conversation = request.headers.get(CONVERSATION)
@@ -220,7 +220,7 @@ async def stream(request: Request, ask: GenerationRequest) -> Response:
 async def _kept(
     request: Request, conversation: str, session: Session, ask: GenerationRequest, ping_s: float
 ) -> Response:
-    """A stream that goes on when its client has gone (`transport.streams.replay`). It begins as another one does."""
+    """Return a stream that continues when its client disconnects (`transport.streams.replay`)."""
     streams, owner, words = services(request).streams, stream_owner(request), ask.words
     stream = streams.open(owner, conversation)
     stream.is_loading = functools.partial(session.waits, ask.model)
@@ -258,9 +258,8 @@ async def _events(session: Session, ask: GenerationRequest) -> AsyncGenerator[by
 
 
 async def detached(request: Request, ask: GenerationRequest) -> AsyncGenerator[bytes, None]:
-    """Yield the events of a stream that does not end when the client of `request` disconnects.
-
-    It counts among its key's concurrent requests until it ends. Raises what fails before the first event.
+    """Yield the events of a stream that outlives its client. It counts among its key's concurrent requests until it
+    ends. Raises errors that occur before the first event.
     """
     leave: Callable[[], object] = request.scope.pop(PLACE, lambda: None)
     try:
@@ -327,8 +326,9 @@ def _give_up(starting: asyncio.Task[Generation], session: Session) -> None:
 async def _chunks(
     session: Session, generation: Generation, first: PromptEvents | None, words: StreamDialect, *, at_once: bool = False
 ) -> AsyncGenerator[bytes, None]:
-    """The stream's events, one at a time; or `at_once` those that are there together, as `Parts`, and in one piece
-    where the stream is far behind. An error is the last one, as in llama-server."""
+    """Yield the stream's events one at a time, or `at_once` available ones as `Parts`, in one piece if the stream is
+    far behind. An error is the last one, as in llama-server.
+    """
     writer = cast(StreamWriter, generation.writer)
     try:
         if first is None:

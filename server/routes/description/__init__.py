@@ -1,1 +1,1 @@
-"""The API in OpenAPI's words: `openapi` is the document, `operations` its endpoints, `replies` what they answer."""
+"""The OpenAPI document: `openapi` serves it, `operations` describes endpoints, `replies` their replies."""

@@ -53,7 +53,7 @@ _TYPES = {
 
 
 def document(app: FastAPI, routers: Sequence[APIRouter]) -> Json:
-    """The whole description (OpenAPI 3.1). Its paths begin where it lies itself."""
+    """Return the OpenAPI 3.1 document; its paths are relative to its own location."""
     made = get_openapi(title=app.title, version=app.version, description=_ABOUT, routes=app.routes)
     schemas = _Schemas()
     for router in routers:
@@ -75,13 +75,13 @@ _SECURITY: Json = {
 
 
 class _Schemas:
-    """The schemas of all types that were asked for, under names of their own."""
+    """The named schemas of all types used."""
 
     def __init__(self) -> None:
         self._named: dict[str, Json] = {}
 
     def of(self, kind: Any) -> Json:
-        """The schema of a type; what it is made of is among the `definitions`."""
+        """Return the schema of a type; referenced types are added to the definitions."""
         schema = TypeAdapter(kind).json_schema(ref_template=_REF)
         for name, each in schema.pop("$defs", {}).items():
             self._keep(name, each)
@@ -130,7 +130,7 @@ def _property(name: str, schema: Json) -> Json:
 
 
 def _fill(shown: Json, route: APIRoute, operation: Operation, schemas: _Schemas) -> None:
-    """Complete what FastAPI says of a route."""
+    """Complete FastAPI's description of a route."""
     text = _markdown(shown.pop("description", ""))
     shown["summary"] = re.split(r"(?<=[.;:]) ", text.split("\n\n")[0], maxsplit=1)[0].rstrip(".;:")
     shown["description"] = text

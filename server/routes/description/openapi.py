@@ -1,4 +1,4 @@
-"""`/openapi.json`, which `document` makes; `/docs`, whose assets come from a package instead of a CDN."""
+"""`/openapi.json` from `document`; `/docs` with assets from a package instead of a CDN."""
 
 from collections.abc import Sequence
 from importlib import resources
@@ -30,7 +30,7 @@ def openapi(request: Request) -> Response:
 
 @router.get("/docs")
 async def docs() -> Response:
-    """A page to read and try the API with. Its addresses are relative, so that it works behind any proxy's prefix."""
+    """Serve Swagger UI. Its URLs are relative, so it works under any proxy prefix."""
     return get_swagger_ui_html(
         openapi_url="openapi.json",
         title="Llamapool",

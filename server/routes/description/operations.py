@@ -29,7 +29,7 @@ from server.routes.description import replies as r
 Json = dict[str, Any]
 SSE, NDJSON, TEXT = "text/event-stream", "application/x-ndjson", "text/plain"
 FINDS = (404, 503)
-"""Of an endpoint that needs a model: there is none of that name; it can't be loaded, or the server stops."""
+"""Errors of an endpoint that needs a model: not found, failed to load, server stopping."""
 READS = (400, 408, 413, 415)
 RUNS = (*READS, *FINDS, 429, 501)
 """Of one that computes: the queue is full; the model can't do it."""
@@ -143,10 +143,9 @@ class Scale(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """``body`` and `example`: of the request. ``reply``: of 200, None where there is only text, or none at all.
-
-    ``stream``: of each event or line of `media`, where the reply may come as such. ``loads``: whether a model is loaded
-    for it, unless ``autoload`` in its query says otherwise.
+    """``body`` and `example` of the request. ``reply``: schema of 200, None for text or nothing. ``stream``: schema of
+    each event or line of `media`. ``loads``: whether it loads a model unless ``autoload`` in its query says
+    otherwise.
     """
 
     reply: Any = None

@@ -1,6 +1,5 @@
-"""The shapes of replies, for `/openapi.json` alone: what writes them writes bytes. A test holds real ones against them.
-
-Keys that are not always there are `NotRequired`. More keys may come.
+"""Reply types for `/openapi.json` only: writers produce bytes. A test compares them with real replies. Optional keys
+are `NotRequired`; more keys may be added.
 """
 
 from typing import Any, Literal, NotRequired
@@ -575,7 +574,7 @@ class DeviceMemory(TypedDict):
 
 
 class ModelMemory(TypedDict):
-    """What a model takes on each device, and what was chosen for it because of the memory."""
+    """The memory of a model by device, and what was chosen to fit it."""
 
     devices: dict[str, DeviceMemory]
     notes: list[str]

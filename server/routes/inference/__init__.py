@@ -1,5 +1,4 @@
-"""What clients ask of a model, one file for each folder of `server.dialects`; beside them `streams`, the replies that
-go on without their client, and `tokens`."""
+"""Inference endpoints, one file per folder of `server.dialects`, plus `streams` (resumable replies) and `tokens`."""
 
 from fastapi import APIRouter
 

@@ -21,7 +21,7 @@ router = APIRouter(tags=["chat"])
 @router.post("/v1/chat/completions")
 @router.post("/chat/completions")
 async def chat_completions(request: Request) -> Response:
-    """OpenAI chat completions, with llama.cpp's sampling fields beside OpenAI's."""
+    """OpenAI chat completions, with llama.cpp's sampling fields."""
     chat, headers = await read_as(request, _read)
     detailed = services(request).options.verbose
     prepare = verbosely(lambda model, seen: chat_generation(chat, model, seen), chat.body, default=detailed)
@@ -63,13 +63,11 @@ async def post_apply_template(request: Request) -> Response:
 
 @router.post("/v1/chat/completions/control")
 async def control(request: Request) -> Response:
-    """``{"id": completion, "action": "reasoning_end"}`` ends the thoughts of a chat that was started with
-    ``reasoning_control``; ``"cancel"``, which llama-server doesn't have, ends any request: its client gets an error.
-    What can't be reached is no error but ``"success": false`` with a message.
+    """``{"id": completion, "action": "reasoning_end"}`` ends the reasoning of a chat started with
+    ``reasoning_control``; ``"cancel"`` (not in llama-server) ends any request, whose client gets an error.
 
-    A key reaches what was asked with keys of its name, or all where it sees all.
-
-    Ids are unique in the server, so ``model`` may be left out with several models, too.
+    An unknown id is ``"success": false`` with a message. A key can control requests of keys with its name, or all if
+    it may see all. ``model`` may be omitted, since ids are unique.
     """
     used = services(request)
     wanted = read_control(await read_json(request))

@@ -23,7 +23,7 @@ _INFILL = INNER_FIELDS | fields_of(InfillBody, input_extra=Fields("filename text
 
 @router.post("/v1/completions")
 async def openai_completions(request: Request) -> Response:
-    """OpenAI completions, with llama.cpp's sampling fields beside OpenAI's."""
+    """OpenAI completions, with llama.cpp's sampling fields."""
     completion, headers = await read_as(
         request, lambda given: (read_completion(given), warning_headers(given, _OPENAI))
     )

@@ -1,4 +1,4 @@
-"""Ollama's API (github.com/ollama/ollama, docs/api.md). What only Ollama's own store of models can do is refused."""
+"""Ollama's API (github.com/ollama/ollama, docs/api.md). Operations that need Ollama's own model store are refused."""
 
 from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import aclosing, suppress
@@ -58,7 +58,7 @@ router = APIRouter(prefix="/api", tags=["ollama"])
 
 _WORDS = StreamDialect(error_line, media_type=NDJSON_TYPE)
 VERSION = "0.24.0"
-"""The Ollama whose API this is; its clients ask before they use what is new."""
+"""The Ollama version whose API this is; clients check it before using new features."""
 
 
 @router.get("/version")
@@ -81,7 +81,7 @@ async def list_running(request: Request) -> Response:
 
 @router.post("/show")
 async def show(request: Request) -> Response:
-    """One model's template, parameters and facts, which stand in its file: it is not loaded for them."""
+    """Return a model's template, parameters and facts from its file, without loading it."""
     given = await read_json(request)
     return json_reply(shown(await services(request).pool.describe(_model(given))))
 
@@ -95,7 +95,7 @@ async def post_chat(request: Request) -> Response:
 
 @router.post("/generate")
 async def post_generate(request: Request) -> Response:
-    """As `/api/chat`, of a prompt: a user's message, a whole prompt (``raw``), or what is in front of a ``suffix``."""
+    """As `/api/chat`, for a prompt: a user message, a raw prompt (``raw``), or a prefix with a ``suffix``."""
     return await _ask(request, read_generate, GENERATE_FIELDS)
 
 
@@ -130,7 +130,7 @@ async def post_embed(request: Request) -> Response:
 
 @router.post("/embeddings")
 async def post_embeddings(request: Request) -> Response:
-    """The vector of one text, as the model gives it; `/api/embed` has come after it."""
+    """Return the embedding of one text; superseded by `/api/embed`."""
     read = await read_able(request, "embed", lambda given: (read_old_embed(given), _unused(given, OLD_EMBED_FIELDS)))
     return await _embed(request, *read)
 
@@ -149,11 +149,9 @@ async def _embed(request: Request, wanted: Embed, unused: list[str]) -> Response
 
 @router.post("/pull")
 async def pull(request: Request) -> Response:
-    """Download ``owner/name[:quantization]`` of the hub: lines of its progress, or the last with ``"stream": false``.
-
-    Nothing to do for a model that is there; one that a repository's name means is brought up to date where its hub
-    can be asked. A download that is under way is followed; one that was begun here stops
-    when its client leaves, and goes on from there with the next pull.
+    """Download ``owner/name[:quantization]``: lines of progress, or the last one with ``"stream": false``. Updates an
+    existing model if its hub is reachable. Follows a running download; a download started here stops when its client
+    disconnects and resumes at the next pull.
     """
     given = await read_json(request)
     streams = given.get("stream")
@@ -261,7 +259,7 @@ def _only_ollamas(what: str) -> NotSupported:
 
 
 def keep_alive(request: Request, wanted_s: float | None) -> tuple[float | None, list[str]]:
-    """What of ``keep_alive`` counts, and what to say of it: it frees models, so it is for who may load and unload."""
+    """Return the effective ``keep_alive`` and a warning: it frees models, so it needs permission to load and unload."""
     if wanted_s is None or request.scope.get(MANAGES):
         return wanted_s, []
     return None, ["keep_alive: is left to who may load and unload models"]

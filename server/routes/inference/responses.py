@@ -83,7 +83,7 @@ class ConnectionMemory:
 @router.post("/v1/responses")
 @router.post("/responses")
 async def create_response(request: Request) -> Response:
-    """OpenAI's Responses, with llama.cpp's fields beside OpenAI's."""
+    """OpenAI Responses, with llama.cpp's fields."""
     asked, headers = await _read(request)
     response_id = new_response_id()
     writers: list[ResponseStream] = []
@@ -304,7 +304,7 @@ async def _start_in_background(
 @router.post("/v1/responses/input_tokens")
 @router.post("/responses/input_tokens")
 async def count_input_tokens(request: Request) -> Response:
-    """How many tokens the prompt of such a body has, without generating."""
+    """Return the number of prompt tokens of a body without generating."""
     asked, headers = await _read(request)
     return await compute(
         request,

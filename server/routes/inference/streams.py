@@ -1,6 +1,5 @@
-"""Streams that go on without their client (`transport.streams.replay`): read again, looked up, stopped.
-
-Paths, statuses and words are llama-server's (tools/server/server-stream.cpp, server-models.cpp).
+"""Streams that continue without their client (`transport.streams.replay`): read again, looked up, stopped. Paths,
+statuses and messages are llama-server's (tools/server/server-stream.cpp, server-models.cpp).
 """
 
 from typing import Any
@@ -21,8 +20,9 @@ _GONE = "Stream not found or expired"
 
 @router.get("/v1/stream")
 async def read_stream(request: Request, conv_id: str = "") -> Response:
-    """The stream of a conversation from the byte ``from`` on: what was sent, then what comes. 503 while its model is
-    being loaded, 400 where that byte is forgotten."""
+    """Return a conversation's stream from byte ``from``. 503 while its model is loading, 400 if that byte is no longer
+    stored.
+    """
     stream = services(request).streams.find(stream_owner(request), _named(conv_id))
     if stream is None:
         raise NotFound(_GONE)
@@ -41,8 +41,9 @@ async def read_stream(request: Request, conv_id: str = "") -> Response:
 
 @router.post("/v1/streams/lookup")
 async def look_up_streams(request: Request) -> Response:
-    """The state of those streams of ``{"conversation_ids": [...]}`` that there are, with variants ``{id}::{model}``;
-    there is no list of all."""
+    """Return the state of the existing streams among ``{"conversation_ids": [...]}``, with variants
+    ``{id}::{model}``.
+    """
     wanted = (await read_json(request)).get("conversation_ids")
     names = [name for name in wanted if isinstance(name, str) and name] if isinstance(wanted, list) else []
     return json_reply([stream_object(s) for s in services(request).streams.of(stream_owner(request), names)])
@@ -50,7 +51,7 @@ async def look_up_streams(request: Request) -> Response:
 
 @router.delete("/v1/stream")
 async def stop_stream(request: Request, conv_id: str = "") -> Response:
-    """Stop a conversation's stream, and what computes it. 204, also where there is none."""
+    """Stop a conversation's stream and its generation. Returns 204, also if there is none."""
     stream = services(request).streams.stop(stream_owner(request), _named(conv_id))
     if stream is not None:
         await stream.stopped()

@@ -33,7 +33,9 @@ async def post_tokenize(request: Request) -> Response:
 
 @router.get("/tokenizer_info")
 async def tokenizer_info(request: Request, model: str = "") -> Response:
-    """vLLM's: what a client needs beside `/tokenize` to count tokens as the model does (lm-evaluation-harness)."""
+    """vLLM's endpoint: what a client needs besides `/tokenize` to count tokens as the model does
+    (lm-evaluation-harness).
+    """
     used = services(request)
     state = used.pool.state(model or None)
     if state.facts is None:

@@ -1,4 +1,4 @@
-"""What the server says about itself and its models, and what changes them."""
+"""Status and administration of the server and its models."""
 
 from fastapi import APIRouter
 

@@ -43,11 +43,12 @@ class SlotCounts:
 @router.get("/health")
 @router.get("/v1/health")
 async def health(request: Request, model: str = "", fail_on_no_slot: str = "") -> Response:
-    """llama-server's: 503 "Loading model" while the only model loads. With several models the server itself counts.
+    """llama-server's health: 503 "Loading model" while the only model loads; with several models the server's own
+    state.
 
-    ``slots_idle`` and ``slots_processing`` are those of all loaded models; with ``?model=`` of that one, whose state
-    then decides, too. With ``?fail_on_no_slot=1`` 503 when none is idle, in the words of llama-server's early
-    versions, which had all of these. Where there are keys, who gives none hears the status alone.
+    ``slots_idle`` and ``slots_processing`` count all loaded models, or those of ``?model=``, whose state then
+    decides. ``?fail_on_no_slot=1`` returns 503 if no slot is idle, as llama-server's early versions. Without a valid
+    key only the status is returned if there are keys.
     """
     told = knows_all(request)
     if model and not told:
@@ -68,8 +69,7 @@ async def health(request: Request, model: str = "", fail_on_no_slot: str = "") -
 
 @router.get("/")
 async def root(request: Request) -> Response:
-    """The web page; 404 with ``--no-ui``. A HEAD always finds a server here: Ollama's clients send one before
-    anything else."""
+    """Serve the web UI; 404 with ``--no-ui``. HEAD always succeeds, because Ollama's clients send one first."""
     if request.scope.get(HEAD_ONLY):
         return Response("Llamapool is running", media_type="text/plain")
     raise NotFound("File Not Found")
@@ -77,9 +77,8 @@ async def root(request: Request) -> Response:
 
 @router.get("/livez")
 async def livez(request: Request) -> Response:
-    """200 for as long as the event loop runs and steps end: what fails it deserves a restart.
-
-    ``memory`` says that little is left; a restart would not serve those who wait for it.
+    """Return 200 while the event loop runs and steps end; a failure deserves a restart. ``memory`` reports low memory,
+    which a restart would not help.
     """
     if services(request).pool.hangs:
         raise Unavailable("a step hangs; only a restart ends it")
@@ -109,7 +108,7 @@ async def readyz(request: Request) -> Response:
 
 
 def knows_all(request: Request) -> bool:
-    """Whether names and reasons are for whoever asks: there are no keys, or it gave one."""
+    """Whether the caller may see names and reasons: there are no keys, or it sent one."""
     return request.scope.get(CALLER) is not None
 
 

@@ -14,7 +14,7 @@ router = APIRouter(tags=["models"])
 
 @router.get("/lora-adapters")
 async def adapters(request: Request, model: str = "") -> Response:
-    """The loaded adapters with their scales. Loads or wakes the model, unless ``autoload`` says no."""
+    """Return the loaded adapters with their scales. Loads or wakes the model unless ``autoload`` is off."""
     with await lease_for(request, model or None) as lease:
         shown = adapter_objects(lease.model.engine.adapters, lease.model.vocab)
     if not sees_files(request):
@@ -25,7 +25,7 @@ async def adapters(request: Request, model: str = "") -> Response:
 
 @router.post("/lora-adapters")
 async def set_adapters(request: Request, model: str = "") -> Response:
-    """Set the scales for requests that come from now on; adapters that are not named are switched off."""
+    """Set default scales for new requests; adapters that are not listed are disabled."""
     body = await read_array(request)
     with await lease_for(request, model or None) as lease:
         engine = lease.model.engine

@@ -95,7 +95,7 @@ async def unload_model(request: Request) -> Response:
 
 @router.post("/models/pin")
 async def pin_model(request: Request) -> Response:
-    """Keep ``{"model": id, "pinned": true}`` loaded, whoever else has no room; until the server ends."""
+    """Pin ``{"model": id, "pinned": true}`` until the server ends."""
     body = await read_json(request)
     pinned = body.get("pinned", True)
     if not isinstance(pinned, bool):
@@ -121,7 +121,7 @@ async def remove_model(request: Request, model: str = "") -> Response:
 
 
 async def reload_models(pool: Pool) -> None:
-    """Raises `Unavailable` where what is configured can't be read any more: the client can't help it."""
+    """Reload the configuration. Raises `Unavailable` if it cannot be read."""
     try:
         await pool.reload()
     except ConfigError as error:
@@ -202,8 +202,9 @@ def model_object(state: ModelState, *, whole: bool = False) -> dict[str, Any]:
 
 
 def status_object(state: ModelState, *, whole: bool) -> dict[str, Any]:
-    """The router's ``status``. A model here is no process of its own; ``args`` would serve it as one. They and the
-    preset name files: `whole` is for who may know of these."""
+    """Return the router's ``status``; ``args`` would serve the model alone. They and the preset contain file names,
+    shown only if `whole`.
+    """
     shown: dict[str, Any] = {
         "value": _STATUS_NAMES.get(state.status, state.status.value),
         "args": list(state.spec.args) if whole else [],
@@ -240,13 +241,13 @@ def _facts_object(facts: ModelFacts) -> dict[str, Any]:
 
 
 def memory_object(facts: ModelFacts) -> dict[str, Any]:
-    """What the model takes, in bytes by device, and what was chosen because of the memory. Not llama-server's."""
+    """Return the model's memory in bytes by device, and what was chosen to fit it. Not in llama-server."""
     devices = {name: asdict(taken) for name, taken in facts.footprint.items()}
     return {"devices": devices, "notes": list(facts.fit.notes) if facts.fit else []}
 
 
 def capabilities(state: ModelState) -> list[str]:
-    """What the model does, in Ollama's words; llama-server says completion of every model."""
+    """Return the model's capabilities in Ollama's words; llama-server reports completion for every model."""
     spec, info = state.spec, state.info
     generates = info.generates if info else spec.configured_for("generate")
     embeds = info.embeds if info else not generates
@@ -257,7 +258,7 @@ def capabilities(state: ModelState) -> list[str]:
 
 
 def input_media(state: ModelState) -> list[str]:
-    """What it takes beside text (server-models.cpp, get_router_models)."""
+    """Return its input modalities besides text (server-models.cpp, get_router_models)."""
     return [kind for kind in ("image", "audio") if kind in state.media]
 
 

@@ -1,4 +1,4 @@
-"""What the web page asks its server for, beside the API: live data; and what llama-server's page asks for."""
+"""Endpoints of the web UI besides the API: live data; and those that llama-server's UI needs."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -32,7 +32,7 @@ _OFF = {"error": {"code": 403, "message": "this feature is disabled", "type": "f
 
 @router.get("/page/live")
 async def live(request: Request) -> Response:
-    """What engines do, the last requests and the last hour, as events (`server.web.live`)."""
+    """Stream engine activity, recent requests and the last hour as events (`server.web.live`)."""
     used = services(request)
     used.live.begin()
     return event_stream(request, used.live.events(used.draining), on_close=used.live.end, ping_s=0)
@@ -40,7 +40,7 @@ async def live(request: Request) -> Response:
 
 @router.get("/page/config")
 async def config(request: Request) -> Response:
-    """What the page begins with."""
+    """Return the web UI's default settings."""
     used = services(request)
     has_tools = bool(used.tools or used.mcp.configured)
     known = {"settings": used.options.ui_settings, "tools": has_tools, "log_bodies": used.bodies.on}
@@ -55,7 +55,7 @@ async def log(request: Request, after: int = 0) -> Response:
 
 @router.get("/page/bodies")
 async def bodies(request: Request, request_id: Annotated[str, Query(alias="id")] = "") -> Response:
-    """What the request with that ``X-Request-Id`` asked, and what was replied; only where ``log_bodies`` is on."""
+    """Return the bodies of the request with this ``X-Request-Id`` and of its reply; needs ``log_bodies``."""
     found = services(request).bodies.of(request_id)
     if found is None:
         raise NotFound("its bodies were not kept: log_bodies is off, or others came after it")
@@ -85,7 +85,7 @@ async def _events(found: AsyncGenerator[dict[str, Any], None]) -> AsyncGenerator
 @router.get("/cors-proxy")
 @router.post("/cors-proxy")
 async def cors_proxy(request: Request, url: str = "") -> Response:
-    """What the address ``url`` says to the same request, for a page's MCP clients. 403 without ``--ui-mcp-proxy``."""
+    """Forward the request to ``url``, for a UI's MCP clients. 403 without ``--ui-mcp-proxy``."""
     if not services(request).options.proxy:
         return json_reply(_OFF, status=403)
     return await forward(request, url, await read_body(request))

@@ -1,4 +1,6 @@
-"""What a model and the server are (tools/server/server-context.cpp, get_res_props; server-models.cpp for several)."""
+"""Properties of a model and of the server (tools/server/server-context.cpp, get_res_props; server-models.cpp for
+several models).
+"""
 
 from typing import Any
 
@@ -23,8 +25,8 @@ MEDIA_MARKER = "<__media__>"
 
 @router.get("/props")
 async def props(request: Request, model: str = "") -> Response:
-    """A model's properties. A sleeping model is not woken for them; an unloaded one is loaded unless ``autoload``
-    says no. With several models that generate and none named: the server's own.
+    """Return a model's properties. A sleeping model is not woken; an unloaded one is loaded unless ``autoload`` is off.
+    With several models and none named: the server's own.
     """
     used = services(request)
     states = used.pool.states()
@@ -43,8 +45,8 @@ async def props(request: Request, model: str = "") -> Response:
 
 @router.post("/props")
 async def change_props(request: Request) -> Response:
-    """``{"success": true}`` where the server was started with ``--props``. As in llama-server there is no property
-    yet that it changes; one that the client means to change is refused by name, where llama-server says success.
+    """Return ``{"success": true}`` if started with ``--props``. As in llama-server no property can be changed; an
+    attempt is refused with its name, where llama-server reports success.
     """
     used = services(request)
     if not used.options.props:
