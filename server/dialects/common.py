@@ -199,8 +199,11 @@ def _openai_code(status: int, detail: Json) -> str:
 def speaks_openai(path: str) -> bool:
     """Return whether the endpoint at `path` (with any prefix) reports errors as OpenAI's API does.
 
-    These are the endpoints under ``/v1`` that no other dialect claims, and llama-server's other names of them.
+    These are the endpoints under ``/v1`` that no other dialect claims, and llama-server's other names of them. Health
+    checks stay llama-server's.
     """
+    if path.endswith("/v1/health"):
+        return False
     return "/v1/" in path or path.endswith(_UNVERSIONED) or "/responses/" in path
 
 

@@ -18,7 +18,7 @@ CHAT = {"messages": [{"role": "user", "content": "What is the capital of France?
 def model_process(server: RealServer) -> int:
     """The number of the model's process."""
     task = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children").read_text()
-    found = [int(pid) for pid in task.split() if "isolated.child" in Path(f"/proc/{pid}/cmdline").read_text()]
+    found = [int(pid) for pid in task.split() if "worker.child" in Path(f"/proc/{pid}/cmdline").read_text()]
     assert len(found) == 1
     return found[0]
 

@@ -54,7 +54,7 @@ def test_the_first_screen_has_no_time_on_a_terminal() -> None:
     screen = record("  try", name="server.startup_banner", bare=True)
     how = partial(as_text, prefix=True, timestamps=True, colors=False)
     assert formatter(partial(how, screen=True)).format(screen) == "  try"
-    assert formatter(partial(how, screen=False)).format(screen).endswith(" I first_screen:   try")
+    assert formatter(partial(how, screen=False)).format(screen).endswith(" I startup_banner:   try")
 
 
 def test_what_a_line_is_about_follows_its_message() -> None:

@@ -102,7 +102,9 @@ async def test_a_model_that_sees_nothing_says_what_it_is_told_instead(serve: Ser
         counted = await api.client.post("/v1/chat/completions/input_tokens", json=body)
     told = "messages.0.content.1.type: [image: not shown, this model takes none]"
     for each in (reply, counted):
-        assert each.headers["x-llamapool-warning"] == f"tools of type 'web_search' are left out; {told}"
+        assert each.headers["x-llamapool-warning"] == (
+            f"tools of type 'web_search' are left out: only the provider's servers execute them; {told}"
+        )
 
 
 async def test_pictures_beyond_what_is_fetched_are_left_out_of_the_history(hearing: Api) -> None:

@@ -98,7 +98,7 @@ async def test_what_can_be_left_out_is_named_in_a_header(serve: Serve, stream: b
         reply = await api.client.post(URL, json=asked)
     assert reply.status_code == 200
     told = reply.headers["X-Llamapool-Warning"].split("; ")
-    assert [warning.split(" ")[0] for warning in told] == ["tools", "encrypted_content"]
+    assert [warning.split(" ")[0] for warning in told] == ["tools", "input"]
 
 
 @pytest.mark.parametrize("stream", [False, True])

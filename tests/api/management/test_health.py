@@ -135,8 +135,10 @@ async def test_while_the_only_model_loads_it_says_so(serve: Serve) -> None:
             assert (reply.status_code, reply.json()) == (503, LOADING)
         assert (await api.client.get("/readyz")).status_code == 503
         assert (await api.client.get("/livez")).status_code == 200
-        reply = await api.client.post("/v1/completions", json={"prompt": "x"})
+        reply = await api.client.post("/completion", json={"prompt": "x"})
         assert (reply.status_code, reply.json()) == (503, LOADING)
+        reply = await api.client.post("/v1/completions", json={"prompt": "x"})
+        assert (reply.status_code, reply.json()["error"]["code"]) == (503, "service_unavailable")
         events = api.pool.subscribe()
         gate.set()
         async for _ in events:
@@ -200,7 +202,7 @@ async def test_a_step_that_hangs_is_seen_by_all_who_ask_for_health(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("server.app.WATCH_EVERY_S", 0.005)
-    monkeypatch.setattr("server.engine.instances.HUNG_S", 0.01)
+    monkeypatch.setattr("server.engine.instances.JOIN_POLL_S", 0.01)
     begun, end = threading.Event(), threading.Event()
 
     def hang(_entries: object) -> None:

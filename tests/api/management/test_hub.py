@@ -489,7 +489,7 @@ async def test_ollamas_clients_pull_and_delete(remote: StandInHub, tmp_path: Pat
 
 
 async def test_a_pull_that_fails_says_why(remote: StandInHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("server.hub.remote.Patience", lambda: RetryPolicy(retries=0, wait_s=0))
+    monkeypatch.setattr("server.hub.remote.RetryPolicy", lambda: RetryPolicy(retries=0, wait_s=0))
     remote.repositories["org/broken"] = {"model-Q8_0.gguf": GGUF}
     remote.wrong = b"no model"
     async with serving(remote, tmp_path) as api:

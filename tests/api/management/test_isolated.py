@@ -190,7 +190,7 @@ def environment_of_child() -> dict[str, str]:
     """The environment of a model's process; empty while there is none (Linux)."""
     me = os.getpid()
     for child in Path(f"/proc/{me}/task/{me}/children").read_text().split():
-        if "isolated.child" in Path(f"/proc/{child}/cmdline").read_text():
+        if "worker.child" in Path(f"/proc/{child}/cmdline").read_text():
             lines = Path(f"/proc/{child}/environ").read_text().split("\0")
             return dict(line.split("=", 1) for line in lines if line)
     return {}

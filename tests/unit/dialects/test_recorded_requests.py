@@ -38,6 +38,7 @@ READERS: Mapping[str, Callable[[Any], Conversation]] = {
     "/api/chat": lambda body: cast(Conversation, read_ollama_chat(body).conversation),
 }
 HISTORY = ("system", "instructions", "messages", "input")  # the fields of a body that hold a conversation
+SYSTEM = ("system", "instructions")
 THOUGHTS = frozenset({"thinking", "reasoning", "reasoning_content", "redacted_thinking"})
 PLACEHOLDER = re.compile(r"Txt\d{3,}q")
 
@@ -49,7 +50,8 @@ def bodies() -> dict[str, tuple[str, dict[str, Any]]]:
 
 
 def texts(value: Any, *, in_result: bool = False) -> Iterator[tuple[str, bool]]:
-    """The placeholders of a conversation in order, and whether each stands in a tool's result. Thoughts may be lost."""
+    """The placeholders of a conversation in order, and whether each may appear anywhere: in a tool's result, or in a
+    system message, which some templates render before the last user message. Reasoning may be lost."""
     if isinstance(value, str):
         for found in PLACEHOLDER.findall(value):
             yield found, in_result
@@ -58,7 +60,7 @@ def texts(value: Any, *, in_result: bool = False) -> Iterator[tuple[str, bool]]:
             yield from texts(inner, in_result=in_result)
     elif isinstance(value, dict) and value.get("type") not in THOUGHTS:
         kind = value.get("type") or value.get("role") or ""
-        within = in_result or kind in ("tool", "tool_result") or kind.endswith("_output")
+        within = in_result or kind in ("tool", "tool_result", "system", "developer") or kind.endswith("_output")
         for key, inner in value.items():
             if key not in THOUGHTS:
                 yield from texts(inner, in_result=within)
@@ -67,7 +69,12 @@ def texts(value: Any, *, in_result: bool = False) -> Iterator[tuple[str, bool]]:
 def lost(body: Mapping[str, Any], prompt: str) -> list[str]:
     """Texts that `prompt` does not show, or, outside of tools' results, not behind the one before."""
     found, at = [], 0
-    for text, in_result in texts([body[field] for field in HISTORY if field in body]):
+    given = [
+        {"type": "system", "text": body[field]} if field in SYSTEM else body[field]
+        for field in HISTORY
+        if field in body
+    ]
+    for text, in_result in texts(given):
         place = prompt.find(text, 0 if in_result else at)
         if place < 0:
             found.append(text)

@@ -284,7 +284,10 @@ def test_errors_have_llama_servers_words(pair: Pair, field: dict[str, Any]) -> N
     ours, theirs = pair.request("POST", "/completion", {"prompt": "x", "n_predict": 1, **field})
     assert (ours.status, theirs.status) == (400, 400), (ours.body[:300], theirs.body[:300])
     mine, other = ours.json()["error"], theirs.json()["error"]
-    assert mine["message"] == other["message"].replace("[json.exception.type_error.302] ", "")
+    expected = other["message"].replace("[json.exception.type_error.302] ", "")
+    if "n_cmpl" in field:  # choices above the number of slots run in turns here
+        expected = expected.replace("value <= 8", "value <= 128")
+    assert mine["message"] == expected
     assert (mine["code"], mine["type"]) == (other["code"], other["type"])
 
 
