@@ -1,5 +1,5 @@
-"""HTTP plumbing shared by every route: bodies in, errors and event streams out, keys, CORS, the access log.
+"""HTTP plumbing shared by all routes: request bodies, errors, event streams, keys, CORS, the access log.
 
-`access` is who may ask for what (keys, scopes, limits, pages of other sites), `bodies` what is read, and how much of
-it, `streams` what is written for as long as its client is there, or longer.
+`access` authenticates and authorizes (keys, scopes, limits, cross-origin checks), `bodies` reads and limits bodies,
+`streams` writes replies.
 """

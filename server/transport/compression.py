@@ -9,7 +9,7 @@ _LEVEL = 3  # at 9 text and vectors are 4% smaller, and text takes more than twi
 
 
 class Compression:
-    """Around the application. Starlette's middleware does the work and knows what must not be compressed."""
+    """Compresses replies with Starlette's middleware, which knows what must not be compressed."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._plain = app

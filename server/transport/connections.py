@@ -21,8 +21,9 @@ class TooManyConnections(Unavailable):
 
 
 def most_connections(wanted: int, *, tls: bool = False) -> int:
-    """How many this process may have; `wanted` 0 = as many as descriptors allow. Asks the system for more of them, with
-    `tls` for handshakes beside them, too."""
+    """Return the connection limit of this process; `wanted` 0 = as many as file descriptors allow. Raises the
+    descriptor limit, with `tls` also for handshakes.
+    """
     places = wanted or MOST
     n_descriptors = _descriptors(places + (most_handshakes(places) if tls else 0) + _FOR_OTHERS)
     left = max(n_descriptors - _FOR_OTHERS, n_descriptors // 2)
@@ -30,7 +31,7 @@ def most_connections(wanted: int, *, tls: bool = False) -> int:
 
 
 def most_handshakes(most: int) -> int:
-    """How many TLS handshakes there may be beside `most` connections."""
+    """Return how many TLS handshakes are allowed besides `most` connections."""
     return max(most // _PER_HANDSHAKE, _LEAST_HANDSHAKES)
 
 

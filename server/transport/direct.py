@@ -1,8 +1,8 @@
-"""The short way to most endpoints: those at a fixed path that take nothing but the request are found in a dictionary.
+"""A fast path to endpoints at fixed paths that need only the request: they are found in a dictionary.
 
-FastAPI tries its routers and their routes one after the other, and wraps each call in stacks, scopes and dependencies
-that such an endpoint has no use for: a third of what a one-token chat costs this side of the model. Everything else
-(paths with parameters, queries, wrong methods, unknown paths) goes to the application as before.
+FastAPI tries routers and routes one after the other and wraps each call in exit stacks and dependencies that such an
+endpoint does not need: a third of the server's cost of a one-token chat. Everything else (path parameters, queries,
+wrong methods, unknown paths) goes to the application.
 """
 
 import inspect
@@ -23,14 +23,14 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 
 @dataclass(frozen=True, slots=True)
 class DirectRoute:
-    """``path`` is what metrics count it as."""
+    """``path`` is the label in metrics."""
 
     path: str
     endpoint: Endpoint
 
 
 class DirectRoutes:
-    """Serves what it can itself, the rest through `behind`, which is `app` with its middleware."""
+    """Serves direct routes itself, everything else through `behind`, which is `app` with its middleware."""
 
     def __init__(self, app: FastAPI, behind: ASGIApp, routers: Iterable[APIRouter]) -> None:
         self._app = app
@@ -38,7 +38,7 @@ class DirectRoutes:
         self._routes = dict(_direct(routers))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one connection of any kind. What fails before the reply begins is answered here."""
+        """Serve one connection. Errors before the reply starts are answered here."""
         target: Target | None = scope.get(TARGET)  # none for a lifespan
         route = None if target is None else self._routes.get((target.method, target.path))
         if route is None:

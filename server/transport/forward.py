@@ -1,8 +1,8 @@
-"""A way past a browser's same-origin rule for the page's MCP clients: llama-server's ``--ui-mcp-proxy``
-(tools/server/server-cors-proxy.h). Off unless it is asked for, since it reaches whatever this machine reaches.
+"""The proxy for a UI's MCP clients: llama-server's ``--ui-mcp-proxy`` (tools/server/server-cors-proxy.h). Off by
+default, because it reaches whatever this machine reaches.
 
-Of the request's headers only those with a prefix go on, without it, so that no key or cookie of this server's leaves.
-What comes back can't act as a page of this server: its type is not guessed, and scripts in it don't run.
+Only headers with a prefix are forwarded, without the prefix, so no key or cookie of this server leaks. Replies
+cannot act as pages of this server: their type is not guessed and scripts do not run.
 """
 
 from collections.abc import AsyncGenerator, Iterable
@@ -24,7 +24,7 @@ _TIMEOUTS = dict.fromkeys(("connect", "read", "write", "pool"), TIMEOUT_S)
 
 
 async def forward(request: Request, url: str, body: bytes) -> Response:
-    """The reply of `url` to the same method and `body`, as it comes. Raises `InvalidRequest`, `Unavailable`."""
+    """Return the reply of `url` to the same method and `body`. Raises `InvalidRequest`, `Unavailable`."""
     target, host = _target(url)
     headers = [(b"Host", host), (b"Accept-Encoding", b"identity"), *_forwarded(request.headers.raw)]
     stack = AsyncExitStack()

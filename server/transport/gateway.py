@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 access = logging.getLogger("server.access")
 
 OnEnd = Callable[[Record], None]
-"""Told of each request when it has ended."""
+"""Called for each request when it has ended."""
 
 UNMATCHED = "unmatched"
 CLIENT_GONE = 499
@@ -55,14 +55,14 @@ _SERVER = (b"server", b"llamapool")
 
 
 class _Held:
-    """Stands in for a transport and keeps what is written."""
+    """A transport stand-in that buffers writes."""
 
     def __init__(self, written: list[bytes]) -> None:
         self.write = written.append
 
 
 class _Exchange:
-    """One request and what became of its reply."""
+    """One request and the state of its reply."""
 
     __slots__ = ("_extra", "_send", "limits", "record")
 
@@ -92,7 +92,7 @@ class _Exchange:
         await self._send(message)
 
     async def _send_parts(self, parts: Sequence[bytes]) -> None:
-        """Each as a chunk of its own, all with one write; a server that is not uvicorn writes each."""
+        """Send each part as a chunk, all with one write; under other servers than uvicorn with one write each."""
         cycle = getattr(self._send, "__self__", None)
         transport = getattr(cycle, "transport", None)
         written: list[bytes] = []
@@ -108,10 +108,8 @@ class _Exchange:
                     transport.write(b"".join(written))
 
     def abort(self) -> None:
-        """Drop the connection with what is still buffered.
-
-        ASGI has no word for it, and closing would wait for a client that reads nothing; uvicorn's `send` is a
-        method of the object that knows the transport.
+        """Drop the connection with its buffer. ASGI cannot express this, and closing would wait for a client that does
+        not read; uvicorn's `send` is a method of the object that knows the transport.
         """
         transport = getattr(getattr(self._send, "__self__", None), "transport", None)
         if transport is not None:
@@ -119,7 +117,9 @@ class _Exchange:
 
 
 class Gateway:
-    """Wraps the application. While `draining` is set, new requests are refused. `is_page` tells the web UI's files."""
+    """Wraps the application. While `draining` is set, new requests are refused. `is_page` recognizes the web UI's
+    files.
+    """
 
     def __init__(
         self,
@@ -219,9 +219,8 @@ class Gateway:
             self._record(scope, exchange)
 
     def _admit(self, scope: Scope, headers: Mapping[bytes, bytes]) -> Key | None:
-        """Whose request it is. Raises `NotFound` for what is answered at the administration's port alone.
-
-        And raises unless a key fits, or none is needed and it is no page's of another site.
+        """Authenticate and authorize the request. Raises `NotFound` for endpoints of the administration port; raises
+        unless a key is valid, or none is needed and the request does not come from another site's page.
         """
         target = _target(scope)
         elsewhere = bool(self._admin_port) and (scope.get("server") or ("", 0))[1] != self._admin_port
@@ -246,7 +245,7 @@ class Gateway:
             self._record(scope, exchange)
 
     async def _fail(self, error: Exception, scope: Scope, receive: Receive, exchange: _Exchange) -> None:
-        """A fault that no handler answered: as a reply if none has begun, else by ending the connection."""
+        """Answer an error that no handler answered, or end the connection if the reply has started."""
         record = exchange.record
         record.error = record.error or reason_of(error)
         if isinstance(error, AuthenticationFailed):
@@ -305,7 +304,7 @@ def _outside(target: Target) -> Response:
 
 
 def request_id(headers: Mapping[bytes, bytes]) -> bytes:
-    """The client's X-Request-Id where it is plain text of a sane length, else a new one."""
+    """Return the client's X-Request-Id if it is short plain text, otherwise a new one."""
     given = headers.get(b"x-request-id")
     if given is not None and _REQUEST_ID.fullmatch(given):
         return given
@@ -313,6 +312,6 @@ def request_id(headers: Mapping[bytes, bytes]) -> bytes:
 
 
 def path_template(scope: Scope) -> str:
-    """The route's own path, such as ``/v1/models/{model_id}``: few values, none made by clients."""
+    """Return the route's path, such as ``/v1/models/{model_id}``: few values, none controlled by clients."""
     route = scope.get("route")
     return getattr(route, "path", UNMATCHED)

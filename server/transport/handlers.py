@@ -83,9 +83,8 @@ first that matches counts."""
 
 
 def error_body(error: Exception) -> ErrorReply:
-    """Status, body and extra headers of an error; for plain replies and for the error event of a stream.
-
-    What is not on purpose becomes a 500 without its text, logged with its traceback.
+    """Return status, body and extra headers of an error, for replies and for error events of streams. An unexpected
+    error becomes a 500 without its text and is logged with its traceback.
     """
     if isinstance(error, LlamapoolError):
         return _known(error)
@@ -115,7 +114,7 @@ def error_response(error: Exception, scope: Scope) -> Response:
 
 
 def add_error_handlers(app: FastAPI) -> None:
-    """Answer every error that a route raises. `transport.gateway` answers what escapes these handlers."""
+    """Register handlers for every error that a route raises. `transport.gateway` answers the rest."""
 
     async def answer(request: Request, error: Exception) -> Response:
         if isinstance(error, SendTimeoutError):  # the reply has begun, nothing more is sent; the gateway logs it
@@ -123,7 +122,7 @@ def add_error_handlers(app: FastAPI) -> None:
         return error_response(error, request.scope)
 
     async def forget(_: Request, __: Exception) -> None:
-        """Nobody is left to answer; the gateway records it."""
+        """Do nothing: the client is gone; the gateway records it."""
 
     app.add_exception_handler(ClientDisconnect, forget)  # type: ignore[arg-type]  # None = no reply
     for kind in (*EXPECTED, Exception):

@@ -1,8 +1,6 @@
-"""TLS handshakes, which an event loop has before it tells anybody of a connection: at most so many at once.
-
-Each holds a descriptor and some kilobytes until it is done or its time is over. A client that begins many and completes
-none delays new clients by that time at most, and nobody who is connected. The loop has the transport, so that the
-next one can't take the idlest one's place, as it does among connections (`uvicorn_protocols`): it is closed.
+"""Limits concurrent TLS handshakes, which the event loop performs before it reports a connection. Each holds a
+descriptor and some kilobytes until it completes or times out. A client that starts many and completes none delays
+new clients by at most that time, and no connected one.
 """
 
 import ssl
@@ -18,17 +16,16 @@ class TooManyHandshakes(ssl.SSLError):
 
 
 def count_handshakes(context: ssl.SSLContext, most: int, limit_s: float = HANDSHAKE_S) -> None:
-    """Let `context` have at most `most` handshakes under way; for a loop's thread. `limit_s`: when the loop ends one.
+    """Limit `context` to `most` concurrent handshakes; for the event loop's thread. `limit_s`: when the loop ends one.
 
-    asyncio and uvloop alike ask it for the object that makes one (``sslobject_class``), and drop that when the client
-    leaves or its time is over: asyncio as garbage, in a circle with the error that ended it, which may lie for long. So
-    none counts after `limit_s`.
+    asyncio and uvloop request an object per handshake (``sslobject_class``) and drop it when the client leaves or it
+    times out: asyncio leaves it to the garbage collector, possibly late, so none counts after `limit_s`.
     """
     under_way: WeakKeyDictionary[ssl.SSLObject, float] = WeakKeyDictionary()  # since when
 
     class Counted(ssl.SSLObject):
         def do_handshake(self) -> None:
-            """Go on with it; raises `TooManyHandshakes` where it would be one too many."""
+            """Continue the handshake. Raises `TooManyHandshakes` above the limit."""
             if self not in under_way:
                 now = monotonic()
                 if sum(now - since < limit_s for since in under_way.values()) >= most:

@@ -1,4 +1,4 @@
-"""What the HTTP side needs of the settings, as plain values."""
+"""The settings that the HTTP side needs, as plain values."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,7 @@
-"""What signals do: the first SIGTERM begins the drain, the second one ends the process; SIGHUP reads settings again.
+"""Signal handling: the first SIGTERM starts the drain, the second one ends the process; SIGHUP reloads settings.
 
-uvicorn's own handler closes the listening sockets and then waits for the open connections; by itself it tells
-nobody that their time is limited, and a second SIGTERM changes nothing.
+uvicorn's own handler closes the listening sockets and waits for open connections without a time limit, and ignores a
+second SIGTERM.
 """
 
 import asyncio
@@ -20,10 +20,8 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class StopSignals:
-    """Stands before uvicorn's handlers, which uvicorn itself removes when it ends. Does nothing under others.
-
-    SIGTERM calls `leave` first, and `begin` `delay_s` seconds later: who balances loads needs time to hear of it, and
-    sends requests meanwhile. Ctrl-C does not wait.
+    """Wraps uvicorn's handlers, which uvicorn removes at exit. Does nothing under other servers. SIGTERM calls `leave`
+    first and `begin` `delay_s` seconds later, so that load balancers notice. Ctrl-C does not wait.
     """
 
     def __init__(

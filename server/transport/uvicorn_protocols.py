@@ -24,13 +24,11 @@ SPARE = 64  # connections too many that are told so; what comes beyond them is c
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):
-    """Closes a connection whose request line and headers are endless or never end, trailers behind a body included.
+    """Closes a connection whose request line, headers or trailers are endless or too slow. For
+    ``uvicorn.Config(http=BoundedHttpProtocol)``.
 
-    For ``uvicorn.Config(http=BoundedHttpProtocol)``. The parser keeps an unfinished header in memory, however
-    long it is, and has no clock.
-
-    With `most` connections, the next one takes the place of the one that has been without a request for the longest
-    time; where all have requests, its own are marked as `REFUSED`.
+    The parser keeps an unfinished header in memory without a limit or a clock. With `most` connections, a new one
+    replaces the longest idle one; if none is idle, its own requests are marked `REFUSED`.
     """
 
     def __init__(self, *args: Any, most: int = 0, **kwargs: Any) -> None:
@@ -62,7 +60,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def _take_a_place(self) -> bool:
-        """Close who has been idle for the longest time. False where nobody is."""
+        """Close the longest idle connection. Return False if none is idle."""
         others = (c for c in self.connections if isinstance(c, BoundedHttpProtocol) and c is not self and c.is_idle)
         idlest = min(others, key=lambda c: c._idle_since, default=None)
         if idlest is None:
@@ -75,11 +73,11 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     @property
     def is_idle(self) -> bool:
-        """Whether no request of it is under way, as far as its head has come."""
+        """Whether none of its requests is in progress."""
         return (self.cycle is None or self.cycle.response_complete) and not self.transport.is_closing()
 
     def on_response_complete(self) -> None:
-        """A request is over; what is written of its reply may still have to be read."""
+        """Record the end of a request; its reply may still have to be read."""
         self._idle_since = self.loop.time()
         if self._unread_timer is None and (n_left := self.transport.get_write_buffer_size()):
             self._unread_timer = self.loop.call_later(UNREAD_S, self._look_for_reader, n_left)
@@ -103,7 +101,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._await_head()
 
     def on_headers_complete(self) -> None:
-        """The head is complete; what follows is the body, which `transport.bodies` bounds."""
+        """Record the end of the head; `transport.bodies` limits the body."""
         self._in_head, self._n_overhead = False, 0
         self._stop_timer()
         before = self.cycle
@@ -145,7 +143,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
 
 class _HeadWriter:
-    """Stands in for the transport of one exchange until the reply's head is written."""
+    """A stand-in for one exchange's transport until the reply's head is written."""
 
     def __init__(self, cycle: RequestResponseCycle) -> None:
         self._cycle = cycle
@@ -155,7 +153,7 @@ class _HeadWriter:
         return getattr(self._transport, name)
 
     def write(self, data: bytes) -> None:
-        """The head, or the ``100 Continue`` in front of it."""
+        """Write the head, or the ``100 Continue`` before it."""
         if self._cycle.response_started:
             self._cycle.transport = self._transport
             data = usual_case(data)

@@ -1,4 +1,4 @@
-"""Who may ask for what. `auth` finds a request's key, `keys` and `key_file` are the keys, `rates` their limits,
-`endpoints` the scope that each path needs; `guard` and `cors` are for web pages of others, `hosts` tells whose an
-address is.
+"""Authentication and authorization. `auth` finds a request's key, `keys` and `key_file` hold the keys, `rates` their
+limits, `endpoints` the scope of each path; `guard` and `cors` check requests of other sites' pages, `hosts`
+classifies addresses.
 """

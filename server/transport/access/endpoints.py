@@ -1,8 +1,6 @@
-"""Every endpoint, and what a request needs to reach it.
-
-Key scopes, the administration port, cross-origin checks and the limits of keys read this table and nothing else. What
-it does not list is `UNKNOWN` and needs a key with every scope, so a forgotten endpoint is closed rather than open.
-`tests/unit/transport/test_endpoints.py` compares the table with the routes.
+"""Every endpoint and the key scope it needs. Key scopes, the administration port, cross-origin checks and key limits
+read only this table. A path that is missing here is `UNKNOWN` and needs a key with every scope, so a forgotten
+endpoint is closed. `tests/unit/transport/test_endpoints.py` compares the table with the routes.
 """
 
 import re
@@ -90,19 +88,19 @@ class Endpoint:
 
     @property
     def changes_server(self) -> bool:
-        """Whether it loads, unloads, downloads or removes models, or sets what other requests get."""
+        """Whether it loads, unloads, downloads or removes models, or changes defaults of other requests."""
         return self.need in ("models", "lora", "props", "every scope") or (
             self.need == "slots" and self.method != "GET"
         )
 
     @property
     def is_of_this_machine(self) -> bool:
-        """Whether it downloads or deletes a model's files, runs other programs, or shows what other clients send."""
+        """Whether it downloads or deletes model files, runs programs, or shows other clients' data."""
         return (self.method, self.path) in _OF_THIS_MACHINE
 
 
 UNKNOWN = Endpoint("", "", "every scope")
-"""What is not in the table."""
+"""The endpoint of paths that are not in the table."""
 PAGE_FILE = Endpoint("GET", "/{file}", "nothing")
 """A file of the web UI, at whatever path."""
 ENDPOINTS = tuple(

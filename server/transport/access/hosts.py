@@ -1,4 +1,4 @@
-"""Tell this machine's addresses and names from names that another party may own (DNS rebinding)."""
+"""Distinguishes this machine's addresses and names from names that another party may own (DNS rebinding)."""
 
 import ipaddress
 import re

@@ -40,7 +40,7 @@ class RateLimited(Unavailable):
 
 
 class Rates:
-    """Counts what each key has used."""
+    """Counts requests and tokens per key."""
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock  # Unix seconds, as in `limits`

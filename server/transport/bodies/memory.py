@@ -1,7 +1,5 @@
-"""How many bytes of request bodies are in memory at once.
-
-A body is held until its request ends (what is read of it lives as long), so each request gives its share back then:
-`transport.gateway` makes the share and releases it, `transport.bodies.read` takes bytes as they arrive.
+"""Limits the bytes of request bodies in memory. A body is held until its request ends: `transport.gateway` creates and
+releases each request's share, `transport.bodies.read` adds bytes as they arrive.
 """
 
 from server.errors import Unavailable
@@ -43,7 +41,7 @@ class BodyShare:
         self._held = 0
 
     def take(self, n_bytes: int) -> None:
-        """Count bytes that have arrived. Raises `TooManyBodies`; what was taken before stays until `release`."""
+        """Count received bytes. Raises `TooManyBodies`; earlier bytes stay counted until `release`."""
         memory = self._memory
         if memory.held + n_bytes > memory.limit:
             raise TooManyBodies(memory.limit)

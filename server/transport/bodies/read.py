@@ -17,9 +17,10 @@ from server.transport.options import HttpOptions
 
 T = TypeVar("T")
 MAX_VALUES = 1_000_000
-"""The parser keeps the interpreter to itself, also in a thread: 64 MiB of ``[1],`` are 32 million objects and would
-stop every stream for half a minute. Commas and opening brackets are counted, those in texts too; no context holds a
-text with that many."""
+"""The JSON parser holds the GIL, also in a thread: 64 MiB of ``[1],`` are 32 million objects and would stall every
+stream for half a minute. Commas and opening brackets are counted, also inside strings; no context holds a text with
+that many.
+"""
 _BOM = b"\xef\xbb\xbf"
 _LONG_BYTES = 1 << 14  # longer bodies are read in a thread; one of this size takes 2 ms at worst
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
@@ -60,12 +61,12 @@ async def read_json(request: Request) -> dict[str, Any]:
 
 
 async def read_as(request: Request, read: Callable[[dict[str, Any]], T]) -> T:
-    """What `read` makes of the body, a JSON object whatever its content type says (as llama-server).
+    """Return `read` of the body, a JSON object regardless of its content type (as llama-server). A long body is parsed
+    and read in a thread, one at a time.
 
-    A long body is parsed and read in a thread, so that the event loop gets its turns; no more than one at a time.
-    Raises `InvalidRequest` for what is not a JSON object in UTF-8, with the position (RFC 8259: NaN, Infinity
-    and lone surrogates are not JSON; of equal keys the last counts), and its subclasses above.
-    Raises `starlette.requests.ClientDisconnect` when the client goes away, and what `read` raises.
+    Raises `InvalidRequest` for anything but a JSON object in UTF-8, with the position (RFC 8259: NaN, Infinity and
+    lone surrogates are not JSON; of equal keys the last counts), and its subclasses above. Raises
+    `starlette.requests.ClientDisconnect` if the client disconnects, and what `read` raises.
     """
     return await _parsed(request, lambda held: read(parse_object(held.pop())))
 
@@ -131,8 +132,9 @@ async def _read_limited(request: Request) -> bytearray:
 
 
 async def _receive(request: Request, options: HttpOptions) -> bytearray:
-    """One limit of time for all of it and each piece: whichever ends first. A limit of its own for each costs more than
-    reading a short body does."""
+    """Apply one time limit to the whole body and to each piece, whichever ends first. Separate limits cost more than
+    reading a short body.
+    """
     body = bytearray()  # not a list of pieces: a client may send a byte at a time
     share: BodyShare = request.scope[BODY_SHARE]
     now = asyncio.get_running_loop().time
@@ -205,6 +207,6 @@ def _is_half(text: str) -> bool:
 
 
 def _declared_length(request: Request) -> int:
-    """Content-Length, 0 where there is none (uvicorn refuses one that is not a number)."""
+    """Return Content-Length, 0 if absent (uvicorn rejects invalid ones)."""
     declared = request.headers.get("content-length", "0")
     return int(declared) if declared.isdecimal() else 0

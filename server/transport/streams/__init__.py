@@ -1,3 +1,3 @@
-"""Replies that are written while their client is there: `sse`, over HTTP or an `event_socket`; `disconnect` tells when
-it has gone, `replay` keeps what it may come back for.
+"""Streamed replies: `sse`, over HTTP or an `event_socket`; `disconnect` detects a client's disconnect, `replay` keeps
+resumable streams.
 """

@@ -49,10 +49,8 @@ class Watch:
 
 
 async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """The result of `work`, which is cancelled at once when the client disconnects.
-
-    For replies that are not streams; the body must have been read before.
-    Raises `ClientDisconnect` then, after `work` has ended; the gateway ends such a request quietly.
+    """Return the result of `work`, cancelled when the client disconnects. For replies that are not streams; read the
+    body before. Raises `ClientDisconnect` after `work` has ended; the gateway ends such a request quietly.
     """
     with Watch(request.receive):
         return await work

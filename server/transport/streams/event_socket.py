@@ -1,10 +1,10 @@
-"""OpenAI's Responses over a WebSocket: each message that asks for a response is a POST to the same path, inside.
+"""OpenAI's Responses over a WebSocket: each message that requests a response is an internal POST to the same path, so
+keys, limits, queue, log and metrics are those of HTTP.
 
-So keys, limits, the queue, the log and the metrics are those of HTTP. What the stream would have as events comes as
-messages, one JSON object each; an error that would have been a reply is a message too, ``{"type": "error", "status",
-"error"}`` (developers.openai.com, WebSocket mode; codex-rs/codex-api/src/endpoint/responses_websocket.rs). Messages are
-answered one after the other, and a connection remembers its responses though ``store`` says no. When the server is to
-stop, the response under way is finished, as streams are, and the connection closed.
+Stream events become messages, one JSON object each; an error reply becomes ``{"type": "error", "status", "error"}``
+(developers.openai.com, WebSocket mode; codex-rs/codex-api/src/endpoint/responses_websocket.rs). Messages are
+answered in order, and a connection remembers its responses even if ``store`` is false. At shutdown the current
+response is finished, as streams are, and the connection closed.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from server.dialects.common import openai_error
 from server.transport.bodies.memory import BodyMemory, BodyShare, TooManyBodies
 
 CONNECTION = "llamapool.connection"
-"""A key in the ASGI scope of a request that came over a WebSocket: what endpoints keep for its connection, a dict."""
+"""Key in the ASGI scope of a request over a WebSocket: a dict of endpoint data for its connection."""
 PATHS = ("/v1/responses", "/responses")
 MAX_WAITING = 32
 """Messages of one connection that wait for those before them."""
@@ -33,7 +33,7 @@ class EventSocket:
     """One connection, once it may be accepted. `app` answers its requests."""
 
     def __init__(self, app: ASGIApp, scope: Scope, receive: Receive, send: Send, bodies: BodyMemory) -> None:
-        """`bodies` counts what waits."""
+        """`bodies` counts waiting messages."""
         self._app = app
         self._bodies = bodies
         self._scope = scope

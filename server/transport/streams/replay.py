@@ -1,11 +1,9 @@
-"""Streams that go on without their client and can be read again: llama-server's, by the header ``X-Conversation-Id``
+"""Streams that continue without their client and can be read again: llama-server's, by the header ``X-Conversation-Id``
 (llama.cpp tools/server/server-stream.cpp; README-dev, "Resumable streaming").
 
-A reply to a request with that header is written into a `KeptStream`; the client that asked reads it from there, as does
-whoever comes back for it. Offsets count bytes as they were sent, pings included. A conversation has one stream: a new
-one stops the one before. A stream belongs to the owner of the API key that asked for it; no other owner finds it.
-
-Used on the event loop.
+A reply to such a request is written into a `KeptStream`; the client reads it from there, also after reconnecting.
+Offsets count sent bytes, pings included. A conversation has one stream: a new one stops the previous one. A stream
+belongs to the owner of its API key; no other owner finds it. Used on the event loop.
 """
 
 import asyncio
@@ -55,16 +53,16 @@ class KeptStream:
 
     @property
     def done(self) -> bool:
-        """Nothing more comes."""
+        """Whether it is complete."""
         return self.completed_at > 0
 
     @property
     def begun(self) -> bool:
-        """A byte has come."""
+        """Whether it has data."""
         return self._begun.done()
 
     def holds(self, offset: int) -> bool:
-        """Whether what follows `offset` is still there."""
+        """Whether the data after `offset` is still stored."""
         return offset >= self._first
 
     def produce(
@@ -76,8 +74,9 @@ class KeptStream:
         ping_s: float,
         ended: Callable[[], object],
     ) -> None:
-        """Start `work`, which appends. Where it fails the reply ends with `error`'s bytes, unless it has not begun:
-        then `begin` raises. `ping` comes after each `ping_s` of silence; 0 = never. `ended` is called at the end."""
+        """Start `work`, which appends. If it fails, the reply ends with `error`'s bytes, or `begin` raises if nothing
+        was written yet. `ping` is sent after each `ping_s` of silence; 0 = never. `ended` is called at the end.
+        """
         self._task = asyncio.create_task(self._run(work, error))
         self._task.add_done_callback(lambda _: ended())
         self._ping_after(ping, ping_s)
@@ -122,7 +121,7 @@ class KeptStream:
         self._pinging = self._loop.call_later(ping_s, look)
 
     def append(self, chunk: bytes) -> None:
-        """Add what comes next; of too much the oldest is forgotten."""
+        """Append data; the oldest is dropped above the limit."""
         if self.done:
             return
         self._buffer += chunk
@@ -139,12 +138,11 @@ class KeptStream:
         news.set()
 
     async def begin(self) -> None:
-        """Return when there is something to read. Raises what kept it from beginning."""
+        """Wait until there is something to read. Raises the error that prevented it."""
         await asyncio.shield(self._begun)
 
     async def read(self, offset: int) -> AsyncGenerator[bytes, None]:
-        """The bytes from `offset` on, as they come. Raises `SendTimeoutError` for a reader who is so slow that they
-        are forgotten meanwhile."""
+        """Yield the bytes from `offset`. Raises `SendTimeoutError` for a reader so slow that they were dropped."""
         while True:
             if not self.holds(offset):
                 raise SendTimeoutError
@@ -159,7 +157,7 @@ class KeptStream:
                 await news.wait()
 
     def stop(self) -> None:
-        """End it: its readers see the end, and what produces it is cancelled; `stopped` waits for that."""
+        """Stop it: readers see the end, and its producer is cancelled; `stopped` waits for that."""
         self._fail(InvalidRequest(STOPPED))
         if self._task is not None:
             self._task.cancel()
@@ -172,7 +170,7 @@ class KeptStream:
 
 
 class KeptStreams:
-    """The streams of all clients, by who asked and for which conversation."""
+    """The streams of all clients, by owner and conversation."""
 
     def __init__(self, max_streams: int = MAX_STREAMS, max_bytes: int = MAX_BYTES, kept_s: float = KEPT_S) -> None:
         self._max_streams = max_streams
@@ -200,7 +198,7 @@ class KeptStreams:
         return [s for wish in wanted for name, s in found if name == wish or name.startswith(wish + "::")]
 
     def stop(self, owner: str, conversation: str) -> KeptStream | None:
-        """Stop and forget a stream, if there is one."""
+        """Stop and remove a stream, if there is one."""
         stream = self._streams.pop((owner, conversation), None)
         if stream is not None:
             self._drop_timer(stream)

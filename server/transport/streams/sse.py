@@ -13,7 +13,7 @@ from server.transport.options import HttpOptions
 from server.transport.streams.disconnect import Watch
 
 HEAD_ONLY = "llamapool.head_only"
-"""A key in the ASGI scope of a GET that stands for a HEAD: the reply has no body, so nothing endless may begin."""
+"""Key in the ASGI scope of a GET that represents a HEAD: the reply has no body, so no stream may start."""
 EVENTS_TYPE = "text/event-stream"
 NDJSON_TYPE = "application/x-ndjson"
 PING = b":\n\n"
@@ -36,12 +36,9 @@ class Parts(bytes):
 class EventStream(EventSourceResponse):
     """An event stream that always closes its iterator, then calls `on_close` once, however it ends.
 
-    An async generator whose first item was never asked for does not run its ``finally``; what must be released
-    in any case belongs into `on_close`.
-
-    The reply is the library's; how it is sent is not, since its group of tasks and its scope around every send cost
-    more than a token's own work: here one task beside the stream listens for the client's disconnect, and one timer
-    looks after pings and after sends that take too long.
+    An async generator that was never started does not run its ``finally``; put cleanup into `on_close`. The response
+    is sse-starlette's; sending is not, because its task group and a scope around every send cost more than a token's
+    own work. Here one task listens for the disconnect, and one timer handles pings and send timeouts.
     """
 
     def __init__(
@@ -146,11 +143,12 @@ def event_stream(
     ping: Callable[[], bytes] = lambda: PING,
     media_type: str = EVENTS_TYPE,
 ) -> EventStream:
-    """A streamed reply. Each item of `chunks` is a whole event, blank line included, or whatever `media_type` has.
+    """Return a streamed reply. Each item of `chunks` is a whole event including its blank line, or data of
+    `media_type`.
 
-    When the client disconnects, or reads nothing for ``idle_s``, the generator is closed at once where it waits.
-    `on_close` is called once at the end in every case, also when the generator never started. `ping_s` None is the
-    server's own interval, and `ping` makes what is sent then.
+    If the client disconnects, or does not read for ``idle_s``, the generator is closed at its current await.
+    `on_close` is called once in every case, also if the generator never started. `ping_s` None = the server's
+    interval; `ping` creates what is sent then.
     """
     options: HttpOptions = request.app.state.services.options
     interval_s = options.sse_ping_interval_s if ping_s is None else ping_s
