@@ -1,6 +1,6 @@
-"""What is said between a client and a model, whatever wire format it comes in.
+"""Converts a conversation into an engine request and the generated text into a message, for all API dialects.
 
-`conversation` says what one is. `prepare` is its way to the engine: `prompt`, then
-`output` (what may come), with `triggered_calls` and `thoughts` as constraints of their own. `assembler` is the way
-back.
+`conversation` defines the request. `prepare` converts it: `prompt` renders and tokenizes, `output` selects the
+constraint and the parser, with `triggered_calls` and `reasoning_budget` as constraints of their own. `assembler`
+builds the message from the engine's events.
 """

@@ -1,7 +1,8 @@
-"""What a model says, put together while it is generated: one way from engine events to a message for all wire formats.
+"""Builds a message from the generated text: the one path from engine events to a message, for all API dialects.
 
-An `Assembler` reads one choice. Each text of the engine comes out of it as `Delta`s, more of an item each; the items in
-order are the message: text, reasoning and calls. Writers only put deltas and items into their format's words.
+An `Assembler` reads one choice. It turns each text from the engine into `Delta`s, and each delta extends one item.
+The items in order are the message: text, reasoning and tool calls. Response writers only convert deltas and items to
+their dialect.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,7 +18,7 @@ NewParser = Callable[[], OutputParser]
 
 
 class Kind(Enum):
-    """What an item is."""
+    """The type of an item."""
 
     TEXT = "text"
     REASONING = "reasoning"
@@ -55,10 +56,11 @@ class Delta:
 
 
 class Assembler:
-    """Reads the text of one choice into items. ``n_reasoning_tokens``: tokens of reasoning, with their opening tag.
+    """Parses the text of one choice into items.
 
-    Tokens count for the item in whose text they come out, which for text that the parser holds back is later than they
-    were sampled. ``end`` is there once the choice has finished.
+    ``n_reasoning_tokens``: number of reasoning tokens, including the opening tag. A token counts for the item in
+    which its text appears. If the parser buffers text, that is later than when the token was sampled. ``end``: set
+    when the choice has finished.
     """
 
     def __init__(self, parser: OutputParser) -> None:
@@ -72,12 +74,12 @@ class Assembler:
 
     @property
     def called(self) -> bool:
-        """Whether there is a call."""
+        """Return whether the message contains a tool call."""
         return bool(self._calls)
 
     @property
     def finished(self) -> Finished:
-        """The end, which has come."""
+        """Return the finish event. Only valid after the choice has finished."""
         assert self.end is not None, "the choice has not finished"
         return self.end
 
@@ -86,7 +88,7 @@ class Assembler:
         return self._take([ContentText(text)] if text else [])
 
     def feed(self, event: Text) -> list[Delta]:
-        """What is certain now of the engine's next text."""
+        """Parse the engine's next text and return the deltas that later text can't change."""
         self._n_tokens += len(event.tokens)
         if event.logprobs:
             # Without the end token, which llama-server's lists have and OpenAI's do not.
@@ -94,7 +96,7 @@ class Assembler:
         return self._take(self._parser.feed(event.text)) if event.text else []
 
     def finish(self, end: Finished) -> list[Delta]:
-        """What was held back; the choice is complete."""
+        """Parse the end of the choice and return deltas for the buffered text."""
         self.end = end
         return self._take(self._parser.finish(cut=end.reason is not FinishReason.EOS))
 
@@ -144,7 +146,7 @@ class Assembler:
         return Delta(item, text, begins, logprobs)
 
     def _open(self, kind: Kind) -> tuple[Item, bool]:
-        """The last item where it is of that kind, else a new one, and whether it is new."""
+        """Return the last item if it has this kind, else a new item, and whether the item is new."""
         if self.items and self.items[-1].kind is kind:
             return self.items[-1], False
         self.items.append(Item(kind))

@@ -1,15 +1,14 @@
-"""A conversation in no wire format's words: what every format is read into, and what a model is asked with.
-
-::
+"""A conversation that is independent of the API dialect. Every dialect is parsed into it, and prompts are built from
+it.
 
     Conversation
-    ├── messages   Message: role, content (text, or Text and Media parts), reasoning, calls, the call it answers
-    ├── tools      Tools: what may be called, and whether something must be
-    ├── thinking   Thinking: whether to think, how hard, how long
-    └── shape      what an answer must match (`constrain.shape.Shape`)
+    ├── messages    Message: role, content (text, or Text and Media parts), reasoning, tool calls, tool call id
+    ├── tools       Tools: the functions, and whether a call is required
+    ├── thinking    ReasoningSettings: whether to reason, effort, token budget
+    └── shape       the format that the reply must match (`structured.response_format`)
 
-Values know where they stand in the client's body (``at``), so that whatever is found wrong with them later is named in
-the client's own words.
+Values store their path in the client's body (``at``), so that an error that is found later names the client's own
+field.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -37,12 +36,11 @@ class TextPart:
 
 @dataclass(frozen=True, slots=True)
 class Media:
-    """A part that is none; ``what`` says more of it, such as its type or name.
+    """A content part that is not plain text. It is not fetched or decoded yet.
 
-    ``source``: the file, or where it is; None for what no model can be shown. Nothing of it is fetched or decoded yet.
-    The content of a ``file`` tells which of the other media it is. That of a ``document`` may be text, too; ``what`` is
-    its name or title then, and ``context`` what the client says about it. ``spare``: it may be left out if it can't be
-    had.
+    ``what``: its type or name. ``source``: the data or the address; None if no model can be shown this part. The
+    content of a ``file`` determines the actual media type. A ``document`` may be text; then ``what`` is its name or
+    title, and ``context`` is the client's description. ``spare``: the part may be omitted if it can't be loaded.
     """
 
     kind: MediaKind
@@ -54,12 +52,12 @@ class Media:
 
     @property
     def placeholder(self) -> str:
-        """What stands in the prompt of a model that can't see it."""
+        """Return the text that replaces this part in the prompt of a model that can't process it."""
         return self._instead("this model takes none")
 
     @property
     def lost(self) -> str:
-        """What stands in the prompt for one that could not be had."""
+        """Return the text that replaces this part if it could not be loaded."""
         return self._instead("it could not be read")
 
     def _instead(self, reason: str) -> str:
@@ -81,7 +79,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One message. A result has the role ``tool``, and in ``call_id`` and ``name`` what it answers."""
+    """One message. A tool result has the role ``tool``; ``call_id`` and ``name`` identify the call."""
 
     role: str
     content: Content = ""
@@ -106,17 +104,18 @@ class Message:
 
     @property
     def empty(self) -> bool:
-        """Whether it says nothing at all."""
+        """Return whether the message has no content."""
         return not (self.content or self.reasoning or self.calls)
 
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A function. ``at``: where its parameters (a JSON Schema) stand in the client's body.
+    """A function tool.
 
-    ``strict``: the client wants calls kept to the schema, or an error. ``text``: what its one parameter, a text, must
-    match (OpenAI's custom tools), which is always kept, or an error. ``deferred``: the messages tell of it themselves,
-    so that templates are not given it.
+    ``at``: path of its parameters (a JSON Schema) in the client's body. ``strict``: the client requires that calls
+    match the schema; otherwise the request fails. ``text``: the format of the single text parameter of OpenAI's
+    custom tools, which is always enforced. ``deferred``: the messages define this tool, so that templates don't
+    receive it.
     """
 
     name: str
@@ -149,7 +148,7 @@ class Tools:
 
     @property
     def callable(self) -> bool:
-        """Whether a call may come."""
+        """Return whether the model may call a tool."""
         return bool(self.tools) and self.choice != "none"
 
     @property
@@ -160,11 +159,11 @@ class Tools:
 
 @dataclass(frozen=True, slots=True)
 class ReasoningSettings:
-    """What the client says of thoughts; None and "" where it says nothing, so that the model's options hold.
+    """The client's reasoning settings. None and "" mean that the model's options apply.
 
-    ``wanted``: whether to think. ``effort``: how hard, in the template's words. ``budget``: most tokens, -1 for any
-    number, and ``message``: what ends those that would be longer. ``format``: llama-server's reasoning_format.
-    ``switch``: whether they are to be ended from outside.
+    ``wanted``: whether to reason. ``effort``: the effort, as the template names it. ``budget``: token limit, -1 for
+    unlimited. ``message``: text that ends reasoning at the limit. ``format``: llama-server's reasoning_format.
+    ``switch``: whether another request may end the reasoning.
     """
 
     wanted: bool | None = None
@@ -177,11 +176,12 @@ class ReasoningSettings:
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """What a model is asked, but for sampling and limits.
+    """A request to a model, without sampling parameters and limits.
 
-    ``opens``: whether the prompt opens the assistant's turn; ``continues``: what of the last message it ends with
-    (`templates.continuation`); None where the client doesn't say. ``reads_calls``: whether calls are told from text.
-    ``warnings``: what of the body has no effect, each a sentence for the client.
+    ``opens``: whether the prompt ends with the start of an assistant turn. ``continues``: which part of the last
+    message the prompt continues (`templates.continuation`); None if the client doesn't specify it. ``reads_calls``:
+    whether tool calls are parsed. ``warnings``: fields of the body that have no effect, each as a sentence for the
+    client.
     """
 
     messages: tuple[Message, ...]
@@ -198,7 +198,7 @@ class Conversation:
 
     @property
     def media(self) -> tuple[Media, ...]:
-        """All that is no text, in order; ``spare`` is what is not in the newest message of the user."""
+        """Return all media in order. ``spare`` is set on media that are not in the newest user message."""
         newest = _newest(self.messages)
         return tuple(
             replace(part, spare=message is not newest)
@@ -232,9 +232,10 @@ def unseen(medium: Media) -> InvalidRequest:
 
 
 def refuse_unseen(messages: Sequence[Message], shown: Callable[[Media], bool]) -> None:
-    """Raise `InvalidRequest` for media in the newest user message that the model can't be `shown`.
+    """Raise `InvalidRequest` if the newest user message has media that the model can't process.
 
-    Further back, and in results of tools, a placeholder stands for them: a client can't take back what it has said.
+    ``shown``: media types that the model can process. In older messages and in tool results, a placeholder replaces
+    such media, because a client can't change messages that it already sent.
     """
     newest = _newest(messages)
     for part in newest.parts if newest is not None else ():
@@ -243,12 +244,14 @@ def refuse_unseen(messages: Sequence[Message], shown: Callable[[Media], bool]) -
 
 
 def _newest(messages: Sequence[Message]) -> Message | None:
-    """What the user has said last."""
+    """Return the newest user message."""
     return next((message for message in reversed(messages) if message.role == "user"), None)
 
 
 Mark = Callable[[Part], str | None]
-"""What stands in a rendered prompt for a medium or a plain text; None for other text, and media that can't be shown."""
+"""Returns the marker for a media part or a plain text in a rendered prompt; None for other text and for media that
+can't be shown.
+"""
 
 
 def template_messages(messages: Sequence[Message], mark: Mark = lambda _: None) -> list[dict[str, Any]]:
@@ -257,7 +260,7 @@ def template_messages(messages: Sequence[Message], mark: Mark = lambda _: None) 
 
 
 def template_tools(tools: Sequence[Tool]) -> list[dict[str, Any]]:
-    """In the form that chat templates take, without those that the messages tell of."""
+    """Return the tools as chat templates expect them, without deferred tools."""
     return [{"type": "function", "function": tool.function} for tool in tools if not tool.deferred]
 
 
@@ -275,8 +278,11 @@ def _template_message(message: Message, mark: Mark) -> dict[str, Any]:
 
 
 def _template_content(content: Content, mark: Mark) -> str | list[dict[str, Any]]:
-    """Text, or parts; with a medium among them one text, as in llama-server: new lines between texts, and none beside
-    a medium (common/chat.cpp, common_chat_msg::to_json_oaicompat). A document counts as text."""
+    """Return the content as a string or as a list of parts.
+
+    If it has media, return one string, as llama-server does: texts are separated by newlines, with none beside a
+    media marker (common/chat.cpp, common_chat_msg::to_json_oaicompat). A document counts as text.
+    """
     if isinstance(content, str):
         return content
     marks = [mark(part) for part in content]

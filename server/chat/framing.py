@@ -1,8 +1,8 @@
-"""How a document stands in a prompt: its text between tags that carry its name.
+"""Formats a document for the prompt: its text between tags that contain its name.
 
-The form depends on nothing but the document and what the client says about it. So the next turn of a conversation finds
-the same tokens in the cache. The tags are plain text (`PlainText`), as the document is: a name can't become a control
-token.
+The format depends only on the document and the client's description of it. So the next turn of a conversation has
+the same tokens and hits the cache. The tags are plain text (`PlainText`), like the document itself: a name can't
+become a control token.
 """
 
 import html
@@ -18,7 +18,7 @@ DOCUMENT_END = "</document>"
 
 
 def document_start(name: str, media_type: str, context: str = "") -> str:
-    """Return what stands before a document's text. Everything is escaped."""
+    """Return the opening tag of a document. All attribute values are escaped."""
     shown = {"name": name, "type": media_type}
     attributes = "".join(f' {key}="{_escaped(value)}"' for key, value in shown.items() if value)
     about = f"Context: {context}\n" if context else ""

@@ -1,7 +1,7 @@
-"""What a reply to a conversation may hold, decided once: thoughts, calls, structure.
+"""Selects the constraint and the parser for a reply.
 
-`decide` makes one value of it: the constraint that generation is held to, the control tokens whose text must be seen,
-and the parser that reads what comes.
+`decide` combines reasoning, tool calls and response format into one `Output`: the constraint for generation, the
+control tokens that must appear as text, and the parser.
 """
 
 from collections.abc import Callable
@@ -29,7 +29,10 @@ MAX_PREFILLED_CHARS = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """``shown``: control tokens that the parser must see as text. ``switch`` ends thoughts from outside."""
+    """How a reply is generated and parsed.
+
+    ``shown``: control tokens that must appear as text for the parser. ``switch`` ends the reasoning from outside.
+    """
 
     constraint: Constraint | None
     shown: frozenset[int]
@@ -38,7 +41,7 @@ class Output:
 
 
 def decide(conversation: Conversation, chat_format: ChatFormat, prompt: Prompt, model: LoadedModel) -> Output:
-    """What may come behind `prompt`. Raises `InvalidRequest`."""
+    """Return the constraint and the parser for a reply to `conversation`. Raises `InvalidRequest`."""
     tools, asked = conversation.tools, conversation.thinking
     functions = [tool.function for tool in tools.tools] if tools.callable else []
     if not functions:  # calls have grammars of their own
@@ -81,11 +84,11 @@ def _held(
     calls: bool,
     thoughts_apart: bool,
 ) -> Constraint | None:
-    """The constraint of the answer, which begins behind the thoughts, if there are any.
+    """Return the constraint of the reply after any reasoning.
 
-    Tools that must be called leave nothing else; with tools that may be, a schema holds for the answer that is
-    not a call, and without one only calls are constrained. ``calls``: whether there may be any. ``thoughts_apart``:
-    whether thoughts are told from the answer, so that there are no calls in them.
+    If a tool call is required, only calls are allowed. If calls are optional, a response format applies to a reply
+    that is not a call; without one, only calls are constrained. ``calls``: whether calls are allowed.
+    ``thoughts_apart``: whether the parser separates reasoning from the reply, so that reasoning contains no calls.
     """
     tools, shape = conversation.tools, conversation.shape
     generation_prompt = prompt.rendered.generation_prompt
@@ -102,7 +105,7 @@ def _held(
     tool_format, tags = chat_format.tool_format, chat_format.thought_tags
     lead = chat_format.lead if prompt.opens or opened else ""
     closed = any(tag in generation_prompt for tag in tags)
-    # A grammar of one's own may describe thoughts itself; llama-server has it hold from the first token on.
+    # A user's grammar may include the reasoning; llama-server applies it from the first token.
     own = shape is not None and shape.at == "grammar" and not lead
     may_think = prompt.thinks and chat_format.knows_thoughts and prompt.opens and not closed and not own
     may_think = may_think and (thoughts_apart or tool_format.thinks)
@@ -120,9 +123,9 @@ def _limited(
     switch: ReasoningSwitch | None,
     model: LoadedModel,
 ) -> Constraint | None:
-    """`constraint` with an end to the thoughts: by the prompt's budget, and by the `switch`, where there is one.
+    """Add an end of reasoning to `constraint`: at the prompt's token budget, and by the `switch` if there is one.
 
-    It does nothing where an answer is constrained from its first token on, since no thoughts can come then.
+    If the constraint applies from the first token, there is no reasoning and this does nothing.
     """
     if prompt.allowed.budget == UNLIMITED and switch is None:
         return constraint
@@ -154,9 +157,10 @@ def _answer(conversation: Conversation, chat_format: ChatFormat, model: LoadedMo
 
 
 def _gone_on(constraint: MatcherConstraint, prefilled: str, at: str, model: LoadedModel) -> MatcherConstraint:
-    """Behind a JSON text that has begun; from its start where what stands there is something else.
+    """Return the constraint for a reply that continues JSON text from the prompt.
 
-    llama-server's grammars have the prompt's end in them, too, and fail on anything else (common/sampling.cpp).
+    If the text does not match, the constraint starts at its beginning. llama-server also feeds the prompt's end to
+    the grammar, and fails if it does not match (common/sampling.cpp).
     """
     if len(prefilled) > MAX_PREFILLED_CHARS:
         reason = f"to go on with it in JSON, the last message must have at most {MAX_PREFILLED_CHARS} characters"

@@ -1,4 +1,4 @@
-"""A conversation on its one way to an engine request: how the model writes, the prompt, what may come behind it."""
+"""Converts a conversation to an engine request: chat format, prompt, constraint and parser."""
 
 from dataclasses import dataclass
 
@@ -13,7 +13,7 @@ from server.pool.model import LoadedModel
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """``tokens`` of the prompt, with its media, and what the output may be."""
+    """``tokens``: the prompt with its media. The output settings are those of the reply."""
 
     prompt: Prompt
     tokens: MediaPrompt
@@ -21,8 +21,10 @@ class Prepared:
 
 
 def prepare(conversation: Conversation, model: LoadedModel, seen: Seen) -> Prepared:
-    """Render, tokenize and compile; blocking, for a thread. ``seen``: what the conversation's media are. Raises
-    `InvalidRequest`."""
+    """Render, tokenize and compile. Blocks, so run it in a thread.
+
+    ``seen``: the loaded media of the conversation. Raises `InvalidRequest`.
+    """
     chat_format = model.template.chat_format(tools=bool(conversation.tools.tools))
     prompt = render(conversation, chat_format, model)
     tokens = prompt.read(model, seen)
@@ -33,5 +35,5 @@ def prepare(conversation: Conversation, model: LoadedModel, seen: Seen) -> Prepa
 
 
 def prompt_of(conversation: Conversation, model: LoadedModel) -> Prompt:
-    """The prompt alone, for those who ask what it is or how long. Raises `InvalidRequest`."""
+    """Return the prompt alone, for endpoints that render or count it. Raises `InvalidRequest`."""
     return render(conversation, model.template.chat_format(tools=bool(conversation.tools.tools)), model)

@@ -1,8 +1,7 @@
-"""A conversation as the prompt of a model: rendered by its template, and tokenized.
+"""Renders a conversation with the model's chat template and tokenizes it.
 
-Each medium in a text that is rendered is a word there that nobody else can have written (`Marks`), until the text is
-cut. So a user who writes the marker of a model has written text, and a template may do with a medium whatever it does
-with a message's text.
+While the template runs, each media part is a random marker (`Marks`) that a client can't guess. So a user who writes
+the model's media marker has written plain text, and a template may treat a media part like any other text.
 """
 
 import re
@@ -45,7 +44,7 @@ class Marks:
     _secret: str = field(default_factory=lambda: secrets.token_hex(12))
 
     def mark(self, part: Part) -> str | None:
-        """Return what stands for a medium or a plain text; None for other text, and media that can't be shown."""
+        """Return the marker for a media part or a plain text; None for other text and for media that can't be shown."""
         if isinstance(part, TextPart):
             if not part.plain:
                 return None
@@ -84,12 +83,13 @@ def as_text(parts: Sequence[str | Media], marker: str, seen: Seen = NOTHING_SEEN
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """``rendered``: its text and what of it opens the assistant's turn.
+    """A rendered prompt.
 
-    ``thinks``: whether the model may think; ``allowed``: how long. ``thoughts``: those that it ends with, None where it
-    ends outside of any. ``continued``: what of the last message it ends with, and ``prefilled``: the content of that.
-    ``opens``: whether the assistant's turn begins with it. ``parts``: the text in pieces, with the media that stand
-    between them; in ``rendered`` these are the model's marker.
+    ``rendered``: its text, and the part that opens the assistant turn. ``thinks``: whether the model may reason.
+    ``allowed``: the token budget. ``thoughts``: reasoning text at the prompt's end; None if the prompt ends outside
+    of reasoning. ``continued``: the part of the last message that the prompt continues; ``prefilled``: its content.
+    ``opens``: whether the prompt opens the assistant turn. ``parts``: the text in pieces with the media between
+    them; ``rendered`` contains the model's media marker instead.
     """
 
     rendered: RenderedPrompt
@@ -106,7 +106,7 @@ class Prompt:
         return read_parts(self.parts, model, seen)
 
     def count(self, model: LoadedModel, seen: Seen) -> int:
-        """How many tokens `read` would give; what media become of their sizes alone says so."""
+        """Return the number of tokens that `read` would return. Computes media from their sizes only."""
         given = _given(self.parts, seen)
         bitmaps = [part for part in given if isinstance(part, Bitmap)]
         if model.media is None or not bitmaps:
@@ -129,7 +129,7 @@ def read_parts(
 
 
 def _given(parts: Sequence[str | Media], seen: Seen) -> list[str | Bitmap]:
-    """Return what `parts` are shown as; texts of one type that follow each other are one."""
+    """Return `parts` as they are shown to the model. Adjacent texts of the same type are joined."""
     found: list[str | Bitmap] = []
     texts: list[str] = []
     kind: type[str] = str
@@ -240,15 +240,16 @@ def _shown(rendered: RenderedPrompt, marks: Marks, model: LoadedModel) -> Render
 
 
 def _in_one_text(message: Message) -> Message:
-    """A message to go on with: an empty line between its parts (llama.cpp common/chat.cpp, render_content)."""
+    """Join the parts of a message to continue with empty lines (llama.cpp common/chat.cpp, render_content)."""
     return replace(message, content="\n\n".join(map(shown_text, message.parts)))
 
 
 def _continued(conversation: Conversation, chat_format: ChatFormat, model: LoadedModel) -> Continued:
-    """What of the last message is continued: asked for, or (as llama-server does) it is the assistant's.
+    """Return which part of the last message the prompt continues: the requested part or, as in llama-server, the
+    assistant message at the end.
 
-    Unlike there, a conversation that ends with a call, with two messages of the assistant, or with thoughts that this
-    model can't go on with, is no error: clients send back what a model wrote.
+    Unlike llama-server, this accepts a conversation that ends with a tool call, with two assistant messages, or with
+    reasoning that this model can't continue, because clients send back what a model generated.
     """
     wanted, messages = conversation.continues, conversation.messages
     if wanted and conversation.opens:
@@ -272,11 +273,11 @@ def _continued(conversation: Conversation, chat_format: ChatFormat, model: Loade
 
 
 def _thinks(conversation: Conversation, allowed: ReasoningBudget, chat_format: ChatFormat, model: LoadedModel) -> bool:
-    """Whether to let the model think.
+    """Return whether the model may reason.
 
-    Where the client doesn't say it is llama-server's rule: as the configured chat_template_kwargs say; else yes where
-    the template knows how thoughts end, which is how they can be told from the answer (tools/server/
-    server-context.cpp; common/chat-diff-analyzer.cpp, analyze_reasoning).
+    If the client doesn't specify it, llama-server's rule applies: chat_template_kwargs decide; otherwise yes if the
+    template shows how reasoning ends, because only then can reasoning be separated from the reply
+    (tools/server/server-context.cpp; common/chat-diff-analyzer.cpp, analyze_reasoning).
     """
     asked, options = conversation.thinking, model.spec.chat
     if asked.effort == "none" or allowed.budget == 0:

@@ -1,4 +1,4 @@
-"""How many tokens thoughts may have, what is said when they are spent, and the constraint that sees to it."""
+"""Limits the number of reasoning tokens with a constraint that ends the reasoning."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,14 +14,14 @@ _MESSAGE = "reasoning_budget_message"
 
 @dataclass(frozen=True, slots=True)
 class ReasoningBudget:
-    """``budget`` tokens of thoughts, or `UNLIMITED`, and ``message``, which ends those that would be longer."""
+    """``budget``: token limit, or `UNLIMITED`. ``message``: text that ends the reasoning at the limit."""
 
     budget: int = UNLIMITED
     message: str = ""
 
 
 def allowance(asked: int | None, message: str | None, chat: ChatParams) -> ReasoningBudget:
-    """What holds for a request that asks for this: its own, or the model's."""
+    """Return the budget of a request: its own, or the model's."""
     budget = chat.reasoning_budget if asked is None or asked == UNLIMITED else asked
     return ReasoningBudget(budget, chat.reasoning_budget_message if message is None else message)
 
@@ -37,11 +37,11 @@ def ended_by(
     reopens: bool,
     switch: ReasoningSwitch | None = None,
 ) -> ReasoningEnd:
-    """`inner` with an end to the thoughts.
+    """Wrap `inner` in a constraint that ends the reasoning.
 
-    ``begun``: those that the prompt ends with, None for none; ``other_ends`` are texts that end thoughts beside
-    their tag; ``reopens``: whether further thoughts may follow. Raises `InvalidRequest` for a message that would end
-    thoughts itself.
+    ``begun``: reasoning text at the prompt's end; None for none. ``other_ends``: texts that end reasoning besides
+    the closing tag. ``reopens``: whether reasoning may start again. Raises `InvalidRequest` if the message contains
+    the closing tag.
     """
     opening, closing = tags
     closings = (closing, *other_ends)

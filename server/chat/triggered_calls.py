@@ -1,6 +1,7 @@
-"""``tool_choice`` auto: what the model writes is free, but a call that it has opened is kept to a function's schema.
+"""Constraint for ``tool_choice`` auto: text is unconstrained, but a tool call must match the function's schema once the
+model opens it.
 
-A function whose parameters can't be enforced is kept to its name, unless the client has marked it ``strict``.
+If a function's parameters can't be enforced, only its name is, unless the client set ``strict``.
 """
 
 import json
@@ -27,10 +28,10 @@ class _Begun:
 def triggered_calls(
     tools: Tools, chat_format: ChatFormat, model: LoadedModel, *, shown: frozenset[int], thinking: bool
 ) -> TriggeredConstraint | None:
-    """The constraint; None where no call of these functions can be enforced.
+    """Return the constraint; None if no function can be enforced.
 
-    ``shown``: control tokens whose text the parser sees. ``thinking``: whether the prompt has opened thoughts, in which
-    nothing is constrained. Raises `InvalidRequest` for a strict function that can't be kept.
+    ``shown``: control tokens that appear as text for the parser. ``thinking``: whether the prompt opened reasoning,
+    which is not constrained. Raises `InvalidRequest` for a strict function that can't be enforced.
     """
     made = model.grammar.remembered(_key(tools), lambda: _make(tools, chat_format, model))
     if made.markers is None:
@@ -43,7 +44,7 @@ def triggered_calls(
 
 
 def blamed(tools: Tools, chat_format: ChatFormat, model: LoadedModel, error: InvalidRequest) -> InvalidRequest:
-    """`error` of a grammar of all functions, in the name of the one that it comes from."""
+    """Return the grammar `error` of all functions with the name of the function that causes it."""
     for tool in tools.tools:
         found = _fault(tool.held, chat_format, model)
         if found is not None:
@@ -52,7 +53,7 @@ def blamed(tools: Tools, chat_format: ChatFormat, model: LoadedModel, error: Inv
 
 
 def _reason(function: Function, model: LoadedModel, path: str) -> str:
-    """What is wrong with the parameters as a schema of their own, which names the keyword; "" for nothing."""
+    """Return the error of the parameters as a schema of their own, which names the keyword; "" for none."""
     try:
         model.grammar.json_schema(function["parameters"])
     except InvalidRequest as error:

@@ -1,7 +1,7 @@
-"""A conversation shortened to fit the context: the oldest messages are dropped (OpenAI's ``truncation: auto``).
+"""Drops the oldest messages of a conversation that exceeds the context (OpenAI's ``truncation: auto``).
 
-Messages are dropped in blocks of about an eighth of the context, counted in bytes from the beginning. So a conversation
-that grows keeps its first remaining message for many turns, and its cached prefix.
+Messages are dropped in blocks of about an eighth of the context, counted in bytes from the beginning. So a growing
+conversation keeps the same first message for many turns, and its cached prefix.
 """
 
 from bisect import bisect_left
@@ -29,10 +29,10 @@ def fits(n_prompt: int, n_ctx: int, max_tokens: int | None) -> bool:
 
 
 def truncated(conversation: Conversation, model: LoadedModel, seen: Seen, max_tokens: int | None) -> Conversation:
-    """Return a conversation that does not fit without its oldest messages, as few as possible.
+    """Return the conversation without as few of its oldest messages as possible.
 
-    The instructions at the beginning and the last message are kept, and each tool result that is kept has its call. If
-    that is still too long, the engine refuses it. Blocking, for a worker thread. Raises `InvalidRequest`.
+    The instructions at the beginning and the last message are kept, and each kept tool result keeps its call. If the
+    conversation is still too long, the engine rejects it. Blocks, so run it in a thread. Raises `InvalidRequest`.
     """
     n_ctx = model.engine.n_ctx_seq
     cuts = cut_points(conversation.messages, n_ctx // BLOCK_SHARE)
