@@ -1,1 +1,1 @@
-"""Pictures and sounds before a model sees them: where they come from, and what they are once decoded."""
+"""Loads and decodes images, audio, video and documents."""

@@ -1,4 +1,4 @@
-"""A picture, a piece of sound or a video, decoded: what a projector's preprocessing takes."""
+"""Decoded images, audio and video: the input of a multimodal projector."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -27,7 +27,7 @@ class Bitmap:
 
     @property
     def parts(self) -> tuple["str | Bitmap", ...]:
-        """What stands in a prompt for it."""
+        """Return the prompt parts for it."""
         return (self,)
 
     def decoded(self) -> bytes:
@@ -37,8 +37,9 @@ class Bitmap:
 
 @dataclass(frozen=True, slots=True)
 class Video:
-    """``parts``: what stands in a prompt for it, its frames and the times that are told between them. ``sounds``:
-    whether there is sound in it, too, which nobody hears."""
+    """``parts``: its prompt parts, frames with timestamps between them. ``sounds``: whether it has an audio track,
+    which is ignored.
+    """
 
     parts: tuple[str | Bitmap, ...]
     sounds: bool = False

@@ -1,5 +1,6 @@
-"""Files to pixels and samples, in processes of their own (`server.sandbox`): the decoders are C that reads what
-strangers send. What crashes, hangs or takes too much there is a file that can't be read, and nothing else.
+"""Decodes files in sandboxed processes (`server.sandbox`), because the decoders are C code that parses untrusted data.
+
+If a decoder crashes, hangs or exceeds its time limit, only that file fails.
 """
 
 import hashlib
@@ -36,17 +37,17 @@ from server.vocab import PlainText
 
 IMAGE, AUDIO, VIDEO = b"i", b"a", b"v"
 UNREADABLE = b"u"
-_WANTED = struct.Struct("<Id4s")  # rate, seconds, the form of a sound
+_WANTED = struct.Struct("<Id4s")  # rate, seconds, audio format
 SIZE = struct.Struct("<II")
 PHOTO_WANTED = struct.Struct("<Q")  # pixels at most
 VIDEO_WANTED = struct.Struct("<8sdQQQ")  # form, frames a second, at most so many pixels a frame, frames and bytes
-FRAMES = struct.Struct("<dII?")  # how many a second, width, height, whether there is sound, too
+FRAMES = struct.Struct("<dII?")  # frames per second, width, height, whether there is an audio track
 _PHOTOS, _VIDEOS = "pictures", "video"
 _EXTRAS = {
     **dict.fromkeys(("WebP", "AVIF", "HEIC"), _PHOTOS),
     **dict.fromkeys(("MP4", "Matroska", "AVI"), _VIDEOS),
 }
-"""What else can be decoded with an extra of this package, by its name."""
+"""Formats that an optional extra of this package decodes, by the extra's name."""
 _IMPORTED = {_PHOTOS: ("PIL", "pi_heif"), _VIDEOS: ("av",)}
 MAX_KNOWN, MAX_KNOWN_CHARS = 4096, 64 << 20
 """Files that are remembered: the sizes of media, some 500 bytes each, and the text of documents."""
@@ -57,8 +58,9 @@ _Key: TypeAlias = tuple[str, str, int, DocumentHints | None]  # scope, SHA-256, 
 
 @dataclass(frozen=True, slots=True)
 class DecodeBounds:
-    """Of one file: ``pixels`` of a picture, ``seconds`` of a sound, ``frames`` of a video and their ``video_bytes``,
-    ``file_bytes`` before it is decoded."""
+    """Limits per file: ``pixels`` of an image, ``seconds`` of audio, ``frames`` of a video and their ``video_bytes``,
+    ``file_bytes`` of the encoded file.
+    """
 
     pixels: int = 1 << 25
     seconds: float = 1800.0
@@ -69,23 +71,26 @@ class DecodeBounds:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """How a video is cut into pictures: ``fps`` a second (0: all), and every ``stamp_ms`` milliseconds the time (0:
-    never)."""
+    """How frames are taken from a video: ``fps`` per second (0: all), with a timestamp every ``stamp_ms`` milliseconds
+    (0: none).
+    """
 
     fps: float = 4.0
     stamp_ms: int = 5000
 
 
 class Pixels(Protocol):
-    """Decodes a picture in the process that it is called in."""
+    """Decodes an image in the calling process."""
 
     def __call__(self, data: bytes) -> tuple[int, int, bytes]:
         """Width, height, and red, green and blue of each pixel. Raises `Unreadable`."""
 
 
 class Decoder:
-    """Decodes files; blocking, safe in any thread. ``answerer``: names the function that makes the processes'
-    `answering` out of a library's decoder of pictures."""
+    """Decodes files. Methods block and are thread-safe.
+
+    ``answerer``: name of the function that creates a process's request handler from an image decoder.
+    """
 
     def __init__(
         self,
@@ -111,11 +116,12 @@ class Decoder:
     def decode(
         self, data: bytes, sample_rate: int, scope: str | None = None, document: DocumentHints | None = None
     ) -> Decoded:
-        """Return the image, the audio at `sample_rate` (0: the model hears none), the video, or the document.
+        """Return the image, the audio at `sample_rate` (0: the model has no audio input), the video, or the document.
 
-        Only with hints about a `document` may the file be one. A file that was decoded in this `scope` before gets its
-        data when it is asked for: a caller that has its embeddings does not ask. None remembers nothing (the time
-        would tell whether others have sent the same). Raises `Unreadable`.
+        A file is only read as a document if there are hints about a `document`. A file that was decoded before in
+        the same `scope` is decoded again only when its data is requested: a caller that has its embeddings does not
+        request it. A scope of None disables this memory, because the timing would reveal whether other clients sent
+        the same file. Raises `Unreadable`.
         """
         key = (scope or "", hashlib.sha256(data).hexdigest(), sample_rate, document)
         known = self._known.get(key) if scope is not None else None
@@ -130,7 +136,7 @@ class Decoder:
     def _again(self, data: bytes, sample_rate: int, document: DocumentHints | None) -> list[bytes]:
         try:
             return [each.data for each in bitmaps_of(self._decoded(data, sample_rate, "", document))]
-        except Unreadable as fault:  # it could be read once: there is too much to do
+        except Unreadable as fault:  # decoding succeeded before, so the server is overloaded
             raise InvalidRequest(f"a file that was read before can't be read again: {fault}") from None
 
     def _decoded(self, data: bytes, sample_rate: int, name: str, document: DocumentHints | None) -> Decoded:
@@ -164,7 +170,7 @@ class Decoder:
             raise Unreadable(f"it has {n_bytes} bytes, and a document may have {most} (document_bytes)")
 
     def _extracted(self, what: bytes, data: bytes, name: str, hints: DocumentHints) -> Document:
-        """Parse a PDF or an HTML page in a process of its own. Raises `Unreadable`."""
+        """Extract the text of a PDF or an HTML page in a sandboxed process. Raises `Unreadable`."""
         self._check_document(len(data))
         limits, side = self._document_limits, hints.longest_side
         wanted = WANTED.pack(limits.pages, limits.text_bytes, MAX_PAGE_IMAGES, side, hints.sees)
@@ -230,7 +236,7 @@ class Decoder:
         return (self._processes, *self._of_extras.values(), self._documents)
 
     def warm(self) -> None:
-        """Start a process, for the first file that comes."""
+        """Start a process for the next file."""
         self._processes.warm()
 
     def close(self) -> None:
@@ -240,7 +246,7 @@ class Decoder:
 
 
 def has_extra(name: str) -> bool:
-    """Whether what this extra needs is installed."""
+    """Return whether the packages of this extra are installed."""
     return all(find_spec(module) is not None for module in _IMPORTED[name])
 
 
@@ -250,7 +256,7 @@ def reads_video() -> bool:
 
 
 class _Known:
-    """What was decoded lately, without its data. Safe in any thread."""
+    """Recently decoded files without their data. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -279,7 +285,7 @@ def _n_chars(found: Decoded) -> int:
 
 
 class _Again:
-    """The data of a file's bitmaps, in order: decoded once, when the first of them is asked for."""
+    """The data of a file's bitmaps in order. The file is decoded once, when the first of them is requested."""
 
     def __init__(self, decode: Callable[[], list[bytes]], n: int) -> None:
         self._decode, self._n = decode, n
@@ -299,7 +305,7 @@ class _Again:
 
 
 def _with(found: Decoded, again: Iterator[Callable[[], bytes]] | None) -> Decoded:
-    """`found` without its data, and with what gets it."""
+    """Return `found` without its data, with a function that loads it."""
     parts = tuple(
         part if isinstance(part, str) else replace(part, data=b"", again=None if again is None else next(again))
         for part in found.parts
@@ -317,8 +323,9 @@ def _bitmap(kind: BitmapKind, answer: bytes, name: str) -> Bitmap:
 
 
 def _video(cut: Cut, answer: bytes, name: str) -> Video:
-    """As llama-server has it in a prompt: `Video:`, frames, and behind the first one of each interval its time
-    (tools/mtmd/mtmd-helper.cpp, read_next). A frame's name says how the file was cut, too."""
+    """Return a video in llama-server's prompt format: `Video:`, then frames, with a timestamp after the first frame of
+    each interval (tools/mtmd/mtmd-helper.cpp, read_next). The name of a frame includes the sampling settings.
+    """
     rate, width, height, sounds = FRAMES.unpack_from(answer)
     n_bytes = 3 * width * height
     cut_name = hashlib.sha256(f"{name} {cut.fps:g} {cut.stamp_ms}".encode()).hexdigest()
@@ -336,7 +343,7 @@ def _video(cut: Cut, answer: bytes, name: str) -> Video:
 
 
 def answering(pixels: Pixels) -> Answer:
-    """What a process answers with that decoder of pictures."""
+    """Return the request handler of a decoder process."""
     from server.media.sound import samples  # nothing that the server needs
 
     def answer(what: bytes, request: bytes) -> tuple[bytes, bytes]:

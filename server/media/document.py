@@ -25,7 +25,9 @@ _BOMS = ((codecs.BOM_UTF8, "utf-8-sig"), (codecs.BOM_UTF16_LE, "utf-16"), (codec
 _BINARY = re.compile(r"[\x00-\x08\x0b\x0e-\x1a\x1c-\x1f\x7f]")
 """Control characters that no text has. ESC is in logs, form feeds are in manuals."""
 _HTML_START = re.compile(r"\s*+(?:<!--(?:(?!-->).)*+-->\s*+)*+<(?:!doctype\s+html|html)\b", re.IGNORECASE | re.DOTALL)
-"""Possessive, so that it takes linear time: with backtracking, 40 comments without a page behind them took for ever."""
+"""Possessive quantifiers make matching linear. With backtracking, 40 comments without a page after them took
+exponential time.
+"""
 _PDF_START_BYTES = 1024
 """The header may follow other bytes (ISO 32000-1, annex H.3, note 13)."""
 _HTML_START_CHARS = 4096
@@ -56,10 +58,10 @@ class DocumentLimits:
 
 @dataclass(frozen=True, slots=True)
 class DocumentHints:
-    """What a request says about a document.
+    """A request's description of a document.
 
-    ``media_type``: one of a fixed set, "" if the client gives none. ``sees``: whether the model can be shown page
-    images. ``low_detail``: whether these are to be small.
+    ``media_type``: one of a fixed set, "" if the client gives none. ``sees``: whether the model accepts page images.
+    ``low_detail``: whether page images are scaled down.
     """
 
     media_type: str = ""
@@ -73,9 +75,9 @@ class DocumentHints:
 
 
 def media_type_of(written: str) -> str:
-    """Return the media type that a media type or a file's name, as a client has written it, stands for.
+    """Return the known media type for a client's media type or file name, "" if there is none.
 
-    It is one of a fixed set, so that a client cannot write into the prompt with it; "" for anything else.
+    The result is one of a fixed set, so that a client can't inject text into the prompt with it.
     """
     written = written.partition(";")[0].strip().lower()
     return _TYPES.get(written) or _TYPES.get(written.rpartition(".")[2], "")
@@ -96,7 +98,7 @@ def unicode_text(data: bytes) -> str | None:
 
 
 def legacy_text(data: bytes) -> str | None:
-    """Decode Windows-1252, which is what files in "Latin-1" are (WHATWG Encoding). Return None for binary data."""
+    """Decode Windows-1252, which the web also uses for "Latin-1" (WHATWG Encoding). Return None for binary data."""
     try:
         return _text(data.decode("cp1252"))
     except UnicodeDecodeError:
@@ -108,14 +110,14 @@ def _text(decoded: str) -> str | None:
 
 
 def is_html(text: str, media_type: str) -> bool:
-    """Return whether `text` is an HTML page: the client says so, or it begins like one and the client says nothing."""
+    """Return whether `text` is HTML: by the client's media type or, if there is none, by its first characters."""
     if media_type:
         return media_type == "text/html"
     return _HTML_START.match(text[:_HTML_START_CHARS]) is not None
 
 
 def unsupported(data: bytes) -> Unreadable:
-    """Return the error of a file that is neither a document nor anything else that a model can be shown."""
+    """Return the error for a file that is neither a document nor a supported media type."""
     if not data:
         return Unreadable("it is empty")
     what = "it is a ZIP archive or an Office document" if data.startswith(b"PK\3\4") else "its type is not supported"
@@ -142,7 +144,7 @@ def packed(parts: Iterable[Extracted]) -> bytes:
 
 
 def unpacked(answer: bytes) -> Iterator[Extracted]:
-    """Read what `packed` has written."""
+    """Decode the output of `packed`."""
     at = 0
     while at < len(answer):
         kind, width, height, size = _PART.unpack_from(answer, at)

@@ -1,8 +1,8 @@
-"""Files from where a request says that they are.
+"""Downloads files from addresses in requests.
 
-A client that names an address makes the server ask there: so by default no address is asked (`Sites`), and of those
-that may be, none that leads to the inside of a network. What is resolved is what is connected to, a redirect is checked
-as the first address was, and size, time and number have bounds.
+An address in a request makes the server send a request. So all addresses are rejected by default (`AllowedHosts`),
+and allowed names never resolve to a private network. The server connects to the address that it checked, checks each
+redirect like the first address, and limits size, time and number.
 """
 
 import asyncio
@@ -28,10 +28,10 @@ Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 
 @dataclass(frozen=True, slots=True)
 class AllowedHosts:
-    """Which sites may be asked: none, ``anywhere``, or those of these names.
+    """The hosts that may be contacted: none, all (``anywhere``), or these names.
 
-    A name may begin with ``*.``, for all that end so. An IP address stands for itself, whatever network it is of; a
-    name never leads to an inner one. ``folder``: where ``file://`` addresses lead; None = nowhere.
+    A name that starts with ``*.`` matches all subdomains. A listed IP address is allowed in any network; a name
+    never resolves to a private one. ``folder``: root of ``file://`` addresses; None = not allowed.
     """
 
     anywhere: bool = False
@@ -39,13 +39,13 @@ class AllowedHosts:
     folder: Path | None = None
 
     def allow(self, host: str) -> bool:
-        """Whether it may be asked at all."""
+        """Return whether the host may be contacted."""
         if self.anywhere or host in self.hosts:
             return True
         return any(name.startswith("*.") and host.endswith(name[1:]) for name in self.hosts)
 
     def trust(self, host: str) -> bool:
-        """Whether it is an address that was named as such."""
+        """Return whether the IP address is listed."""
         return host in self.hosts and _address(host) is not None
 
 
@@ -148,7 +148,7 @@ class MediaFetcher:
         return addresses[0]
 
     async def _ask(self, url: str, address: str) -> tuple[str, bytes]:
-        """Where it has moved to, "" for nowhere, and what is there."""
+        """Return the redirect target ("" for none) and the body."""
         parts = urlsplit(url)
         port = f":{parts.port}" if parts.port else ""
         host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
@@ -204,7 +204,7 @@ class MediaFetcher:
 
 
 class _Pinned(httpcore2.AsyncNetworkBackend):
-    """Connects to one address, whatever the name would be resolved to now; TLS is still asked for the name."""
+    """Connects to one checked IP address, whatever the name resolves to now. TLS still verifies the name."""
 
     def __init__(self, backend: httpcore2.AsyncNetworkBackend, address: str) -> None:
         self._backend, self._address = backend, address
@@ -232,7 +232,7 @@ def refuse_inner(addresses: Iterable[str], host: str) -> None:
 
 
 def is_outer(address: IpAddress) -> bool:
-    """Whether it is one of the open internet, also looking into what carries an IPv4 address in it."""
+    """Return whether the address is public. Also checks IPv4 addresses that are embedded in IPv6."""
     if isinstance(address, ipaddress.IPv6Address):
         mapped = ipaddress.IPv4Address(int(address) & 0xFFFFFFFF) if address in _NAT64 else address.ipv4_mapped
         if mapped is not None:
@@ -256,7 +256,7 @@ def _ascii(host: str) -> str:
 
 
 def _quoted(target: str) -> str:
-    """With what can't stand in a request's line in per cent."""
+    """Percent-encode characters that are invalid in a request line."""
     return "".join(char if "!" <= char <= "~" else "".join(f"%{byte:02X}" for byte in char.encode()) for char in target)
 
 

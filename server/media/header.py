@@ -1,6 +1,7 @@
-"""What a file says of itself in its first bytes: what it is, and of a picture how large, before anybody decodes it.
+"""Detects the type of a file, and the size of an image, from its first bytes before it is decoded.
 
-The type is told by the content, whatever a client or a server calls it, as llama.cpp does (tools/mtmd/mtmd-helper.cpp).
+The content determines the type, whatever the client or the remote server declares, as in llama.cpp
+(tools/mtmd/mtmd-helper.cpp).
 """
 
 import struct
@@ -13,7 +14,7 @@ _PNG = b"\x89PNG\r\n\x1a\n"
 _JPEG_SIZES = frozenset((*range(0xC0, 0xC4), *range(0xC5, 0xC8), *range(0xC9, 0xCC), *range(0xCD, 0xD0)))  # SOF0..15
 _JPEG_ALONE = frozenset((0x01, *range(0xD0, 0xD9)))  # markers without a segment
 _HEIC = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
-_UNREAD = (  # what clients send although no model here can be shown it: a name, and bytes at a place
+_UNREAD = (  # unsupported types that clients send: name, offset and magic bytes
     ("TIFF", 0, (b"II*\0", b"MM\0*")),
     ("Ogg", 0, (b"OggS",)),
     ("PDF", 0, (b"%PDF-",)),
@@ -25,13 +26,14 @@ FileKind = BitmapKind | Literal["video"]
 
 
 class Unreadable(Exception):
-    """What is wrong with a file, in words for whoever sent it."""
+    """A file that can't be read. The message is for the client."""
 
 
 @dataclass(frozen=True, slots=True)
 class MediaHeader:
-    """``form``: PNG, JPEG, GIF, BMP, WebP, AVIF, HEIC, WAV, MP3, FLAC, MP4, Matroska or AVI; ``width`` and ``height``
-    in pixels of the first four, else 0."""
+    """``form``: PNG, JPEG, GIF, BMP, WebP, AVIF, HEIC, WAV, MP3, FLAC, MP4, Matroska or AVI. ``width`` and ``height``:
+    pixels for the first four, else 0.
+    """
 
     kind: FileKind
     form: str
@@ -40,7 +42,7 @@ class MediaHeader:
 
 
 def read_header(data: bytes) -> MediaHeader:
-    """Raises `Unreadable` for a file of another type, and for one that is cut off before it says its size."""
+    """Return the header. Raises `Unreadable` for an unsupported type and for a file that ends before its size."""
     if data.startswith(_PNG):
         return _picture("PNG", _png_size(data))
     if data.startswith(b"\xff\xd8\xff"):
@@ -65,7 +67,7 @@ def read_header(data: bytes) -> MediaHeader:
 
 
 def _boxed(data: bytes) -> MediaHeader | None:
-    """What says how large it is somewhere inside, or nowhere."""
+    """Return the type of an ISO base media file, whose size may be anywhere in the file."""
     if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
         return MediaHeader("image", "WebP")
     if data[:4] == b"RIFF" and data[8:12] == b"AVI ":
@@ -96,7 +98,7 @@ def _unpacked(form: str, data: bytes, at: int) -> tuple[int, int]:
 
 def _png_size(data: bytes) -> tuple[int, int]:
     at = len(_PNG)
-    if data[at + 4 : at + 8] == b"CgBI":  # Apple's, which stands in front of the header
+    if data[at + 4 : at + 8] == b"CgBI":  # Apple's chunk before the header
         at += 12 + _unpacked(">II", data, at)[0]
     if data[at + 4 : at + 8] != b"IHDR":
         raise Unreadable("it is a PNG without a header")
@@ -108,7 +110,7 @@ def _bmp_size(data: bytes) -> tuple[int, int]:
     if header_size == 12:  # OS/2's
         return _unpacked("<HH", data, 18)
     width, height = _unpacked("<ii", data, 18)
-    return width, abs(height)  # rows may come from the top
+    return width, abs(height)  # a negative height means that rows start at the top
 
 
 def _jpeg_size(data: bytes) -> tuple[int, int]:

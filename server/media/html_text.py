@@ -43,7 +43,7 @@ class _Reader(HTMLParser):
         self._title: list[str] | None = None
 
     def text(self) -> str:
-        """Return what was read."""
+        """Return the extracted text."""
         self._end_line()
         return "\n".join(self._lines).strip("\n")
 

@@ -1,4 +1,4 @@
-"""What a model is shown of a request's media: each fetched where it has to be, told from base64, decoded."""
+"""Loads a request's media for a model: fetches or decodes base64, then decodes the file."""
 
 import asyncio
 import base64
@@ -48,7 +48,7 @@ class ShownMedia(Protocol):
 
     @property
     def at(self) -> str:
-        """Where it stands in the client's body."""
+        """Path in the client's body."""
 
     @property
     def source(self) -> Source | None:
@@ -56,15 +56,15 @@ class ShownMedia(Protocol):
 
     @property
     def spare(self) -> bool:
-        """Whether it is left out where it can't be had: a client that has said it can't take it back."""
+        """Whether the part is omitted if it can't be loaded, because a client can't change older messages."""
 
 
 class Senses(Protocol):
-    """What a model can be shown (`pool.protocols.MediaReader`)."""
+    """The media types that a model accepts (`pool.protocols.MediaReader`)."""
 
     @property
     def kinds(self) -> frozenset[BitmapKind]:
-        """What it sees or hears."""
+        """Return the accepted media types."""
 
     @property
     def sample_rate(self) -> int:
@@ -184,7 +184,7 @@ class MediaLoader:
 
 
 def _hints(source: Source, stored_name: str, senses: Senses) -> DocumentHints:
-    """Return what is known about a document before its bytes are looked at."""
+    """Return what the request says about a document before its bytes are read."""
     written, low_detail = stored_name, False
     if isinstance(source, MediaUrl):
         low_detail = source.low_detail
@@ -197,7 +197,9 @@ def _hints(source: Source, stored_name: str, senses: Senses) -> DocumentHints:
 
 @dataclass(slots=True)
 class _Share:
-    """What one request may take: few files at once, so that others' come in between, and so many bytes in all."""
+    """The limits of one request: few files at once, so that other requests make progress, and a number of bytes in
+    total.
+    """
 
     turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_AT_ONCE))
     n_bytes: int = 0
@@ -222,7 +224,7 @@ class _Held:
             raise MediaFull(_RETRY_AFTER_S)
 
     def add(self, bitmap: Bitmap) -> None:
-        """`bitmap` counts until nobody refers to it."""
+        """Count the bytes of `bitmap` until it is garbage-collected."""
         self._count(len(bitmap.data))
         weakref.finalize(bitmap, self._count, -len(bitmap.data)).atexit = False
 
@@ -232,8 +234,9 @@ class _Held:
 
 
 def check_shown(bitmaps: Sequence[Bitmap]) -> None:
-    """That one prompt shows no more than a request may send: one that stands there a hundred times is copied as often.
-    Raises `InvalidRequest`."""
+    """Raise `InvalidRequest` if one prompt contains more media than a request may send. A part that the prompt repeats
+    is copied each time.
+    """
     if len(bitmaps) > MAX_FILES:
         raise InvalidRequest(f"a prompt may show at most {MAX_FILES} files, this one shows {len(bitmaps)}")
     if sum(len(each.data) for each in bitmaps) > MAX_DECODED_BYTES:
@@ -275,8 +278,9 @@ def _is_fetched(source: Source) -> bool:
 
 
 def _within_limits(media: Iterable[ShownMedia]) -> dict[Source, ShownMedia]:
-    """Each source, for one that must be seen where there is one. Where there are too many, the oldest spare ones are
-    left out. Raises `InvalidRequest`."""
+    """Return each distinct source, as required if any of its uses is. Above the limit, the oldest spare sources are
+    dropped. Raises `InvalidRequest`.
+    """
     wanted: dict[Source, ShownMedia] = {}
     for each in media:
         if each.source is not None and (each.source not in wanted or not each.spare):

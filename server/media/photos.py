@@ -1,7 +1,4 @@
-"""WebP, AVIF and HEIC as pixels, by Pillow and libheif (the extra ``pictures``).
-
-Not for the server's process: `decode` runs it elsewhere.
-"""
+"""Decodes WebP, AVIF and HEIC with Pillow and libheif (the extra ``pictures``). Only runs in a process of `decode`."""
 
 import warnings
 from io import BytesIO
@@ -18,11 +15,11 @@ _BROKEN = (UnidentifiedImageError, OSError, ValueError, SyntaxError, EOFError, R
 
 
 def answerer() -> Answer:
-    """What answers in a process for decoding."""
+    """Return the request handler of a decoder process."""
     pi_heif.register_heif_opener()
     pi_heif.options.DECODE_THREADS = AvifImagePlugin.DEFAULT_MAX_THREADS = 1
     Image.init()  # Pillow loads its parts when they are first needed, which is too late here
-    Image.MAX_IMAGE_PIXELS = None  # `pixels` is told how many there may be
+    Image.MAX_IMAGE_PIXELS = None  # `pixels` gets the limit
     warnings.simplefilter("ignore")
     return _answer
 
@@ -37,7 +34,7 @@ def _answer(what: bytes, request: bytes) -> tuple[bytes, bytes]:
 
 
 def _pixels(data: bytes, max_pixels: int) -> tuple[int, int, bytes]:
-    """Of the first picture, as its file says that it is to be turned, without transparency."""
+    """Return the first image, rotated as its EXIF data specifies, without transparency."""
     try:
         with Image.open(BytesIO(data), formats=_FORMATS) as picture:
             width, height = picture.size

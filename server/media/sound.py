@@ -32,7 +32,7 @@ def samples(data: bytes, form: str, rate: int, max_seconds: float) -> bytes:
 
 
 def resampled_length(rate_out: int, rate_in: int, n_in: int) -> int:
-    """How many samples miniaudio makes of `n_in` (ma_calculate_frame_count_after_resampling)."""
+    """Return the number of samples that miniaudio produces from `n_in` (ma_calculate_frame_count_after_resampling)."""
     if not (rate_in and n_in):
         return 0
     if rate_in == rate_out:

@@ -1,4 +1,4 @@
-"""Where the files of a request are, and what became of them."""
+"""The source of a file in a request, and the loaded file."""
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -36,7 +36,7 @@ class FileContent:
 
 
 StoredFiles: TypeAlias = Callable[[str], Awaitable[FileContent | None]]
-"""Gets a client's stored file by its id; None if the client has no such file."""
+"""Returns a client's stored file by its id; None if the client has no such file."""
 Source: TypeAlias = bytes | MediaUrl | StoredFile
 """The bytes of a file, or where they are."""
 Seen: TypeAlias = Mapping[Source, Decoded]

@@ -22,14 +22,14 @@ from server.media.header import Unreadable
 from server.sandbox.worker import Answer
 
 _LENIENT: dict[str, Any] = {"metadata_errors": "ignore"} if int(av.__version__.split(".")[0]) < 19 else {}
-"""What a file says of itself need not be UTF-8; PyAV 19, which Python 3.12 and later get, takes it as it is."""
+"""Metadata need not be UTF-8. PyAV 19, which Python 3.12 and later install, accepts it unchanged."""
 _DEMUXERS = {"MP4": "mov", "Matroska": "matroska", "AVI": "avi"}  # none that could lead to other files
 
 
 def answerer() -> Answer:
-    """What answers in a process for decoding."""
+    """Return the request handler of a decoder process."""
     av.logging.set_level(None)
-    # What the library loads when it is first needed is too late here.
+    # The sandbox forbids libraries from loading files later.
     _frames(_sample(), "Matroska", fps=1.0, max_pixels=256, max_frames=9, max_bytes=1 << 20)
     return _answer
 
@@ -59,7 +59,7 @@ def _answer(what: bytes, request: bytes) -> tuple[bytes, bytes]:
 def _frames(
     data: bytes, form: str, fps: float, max_pixels: int, max_frames: int, max_bytes: int
 ) -> tuple[float, int, int, bool, list[bytes]]:
-    """How many a second there are, their size, whether there is sound, too, and each one's red, green and blue."""
+    """Return frames per second, their size, whether there is an audio track, and the RGB bytes of each frame."""
     found: list[bytes] = []
     rate, sounds = 0.0, False
     width = height = n_bytes = 0
@@ -86,7 +86,7 @@ def _frames(
                         f"or more than {max_bytes >> 20} MiB of them"
                     )
     except (av.FFmpegError, ValueError, OverflowError):
-        pass  # what was read until here is what there is
+        pass  # keep the frames that were read
     if not found:
         raise Unreadable("the video can't be decoded")
     return rate, width, height, sounds, found
@@ -114,7 +114,7 @@ def _at_rate(decoded: Iterator[VideoFrame], stream: VideoStream, rate: float) ->
 
 
 def _pulled(graph: av.filter.Graph, rotation: float) -> Iterator[NDArray[np.uint8]]:
-    """What the graph has ready, turned counterclockwise by so many degrees."""
+    """Return the frames that the filter graph has ready, rotated counterclockwise by this many degrees."""
     while True:
         try:
             frame = graph.vpull()

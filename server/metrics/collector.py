@@ -176,7 +176,7 @@ class EngineCollector(Collector):
 
 @dataclass(frozen=True, slots=True)
 class _Families:
-    """Metric families under `prefix`, a sample for each of `models`; without labels there is only one."""
+    """Metric families under `prefix` with one sample per model of `models`. Without labels there is only one sample."""
 
     prefix: str
     models: Mapping[str, EngineStats]

@@ -29,7 +29,7 @@ _TYPES_OF_MAX = tuple(
 """llama-server calls the peak a counter; prometheus_client would name a counter ``..._total``, as OpenMetrics must."""
 
 _WHOLE = re.compile(rb"^([^#\n].*)\.0$", re.MULTILINE)
-"""llama-server writes a whole number without the decimal point; who reads a counter with ``int()`` relies on it."""
+"""llama-server writes integers without a decimal point; clients that parse a counter with ``int()`` depend on it."""
 
 _LOAD_SECONDS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 _LAG_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
@@ -38,7 +38,7 @@ LOOK_EVERY_S = 0.25
 
 
 class _Counted(Collector):
-    """A metric without the series that tell when it was made, of which Prometheus makes nothing."""
+    """A metric without the ``_created`` series, which Prometheus ignores."""
 
     def __init__(self, metric: Counter | Gauge | Histogram) -> None:
         self._metric = metric
@@ -50,7 +50,7 @@ class _Counted(Collector):
 
 
 class Metrics:
-    """What ``GET /metrics`` shows. Used on the event loop. `states`: the pool's."""
+    """Renders ``GET /metrics``. Use on the event loop. `states`: the pool's model states."""
 
     def __init__(
         self,
@@ -132,7 +132,7 @@ class Metrics:
             self._of_key.labels(record.key, str(record.status)).inc()
 
     def used(self, usage: Usage, key: str) -> None:
-        """Count what a request has used; `key`: the name of who pays for it, "" = nobody."""
+        """Count the usage of a request. `key`: the name of its API key, "" = none."""
         for reason in usage.reasons:
             self._choices.labels(usage.model, reason).inc()
         if key:
@@ -148,9 +148,9 @@ class Metrics:
             self._lag.observe(max(loop.time() - due, 0.0))
 
     def render(self, accept: str, model: str = "") -> tuple[bytes, str]:
-        """The text and its content type: Prometheus' plain text, or OpenMetrics where `accept` asks for it.
+        """Return the text and its content type: Prometheus text, or OpenMetrics if `accept` requests it.
 
-        With the id of a `model` only its own metrics, without a label: llama-server's text to the letter.
+        With a `model` id, return only its metrics without a label: exactly llama-server's text.
         """
         self._ledger.observe(self._states())
         encode, content_type = choose_encoder(accept)

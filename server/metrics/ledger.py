@@ -1,4 +1,4 @@
-"""Totals per model that never go backwards, although a model's statistics begin anew with each load."""
+"""Totals per model that never decrease, although a model's statistics restart with each load."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ from server.pool.state import ModelState
 
 
 class Counted(Protocol):
-    """What the ledger needs of an engine."""
+    """The engine statistics that the ledger reads."""
 
     @property
     def stats(self) -> EngineStats:

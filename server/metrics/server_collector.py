@@ -1,6 +1,6 @@
-"""What the server as a whole is at: its models' states and cells, and, without a label, what routers in front read.
+"""Metrics of the whole server: the states and cells of its models, and unlabelled series for routers.
 
-A router such as llm-d's endpoint picker takes the first series of a family, so what it reads has one series only.
+A router such as llm-d's endpoint picker reads the first series of a family, so these families have exactly one.
 """
 
 import time
@@ -19,7 +19,7 @@ _MODEL = ["model"]
 
 
 class ServerCollector(Collector):
-    """Of what `states` says; asked on the event loop."""
+    """Collects from `states`. Use on the event loop."""
 
     def __init__(self, states: Callable[[], Sequence[ModelState]]) -> None:
         self._states = states

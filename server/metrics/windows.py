@@ -1,7 +1,7 @@
-"""Throughput lately, the same for everybody who asks: no scrape ends the window of another one.
+"""Recent throughput, which is the same for every scraper: a scrape does not reset another scraper's window.
 
-llama-server's gauges (llama.cpp tools/server/server-common.h, server_metrics::bucket) are averages since the last
-scrape, whoever's that was.
+llama-server's gauges (llama.cpp tools/server/server-common.h, server_metrics::bucket) average since the last scrape
+by anyone.
 """
 
 import math
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from server.engine.stats import EngineStats
 
 WINDOW_S = 15.0
-"""That an average reaches back at least, as far as somebody has looked."""
+"""Minimum length of the averaging window, if there was a scrape that long ago."""
 _APART_S = 1.0
 
 
@@ -36,10 +36,10 @@ class Windows:
         self._samples: dict[str, deque[_Sample]] = {}
 
     def rates(self, model: str, stats: EngineStats) -> tuple[float, float]:
-        """Prompt and generated tokens per second of work, since the newest look that is `WINDOW_S` old or older; 0 when
-        nothing ran.
+        """Return prompt and generated tokens per second of computation, since the latest scrape that is at least
+        `WINDOW_S` old; 0 if nothing ran.
 
-        A choice's first token comes out of the prompt's last step, so it costs no time of its own and isn't counted.
+        A choice's first token comes from the prompt's last step, so it takes no time of its own and isn't counted.
         """
         gaps, at = stats.inter_token, self._clock()
         now = _Sample(at, stats.prompt_tokens, stats.prompt_seconds, sum(gaps.counts), gaps.sum)

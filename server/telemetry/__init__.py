@@ -1,2 +1,3 @@
-"""What became of requests, as plain values, for who looks in from outside: the log, metrics, traces. `kv_events` tells
-routers what is held."""
+"""Results of requests as plain values for logs, metrics and traces. `kv_events` publishes the cache contents to
+routers.
+"""

@@ -1,5 +1,6 @@
-"""What OpenTelemetry's conventions call operations of generative AI, and its metrics of a model server: histograms of
-requests' time, the time to the first token, and the time for each further one (in development as of 2026)."""
+"""OpenTelemetry's conventions for generative AI: operation names, and histograms of request duration, time to first
+token and time per output token (in development as of 2026).
+"""
 
 import os
 
@@ -12,8 +13,9 @@ from server.errors import ConfigError
 from server.telemetry.record import Record, Usage
 
 WANTED = "OTEL_METRICS_EXPORTER"
-"""OpenTelemetry's variable that says where metrics go. Nothing is sent unless it is ``otlp``: who takes traces need not
-take metrics, and ``GET /metrics`` has more."""
+"""OpenTelemetry's variable for the metrics exporter. Nothing is sent unless it is ``otlp``: a collector of traces may
+not accept metrics, and ``GET /metrics`` has more.
+"""
 _OPERATIONS = {
     "/v1/chat/completions": "chat",
     "/v1/messages": "chat",
@@ -36,7 +38,7 @@ def operation_of(path: str) -> str:
 
 
 def called(usage: Usage, operation: str) -> dict[str, AttributeValue]:
-    """What names a request's operation and model, in spans and metrics alike."""
+    """Return the attributes for a request's operation and model, which spans and metrics share."""
     return {
         "gen_ai.operation.name": operation,
         "gen_ai.provider.name": "llamapool",
@@ -46,7 +48,7 @@ def called(usage: Usage, operation: str) -> dict[str, AttributeValue]:
 
 
 class GenAiMetrics:
-    """Told of requests on the event loop; `provider` sends from a thread of its own."""
+    """Records requests on the event loop; `provider` sends from its own thread."""
 
     def __init__(self, provider: MeterProvider, version: str = "") -> None:
         self._provider = provider
@@ -74,12 +76,12 @@ class GenAiMetrics:
                 self._further.record(usage.decode_s / n_further, attributes)
 
     def close(self) -> None:
-        """Send what is left; blocking."""
+        """Send the remaining metrics. Blocks."""
         self._provider.shutdown()
 
 
 def wanted_metrics(resource: Resource, version: str) -> GenAiMetrics | None:
-    """By OTLP, to where OpenTelemetry's variables say; None where they don't want any. Raises ConfigError."""
+    """Return the OTLP metrics that OpenTelemetry's variables configure; None if they don't. Raises ConfigError."""
     wanted = os.environ.get(WANTED, "")
     if wanted in ("", "none"):
         return None

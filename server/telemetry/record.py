@@ -1,5 +1,6 @@
-"""One HTTP request and what it used, as its line in the log, the metrics and its spans tell it. Nothing is done with it
-before it has ended; until then it costs a few attributes."""
+"""One HTTP request and its usage, for the log, metrics and traces. Everything is computed after the request ends; until
+then it only sets attributes.
+"""
 
 import re
 import time
@@ -16,28 +17,30 @@ _WORD_BEGINS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 
 @dataclass(slots=True)
 class Usage:
-    """What a request has used of a model, all its choices together. Seconds are of the choice that took longest;
-    ``reasons`` are those that choices ended for, in order."""
+    """A request's usage of a model, summed over its choices.
+
+    Seconds are those of the slowest choice. ``reasons`` are the finish reasons in the order of the choices' ends.
+    """
 
     model: str = ""
     n_prompt: int = 0
     n_cached: int = 0
     n_predicted: int = 0
-    n_draft: int = 0  # tokens that were guessed
+    n_draft: int = 0  # draft tokens
     n_draft_accepted: int = 0
     slots: list[int] = field(default_factory=list)
-    began_at: float = 0.0  # when the model was asked for, `time.perf_counter`, as the next
+    began_at: float = 0.0  # time of the model lookup, `time.perf_counter`, like the next
     submitted_at: float = 0.0  # when the engine got it; 0 = never
     load_s: float = 0.0  # until the model was there
     prepare_s: float = 0.0  # that template, tokens, grammar and media took
     queue_s: float = 0.0  # until there was a slot
-    placement_s: float = 0.0  # that its cells were brought to the prompt's beginning
+    placement_s: float = 0.0  # seconds to restore its cells from a cached prefix
     prefill_s: float = 0.0
     decode_s: float = 0.0
     reasons: list[str] = field(default_factory=list)
     n_open: int = 0  # choices that have not ended
     decoding_since: float = 0.0  # `time.perf_counter`, of the last choice that began
-    asked_again: bool = False  # the model's process had ended; all else is of the second time
+    asked_again: bool = False  # the model's process had ended; everything else is from the retry
 
     def started(self, event: Started) -> None:
         """A choice has its prompt computed."""
@@ -58,7 +61,7 @@ class Usage:
         self.n_open -= 1
 
     def ask_again(self) -> None:
-        """What it was so far came to nothing, and nobody pays for it."""
+        """Reset the usage before a retry. The failed attempt is not counted."""
         self.n_prompt = self.n_cached = self.n_predicted = self.n_draft = self.n_draft_accepted = self.n_open = 0
         self.queue_s = self.placement_s = self.prefill_s = self.decode_s = self.decoding_since = 0.0
         self.slots, self.reasons = [], []
@@ -79,16 +82,16 @@ class Record:
     id: str
     method: str
     path: str
-    key: str = ""  # the name of who sent it
-    refused_key: str = ""  # what the log calls a key that opens nothing
-    polled: bool = False  # one of those that come again and again, and say little
+    key: str = ""  # the name of its API key
+    refused_key: str = ""  # the log's name for an invalid key
+    polled: bool = False  # a polled endpoint such as /health
     route: str = ""  # its path as the routes have it, which no client has made up
     status: int = 0
     finished: bool = False  # the reply was sent whole
     started_at: float = field(default_factory=time.perf_counter)
     elapsed_s: float = 0.0  # until it had ended
     headers: Mapping[bytes, bytes] = field(default_factory=dict, repr=False)  # that it came with
-    error: str = ""  # why it was refused or broken off, `reason_of` what was raised
+    error: str = ""  # why it failed: `reason_of` the exception
     usage: Usage | None = None
 
     @property
@@ -97,7 +100,9 @@ class Record:
         return self.error or ("done" if self.finished else "cut off")
 
     def fields(self) -> dict[str, object]:
-        """What its line in the log says beside method, path, status and time. Nothing that a client has made up."""
+        """Return the fields of its log line besides method, path, status and time. None contains text that a client
+        wrote.
+        """
         said: dict[str, object] = {"request": self.id}
         if self.key or self.refused_key:
             said["key"] = self.key or self.refused_key
@@ -120,8 +125,9 @@ class Record:
 
 
 def reason_of(error: BaseException) -> str:
-    """An error's kind as a word: ``QueueFull`` is ``queue_full``, what Starlette raises by its status ``http_404``.
-    Never what it says."""
+    """Return an error's type as a word: ``QueueFull`` is ``queue_full``, an HTTP exception by its status ``http_404``.
+    Never the message.
+    """
     status = getattr(error, "status_code", None)
     if isinstance(status, int):
         return f"http_{status}"

@@ -1,9 +1,9 @@
-"""Requests as OpenTelemetry's spans, made when they have ended: HTTP's, in it the model's, in that one for each stage.
+"""Exports requests as OpenTelemetry spans when they end: an HTTP span, with a model span, with one span per stage.
 
-Names and attributes are those of OpenTelemetry's semantic conventions for HTTP and for generative AI (in development as
-of 2026); stages and what the conventions have no name for are ``llamapool.*``. Where to send them, how many, and under
-what name are OpenTelemetry's own variables (``OTEL_EXPORTER_OTLP_ENDPOINT``, ``OTEL_TRACES_SAMPLER``,
-``OTEL_SERVICE_NAME`` …). Of the extra ``llamapool[otel]``.
+Names and attributes follow OpenTelemetry's semantic conventions for HTTP and for generative AI (in development as of
+2026); stages and other additions are ``llamapool.*``. OpenTelemetry's own variables configure the exporter, the
+sampler and the service name (``OTEL_EXPORTER_OTLP_ENDPOINT``, ``OTEL_TRACES_SAMPLER``, ``OTEL_SERVICE_NAME`` …).
+Needs the extra ``llamapool[otel]``.
 """
 
 import os
@@ -26,7 +26,7 @@ _NS = 1_000_000_000
 
 
 class Tracing:
-    """Used on the event loop; a processor of `provider` sends spans from a thread of its own."""
+    """Use on the event loop. A processor of `provider` sends spans from its own thread."""
 
     def __init__(self, provider: TracerProvider, version: str = "", metrics: GenAiMetrics | None = None) -> None:
         self._provider = provider
@@ -34,7 +34,7 @@ class Tracing:
         self._tracer = provider.get_tracer("llamapool", version)
 
     def ended(self, record: Record) -> None:
-        """Tell of a request, but for what is polled."""
+        """Export a request, except polled endpoints."""
         if record.polled:
             return
         operation = operation_of(record.route)
@@ -51,7 +51,7 @@ class Tracing:
             start_time=start,
         )
         if span.is_recording():
-            if record.status >= 500 or (record.error and record.status < 400):  # it failed behind its head
+            if record.status >= 500 or (record.error and record.status < 400):  # it failed after the response started
                 span.set_status(Status(StatusCode.ERROR, record.error))
             if record.usage is not None and record.usage.model:
                 self._model(record, record.usage, operation, set_span_in_context(span), at)
@@ -73,7 +73,7 @@ class Tracing:
         span.end(at.ns(end))
 
     def close(self) -> None:
-        """Send what is left; blocking."""
+        """Send the remaining spans. Blocks."""
         self._provider.shutdown()
         if self._metrics is not None:
             self._metrics.close()
@@ -122,7 +122,9 @@ def _gen_ai(usage: Usage, operation: str) -> dict[str, AttributeValue]:
 
 
 def _stages(usage: Usage) -> Iterator[tuple[str, float, float]]:
-    """Each with its beginning (`time.perf_counter`) and seconds; none of what a request did not come to."""
+    """Return each stage with its start (`time.perf_counter`) and duration in seconds, without the stages that the
+    request did not reach.
+    """
     yield "load", usage.began_at, usage.load_s
     at = usage.submitted_at
     if not at:
@@ -141,7 +143,9 @@ def _stages(usage: Usage) -> Iterator[tuple[str, float, float]]:
 
 
 def exporting(version: str) -> Tracing:
-    """By OTLP, to where OpenTelemetry's variables say. Raises ConfigError where the exporter is not there."""
+    """Return the OTLP exporter that OpenTelemetry's variables configure. Raises ConfigError if the exporter is not
+    installed.
+    """
     known = {SERVICE_VERSION: version}
     if not os.environ.get("OTEL_SERVICE_NAME"):
         known[SERVICE_NAME] = "llamapool"

@@ -1,3 +1,5 @@
-"""Which prompts' beginnings this server holds, told to routers in front as vLLM tells it: `publisher` has the wire
-(ZMQ, msgpack), `follow` asks the models. Of the extra ``llamapool[events]``; without ``kv_events`` nothing is imported
-or asked."""
+"""Publishes KV cache events to routers in vLLM's format.
+
+`publisher` implements the wire format (ZMQ, msgpack), `follow` reads the models' caches. Needs the extra
+``llamapool[events]``; without the option ``kv_events`` nothing is imported or read.
+"""

@@ -1,4 +1,4 @@
-"""Asks loaded models which blocks they hold, and tells what has changed."""
+"""Reads which blocks the loaded models have cached and publishes the changes."""
 
 import asyncio
 import socket
@@ -16,13 +16,13 @@ Change = BlocksStored | BlocksRemoved
 
 @dataclass(slots=True)
 class _Told:
-    """What a model is known to hold."""
+    """The published cache contents of a model."""
 
     epoch: str = ""
     hashes: dict[str, set[int]] = field(default_factory=dict)  # by medium
 
     def follow(self, report: BlockReport | None) -> list[Change]:
-        """What is to be told; None: it holds nothing any more."""
+        """Return the events to publish. None: the model has no cache any more."""
         changes: list[Change] = []
         epoch = "" if report is None else report.epoch
         if epoch != self.epoch:
@@ -39,8 +39,9 @@ class _Told:
 
 
 class KvEvents:
-    """To be told at `endpoint`, of this server under the name of `pod`, by default the host's. Raises ConfigError where
-    ZMQ is not there."""
+    """Publishes at `endpoint` under the name `pod`, by default the host name. Raises ConfigError if ZMQ is not
+    installed.
+    """
 
     def __init__(self, endpoint: str, replay: str = "", pod: str = "") -> None:
         try:
@@ -48,7 +49,7 @@ class KvEvents:
         except ImportError as error:
             raise ConfigError(f"server.kv_events: {error}; pip install 'llamapool[events]'") from None
         self._open = partial(KvEventPublisher, endpoint, replay, pod or socket.gethostname())
-        self.addresses: list[str] = []  # where it is told, once it is
+        self.addresses: list[str] = []  # the bound address, once there is one
 
     async def follow(self, states: Callable[[], Sequence[ModelState]]) -> None:
         """Publish until cancelled. Raises ConfigError where an address can't be had."""

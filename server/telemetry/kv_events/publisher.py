@@ -1,9 +1,10 @@
-"""Events about KV blocks over ZMQ, as vLLM publishes them (vllm/distributed/kv_events.py) and llm-d's router reads them
-(pkg/kvevents: zmq_subscriber.go, engineadapter/vllm_adapter.go).
+"""Publishes events about KV blocks over ZMQ in the format of vLLM (vllm/distributed/kv_events.py), which llm-d's router
+reads (pkg/kvevents: zmq_subscriber.go, engineadapter/vllm_adapter.go).
 
-A message has three frames: the topic ``kv@POD@MODEL``, its number (8 bytes, big-endian), and in msgpack ``[unix time,
-[event, ...]]``; an event is an array that begins with its name. Who has missed some asks the replay address for those
-from a number on, and gets them one by one, then one with an empty last frame.
+A message has three frames: the topic ``kv@POD@MODEL``, the sequence number (8 bytes, big-endian), and in msgpack
+``[unix time, [event, ...]]``. An event is an array that starts with its name. A subscriber that missed messages
+requests them from the replay address by the first sequence number, and receives them one by one, then one with an
+empty last frame.
 """
 
 import asyncio
@@ -21,7 +22,7 @@ from server.engine.prefix.hashes import BLOCK
 from server.errors import ConfigError
 
 KEPT = 10_000
-"""Messages for who has missed some."""
+"""Number of messages that can be replayed."""
 _HWM = 100_000
 _END = (-1).to_bytes(8, "big", signed=True)
 CLEARED = ["AllBlocksCleared"]
@@ -56,12 +57,12 @@ class KvEventPublisher:
 
     @property
     def addresses(self) -> list[str]:
-        """Where it is, for what was bound to any port."""
+        """Return the bound addresses, with the actual port if any port was requested."""
         sockets = [self._events, *([self._replay] if self._answering else [])]
         return [socket.getsockopt_string(zmq.LAST_ENDPOINT) for socket in sockets]
 
     async def publish(self, model: str, changes: Iterable[BlocksStored | BlocksRemoved]) -> None:
-        """Tell of a model's changes."""
+        """Publish a model's changes."""
         await self._send(model, [written(change) for change in changes])
 
     async def clear(self, model: str) -> None:
@@ -93,7 +94,7 @@ class KvEventPublisher:
             self._answering.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._answering
-        self._context.destroy(linger=100)  # milliseconds, for what is on its way
+        self._context.destroy(linger=100)  # milliseconds, for unsent messages
 
 
 def _packed(message: object) -> bytes:
