@@ -1,4 +1,4 @@
-"""One session with an MCP server, over the official package. What goes wrong is an `McpFault`, whatever its cause."""
+"""One session with an MCP server over the official package. Every failure is an `McpFault`."""
 
 import asyncio
 import base64
@@ -32,11 +32,11 @@ MAX_LIST_PAGES = 100
 MAX_IMAGES = 16
 _SECRET = ("LLAMA_", "LLAMAPOOL_", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
 _LOG_CHARS = 4096
-logging.getLogger("mcp").setLevel(logging.CRITICAL)  # it logs with a stack what calls raise anyway
+logging.getLogger("mcp").setLevel(logging.CRITICAL)  # it logs a traceback for errors that calls raise anyway
 
 
 class Connection:
-    """A session that a task of its own keeps open: the package wants one task to open and to close it.
+    """A session that its own task keeps open, because the package requires one task to open and close it.
 
     Calls may come from any task of the event loop. A cancelled call is cancelled at the server.
     """
@@ -84,7 +84,7 @@ class Connection:
         return tuple(found)
 
     async def call(self, tool: str, arguments: Json, max_chars: int) -> McpResult:
-        """Return what a tool answers, its text cut to `max_chars`. Raises `McpFault`."""
+        """Return a tool's result, with its text cut to `max_chars`. Raises `McpFault`."""
         with _faults():
             client = await asyncio.shield(self._ready)
             return _result(await client.call_tool(tool, arguments), max_chars)
@@ -112,11 +112,11 @@ class Connection:
         finally:
             if not self._ready.done():
                 self._ready.set_exception(McpFault("the connection was closed before it was open", "http"))
-            self._ready.exception()  # somebody may have stopped waiting for it
+            self._ready.exception()  # the caller may have been cancelled
 
     @asynccontextmanager
     async def _streams(self) -> AsyncGenerator[Transport, None]:
-        """What the server is reached by."""
+        """Return the streams to the server."""
         server = self._server
         if server.url:
             async with http_client(server.headers, self._sites) as client:
@@ -142,7 +142,7 @@ async def _watched(transport: Transport, broken: asyncio.Event) -> AsyncGenerato
 
 
 class _Watched:
-    """A stream of received messages that says when it ends."""
+    """A stream of received messages that reports its end."""
 
     def __init__(self, stream: Any, broken: asyncio.Event) -> None:
         self._stream, self._broken = stream, broken
@@ -216,7 +216,7 @@ def _faults() -> Iterator[None]:
 
 
 def _fault_of(error: BaseException) -> McpFault:
-    """The same as a fault; of a group, the first one that says something."""
+    """Convert an exception to a fault. For a group, use the first exception with a message."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     if isinstance(error, McpFault):

@@ -15,8 +15,11 @@ _EVENTS = b"text/event-stream"
 
 
 def http_client(headers: Iterable[tuple[str, str]], sites: AllowedHosts | None) -> httpx2.AsyncClient:
-    """Return a client for one MCP server. `sites` says which hosts it may connect to; None = any, for a URL of the
-    operator's. It ignores proxies of the environment unless the URL is the operator's."""
+    """Return a client for one MCP server.
+
+    `sites` limits the hosts that it may connect to; None = no limit, for an operator's URL. It ignores the
+    environment's proxies unless the URL is the operator's.
+    """
     transport = None if sites is None else CheckedTransport(sites)
     return httpx2.AsyncClient(
         headers=[*headers, ("Accept-Encoding", "identity")],

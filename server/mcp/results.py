@@ -1,4 +1,4 @@
-"""What lists and calls of MCP tools return, in no package's words."""
+"""The results of listing and calling MCP tools, independent of the package."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,8 +11,11 @@ FaultKind = Literal["http", "protocol", "execution"]
 
 
 class McpFault(Exception):
-    """What a list or a call failed with. ``kind`` says where: on the way (``http``), in the protocol (``protocol``), or
-    in the tool itself (``execution``). ``code`` is HTTP's or JSON-RPC's, 0 for none."""
+    """A failed list or call.
+
+    ``kind``: the layer that failed: transport (``http``), protocol (``protocol``) or tool (``execution``). ``code``:
+    the HTTP or JSON-RPC code, 0 for none.
+    """
 
     def __init__(self, message: str, kind: FaultKind = "protocol", code: int = 0) -> None:
         super().__init__(message)
@@ -30,7 +33,7 @@ class McpTool:
 
     @property
     def is_read_only(self) -> bool:
-        """Whether the server says that the tool modifies nothing."""
+        """Return whether the server declares the tool as read-only."""
         return (self.annotations or {}).get("readOnlyHint") is True
 
 
@@ -44,7 +47,7 @@ class McpImage:
 
 @dataclass(frozen=True, slots=True)
 class McpResult:
-    """What a tool returned. ``is_error``: the tool itself says that it failed."""
+    """A tool's result. ``is_error``: the tool reports a failure."""
 
     text: str
     images: tuple[McpImage, ...] = ()

@@ -90,7 +90,7 @@ class McpServers:
         return tuple(tool for tool in found if server.allowed_tools is None or tool.name in server.allowed_tools)
 
     async def call(self, server: McpServer, tool: str, arguments: Json) -> McpResult:
-        """Return what a tool answers. Cancelled, it cancels the call at the server. Raises `McpFault`."""
+        """Return a tool's result. Cancelling it cancels the call at the server. Raises `McpFault`."""
         if server.allowed_tools is not None and tool not in server.allowed_tools:
             raise McpFault(f"the tool {tool} of the server {server.label} is not allowed")
         async with self._connection(server, server.timeout_s) as connection:

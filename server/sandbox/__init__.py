@@ -1,2 +1,4 @@
-"""Work on what strangers send, in processes of its own that can be stopped: `process` asks, `worker` is what runs
-there. Templates are rendered so, media decoded, and grammars compiled. `memory` ends one when memory is short."""
+"""Processes for untrusted input that the server can stop: `process` sends requests, `worker` runs in the child.
+
+They render templates, decode media and compile grammars. `memory` kills one when memory is low.
+"""

@@ -1,9 +1,9 @@
-"""How much memory is left, and what is ended before it runs out.
+"""Monitors available memory and kills a sandbox process before it runs out.
 
-`MemoryWatch` compares the memory that is left, of the control group or the machine, with a reserve. Below it the watch
-ends the confined process that takes the most: the one request that it works for fails. Growth inside the server itself
-(weights, KV cells, prompts, compiled grammars) has no owner that the system could name; `short` is all that is said
-of it.
+`MemoryWatch` compares the available memory of the control group or the machine with a reserve. Below it, the watch
+kills the sandbox process that uses the most memory, and the request that it works for fails. Growth inside the
+server itself (weights, KV cells, prompts, compiled grammars) can't be attributed to a request; `short` only reports
+it.
 """
 
 import logging
@@ -32,10 +32,10 @@ def total_bytes(otherwise: int) -> int:
 
 
 def available_bytes() -> int:
-    """Memory that can still be taken without swapping, within this process's control group; 0 when unknown.
+    """Return the memory that can be allocated without swapping, within this process's control group; 0 if unknown.
 
-    Cached files count as used in ``memory.current`` (cgroup v2), but the kernel gives them up under pressure, and a
-    GGUF that was just read or downloaded is such a file: they are free here, as in ``MemAvailable``.
+    ``memory.current`` (cgroup v2) counts cached files, but the kernel evicts them under pressure, and a GGUF that
+    was just read or downloaded is one. So they count as available here, as in ``MemAvailable``.
     """
     try:
         fields = dict(line.split(":", 1) for line in _MEMINFO.read_text().splitlines())
@@ -53,9 +53,8 @@ def available_bytes() -> int:
 
 
 class MemoryWatch:
-    """``at_work``: the confined processes that work for requests now. ``reserve_bytes``: 0 = never short.
-
-    ``short``: why the server should get no more requests, "" while there is memory.
+    """``at_work``: returns the sandbox processes that work for requests. ``reserve_bytes``: 0 = no limit. ``short``:
+    why the server should get no more requests, "" while memory is sufficient.
     """
 
     def __init__(
@@ -68,7 +67,7 @@ class MemoryWatch:
         self.short = ""
 
     def check(self) -> bool:
-        """Look once; returns whether memory is short. Logs where it becomes so, what is ended, and where it is over."""
+        """Check once and return whether memory is low. Logs the start, each killed process, and the end."""
         left = self._available()
         if not 0 < left < self._reserve:
             if self.short:

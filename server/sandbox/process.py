@@ -1,7 +1,8 @@
-"""Processes for work that may compute without end, take all memory, or crash: here that costs a process that is
-replaced, and never the server. They have neither files nor network to open.
+"""Sandbox processes for work that may not terminate, exhaust memory or crash. A failure costs a process, which is
+replaced, and never the server.
 
-What such a process does is one function of bytes, named ``module:function`` (`worker.main` says of what form).
+They can't open files or network connections. The work of a process is one function of bytes, named
+``module:function`` (see `worker.main`).
 """
 
 import os
@@ -26,8 +27,9 @@ _INHERITED = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "TZ")  # to find libpython
 
 @dataclass(frozen=True, slots=True)
 class WorkLimits:
-    """What one piece of work may take: ``cpu_s`` of a processor, ``wall_s`` in all, ``memory_bytes`` beside what the
-    process has when it begins, and ``answer_bytes``."""
+    """Limits of one request: ``cpu_s`` of CPU time, ``wall_s`` in total, ``memory_bytes`` in addition to the process's
+    memory at start, and ``answer_bytes``.
+    """
 
     cpu_s: float = 5.0
     wall_s: float = 30.0
@@ -40,7 +42,7 @@ class Stopped(Exception):
 
 
 class TookTooLong(Stopped):
-    """Work that took more of a processor than it may."""
+    """The request exceeded its CPU time."""
 
 
 class NoAnswer(Stopped):
@@ -52,11 +54,11 @@ class MemoryShort(Stopped):
 
 
 class Killed(Stopped):
-    """The process was ended from outside, such as by a system that is short of memory."""
+    """The process was killed from outside, such as by the kernel's OOM killer."""
 
 
 class Processes:
-    """Started when they are first needed, one for each thread that asks at the same time. Safe in any thread."""
+    """A pool that starts a process on demand, one per concurrent caller. Thread-safe."""
 
     def __init__(self, function: str, limits: WorkLimits) -> None:
         self._function, self._limits = function, limits
@@ -72,10 +74,12 @@ class Processes:
             return list(self._busy)
 
     def ask(self, what: bytes, *request: bytes) -> tuple[bytes, bytes]:
-        """The answer and what it is, one byte each way. Raises `Stopped`; after `Killed` it was tried twice."""
+        """Send a request of one kind (one byte) and return the kind of the reply and the reply. Raises `Stopped`.
+        Retries once after `Killed`.
+        """
         try:
             return self._answer(what, request)
-        except Killed:  # not what was asked is to blame
+        except Killed:  # the request did not cause it
             return self._answer(what, request)
 
     def warm(self) -> None:
@@ -158,8 +162,10 @@ class Process:
         return self._process.poll() is None
 
     def ask(self, what: bytes, *request: bytes) -> tuple[bytes, bytes, bool]:
-        """What its answer is, the answer, and whether the process is of further use. Raises `Stopped` when it went past
-        a limit; it is of no use then."""
+        """Return the kind of the reply, the reply, and whether the process can be reused.
+
+        Raises `Stopped` if the request exceeded a limit; then the process can't be reused.
+        """
         deadline = time.monotonic() + self._limits.wall_s
         try:
             self._write(HEAD.pack(what, sum(map(len, request)), True), deadline)
@@ -186,7 +192,7 @@ class Process:
 
     @property
     def resident_bytes(self) -> int:
-        """Memory that the process holds; 0 when it has ended, or the system does not say."""
+        """Return the process's resident memory; 0 if it has ended or the system doesn't report it."""
         try:
             return int(Path(f"/proc/{self.pid}/statm").read_text().split()[1]) * resource.getpagesize()
         except (OSError, IndexError):

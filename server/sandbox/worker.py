@@ -1,7 +1,8 @@
-"""The process behind `process`: reads requests from its standard input, answers on its standard output.
+"""The child process of `process`: reads requests from standard input and writes replies to standard output.
 
-Both ways a head (`HEAD`: kind, bytes, and of an answer whether the process can go on) and a body. The process can open
-no file and no connection; it ends with its input, and by a signal when a request takes too much of the processor.
+Each message has a header (`HEAD`: kind, length, and for a reply whether the process can be reused) and a body. The
+process can't open files or connections. It exits when its input ends, and by a signal when a request exceeds its CPU
+time.
 """
 
 import importlib
@@ -15,10 +16,10 @@ from pathlib import Path
 
 HEAD = struct.Struct("<1sQ?")
 FAULT = b"f"
-"""An answer that says what went wrong."""
+"""A reply with an error message."""
 
 Answer = Callable[[bytes, bytes], tuple[bytes, bytes]]
-"""What is asked and what is given, to the kind of an answer and the answer."""
+"""Takes the kind and the body of a request; returns the kind and the body of the reply."""
 
 
 def main(function: str, cpu_s: float, memory_bytes: int, answer_bytes: int) -> None:
@@ -26,7 +27,7 @@ def main(function: str, cpu_s: float, memory_bytes: int, answer_bytes: int) -> N
     module, _, name = function.partition(":")
     answer: Answer = getattr(importlib.import_module(module), name)()
     to = os.dup(1)
-    os.dup2(2, 1)  # what a library prints is no answer
+    os.dup2(2, 1)  # a library's output must not mix with replies
     _confine(memory_bytes)
     while True:
         what, size, _ = HEAD.unpack(_read(HEAD.size))
@@ -39,13 +40,15 @@ def main(function: str, cpu_s: float, memory_bytes: int, answer_bytes: int) -> N
         del request
         if len(said) > answer_bytes:
             kind, said = FAULT, f"the answer has more than {answer_bytes} bytes".encode()
-        short = kind == FAULT and said.startswith(MemoryError.__name__.encode())  # what is left may be too little
+        short = kind == FAULT and said.startswith(
+            MemoryError.__name__.encode()
+        )  # the remaining CPU time may not suffice
         _write(to, HEAD.pack(kind, len(said), not short))
         _write(to, said)
 
 
 def _confine(memory_bytes: int) -> None:
-    """From here on: no file, no socket, and no more memory than what there is and that."""
+    """Forbid files and sockets, and limit memory to the current usage plus this much."""
     most = _mapped() + memory_bytes
     for limit in (resource.RLIMIT_NOFILE, resource.RLIMIT_FSIZE, resource.RLIMIT_CORE):
         resource.setrlimit(limit, (0, 0))

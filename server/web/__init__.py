@@ -1,5 +1,5 @@
-"""The web page: its files, and how they are served.
+"""The web UI: its files and how they are served.
 
-``static/`` holds what browsers get, as it is: ``index.html``, the modules in ``app/`` (``app/main.js`` first), and in
-``vendor/`` what comes from npm (`extras/page/vendor.py` puts it there).
+``static/`` has the files that browsers get unchanged: ``index.html``, the modules in ``app/`` (``app/main.js`` is
+the entry point), and npm packages in ``vendor/`` (`extras/page/vendor.py` copies them).
 """

@@ -20,7 +20,7 @@ SCENARIOS = (
     *("one", "slots", "prefix", "long", "conversations", "rate", "constrained", "partial", "half", "left", "edit"),
     *("quote", "other", "context"),
 )
-"""What can be asked for; not those that need a model of another kind, or the server's own processors."""
+"""The available scenarios, without those that need a different type of model or the server's own CPUs."""
 MOST_CLIENTS = 64
 _SECRET = ("LLAMA_", "LLAMAPOOL_", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
 Json = dict[str, Any]
@@ -38,7 +38,7 @@ class Address:
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What is to be measured: every scenario at every address, one after the other."""
+    """A benchmark request: every scenario at every address, in sequence."""
 
     addresses: tuple[Address, ...]
     scenarios: tuple[str, ...]
@@ -47,7 +47,7 @@ class Order:
 
 
 def read_order(body: Json, own: Address) -> Order:
-    """What the page asks for. Raises `InvalidRequest`."""
+    """Parse the web UI's request. Raises `InvalidRequest`."""
     scenarios, parallel, scale = body.get("scenarios"), body.get("parallel", 8), body.get("scale", 0.2)
     if not isinstance(scenarios, list) or not scenarios or not set(map(str, scenarios)) <= set(SCENARIOS):
         raise InvalidRequest(f"scenarios: must be some of {', '.join(SCENARIOS)}", "scenarios")
@@ -67,8 +67,9 @@ def read_order(body: Json, own: Address) -> Order:
 
 
 async def measured(order: Order) -> AsyncGenerator[Json, None]:
-    """A result for each scenario and address as it comes: ``figures``, or ``failure``. Both addresses get the same
-    texts."""
+    """Yield a result for each scenario and address when it finishes: ``figures`` or ``failure``. Both addresses get the
+    same prompts.
+    """
     for number, scenario in enumerate(order.scenarios):
         seed = int.from_bytes(os.urandom(4), "big") >> 1
         for address in order.addresses:

@@ -15,13 +15,13 @@ MOST_BYTES = 64 * 1024  # of a body; the rest is counted
 
 @dataclass(slots=True)
 class BodyStart:
-    """The beginning of a body, and how long all of it is."""
+    """The first bytes of a body and its total length."""
 
     kept: bytearray = field(default_factory=bytearray)
     n_bytes: int = 0
 
     def add(self, part: bytes) -> None:
-        """What comes next."""
+        """Add the next bytes."""
         self.n_bytes += len(part)
         self.kept += part[: max(0, MOST_BYTES - len(self.kept))]
 
@@ -33,7 +33,7 @@ class BodyStart:
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """One request by its id (`X-Request-Id`), and what was replied so far."""
+    """One request by its id (`X-Request-Id`) and the response so far."""
 
     id: str
     path: str
@@ -42,7 +42,7 @@ class Exchange:
 
 
 class Bodies:
-    """Of what models were asked. ``on`` False: nothing is kept."""
+    """Stores the bodies of inference requests. ``on`` False: nothing is stored."""
 
     def __init__(self, *, on: bool = False) -> None:
         self.on = on
@@ -53,7 +53,7 @@ class Bodies:
         return next((one for one in reversed(self._exchanges) if one.id == request_id), None)
 
     def around(self, app: ASGIApp) -> ASGIApp:
-        """`app`, with what goes in and out kept."""
+        """Wrap `app` to record request and response bodies."""
         if not self.on:
             return app
 

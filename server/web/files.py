@@ -1,7 +1,7 @@
-"""The files that browsers get: those of the page that comes with the package, or a folder's (``--path``).
+"""The files of the web UI: the built-in ones or a folder's (``--path``).
 
-A name under ``_app/`` carries the hash of all modules, so that browsers keep what they have for ever and never mix two
-versions; modules find each other by relative addresses. The rest is asked for anew each time, and compared by its ETag.
+A name under ``_app/`` contains the hash of all modules, so that browsers cache it forever and never mix two
+versions; modules import each other by relative addresses. Browsers revalidate all other files by ETag.
 """
 
 import gzip
@@ -58,17 +58,17 @@ class PageFile:
 
 
 class FileSource(Protocol):
-    """Where files come from. A path is what stands behind the server's prefix, with its slash."""
+    """A source of files. A path is the part after the server's prefix, with its slash."""
 
     def has(self, path: str) -> bool:
-        """Whether there is a file at `path`; quick."""
+        """Return whether there is a file at `path`. Fast."""
 
     def read(self, path: str) -> PageFile | None:
         """The file at `path`. May take a while, so not on the event loop."""
 
 
 class BuiltIn:
-    """The page of this package. Everything is read and compressed once, when somebody first asks for any of it."""
+    """The package's web UI. All files are read and compressed at the first request."""
 
     def __init__(self, static: Traversable | None = None) -> None:
         self._static = static or resources.files(__package__).joinpath("static")
@@ -109,7 +109,7 @@ class BuiltIn:
         return {path: self._made(path, name) for path, name in self._paths.items()}
 
     def has(self, path: str) -> bool:
-        """Whether there is a file at `path`."""
+        """Return whether there is a file at `path`."""
         return path in self._top or (path.startswith(f"/{APP}/") and path in self._paths)
 
     def read(self, path: str) -> PageFile | None:
@@ -135,7 +135,7 @@ class Folder:
         self._root = root.resolve()
 
     def has(self, path: str) -> bool:
-        """Whether there is a file at `path`."""
+        """Return whether there is a file at `path`."""
         return path == "/sw.js" or self._place(path) is not None
 
     def read(self, path: str) -> PageFile | None:
@@ -161,10 +161,10 @@ class Folder:
 
 
 class NoPage:
-    """``--no-ui``: only what removes the service worker of a page that was here before."""
+    """``--no-ui``: only a script that removes the service worker of a previously served web UI."""
 
     def has(self, path: str) -> bool:
-        """Whether there is a file at `path`."""
+        """Return whether there is a file at `path`."""
         return path == "/sw.js"
 
     def read(self, path: str) -> PageFile | None:

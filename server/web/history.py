@@ -15,10 +15,10 @@ KEPT_S = 3600.0
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What happened in the seconds before ``at`` (unix seconds), of all models together; None where nothing did.
+    """The seconds before ``at`` (unix seconds), summed over all models; None where there was no activity.
 
-    ``first_token`` and ``gap``: the median and the 95th percentile in seconds, as far as the histogram's bounds tell.
-    ``hit_rate``: which part of the prompts' tokens came from a cache. ``memory``: bytes that the loaded models take.
+    ``first_token`` and ``gap``: median and 95th percentile in seconds, at the resolution of the histogram's buckets.
+    ``hit_rate``: fraction of prompt tokens from a cache. ``memory``: bytes of the loaded models.
     """
 
     at: float
@@ -86,7 +86,7 @@ class History:
             self.sample()
 
     def sample(self) -> None:
-        """Add what happened since the last sample."""
+        """Add the activity since the last sample."""
         now, totals, stats = self._clock(), {}, EngineStats()
         memory = ram = disk = running = waiting = 0
         for state in self._states():

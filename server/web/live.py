@@ -1,10 +1,10 @@
-"""What the page shows while it is looked at: one stream of events for all of its views.
+"""The web UI's live data: one event stream for all of its views.
 
-A state is made at most every `EVERY_S`, once for all who look, out of what step threads have published
-(`engine.step.snapshots`); while nobody looks nothing is made, and step threads publish nothing. The more streams run,
-the longer a state stands, so that a look costs them the same. Beside it comes what changes seldom, when it does:
-requests that have ended, prompt states that are kept, the last hour at the beginning and then each sample.
-Times are unix milliseconds.
+A state is built at most every `EVERY_S`, once for all readers, from the step threads' snapshots
+(`engine.step.snapshots`). Without readers nothing is built, and step threads publish nothing. With more active
+streams the interval grows, so that the cost to them stays the same. Other events are sent on change: finished
+requests, cached prompt states, and the last hour of samples, first all and then each new one. Times are unix
+milliseconds.
 """
 
 import asyncio
@@ -33,7 +33,9 @@ Load: TypeAlias = tuple[str, float]  # a model, and when it was loaded
 
 @dataclass(slots=True)
 class _Changing:
-    """An event that is sent when it has changed. ``more`` tells one who knows the last one what has come since."""
+    """An event that is sent when its value has changed. ``more`` returns an increment for a reader that has the
+    previous value.
+    """
 
     event: bytes = b""
     more: bytes = b""
@@ -43,7 +45,7 @@ class _Changing:
         self.event, self.more, self.n = event, more or event, self.n + 1
 
     def since(self, n: int) -> bytes:
-        """What who knows the `n`-th one has to be told."""
+        """Return the event for a reader that has value number `n`."""
         return b"" if n == self.n else self.more if n == self.n - 1 and n else self.event
 
 
@@ -58,13 +60,13 @@ class Live:
     _stands_s: float = 0.0
     _state: bytes = b""
     _requests: _Changing = field(default_factory=_Changing)
-    _ended: dict[tuple[str, float, str, int], Json] = field(default_factory=dict)  # those that `_requests` tells of
+    _ended: dict[tuple[str, float, str, int], Json] = field(default_factory=dict)  # those in `_requests`
     _tiers: _Changing = field(default_factory=_Changing)
-    _kept: dict[Load, Mapping[str, TierView]] = field(default_factory=dict)  # that `_tiers` tells of
+    _kept: dict[Load, Mapping[str, TierView]] = field(default_factory=dict)  # in `_tiers`
     _told: dict[tuple[str, float, int], int] = field(default_factory=dict)  # steps by model, load and instance
 
     def begin(self) -> None:
-        """Somebody looks, until `end`. Raises `QueueFull` where too many do."""
+        """Register a reader until `end`. Raises `QueueFull` at the reader limit."""
         if self._n_watchers >= MOST_WATCHERS:
             raise QueueFull(self._n_watchers, 10)
         self._n_watchers += 1
@@ -83,7 +85,7 @@ class Live:
                 state.loaded.generator.watch(wanted=self._n_watchers > 0)
 
     async def events(self, stopping: asyncio.Event) -> AsyncGenerator[bytes, None]:
-        """Events until the reader leaves or the server stops; `begin` comes before it, and `end` after."""
+        """Yield events until the reader disconnects or the server stops. Call `begin` before it and `end` after it."""
         yield _event("history", self.history.shown())
         n_samples, n_requests, n_tiers = self.history.n_samples, 0, 0
         while not stopping.is_set():
@@ -165,7 +167,7 @@ class Live:
         ]
 
     def _steps(self, view: InstanceView, key: tuple[str, float, int], at: "_Clock") -> list[list[float]]:
-        """Those that no state before has told of."""
+        """Return the steps since the previous state."""
         told = self._told.get(key, -1)
         if view.steps:
             self._told[key] = view.steps[-1].number
@@ -202,7 +204,7 @@ class _Clock:
         self._ahead = time.time() - now
 
     def ms(self, at: float) -> float:
-        """0 stays 0: it has not come."""
+        """Convert to unix milliseconds. 0 stays 0: the event has not happened."""
         return _ms(at + self._ahead) if at else 0.0
 
 

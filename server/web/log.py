@@ -20,7 +20,7 @@ class Line:
 
 
 class RecentLog(logging.Handler):
-    """Keeps what is logged, whatever else is done with it. Safe in any thread, as `logging` takes its lock."""
+    """Stores recent log records in addition to other handlers. Thread-safe, as `logging` holds its lock."""
 
     def __init__(self) -> None:
         super().__init__()

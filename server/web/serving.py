@@ -1,4 +1,4 @@
-"""Puts the page's files in front of the application: a GET of one is answered here, everything else passes."""
+"""Middleware that answers GET requests for the web UI's files and passes on everything else."""
 
 import asyncio
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ POLICY = "; ".join(
         "frame-ancestors 'self'",
     )
 )
-"""No script that stands in a document, none of another host, and no request to one."""
+"""Forbids inline scripts, scripts from other hosts, and requests to other hosts."""
 _SAFETY = {
     "Content-Security-Policy": POLICY,
     "Cross-Origin-Opener-Policy": "same-origin",
@@ -38,13 +38,13 @@ _SAFETY = {
 
 @dataclass(frozen=True, slots=True)
 class _Route:
-    """What metrics count a file as."""
+    """The route label of a file in metrics."""
 
     path: str
 
 
 class Page:
-    """The web UI's files, in front of the application. ``policy``: the page is ours, so it gets our security policy."""
+    """Serves the web UI's files. ``policy``: whether to send our security policy, for the built-in web UI."""
 
     def __init__(self, files: FileSource, *, policy: bool) -> None:
         self.has = files.has
@@ -83,7 +83,7 @@ class Page:
 
 
 def page_of(*, ui: bool, folder: Path | None) -> Page:
-    """The page that the options ask for; without any there is still what takes another page's worker away."""
+    """Return the web UI that the options select. Without one, it still removes a previously served service worker."""
     if not ui:
         return Page(NoPage(), policy=True)
     if folder is not None:

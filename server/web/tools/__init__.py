@@ -1,6 +1,6 @@
 """llama-server's built-in tools (``--tools``; llama.cpp tools/server/server-tools.cpp): files and commands of this
-machine for the model that a person talks to on the page. Off unless asked for.
+machine for the web UI's model.
 
-`catalogue` says what there is, `work` and what it imports does it, in a process of its own that `child` starts: an
-expression that never ends, or a file that is too large, costs that process.
+Off by default. `catalogue` defines the tools. `work` runs them in a process that `child` starts, so that an endless
+regular expression or a huge file costs only that process.
 """

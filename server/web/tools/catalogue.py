@@ -1,4 +1,4 @@
-"""What tools there are, as GET /tools tells it, and which of them are on."""
+"""The built-in tools as GET /tools lists them, and which of them are enabled."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class PageTool:
-    """One tool. ``parameters`` by name: the JSON type, and what it is for; the first ``n_needed`` must be given."""
+    """One tool. ``parameters``: JSON type and description by name; the first ``n_needed`` are required."""
 
     name: str
     title: str

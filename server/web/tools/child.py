@@ -1,7 +1,7 @@
-"""Processes that do what a tool is asked: a shell for commands, this interpreter for the rest.
+"""Processes that run a tool: a shell for commands, this interpreter for the rest.
 
-They have the server's rights, but none of its keys in their environment, and end with who asked: when the time is over,
-or the client leaves, everything that they have started is killed.
+They have the server's permissions, without its API keys in their environment. At the time limit or when the client
+disconnects, the process and all its children are killed.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ def _import_paths() -> list[str]:
 
 
 async def work(tool: str, params: Json, folder: Path | None) -> Json:
-    """What `server.web.tools.work` answers; what goes wrong is an ``error`` in it."""
+    """Return the reply of `server.web.tools.work`; a failure is an ``error`` in it."""
     request = json.dumps({"tool": tool, "params": params}).encode()
     try:
         process = await asyncio.create_subprocess_exec(
@@ -65,7 +65,7 @@ async def work(tool: str, params: Json, folder: Path | None) -> Json:
 
 
 async def shell(params: Json, folder: Path | None) -> AsyncGenerator[str, None]:
-    """A command's output as it comes; last its exit code, in llama-server's words."""
+    """Yield a command's output as it is produced, then its exit code in llama-server's format."""
     deadline = time.monotonic() + min(max(params.get("timeout", 10), 0), MOST_SHELL_S)
     left = min(max(params.get("max_output_size", MOST_OUTPUT_BYTES), 0), MOST_OUTPUT_BYTES)
     try:
@@ -100,5 +100,5 @@ async def shell(params: Json, folder: Path | None) -> AsyncGenerator[str, None]:
 
 async def _end(process: Process) -> None:
     with suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)  # it leads a group of its own
+        os.killpg(process.pid, signal.SIGKILL)  # it leads its own process group
     await process.wait()

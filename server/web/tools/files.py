@@ -27,7 +27,7 @@ def _size(place: Path) -> int:
 
 
 def read_file(params: Json) -> Json:
-    """Lines of a text, or the bytes of any file for who asked for those (``resp_type``)."""
+    """Return lines of a text file, or the bytes of any file if the request sets ``resp_type``."""
     place = place_of(params["path"])
     size = _size(place)
     if params.get("resp_type") == "base64":
@@ -73,8 +73,11 @@ class _Found:
 
 
 def edit_file(params: Json) -> Json:
-    """Parts of a text replaced. Where a part does not stand there exactly, blanks at the ends of lines and the kinds of
-    quotes, dashes and blanks don't count; what no edit touches stays as it is to the byte."""
+    """Replace parts of a text file.
+
+    If a part has no exact match, trailing spaces and the styles of quotes, dashes and spaces are ignored. Bytes
+    outside of the edits stay unchanged.
+    """
     path, edits = params["path"], params["edits"]
     place = place_of(path)
     if not edits:
@@ -127,12 +130,12 @@ _ALIKE = str.maketrans(
 
 
 def _plain(text: str) -> tuple[str, list[int]]:
-    """`text` with what doesn't count taken out, and where each of its characters stands in `text`."""
+    """Return `text` without ignored differences, and the offset in `text` of each of its characters."""
     kept: list[int] = []
     start = 0
     for line in text.split("\n"):
         kept += range(start, start + len(line.rstrip(" \t\r")))
         start += len(line) + 1
         kept.append(start - 1)
-    kept.pop()  # there is no line break behind the last line
+    kept.pop()  # the last line has no line break
     return "".join([text[i] for i in kept]).translate(_ALIKE), kept

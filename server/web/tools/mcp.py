@@ -40,7 +40,7 @@ def shown(name: str, tool: McpTool) -> Json:
 
 
 async def called(servers: McpServers, server: McpServer, tool: str, params: Json) -> Json:
-    """Return what POST /tools answers: the result's text, or an ``error``."""
+    """Return the reply of POST /tools: the result's text, or an ``error``."""
     try:
         result = await servers.call(server, tool, params)
     except McpFault as fault:

@@ -19,13 +19,13 @@ JUNK = frozenset(
         *(".git", ".svn", ".hg", "node_modules", "__pycache__", ".venv", "venv", "dist", "build", "target"),
         *(".cache", ".idea", ".vscode"),
     )
-)  # llama-server's list: they are told, and never looked into
+)  # llama-server's list: listed but not searched
 Json = dict[str, Any]
 
 
 @dataclass(slots=True)
 class Listing:
-    """What is below a folder: paths relative to it, folders with a slash at the end."""
+    """The contents of a folder: relative paths, with a trailing slash for folders."""
 
     entries: list[str] = field(default_factory=list)
     complete: bool = True
@@ -92,7 +92,7 @@ def grep_search(params: Json) -> Json:
 
 
 def lines_of(file: Path) -> list[str]:
-    """Of a text; nothing of what can't be read, or is too large for one."""
+    """Return the lines of a text file; none if it can't be read or is too large."""
     try:
         if file.stat().st_size > MOST_FILE_BYTES:
             return []

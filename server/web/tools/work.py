@@ -1,4 +1,4 @@
-"""What a tool's process does: one request of standard input, one answer to standard output, both JSON."""
+"""The tool process: one JSON request on standard input, one JSON reply on standard output."""
 
 import json
 import os
@@ -31,12 +31,12 @@ WORK: dict[str, Callable[[Json], Json]] = {
 
 
 def answer(tool: str, params: Json) -> Json:
-    """What the tool says; files that can't be had are an ``error`` in it."""
+    """Return the tool's reply; an unreadable file is an ``error`` in it."""
     try:
         return WORK[tool](params)
     except OSError as error:
         return {"error": f"{error.strerror or error}: {error.filename or params.get('path', '')}"}
-    except (ValueError, re.error) as error:  # a path with a zero byte; a pattern such as [z-a]
+    except (ValueError, re.error) as error:  # path with a NUL byte; pattern such as [z-a]
         return {"error": str(error)}
 
 
