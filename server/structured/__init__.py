@@ -1,6 +1,6 @@
-"""What holds the output to a shape: grammars (`grammar`, by llguidance), and thoughts around them.
+"""Constrains the output to a format: grammars (`grammar`, based on llguidance) and reasoning before them.
 
-`shape` is what a request asks for, `lazy` a grammar that waits for a trigger, `constraint` what the engine steps.
-`after_thinking` begins a constraint behind the thoughts, `thinking_end` ends thoughts early. Both go token by token, so
-that any grammar may stand inside.
+`response_format` is the format that a request specifies, `lazy` a grammar with a trigger, `constraint` the engine's
+interface. `after_reasoning` starts a constraint after the reasoning, `reasoning_end` ends reasoning early. Both wrap
+any other constraint and work token by token.
 """

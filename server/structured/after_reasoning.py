@@ -1,7 +1,7 @@
-"""A constraint that begins behind the model's thoughts and the markup that its format puts in front of an answer.
+"""A constraint that starts after the reasoning and the markup that the chat format puts before the reply.
 
-llama-server's grammars have both in them (common/chat-auto-parser-generator.cpp, analyze_reasoning::build_parser;
-common/parsers/gpt-oss.cpp); here they stand around any constraint.
+llama-server includes both in its grammars (common/chat-auto-parser-generator.cpp, analyze_reasoning::build_parser;
+common/parsers/gpt-oss.cpp); here they wrap any constraint.
 """
 
 from collections.abc import Iterable
@@ -16,12 +16,12 @@ from server.vocab import Vocab
 if TYPE_CHECKING:  # llguidance takes its time to import
     from server.structured.grammar.matcher import MatcherConstraint
 
-MAX_SPACES = 8  # white-space tokens between the thoughts and the answer
+MAX_SPACES = 8  # whitespace tokens between the reasoning and the reply
 
 
 @dataclass(frozen=True, slots=True)
 class Framing:
-    """``opening`` and ``closing`` stand around thoughts, ``lead`` in front of an answer, ``again`` behind thoughts."""
+    """``opening`` and ``closing`` are reasoning tags, ``lead`` precedes a reply, ``again`` follows the reasoning."""
 
     opening: bytes
     closing: bytes
@@ -30,17 +30,18 @@ class Framing:
 
 
 class _State(Enum):
-    BEGINNING = 0  # either the thoughts open or the answer begins
+    BEGINNING = 0  # either the reasoning or the reply starts
     THINKING = 1
     BETWEEN = 2
-    LEAD = 3  # markup that must come
+    LEAD = 3  # required markup
     ANSWER = 4
 
 
 class AfterReasoning:
-    """Any text but an end up to the closing tag, white space or markup, then what `inner` wants.
+    """Accepts any text without an end of generation up to the closing tag, then whitespace or markup, then what `inner`
+    accepts.
 
-    ``begun``: the prompt has opened the thoughts; ``may_think``: the model may open them at its turn's beginning.
+    ``begun``: the prompt opened the reasoning. ``may_think``: the model may open it at the start of its turn.
     """
 
     __slots__ = ("_framing", "_free", "_inner", "_n_spaces", "_state", "_tail", "_trial", "_vocab", "_wanted")
@@ -49,10 +50,10 @@ class AfterReasoning:
         self._inner = inner
         self._vocab = vocab
         self._framing = framing
-        self._tail = b""  # of the thoughts; at the beginning all that has come
-        self._wanted = framing.lead  # what must still come of the markup
+        self._tail = b""  # of the reasoning; at the start, all text so far
+        self._wanted = framing.lead  # remaining required markup
         self._n_spaces = 0
-        self._trial: Constraint | None = None  # an answer that may have begun, while thoughts may be opening
+        self._trial: Constraint | None = None  # a possible reply, while the text may still open the reasoning
         self._free = _without(b"\xff" * ((vocab.n_tokens + 31) // 32 * 4), vocab.eog)
         self._state = _State.LEAD if framing.lead else _State.ANSWER
         if begun:
@@ -70,7 +71,7 @@ class AfterReasoning:
         return copy
 
     def allows(self, token: int) -> bool:
-        """Whether `token` may come next."""
+        """Return whether `token` may be next."""
         match self._state:
             case _State.BEGINNING:
                 return self._opens(token) or self._answers(token) or self._skips(token)
@@ -81,7 +82,9 @@ class AfterReasoning:
         return self._is_space(token) or self._inner.allows(token)
 
     def mask(self) -> "memoryview | bytes | bytearray":
-        """The allowed tokens; between thoughts and answer only those of the answer, and one spelling of markup."""
+        """Return the allowed tokens. Between reasoning and reply, these are those of the reply and one tokenization of
+        the markup.
+        """
         match self._state:
             case _State.BEGINNING:
                 opened = self._opened[len(self._tail) :] if self._tail else self._framing.opening
@@ -98,11 +101,11 @@ class AfterReasoning:
         return self._inner.mask()
 
     def masked_by(self) -> "MatcherConstraint | None":
-        """The answer's grammar, behind the thoughts."""
+        """Return the reply's grammar after the reasoning."""
         return self._inner.masked_by() if self._state in (_State.BETWEEN, _State.ANSWER) else None
 
     def accept(self, token: int) -> None:
-        """Advance. Raises `InternalError` for a token that closes the thoughts and already begins the answer."""
+        """Advance. Raises `InternalError` for a token that closes the reasoning and also starts the reply."""
         match self._state:
             case _State.BEGINNING:
                 self._begin(token)
@@ -135,7 +138,7 @@ class AfterReasoning:
             self._trial, self._tail = None, text[len(self._opened) :]
             self._state = _State.THINKING
             return
-        if not answers:  # then thoughts are opening
+        if not answers:  # then the reasoning is opening
             self._trial, self._wanted = None, b""
         elif self._trial is not None:
             self._trial.accept(token)
@@ -158,7 +161,7 @@ class AfterReasoning:
         self._tail = self._tail[-len(self._framing.closing) :]
 
     def _opens(self, token: int) -> bool:
-        """Whether `token` goes on with what opens thoughts."""
+        """Return whether `token` continues the opening tag."""
         text = self._opening(self._vocab.piece(token))
         return (
             bool(text)
@@ -167,17 +170,17 @@ class AfterReasoning:
         )
 
     def _opening(self, piece: bytes) -> bytes:
-        """What has come of the markup in front of thoughts, with `piece`."""
+        """Return the part of the opening markup so far, extended by `piece`."""
         text = self._tail + piece
         return text if self._framing.lead else text.lstrip()
 
     @property
     def _opened(self) -> bytes:
-        """What must come for thoughts to be open: white space in front counts where answers have markup, too."""
+        """Return the text that opens the reasoning. Leading whitespace is included if replies have markup too."""
         return self._framing.opening if self._framing.lead else self._framing.opening.lstrip()
 
     def _skips(self, token: int) -> bool:
-        """Whether `token` is white space in front of everything."""
+        """Return whether `token` is leading whitespace."""
         return (
             not (self._framing.lead or self._tail)
             and self._n_spaces < MAX_SPACES
@@ -195,7 +198,7 @@ class AfterReasoning:
         return bool(piece) and self._wanted.startswith(piece)
 
     def _only(self, *texts: bytes) -> bytearray:
-        """A mask of the tokens that these texts go on with, one for each."""
+        """Return a mask of the tokens that continue these texts, one for each."""
         mask = bytearray((self._vocab.n_tokens + 31) // 32 * 4)
         for text in filter(None, texts):
             token = self._next(text)
@@ -215,7 +218,7 @@ class AfterReasoning:
         return any(self._tail.endswith(self._framing.closing[:n]) for n in range(1, len(self._framing.closing)))
 
     def _rest(self, token: int) -> bytes:
-        """What `token` would say behind the closing tag, white space aside."""
+        """Return the text of `token` after the closing tag, without whitespace."""
         _, closed, rest = (self._tail + self._vocab.piece(token)).partition(self._framing.closing)
         return rest.strip() if closed else b""
 

@@ -1,4 +1,4 @@
-"""What the engine steps along with a sequence, so that its output has the shape that was asked for."""
+"""The engine's interface to a constraint, which follows a sequence token by token."""
 
 from typing import TYPE_CHECKING, Protocol
 
@@ -7,14 +7,15 @@ if TYPE_CHECKING:  # llguidance takes its time to import
 
 
 class Constraint(Protocol):
-    """What the output must match; stateful, one per sequence. Implemented in `grammar`."""
+    """What the output must match. Stateful, one per sequence. Implemented in `grammar`."""
 
     def fork(self) -> "Constraint":
         """A fresh copy in the same state, for another choice of the same request."""
 
     def allows(self, token: int) -> bool:
-        """Whether `token` may come next. Raises for no token of the vocabulary, but
-        `InternalError` when the library behind it has failed."""
+        """Return whether `token` may be next. Never raises for a token of the vocabulary, except `InternalError` if the
+        library fails.
+        """
 
     def mask(self) -> "memoryview | bytes | bytearray":
         """A bit per token, little-endian 32-bit words, 1 = allowed; at least ceil(n_vocab / 32) words."""

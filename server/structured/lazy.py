@@ -116,7 +116,7 @@ def _searched(trigger: Mapping[str, Any]) -> str:
 
 
 def _text(trigger: Mapping[str, Any], vocab: Vocab) -> bytes:
-    """What the grammar is to begin with."""
+    """Return the text that the grammar starts with."""
     if trigger["type"] == WORD:
         return str(trigger["value"]).encode()
     return vocab.piece(trigger["token"])

@@ -1,8 +1,8 @@
-"""Ending thoughts early: when their budget is spent, or when a client says so (`reasoning_control`).
+"""Ends reasoning early: at its token budget, or on a client's request (`reasoning_control`).
 
-What ends them is written as if the model had: a closing message, when there is one, and the closing tag. As in
-llama.cpp's common/reasoning-budget.cpp the tokens behind the opening tag count, those of the prompt too, no character
-is cut in two, and thoughts that are opened anew have a budget of their own.
+The end is forced into the output as if the model had generated it: a closing message, if there is one, and the
+closing tag. As in llama.cpp's common/reasoning-budget.cpp, tokens after the opening tag count, including those of
+the prompt, no character is cut, and reasoning that opens again has a new budget.
 """
 
 from collections.abc import Callable
@@ -21,11 +21,11 @@ UNLIMITED = -1
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How thoughts are known and ended.
+    """How reasoning is detected and ended.
 
-    ``opening`` and ``closings`` are texts; any of the latter ends thoughts by itself. ``forced``: the tokens that end
-    them early. ``budget``: how many tokens thoughts may have, `UNLIMITED` for any number. ``reopening``: the tokens
-    that open further thoughts in what follows, () where none can come.
+    ``opening`` and ``closings`` are texts; any of the latter ends reasoning. ``forced``: the tokens that end it
+    early. ``budget``: maximum tokens, or `UNLIMITED`. ``reopening``: the tokens that open further reasoning later,
+    () for none.
     """
 
     opening: bytes
@@ -35,7 +35,7 @@ class Ending:
     reopening: tuple[int, ...] = ()
 
     def spent(self, n_tokens: int) -> bool:
-        """Whether thoughts of so many tokens are to end."""
+        """Return whether reasoning of this many tokens must end."""
         return 0 <= self.budget <= n_tokens
 
     @property
@@ -55,24 +55,24 @@ class ReasoningSwitch:
         self.heard: Callable[[], None] | None = None
 
     def end(self) -> None:
-        """End the thoughts that are being generated; later ones are not concerned."""
+        """End the current reasoning. Later reasoning is not affected."""
         self.n_calls += 1
         if self.heard is not None:
             self.heard()
 
 
 class _State(Enum):
-    START = 0  # nothing but white space and a part of the opening tag has come
+    START = 0  # only whitespace and a part of the opening tag so far
     THINKING = 1
     ENDING = 2  # waits for the end of a character
-    CLOSING = 3  # what ends the thoughts is written, token by token
+    CLOSING = 3  # the forced tokens are being generated
     ANSWER = 4
 
 
 class ReasoningEnd:
-    """Lets pass what `inner` lets pass (everything, when None) but for the tokens that end the thoughts early.
+    """Allows what `inner` allows (everything if None), and forces the tokens that end reasoning early.
 
-    ``n_begun``: so many tokens of thoughts are in the prompt; None where it has not opened them.
+    ``n_begun``: number of reasoning tokens in the prompt; None if it has not opened the reasoning.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class ReasoningEnd:
         return copy
 
     def allows(self, token: int) -> bool:
-        """Whether `token` may come next. This is where a turned switch is seen."""
+        """Return whether `token` may be next. Also checks the switch."""
         if self._n_seen != self._switch.n_calls:
             self._n_seen = self._switch.n_calls
             if self._state is _State.THINKING:
@@ -152,7 +152,7 @@ class ReasoningEnd:
         return self._inner is not None and self._inner.finished
 
     def _think(self, n_tokens: int, tail: bytes = b"") -> None:
-        """Be in thoughts of so many tokens, which are to end when the budget is spent."""
+        """Enter reasoning of this many tokens, which ends at the budget."""
         self._state = _State.ENDING if self._ending.spent(n_tokens) else _State.THINKING
         self._n_thought, self._tail = n_tokens, tail
 

@@ -1,4 +1,4 @@
-"""What the output must match, as a request asks for it: one value, whatever field it came in."""
+"""The format that a request requires of the output: one value for all request fields."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -15,9 +15,8 @@ _COMPILERS_NAME = "json_schema"
 
 @dataclass(frozen=True, slots=True)
 class ResponseFormat:
-    """``kind`` and ``value``: a JSON Schema, a GBNF or Lark grammar, a regex, or a list of choices.
-
-    ``at``: the field it stands in, by which whatever is wrong with it is named.
+    """``kind`` and ``value``: a JSON Schema, a GBNF or Lark grammar, a regex, or a list of choices. ``at``: the request
+    field, for error messages.
     """
 
     kind: Literal["schema", "gbnf", "lark", "regex", "choice"]

@@ -33,7 +33,7 @@ class Attempt:
         self.left_s = MAX_SANDBOX_S
 
     def cancel(self) -> None:
-        """End the work that runs now, and refuse what would follow."""
+        """Stop the current compilation and reject later ones."""
         with self._lock:
             self._cancelled = True
             end = self._end
@@ -91,5 +91,5 @@ def may_wait() -> bool:
 
 
 def current() -> Attempt:
-    """The attempt of this thread; a new one where the caller has none, such as at a model's load."""
+    """Return this thread's attempt, or a new one if the caller has none, such as during a model's load."""
     return _ATTEMPT.get() or Attempt()

@@ -25,9 +25,9 @@ PARSE_FAILED = "Failed to initialize samplers: failed to parse grammar"  # llama
 
 @dataclass(frozen=True, slots=True)
 class SchemaGrammar:
-    """A schema in llguidance's words, and what these can't say: unique items; None where nothing.
+    """A schema for llguidance, with the positions of unique items, which it can't express; None for none.
 
-    ``narrowed``: a keyword of which perhaps not all that it allows is in the words, "" where there is none.
+    ``narrowed``: a keyword whose rewritten form may reject some valid values, "" for none.
     """
 
     schema: Any

@@ -1,5 +1,5 @@
-"""Grammars to constraints, for one model's vocabulary. What was made not long ago is made once, also when several
-threads ask for the same at the same time.
+"""Compiles grammars to constraints for one model's vocabulary. Recent results are cached, and concurrent requests for
+the same grammar share one compilation.
 """
 
 import hashlib
@@ -116,7 +116,7 @@ class GrammarCompiler:
         """JSON that validates against `schema` (Draft 2020-12, or the draft that its `$schema` names)."""
         try:
             text = json.dumps(schema)
-        except (ValueError, TypeError, RecursionError):  # no JSON, or too deep: `written` says which
+        except (ValueError, TypeError, RecursionError):  # no JSON, or too deep: `written` raises the specific error
             return self._json_schema(schema, None)
         return self._compiled.get(f"json_schema {text}", lambda: self._json_schema(schema, text)).fork()
 
@@ -173,12 +173,12 @@ class GrammarCompiler:
         return self._constraint(grammar.matcher(self._all_tokens()), recipe)
 
     def markers(self, texts: Sequence[str]) -> Markers:
-        """What the vocabulary has to say to these markers in free text."""
+        """Return how the vocabulary tokenizes these markers in free text."""
         with self._lock:
             return self._index.markers([text.encode() for text in texts])
 
     def remembered(self, key: str, make: Callable[[], T]) -> T:
-        """What `make` makes, or has made for the same key not long ago; for what is made of several grammars."""
+        """Return `make()`, cached by key; for results that combine several grammars."""
         return cast(T, self._made.get(key, make))
 
     def regex(self, pattern: str) -> MatcherConstraint:
@@ -198,7 +198,7 @@ class GrammarCompiler:
         return self._of_grammar("start: CHOICE\nCHOICE: " + "\n  | ".join(map(literal, options)) + "\n", "choice")
 
     def token_id(self, text: str) -> int | None:
-        """The one token whose whole text is `text`, special ones included; None when there is no such token."""
+        """Return the one token, special or not, whose whole text is `text`; None if there is none."""
         tokens = self._vocab.tokenize(text, add_special=False, parse_special=True)
         if len(tokens) == 1 and self._vocab.piece(tokens[0], special=True) == text.encode():
             return tokens[0]

@@ -1,9 +1,9 @@
-"""GBNF syntax tree to Lark for llguidance, with the same language.
+"""Converts a GBNF syntax tree to an equivalent Lark grammar for llguidance.
 
-llguidance's lexer takes the longest terminal, as lexers do: its own converter's ``[a-z]+ "a"`` never matches "xa".
-GBNF has no lexer, so every terminal here is one character: then there is nothing to be greedy about, and the Earley
-parser keeps all readings open. The price is a slower mask (about 12 ms on average for 150,000 tokens in JSON-like
-grammars, as llama-server's own), paid only where the model's first choice is refused.
+llguidance's lexer takes the longest match: its own converter's ``[a-z]+ "a"`` never matches "xa". GBNF has no lexer,
+so here every terminal is one character, and the Earley parser keeps all alternatives. The cost is a slower mask
+(about 12 ms on average for 150,000 tokens in JSON-like grammars, similar to llama-server's), which only applies when
+the model's first choice is rejected.
 """
 
 from collections.abc import Callable
@@ -70,7 +70,7 @@ class _Writer:
         return self._item(item.item) + bounds
 
     def _group(self, group: Group) -> str:
-        """A rule of its own: Lark text nests parentheses to a small depth only."""
+        """Write a group as its own rule, because Lark limits the depth of nested parentheses."""
         rule = f"g{self._n_groups}"
         self._n_groups += 1
         self._waiting.append((rule, group))

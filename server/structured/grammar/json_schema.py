@@ -1,12 +1,11 @@
-"""A client's JSON Schema: is it one, is it of a reasonable size, and how llguidance is asked for it.
+"""Validates a client's JSON Schema, limits its size and configures llguidance for it.
 
-Output order and whitespace follow llama-server: properties in the schema's order; between tokens nothing, one
-space, or one or two line breaks with at most 20 characters of indent (llama.cpp common/json-schema-to-grammar.cpp,
-SPACE_RULE). So does an object that lists its properties and is silent about others: it has none (json-schema.cpp beside
-it, build_object).
-
-Unlike llama-server, a keyword that cannot be enforced is an error, not ignored. What llguidance does not have is
-rewritten where that is possible (`schema`). A `format` that the specification does not name is an annotation.
+Property order and whitespace follow llama-server: properties in the schema's order; between tokens nothing, one
+space, or one or two line breaks with at most 20 characters of indentation (llama.cpp
+common/json-schema-to-grammar.cpp, SPACE_RULE). An object that lists properties without additionalProperties has no
+others (build_object in the same file). Unlike llama-server, a keyword that can't be enforced is an error and not
+ignored. Keywords that llguidance lacks are rewritten if possible (`schema`). A `format` that the specification does
+not define is an annotation.
 """
 
 import json
@@ -57,9 +56,9 @@ _CONTROL = re.compile(r"\\u00[01]")  # a character without a short escape, as JS
 
 
 class Written(NamedTuple):
-    """A schema in llguidance's words, and where it wants what these can't say: unique items; None where nowhere.
+    """A schema for llguidance, and the first position of unique items, which it can't express; None for none.
 
-    ``narrowed``: a keyword of which perhaps not all that it allows is in the words, "" where there is none.
+    ``narrowed``: a keyword whose rewritten form may reject some valid values, "" for none.
     """
 
     text: str
@@ -98,7 +97,7 @@ def written(schema: object, what: str) -> Written:
             rewriter = Rewriter(plain, what, document.places, exclusive=True, named=True)
             rewritten = _rewritten(rewriter, what)
     unique = UniquePlaces(rewritten, rewriter.unique) if rewriter.unique else None
-    # Behind what looks for overlaps: closed branches overlap less than the client's.
+    # Runs after the search for overlaps: closed branches overlap less than the client's.
     return Written(_text(_closed_document(rewritten)), unique, rewriter.narrowed)
 
 
@@ -113,7 +112,7 @@ def part_text(schema: dict[str, Any]) -> str:
 
 
 def _problem(text: str) -> str:
-    """What llguidance says against a schema, that it cannot tell branches of a `oneOf` apart for instance."""
+    """Return llguidance's error for a schema, such as branches of a `oneOf` that it can't distinguish."""
     problem: str = llguidance.LLMatcher.validate_grammar(grammar_text(text))
     return problem
 
@@ -129,13 +128,13 @@ def _text(rewritten: dict[str, Any]) -> str:
     text = json.dumps({**rewritten, "x-guidance": _OPTIONS}, ensure_ascii=False)
     if _CONTROL.search(text):
         return text
-    # With \u, a listed name could be written as one that is not listed, of which the schema says something else.
+    # With \u, a listed name could be spelled as an unlisted one, which a different subschema applies to.
     options = {**_OPTIONS, "json_allowed_escapes": _SHORT_ESCAPES}
     return json.dumps({**rewritten, "x-guidance": options}, ensure_ascii=False)
 
 
 def _has_long_numbers(value: object) -> bool:
-    """Whether a number stands in the schema that the bounds which we would give integers leave nothing beyond."""
+    """Return whether a number in the schema exceeds the default integer bounds."""
     if isinstance(value, int | float):
         return abs(value) >= LARGEST_INTEGER
     return any(map(_has_long_numbers, _children(value)))
@@ -171,7 +170,7 @@ def _with_readable_patterns(schema: Any) -> Any:
 
 
 def _closed_document(document: dict[str, Any]) -> dict[str, Any]:
-    """Every object has what it lists, but those that are joined with others, since none knows what the others list."""
+    """Close every object except those that are combined with others, because none lists the others' properties."""
     parts = {f"#/$defs/{name}": each for name, each in document.get("$defs", {}).items()}
     parts["#"] = {key: value for key, value in document.items() if key != "$defs"}
     joined: set[str] = set()
@@ -187,7 +186,7 @@ def _closed_document(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def _joined_references(schema: Any, *, joined: bool) -> Iterator[str]:
-    """What is referred to where the properties of several schemas come together."""
+    """Return the definitions whose properties are combined with those of other schemas."""
     if not isinstance(schema, dict):
         return
     joined = joined or _joins(schema)
@@ -198,14 +197,14 @@ def _joined_references(schema: Any, *, joined: bool) -> Iterator[str]:
 
 
 def _joins(schema: dict[str, Any]) -> bool:
-    """Whether a value may have properties of several schemas here, none of which may say that there are no others."""
+    """Return whether several schemas describe a value's properties here, so that none may exclude others."""
     n_in_place = len(schema.get("allOf", ())) + sum(key in schema for key in _IN_PLACE)
     names_twice = {"properties", "patternProperties"} <= schema.keys()
     return names_twice or n_in_place + bool(_OF_OBJECTS & schema.keys()) > 1
 
 
 def _closed(schema: Any) -> Any:
-    """Objects have what they list and need, unless they say something else, or list what may not be."""
+    """Forbid additional properties unless the schema specifies them, or lists properties that are forbidden."""
     if not isinstance(schema, dict) or _joins(schema):
         return schema
     made = {key: _below(key, value, _closed) for key, value in schema.items()}
@@ -227,7 +226,7 @@ def _schemas_in(schema: dict[str, Any]) -> Iterator[Any]:
 
 
 def _below(key: str, value: Any, change: Callable[[Any], Any]) -> Any:
-    """What a keyword holds, with every schema in it changed."""
+    """Apply a function to every subschema of a keyword's value."""
     if key in MAPS or key == "$defs":
         return {name: change(child) for name, child in value.items()}
     if key in LISTS:
@@ -319,7 +318,7 @@ def _check_references(schema: dict[str, Any], what: str) -> None:
 
 
 def _joined_in_place(schema: Any) -> list[str]:
-    """Return what a schema refers to for the same value, whatever else the value is."""
+    """Return the definitions that apply to the same value as a schema, in any combination."""
     if not isinstance(schema, dict):
         return []
     found = [schema["$ref"]] if "$ref" in schema else []
@@ -327,7 +326,7 @@ def _joined_in_place(schema: Any) -> list[str]:
 
 
 def _measure(schema: object) -> tuple[int, tuple[str, ...]]:
-    """Levels of a schema and what it refers to."""
+    """Return the depth of a schema and its references."""
     uses: list[str] = []
     depth = 0
     level = [schema]
@@ -386,7 +385,7 @@ def _place_of(keyword: str, schema: object) -> str:
 
 
 def _places(schema: object) -> Iterator[tuple[str, object]]:
-    """Every value in a schema but for what is data, those that are nested less first."""
+    """Yield every value in a schema that is not data, by increasing depth."""
     level = [("json_schema", schema)]
     while level:
         below: list[tuple[str, object]] = []

@@ -31,9 +31,8 @@ def literal(text: str) -> str:
 
 
 def checked_lark(text: str, max_chars: int) -> str:
-    """A client's Lark grammar, known to be small and shallow and with every ``%json`` in it checked.
-
-    Raises InvalidRequest; what the grammar says is left to llguidance.
+    """Check a client's Lark grammar for size, depth and every ``%json``. Raises InvalidRequest. llguidance reports
+    other errors.
     """
     if len(text) > max_chars:
         raise InvalidRequest(f"the grammar has {len(text)} characters, {max_chars} are allowed")

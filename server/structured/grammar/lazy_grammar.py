@@ -1,7 +1,7 @@
-"""A grammar that begins to hold when a trigger comes, and then holds to the end: llama-server's lazy grammars.
+"""A grammar that applies from a trigger to the end: llama-server's lazy grammars.
 
-llama.cpp src/llama-grammar.cpp, llama_grammar_accept_impl: the grammar describes the trigger, too. Unlike there, what a
-grammar would refuse behind a trigger is not sampled, instead of failing the request.
+The grammar includes the trigger (llama.cpp src/llama-grammar.cpp, llama_grammar_accept_impl). Unlike llama.cpp,
+tokens that the grammar rejects after a trigger are not sampled, instead of failing the request.
 """
 
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ class Patterns:
 
     @classmethod
     def compiled(cls, patterns: Sequence[str]) -> "Patterns":
-        """Raises ValueError for what is no pattern, or too large."""
+        """Compile the patterns. Raises ValueError for an invalid or too large pattern."""
         options = re2.Options()
         options.encoding = re2.Options.Encoding.LATIN1  # bytes, as there: text may end inside of a character
         options.log_errors = False
@@ -50,14 +50,14 @@ class Patterns:
         return cls(tuple(made))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A pickle has the patterns' texts; so they come to a model's own process."""
+        """Pickle the patterns' texts, to send them to a model's worker process."""
         return Patterns.compiled, ([pattern.pattern.decode() for pattern in self.regexes],)
 
     def __bool__(self) -> bool:
         return bool(self.regexes)
 
     def begun(self, text: bytes) -> int:
-        """Where what triggers begins: a match's first group that has caught anything, else the match. -1: nowhere."""
+        """Return where the grammar starts: a match's first non-empty group, else the match. -1: no match."""
         for pattern in self.regexes:
             if (match := pattern.search(text)) is not None:
                 caught = (
@@ -71,7 +71,7 @@ class Patterns:
 
 @dataclass(frozen=True, slots=True)
 class Triggers:
-    """Texts, wherever they come, tokens and patterns. ``markers`` is of the texts and of the tokens'."""
+    """Texts at any position, tokens and patterns. ``markers``: the texts and the tokens' texts."""
 
     texts: tuple[bytes, ...]
     tokens: frozenset[int]
@@ -85,12 +85,12 @@ class Triggers:
 
     @property
     def n_seen(self) -> int:
-        """How many bytes of what came before a token may be a part of a trigger."""
+        """Return how many bytes before a token may belong to a trigger."""
         return LONGEST if self.patterns else self.markers.longest
 
 
 class LazyGrammar:
-    """`server.engine.request.Constraint`: everything may come until a trigger does."""
+    """A `server.engine.request.Constraint` that allows everything before a trigger."""
 
     __slots__ = ("_active", "_inner", "_refused", "_tail", "_triggers")
 
@@ -108,7 +108,7 @@ class LazyGrammar:
         return copy
 
     def allows(self, token: int) -> bool:
-        """Whether `token` may come next."""
+        """Return whether `token` may be next."""
         if self._active:
             return self._inner.allows(token)
         begun = self._begun(token)
@@ -118,10 +118,11 @@ class LazyGrammar:
         return allowed
 
     def mask(self) -> bytes:
-        """The allowed tokens; before a trigger all but those that would go on wrongly behind it.
+        """Return the allowed tokens. Before a trigger, these are all except those that continue it in a way that the
+        grammar rejects.
 
-        Where a pattern ends inside of the token that was refused, tokens with that byte inside are looked at, and no
-        more of them than `_MOST_LOOKED_AT` are allowed.
+        If a pattern ends inside the rejected token, only the tokens that contain the same byte are checked, and at
+        most `_MOST_LOOKED_AT` of them are allowed.
         """
         if self._active:
             return self._inner.mask()
@@ -142,9 +143,8 @@ class LazyGrammar:
         return self._inner if self._active else None
 
     def accept(self, token: int) -> None:
-        """Advance by an allowed token.
-
-        Raises `InvalidRequest` for one that ends a pattern where the grammar can't go on.
+        """Advance by an allowed token. Raises `InvalidRequest` for one that completes a pattern where the grammar can't
+        continue.
         """
         if self._active:
             self._inner.accept(token)

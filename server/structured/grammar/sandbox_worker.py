@@ -1,4 +1,4 @@
-"""The process behind `sandbox`: compiles a grammar as the server will, and tries it out."""
+"""The child process of `sandbox`: compiles a grammar as the server does and tests it."""
 
 import json
 import pickle
@@ -89,7 +89,7 @@ _TRIES: dict[bytes, Callable[[_Vocabulary, Any], Any]] = {
 
 
 def _try_out(matcher: llguidance.LLMatcher, param: str, prefix: str) -> None:
-    """Take random tokens that may come. Raises `InvalidRequest` where the matcher gives up, as it would in a reply."""
+    """Generate random allowed tokens. Raises `InvalidRequest` if the matcher fails, as it would during a reply."""
     for seed in range(_N_WALKS):
         chance, walked = random.Random(seed), matcher.deep_copy()  # noqa: S311 - to be the same each time
         for _ in range(_N_STEPS):
@@ -102,7 +102,7 @@ def _try_out(matcher: llguidance.LLMatcher, param: str, prefix: str) -> None:
 
 
 def _any_token(mask: bytes, chance: random.Random) -> int:
-    """A token of the mask, at random by its place; there is one."""
+    """Return a random token of the non-empty mask."""
     start = chance.randrange(len(mask))
     at = next(n % len(mask) for n in range(start, start + len(mask)) if mask[n % len(mask)])
     return at * 8 + chance.choice([bit for bit in range(8) if mask[at] >> bit & 1])

@@ -34,7 +34,7 @@ class _Wrapped:
 
 
 def special_tokens(vocab: Vocab) -> list[int]:
-    """Control tokens: those that print nothing unless asked to. No grammar text ever matches one."""
+    """Return control tokens: those without text unless requested. Grammar text never matches one."""
     return [
         token
         for token in range(vocab.n_tokens)
@@ -44,9 +44,10 @@ def special_tokens(vocab: Vocab) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class TokenTable:
-    """What llguidance needs of a vocabulary, as plain values that another process can be sent.
+    """A vocabulary for llguidance as plain values that can be sent to another process.
 
-    ``tokens``: the bytes of every token. ``special``: ids that no text matches. ``ends``: ids that end the output.
+    ``tokens``: the bytes of every token. ``special``: ids that text never matches. ``ends``: ids that end the
+    output.
     """
 
     tokens: tuple[bytes, ...]

@@ -1,4 +1,4 @@
-"""Free text in which some markers begin what a grammar describes: calls that a model opens by itself."""
+"""Free text in which a marker starts a constrained part: tool calls that a model opens itself."""
 
 from dataclasses import dataclass, replace
 from typing import TypeAlias
@@ -7,12 +7,12 @@ from server.structured.grammar.markers import Markers
 from server.structured.grammar.matcher import MatcherConstraint
 
 Thoughts: TypeAlias = tuple[bytes, tuple[bytes, ...]]
-"""What opens thoughts, and what ends them."""
+"""The texts that open and close the reasoning."""
 
 
 @dataclass(frozen=True, slots=True)
 class TriggeredTag:
-    """``marker`` begins what ``constraint`` describes. ``at_start``: only at the beginning of a message."""
+    """``marker`` starts what ``constraint`` describes. ``at_start``: only at the start of a message."""
 
     marker: bytes
     constraint: MatcherConstraint
@@ -21,10 +21,10 @@ class TriggeredTag:
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What holds for all choices of a request.
+    """The rules for all choices of a request.
 
-    ``shown``: control tokens whose text counts; other control tokens have none. ``thoughts``: the tags around thoughts,
-    in which no marker counts; they stand at the beginning, or ``anywhere``.
+    ``shown``: control tokens whose text counts; others have no text. ``thoughts``: the reasoning tags, between which
+    no marker counts; reasoning is at the start, or ``anywhere``.
     """
 
     begun: tuple[TriggeredTag, ...]
@@ -35,7 +35,7 @@ class Rules:
 
     @property
     def opening(self) -> bytes:
-        """What opens thoughts behind the beginning; b"" where nothing does."""
+        """Return the text that opens reasoning after the start; b"" for none."""
         return self.thoughts[0] if self.thoughts is not None and self.anywhere else b""
 
     def may_begin(self, text: bytes) -> bool:
@@ -48,8 +48,8 @@ class Rules:
 class _Free:
     """The end of the text so far.
 
-    ``tail``: as much as a marker may have begun in. ``head``: the whole message while it may still be the beginning of
-    something (thoughts, or a marker that counts at the start only), else None. ``thinking``: inside thoughts.
+    ``tail``: the part in which a marker may have started. ``head``: the whole message while it may still start
+    reasoning or a marker that only counts at the start, else None. ``thinking``: inside reasoning.
     """
 
     tail: bytes = b""
@@ -59,10 +59,10 @@ class _Free:
 
 
 class TriggeredConstraint:
-    """`server.engine.request.Constraint`: everything may come until a marker has; then what it begins, to its end.
+    """A `server.engine.request.Constraint` that allows everything up to a marker, then only what the marker starts.
 
-    Outside of a call `allows` looks at the token's own text only. A token that holds a marker's end and more may come
-    where the grammar takes what is behind the marker.
+    Outside of a call, `allows` only checks the token's own text. A token that completes a marker and continues is
+    allowed if the grammar accepts the continuation.
     """
 
     __slots__ = ("_free", "_inner", "_rules")
@@ -80,7 +80,7 @@ class TriggeredConstraint:
         return copy
 
     def allows(self, token: int) -> bool:
-        """Whether `token` may come next."""
+        """Return whether `token` may be next."""
         if self._inner is None:
             return self._free_allows(token)
         return self._inner.allows(token) or (self._inner.complete and self._free_allows(token))
@@ -119,11 +119,11 @@ class TriggeredConstraint:
 
     @property
     def finished(self) -> bool:
-        """Never: behind a call anything may come."""
+        """Return False: after a call, anything may follow."""
         return False
 
     def _leave(self) -> None:
-        """Behind a call the text is free again, and no beginning."""
+        """Return to free text after a call. It is not the start of a message."""
         self._inner, self._free = None, _Free(head=None)
 
     def _free_allows(self, token: int) -> bool:
@@ -133,7 +133,7 @@ class TriggeredConstraint:
         return self._rules.markers.feed(found[0].constraint.fork(), found[1])
 
     def _after(self, token: int) -> tuple[_Free, tuple[TriggeredTag, bytes] | None]:
-        """The state behind a token of free text, and the marker that it completes with what is behind that."""
+        """Return the state after a token of free text, and the marker that it completes with the following text."""
         piece = self._rules.markers.piece(token, shown=token in self._rules.shown)
         if not piece:
             return self._free, None
@@ -161,14 +161,14 @@ class TriggeredConstraint:
         return max(map(len, self._rules.thoughts[1]))
 
     def _thoughts_end(self, text: bytes) -> int | None:
-        """Where the text behind the thoughts begins."""
+        """Return where the text after the reasoning starts."""
         assert self._rules.thoughts is not None
         places = ((text.find(end), end) for end in self._rules.thoughts[1])
         at, end = min(((at, end) for at, end in places if at >= 0), default=(-1, b""))
         return None if at < 0 else at + len(end)
 
     def _opened_again(self, text: bytes) -> bytes | None:
-        """What stands behind the opening of further thoughts, unless a marker comes first."""
+        """Return the text after an opening tag of further reasoning, unless a marker is before it."""
         opening = self._rules.opening
         at = text.find(opening) if opening else -1
         if at < 0 or any(-1 < text.find(begun.marker) < at for begun in self._rules.begun if not begun.at_start):
@@ -176,7 +176,7 @@ class TriggeredConstraint:
         return text[at + len(opening) :]
 
     def _thoughts_begin(self, free: _Free, text: bytes) -> tuple[_Free, bytes]:
-        """Whether the message begins with thoughts: those, or the text as it came."""
+        """Return whether the message starts with reasoning: that text, or the text so far."""
         assert self._rules.thoughts is not None
         opening = self._rules.thoughts[0]
         begun = ((free.head or b"") + text).lstrip()
@@ -185,7 +185,7 @@ class TriggeredConstraint:
         return replace(free, may_think=opening.startswith(begun)), text
 
     def _marked(self, free: _Free) -> tuple[_Free, tuple[TriggeredTag, bytes] | None]:
-        """Look for the first marker in the tail, and for those of the beginning in the head."""
+        """Find the first marker in the tail, and markers at the start in the head."""
         places = ((free.tail.find(begun.marker), begun) for begun in self._rules.begun if not begun.at_start)
         found = [(at, begun) for at, begun in places if at >= 0]
         if found:

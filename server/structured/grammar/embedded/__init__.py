@@ -1,5 +1,5 @@
-"""A client's Lark grammar or regex inside a larger grammar, as OpenAI's custom tools have it.
+"""A client's Lark grammar or regex inside a larger grammar, for OpenAI's custom tools.
 
-`text_grammar` is the door, `lark_tree` a grammar as a tree, `json_escapes` a regex of texts as one of what stands in a
-JSON string.
+`text_grammar` is the interface, `lark_tree` parses a grammar, `json_escapes` converts a regex of texts to a regex of
+their JSON string form.
 """

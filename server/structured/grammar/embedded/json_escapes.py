@@ -16,7 +16,9 @@ from server.errors import InvalidRequest
 
 MAX_GROUPS = 100
 MAX_OPTIONAL = 200
-"""Parts in a row that may be empty where a text begins behind a backslash; what is written grows with their square."""
+"""Maximum number of consecutive optional parts in a text that may start with an escape; the output grows quadratically
+with it.
+"""
 _MAX_DIGITS = 9  # of a number of repetitions
 SHORT_FORMS = {ord(char): short for char, short in zip('"\\\b\f\n\r\t', '"\\bfnrt', strict=True)}
 _ASCII = 127
@@ -57,7 +59,7 @@ class EscapedChar:
 
     @property
     def behind_backslash(self) -> str:
-        """A regex of all that may stand behind one."""
+        """Return a regex of everything that may follow the backslash."""
         letters = f"[{re.escape(self.escapes)}]" if self.escapes else ""
         return _any_of(letters, self.unicode)
 
@@ -67,7 +69,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 @dataclass(frozen=True, slots=True)
 class Row(Generic[T_co]):
-    """One behind the other."""
+    """A sequence."""
 
     parts: tuple[T_co, ...]
 
@@ -98,7 +100,7 @@ _ALL_BEYOND_ASCII = f"(?:{_BEYOND_ASCII}|{_PAIR})"
 
 
 def without_anchors(regex: str) -> str:
-    """A regex that matches the whole of a text, without the ``^`` and ``$`` that say so."""
+    """Return the regex without leading ``^`` and trailing ``$``, since it always matches a whole text."""
     regex = regex.removeprefix("^")
     ends = regex.endswith("$") and (len(regex) - len(regex[:-1].rstrip("\\"))) % 2 == 1
     return regex[:-1] if ends else regex
@@ -115,7 +117,9 @@ def escaped_text(text: str, *, folded: bool) -> Regex:
 
 
 def escaped_regex(regex: str, flags: str = "") -> Regex:
-    """The regex of the JSON forms. Raises `InvalidRequest` for what has no such form, such as anchors inside."""
+    """Return the regex of the JSON forms. Raises `InvalidRequest` for a regex without such a form, such as one with
+    inner anchors.
+    """
     return _Reader(regex, flags).whole()
 
 
@@ -133,7 +137,7 @@ def written(node: Regex) -> str:
 
 
 def behind_backslash(node: Regex) -> Regex | None:
-    """What may follow a backslash that the text begins with; None where it can't begin with one."""
+    """Return what may follow a backslash that starts the text; None if it can't start with one."""
     match node:
         case EscapedChar():
             return EscapedChar(node.behind_backslash) if node.behind_backslash else None
@@ -173,9 +177,8 @@ def may_be_empty(node: Regex) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Class:
-    """The special characters in a class, and whether it has none (``narrow``) or all (``wide``) of those beyond ASCII.
-
-    ``kind``: an escape such as ``\\s`` that it is.
+    """The special characters of a class, and whether it has none (``narrow``) or all (``wide``) of the non-ASCII ones.
+    ``kind``: the escape that it is, such as ``\\s``.
     """
 
     specials: frozenset[int] = frozenset()
@@ -215,7 +218,7 @@ class _Reader:
         self._level = 0
 
     def whole(self) -> Regex:
-        """The whole regex. Anchors around all of it say nothing new."""
+        """Parse the whole regex. Anchors around it are redundant."""
         self._pos = int(self._text.startswith("^"))
         found = self._alternatives()
         if self._pos < len(self._text):
@@ -300,7 +303,7 @@ class _Reader:
         self._folds = (self._folds or "i" in on) and "i" not in off
 
     def _escape(self) -> Regex:
-        """Behind the backslash, outside of a class."""
+        """Parse the part after a backslash, outside of a class."""
         if self._peek() in _NO_CHARACTERS:
             raise self._wrong(_NO_CHARACTERS[self._peek()])
         start = self._pos - 1
@@ -337,7 +340,7 @@ class _Reader:
         return ord(char), frozenset()
 
     def _class(self) -> "_Class":
-        """Behind the bracket, up to the closing one."""
+        """Parse the part after the opening bracket, up to the closing one."""
         self._level += 1
         if self._level > MAX_GROUPS:
             raise InvalidRequest(f"a regex nests classes deeper than {MAX_GROUPS} levels")
@@ -422,7 +425,7 @@ def _any_of(first: str, second: str) -> str:
 
 
 def _as_escape(code: int) -> str:
-    """What stands behind the backslash of a character beyond ASCII."""
+    """Return the regex of what follows the backslash of a non-ASCII character."""
     units = chr(code).encode("utf-16-be").hex()
     parts = (units[at : at + 4] for at in range(0, len(units), 4))
     return r"\\".join("u" + "".join(f"[{d}{d.upper()}]" if d.isalpha() else d for d in part) for part in parts)
@@ -475,7 +478,7 @@ def n_parts(regex: Regex, most: int) -> int:
 
 
 def holds(regex: Regex, has: Callable[[EscapedChar], bool]) -> bool:
-    """Whether a character that `has` says yes to may stand in a text."""
+    """Return whether a text may contain a character for which `has` is true."""
     match regex:
         case EscapedChar():
             return has(regex)
@@ -486,7 +489,7 @@ def holds(regex: Regex, has: Callable[[EscapedChar], bool]) -> bool:
 
 
 def may_grow(regex: Regex, has: Callable[[EscapedChar], bool]) -> bool:
-    """Whether a text may go on with such a character: whether one may stand behind its first."""
+    """Return whether a text may continue with such a character, that is, whether one may follow its first."""
     match regex:
         case EscapedChar():
             return False

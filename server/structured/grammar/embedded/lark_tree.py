@@ -1,8 +1,8 @@
-"""A client's Lark grammar as a tree, to be written anew inside another grammar.
+"""Parses a client's Lark grammar, to be rewritten inside another grammar.
 
-What OpenAI's grammars of tools use (standard Lark without priorities, templates and look-around) is read; what only
-llguidance has (``%json``, attributes, ``<tokens>``) means something in a whole output, not in a part of one, and is
-refused by name.
+It supports the subset that OpenAI accepts for tools (standard Lark without priorities, templates and look-around).
+llguidance's extensions (``%json``, attributes, ``<tokens>``) only have a meaning for a whole output, so they are
+rejected by name.
 """
 
 import json
@@ -20,9 +20,9 @@ MAX_DEFINITIONS = 500
 MAX_NODES = 10_000  # of all rules and terminals; each is looked at several times
 MAX_GROUPS = 100
 MAX_PARTS = 200
-"""Of one row in a rule or a terminal: what is written of it grows with the square."""
+"""Maximum length of one sequence in a rule or a terminal; the output grows quadratically with it."""
 MAX_SIGNS = 4
-"""Of `?`, `*`, `+` in a row behind one thing."""
+"""Maximum number of consecutive `?`, `*`, `+` operators."""
 COMMON = {  # Lark's own terminals (lark/grammars/common.lark), as llguidance has them
     "DIGIT": r"[0-9]",
     "HEXDIGIT": r"[a-fA-F0-9]",
@@ -85,7 +85,7 @@ Node: TypeAlias = Literal | Pattern | Name | Row["Node"] | OneOf["Node"] | Times
 
 @dataclass(slots=True)
 class Grammar:
-    """Rules and terminals by their names, and what may stand between any two terminals."""
+    """Rules and terminals by name, and the texts that are ignored between terminals."""
 
     definitions: dict[str, Node] = field(default_factory=dict)
     ignored: list[Node] = field(default_factory=list)
@@ -124,7 +124,7 @@ def is_terminal(name: str) -> bool:
 
 
 def parsed(text: str) -> Grammar:
-    """The grammar with its ``start``. Raises `InvalidRequest` that says what, and in which line."""
+    """Parse the grammar with its ``start``. Raises `InvalidRequest` with the line of the error."""
     if len(text) > MAX_CHARS:
         raise InvalidRequest(f"the grammar has {len(text)} characters, {MAX_CHARS} are allowed")
     grammar = _Parser(list(_tokens(text))).grammar()
@@ -135,7 +135,7 @@ def parsed(text: str) -> Grammar:
 
 
 def spaced(grammar: Grammar) -> Grammar:
-    """The same texts without ``%ignore``: what is ignored may stand behind each terminal of a rule."""
+    """Return an equivalent grammar without ``%ignore``: ignored text may follow each terminal of a rule."""
     if not grammar.ignored:
         return grammar
     definitions: dict[str, Node] = {_IGNORED: Times(OneOf(tuple(grammar.ignored)), 0, None)}
@@ -266,7 +266,7 @@ class _Parser:
         return options[0] if len(options) == 1 else OneOf(tuple(options))
 
     def _more_options(self) -> bool:
-        """Whether a `|` comes next, which may stand in a line of its own."""
+        """Return whether a `|` follows, which may start a new line."""
         start = self._pos
         while self._take("newline"):
             pass
@@ -414,7 +414,7 @@ def settled(definitions: Mapping[str, Node], nothing: T, value: Callable[[str, M
 
 
 def nullable(grammar: Grammar, empty: Callable[[Pattern], bool]) -> frozenset[str]:
-    """The rules and terminals that match no text, too; ``empty`` says whether a regex does."""
+    """Return the rules and terminals that match the empty text; ``empty`` decides it for a regex."""
 
     def is_nullable(name: str, found: Mapping[str, bool]) -> bool:
         return matches_nothing(grammar.definitions[name], lambda used: found[used], empty)
@@ -424,7 +424,7 @@ def nullable(grammar: Grammar, empty: Callable[[Pattern], bool]) -> frozenset[st
 
 
 def matches_nothing(node: Node, nothing: Callable[[str], bool], empty: Callable[[Pattern], bool]) -> bool:
-    """Whether a node matches no text, too, where names do as ``nothing`` says, and regexes as ``empty``."""
+    """Return whether a node matches the empty text, given ``nothing`` for names and ``empty`` for regexes."""
     match node:
         case Literal(text):
             return not text

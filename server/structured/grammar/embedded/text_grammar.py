@@ -37,7 +37,7 @@ _BOTH = (False, True)
 
 @dataclass(frozen=True, slots=True)
 class TextGrammar:
-    """What a text must match as a whole."""
+    """A grammar that a whole text must match."""
 
     syntax: Literal["lark", "regex"]
     definition: str
@@ -62,15 +62,18 @@ class Embedded:
 
 
 def in_json(grammar: TextGrammar, tag: str) -> Embedded:
-    """The text in a JSON string, without its quotes. ``tag``: lower-case letters that no other names begin with.
+    """Write the text's rules inside a JSON string, without quotes.
 
-    Raises `InvalidRequest`, as `ended` does, for what can't be enforced.
+    ``tag``: lower-case prefix that no other names have. Raises `InvalidRequest`, as does `ended`, for a grammar that
+    can't be enforced.
     """
     return _bounded(lambda: _InJson(grammar.checked(), tag).embedded())
 
 
 def ended(grammar: TextGrammar, tag: str, end: str, never: Sequence[str] = ()) -> Embedded:
-    """The text as it is and `end` behind it, "" for none; ``never``: what it must not hold, such as the end itself."""
+    """Write the rules of the text followed by `end` ("" for none). ``never``: what the text must not contain, such as
+    the end itself.
+    """
     return _bounded(lambda: _Ended(grammar.checked(), tag, end, never).embedded())
 
 
@@ -82,7 +85,7 @@ def _bounded(make: Callable[[], Embedded]) -> Embedded:
 
 
 class _Names:
-    """Names for what is made once; what is being made has its name already."""
+    """Assigns names to rules. A rule has its name before it is complete, so that it may be recursive."""
 
     def __init__(self, tag: str) -> None:
         self._tag = tag
@@ -156,7 +159,7 @@ class _Terminals:
 
 
 Way = tuple[bool, bool]
-"""Whether a text begins, and whether it ends, behind a backslash."""
+"""Whether a text starts, and whether it ends, after a backslash."""
 _STAYS: frozenset[Way] = frozenset({(False, False), (True, True)})
 
 
@@ -167,11 +170,11 @@ class _InJson:
         self._terminals = _Terminals(self._definitions)
         self._leaves: dict[tuple[tree.Node, Way], str] = {}
         self._leaf_ways: dict[tree.Node, frozenset[Way]] = {}
-        self._node_ways: dict[int, frozenset[Way]] = {}  # by `id`, of what the definitions hold
+        self._node_ways: dict[int, frozenset[Way]] = {}  # by `id` of the nodes in the definitions
         self._ways: Mapping[str, frozenset[Way]] = {}
         self._ways = tree.settled(self._definitions, frozenset[Way](), self._ways_by)
         for definition in (node for name, node in self._definitions.items() if not tree.is_terminal(name)):
-            for node in reversed(list(tree.parts_of(definition))):  # what is in a node before it
+            for node in reversed(list(tree.parts_of(definition))):  # inner nodes first
                 self._node_ways[id(node)] = self._ways_of(node)
 
     def embedded(self) -> Embedded:
@@ -181,7 +184,7 @@ class _InJson:
         return Embedded(self._use(start, (False, False)), self._names.lines())
 
     def _ways_by(self, name: str, found: Mapping[str, frozenset[Way]]) -> frozenset[Way]:
-        """Those of a rule, as far as they follow from what is `found` of others."""
+        """Return the ways of a rule, as far as `found` determines them."""
         self._ways = found
         return frozenset() if tree.is_terminal(name) else self._ways_of(self._definitions[name])
 
@@ -366,7 +369,7 @@ class _Ended:
                 return f"({self._terminal(of)}){_times(node)}"
 
     def _ended(self, node: tree.Node) -> Iterator[str]:
-        """Ways to write what a node matches, if that is not nothing, with the end in one terminal with its last one."""
+        """Return rules for the non-empty matches of a node, with its last terminal joined with the end."""
         match node:
             case tree.Name(name) if not node.is_terminal:
                 yield self._names.rule((name,), lambda: " | ".join(self._ended(self._definitions[name])) or '""')
@@ -393,7 +396,7 @@ class _Ended:
                     yield self._counted(f"{before}({last})")
 
     def _goes_on(self, chars: escapes.EscapedChar) -> bool:
-        """Whether a text may go on with one of them as the end begins."""
+        """Return whether a text may continue with one of them at the position where the end starts."""
         if chars not in self._held:
             self._held[chars] = _contains(chars, self._end[0])
         return self._held[chars]

@@ -1,4 +1,5 @@
-"""A client's JSON Schema in other words: every draft as one, all references local, all keywords that llguidance has.
+"""Normalizes a client's JSON Schema: one draft, local references, and only keywords that llguidance supports.
 
-`document` reads, `rewriting` (with `negation` and `language`) rewrites. Each says what it cannot keep, and where.
+`document` parses, `rewriting` (with `negation` and `language`) rewrites. Each reports what it can't express, with
+its position.
 """

@@ -1,11 +1,10 @@
-"""What a regular expression does not match, as another one without look-around.
+"""The complement of a regular expression, as one without look-around.
 
-The expression is read as JSON Schema's are: searched for in the text, `^` and `$` are the text's beginning and end
-(ECMA 262 without flags). It becomes an automaton whose states are sets of places in the expression, the automaton's
-complement an expression again, by taking out one state after the other (Brzozowski and McCluskey, 1963).
-
-Of escapes that name more or fewer characters from one dialect to the next (``\\d``, ``\\w``, ``\\s``, ``\\p{L}``) the
-complement has no character that any of them names.
+The expression is a JSON Schema pattern: it is searched for in the text, and `^` and `$` match the start and the end
+of the text (ECMA 262 without flags). It is converted to an automaton whose states are sets of positions in the
+expression; the automaton's complement is converted back by state elimination (Brzozowski and McCluskey, 1963).
+Escapes that differ between dialects (``\\d``, ``\\w``, ``\\s``, ``\\p{L}``) count as all characters that any dialect
+includes, so the complement excludes all of them.
 """
 
 import re
@@ -16,7 +15,7 @@ from itertools import accumulate, pairwise
 MAX_PLACES = 600  # of an expression, its repetitions written out
 MAX_STATES = 150
 MAX_WORK = 5_000_000  # ways looked at, for all expressions of a document: a second
-_TO_READ = 2000  # of these units, at most, but for the length
+_TO_READ = 2000  # maximum number of these units, except for the length
 MAX_CHARS = 8000  # of the complement
 MAX_LEVELS = 60  # of groups in it; each is up to four levels to llguidance's reader, which takes 250
 _LAST = 0x10FFFF
@@ -46,8 +45,9 @@ class Complements:
         self._found: dict[str, str | None] = {}
 
     def of(self, pattern: str) -> str | None:
-        """Matches whole texts in which `pattern` is not found; None where it can't be read, or is too large. It may
-        match fewer of them, and is "" where there is none.
+        """Return a pattern for whole texts that do not contain `pattern`; None if it is unsupported or too large.
+
+        The result may match fewer texts, and is "" if there are none.
         """
         if pattern not in self._found:
             try:
@@ -66,7 +66,7 @@ class Complements:
 
 
 class _Unreadable(Exception):
-    """What is beyond this module."""
+    """An unsupported expression."""
 
 
 def _joined(ranges: Iterable[tuple[int, int]]) -> Ranges:
@@ -208,7 +208,7 @@ class _Reader:
         return ends
 
     def _class(self) -> Ranges:
-        """Behind the bracket: all that any dialect may take."""
+        """Parse the part after the bracket: every character that any dialect includes."""
         negated = self._take("^")
         if self._text[self._at : self._at + 1] == "]":
             raise _Unreadable  # a class of nothing, or one with a bracket
@@ -234,7 +234,7 @@ class _Reader:
         return self._escaped(inside=True) if char == "\\" else (_just(char), _just(char))
 
     def _escaped(self, *, inside: bool = False) -> tuple[Ranges, Ranges]:
-        """Behind the backslash: what every dialect takes, and what some do."""
+        """Parse the part after the backslash: the characters of every dialect, and those of some."""
         found = _HEX.match(self._text, self._at)
         if found is not None:
             self._at = found.end()
@@ -368,7 +368,7 @@ def _expression(ways: list[dict[int, Ranges]], ends: list[bool], spend: _Spend) 
 
 
 def _levels(expression: str) -> int:
-    """How deep its groups are nested; in its classes no parenthesis stands as itself."""
+    """Return the nesting depth of groups; a parenthesis in a class doesn't count."""
     return max(accumulate((char == "(") - (char == ")") for char in expression), default=0)
 
 

@@ -1,7 +1,7 @@
-"""Whether no value matches both of two schemas: such branches of a `oneOf` need not be made to exclude each other.
+"""Decides whether two schemas are disjoint. Disjoint branches of a `oneOf` need no rewriting to exclude each other.
 
-Only what is sure is said. Of keywords that are not looked at (`not`, `if`, `items`, ...) nothing follows, since each
-can only make fewer values match.
+The result is conservative: keywords that are not analyzed (`not`, `if`, `items`, ...) can only reduce the set of
+values.
 """
 
 import re
@@ -13,7 +13,7 @@ from server.structured.grammar.schema.keywords import Schema, kind_of
 
 MAX_DEPTH = 12  # references and nested schemas of one proof
 MAX_PAIRS = 20_000  # of schemas that are held against each other in one document
-MAX_NAMES = 8  # of properties by which a branch is told from another
+MAX_NAMES = 8  # number of properties that distinguish branches
 _AS_A_PAIR = 50  # names or values that are looked at count as much as a pair
 _EVERY = frozenset(["array", "boolean", "null", "number", "object", "string"])
 _COUNTS = {
@@ -21,11 +21,11 @@ _COUNTS = {
     "object": ("minProperties", "maxProperties"),
     "string": ("minLength", "maxLength"),
 }
-_BEGINNING = re.compile(r"\^([A-Za-z0-9_-]+)([*?{]?)")  # of a pattern: what every match begins with
+_BEGINNING = re.compile(r"\^([A-Za-z0-9_-]+)([*?{]?)")  # of a pattern: prefix of every match
 
 
 class Disjointness:
-    """Of the schemas of one document. ``definitions``: what references name, by the whole reference."""
+    """Compares schemas of one document. ``definitions``: targets of references, by the full reference."""
 
     def __init__(self, definitions: Mapping[str, Schema]) -> None:
         self._definitions = definitions
@@ -51,7 +51,7 @@ class Disjointness:
         return list(islice(apart, MAX_NAMES))
 
     def _parts(self, schema: Schema) -> list[dict[str, Any]]:
-        """What a value must match all of: the schema, what it refers to, and what `allOf` holds. False is left out."""
+        """Return all schemas that a value must match: the schema, its references and its `allOf`. False is left out."""
         found: list[dict[str, Any]] = []
         seen: set[int] = set()
         waiting: list[Schema] = [schema]
@@ -89,7 +89,7 @@ class Disjointness:
         return any(mine.isdisjoint(theirs) for mine in named[0] for theirs in named[1])
 
     def _members_apart(self, ones: list[dict[str, Any]], others: list[dict[str, Any]], depth: int) -> bool:
-        """Whether a property that one of them needs can't be what both say of it."""
+        """Return whether a property that one of them requires can't match both."""
         names = dict.fromkeys(name for part in ones + others for name in part.get("required", ()))
         self._left -= len(names) // _AS_A_PAIR
         for name in names:
@@ -103,7 +103,7 @@ class Disjointness:
 
 
 def types_of(schema: Mapping[str, Any]) -> frozenset[str]:
-    """The types that a value can have by what the schema itself says."""
+    """Return the types of values that the schema's own keywords allow."""
     found = _EVERY
     if "type" in schema:
         names = [schema["type"]] if isinstance(schema["type"], str) else schema["type"]
@@ -133,7 +133,7 @@ def _nothing_between(parts: list[dict[str, Any]]) -> bool:
 
 
 def _of_property(parts: Iterable[Mapping[str, Any]], name: str) -> Iterator[Schema]:
-    """What is surely said of a property."""
+    """Return what is certain about a property."""
     for part in parts:
         listed = part.get("properties", {})
         patterns = part.get("patternProperties", ())

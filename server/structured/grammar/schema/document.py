@@ -31,7 +31,7 @@ class Document:
         self._root = schema
         self._what = what
         named = schema.get("$schema")
-        self._named = isinstance(named, str)  # else forms that only older drafts have are read as theirs
+        self._named = isinstance(named, str)  # otherwise, keywords that only older drafts have keep their meaning
         self.draft = OLD.get(named.rstrip("#"), NEWEST) if isinstance(named, str) else NEWEST
         self.doubtful = ""
         self.places: dict[str, str] = {}
@@ -42,7 +42,7 @@ class Document:
         self._waiting: list[tuple[str, Any]] = []
 
     def plain(self) -> dict[str, Any]:
-        """The plain form, with what is referred to below ``$defs``. Raises InvalidRequest that names the place."""
+        """Return the normalized schema, with referenced schemas in ``$defs``. Raises InvalidRequest."""
         try:
             return self._plain()
         except ValueError as error:  # urllib's
@@ -59,7 +59,7 @@ class Document:
         return {**plain, "$defs": defs} if defs else plain
 
     def _index(self, value: Any, base: str) -> None:
-        """Note the base of every schema, and what ids and anchors name."""
+        """Record the base URI of every schema and the targets of ids and anchors."""
         if not isinstance(value, dict):
             return
         base = self._identified(value, base)
@@ -85,7 +85,7 @@ class Document:
             self._doubt(isinstance(value, bool), place)
             return value if isinstance(value, bool) else True  # its draft does not know the keyword
         if self.draft <= 7 and isinstance(value.get("$ref"), str):
-            return {"$ref": self._reference(value, place)}  # what stands beside it has no meaning there
+            return {"$ref": self._reference(value, place)}  # its siblings are ignored there
         plain: dict[str, Any] = {}
         for key, given in value.items():
             self._keyword(plain, key, given, value, place)
@@ -140,7 +140,7 @@ class Document:
                 plain.setdefault("dependentSchemas", {})[name] = self._schema(needs, f"{place}.{name}")
 
     def _reference(self, schema: dict[str, Any], place: str) -> str:
-        """The local name of what a schema refers to."""
+        """Return the local name of a reference's target."""
         given, base = schema["$ref"], self._bases.get(id(schema), "")
         joined = base + given if given.startswith("#") else urljoin(base, given)
         target = self._resolved(joined, given, place)
@@ -148,7 +148,7 @@ class Document:
             return self._queued(target, given)
         if not isinstance(target, dict):
             raise self._refused(f"$ref '{given[:100]}' leads to no schema", place)
-        if id(target) not in self._bases:  # it stands where no schema is looked for
+        if id(target) not in self._bases:  # it is not in a schema position
             self._index(target, urldefrag(joined).url)
         if id(target) not in self._names:
             self._names[id(target)] = self._queued(target, given)
@@ -168,7 +168,7 @@ class Document:
         return InvalidRequest(f"{self._what}: {message}", place)
 
     def _resolved(self, uri: str, given: str, place: str) -> Any:
-        """What `uri` names; it came of `given`."""
+        """Return the target of `uri`, which `given` was resolved to."""
         resource, fragment = urldefrag(uri)
         if fragment and uri in self._targets:
             return self._targets[uri]
@@ -202,5 +202,5 @@ def _children(schema: Mapping[str, Any]) -> list[Any]:
 
 
 def unenforceable(keyword: str, place: str) -> InvalidRequest:
-    """The refusal of a keyword that means something here that no grammar can say."""
+    """Return the error for a keyword that applies but can't be expressed by a grammar."""
     return InvalidRequest(f"{place}: the keyword '{keyword}' cannot be enforced", place)

@@ -1,8 +1,8 @@
-"""The formats that JSON Schema Validation 2020-12 names in 7.3, as patterns of whole texts.
+"""The formats of JSON Schema Validation 2020-12, section 7.3, as patterns of whole texts.
 
-A pattern matches nothing that the format refuses. It may match less: a comment names what it leaves out. llguidance
-has laxer formats of its own, with February 29 in every year. A `format` that is not in `FORMATS` is an annotation, as
-the specification says.
+A pattern matches only valid values. It may match fewer; a comment names the omitted ones. llguidance's own formats
+are less strict, with February 29 in every year. A `format` that is not in `FORMATS` is an annotation, as the
+specification requires.
 """
 
 from collections.abc import Mapping

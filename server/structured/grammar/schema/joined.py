@@ -19,15 +19,15 @@ MAX_LOOKS = 100_000  # for all joined values of a document
 _Step = tuple[str, str | int | None]
 """A property by its name, an element by its place; None: those that are not listed."""
 _Value = frozenset[Any]
-"""What one value must match all of: schemas, by their ids, and alternatives, each a frozen set of such values."""
+"""All constraints on one value: schemas, by their ids, and alternatives, each a frozen set of such values."""
 
 
 class Joined:
-    """Of one plain document. ``definitions``: what references name, by the whole reference."""
+    """Finds combined schemas in a normalized document. ``definitions``: targets by the full reference."""
 
     def __init__(self, definitions: Mapping[str, Schema]) -> None:
         self._definitions = definitions
-        self._schemas: dict[int, dict[str, Any]] = {}  # kept, since what is found is known by their identity
+        self._schemas: dict[int, dict[str, Any]] = {}  # kept alive, since results use their ids
         self._multiples: dict[int, int] = {}
         self._values: dict[int, _Value] = {}
         self._inside: dict[tuple[_Value, _Step], _Value] = {}
@@ -56,14 +56,14 @@ class Joined:
                 left += self._below(value, at)
 
     def _below(self, value: _Value, place: str) -> Iterator[tuple[_Value, str]]:
-        """What is joined in the objects and arrays of a value."""
+        """Return the combinations in the properties and items of a value."""
         every = self._every(value)
         steps = dict.fromkeys(step for each in every for step in _steps(each))
         self._left -= len(every) * len(steps)
         if self._left < 0:
             said = f"more is joined here than can be looked through for {MAX_PATTERNS} patterns: use fewer of them"
             raise InvalidRequest(f"{place}: {said}", place)
-        if len(every) < 2:  # what stands alone is checked where it stands
+        if len(every) < 2:  # a single schema is checked on its own
             return
         for step in steps:
             kind, name = step
@@ -73,7 +73,7 @@ class Joined:
         if isinstance(schema, bool):
             return frozenset()
         if id(schema) not in self._values:
-            self._values[id(schema)] = frozenset()  # what refers to itself adds nothing
+            self._values[id(schema)] = frozenset()  # a self-reference adds nothing
             self._schemas[id(schema)] = schema
             parts = frozenset[Any]([id(schema)]).union(*map(self._value, self._together(schema)))
             ways = [frozenset(map(self._value, schema[key])) for key in ("anyOf", "oneOf") if key in schema]
@@ -81,7 +81,7 @@ class Joined:
         return self._values[id(schema)]
 
     def _at(self, value: _Value, step: _Step) -> _Value:
-        """What is joined one step into a value."""
+        """Return the combinations one step into a value."""
         key = value, step
         if key not in self._inside:
             found: set[Any] = set()
@@ -161,7 +161,7 @@ def _children(schema: dict[str, Any], step: _Step) -> Iterator[Schema]:
 
 
 def _n_own(schema: Mapping[str, Any]) -> int:
-    """Patterns that the schema itself names; a `format` is one."""
+    """Return the number of patterns in the schema itself; a `format` counts as one."""
     return ("pattern" in schema) + (schema.get("format") in FORMATS)
 
 
@@ -182,7 +182,9 @@ def _common(one: int, other: int) -> int:
 
 
 def _remainders(number: float) -> int:
-    """Of a multiple's digits, but for powers of two and five: these are the last digits'."""
+    """Return the number of remainders for a multiple's digits, except powers of two and five, which only affect the
+    last digits.
+    """
     if not isfinite(number):
         return 1
     digits = Fraction(str(number)).numerator

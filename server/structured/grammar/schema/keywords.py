@@ -1,6 +1,5 @@
-"""The keywords of JSON Schema that say what an instance must be, and what their values look like.
-
-JSON Schema Core and Validation, draft 4 to 2020-12. Everything else is an annotation.
+"""The JSON Schema keywords that constrain an instance, and the form of their values. JSON Schema Core and Validation,
+draft 4 to 2020-12. Everything else is an annotation.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,7 +17,7 @@ SINGLE = frozenset(
 LISTS = frozenset(["allOf", "anyOf", "oneOf", "prefixItems"])
 MAPS = frozenset(["dependentSchemas", "patternProperties", "properties"])
 DEFINITIONS = ("$defs", "definitions")
-REFUSED = ("$dynamicRef", "$recursiveRef")  # their target depends on who refers to it
+REFUSED = ("$dynamicRef", "$recursiveRef")  # their target depends on the referrer
 
 
 def kind_of(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""Regular expressions without look-around: everything but some strings, and what patterns with look-ahead say."""
+"""Operations on regular expressions without look-around: complements of word lists, and patterns with look-ahead."""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -35,8 +35,11 @@ def without_prefix(words: Iterable[str]) -> str:
 
 
 def split_look_aheads(pattern: str, complements: Complements) -> list[str] | None:
-    """Of a pattern that begins with look-aheads, ``^(?!x)``, ``^((?=x)`` or ``(?!^x)``: patterns without any that match
-    together what it matches, or less. None for every other pattern, and where one of them can't be said.
+    """Split a pattern that starts with look-aheads, such as ``^(?!x)``, ``^((?=x)`` or ``(?!^x)``, into patterns
+    without look-ahead.
+
+    A text that matches all of them matches the pattern. None for every other pattern, and if a look-ahead can't be
+    expressed.
     """
     if len(pattern) > MAX_PATTERN:
         return None
@@ -57,7 +60,7 @@ def split_look_aheads(pattern: str, complements: Complements) -> list[str] | Non
 
 
 def _said_by(sign: str, inside: str, complements: Complements, *, anchored: bool) -> str | None:
-    """A pattern that says what a look-ahead says; "" where that is nothing."""
+    """Return a pattern for a look-ahead; "" if it has no effect."""
     if _has_look_around(inside):
         return None
     if sign == "=":
@@ -67,7 +70,7 @@ def _said_by(sign: str, inside: str, complements: Complements, *, anchored: bool
         return without_prefix(words) if max(map(len, words)) <= MAX_WORD else None
     if not anchored and not inside.startswith("^"):
         return None
-    # Without an anchor it is less than could be said: behind its beginning, the text would match whatever `inside` is.
+    # Without an anchor this is stricter than necessary: a later position could satisfy the look-ahead.
     return complements.of(f"^(?:{inside})" if anchored else inside) or None
 
 
@@ -103,8 +106,8 @@ def _syntax(pattern: str, at: int) -> Iterator[tuple[int, str]]:
 
 
 def _concerns_all(pattern: str, at: int, level: int) -> bool:
-    """Whether what stands before `at`, in as many groups, concerns the whole pattern: no ``|`` stands beside it, and
-    none of the groups is repeated.
+    """Return whether the look-aheads before `at` apply to the whole pattern: there is no ``|`` next to them, and none
+    of these groups repeats.
     """
     lowest = level
     for place, char in _syntax(pattern, at):
@@ -169,7 +172,9 @@ def _tree(words: Iterable[str]) -> _Tree:
 
 
 def _all_but(node: _Tree, *, prefixes: bool) -> str:
-    """What may follow here. With `prefixes` nothing may follow a word, else what isn't a word's end."""
+    """Return a pattern for what may follow. With `prefixes`, nothing may follow a word; otherwise only a word's end is
+    excluded.
+    """
     chars = sorted(key for key in node if key != _END)
     ends = _END in node
     if not chars:

@@ -1,7 +1,7 @@
-"""What a schema refuses, as a schema: for `not`, `if` and `oneOf`.
+"""The negation of a schema as a schema, for `not`, `if` and `oneOf`.
 
-Where that can't be said in full, less is said: everything that matches the negation is refused by the schema, but the
-negation of a keyword that has none here (`format`, `items`, ...) is missing.
+If it can't be expressed in full, it is stricter: everything that matches the negation is invalid for the schema, but
+the negation of a keyword that has none here (`format`, `items`, ...) is missing.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,7 +19,7 @@ _APART = ("array", "boolean", "null", "number", "object", "string")  # every val
 
 
 class Negations:
-    """Of the schemas of one document. ``definitions``: what references name, by the whole reference."""
+    """Negates schemas of one document. ``definitions``: targets of references, by the full reference."""
 
     def __init__(self, definitions: Mapping[str, Schema], complements: Complements) -> None:
         self._definitions = definitions
@@ -50,7 +50,7 @@ class Negations:
 
 
 def _n_parts(value: Any) -> int:
-    """What the values of an `enum` and the names in `required` count: each becomes a schema, or is spelled out."""
+    """Return the number of values in `enum` and names in `required`, because each becomes a schema."""
     if not isinstance(value, list):
         return 0
     return len(value) // 10 + sum(len(each) for each in value if isinstance(each, str)) // 100
@@ -65,7 +65,7 @@ def any_of(schemas: list[Schema]) -> Schema:
 
 
 def other_types(types: list[str]) -> Schema:
-    """Values of none of these types. Of numbers that are no integers nothing is said."""
+    """Return a schema for values of none of these types. Numbers that are not integers are not included."""
     excluded = {"number" if name == "integer" else name for name in types}
     rest = [name for name in _APART if name not in excluded]
     return {"type": rest} if rest else False

@@ -1,7 +1,7 @@
-"""Whether a schema is of those that compile in time that only grows with their size, so that no sandbox is needed.
+"""Detects schemas that compile in linear time, so that they need no sandbox.
 
-Such a schema joins nothing: each value is described in one place, by names, lists, lengths and references. The keywords
-whose cost has no such bound are joined schemas, patterns, large counts and whatever is not named here.
+Such a schema combines nothing: one position describes each value, by names, lists, lengths and references. Combined
+schemas, patterns, large counts and unknown keywords have no such bound.
 """
 
 from collections.abc import Iterator
@@ -17,12 +17,12 @@ _SAYS_NOTHING = frozenset(
 _VALUES = frozenset(["type", "required", "enum", "const", "minimum", "maximum"])
 _COUNTS = frozenset(["minLength", "maxLength", "minItems", "maxItems"])
 _MAPS = frozenset(["properties", "$defs", "definitions"])
-_ALONE = frozenset(["$ref", "anyOf"])  # beside others they join schemas
+_ALONE = frozenset(["$ref", "anyOf"])  # with siblings, they combine schemas
 _SCHEMAS = frozenset(["items", "additionalProperties"])
 
 
 def is_plain(schema: object) -> bool:
-    """Whether `schema` is such a one."""
+    """Return whether `schema` compiles in linear time."""
     left, n_values, n_chars = [schema], 0, 0
     while left:
         each = left.pop()
@@ -63,7 +63,7 @@ def _schemas_in(schema: dict[str, Any]) -> Iterator[Any]:
 
 
 def _data(schema: dict[str, Any]) -> Iterator[Any]:
-    """The names and values that a schema lists, and itself."""
+    """Return the names and values in a schema, and the schema itself."""
     yield None
     for key, value in schema.items():
         if key in _MAPS and isinstance(value, dict):

@@ -1,7 +1,7 @@
-"""Keywords that llguidance does not have, in those that it has.
+"""Rewrites keywords that llguidance lacks with those that it supports.
 
-What comes out matches nothing that the schema refuses. It may match less than the schema allows where a negation can
-only be named in part (`negation`); where nothing would be left, the keyword is refused, with its place.
+The result accepts only valid values. It may reject valid ones if a negation can only be expressed in part
+(`negation`); if nothing would remain, the keyword is rejected with its position.
 """
 
 import math
@@ -26,10 +26,10 @@ MAX_ALTERNATIVES = 64  # that one keyword may become
 _NO_MORE = {"additionalProperties": False}
 
 
-_EXACT = 2**53 - 2  # up to here each integer, and the one behind it, is a double
+_EXACT = 2**53 - 2  # up to here each integer and its successor is a double
 _CLOSE = 2.0**-24
-"""So far an exclusive bound is moved inwards where a fraction bounds the other side, within 1: else llguidance has it
-included.
+"""An exclusive bound moves inwards by this much if the other bound is a fraction within 1, because llguidance would
+include it.
 """
 _BOUNDS = (
     ("minimum", "minimum", math.inf),
@@ -170,7 +170,7 @@ class Rewriter:
         self.narrowed = self.narrowed or f"{place}: the keyword 'minProperties'"
         least, most = own.pop("minProperties", 0) - n_required, own.pop("maxProperties", None)
         if most is not None and not own.get("patternProperties"):
-            own.setdefault("additionalProperties", False)  # as everywhere else, but also where schemas are joined
+            own.setdefault("additionalProperties", False)  # as elsewhere, but also for combined schemas
         closed = own.get("additionalProperties") is False and not own.get("patternProperties")
         more: list[Schema] = []
         if least == 1:
@@ -186,7 +186,7 @@ class Rewriter:
         return more
 
     def _unevaluated(self, own: dict[str, Any], place: str) -> list[Schema]:
-        """Without anything in place, unevaluated is what is additional."""
+        """Without applicators in place, unevaluated equals additional."""
         in_place = {"$ref", "allOf", "anyOf", "oneOf", "if", "not", "dependentSchemas"} & own.keys()
         for key, additional in (("unevaluatedProperties", "additionalProperties"), ("unevaluatedItems", "items")):
             value = own.pop(key, None)
@@ -306,7 +306,7 @@ def _is_double(value: int) -> bool:
 
 
 def _next_double(value: float, towards: float, *, strict: bool) -> float:
-    """The nearest double that is not on the other side of a number, nor with `strict` the number itself."""
+    """Return the nearest double that does not cross a number, or that differs from it if `strict`."""
     try:
         found = float(value)
     except OverflowError:

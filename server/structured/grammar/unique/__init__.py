@@ -1,4 +1,3 @@
-"""``uniqueItems``, which no grammar can say.
-
-`items` is the constraint; it follows where in the output it is (`cursor`), and what the schema wants there (`places`).
+"""``uniqueItems``, which a grammar can't express. `items` is the constraint; `cursor` tracks the position in the
+output, and `places` the schemas that apply there.
 """

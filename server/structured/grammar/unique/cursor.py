@@ -52,7 +52,7 @@ class Cursor:
         self._frames: tuple[_Frame, ...] = ()
         self._place = places.root  # of the next value
         self._raw, self._text = bytearray(), bytearray()
-        self._piece, self._more = b"", bytearray()  # what is being read, as written and canonical
+        self._piece, self._more = b"", bytearray()  # the current value, as written and canonical
         self._ended = -1  # bytes of `_piece` before the end of an item whose dead prefixes are not known yet
         self._key = 0  # where the current or last key begins in the canonical text
         self._in_key = self._in_string = self._escaped = self._in_scalar = False
@@ -282,7 +282,7 @@ def _prefixes(raw: bytes) -> tuple[bytes, list[tuple[int, int, bool, bool]]]:
 
 
 def _repeats(begun: bytes, byte: int, seen: frozenset[Hashable], dead: tuple[bytes, ...]) -> bool:
-    """Whether an item that begins with `begun` and goes on with `byte` can only be one of `seen`."""
+    """Return whether an item with the prefix `begun` followed by `byte` can only become one of `seen`."""
     longer = begun + bytes([byte])
     if dead and longer.startswith(dead):
         return True
@@ -297,7 +297,9 @@ def _repeats(begun: bytes, byte: int, seen: frozenset[Hashable], dead: tuple[byt
 
 
 def _value(text: bytes) -> Hashable:
-    """Equal for equal JSON values (1 and 1.0 are, 1 and true are not). Beyond some hundred levels the text itself."""
+    """Return equal objects for equal JSON values (1 and 1.0 are equal, 1 and true are not). Beyond some hundred levels,
+    return the text itself.
+    """
     try:
         return _hashable(json.loads(text, parse_int=_integer))
     except RecursionError:

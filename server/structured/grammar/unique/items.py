@@ -66,7 +66,7 @@ class UniqueItems(MatcherConstraint):
     def over(
         cls, base: MatcherConstraint, places: UniquePlaces, item_ends: ItemEnds, state: llguidance.LLMatcher
     ) -> "UniqueItems":
-        """Return the constraint at the beginning of the output."""
+        """Return the constraint at the start of the output."""
         return cls(base, Cursor(places), item_ends, state)
 
     @contained
@@ -102,7 +102,7 @@ class UniqueItems(MatcherConstraint):
         return self._item_ends.quotes if self._cursor.in_string else self._item_ends.ending
 
     def masked_by(self) -> None:
-        """Return nothing: what the matcher allows is not all that counts."""
+        """Return nothing: the matcher alone does not determine the mask."""
 
     @contained
     def accept(self, token: int) -> None:

@@ -1,7 +1,7 @@
-"""Where a JSON Schema wants the items of an array to be unique, followed from value to value.
+"""Finds where a JSON Schema requires unique items, and follows it from value to value.
 
-At each place in a document the schemas that may concern it are known, more of them rather than fewer: of alternatives
-all, of patterns of property names those that don't match, too. So an array is held unique where one of them says so.
+At each position, the schemas that may apply are known, rather too many than too few: all alternatives, and patterns
+of property names even if they don't match. So an array is unique if any of them requires it.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -15,9 +15,8 @@ Place: TypeAlias = tuple[int, ...]
 
 
 class UniquePlaces:
-    """The places of one rewritten schema. Only caches change, so that forks share it.
-
-    ``document``: the schema. ``first``: the first such place, in words.
+    """The positions of one rewritten schema. ``document``: the schema. ``first``: the first such position, as text.
+    Only caches change, so forks share it.
     """
 
     def __init__(self, root: Mapping[str, Any], first: str) -> None:

@@ -58,7 +58,7 @@ def _schemas(document: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 
 
 def _conjuncts(schema: Any, document: Mapping[str, Any], depth: int) -> Iterator[Mapping[str, Any]]:
-    """The schemas that a value of `schema` must all match, itself first."""
+    """Return the schemas that a value of `schema` must all match, itself first."""
     if not isinstance(schema, dict) or depth > _IN_PLACE_DEPTH:
         return
     yield schema
