@@ -1,13 +1,13 @@
-"""Wire formats, in and out: a body becomes engine requests, engine events become a reply or ready SSE bytes.
+"""API dialects: a dialect parses a body to engine requests, and converts engine events to a response or to SSE bytes.
 
-Nothing here knows HTTP or a web framework; `server.routes` joins a format to a path. One folder each: `chat`,
-`completions`, `messages` (Anthropic), `responses`, `native` (llama-server's own), `ollama`, `transcriptions`,
-`vectors` (embeddings, rerank). In each `read` checks the body and makes the `Generation`, `write` makes the reply of
-its events; docs/adding.md walks through a new one.
-Beside them what they share. Of bodies: `fields` (types and messages), `generation`, and in it `sampling`, `logit_bias`,
-`adapters`, `constraints` (what the output must match); `thinking`; `tools` with ``tool_choice``, `custom_tools`
-(OpenAI's); `media` (where pictures and sounds are); `warnings` (what is left out). Of replies: `common`, `verbose`.
+This package knows neither HTTP nor a web framework; `server.routes` binds a dialect to a path. Each dialect has a
+folder: `chat`, `completions`, `messages` (Anthropic), `responses`, `native` (llama-server's own), `ollama`,
+`transcriptions`, `vectors` (embeddings, rerank). Its `read` validates the body and returns the `Generation`; its
+`write` converts the events. docs/adding.md adds a dialect step by step.
 
-Fields that no format knows are ignored, as llama-server does, and named in a header; a known field with a wrong type
-or value is an `InvalidRequest` that names it; ``null`` is the same as absent.
+Shared modules for requests: `fields` (types and messages), `generation` with `sampling`, `logit_bias`, `adapters`
+and `constraints` (the response format); `thinking`; `tools` with ``tool_choice``, `custom_tools` (OpenAI's); `media`
+(images and audio); `warnings` (fields without effect). For responses: `common`, `verbose`. Unknown fields are
+ignored, as in llama-server, and listed in a header. A known field with a wrong type or value is an `InvalidRequest`
+that names it. ``null`` is the same as absent.
 """

@@ -1,8 +1,8 @@
-"""LoRA adapters: ``lora`` of one request, and ``/lora-adapters`` for all (llama.cpp tools/server/server-common.cpp,
-parse_lora_request; server-task.cpp, server_task_result_get_lora).
+"""LoRA adapters: ``lora`` of one request, and ``/lora-adapters`` for all requests (llama.cpp
+tools/server/server-common.cpp, parse_lora_request; server-task.cpp, server_task_result_get_lora).
 
-A list of ``{"id", "scale"}``; adapters that it does not name are off. In a request an empty list leaves what is set
-for all. llama-server ignores ids that it does not have; here they are errors.
+Both take a list of ``{"id", "scale"}``; adapters that it does not name are off. In a request, an empty list keeps
+the scales that are set for all requests. llama-server ignores unknown ids; here they are errors.
 """
 
 from collections.abc import Sequence
@@ -17,12 +17,13 @@ from server.vocab import Vocab
 
 MAX_ADAPTERS = 1024
 MAX_SCALE = 100.0
-"""Adapters are made for scales around 1. At a hundred thousand the demo's computes no numbers, and whoever shares its
-cells loses time (`server.engine.step.faults`)."""
+"""Adapters are trained for scales around 1. At a hundred thousand the demo model's logits are not finite, which delays
+sequences that share its batch (`server.engine.step.faults`).
+"""
 
 
 def read_adapters(value: object) -> Adapters:
-    """(id, scale) pairs as they were given. Raises ValueError that says what is wrong."""
+    """Return (id, scale) pairs. Raises ValueError with the reason."""
     if not isinstance(value, list):
         raise ValueError("Error: 'lora' must be an array of objects with 'id' and 'scale' fields")
     if len(value) > MAX_ADAPTERS:
@@ -45,7 +46,9 @@ def _pair(index: int, entry: object) -> tuple[int, float]:
 
 
 def request_adapters(given: Adapters | None, model: LoadedModel) -> Adapters | None:
-    """What the engine gets: None = as it is set for all requests. Raises `InvalidRequest` for an unknown id."""
+    """Return the engine's adapter scales: None = the scales set for all requests. Raises `InvalidRequest` for an
+    unknown id.
+    """
     if not given:
         return None
     fault = _unknown(given, model.engine.adapters)
@@ -55,7 +58,7 @@ def request_adapters(given: Adapters | None, model: LoadedModel) -> Adapters | N
 
 
 def read_scales(body: object, loaded: Sequence[Adapter]) -> Adapters:
-    """The set that ``POST /lora-adapters`` asks for. Raises `InvalidRequest`."""
+    """Parse the body of ``POST /lora-adapters``. Raises `InvalidRequest`."""
     if not isinstance(body, list):
         raise InvalidRequest("Request body must be an array")
     try:
@@ -69,7 +72,7 @@ def read_scales(body: object, loaded: Sequence[Adapter]) -> Adapters:
 
 
 def adapter_objects(loaded: Sequence[Adapter], vocab: Vocab) -> list[Json]:
-    """What ``GET /lora-adapters`` shows; the invocation only of those that have one."""
+    """Return the reply of ``GET /lora-adapters``. Only adapters with an invocation string have that field."""
     return [_object(adapter, vocab) for adapter in loaded]
 
 

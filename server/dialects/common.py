@@ -15,7 +15,7 @@ from server import __version__
 from server.engine.request import Finished, FinishReason, Progress, Timings, TokenLogprob
 
 LLAMA_CPP = "b11312-0c1e57098"
-"""The build and commit that llama-cpp-python 0.3.36 is made of, as llama-server names itself."""
+"""llama.cpp's build and commit in llama-cpp-python 0.3.36, in llama-server's format."""
 FINGERPRINT = f"{LLAMA_CPP}-llamapool-{__version__}"
 DONE = b"data: [DONE]\n\n"
 CONTEXT_EXCEEDED = "context_length_exceeded"
@@ -32,11 +32,11 @@ _CODES = {
     501: "not_supported",
     503: "service_unavailable",
 }
-"""OpenAI's code for a status, unless the error says more."""
+"""OpenAI's code for a status, unless the error has its own."""
 _UNVERSIONED = ("/chat/completions", "/chat/completions/input_tokens", "/responses", "/audio/transcriptions")
 _ALPHABET = (string.digits + string.ascii_letters).encode()
 _TO_ALPHABET = bytes(_ALPHABET[i % len(_ALPHABET)] for i in range(256))
-_LOWEST_FLOAT = -3.4028234663852886e38  # what llama-server writes for log 0, since JSON has no -inf
+_LOWEST_FLOAT = -3.4028234663852886e38  # llama-server's value for log 0, because JSON has no -inf
 
 Json = dict[str, Any]
 
@@ -48,7 +48,7 @@ def random_id() -> str:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What every chunk and reply of one request repeats."""
+    """The fields that every chunk and response of one request repeats."""
 
     model: str
     id: str = field(default_factory=lambda: f"chatcmpl-{random_id()}")
@@ -126,9 +126,9 @@ def of_text(tokens: Iterable[TokenLogprob]) -> list[TokenLogprob]:
 
 
 def probabilities(tokens: Iterable[TokenLogprob], *, after_sampling: bool = False) -> list[Json]:
-    """An entry per token: its logarithm and those of the best, or plain numbers when they are `after_sampling`.
+    """Return an entry per token: its log probability and the top ones, or plain probabilities if `after_sampling`.
 
-    Of those, none is 0: what the samplers left out is no alternative.
+    The latter exclude zeros: a token that the samplers removed is no alternative.
     """
     if after_sampling:
         return [
@@ -141,7 +141,7 @@ def probabilities(tokens: Iterable[TokenLogprob], *, after_sampling: bool = Fals
 
 
 def _mask(token: TokenLogprob) -> Json:
-    """What a constraint forbade here, for who asked for it (``n_forbidden``)."""
+    """Return the tokens that a constraint forbade here, if the request has ``n_forbidden``."""
     if token.mask is None:
         return {}
     forbidden = [_logprob(one) for one in token.mask.forbidden]
@@ -161,10 +161,9 @@ def _token(token: TokenLogprob) -> Json:
 
 
 def shown_piece(piece: bytes) -> str:
-    """A token's bytes as text: a character cut off at the end is left out, other invalid bytes become U+FFFD.
+    """Decode a token's bytes: an incomplete character at the end is dropped, and other invalid bytes become U+FFFD.
 
-    What is cut off is llama-server's notion (server-common.cpp, validate_utf8): by the lead byte, also one that no
-    character has.
+    Incomplete as in llama-server (server-common.cpp, validate_utf8): by the lead byte, even of an invalid character.
     """
     for n in range(1, min(4, len(piece)) + 1):
         lead = piece[-n]
@@ -218,5 +217,5 @@ def typed_event(body: Json) -> bytes:
 
 
 def members(body: Json) -> bytes:
-    """The members of an object, to be put behind others in a ready-made one: ``,"a":1,"b":2``."""
+    """Return an object's members for appending to a serialized object: ``,"a":1,"b":2``."""
     return b"," + orjson.dumps(body)[1:-1] if body else b""

@@ -1,11 +1,10 @@
-"""What the output must match: ``response_format``, ``json_schema``, ``grammar`` and vLLM's fields, of which one may.
+"""The response format: ``response_format``, ``json_schema``, ``grammar`` or one of vLLM's fields, at most one of them.
 
-llama-server's rules (tools/server/server-common.cpp, oaicompat_chat_params_parse): an absent or empty schema
-means any object; json_schema and grammar exclude each other. vLLM's are ``guided_json`` and its relatives, and
-``structured_outputs``, which holds one; a grammar there is GBNF where it has ``::=``, else Lark.
-
-A grammar may wait (``grammar_lazy``, ``grammar_triggers``, ``preserved_tokens``): fields and errors are llama-server's
-(tools/server/server-schema.cpp, server_grammar_trigger): tokens (0), words (1), patterns that are looked for (2) and
+llama-server's rules apply (tools/server/server-common.cpp, oaicompat_chat_params_parse): an absent or empty schema
+means any object; json_schema and grammar exclude each other. vLLM's fields are ``guided_json`` and its relatives,
+and ``structured_outputs``; a grammar there is GBNF if it contains ``::=``, else Lark. A grammar may have triggers
+(``grammar_lazy``, ``grammar_triggers``, ``preserved_tokens``), with llama-server's fields and errors
+(tools/server/server-schema.cpp, server_grammar_trigger): tokens (0), words (1), patterns to search for (2) and
 patterns of the whole text so far (3).
 """
 
@@ -26,7 +25,7 @@ MAX_CHARS = 256
 
 
 class LazyFields(Body):
-    """Whether a grammar waits, what for, and the control tokens whose text is shown."""
+    """Whether a grammar has triggers, the triggers, and the control tokens that appear as text."""
 
     grammar_lazy: bool | None = None
     grammar_triggers: Any = None
@@ -34,7 +33,7 @@ class LazyFields(Body):
 
     @property
     def lazy(self) -> Lazy | None:
-        """What a grammar waits for; None for one that holds from the first token on."""
+        """Return the grammar's triggers; None for one that applies from the first token."""
         return Lazy(self.grammar_triggers or (), self.preserved_tokens or ()) if self.grammar_lazy else None
 
     @field_validator("grammar_triggers")
@@ -77,11 +76,11 @@ def _trigger(given: object, number: int) -> Mapping[str, Any]:
 
 GuidedKind = Literal["json", "regex", "choice", "grammar", "json_object"]
 _KINDS: tuple[GuidedKind, ...] = ("json", "regex", "choice", "grammar", "json_object")
-_HOW = ("disable_fallback", "backend", "_backend", "_backend_was_auto")  # of no effect on what may come
+_HOW = ("disable_fallback", "backend", "_backend", "_backend_was_auto")  # no effect on the output
 
 
 class GuidedFields(Body):
-    """What the output must match, in vLLM's words."""
+    """vLLM's response format fields."""
 
     guided_json: Any = None
     guided_regex: Any = None
@@ -93,7 +92,7 @@ class GuidedFields(Body):
 
 
 def guide(fields: GuidedFields) -> ResponseFormat | None:
-    """The shape that a request asks for. Raises `InvalidRequest` for several, naming two, and for what can't be one."""
+    """Return the requested response format. Raises `InvalidRequest` for several, naming two, and for an invalid one."""
     if fields.guided_whitespace_pattern is not None:
         raise InvalidRequest(
             "guided_whitespace_pattern: is not supported, white space is the model's", "guided_whitespace_pattern"
@@ -121,7 +120,7 @@ def _shape(field: str, kind: GuidedKind, value: Any) -> ResponseFormat:
 
 
 def _is(value: object) -> bool:
-    """Whether a field is given; false stands for a json_object that is not wanted."""
+    """Return whether a field is set; false means that no json_object is requested."""
     return value is not None and value is not False
 
 
@@ -162,7 +161,7 @@ def _checked(field: str, kind: GuidedKind, value: Any) -> Any:
 
 
 def _guided_schema(field: str, value: Any) -> Any:
-    """A JSON Schema, which may come as text."""
+    """Return a JSON Schema, which may be a string."""
     if isinstance(value, str):
         try:
             value = json.loads(value)
@@ -174,7 +173,7 @@ def _guided_schema(field: str, value: Any) -> Any:
 
 
 class ConstraintFields(GuidedFields, LazyFields):
-    """What the output must match."""
+    """The response format fields."""
 
     response_format: dict[str, Any] | None = None
     json_schema: Any = None
@@ -191,10 +190,10 @@ class ConstraintFields(GuidedFields, LazyFields):
 def read_shape(
     fields: ConstraintFields, form: dict[str, Any] | None = None, *, at: str = "response_format", flat: bool = False
 ) -> ResponseFormat | None:
-    """What the output must match; None where nothing is asked for.
+    """Return the response format; None if there is none.
 
-    `form`, which stands at `at`, is what a wire format has in place of ``response_format``; in a `flat` one the schema
-    stands beside its name. Raises `InvalidRequest`.
+    `form` at `at` is the dialect's equivalent of ``response_format``; if `flat`, its schema is next to its name.
+    Raises `InvalidRequest`.
     """
     form = fields.response_format if form is None else form
     shape = _format_shape(form, at, flat=flat)
@@ -218,7 +217,7 @@ def read_shape(
 
 
 def _format_shape(given: dict[str, Any] | None, at: str, *, flat: bool) -> ResponseFormat | None:
-    """Of ``response_format``, or what a wire format has in place of it. A schema may always stand beside its type."""
+    """Parse ``response_format`` or a dialect's equivalent. The schema may be next to the type."""
     if not given:
         return None
     kind = given.get("type")

@@ -1,8 +1,8 @@
-"""OpenAI's custom tools, in chat and Responses: a text instead of arguments, which a grammar may describe.
+"""OpenAI's custom tools, in chat and Responses: one text instead of JSON arguments, which a grammar may constrain.
 
-The model sees a function of one text. Its grammar (Lark or a regex) is shown to it and always enforced, or refused: no
-call reaches a client that its grammar does not match (but for one that a limit cut off). The text is given on as it
-comes out of the function's arguments, ``{"input": "..."}``, without its escapes.
+The model sees a function with one string parameter. The grammar (Lark or a regex) is in its description and is
+always enforced or rejected: no call that violates it reaches a client, except one that a token limit cut off. The
+text is decoded from the function's arguments, ``{"input": "..."}``, as they are generated.
 """
 
 import json
@@ -94,7 +94,7 @@ _WHOLE = re.compile(
 
 
 class CustomInput:
-    """Feed it the arguments' text. ``text``: what the input is so far."""
+    """Decodes the arguments' text. ``text``: the input so far."""
 
     __slots__ = ("_begun", "_closed", "_held", "_texts")
 
@@ -110,7 +110,7 @@ class CustomInput:
         return "".join(self._texts)
 
     def feed(self, arguments: str) -> str:
-        """More of the arguments; what more that is of the input."""
+        """Add more of the arguments; return the added part of the input."""
         if self._closed:
             return ""
         self._held += arguments

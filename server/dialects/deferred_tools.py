@@ -1,7 +1,8 @@
-"""Tools that a conversation introduces after its beginning: the prompt before that place stays the same, and cached.
+"""Tools that a conversation introduces after its start, so that the prompt before them stays unchanged and cached.
 
-A tool that a search found or a client added is defined in the message that introduces it, the way Claude's models are
-shown one, and templates get only the tools of the request. It may be called from then on and is constrained alike.
+A tool that a search found or a client added is defined in the message that introduces it, in the format of Claude's
+models, and templates only get the request's initial tools. From then on it may be called and is constrained like the
+others.
 """
 
 from collections.abc import Mapping, Sequence
@@ -32,9 +33,9 @@ class DeferredTools:
     def with_offered(self, offered: Sequence[Tool], required: str = "") -> tuple[Tool, ...]:
         """Return the `offered` tools and the introduced ones, which are deferred.
 
-        Templates say how to call tools, so nothing is deferred where no tool is offered, or where the client requires a
-        call of a waiting tool, named by `required`. A tool that is introduced with another definition than it was
-        offered with replaces that one.
+        Templates explain how to call tools, so nothing is deferred if no tool is offered, or if the client requires
+        a call of a waiting tool, named by `required`. An introduced definition replaces an offered one of the same
+        name.
         """
         forced = {required: self.waiting[required]} if required in self.waiting else {}
         added = {**forced, **self.introduced}

@@ -1,8 +1,8 @@
-"""Field types of request bodies, and what is wrong with one as an `InvalidRequest` that names it.
+"""Field types of request bodies. A validation error is an `InvalidRequest` that names the field.
 
-Messages are llama-server's (tools/server/server-schema.cpp, handle_with_catch): ``Field 'top_k': type must be number,
-but is string``. Its numbers have limits of two kinds: soft ones, which values are brought into (`clamped`), and hard
-ones, which are errors (`within`).
+Messages are llama-server's (tools/server/server-schema.cpp, handle_with_catch): ``Field 'top_k': type must be
+number, but is string``. Its numeric limits are of two kinds: soft limits clamp the value (`clamped`), hard limits
+are errors (`within`).
 """
 
 import json
@@ -99,7 +99,7 @@ def field_error(name: str, reason: str) -> InvalidRequest:
 
 
 def _first_fault(error: ValidationError, body: object) -> InvalidRequest:
-    """Of a field with several types, what each of them says."""
+    """Return the errors of all types of a field with several types."""
     faults = error.errors(include_url=False, include_context=False)
     path = _path(faults[0], body)
     reasons = [_reason(fault["type"], fault["msg"], fault["input"]) for fault in faults if _path(fault, body) == path]
@@ -108,7 +108,7 @@ def _first_fault(error: ValidationError, body: object) -> InvalidRequest:
 
 
 def _path(fault: ErrorDetails, body: object) -> str:
-    """Where a fault is: pydantic names the type that it tried behind a field that may have several."""
+    """Return the path of an error: pydantic appends the type that it tried to a field with several types."""
     found: list[str] = []
     for part in fault["loc"]:
         missing = fault["type"] == "missing" and part == fault["loc"][-1]
@@ -151,7 +151,7 @@ def json_type(value: object) -> str:
 
 
 def json_kind(value: object) -> str:
-    """What JSON calls the type of `value`, with its article."""
+    """Return the JSON type of `value` with its article."""
     name = json_type(value)
     if name == "null":
         return name
@@ -164,28 +164,28 @@ def wrong_type(path: str, wanted: str, value: object) -> InvalidRequest:
 
 
 def as_object(value: object, path: str) -> dict[str, Any]:
-    """What stands at `path`, an object. Raises `InvalidRequest`, as the next ones do."""
+    """Return the object at `path`. Raises `InvalidRequest`, as the next functions do."""
     if not isinstance(value, dict):
         raise wrong_type(path, "an object", value)
     return value
 
 
 def as_array(value: object, path: str) -> list[Any]:
-    """What stands at `path`, an array."""
+    """Return the array at `path`."""
     if not isinstance(value, list):
         raise wrong_type(path, "an array", value)
     return value
 
 
 def objects_in(value: object, path: str) -> Iterator[tuple[dict[str, Any], str]]:
-    """Each object of the array at `path`, and where it stands."""
+    """Yield each object of the array at `path`, and its path."""
     for index, entry in enumerate(as_array(value, path)):
         where = f"{path}.{index}"
         yield as_object(entry, where), where
 
 
 def as_string(value: object, path: str) -> str:
-    """What stands at `path`, a string."""
+    """Return the string at `path`."""
     if not isinstance(value, str):
         raise wrong_type(path, "a string", value)
     return value
@@ -202,7 +202,7 @@ def text_of(given: Mapping[str, Any], key: str, path: str) -> str:
 
 
 def json_text(value: object) -> str:
-    """`value` as JSON text, however deeply it nests: what can be read may be deeper than what orjson can write."""
+    """Return `value` as JSON text at any depth: parsed JSON may be deeper than orjson can write."""
     try:
         return orjson.dumps(value).decode()
     except orjson.JSONEncodeError:
@@ -210,7 +210,7 @@ def json_text(value: object) -> str:
 
 
 def _deep_text(value: object) -> Iterator[str]:
-    waiting: list[tuple[str, object]] = [("", value)]  # what stands in front of a value, and the value
+    waiting: list[tuple[str, object]] = [("", value)]  # the text before a value, and the value
     end = object()
     while waiting:
         opening, each = waiting.pop()

@@ -1,4 +1,6 @@
-"""What wire formats that generate share beside sampling: limits, stops, streaming, cache; one engine `Request`."""
+"""Fields that all generating dialects share besides sampling (limits, stop strings, streaming, cache), and the engine's
+`Request`.
+"""
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
@@ -29,13 +31,14 @@ MAX_STOP_CHARS = 1024
 MAX_TOP_LOGPROBS = 20
 """Most alternatives per token of OpenAI's Responses."""
 MAX_PROBS = 1000
-"""Most alternatives per token of ``n_probs``, and of ``logprobs`` and ``top_logprobs``, the same to llama-server. There
-is no limit in it; a thousand are 60 kB a token."""
+"""Maximum alternatives per token of ``n_probs``, ``logprobs`` and ``top_logprobs``, which are the same to llama-server.
+llama-server has no limit; a thousand are 60 kB per token.
+"""
 FEW_PROBS = 20
 MOST_FORBIDDEN = 50
 """Of a constraint, for each token."""
 MAX_CLOSING_CHARS = 4096
-"""Of the message that ends thoughts whose budget is spent; all of it counts as output."""
+"""Maximum length of the message that ends reasoning at its budget; it counts as output."""
 MAX_ALTERNATIVES = 400_000
 """Most in one reply with more than `FEW_PROBS` per token: about 40 MB."""
 
@@ -126,7 +129,7 @@ class GenerationFields(EndFields, ServingFields, SamplingFields, ConstraintField
 
     @property
     def end_user(self) -> str:
-        """Whom the client says that it asks for; anything but a text says nothing."""
+        """Return the client's user id; ignored unless it is a string."""
         given = (name for name in (self.safety_identifier, self.user) if isinstance(name, str))
         return next(given, "")
 
@@ -142,7 +145,7 @@ class GenerationFields(EndFields, ServingFields, SamplingFields, ConstraintField
 
     @property
     def n_top(self) -> int:
-        """Alternatives per token that ``n_probs`` asks for; below 0 is none, as in llama-server."""
+        """Return the alternatives per token for ``n_probs``; negative means none, as in llama-server."""
         return max(self.n_probs or 0, 0)
 
 
@@ -174,14 +177,14 @@ class StreamWriter(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class NextRound:
-    """How a reply continues after tools were called: what makes its next generation, with the media that this needs."""
+    """The continuation of a reply after tool calls: creates its next generation, with the media that it needs."""
 
     prepare: Callable[[LoadedModel, Seen], "Generation"]
     media: Sequence[Media]
 
 
 class FollowUp(Protocol):
-    """Calls the tools that the server runs itself, after each round of a reply."""
+    """Calls the tools that the server executes, after each round of a reply."""
 
     has_acted: bool
     """Whether a tool was called."""
@@ -193,11 +196,11 @@ class FollowUp(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """What a wire format makes of a body and a model: what the engine is to do, and the writer of what comes out."""
+    """A parsed body for one model: the engine requests, and the writer of the response."""
 
     requests: Sequence[Request]
     writer: ReplyWriter | StreamWriter
-    reasoning: ReasoningSwitch | None = None  # ends the thoughts early, where the client has asked for it
+    reasoning: ReasoningSwitch | None = None  # ends the reasoning early if the client requests it
     generation_prompt: str = ""  # the end of a chat's prompt that opens the assistant's turn
     commit: Callable[[], Awaitable[None]] | None = None  # stores the finished reply; awaited before its end is sent
     follow_up: FollowUp | None = None  # where the server may call tools and generate again
@@ -234,7 +237,9 @@ def read_stop(value: object) -> tuple[str, ...]:
 
 
 def refuse_thinking(fields: GenerationFields) -> None:
-    """Raise `InvalidRequest` where thoughts are to be ended that only chats have; 0 and -1 are what holds anyway."""
+    """Raise `InvalidRequest` for reasoning settings outside of chats; 0 and -1 are accepted, because they have no
+    effect.
+    """
     if fields.reasoning_control:
         raise field_error("reasoning_control", "only chat completions have thoughts to end")
     for name in ("reasoning_budget_tokens", "thinking_budget_tokens"):

@@ -1,10 +1,9 @@
-"""Which fields of a body are known, at any depth.
+"""The known fields of a body, at any depth.
 
-A schema gives the names of its own fields (`fields_of`), and those of the schemas in it. Objects that are read by hand
-are described beside their readers, as `Fields`; objects whose ``type`` says which fields they have, as `ByType`.
-A description covers an object and, where the body has an array, each object in the array.
-
-`has_unknown` runs for each request and builds no path. `unknown_paths` runs for a body that has an unknown field.
+A pydantic schema provides its fields (`fields_of`), including nested schemas. Objects that are parsed by hand are
+described next to their parsers, as `Fields`; objects whose ``type`` determines their fields, as `ByType`. A
+description applies to an object, or to each object of an array. `has_unknown` runs for each request and builds no
+paths. `unknown_paths` runs only for a body with an unknown field.
 """
 
 from collections.abc import Iterator, Mapping
@@ -50,9 +49,9 @@ class Fields:
 
 
 class ByType:
-    """Objects whose ``type`` says which fields they have; "" describes an object without ``type``.
+    """Objects whose ``type`` determines their fields; "" describes an object without ``type``.
 
-    An object of a type that is not described is not checked: its reader reports or refuses it as a whole.
+    An object of an undescribed type is not checked: its parser reports or rejects it as a whole.
     """
 
     __slots__ = ("_types",)
@@ -111,7 +110,7 @@ def has_unknown(value: Mapping[str, Any], known: Known) -> bool:
 
 
 def unknown_paths(value: Mapping[str, Any], known: Known, path: str = "") -> Iterator[tuple[str, str, Fields]]:
-    """Yield each unknown field: its path such as ``messages[1].content[0].foo``, its name, and those known there."""
+    """Yield each unknown field: its path such as ``messages[1].content[0].foo``, its name, and the known names."""
     fields = known if isinstance(known, Fields) else known.of(value)
     if fields is None:
         return

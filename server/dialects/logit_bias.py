@@ -15,14 +15,15 @@ from server.vocab import Vocab
 Biases = tuple[tuple[int | str, float], ...]
 MAX_ENTRIES = 65536
 MAX_BATCH = 4 * MAX_ENTRIES
-"""Of all choices of all prompts of one body: each has its own copy in the library, and in what llama-server's own
-replies show of their settings."""
+"""Maximum for all choices of all prompts of one body: each has its own copy in the native library and in llama-server's
+``generation_settings``.
+"""
 _LIMIT = 1e30
 NEVER = -math.inf
 
 
 def read_logit_bias(value: object) -> Biases:
-    """(token id or text, bias) pairs. Raises ValueError that says what is wrong."""
+    """Return (token id or text, bias) pairs. Raises ValueError with the reason."""
     if isinstance(value, dict):
         pairs: list[object] = [[_key(key), bias] for key, bias in value.items()]
     elif isinstance(value, list):
@@ -55,8 +56,11 @@ def _pair(index: int, pair: object) -> tuple[int | str, float]:
 
 
 def token_biases(bias: Biases, vocab: Vocab) -> tuple[tuple[int, float], ...]:
-    """With texts turned into their tokens. Raises `InvalidRequest` for an id past the vocabulary, and for too many:
-    each costs the step thread time, and so everybody else."""
+    """Tokenize the texts.
+
+    Raises `InvalidRequest` for an id outside of the vocabulary, and for too many entries: each costs the step thread
+    time, which delays other requests.
+    """
     found: list[tuple[int, float]] = []
     for token, value in bias:
         if isinstance(token, str):

@@ -38,13 +38,13 @@ _TOO_LATE = 504
 
 @dataclass(frozen=True, slots=True)
 class ToolFilter:
-    """Tools by name, and by whether the server says that they only read. None = any."""
+    """Selects tools by name, and by whether the server declares them read-only. None = any."""
 
     names: frozenset[str] | None = None
     read_only: bool | None = None
 
     def fits(self, tool: McpTool) -> bool:
-        """Return whether it is such a tool."""
+        """Return whether the tool matches."""
         if self.read_only is not None and tool.is_read_only is not self.read_only:
             return False
         return self.names is None or tool.name in self.names
@@ -165,12 +165,12 @@ def check_labels(requests: Sequence[McpRequest], field_name: str, key: str) -> N
 
 
 def function_name(label: str, tool: str) -> str:
-    """Return what the model calls a tool: characters that tool formats can't parse become underscores."""
+    """Return the model's name of a tool: characters that tool formats can't parse become underscores."""
     return f"{_OTHER.sub('_', label)}__{_OTHER.sub('_', tool)}"[:_MAX_NAME_CHARS]
 
 
 def named_tools(offered: Iterable[OfferedServer], taken: Collection[str]) -> dict[str, CallableTool]:
-    """Return the tools by what the model calls them. Names that are `taken` or equal get a number."""
+    """Return the tools by the model's names. Names that are `taken` or equal get a number."""
     found: dict[str, CallableTool] = {}
     for each in offered:
         for tool in each.tools:
@@ -197,14 +197,14 @@ NOTHING = McpResult("")
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a call: a result, or a fault."""
+    """The outcome of a call: a result or a fault."""
 
     result: McpResult = NOTHING
     fault: McpFault | None = None
 
     @property
     def failed(self) -> bool:
-        """Whether there is no result, or the tool itself says that it failed."""
+        """Return whether there is no result, or the tool reports a failure."""
         return self.fault is not None or self.result.is_error
 
     @property
@@ -230,9 +230,9 @@ Execute = Callable[[McpServer, str, Json], Awaitable[McpResult]]
 
 @dataclass(slots=True)
 class ServerTools:
-    """The tools that this server calls for one request, by the model's names, and what is left of its limits.
+    """The tools that this server calls for one request, by the model's names, and the remaining limits.
 
-    ``max_calls`` None = any number. ``left_s``: seconds that calls may still take.
+    ``max_calls`` None = unlimited. ``left_s``: remaining seconds for calls.
     """
 
     tools: Mapping[str, CallableTool]
@@ -248,7 +248,7 @@ class ServerTools:
         return self.left_rounds <= 0 or self.left_s <= 0 or self.left_calls == 0
 
     async def outcomes(self, calls: Sequence[ServerCall]) -> AsyncGenerator[tuple[ServerCall, Outcome], None]:
-        """Yield calls with their outcomes, in the order in which they end. Cancelled, it cancels what runs."""
+        """Yield calls with their outcomes in the order of completion. Cancelling it cancels running calls."""
         self.left_rounds -= 1
         began = self.clock()
         tasks = {asyncio.create_task(self._call(call)): call for call in calls}
@@ -287,7 +287,7 @@ class ServerTools:
 
 
 class RoundWriter(Protocol):
-    """What a dialect's writer knows of the round that has ended."""
+    """The state of the finished round in a dialect's writer."""
 
     def server_calls(self) -> Sequence[ServerCall]:
         """The calls for this server that are complete and need no approval."""
@@ -311,10 +311,10 @@ Generate = Callable[[Conversation, LoadedModel, Seen], Generation]
 
 
 class ToolRounds:
-    """Calls the tools of each round and says how the next one begins (`server.dialects.generation.FollowUp`).
+    """Calls the tools of each round and creates the next one (`server.dialects.generation.FollowUp`).
 
-    `conversation` is what the first round answers; `generate` makes each further round's generation. `names` says
-    whether results have their tools' names.
+    `conversation`: that of the first round. `generate`: creates each further round's generation. `names`: whether
+    results have their tools' names.
     """
 
     def __init__(
@@ -332,7 +332,7 @@ class ToolRounds:
         self.has_acted = False
 
     async def act(self) -> AsyncGenerator[bytes, None]:
-        """Call the tools that the round asks for; yield the events that this makes."""
+        """Call the tools that the round requests; yield the resulting events."""
         calls = self._writer.server_calls()
         self._results = []
         if not calls:
@@ -362,7 +362,7 @@ class ToolRounds:
 
 
 def tool_of(given: Mapping[str, Any]) -> McpTool | None:
-    """Return the tool of a list that a client returns; None for what is none."""
+    """Return a tool from a list that a client sent back; None if it is invalid."""
     name, schema = given.get("name"), given.get("input_schema")
     if not isinstance(name, str) or not isinstance(schema, dict):
         return None

@@ -1,4 +1,4 @@
-"""Where the images, audio, videos and documents of a body are, which every API writes in a way of its own."""
+"""The images, audio, videos and documents of a body, which each API represents differently."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -31,15 +31,15 @@ def image_source(given: Mapping[str, Any], *keys: str) -> Source | None:
 
 
 def kind_of_type(media_type: object) -> MediaKind:
-    """Return ``image`` for ``image/png``, and ``document`` for what is no image, audio or video."""
+    """Return ``image`` for ``image/png``, and ``document`` for all types other than image, audio and video."""
     first = media_type.partition("/")[0] if isinstance(media_type, str) else ""
     return next((kind for kind in _KINDS if kind == first), "document")
 
 
 def file_of(given: Mapping[str, Any], path: str) -> Media:
-    """Return a file of OpenAI's formats, which is in ``file_data``, at ``file_url``, or uploaded as ``file_id``.
+    """Return a file of OpenAI's formats: ``file_data``, ``file_url``, or an uploaded ``file_id``.
 
-    Its type or its name tells what it is; its content decides if these do not say.
+    Its type or its name determines the kind, else its content.
     """
     name = given["filename"] if isinstance(given.get("filename"), str) else ""
     low_detail = given.get("detail") == "low"

@@ -128,10 +128,10 @@ def _known(name: object, sampler: str | None) -> str:
 
 
 def sampling_params(fields: SamplingFields, defaults: SamplingParams, vocab: Vocab, n_ctx: int) -> SamplingParams:
-    """The model's `defaults`, overridden by the request's fields.
+    """Return the model's `defaults`, overridden by the request's fields.
 
-    Sizes that the native library allocates for (windows, k) are cut to what can have an effect: the context and
-    the vocabulary. Raises `InvalidRequest` when the bias leaves no token.
+    Sizes that the native library allocates (windows, k) are limited to the context and the vocabulary, beyond which
+    they have no effect. Raises `InvalidRequest` if the bias forbids all tokens.
     """
     given = {name: value for name in _PLAIN_FIELDS if (value := getattr(fields, name)) is not None}
     if fields.seed is not None:
@@ -140,7 +140,7 @@ def sampling_params(fields: SamplingFields, defaults: SamplingParams, vocab: Voc
         given["samplers"] = fields.samplers
     if fields.dry_sequence_breakers is not None:
         given["dry_sequence_breakers"] = fields.dry_sequence_breakers
-    if fields.dry_base is not None and fields.dry_base >= 1:  # else the default, as llama-server
+    if fields.dry_base is not None and fields.dry_base >= 1:  # otherwise the default, as in llama-server
         given["dry_base"] = fields.dry_base
     if fields.logit_bias is not None:
         given["logit_bias"] = token_biases(fields.logit_bias, vocab)

@@ -1,9 +1,9 @@
-"""What a chat's fields say of thoughts: whether there may be any, and how many tokens.
+"""Reasoning settings of a chat: whether to reason, and the token budget.
 
-The fields are llama-server's (``reasoning_budget_tokens``, ``thinking_budget_tokens``, ``reasoning_budget_message``),
-vLLM's (``thinking_token_budget``), Qwen's (``thinking_budget``), and the ``thinking`` object that Anthropic has and
-DeepSeek, GLM and Kimi take in chats. -1 means what the model's options say, as in llama-server (tools/server/
-server-common.cpp, oaicompat_chat_params_parse).
+The fields are llama-server's (``reasoning_budget_tokens``, ``thinking_budget_tokens``,
+``reasoning_budget_message``), vLLM's (``thinking_token_budget``), Qwen's (``thinking_budget``), and the ``thinking``
+object of Anthropic, which DeepSeek, GLM and Kimi accept in chats. -1 means the model's options, as in llama-server
+(tools/server/server-common.cpp, oaicompat_chat_params_parse).
 """
 
 from typing import Any, Literal
@@ -34,7 +34,7 @@ class ReasoningOption(Body):
 
 
 class ReasoningFields(GenerationFields):
-    """What a chat says of thoughts, beside what every body may."""
+    """Reasoning fields of a chat, in addition to the common ones."""
 
     thinking_token_budget: Limit | None = None
     thinking_budget: Limit | None = None
@@ -54,7 +54,7 @@ class ReasoningFields(GenerationFields):
 
 
 def read_thinking(body: ReasoningFields) -> ReasoningSettings:
-    """What a chat's fields say of thoughts. Raises `InvalidRequest`."""
+    """Return the reasoning settings. Raises `InvalidRequest`."""
     asked = None if body.thinking is None else body.thinking.wanted
     return ReasoningSettings(
         wanted=asked_to_think(body.chat_template_kwargs, body.enable_thinking, asked),
@@ -67,7 +67,7 @@ def read_thinking(body: ReasoningFields) -> ReasoningSettings:
 
 
 def asked_to_think(kwargs: Json | None, *fields: bool | None) -> bool | None:
-    """Whether to think, by the first field that says, or by the template's variable. Raises `InvalidRequest`."""
+    """Return whether to reason, by the first set field or the template's variable. Raises `InvalidRequest`."""
     given = (kwargs or {}).get(_SWITCH)
     if given is not None and not isinstance(given, bool):
         raise wrong_type(f"chat_template_kwargs.{_SWITCH}", "a boolean", given)
@@ -75,5 +75,5 @@ def asked_to_think(kwargs: Json | None, *fields: bool | None) -> bool | None:
 
 
 def template_kwargs(given: Json | None) -> Json:
-    """The template's variables, but for the one that `asked_to_think` reads."""
+    """Return the template's variables, except the one that `asked_to_think` reads."""
     return {name: value for name, value in (given or {}).items() if name != _SWITCH}

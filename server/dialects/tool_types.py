@@ -104,7 +104,7 @@ class ToolType:
 
 
 def _fits(value: object, schema: Schema) -> bool:
-    """Return whether `value` matches a schema of this module or is an object where the schema says no more."""
+    """Return whether `value` matches a schema of this module; a schema without properties accepts any object."""
     if "anyOf" in schema:
         return any(_fits(value, each) for each in schema["anyOf"])
     match schema.get("type"):
@@ -337,7 +337,7 @@ _TEXT = _string("The text.")
 
 @dataclass(frozen=True, slots=True)
 class Toolset:
-    """A family of functions that one entry of ``tools`` stands for. ``off``: those that the client must switch on."""
+    """A family of functions that one entry of ``tools`` represents. ``off``: those that are disabled by default."""
 
     name: str
     members: Mapping[str, tuple[str, Schema]]

@@ -1,7 +1,7 @@
-"""What the tools of all wire formats have in common: the list, the names, and ``tool_choice``.
+"""The common part of tools in all dialects: the list, the names, and ``tool_choice``.
 
-Every format takes the forms of the others, too (OpenAI's of chat and of Responses, Anthropic's, Mistral's word
-``any``), since proxies and libraries mix them. Which tool a name means is found out with the tools (`choose`).
+Every dialect also accepts the other dialects' forms (OpenAI's of chat and of Responses, Anthropic's, Mistral's
+``any``), because proxies and libraries mix them. `choose` finds the tool that a name refers to.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -19,9 +19,10 @@ NO_NAMESPACE = "functions"
 
 
 def tool_list(given: object, read: Callable[[dict[str, Any], str], Iterable[Tool]], name_key: str) -> tuple[Tool, ...]:
-    """Return the tools that `read` makes of each entry and its path. `name_key` is where an entry has its name.
+    """Apply `read` to each entry and its path, and return the tools.
 
-    Raises `InvalidRequest` for what is no list, is too long, or names two tools alike.
+    `name_key`: the member with an entry's name. Raises `InvalidRequest` if it is not a list, is too long, or has a
+    duplicate name.
     """
     if given is None:
         return ()
@@ -89,7 +90,7 @@ _FORMS = (
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """A tool that the client names, or all of a ``namespace`` where `name` is ""; ``at``: where its name stands."""
+    """A tool by the client's name, or a whole ``namespace`` if `name` is "". ``at``: path of the name."""
 
     name: str
     at: str
@@ -97,15 +98,13 @@ class Named:
 
 
 Find = Callable[[Named], Collection[str]]
-"""The names at the model of what is meant. Raises `InvalidRequest` where there is no such tool."""
+"""Returns the model's names of the selected tools. Raises `InvalidRequest` if there is no such tool."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToolChoice:
-    """``one``: the tool that must be called; ``allowed``: those that may, None for all.
-
-    ``parallel``: whether several calls may come, None where that isn't said here. ``warnings``: allowed tools of types
-    that are left out.
+    """``one``: the tool that must be called. ``allowed``: the tools that may be called, None for all. ``parallel``:
+    whether several calls are allowed, None if unspecified. ``warnings``: allowed tools of omitted types.
     """
 
     mode: CallMode = "auto"
@@ -187,8 +186,11 @@ def by_name(tools: Sequence[Tool]) -> Find:
 
 
 def meant(named: Named, names: Mapping[str, ClientName]) -> Collection[str]:
-    """Return the names at the model of what the client calls so. A namespace may be left out where one tool only is
-    meant. `names` are the client's, by the model's. Raises `InvalidRequest` if there is no such tool."""
+    """Return the model's names for a client's name.
+
+    The namespace is optional if the name is unique. `names`: the client's names, by the model's. Raises
+    `InvalidRequest` if there is no such tool.
+    """
     if not named.name:
         return [here for here, known in names.items() if known.namespace == named.namespace]
     name = model_name(named.name, named.namespace)

@@ -1,7 +1,8 @@
-"""llama-server's ``verbose``: replies of other formats carry, as ``__verbose``, what the native endpoint would say.
+"""llama-server's ``verbose``: responses of other dialects include the native response as ``__verbose``.
 
-The raw text with its markup, the prompt as it was rendered, the settings that held (llama.cpp server-task.cpp). A whole
-reply has it beside its choices; a stream in the first event of each choice's end, without the text that went before.
+It has the raw text with its markup, the rendered prompt and the effective settings (llama.cpp server-task.cpp). It
+is next to the choices of a full response, and in the last event of each choice of a stream, without the streamed
+text.
 """
 
 from collections.abc import Callable
@@ -24,7 +25,7 @@ _END = b"}\n\n"  # of an event's object
 def verbosely(
     prepare: Callable[[LoadedModel, Seen], Generation], fields: GenerationFields, *, default: bool
 ) -> Callable[[LoadedModel, Seen], Generation]:
-    """`prepare`, whose reply is told in detail where the request, or by `default` the server, says so."""
+    """Wrap `prepare` to return a verbose response if the request, or by `default` the server, enables it."""
     if not (default if fields.verbose is None else fields.verbose):
         return prepare
 
@@ -59,7 +60,7 @@ def _finals(generation: Generation, fields: GenerationFields, model: LoadedModel
 
 @dataclass(slots=True)
 class _Reply:
-    """Puts the native reply beside the choices; of several, the first one's."""
+    """Adds the native response next to the choices; with several choices, that of the first."""
 
     inner: ReplyWriter
     native: NativeReply

@@ -1,7 +1,7 @@
-"""What of a body has no effect on the reply: listed in a header of the reply, and in the log.
+"""Fields of a body without effect: listed in a response header and in the log.
 
-Fields of older llama-servers (2023 and 2024) are accepted with any value. An unknown field is listed by its path, since
-it may be misspelt (`server.dialects.known`). Each dialect reports what else it leaves out, such as tools of other
+Fields of older llama-servers (2023 and 2024) are accepted with any value. An unknown field is listed by its path,
+because it may be a typo (`server.dialects.known`). Each dialect reports what else it omits, such as tools of other
 servers.
 """
 
@@ -36,11 +36,10 @@ def warning_headers(
     native: bool = False,
     warnings: Iterable[str] = (),
 ) -> dict[str, str]:
-    """Return the header that lists what of a JSON body has no effect; no header if everything has.
+    """Return the header that lists a JSON body's fields without effect; no header if there are none.
 
-    `known`: the fields that the dialect reads; None = do not look for unknown ones. `native`: whether the body is that
-    of llama-server's own completion, which had a system prompt and images in 2023. `warnings`: what the dialect itself
-    left out.
+    `known`: the dialect's fields; None = do not search for unknown ones. `native`: whether the body is that of
+    llama-server's own completion, which had a system prompt and images in 2023. `warnings`: the dialect's own.
     """
     unknown = () if known is None else unknown_fields(body, known)
     return as_header([*_warnings(body, native), *warnings, *unknown])
@@ -115,5 +114,5 @@ def shown(text: object) -> str:
 
 
 def left_out(what: str, kind: str, number: int) -> str:
-    """Return the sentence that `number` objects of a type were left out, such as tools."""
+    """Return the warning that `number` objects of a type, such as tools, were omitted."""
     return f"{what} of type {shown(kind)} are left out{f' ({number})' if number > 1 else ''}"

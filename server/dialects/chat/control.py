@@ -1,8 +1,8 @@
-"""``POST /v1/chat/completions/control`` acts on a running request: it ends the thoughts of a chat that was asked with
-``reasoning_control``, or, which is Llamapool's own, the whole request.
+"""``POST /v1/chat/completions/control`` ends the reasoning of a running chat with ``reasoning_control`` or, which only
+Llamapool has, the whole request.
 
-The switch is turned on the event loop; the constraint (`thinking_end`), which the step thread asks about every token,
-sees it at the next one.
+The event loop sets the switch; the constraint (`reasoning_end`), which the step thread consults for every token,
+reads it at the next one.
 """
 
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ class ControlBody(Body):
 
 @dataclass(frozen=True, slots=True)
 class Control:
-    """A checked one: end the thoughts of that completion, or all of it. ``model`` None is any."""
+    """A validated body: end the reasoning of that completion, or all of it. ``model`` None = any."""
 
     completion_id: str
     model: str | None

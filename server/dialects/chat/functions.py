@@ -1,7 +1,6 @@
-"""OpenAI's functions of 2023, which came before tools: ``functions``, ``function_call``, and messages of ``function``.
+"""OpenAI's functions of 2023, which preceded tools: ``functions``, ``function_call``, and ``function`` messages.
 
-They become tools and calls, so that templates, grammars and parsers know one thing only; what comes back is told in
-the old words again. A message has one call at most.
+They are converted to tools and tool calls, and the reply is converted back. A message has at most one call.
 """
 
 from collections.abc import Iterator
@@ -63,7 +62,7 @@ def _is_old(message: object) -> bool:
 
 
 def with_tools(messages: object) -> object:
-    """The messages with calls and results as those of tools, under ids of our own; as they are where none is old.
+    """Convert function calls and results to tool calls and results with ids of our own; other messages stay unchanged.
 
     Raises `InvalidRequest` with a path such as ``messages.1.function_call.name``.
     """

@@ -36,9 +36,8 @@ _PLACES = ("data", "url")
 
 
 def read_messages(value: object, warnings: list[str] | None = None) -> list[Message]:
-    """The messages; adds to `warnings` which parts no model can be shown.
-
-    Raises `InvalidRequest` with a path such as ``messages.0.content.1.text``.
+    """Return the messages; adds parts that no model supports to `warnings`. Raises `InvalidRequest` with a path such as
+    ``messages.0.content.1.text``.
     """
     if value is None:
         raise InvalidRequest("messages: 'messages' is required", "messages")
@@ -73,7 +72,9 @@ class _Reader:
         return Message(role, content, thoughts, calls, call_id, name)
 
     def _thoughts(self, given: dict[str, Any], path: str) -> str:
-        """``reasoning_content``, in one piece or a list of them; what other servers call it; else parts of it."""
+        """Return ``reasoning_content``, a string or a list of strings; else the field that other servers use; else
+        reasoning parts.
+        """
         thoughts, content = given.get("reasoning_content"), given.get("content")
         if isinstance(thoughts, list):
             where = f"{path}.reasoning_content"
@@ -151,7 +152,7 @@ def _medium(given: dict[str, Any], kind: str, path: str) -> Media:
 
 
 def _thought(part: object) -> str:
-    """The text of a part that holds thoughts (Mistral's, and Anthropic's in proxies)."""
+    """Return the text of a reasoning part (Mistral's, and Anthropic's in proxies)."""
     if not isinstance(part, dict) or part.get("type") not in _THOUGHTS:
         return ""
     text = next((part[key] for key in ("thinking", "reasoning", "text") if key in part), "")

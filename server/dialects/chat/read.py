@@ -1,7 +1,7 @@
-"""OpenAI chat completions: the body as a `Conversation`, and one engine request for it.
+"""OpenAI chat completions: parses the body to a `Conversation` and one engine request.
 
-Beside OpenAI's fields all of llama.cpp's are taken (tools/server/server-common.cpp, oaicompat_chat_params_parse).
-What comes back is written by `write`.
+All of llama.cpp's fields are accepted in addition to OpenAI's (tools/server/server-common.cpp,
+oaicompat_chat_params_parse). `write` creates the response.
 """
 
 from dataclasses import dataclass
@@ -73,7 +73,7 @@ class ParsedChat:
 
 
 def read_chat(given: object) -> ParsedChat:
-    """Check what needs no model. Raises `InvalidRequest`."""
+    """Validate the fields that don't depend on a model. Raises `InvalidRequest`."""
     body = parse(ChatBody, given)
     for name, reason in _REFUSED.items():
         if getattr(body, name) is not None:  # OpenAI's own example of a search is {}
@@ -123,7 +123,7 @@ def chat_generation(chat: ParsedChat, model: LoadedModel, seen: Seen = NOTHING_S
     prepared = prepare(chat.conversation, model, seen)
     request = prepared_request(prepared, body, model, header.id, logprobs)
     output, prefilled = prepared.output, prepared.prompt.prefilled
-    # Of a continued message llama-server repeats the beginning in whole replies, in streams only with "echo".
+    # llama-server repeats the continued message in full responses; in streams only with "echo".
     words = ChatReplyOptions(body.old, request.post_sampling_probs, chat.custom)
     opening = prepared.prompt.rendered.generation_prompt
     if not body.stream:

@@ -21,7 +21,7 @@ class ChatTools:
 
 
 def read_tools(tools: object, choice: object, parallel: bool | None, warnings: list[str]) -> ChatTools:
-    """Check both fields together; adds to `warnings` what no model can use. Raises `InvalidRequest`."""
+    """Validate both fields together; adds unsupported tools to `warnings`. Raises `InvalidRequest`."""
     reader = _Reader(warnings)
     found = tool_list(tools, reader.read, "function.name")
     return ChatTools(

@@ -1,9 +1,9 @@
-"""OpenAI's own ``logprobs`` of completions: four lists with an entry for each token.
+"""OpenAI's ``logprobs`` of completions: four lists with an entry for each token.
 
-``tokens``, ``token_logprobs``, ``top_logprobs`` (text to logarithm) and ``text_offset``, in characters of the choice's
-text. With ``echo`` the prompt's tokens come first, the first one and media's without a probability:
-lm-evaluation-harness and others score texts by that. llama-server's ``content`` stands beside them. Unlike it, the
-lists hold the end token, as at OpenAI: who asked for one token behind the prompt's finds one.
+``tokens``, ``token_logprobs``, ``top_logprobs`` (text to log probability) and ``text_offset``, in characters of the
+choice's text. With ``echo``, the prompt's tokens come first; the first one and those of media have no probability.
+lm-evaluation-harness and others score texts with these lists. llama-server's ``content`` is also included. Unlike
+llama-server's, the lists include the end token, as at OpenAI: a client that requests one token finds one.
 """
 
 import codecs
@@ -15,13 +15,16 @@ from server.engine.media import MediaPrompt
 from server.engine.request import TokenLogprob
 from server.vocab import Vocab
 
-_MAYBE_ADDED = 2  # tokens at a prompt's beginning that its text may lack
+_MAYBE_ADDED = 2  # tokens at the prompt's start that its text may lack
 
 
 @dataclass(frozen=True, slots=True)
 class Echo:
-    """What a choice's text begins with. ``pieces`` are the prompt's tokens, where their log probabilities are shown; of
-    those that stand for a medium, or a slice of one, the first is its ``marker``, and the others are empty."""
+    """The prompt at the start of a choice's text.
+
+    ``pieces``: the prompt's tokens if their log probabilities are requested. The first token of a media part, or a
+    slice of one, is its ``marker``, and the others are empty.
+    """
 
     text: str = ""
     pieces: tuple[bytes, ...] = ()
@@ -29,8 +32,7 @@ class Echo:
 
 
 class PromptLists:
-    """The lists of an echoed prompt, which grow with the log probabilities that come: of a long one, a step's at a
-    time."""
+    """The lists of an echoed prompt. They grow with the prompt's log probabilities, step by step for a long prompt."""
 
     def __init__(self, echo: Echo) -> None:
         self._pieces, self._marker = echo.pieces, echo.marker
@@ -59,7 +61,7 @@ class PromptLists:
             self._add(piece, score)
 
     def followed_by(self, lists: Json | None = None) -> Json:
-        """The lists of the prompt, and behind them those of what follows."""
+        """Return the prompt's lists followed by the choice's."""
         if lists is None:
             return self._lists
         return {name: values + lists[name] for name, values in self._lists.items()} if self._pieces else lists
@@ -76,8 +78,9 @@ class PromptLists:
         self._n_chars += len(self._decoder.decode(taken))
 
     def _length(self, piece: bytes) -> int:
-        """Bytes of the text that are this token's. The text lacks what the vocabulary adds: a first token, a space; and
-        what a video becomes."""
+        """Return how many bytes of the text belong to this token. The text lacks what the vocabulary adds (a first
+        token, a space) and the frames of a video.
+        """
         is_sure = len(self._lists["tokens"]) > _MAYBE_ADDED and not self._marker
         if is_sure or self._encoded.startswith(piece, self._at):
             return len(piece)
@@ -125,7 +128,9 @@ def _shown(piece: bytes) -> str:
 
 
 def _top(text: str, token: TokenLogprob) -> dict[str, float]:
-    """The best ones, best first, and `token` itself, whose text is `text`. Of equal texts the best counts."""
+    """Return the top tokens, best first, and `token` itself, whose text is `text`. Among equal texts, keep the most
+    likely.
+    """
     top: dict[str, float] = {}
     for alternative in token.top:
         top.setdefault(_shown(alternative.piece), alternative.logprob)

@@ -1,8 +1,8 @@
-"""``prompt`` in every form that llama-server takes (tools/server/server-common.cpp, tokenize_input_prompts).
+"""All forms of ``prompt`` that llama-server accepts (tools/server/server-common.cpp, tokenize_input_prompts).
 
-A text; a list of token ids; a list that mixes both; or a list of such prompts, which are a batch. An object
-``{"prompt_string": text}`` stands for the text; with ``multimodal_data``, files in base64, the model's marker in it
-(``/props`` tells) stands for one after the other. The model's BOS is put before a prompt that begins with text.
+A text; a list of token ids; a mixed list; or a list of such prompts, which is a batch. An object ``{"prompt_string":
+text}`` is equivalent to the text. It may have ``multimodal_data``, files in base64; each media marker (see
+``/props``) in the text stands for one of them, in order. A prompt that starts with text gets the model's BOS.
 """
 
 import re
@@ -31,8 +31,9 @@ _CANNOT = "Multimodal data provided, but model does not support multimodal reque
 
 @dataclass(frozen=True, slots=True)
 class TextWithMedia:
-    """A text and the media that stand in it. ``cut``: takes it apart, given the model's marker; raises
-    `InvalidRequest`. ``is_needed``: whether a model that sees none is to refuse it, or reads the text alone."""
+    """A text with media. ``cut``: splits it at the model's marker; raises `InvalidRequest`. ``is_needed``: whether a
+    model without multimodal support rejects it or uses the text alone.
+    """
 
     text: str
     media: tuple[Media, ...]
@@ -51,7 +52,7 @@ GivenPrompt = Mixed | TextWithMedia
 
 
 def read_prompts(value: object) -> list[GivenPrompt]:
-    """The prompts of the batch, at least one. Raises `InvalidRequest` with a path such as ``prompt.2``."""
+    """Return the prompts of the batch, at least one. Raises `InvalidRequest` with a path such as ``prompt.2``."""
     if value is None:
         raise InvalidRequest('prompt: "prompt" is required', "prompt")
     if not isinstance(value, list) or any(_is_token(entry) for entry in value):
@@ -77,14 +78,14 @@ def read_prompt(
     add_special: bool = True,
     parse_special: bool = True,
 ) -> MediaPrompt:
-    """The tokens of one prompt; `add_special`: with what the vocabulary puts before it. Raises `InvalidRequest`."""
+    """Return the tokens of one prompt. `add_special`: add the vocabulary's BOS and EOS. Raises `InvalidRequest`."""
     if not isinstance(prompt, TextWithMedia):
         tokens = tokenize_mixed(model.vocab, prompt, path, add_special=add_special, parse_special=parse_special)
         return MediaPrompt(tokens)
     if not prompt.is_read_by(model):
         return read_parts((prompt.text,), model, seen, add_special=add_special, parse_special=parse_special)
     if model.media is None:
-        named = prompt.media[0]  # a part of a message says what it is
+        named = prompt.media[0]  # a message part has a type
         raise InvalidRequest(f"{path}: {_CANNOT}", path) if named.kind == "file" else unseen(named)
     shown = can_show(model)
     for medium in prompt.media:

@@ -1,7 +1,8 @@
-"""OpenAI completions: the body, its prompts, and one engine request per prompt.
+"""OpenAI completions: parses the body to one engine request per prompt (llama.cpp tools/server/server-common.cpp,
+oaicompat_completion_params_parse).
 
-llama.cpp tools/server/server-common.cpp, oaicompat_completion_params_parse. Beyond it: ``echo``, ``suffix``,
-``best_of``, and ``response_format``, which llama-server ignores here. What comes back is written by `write`.
+Additional fields: ``echo``, ``suffix``, ``best_of``, and ``response_format``, which llama-server ignores here.
+`write` creates the response.
 """
 
 from dataclasses import dataclass, replace
@@ -79,7 +80,7 @@ class ParsedCompletion:
 
 @dataclass(frozen=True, slots=True)
 class CompletionJob:
-    """What the engine gets, one request per prompt; ``echoes`` are the prompts where they are asked for."""
+    """The engine requests, one per prompt. ``echoes``: the prompts, if requested."""
 
     body: CompletionBody
     requests: list[Request]
@@ -87,7 +88,7 @@ class CompletionJob:
 
 
 def read_completion(given: object) -> ParsedCompletion:
-    """Check what needs no model. Raises `InvalidRequest`."""
+    """Validate the fields that don't depend on a model. Raises `InvalidRequest`."""
     body = parse(CompletionBody, given)
     _check_best_of(body)
     refuse_thinking(body)
@@ -202,13 +203,15 @@ def _scores_prompt(body: CompletionBody) -> bool:
 
 
 def _lists(body: CompletionBody) -> bool:
-    """Whether OpenAI's lists are shown: its ``logprobs`` is a number, llama-server asks in words of its own."""
+    """Return whether the response has OpenAI's lists: OpenAI's ``logprobs`` is a number, llama-server's field is a
+    boolean or ``n_probs``.
+    """
     counted = body.logprobs is not None and not isinstance(body.logprobs, bool) and body.n_probs is None
     return (counted and not body.post_sampling_probs) or _scores_prompt(body)
 
 
 def _logprobs(body: CompletionBody) -> Logprobs:
-    """``logprobs`` counts the alternatives; true asks for one, as it does in llama-server; n_probs wins."""
+    """Return the number of alternatives: ``logprobs``; true is one, as in llama-server; n_probs has precedence."""
     if body.n_probs is not None:
         return Logprobs(body.n_top > 0, body.n_top)
     if body.logprobs is None or body.logprobs is False:

@@ -1,8 +1,8 @@
-"""Completion replies out of engine events, in one object or as a stream of ready events.
+"""A completion response as one object or as a stream of events (llama.cpp server-task.cpp, to_json_oaicompat).
 
-llama.cpp server-task.cpp, to_json_oaicompat. The choices of several prompts are numbered through: choice k of
-prompt p is ``p * n + k``. Of a stream, llama-server puts usage into the last chunk of each choice; with
-``stream_options.include_usage`` it comes in a chunk of its own instead, as at OpenAI.
+Choices of several prompts are numbered consecutively: choice k of prompt p is ``p * n + k``. In a stream,
+llama-server puts usage into the last chunk of each choice; with ``stream_options.include_usage`` it has its own
+chunk instead, as at OpenAI.
 """
 
 import math
@@ -116,10 +116,10 @@ def _mean_logprob(choice: _Choice) -> float:
 
 
 class CompletionStream:
-    """Feed it every event; send what it returns, then what `finish` returns.
+    """Pass every event to `feed` and send the result, then send the result of `finish`.
 
-    The log probabilities of a prompt come with its echo, which begins every choice: choices that start before they are
-    complete are held back until then.
+    The log probabilities of a prompt are sent with its echo at the start of every choice. A choice that starts
+    before they are complete is buffered until then.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Content blocks of Anthropic's Messages API that say something to a model: text, media, documents, search results."""
+"""Content blocks of Anthropic's Messages API with content for a model: text, media, documents, search results."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -25,19 +25,17 @@ def typed(given: object, path: str) -> tuple[Block, str]:
 
 
 def string_or_none(block: Block, name: str, path: str) -> str:
-    """The same of a field that may be null: ids and thoughts that clients have not kept. "" for nothing."""
+    """Return the string at `path`, "" for null: ids and reasoning that clients have dropped."""
     return "" if block.get(name, block) is None else string_of(block, name, path)
 
 
 def read_parts(
     block: Block, kind: str, path: str, warnings: list[str], later: DeferredDefinitions
 ) -> list[Part] | None:
-    """Return what a block of that type shows; None if blocks of that type show nothing that a model could be told.
+    """Return the content of a block; None if this type of block has no content for a model.
 
-    Adds to `warnings` what of the block has no effect.
-
-    Media are named by paths such as ``messages.0.content.1.image``: Claude Code takes from an error which block it is
-    to leave out, and asks again. Raises `InvalidRequest`.
+    Adds fields without effect to `warnings`. Media have paths such as ``messages.0.content.1.image``: Claude Code
+    reads from an error which block to omit, and retries. Raises `InvalidRequest`.
     """
     if kind in _TOOL_CHANGES:
         text = _tool_change(block, kind, path, later)
@@ -50,8 +48,10 @@ def read_parts(
 
 
 def read_result(given: object, path: str, warnings: list[str], later: DeferredDefinitions) -> Content:
-    """What a tool has answered: a text, or blocks; texts are put together without anything between them, as in
-    llama-server. Adds to `warnings` what is left out. Raises `InvalidRequest`."""
+    """Return a tool result: a text, or blocks, whose texts are concatenated, as in llama-server.
+
+    Adds omitted blocks to `warnings`. Raises `InvalidRequest`.
+    """
     if given is None or isinstance(given, str):
         return given or ""
     if not isinstance(given, list):
@@ -69,7 +69,7 @@ def read_result(given: object, path: str, warnings: list[str], later: DeferredDe
 
 
 def read_server_result(given: object, path: str) -> Content:
-    """What a tool of Anthropic's servers has answered, in a shape of its own, as JSON; a list of texts as text."""
+    """Return the result of one of Anthropic's server tools as JSON; a list of texts as text."""
     if isinstance(given, list) and all(isinstance(entry, dict) and entry.get("type") == "text" for entry in given):
         return "".join(string_of(block, "text", f"{path}.{index}") for index, block in enumerate(given))
     if given is None or isinstance(given, str):
@@ -78,7 +78,7 @@ def read_server_result(given: object, path: str) -> Content:
 
 
 def skip(kind: str, warnings: list[str]) -> None:
-    """Tell that a block is left out."""
+    """Add a warning that a block is omitted."""
     warnings.append(left_out("blocks", kind, 1))
 
 
@@ -95,7 +95,7 @@ def _joined(parts: Iterable[Part]) -> list[Part]:
 
 
 def _readable(value: Any) -> Any:
-    """Without what only Anthropic's servers can read, and without files."""
+    """Return the content without encrypted parts for Anthropic's servers, and without files."""
     if isinstance(value, list):
         return [_readable(entry) for entry in value]
     if not isinstance(value, dict):
@@ -198,13 +198,13 @@ def _texts(given: object, path: str) -> list[TextPart]:
 
 
 def _compaction(block: Block, _: str) -> list[Part]:
-    """What stands for the turns before it; the server that made it may have kept the text to itself."""
+    """Return the summary of earlier turns; the server that created it may have encrypted the text."""
     text = block.get("content")
     return [TextPart(text)] if isinstance(text, str) else []
 
 
 def _tool_change(block: Block, kind: str, path: str, later: DeferredDefinitions) -> str | None:
-    """What a model is told of a tool that is found, added or withdrawn; None for tools of Anthropic's servers."""
+    """Return the text for a tool that is found, added or withdrawn; None for Anthropic's server tools."""
     if kind == "tool_reference":
         return later.tell(string_of(block, "tool_name", path))
     match block.get("tool"):
@@ -216,7 +216,7 @@ def _tool_change(block: Block, kind: str, path: str, later: DeferredDefinitions)
 
 
 def _browser_state(block: Block, _: str) -> list[Part]:
-    """The tabs of the client's browser, and what has changed."""
+    """Return the tabs of the client's browser, and the changes."""
     said = {name: block[name] for name in ("tabs", "state_changes") if block.get(name)}
     return [TextPart(json_text(said))]
 

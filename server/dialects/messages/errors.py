@@ -26,10 +26,10 @@ def speaks_anthropic(path: str) -> bool:
 
 
 def anthropic_error(status: int, error: Json) -> Json:
-    """The body for `status`, out of llama-server's ``{"error": {"message", ...}}``.
+    """Convert llama-server's ``{"error": {"message", ...}}`` for `status` to Anthropic's format.
 
-    A prompt that is too long is said in Anthropic's words: agents look for them to know when to compact; an unknown
-    model too, so that Claude Code asks for another one.
+    A prompt that is too long has Anthropic's wording, which agents search for to start compaction; so has an unknown
+    model, so that Claude Code selects another one.
     """
     detail: dict[str, Any] = error["error"]
     message = detail["message"]

@@ -29,4 +29,4 @@ BLOCK = ByType(
 )
 MESSAGE = Fields("role output_config", content=BLOCK)
 _TOOL = Fields("type name description input_schema strict defer_loading eager_input_streaming")
-TOOL = ByType({"": _TOOL, "custom": _TOOL})  # of other types it is the API that says which fields there are
+TOOL = ByType({"": _TOOL, "custom": _TOOL})  # for other types, the API defines the fields

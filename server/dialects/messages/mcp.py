@@ -142,7 +142,7 @@ def with_functions(given: Mapping[str, Any], mcp: Mapping[str, CallableTool]) ->
         for name, known in mcp.items()
     ]
     body = {name: value for name, value in given.items() if name not in ("mcp_servers", "tools")}
-    if not tools and not functions:  # no server could list its tools, which the reply says
+    if not tools and not functions:  # no server could list its tools; the response reports it
         return {**body, "tool_choice": None}
     return {**body, "tools": [*tools, *functions]}
 

@@ -1,8 +1,8 @@
-"""``system`` and ``messages`` of Anthropic's Messages API, checked and read into the conversation's own form.
+"""Parses ``system`` and ``messages`` of Anthropic's Messages API to a conversation.
 
-llama-server's conversion (tools/server/server-chat.cpp, server_chat_convert_anthropic_to_oai) with four differences:
-the results of tools come in front of a message's text, next to the calls that they answer; they carry the name of
-their tool; what is left out is told; and calls that Anthropic's servers have carried out stand as calls, too.
+It follows llama-server's conversion (tools/server/server-chat.cpp, server_chat_convert_anthropic_to_oai) with four
+differences: tool results precede a message's text, next to their calls; they have the name of their tool; omitted
+content is reported; and calls that Anthropic's servers executed are calls, too.
 """
 
 import re
@@ -41,12 +41,11 @@ def read_conversation(
     later: DeferredDefinitions,
     cipher: ReasoningCipher = NO_CIPHER,
 ) -> list[Message]:
-    """The messages, the system prompt first. Adds to `warnings` what is left out of them, and tells `later` of tools.
-    `cipher` decrypts reasoning.
+    """Return the messages, the system prompt first.
 
-    A message without blocks says nothing and is left out; an empty system prompt too. There may be no message at all,
-    as in llama-server: then the model begins. Raises `InvalidRequest` with a path such as
-    ``messages.0.content.1.text``.
+    Adds omitted content to `warnings` and introduced tools to `later`. `cipher` decrypts reasoning. A message
+    without blocks and an empty system prompt are omitted. There may be no message at all, as in llama-server: then
+    the model starts. Raises `InvalidRequest` with a path such as ``messages.0.content.1.text``.
     """
     found = _system(system, warnings)
     if messages is None:
@@ -79,11 +78,11 @@ def _system_block(given: object, path: str, warnings: list[str]) -> str:
 
 
 def steady_system(text: str) -> str:
-    """`text` with the stamp that Claude Code puts at its beginning made the same for all requests.
+    """Return `text` with Claude Code's leading stamp replaced by a constant, so that requests share a prefix.
 
-    ``x-anthropic-billing-header: cc_version=2.1.197.1c0; cc_entrypoint=cli; cch=a5145;``: the end of ``cc_version``
-    follows from a session's first words, ``cch`` from the whole request. No cached prefix would reach past them
-    (llama-server knows of ``cch``: server-chat.cpp, normalize_anthropic_billing_header).
+    In ``x-anthropic-billing-header: cc_version=2.1.197.1c0; cc_entrypoint=cli; cch=a5145;``, the end of
+    ``cc_version`` depends on a session's first words and ``cch`` on the whole request. No cached prefix would extend
+    past them (llama-server handles ``cch``: server-chat.cpp, normalize_anthropic_billing_header).
     """
     found = _STAMP.match(text)
     if found is None:
@@ -151,7 +150,7 @@ class _Turn:
                 self.parts += shown
 
     def messages(self) -> list[Message]:
-        """In the order of templates: the user's results, then what the message says itself."""
+        """Return messages in template order: the tool results, then the message itself."""
         self._end()
         return self.done
 
@@ -161,7 +160,7 @@ class _Turn:
             raise InvalidRequest(f"{path}.type: {said}", f"{path}.type")
 
     def _end(self) -> None:
-        """Put what has been said so far into a message."""
+        """Create a message from the content so far."""
         if self.parts or self.calls or self.reasoning:
             content = tuple(self.parts) or ""
             self.done.append(Message(self.role, content, "".join(self.reasoning), tuple(self.calls)))

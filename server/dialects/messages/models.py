@@ -1,4 +1,4 @@
-"""``GET /v1/models`` for clients of Anthropic's API: its keys beside those that everybody gets."""
+"""``GET /v1/models`` for clients of Anthropic's API: its keys in addition to the common ones."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -17,7 +17,7 @@ def anthropic_models(models: Sequence[Json]) -> Json:
 
 
 def anthropic_model(model: Json) -> Json:
-    """One model, out of an entry of OpenAI's list. How much goes in and comes out is known once it was loaded."""
+    """Convert an entry of OpenAI's list. Input and output limits are known once the model has been loaded."""
     n_ctx = model.get("meta", {}).get("n_ctx")
     return {
         "type": "model",

@@ -1,6 +1,6 @@
-"""Anthropic's Messages API: its body becomes a `Conversation`, from where everything is as in OpenAI chat.
+"""Anthropic's Messages API: parses the body to a `Conversation`, which is then handled like OpenAI chat.
 
-Beside Anthropic's fields, llama.cpp's sampling fields are taken. What comes back is written by `write`.
+llama.cpp's sampling fields are accepted in addition. `write` creates the response.
 """
 
 from collections.abc import Iterator
@@ -40,7 +40,7 @@ from server.structured.response_format import ANY_OBJECT, ResponseFormat
 DEFAULT_MAX_TOKENS = 4096
 """llama-server's, for a body without ``max_tokens``."""
 _SERVERS_OWN = ("mcp_servers", "container", "compaction", "thread")
-"""Fields that ask Anthropic's servers to do something beside generating."""
+"""Fields for functions of Anthropic's servers other than generation."""
 _FORMAT = Fields("type schema")
 _HARMLESS_EDIT = "clear_thinking_20251015"
 
@@ -108,8 +108,9 @@ class ParsedMessages:
 def read_messages(
     given: dict[str, Any], cipher: ReasoningCipher = NO_CIPHER, *, generate: bool = True
 ) -> ParsedMessages:
-    """Check what needs no model. `cipher` is for the reasoning of the conversation and of the reply. Raises
-    `InvalidRequest`."""
+    """Validate the fields that don't depend on a model. `cipher`: encrypts and decrypts reasoning. Raises
+    `InvalidRequest`.
+    """
     body = parse(MessagesBody, given)
     if generate and body.max_tokens is None:
         body = body.model_copy(update={"max_tokens": DEFAULT_MAX_TOKENS})
@@ -131,7 +132,7 @@ def read_messages(
 
 
 def _left_out(given: dict[str, Any]) -> Iterator[str]:
-    """What Anthropic's servers would do beside generating, and nobody does here."""
+    """Return warnings for functions of Anthropic's servers that this server lacks."""
     for name in _SERVERS_OWN:
         if given.get(name):
             reason = (
@@ -154,7 +155,7 @@ def _fields(body: MessagesBody) -> GenerationFields:
 
 
 def _thinking(body: MessagesBody, effort: str | None) -> ReasoningSettings:
-    """With llama-server's budget for thoughts that the client wants without saying how many."""
+    """Return the reasoning settings, with llama-server's budget if the client enables reasoning without a number."""
     given = body.thinking
     budget = None if given is None else given.budget_tokens
     if given is not None and given.type == "enabled" and budget is None:

@@ -38,7 +38,7 @@ class DeferredDefinitions:
         self._reader = reader
 
     def tell(self, name: str) -> str:
-        """Return the text that stands for a reference to a tool."""
+        """Return the text for a reference to a tool."""
         return self._deferred.refer(name)
 
     def define(self, given: object, path: str) -> str | None:
@@ -49,7 +49,7 @@ class DeferredDefinitions:
 
 @dataclass(frozen=True, slots=True)
 class DeclaredTools:
-    """Both fields, read. ``deferred`` collects what the messages introduce."""
+    """Both fields, parsed. ``deferred`` collects the tools that messages introduce."""
 
     offered: tuple[Tool, ...]
     deferred: DeferredTools
@@ -57,7 +57,7 @@ class DeclaredTools:
     reader: "ToolReader"
 
     def later(self) -> DeferredDefinitions:
-        """Return what reads the tools of the messages."""
+        """Return the reader for tools in messages."""
         return DeferredDefinitions(self.deferred, self.reader)
 
     def tools(self) -> Tools:
@@ -70,10 +70,10 @@ class DeclaredTools:
 
 
 def read_tools(tools: object, choice: object, warnings: list[str]) -> DeclaredTools:
-    """Check both fields together; adds to `warnings` what the model is not told of.
+    """Validate both fields together; adds tools that the model doesn't get to `warnings`.
 
-    Tools with ``defer_loading`` wait until the messages tell of them, unless it were Anthropic's servers that search
-    them. Raises `InvalidRequest` that names the place.
+    Tools with ``defer_loading`` wait until a message introduces them, unless Anthropic's servers would search them.
+    Raises `InvalidRequest` with the path.
     """
     wanted = read_choice(choice)
     reader = ToolReader(warnings)

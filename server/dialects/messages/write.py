@@ -51,10 +51,10 @@ NO_SERVER_TOOLS: Mapping[str, CallableTool] = MappingProxyType({})
 
 
 class MessageWriter:
-    """What both writers have in common.
+    """The common part of both writers.
 
-    ``show_reasoning=False`` leaves the text of thinking blocks empty. `server_tools`: the tools that this server calls,
-    by the model's names; with them a message may have several rounds of generation.
+    ``show_reasoning=False`` leaves the text of thinking blocks empty. `server_tools`: the tools that this server
+    calls, by the model's names; with them a message may have several rounds of generation.
     """
 
     def __init__(
@@ -195,7 +195,7 @@ class MessageReply(MessageWriter):
 
 
 class MessageStream(MessageWriter):
-    """Feed it every event; send what it returns, then what `finish` returns."""
+    """Pass every event to `feed` and send the result, then send the result of `finish`."""
 
     def __init__(
         self,
@@ -263,7 +263,7 @@ class MessageStream(MessageWriter):
         return events
 
     def _next(self, item: Item) -> list[bytes]:
-        """The end of the block before, and the beginning of the item's."""
+        """Return the end of the previous block and the start of the item's."""
         ended = self._close()
         self._open, self._input = item, ObjectStream()
         self._index += 1
@@ -314,9 +314,11 @@ def _stop(end: Finished, *, called: bool) -> Json:
 
 
 def _usage(n_prompt: int, n_cached: int, n_predicted: int, n_thoughts: int = 0) -> Json:
-    """Token counts; what came out of the cache is counted apart. Whatever is computed is kept, at no price: what
-    Anthropic counts as ``cache_creation_input_tokens`` are input tokens here, so that the sum of the three is right.
-    Tokens of thoughts are output, told apart where there are some.
+    """Return token counts; cached prompt tokens are separate.
+
+    Every computed token may be cached at no cost, so Anthropic's ``cache_creation_input_tokens`` count as input
+    tokens here, and the sum of the three is correct. Reasoning tokens are output tokens, and reported separately if
+    there are any.
     """
     details = {"output_tokens_details": {"thinking_tokens": n_thoughts}} if n_thoughts else {}
     return {

@@ -13,7 +13,7 @@ MAX_PATH_CHARS = 256
 
 
 class NativeBody(GenerationFields):
-    """Fields of a native completion beside those that all formats have; its own ``response_format`` is nobody's."""
+    """Fields of a native completion in addition to the common ones. ``response_format`` is not one of them."""
 
     prompt: Any = None
     response_fields: Any = None
@@ -65,9 +65,10 @@ class NativeBody(GenerationFields):
 
     @property
     def thinking_tags(self) -> tuple[str, tuple[str, ...]] | None:
-        """What opens thoughts, and the texts that end them, the first of which is forced when their budget is spent.
+        """Return the text that opens reasoning, and the texts that close it, the first of which is forced at the
+        budget.
 
-        None where the request names none, so that nothing tells thoughts from an answer.
+        None if the request has no tags, so that reasoning can't be detected.
         """
         one = [self.reasoning_budget_end_tag or ""]
         ends = tuple(filter(None, one if self.reasoning_budget_end_tags is None else self.reasoning_budget_end_tags))

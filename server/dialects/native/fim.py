@@ -32,14 +32,14 @@ class Extra:
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """What is around the gap, in tokens; `prompt` is its beginning."""
+    """The tokens around the gap; `prompt` is the start of the gap."""
 
     prefix: Sequence[int]
     suffix: Sequence[int]
     prompt: Sequence[int] = ()
 
     def cut(self, n_batch: int) -> "Gap":
-        """So much of it as fits a batch: three quarters of one before the gap, one behind it."""
+        """Cut to a batch: three quarters of it before the gap, one after it."""
         n_prefix = 3 * (n_batch // 4)
         n_suffix = max(0, n_batch // 4 - (_OWN_TOKENS + len(self.prompt)))
         return Gap(self.prefix[max(0, len(self.prefix) - n_prefix) :], self.suffix[:n_suffix], self.prompt)
@@ -54,7 +54,7 @@ def require_fim(vocab: Vocab) -> None:
 
 
 def fim_tokens(vocab: Vocab, gap: Gap, extra: Sequence[int] = (), *, suffix_first: bool = False) -> list[int]:
-    """The prompt of a gap; `extra` comes before all, the model's BOS between them."""
+    """Return the prompt for a gap; `extra` is first, followed by the model's BOS."""
     before = [vocab.fim_prefix, *gap.prefix, *gap.prompt]
     behind = [vocab.fim_suffix, *gap.suffix]
     first, second = (behind, before) if suffix_first else (before, behind)
@@ -79,7 +79,7 @@ def extra_tokens(vocab: Vocab, files: Sequence[Extra]) -> list[int]:
 
 
 def fitting_extra(tokens: Sequence[int], *, n_ctx: int, n_batch: int, n_predict: int) -> Sequence[int]:
-    """The end of `tokens` that the context has room for beside a batch; `n_predict` is the model's own limit."""
+    """Return the end of `tokens` that fits the context besides a batch; `n_predict` is the model's own limit."""
     n = min(max(0, n_ctx - n_batch - 2 * n_predict), len(tokens))
     return tokens[len(tokens) - n :]
 

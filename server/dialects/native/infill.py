@@ -37,7 +37,7 @@ class Infill:
 
 
 def read_infill(given: object) -> Infill:
-    """Check what needs no model. Raises `InvalidRequest`."""
+    """Validate the fields that don't depend on a model. Raises `InvalidRequest`."""
     body = parse(InfillBody, given)
     refuse_thinking(body)
     if body.prompt is not None and not isinstance(body.prompt, str):
@@ -84,8 +84,9 @@ def infill_generation(infill: Infill, model: LoadedModel) -> Generation:
 
 
 def infill_tokens(infill: Infill, model: LoadedModel) -> list[int]:
-    """The prompt, kept within a batch: of a long prefix the end counts, of a suffix and the files the beginning and
-    the end."""
+    """Return the prompt, cut to a batch: of a long prefix keep the end, of the suffix and the files the start and the
+    end.
+    """
     vocab, spec = model.vocab, model.spec
     gap = Gap(
         prefix=tokenize_mixed(vocab, infill.prefix, "input_prefix", add_special=False, parse_special=False),

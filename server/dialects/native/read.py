@@ -1,5 +1,7 @@
-"""llama-server's own completions: prompts to engine requests (tools/server/server-context.cpp,
-handle_completions_impl). What comes back is written by `write`.
+"""llama-server's native completions: parses prompts to engine requests (tools/server/server-context.cpp,
+handle_completions_impl).
+
+`write` creates the response.
 """
 
 from collections.abc import Callable, Sequence
@@ -52,7 +54,7 @@ class ParsedNative:
 
 
 def read_native(given: object) -> ParsedNative:
-    """Check what needs no model. Raises `InvalidRequest`."""
+    """Validate the fields that don't depend on a model. Raises `InvalidRequest`."""
     body = parse(NativeBody, given)
     body.system_text  # noqa: B018 (raises for one that can't be)
     if body.thinking_tags is None:
@@ -89,7 +91,7 @@ def tokens_of(completion: ParsedNative, model: LoadedModel, seen: Seen = NOTHING
 
 
 def generation(body: NativeBody, tokenize: Callable[[], Sequence[MediaPrompt]], model: LoadedModel) -> Generation:
-    """One engine request per prompt, and what writes the reply of them all."""
+    """Return one engine request per prompt, and the writer for all of them."""
     constraint = _budgeted(
         compiled(_shape(body) or model.spec.shape, body.lazy, model.vocab, model.grammar), body, model
     )
@@ -121,7 +123,7 @@ def generation(body: NativeBody, tokenize: Callable[[], Sequence[MediaPrompt]], 
 
 
 def _shape(body: NativeBody) -> ResponseFormat | None:
-    """What the output must match; a grammar counts before a schema here, as in llama-server."""
+    """Return the response format; a grammar has precedence over a schema here, as in llama-server."""
     schema = body.schema_wanted
     found = guide(body)
     if found is None:
@@ -135,7 +137,9 @@ def _shape(body: NativeBody) -> ResponseFormat | None:
 
 
 def _budgeted(constraint: Constraint | None, body: NativeBody, model: LoadedModel) -> Constraint | None:
-    """`constraint` with the budget of thoughts whose tags the request names; ``generation_prompt`` may open them."""
+    """Add the reasoning budget to `constraint` if the request has reasoning tags; ``generation_prompt`` may open the
+    reasoning.
+    """
     tags = body.thinking_tags
     allowed = allowance(body.reasoning_budget_tokens, body.reasoning_budget_message, model.spec.chat)
     if allowed.budget == UNLIMITED or tags is None:

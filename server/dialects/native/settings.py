@@ -1,6 +1,7 @@
-"""llama-server's ``generation_settings`` (tools/server/server-task.cpp, task_params::to_json): what a request came to.
+"""llama-server's ``generation_settings`` (tools/server/server-task.cpp, task_params::to_json): the effective settings
+of a request.
 
-The whole object is part of a native reply; /props and /slots show a shorter one, without what may be long.
+A native response has the whole object; /props and /slots have a shorter one, without members that may be long.
 """
 
 import math
@@ -74,5 +75,5 @@ def _settings(request: Request, given: Mapping[str, Any], lora: Adapters) -> dic
 
 
 def _finite(bias: float) -> float | None:
-    """JSON has no infinity: a token that never comes has null, as in llama-server."""
+    """Replace infinity by null, because JSON has none: a forbidden token has null, as in llama-server."""
     return bias if math.isfinite(bias) else None

@@ -23,14 +23,15 @@ from server.pool.model import LoadedModel
 from server.vocab import Vocab
 
 _MEDIUM = -1
-"""What a medium's tokens are shown as, one each; llama.cpp's name for no token (LLAMA_TOKEN_NULL)."""
+"""The id of each token of a media part: llama.cpp's value for no token (LLAMA_TOKEN_NULL)."""
 _SLICE = 16384  # tokens written as JSON, or freed, at a time: other threads wait meanwhile
 
 
 class TokenizeBody(Body):
-    """The body of ``POST /tokenize``. Without content there are no tokens, as in llama-server.
+    """The body of ``POST /tokenize``.
 
-    ``prompt`` and ``add_special_tokens`` are vLLM's names, with its default: what the vocabulary adds is added.
+    Without content there are no tokens, as in llama-server. ``prompt`` and ``add_special_tokens`` are vLLM's names,
+    with its default of adding BOS and EOS.
     """
 
     model: str | None = None
@@ -109,7 +110,7 @@ def _shown(tokens: list[int], vocab: Vocab) -> list[Json]:
 
 
 def _written(tokens: list[int], vocab: Vocab | None) -> bytes:
-    """The tokens as JSON, with their pieces if there is a vocabulary. They are taken out of the list."""
+    """Serialize the tokens, with their pieces if there is a vocabulary. Empties the list."""
     parts = [b"["]
     tokens.reverse()
     while tokens:

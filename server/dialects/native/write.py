@@ -19,7 +19,7 @@ from server.engine.request import Event, Finished, Progress, Request, Text
 
 @dataclass(frozen=True, slots=True)
 class Finals:
-    """What the last objects of all choices have in common; `n` choices per prompt are numbered through."""
+    """The common members of all choices' last objects; `n` choices per prompt are numbered consecutively."""
 
     model: str
     n: int
@@ -69,7 +69,7 @@ class Finals:
 
 
 def picked(reply: Mapping[str, Any], paths: Sequence[str]) -> Json:
-    """The fields that `paths` name; ``a/b`` is b of a, under that name. What is not there is left out."""
+    """Return the fields that `paths` select; ``a/b`` is b of a, under that name. Missing fields are omitted."""
     found: Json = {}
     for path in paths:
         value: Any = reply
@@ -125,7 +125,7 @@ class NativeReply:
 
 
 class NativeStream:
-    """Feed it every event; send what it returns."""
+    """Pass every event to `feed` and send the result."""
 
     def __init__(self, finals: Finals, requests: Sequence[Request]) -> None:
         self._finals = finals
@@ -144,7 +144,7 @@ class NativeStream:
         return []
 
     def finish(self) -> list[bytes]:
-        """Nothing: each choice has said that it ended."""
+        """Return nothing: each choice has its own last event."""
         return []
 
     def _text(self, prompt: int, event: Text) -> bytes:

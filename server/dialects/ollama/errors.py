@@ -1,4 +1,4 @@
-"""Errors as Ollama's API writes them: ``{"error": "what was wrong"}``, in a stream as its last line."""
+"""Errors in the format of Ollama's API: ``{"error": "message"}``, in a stream as its last line."""
 
 import orjson
 

@@ -1,4 +1,4 @@
-"""What the bodies of Ollama's API have in common: its durations, and which of its options can't be carried out."""
+"""Common fields of Ollama's API: durations, and options without effect."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -62,7 +62,7 @@ KeepAlive = Annotated[
     BeforeValidator(_seconds),
     WithJsonSchema({"anyOf": [{"type": "number"}, {"type": "string"}], "examples": ["5m", 0, -1]}),
 ]
-"""Seconds that the model stays in memory behind the request; negative = for ever."""
+"""Seconds that the model stays loaded after the request; negative = forever."""
 
 
 def without_effect(body: Mapping[str, Any]) -> list[str]:

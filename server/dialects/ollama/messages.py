@@ -1,7 +1,7 @@
-"""``messages`` and ``tools`` of Ollama's chat, brought into the one form that templates get.
+"""Parses ``messages`` and ``tools`` of Ollama's chat.
 
-Calls have no ids in older clients, whose results say a tool's name alone: both get ids here, so that templates which
-need them show what belongs together.
+Older clients send calls without ids, and results with a tool's name only. Both get ids here, because some templates
+need them.
 """
 
 import re
@@ -16,7 +16,7 @@ _SEVERAL_TYPES = re.compile(r"\w+(?:, ?\w+)+", re.ASCII)
 
 
 def read_messages(value: object) -> list[Message]:
-    """The messages; none where there are none. Raises `InvalidRequest` with a path such as ``messages.0.role``."""
+    """Return the messages, which may be empty. Raises `InvalidRequest` with a path such as ``messages.0.role``."""
     if value is None:
         return []
     value = as_array(value, "messages")
@@ -27,7 +27,7 @@ def read_messages(value: object) -> list[Message]:
 
 
 def content_of(text: str, images: object, path: str) -> Content:
-    """A text with what Ollama has beside it: images, each in base64. Raises `InvalidRequest`."""
+    """Return a text with its images, each in base64. Raises `InvalidRequest`."""
     if images is None:
         return text
     if not isinstance(images, list):

@@ -1,6 +1,6 @@
-"""Models as Ollama's API shows them: ``/api/tags``, ``/api/ps``, ``/api/show`` (ollama, api/types.go).
+"""Models in Ollama's format: ``/api/tags``, ``/api/ps``, ``/api/show`` (ollama, api/types.go).
 
-What is read from a model's file is known once it was loaded; until then its fields are empty. Nothing here loads one.
+Fields from a model's file are empty until the model has been loaded. Nothing here loads a model.
 """
 
 import hashlib
@@ -16,7 +16,7 @@ from server.pool.state import ModelState, Status
 from server.templates.template import ChatTemplate
 
 NEVER = timedelta(days=365 * 292)
-"""What Ollama shows for a model that stays for ever: as long as its durations can be."""
+"""Ollama's expiry time of a model that stays loaded forever: its maximum duration."""
 _UNKNOWN_TIME = "0001-01-01T00:00:00Z"  # Go's zero
 _LEFT_OUT = ("general.name", "tokenizer.chat_template")  # as in Ollama: it has them elsewhere
 _SCALES = ((10**12, "T"), (10**9, "B"), (10**6, "M"), (10**3, "K"))
@@ -61,7 +61,7 @@ def shown(state: ModelState) -> Json:
 
 
 def capabilities(state: ModelState) -> list[str]:
-    """What the model does, in Ollama's words; of one that was never loaded what the settings say."""
+    """Return the model's capabilities by Ollama's names; before it has been loaded, those in the settings."""
     spec, info = state.spec, state.info
     generates = info.generates if info else spec.configured_for("generate")
     embeds = info.embeds if info else not generates
@@ -77,7 +77,7 @@ def capabilities(state: ModelState) -> list[str]:
 
 
 def can_think(template: ChatTemplate) -> bool:
-    """Whether a model with that template has thoughts of its own, so that clients may ask for them."""
+    """Return whether a model with that template can reason, so that clients may request it."""
     return template.supports_thinking or template.chat_format(tools=False).knows_thoughts
 
 
@@ -141,7 +141,7 @@ def _quantization(ftype: str) -> str:
 
 
 def _model_info(info: ModelInfo) -> Json:
-    """The file's metadata with numbers as such; the library gives them as texts, and no arrays."""
+    """Return the file's metadata with numbers as numbers; the library returns strings, and no arrays."""
     read = {name: _value(text) for name, text in info.metadata.items() if name not in _LEFT_OUT}
     return {**read, "general.parameter_count": info.n_params}
 

@@ -1,4 +1,4 @@
-"""Downloads in Ollama's words: what a client may call a model of the hub, and a line for each part that has come."""
+"""Downloads in Ollama's format: names of hub models, and progress lines."""
 
 from collections.abc import AsyncIterable, AsyncIterator
 
@@ -12,13 +12,13 @@ SUCCESS: Json = {"status": "success"}
 
 
 def hub_name(name: str) -> str:
-    """``owner/name[:quantization]`` of what Ollama calls ``hf.co/owner/name[:quantization]``."""
+    """Convert Ollama's ``hf.co/owner/name[:quantization]`` to ``owner/name[:quantization]``."""
     name = name.removesuffix(LATEST)
     return next((name.removeprefix(hub) for hub in _HUBS if name.startswith(hub)), name)
 
 
 async def pull_lines(model: str, events: AsyncIterable[PoolEvent]) -> AsyncIterator[Json]:
-    """What happens to the download of `model`, up to its end: success, or ``error``."""
+    """Yield the progress of the download of `model`, up to ``success`` or ``error``."""
     yield {"status": "pulling manifest"}
     failure = f"the download of '{model}' was stopped"
     async for event in events:

@@ -1,7 +1,7 @@
-"""``POST /api/chat`` and ``/api/generate``: bodies, checked, and the engine request that each means.
+"""``POST /api/chat`` and ``/api/generate``: parses bodies to engine requests.
 
-Ollama's fields (github.com/ollama/ollama, api/types.go); ``options`` takes all of llama.cpp's sampling fields, too.
-What comes back is written by `write`.
+Fields are Ollama's (github.com/ollama/ollama, api/types.go); ``options`` also accepts all of llama.cpp's sampling
+fields. `write` creates the response.
 """
 
 import time
@@ -50,7 +50,7 @@ class Options(SamplingFields, StopField):
 
 
 class AskBody(Body):
-    """What both endpoints have."""
+    """The common fields of both endpoints."""
 
     model: str | None = None
     stream: bool | None = None
@@ -87,32 +87,32 @@ _CALL = Fields("type id", function=Fields("name arguments index"))
 _MESSAGE = Fields("role content images thinking tool_name name tool_call_id", tool_calls=_CALL)
 _FUNCTION = Fields("type", function=Fields("name description parameters strict"))
 OPTIONS = fields_of(Options, names=" ".join((*LOAD_OPTIONS, *OLDER_OPTIONS)))
-"""What ``options`` may have; `fields.without_effect` reports those that have no effect."""
+"""The known members of ``options``; `fields.without_effect` reports those without effect."""
 CHAT_FIELDS = fields_of(OllamaChatBody, options=OPTIONS, messages=_MESSAGE, tools=_FUNCTION)
 GENERATE_FIELDS = fields_of(OllamaGenerateBody, options=OPTIONS)
 
 
 @dataclass(frozen=True, slots=True)
 class ParsedOllama:
-    """A checked body. ``conversation`` is None for a prompt that no template renders, and for nothing to say."""
+    """A validated body. ``conversation`` is None for a raw prompt, and if there is nothing to generate from."""
 
     body: OllamaChatBody | OllamaGenerateBody
     conversation: Conversation | None
     shape: ResponseFormat | None
     began: float  # seconds of `time.perf_counter`
     raw: Message | None = None
-    """What a model is asked without a template."""
+    """A prompt without a template."""
 
     @property
     def media(self) -> tuple[Media, ...]:
-        """All that is shown to the model beside text."""
+        """Return all media."""
         if self.conversation is not None:
             return self.conversation.media
         return tuple(part for part in self.raw.parts if isinstance(part, Media)) if self.raw is not None else ()
 
     @property
     def streams(self) -> bool:
-        """Unlike elsewhere, a stream is what nobody has to ask for."""
+        """Return whether to stream, which is Ollama's default."""
         return self.body.stream is not False
 
     @property
@@ -125,7 +125,7 @@ class ParsedOllama:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What was left out."""
+        """Return the fields without effect."""
         return () if self.conversation is None else self.conversation.warnings
 
     @property
@@ -135,7 +135,7 @@ class ParsedOllama:
 
 
 def read_chat(given: object) -> ParsedOllama:
-    """Check what needs no model. Raises `InvalidRequest`."""
+    """Validate the fields that don't depend on a model. Raises `InvalidRequest`."""
     began = time.perf_counter()
     body = parse(OllamaChatBody, given)
     messages, shape = tuple(read_messages(body.messages)), _shape(body.format)
@@ -147,7 +147,7 @@ def read_chat(given: object) -> ParsedOllama:
 
 
 def read_generate(given: object) -> ParsedOllama:
-    """As `read_chat`. A prompt is a user's message, unless it is raw, or what stands before a gap."""
+    """Like `read_chat`. A prompt is a user message unless it is raw or the prefix of a gap."""
     began = time.perf_counter()
     body = parse(OllamaGenerateBody, given)
     shape = _shape(body.format)
@@ -195,7 +195,7 @@ def generation(ask: ParsedOllama, model: LoadedModel, seen: Seen = NOTHING_SEEN)
     prepared = None if ask.conversation is None else prepare(ask.conversation, model, seen)
     request = _raw_request(ask, model, seen) if prepared is None else _request(ask, prepared, model)
     remembers = isinstance(body, OllamaGenerateBody) and not body.raw and not body.suffix
-    context = [token for token in request.prompt if token >= 0]  # of media there is nothing that could be sent back
+    context = [token for token in request.prompt if token >= 0]  # media can't be sent back
     ending = LastLine(ask.began, loaded, context if remembers else None)
     parser = PlainParser if prepared is None else prepared.output.parser
     writer = OllamaStream if ask.streams else OllamaReply

@@ -57,7 +57,7 @@ class Embed:
 
     @property
     def empty(self) -> bytes:
-        """The reply where there is nothing to embed."""
+        """Return the response for an empty input."""
         return orjson.dumps({"embedding": []} if self.old else {"model": self.model or "", "embeddings": []})
 
 
@@ -88,7 +88,7 @@ class EmbedJob:
 
 
 def read_embed(given: object) -> Embed:
-    """Check what needs no model. Raises `InvalidRequest`."""
+    """Validate the fields that don't depend on a model. Raises `InvalidRequest`."""
     began = time.perf_counter()
     body = parse(EmbedBody, given)
     texts = _texts(body.input)

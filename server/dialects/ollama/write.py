@@ -30,7 +30,7 @@ class Reply:
     chat: bool
 
     def named(self, model: str) -> "Reply":
-        """With a name where the client has said none."""
+        """Return it with a default name if the client gave none."""
         return self if self.model else replace(self, model=model)
 
     def line(self, text: str = "", **more: object) -> Json:
@@ -47,8 +47,9 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class LastLine:
-    """What the last line says beside the engine's counts: when the request came and when the model was there (seconds
-    of `time.perf_counter`), and the prompt where ``context`` is to be given."""
+    """Data of the last line besides the engine's counts: the times of the request and of the loaded model (seconds of
+    `time.perf_counter`), and the prompt if ``context`` is requested.
+    """
 
     began: float
     loaded: float
@@ -70,7 +71,7 @@ class LastLine:
 
 
 class _Lines:
-    """Turns events into lines. A call's is written once something else comes, since clients take calls whole."""
+    """Converts events to lines. A call is written when the next item starts, because clients expect whole calls."""
 
     def __init__(self, reply: Reply, parser: NewParser, ending: LastLine) -> None:
         self._reply = reply
@@ -90,7 +91,7 @@ class _Lines:
         return []
 
     def _written(self, deltas: list[Delta], held_back: Sequence[TokenLogprob] = ()) -> list[Json]:
-        """`held_back`: log probabilities of tokens whose text has not come; they get a line of their own."""
+        """`held_back`: log probabilities of buffered text; they get their own line."""
         lines: list[Json] = []
         for delta in deltas:
             if delta.item is not self._open:
@@ -118,7 +119,7 @@ class _Lines:
 
 
 class OllamaStream:
-    """Feed it every event; send what it returns."""
+    """Pass every event to `feed` and send the result."""
 
     def __init__(self, reply: Reply, parser: NewParser, ending: LastLine) -> None:
         self._lines = _Lines(reply, parser, ending)
@@ -156,7 +157,7 @@ class OllamaReply:
 
 
 def _joined(lines: list[Json], text: str) -> Json:
-    """Text, thoughts and calls of all lines."""
+    """Return the text, reasoning and calls of all lines."""
     found: Json = {"role": "assistant"} if text == "content" else {}
     found[text] = "".join(line[text] for line in lines)
     thoughts = "".join(line.get("thinking", "") for line in lines)

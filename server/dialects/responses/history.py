@@ -21,9 +21,9 @@ _PART_DEFAULTS: Mapping[object, Json] = {
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """``items`` come before the input. ``named_by`` is the field of the body that named them, for errors.
-    ``referenced``
-    maps the ids that the input refers to, to stored items."""
+    """``items`` precede the input. ``named_by``: the field of the body that names them, for errors. ``referenced``:
+    stored items by the ids that the input refers to.
+    """
 
     items: Sequence[Json] = ()
     named_by: str = "previous_response_id"
@@ -42,7 +42,7 @@ def references(items: object) -> set[str]:
 
 
 def is_reference(item: Mapping[str, Any]) -> bool:
-    """Return whether an item stands for a stored one: ``{"type": "item_reference", "id": ...}``, the type optional."""
+    """Return whether an item refers to a stored one: ``{"type": "item_reference", "id": ...}``, the type optional."""
     return item.get("type") == "item_reference" or set(item) == {"id"}
 
 

@@ -1,9 +1,9 @@
-"""``input`` of OpenAI's Responses: a text or items, brought into the messages of a conversation.
+"""``input`` of OpenAI's Responses: a text or items, converted to the messages of a conversation.
 
-The rules are llama-server's (tools/server/server-chat.cpp, server_chat_convert_responses_to_chatcmpl): what the model
-wrote in one turn (reasoning, texts, calls) becomes one message. Beyond them no type of item is an error, since clients
-send back what any server has given them: calls of whatever kind stand in the conversation as calls, their outputs as
-results, and an item without a text that a model could read is left out with a warning.
+The rules are llama-server's (tools/server/server-chat.cpp, server_chat_convert_responses_to_chatcmpl): the
+reasoning, texts and calls of one turn become one message. In addition, no type of item is an error, because clients
+send back items of any server: all kinds of calls become calls, their outputs results, and an item without readable
+text is omitted with a warning.
 """
 
 from collections.abc import Mapping, Sequence
@@ -49,7 +49,7 @@ _DENIED = "The user denied this call"
 
 @dataclass(frozen=True, slots=True)
 class InputRead:
-    """The messages, of which the first `n_before` are the history's, and warnings about what was left out."""
+    """The messages, the first `n_before` of which are from the history, and warnings about omitted items."""
 
     messages: list[Message]
     warnings: Sequence[str] = ()
@@ -101,7 +101,7 @@ class _Reader:
     approved: dict[str, ApprovedCall] = default(default_factory=dict)  # without those that were made since
 
     def warnings(self) -> list[str]:
-        """What was left out, type by type."""
+        """Return the omitted items by type."""
         skipped = [
             f"{left_out(what, kind, number)}: no text that a model could read"
             for (what, kind), number in self.skipped.items()
@@ -159,7 +159,7 @@ class _Reader:
         elif kind == "tool_search_output" and call_id:
             found = self.tools.introduce(item.get("tools"), f"{path}.tools")
             self._answered(found or _NOTHING_FOUND, call_id)
-        elif kind == "tool_search_output" and item.get("tools"):  # of a server, which need not say what it searched
+        elif kind == "tool_search_output" and item.get("tools"):  # of a server, which may omit the query
             self._additional_tools(item, path)
         elif kind == "apply_patch_call_output" and call_id:
             parts, status = self._output(item.get("output") or "", f"{path}.output"), item.get("status")
@@ -170,7 +170,7 @@ class _Reader:
             self._result(item, path, call_id)
         elif item.get("role") in _ROLES and item.get("content") is not None:
             self._message(item, path)
-        elif kind == "agent_message" and item.get("content") is not None:  # codex-rs: what another agent has written
+        elif kind == "agent_message" and item.get("content") is not None:  # codex-rs: a message of another agent
             self.messages.append(Message("user", text_content(self._parts(item["content"], f"{path}.content"))))
         else:
             self._skip("input items", kind)
@@ -249,7 +249,7 @@ class _Reader:
         self.messages.append(Message("tool", content, call_id=call_id))
 
     def _output(self, given: object, path: str) -> list[Part]:
-        """What a tool has said: a text, parts, or what a shell wrote."""
+        """Return a tool output: a text, parts, or a shell's output."""
         if isinstance(given, dict):
             kind = given.get("type")
             seen = isinstance(kind, str) and kind in _MEDIA
@@ -332,7 +332,7 @@ def _arguments(item: Mapping[str, Any], path: str) -> str:
 
 
 def _as_json(value: Any) -> str:
-    """A text as it is, anything else as JSON without what is null."""
+    """Return text unchanged, and anything else as JSON without null members."""
     if isinstance(value, str):
         return value
     if isinstance(value, dict):

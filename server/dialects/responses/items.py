@@ -1,4 +1,4 @@
-"""The output of a response while it is generated: reasoning, messages and calls, each an item of its own, in order."""
+"""The output items of a response while it is generated: reasoning, messages and calls in order."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -37,11 +37,12 @@ NO_SERVER_TOOLS: Mapping[str, CallableTool] = MappingProxyType({})
 
 @dataclass(slots=True, eq=False)
 class OutputItem:
-    """One item of the reply; ``index`` is its place in the output, ``client`` how the client knows what is called.
+    """One output item.
 
-    ``encrypt`` makes the ``encrypted_content`` of reasoning, None for none. ``summarizes``: the text of reasoning is
-    shown as its summary.
-    ``server_tool``: the tool that this server calls; ``outcome``: the members that the call's outcome gives the item.
+    ``index``: its position in the output. ``client``: the client's name of the called tool. ``encrypt``: creates the
+    ``encrypted_content`` of reasoning, None for none. ``summarizes``: the reasoning text is the item's summary.
+    ``server_tool``: the tool that this server calls. ``outcome``: the members that the call's outcome adds to the
+    item.
     """
 
     said: Item
@@ -123,7 +124,7 @@ class OutputItem:
         return {"status": row.unfinished if unfinished else status, "call_id": self.call_id, **row.body(arguments)}
 
     def _server_call(self, known: CallableTool, status: ItemStatus) -> Json:
-        """A call that this server makes, or asks the client to approve. One without an outcome was not made."""
+        """Return a call that this server makes or lets the client approve. A call without an outcome was not made."""
         item: Json = {"id": self.id, "type": self.type, "name": known.tool.name, "arguments": self.text}
         item["server_label"] = known.server.label
         if self.type == "mcp_approval_request":
@@ -144,10 +145,10 @@ class Addition:
 
 
 class OutputItems:
-    """What is said as items. White space between items belongs to none.
+    """Converts deltas to items.
 
-    ``server_tools``: the tools that this server calls, by the model's names. ``first_index``: the place of the first
-    item in the output.
+    Whitespace between items is dropped. ``server_tools``: the tools that this server calls, by the model's names.
+    ``first_index``: the position of the first item in the output.
     """
 
     def __init__(
@@ -167,7 +168,7 @@ class OutputItems:
         self._after_sampling = after_sampling
         self._encrypt, self._summarizes = encrypt, summarizes
         self._server_tools, self._first_index = server_tools, first_index
-        self._shown: dict[int, OutputItem] = {}  # by the identity of what is said
+        self._shown: dict[int, OutputItem] = {}  # by the identity of the message item
         self._blank: list[Delta] = []  # white space that a text has begun with
 
     @property
@@ -189,7 +190,7 @@ class OutputItems:
         return self._added(self._said.feed(event))
 
     def finish(self, end: Finished) -> list[Addition]:
-        """What was held back."""
+        """Return the events of buffered text."""
         added = [*self._added(self._said.finish(end)), *self._ended()]
         if not self.items and self._said.items:  # nothing but white space
             only = self._said.items[0]
@@ -222,7 +223,7 @@ class OutputItems:
         yield Addition(shown, text, wire.probabilities(wanted, after_sampling=self._after_sampling))
 
     def _ended(self) -> Iterator[Addition]:
-        """What the last item still has, now that it has ended."""
+        """Return the remaining events of the last item, which has ended."""
         last = self.items[-1] if self.items else None
         if last is not None and last.type == "custom_tool_call" and (rest := last.custom.finish(last.said.text)):
             yield Addition(last, rest)

@@ -38,7 +38,7 @@ from server.mcp.results import McpTool
 
 _SEARCH = "web_search"
 _SHOWN = ("type", "server_label", "server_url", "server_description", "allowed_tools", "require_approval")
-_ENTRY = "mcp_entry"  # a key of the namespaces that stand for entries of the body
+_ENTRY = "mcp_entry"  # a key of the namespaces that represent entries of the body
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class ApprovedCall:
 
 
 def is_mcp(entry: object, web_search: str) -> bool:
-    """Return whether an entry of ``tools`` names an MCP server; `web_search`: the label that stands for web search."""
+    """Return whether an entry of ``tools`` is an MCP server. `web_search`: the label of the web search server."""
     if not isinstance(entry, dict):
         return False
     kind = entry.get("type")
@@ -172,7 +172,7 @@ def with_functions(
 def _choice(given: Any, mcp: Mapping[str, CallableTool], tools: Sequence[Json]) -> Any:
     """``tool_choice`` in terms of functions. Raises `InvalidRequest`."""
     if given == "required" and not mcp and all(_ENTRY in entry for entry in tools):
-        return "auto"  # no server could list its tools, which the reply says
+        return "auto"  # no server could list its tools; the response reports it
     if not isinstance(given, dict):
         return given
     if given.get("type") == "allowed_tools" and isinstance(given.get("tools"), list):
@@ -224,7 +224,7 @@ def shown_tools(shown: Iterable[Json], given: Sequence[Any]) -> list[Json]:
 
 
 def list_item(offered: OfferedServer) -> Json:
-    """Return the ``mcp_list_tools`` item of a server that was asked for its tools."""
+    """Return the ``mcp_list_tools`` item of a server."""
     tools = [
         {
             "name": tool.name,
@@ -276,8 +276,11 @@ def call_item(known: CallableTool, arguments: str, approval: str | None = None) 
 
 @dataclass(slots=True)
 class McpRounds:
-    """The MCP tools of one response: `tools` by the model's names, `server_tools` that call them (None = there are
-    none), and what was done before the first round: items that lead the output, and messages that they add."""
+    """The MCP tools of one response.
+
+    ``tools``: by the model's names. ``server_tools``: calls them (None = no tools). The rest was done before the
+    first round: items at the start of the output, and messages that they add.
+    """
 
     tools: Mapping[str, CallableTool] = field(default_factory=dict)
     server_tools: ServerTools | None = None
@@ -320,6 +323,6 @@ class McpRounds:
 
 
 def reader_name(item: Mapping[str, Any]) -> str:
-    """Return what the model called the tool of an ``mcp_call`` or ``mcp_approval_request`` item."""
+    """Return the model's name of the tool of an ``mcp_call`` or ``mcp_approval_request`` item."""
     label = item.get("server_label")
     return function_name(label, item["name"]) if isinstance(label, str) else str(item["name"])

@@ -1,6 +1,6 @@
-"""OpenAI's Responses API: the body as a `Conversation`, and one engine request for it.
+"""OpenAI's Responses API: parses the body to a `Conversation` and one engine request.
 
-Beside OpenAI's fields every one of a chat that is llama.cpp's own is taken. What comes back is written by `write`.
+llama.cpp's chat fields are accepted in addition to OpenAI's. `write` creates the response.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -59,7 +59,7 @@ class ReasoningOptions(Body):
 
     @property
     def wanted_summary(self) -> str | None:
-        """The kind of summary that the client asks for; ``generate_summary`` is OpenAI's older name of the field."""
+        """Return the requested kind of summary; ``generate_summary`` is OpenAI's older name of the field."""
         given = self.summary or self.generate_summary
         return None if given == "none" else given
 
@@ -102,7 +102,7 @@ class ResponsesBody(Body):
 
     @property
     def generates(self) -> bool:
-        """Whether there is to be any output; without it the prompt is computed for the next request (Codex)."""
+        """Return whether to generate output; otherwise the prompt is only computed for the next request (Codex)."""
         return self.generate is not False
 
     @property
@@ -112,7 +112,7 @@ class ResponsesBody(Body):
 
     @property
     def encrypts_reasoning(self) -> bool:
-        """Whether reasoning items have ``encrypted_content``: the client asks for it, or has to keep them itself."""
+        """Return whether reasoning items have ``encrypted_content``: the client requests it, or stores items itself."""
         return not self.stored or ENCRYPTED_REASONING in (self.include or ())
 
     @property
@@ -173,15 +173,17 @@ class ParsedResponse:
 
     @property
     def summary(self) -> str | None:
-        """The kind of reasoning summary that the client asks for."""
+        """Return the requested kind of reasoning summary."""
         return None if self.body.reasoning is None else self.body.reasoning.wanted_summary
 
 
 def read_response(
     given: Mapping[str, Any], history: History = NO_HISTORY, cipher: ReasoningCipher = NO_CIPHER
 ) -> ParsedResponse:
-    """Check what needs no model. `history` is what the response continues. `cipher` is for the reasoning of the input
-    and of the reply. Raises `InvalidRequest`."""
+    """Validate the fields that don't depend on a model.
+
+    `history`: the earlier items. `cipher`: encrypts and decrypts reasoning. Raises `InvalidRequest`.
+    """
     body = parse(ResponsesBody, given)
     _check_state(body)
     chat_body = parse(ChatBody, _chat_fields(given, body))
@@ -236,7 +238,7 @@ def _check_state(body: ResponsesBody) -> None:
 
 
 def _chat_fields(given: Mapping[str, Any], body: ResponsesBody) -> Json:
-    """The chat's fields, but for messages and tools."""
+    """Return the chat's fields without messages and tools."""
     fields = {
         name: value
         for name, value in given.items()
@@ -262,10 +264,10 @@ def response_generation(
     seen: Seen = NOTHING_SEEN,
     response_id: str = "",
 ) -> Generation:
-    """Return the engine's request and the writer of its reply. Blocking, for a worker thread.
+    """Return the engine's request and the writer of the response. Blocks, so run it in a thread.
 
-    `keep` returns what stores the finished response; its flag says whether the last message of the input is the first
-    part of the output. Raises `InvalidRequest`.
+    `keep` returns the function that stores the finished response; its flag is whether the last input message is the
+    first part of the output. Raises `InvalidRequest`.
     """
     header = Header(model.spec.id, response_id or new_response_id())
     mcp = asked.mcp or McpRounds()

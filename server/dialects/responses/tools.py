@@ -1,10 +1,10 @@
-"""``tools`` and ``tool_choice`` of OpenAI's Responses, and how the client knows what the model calls.
+"""``tools`` and ``tool_choice`` of OpenAI's Responses, and the client's names of the called tools.
 
-The model sees functions only. Those of a ``namespace`` are called ``namespace__name``, and come back with their own
-name beside ``namespace`` (Codex 0.169 answers a name alone with "unsupported call"); ``functions`` is OpenAI's word for
-no namespace, so it is left out of the name. A ``custom`` tool is a function of one text, ``input``; a type such as
-``shell`` is a function of `tool_types`. Other types are left out with a warning, and are an error only where
-``tool_choice`` names one.
+The model sees functions only. A function of a ``namespace`` is named ``namespace__name`` for the model; its calls
+have the function's own name and ``namespace`` (Codex 0.169 answers a name alone with "unsupported call"). The
+namespace ``functions`` is OpenAI's word for none, so it has no prefix. A ``custom`` tool is a function with one
+string, ``input``; a type such as ``shell`` is a function of `tool_types`. Other types are omitted with a warning,
+and are only an error if ``tool_choice`` names one.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -34,9 +34,9 @@ from server.errors import InvalidRequest
 
 @dataclass(frozen=True, slots=True)
 class ClientTools:
-    """The functions that the model sees, and their names at the client by those that the model uses.
+    """The model's functions, and the client's names by the model's names.
 
-    ``shown``: the tools as a reply repeats them. ``warnings``: what was left out.
+    ``shown``: the tools as the response repeats them. ``warnings``: omitted tools.
     """
 
     tools: Tools = field(default_factory=Tools)
@@ -45,7 +45,7 @@ class ClientTools:
     warnings: Sequence[str] = ()
 
     def named(self, name: str) -> ClientName:
-        """The client's name of what the model calls `name`."""
+        """Return the client's name of the model's tool `name`."""
         return self.names.get(name) or ClientName(name)
 
 
@@ -72,7 +72,7 @@ class ToolReader:
         self._deferred = DeferredTools(waiting)
 
     def offer(self, listed: object, path: str) -> None:
-        """Add the tools that stand before the first turn to those of the request. Raises `InvalidRequest`."""
+        """Add the tools before the first turn to the request's tools. Raises `InvalidRequest`."""
         self._offered |= {tool.name: tool for tool in self._listed(listed, path)}
 
     def introduce(self, listed: object, path: str) -> str:
@@ -129,7 +129,7 @@ class ToolReader:
                 continue
             later = tool.get("defer_loading") is True
             yield self._function(tool, where, name, about), f"{where}.name", later
-            about = ""  # said once, with the first of them
+            about = ""  # reported once, with the first of them
 
     def _function(self, entry: Mapping[str, Any], path: str, namespace: str = "", about: str = "") -> Tool:
         custom = entry.get("type") == "custom"
@@ -143,7 +143,7 @@ class ToolReader:
         return function_tool(entry, path, name, description)
 
     def _of_type(self, entry: Mapping[str, Any], row: ToolType, path: str) -> Tool:
-        """The function of a type of `tool_types`, with what the entry says of it."""
+        """Return the function for a type of `tool_types`, with the entry's description."""
         tool = Tool(row.name, row.description, row.parameters, at=path)
         if row.open:
             given = function_tool(entry, path, *name_and_description({**entry, "name": row.name}, path))

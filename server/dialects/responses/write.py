@@ -39,10 +39,8 @@ Keep = Callable[[Json], Awaitable[bool]]
 
 @dataclass(frozen=True, slots=True)
 class ResponseFrame:
-    """What every state of one response repeats.
-
-    ``stored``: whether the client may retrieve it later. ``generates``: whether it is to have any output; one without
-    is complete.
+    """The members that every state of one response repeats. ``stored``: whether the client may retrieve it.
+    ``generates``: whether there is output; a response without output is complete at once.
     """
 
     fields: Json
@@ -88,7 +86,7 @@ class ResponseFrame:
 
 @dataclass(slots=True)
 class EarlierRounds:
-    """What a response had before its current round of generation: items, ends of rounds, tokens of reasoning."""
+    """The earlier rounds of a response: items, ends of rounds, number of reasoning tokens."""
 
     items: list[Json] = field(default_factory=list)
     ends: list[Finished] = field(default_factory=list)
@@ -114,7 +112,7 @@ def usage(ends: Sequence[Finished], n_reasoning: int) -> Json:
 
 
 class ResponseWriter:
-    """What both writers have in common. `lead`: finished items that come before everything that is generated."""
+    """The common part of both writers. `lead`: finished items before the generated output."""
 
     def __init__(
         self, frame: ResponseFrame, output: OutputItems, *, prefill: str = "", lead: Sequence[Json] = ()
@@ -229,7 +227,7 @@ def _part_kind(item: OutputItem) -> str:
 
 
 class ResponseStream(ResponseWriter):
-    """Feed it every event; send what it returns, then what `finish` returns. `prefill` is the first content."""
+    """Pass every event to `feed` and send the result, then that of `finish`. `prefill` is the first content."""
 
     def __init__(
         self, frame: ResponseFrame, output: OutputItems, *, prefill: str = "", lead: Sequence[Json] = ()
@@ -237,7 +235,7 @@ class ResponseStream(ResponseWriter):
         super().__init__(frame, output, prefill=prefill, lead=lead)
         self._n_events = 0
         self._open: OutputItem | None = None
-        self._head = b""  # the bytes in front of a delta of the open item
+        self._head = b""  # the bytes before a delta of the open item
 
     def feed(self, _prompt: int, event: Event) -> list[bytes]:
         """The events that follow from one of the engine's."""
@@ -261,10 +259,10 @@ class ResponseStream(ResponseWriter):
         return [*not_made, self._event(f"response.{self.final['status']}", last)]
 
     def fail(self, status: int, error: Mapping[str, Any]) -> list[bytes]:
-        """The end of a stream that can't go on: an HTTP `status`, and an `error` with ``message``, ``type``, ``param``.
+        """Return the end of a failed stream: an HTTP `status`, and an `error` with ``message``, ``type``, ``param``.
 
-        Agents look for the codes: Codex makes its conversation shorter on one, waits on another and asks again on any
-        other, but for ``invalid_prompt``, which ends its turn (codex-rs/codex-api/src/sse/responses.rs).
+        Agents act on the code: Codex shortens its conversation on one, waits on another and retries on any other
+        except ``invalid_prompt``, which ends its turn (codex-rs/codex-api/src/sse/responses.rs).
         """
         code, message = _code(status, error), error.get("message", "")
         begun = self._begin()
@@ -273,9 +271,8 @@ class ResponseStream(ResponseWriter):
         return [*begun, told, self._event("response.failed", failed)]
 
     def ping(self) -> bytes:
-        """What shows life: clients such as Codex wait for events, and don't count comments.
-
-        OpenAI's own, which its SDKs know (openai-node #1965); the stream's first events come in front of it.
+        """Return a keep-alive event: clients such as Codex have a timeout for events, and comments don't reset it. This
+        is OpenAI's own event, which its SDKs accept (openai-node #1965); the stream's first events precede it.
         """
         return b"".join(self._begin()) or self._event("keepalive", {})
 
@@ -286,7 +283,7 @@ class ResponseStream(ResponseWriter):
         return [*begun, *(event for index, item in enumerate(self._lead) for event in self._whole(index, item))]
 
     def _whole(self, index: int, item: Json) -> list[bytes]:
-        """The events of an item that is finished from the beginning: a list of tools, or a call of one."""
+        """Return the events of an item that is complete from the start: a list of tools, or a call of one."""
         kind, place = f"response.{item['type']}", {"item_id": item["id"], "output_index": index}
         empty: Json = {"tools": [], "error": None}
         if item["type"] == "mcp_call":
@@ -403,7 +400,7 @@ class ResponseStream(ResponseWriter):
 
 
 EARLY_PING = wire.typed_event({"type": "keepalive"})
-"""What shows life while there is no response yet, since its model is being loaded."""
+"""A keep-alive event before the response exists, while its model is loaded."""
 
 
 def failed_early(status: int, error: Mapping[str, Any]) -> bytes:

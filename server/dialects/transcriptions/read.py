@@ -1,8 +1,9 @@
-"""``POST /v1/audio/transcriptions`` and ``/translations``: a form, read as a conversation with one audio part.
+"""``POST /v1/audio/transcriptions`` and ``/translations``: parses a form to a conversation with one audio part.
 
-The instruction of a transcription is llama-server's (tools/server/server-chat.cpp, convert_transcriptions_to_chatcmpl;
-common/chat.cpp, common_chat_get_asr_prompt). Unlike there, ``prompt`` follows the instruction as a hint, as at OpenAI,
-and all of OpenAI's formats are supported. They have one segment, since such models return no timestamps.
+The instruction of a transcription is llama-server's (tools/server/server-chat.cpp,
+convert_transcriptions_to_chatcmpl; common/chat.cpp, common_chat_get_asr_prompt). Unlike there, ``prompt`` follows
+the instruction as a hint, as at OpenAI, and all of OpenAI's formats are supported. They have one segment, because
+such models return no timestamps.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,7 +29,7 @@ _INSTRUCTIONS: Mapping[Task, str] = {
     "translate": "Translate the speech in the audio into English text",
 }
 _HINT = "The audio may continue this text or contain its names and terms; spell them in the same way: "
-_LFM2 = ("<|tool_list_start|>", "<|tool_list_end|>")  # what the template of a model of that family has
+_LFM2 = ("<|tool_list_start|>", "<|tool_list_end|>")  # specific to the templates of that model family
 _LFM2_SYSTEM = "Perform ASR."
 _NUMBERS = ("temperature", "top_p", "top_k", "min_p", "seed", "max_tokens", "max_completion_tokens")
 _TRUE, _FALSE = ("true", "1"), ("false", "0", "")
@@ -57,7 +58,7 @@ class Transcription:
 def read_transcription(
     given: Mapping[str, Sequence[str]], files: Mapping[str, bytes], task: Task = "transcribe"
 ) -> Transcription:
-    """Check what needs no model. Raises `InvalidRequest`."""
+    """Validate the fields that don't depend on a model. Raises `InvalidRequest`."""
     if "file" not in files:
         raise InvalidRequest("file: No input file found for transcription", "file")
     said = {name: values[-1] for name, values in given.items()}

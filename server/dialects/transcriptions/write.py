@@ -1,5 +1,6 @@
-"""What a model has written down of a sound, in OpenAI's formats; events as llama-server's (server-task.cpp,
-to_json_oaicompat_asr), which are OpenAI's."""
+"""Transcripts in OpenAI's formats; events match llama-server's (server-task.cpp, to_json_oaicompat_asr), which are
+OpenAI's.
+"""
 
 import zlib
 from typing import Any
@@ -16,14 +17,14 @@ _UNKNOWN = "unknown"
 
 
 class TranscriptStream:
-    """Feed it every event; send what it returns."""
+    """Pass every event to `feed` and send the result."""
 
     def __init__(self, parser: OutputParser, n_audio: int) -> None:
         self._said = Assembler(parser)
         self._n_audio = n_audio
 
     def feed(self, _prompt: int, item: Event) -> list[bytes]:
-        """What one event adds."""
+        """Return the bytes for one event."""
         if isinstance(item, Text):
             return _deltas(self._said.feed(item))
         if isinstance(item, Finished):
@@ -123,7 +124,7 @@ def _done(said: Assembler, n_audio: int) -> Json:
 
 
 def _usage(end: Finished, n_audio: int) -> Json:
-    """llama-server's keys, and OpenAI's details beside them."""
+    """Return llama-server's keys and OpenAI's details."""
     return {
         "type": "tokens",
         "input_tokens": end.n_prompt,

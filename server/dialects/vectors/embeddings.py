@@ -104,7 +104,7 @@ class EmbeddingsJob:
 
 
 def read_embeddings(given: object, *, native: bool) -> ParsedEmbeddings:
-    """Check what needs no model. Raises `InvalidRequest`."""
+    """Validate the fields that don't depend on a model. Raises `InvalidRequest`."""
     body = parse(EmbeddingsBody, given)
     if body.encoding_format is not None and body.encoding_format not in _FORMATS:
         raise InvalidRequest("The format to return the embeddings in. Can be either float or base64", "encoding_format")
@@ -118,7 +118,7 @@ def read_embeddings(given: object, *, native: bool) -> ParsedEmbeddings:
 def embeddings_job(
     request: ParsedEmbeddings, model: LoadedModel, seen: Seen = NOTHING_SEEN, *, openai: bool
 ) -> EmbeddingsJob:
-    """Tokenize; blocking, for a thread. `openai`: asked for under ``/v1``. Raises `InvalidRequest`."""
+    """Tokenize the inputs. Blocks. `openai`: the path is under ``/v1``. Raises `InvalidRequest`."""
     body, info = request.body, model.embedder.info
     if openai and info.pooling is Pooling.NONE:
         raise InvalidRequest("Pooling type 'none' is not OAI compatible. Please use a different pooling type")

@@ -15,11 +15,11 @@ _INT16_RANGE = 32760.0
 
 
 class VectorJob(Protocol):
-    """What a request wants computed, and how its reply is written."""
+    """The inputs to compute, and the writer of the response."""
 
     @property
     def inputs(self) -> Sequence[Sequence[int] | MediaPrompt]:
-        """Tokens of each input, where there are media with what they stand for."""
+        """Return the tokens of each input, with its media."""
 
     def reply(self, found: Sequence[Vectors]) -> bytes:
         """The reply's JSON; blocking, for a thread."""
@@ -34,7 +34,7 @@ def normalized(vectors: Vectors, norm: int) -> Vectors:
     largest = np.abs(rows).max(axis=1, keepdims=True)
     if norm == MAX_ABSOLUTE:
         length = largest / _INT16_RANGE
-    else:  # scaled by the largest, whose power would leave what floats can hold
+    else:  # scaled by the largest value, whose power could overflow
         parts = np.abs(np.divide(rows, largest, out=np.zeros_like(rows), where=largest > 0))
         length = largest * (parts**norm).sum(axis=1, keepdims=True) ** (1.0 / norm)
     result: Vectors = np.divide(rows, length, out=np.zeros_like(rows), where=length > 0).astype(np.float32)

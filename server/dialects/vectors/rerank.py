@@ -100,7 +100,7 @@ class RerankJob:
 
 
 def read_rerank(given: object, *, cohere: bool = False) -> Rerank:
-    """Check what needs no model. `cohere`: the endpoint is Cohere's. Raises `InvalidRequest`."""
+    """Validate the fields that don't depend on a model. `cohere`: the endpoint is Cohere's. Raises `InvalidRequest`."""
     body = parse(RerankBody, given)
     if body.query is None:
         raise InvalidRequest('"query" must be provided', "query")
@@ -147,7 +147,7 @@ def _filled(template: str, query: str, document: str, vocab: Vocab) -> list[int]
 
 
 def _pairs(query: str, documents: Sequence[str], vocab: Vocab) -> list[list[int]]:
-    """``[BOS]query[EOS][SEP]document[EOS]``, with those that the vocabulary adds; SEP where there is no EOS."""
+    """Return ``[BOS]query[EOS][SEP]document[EOS]`` with the tokens that the vocabulary adds; SEP if there is no EOS."""
     end = [vocab.sep if vocab.eos == -1 else vocab.eos] if vocab.add_eos else []
     begin = [vocab.bos] if vocab.add_bos and vocab.bos != -1 else []
     between = [vocab.sep] if vocab.add_sep and vocab.sep != -1 else []
