@@ -1,12 +1,12 @@
-"""The formats of tool calls and thoughts, in `families`, in folders by how calls write their arguments.
+"""The formats of tool calls and reasoning, in `families`, grouped by the syntax of arguments.
 
-A format is a generator over a turn (`parsing`), shares with others how calls are read (`calls`), and describes how they
-are written (`tool_call_syntax`): of that `grammar` makes grammars and `written` texts. `parameter_schema` is what
-parsers and grammars ask of a function's schema; `recognition` finds a template's format, and what follows from it is
-its `speech`.
+A format is a generator that parses a turn (`parsing`). Formats share parsers of calls (`calls`), and describe their
+syntax in `tool_call_syntax`, from which `grammar` creates grammars and `written` example texts. `parameter_schema`
+answers what parsers and grammars need from a function's schema. `recognition` detects a template's format and
+creates its `chat_format`.
 
-The order decides: the first that a template speaks is its. Formats whose signs are part of others' signs stand behind
-them (`hermes` last of those with <tool_call>).
+The order of the formats matters: the first that matches a template is selected. A format whose markup is part of
+another one's follows it (`hermes` is the last of those with <tool_call>).
 """
 
 from server.formats.families.json_objects import (

@@ -1,7 +1,7 @@
-"""The arguments of a call as a JSON object, whatever was written of them: replies, templates and instructions want one.
+"""Converts any text of a call's arguments to a JSON object, as responses, templates and instructions require.
 
-What was cut off is closed; what is no object becomes the member ``arguments`` of one, so that none of it is lost.
-`ObjectStream` is the same for who sends it as it comes: once a text is sent, it can't be taken back.
+A truncated object is closed. Text that is no object becomes the member ``arguments`` of one, so that nothing is
+lost. `ObjectStream` does the same for streams, in which sent text can't be changed.
 """
 
 import json
@@ -32,17 +32,17 @@ def object_of(text: str) -> dict[str, Any]:
 
 
 def object_text(text: str, *, whole: bool = False) -> str:
-    """Its JSON: the text as it is where that is an object.
+    """Return the text unchanged if it is an object, else a JSON object that contains it.
 
-    ``whole``: what an `ObjectStream` comes to, and of what was cut off only the members that are complete, since half a
-    text is no argument to act on.
+    ``whole``: return what an `ObjectStream` would send in total, and only the complete members of a truncated
+    object, because half a value is no argument to act on.
     """
     try:
         if isinstance(orjson.loads(text), dict):
             return text
     except (ValueError, TypeError):  # the latter for lone surrogates
         pass
-    if not whole:  # for prompts: what JSON has no number for stays as it was written
+    if not whole:  # for prompts: numbers that JSON can't represent keep their text
         return json.dumps(object_of(text), ensure_ascii=False)
     stream = ObjectStream()
     begun = stream.feed(text)
@@ -73,13 +73,13 @@ _CHARACTERS = re.compile(
 _MOST_OF_ESCAPE = re.compile(
     r"\\(?:u(?:[0-9a-fA-F]{0,3}|[dD][89abAB][0-9a-fA-F]{2}(?:\\(?:u(?:[dD](?:[c-fC-F][0-9a-fA-F]?)?)?)?)?)?)?"
 )
-"""An escape that may go on."""
-_MAX_KEY, _MAX_SCALAR = 4096, 1024  # characters: what is longer is neither
+"""A prefix of an escape."""
+_MAX_KEY, _MAX_SCALAR = 4096, 1024  # characters: longer text is neither
 _CLOSING = {"{": "}", "[": "]", '"': '"'}
 
 
 def _closed(text: str) -> Any:
-    """What JSON that was cut off has begun; the text itself when its end is not what it lacks."""
+    """Close truncated JSON; return the text unchanged if it is invalid in another way."""
     try:
         return pydantic_core.from_json(text, allow_partial="trailing-strings")
     except (ValueError, TypeError):
@@ -87,11 +87,11 @@ def _closed(text: str) -> Any:
 
 
 class _NotJson(Exception):
-    """What comes can't be the text of an object any more."""
+    """The text can't become a JSON object."""
 
 
 class _Next(Enum):
-    """What comes next in a JSON text."""
+    """The next token of a JSON text."""
 
     ROOT = 0
     KEY = 1
@@ -105,25 +105,26 @@ class _Next(Enum):
 
 
 class ObjectStream:
-    """Feed it the arguments as they come, and send what it returns: together that is always the beginning of an object.
+    """Pass the arguments to `feed` as they are generated, and send the results, which always form the prefix of an
+    object.
 
-    Where the text stops being JSON, what was sent is closed, and all of the text follows as the member ``arguments``. A
-    text that was cut off is sent as far as it goes (``is_cut``). A key is sent with its value, and a number or a word
-    once it is whole.
+    If the text stops being JSON, the sent part is closed, and the whole text is appended as the member
+    ``arguments``. Truncated text is sent up to where it ends (``is_cut``). A key is sent with its value, and a
+    number or a word when it is complete.
     """
 
     def __init__(self) -> None:
         self.is_cut = False
         self._texts: list[str] = []
         self._unread = ""
-        self._held = ""  # was read, and is sent with what follows
-        self._open = ""  # what is open, from the outside in
+        self._held = ""  # was parsed, and is sent with the next text
+        self._open = ""  # open brackets, from the outside in
         self._next = _Next.ROOT
         self._is_empty = True  # no member was sent
         self._broken = False
 
     def feed(self, text: str) -> str:
-        """What more there is to send."""
+        """Return the text to send."""
         self._texts.append(text)
         if self._broken:
             return ""
@@ -137,7 +138,7 @@ class ObjectStream:
         return "".join(sent)
 
     def finish(self) -> str:
-        """The rest, now that there is no more."""
+        """Return the rest at the end of the text."""
         text = "".join(self._texts)
         if self._next is _Next.ROOT:
             return _json(object_of(text), text)
@@ -179,7 +180,7 @@ class ObjectStream:
 
     @staticmethod
     def _waits(text: str, start: int, end: int, short: bool) -> int:
-        """`start`, where what ends at `end` may go on."""
+        """Return `start` if the token that ends at `end` may continue."""
         if short and (end == len(text) or _MOST_OF_ESCAPE.fullmatch(text, end)):
             return start
         raise _NotJson
@@ -204,7 +205,7 @@ class ObjectStream:
     def _closed(self, text: str, start: int, at: int, sent: list[str]) -> int:
         if text[at] != _CLOSING[self._open[-1]]:
             raise _NotJson
-        if len(self._open) == 1:  # more may come, which would not be JSON
+        if len(self._open) == 1:  # more may follow, which would not be JSON
             self._held += text[start : at + 1]
             self._next = _Next.NOTHING
             return at + 1
@@ -235,7 +236,7 @@ def _end(pattern: re.Pattern[str], text: str, at: int) -> int:
 
 
 def _goes_on(text: str) -> bool:
-    """Whether it may be the beginning of JSON."""
+    """Return whether it may be a prefix of JSON."""
     try:
         pydantic_core.from_json(text, allow_partial=True)
     except ValueError:

@@ -1,7 +1,7 @@
-"""How a model writes its turn: thoughts, answer and calls, as its template's format has it.
+"""How a model writes its turn: reasoning, reply and calls, in the format of its template.
 
-`recognition` finds that out once for a template; from there come the parser of what is generated, the grammars that
-force a call, and the markup that both must see.
+`recognition` creates one per template. It provides the parser of generated text, the grammars that force calls, and
+the markup that both require.
 """
 
 from collections.abc import Sequence
@@ -17,11 +17,9 @@ from server.formats.tool_format import ToolFormat
 
 @dataclass(frozen=True, slots=True)
 class ChatFormat:
-    """``tool_format``: the format of calls, and ``tool_call_syntax``: how this model writes it; ``source``: the
-    template's.
-
-    ``thought_tags``: what stands around thoughts; ``names_thoughts``: whether the template names them.
-    ``doubt``: why the format may be another one.
+    """``tool_format``: the format of calls. ``tool_call_syntax``: this model's variant. ``source``: the template's.
+    ``thought_tags``: the reasoning tags. ``names_thoughts``: whether the template contains them. ``doubt``: why the
+    detected format may be wrong.
     """
 
     tool_format: ToolFormat
@@ -33,18 +31,19 @@ class ChatFormat:
 
     @property
     def knows_thoughts(self) -> bool:
-        """Whether thoughts can be told from the answer."""
+        """Return whether reasoning can be separated from the reply."""
         return self.names_thoughts or self.tool_format.thoughts is not None
 
     @property
     def lead(self) -> str:
-        """Markup that stands in front of an answer."""
+        """Return the markup before a reply."""
         return self.tool_format.lead(self.source)
 
     def tags(self, *, calls: bool) -> tuple[str, ...]:
-        """Markup that the parser must see even where it is a control token; with that of `calls` where they may come.
+        """Return the markup that the parser needs even if it is a control token, including that of `calls` if they are
+        allowed.
 
-        What llama-server calls preserved tokens (common/chat.cpp).
+        llama-server calls these preserved tokens (common/chat.cpp).
         """
         return (*self.thought_tags, *self.call_tags(calls=calls))
 
@@ -63,10 +62,10 @@ class ChatFormat:
         forced: bool = False,
         taken: frozenset[str] = frozenset(),
     ) -> OutputParser:
-        """A new parser of one choice. `functions` may be called; ``forced``: one of them is, and nothing else is said;
-        ``taken``: ids that calls have already.
+        """Create a parser for one choice.
 
-        ``reasoning_format`` is llama-server's: none, deepseek, deepseek-legacy, auto (= deepseek).
+        `functions`: those that may be called. ``forced``: the turn consists of calls only. ``taken``: ids of
+        existing calls. ``reasoning_format`` is llama-server's: none, deepseek, deepseek-legacy, auto (= deepseek).
         """
         tool_format = self.tool_format
         how = Reading(
@@ -90,11 +89,12 @@ class ChatFormat:
         control: ControlToken | None = None,
         answer: object | None = None,
     ) -> str:
-        """Lark (llguidance's dialect) for ``tool_choice`` required, or the one function `name`: nothing but calls.
+        """Return Lark (llguidance's dialect) for ``tool_choice`` required, or for the one function `name`, that only
+        allows calls.
 
-        ``answer``: the schema of an answer that may come instead.
-        ``control``: `GrammarCompiler.control_token` of the model, for vocabularies whose tags are control tokens.
-        Raises `InvalidRequest` for parameters that can't be enforced.
+        ``answer``: the schema of an alternative reply. ``control``: `GrammarCompiler.control_token` of the model,
+        for vocabularies whose tags are control tokens. Raises `InvalidRequest` for parameters that can't be
+        enforced.
         """
         wanted = [function for function in functions if not name or function["name"] == name]
         instead = None if answer is None else (self.lead, answer)
@@ -110,9 +110,8 @@ class ChatFormat:
     def call_triggers(
         self, functions: Sequence[Function], *, parallel: bool, control: ControlToken | None = None
     ) -> list[Trigger]:
-        """What opens a call of these functions in free text, with the grammar of what follows.
-
-        Raises `InvalidRequest` for parameters that can't be enforced.
+        """Return the texts that start a call of these functions in free text, with the grammars of the rest. Raises
+        `InvalidRequest` for parameters that can't be enforced.
         """
         if not functions:
             return []

@@ -1,7 +1,7 @@
-"""What the schema of a function's parameters says of them, as far as formats need it that write them one by one.
+"""Queries on the schema of a function's parameters, for formats that write one argument at a time.
 
-Parsers ask which types a text may be, grammars which parameters there are. The whole of JSON Schema is
-`constrain.grammar`'s.
+Parsers ask for the possible types of a text, grammars for the parameters. Full JSON Schema support is in
+`structured.grammar`.
 """
 
 import re
@@ -42,9 +42,9 @@ def others_of(schema: Mapping[str, Any]) -> Any:
 
 
 def names_in_markup(schema: Mapping[str, Any], *, never: str = "") -> dict[str, tuple[Any, bool]]:
-    """`properties_of`, where their names stand in markup bare, without any of the characters `never`.
+    """Return `properties_of` for names in markup without quotes, none of which contains a character of `never`.
 
-    Raises `InvalidRequest` for names that would be markup themselves.
+    Raises `InvalidRequest` for names that would be markup.
     """
     found = properties_of(schema)
     for key in found:
@@ -59,13 +59,13 @@ def not_a_name(key: str) -> InvalidRequest:
 
 
 def member(schema: Any, name: str) -> Any:
-    """The schema of an object's property; None when there is none."""
+    """Return the schema of an object's property; None if there is none."""
     properties = schema.get("properties") if isinstance(schema, Mapping) else None
     return properties.get(name) if isinstance(properties, Mapping) else None
 
 
 def types_of(schema: Any, root: Mapping[str, Any], depth: int = 0) -> frozenset[str]:
-    """The JSON types that a value may have; all of them where the schema doesn't say."""
+    """Return the JSON types that a value may have; all of them if the schema doesn't restrict them."""
     if not isinstance(schema, Mapping) or depth > _MAX_REFERENCES:
         return ANY
     if isinstance(schema.get("$ref"), str):
@@ -86,7 +86,7 @@ def types_of(schema: Any, root: Mapping[str, Any], depth: int = 0) -> frozenset[
 
 
 def referred(schema: Any, root: Mapping[str, Any]) -> Any:
-    """What a reference leads to, where the schema is one; None where it leads nowhere."""
+    """Return the target of a schema's reference; None if there is no target."""
     for _ in range(_MAX_REFERENCES):
         reference = schema.get("$ref") if isinstance(schema, Mapping) else None
         if not isinstance(reference, str) or not reference.startswith("#"):

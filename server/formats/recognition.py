@@ -1,10 +1,9 @@
-"""Which format a template's model writes calls in: found by rendering a call and reading it back.
+"""Detects the call format of a template: renders a call and parses it back.
 
-A call with a known name and known arguments goes through the template; the parsers read the assistant's turn, and the
-formats of those that give the call back come into question. Parsers read what their neighbours write, too, so among
-them first those whose own markup stands in the turn count, then those that read two calls beside a text, then the
-signs in the template's source, and of equals one without markup around answers. Where none reads the call, the signs
-alone decide.
+A call with a known name and known arguments is rendered by the template. The formats whose parsers return the call
+are candidates. Parsers also accept related formats, so candidates are ranked: first by whether their own markup is
+in the turn, then by whether they parse two calls next to text, then by the texts in the template's source; among
+equals, by the absence of markup around replies. If no parser returns the call, only the texts in the source decide.
 """
 
 import json
@@ -23,7 +22,9 @@ from server.formats.tool_format import ToolFormat
 TemplateMessage = Mapping[str, Any]
 """A message as templates read it."""
 Render = Callable[[Sequence[TemplateMessage], bool], str]
-"""The prompt of these messages, with the beginning of the assistant's turn or without; "" where it is refused."""
+"""Returns the prompt of these messages, with or without the start of the assistant's turn; "" if the template rejects
+them.
+"""
 
 NAME, ARGUMENTS = "find_place", {"city": "Paris7351", "days": 3}
 _OTHER = {"city": "Rome7351", "days": 4}
@@ -33,13 +34,13 @@ _SCHEMA = {
     "required": ["city", "days"],
 }
 TOOL = {"type": "function", "function": {"name": NAME, "description": "d", "parameters": _SCHEMA}}
-"""What the prompts of a `Render` tell of."""
+"""The tool in the prompts of a `Render`."""
 _SAID = "I look it up."
 
 
 @dataclass(frozen=True, slots=True)
 class RenderedTurn:
-    """A rendered turn of the assistant: ``opening`` is what the prompt has of it."""
+    """A rendered assistant turn. ``opening``: the part in the prompt."""
 
     text: str
     opening: str
@@ -72,7 +73,7 @@ def recognise(render: Render, source: str, name: str, *, shows_tools: bool, show
 
 
 def rendered_turns(render: Render) -> list[RenderedTurn]:
-    """One call, and two behind a text, as the template writes them; [] where it writes none."""
+    """Return turns with one call, and with two calls after a text; [] if the template has no calls."""
     user = {"role": "user", "content": "hi"}
     without, asked = render([user], False), render([user], True)
     made = []
@@ -119,7 +120,7 @@ def _calls(pieces: Sequence[Piece]) -> list[tuple[str, Any]]:
 
 
 def _writes(tool_format: ToolFormat, text: str) -> bool:
-    """Whether the format's own markup, as its grammar has it, stands around the name in that turn."""
+    """Return whether the format's own markup, as in its grammar, surrounds the name in that turn."""
     return any(each.stands_in(text, NAME) for each in tool_format.call_forms)
 
 

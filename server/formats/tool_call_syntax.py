@@ -22,11 +22,11 @@ class JsonArguments:
 
 @dataclass(frozen=True, slots=True)
 class Parameters:
-    """Arguments one by one: ``before``, key, ``behind``, value, ``after``; between them ``joint``.
+    """One argument at a time: ``before``, key, ``behind``, value, ``after``; ``joint`` separates them.
 
-    Strings are text up to ``after``, everything else is JSON. ``behind_json``: what stands in front of JSON where that
-    is something else, since the format says the type. ``end`` closes all of them. ``never``: what ends a text, too, so
-    that none may hold it.
+    Strings are text up to ``after``, other values are JSON. ``behind_json``: replaces ``behind`` before JSON, if the
+    format has types. ``end`` closes the arguments. ``never``: other texts that end a string, so that no string may
+    contain them.
     """
 
     before: str
@@ -40,7 +40,7 @@ class Parameters:
 
 @dataclass(frozen=True, slots=True)
 class Keywords:
-    """Python's keyword arguments, ``city="Paris", days=3``, with JSON's or Python's literals; ``end``: behind them."""
+    """Python's keyword arguments, ``city="Paris", days=3``, with JSON's or Python's literals. ``end`` follows them."""
 
     end: str = ")"
 
@@ -54,9 +54,8 @@ class Braces:
 
 @dataclass(frozen=True, slots=True)
 class Elements:
-    """Elements with ``prefix`` in front of each tag, ``<city>Paris</city>``, and ``<item>`` for parts of lists.
-
-    ``end`` closes all of them.
+    """Elements with ``prefix`` before each tag, ``<city>Paris</city>``, and ``<item>`` for list items. ``end`` closes
+    the arguments.
     """
 
     prefix: str
@@ -109,14 +108,14 @@ class ToolCallSyntax:
     rest_of_list: bool = False
 
     def stands_in(self, text: str, name: str, *, space: str = r"\s*") -> bool:
-        """Whether the beginning of a call of that function stands in a text; `space` is a regex for white space."""
+        """Return whether a text contains the start of a call of that function; `space` is a regex for whitespace."""
         behind = "|".join(_pattern(each, space) for each in self.behind)
         call = rf"{_pattern(self.before, space)}{re.escape(name)}(?:{behind})"
         return re.search(rf"{_pattern(self.open, space)}\s*{call}", text) is not None
 
     @property
     def beginnings(self) -> Sequence[tuple[str, bool]]:
-        """The triggers without a name, and whether each holds at the beginning only."""
+        """Return the triggers without a name, and whether each only counts at the start."""
         first = self.trigger or (self.before if isinstance(self.before, str) else "")
         here, elsewhere = (first, *self.triggers), self.elsewhere
         return [(text, self.at_start) for text in here] + [(text, not self.at_start) for text in elsewhere]
@@ -139,13 +138,13 @@ def parts(markup: Markup) -> tuple["str | re.Pattern[str]", ...]:
 
 
 def json_calls(open: str, close: str = "", *, key: str = "arguments", **options: Any) -> ToolCallSyntax:  # noqa: A002
-    """Calls as ``{"name": ..., "arguments": {...}}``, with a tag before and behind each of them."""
+    """Return the syntax of ``{"name": ..., "arguments": {...}}`` with a tag before and after each call."""
     given: dict[str, Any] = {"trigger": open.strip(), **options}
     return ToolCallSyntax(f'{open}{{"name": "', (f'", "{key}": ',), f"}}{close}", **given)
 
 
 def json_list(open: str, close: str = "", *, key: str = "arguments", **options: Any) -> ToolCallSyntax:  # noqa: A002
-    """Calls as a JSON list of such objects."""
+    """Return the syntax of a JSON list of such objects."""
     given: dict[str, Any] = {
         "open": f"{open}[",
         "close": f"]{close}",
@@ -158,7 +157,7 @@ def json_list(open: str, close: str = "", *, key: str = "arguments", **options: 
 
 
 def python_list(open: str, close: str, *, joint: str = ", ", **options: Any) -> ToolCallSyntax:  # noqa: A002
-    """Python calls one behind the other, ``get_weather(city="Paris")``."""
+    """Return the syntax of consecutive Python calls, ``get_weather(city="Paris")``."""
     given: dict[str, Any] = {
         "open": open,
         "close": close,

@@ -1,4 +1,4 @@
-"""What describes a format of calls; each file under `families` holds one as ``FORMAT``."""
+"""The description of a call format; each file in `families` defines one as ``FORMAT``."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -61,12 +61,13 @@ class ToolFormat:
         return next((form for sign, form in self.variants if sign in source), self.forced)
 
     def lead(self, source: str) -> str:
-        """What a model with a template of that source writes in front of an answer."""
+        """Return the markup before a reply for a template with that source."""
         return next((lead for lead in self.leads if lead in source), self.leads[0] if self.leads else "")
 
     def reader(self, how: Reading, thought_tags: tuple[str, str], generation_prompt: str) -> OutputParser:
-        """Reads a turn: thoughts, content and calls. `generation_prompt` has begun it; ``thought_tags`` stand around
-        thoughts."""
+        """Return the parser of a turn: reasoning, content and calls. `generation_prompt` is its start;
+        ``thought_tags``: the reasoning tags.
+        """
         inner: OutputParser = PlainParser()
         if how.callable or self.framed:
             inner = Parser(self.parse, how, primer=self._primer(generation_prompt))

@@ -1,4 +1,4 @@
-"""Calls as a model is told to write them, where its template shows none: in its format's own shape."""
+"""Example calls in a format's syntax, for models whose template has none."""
 
 import json
 import re
@@ -83,7 +83,7 @@ def _json(value: Any) -> str:
 
 
 def _marked(markup: Markup, n: int) -> str:
-    """The markup with `n` where it has a place for something, or the first thing that may stand there."""
+    """Return the markup with `n` in its placeholder, or with the first alternative there."""
     shown = []
     for part in parts(markup):
         text = part if isinstance(part, str) else str(n)

@@ -1,3 +1,3 @@
-"""Ways to write a call that several families share, read as they come: `json_calls` (over `json_text`), `python_calls`,
-`typed` (parameters one by one) and `invokes` (elements).
+"""Incremental parsers for call syntaxes that several families share: `json_calls` (with `json_text`), `python_calls`,
+`typed` (one parameter at a time) and `invokes` (elements).
 """

@@ -19,9 +19,8 @@ _IS_STRING = re.compile(r'\s*string="(true|false)"')
 
 @dataclass(frozen=True, slots=True)
 class Invokes:
-    """``blocks`` stand around all calls; ``prefix`` in front of each element's name.
-
-    A parameter's attribute ``string`` says whether its value is one, where it has that attribute.
+    """``blocks``: tags around all calls. ``prefix``: before each element's name. If parameters have an attribute
+    ``string``, it determines whether the value is a string.
     """
 
     blocks: tuple[str, ...]
@@ -37,7 +36,7 @@ class Invokes:
         return anywhere(self.calls, *self.openings)(turn)
 
     def calls(self, turn: StreamParser) -> Steps[None]:
-        """Behind the opening of a block. Raises `NotMarkup`."""
+        """Parse the calls after a block's opening tag. Raises `NotMarkup`."""
         invoke = f'<{self.prefix}invoke name="'
         closings = tuple(f"</{self.prefix}{name}>" for name in self.blocks)
         yield from turn.spaces()
@@ -51,7 +50,7 @@ class Invokes:
                 return
 
     def argument(self, turn: StreamParser) -> Steps[Argument | None]:
-        """The next parameter; None behind the last one. Raises `NotMarkup`."""
+        """Parse the next parameter; None after the last one. Raises `NotMarkup`."""
         parameter, closing = f'<{self.prefix}parameter name="', f"</{self.prefix}invoke>"
         yield from turn.spaces()
         if (yield from turn.expect(parameter, closing)) == closing:

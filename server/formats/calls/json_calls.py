@@ -1,7 +1,7 @@
-"""Calls as JSON objects with a name and arguments, whatever stands around them: what most formats share.
+"""Calls as JSON objects with a name and arguments, with any markup around them: the syntax of most formats.
 
-The name is streamed as soon as it is complete, then the arguments as they come. Keys may come in any order, and the
-arguments may be an object or its text in a string.
+The name is streamed when it is complete, then the arguments as they are generated. Keys may be in any order, and the
+arguments may be an object or a string that contains one.
 """
 
 import json
@@ -17,9 +17,8 @@ _KNOWN = frozenset(("type", "function", "id", "index", "name", "tool_name", "too
 
 @dataclass(frozen=True, slots=True)
 class JsonCalls:
-    """``openings`` stand in front of one call or several, in a JSON list or in a row; ``close`` behind them.
-
-    ``bare``: a message that begins with ``{`` is a call too, if its keys are a call's and its function is known.
+    """``openings`` precede one call or several, in a JSON list or in sequence; ``close`` follows them. ``bare``: a
+    message that starts with ``{`` is also a call if it has a call's keys and the name of a known function.
     """
 
     openings: tuple[str, ...]
@@ -35,7 +34,7 @@ class JsonCalls:
             yield from anywhere(self.calls, *self.openings)(turn)
 
     def calls(self, turn: StreamParser, *, strict: bool = False) -> Steps[None]:
-        """Behind the opening: the calls, and what closes them. Raises `NotMarkup`."""
+        """Parse the calls after the opening, and the closing markup. Raises `NotMarkup`."""
         yield from turn.spaces()
         listed = bool((yield from turn.take("[")))
         if listed:

@@ -1,7 +1,7 @@
-"""JSON values of the output, passed on as they come.
+"""JSON values of the output, streamed as they are generated.
 
-No validation: what a model writes inside its arguments reaches the client as it is. Only bare control characters in
-strings (new lines, mostly), which JSON forbids and models write, become escapes.
+Values are not validated: the arguments reach the client unchanged. Only raw control characters in strings (mostly
+newlines), which JSON forbids and models generate, are escaped.
 """
 
 import json
@@ -17,7 +17,7 @@ _ESCAPES = {n: json.dumps(chr(n))[1:-1] for n in range(32)}
 
 
 def value(reader: Reader, emit: Emit) -> Steps[None]:
-    """Emit the JSON value that comes next. Raises `NotMarkup` when none does, before anything is emitted."""
+    """Emit the next JSON value. Raises `NotMarkup` before emitting anything if there is none."""
     first = yield from reader.peek()
     if first and first in "{[":
         yield from _container(reader, emit)
@@ -32,14 +32,14 @@ def value(reader: Reader, emit: Emit) -> Steps[None]:
 
 
 def collected(reader: Reader) -> Steps[str]:
-    """The text of the JSON value that comes next."""
+    """Return the text of the next JSON value."""
     parts: list[str] = []
     yield from value(reader, parts.append)
     return "".join(parts)
 
 
 def string(reader: Reader) -> Steps[str]:
-    """The string that comes next, decoded. Raises `NotMarkup` when it is no string."""
+    """Return the next string, decoded. Raises `NotMarkup` if the next value is no string."""
     if (yield from reader.peek()) != '"':
         raise NotMarkup
     text = yield from collected(reader)
@@ -71,7 +71,7 @@ def _container(reader: Reader, emit: Emit) -> Steps[None]:
 
 
 def _rest_of_string(reader: Reader, emit: Emit) -> Steps[None]:
-    """Behind the opening quote."""
+    """Parse a string after its opening quote."""
     while True:
         found = _IN_STRING.search(reader.text)
         if found is None:
@@ -88,7 +88,7 @@ def _rest_of_string(reader: Reader, emit: Emit) -> Steps[None]:
 
 
 def escaped(text: str) -> str:
-    """As it stands inside a JSON string."""
+    """Return the text as it appears inside a JSON string."""
     return json.dumps(text, ensure_ascii=False)[1:-1]
 
 

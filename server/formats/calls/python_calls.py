@@ -14,7 +14,7 @@ from server.formats.parsing.reader import Emit, EndOfText, NotMarkup, Reader, St
 from server.formats.parsing.stream_parser import StreamParser
 from server.formats.tool_call_syntax import TOOL_NAME
 
-MAX_DEPTH = 64  # of nested values; what is nested deeper is text
+MAX_DEPTH = 64  # maximum nesting; deeper values are text
 _KEY = re.compile(r"\w*")
 _SCALAR = re.compile(r"[^,()\[\]{}'\"]*")
 _KEY_TEXT = re.compile(r"[^,()\[\]{}:'\"]*")
@@ -26,7 +26,7 @@ _CLOSING = {"[": "]", "(": ")", "{": "}"}
 
 
 def calls(turn: StreamParser) -> Steps[None]:
-    """One call, or several in brackets or behind each other, with commas or without. Raises `NotMarkup`."""
+    """Parse one call, or several in brackets or in sequence, with or without commas. Raises `NotMarkup`."""
     listed = bool((yield from turn.take("[")))
     yield from turn.spaces()
     yield from call(turn)
@@ -73,7 +73,7 @@ def call(turn: StreamParser) -> Steps[None]:
 
 
 def _argument(turn: StreamParser) -> Steps[tuple[str | None, str]]:
-    """The key of a named argument, or the beginning of the value of a positional one."""
+    """Return the key of a named argument, or the start of a positional one's value."""
     word = yield from turn.match(_KEY, limit=None)
     if not word:
         return None, ""
@@ -85,7 +85,7 @@ def _argument(turn: StreamParser) -> Steps[tuple[str | None, str]]:
 
 
 def value(reader: Reader, emit: Emit, *, begun: str = "", depth: int = 0) -> Steps[None]:
-    """Emit a Python or JSON literal as JSON. ``begun``: what of it was consumed already."""
+    """Emit a Python or JSON literal as JSON. ``begun``: its already consumed start."""
     first = yield from reader.peek()
     if first in ("'", '"') and (not begun or begun in "rRbBuUfF"):
         yield from _string(reader, emit, raw=begun in ("r", "R"))
@@ -103,7 +103,7 @@ def value(reader: Reader, emit: Emit, *, begun: str = "", depth: int = 0) -> Ste
 
 
 def _items(reader: Reader, emit: Emit, opening: str, depth: int) -> Steps[None]:
-    """What stands in brackets, the closing one included."""
+    """Parse the contents of brackets and the closing one."""
     closing, joint = _CLOSING[opening], ""
     while True:
         yield from reader.spaces()
@@ -132,7 +132,7 @@ def _key(reader: Reader, emit: Emit) -> Steps[None]:
 
 
 def _comma(reader: Reader, closing: str) -> Steps[None]:
-    """What stands between two values. A character that fits nowhere is passed over, as content of a turn."""
+    """Parse the separator of two values. An unexpected character is skipped."""
     if (yield from reader.take(",")):
         return
     char = yield from reader.peek()
@@ -167,7 +167,7 @@ def _string(reader: Reader, emit: Emit, *, raw: bool = False) -> Steps[None]:
 
 
 def _code(reader: Reader, kind: str) -> Steps[str]:
-    """The character that an escape names by its number, as it stands in JSON."""
+    """Return the character of a numeric escape, in JSON form."""
     digits = ""
     while len(digits) < _N_DIGITS[kind]:
         char = yield from reader.peek()

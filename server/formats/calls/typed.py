@@ -1,4 +1,6 @@
-"""Arguments that come one by one as text, in formats like XML: written as one JSON object, typed by the schema."""
+"""Arguments as one text per parameter, as in XML-like formats. They are converted to one JSON object with types from
+the schema.
+"""
 
 import json
 from collections.abc import Callable
@@ -13,7 +15,7 @@ from server.formats.parsing.stream_parser import StreamParser
 
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """The text behind it, up to one of ``ends``, is its value. ``types``: where the format itself says them."""
+    """The text after it, up to one of ``ends``, is its value. ``types``: if the format itself has types."""
 
     name: str
     ends: tuple[str, ...]
@@ -21,9 +23,8 @@ class Argument:
 
 
 def typed_call(turn: StreamParser, name: str, next_argument: Callable[[], Steps[Argument | None]]) -> Steps[None]:
-    """A call whose arguments `next_argument` finds one by one, until it says None.
-
-    It raises `NotMarkup` for what is no argument; that is content, and the end of the call.
+    """Parse a call with `next_argument`, which returns None at the end. It raises `NotMarkup` for text that is no
+    argument, which ends the call and becomes content.
     """
     turn.begin(name, "")
     schema = turn.how.functions.get(name, {})
@@ -43,11 +44,11 @@ def typed_call(turn: StreamParser, name: str, next_argument: Callable[[], Steps[
         joint = ", "
         types = argument.types or types_of(member(schema, argument.name), schema)
         end = yield from typed_value(turn, types, argument.ends)
-        turn.back(end[len(end.rstrip("\n<")) :])  # what only shows that the value has ended
+        turn.back(end[len(end.rstrip("\n<")) :])  # the value's end marker
 
 
 def typed_value(turn: StreamParser, types: frozenset[str], ends: tuple[str, ...]) -> Steps[str]:
-    """Write the text in front of one of `ends` as JSON. Strings are written as they come, other types as a whole."""
+    """Emit the text before one of `ends` as JSON. Strings are streamed, other types are emitted when complete."""
     if types == STRING:
         turn.arguments('"')
         end = yield from turn.until(ends, lambda text: turn.arguments(escaped(text)))
@@ -57,14 +58,14 @@ def typed_value(turn: StreamParser, types: frozenset[str], ends: tuple[str, ...]
     try:
         end = yield from turn.until(ends, parts.append)
     except EndOfText:
-        turn.arguments("".join(parts).strip())  # cut off: what there is of it
+        turn.arguments("".join(parts).strip())  # truncated: the text so far
         raise
     turn.arguments(as_json("".join(parts), types))
     return end
 
 
 def as_json(text: str, types: frozenset[str]) -> str:
-    """The JSON that `text` holds where it has one of these types, else the text as a JSON string."""
+    """Return `text` unchanged if it is JSON of one of these types, else as a JSON string."""
     stripped = text.strip()
     for read in (_as_it_is, _from_python):
         candidate = read(stripped)

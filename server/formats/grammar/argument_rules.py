@@ -40,7 +40,7 @@ _PLAIN_LIST = _REMARKS | {"type", "items", "minItems", "maxItems"}
 
 
 def argument_rule(arguments: JsonArguments | Parameters | Keywords, function: Mapping[str, Any], text: LarkText) -> str:
-    """The rule of all arguments of a call. Raises `InvalidRequest` for what can't be enforced in that form."""
+    """Return the rule of all arguments of a call. Raises `InvalidRequest` if they can't be enforced in that syntax."""
     schema = object_schema(function)
     match arguments:
         case JsonArguments():
@@ -64,7 +64,9 @@ def _check_one_by_one(schema: Mapping[str, Any], name: str) -> None:
 
 
 def _json_value(schema: Any, root: Mapping[str, Any], text: LarkText) -> str:
-    """A value as JSON. Members of plain objects may come in any order, while llguidance's own have the schema's."""
+    """Return the rule of a value as JSON. Members of plain objects may be in any order, while llguidance's own follow
+    the schema.
+    """
     if isinstance(schema, Mapping) and _members_stand_alone(schema):
         return _json_object(schema, root, text)
     if isinstance(schema, Mapping) and _items_stand_alone(schema):
@@ -111,7 +113,7 @@ def _items_stand_alone(schema: Mapping[str, Any]) -> bool:
 
 
 def _members_stand_alone(schema: Mapping[str, Any]) -> bool:
-    """Whether it is an object each of whose members has a schema of its own, that looks at most at the definitions."""
+    """Return whether it is an object whose members have independent schemas, which at most refer to the definitions."""
     members, needed = schema.get("properties"), schema.get("required", [])
     if schema.get("type") != "object" or not isinstance(members, Mapping) or not isinstance(needed, list):
         return False
@@ -157,7 +159,7 @@ def _parameter(key: str, schema: Any, root: Mapping[str, Any], text: LarkText, f
 
 
 def _typed(schema: Any, root: Mapping[str, Any], text: LarkText, form: Parameters) -> tuple[str, bool]:
-    """The rule of a value and what ends it, and whether it is JSON. Texts stand without quotes."""
+    """Return the rule of a value and its end, and whether it is JSON. Strings have no quotes."""
     types, end = types_of(schema, root), form.after
     schema = referred(schema, root)
     if "string" not in types:

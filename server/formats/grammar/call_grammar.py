@@ -1,6 +1,6 @@
-"""Grammars of calls: for ``tool_choice`` required or one named function, and for calls that a model begins by itself.
+"""Grammars of calls: for ``tool_choice`` required or one named function, and for calls that a model starts itself.
 
-What a call looks like is described by each format (`tool_call_syntax`); here that becomes Lark in llguidance's dialect.
+Each format describes its syntax (`tool_call_syntax`); this module converts it to Lark in llguidance's dialect.
 """
 
 import json
@@ -24,12 +24,12 @@ from server.formats.tool_call_syntax import (
 )
 
 Function = Mapping[str, Any]
-"""As OpenAI describes it; ``text``: what its one parameter, `INPUT`, must match (`TextGrammar`), where it has one."""
+"""A function in OpenAI's format. ``text``: the grammar of its one parameter, `INPUT`, if it has one (`TextGrammar`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trigger:
-    """Behind ``text`` only what ``lark`` describes may come. ``at_start``: only at the beginning of a message."""
+    """After ``text``, only what ``lark`` describes is allowed. ``at_start``: only at the start of a message."""
 
     text: str
     lark: str
@@ -45,11 +45,11 @@ def calls_lark(
     tags: Sequence[str] = (),
     answer: tuple[str, object] | None = None,
 ) -> str:
-    """Lark whose `start` is one call of these functions, or several, and nothing else.
+    """Return Lark whose `start` is one or more calls of these functions.
 
-    ``answer``: the markup and the JSON Schema of what may come instead of calls.
-    Each function's parameters are a schema of their own, so that a ``$ref`` in them means what it meant. ``tags`` are
-    texts that may be control tokens. Raises `InvalidRequest` for parameters that can't be enforced.
+    ``answer``: the markup and the JSON Schema of an alternative reply. Each function's parameters are a separate
+    schema, so that a ``$ref`` keeps its meaning. ``tags``: texts that may be control tokens. Raises `InvalidRequest`
+    for parameters that can't be enforced.
     """
     text = LarkText(control, tags)
     try:
@@ -77,7 +77,7 @@ def triggers(
     control: ControlToken | None = None,
     tags: Sequence[str] = (),
 ) -> list[Trigger]:
-    """What begins a call in free text, with the grammar of what follows. Raises `InvalidRequest`."""
+    """Return the texts that start a call in free text, with the grammars of the rest. Raises `InvalidRequest`."""
     try:
         if form.by_name:
             found = [_named(form, function, functions, control, tags, parallel) for function in functions]
@@ -99,7 +99,7 @@ def _named(
     tags: Sequence[str],
     parallel: bool,
 ) -> list[Trigger]:
-    """The triggers that hold this function's name and the character behind it."""
+    """Return the triggers with this function's name and the next character."""
     behind = form.behind[0]
     assert isinstance(behind, str)
     text = LarkText(control, tags)
@@ -117,7 +117,7 @@ def _named(
 def _calls(
     form: ToolCallSyntax, functions: Sequence[Function], text: LarkText, *, parallel: bool, begun: str = ""
 ) -> str:
-    """All calls between what opens and closes them, without the text that they have ``begun`` with."""
+    """Return the rule of all calls with their surrounding markup, without the text ``begun`` at its start."""
     one = _alternatives(form, functions, text)
     again = f" ({text.literal(form.joint)} {one})*" if parallel else ""
     if not begun:
@@ -149,7 +149,7 @@ def _lead(form: ToolCallSyntax, functions: Sequence[Function], text: LarkText) -
 
 
 def _whole(whole: WholeJson, functions: Sequence[Function], text: LarkText, *, parallel: bool) -> str:
-    """What `_message_schema` says, where a function has a text that no schema describes."""
+    """Return the rule for `_message_schema` if a function has a text grammar, which no schema can express."""
     calls = []
     for function in functions:
         opening = text.literal(f'{{"name": {json.dumps(function["name"])}, "{whole.arguments}": ')
@@ -175,7 +175,7 @@ def _arguments_of(arguments: Arguments, function: Function, text: LarkText) -> s
 
 
 def _written(name: str, form: ToolCallSyntax) -> str:
-    """A function's name as it stands in the text. Raises `InvalidRequest` where markup leaves no place for it."""
+    """Return a function's name as written in the syntax. Raises `InvalidRequest` if the markup can't contain it."""
     if isinstance(form.arguments, JsonArguments) and form.behind[0][:1] == '"':
         return json.dumps(name, ensure_ascii=False)[1:-1]
     if not TOOL_NAME.fullmatch(name):
@@ -209,7 +209,7 @@ def _object(properties: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def moved(schema: Any, place: str) -> Any:
-    """A schema with its references pointing to where it stands now."""
+    """Return a schema with its references adjusted to its new position."""
     if isinstance(schema, list):
         return [moved(part, place) for part in schema]
     if not isinstance(schema, dict):

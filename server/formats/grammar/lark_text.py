@@ -50,11 +50,11 @@ class LarkText:
         self._loops.append(f"{name}: {body}\n")
 
     def in_any_order(self, members: Sequence[tuple[str, bool]], end: str, joint: str = "", other: str = "") -> str:
-        """Each of these rules at most once, those that are needed for sure, and `end` behind them.
+        """Return a rule for these rules at most once each, with the required ones, followed by `end`.
 
-        ``joint`` stands between two, ``other`` may come any number of times. The parameter of such a rule has a bit for
-        each member that has come (llguidance's parametric grammars); more members than bits come in their order,
-        without `other`.
+        ``joint`` separates two; ``other`` may occur any number of times. The rule's parameter has a bit for each
+        member that has occurred (llguidance's parametric grammars); if there are more members than bits, they have a
+        fixed order, without `other`.
         """
         if not 2 <= len(members) <= MAX_UNORDERED:
             return self._in_order(members, end, joint)
@@ -77,7 +77,7 @@ class LarkText:
 
     def _in_order(self, members: Sequence[tuple[str, bool]], end: str, joint: str) -> str:
         first, later = end, end
-        # From the last to the first: what may follow when nothing, or something, stands in front.
+        # From the last to the first: what may follow at the start, and after a member.
         for rule, needed in reversed(members):
             first, later = (
                 self.rule(f"{rule} {later}" + ("" if needed else f" | {first}")),
@@ -86,7 +86,7 @@ class LarkText:
         return first
 
     def embedded(self, key: object, make: Callable[[str], Embedded]) -> str:
-        """The rule that a client's grammar is here; `make` writes it, with a tag of its own, once for the `key`."""
+        """Return the rule of a client's grammar; `make` writes it, with a unique tag, once per `key`."""
         if key not in self._embedded:
             made = make(f"g{len(self._embedded)}")
             self._embedded[key] = made.start
@@ -128,9 +128,10 @@ class LarkText:
         return " ".join(found)
 
     def text_until(self, end: str, *limits: str, never: Sequence[str] = (), empty: bool = True) -> str:
-        """Text that ends with the first ``end``, which belongs to it. ``limits``: regexes that it matches as a whole.
+        """Return a rule for text that ends with the first ``end``, inclusive.
 
-        ``never``: what it doesn't hold. ``empty``: whether the limits match no text, too.
+        ``limits``: regexes that the whole text matches. ``never``: what the text does not contain. ``empty``:
+        whether the limits match the empty text.
         """
         body = " & ".join(f"/{limit}/" for limit in limits or (ANY_TEXT,))
         without = "".join(f" & ~/{ANY_TEXT}{escaped(text)}{ANY_TEXT}/" for text in never)

@@ -1,7 +1,7 @@
-"""Grammar rules of arguments in nested notations that are not JSON: Gemma 4's braces and MiniMax M3's elements.
+"""Grammar rules of arguments in nested notations other than JSON: Gemma 4's braces and MiniMax M3's elements.
 
-A JSON Schema becomes Lark rules, value by value. Properties come in any order; what the schema leaves open may be
-anything that the notation can write.
+A JSON Schema is converted to Lark rules, value by value. Properties may be in any order; unspecified values may be
+anything that the notation can express.
 """
 
 import json
@@ -34,7 +34,7 @@ _KINDS = ("object", "array", "string", *_SCALARS)
 
 
 def nested_rule(form: Braces | Elements, function: Mapping[str, Any], text: LarkText) -> str:
-    """The rule of all arguments of a call. Raises `InvalidRequest` for what can't be enforced in that form."""
+    """Return the rule of all arguments of a call. Raises `InvalidRequest` if that is impossible."""
     schema = object_schema(function)
     rules = _InBraces(form, schema, text) if isinstance(form, Braces) else _InElements(form, schema, text)
     if "anyOf" not in schema and rules.kinds(referred(schema, schema) or {}) != ["object"]:
@@ -43,7 +43,7 @@ def nested_rule(form: Braces | Elements, function: Mapping[str, Any], text: Lark
 
 
 class _Nested(ABC):
-    """``end``: what ends the value as a whole."""
+    """``end``: the end of the whole value."""
 
     end = ""
 
@@ -53,7 +53,7 @@ class _Nested(ABC):
         self._loops: dict[tuple[str, str], str] = {}
 
     def value(self, schema: Any, end: str) -> str:
-        """A value and the `end` behind it."""
+        """Return the rule of a value and its `end`."""
         if schema is False:
             raise InvalidRequest("tools: a parameter that may have no value can't be enforced", "tools")
         if not isinstance(schema, Mapping):
@@ -80,7 +80,7 @@ class _Nested(ABC):
         return self._one_of([self._kind(kind, schema, end) for kind in self.kinds(schema)])
 
     def kinds(self, schema: Schema) -> list[str]:
-        """The JSON types that are named; none where any may come."""
+        """Return the JSON types in the schema; empty if any type is allowed."""
         given = schema.get("type")
         named = [given] if isinstance(given, str) else given if isinstance(given, list) else []
         if not named and "properties" in schema:
@@ -120,7 +120,7 @@ class _Nested(ABC):
         return [(key, value, needed) for key, (value, needed) in found.items()]
 
     def _looped(self, key: str, make: Callable[[], str], end: str) -> str:
-        """A rule that may lead back to itself."""
+        """Return a rule that may be recursive."""
         place = (key, end)
         if place not in self._loops:
             self._loops[place] = self._text.reserved()
@@ -213,7 +213,7 @@ class _InElements(_Nested):
         found = super().kinds(schema)
         if "string" in found and {"array", "object"}.intersection(found):
             raise InvalidRequest("tools: a parameter that is a text or a list or an object can't be enforced", "tools")
-        return ["string"] if "string" in found else found  # a text may say null and numbers, too
+        return ["string"] if "string" in found else found  # a text may also contain null and numbers
 
     def _string(self, schema: Schema, end: str) -> str:
         if schema.get("type") != "string":

@@ -1,9 +1,9 @@
-"""Text that comes in pieces becomes pieces of a message: what every format's parser is made of, thoughts included.
+"""Converts text chunks to parts of a message: the common base of all formats' parsers, including reasoning.
 
 ===============  ==========================================================================================
-``reader``       text that comes in pieces, read by generators that yield where they need more
-``turn``         a reader that writes ``pieces`` of a message; begin here
-``reasoning``    thoughts that stand in front, and the turn of a model without any format
-``frame``        content in markup of its own, with thoughts in any order or behind them
+``reader``       text in chunks, read by generators that yield when they need more
+``stream_parser`` a reader that emits ``pieces`` of a message; start here
+``reasoning``    reasoning at the start, and the turns of a model without any format
+``frame``        content with its own markup, with reasoning in any order or before it
 ===============  ==========================================================================================
 """

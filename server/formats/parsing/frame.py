@@ -1,4 +1,4 @@
-"""Content in markup of its own: with thoughts in any order (`Frame`), or behind them (`AnswerTags`)."""
+"""Content with its own markup: with reasoning in any order (`Frame`), or after reasoning (`AnswerTags`)."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -10,10 +10,9 @@ from server.formats.parsing.stream_parser import StreamParser
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """``thought`` stands around thoughts; ``silent`` markup means nothing; ``calls``: openings and what reads on.
-
-    ``sections`` are silent markup in front of calls. Thoughts end with ``breaks``, too. Calls in them count where the
-    text ends before the thoughts do.
+    """``thought``: tags around reasoning. ``silent``: markup without meaning. ``calls``: openings and their parsers.
+    ``sections``: silent markup before calls. Reasoning also ends with ``breaks``. Calls in reasoning only count if
+    the text ends before the reasoning does.
     """
 
     thought: tuple[str, str]

@@ -1,4 +1,4 @@
-"""What parsers give: pieces of a message, in order."""
+"""The parsers' output: parts of a message in order."""
 
 from dataclasses import dataclass, replace
 
@@ -12,7 +12,7 @@ class ContentText:
 
 @dataclass(frozen=True, slots=True)
 class Reasoning:
-    """Text of the model's thoughts."""
+    """Reasoning text."""
 
     text: str
 

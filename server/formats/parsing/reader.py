@@ -1,9 +1,8 @@
-"""Text that comes in pieces, read by generators: they ``yield`` where they need more, so that a format reads as it is
-written, and every character is looked at a constant number of times.
+"""Text in chunks, read by generators that ``yield`` when they need more. So a parser has the structure of its format,
+and every character is examined a constant number of times.
 
-Whatever a reader has looked at is consumed at once, but for the beginning of a marker; what is held back is never
-longer than a marker. Text that comes all at once is read in pieces of `MAX_PIECE`, since what is consumed is cut off
-the text in front of the reader.
+A reader consumes the text that it has examined at once, except a prefix of a marker; so the buffered text is never
+longer than a marker. A long chunk is read in pieces of `MAX_PIECE`, because consuming text copies the rest.
 """
 
 import re
@@ -16,13 +15,13 @@ T = TypeVar("T")
 Steps = Generator[None, None, T]
 Emit = Callable[[str], None]
 
-MAX_WORD = 256  # characters of a name or a header; what is longer is no markup
+MAX_WORD = 256  # maximum characters of a name or a header; longer text is no markup
 MIN_CUT_MARKER = 4  # characters of a marker that make it one where a text is cut off; less is more likely text
-MAX_PIECE = 1024  # characters that a reader is given at once: what it consumes copies the rest of them
+MAX_PIECE = 1024  # maximum characters per piece, because consuming text copies the rest
 
 
 def pieces_of(text: str) -> Sequence[str]:
-    """What a reader is given one after the other; "" is one piece."""
+    """Split a chunk into pieces for a reader; "" is one piece."""
     if len(text) <= MAX_PIECE:
         return (text,)
     return [text[start : start + MAX_PIECE] for start in range(0, len(text), MAX_PIECE)]
@@ -33,7 +32,7 @@ class EndOfText(Exception):
 
 
 class NotMarkup(Exception):
-    """What looked like markup is content."""
+    """Text that looked like markup is content."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +60,8 @@ def _markers(markers: tuple[str, ...]) -> _Markers:
 
 @dataclass(slots=True)
 class Reader:
-    """``text`` is what no generator has consumed. ``raw`` keeps what was consumed since `mark`, to give it back.
-
-    ``final``: no more will come; ``cut``: though the model would have said more.
+    """``text``: not yet consumed. ``raw``: consumed since `mark`, to return it. ``final``: the text is complete.
+    ``cut``: the model was stopped early.
     """
 
     text: str = ""
@@ -85,16 +83,16 @@ class Reader:
             self.raw[:] = ["".join(self.raw).removesuffix(text)]
 
     def mark(self) -> None:
-        """From here on what is consumed may turn out to be content."""
+        """Start recording consumed text, which may turn out to be content."""
         self.raw = []
 
     def settle(self) -> str:
-        """What was consumed since `mark`; nothing is kept any longer."""
+        """Stop recording and return the text consumed since `mark`."""
         raw, self.raw = "".join(self.raw or ()), None
         return raw
 
     def more(self) -> Steps[None]:
-        """Wait for text. Raises `EndOfText` when none will come."""
+        """Wait for text. Raises `EndOfText` at the end."""
         if self.final:
             raise EndOfText
         yield
@@ -106,7 +104,7 @@ class Reader:
         return self.text[:1]
 
     def take(self, *markers: str) -> Steps[str]:
-        """The marker that comes next, consumed; "" when none does. Raises `EndOfText` where it is cut off."""
+        """Consume and return the next marker; "" if there is none. Raises `EndOfText` if it is truncated."""
         wanted = _markers(markers)
         while not self.final and (not self.text or self.text in wanted.beginnings):
             yield
@@ -116,7 +114,7 @@ class Reader:
         return self.consume(found.end()) if found else ""
 
     def expect(self, *markers: str) -> Steps[str]:
-        """The marker that comes next. Raises `NotMarkup` when none does."""
+        """Consume and return the marker at this position. Raises `NotMarkup` if there is none."""
         taken = yield from self.take(*markers)
         if not taken:
             raise NotMarkup
@@ -131,9 +129,9 @@ class Reader:
             yield
 
     def until(self, markers: tuple[str, ...], emit: Emit) -> Steps[str]:
-        """Emit the text in front of the first marker as it comes; the marker. Raises `EndOfText` without one.
+        """Emit the text before the first marker and return the marker.
 
-        Where a text is cut off inside of a marker, that is left.
+        Raises `EndOfText` if there is none. A truncated marker stays unread.
         """
         wanted = _markers(markers)
         while True:
@@ -145,7 +143,7 @@ class Reader:
             yield from self.more()
 
     def _next(self, wanted: _Markers) -> tuple[int, str]:
-        """How many characters are in front of any marker for sure, and the marker, if it is there."""
+        """Return the number of characters that certainly precede any marker, and the marker if it is present."""
         found = wanted.found.search(self.text)
         held = wanted.held(self.text) if self.cut or not self.final else 0
         if self.cut and held < MIN_CUT_MARKER:
@@ -169,7 +167,7 @@ class Reader:
         raise EndOfText
 
     def word(self, *ends: str, limit: int = MAX_WORD) -> Steps[tuple[str, str]]:
-        """A short text and the marker behind it. Raises `NotMarkup` when it is longer than `limit`."""
+        """Return a short text and the marker after it. Raises `NotMarkup` if the text is longer than `limit`."""
         wanted = _markers(ends)
         parts: list[str] = []
         room = limit
@@ -184,9 +182,8 @@ class Reader:
             yield from self.more()
 
     def match(self, pattern: re.Pattern[str], *, limit: int | None = MAX_WORD) -> Steps[str]:
-        """The longest run of what `pattern`, a class of characters with a ``*``, takes.
-
-        Raises `NotMarkup` when it is longer than `limit`.
+        """Return the longest match of `pattern`, a character class with a ``*``. Raises `NotMarkup` if it is longer
+        than `limit`.
         """
         parts: list[str] = []
         room = limit

@@ -1,4 +1,4 @@
-"""The model's thoughts::
+"""Parses reasoning at the start of the output::
 
     <think>
     The user asks …
@@ -6,8 +6,8 @@
 
     The answer.
 
-They stand at the start of the output; the generation prompt may have opened them already. White space around them is
-dropped (llama.cpp common/chat.cpp does the same). Formats that put thoughts anywhere read them themselves (`frame`).
+The generation prompt may have opened it already. Whitespace around it is dropped, as in llama.cpp's common/chat.cpp.
+Formats with reasoning at any position parse it themselves (`frame`).
 """
 
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ TAGS = (
     ("[unused16]", "[unused17]"),
 )
 _BUILT = {
-    # Tags that a template puts together or shares with others, by what only that template has.
+    # Tags that a template composes or shares with others, by a text that only that template has.
     ":opensource": TAGS[6],
     "<|channel|>analysis<|message|>": ("<|channel|>analysis<|message|>", "<|end|>"),
     "<|end_of_msg|>": ("<|open|>think<|sep|>", "<|close|>think<|sep|>"),
@@ -47,12 +47,12 @@ def thinking_tags(source: str) -> tuple[str, str]:
 
 
 def speaks_of_thoughts(source: str) -> bool:
-    """Whether the template names tags of thoughts, by which they can be told from the answer."""
+    """Return whether the template contains reasoning tags, which separate reasoning from the reply."""
     return _named(source) is not None
 
 
 def begun_thoughts(prompt: str, tags: tuple[str, str]) -> str | None:
-    """The thoughts that `prompt` ends with; None where it ends outside of any."""
+    """Return the reasoning text at the end of `prompt`; None if it ends outside of reasoning."""
     opening, closing = tags
     _, opened, begun = prompt.rpartition(opening)
     return begun if opened and closing not in begun else None
@@ -67,10 +67,10 @@ class OutputParser(Protocol):
     """Reads one choice's text."""
 
     def feed(self, text: str) -> list[Piece]:
-        """What is certain now."""
+        """Add a chunk and return the pieces that can't change any more."""
 
     def finish(self, *, cut: bool = False) -> list[Piece]:
-        """What was held back; the text is complete. ``cut``: the model would have said more."""
+        """Return the buffered pieces at the end of the text. ``cut``: the model was stopped early."""
 
 
 @dataclass(slots=True)
@@ -85,7 +85,7 @@ class PlainParser:
 
 
 class ReasoningParser:
-    """``openings`` are markup of calls, which ``parse`` reads: in thoughts that never end they are calls."""
+    """``openings``: markup of calls, which ``parse`` parses: in reasoning that never ends they are calls."""
 
     def __init__(
         self,
@@ -103,11 +103,11 @@ class ReasoningParser:
         self._parse = parse
         self._turn = StreamParser(how=how)
         self._opened = begun_thoughts(generation_prompt, tags) is not None
-        self._expects_more = self._opened or tags[1] in generation_prompt  # or its opening tag has come
+        self._expects_more = self._opened or tags[1] in generation_prompt  # or its opening tag was read
         self._steps: Steps[None] | None = self._read()
 
     def feed(self, text: str) -> list[Piece]:
-        """What is certain now."""
+        """Add a chunk and return the pieces that can't change any more."""
         if self._steps is None:
             return self._inner.feed(text)
         self._turn.text += text
@@ -134,7 +134,7 @@ class ReasoningParser:
             self._inner.turn.expect_reasoning(LaterReasoning(self._tags, self._openings, self._parse), self._turn)
 
     def finish(self, *, cut: bool = False) -> list[Piece]:
-        """What was held back: an unfinished tag is text."""
+        """Return the buffered pieces: an incomplete tag is text."""
         self._turn.final, self._turn.cut = True, cut
         return self.feed("") + self._inner.finish(cut=cut)
 
@@ -143,7 +143,7 @@ class ReasoningParser:
         return pieces
 
     def _read(self) -> Steps[None]:
-        """Up to the answer, which is left to `inner` with whatever is no thought."""
+        """Parse the reasoning; `inner` gets the rest."""
         turn, (opening, closing) = self._turn, self._tags
         tag = opening
         if not self._opened:

@@ -1,8 +1,8 @@
-"""One turn of the assistant: a format's parser reads its text here and writes pieces of the message.
+"""Parses one turn of the assistant: runs a format's generator on the text and emits parts of the message.
 
-`Parser` drives the generator of a format. Whatever a format does not understand becomes content: text that opened like
-a call and was none (`Turn.attempt`), text behind an error, and everything when the format's generator has ended. But
-where a text is cut off inside of a call, what has come of its markup is nothing that a reader should see.
+Text that a format does not recognize becomes content: a false start of a call (`StreamParser.attempt`), text after
+an error, and everything after the format's generator has ended. But if the text is cut off inside of a call, its
+partial markup is dropped.
 """
 
 import secrets
@@ -21,14 +21,13 @@ Schema = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """How a turn is to be read.
+    """Settings of a parser.
 
-    ``functions``: the parameters' schema of each function that may be called; empty when unknown.
-    ``callable``: whether calls are looked for; ``forced``: whether nothing but thoughts and calls can come, so that
-    all else is markup. ``parallel=False`` keeps the first call only, as the client asked for.
-    ``thoughts_apart`` and ``thoughts_in_content`` follow from reasoning_format: deepseek, none, and deepseek-legacy
-    (both). Formats whose thoughts are read by `reasoning.ReasoningParser` never see them.
-    ``taken``: the ids of the calls that the conversation has already.
+    ``functions``: the parameters' schema of each function; empty if unknown. ``callable``: whether to parse calls.
+    ``forced``: the turn has only reasoning and calls, so that all other text is markup. ``parallel=False`` keeps
+    only the first call, as the client requested. ``thoughts_apart`` and ``thoughts_in_content`` follow from
+    reasoning_format: deepseek, none, and deepseek-legacy (both). Formats that use `reasoning.ReasoningParser` never
+    see reasoning. ``taken``: ids of existing calls.
     """
 
     functions: Mapping[str, Schema] = field(default_factory=dict)
@@ -61,7 +60,7 @@ class LaterReasoning:
 
 @dataclass(slots=True)
 class StreamParser(Reader):
-    """Text in, pieces out. White space is held back, since in front of a call it is dropped, as between calls."""
+    """Converts text to pieces. Whitespace is buffered, because it is dropped before and between calls."""
 
     how: Reading = field(default_factory=Reading)
     pieces: list[Piece] = field(default_factory=list)
@@ -70,7 +69,7 @@ class StreamParser(Reader):
     _in_call: bool = False  # a call has begun for sure, and is not over
     _spaces: list[str] = field(default_factory=list)
     _thought_spaces: list[str] = field(default_factory=list)
-    _inside: bool = False  # a thought has begun with more than white space
+    _inside: bool = False  # reasoning has started with more than whitespace
     _thought_once: bool = False
     later: LaterReasoning | None = None
     holds_spaces: bool = True
@@ -103,14 +102,14 @@ class StreamParser(Reader):
         self._has_content = self._has_content or not text.isspace()
 
     def _is_tag_place(self) -> bool:
-        """Return whether a tag here is markup: not in code, in quotes, or a word of its own within a line."""
+        """Return whether a tag at this position is markup: not in code, in quotes, or a word within a line."""
         line = self._line
         if self._fenced or line.lstrip().startswith(_FENCE) or line.count("`") % 2:
             return False
         return not line.strip() or line[-1] not in _NO_TAG_AFTER
 
     def thought(self, text: str) -> None:
-        """Text of a thought; white space around each thought is dropped where thoughts stand apart."""
+        """Emit reasoning text. If reasoning is separate, whitespace around it is dropped."""
         if self.how.thoughts_in_content:
             self._show(text)
         if not self.how.thoughts_apart:
@@ -126,7 +125,7 @@ class StreamParser(Reader):
             self._thought_spaces.append(text[len(sure) :])
 
     def thought_tag(self, text: str) -> None:
-        """Markup around a thought: it separates thoughts, and is shown where thoughts stay in the content."""
+        """Handle a reasoning tag: it separates parts of reasoning, and is shown if reasoning stays in the content."""
         self._inside = False
         self._thought_spaces.clear()
         if self._thought_once:
@@ -139,11 +138,11 @@ class StreamParser(Reader):
         self.later, self._thought_once = later, before._thought_once
 
     def certain(self) -> None:
-        """What has been read since `attempt` can be nothing but a call."""
+        """Commit: the text since `attempt` is a call."""
         self._in_call = True
 
     def begin(self, name: str, call_id: str = "") -> None:
-        """A call; what stood in front of its arguments is markup now."""
+        """Start a call; the text before its arguments is markup."""
         self.settle()
         self.certain()
         self._spaces.clear()
@@ -153,8 +152,11 @@ class StreamParser(Reader):
         self._write(ToolCallBegin(self.n_calls - 1, self._id(json_text.encodable(call_id)), name))
 
     def _id(self, written: str) -> str:
-        """The model's own, unless another call has it: models count anew in each turn, and clients tell calls apart by
-        their ids (Claude Code 2.1 takes the second one out of its history as interrupted)."""
+        """Return the model's id, or a new one if another call has it.
+
+        Models restart numbering in each turn, and clients identify calls by their ids (Claude Code 2.1 removes the
+        second one from its history as interrupted).
+        """
         if not written or written in self.how.taken or written in self._ids:
             written = "".join(secrets.choice(_ALPHABET) for _ in range(self.how.id_length))
         self._ids.add(written)
@@ -174,7 +176,7 @@ class StreamParser(Reader):
         return bool(name) and (name in self.how.functions or not self.how.functions)
 
     def begins_with(self, *beginnings: str) -> Steps[bool]:
-        """Whether one of these characters comes next; white space in front of it is content so far."""
+        """Return whether one of these characters follows; whitespace before it becomes content."""
         self.mark()
         yield from self.spaces()
         self.give_back()
@@ -209,10 +211,10 @@ class StreamParser(Reader):
             raise
 
     def thoughts(self, ends: tuple[str, ...], openings: tuple[str, ...], parse: Parse) -> Steps[str]:
-        """Everything up to one of `ends` is thought; that one. Raises `EndOfText` without one.
+        """Emit reasoning up to one of `ends` and return that. Raises `EndOfText` if there is none.
 
-        What one of `openings` opens is read aside, by `parse`. If the text ends behind it, it is calls. If more of the
-        reasoning follows, or its end, it was only mentioned, and is reasoning like the rest.
+        `parse` reads text after one of `openings` separately. If the text ends after it, it is calls. If more
+        reasoning or its end follows, it was only mentioned and is reasoning as well.
         """
         while True:
             found = yield from self.thought_until(*ends, *openings)
@@ -241,17 +243,17 @@ class StreamParser(Reader):
             return found
 
     def attempt(self, opening: str, steps: Steps[None], *, doubtful: bool = False) -> Steps[bool]:
-        """Read what `opening` promised; if it turns out to be none, what was consumed is content.
+        """Parse the text after `opening`; if it is not a call, the consumed text is content.
 
-        ``doubtful``: answers begin in the same way, so that it may be a call only once `steps` say that it is
-        (`certain`, `begin`).
+        ``doubtful``: content may start the same way, so it is only a call once `steps` confirm it (`certain`,
+        `begin`).
         """
         self.raw = [opening]
         self._in_call = not doubtful
         try:
             yield from steps
         except NotMarkup:
-            if self.cut and self._in_call:  # what would make it markup has not come
+            if self.cut and self._in_call:  # the text ended before it was confirmed as markup
                 raise EndOfText from None
             self.give_back()
             self._in_call = False
@@ -261,14 +263,13 @@ class StreamParser(Reader):
         return True
 
     def give_back(self) -> None:
-        """What was consumed since `mark` is content."""
+        """Emit the text consumed since `mark` as content."""
         raw = self.settle()
         if raw:
             self.content(raw)
 
     def finish(self) -> None:
-        """The text is complete: what is held back is content, except white space behind calls, and what was cut off
-        inside a call or in markup behind one."""
+        """Emit the buffered text as content, except whitespace after calls, and truncated markup in or after a call."""
         if self.cut and self._in_call:
             self.settle()
             self.text = ""
@@ -293,7 +294,9 @@ def answer(turn: StreamParser) -> Steps[None]:
 
 
 def anywhere(read: Parse, *openings: str, silent: tuple[str, ...] = ()) -> Parse:
-    """A format's generator: `read` reads behind each of `openings`, anywhere; `silent` markup means nothing."""
+    """Create a format's generator: `read` parses the text after each of `openings`, at any position; `silent` markup is
+    dropped.
+    """
 
     def parse(turn: StreamParser) -> Steps[None]:
         while True:
@@ -321,7 +324,7 @@ class Parser:
             self.turn._thought_spaces.clear()
 
     def feed(self, text: str) -> list[Piece]:
-        """What is certain now."""
+        """Add a chunk and return the pieces that can't change any more."""
         turn = self.turn
         for piece in pieces_of(text):
             turn.text += piece
@@ -333,7 +336,7 @@ class Parser:
         return pieces
 
     def finish(self, *, cut: bool = False) -> list[Piece]:
-        """What was held back."""
+        """Return the buffered pieces."""
         turn = self.turn
         turn.final, turn.cut = True, cut
         self._advance()
@@ -351,7 +354,7 @@ class Parser:
 
 @dataclass(slots=True)
 class _Aside:
-    """What stands in thoughts and may be calls."""
+    """Text in reasoning that may be calls."""
 
     parser: Parser
     read_so_far: list[str] = field(default_factory=list)
@@ -369,5 +372,5 @@ class _Aside:
         return all(isinstance(piece, ToolCallBegin | ToolCallArguments) for piece in pieces)
 
     def close(self, *, cut: bool) -> bool:
-        """The text is complete: return whether it was calls and nothing else."""
+        """End the text and return whether it consisted of calls only."""
         return self._take(self.parser.finish(cut=cut)) and bool(self.pieces)

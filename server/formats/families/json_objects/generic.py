@@ -18,7 +18,7 @@ _LIST = JsonCalls(())
 
 
 def parse(turn: StreamParser) -> Steps[None]:
-    """A call at the beginning; everything behind it is content."""
+    """Parse a call at the start; the rest is content."""
     turn.mark()
     yield from turn.spaces()
     yield from turn.take(*_FENCES)

@@ -20,7 +20,7 @@ _ENDS = ("<|end_message|>", "<|content_model_end_sampling|>")
 
 
 def parse(turn: StreamParser) -> Steps[None]:
-    """Block by block; what has no markup is content."""
+    """Parse block by block; text without markup is content."""
     while True:
         yield from turn.attempt("", _block(turn))
         found = _ENDS[0]

@@ -17,7 +17,7 @@ _LIST = JsonCalls(())
 
 
 def parse(turn: StreamParser) -> Steps[None]:
-    """A list at the beginning; everything behind it is content."""
+    """Parse a list at the start; the rest is content."""
     turn.mark()
     yield from turn.spaces()
     yield from turn.take(*_OPENINGS)

@@ -1,1 +1,1 @@
-"""Families whose calls say the name in markup, and the arguments as one JSON object."""
+"""Families whose calls have the name in markup and the arguments as one JSON object."""

@@ -16,7 +16,7 @@ _START, _STOP = "<|assistant|>", "<|observation|>"
 
 
 def parse(turn: StreamParser) -> Steps[None]:
-    """Calls at the beginning of each message."""
+    """Parse calls at the start of each message."""
     if not turn.how.callable:
         return
     while True:

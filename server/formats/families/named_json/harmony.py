@@ -26,7 +26,7 @@ _RECIPIENT = re.compile(r"\bto=([^\s<]+)")
 
 
 def parse(turn: StreamParser) -> Steps[None]:
-    """Message by message; what has no header is content."""
+    """Parse message by message; text without a header is content."""
     while True:
         yield from turn.attempt("", _message(turn))
         found = yield from turn.content_until(*_STARTS, _CHANNEL, *_ENDS)

@@ -1,4 +1,6 @@
-"""Families that write bare keys in braces, with a token for quotes. Below each stands what its models write."""
+"""Families with unquoted keys in braces and a token instead of quotes. Each constant has an example of its models'
+output.
+"""
 
 import json
 import re
@@ -18,13 +20,13 @@ _MAX_DEPTH = 64
 
 @dataclass(frozen=True, slots=True)
 class BraceCalls:
-    """``close`` stands behind a call, ``quote`` around texts."""
+    """``close`` follows a call. ``quote`` surrounds strings."""
 
     close: str
     quote: str
 
     def call(self, turn: StreamParser) -> Steps[None]:
-        """Behind the opening: the name, the arguments, and what closes them. Raises `NotMarkup`."""
+        """Parse a call after the opening: the name, the arguments, and the end. Raises `NotMarkup`."""
         name = yield from turn.match(TOOL_NAME)
         if not name or (yield from turn.peek()) != "{":
             raise NotMarkup
@@ -36,7 +38,7 @@ class BraceCalls:
             raise NotMarkup
 
     def _value(self, turn: StreamParser, depth: int) -> Steps[None]:
-        """Write the value that comes next as JSON."""
+        """Emit the next value as JSON."""
         yield from turn.spaces()
         first = yield from turn.peek()
         if first and first in "{[" and depth < _MAX_DEPTH:
@@ -50,7 +52,7 @@ class BraceCalls:
             turn.arguments(text if SCALARS.fullmatch(text) else json.dumps(text, ensure_ascii=False))
 
     def _items(self, turn: StreamParser, opening: str, depth: int) -> Steps[None]:
-        """Behind the opening of an object or a list, its end included."""
+        """Parse the rest of an object or a list after its opening bracket."""
         closing, joint = ("}" if opening == "{" else "]"), opening
         while True:
             yield from turn.spaces()

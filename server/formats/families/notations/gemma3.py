@@ -17,7 +17,7 @@ _OPEN, _CLOSE = "```tool_code", "```"
 
 
 def parse(turn: StreamParser) -> Steps[None]:
-    """A list at the beginning, or fences anywhere."""
+    """Parse a list at the start, or fences anywhere."""
     if (yield from turn.begins_with("[")):
         yield from turn.attempt("", python_calls.calls(turn), doubtful=True)
     yield from anywhere(_fence, _OPEN)(turn)

@@ -1,4 +1,4 @@
-"""Families that write Python calls. Below each stands what its models write."""
+"""Families with Python calls. Each constant has an example of its models' output."""
 
 from server.formats.calls import python_calls
 from server.formats.parsing.reader import Steps
@@ -44,7 +44,7 @@ _TAGS = ("<|python_start|>", "<|python_tag|>", "<|python_end|>")
 
 
 def _pythonic(turn: StreamParser) -> Steps[None]:
-    """A list at the beginning, or behind a tag."""
+    """Parse a list at the start, or after a tag."""
     if (yield from turn.begins_with("[")):
         yield from turn.attempt("", python_calls.calls(turn), doubtful=True)
     yield from anywhere(python_calls.calls, *_TAGS[:2], silent=_TAGS[2:])(turn)

@@ -1,1 +1,1 @@
-"""Families whose calls have markup around each argument; strings stand without quotes."""
+"""Families whose calls have markup around each argument, and strings without quotes."""

@@ -24,9 +24,8 @@ from server.formats.tool_format import ToolFormat
 
 @dataclass(frozen=True, slots=True)
 class GlmCalls:
-    """``prefix`` and ``suffix`` stand in every tag (see `HUNYUAN`, `LONGCAT`).
-
-    ``sections``: whether tags that mean nothing may stand around all calls.
+    """``prefix`` and ``suffix``: in every tag (see `HUNYUAN`, `LONGCAT`). ``sections``: whether there may be
+    meaningless tags around all calls.
     """
 
     suffix: str = ""
@@ -38,7 +37,9 @@ class GlmCalls:
         return f"<{'/' if name[0] == '/' else ''}{self.prefix}{name.removeprefix('/')}{self.suffix}>"
 
     def form(self, *, section: bool, line: str = "\n") -> ToolCallSyntax:
-        """For grammars. ``section``: tags stand around all calls, and one behind each name; ``line`` ends each line."""
+        """Return the syntax for grammars. ``section``: there are tags around all calls, and one after each name.
+        ``line`` ends each line.
+        """
         tag = self.tag
         return ToolCallSyntax(
             tag("tool_call"),
@@ -59,7 +60,7 @@ class GlmCalls:
         return anywhere(self.call, self.tag("tool_call"), silent=around)(turn)
 
     def call(self, turn: StreamParser) -> Steps[None]:
-        """Behind the opening. Raises `NotMarkup`."""
+        """Parse a call after the opening. Raises `NotMarkup`."""
         yield from turn.spaces()
         name = yield from turn.match(TOOL_NAME)
         yield from turn.spaces()
@@ -149,7 +150,7 @@ _LONGCAT_JSON, _LONGCAT_KEYS = JsonCalls((_LONGCAT,), _LONGCAT_END), GlmCalls(pr
 
 
 def _longcat_call(turn: StreamParser) -> Steps[None]:
-    """Their first character tells them apart."""
+    """Parse either variant; the first character decides."""
     yield from turn.spaces()
     yield from _LONGCAT_JSON.calls(turn) if (yield from turn.peek()) in ("{", "[") else _LONGCAT_KEYS.call(turn)
 

@@ -1,4 +1,6 @@
-"""Families that differ by their markup alone: invocations in a block. Below each stands what its models write."""
+"""Families with ``invoke`` elements in a block, which differ only in their markup. Each constant has an example of its
+models' output.
+"""
 
 from server.formats.calls.invokes import Invokes
 from server.formats.calls.json_calls import JsonCalls
@@ -9,8 +11,9 @@ from server.formats.tool_format import ToolFormat
 
 
 def _form(block: str, mark: str = "", *, typed: bool = False) -> ToolCallSyntax:
-    """For grammars: calls in a block of that name, with `mark` in every tag; ``typed``: parameters say whether they are
-    strings."""
+    """Return the syntax for grammars: calls in a block of that name, with `mark` in every tag. ``typed``: parameters
+    have the attribute ``string``.
+    """
     string, other = ('" string="true">', '" string="false">') if typed else ('">', None)
     parameters = Parameters(
         *(f'<{mark}parameter name="', string, f"</{mark}parameter>"),
@@ -107,7 +110,7 @@ _DOTS_INVOKES, _DOTS_JSON = Invokes(("dots_function_call",)), JsonCalls((_DOTS,)
 
 
 def _dots_calls(turn: StreamParser) -> Steps[None]:
-    """Their first character tells them apart."""
+    """Parse either variant; the first character decides."""
     yield from turn.spaces()
     yield from _DOTS_JSON.calls(turn) if (yield from turn.peek()) in ("{", "[") else _DOTS_INVOKES.calls(turn)
 

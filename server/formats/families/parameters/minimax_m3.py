@@ -62,7 +62,7 @@ def _members(turn: StreamParser, schema: Any, root: Mapping[str, Any], closing: 
 
 
 def _value(turn: StreamParser, schema: Any, root: Mapping[str, Any], closing: str, depth: int) -> Steps[None]:
-    """One element's value: elements again where the schema or the text says so, else text."""
+    """Parse one element's value: elements if the schema or the text requires it, else text."""
     schema = referred(schema, root)
     types = types_of(schema, root)
     item, nested = f"{_NS}<item>", f"{_NS}<"

@@ -21,7 +21,7 @@ _CALLS = Invokes(("function_calls",), prefix="atem:")
 
 
 def parse(turn: StreamParser) -> Steps[None]:
-    """Message by message; what has no header is content."""
+    """Parse message by message; text without a header is content."""
     while True:
         yield from turn.attempt("", _message(turn))
         while (yield from turn.content_until(_START, *_ENDS)) in _ENDS:
