@@ -73,7 +73,7 @@ def tables(results: dict[str, Any], before: dict[str, Any] | None = None) -> str
     lines = [
         f"`{environment['command']}`: {provenance(environment)}. Models: {_models(environment)}. "
         f"{options['threads']} threads, {options['slots']} slots, context {options['ctx']}{scale}{flags}; "
-        f"{n_rounds} rounds, median (least to most). "
+        f"{n_rounds} round{'s' * (n_rounds != 1)}, median (least to most). "
         f"{_noise(results['runs'])}",
         "",
         *_goal_table(results["scenarios"], values, before),
@@ -209,7 +209,8 @@ def _headline() -> str:
             cells += [median(ratios(values, scenario, figure), 2)]
             lines.append(f"| {_model_of(scenario)} | {words}, {figure.rpartition(' ')[2]} | {' | '.join(cells)} |")
         n_rounds = max(run["round"] for run in results["runs"])
-        by = f"Medians of {n_rounds} rounds by `make bench` ([raw JSON](benchmarks/results/compare.json))"
+        rounds = f"{n_rounds} round{'s' * (n_rounds != 1)}"
+        by = f"Medians of {rounds} by `make bench` ([raw JSON](benchmarks/results/compare.json))"
         same = (
             "*ratio* is Llamapool's figure divided by that of llama-server, which uses the same llama.cpp libraries: "
             "above 1 is better for rates, below 1 for times."
