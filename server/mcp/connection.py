@@ -104,7 +104,7 @@ class Connection:
                     client = Client(_watched(transport, self._broken), cache=None, client_info=None)
                     self._ready.set_result(await stack.enter_async_context(client))
                     await self._closing.wait()
-        except Exception as error:  # noqa: BLE001 (of a package, its transport and a stranger's server)
+        except Exception as error:  # noqa: BLE001 - the package, its transport or the MCP server
             if not self._ready.done():
                 self._ready.set_exception(_fault_of(error))
             else:
@@ -211,7 +211,7 @@ def _faults() -> Iterator[None]:
         yield
     except McpFault:
         raise
-    except Exception as error:  # noqa: BLE001 (a stranger's server must not be our fault)
+    except Exception as error:  # noqa: BLE001 - an MCP server's failure is no error of ours
         raise _fault_of(error) from None
 
 

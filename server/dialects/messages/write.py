@@ -13,6 +13,7 @@ with all of its keys (``input``, ``signature``); a stop string is ``stop_sequenc
 message is not repeated.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
@@ -50,7 +51,7 @@ NO_NAMES: Names = MappingProxyType({})
 NO_SERVER_TOOLS: Mapping[str, CallableTool] = MappingProxyType({})
 
 
-class MessageWriter:
+class MessageWriter(ABC):
     """The common part of both writers.
 
     ``show_reasoning=False`` leaves the text of thinking blocks empty. `server_tools`: the tools that this server
@@ -95,9 +96,9 @@ class MessageWriter:
         calls = [item for item in self._said.calls if item.name in self._server_tools]
         return [ServerCall(self._id(item), item.name, item.text) for item in calls]
 
+    @abstractmethod
     def completed(self, call: ServerCall, outcome: Outcome) -> list[bytes]:
-        """Take the outcome of a call; return its events."""
-        raise NotImplementedError
+        """Add the outcome of a call and return its events."""
 
     @property
     def waits_for_client(self) -> bool:
@@ -145,19 +146,10 @@ class MessageWriter:
 class MessageReply(MessageWriter):
     """Collects events into one message."""
 
-    def __init__(
-        self,
-        header: Header,
-        parser: NewParser,
-        sign: Sign = NO_CIPHER.encrypt,
-        names: Names = NO_NAMES,
-        *,
-        show_reasoning: bool = True,
-        server_tools: Mapping[str, CallableTool] = NO_SERVER_TOOLS,
-    ) -> None:
-        super().__init__(header, parser, sign, names, show_reasoning=show_reasoning, server_tools=server_tools)
-        self._before: list[Json] = []  # blocks of earlier rounds
-        self._results: list[Json] = []  # blocks of the round's results
+    _before: tuple[Json, ...] = ()
+    """Blocks of earlier rounds."""
+    _results: tuple[Json, ...] = ()
+    """Result blocks of the current round."""
 
     def feed(self, _prompt: int, event: Event) -> None:
         """Take one event."""
@@ -172,13 +164,13 @@ class MessageReply(MessageWriter):
 
     def completed(self, call: ServerCall, outcome: Outcome) -> list[bytes]:
         """Take the outcome of a call; there are no events."""
-        self._results.append(result_block(call.id, outcome))
+        self._results += (result_block(call.id, outcome),)
         return []
 
     def next_round(self, parser: NewParser) -> None:
         """Continue with another round of generation."""
-        self._before += self._blocks()
-        self._results = []
+        self._before += tuple(self._blocks())
+        self._results = ()
         super().next_round(parser)
 
     def _blocks(self) -> list[Json]:
@@ -197,21 +189,12 @@ class MessageReply(MessageWriter):
 class MessageStream(MessageWriter):
     """Pass every event to `feed` and send the result, then send the result of `finish`."""
 
-    def __init__(
-        self,
-        header: Header,
-        parser: NewParser,
-        sign: Sign = NO_CIPHER.encrypt,
-        names: Names = NO_NAMES,
-        *,
-        show_reasoning: bool = True,
-        server_tools: Mapping[str, CallableTool] = NO_SERVER_TOOLS,
-    ) -> None:
-        super().__init__(header, parser, sign, names, show_reasoning=show_reasoning, server_tools=server_tools)
-        self._began = False
-        self._open: Item | None = None  # whose block is being written
-        self._input = ObjectStream()  # of the call that is
-        self._index = -1
+    _began = False
+    _open: Item | None = None
+    """The item of the open block."""
+    _input: ObjectStream
+    """The arguments of the open block's call."""
+    _index = -1
 
     def feed(self, _prompt: int, event: Event) -> list[bytes]:
         """The events that follow from one of the engine's."""
