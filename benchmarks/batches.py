@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.environment import describe, model
-from harness.real_server import RealServer, free_port, llamapool
+from tests.support.real_server import RealServer, free_port, llamapool
 
 ROOT = Path(__file__).resolve().parents[1]
 N_BATCH = 10_000

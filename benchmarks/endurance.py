@@ -27,7 +27,7 @@ from typing import Any
 
 from benchmarks.environment import describe, model
 from benchmarks.resources import with_children
-from harness.real_server import RealServer, llamapool
+from tests.support.real_server import RealServer, llamapool
 
 DEMO = Path(__file__).resolve().parents[1] / "models" / "demo.gguf"
 TELL_BACK = (429, 503)

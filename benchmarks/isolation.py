@@ -27,7 +27,6 @@ from pathlib import Path
 
 import uvicorn
 
-from harness.fakes import FakeLoader, FakeRunner, FakeSampler, FakeVocab
 from server.app import create_app
 from server.engine.request import Adapters, Event, Finished, Request, SamplingParams
 from server.engine.runner_api import BatchEntry
@@ -41,6 +40,7 @@ from server.pool.worker.supervisor import WorkerSupervisor
 from server.pool.worker.weights import IsolatedLoader
 from server.settings import Settings
 from server.transport.uvicorn_protocols import BoundedHttpProtocol
+from tests.support.fakes import FakeLoader, FakeRunner, FakeSampler, FakeVocab
 
 ROOT = Path(__file__).resolve().parents[1]
 EXPIRY_CHECK_S = 0.02

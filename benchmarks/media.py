@@ -12,13 +12,13 @@ from pathlib import Path
 
 import numpy as np
 
-from harness.ggufs.projector import TinyProjector, projector_file
 from server.bench import figures
 from server.bench.figures import Figures
 from server.bench.prompts import TOKENS_PER_WORD
 from server.bench.reply import ClientRecord
 from server.bench.scenarios import Setting
 from server.bench.session import Fields, ModelClient
+from tests.support.ggufs.projector import TinyProjector, projector_file
 
 SIDE = 224
 N_TOKENS = 196

@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from harness.real_server import ROOT, RealServer, llamapool
+from tests.support.real_server import ROOT, RealServer, llamapool
 
 WORDS = ("river", "stone", "morning", "paper", "window", "garden", "letter", "number", "silver", "market", "doctor")
 DEADLINE_S = 300.0

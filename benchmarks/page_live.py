@@ -14,14 +14,14 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from harness.fakes import FakeRunner
-from harness.real_server import RealServer, llamapool
 from server.engine.params import EngineParams
 from server.engine.request import Request
 from server.engine.schedule.scheduler import Scheduler, TokenRun
 from server.engine.sequence import Phase, Sequence, Ticket
 from server.engine.step.snapshots import SnapshotPublisher
 from server.web.live import EVERY_S
+from tests.support.fakes import FakeRunner
+from tests.support.real_server import RealServer, llamapool
 
 SLOTS, SHARED, OWN, OUTPUT = 32, 500, 1500, 100
 STEPS_PER_S = 100

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from server.hub import cache
-from tests import downloads
+from tests.support import downloads
 
 # A busy machine makes an example slow, and that decides nothing. The examples are the same in every run, so that a run
 # fails for what was changed; `--hypothesis-profile=search` looks for others.

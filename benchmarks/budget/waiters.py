@@ -10,10 +10,10 @@ import random
 from dataclasses import dataclass
 
 from benchmarks.budget.parts import TOKEN_PARTS, Threads
-from harness.fakes import FakeRunner
 from server.engine.engine import Engine
 from server.engine.params import EngineParams
 from server.engine.request import Event, Failed, Finished, Request, SamplingParams
+from tests.support.fakes import FakeRunner
 
 N_TOKENS, N_WAITERS, N_BATCH = 100_000, 63, 512
 GREEDY = SamplingParams(temperature=0.0)

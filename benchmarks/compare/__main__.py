@@ -23,10 +23,10 @@ from benchmarks.make_gguf import SHAPES, write_gguf
 from benchmarks.media import projector_for
 from benchmarks.noise import CALM
 from benchmarks.report import tables
-from harness.peer import PeerError, build
-from harness.real_server import ServerStartError
 from server.bench.errors import BenchError
 from server.llama.files.gguf_header import read_header
+from tests.support.peer import PeerError, build
+from tests.support.real_server import ServerStartError
 
 MODELS = Path(__file__).parents[1] / "models"
 
@@ -38,7 +38,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--size", choices=SHAPES, default="135m", help="of the one that is made (%(default)s)")
     parser.add_argument("--large-vocabulary", type=Path, help="for constrained output; one of 150k tokens is made")
     parser.add_argument("--real-model", type=Path, help="a trained one, for what begins with real-")
-    parser.add_argument("--peer", type=Path, help="llama-server; harness.peer builds it by default")
+    parser.add_argument("--peer", type=Path, help="llama-server; tests.support.peer builds it by default")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--slots", type=int, default=8)
     parser.add_argument("--ctx", type=int, default=16384, help="tokens of all slots together")

@@ -14,13 +14,13 @@ from typing import Literal
 from benchmarks.media import run_media
 from benchmarks.noise import CALM, Others
 from benchmarks.resources import idle_percent, peak_mb, resident_mb
-from harness.peer import llama_server
-from harness.real_server import ROOT, RealServer, free_port, llamapool
 from server.bench import probe
 from server.bench.figures import Figures
 from server.bench.scenarios import SCENARIOS, Scenario, Setting, named, run
 from server.bench.session import ModelClient
 from server.bench.target import Target
+from tests.support.peer import llama_server
+from tests.support.real_server import ROOT, RealServer, free_port, llamapool
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harness.ray_cluster import RayCluster
-from harness.real_server import ROOT
+from tests.support.ray_cluster import RayCluster
+from tests.support.real_server import ROOT
 
 ROUTERS = {
     "prefix": "llamapool.ray.router.PrefixRouter",

@@ -15,7 +15,7 @@ from typing import Any
 
 from benchmarks.make_gguf import write_gguf
 from benchmarks.schemas.speed import MODEL, SHAPE
-from harness.real_server import RealServer, llamapool
+from tests.support.real_server import RealServer, llamapool
 
 
 def huge(n_properties: int, seed: int) -> dict[str, Any]:

@@ -17,8 +17,8 @@ from statistics import median
 from typing import Any
 
 from benchmarks.make_gguf import ResponseFormat, write_gguf
-from harness.peer import build, llama_server
-from harness.real_server import RealServer, llamapool
+from tests.support.peer import build, llama_server
+from tests.support.real_server import RealServer, llamapool
 
 MODEL = Path(__file__).parents[1] / "models" / "bench-vocab-152k.gguf"
 SHAPE = ResponseFormat(n_layer=2, n_embd=128, n_head=2, n_head_kv=1, n_ff=256, n_vocab=151_936)

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from benchmarks.make_gguf import CONTROL_TOKENS, byte_alphabet, make_vocabulary
 from benchmarks.schemas.examples import examples
-from harness.fakes import FakeVocab
 from server.structured.grammar.matcher import MatcherConstraint
+from tests.support.fakes import FakeVocab
 
 N_VOCAB = 151_936  # as Qwen 2.5 and 3
 CLOSERS = tuple(b"}],")  # outside of a string; a comma where something is still required

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, cast
 
-from harness.fakes import evaluations
 from server.engine.runner_api import BatchEntry, Runner, RunnerInfo
 from server.engine.sequence import Slot
+from tests.support.fakes import evaluations
 
 PARAMETERS = 8.03e9
 KV_BYTES = 2 * 32 * 8 * 128 * 2  # per token: keys and values, layers, heads, width, bytes

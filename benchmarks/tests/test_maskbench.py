@@ -11,8 +11,8 @@ import pytest
 from benchmarks.schemas import maskbench
 from benchmarks.schemas.instances import spellings
 from benchmarks.schemas.workers import Limits, Outcome, measured
-from harness.ggufs.writing import gguf_file
-from harness.real_server import ROOT
+from tests.support.ggufs.writing import gguf_file
+from tests.support.real_server import ROOT
 
 
 def handler() -> Callable[[str], str]:

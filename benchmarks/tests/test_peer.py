@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.noise import Others, _tree
-from harness import peer
+from tests.support import peer
 
 
 def test_an_installation_without_a_library_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -1,5 +1,5 @@
 """The protocols that both engines need from the native side. `server.llama` implements them; tests use
-`harness/fakes.py`.
+`tests/support/fakes.py`.
 """
 
 from collections.abc import Mapping, Sequence

@@ -19,7 +19,6 @@ import pytest
 import uvicorn
 from fastapi import FastAPI
 
-from harness.fakes import FakeLoader
 from server.app import create_app
 from server.options.read.registry import Origin
 from server.options.table.model import ModelSettings
@@ -28,6 +27,7 @@ from server.pool.pool import Pool
 from server.routes.management.health import is_pending
 from server.settings import Settings
 from server.structured.grammar.sandbox import Sandbox
+from tests.support.fakes import FakeLoader
 
 TIMEOUT_S = 100.0
 MODELS: Mapping[str, Any] = {"demo": {"path": "demo.gguf", "aliases": ["gpt-4o-mini"], "load": "startup"}}

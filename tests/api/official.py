@@ -7,8 +7,8 @@ from typing import Any
 
 from openai import AsyncOpenAI
 
-from harness.fakes import FakeLoader, FakeRunner
 from tests.api.conftest import Api, Serve
+from tests.support.fakes import FakeLoader, FakeRunner
 
 TURN = "<|im_end|>\n<|im_start|>assistant\n"
 

@@ -6,10 +6,10 @@ from types import ModuleType
 
 import pytest
 
-from harness.fakes import FakeLoader
-from harness.real_server import ROOT
 from tests.api.conftest import Serve
 from tests.api.streams import native_events
+from tests.support.fakes import FakeLoader
+from tests.support.real_server import ROOT
 
 BLOCK = re.compile(r"```python\n# (server/\S+)\.py\n(.*?)```", re.DOTALL)
 IN_ORDER = ("server/dialects/tgi/write", "server/dialects/tgi/read", "server/routes/inference/tgi")

@@ -10,10 +10,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
-from harness.fakes import FakeLoader, FakeRunner
 from server.bench.command import main
 from server.bench.scenarios import SCENARIOS
 from tests.api.conftest import GoLive
+from tests.support.fakes import FakeLoader, FakeRunner
 
 pytestmark = pytest.mark.slow
 

@@ -19,8 +19,8 @@ from typing import Any
 import pytest
 import yaml
 
-from harness.real_server import RealServer, Reply, llamapool_config
-from tests.stand_in_hub import stand_in_hub
+from tests.support.real_server import RealServer, Reply, llamapool_config
+from tests.support.stand_in_hub import stand_in_hub
 
 DEMO = Path(__file__).resolve().parents[2] / "models" / "demo.gguf"
 CHAT = {"messages": [{"role": "user", "content": "What is 2 plus 3?"}], "max_tokens": 12, "temperature": 0}

@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from harness.real_server import llamapool
+from tests.support.real_server import llamapool
 
 DEMO = Path(__file__).resolve().parents[2] / "models" / "demo.gguf"
 CHECKS = (

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from openai import AsyncOpenAI, OpenAI
 
-from harness.ggufs import TinyModel, gguf_file
-from harness.real_server import EXACT, REPLY_S, ROOT, RealServer, llamapool, llamapool_config
+from tests.support.ggufs import TinyModel, gguf_file
+from tests.support.real_server import EXACT, REPLY_S, ROOT, RealServer, llamapool, llamapool_config
 
 API_KEY = "sk-of-the-tests"
 N_CTX = 16384  # of a slot: an endless reply takes long, so that what is done meanwhile is done in time

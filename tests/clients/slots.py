@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 
-from harness.real_server import RealServer
+from tests.support.real_server import RealServer
 
 DEADLINE_S = 100.0  # for a failure; an answer takes milliseconds
 POLL_S = 0.01

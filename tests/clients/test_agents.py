@@ -21,7 +21,7 @@ from pydantic_ai.providers.anthropic import AnthropicProvider
 from pydantic_ai.providers.openai import OpenAIProvider
 from pydantic_ai.settings import ModelSettings
 
-from harness.real_server import RealServer
+from tests.support.real_server import RealServer
 
 QUESTION = "What is the weather in Paris?"
 SUNNY = '{"temperature": 21, "condition": "sunny"}'

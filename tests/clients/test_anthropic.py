@@ -12,9 +12,9 @@ from anthropic import Anthropic, AsyncAnthropic, beta_tool
 from anthropic.types import Message, MessageParam, ToolChoiceParam, ToolParam
 from pydantic import BaseModel
 
-from harness.real_server import REPLY_S, RealServer
 from tests.clients.conftest import API_KEY, ENDLESS
 from tests.clients.slots import busy_slots, wait_until
+from tests.support.real_server import REPLY_S, RealServer
 
 HELLO: list[MessageParam] = [{"role": "user", "content": [{"type": "text", "text": "hello world"}]}]
 GREEDY = {"temperature": 0, "ignore_eos": True}  # random weights may end at once

@@ -4,8 +4,8 @@ import json
 import subprocess
 import sys
 
-from harness.real_server import ROOT, RealServer
 from tests.clients.conftest import API_KEY
+from tests.support.real_server import ROOT, RealServer
 
 QUICK = ("--scale", "0.1", "--parallel", "2", "--timeout", "200")
 

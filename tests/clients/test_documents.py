@@ -10,8 +10,8 @@ from openai.types.chat import ChatCompletion
 from openai.types.responses import Response
 from pydantic import TypeAdapter
 
-from harness.real_server import REPLY_S, RealServer
 from tests.media_files import pdf
+from tests.support.real_server import REPLY_S, RealServer
 
 DATA = pdf("The magic number is 41.", "The end.")
 TEXT = "[Page 1]\nThe magic number is 41.\n[Page 2]\nThe end."

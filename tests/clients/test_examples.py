@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.real_server import ROOT, RealServer, llamapool_config
+from tests.support.real_server import ROOT, RealServer, llamapool_config
 
 EXAMPLES = ROOT / "examples"
 SAYS = {

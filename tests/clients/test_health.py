@@ -6,10 +6,10 @@ import sys
 import time
 from pathlib import Path
 
-from harness.real_server import POLL_S, READY_S, REPLY_S, ROOT, RealServer
 from server.cli import health
-from tests.certificates import NEEDS_OPENSSL, make_certificate
 from tests.clients.conftest import API_KEY, QUIET
+from tests.support.certificates import NEEDS_OPENSSL, make_certificate
+from tests.support.real_server import POLL_S, READY_S, REPLY_S, ROOT, RealServer
 
 
 class Checked(RealServer):

@@ -5,8 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from harness.ggufs import BERT, BERT_RERANKER, EMBED_NONE, TinyModel, gguf_file, lora_file
-from harness.real_server import RealServer, free_port, llamapool
 from llamapool.client import AuthenticationFailed, LlamaCppClient, NotFound, ServerUnreachable
 from tests.clients.conftest import API_KEY, QUIET
 from tests.clients.llamacpp_contract import (
@@ -21,6 +19,8 @@ from tests.clients.llamacpp_contract import (
     PerTokenContract,
     RankingContract,
 )
+from tests.support.ggufs import BERT, BERT_RERANKER, EMBED_NONE, TinyModel, gguf_file, lora_file
+from tests.support.real_server import RealServer, free_port, llamapool
 
 
 @pytest.fixture(scope="class")

@@ -11,8 +11,8 @@ from openai import OpenAI
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from harness.real_server import REPLY_S, ROOT, RealServer, llamapool
-from tests.mcp_server import STDIO
+from tests.support.mcp_server import STDIO
+from tests.support.real_server import REPLY_S, ROOT, RealServer, llamapool
 
 RESPONSE, EVENT = TypeAdapter[Response](Response), TypeAdapter[ResponseStreamEvent](ResponseStreamEvent)
 MESSAGE = TypeAdapter[BetaMessage](BetaMessage)

@@ -12,10 +12,10 @@ import pytest
 from ollama import AsyncClient, Client
 from pydantic import BaseModel
 
-from harness.ggufs import TinyModel, gguf_file
-from harness.real_server import REPLY_S, RealServer, llamapool
 from tests.clients.conftest import API_KEY, ENDLESS
 from tests.clients.slots import busy_slots, wait_until
+from tests.support.ggufs import TinyModel, gguf_file
+from tests.support.real_server import REPLY_S, RealServer, llamapool
 
 HELLO = [{"role": "user", "content": "hello world"}]
 GREEDY: dict[str, Any] = {"temperature": 0, "ignore_eos": True, "num_predict": 12}  # random weights may end at once

@@ -8,9 +8,9 @@ import pytest
 from openai import AsyncOpenAI
 from openai.types.chat import ChatCompletion
 
-from harness.real_server import RealServer
 from tests.clients.conftest import ENDLESS as N_ENDLESS
 from tests.clients.slots import busy_slots, metric, wait_until
+from tests.support.real_server import RealServer
 
 OPTIONS: dict[str, Any] = {"model": "tiny", "temperature": 0, "extra_body": {"ignore_eos": True}}
 ENDLESS: dict[str, Any] = {

@@ -8,10 +8,10 @@ import openai
 import pytest
 from openai import AsyncOpenAI, OpenAI
 
-from harness.ggufs import BERT, BERT_RERANKER, EMBED_NONE, TinyModel, gguf_file
-from harness.real_server import REPLY_S, RealServer, llamapool_config
 from tests.clients.conftest import QUIET, TEMPLATE
-from tests.closeness import same_vectors
+from tests.support.closeness import same_vectors
+from tests.support.ggufs import BERT, BERT_RERANKER, EMBED_NONE, TinyModel, gguf_file
+from tests.support.real_server import REPLY_S, RealServer, llamapool_config
 
 CONFIG = """
 server: {{metrics: true}}

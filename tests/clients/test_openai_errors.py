@@ -11,9 +11,9 @@ import pytest
 from openai import OpenAI
 from openai.types.chat import ChatCompletion
 
-from harness.real_server import REPLY_S, RealServer, llamapool_config
 from tests.clients.conftest import API_KEY, ENDLESS, N_CTX, QUIET
 from tests.clients.slots import metric, wait_until
+from tests.support.real_server import REPLY_S, RealServer, llamapool_config
 
 HELLO: Any = [{"role": "user", "content": "hello"}]
 ONE_SLOT = """

@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from harness.real_server import RealServer
+from tests.support.real_server import RealServer
 
 CHAT = "/v1/chat/completions"
 

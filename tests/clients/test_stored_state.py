@@ -16,7 +16,7 @@ from openai import BadRequestError, NotFoundError, OpenAI
 from openai.types.responses import Response, ResponseCompletedEvent
 from pydantic import TypeAdapter
 
-from harness.real_server import ROOT, RealServer, llamapool
+from tests.support.real_server import ROOT, RealServer, llamapool
 
 MODEL = ROOT / "models" / "demo.gguf"
 ENDED = ("completed", "failed", "cancelled", "expired")

@@ -6,9 +6,9 @@ import sys
 import threading
 from pathlib import Path
 
-from harness.real_server import ROOT, free_port
-from harness.terminal import Terminal
-from tests.stand_in_hub import stand_in_hub
+from tests.support.real_server import ROOT, free_port
+from tests.support.stand_in_hub import stand_in_hub
+from tests.support.terminal import Terminal
 
 COMMAND = (sys.executable, "-m", "server")
 STAMP = re.compile(r"\d\d:\d\d:\d\d")

@@ -7,7 +7,7 @@ import pytest
 from anthropic import Anthropic
 from openai import OpenAI
 
-from harness.real_server import REPLY_S, RealServer
+from tests.support.real_server import REPLY_S, RealServer
 
 QUESTION: list[Any] = [{"role": "user", "content": "What is the capital of France?"}]
 SCHEMA = {

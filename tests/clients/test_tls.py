@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from openai import DefaultHttpxClient, OpenAI
 
-from harness.real_server import REPLY_S, RealServer, free_port
-from tests.certificates import NEEDS_OPENSSL, make_certificate
 from tests.clients.conftest import QUIET
+from tests.support.certificates import NEEDS_OPENSSL, make_certificate
+from tests.support.real_server import REPLY_S, RealServer, free_port
 
 pytestmark = NEEDS_OPENSSL
 

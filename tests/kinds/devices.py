@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from harness.ggufs import TinyModel, gguf_file
-from harness.peer import rpc_backend
-from harness.real_server import ROOT, RealServer, free_port
 from tests.kinds.kinds import TEXTS, complete
+from tests.support.ggufs import TinyModel, gguf_file
+from tests.support.peer import rpc_backend
+from tests.support.real_server import ROOT, RealServer, free_port
 
 DEVICE = "RPC0"
 DENSE = TinyModel(n_embd=256, n_layer=8, n_vocab=512)

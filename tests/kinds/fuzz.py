@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from harness.ggufs import MODELS, damaged, gguf_file
 from server.errors import ModelFailed
 from server.llama.files.gguf_header import read_header
+from tests.support.ggufs import MODELS, damaged, gguf_file
 
 KINDS = ("plain", "experts", "sliding-window", "recurrent", "hybrid", "bert", "template-reranker")
 N_EACH = int(os.environ.get("FUZZ_ROUNDS", "300"))

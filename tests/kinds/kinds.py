@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness.ggufs import MODELS, TinyModel, gguf_file
-from harness.oracle import oracle
-from harness.peer import build as peer
-from harness.peer import llama_server
-from harness.real_server import RealServer, llamapool
 from server.llama.library import C, start_backend
+from tests.support.ggufs import MODELS, TinyModel, gguf_file
+from tests.support.oracle import oracle
+from tests.support.peer import build as peer
+from tests.support.peer import llama_server
+from tests.support.real_server import RealServer, llamapool
 
 WRITERS = {
     "dense": MODELS["plain"],

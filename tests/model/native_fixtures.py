@@ -10,7 +10,6 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from harness.ggufs import TinyModel, gguf_file
 from server.engine.request import SamplingParams
 from server.llama.context.batch import Run
 from server.llama.context.runner import LlamaRunner
@@ -18,6 +17,7 @@ from server.llama.loader import LlamaLoader
 from server.llama.vocab import LlamaVocab
 from server.llama.weights.model import LlamaWeights
 from server.pool.spec import LoadParams, ModelSpec
+from tests.support.ggufs import TinyModel, gguf_file
 
 GREEDY = SamplingParams(temperature=0.0, seed=1)
 # no truncation, no randomness but the draw

@@ -11,8 +11,6 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from harness.ggufs import PLAIN, gguf_file
-from harness.ggufs.catalogue import HYBRID
 from server.engine.engine import Engine
 from server.engine.params import EngineParams
 from server.engine.request import Request, SamplingParams
@@ -27,6 +25,8 @@ from server.pool.footprint import HOST
 from server.pool.spec import LoadParams, ModelSpec
 from tests.model.native_fixtures import Entry
 from tests.model.test_draft_model import token_ids
+from tests.support.ggufs import PLAIN, gguf_file
+from tests.support.ggufs.catalogue import HYBRID
 from tests.unit.engine.builders import Reply, run
 
 ENGINE = EngineParams(backend_sampling=True, check_integrity=True)

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from harness.ggufs import MODELS, gguf_file
-from harness.real_server import RealServer, llamapool
+from tests.support.ggufs import MODELS, gguf_file
+from tests.support.real_server import RealServer, llamapool
 
 PROMPT = "the quick brown fox jumps over the lazy dog and then the other animals of the forest come together " * 12
 

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from harness.real_server import ROOT
 from server.llama.loader import LlamaLoader
 from server.pool.spec import ModelSpec
+from tests.support.real_server import ROOT
 
 FACTS = (
     *("ftype", "n_vocab", "n_ctx_train", "n_embd", "n_params", "size", "generates", "embeds"),

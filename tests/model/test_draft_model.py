@@ -10,8 +10,6 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from harness.ggufs import TinyModel, gguf_file
-from harness.real_server import ROOT
 from server.engine.engine import Engine
 from server.engine.params import EngineParams
 from server.engine.request import Request, SamplingParams, Text
@@ -23,8 +21,10 @@ from server.llama.loader import LlamaLoader
 from server.llama.weights.model import LlamaWeights
 from server.pool.spec import DraftFile, LoadParams, ModelSpec
 from server.structured.grammar.compiler import GrammarCompiler
-from tests.closeness import LOGPROB_SPREAD
 from tests.model.native_fixtures import prefill, raw_logits
+from tests.support.closeness import LOGPROB_SPREAD
+from tests.support.ggufs import TinyModel, gguf_file
+from tests.support.real_server import ROOT
 from tests.unit.engine.builders import Reply, run
 from tests.unit.engine.speculate.fake_draft import Machine
 

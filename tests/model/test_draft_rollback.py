@@ -8,8 +8,6 @@ from typing import cast
 
 import pytest
 
-from harness.ggufs import PLAIN, TinyModel, gguf_file
-from harness.ggufs.catalogue import HYBRID, RECURRENT, SLIDING_WINDOW
 from server.engine.engine import Engine
 from server.engine.params import EngineParams
 from server.engine.request import Request, SamplingParams
@@ -19,6 +17,8 @@ from server.llama.loader import LlamaLoader
 from server.llama.weights.model import LlamaWeights
 from server.pool.spec import LoadParams, ModelSpec
 from tests.model.test_draft_model import token_ids
+from tests.support.ggufs import PLAIN, TinyModel, gguf_file
+from tests.support.ggufs.catalogue import HYBRID, RECURRENT, SLIDING_WINDOW
 from tests.unit.engine.builders import Reply, run
 
 GREEDY = SamplingParams(temperature=0.0, ignore_eos=True)

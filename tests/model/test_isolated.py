@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from harness.real_server import ROOT, RealServer, llamapool
+from tests.support.real_server import ROOT, RealServer, llamapool
 
 DEMO, PIRATE = ROOT / "models" / "demo.gguf", ROOT / "models" / "demo-lora.gguf"
 DEADLINE_S = 60.0

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from harness.kubelet import service_links
-from harness.real_server import ROOT, RealServer, free_port
 from server.cli.command_line import main
+from tests.support.kubelet import service_links
+from tests.support.real_server import ROOT, RealServer, free_port
 
 SERVICES = [
     yaml.safe_load((ROOT / "deploy/kubernetes/base/service.yaml").read_text(encoding="utf-8")),

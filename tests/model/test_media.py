@@ -10,9 +10,6 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from harness.ggufs import PLAIN, SLIDING_WINDOW, TinyModel, gguf_file, truncated
-from harness.ggufs.catalogue import MROPE
-from harness.ggufs.projector import TinyProjector, projector_file
 from server.engine.embedding import EmbeddingEngine
 from server.engine.engine import Engine
 from server.engine.media import MediaInput
@@ -28,6 +25,9 @@ from server.pool.protocols import Weights
 from server.pool.saved.embedding_folder import EmbeddingFolder
 from server.pool.spec import LoadParams, ModelSpec
 from tests.model.native_fixtures import Entry, raw_logits
+from tests.support.ggufs import PLAIN, SLIDING_WINDOW, TinyModel, gguf_file, truncated
+from tests.support.ggufs.catalogue import MROPE
+from tests.support.ggufs.projector import TinyProjector, projector_file
 
 MODELS = {
     "mlp": (PLAIN, TinyProjector("mlp")),

@@ -11,14 +11,14 @@ import ollama
 import openai
 import pytest
 
-from harness.ggufs import PLAIN, gguf_file
-from harness.ggufs.projector import TinyProjector, projector_file
-from harness.real_server import EXACT, RealServer, llamapool
 from server.app import PICTURES as ANSWERER
 from server.media.bitmap import Bitmap
 from server.media.decode import Decoder
-from tests.closeness import LOGPROB_SPREAD
 from tests.media_files import PHOTOS, SOUNDING_VIDEO, media_file, pdf, png
+from tests.support.closeness import LOGPROB_SPREAD
+from tests.support.ggufs import PLAIN, gguf_file
+from tests.support.ggufs.projector import TinyProjector, projector_file
+from tests.support.real_server import EXACT, RealServer, llamapool
 
 FILES = Path(__file__).parents[1] / "media_files"
 PICTURE = base64.b64encode(media_file("tiny.png")).decode()

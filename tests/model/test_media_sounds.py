@@ -10,14 +10,14 @@ import numpy as np
 import openai
 import pytest
 
-from harness.ggufs import PLAIN, gguf_file
-from harness.ggufs.projector import TinyProjector, projector_file
-from harness.real_server import EXACT, RealServer, llamapool
 from server.app import PICTURES
 from server.llama.media.bindings import M, start_media
 from server.media.bitmap import bitmaps_of
 from server.media.decode import Decoder
 from tests.media_files import SOUNDS, media_file
+from tests.support.ggufs import PLAIN, gguf_file
+from tests.support.ggufs.projector import TinyProjector, projector_file
+from tests.support.real_server import EXACT, RealServer, llamapool
 
 SOUND = media_file("tiny.wav")
 

@@ -8,7 +8,6 @@ from typing import cast
 
 import pytest
 
-from harness.ggufs import TinyModel, gguf_file
 from server.engine.engine import Engine
 from server.engine.params import EngineParams
 from server.engine.request import Request, SamplingParams
@@ -22,6 +21,7 @@ from server.llama.weights.model import LlamaWeights
 from server.pool.spec import LoadParams, ModelSpec
 from tests.model.native_fixtures import prefill
 from tests.model.test_draft_model import token_ids
+from tests.support.ggufs import TinyModel, gguf_file
 from tests.unit.engine.builders import Reply, run
 from tests.unit.engine.speculate.fake_draft import Machine
 

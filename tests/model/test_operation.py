@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from harness.ggufs import TinyModel, gguf_file
-from harness.real_server import EXACT, RealServer, free_port, llamapool, llamapool_config
+from tests.support.ggufs import TinyModel, gguf_file
+from tests.support.real_server import EXACT, RealServer, free_port, llamapool, llamapool_config
 
 FLAGS = ("-c", "4096", "-np", "4", "-t", "1", *EXACT)
 MAY_MOUNT = sys.platform == "linux" and (

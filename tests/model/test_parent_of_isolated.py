@@ -2,10 +2,10 @@
 
 import pytest
 
-from harness.real_server import ROOT
 from server.llama import devices
 from server.llama.loader import open_loader
 from server.pool.spec import ModelSpec
+from tests.support.real_server import ROOT
 
 
 def test_the_native_side_of_the_servers_process_does_not_look_at_a_devices_memory(

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
-from harness.ggufs import MODELS, gguf_file
 from server.llama.loader import LlamaLoader
 from server.llama.weights.model import LlamaWeights
 from server.pool.budget import Amount, Budget
@@ -17,6 +16,7 @@ from server.pool.load_queue import PoolLimits
 from server.pool.pool import Pool
 from server.pool.protocols import Weights
 from server.pool.spec import LoadParams, ModelSpec
+from tests.support.ggufs import MODELS, gguf_file
 
 WRITERS = ("plain", "experts", "recurrent", "hybrid", "sliding-window", "repo-fim", "no-fim", "no-template")
 EMBEDDERS = ("bert", "embed-last")

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from harness.ggufs import MODELS, gguf_file
-from harness.real_server import RealServer, llamapool
 from server.llama.context.runner import LlamaRunner
 from tests.model.native_fixtures import GREEDY, generate, open_runner
+from tests.support.ggufs import MODELS, gguf_file
+from tests.support.real_server import RealServer, llamapool
 
 CUTTABLE = ("experts", "no-template", "sliding-window")
 UNIFIED, SEPARATE = "--kv-unified", "--no-kv-unified"

@@ -7,7 +7,6 @@ from typing import cast
 
 import pytest
 
-from harness.ggufs import MODELS, gguf_file
 from server.engine.kv.cells import Cells
 from server.engine.params import EngineParams
 from server.engine.request import Request
@@ -18,6 +17,7 @@ from server.llama.context.cost import MANY
 from server.llama.context.runner import LlamaRunner
 from server.llama.sampling.sampler import NativeSampler
 from tests.model.native_fixtures import GREEDY, generate, open_runner, prompt_tokens
+from tests.support.ggufs import MODELS, gguf_file
 
 N = 24
 TEXTS = ("the quick brown fox jumps over the lazy dog " * 3, "while the other animals", "of the forest come together")

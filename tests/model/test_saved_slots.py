@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from harness.ggufs import MODELS, gguf_file
-from harness.real_server import ROOT, RealServer, llamapool
 from server.engine.kv.state import SlotState
 from server.engine.lora import NO_ADAPTERS
 from server.llama.library import C
 from server.pool.saved.slot_file import STATE_MAGIC, STATE_VERSION, Description, encode
 from tests.model.native_fixtures import open_runner, prefill, prompt_tokens
+from tests.support.ggufs import MODELS, gguf_file
+from tests.support.real_server import ROOT, RealServer, llamapool
 
 DEMO, PIRATE = ROOT / "models" / "demo.gguf", ROOT / "models" / "demo-lora.gguf"
 QUESTION = "What is the capital of France?"

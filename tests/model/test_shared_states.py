@@ -6,8 +6,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from harness.ggufs import MODELS, gguf_file
-from harness.real_server import EXACT, RealServer, llamapool
+from tests.support.ggufs import MODELS, gguf_file
+from tests.support.real_server import EXACT, RealServer, llamapool
 
 PROMPT = "the quick brown fox jumps over the lazy dog and then the other animals of the forest come together " * 12
 FLAGS = ("-c", "2048", "-np", "2", "-t", "1", "--no-warmup", "--metrics", *EXACT)

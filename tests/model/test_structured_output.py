@@ -14,8 +14,8 @@ from typing import Any
 import jsonschema
 import pytest
 
-from harness.ggufs import TinyModel, gguf_file
-from harness.real_server import RealServer, llamapool, llamapool_config
+from tests.support.ggufs import TinyModel, gguf_file
+from tests.support.real_server import RealServer, llamapool, llamapool_config
 
 ROOT = Path(__file__).resolve().parents[2]
 SCHEMA = {

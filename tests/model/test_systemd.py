@@ -10,8 +10,8 @@ from pathlib import Path
 
 import yaml
 
-from harness.real_server import ROOT, RealServer, free_port
 from server.transport.access.key_file import add_entry, hash_of, new_key
+from tests.support.real_server import ROOT, RealServer, free_port
 
 UNIT = ROOT / "deploy/systemd/llamapool.service"
 WITHIN_S = 60.0

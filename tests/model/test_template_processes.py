@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.ggufs import CHATML, TinyModel, gguf_file
-from harness.real_server import RealServer, llamapool
+from tests.support.ggufs import CHATML, TinyModel, gguf_file
+from tests.support.real_server import RealServer, llamapool
 
 HOSTILE = (
     "{% if grow is defined %}{% set n = namespace(a=[1], b=[1]) %}{% for i in range(40) %}"

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from harness.ggufs import MODELS, gguf_file
-from harness.real_server import llamapool
 from tests.model.native_fixtures import open_runner
 from tests.model.test_prefix_reuse import Served
+from tests.support.ggufs import MODELS, gguf_file
+from tests.support.real_server import llamapool
 
 N_CTX = 2048
 

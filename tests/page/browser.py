@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from playwright.sync_api import expect
 
-from harness.real_server import ROOT, RealServer, llamapool
 from tests.page.conftest import DEMO, KEY, Visit, full_queue
+from tests.support.real_server import ROOT, RealServer, llamapool
 
 expect.set_options(timeout=60_000)  # a busy machine takes its time; this decides how long a failure takes
 VIEWS = ("chat", "prompt", "tokens", "engine", "requests", "metrics", "models", "bench")

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from harness.real_server import ROOT, RealServer, llamapool_config
+from tests.support.real_server import ROOT, RealServer, llamapool_config
 
 CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
 KEY = "sk-of-the-tests"

@@ -13,8 +13,8 @@ from typing import Any
 from PIL import Image
 from playwright.sync_api import sync_playwright
 
-from harness.real_server import ROOT, RealServer, llamapool_config
 from tests.page.conftest import CHROMIUM, KEY, Visit, full_queue, guarded_server
+from tests.support.real_server import ROOT, RealServer, llamapool_config
 
 PLACE = ROOT / "docs" / "pictures"
 CONFIG = """

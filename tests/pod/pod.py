@@ -24,10 +24,10 @@ import httpx
 import pytest
 import yaml
 
-from harness.kustomize import render
 from server.transport.access.key_file import add_entry, hash_of, new_key
 from tests.pod.podman import Manifest, Pod, Podman, only, wait_for
-from tests.stand_in_hub import stand_in_hub
+from tests.support.kustomize import render
+from tests.support.stand_in_hub import stand_in_hub
 
 ROOT = Path(__file__).resolve().parents[2]
 LAYERS = {path.parent.name: path.parent for path in sorted(ROOT.glob("deploy/kubernetes/*/kustomization.yaml"))}

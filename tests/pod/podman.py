@@ -18,7 +18,7 @@ from typing import Any
 
 import httpx
 
-from harness.kubelet import service_links, write_volume
+from tests.support.kubelet import service_links, write_volume
 
 Manifest = Mapping[str, Any]
 WITHIN_S = 180.0

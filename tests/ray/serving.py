@@ -13,8 +13,8 @@ import pytest
 
 pytest.importorskip("ray", reason="needs llamapool[ray]: make ray")
 
-from harness.ray_cluster import RayCluster
-from harness.real_server import ROOT, Reply
+from tests.support.ray_cluster import RayCluster
+from tests.support.real_server import ROOT, Reply
 
 MODEL = str(ROOT / "models" / "demo.gguf")
 FLAGS = ["-m", MODEL, "-a", "demo", "-t", "1", "-np", "4", "-c", "8192", "--slots", "--metrics"]

@@ -10,8 +10,8 @@ import pytest
 import yaml
 
 import llamapool
-from harness.kustomize import render
 from server.settings import TABLE, load_settings
+from tests.support.kustomize import render
 
 ROOT = Path(__file__).resolve().parents[2]
 KUBERNETES = ROOT / "deploy/kubernetes"

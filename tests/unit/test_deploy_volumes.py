@@ -8,7 +8,7 @@ import kubernetes_validate  # type: ignore[import-untyped]
 import pytest
 import yaml
 
-from harness.kustomize import render
+from tests.support.kustomize import render
 
 KUBERNETES = Path(__file__).resolve().parents[2] / "deploy/kubernetes"
 COMPONENTS = KUBERNETES / "components"

@@ -54,7 +54,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 )
 def test_files_of_ours_that_a_page_names_are_there(page: Path) -> None:
     text = re.sub(r"`git show [^`]+`", "", _FENCE.sub("", page.read_text()))
-    named = re.findall(r"`((?:server|tests|benchmarks|harness|llamapool|extras|deploy)/[\w./-]+\.\w+)`", text)
+    named = re.findall(r"`((?:server|tests|benchmarks|llamapool|extras|deploy)/[\w./-]+\.\w+)`", text)
     assert [name for name in named if not (ROOT / name).exists()] == []
 
 

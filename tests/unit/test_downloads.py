@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests import downloads
 from tests.conftest import MAY_BE_SKIPPED
+from tests.support import downloads
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from harness.fakes import FakeLoader
 from server.cli.fit_table import fit_table
 from server.errors import ModelFailed
 from server.pool.budget import Budget, read_budget
@@ -19,6 +18,7 @@ from server.pool.protocols import ModelInfo
 from server.pool.spec import LoadParams, ModelSpec
 from server.pool.state import ModelFacts, ModelState, Status
 from server.startup_banner import first_screen, show_first_screen
+from tests.support.fakes import FakeLoader
 
 GIB = 1 << 30
 SPEC = ModelSpec("demo", Path("demo.gguf"))

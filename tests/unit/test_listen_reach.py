@@ -1,9 +1,9 @@
 import pytest
 
-from harness.real_server import free_port
 from server.errors import ConfigError
 from server.listen import check_reach, open_listeners
 from server.options.table.server import ServerSettings
+from tests.support.real_server import free_port
 
 
 @pytest.mark.parametrize("host", [("127.0.0.1",), ("localhost", "::1"), ("/run/llamapool.sock",)])

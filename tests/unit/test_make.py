@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.real_server import ROOT
-from harness.terminal import Terminal
+from tests.support.real_server import ROOT
+from tests.support.terminal import Terminal
 
 PLAIN = {"MAKEFLAGS": "", "PREBUILT": ""}  # the tests may run under a make of their own
 PIP = """#!/bin/sh

@@ -2,7 +2,7 @@ import json
 import subprocess
 import sys
 
-from harness.real_server import ROOT
+from tests.support.real_server import ROOT
 
 _PROGRAM = """
 import json, sys

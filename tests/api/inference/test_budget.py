@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from harness.fakes import CHATML, FakeLoader, FakeRunner
 from tests.api.conftest import Serve, idle
 from tests.api.streams import posting
+from tests.support.fakes import CHATML, FakeLoader, FakeRunner
 
 CHAT = "/v1/chat/completions"
 HI = [{"role": "user", "content": "Hi"}]

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from harness.fakes import FakeLoader, FakeRunner
 from server.engine.kv import disk_cache
 from tests.api.conftest import Api, Serve
+from tests.support.fakes import FakeLoader, FakeRunner
 
 PROMPT = "What is the capital of France? " * 8
 N_PROMPT = len(PROMPT) + 1

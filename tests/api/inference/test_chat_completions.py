@@ -6,9 +6,9 @@ import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from pydantic import TypeAdapter
 
-from harness.fakes import FakeLoader, FakeRunner
 from tests.api.conftest import Serve
 from tests.api.streams import events, posting
+from tests.support.fakes import FakeLoader, FakeRunner
 
 URL = "/v1/chat/completions"
 HI = [{"role": "user", "content": "Hi"}]

@@ -8,8 +8,8 @@ from anthropic.types.beta import BetaMessage, BetaRawMessageStreamEvent
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from harness.fakes import FakeLoader, FakeRunner
 from tests.api.conftest import Serve
+from tests.support.fakes import FakeLoader, FakeRunner
 
 CHATML = {"demo": {"path": "demo.gguf", "load": "startup", "chat_template": "chatml"}}
 EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)

@@ -4,9 +4,9 @@ import threading
 import httpx
 import pytest
 
-from harness.fakes import FakeLoader, FakeRunner
 from tests.api.conftest import Api, Serve
 from tests.api.streams import events, posting
+from tests.support.fakes import FakeLoader, FakeRunner
 
 URL = "/v1/completions"
 

@@ -3,8 +3,8 @@
 import httpx
 import pytest
 
-from harness.fakes import FakeLoader, FakeRunner
 from tests.api.conftest import Serve
+from tests.support.fakes import FakeLoader, FakeRunner
 
 PARTS = [{"type": "unheard-of", "data": 1}, {"type": "text", "text": "hi"}]
 CHAT = {"messages": [{"role": "user", "content": PARTS}], "max_tokens": 1}

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness.fakes import FakeEmbeddingRunner, FakeLoader
 from server.engine.runner_api import Pooling
 from tests.api.conftest import TIMEOUT_S, Api, GoLive, Serve, idle, until
+from tests.support.fakes import FakeEmbeddingRunner, FakeLoader
 
 DEMO = {"path": "demo.gguf", "load": "startup"}
 EMBED = {"path": "e.gguf", "load": "startup", "embedding": True, "pooling": "mean"}

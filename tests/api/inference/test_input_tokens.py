@@ -1,8 +1,8 @@
 import httpx
 import pytest
 
-from harness.fakes import BOS, IM_END, IM_START
 from tests.api.conftest import Serve
+from tests.support.fakes import BOS, IM_END, IM_START
 
 PATHS = ["/v1/chat/completions/input_tokens", "/chat/completions/input_tokens"]
 HI = [{"role": "user", "content": "Hi"}]

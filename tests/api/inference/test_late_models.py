@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from harness.fakes import FakeLoader
 from server.pool.state import Status
 from tests.api.conftest import Api, Serve, until
 from tests.api.streams import posting
+from tests.support.fakes import FakeLoader
 
 HI = [{"role": "user", "content": "Hi"}]
 LATE = {"late": {"path": "late.gguf"}}

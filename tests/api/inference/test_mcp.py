@@ -10,11 +10,11 @@ import pytest
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from harness.fakes import FakeLoader, FakeRunner
 from server.transport.access.key_file import hash_of
 from tests.api.conftest import Api, Serve, idle
 from tests.api.inference.test_responses import CHATML, events
-from tests.mcp_server import STDIO, Tools, served
+from tests.support.fakes import FakeLoader, FakeRunner
+from tests.support.mcp_server import STDIO, Tools, served
 
 URL = "/v1/responses"
 ANSWER = TypeAdapter[Response](Response)

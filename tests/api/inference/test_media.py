@@ -15,9 +15,9 @@ import pytest
 from openai.types.audio import Translation, TranslationVerbose
 from pydantic import TypeAdapter
 
-from harness.fakes import ASSISTANT, FakeLoader
 from tests.api.conftest import Api, Serve
 from tests.media_files import PHOTOS, PICTURES, SOUNDS, VIDEOS, damaged, media_file
+from tests.support.fakes import ASSISTANT, FakeLoader
 
 PICTURE = f"data:image/png;base64,{base64.b64encode(media_file('tiny.png')).decode()}"
 SOUND = media_file("tiny.wav")

@@ -8,9 +8,9 @@ import pytest
 from anthropic.types import Message, ModelInfo, RawMessageStreamEvent
 from pydantic import TypeAdapter
 
-from harness.fakes import FakeLoader, FakeRunner
 from tests.api.conftest import Api, Serve
 from tests.api.streams import posting
+from tests.support.fakes import FakeLoader, FakeRunner
 
 URL = "/v1/messages"
 COUNT = "/v1/messages/count_tokens"

@@ -6,10 +6,10 @@ from typing import Any
 import httpx
 import pytest
 
-from harness.fakes import FakeLoader, FakeRunner
 from server.engine.lora import Adapter
 from tests.api.conftest import Api, Serve, until
 from tests.api.streams import native_events, posting
+from tests.support.fakes import FakeLoader, FakeRunner
 
 URL = "/completion"
 GREEDY = {"prompt": "Hi", "temperature": 0, "n_predict": 4}

@@ -7,8 +7,8 @@ import numpy as np
 import ollama
 import pytest
 
-from harness.fakes import FakeLoader
 from tests.api.conftest import Api, Serve, until
+from tests.support.fakes import FakeLoader
 
 DEMO = {"path": "demo.gguf", "aliases": ["gpt-4o-mini"], "load": "startup"}
 EMBED = {"path": "e.gguf", "load": "startup", "embedding": True, "pooling": "mean"}

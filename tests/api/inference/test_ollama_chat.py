@@ -8,10 +8,10 @@ import ollama
 import orjson
 import pytest
 
-from harness.fakes import FakeLoader, FakeRunner
 from tests.api.conftest import Api, GoLive, Serve, idle, until
 from tests.api.streams import posting
 from tests.api.transport.test_keys import bearer, key_file
+from tests.support.fakes import FakeLoader, FakeRunner
 
 CHAT, GENERATE = "/api/chat", "/api/generate"
 HI = {"role": "user", "content": "Hi"}

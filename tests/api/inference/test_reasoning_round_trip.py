@@ -11,9 +11,9 @@ from anthropic.types import Message, RawMessageStreamEvent
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from harness.fakes import FakeLoader, FakeRunner
 from server.templates.built_in import source_of
 from tests.api.conftest import Serve
+from tests.support.fakes import FakeLoader, FakeRunner
 
 MESSAGES, RESPONSES = "/v1/messages", "/v1/responses"
 TEMPLATE = source_of("chatml").replace(

@@ -12,13 +12,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from openai.types.responses import Response
 
-from harness.fakes import FakeLoader, FakeRunner
 from server.dialects.responses.read import ResponsesBody
 from server.engine.runner_api import BatchEntry
 from server.errors import InternalError
 from tests.api.conftest import Serve
 from tests.api.inference.test_fuzz_generation import JSON, bodies, check
 from tests.api.streams import posting
+from tests.support.fakes import FakeLoader, FakeRunner
 
 URL = "/v1/responses"
 TOOL = {"type": "function", "name": "f", "parameters": {"type": "object"}}

@@ -13,10 +13,10 @@ import pytest
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
-from harness.fakes import FakeLoader, FakeRunner
 from server.transport.streams.event_socket import LEAVING, MAX_WAITING
 from tests.api.conftest import Api, GoLive, Serve, until
 from tests.api.inference.test_responses import CHATML, says
+from tests.support.fakes import FakeLoader, FakeRunner
 
 TIMEOUT_S = 100.0
 

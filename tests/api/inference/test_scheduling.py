@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from harness.fakes import FakeLoader, FakeRunner
 from tests.api.conftest import Api, Serve
 from tests.api.streams import Exchange, posting
+from tests.support.fakes import FakeLoader, FakeRunner
 
 HI = [{"role": "user", "content": "Hi"}]
 BODIES: dict[str, dict[str, Any]] = {

@@ -9,11 +9,11 @@ from urllib.parse import quote
 import httpx
 import pytest
 
-from harness.fakes import FakeLoader, FakeRunner
 from server.pool.state import Status
 from server.transport.streams.replay import KeptStream, KeptStreams
 from tests.api.conftest import Api, Serve, until
 from tests.api.streams import events, posting
+from tests.support.fakes import FakeLoader, FakeRunner
 
 HI = [{"role": "user", "content": "Hi"}]
 CHAT = {"messages": HI, "stream": True, "max_tokens": 8, "temperature": 0}

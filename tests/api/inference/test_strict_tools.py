@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from harness.fakes import FakeLoader, FakeRunner
 from server.dialects.chat.control import REASONING_END
 from tests.api.conftest import Serve
 from tests.api.management.test_control import begun, rest
 from tests.api.streams import posting
+from tests.support.fakes import FakeLoader, FakeRunner
 
 ODD = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
 TEMPLATE = (

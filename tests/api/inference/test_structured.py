@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from harness.fakes import FakeLoader, FakeRunner
 from server.formats import BY_NAME
 from server.templates.built_in import source_of
 from tests.api.conftest import Serve
+from tests.support.fakes import FakeLoader, FakeRunner
 from tests.unit.dialects.builders import chunks
 
 URL = "/v1/chat/completions"

@@ -1,7 +1,7 @@
 import httpx
 import pytest
 
-from harness.fakes import BOS
+from tests.support.fakes import BOS
 
 
 async def test_tokenize_as_recorded(client: httpx.AsyncClient) -> None:

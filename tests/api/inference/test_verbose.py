@@ -6,8 +6,8 @@ from typing import Any
 import httpx
 import pytest
 
-from harness.fakes import FakeLoader
 from tests.api.conftest import Serve
+from tests.support.fakes import FakeLoader
 
 CHAT = "/v1/chat/completions"
 HI: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4, "ignore_eos": True}

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from harness.fakes import FakeLoader, FakeRunner
 from server.errors import ConfigError
 from server.settings import Settings, load_settings
 from tests.api.conftest import GoLive, Serve, chat_request, until
 from tests.api.transport.test_keys import bearer, key_file
+from tests.support.fakes import FakeLoader, FakeRunner
 
 ON = {"predict_route": "/v1/endpoints/7:predict", "health_route": "/alive"}
 PATH = ON["predict_route"]

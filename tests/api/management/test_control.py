@@ -6,10 +6,10 @@ from typing import Any
 import httpx
 import pytest
 
-from harness.fakes import FakeLoader, FakeRunner
 from tests.api.conftest import Api, Serve, idle
 from tests.api.management.test_models import TWO
 from tests.api.streams import Exchange, posting
+from tests.support.fakes import FakeLoader, FakeRunner
 
 CHAT = "/v1/chat/completions"
 URL = "/v1/chat/completions/control"

@@ -17,10 +17,10 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-from harness.fakes import FakeLoader, FakeRunner
 from server.engine.engine import Engine
 from tests.api.conftest import GoLive, Live, Serve, chat_request, until
 from tests.api.management.test_models import TWO
+from tests.support.fakes import FakeLoader, FakeRunner
 
 _SPEC = re.compile(r"^\s*(\S+?)\s*(?:\{([^}]*)\})?\s*$")
 CONFIGURED = Path(__file__).resolve().parents[3] / "docs/metrics.md"

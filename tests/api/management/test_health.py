@@ -3,9 +3,9 @@ import threading
 import httpx
 import pytest
 
-from harness.fakes import FakeLoader, FakeRunner
 from server.pool.state import Status
 from tests.api.conftest import GoLive, Serve, chat_request
+from tests.support.fakes import FakeLoader, FakeRunner
 
 LOADING = {"error": {"code": 503, "message": "Loading model", "type": "unavailable_error"}}
 TWO = {"a": {"path": "a.gguf", "load": "startup"}, "b": {"path": "b.gguf", "load": "startup"}}

@@ -13,14 +13,14 @@ from typing import Any
 import httpx
 import pytest
 
-from harness.fakes import FakeLoader
 from server.app import create_app
 from server.hub.remote import RetryPolicy
 from server.pool.events import DownloadEnded, DownloadProgress, PoolEvent, StatusChanged, Subscription
 from server.pool.state import Status
 from server.settings import load_settings
 from tests.api.conftest import Api, run_app, until
-from tests.stand_in_hub import StandInHub, stand_in_hub
+from tests.support.fakes import FakeLoader
+from tests.support.stand_in_hub import StandInHub, stand_in_hub
 
 REPOSITORY = "org/model-GGUF"
 MODEL_ID = f"{REPOSITORY}:Q8_0"

@@ -13,7 +13,6 @@ import httpx
 import orjson
 import pytest
 
-from harness.fakes import FakeLoader
 from server.app import create_app
 from server.engine.prefix.blocks import BlocksStored
 from server.media import header
@@ -25,8 +24,9 @@ from server.pool.worker.engines import IsolatedEngine
 from server.pool.worker.weights import IsolatedWeights
 from tests.api.conftest import Api, check_nothing_leaked, make_settings, run_app, until
 from tests.api.streams import Exchange, posting
-from tests.isolated_fakes import in_process
 from tests.media_files import media_file
+from tests.support.fakes import FakeLoader
+from tests.support.isolated_fakes import in_process
 
 pytestmark = pytest.mark.slow
 

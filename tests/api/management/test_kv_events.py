@@ -10,13 +10,13 @@ import pytest
 import zmq
 import zmq.asyncio
 
-from harness.fakes import FakeLoader, FakeRunner
 from server.app import create_app
 from server.engine.prefix.hashes import BLOCK
 from server.errors import ConfigError
 from server.telemetry.kv_events.follow import KvEvents
 from tests.api.conftest import TIMEOUT_S, Api, Serve, make_settings, until
 from tests.api.management.test_models import TWO
+from tests.support.fakes import FakeLoader, FakeRunner
 
 LONG = "A prompt of more than three blocks of sixteen tokens, so that there is something to tell."
 EVENTS = {"kv_events": "tcp://127.0.0.1:*", "kv_events_replay": "tcp://127.0.0.1:*", "kv_events_pod": "10.0.0.1:8080"}

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from harness.fakes import FakeLoader, FakeRunner
 from server.app import create_app, warn_of_workers
 from server.errors import ConfigError
 from tests.api.conftest import TIMEOUT_S, GoLive, Serve, chat_request, idle, make_settings, run_app, until
 from tests.api.inference.test_media import IMAGE
+from tests.support.fakes import FakeLoader, FakeRunner
 
 pytestmark = pytest.mark.slow
 
@@ -216,7 +216,7 @@ MAIN = """
 import asyncio, threading, uvicorn
 from server.app import create_app
 from tests.api.conftest import make_settings, LiveServer
-from harness.fakes import FakeLoader, FakeRunner
+from tests.support.fakes import FakeLoader, FakeRunner
 loader = FakeLoader(runner=lambda: FakeRunner(steps=threading.Semaphore(1)))
 server = LiveServer(create_app(make_settings(server={"drain_s": 60}), loader=loader), port=0)
 async def main():
@@ -255,7 +255,7 @@ HANGING = """
 import sys
 import server.app
 from server.cli import main
-from tests.isolated_fakes import in_process, make_loader
+from tests.support.isolated_fakes import in_process, make_loader
 server.app.native_loader = lambda remote=(): make_loader(sys.argv[1])
 server.app.loader_by_name = lambda remote: in_process(sys.argv[1])
 sys.exit(main(sys.argv[2:]))

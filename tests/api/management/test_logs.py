@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from harness.fakes import FakeLoader, FakeRunner
 from server import logs
 from server.errors import InternalError
 from server.transport.access.keys import plain_key
 from tests.api.conftest import GoLive, Serve, chat_request, until
+from tests.support.fakes import FakeLoader, FakeRunner
 
 CHAT = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3, "ignore_eos": True}
 Lines = Callable[[str], list[dict[str, Any]]]

@@ -5,10 +5,10 @@ from typing import Any
 import httpx
 import pytest
 
-from harness.fakes import FakeLoader, FakeRunner
 from server.engine.lora import Adapter
 from server.pool.state import Status
 from tests.api.conftest import Serve, until
+from tests.support.fakes import FakeLoader, FakeRunner
 
 LORA = [{"path": "pirate.gguf", "scale": 0.5}, "formal.gguf"]
 MODELS = {"demo": {"path": "demo.gguf", "load": "startup", "lora": LORA}}

@@ -5,11 +5,11 @@ from pathlib import Path
 import httpx
 import pytest
 
-from harness.fakes import FakeLoader, FakeRunner
 from server.pool.state import Status
 from server.transport.access.key_file import add_entry, hash_of
 from tests.api.conftest import GoLive, Serve, chat_request, until
 from tests.api.management.test_models import TWO, reached
+from tests.support.fakes import FakeLoader, FakeRunner
 
 
 def sample(text: str, line_start: str) -> float:

@@ -3,10 +3,10 @@ import threading
 
 import httpx
 
-from harness.fakes import FakeLoader
 from server.pool.events import Subscription
 from server.pool.state import Status
 from tests.api.conftest import Api, GoLive, Live, Serve, until
+from tests.support.fakes import FakeLoader
 
 DEMO, B = "[demo]\nmodel = demo.gguf\nload-on-startup = true\n", "[b]\nmodel = b.gguf\n"
 DEMO_ARGS, B_ARGS = ["llamapool", "--load", "startup", "--model", "demo.gguf"], ["llamapool", "--model", "b.gguf"]

@@ -9,13 +9,13 @@ from typing import Any
 import orjson
 import pytest
 
-from harness.fakes import FakeLoader, FakeRunner
 from server.engine.step import snapshots
 from server.engine.step.snapshots import InstanceView
 from server.web import live as page_live
 from server.web.history import History, quantiles
 from tests.api.conftest import Api, Serve, until
 from tests.api.streams import Exchange, posting
+from tests.support.fakes import FakeLoader, FakeRunner
 
 HI = [{"role": "user", "content": "Hi"}]
 CHAT = {"messages": HI, "stream": True, "max_tokens": 50, "temperature": 0}

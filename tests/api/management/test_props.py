@@ -4,10 +4,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from harness.fakes import CHATML
 from server.pool.state import Status
 from tests.api.conftest import Serve
 from tests.api.management.test_models import TWO
+from tests.support.fakes import CHATML
 
 RECORDED_KEYS = {
     *("default_generation_settings", "total_slots", "model_alias", "model_ftype", "model_path", "modalities"),

@@ -14,11 +14,11 @@ from typing import Any
 import httpx
 import pytest
 
-from harness.fakes import FakeLoader
 from server.app import create_app
 from server.settings import Settings, load_settings
 from tests.api.conftest import Api, GoLive, Live, Serve, run_app, until
-from tests.certificates import NEEDS_OPENSSL, make_certificate
+from tests.support.certificates import NEEDS_OPENSSL, make_certificate
+from tests.support.fakes import FakeLoader
 
 GGUF = b"GGUF" + bytes(50)
 CHAT = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}

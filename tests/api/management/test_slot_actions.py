@@ -11,8 +11,8 @@ from typing import Any
 import httpx
 import pytest
 
-from harness.fakes import FakeLoader, FakeRunner
 from tests.api.conftest import Api, GoLive, Serve, chat_request, until
+from tests.support.fakes import FakeLoader, FakeRunner
 
 PROMPT = "What is the capital of France? " * 4
 N_PROMPT = len(PROMPT) + 1  # BOS

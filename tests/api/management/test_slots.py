@@ -2,10 +2,10 @@ import threading
 
 import httpx
 
-from harness.fakes import FakeLoader, FakeRunner
 from tests.api.conftest import GoLive, Serve, chat_request, idle
 from tests.api.management.test_models import TWO
 from tests.api.management.test_props import RECORDED_PARAMS
+from tests.support.fakes import FakeLoader, FakeRunner
 
 
 async def test_idle_slots_are_listed(client: httpx.AsyncClient) -> None:

@@ -9,7 +9,7 @@ import pytest
 from server.app import cors_origins
 from server.transport.access.key_file import hash_of
 from tests.api.conftest import Serve, make_settings
-from tests.mcp_server import STDIO
+from tests.support.mcp_server import STDIO
 
 ALL = {"tools": "all"}
 

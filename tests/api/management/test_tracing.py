@@ -13,12 +13,12 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 
-from harness.fakes import FakeLoader, FakeRunner
 from server.errors import ConfigError
 from server.telemetry import tracing
 from server.telemetry.gen_ai import WANTED, GenAiMetrics, wanted_metrics
 from server.telemetry.tracing import Tracing
 from tests.api.conftest import Serve, make_settings
+from tests.support.fakes import FakeLoader, FakeRunner
 
 CHAT = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3, "ignore_eos": True}
 STAGES = ["load", "prepare", "queue", "placement", "prefill", "decode"]
@@ -156,7 +156,7 @@ def test_what_is_missing_or_wrong_is_one_line(monkeypatch: pytest.MonkeyPatch) -
 def test_nothing_of_it_is_imported_unless_it_is_asked_for() -> None:
     code = (
         "import sys; from server.app import create_app; from tests.api.conftest import make_settings; "
-        "from harness.fakes import FakeLoader; create_app(make_settings(), loader=FakeLoader()); "
+        "from tests.support.fakes import FakeLoader; create_app(make_settings(), loader=FakeLoader()); "
         "print(sys.modules.keys() & {'opentelemetry.sdk', 'server.telemetry.tracing', 'zmq', 'msgpack'})"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=300)

@@ -10,9 +10,9 @@ from typing import Never
 import httpx
 import pytest
 
-from harness.fakes import FakeLoader, FakeRunner
 from server.errors import InvalidRequest
 from tests.api.conftest import GoLive, Live, Serve, idle, until
+from tests.support.fakes import FakeLoader, FakeRunner
 
 pytestmark = pytest.mark.slow
 

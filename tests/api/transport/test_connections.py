@@ -5,9 +5,9 @@ import threading
 
 import pytest
 
-from harness.fakes import FakeLoader, FakeRunner
 from server.transport.connections import most_connections, most_handshakes
 from tests.api.conftest import GoLive, Live, chat_request, until
+from tests.support.fakes import FakeLoader, FakeRunner
 
 MOST = {"max_connections": 3}
 HEALTH = b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"

@@ -10,12 +10,12 @@ import httpx
 import pytest
 import yaml
 
-from harness.fakes import FakeLoader, FakeRunner
 from server.transport.access.key_file import hash_of
 from server.transport.access.keys import plain_key
 from tests.api.conftest import Api, GoLive, Serve, chat_request, until
 from tests.api.management.test_models import TWO
 from tests.api.streams import posting
+from tests.support.fakes import FakeLoader, FakeRunner
 
 CHAT = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3}
 

@@ -7,9 +7,9 @@ from typing import Any
 import httpx
 import pytest
 
-from harness.fakes import FakeLoader
 from server.routes.session import LONG_BYTES
 from tests.api.conftest import Serve, until
+from tests.support.fakes import FakeLoader
 
 CHAT = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}
 MODELS = {"a": {"path": "a.gguf", "load": "startup"}, "b": {"path": "b.gguf", "load": "on_demand"}}

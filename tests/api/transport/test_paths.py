@@ -11,12 +11,12 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from harness.fakes import FakeLoader
 from server.app import create_app
 from server.transport.access.endpoints import SCOPES
 from tests.api.conftest import Api, GoLive, make_settings, run_app
 from tests.api.management.test_models import TWO
 from tests.api.transport.test_keys import bearer, key_file
+from tests.support.fakes import FakeLoader
 
 FRAMES = ("plain", "prefix", "root path", "mounted", "mounted twice")
 CHANGES = (

@@ -23,7 +23,6 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from harness.real_server import ROOT, ServerEndError
 from tests.clients.programs.agents import AGENTS
 from tests.clients.programs.editors import EDITORS
 from tests.clients.programs.harness import LIMIT_S, Server, Workplace, real, scripted, workplace
@@ -32,6 +31,7 @@ from tests.clients.programs.page import page
 from tests.clients.programs.program import Program, Run, Step
 from tests.clients.programs.scripted_model import Line
 from tests.clients.programs.shapes import write_shapes
+from tests.support.real_server import ROOT, ServerEndError
 
 BUILD = ROOT / "build" / "clients"
 PINS = Path(__file__).parent / "pins"

@@ -12,8 +12,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from harness.real_server import ROOT, RealServer, free_port
 from tests.clients.programs.scripted_model import Line
+from tests.support.real_server import ROOT, RealServer, free_port
 
 MODEL = ROOT / "models" / "demo.gguf"  # only its name counts
 LIMIT_S = 600.0  # of one client's whole loop, which takes one minute at most on two free cores

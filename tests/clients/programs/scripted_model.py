@@ -13,13 +13,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from harness.fakes import FakeLoader, FakeRunner, FakeSampler, FakeWeights
 from server.engine.request import TokenLogprob
 from server.engine.runner_api import BatchEntry, RunnerInfo
 from server.errors import InternalError
 from server.pool.protocols import ModelInfo
 from server.pool.spec import ModelSpec
 from tests.clients.programs.families import Family
+from tests.support.fakes import FakeLoader, FakeRunner, FakeSampler, FakeWeights
 
 N_BATCH = 4096
 N_SEQ = 4

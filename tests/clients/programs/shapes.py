@@ -11,8 +11,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from harness.real_server import ROOT
 from tests.clients.programs.program import png
+from tests.support.real_server import ROOT
 
 RECORDED = ROOT / "tests" / "unit" / "wire" / "recorded"
 ENDPOINTS = ("/v1/chat/completions", "/v1/responses", "/v1/messages", "/api/chat")

@@ -7,7 +7,6 @@ from pathlib import Path
 import llama_cpp as C  # noqa: N812
 import pytest
 
-from harness.ggufs import TinyModel, gguf_file
 from server.errors import ModelFailed
 from server.llama.files.chat_templates import built_in_template
 from server.llama.loader import LlamaLoader
@@ -16,6 +15,7 @@ from server.pool.spec import ChatParams, ModelSpec
 from server.templates.built_in import names, source_of
 from server.templates.jinja import environment
 from server.templates.template import ChatTemplate
+from tests.support.ggufs import TinyModel, gguf_file
 
 Chat = list[tuple[str, str]]
 

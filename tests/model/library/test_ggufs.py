@@ -8,7 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from harness.ggufs import (
+from server.llama.library import C
+from tests.model.native_context import NativeContext, Vector, native_context
+from tests.support.closeness import same_vectors
+from tests.support.ggufs import (
     BERT,
     BERT_RERANKER,
     CHATML,
@@ -27,9 +30,6 @@ from harness.ggufs import (
     gguf_file,
     lora_file,
 )
-from server.llama.library import C
-from tests.closeness import same_vectors
-from tests.model.native_context import NativeContext, Vector, native_context
 
 TEXT = "the quick brown fox jumps over the lazy dog"
 WITHOUT_MEMORY = {"bert", "bert-reranker"}

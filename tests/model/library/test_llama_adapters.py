@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from gguf import GGUFWriter
 
-from harness.ggufs import TinyModel, control_vector_file, gguf_file, lora_file, truncated
 from server.engine.request import Adapters
 from server.errors import ModelFailed
 from server.llama.context.runner import LlamaRunner
@@ -17,8 +16,9 @@ from server.llama.files.fingerprint import fingerprint
 from server.llama.files.gguf_header import read_header
 from server.llama.library import C
 from server.pool.spec import ScaledFile
-from tests.closeness import same_vectors
 from tests.model.native_fixtures import load, open_runner, prefill, prompt_tokens, raw_logits
+from tests.support.closeness import same_vectors
+from tests.support.ggufs import TinyModel, control_vector_file, gguf_file, lora_file, truncated
 
 N_EMBD, N_FF, N_VOCAB = 64, 128, 400
 Tensors = Mapping[str, np.ndarray[Any, Any]]

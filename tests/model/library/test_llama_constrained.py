@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness.ggufs import TinyModel, gguf_file
 from server.engine.request import SamplingParams
 from server.errors import InternalError
 from server.llama.context.runner import LlamaRunner
 from server.llama.sampling.sampler import NativeSampler
 from tests.model.native_fixtures import PLAIN, Entry, generate, open_runner, prefill, prompt_tokens, raw_probabilities
+from tests.support.ggufs import TinyModel, gguf_file
 
 
 def mask_of(n_vocab: int, *tokens: int) -> bytes:

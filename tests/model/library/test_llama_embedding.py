@@ -8,7 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness.ggufs import (
+from server.engine.runner_api import Pooling
+from server.errors import InternalError, ModelFailed
+from server.llama.context.embedding_params import embedding_params
+from server.llama.context.embedding_runner import LlamaEmbeddingRunner
+from server.llama.weights.model import LlamaWeights
+from server.pool.spec import LoadParams
+from tests.model.native_context import native_context
+from tests.model.native_fixtures import load
+from tests.support.closeness import same_vectors
+from tests.support.ggufs import (
     BERT,
     BERT_RERANKER,
     EMBED_CLS,
@@ -23,15 +32,6 @@ from harness.ggufs import (
     TinyModel,
     gguf_file,
 )
-from server.engine.runner_api import Pooling
-from server.errors import InternalError, ModelFailed
-from server.llama.context.embedding_params import embedding_params
-from server.llama.context.embedding_runner import LlamaEmbeddingRunner
-from server.llama.weights.model import LlamaWeights
-from server.pool.spec import LoadParams
-from tests.closeness import same_vectors
-from tests.model.native_context import native_context
-from tests.model.native_fixtures import load
 
 DEMO = Path(__file__).parents[3] / "models" / "demo-embed.gguf"
 TEXTS = ("the quick brown fox", "a", "jumps over the lazy dog and then the other animals of the forest", "a", "x y")

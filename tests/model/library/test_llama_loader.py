@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from harness.ggufs import CHATML, TinyModel, damaged, gguf_file, truncated
-from harness.ggufs.model import Arch
 from server.errors import InternalError, ModelFailed
 from server.llama.context.params import CACHE_TYPES
 from server.llama.files.gguf_header import BLOCKS, read_header
@@ -18,6 +16,8 @@ from server.llama.library import C
 from server.llama.loader import LlamaLoader
 from server.pool.spec import ModelSpec
 from tests.model.native_fixtures import Entry, generate, load, open_runner, prompt_tokens
+from tests.support.ggufs import CHATML, TinyModel, damaged, gguf_file, truncated
+from tests.support.ggufs.model import Arch
 
 _KV_MIB = re.compile(r"KV buffer size = +([0-9.]+) MiB")
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from harness.ggufs import MODELS, TinyModel, gguf_file, truncated
 from server.engine.params import EngineParams
 from server.errors import ModelFailed
 from server.llama.fit import measure
@@ -16,6 +15,7 @@ from server.llama.loader import LlamaLoader
 from server.pool.footprint import HOST, Footprint, held, totals
 from server.pool.spec import DraftFile, LoadParams, ModelSpec, ScaledFile
 from tests.model.native_fixtures import open_runner
+from tests.support.ggufs import MODELS, TinyModel, gguf_file, truncated
 
 MIB = 1 << 20
 MODELS_FOLDER = Path("models")

@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from harness.ggufs import MODELS, gguf_file
 from server.llama.context.runner import LlamaRunner
 from tests.model.native_fixtures import Entry, open_runner, raw_logits
+from tests.support.ggufs import MODELS, gguf_file
 
 N_SEQ, N_CTX, MICRO_BATCH = 4, 1024, 64
 N_STEPS = 60

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness.oracle import oracle
-from harness.real_server import RealServer
 from server.engine.request import SamplingParams
 from server.llama.context.runner import LlamaRunner
-from tests.closeness import LOGPROB_SPREAD
 from tests.model.native_fixtures import GREEDY, generate, open_runner, prefill, prompt_tokens
+from tests.support.closeness import LOGPROB_SPREAD
+from tests.support.oracle import oracle
+from tests.support.real_server import RealServer
 
 N_TOKENS = 40
 SEED = 1234

@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from harness.ggufs import TinyModel, gguf_file
 from server.engine.runner_api import BatchEntry
 from server.errors import InternalError
 from server.llama.context.runner import LlamaRunner
-from tests.closeness import same_vectors
 from tests.model.native_fixtures import GREEDY, Entry, generate, open_runner, prefill, prompt_tokens, raw_logits
+from tests.support.closeness import same_vectors
+from tests.support.ggufs import TinyModel, gguf_file
 
 RunnerOf = Callable[..., AbstractContextManager[LlamaRunner]]
 

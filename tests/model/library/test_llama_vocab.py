@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.ggufs import TinyModel, gguf_file
 from server.errors import InternalError
 from server.llama.vocab import LlamaVocab
 from tests.model.native_fixtures import load
+from tests.support.ggufs import TinyModel, gguf_file
 
 TEXTS = ["", " ", "hello world", "ünïcödé ☃ 🙂", "a\x00b", "\x00", "<|im_start|>user\n", "x" * 3000, "\r\n\t"]
 

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from harness.ggufs import EXPERTS, SLIDING_WINDOW, gguf_file
 from server.errors import ModelFailed
 from server.llama.files.gguf_header import GgufHeader
 from server.llama.files.model_file import check_files
@@ -15,6 +14,7 @@ from server.llama.weights.params import override_array, overrides
 from server.options.table.overrides import metadata_override, tensor_override
 from server.pool.spec import LoadParams, MetadataOverride, TensorOverride
 from tests.model.native_fixtures import generate, load, open_runner, prompt_tokens
+from tests.support.ggufs import EXPERTS, SLIDING_WINDOW, gguf_file
 
 
 def metadata(*texts: str) -> tuple[MetadataOverride, ...]:

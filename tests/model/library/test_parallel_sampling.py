@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from harness.ggufs import TinyModel, gguf_file
 from server.engine.request import SamplingParams
 from server.errors import InternalError
 from server.llama.context.runner import LlamaRunner
 from server.llama.sampling import parallel as parallel_sampling
 from tests.model.native_fixtures import GREEDY, PLAIN, Entry, open_runner, prompt_tokens
+from tests.support.ggufs import TinyModel, gguf_file
 
 PARAMS = [
     replace(PLAIN, seed=1),

@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from harness.ggufs import PLAIN, RECURRENT, SLIDING_WINDOW, TinyModel, gguf_file
 from server.engine.engine import Engine
 from server.engine.params import EngineParams
 from server.engine.request import PromptLogprobs, Request
 from server.errors import InternalError
-from tests.closeness import LOGPROB_SPREAD
 from tests.model.native_fixtures import GREEDY, Entry, load, open_runner, prompt_tokens
+from tests.support.closeness import LOGPROB_SPREAD
+from tests.support.ggufs import PLAIN, RECURRENT, SLIDING_WINDOW, TinyModel, gguf_file
 from tests.unit.engine.builders import run
 
 TEXT = "the quick brown fox jumps over the lazy dog and then the other animals of the forest " * 8

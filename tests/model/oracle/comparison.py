@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from harness.real_server import RealServer, Reply
+from tests.support.real_server import RealServer, Reply
 
 ONLY_ASCII = [[token, False] for token in range(128, 256)]
 """A ``logit_bias`` that forbids the tokens of single bytes past 0x7f: random weights would write invalid UTF-8, and

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from harness.ggufs import TinyModel, gguf_file
-from harness.oracle import Value, oracle
-from harness.real_server import EXACT, ROOT, llamapool
 from tests.model.oracle.comparison import Pair
+from tests.support.ggufs import TinyModel, gguf_file
+from tests.support.oracle import Value, oracle
+from tests.support.real_server import EXACT, ROOT, llamapool
 
 N_SLOTS = 8
 N_CTX = 8 * 1024

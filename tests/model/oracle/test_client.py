@@ -5,8 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from harness.ggufs import BERT, BERT_RERANKER, EMBED_NONE, TinyModel, gguf_file, lora_file
-from harness.oracle import Value, oracle
 from llamapool.client import LlamaCppClient
 from tests.clients.llamacpp_contract import (
     ALIAS,
@@ -18,6 +16,8 @@ from tests.clients.llamacpp_contract import (
     PerTokenContract,
     RankingContract,
 )
+from tests.support.ggufs import BERT, BERT_RERANKER, EMBED_NONE, TinyModel, gguf_file, lora_file
+from tests.support.oracle import Value, oracle
 
 WAIT_QUIETLY = {"OMP_WAIT_POLICY": "passive"}
 EMBEDS: dict[str, Value] = {"embedding": True}

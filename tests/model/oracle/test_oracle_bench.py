@@ -2,13 +2,13 @@
 
 import asyncio
 
-from harness.real_server import RealServer
 from server.bench.figures import Figures
 from server.bench.probe import find_model, prepare
 from server.bench.scenarios import Setting, named, run
 from server.bench.session import ModelClient
 from server.bench.target import Target
 from tests.model.oracle.comparison import Pair
+from tests.support.real_server import RealServer
 
 SCENARIOS = "one,slots,prefix,conversations,rate"
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness.real_server import RealServer, llamapool, llamapool_config
+from tests.support.real_server import RealServer, llamapool, llamapool_config
 
 ROOT = Path(__file__).resolve().parents[3]
 MAX_TOTAL_BYTES = 16_000_000

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness.real_server import RealServer, llamapool_config
 from server.llama.files.model_file import read_gguf
+from tests.support.real_server import RealServer, llamapool_config
 
 ROOT = Path(__file__).resolve().parents[3]
 SCRIPTS = ROOT / "extras" / "demo-vision"

@@ -20,17 +20,17 @@ import numpy as np
 import pytest
 from llama_cpp import Llama
 
-from harness.real_server import RealServer, llamapool
 from server.engine.engine import Engine
 from server.engine.params import EngineParams
 from server.engine.request import Request, SamplingParams
 from server.engine.runner_api import BatchEntry, Runner
 from server.llama.loader import LlamaLoader
 from server.pool.spec import LoadParams, ModelSpec
-from tests.closeness import LOGPROB_SPREAD
-from tests.downloads import SMOLLM2, needs_smollm2
 from tests.model.oracle.comparison import Pair
 from tests.model.oracle.conftest import WAIT_QUIETLY, start_pair
+from tests.support.closeness import LOGPROB_SPREAD
+from tests.support.downloads import SMOLLM2, needs_smollm2
+from tests.support.real_server import RealServer, llamapool
 from tests.unit.engine.builders import Reply, run
 from tests.unit.engine.speculate.fake_draft import Machine
 

@@ -8,7 +8,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from harness.real_server import RealServer, llamapool_config
+from tests.support.real_server import RealServer, llamapool_config
 
 ROOT = Path(__file__).resolve().parents[3]
 PARAMETERS = {

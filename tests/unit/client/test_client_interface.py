@@ -9,7 +9,6 @@ from typing import get_overloads
 
 import pytest
 
-from harness.real_server import ROOT
 from llamapool import client as package
 from llamapool.client import LlamaCppClient, StopType, fields
 from llamapool.client.chat import ChatCompletionsAPI
@@ -27,6 +26,7 @@ from server.dialects.messages.read import MessagesBody
 from server.dialects.native.body import NativeBody
 from server.dialects.native.infill import InfillBody
 from server.dialects.responses.read import FIELDS as RESPONSES
+from tests.support.real_server import ROOT
 
 METHODS: dict[Callable[..., object], str] = {
     LlamaCppClient.__init__: "base_url='http://127.0.0.1:8080', api_key=None, timeout=600.0, verify_ssl=True",

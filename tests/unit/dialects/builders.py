@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 
 import orjson
 
-from harness.fakes import CHATML, FakeVocab
 from server.chat.conversation import Conversation, ReasoningSettings, Tools
 from server.chat.output import decide
 from server.chat.prompt import Prompt
@@ -33,6 +32,7 @@ from server.pool.protocols import MediaReader
 from server.pool.spec import ChatParams, LoadParams, ModelSpec
 from server.structured.constraint import Constraint
 from server.templates.template import RenderedPrompt
+from tests.support.fakes import CHATML, FakeVocab
 
 HEADER = Header("demo", "chatcmpl-1", 1700000000)
 

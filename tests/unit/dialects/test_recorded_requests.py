@@ -24,7 +24,7 @@ from server.dialects.responses import read as responses
 from server.dialects.responses.read import read_response
 from server.dialects.warnings import unknown_fields
 from server.errors import InvalidRequest
-from tests.downloads import TEMPLATE_NAMES
+from tests.support.downloads import TEMPLATE_NAMES
 from tests.unit.dialects.builders import make_model
 from tests.unit.templates.corpus import BUILT_IN, template_of
 

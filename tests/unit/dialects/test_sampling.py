@@ -5,12 +5,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.fakes import FakeVocab
 from server.dialects.fields import parse
 from server.dialects.logit_bias import NEVER
 from server.dialects.sampling import SamplingFields, sampling_params
 from server.engine.request import DEFAULT_SAMPLERS, RANDOM_SEED, SamplingParams
 from server.errors import InvalidRequest
+from tests.support.fakes import FakeVocab
 
 N_CTX = 128
 

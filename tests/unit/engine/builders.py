@@ -8,11 +8,11 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from harness.fakes import EOS, FakeRunner, FakeVocab
 from server.engine.engine import Engine
 from server.engine.lora import Adapter, adapter_set
 from server.engine.params import EngineParams
 from server.engine.request import Event, Failed, Finished, Request, SamplingParams, Started, Text
+from tests.support.fakes import EOS, FakeRunner, FakeVocab
 from tests.unit.engine.events import EventStream, events_of
 
 GREEDY = SamplingParams(temperature=0.0)

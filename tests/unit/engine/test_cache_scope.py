@@ -7,7 +7,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from harness.fakes import FakeRunner
 from server.engine.cache_scope import cache_scope, is_lasting, owner_of
 from server.engine.kv.disk_cache import Fetch
 from server.engine.kv.ram_cache import CacheEntry
@@ -17,6 +16,7 @@ from server.engine.prefix.hashes import BLOCK, PrefixHashes
 from server.engine.request import Finished, Progress, Request, Started
 from server.engine.sequence import Sequence
 from server.errors import PermissionDenied
+from tests.support.fakes import FakeRunner
 from tests.unit.engine.builders import GREEDY, alone, engine_over, request, run
 from tests.unit.engine.kv.test_caches_random import chat, chats, runner
 from tests.unit.engine.kv.test_disk import Files, still

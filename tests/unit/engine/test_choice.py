@@ -4,7 +4,6 @@ import threading
 
 import pytest
 
-from harness.fakes import FakeRunner
 from server.engine.engine import Engine
 from server.engine.lora import NO_ADAPTERS, AdapterSet
 from server.engine.prefix.hashes import BLOCK, PrefixHashes
@@ -20,6 +19,7 @@ from server.engine.routing import (
 )
 from server.engine.sequence import Phase, Sequence, Slot, Ticket
 from server.engine.stats import EngineStats
+from tests.support.fakes import FakeRunner
 from tests.unit.engine.builders import engine_over, request, run
 from tests.unit.engine.counting import Counting
 from tests.unit.engine.events import events_of

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from harness.fakes import FakeRunner
 from server.engine.prefix.hashes import common_prefix
+from tests.support.fakes import FakeRunner
 from tests.unit.engine.builders import alone, engine_over, request, run, ticking
 
 N_SLOTS, N_CONVERSATIONS, N_TURNS = 8, 32, 6

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness.fakes import FakeEmbeddingRunner
 from server.engine.embedding import EmbeddingEngine
 from server.engine.instances import NICE, PRIORITIES_BY_THREAD
 from server.engine.params import EngineParams
 from server.engine.runner_api import Pooling, Vectors
 from server.errors import ContextExceeded, InternalError, InvalidRequest, QueueFull, ShuttingDown
+from tests.support.fakes import FakeEmbeddingRunner
 
 
 @asynccontextmanager

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from harness.fakes import FakeRunner, FakeSampler
 from server.engine.lora import Adapter
 from server.engine.request import Adapters, Failed, FinishReason, Progress, SamplingParams, Started, Text
 from server.engine.runner_api import BatchEntry
 from server.engine.schedule.scheduler import TokenRun
 from server.errors import ContextExceeded, InternalError, InvalidRequest, QueueFull, ShuttingDown
+from tests.support.fakes import FakeRunner, FakeSampler
 from tests.unit.engine.builders import alone, engine_over, request, run
 from tests.unit.engine.events import events_of
 from tests.unit.engine.speculate.fake_draft import FakeDraft, Machine

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.fakes import FakeChunk, FakeEncoder, FakeRunner, FakeVocab
 from server.engine.media import MediaSpan, media_tokens
 from server.engine.request import PromptLogprobs, Request, TokenLogprob
 from server.engine.runner_api import BatchEntry
 from server.errors import ContextExceeded, InternalError, InvalidRequest
+from tests.support.fakes import FakeChunk, FakeEncoder, FakeRunner, FakeVocab
 from tests.unit.engine.builders import GREEDY, Reply, engine_over, run
 from tests.unit.engine.events import events_of
 

@@ -16,7 +16,6 @@ from typing import Any
 
 import pytest
 
-from harness.fakes import FakeChunk, FakeEncoder, FakeRunner, FakeSampler
 from server.engine.engine import Engine
 from server.engine.instances import stacks
 from server.engine.kv.state import SlotState
@@ -29,6 +28,7 @@ from server.engine.schedule.scheduler import TokenRun
 from server.engine.sequence import Ticket
 from server.engine.step.faults import MAX_FAULTS
 from server.errors import InternalError, InvalidRequest, LlamapoolError, NotNumbers, ShuttingDown, TooLate
+from tests.support.fakes import FakeChunk, FakeEncoder, FakeRunner, FakeSampler
 from tests.unit.engine.builders import Reply, alone
 from tests.unit.engine.kv.test_disk import Files
 from tests.unit.engine.speculate.fake_draft import FakeDraft

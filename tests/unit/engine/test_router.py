@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from harness.fakes import FakeRunner
 from server.engine.engine import Engine
 from server.engine.request import Event, Failed, Finished
 from server.engine.runner_api import BatchEntry
 from server.engine.sequence import Ticket
 from server.errors import InternalError, QueueFull, ShuttingDown
+from tests.support.fakes import FakeRunner
 from tests.unit.clock import Clock
 from tests.unit.engine.builders import Reply, alone, engine_over, request, run
 from tests.unit.engine.events import EventStream, events_of

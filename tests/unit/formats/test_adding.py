@@ -5,10 +5,10 @@ from types import ModuleType
 
 import pytest
 
-from harness.real_server import ROOT
 from server import formats
 from server.formats import recognition
 from server.formats.tool_format import ToolFormat
+from tests.support.real_server import ROOT
 from tests.unit.formats import further_outputs
 from tests.unit.formats.reading import every_character, forced_call_grammar, parser, read, template
 from tests.unit.formats.recorded import FULL, TOOLS, Recorded

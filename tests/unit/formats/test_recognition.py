@@ -12,7 +12,7 @@ from server.formats.tool_call_syntax import JsonArguments, Markup, Parameters, p
 from server.formats.tool_format import ToolFormat
 from server.templates.built_in import format_of, names
 from server.templates.template import ChatTemplate
-from tests.downloads import TEMPLATES, needs_templates
+from tests.support.downloads import TEMPLATES, needs_templates
 from tests.unit.formats.reading import output_parser, parser, read, template
 from tests.unit.formats.recorded import FULL, PARAMETERS, tool
 

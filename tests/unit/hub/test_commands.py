@@ -10,7 +10,7 @@ import pytest
 from server.cli import main
 from server.hub import wheel
 from server.hub.reference import SHORT, Reference
-from tests.stand_in_hub import StandInHub, stand_in_hub
+from tests.support.stand_in_hub import StandInHub, stand_in_hub
 
 MODEL = b"GGUF" + bytes(2_000_000)
 MODEL_ID = "org/model:Q8_0"

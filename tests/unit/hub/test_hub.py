@@ -22,7 +22,7 @@ from server.hub.reference import Reference
 from server.hub.remote import Cancelled, RetryPolicy
 from server.pool.protocols import FileProgress
 from server.pool.spec import NOT_HERE, ModelSpec, RemoteFiles
-from tests.stand_in_hub import COMMIT, StandInHub, stand_in_hub
+from tests.support.stand_in_hub import COMMIT, StandInHub, stand_in_hub
 
 MODEL = b"GGUF" + bytes(range(256)) * 1024
 SHA = hashlib.sha256(MODEL).hexdigest()

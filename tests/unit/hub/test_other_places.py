@@ -20,7 +20,7 @@ from server.hub.hub import Hub
 from server.hub.reference import Image, Reference
 from server.hub.remote import RetryPolicy
 from server.pool.spec import NOT_HERE, ModelSpec, RemoteFiles
-from tests.stand_in_hub import COMMIT, StandInHub, stand_in_hub
+from tests.support.stand_in_hub import COMMIT, StandInHub, stand_in_hub
 
 NEVER = RetryPolicy(retries=0, wait_s=0)
 MODEL = b"GGUF" + bytes(3000)

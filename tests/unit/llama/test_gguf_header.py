@@ -8,10 +8,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from harness.ggufs import TinyModel, damaged, gguf_file
 from server.errors import ModelFailed
 from server.llama.files.gguf_header import BrokenFileError, read_header
 from server.llama.files.model_file import check_files
+from tests.support.ggufs import TinyModel, damaged, gguf_file
 
 
 @pytest.fixture(scope="module")

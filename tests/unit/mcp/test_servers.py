@@ -12,7 +12,7 @@ from server.mcp.config import McpRules, McpServer, read_servers
 from server.mcp.results import McpFault
 from server.mcp.servers import McpServers
 from server.media.fetch import AllowedHosts
-from tests.mcp_server import PNG, STDIO, Tools, served
+from tests.support.mcp_server import PNG, STDIO, Tools, served
 
 SILENT = "import sys\nfor line in sys.stdin: pass"
 GARBAGE = "import sys\nprint('x' * 100000)\nprint('[]', flush=True)\nfor line in sys.stdin: print('{}', flush=True)"
@@ -107,7 +107,7 @@ async def test_a_program_that_has_ended_is_started_again() -> None:
 
 
 async def test_a_program_that_hangs_is_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    stops = "import os, signal\nfrom tests.mcp_server import Tools\nserver = Tools().make()\n"
+    stops = "import os, signal\nfrom tests.support.mcp_server import Tools\nserver = Tools().make()\n"
     stops += "server.tool(name='stop')(lambda: os.kill(os.getpid(), signal.SIGSTOP))\nserver.run()"
     async with opened(x={"command": sys.executable, "args": ["-c", stops], "timeout_ms": 200}) as servers:
         server = servers.configured["x"]

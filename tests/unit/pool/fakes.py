@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
-from harness.fakes import FakeRunner, FakeWeights, Measures
 from server.engine.engine import Engine
 from server.engine.request import Adapters
 from server.engine.runner_api import Runner
@@ -20,6 +19,7 @@ from server.pool.pool import Pool
 from server.pool.protocols import Fetcher
 from server.pool.spec import LoadParams, ModelSpec
 from server.pool.state import Status
+from tests.support.fakes import FakeRunner, FakeWeights, Measures
 from tests.unit.clock import Clock
 
 

@@ -11,13 +11,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
 
-from harness.fakes import FakeWeights
 from server.errors import InvalidRequest, ModelFailed, NoRoom
 from server.pool.budget import Amount, Budget
 from server.pool.footprint import HOST, Bytes, Fit, Footprint
 from server.pool.policy import MEASURING_S
 from server.pool.spec import ModelSpec
 from server.pool.state import Status
+from tests.support.fakes import FakeWeights
 from tests.unit.pool.fakes import Loader, Setup, acquiring, loaded, pool_of, spec, spin
 from tests.unit.pool.machine import Leases
 

@@ -9,8 +9,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
 
-from harness.fakes import FakeWeights
 from server.errors import InvalidRequest, ModelFailed
+from tests.support.fakes import FakeWeights
 from tests.unit.pool.fakes import Setup, spec, spin
 from tests.unit.pool.machine import Leases
 

@@ -6,12 +6,12 @@ from typing import Any, cast
 
 import pytest
 
-from harness.fakes import FakeLoader
 from server.errors import ShuttingDown, Unavailable
 from server.pool.events import LoadProgress, Subscription
 from server.pool.load.assembly import Factories
 from server.pool.pool import Pool
 from server.pool.state import Status
+from tests.support.fakes import FakeLoader
 from tests.unit.pool.fakes import spec
 
 FACTORIES = Factories(template=lambda info, spec: cast(Any, object()))

@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
-from harness.ggufs import TinyModel, gguf_file
 from server.errors import ConfigError
 from server.options.read.flags import SHORTHANDS
 from server.options.reference import help_text
 from server.options.table.option import descriptions
 from server.options.unsupported import DEAD_FLAGS, DEAD_VARIABLES, FIXED, FLAGS, VARIABLES
 from server.settings import TABLE, check_files, load_settings, model_specs
+from tests.support.ggufs import TinyModel, gguf_file
 
 MODEL = ["-m", "model.gguf"]
 

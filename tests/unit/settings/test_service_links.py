@@ -7,9 +7,9 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.kubelet import service_links
 from server.errors import ConfigError
 from server.settings import Settings, load_settings
+from tests.support.kubelet import service_links
 
 MODEL = ["-m", "model.gguf"]
 SERVICE = Path(__file__).resolve().parents[3] / "deploy/kubernetes/base/service.yaml"

@@ -4,9 +4,9 @@ import random
 from collections.abc import Iterable
 from typing import Any
 
-from harness.fakes import FakeVocab
 from server.structured.grammar.compiler import GrammarCompiler
 from server.structured.grammar.matcher import MatcherConstraint
+from tests.support.fakes import FakeVocab
 
 BYTES = GrammarCompiler(FakeVocab())
 

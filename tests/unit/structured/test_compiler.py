@@ -5,9 +5,9 @@ import threading
 
 import pytest
 
-from harness.fakes import EOS, IM_END, FakeVocab
 from server.errors import InvalidRequest
 from server.structured.grammar.compiler import GrammarCompiler
+from tests.support.fakes import EOS, IM_END, FakeVocab
 from tests.unit.structured.builders import BYTES, WORDS, WordVocab, allowed, matches
 
 

@@ -5,10 +5,10 @@ from typing import Any, cast
 import llguidance
 import pytest
 
-from harness.fakes import FakeRunner, FakeVocab
 from server.errors import InternalError
 from server.structured.grammar.compiler import GrammarCompiler
 from server.structured.grammar.panics import contained, is_panic
+from tests.support.fakes import FakeRunner, FakeVocab
 from tests.unit.engine.builders import engine_over, request, run
 
 pytestmark = pytest.mark.timeout(60)

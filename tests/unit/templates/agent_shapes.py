@@ -10,7 +10,7 @@ from typing import Any
 
 from server.errors import InvalidRequest
 from server.templates.template import ChatTemplate
-from tests.downloads import TEMPLATE_NAMES
+from tests.support.downloads import TEMPLATE_NAMES
 from tests.unit.templates.conversations import TOOLS, Chat, Message, says
 from tests.unit.templates.corpus import BUILT_IN, template_of
 

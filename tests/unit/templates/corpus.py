@@ -4,7 +4,7 @@ from functools import cache
 
 from server.templates.built_in import names, source_of
 from server.templates.template import ChatTemplate
-from tests.downloads import TEMPLATES
+from tests.support.downloads import TEMPLATES
 
 BUILT_IN = sorted(names())
 DATES = {"datetime": "Nov 21 2026", "date_string": "21 Nov 2026"}

@@ -6,7 +6,7 @@ import pytest
 
 from server.errors import InvalidRequest
 from server.templates.template import ChatTemplate
-from tests.downloads import TEMPLATE_NAMES
+from tests.support.downloads import TEMPLATE_NAMES
 from tests.unit.templates.conversations import says
 from tests.unit.templates.corpus import template_of
 

@@ -11,7 +11,7 @@ from server.chat.conversation import Conversation
 from server.chat.prepare import prompt_of
 from server.dialects.messages.read import read_messages
 from server.dialects.responses.read import read_response
-from tests.downloads import TEMPLATE_NAMES
+from tests.support.downloads import TEMPLATE_NAMES
 from tests.unit.dialects.builders import make_model
 from tests.unit.templates.corpus import BUILT_IN, template_of
 

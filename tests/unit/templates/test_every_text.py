@@ -12,7 +12,7 @@ from hypothesis import strategies as some
 
 from server.templates.capabilities import EFFORTS
 from server.templates.template import ChatTemplate
-from tests.downloads import TEMPLATE_NAMES
+from tests.support.downloads import TEMPLATE_NAMES
 from tests.unit.templates import hugging_face
 from tests.unit.templates.agent_shapes import Needles, answer, shapes, unshown
 from tests.unit.templates.conversations import TOOLS, Chat, Message

@@ -17,7 +17,7 @@ from server.chat.conversation import template_messages
 from server.dialects.chat.messages import read_messages
 from server.errors import InvalidRequest
 from server.templates.template import ChatTemplate
-from tests.downloads import TEMPLATE_NAMES, needs_templates
+from tests.support.downloads import TEMPLATE_NAMES, needs_templates
 from tests.unit.templates import hugging_face
 from tests.unit.templates.conversations import CHATS, CONTINUED, Chat
 from tests.unit.templates.corpus import DATES, template_of

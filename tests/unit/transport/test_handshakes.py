@@ -15,7 +15,7 @@ import uvloop
 from server.transport import handshakes
 from server.transport.connections import most_handshakes
 from server.transport.handshakes import HANDSHAKE_S, count_handshakes
-from tests.certificates import NEEDS_OPENSSL, make_certificate
+from tests.support.certificates import NEEDS_OPENSSL, make_certificate
 
 MOST = 3
 DEADLINE_S = 60.0

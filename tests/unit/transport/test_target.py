@@ -13,12 +13,12 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Mount
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from harness.real_server import ROOT
 from server.errors import AuthenticationFailed, NotFound, PermissionDenied
 from server.transport.access.auth import Access
 from server.transport.access.endpoints import ENDPOINTS, SCOPES, UNKNOWN, Endpoint
 from server.transport.access.keys import Key, KeyStore, digest_of
 from server.transport.access.target import Resolver, Target, canonical
+from tests.support.real_server import ROOT
 
 Frame = Callable[[str, str], Target]
 """Somewhere an application is: the target of a method and a path there."""

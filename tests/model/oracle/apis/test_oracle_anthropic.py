@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from harness.real_server import ROOT
 from tests.model.oracle.comparison import Pair, shape_differences
 from tests.model.oracle.conftest import start_pair
 from tests.model.oracle.generation.test_oracle_control import TEMPLATE
+from tests.support.real_server import ROOT
 
 URL = "/v1/messages"
 FRANCE = [{"role": "user", "content": "What is the capital of France?"}]

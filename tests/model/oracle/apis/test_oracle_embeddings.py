@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness.ggufs import BERT, MODELS, TinyModel, gguf_file
-from harness.oracle import oracle
-from harness.real_server import llamapool
-from tests.closeness import same_vectors
 from tests.model.oracle.comparison import Pair, shape_differences
 from tests.model.oracle.conftest import WAIT_QUIETLY
+from tests.support.closeness import same_vectors
+from tests.support.ggufs import BERT, MODELS, TinyModel, gguf_file
+from tests.support.oracle import oracle
+from tests.support.real_server import llamapool
 
 POOLING = {"none": 0, "mean": 1, "cls": 2, "last": 3, "rank": 4}
 TEXTS: list[Any] = [

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from harness.ggufs import NO_FIM, PLAIN, REPO_FIM, TinyModel, gguf_file
-from harness.real_server import ROOT
 from tests.model.oracle.comparison import ONLY_ASCII, Pair, rounded
 from tests.model.oracle.conftest import start_pair
+from tests.support.ggufs import NO_FIM, PLAIN, REPO_FIM, TinyModel, gguf_file
+from tests.support.real_server import ROOT
 
 N_CTX, N_BATCH = 512, 256
 GREEDY = {"temperature": 0, "n_predict": 6, "ignore_eos": True, "logit_bias": ONLY_ASCII, "cache_prompt": False}

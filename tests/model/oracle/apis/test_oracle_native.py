@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from tests.closeness import LOGPROB_SPREAD
 from tests.model.oracle.comparison import ONLY_ASCII, Pair, rounded, shape_differences
+from tests.support.closeness import LOGPROB_SPREAD
 
 PROMPT = {"prompt": "the quick brown fox", "cache_prompt": False, "return_tokens": True}
 GREEDY = {**PROMPT, "temperature": 0, "n_predict": 24, "ignore_eos": True, "logit_bias": ONLY_ASCII}

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from harness.real_server import ROOT, RealServer
 from tests.model.oracle.comparison import ONLY_ASCII, Pair, shape_differences
 from tests.model.oracle.conftest import start_pair
+from tests.support.real_server import ROOT, RealServer
 
 URL = "/v1/responses"
 GREEDY: dict[str, Any] = {"temperature": 0, "max_output_tokens": 12, "logit_bias": ONLY_ASCII, "ignore_eos": True}

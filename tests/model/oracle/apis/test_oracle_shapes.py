@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from harness.ggufs import TinyModel, gguf_file
 from tests.model.oracle.comparison import ONLY_ASCII, Pair, rounded, shape_differences
 from tests.model.oracle.conftest import start_pair
+from tests.support.ggufs import TinyModel, gguf_file
 
 LONG = 8192  # tokens
 GREEDY = {"temperature": 0, "max_tokens": 4, "ignore_eos": True, "logit_bias": ONLY_ASCII}

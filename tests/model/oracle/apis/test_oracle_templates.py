@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from harness.ggufs import CHATML, TinyModel, gguf_file
 from tests.model.oracle.comparison import Pair
 from tests.model.oracle.conftest import start_pair
+from tests.support.ggufs import CHATML, TinyModel, gguf_file
 
 WITH_TOOLS = (
     "<|im_start|>system\n<tools>{% for tool in tools %}{{ tool | tojson }}{% endfor %}</tools>\n"

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harness.ggufs import BERT, BERT_RERANKER, PLAIN, REPO_FIM, gguf_file, lora_file
-from harness.ggufs.projector import TinyProjector, projector_file
-from harness.oracle import oracle
-from harness.real_server import EXACT, Reply, llamapool
 from tests.model.oracle.comparison import Pair, rounded, shape_differences
 from tests.model.oracle.compatibility.rows import MARKER, Row
+from tests.support.ggufs import BERT, BERT_RERANKER, PLAIN, REPO_FIM, gguf_file, lora_file
+from tests.support.ggufs.projector import TinyProjector, projector_file
+from tests.support.oracle import oracle
+from tests.support.real_server import EXACT, Reply, llamapool
 
 ENVIRONMENT = {"OMP_WAIT_POLICY": "passive", "LLAMA_MEDIA_MARKER": MARKER}
 N_CTX, N_SLOTS = 2048, 4

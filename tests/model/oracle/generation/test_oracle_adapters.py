@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from harness.ggufs import gguf_file, lora_file
-from harness.oracle import Value, oracle
-from harness.real_server import ROOT, llamapool
 from tests.model.oracle.comparison import ONLY_ASCII, Pair, rounded, shape_differences
+from tests.support.ggufs import gguf_file, lora_file
+from tests.support.oracle import Value, oracle
+from tests.support.real_server import ROOT, llamapool
 
 DEMO, PIRATE = ROOT / "models" / "demo.gguf", ROOT / "models" / "demo-lora.gguf"
 QUESTIONS = ("What is the capital of France?", "What colour is the sky?", "Hello!", "What is 2 + 3?")

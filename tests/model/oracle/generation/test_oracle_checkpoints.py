@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from harness.ggufs import MODELS, gguf_file
 from tests.model.oracle.comparison import ONLY_ASCII, Pair
 from tests.model.oracle.conftest import start_pair
+from tests.support.ggufs import MODELS, gguf_file
 
 SYSTEM = "the quick brown fox jumps over the lazy dog and then the other animals of the forest come together " * 6
 GREEDY = {"temperature": 0, "max_tokens": 24, "ignore_eos": True, "logit_bias": ONLY_ASCII}

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from harness.ggufs import TinyModel, gguf_file
-from harness.oracle import oracle
-from harness.real_server import llamapool
 from tests.model.oracle.comparison import ONLY_ASCII, Pair
 from tests.model.oracle.conftest import WAIT_QUIETLY
+from tests.support.ggufs import TinyModel, gguf_file
+from tests.support.oracle import oracle
+from tests.support.real_server import llamapool
 
 GREEDY: dict[str, Any] = {"temperature": 0, "ignore_eos": True, "logit_bias": ONLY_ASCII, "return_tokens": True}
 N_CTX = 256  # llama.cpp's smallest

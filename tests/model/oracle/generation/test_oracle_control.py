@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from harness.oracle import oracle
-from harness.real_server import ROOT, llamapool
 from tests.model.oracle.comparison import Pair
 from tests.model.oracle.conftest import WAIT_QUIETLY
+from tests.support.oracle import oracle
+from tests.support.real_server import ROOT, llamapool
 
 CHAT = "/v1/chat/completions"
 DEMO = ROOT / "models" / "demo.gguf"

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from harness.ggufs import TinyModel, gguf_file
-from harness.real_server import llamapool
 from tests.model.oracle.comparison import Pair
 from tests.model.oracle.conftest import start_pair
+from tests.support.ggufs import TinyModel, gguf_file
+from tests.support.real_server import llamapool
 
 GREEDY = {"temperature": 0, "max_tokens": 12}
 CHAT = {"messages": [{"role": "user", "content": "hello"}], **GREEDY}

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from harness.ggufs import MODELS, gguf_file
-from harness.oracle import Value, oracle
-from harness.real_server import RealServer
 from tests.model.oracle.conftest import WAIT_QUIETLY
+from tests.support.ggufs import MODELS, gguf_file
+from tests.support.oracle import Value, oracle
+from tests.support.real_server import RealServer
 
 RANK = 4  # enum llama_pooling_type
 OF_KIND = {

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from harness.real_server import RealServer
-from tests.closeness import LOGPROB_SPREAD
 from tests.model.oracle.comparison import ONLY_ASCII, Pair, steady
+from tests.support.closeness import LOGPROB_SPREAD
+from tests.support.real_server import RealServer
 
 PROMPTS = [
     "the quick brown fox",

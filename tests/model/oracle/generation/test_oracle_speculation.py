@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from harness.ggufs import TinyModel, gguf_file
-from harness.oracle import oracle
-from harness.real_server import ROOT, RealServer, llamapool
 from tests.model.oracle.comparison import Pair, shape_differences
 from tests.model.oracle.conftest import WAIT_QUIETLY, start_pair
+from tests.support.ggufs import TinyModel, gguf_file
+from tests.support.oracle import oracle
+from tests.support.real_server import ROOT, RealServer, llamapool
 
 DEMO, DRAFT = ROOT / "models" / "demo.gguf", ROOT / "models" / "demo-draft.gguf"
 N_CTX = 2048

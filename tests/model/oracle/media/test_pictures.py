@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness.oracle import oracle
-from harness.real_server import RealServer
 from server.engine.params import EngineParams
 from server.media.bitmap import Bitmap
 from tests import media_files
 from tests.model.oracle.conftest import WAIT_QUIETLY
 from tests.model.test_media import Answer, Parts, bench, specification
+from tests.support.oracle import oracle
+from tests.support.real_server import RealServer
 
 MARKER = "<__media__>"
 N_PREDICT = 12

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from harness.ggufs import PLAIN, gguf_file
-from harness.ggufs.projector import TinyProjector, projector_file
-from harness.oracle import oracle
-from harness.real_server import EXACT, llamapool
 from tests.media_files import PICTURES, media_file
 from tests.model.oracle.comparison import Pair
 from tests.model.oracle.conftest import WAIT_QUIETLY
+from tests.support.ggufs import PLAIN, gguf_file
+from tests.support.ggufs.projector import TinyProjector, projector_file
+from tests.support.oracle import oracle
+from tests.support.real_server import EXACT, llamapool
 
 FILES = Path(__file__).parents[3] / "media_files"
 MARKER = "<__media__>"

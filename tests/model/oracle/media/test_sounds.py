@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from harness.ggufs.projector import TinyProjector
 from tests.media_files import SOUNDS, media_file
 from tests.model.oracle.comparison import Pair
 from tests.model.oracle.media.test_requests import (
@@ -19,6 +18,7 @@ from tests.model.oracle.media.test_requests import (
     text,
     with_projector,
 )
+from tests.support.ggufs.projector import TinyProjector
 
 WAV, MP3, FLAC = (base64.b64encode(media_file(f"tiny.{kind}")).decode() for kind in ("wav", "mp3", "flac"))
 BOUNDARY = "one-after-the-other"

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from harness.fakes import EOS, FakeVocab
 from server.chat.conversation import Call, Conversation, Message, Tools
 from server.chat.prepare import prepare
 from server.chat.prompt import render
@@ -15,6 +14,7 @@ from server.pool.spec import ChatParams
 from server.structured.constraint import Constraint
 from server.structured.grammar.compiler import GrammarCompiler
 from server.structured.lazy import preserved
+from tests.support.fakes import EOS, FakeVocab
 from tests.unit.dialects.builders import answer_of, make_model, tools_of
 
 HERMES = "{{ messages }}{% for t in tools or [] %}{{ t.function.name }}{% endfor %}<tool_call></tool_call>"

@@ -2,11 +2,11 @@ from typing import Any
 
 import pytest
 
-from harness.fakes import BOS, IM_START
 from server.chat.prepare import prompt_of
 from server.dialects.chat.read import ParsedChat, apply_template, chat_generation, read_chat
 from server.errors import InvalidRequest
 from server.pool.spec import ChatParams
+from tests.support.fakes import BOS, IM_START
 from tests.unit.dialects.builders import chunks, finished, make_model, started, text
 
 SHOWS_EVERYTHING = (

@@ -4,12 +4,12 @@ import json
 
 import pytest
 
-from harness.fakes import FakeVocab
 from server.dialects.common import Header
 from server.dialects.completions.logprobs import Echo, PromptLists, TokenLists, echo
 from server.dialects.completions.write import CompletionStream
 from server.engine.media import MediaPrompt, MediaSpan
 from server.engine.request import Finished, FinishReason, PromptLogprobs, Started, Text, Timings, TokenLogprob
+from tests.support.fakes import FakeVocab
 
 LISTS = ["tokens", "token_logprobs", "top_logprobs", "text_offset"]
 

@@ -2,10 +2,10 @@ from typing import Any
 
 import pytest
 
-from harness.fakes import BOS, FakeVocab
 from server.dialects.native.fim import Extra, Gap, extra_tokens, fim_tokens, fitting_extra, require_fim
 from server.dialects.native.infill import infill_generation, infill_tokens, read_infill
 from server.errors import InvalidRequest, NotSupported
+from tests.support.fakes import BOS, FakeVocab
 from tests.unit.dialects.builders import make_model
 
 PRE, SUF, MID, REPO, SEP = 1, 2, 3, 4, 5

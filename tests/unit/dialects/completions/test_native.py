@@ -2,12 +2,12 @@ from typing import Any
 
 import pytest
 
-from harness.fakes import BOS
 from server.dialects.native.read import native_generation, read_native, tokens_of
 from server.dialects.native.write import NativeReply, NativeStream
 from server.engine.request import RANDOM_SEED, Request, SamplingParams
 from server.errors import InvalidRequest
 from server.pool.spec import ChatParams
+from tests.support.fakes import BOS
 from tests.unit.dialects.builders import FakeConstraint, finished, make_model
 
 Body = dict[str, Any]

@@ -2,9 +2,9 @@ from typing import Any
 
 import pytest
 
-from harness.fakes import BOS
 from server.dialects.completions.read import completion_generation, prepare_completion, read_completion
 from server.errors import InvalidRequest
+from tests.support.fakes import BOS
 from tests.unit.dialects.builders import make_model
 
 Body = dict[str, Any]

@@ -2,12 +2,12 @@
 
 import pytest
 
-from harness.fakes import FakeReader, FakeVocab
 from server.dialects.completions.prompt import prompt_media, prompt_text, read_prompt, read_prompts, with_images
 from server.dialects.vectors.embeddings import read_embeddings
 from server.errors import InvalidRequest
 from server.media.bitmap import Bitmap, Video
 from server.media.source import MediaUrl, Seen
+from tests.support.fakes import FakeReader, FakeVocab
 from tests.unit.dialects.builders import make_model
 
 SEEING = make_model(media=FakeReader(FakeVocab(), frozenset({"image"})))

@@ -1,10 +1,10 @@
 import orjson
 import pytest
 
-from harness.fakes import BOS, FakeVocab
 from server.dialects.common import Json
 from server.dialects.native.tokens import detokenize, read_detokenize, read_tokenize, tokenize
 from server.errors import InvalidRequest
+from tests.support.fakes import BOS, FakeVocab
 from tests.unit.dialects.builders import make_model
 
 

@@ -2,7 +2,6 @@ from typing import Any
 
 import pytest
 
-from harness.fakes import EOS, FakeVocab
 from server.dialects.chat.read import chat_generation, read_chat
 from server.dialects.completions.read import prepare_completion, read_completion
 from server.dialects.native.read import native_generation, read_native
@@ -10,6 +9,7 @@ from server.engine.request import Request
 from server.errors import InvalidRequest
 from server.structured.constraint import Constraint
 from server.structured.grammar.compiler import GrammarCompiler
+from tests.support.fakes import EOS, FakeVocab
 from tests.unit.dialects.builders import make_model
 
 GRAMMAR = 'root ::= "<call>" [0-9]+ "."'

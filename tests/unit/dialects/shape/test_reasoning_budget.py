@@ -2,7 +2,6 @@ from collections.abc import Mapping
 
 import pytest
 
-from harness.fakes import FakeVocab
 from server.chat.reasoning_budget import ReasoningBudget, allowance
 from server.dialects.chat.read import ChatBody, chat_generation, read_chat
 from server.dialects.fields import parse
@@ -13,6 +12,7 @@ from server.engine.request import Request
 from server.errors import InvalidRequest
 from server.pool.spec import ChatParams
 from server.structured.constraint import Constraint
+from tests.support.fakes import FakeVocab
 from tests.unit.dialects.builders import make_model
 
 THINKS = (

@@ -3,9 +3,9 @@ from typing import Any
 
 import pytest
 
-from harness.fakes import EOS, FakeVocab
 from server.errors import InternalError
 from server.structured.after_reasoning import MAX_SPACES, AfterReasoning, Framing
+from tests.support.fakes import EOS, FakeVocab
 from tests.unit.dialects.chat.test_chat_output import accepts
 
 

@@ -3,13 +3,13 @@ from dataclasses import dataclass
 
 import pytest
 
-from harness.fakes import EOS, FakeVocab
 from server.chat.reasoning_budget import ReasoningBudget, ended_by
 from server.errors import InvalidRequest
 from server.formats.parsing.reasoning import begun_thoughts
 from server.structured.after_reasoning import AfterReasoning, Framing
 from server.structured.constraint import Constraint
 from server.structured.reasoning_end import ReasoningEnd, ReasoningSwitch, cuts_character
+from tests.support.fakes import EOS, FakeVocab
 
 TAGS = ("<think>", "</think>")
 VOCAB = FakeVocab()

@@ -9,11 +9,11 @@ import numpy as np
 import orjson
 import pytest
 
-from harness.fakes import BOS, FakeEmbeddingRunner, FakeVocab
 from server.dialects.vectors.embeddings import EmbeddingsJob, embeddings_job, read_embeddings
 from server.engine.runner_api import Pooling
 from server.errors import InvalidRequest
 from server.pool.model import LoadedModel
+from tests.support.fakes import BOS, FakeEmbeddingRunner, FakeVocab
 from tests.unit.pool.fakes import spec
 
 

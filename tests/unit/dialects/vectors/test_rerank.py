@@ -8,12 +8,12 @@ import numpy as np
 import orjson
 import pytest
 
-from harness.fakes import BOS, EOS, FakeEmbeddingRunner, FakeVocab
 from server.dialects.vectors.rerank import RerankJob, read_rerank, rerank_job
 from server.engine.runner_api import Pooling
 from server.errors import InvalidRequest, NotSupported
 from server.pool.model import LoadedModel
 from server.pool.protocols import ModelInfo
+from tests.support.fakes import BOS, EOS, FakeEmbeddingRunner, FakeVocab
 from tests.unit.pool.fakes import spec
 
 SEP = 200

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from harness.fakes import FakeRunner
 from server.engine.request import Request, SamplingParams
 from server.errors import InvalidRequest
 from server.structured.grammar.matcher import Masks, MatcherConstraint
+from tests.support.fakes import FakeRunner
 from tests.unit.engine.builders import Reply, engine_over, request, run
 from tests.unit.structured.builders import BYTES
 

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from harness.fakes import FakeRunner
 from server.engine.request import PromptLogprobs, Request, Started, TokenLogprob
 from server.engine.runner_api import BatchEntry
 from server.errors import InternalError
+from tests.support.fakes import FakeRunner
 from tests.unit.engine.builders import Reply, engine_over, request, run
 from tests.unit.engine.events import events_of
 

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from harness.fakes import EOS, FakeRunner
 from server.engine.sequence import Sequence
 from server.engine.speculate.speculation import Speculation
+from tests.support.fakes import EOS, FakeRunner
 from tests.unit.engine.builders import engine_over, request, run
 
 END = chr(EOS)  # in the guesses below

@@ -5,8 +5,8 @@ import asyncio
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from harness.fakes import IM_END, FakeRunner, FakeVocab
 from server.engine.request import Request
+from tests.support.fakes import IM_END, FakeRunner, FakeVocab
 from tests.unit.engine.builders import GREEDY, alone, engine_over, run
 from tests.unit.engine.kv.test_disk import Files, still
 

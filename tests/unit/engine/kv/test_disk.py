@@ -9,13 +9,13 @@ from dataclasses import replace
 
 import pytest
 
-from harness.fakes import FakeRunner
 from server.engine.engine import Engine
 from server.engine.kv.disk_cache import DiskCache, FolderInUse
 from server.engine.kv.ram_cache import CacheEntry, in_ram
 from server.engine.kv.state import SlotState
 from server.engine.lora import NEVER, NO_ADAPTERS
 from server.errors import InternalError, InvalidRequest
+from tests.support.fakes import FakeRunner
 from tests.unit.engine.builders import alone, engine_over, request, run
 
 TEXT = list(range(100))

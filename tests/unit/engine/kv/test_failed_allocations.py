@@ -4,9 +4,9 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from harness.fakes import FakeRunner
 from server.engine.runner_api import BatchEntry
 from server.errors import InternalError
+from tests.support.fakes import FakeRunner
 from tests.unit.engine.builders import alone, engine_over, request, run, ticking
 from tests.unit.engine.kv.test_disk import Files, still
 

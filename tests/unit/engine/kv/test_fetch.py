@@ -3,7 +3,6 @@
 from concurrent.futures import Future
 from typing import cast
 
-from harness.fakes import FakeRunner
 from server.engine.kv import disk_cache
 from server.engine.kv.cost import MoveCost
 from server.engine.kv.disk_cache import LEAST_S, READ_AHEAD, DiskCache, Fetch
@@ -12,6 +11,7 @@ from server.engine.kv.state import SlotState
 from server.engine.lora import NEVER, NO_ADAPTERS
 from server.engine.request import Request
 from server.engine.sequence import Sequence, Ticket
+from tests.support.fakes import FakeRunner
 from tests.unit.engine.builders import engine_over, request, run
 from tests.unit.engine.kv.test_disk import Files, still
 

@@ -5,11 +5,11 @@ import threading
 
 import pytest
 
-from harness.fakes import FakeRunner
 from server.engine.kv import disk_cache
 from server.engine.kv.state import SlotState
 from server.engine.request import Event, Failed
 from server.errors import ShuttingDown
+from tests.support.fakes import FakeRunner
 from tests.unit.engine.builders import engine_over, request, run
 from tests.unit.engine.kv.test_disk import Files, still
 

@@ -2,7 +2,6 @@
 
 import pytest
 
-from harness.fakes import FakeRunner
 from server.engine.kv.cells import Cells
 from server.engine.kv.cost import ASSUMED_RATE
 from server.engine.kv.disk_cache import DiskCache
@@ -13,6 +12,7 @@ from server.engine.prefix.find import Placement
 from server.engine.request import Request
 from server.engine.schedule.scheduler import ALONE_S, Scheduler
 from server.engine.sequence import Phase, Sequence, Slot, Ticket
+from tests.support.fakes import FakeRunner
 from tests.unit.engine.kv.test_disk import Files, still
 
 STEP_S = 0.25

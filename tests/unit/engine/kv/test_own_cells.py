@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from harness.fakes import FakeRunner
 from server.engine.kv.cells import Cells
 from server.engine.params import EngineParams
 from server.engine.prefix.find import Move, Placement
@@ -16,6 +15,7 @@ from server.engine.prefix.hashes import common_prefix
 from server.engine.request import Request
 from server.engine.schedule.scheduler import Scheduler
 from server.engine.sequence import Phase, Sequence, Slot, Ticket
+from tests.support.fakes import FakeRunner
 from tests.unit.engine.builders import engine_over, request, run
 
 

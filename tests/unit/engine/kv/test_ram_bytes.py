@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 import pytest
 
-from harness.fakes import IM_END, FakeRunner, FakeVocab
 from server.engine.engine import Engine
 from server.engine.kv.ram_cache import StateCache
 from server.engine.kv.state import Checkpoint
 from server.engine.request import Request
 from server.engine.runner_api import BatchEntry
+from tests.support.fakes import IM_END, FakeRunner, FakeVocab
 from tests.unit.engine.builders import GREEDY, alone, engine_over, request, run
 from tests.unit.engine.kv.test_disk import still
 

@@ -1,6 +1,5 @@
 """The hashes that go with a slot are those of what is in its cells, whatever happens to these."""
 
-from harness.fakes import FakeRunner
 from server.engine.kv.cells import Cells
 from server.engine.lora import NO_ADAPTERS
 from server.engine.params import EngineParams
@@ -9,6 +8,7 @@ from server.engine.prefix.hashes import BLOCK
 from server.engine.request import Request
 from server.engine.schedule.scheduler import Scheduler
 from server.engine.sequence import Phase, Sequence, Slot, Ticket
+from tests.support.fakes import FakeRunner
 
 TEXT = [*range(6 * BLOCK)]
 CUT = 3 * BLOCK

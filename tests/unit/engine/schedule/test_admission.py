@@ -4,11 +4,11 @@ import threading
 
 import pytest
 
-from harness.fakes import FakeRunner
 from server.engine.request import Request
 from server.engine.schedule.queue import admits
 from server.engine.sequence import Ticket
 from server.errors import QueueFull
+from tests.support.fakes import FakeRunner
 from tests.unit.engine.builders import engine_over, request
 from tests.unit.engine.events import events_of
 

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.fakes import FakeRunner, evaluations
 from server.engine.kv.cells import Cells
 from server.engine.params import EngineParams
 from server.engine.request import Request
@@ -18,6 +17,7 @@ from server.engine.runner_api import RunnerInfo
 from server.engine.schedule.evaluations import batch_order, between, n_beside, n_more_runs, n_runs, padded_lengths
 from server.engine.schedule.scheduler import Scheduler
 from server.engine.sequence import Phase, Sequence, Ticket
+from tests.support.fakes import FakeRunner, evaluations
 
 EVALUATION_S = 0.01
 

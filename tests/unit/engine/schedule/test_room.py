@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 
-from harness.fakes import FakeRunner
 from server.engine.kv.cells import Cells
 from server.engine.kv.state import SlotState
 from server.engine.lora import NO_ADAPTERS
@@ -13,6 +12,7 @@ from server.engine.prefix.find import Placement
 from server.engine.request import Request
 from server.engine.schedule.scheduler import Scheduler
 from server.engine.sequence import Phase, Sequence, Slot, Ticket
+from tests.support.fakes import FakeRunner
 from tests.unit.engine.builders import alone, engine_over, request, run, ticking
 from tests.unit.engine.kv.test_disk import Files, on_disk, still
 

@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 
-from harness.fakes import FakeChunk
 from server.engine.encode import Encoding
 from server.engine.lora import AdapterSet
 from server.engine.media import MediaSpan, media_tokens
@@ -15,6 +14,7 @@ from server.engine.runner_api import RunnerInfo
 from server.engine.schedule.queue import OUTPUT_WEIGHT
 from server.engine.schedule.scheduler import Scheduler
 from server.engine.sequence import Phase, Sequence, Slot, Ticket
+from tests.support.fakes import FakeChunk
 from tests.unit.engine.counting import Counting
 
 

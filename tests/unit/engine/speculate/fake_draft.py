@@ -4,8 +4,8 @@ import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from harness.fakes import FakeRunner
 from server.engine.runner_api import BatchEntry
+from tests.support.fakes import FakeRunner
 
 
 class FakeDraft:

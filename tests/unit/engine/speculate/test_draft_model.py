@@ -5,10 +5,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from harness.fakes import FakeRunner
 from server.engine.request import Request, SamplingParams, Timings
 from server.engine.runner_api import BatchEntry
 from server.errors import InternalError
+from tests.support.fakes import FakeRunner
 from tests.unit.engine.builders import Reply, alone, engine_over, request, run
 from tests.unit.engine.speculate.fake_draft import FakeDraft, Machine, drafted
 

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.fakes import FakeRunner
 from server.engine.params import EngineParams
 from server.engine.request import Request
 from server.engine.schedule.scheduler import TokenRun
@@ -16,6 +15,7 @@ from server.engine.sequence import Sequence, Ticket
 from server.engine.speculate.cost import FORGET, SURE, DraftState, Step, StepCost, draft_length, evaluated, lengths
 from server.engine.speculate.lookup import Lookup
 from server.engine.speculate.speculation import Speculation
+from tests.support.fakes import FakeRunner
 
 REACHES = st.lists(st.lists(st.floats(0.0, 0.99), max_size=16).map(lambda r: sorted(r, reverse=True)), max_size=8)
 

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from harness.fakes import FakeRunner
+from tests.support.fakes import FakeRunner
 from tests.unit.engine.builders import engine_over, request, run
 from tests.unit.engine.speculate.fake_draft import FakeDraft, Machine
 

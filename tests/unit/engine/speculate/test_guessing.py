@@ -2,8 +2,8 @@
 
 import pytest
 
-from harness.fakes import FakeRunner
 from server.engine.request import SamplingParams
+from tests.support.fakes import FakeRunner
 from tests.unit.engine.builders import Reply, engine_over, request, run, ticking
 
 VERSE = "row row row your boat, " * 6

@@ -5,11 +5,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from harness.fakes import FakeRunner
 from server.engine.params import EngineParams
 from server.engine.speculate import lookup
 from server.engine.speculate.lookup import HashTable, NgramCache, NgramMap, NgramMod, NgramSimple, read_counts, sources
 from server.errors import ConfigError
+from tests.support.fakes import FakeRunner
 from tests.unit.engine.builders import engine_over, request, run, ticking
 
 KINDS = ("ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache")

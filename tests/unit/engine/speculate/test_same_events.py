@@ -7,8 +7,8 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from harness.fakes import FakeRunner
 from server.engine.request import Event, Finished, Request, SamplingParams, Text
+from tests.support.fakes import FakeRunner
 from tests.unit.engine.builders import engine_over, request, run
 from tests.unit.engine.speculate.fake_draft import FakeDraft, Machine
 

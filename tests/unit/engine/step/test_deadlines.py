@@ -5,8 +5,8 @@ import threading
 
 import pytest
 
-from harness.fakes import FakeRunner
 from server.errors import TooLate
+from tests.support.fakes import FakeRunner
 from tests.unit.clock import Clock
 from tests.unit.engine.builders import alone, engine_over, request, run
 

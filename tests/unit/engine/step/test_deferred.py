@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from harness.fakes import FakeRunner
 from server.engine.runner_api import BatchEntry
+from tests.support.fakes import FakeRunner
 from tests.unit.engine.builders import engine_over, request, run
 
 TOKEN_S, CALL_S = 0.001, 0.0001

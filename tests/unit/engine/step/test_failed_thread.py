@@ -2,8 +2,8 @@
 
 import pytest
 
-from harness.fakes import FakeRunner
 from server.errors import InternalError, Unavailable
+from tests.support.fakes import FakeRunner
 from tests.unit.engine.builders import alone, engine_over, request, run
 
 pytestmark = pytest.mark.timeout(60)

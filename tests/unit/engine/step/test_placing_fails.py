@@ -5,12 +5,12 @@ from typing import cast
 
 import pytest
 
-from harness.fakes import FakeRunner
 from server.engine.prefix.find import Placement
 from server.engine.request import Event, Failed
 from server.engine.step.snapshots import SnapshotPublisher
 from server.errors import InternalError
 from server.structured.constraint import Constraint
+from tests.support.fakes import FakeRunner
 from tests.unit.engine.builders import engine_over, request, run
 
 

@@ -4,7 +4,6 @@ import asyncio
 import math
 from typing import Any
 
-from harness.fakes import FakeRunner
 from server.engine.params import EngineParams
 from server.engine.schedule.queue import MAX_BYPASSES, REPLY_CELLS, ModelQueue
 from server.engine.schedule.scheduler import Scheduler
@@ -14,6 +13,7 @@ from server.engine.step.mailbox import Mailbox
 from server.engine.step.requests import Requests
 from server.engine.step.snapshots import SnapshotPublisher
 from server.errors import InternalError
+from tests.support.fakes import FakeRunner
 from tests.unit.engine.builders import request
 
 NOW = (0.0, 0.0)

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from harness.fakes import FakeRunner
 from server.engine.lora import Adapter
 from server.engine.request import Adapters, FinishReason
 from server.errors import InternalError, InvalidRequest, ShuttingDown
+from tests.support.fakes import FakeRunner
 from tests.unit.engine.builders import Reply, alone, engine_over, request, run
 from tests.unit.engine.events import events_of
 

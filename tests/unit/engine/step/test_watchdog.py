@@ -8,11 +8,11 @@ from typing import cast
 
 import pytest
 
-from harness.fakes import FakeRunner
 from server.engine.engine import Engine
 from server.engine.params import EngineParams
 from server.engine.runner_api import BatchEntry
 from server.errors import InternalError, Unavailable
+from tests.support.fakes import FakeRunner
 from tests.unit.clock import Clock
 from tests.unit.engine.builders import Reply, alone, engine_over, request, run
 

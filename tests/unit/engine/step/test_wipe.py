@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from harness.fakes import FakeRunner, FakeSampler
 from server.engine.lora import Adapter
 from server.engine.runner_api import BatchEntry
 from server.errors import NotNumbers
+from tests.support.fakes import FakeRunner, FakeSampler
 from tests.unit.engine.builders import alone, engine_over, request, run
 
 ADAPTERS = (Adapter(0, "lora.gguf", scale=0.0),)

@@ -9,7 +9,6 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from harness.fakes import FakeLoader, FakeRunner, FakeVocab
 from server.engine.params import EngineParams
 from server.engine.request import Request
 from server.pool.footprint import Fit
@@ -21,6 +20,7 @@ from server.pool.worker.child import ModelProcess
 from server.structured.constraint import Constraint
 from server.structured.grammar.compiler import GrammarCompiler
 from server.structured.reasoning_end import Ending, ReasoningEnd, ReasoningSwitch
+from tests.support.fakes import FakeLoader, FakeRunner, FakeVocab
 from tests.unit.pool.fakes import spec
 
 VOCAB = FakeVocab()

@@ -7,9 +7,9 @@ from typing import Any, cast
 
 import pytest
 
-from harness.fakes import FakeLoader
 from server.pool.worker import supervisor
 from server.pool.worker.child import _effort
+from tests.support.fakes import FakeLoader
 
 
 class Silent:

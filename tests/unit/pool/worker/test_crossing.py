@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from harness.fakes import FakeVocab
 from server.engine.kv.state import Checkpoint, SlotState
 from server.engine.lora import AdapterSet
 from server.engine.request import (
@@ -39,6 +38,7 @@ from server.structured.grammar.compiler import GrammarCompiler
 from server.structured.grammar.matcher import Recipe
 from server.structured.lazy import Lazy
 from server.structured.reasoning_end import Ending, ReasoningEnd, ReasoningSwitch
+from tests.support.fakes import FakeVocab
 
 VOCAB, COMPILER = FakeVocab(), GrammarCompiler(FakeVocab())
 SCORED = TokenLogprob(5, b"\xff", float("-inf"), (TokenLogprob(6, b"", -1.0, ends=True),), ends=True)

@@ -5,7 +5,6 @@ from typing import Any, cast
 
 import pytest
 
-from harness.fakes import FakeLoader
 from server.engine.media import MediaSpan, media_tokens
 from server.engine.params import EngineParams
 from server.engine.request import Bounds, Event, Failed, Request, Text
@@ -18,6 +17,7 @@ from server.pool.worker.codec import DistantChunk
 from server.pool.worker.engines import IsolatedEngine
 from server.pool.worker.facts import GeneratorFacts
 from server.pool.worker.supervisor import Child, WorkerSupervisor, ended_by
+from tests.support.fakes import FakeLoader
 
 
 class Sent(WorkerSupervisor):

@@ -5,8 +5,8 @@ the demo model can't, and says what each is for. `lora_file` and `control_vector
 Llama, `truncated` and `damaged` spoil a file. The same options give the same bytes; every file is under 1 MB.
 """
 
-from harness.ggufs.adapters import control_vector_file, lora_file
-from harness.ggufs.catalogue import (
+from tests.support.ggufs.adapters import control_vector_file, lora_file
+from tests.support.ggufs.catalogue import (
     BERT,
     BERT_RERANKER,
     EMBED_CLS,
@@ -23,9 +23,9 @@ from harness.ggufs.catalogue import (
     SLIDING_WINDOW,
     TEMPLATE_RERANKER,
 )
-from harness.ggufs.damage import damaged, truncated
-from harness.ggufs.model import CHATML, PLAIN, RERANK_PROMPT, TinyModel
-from harness.ggufs.writing import gguf_file
+from tests.support.ggufs.damage import damaged, truncated
+from tests.support.ggufs.model import CHATML, PLAIN, RERANK_PROMPT, TinyModel
+from tests.support.ggufs.writing import gguf_file
 
 __all__ = [
     "BERT",

@@ -6,7 +6,7 @@ takes llama.cpp's ``common_params`` as attributes where llama-server takes flags
 build number; the wheel itself does not know its commit (``BUILD_INFO``), and it is newer than the library that
 Llamapool is pinned to. Its destructor waits for open connections without a limit, so it is ended by a signal.
 
-Run as a module it is the child: ``python -m harness.oracle '{"model.path": "x.gguf", "port": 8081}'``.
+Run as a module it is the child: ``python -m tests.support.oracle '{"model.path": "x.gguf", "port": 8081}'``.
 """
 
 import importlib
@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from harness.real_server import RealServer, free_port
+from tests.support.real_server import RealServer, free_port
 
 Value = bool | int | float | str | list[str]
 
@@ -49,7 +49,7 @@ def oracle(
     if alias:
         chosen["model_alias"] = [alias]
     return RealServer(
-        [sys.executable, "-m", "harness.oracle", json.dumps(chosen)], port, environment, ends_with=-signal.SIGTERM
+        [sys.executable, "-m", "tests.support.oracle", json.dumps(chosen)], port, environment, ends_with=-signal.SIGTERM
     )
 
 

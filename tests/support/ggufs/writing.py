@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 from gguf import GGUFWriter, LlamaFileType, PoolingType
 
-from harness.ggufs.model import PLAIN, TinyModel
-from harness.ggufs.tensors import (
+from tests.support.ggufs.model import PLAIN, TinyModel
+from tests.support.ggufs.tensors import (
     DELTA_GROUPS,
     EXPERTS_USED,
     NEXTN_EXPERTS,
@@ -18,7 +18,7 @@ from harness.ggufs.tensors import (
     tensors,
     weights,
 )
-from harness.ggufs.vocabulary import write_vocabulary
+from tests.support.ggufs.vocabulary import write_vocabulary
 
 RECURRENT = ("mamba", "jamba")
 

@@ -2,7 +2,7 @@
 
 from types import MappingProxyType
 
-from harness.ggufs.model import PLAIN, RERANK_PROMPT, TinyModel
+from tests.support.ggufs.model import PLAIN, RERANK_PROMPT, TinyModel
 
 REPO_FIM = TinyModel(fim="repo")
 """As `PLAIN`, with FIM tokens for a repository as well: pad, repository name and file separator."""

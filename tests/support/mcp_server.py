@@ -1,5 +1,7 @@
-"""A small MCP server of the official package, for tests: a program over stdio (``python -m tests.mcp_server``), or
-`served` over HTTP in the test's own loop."""
+"""Provide a small MCP server of the official package for tests.
+
+``python -m tests.support.mcp_server`` serves it over stdio; `served` serves it over HTTP in the test's own loop.
+"""
 
 import asyncio
 import base64
@@ -16,8 +18,8 @@ import uvicorn
 from mcp.server.mcpserver import MCPServer
 from mcp_types import CallToolResult, ImageContent, TextContent, ToolAnnotations
 
-PNG = Path(__file__).parent / "media_files" / "tiny.png"
-STDIO: dict[str, Any] = {"command": sys.executable, "args": ["-m", "tests.mcp_server"]}
+PNG = Path(__file__).parents[1] / "media_files" / "tiny.png"
+STDIO: dict[str, Any] = {"command": sys.executable, "args": ["-m", "tests.support.mcp_server"]}
 
 
 @dataclass

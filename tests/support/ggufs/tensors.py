@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from harness.ggufs.model import Array, TinyModel
+from tests.support.ggufs.model import Array, TinyModel
 
 Shapes = list[tuple[str, tuple[int, ...]]]
 

@@ -1,7 +1,8 @@
-"""A Ray cluster of one machine with `llamapool.ray` on it: loopback only, no dashboard, no usage statistics.
+"""Start a Ray cluster on this machine with `llamapool.ray`: loopback only, no dashboard, no usage statistics.
 
-``python -m harness.ray_cluster PORT APPLICATIONS`` (JSON: arguments of `llamapool.ray.build` by route) serves until its
-standard input ends; a line ``APPLICATION REPLICA`` there kills that replica's process. Needs ``llamapool[ray]``.
+``python -m tests.support.ray_cluster PORT APPLICATIONS`` serves until its standard input ends. APPLICATIONS is JSON:
+arguments of `llamapool.ray.build` by route. A line ``APPLICATION REPLICA`` on standard input kills that replica's
+process. Needs ``llamapool[ray]``.
 """
 
 import json
@@ -11,7 +12,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from harness.real_server import POLL_S, ROOT, STOP_S, RealServer, free_port
+from tests.support.real_server import POLL_S, ROOT, STOP_S, RealServer, free_port
 
 _ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -29,7 +30,7 @@ class RayCluster(RealServer):
 
     def __init__(self, applications: Mapping[str, Mapping[str, Any]]) -> None:
         port = free_port()
-        command = [sys.executable, "-m", "harness.ray_cluster", str(port), json.dumps(applications)]
+        command = [sys.executable, "-m", "tests.support.ray_cluster", str(port), json.dumps(applications)]
         environment = {**_ENVIRONMENT, "RAY_AUTH_TOKEN": secrets.token_hex(32), "PYTHONPATH": str(ROOT)}
         super().__init__(command, port, environment)
 

@@ -10,7 +10,13 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from harness.fakes import (
+from server.engine.media import MediaPrompt, MediaSpan, Spans, media_tokens
+from server.engine.runner_api import BatchEntry, Vectors
+from server.media.bitmap import Bitmap
+from server.pool.footprint import HOST, Bytes, Fit, Footprint
+from server.pool.protocols import Loader
+from server.pool.spec import ModelSpec
+from tests.support.fakes import (
     BOS,
     FakeChunk,
     FakeEmbeddingRunner,
@@ -20,12 +26,6 @@ from harness.fakes import (
     FakeRunner,
     FakeWeights,
 )
-from server.engine.media import MediaPrompt, MediaSpan, Spans, media_tokens
-from server.engine.runner_api import BatchEntry, Vectors
-from server.media.bitmap import Bitmap
-from server.pool.footprint import HOST, Bytes, Fit, Footprint
-from server.pool.protocols import Loader
-from server.pool.spec import ModelSpec
 
 WAITS_AFTER = 8  # characters of a reply
 

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from gguf import GGUFWriter, TokenType
 
-from harness.ggufs.model import Fim, TinyModel
+from tests.support.ggufs.model import Fim, TinyModel
 
 FIM_TOKENS: dict[Fim, tuple[str, ...]] = {
     "none": (),

@@ -1,6 +1,6 @@
 """Real server processes for tests and benchmarks: started on a free loopback port, waited for, and always stopped.
 
-The child is told to die with its parent's end of a pipe: see `harness/oracle.py`; Llamapool is stopped by SIGTERM.
+A child process ends when its parent closes a pipe (`tests/support/oracle.py`). SIGTERM stops Llamapool.
 """
 
 import http.client
@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 # Deadlines: they decide how long a failure takes, so they leave room for a machine that is slow or busy.
 READY_S = 180.0
 REPLY_S = 120.0  # for the next bytes of a reply

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from harness.real_server import ROOT
+from tests.support.real_server import ROOT
 
 ROWS, COLUMNS = 40, 120
 SHOWN_S = 180.0  # how long a failure takes

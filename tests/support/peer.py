@@ -1,6 +1,6 @@
 """The peer: llama-server, compiled from the sources of the installed llama-cpp-python, on that one's libraries.
 
-``python -m harness.peer [--folder DIR] [--sources ARCHIVE] [--jobs N]`` prints its path; `compare` builds it
+``python -m tests.support.peer [--folder DIR] [--sources ARCHIVE] [--jobs N]`` prints its path; `compare` builds it
 by itself.
 
 Whatever differs between it and Llamapool is then the server's doing: the sources come from the source distribution of
@@ -21,7 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from pathlib import Path
 
-from harness.real_server import RealServer, free_port
+from tests.support.real_server import RealServer, free_port
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "llamapool" / "peer"
 PACKAGE = "llama-cpp-python"
@@ -178,7 +178,7 @@ def _run(command: list[str]) -> None:
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(prog="python -m harness.peer", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m tests.support.peer", description=__doc__.splitlines()[0])
     parser.add_argument("--folder", type=Path, help=f"where it is built; a folder of its own in {CACHE} by default")
     parser.add_argument("--sources", type=Path, help=f"the source distribution of {PACKAGE}, instead of pip's")
     parser.add_argument("--jobs", type=int, default=0, help="compilers at a time; 0 = one for each core")

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 from gguf import GGUFType, GGUFValueType, GGUFWriter
 
-from harness.ggufs.model import PLAIN, TinyModel
+from tests.support.ggufs.model import PLAIN, TinyModel
 
 RANK = 4
 TARGETS = ("attn_output", "ffn_down")
