@@ -1,7 +1,10 @@
 """Stored responses, background responses and conversations, through the official client over a scripted model."""
 
+import base64
+import os
 import shutil
 import threading
+import zlib
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
@@ -16,6 +19,8 @@ from server.dialects.responses import compaction
 from server.routes.inference import responses
 from tests.api.conftest import Api, Serve
 from tests.api.official import opened as serving
+from tests.media_files import media_file
+from tests.support.fakes import ASSISTANT, FakeLoader, FakeRunner
 
 REPLIES = {"Hi": "Hello!", "Bye": "Farewell.", "Again": "Once more."}
 
@@ -55,6 +60,43 @@ async def test_a_chain_of_responses_is_one_conversation(serve: Serve) -> None:
     assert whole.usage
     assert third.usage.input_tokens == whole.usage.input_tokens
     assert (second.output_text, third.output_text) == ("Farewell.", "Once more.")
+
+
+async def test_a_chain_of_ten_turns_stores_its_image_once(serve: Serve, tmp_path: Path) -> None:
+    """Ten responses of a chain with one image of 5 MB fit a quota of 8 MiB per key; other keys lose nothing."""
+    file = tmp_path / "state.sqlite3"
+    names = ["sk-one", "sk-two"]
+    settings = {"api_keys": names, "state": str(file), "state_quota": 8}
+    replies = {f"Hi<|im_end|>\n{ASSISTANT}": "Hello!"}
+    loader = FakeLoader(runner=lambda: FakeRunner(n_ctx_seq=4096, replies=replies), media=frozenset({"image"}))
+    models = {"demo": {"path": "demo.gguf", "load": "startup", "chat_template": "chatml"}}
+    url = f"data:image/png;base64,{base64.b64encode(_png_of_5_mb()).decode()}"
+    shown = {"role": "user", "content": [{"type": "input_image", "image_url": url, "detail": "auto"}]}
+    async with serve(loader, models=models, server=settings) as api:
+        http: Any = api.client
+        one, two = (AsyncOpenAI(base_url="http://test/v1", api_key=key, http_client=http) for key in names)
+        other = await ask(two)
+        chain = [await ask(one, [shown, {"role": "user", "content": "Hi"}])]
+        while len(chain) < 10:
+            chain.append(await ask(one, "Hi", previous_response_id=chain[-1].id))
+        assert {response.output_text for response in chain} == {"Hello!"}
+        assert [(await one.responses.retrieve(response.id)).id for response in chain] == [each.id for each in chain]
+        assert (await two.responses.retrieve(other.id)).id == other.id
+        first = (await one.responses.input_items.list(chain[0].id, order="asc", limit=1)).data[0]
+    assert url in str(first)
+    assert _size(tmp_path) < 16 << 20  # the file and its write-ahead log
+
+
+def _size(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.iterdir())
+
+
+def _png_of_5_mb() -> bytes:
+    """Return a small PNG with 5 MB of random bytes in a private chunk, which decoders skip."""
+    png, chunk = media_file("tiny.png"), b"prVt" + os.urandom(5_000_000)
+    end = png.rindex(b"IEND") - 4
+    packed = (len(chunk) - 4).to_bytes(4) + chunk + zlib.crc32(chunk).to_bytes(4)
+    return png[:end] + packed + png[end:]
 
 
 async def test_deleting_a_response_keeps_those_that_continue_it(serve: Serve) -> None:
