@@ -1,8 +1,8 @@
 """The composition root: builds everything from the settings, owns its life. ``uvicorn server.app:app`` starts here.
 
-A request's way: `transport.gateway` (keys, CORS, log) -> `routes` -> `pool` (a lease) -> `wire` (body to
+A request's way: `transport.middleware` (keys, CORS, log) -> `routes` -> `pool` (a lease) -> `wire` (body to
 conversation) -> `conversation` (to a prompt and a request) -> `engine` -> `conversation.assembler` (events to items)
--> `wire` (items to a reply) -> `transport.streams.sse` or one JSON body.
+-> `wire` (items to a reply) -> `transport.sse` or one JSON body.
 """
 
 import asyncio
@@ -62,13 +62,12 @@ from server.state.reasoning_keys import reasoning_secrets
 from server.structured.grammar.sandbox import Sandbox
 from server.telemetry.kv_events.follow import KvEvents
 from server.telemetry.record import Record
-from server.transport.compression import Compression
 from server.transport.direct import DirectRoutes
-from server.transport.gateway import Gateway
-from server.transport.handlers import add_error_handlers
+from server.transport.errors import add_error_handlers
 from server.transport.internal import InternalReply, post_json, revoked_key
+from server.transport.middleware import Compression, Middleware
 from server.transport.options import MIB, CorsOptions, HttpOptions
-from server.transport.shutdown import StopSignals, on_hangup
+from server.transport.signals import StopSignals, on_hangup
 from server.uvicorn_config import check_certificate, configure
 from server.web.bodies import Bodies
 from server.web.history import History
@@ -205,7 +204,9 @@ def create_app(
             tracing.ended(record)
 
     # Around everything, Starlette's own middlewares too: it talks to the server's `send` itself.
-    app.middleware_stack = Gateway(served, services.options, services.draining, ended, page.has, ring, services.rates)
+    app.middleware_stack = Middleware(
+        served, services.options, services.draining, ended, page.has, ring, services.rates
+    )
     return app
 
 

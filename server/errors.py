@@ -23,7 +23,7 @@
     │   └── ShuttingDown         the server is stopping
     └── InternalError            our own fault
 
-`transport.handlers` gives each class its status and llama-server's ``type``.
+`transport.errors` gives each class its status and llama-server's ``type``.
 """
 
 import re

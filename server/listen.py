@@ -12,7 +12,7 @@ from pathlib import Path
 
 from server.errors import ConfigError
 from server.options.table.server import ListenSettings, ServerSettings
-from server.transport.access.hosts import is_local
+from server.transport.cors import is_local
 
 logger = logging.getLogger(__name__)
 

@@ -158,7 +158,7 @@ def _wants_colors(colors: str) -> bool:
 
 def _tree(handlers: dict[str, Any], formatters: dict[str, Any], level: int) -> dict[str, Any]:
     loggers = {name: {"level": level} for name in _OURS}
-    loggers["uvicorn.access"] = {"level": logging.CRITICAL}  # `transport.gateway` writes the access log
+    loggers["uvicorn.access"] = {"level": logging.CRITICAL}  # `transport.middleware` writes the access log
     return {
         "version": 1,
         "disable_existing_loggers": False,

@@ -17,8 +17,7 @@ from server.pool.names import Names
 from server.pool.pool import Pool
 from server.pool.spec import ModelSpec
 from server.settings import Settings, check_files, model_specs
-from server.transport.access.key_file import read_keys
-from server.transport.access.keys import Key, KeyStore, plain_key
+from server.transport.keys import Key, KeyStore, plain_key, read_keys
 from server.uvicorn_config import certificate_of, use_certificate
 
 Stamp = tuple[int, int, int]

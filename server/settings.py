@@ -38,8 +38,8 @@ from server.pool.catalogue import problem_of
 from server.pool.saved.slot_file import signing_key
 from server.pool.spec import ModelSpec
 from server.templates.template import ChatTemplate
-from server.transport.access.endpoints import UNKNOWN, endpoint_of
-from server.transport.access.key_file import read_keys
+from server.transport.endpoints import UNKNOWN, endpoint_of
+from server.transport.keys import read_keys
 
 DEFAULT_CONFIGS = (
     Path(__file__).resolve().parent.parent / "config" / "default.yaml",  # a checkout's

@@ -18,9 +18,9 @@ import uvicorn
 
 from server.errors import ConfigError
 from server.options.table.server import ListenSettings, ServerSettings
-from server.transport.connections import most_connections, most_handshakes
 from server.transport.handshakes import count_handshakes
-from server.transport.shutdown import serving
+from server.transport.limits import most_connections, most_handshakes
+from server.transport.signals import serving
 from server.transport.uvicorn_protocols import BoundedHttpProtocol, PatientSocketProtocol
 
 logger = logging.getLogger(__name__)

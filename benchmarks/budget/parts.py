@@ -29,7 +29,7 @@ from server.routes.inference import chat
 from server.routes.session import Session
 from server.templates.isolated import IsolatedRenderer
 from server.templates.template import ChatTemplate
-from server.transport.gateway import Gateway
+from server.transport.middleware import Middleware
 from server.transport.uvicorn_protocols import BoundedHttpProtocol
 
 
@@ -69,7 +69,7 @@ TOKEN_PARTS = [
 ]
 REQUEST_PARTS = [
     *_parts("loop", BoundedHttpProtocol, data_received="HTTP parse"),
-    *_parts("loop", Gateway, __call__="gateway, middleware, routing"),
+    *_parts("loop", Middleware, __call__="gateway, middleware, routing"),
     *_parts("loop", chat, read_as="body", read_chat="conversation", answer="handler"),
     *_parts("loop", read, parse="fields"),
     *_parts("loop", Session, start="lease, hand to threads"),

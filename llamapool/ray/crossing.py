@@ -9,8 +9,8 @@ from server.dialects.common import event, openai_error, typed_event
 from server.dialects.messages.errors import error_event, speaks_anthropic
 from server.dialects.ollama.errors import error_line, speaks_ollama
 from server.errors import Unavailable
-from server.transport.handlers import error_body
-from server.transport.streams.sse import EVENTS_TYPE, NDJSON_TYPE
+from server.transport.errors import error_body
+from server.transport.sse import EVENTS_TYPE, NDJSON_TYPE
 
 MAX_WAITING = 1 << 20  # bytes of a reply that the front has not asked for yet
 Headers = list[tuple[bytes, bytes]]

@@ -11,10 +11,9 @@ from starlette.responses import Response, StreamingResponse
 from llamapool.ray.crossing import Head, ReplicaLost, Sent, last_words
 from llamapool.ray.placement import aim_of
 from server.errors import InvalidRequest
-from server.transport.access.endpoints import UNKNOWN
-from server.transport.access.target import Resolver, Target
-from server.transport.bodies.read import BodyTooLarge
-from server.transport.handlers import error_response
+from server.transport.body import BodyTooLarge
+from server.transport.endpoints import UNKNOWN, Resolver, Target
+from server.transport.errors import error_response
 
 logger = logging.getLogger(__name__)
 REPLICA = "x-llamapool-replica"

@@ -14,7 +14,7 @@ from server import logs
 from server.errors import Unavailable
 from server.pool.state import Status
 from server.routes.services import Services
-from server.transport.access.auth import Access
+from server.transport.auth import Access
 
 logger = logging.getLogger(__name__)
 LEAVE_S = 10.0  # for a request whose client has left

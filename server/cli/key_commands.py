@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from server.errors import ConfigError
-from server.transport.access.endpoints import SCOPES
-from server.transport.access.key_file import add_entry, hash_of, new_key, read_entries
+from server.transport.endpoints import SCOPES
+from server.transport.keys import add_entry, hash_of, new_key, read_entries
 
 USAGE = """llamapool keys add FILE NAME [--scopes A,B] [--models A,B] [--mcp A,B] [--requests-per-minute N]
                               [--tokens-per-minute N] [--at-once N] [--priority N] [--expires YYYY-MM-DD]

@@ -23,7 +23,7 @@
 ``/v1/conversations  /v1/conversations/{id}/items`` `conversations`: lists of items that responses continue
 ``/v1/files  /v1/files/{id}/content``               `files`: uploads for batches, and their results
 ``/v1/batches  /v1/messages/batches``               `batches`: requests that run when there is capacity left
-``WebSocket /v1/responses``                         the same, each message a request (`transport.streams.event_socket`)
+``WebSocket /v1/responses``                         the same, each message a request (`transport.websocket`)
 ``POST /v1/completions``                            `completions`: OpenAI text completions
 ``POST /completion  /completions  /infill``         `completions`: llama-server's own
 ``POST /v1/audio/transcriptions  /translations``    `transcriptions`: the text of a recording

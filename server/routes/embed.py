@@ -14,9 +14,9 @@ from server.pool.model import LoadedModel, cannot_embed, cannot_rerank
 from server.pool.spec import Task
 from server.routes.services import services
 from server.routes.session import session_of
-from server.transport.bodies.read import read_as
-from server.transport.reply import JSON_TYPE
-from server.transport.streams.disconnect import while_connected
+from server.transport.body import read_as
+from server.transport.errors import JSON_TYPE
+from server.transport.sse import while_connected
 
 T = TypeVar("T")
 

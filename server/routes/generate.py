@@ -21,11 +21,9 @@ from server.media.source import Seen
 from server.pool.model import LoadedModel
 from server.routes.services import services, stream_owner
 from server.routes.session import FAR_BEHIND, PromptEvents, Session, session_of
-from server.transport.access.rates import PLACE
-from server.transport.handlers import error_body
-from server.transport.reply import JSON_TYPE, json_reply
-from server.transport.streams.disconnect import while_connected
-from server.transport.streams.sse import EVENTS_TYPE, PING, Parts, event_stream
+from server.transport.errors import JSON_TYPE, error_body, json_reply
+from server.transport.limits import PLACE
+from server.transport.sse import EVENTS_TYPE, PING, Parts, event_stream, while_connected
 
 CONVERSATION = "X-Conversation-Id"
 Prepare = Callable[[LoadedModel, Seen], Generation]
@@ -220,7 +218,7 @@ async def stream(request: Request, ask: GenerationRequest) -> Response:
 async def _kept(
     request: Request, conversation: str, session: Session, ask: GenerationRequest, ping_s: float
 ) -> Response:
-    """Return a stream that continues when its client disconnects (`transport.streams.replay`)."""
+    """Return a stream that continues when its client disconnects (`transport.resumable`)."""
     streams, owner, words = services(request).streams, stream_owner(request), ask.words
     stream = streams.open(owner, conversation)
     stream.is_loading = functools.partial(session.waits, ask.model)

@@ -11,8 +11,8 @@ from server.mcp.config import McpServer, host_of, named
 from server.mcp.results import McpFault, McpTool
 from server.mcp.servers import McpServers
 from server.routes.services import caller_of, owner_of, services
-from server.transport.access.keys import ANYBODY
-from server.transport.streams.disconnect import while_connected
+from server.transport.keys import ANYBODY
+from server.transport.sse import while_connected
 
 Known = Mapping[str, tuple[McpTool, ...]]
 """Tools that the conversation has a list of already, by the label of their server."""

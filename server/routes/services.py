@@ -24,13 +24,13 @@ from server.routes.running import Running
 from server.sandbox.memory import MemoryWatch
 from server.state.batches import BatchLines
 from server.state.objects import Objects
-from server.transport.access.auth import client_name
-from server.transport.access.keys import CALLER, MANAGES, Key, KeyStore
-from server.transport.access.rates import Rates
-from server.transport.access.target import TARGET, Target
+from server.transport.auth import client_name
+from server.transport.endpoints import TARGET, Target
+from server.transport.keys import CALLER, MANAGES, Key, KeyStore
+from server.transport.limits import Rates
 from server.transport.options import HttpOptions
-from server.transport.streams.disconnect import while_connected
-from server.transport.streams.replay import KeptStreams
+from server.transport.resumable import KeptStreams
+from server.transport.sse import while_connected
 from server.web.bodies import Bodies
 from server.web.live import Live
 from server.web.log import RecentLog

@@ -28,9 +28,9 @@ from server.routes.services import Services, caller_of, owner_of, services, want
 from server.structured.grammar.attempt import Attempt, CompileLater, cached_only, within
 from server.structured.reasoning_end import ReasoningSwitch
 from server.telemetry.record import CANCELLED, FAILED, RECORD, Record, Usage, reason_of
-from server.transport.access.auth import scheduled_client
-from server.transport.access.keys import ANYBODY, Key
-from server.transport.bodies.memory import BODY_SHARE
+from server.transport.auth import scheduled_client
+from server.transport.keys import ANYBODY, Key
+from server.transport.limits import BODY_SHARE
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")

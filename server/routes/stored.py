@@ -13,8 +13,8 @@ from fastapi.responses import Response
 from server.errors import InvalidRequest, NotFound, short
 from server.routes.services import owner_of, services
 from server.state.objects import Json, Kind, Page
-from server.transport.bodies.read import read_later
-from server.transport.reply import json_reply
+from server.transport.body import read_later
+from server.transport.errors import json_reply
 
 MAX_LIMIT = 100
 DEFAULT_LIMIT = 20

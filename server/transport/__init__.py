@@ -1,5 +1,6 @@
-"""HTTP plumbing shared by all routes: request bodies, errors, event streams, keys, CORS, the access log.
+"""HTTP plumbing that all routes share.
 
-`access` authenticates and authorizes (keys, scopes, limits, cross-origin checks), `bodies` reads and limits bodies,
-`streams` writes replies.
+`middleware` wraps the application. `endpoints` resolves a request to an endpoint; `auth` and `keys` identify the
+client, `cors` checks requests from web pages, and `limits` counts. `body` reads bodies. `sse`, `resumable` and
+`websocket` stream replies. `errors` turns exceptions into replies.
 """

@@ -15,8 +15,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from server.transport.access.target import TARGET, Target
-from server.transport.handlers import EXPECTED, error_response
+from server.transport.endpoints import TARGET, Target
+from server.transport.errors import EXPECTED, error_response
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
@@ -48,11 +48,11 @@ class DirectRoutes:
         try:
             response = await route.endpoint(Request(scope, receive, send))
         except ClientDisconnect:
-            raise  # nobody is left to answer; the gateway records it
+            raise  # nobody is left to answer; the middleware records it
         except Exception as error:
             await error_response(error, scope)(scope, receive, send)
             if not isinstance(error, EXPECTED):
-                raise  # the gateway logs whose request it was
+                raise  # the middleware logs whose request it was
             return
         await response(scope, receive, send)
 

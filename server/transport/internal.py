@@ -7,8 +7,8 @@ import orjson
 from starlette.types import ASGIApp, Message, Scope
 
 from server.errors import AuthenticationFailed, InternalError
-from server.transport.access.keys import INTERNAL, Key
-from server.transport.handlers import error_body
+from server.transport.errors import error_body
+from server.transport.keys import INTERNAL, Key
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ async def post_json(app: ASGIApp, state_scope: Scope, path: str, body: bytes, ke
         INTERNAL: key,
     }
     await app(scope, receive, send)
-    if not started:  # a fault that the gateway has logged
+    if not started:  # a fault that the middleware has logged
         status, failed, _ = error_body(InternalError("the request got no reply"))
         return InternalReply(status, {}, orjson.dumps(failed))
     headers = {name.lower(): value for name, value in started["headers"]}

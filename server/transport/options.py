@@ -51,4 +51,4 @@ class HttpOptions:
     aliases: Mapping[tuple[str, str], str] = field(default_factory=dict)  # method and path -> an endpoint's own path
     admin_port: int = 0  # what is for who runs the server is answered there alone; 0 = everywhere
     state_days: int = 30  # days after which stored responses are deleted; 0 = never
-    closed: bool = False  # without a key nothing for pages of other sites; see `transport.access.guard`
+    closed: bool = False  # without a key nothing for pages of other sites; see `transport.cors`

@@ -13,8 +13,8 @@ from typing import Any, cast
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
-from server.transport.connections import REFUSED
-from server.transport.streams.event_socket import LEAVING
+from server.transport.limits import REFUSED
+from server.transport.websocket import LEAVING
 
 MAX_HEAD_BYTES = 64 * 1024  # as uvicorn's other protocol (h11) and nginx's order of magnitude
 HEAD_S = 60.0

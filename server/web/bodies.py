@@ -7,7 +7,7 @@ from typing import Any
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.telemetry.record import RECORD
-from server.transport.access.target import TARGET, Target
+from server.transport.endpoints import TARGET, Target
 
 MOST_KEPT = 100
 MOST_BYTES = 64 * 1024  # of a body; the rest is counted

@@ -8,8 +8,8 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from server.errors import NotFound
-from server.transport.access.target import TARGET, Target
-from server.transport.compression import wants_gzip
+from server.transport.endpoints import TARGET, Target
+from server.transport.middleware import wants_gzip
 from server.web.files import BuiltIn, FileSource, Folder, NoPage, PageFile
 
 POLICY = "; ".join(

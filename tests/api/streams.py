@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 from fastapi import FastAPI
 
-from server.transport.streams.sse import Parts
+from server.transport.sse import Parts
 
 TIMEOUT_S = 100.0
 

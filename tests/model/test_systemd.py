@@ -10,7 +10,7 @@ from pathlib import Path
 
 import yaml
 
-from server.transport.access.key_file import add_entry, hash_of, new_key
+from server.transport.keys import add_entry, hash_of, new_key
 from tests.support.real_server import ROOT, RealServer, free_port
 
 UNIT = ROOT / "deploy/systemd/llamapool.service"

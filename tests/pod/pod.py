@@ -24,7 +24,7 @@ import httpx
 import pytest
 import yaml
 
-from server.transport.access.key_file import add_entry, hash_of, new_key
+from server.transport.keys import add_entry, hash_of, new_key
 from tests.pod.podman import Manifest, Pod, Podman, only, wait_for
 from tests.support.kustomize import render
 from tests.support.stand_in_hub import stand_in_hub

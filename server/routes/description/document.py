@@ -15,7 +15,7 @@ from server.dialects.ollama.errors import ollama_error, speaks_ollama
 from server.dialects.vectors.rerank import cohere_error, speaks_cohere
 from server.routes.description import replies
 from server.routes.description.operations import FIELDS, OPERATIONS, Json, Operation
-from server.transport.access.endpoints import OPEN_PATHS
+from server.transport.endpoints import OPEN_PATHS
 
 _REF = "#/components/schemas/{model}"
 _JSON = "application/json"

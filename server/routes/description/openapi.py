@@ -10,7 +10,7 @@ from fastapi.openapi.docs import get_swagger_ui_html
 from fastapi.responses import Response
 
 from server.errors import NotFound
-from server.transport.reply import JSON_TYPE
+from server.transport.errors import JSON_TYPE
 
 router = APIRouter(include_in_schema=False)
 

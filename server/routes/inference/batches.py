@@ -25,10 +25,10 @@ from server.routes.services import caller_of, owner_of, services
 from server.routes.stored import ListQuery, change_object, find_object, list_reply, not_found, read_limit, remove_object
 from server.state.batches import Outcome
 from server.state.objects import Json, Page
-from server.transport.access.keys import ANYBODY
-from server.transport.access.target import TARGET, Target
-from server.transport.bodies.read import read_as, read_json, read_later
-from server.transport.reply import json_reply
+from server.transport.body import read_as, read_json, read_later
+from server.transport.endpoints import TARGET, Target
+from server.transport.errors import json_reply
+from server.transport.keys import ANYBODY
 
 router = APIRouter(tags=["batches"])
 ENDPOINTS = ("/v1/chat/completions", "/v1/responses", "/v1/completions", "/v1/embeddings")

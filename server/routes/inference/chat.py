@@ -11,9 +11,9 @@ from server.dialects.verbose import verbosely
 from server.dialects.warnings import warning_headers
 from server.routes.generate import answer, compute
 from server.routes.services import caller_of, services
-from server.transport.access.keys import ANYBODY
-from server.transport.bodies.read import read_as, read_json
-from server.transport.reply import json_reply
+from server.transport.body import read_as, read_json
+from server.transport.errors import json_reply
+from server.transport.keys import ANYBODY
 
 router = APIRouter(tags=["chat"])
 

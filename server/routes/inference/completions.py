@@ -14,7 +14,7 @@ from server.dialects.verbose import verbosely
 from server.dialects.warnings import warning_headers
 from server.routes.generate import answer
 from server.routes.services import services
-from server.transport.bodies.read import read_as
+from server.transport.body import read_as
 
 router = APIRouter(tags=["completions"])
 _OPENAI, _NATIVE = (INNER_FIELDS | fields_of(body, prompt=PROMPT) for body in (CompletionBody, NativeBody))

@@ -24,8 +24,8 @@ from server.routes.stored import (
     remove_object,
 )
 from server.state.objects import Json, Page
-from server.transport.bodies.read import read_as, read_json, read_optional_as
-from server.transport.reply import json_reply
+from server.transport.body import read_as, read_json, read_optional_as
+from server.transport.errors import json_reply
 
 router = APIRouter(tags=["conversations"])
 _NEW = Fields("metadata", items=ITEM)

@@ -18,8 +18,8 @@ from server.errors import InvalidRequest
 from server.routes.batch_runner import new_file
 from server.routes.services import owner_of, services
 from server.routes.stored import ListQuery, find_object, list_reply, remove_object
-from server.transport.bodies.form import read_form
-from server.transport.reply import json_reply
+from server.transport.body import read_form
+from server.transport.errors import json_reply
 
 router = APIRouter(tags=["files"])
 PURPOSES = ("assistants", "batch", "evals", "fine-tune", "user_data", "vision")

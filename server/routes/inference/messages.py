@@ -21,7 +21,7 @@ from server.dialects.warnings import warning_headers
 from server.routes.generate import StreamDialect, answer, compute
 from server.routes.mcp import offer, server_tools
 from server.routes.services import services
-from server.transport.bodies.read import read_as, read_later
+from server.transport.body import read_as, read_later
 
 router = APIRouter(tags=["messages"])
 _WORDS = StreamDialect(error_event, lambda: PING)

@@ -48,11 +48,10 @@ from server.pool.state import ModelState, Status
 from server.routes.embed import embed, read_able
 from server.routes.generate import GenerationRequest, StreamDialect, reply, stream
 from server.routes.services import lease_for, services, target_of
-from server.transport.access.keys import MANAGES
-from server.transport.bodies.read import read_as, read_json
-from server.transport.reply import JSON_TYPE, json_reply
-from server.transport.streams.disconnect import while_connected
-from server.transport.streams.sse import NDJSON_TYPE, event_stream
+from server.transport.body import read_as, read_json
+from server.transport.errors import JSON_TYPE, json_reply
+from server.transport.keys import MANAGES
+from server.transport.sse import NDJSON_TYPE, event_stream, while_connected
 
 router = APIRouter(prefix="/api", tags=["ollama"])
 

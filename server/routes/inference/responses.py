@@ -49,12 +49,11 @@ from server.routes.mcp import offer, server_tools
 from server.routes.services import Services, caller_of, owner_of, services
 from server.routes.stored import find_object, list_items, object_reply, remove_object
 from server.state.objects import Json, Objects
-from server.transport.access.keys import ANYBODY
-from server.transport.bodies.read import read_as, read_later
-from server.transport.handlers import error_body
-from server.transport.reply import json_reply
-from server.transport.streams.event_socket import CONNECTION
-from server.transport.streams.sse import event_stream
+from server.transport.body import read_as, read_later
+from server.transport.errors import error_body, json_reply
+from server.transport.keys import ANYBODY
+from server.transport.sse import event_stream
+from server.transport.websocket import CONNECTION
 
 logger = logging.getLogger(__name__)
 router = APIRouter(tags=["responses"])

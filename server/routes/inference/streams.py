@@ -1,4 +1,4 @@
-"""Streams that continue without their client (`transport.streams.replay`): read again, looked up, stopped. Paths,
+"""Streams that continue without their client (`transport.resumable`): read again, looked up, stopped. Paths,
 statuses and messages are llama-server's (tools/server/server-stream.cpp, server-models.cpp).
 """
 
@@ -8,10 +8,10 @@ from fastapi import APIRouter, Request, Response
 
 from server.errors import InvalidRequest, ModelLoading, NotFound
 from server.routes.services import services, stream_owner
-from server.transport.bodies.read import read_json
-from server.transport.reply import json_reply
-from server.transport.streams.replay import KeptStream
-from server.transport.streams.sse import event_stream
+from server.transport.body import read_json
+from server.transport.errors import json_reply
+from server.transport.resumable import KeptStream
+from server.transport.sse import event_stream
 
 router = APIRouter(tags=["streams"])
 

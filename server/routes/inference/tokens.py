@@ -14,8 +14,8 @@ from server.dialects.native.tokens import (
 from server.dialects.warnings import warning_headers
 from server.routes.generate import compute
 from server.routes.services import lease_for, services
-from server.transport.bodies.read import read_as
-from server.transport.reply import json_reply
+from server.transport.body import read_as
+from server.transport.errors import json_reply
 
 router = APIRouter(tags=["tokens"])
 

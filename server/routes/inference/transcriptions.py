@@ -7,7 +7,7 @@ from server.dialects.transcriptions.read import Task, read_transcription, transc
 from server.dialects.transcriptions.write import rendered
 from server.dialects.warnings import as_header
 from server.routes.generate import GenerationRequest, collected, stream
-from server.transport.bodies.form import read_form
+from server.transport.body import read_form
 
 router = APIRouter(tags=["transcriptions"])
 

@@ -11,12 +11,11 @@ from fastapi.responses import Response
 
 from server.errors import InvalidRequest, LlamapoolError, NotFound, short
 from server.routes.services import caller_of, services
-from server.transport.access.keys import ANYBODY
-from server.transport.bodies.read import read_json
-from server.transport.handlers import error_body
+from server.transport.body import read_json
+from server.transport.errors import error_body, json_reply
 from server.transport.internal import post_json
-from server.transport.reply import json_reply
-from server.transport.streams.disconnect import while_connected
+from server.transport.keys import ANYBODY
+from server.transport.sse import while_connected
 
 router = APIRouter(tags=["vertex"])
 MAX_INSTANCES = 128
@@ -65,7 +64,7 @@ async def _predict(request: Request, index: int, instance: Any) -> Any:
     used, key = services(request), caller_of(request) or ANYBODY
     try:
         path, body = _read(index, instance)
-        is_limited = index > 0 and bool(key.limits)  # the gateway counted the request itself
+        is_limited = index > 0 and bool(key.limits)  # the middleware counted the request itself
         if is_limited:
             used.rates.enter(key)
         try:

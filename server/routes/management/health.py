@@ -18,9 +18,9 @@ from server.errors import (
 from server.pool.pool import Pool
 from server.pool.state import ModelState, Status
 from server.routes.services import services
-from server.transport.access.keys import CALLER
-from server.transport.reply import json_reply
-from server.transport.streams.sse import HEAD_ONLY
+from server.transport.errors import json_reply
+from server.transport.keys import CALLER
+from server.transport.sse import HEAD_ONLY
 
 router = APIRouter(tags=["health"])
 

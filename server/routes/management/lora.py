@@ -6,8 +6,8 @@ from fastapi import APIRouter, Request, Response
 
 from server.dialects.adapters import adapter_objects, read_scales
 from server.routes.services import lease_for, sees_files
-from server.transport.bodies.read import read_array
-from server.transport.reply import json_reply
+from server.transport.body import read_array
+from server.transport.errors import json_reply
 
 router = APIRouter(tags=["models"])
 

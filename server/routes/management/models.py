@@ -25,9 +25,9 @@ from server.pool.pool import Pool
 from server.pool.protocols import FileProgress, ModelInfo
 from server.pool.state import ModelFacts, ModelState, Status
 from server.routes.services import sees_files, services
-from server.transport.bodies.read import read_json
-from server.transport.reply import json_reply
-from server.transport.streams.sse import event_stream
+from server.transport.body import read_json
+from server.transport.errors import json_reply
+from server.transport.sse import event_stream
 
 router = APIRouter(tags=["models"])
 

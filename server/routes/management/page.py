@@ -13,13 +13,12 @@ from fastapi import APIRouter, Query, Request, Response
 from server.errors import InvalidRequest, NotFound, NotSupported, ShuttingDown
 from server.routes.management.models import model_named
 from server.routes.services import caller_of, services, target_of
-from server.transport.access.auth import given_key
-from server.transport.access.keys import ANYBODY
-from server.transport.bodies.read import read_body, read_json
+from server.transport.auth import given_key
+from server.transport.body import read_body, read_json
+from server.transport.errors import json_reply
 from server.transport.forward import forward
-from server.transport.reply import json_reply
-from server.transport.streams.disconnect import Watch
-from server.transport.streams.sse import event_stream
+from server.transport.keys import ANYBODY
+from server.transport.sse import Watch, event_stream
 from server.web.bench import SCENARIOS, Address, measured, read_order
 from server.web.tools.catalogue import SHELL
 from server.web.tools.child import shell, work

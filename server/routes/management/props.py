@@ -14,9 +14,9 @@ from server.pool.state import ModelFacts, ModelState, Status
 from server.routes.management.models import memory_object
 from server.routes.services import Services, lease_for, sees_files, services
 from server.templates.capabilities import Capabilities
-from server.transport.bodies.read import read_optional_json
+from server.transport.body import read_optional_json
+from server.transport.errors import json_reply
 from server.transport.options import HttpOptions
-from server.transport.reply import json_reply
 
 router = APIRouter(tags=["models"])
 

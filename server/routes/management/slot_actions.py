@@ -11,9 +11,9 @@ from server.pool.model import LoadedModel
 from server.pool.saved import slots as saved_slots
 from server.pool.saved.slot_files import SavedFiles, check_name
 from server.routes.services import cache_owner, caller_of, lease_for, services
-from server.transport.bodies.read import read_json, read_optional_json
-from server.transport.reply import json_reply
-from server.transport.streams.disconnect import while_connected
+from server.transport.body import read_json, read_optional_json
+from server.transport.errors import json_reply
+from server.transport.sse import while_connected
 
 router = APIRouter(tags=["monitoring"])
 

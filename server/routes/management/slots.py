@@ -11,7 +11,7 @@ from server.errors import InvalidRequest, ModelLoading, NotSupported, Unavailabl
 from server.pool.state import ModelState
 from server.routes.management.health import NO_SLOT, is_pending
 from server.routes.services import cache_owner, caller_of, services
-from server.transport.reply import json_reply
+from server.transport.errors import json_reply
 
 router = APIRouter(tags=["monitoring"])
 

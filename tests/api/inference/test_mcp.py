@@ -10,7 +10,7 @@ import pytest
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from server.transport.access.key_file import hash_of
+from server.transport.keys import hash_of
 from tests.api.conftest import Api, Serve, idle
 from tests.api.inference.test_responses import CHATML, events
 from tests.support.fakes import FakeLoader, FakeRunner

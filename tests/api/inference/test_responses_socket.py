@@ -13,7 +13,7 @@ import pytest
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
-from server.transport.streams.event_socket import LEAVING, MAX_WAITING
+from server.transport.websocket import LEAVING, MAX_WAITING
 from tests.api.conftest import Api, GoLive, Serve, until
 from tests.api.inference.test_responses import CHATML, says
 from tests.support.fakes import FakeLoader, FakeRunner

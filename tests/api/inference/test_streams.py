@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from server.pool.state import Status
-from server.transport.streams.replay import KeptStream, KeptStreams
+from server.transport.resumable import KeptStream, KeptStreams
 from tests.api.conftest import Api, Serve, until
 from tests.api.streams import events, posting
 from tests.support.fakes import FakeLoader, FakeRunner

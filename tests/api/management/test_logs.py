@@ -10,7 +10,7 @@ import pytest
 
 from server import logs
 from server.errors import InternalError
-from server.transport.access.keys import plain_key
+from server.transport.keys import plain_key
 from tests.api.conftest import GoLive, Serve, chat_request, until
 from tests.support.fakes import FakeLoader, FakeRunner
 
@@ -68,7 +68,7 @@ async def test_who_is_refused_is_named(serve: Serve, lines: Lines) -> None:
         wrong, none = lines("server.access")
         assert (wrong["outcome"], wrong["key"]) == ("authentication_failed", plain_key("wrong").name)
         assert (none["outcome"], none.get("key")) == ("authentication_failed", None)
-        assert "wrong" not in json.dumps([*lines("server.access"), *lines("server.transport.gateway")])
+        assert "wrong" not in json.dumps([*lines("server.access"), *lines("server.transport.middleware")])
 
 
 async def test_a_mistake_has_its_reason(serve: Serve, lines: Lines) -> None:

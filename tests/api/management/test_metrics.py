@@ -6,7 +6,7 @@ import httpx
 import pytest
 
 from server.pool.state import Status
-from server.transport.access.key_file import add_entry, hash_of
+from server.transport.keys import add_entry, hash_of
 from tests.api.conftest import GoLive, Serve, chat_request, until
 from tests.api.management.test_models import TWO, reached
 from tests.support.fakes import FakeLoader, FakeRunner

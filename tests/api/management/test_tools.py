@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from server.app import cors_origins
-from server.transport.access.key_file import hash_of
+from server.transport.keys import hash_of
 from tests.api.conftest import Serve, make_settings
 from tests.support.mcp_server import STDIO
 

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from server.transport.connections import most_connections, most_handshakes
+from server.transport.limits import most_connections, most_handshakes
 from tests.api.conftest import GoLive, Live, chat_request, until
 from tests.support.fakes import FakeLoader, FakeRunner
 

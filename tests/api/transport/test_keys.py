@@ -10,8 +10,7 @@ import httpx
 import pytest
 import yaml
 
-from server.transport.access.key_file import hash_of
-from server.transport.access.keys import plain_key
+from server.transport.keys import hash_of, plain_key
 from tests.api.conftest import Api, GoLive, Serve, chat_request, until
 from tests.api.management.test_models import TWO
 from tests.api.streams import posting

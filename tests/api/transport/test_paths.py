@@ -12,7 +12,7 @@ import pytest
 from fastapi import FastAPI
 
 from server.app import create_app
-from server.transport.access.endpoints import SCOPES
+from server.transport.endpoints import SCOPES
 from tests.api.conftest import Api, GoLive, make_settings, run_app
 from tests.api.management.test_models import TWO
 from tests.api.transport.test_keys import bearer, key_file

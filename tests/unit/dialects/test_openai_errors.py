@@ -4,9 +4,9 @@ import pytest
 
 from server import errors
 from server.dialects.common import openai_error, speaks_openai
-from server.transport.access.rates import RateLimited
-from server.transport.bodies.read import BodyTimeout, BodyTooLarge
-from server.transport.handlers import error_body
+from server.transport.body import BodyTimeout, BodyTooLarge
+from server.transport.errors import error_body
+from server.transport.limits import RateLimited
 
 
 @pytest.mark.parametrize(

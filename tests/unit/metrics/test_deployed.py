@@ -17,8 +17,8 @@ from server.metrics.server_collector import ServerCollector
 from server.pool.events import StatusChanged
 from server.pool.state import Status
 from server.telemetry.record import Record, Usage, reason_of
-from server.transport.access.endpoints import endpoint_of
-from server.transport.bodies.memory import TooManyBodies
+from server.transport.endpoints import endpoint_of
+from server.transport.limits import TooManyBodies
 
 MONITORING = Path(__file__).resolve().parents[3] / "deploy/monitoring"
 DASHBOARD = json.loads((MONITORING / "grafana-dashboard.json").read_text(encoding="utf-8"))

@@ -11,7 +11,7 @@ from server.engine.request import Event, Text
 from server.routes.generate import OPENAI_WORDS, _chunks
 from server.routes.services import Services
 from server.routes.session import FAR_BEHIND, Session
-from server.transport.streams.sse import Parts
+from server.transport.sse import Parts
 
 MANY = FAR_BEHIND
 

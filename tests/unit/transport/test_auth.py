@@ -4,10 +4,9 @@ from typing import Any
 import pytest
 
 from server.errors import AuthenticationFailed, PermissionDenied
-from server.transport.access.auth import Access, client_name, scheduled_client
-from server.transport.access.endpoints import Scope
-from server.transport.access.keys import ANYBODY, CALLER, Key, KeyStore, digest_of, plain_key
-from server.transport.access.target import Resolver
+from server.transport.auth import Access, client_name, scheduled_client
+from server.transport.endpoints import KeyScope, Resolver
+from server.transport.keys import ANYBODY, CALLER, Key, KeyStore, digest_of, plain_key
 
 
 def admitted(
@@ -86,7 +85,7 @@ def test_health_is_open_behind_the_prefix_only(path: str) -> None:
         ("HEAD", "/metrics", b"", "metrics"),
     ],
 )
-def test_a_key_does_what_its_scopes_say_and_nothing_else(method: str, path: str, query: bytes, scope: Scope) -> None:
+def test_a_key_does_what_its_scopes_say_and_nothing_else(method: str, path: str, query: bytes, scope: KeyScope) -> None:
     every = plain_key("all").scopes
     able = Key("a", digest_of(b"able"), frozenset({scope}))
     unable = Key("b", digest_of(b"unable"), every - {scope})

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server.errors import InvalidRequest
-from server.transport.bodies.read import MAX_VALUES, TooManyValues, parse_object
+from server.transport.body import MAX_VALUES, TooManyValues, parse_object
 
 
 def test_an_object_is_read() -> None:

@@ -1,6 +1,6 @@
 import pytest
 
-from server.transport.bodies.memory import BodyMemory, TooManyBodies
+from server.transport.limits import BodyMemory, TooManyBodies
 
 
 def test_bytes_count_until_their_request_ends() -> None:

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
-from server.transport.compression import MIN_BYTES, Compression, wants_gzip
-from server.transport.streams.sse import EventStream
+from server.transport.middleware import MIN_BYTES, Compression, wants_gzip
+from server.transport.sse import EventStream
 
 
 @pytest.mark.parametrize(

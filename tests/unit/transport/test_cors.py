@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from server.transport.access.cors import CorsPolicy
+from server.transport.cors import CorsPolicy
 from server.transport.options import CorsOptions
 
 

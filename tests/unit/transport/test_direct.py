@@ -8,8 +8,8 @@ from fastapi import APIRouter, FastAPI, Request
 from fastapi.responses import Response
 
 from server.errors import InvalidRequest
-from server.transport.access.target import Resolver
 from server.transport.direct import DirectRoutes
+from server.transport.endpoints import Resolver
 
 router = APIRouter()
 

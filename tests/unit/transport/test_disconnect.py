@@ -4,7 +4,7 @@ import pytest
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Message
 
-from server.transport.streams.disconnect import while_connected
+from server.transport.sse import while_connected
 
 
 def request(messages: asyncio.Queue[Message]) -> Request:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from starlette.routing import Match
 
 from server.routes import ROUTERS
-from server.transport.access.endpoints import ENDPOINTS, UNKNOWN, Endpoint, endpoint_of
+from server.transport.endpoints import ENDPOINTS, UNKNOWN, Endpoint, endpoint_of
 
 ROUTES = [route for router in ROUTERS for route in router.routes if isinstance(route, APIRoute)]
 ASSETS = "/docs/{name}"

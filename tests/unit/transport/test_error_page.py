@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from server.transport.handlers import _KINDS
+from server.transport.errors import _KINDS
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "errors.md"
 

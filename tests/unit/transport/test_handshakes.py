@@ -13,8 +13,8 @@ import pytest
 import uvloop
 
 from server.transport import handshakes
-from server.transport.connections import most_handshakes
 from server.transport.handshakes import HANDSHAKE_S, count_handshakes
+from server.transport.limits import most_handshakes
 from tests.support.certificates import NEEDS_OPENSSL, make_certificate
 
 MOST = 3

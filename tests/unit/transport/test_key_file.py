@@ -7,8 +7,7 @@ import pytest
 
 from server.cli.key_commands import main
 from server.errors import ConfigError
-from server.transport.access.key_file import add_entry, hash_of, new_key, read_entries, read_keys
-from server.transport.access.keys import KeyLimits, KeyStore, digest_of
+from server.transport.keys import KeyLimits, KeyStore, add_entry, digest_of, hash_of, new_key, read_entries, read_keys
 
 HASH = hash_of("secret")
 FULL = f"""

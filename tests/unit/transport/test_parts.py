@@ -6,9 +6,9 @@ from types import SimpleNamespace
 
 from starlette.types import Message, Receive, Scope, Send
 
-from server.transport.gateway import Gateway
+from server.transport.middleware import Middleware
 from server.transport.options import HttpOptions
-from server.transport.streams.sse import Parts
+from server.transport.sse import Parts
 
 EVENTS = [b"data: 1\n\n", b"data: 2\n\n", b"data: 3\n\n"]
 
@@ -37,7 +37,7 @@ async def through(send: Send, parts: Sequence[bytes]) -> None:
         raise AssertionError
 
     scope = {"type": "http", "method": "GET", "path": "/", "headers": [], "query_string": b""}
-    await Gateway(app, HttpOptions(), asyncio.Event(), lambda _: None)(scope, receive, send)
+    await Middleware(app, HttpOptions(), asyncio.Event(), lambda _: None)(scope, receive, send)
 
 
 async def test_each_is_a_chunk_and_all_are_one_write() -> None:

@@ -2,8 +2,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from server.transport.access.keys import Key, KeyLimits
-from server.transport.access.rates import RateLimited, Rates
+from server.transport.keys import Key, KeyLimits
+from server.transport.limits import RateLimited, Rates
 from tests.unit.clock import Clock
 
 

@@ -5,7 +5,7 @@ import pytest
 from sse_starlette.sse import SendTimeoutError
 from starlette.types import Message
 
-from server.transport.streams.sse import HEAD_ONLY, PING, EventStream
+from server.transport.sse import HEAD_ONLY, PING, EventStream
 
 SCOPE = {"type": "http", "method": "GET"}
 

@@ -14,10 +14,9 @@ from starlette.routing import Mount
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.errors import AuthenticationFailed, NotFound, PermissionDenied
-from server.transport.access.auth import Access
-from server.transport.access.endpoints import ENDPOINTS, SCOPES, UNKNOWN, Endpoint
-from server.transport.access.keys import Key, KeyStore, digest_of
-from server.transport.access.target import Resolver, Target, canonical
+from server.transport.auth import Access
+from server.transport.endpoints import ENDPOINTS, SCOPES, UNKNOWN, Endpoint, Resolver, Target, canonical
+from server.transport.keys import Key, KeyStore, digest_of
 from tests.support.real_server import ROOT
 
 Frame = Callable[[str, str], Target]
@@ -209,7 +208,7 @@ def test_endless_encoding_has_no_canonical_form(n: int) -> None:
 
 # ---- nobody else looks
 
-ALLOWED = ("server/transport/access/target.py", "llamapool/client/", "server/mcp/http.py")
+ALLOWED = ("server/transport/endpoints.py", "llamapool/client/", "server/mcp/http.py")
 """The module that decides, and modules that send requests instead of serving them."""
 
 

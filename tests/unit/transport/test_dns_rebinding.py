@@ -2,7 +2,7 @@ import socket
 
 import pytest
 
-from server.transport.access.hosts import host_of, is_local, is_strangers
+from server.transport.cors import host_of, is_local, is_strangers
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "127.8.8.8", "::1", "::ffff:127.0.0.1", "localhost", "a.localhost"])

@@ -6,8 +6,8 @@ from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException
 
 from server import errors
-from server.transport.bodies.read import BodyTimeout, BodyTooLarge, UnsupportedEncoding
-from server.transport.handlers import error_body
+from server.transport.body import BodyTimeout, BodyTooLarge, UnsupportedEncoding
+from server.transport.errors import error_body
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,9 @@ from starlette.types import Message, Receive, Scope, Send
 from server import logs
 from server.errors import QueueFull
 from server.telemetry.record import Record
-from server.transport.access.keys import KeyStore, plain_key
-from server.transport.bodies.memory import BODY_SHARE
-from server.transport.gateway import CLIENT_GONE, Gateway, path_template, request_id
+from server.transport.keys import KeyStore, plain_key
+from server.transport.limits import BODY_SHARE
+from server.transport.middleware import CLIENT_GONE, Middleware, path_template, request_id
 from server.transport.options import HttpOptions
 
 
@@ -25,7 +25,7 @@ class Recorder:
         self.sent: list[Message] = []
         self.draining = asyncio.Event()
         ring = KeyStore(map(plain_key, keys))
-        self.gateway = Gateway(app, HttpOptions(**options), self.draining, self._count, keys=ring)
+        self.gateway = Middleware(app, HttpOptions(**options), self.draining, self._count, keys=ring)
 
     async def request(self, method: str = "GET", path: str = "/v1/models", **headers: str) -> None:
         raw = [(k.replace("_", "-").encode(), v.encode()) for k, v in headers.items()]

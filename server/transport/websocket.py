@@ -15,7 +15,7 @@ import orjson
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.dialects.common import openai_error
-from server.transport.bodies.memory import BodyMemory, BodyShare, TooManyBodies
+from server.transport.limits import BodyMemory, BodyShare, TooManyBodies
 
 CONNECTION = "llamapool.connection"
 """Key in the ASGI scope of a request over a WebSocket: a dict of endpoint data for its connection."""

@@ -2,8 +2,10 @@
 (llama.cpp tools/server/server-common.cpp, format_error_response), or the body of the API that a path belongs to."""
 
 import logging
+from collections.abc import Mapping
 from typing import Any
 
+import orjson
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
@@ -37,13 +39,10 @@ from server.errors import (
     Unavailable,
 )
 from server.telemetry.record import RECORD, Record, reason_of
-from server.transport.access.guard import NotJson
-from server.transport.access.rates import RateLimited
-from server.transport.access.target import TARGET, Target
-from server.transport.bodies.memory import TooManyBodies
-from server.transport.bodies.read import BodyTimeout, BodyTooLarge, TooManyValues, UnsupportedEncoding
-from server.transport.connections import TooManyConnections
-from server.transport.reply import json_reply
+from server.transport.body import BodyTimeout, BodyTooLarge, TooManyValues, UnsupportedEncoding
+from server.transport.cors import NotJson
+from server.transport.endpoints import TARGET, Target
+from server.transport.limits import RateLimited, TooManyBodies, TooManyConnections
 
 logger = logging.getLogger(__name__)
 
@@ -114,15 +113,15 @@ def error_response(error: Exception, scope: Scope) -> Response:
 
 
 def add_error_handlers(app: FastAPI) -> None:
-    """Register handlers for every error that a route raises. `transport.gateway` answers the rest."""
+    """Register handlers for every error that a route raises. `transport.middleware` answers the rest."""
 
     async def answer(request: Request, error: Exception) -> Response:
-        if isinstance(error, SendTimeoutError):  # the reply has begun, nothing more is sent; the gateway logs it
+        if isinstance(error, SendTimeoutError):  # the reply has begun, nothing more is sent; the middleware logs it
             return Response(status_code=408)
         return error_response(error, request.scope)
 
     async def forget(_: Request, __: Exception) -> None:
-        """Do nothing: the client is gone; the gateway records it."""
+        """Do nothing: the client is gone; the middleware records it."""
 
     app.add_exception_handler(ClientDisconnect, forget)  # type: ignore[arg-type]  # None = no reply
     for kind in (*EXPECTED, Exception):
@@ -184,3 +183,11 @@ def _http(error: HTTPException) -> ErrorReply:
 
 def _reply(status: int, type_: str, message: str) -> ErrorReply:
     return status, {"error": {"code": status, "message": message, "type": type_}}, {}
+
+
+JSON_TYPE = "application/json; charset=utf-8"
+
+
+def json_reply(value: object, *, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    """`value` as a whole reply, with llama-server's content type."""
+    return Response(orjson.dumps(value), status_code=status, headers=headers, media_type=JSON_TYPE)

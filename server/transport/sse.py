@@ -1,8 +1,9 @@
-"""Server-sent events out of ready-made bytes: each chunk that the iterator yields is one HTTP chunk."""
+"""Streamed replies: server-sent events from ready-made bytes, and work that ends when its client disconnects."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from typing import Self
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self, TypeVar
 
 from sse_starlette.sse import EventSourceResponse, SendTimeoutError
 from starlette.requests import ClientDisconnect, Request
@@ -10,14 +11,59 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from server.transport.options import HttpOptions
-from server.transport.streams.disconnect import Watch
 
+T = TypeVar("T")
 HEAD_ONLY = "llamapool.head_only"
 """Key in the ASGI scope of a GET that represents a HEAD: the reply has no body, so no stream may start."""
 EVENTS_TYPE = "text/event-stream"
 NDJSON_TYPE = "application/x-ndjson"
 PING = b":\n\n"
 """A comment line, which clients ignore (llama-server sends the same)."""
+
+
+class Watch:
+    """While it is entered, the client's disconnect ends the task that entered it: by `ClientDisconnect`.
+
+    The body must have been read before. It costs one task; a group of tasks around the work would cost three times
+    that, which a request of one token would notice.
+    """
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self._reason: Exception | None = None
+
+    def __enter__(self) -> Self:
+        task = asyncio.current_task()
+        assert task is not None
+        self._task, self._n_cancels = task, task.cancelling()
+        self._listening = asyncio.create_task(self._listen())
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        self._listening.cancel()
+        # as asyncio.timeout does it: whoever else has cancelled the task comes first
+        reason = self._reason
+        if reason is not None and self._task.uncancel() <= self._n_cancels and kind is asyncio.CancelledError:
+            raise reason from error
+
+    def interrupt(self, reason: Exception) -> None:
+        """End the work with `reason`, too; not from within it. Of several reasons the first one counts."""
+        if self._reason is None:
+            self._reason = reason
+            self._task.cancel()
+
+    async def _listen(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        self.interrupt(ClientDisconnect())
+
+
+async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """Return the result of `work`, cancelled when the client disconnects. For replies that are not streams; read the
+    body before. Raises `ClientDisconnect` after `work` has ended; the middleware ends such a request quietly.
+    """
+    with Watch(request.receive):
+        return await work
 
 
 class Parts(bytes):

@@ -1,23 +1,72 @@
-"""Protect a server without keys from web pages that use a visitor's browser (cross-origin and DNS rebinding checks).
+"""Checks of requests from web pages: CORS headers, cross-origin requests, and DNS rebinding.
 
-llama-server answers pages of any site, and its clients rely on that, so pages may generate (unless ``closed``).
-Endpoints that change the server refuse requests from other sites' pages, and bodies that a page can send without a
-preflight request (text/plain, forms). A page that uses DNS rebinding is recognized by its ``Host`` header: a loopback
-address refuses it entirely, another address treats it as any page. Requests with a key are not checked here, since
-other sites' pages have no key.
+`CorsPolicy` chooses the CORS headers of a reply (llama.cpp tools/server/server-http.cpp, pre-routing handler).
+
+`Guard` protects a server without keys from pages that use a visitor's browser. llama-server answers pages of any site,
+and its clients rely on that, so pages may generate (unless ``closed``). Endpoints that change the server refuse
+requests from other sites' pages, and bodies that a page can send without a preflight request (text/plain, forms).
+A page that uses DNS rebinding is recognized by its ``Host`` header: a loopback address refuses it entirely, another
+address treats it as any page. Requests with a key are not checked, since other sites' pages have no key.
 """
 
-from collections.abc import Mapping
+import ipaddress
+import re
+import socket
+from collections.abc import Collection, Mapping
+from functools import cache
 from urllib.parse import urlsplit
 
 from starlette.types import Scope
 
 from server.errors import InvalidRequest, LlamapoolError, NotFound, PermissionDenied
-from server.transport.access.endpoints import UNKNOWN
-from server.transport.access.hosts import host_of, is_local, is_strangers
-from server.transport.access.target import Target
+from server.transport.endpoints import UNKNOWN, Target
 from server.transport.forward import PREFIX
-from server.transport.options import HttpOptions
+from server.transport.options import CorsOptions, HttpOptions
+
+ReplyHeaders = list[tuple[bytes, bytes]]
+_LOCAL = frozenset({"localhost", "127.0.0.1", "::1"})
+
+
+class CorsPolicy:
+    """The policy of ``--cors-origins``: "*", "localhost", or origins separated by commas."""
+
+    def __init__(self, options: CorsOptions) -> None:
+        self._origins = options.listed
+        self._echo_any = options.origins.strip() == "*" and options.credentials
+        self._any = "*" in (part.strip() for part in options.origins.split(","))
+        self._only_local = options.origins.strip() == "localhost"
+        self._preflight: ReplyHeaders = [
+            (b"access-control-allow-credentials", b"true" if options.credentials else b"false"),
+            (b"access-control-allow-methods", options.methods.encode("latin-1", "replace")),
+            (b"access-control-allow-headers", options.headers.encode("latin-1", "replace")),
+        ]
+        self._credentials = self._preflight[:1] if options.credentials else []
+
+    def headers(self, origin: bytes | None) -> ReplyHeaders:
+        """Return the headers for a request with that Origin; none without an Origin, or for one that is not allowed.
+
+        With credentials and "*" the origin is echoed, since browsers refuse "*" together with credentials.
+        """
+        if not origin or not self.allows(origin):
+            return []
+        if self._any and not self._echo_any:
+            return [(b"access-control-allow-origin", b"*")]
+        return [(b"access-control-allow-origin", origin), (b"vary", b"Origin"), *self._credentials]
+
+    def preflight(self, origin: bytes | None) -> ReplyHeaders:
+        """Return the headers of the reply to OPTIONS. It needs no key, since browsers send none."""
+        allowed = [pair for pair in self.headers(origin) if pair not in self._credentials]
+        return [*allowed, *self._preflight]
+
+    def allows(self, origin: bytes) -> bool:
+        """Return whether pages of that origin may read replies."""
+        if self._any:
+            return True
+        text = origin.decode("latin-1")
+        if self._only_local:
+            return host_of(text) in _LOCAL
+        return text in self._origins
+
 
 RequestHeaders = Mapping[bytes, bytes]
 _FORWARDED = frozenset({b"forwarded", b"x-real-ip", b"via"})
@@ -124,3 +173,58 @@ def _is_json(headers: RequestHeaders) -> bool:
     if not kind:
         return headers.get(b"content-length", b"0") == b"0" and b"transfer-encoding" not in headers
     return kind == b"application/json" or (kind.startswith(b"application/") and kind.endswith(b"+json"))
+
+
+_HOST = re.compile(r"(\[(?P<address>[0-9A-Fa-f:.]+(%[0-9A-Za-z._-]+)?)\]|(?P<name>[0-9A-Za-z._-]+))(:[0-9]*)?")
+_PRIVATE_ENDINGS = (".localhost", ".local", ".internal", ".home.arpa")
+"""Endings that public DNS never assigns (RFC 6761, 6762, 8375; ICANN reserves .internal for private use)."""
+
+
+def is_local(address: str) -> bool:
+    """Return whether an address or a name is a loopback one."""
+    if address == "localhost" or address.endswith(".localhost"):
+        return True
+    try:
+        parsed = ipaddress.ip_address(address)
+    except ValueError:
+        return False
+    return (getattr(parsed, "ipv4_mapped", None) or parsed).is_loopback
+
+
+def host_of(origin: str) -> str:
+    """Return the host of an origin (scheme, host, optional port; RFC 6454). Return "" for anything else."""
+    found = _HOST.fullmatch(origin.partition("://")[2])
+    return (found["address"] or found["name"]).lower() if found else ""
+
+
+def is_strangers(host: str, allowed: Collection[str]) -> bool:
+    """Return whether a ``Host`` header may be an attacker's name whose DNS entry points here (DNS rebinding).
+
+    False for an address, a name without a dot, a name that public DNS never assigns, this machine's own name, and the
+    names in `allowed`: ``*.example.com`` matches all names below it, ``*`` any name. True for text that is no name.
+    """
+    if not host:
+        return False
+    found = _HOST.fullmatch(host)
+    name = (found["address"] or found["name"]).lower().rstrip(".") if found else ""
+    if name and ("." not in name or name.endswith(_PRIVATE_ENDINGS) or _is_address(name)):
+        return False
+    return not (name == _own_name() or "*" in allowed or name in allowed or _is_below(name, allowed))
+
+
+def _is_below(name: str, allowed: Collection[str]) -> bool:
+    """Return whether the name ends with the part of a pattern after its star."""
+    return any(name.endswith(one[1:]) for one in allowed if one.startswith("*."))
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+@cache
+def _own_name() -> str:
+    return socket.gethostname().lower()

@@ -1,18 +1,21 @@
-"""Request bodies: read within limits, parsed as one JSON object. Every fault is the client's, a 4xx."""
+"""Read request bodies within limits, as one JSON object or a form. Every fault is the client's, a 4xx."""
 
 import asyncio
 import gc
 import json
 import re
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from concurrent.futures import Executor
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import orjson
+from starlette.datastructures import UploadFile
+from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
 
 from server.errors import InvalidRequest
-from server.transport.bodies.memory import BODY_SHARE, BodyShare
+from server.transport.limits import BODY_SHARE, BodyShare
 from server.transport.options import HttpOptions
 
 T = TypeVar("T")
@@ -210,3 +213,55 @@ def _declared_length(request: Request) -> int:
     """Return Content-Length, 0 if absent (uvicorn rejects invalid ones)."""
     declared = request.headers.get("content-length", "0")
     return int(declared) if declared.isdecimal() else 0
+
+
+_MAX_PARTS = 100
+_MAX_FIELD_BYTES = 1 << 20
+_CHUNK_BYTES = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """``fields``: texts, of each name all; ``files``: by name the last one's bytes; ``filenames``: its file name."""
+
+    fields: Mapping[str, list[str]]
+    files: Mapping[str, bytes]
+    filenames: Mapping[str, str] = field(default_factory=dict)
+
+
+class _InMemoryParser(MultiPartParser):
+    """Keep files in memory, as the body is already: a container may have no writable folder for temporary files."""
+
+    spool_max_size = 0  # SpooledTemporaryFile: never write to disk
+
+
+async def read_form(request: Request) -> Form:
+    """Parse the form in a body. Raises `InvalidRequest`."""
+    if not request.headers.get("content-type", "").startswith("multipart/form-data"):
+        raise InvalidRequest("the request body must be a form (multipart/form-data)")
+    body = await read_body(request)
+
+    async def chunks() -> AsyncGenerator[bytes, None]:
+        for start in range(0, len(body), _CHUNK_BYTES):  # the parser holds two copies of what it is given at once
+            yield body[start : start + _CHUNK_BYTES]
+
+    parser = _InMemoryParser(
+        request.headers, chunks(), max_files=_MAX_PARTS, max_fields=_MAX_PARTS, max_part_size=_MAX_FIELD_BYTES
+    )
+    try:
+        parsed = await parser.parse()
+    except (MultiPartException, KeyError, UnicodeDecodeError) as fault:
+        raise InvalidRequest(f"the request body is no form that can be read: {fault}") from None
+    try:
+        fields: dict[str, list[str]] = {}
+        files: dict[str, bytes] = {}
+        filenames: dict[str, str] = {}
+        for name, value in parsed.multi_items():
+            if isinstance(value, UploadFile):
+                files[name] = await value.read()
+                filenames[name] = value.filename or ""
+            else:
+                fields.setdefault(name, []).append(value)
+        return Form(fields, files, filenames)
+    finally:
+        await parsed.close()

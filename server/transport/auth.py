@@ -9,9 +9,8 @@ from collections.abc import Collection, Mapping
 from starlette.types import Scope
 
 from server.errors import AuthenticationFailed, NotFound, PermissionDenied
-from server.transport.access.endpoints import SCOPES, Need
-from server.transport.access.keys import ANYBODY, CALLER, Key, KeyStore, digest_of, key_name
-from server.transport.access.target import Target
+from server.transport.endpoints import SCOPES, Need, Target
+from server.transport.keys import ANYBODY, CALLER, Key, KeyStore, digest_of, key_name
 
 _PREFIX = b"bearer "
 

@@ -1,6 +1,6 @@
-"""Rate limits of keys: requests and tokens per minute, and concurrent requests.
+"""Limits of requests: rates of a key, request bodies in memory, and connections.
 
-The package `limits` counts. It is used on the event loop, and imported when the first key has limits.
+The package `limits` counts rates. It is imported when the first key has limits.
 
 Requests are counted when they arrive, over the last minute. Tokens are counted after prefill and decode. A key that has
 used up its tokens is refused until the next minute begins; running requests are never cut off.
@@ -15,13 +15,14 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from server.errors import Unavailable
-from server.transport.access.cors import ReplyHeaders
-from server.transport.access.keys import Key
+from server.transport.cors import ReplyHeaders
+from server.transport.keys import Key
 
 if TYPE_CHECKING:
     from limits import RateLimitItem as Item
     from limits.storage import MemoryStorage
     from limits.strategies import RateLimiter
+
 
 PLACE = "llamapool.place"
 """A key in the ASGI scope of a counted request: a function that ends the counting (`Rates.leave`).
@@ -124,3 +125,106 @@ def _a_minute(limit: int) -> "Item":
 
 def _named(limit: int, left: int, reset: str) -> list[tuple[str, str]]:
     return [("limit", str(limit)), ("remaining", str(left)), ("reset", reset)]
+
+
+BODY_SHARE = "llamapool.body_share"
+"""The key of a request's `BodyShare` in its ASGI scope."""
+BODIES_RETRY_S = 5
+
+
+class TooManyBodies(Unavailable):
+    """The bodies of all requests together are over the server's limit (HTTP 503)."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(
+            f"the bodies of the running requests would exceed the limit of {limit} bytes, retry in {BODIES_RETRY_S} s"
+        )
+        self.retry_after_s = BODIES_RETRY_S
+
+
+class BodyMemory:
+    """The bytes of all requests. Used on the event loop."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.held = 0
+
+    def share(self) -> "BodyShare":
+        """A new request's part, empty."""
+        return BodyShare(self)
+
+
+class BodyShare:
+    """One request's part of the memory."""
+
+    __slots__ = ("_held", "_memory")
+
+    def __init__(self, memory: BodyMemory) -> None:
+        self._memory = memory
+        self._held = 0
+
+    def take(self, n_bytes: int) -> None:
+        """Count received bytes. Raises `TooManyBodies`; earlier bytes stay counted until `release`."""
+        memory = self._memory
+        if memory.held + n_bytes > memory.limit:
+            raise TooManyBodies(memory.limit)
+        memory.held += n_bytes
+        self._held += n_bytes
+
+    @property
+    def n_bytes(self) -> int:
+        """Of this request."""
+        return self._held
+
+    def release(self) -> None:
+        """Give back all that was taken."""
+        self._memory.held -= self._held
+        self._held = 0
+
+
+REFUSED = "llamapool.refused"
+"""A key in the ASGI scope of a request that came over a connection too many."""
+CONNECTIONS_RETRY_S = 1
+MOST = 8192
+"""Connections, where no limit is set: some hundred megabytes if all of them send heads."""
+_FOR_OTHERS = 256  # descriptors: of models, files, processes, logs
+_LEAST_HANDSHAKES = 64
+_PER_HANDSHAKE = 4  # connections
+
+
+class TooManyConnections(Unavailable):
+    """All places for connections are taken by requests (HTTP 503)."""
+
+    def __init__(self) -> None:
+        super().__init__(f"there are too many connections, retry in {CONNECTIONS_RETRY_S} s")
+        self.retry_after_s = CONNECTIONS_RETRY_S
+
+
+def most_connections(wanted: int, *, tls: bool = False) -> int:
+    """Return the connection limit of this process; `wanted` 0 = as many as file descriptors allow. Raises the
+    descriptor limit, with `tls` also for handshakes.
+    """
+    places = wanted or MOST
+    n_descriptors = _descriptors(places + (most_handshakes(places) if tls else 0) + _FOR_OTHERS)
+    left = max(n_descriptors - _FOR_OTHERS, n_descriptors // 2)
+    return min(places, left * _PER_HANDSHAKE // (_PER_HANDSHAKE + 1) if tls else left)
+
+
+def most_handshakes(most: int) -> int:
+    """Return how many TLS handshakes are allowed besides `most` connections."""
+    return max(most // _PER_HANDSHAKE, _LEAST_HANDSHAKES)
+
+
+def _descriptors(wanted: int) -> int:
+    """The most descriptors of this process, raised to `wanted` where the system lets it."""
+    try:
+        import resource
+    except ImportError:  # Windows, where each socket is a handle and there is no such limit
+        return wanted
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return wanted
+    raised = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if soft < raised:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (raised, hard))
+    return max(soft, raised)

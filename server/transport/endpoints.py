@@ -1,0 +1,281 @@
+"""Resolve a request to an endpoint, and say which key scope each endpoint needs.
+
+`ENDPOINTS` is the only table of endpoints. Key scopes, the administration port, cross-origin checks and key limits read
+it. A path that is missing is `UNKNOWN` and needs a key with every scope, so a forgotten endpoint is closed.
+
+`Resolver` removes the mount point, root path and API prefix from a path, once, in the middleware. All later code reads
+the `Target`, and the router gets the target's path. Nothing else may read ``scope["path"]`` or ``request.url``
+(`tests/unit/transport/test_target.py`).
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal, get_args
+from urllib.parse import unquote, unquote_to_bytes
+
+from starlette.types import Scope
+
+KeyScope = Literal["infer", "slots", "lora", "models", "props", "metrics"]
+SCOPES: tuple[KeyScope, ...] = get_args(KeyScope)
+Need = KeyScope | Literal["nothing", "any key", "every scope"]
+
+_NEEDS: Final[dict[Need, dict[str, str]]] = {
+    "nothing": {  # a load balancer and a kubelet have no key, nor has a browser for a page's files
+        "GET": "/ /health /v1/health /livez /readyz /openapi.json /docs"
+        " /docs/swagger-ui-bundle.js /docs/swagger-ui.css /docs/favicon-32x32.png",
+    },
+    "any key": {
+        "GET": "/models /v1/models /models/sse /v1/models/{model_id:path} /props /lora-adapters /tokenizer_info"
+        " /v1/stream /responses/{response_id} /v1/responses/{response_id} /tools /page/config"
+        " /responses/{response_id}/input_items /v1/responses/{response_id}/input_items"
+        " /v1/conversations/{conversation_id} /v1/conversations/{conversation_id}/items"
+        " /v1/conversations/{conversation_id}/items/{item_id}"
+        " /v1/files /v1/files/{file_id} /v1/files/{file_id}/content /v1/batches /v1/batches/{batch_id}"
+        " /v1/messages/batches /v1/messages/batches/{batch_id} /v1/messages/batches/{batch_id}/results"
+        " /api/version /api/tags /api/ps /api/blobs/{digest}",
+    },
+    "infer": {
+        "POST": "/chat/completions /v1/chat/completions /v1/chat/completions/control /apply-template"
+        " /chat/completions/input_tokens /v1/chat/completions/input_tokens"
+        " /v1/messages /v1/messages/count_tokens"
+        " /responses /v1/responses /responses/input_tokens /v1/responses/input_tokens /v1/streams/lookup"
+        " /responses/compact /v1/responses/compact"
+        " /responses/{response_id}/cancel /v1/responses/{response_id}/cancel"
+        " /v1/conversations /v1/conversations/{conversation_id} /v1/conversations/{conversation_id}/items"
+        " /v1/files /v1/batches /v1/batches/{batch_id}/cancel"
+        " /v1/messages/batches /v1/messages/batches/{batch_id}/cancel"
+        " /completion /completions /v1/completions /infill /tokenize /detokenize"
+        " /embedding /embeddings /v1/embeddings /rerank /reranking /v1/rerank /v1/reranking /v2/rerank /v1/moderations"
+        " /audio/transcriptions /v1/audio/transcriptions /v1/audio/translations /predict"
+        " /api/show /api/chat /api/generate /api/embed /api/embeddings"
+        " /api/copy /api/create /api/push /api/blobs/{digest}",
+        "DELETE": "/v1/stream /responses/{response_id} /v1/responses/{response_id}"
+        " /v1/conversations/{conversation_id} /v1/conversations/{conversation_id}/items/{item_id}"
+        " /v1/files/{file_id} /v1/messages/batches/{batch_id}",
+    },
+    "slots": {"GET": "/slots", "POST": "/slots/{id_slot}"},
+    "lora": {"POST": "/lora-adapters"},
+    "models": {
+        "POST": "/models /models/load /models/unload /models/pin /api/pull",
+        "DELETE": "/models /api/delete",
+    },
+    "props": {  # the last ones reach whatever this machine reaches, or show what other clients send
+        "GET": "/cors-proxy /page/log /page/bodies",
+        "POST": "/props /cors-proxy /tools /page/bench",
+    },
+    "metrics": {"GET": "/metrics /page/live"},
+}
+_STEERING = frozenset({"/v1/chat/completions/control", "/v1/streams/lookup"})
+_OF_THIS_MACHINE = frozenset(
+    {
+        *(("POST", "/models"), ("DELETE", "/models"), ("POST", "/api/pull"), ("DELETE", "/api/delete")),
+        *(("POST", "/tools"), ("POST", "/page/bench"), ("GET", "/page/log"), ("GET", "/page/bodies")),
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """One method of one path, as the routes have it: ``/v1/models/{model_id:path}``."""
+
+    method: str
+    path: str
+    need: Need
+
+    @property
+    def is_work(self) -> bool:
+        """Whether the limits of a key count it. Stopping work and asking for its state stay open at the limit."""
+        steers = self.path in _STEERING or self.path.endswith("/cancel")
+        return self.method == "POST" and self.need == "infer" and not steers
+
+    @property
+    def is_administration(self) -> bool:
+        """Whether it is for the operator rather than for users of the models."""
+        return self.need not in ("nothing", "any key", "infer")
+
+    @property
+    def changes_server(self) -> bool:
+        """Whether it loads, unloads, downloads or removes models, or changes defaults of other requests."""
+        return self.need in ("models", "lora", "props", "every scope") or (
+            self.need == "slots" and self.method != "GET"
+        )
+
+    @property
+    def is_of_this_machine(self) -> bool:
+        """Whether it downloads or deletes model files, runs programs, or shows other clients' data."""
+        return (self.method, self.path) in _OF_THIS_MACHINE
+
+
+UNKNOWN = Endpoint("", "", "every scope")
+"""The endpoint of paths that are not in the table."""
+PAGE_FILE = Endpoint("GET", "/{file}", "nothing")
+"""A file of the web UI, at whatever path."""
+ENDPOINTS = tuple(
+    Endpoint(method, path, need)
+    for need, by_method in _NEEDS.items()
+    for method, paths in by_method.items()
+    for path in paths.split()
+)
+OPEN_PATHS = frozenset(endpoint.path for endpoint in ENDPOINTS if endpoint.need == "nothing")
+_RELOADS = {path: Endpoint("GET", path, "models") for path in ("/models", "/v1/models")}
+_FIXED = {(each.method, each.path): each for each in ENDPOINTS if "{" not in each.path}
+
+
+def _pattern(path: str) -> re.Pattern[str]:
+    """Compile a path with parameters. ``{name}`` is one segment, ``{name:path}`` any rest."""
+    literal = re.escape(path)
+    literal = re.sub(r"\\{\w+:path\\}", ".*", literal)
+    return re.compile(re.sub(r"\\{\w+\\}", "[^/]+", literal), re.DOTALL)
+
+
+_PATTERNS = [(each.method, _pattern(each.path), each) for each in ENDPOINTS if "{" in each.path]
+
+
+def endpoint_of(method: str, path: str, query: bytes = b"") -> Endpoint:
+    """Return the endpoint that serves `path`, compared letter by letter as the router does; `UNKNOWN` if none does."""
+    method = "GET" if method == "HEAD" else method
+    fixed = _FIXED.get((method, path))
+    if fixed is None:
+        return next((each for of, pattern, each in _PATTERNS if of == method and pattern.fullmatch(path)), UNKNOWN)
+    if method == "GET" and path in _RELOADS and b"reload" in unquote_to_bytes(query):
+        return _RELOADS[path]
+    return fixed
+
+
+TARGET = "llamapool.target"
+"""A key in the ASGI scope of a request: its `Target`."""
+_DECODINGS = 3  # a path that is still encoded after so many has no canonical form
+_OF_A_MOUNT = ("root_path", "app_root_path", "raw_path", "route", "router", "endpoint", "path_params")
+"""Keys of a scope that speak of the application around this one, or of the path as it was received."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What one request asks for.
+
+    ``received`` is the whole path, for logs only. ``path`` is what the routes are compared with; it is "" outside the
+    API prefix, and for the prefix without a slash (``is_bare``). ``base`` is what a client of this port writes before
+    ``path``. ``endpoints`` ends with the endpoint that the router will find. The endpoint that the path means in
+    canonical spelling comes first, if that is another one: a request must be allowed to reach both.
+    """
+
+    received: str
+    method: str
+    path: str
+    base: str
+    endpoints: tuple[Endpoint, ...]
+    is_bare: bool = False
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """The endpoint that the router will find, or `UNKNOWN`."""
+        return self.endpoints[-1]
+
+    @property
+    def is_page(self) -> bool:
+        """Whether it is a file of the web UI, or leads to it. No key is needed for these."""
+        return self.endpoint is PAGE_FILE
+
+    @property
+    def is_administration(self) -> bool:
+        """Whether it is for the operator rather than for users of the models."""
+        return any(each.is_administration for each in self.endpoints)
+
+    @property
+    def changes_server(self) -> bool:
+        """Whether it changes models, or what other requests get."""
+        return any(each.changes_server for each in self.endpoints)
+
+    @property
+    def is_of_this_machine(self) -> bool:
+        """Whether a server without keys does this for clients of its own machine only."""
+        return any(each.is_of_this_machine for each in self.endpoints)
+
+    def scope(self, received: Scope) -> dict[str, Any]:
+        """Return a copy of the `received` scope whose path is this target's."""
+        kept = {key: value for key, value in received.items() if key not in _OF_A_MOUNT}
+        return {**kept, "path": self.path, "root_path": "", TARGET: self}
+
+
+class Resolver:
+    """Finds the target of requests. `prefix` is the server's API prefix, `is_page` tells the web UI's files.
+
+    `aliases` maps a method and a path to the endpoint's own path, for paths that the operator chose.
+    """
+
+    def __init__(
+        self,
+        prefix: str = "",
+        is_page: Callable[[str], bool] = lambda _: False,
+        aliases: Mapping[tuple[str, str], str] | None = None,
+    ) -> None:
+        self._aliases = aliases or {}
+        self._prefix = prefix
+        self._is_page = is_page
+
+    def target(self, scope: Scope) -> Target:
+        """Return the target of an HTTP request, or of a WebSocket, which counts as a POST."""
+        received, root = scope["path"], scope.get("root_path", "")
+        method, query = scope.get("method", "POST"), scope.get("query_string", b"")
+        method = "GET" if method == "HEAD" else method
+        local = _local(received, root, self._prefix)
+        path = self._aliases.get((method, local or ""), local or "")
+        is_page = method == "GET" and (local == "" or (path != "" and self._is_page(path)))
+        found = PAGE_FILE if is_page else endpoint_of(method, path, query)
+        endpoints: tuple[Endpoint, ...] = (found,)
+        if not is_page and (found is UNKNOWN or "{" in found.path):
+            meant = self._meant(method, received, root, query)
+            endpoints = (found,) if meant in (found, UNKNOWN) else (meant, found)
+        mount = root[len(scope.get("app_root_path", root)) :]  # a server's own root path is not on the wire
+        return Target(
+            received=received,
+            method=method,
+            path=path,
+            base=mount + self._prefix,
+            endpoints=endpoints,
+            is_bare=local == "",
+        )
+
+    def _meant(self, method: str, received: str, root: str, query: bytes) -> Endpoint:
+        """Return the endpoint of the canonical spelling, as a proxy might normalize the path. `UNKNOWN` if none."""
+        spelt = canonical(received)
+        local = None if spelt is None else _local(spelt, canonical(root) or "", canonical(self._prefix) or "")
+        return UNKNOWN if local is None else endpoint_of(method, local or "/", query)
+
+
+def _local(path: str, root: str, prefix: str) -> str | None:
+    """Return what follows `root` and `prefix` in `path`, None outside `prefix`.
+
+    A server may leave `root` out of the path (get_route_path in starlette/_utils.py).
+    """
+    below = _after(root, path)
+    return _after(prefix, path if below is None else below)
+
+
+def _after(base: str, path: str) -> str | None:
+    """Return what follows `base`, with its slash; None if `path` is not below it."""
+    for each in (base, base.rstrip("/")):
+        if path.startswith(each) and path[len(each) : len(each) + 1] in ("", "/"):
+            return path[len(each) :]
+    return None
+
+
+def canonical(path: str) -> str | None:
+    """Return the spelling that all variants of a path share: decoded, in lower case, without empty and dot segments,
+    control characters, backslashes and a last slash. None for what is encoded too often."""
+    for _ in range(_DECODINGS):
+        decoded = unquote(path)
+        if decoded == path:
+            break
+        path = decoded
+    else:
+        return None
+    segments: list[str] = []
+    for segment in "".join(filter(str.isprintable, path)).replace("\\", "/").casefold().split("/"):
+        name = segment.strip()
+        if name == "..":
+            del segments[-1:]
+        elif name not in ("", "."):
+            segments.append(name)
+    return "/" + "/".join(segments)
