@@ -23,6 +23,7 @@ def policies(n_slots: int) -> dict[str, Policy]:
         "local": SLOT_LOCAL,
         "shared": SHARED,
         "ram": with_ram(n_slots),
+        "pinned": with_ram(n_slots, is_pinned=True),
         "disk": with_disk(n_slots),
     }
 
@@ -78,7 +79,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.simulation", description=__doc__)
     parser.add_argument("--slots", default="64,256,512", help="numbers of slots, separated by commas")
     parser.add_argument("--requests", type=int, default=20_000, help="replies of each simulation (1000000: hours)")
-    parser.add_argument("--policies", default="local,shared,ram", help="of batches, local, shared, ram, disk")
+    parser.add_argument("--policies", default="local,shared,ram", help="of batches, local, shared, ram, pinned, disk")
     parser.add_argument("--people", type=int, default=PEOPLE, help="clients for each slot")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument(

@@ -1,9 +1,9 @@
 """The imagined machine: a runner whose cells have no contents, and a clock that moves by what each call costs.
 
 How long a GPU takes: a roofline of a model of 8 billion parameters on an H200-like card.
-Sources. Card: NVIDIA's data sheet of the H200 SXM (141 GB, 4.8 TB/s, 989 TFLOP/s dense in 16 bits; PCIe 5 x16, 64
-GB/s). Model: Llama 3.1 8B's published shape (32 layers, 8 KV heads of 128: 128 KiB of keys and values per token in 16
-bits; 32 heads of 128 for attention's products). Shares reached: 0.75 of the bandwidth and 0.5 of the arithmetic, as
+Sources. Card: NVIDIA's data sheet of the H200 SXM (141 GB, 4.8 TB/s, 989 TFLOP/s dense in 16 bits). Model: Llama 3.1
+8B's published shape (32 layers, 8 KV heads of 128: 128 KiB of keys and values per token in 16 bits; 32 heads of 128
+for attention's products). Shares reached: 0.75 of the bandwidth and 0.5 of the arithmetic, as
 published measurements of vLLM with this model (75 tok/s alone on an A100 40 GB are 0.77 of its roof) and of
 FlashAttention-2 and -3 (0.5 to 0.75 of an H100's roof) show.
 """
@@ -22,8 +22,13 @@ KV_BYTES = 2 * 32 * 8 * 128 * 2  # per token: keys and values, layers, heads, wi
 ATTENTION_FLOPS = 4 * 32 * 32 * 128  # per pair of a token and one before it: products with keys and with values
 BANDWIDTH = 4.8e12 * 0.75
 FLOPS = 989e12 * 0.5
-BUS = 64e9 * 0.75
-STEP_S = 1.0e-3  # sampling and the engine's own work
+SAVE = 1.8e9
+"""Bytes per second out of the cells: writing fresh pageable memory, measured on a two-core Intel machine."""
+LOAD = 6.8e9
+"""Bytes per second into the cells: reading warm memory, measured on the same machine."""
+PINNED = 64e9 * 0.75
+"""Bytes per second of pinned memory over PCIe 5 x16, by the data sheet."""
+STEP_S = 3.5e-3  # sampling and the engine's own work; measured: 3 to 4 ms
 LAUNCH_S = 0.5e-3  # of an evaluation's kernels
 PARALLEL = 0.8  # of the ideal, when one model is spread over several cards
 CELLS = 64 * 15_360  # of one card: 141 GB less 16 GB of weights and some scratch
@@ -31,9 +36,11 @@ CELLS = 64 * 15_360  # of one card: 141 GB less 16 GB of weights and some scratc
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """``cards`` cards that hold one model together."""
+    """``cards`` cards that hold one model together. ``save``, ``load``: bytes per second of moved states."""
 
     cards: int = 1
+    save: float = SAVE
+    load: float = LOAD
 
     @property
     def _speed(self) -> float:
@@ -55,9 +62,9 @@ class Gpu:
         """Copying a stream of so many cells within the card, whatever is in them: read and written."""
         return 2 * KV_BYTES * n_cells / BANDWIDTH / self._speed
 
-    def bus_s(self, n_tokens: int) -> float:
-        """Bringing the cells of a sequence to RAM, or back."""
-        return KV_BYTES * n_tokens / BUS / self.cards
+    def state_s(self, n_tokens: int, rate: float) -> float:
+        """Return the seconds to move the state of a sequence out of the cells or back, at `rate` bytes per second."""
+        return KV_BYTES * n_tokens / rate / self.cards
 
 
 @dataclass
@@ -113,20 +120,23 @@ class Machine:
 
     def seq_save(self, seq: int) -> Any:
         n_tokens = len(self.slots[seq].tokens)
-        self._move(self.gpu.bus_s(n_tokens))
+        self._move(self.gpu.state_s(n_tokens, self.gpu.save))
         return range(KV_BYTES * n_tokens)  # nothing but a length
 
     def seq_load(self, seq: int, state: Any, n_tokens: int) -> bool:
         assert len(state) == n_tokens * KV_BYTES
-        self._move(self.gpu.bus_s(n_tokens))
+        self._move(self.gpu.state_s(n_tokens, self.gpu.load))
         return True
 
 
-def machine(n_slots: int) -> Machine:
-    """One card for every 64 slots, each with an equal part of the cells, as ``--no-kv-unified`` has it."""
+def machine(n_slots: int, *, is_pinned: bool = False) -> Machine:
+    """Return one card for every 64 slots, each with an equal part of the cells, as ``--no-kv-unified`` has it.
+
+    `is_pinned`: states move over the bus at full speed, which needs pinned memory.
+    """
     cards = max(1, n_slots // 64)
     n_ctx = CELLS * cards // n_slots
-    gpu = Gpu(cards)
+    gpu = Gpu(cards, PINNED, PINNED) if is_pinned else Gpu(cards)
     return Machine(
         RunnerInfo(
             *(n_slots, n_ctx, n_ctx * n_slots, 2048, 2048, False),

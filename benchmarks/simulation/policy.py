@@ -52,6 +52,7 @@ class Policy:
     ram_mib: int = 0
     disk_mib: int = 0
     target_itl_ms: float = 50.0
+    is_pinned: bool = False
 
     def scheduler(self, info: RunnerInfo) -> Scheduler:
         """The engine's scheduler under this policy."""
@@ -69,9 +70,10 @@ SLOT_LOCAL = Policy("slot-local", shares=False)
 SHARED = Policy("shared slots")
 
 
-def with_ram(n_slots: int) -> Policy:
-    """Llamapool with a cache in RAM."""
-    return Policy("shared slots + RAM", ram_mib=RAM_MIB_PER_SLOT * n_slots)
+def with_ram(n_slots: int, *, is_pinned: bool = False) -> Policy:
+    """Llamapool with a cache in RAM, whose memory is pageable or pinned."""
+    name = "shared slots + pinned RAM" if is_pinned else "shared slots + RAM"
+    return Policy(name, ram_mib=RAM_MIB_PER_SLOT * n_slots, is_pinned=is_pinned)
 
 
 DISK_MIB_PER_SLOT = 8192

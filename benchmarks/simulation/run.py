@@ -96,7 +96,7 @@ class Simulation:
         replies: Iterator[int] | None = None,
     ) -> None:
         """With `asking` it is one of several: somebody else draws from there, and has these take and step."""
-        self.machine: Machine = machine(n_slots)
+        self.machine: Machine = machine(n_slots, is_pinned=policy.is_pinned)
         self.scheduler: Scheduler = policy.scheduler(self.machine.info)
         self.machine.slots = self.scheduler.slots
         self.cells = Cells(self.machine.as_runner(), self.scheduler, lambda: self.machine.now)

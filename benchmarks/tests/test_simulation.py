@@ -34,7 +34,7 @@ def shared() -> Seen:
 
 @pytest.fixture(scope="module")
 def ram() -> Seen:
-    return seen(with_ram(N_SLOTS))
+    return seen(with_ram(N_SLOTS, is_pinned=True))
 
 
 def test_most_of_the_prompts_needs_no_computing(local: Seen, shared: Seen, ram: Seen) -> None:
@@ -83,8 +83,8 @@ def test_clients_with_one_request_each_do_not_wait_for_one_with_hundreds() -> No
 
 
 def test_a_disk_behind_a_small_ram_is_read_and_costs_no_first_token() -> None:
-    small = Policy("small RAM", ram_mib=16384)
-    with_files = Policy("small RAM, disk", ram_mib=16384, disk_mib=64 << 10)
+    small = Policy("small RAM", ram_mib=16384, is_pinned=True)
+    with_files = Policy("small RAM, disk", ram_mib=16384, disk_mib=64 << 10, is_pinned=True)
     alone, behind = Simulation(small, 16, 3).run(600), Simulation(with_files, 16, 3).run(600)
     assert alone.n_disk_reads == alone.n_disk_hits == 0
     assert 0 < behind.n_disk_hits <= behind.n_disk_reads
@@ -101,4 +101,4 @@ def test_a_copy_costs_the_whole_stream_whatever_it_holds() -> None:
         one.decode([], [])
         assert one.now - 2 * alone_s == pytest.approx(one.info.copy_s) == pytest.approx(one.moved_s)
     assert full.info.copy_s == pytest.approx(2 * half.info.copy_s)  # with twice the cells in each
-    assert full.gpu.bus_s(20) < full.info.copy_s  # the state of what it holds is far less
+    assert full.gpu.state_s(20, full.gpu.save) < full.info.copy_s  # the state of what it holds is far less
