@@ -209,8 +209,9 @@ class Scheduler:
             n_tokens = len(entries)
         if len(generating) == len(members):  # no prefill, as in nearly all steps; entries are in slot order
             return entries
-        others_wait = entries or (len(members) < self.n_active and any(s.phase is decode for s in self.active()))
-        others_wait = others_wait or all(map(is_batch, members))  # a live request may arrive and wait for this step
+        is_live = not all(map(is_batch, members))
+        # a live request may arrive and wait for a step of batch requests; those wait for a live prefill of any length
+        others_wait = entries or not is_live or any(s.phase is decode and not is_batch(s) for s in self.active())
         size = self.step_size.after(self.spent_s) if others_wait else self.step_size_alone.size
         # with separate KV, prefill is evaluated separately: decode tokens do not reduce the budget
         budget = max(size - n_tokens if self.info.unified else size, self.params.min_chunk if entries else 1)

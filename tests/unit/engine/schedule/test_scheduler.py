@@ -477,3 +477,26 @@ def test_a_batch_prompt_is_prefilled_in_short_steps() -> None:
     place(s)
     [run] = s.plan()
     assert len(run.tokens) <= 2 * 64
+
+
+def test_batch_sequences_that_decode_do_not_shorten_the_steps_of_a_live_prompt() -> None:
+    s = scheduler(2)
+    s.step_size.size, s.step_size_alone.size = 64, 512
+    decoding = batch_request(s, [1] * 9)
+    place(s)
+    decoding.phase, decoding.output = Phase.DECODE, [7]
+    live = waiting(s, list(range(300)))
+    place(s)
+    [run] = s.plan()
+    assert (run.sequence, len(run.tokens)) == (live, 300)
+
+
+def test_a_live_sequence_that_decodes_keeps_steps_short() -> None:
+    s = scheduler(3)
+    s.step_size.size, s.step_size_alone.size = 64, 512
+    decoding = waiting(s, [1] * 9)
+    place(s)
+    decoding.phase, decoding.output = Phase.DECODE, [7]
+    waiting(s, list(range(300)))
+    place(s)
+    assert sum(len(run.tokens) for run in s.plan()) < 128
