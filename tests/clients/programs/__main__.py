@@ -136,7 +136,7 @@ def go_real(program: Program, model: Path) -> Run:
     done = _served(real(root / "server", model, *flags), program, model.stem, place)
     answered = any(one["status"] == 200 for one in done.server.asked() if one["method"] == "POST")
     ended = [step for step in done.steps if step.name == SERVER_ENDS]
-    done.steps = [Step("it is answered", answered, "no request, or none with status 200"), *_refusals(done), *ended]
+    done.steps = [Step("requests are answered", answered, "no request, or none with status 200"), *_refusals(done), *ended]
     return done
 
 
@@ -176,7 +176,7 @@ def _gone_through(program: Program, family: str, server: Server, place: Workplac
 def _refusals(done: Run) -> list[Step]:
     """Errors that nobody asked for, each once."""
     unasked = [one for one in dict.fromkeys(done.refused()) if not any(part in one for part in EXPECTED)]
-    return [Step("no other request is refused", not unasked, "\n".join(unasked)[:3000])]
+    return [Step("no other request is rejected", not unasked, "\n".join(unasked)[:3000])]
 
 
 def _placed(line: Line, place: Workplace) -> Line:

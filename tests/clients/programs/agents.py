@@ -113,16 +113,16 @@ def codex(run: Run) -> None:
     start: list[str | Path] = [run.binary(CODEX_BINARY), "exec", *flags]
     again: list[str | Path] = [run.binary(CODEX_BINARY), "exec", "resume", *flags, "--last"]
     ended = run.place.run([*start, "SAY-HELLO"])
-    if not run.check("a streamed answer", answered(ended, "Hello from the script."), ended):
+    if not run.check("a streamed reply", answered(ended, "Hello from the script."), ended):
         return
     ended = run.place.run([*again, "READ-ONE of the notes"])
     run.check("a tool call and its result", answered(ended, "The first note was read."), ended)
     ended = run.place.run([*again, "READ-BOTH of the others"])
     run.check("parallel calls", answered(ended, "Both notes were read."), ended)
     ended = run.place.run([*again, "THINK-FIRST"])
-    run.check("thoughts", answered(ended, "It is four.") and thought(run, ended, CODEX_THOUGHT), ended)
+    run.check("reasoning", answered(ended, "It is four.") and thought(run, ended, CODEX_THOUGHT), ended)
     ended = run.place.run([*again, "SHOW-PICTURE"])
-    run.check("a picture as a tool's result", answered(ended, "I went on behind the picture."), ended)
+    run.check("an image in a tool result", answered(ended, "I went on behind the picture."), ended)
     ended = run.place.run([*again, "CALL-AGENTS"])
     run.check("a tool of a namespace", answered(ended, "The agents were waited for."), ended)
     ended = run.place.run([*again, "-m", "gpt-5.5", "PATCH-IT"])
@@ -133,7 +133,7 @@ def codex(run: Run) -> None:
     run.check("a resumed session", answered(ended, "The session goes on."), ended)
     ended = run.place.run([*again, LONG])
     codes = [one["reply"] for one in run.server.asked() if "context_length_exceeded" in one["reply"]]
-    run.check("an overflow of the context is told", codes and CODEX_OVERFLOW in ended.out, ended)
+    run.check("a context overflow is reported", codes and CODEX_OVERFLOW in ended.out, ended)
     stopped(run, [*start, "NEVER-END"])
 
 
@@ -201,20 +201,20 @@ def claude(run: Run) -> None:
     start: list[str | Path] = [binary, "-p", *flags]
     again: list[str | Path] = [binary, "-p", *flags, "--continue"]
     ended = place.run([*start, "--include-partial-messages", "SAY-HELLO"])
-    if not run.check("a streamed answer", answered(ended, "Hello from the script."), ended):
+    if not run.check("a streamed reply", answered(ended, "Hello from the script."), ended):
         return
     ended = place.run([*again, "READ-ONE of the notes"])
     run.check("a tool call and its result", answered(ended, "The first note was read."), ended)
     ended = place.run([*again, "READ-BOTH of the others"])
     run.check("parallel calls", answered(ended, "Both notes were read."), ended)
     ended = place.run([*again, "THINK-FIRST"])
-    run.check("thoughts", answered(ended, "It is four.") and thought(run, ended, '"type":"thinking"'), ended)
+    run.check("reasoning", answered(ended, "It is four.") and thought(run, ended, '"type":"thinking"'), ended)
     ended = place.run([*again, "SHOW-PICTURE"])
-    run.check("a picture as a tool's result", answered(ended, "I went on behind the picture."), ended)
+    run.check("an image in a tool result", answered(ended, "I went on behind the picture."), ended)
     ended = place.run([*again, "GO-ON"])
     run.check("a resumed session", answered(ended, "The session goes on."), ended)
     ended = place.run([*again, LONG])
-    run.check("an overflow of the context is told", "too long" in ended.out, ended)
+    run.check("a context overflow is reported", "too long" in ended.out, ended)
     stopped(run, [*start, "NEVER-END"])
 
 
@@ -263,20 +263,20 @@ def opencode(run: Run) -> None:
     start: list[str | Path] = [run.binary(OPENCODE_BINARY), "run", "--format", "json"]
     again: list[str | Path] = [*start, "--continue"]
     ended = place.run([*start, "SAY-HELLO"])
-    if not run.check("a streamed answer", answered(ended, "Hello from the script."), ended):
+    if not run.check("a streamed reply", answered(ended, "Hello from the script."), ended):
         return
     ended = place.run([*again, "READ-ONE of the notes"])
     run.check("a tool call and its result", answered(ended, "The first note was read."), ended)
     ended = place.run([*again, "READ-BOTH of the others"])
     run.check("parallel calls", answered(ended, "Both notes were read."), ended)
     ended = place.run([*again, "--thinking", "THINK-FIRST"])
-    run.check("thoughts", answered(ended, "It is four.") and thought(run, ended, '"type":"reasoning"'), ended)
+    run.check("reasoning", answered(ended, "It is four.") and thought(run, ended, '"type":"reasoning"'), ended)
     ended = place.run([*again, "SHOW-PICTURE"])
-    run.check("a picture as a tool's result", answered(ended, "I went on behind the picture."), ended)
+    run.check("an image in a tool result", answered(ended, "I went on behind the picture."), ended)
     ended = place.run([*again, "GO-ON"])
     run.check("a resumed session", answered(ended, "The session goes on."), ended)
     ended = place.run([*again, LONG])
-    run.check("an overflow of the context is told", events(ended.out), ended)
+    run.check("a context overflow is reported", events(ended.out), ended)
     stopped(run, [*start, "NEVER-END"])
 
 

@@ -54,11 +54,11 @@ def script(name: str) -> Callable[[Run], None]:
         steps = [event for event in events(ended.out) if "step" in event]
         for one in steps:
             run.check(one["step"], one["done"], one.get("detail", ""))
-        run.check("ended well", ended.status == 0 and steps, ended)
+        run.check("exit status 0", ended.status == 0 and steps, ended)
         until = time.monotonic() + IDLE_S
         while run.server.busy() and time.monotonic() < until:
             time.sleep(0.05)
-        run.check("no slot is left at work", not run.server.busy())
+        run.check("all slots are free", not run.server.busy())
 
     return loop
 
@@ -96,7 +96,7 @@ def llm(run: Run) -> None:
     ask: list[str | Path] = [binary, "-m", "scripted"]
     tools = [*ask, "--functions", FUNCTION]
     ended = place.run([*ask, "SAY-HELLO"])
-    if not run.check("a streamed answer", answered(ended, "Hello from the script."), ended):
+    if not run.check("a streamed reply", answered(ended, "Hello from the script."), ended):
         return
     ended = place.run([*tools, "WEATHER-PLEASE"])
     run.check("a tool call and its result", answered(ended, "It is sunny."), ended)
@@ -107,7 +107,7 @@ def llm(run: Run) -> None:
     ended = place.run([*ask, "--schema", "city, sunny bool", "REPORT-PLEASE"])
     run.check("structured output", answered(ended, '"sunny": true'), ended)
     ended = place.run([*ask, LONG])
-    run.check("an overflow of the context is told", ended.status and "context" in ended.said, ended)
+    run.check("a context overflow is reported", ended.status and "context" in ended.said, ended)
     stopped(run, [*ask, "NEVER-END"])
 
 
@@ -133,14 +133,14 @@ def aider(run: Run) -> None:
     flags += ["--no-show-model-warnings", "--no-analytics", "--no-show-release-notes", "--no-pretty", "--map-tokens=0"]
     ask: list[str | Path] = [run.installed / "bin" / "aider", *flags]
     ended = place.run([*ask, "--message", "/ask SAY-HELLO"])
-    if not run.check("a streamed answer", answered(ended, "Hello from the script."), ended):
+    if not run.check("a streamed reply", answered(ended, "Hello from the script."), ended):
         return
     ended = place.run([*ask, "--message", "EDIT-IT", "hello.py"])
     run.check("an edit of a file", made.read_text(encoding="utf-8") == 'print("new")\n', ended)
     ended = place.run([*ask, "--restore-chat-history", "--message", "/ask GO-ON"])
     run.check("a resumed session", answered(ended, "The session goes on."), ended)
     ended = place.run([*ask, "--message", "/ask " + LONG])
-    run.check("an overflow of the context is told", "context" in ended.said, ended)
+    run.check("a context overflow is reported", "context" in ended.said, ended)
     stopped(run, [*ask, "--message", "/ask NEVER-END"])
 
 

@@ -32,7 +32,7 @@ async def loop(kind: str) -> None:
     made = (OpenAIChatCompletionsModel if kind == "chat" else OpenAIResponsesModel)(MODEL, client)
     tool = function_tool(get_weather)
     agent = Agent(name="Weather", instructions="Answer briefly.", model=made, tools=[tool])
-    with step(f"{kind}: a streamed answer"):
+    with step(f"{kind}: a streamed reply"):
         running = Runner.run_streamed(agent, "SAY-HELLO")
         kinds = [event.type async for event in running.stream_events()]
         assert "raw_response_event" in kinds
@@ -62,7 +62,7 @@ async def loop(kind: str) -> None:
             if n == 10:
                 running.cancel()
         assert n >= 10
-    with step(f"{kind}: an overflow of the context is told"):
+    with step(f"{kind}: a context overflow is reported"):
         with refused(BadRequestError) as told:
             await Runner.run(agent, LONG)
         assert told[0].code == "context_length_exceeded", told

@@ -50,7 +50,7 @@ ASK: dict[str, Any] = {
     "samplers": SAMPLERS, "cache_prompt": True, "t_max_prompt_ms": 500, "t_max_predict_ms": 1000,
     "response_fields": SHOWN,
 }  # fmt: skip
-with step("llama.vim: chunks of other files go into the cache ahead"):
+with step("llama.vim: chunks of other files are cached ahead"):
     assert "content" not in post("/infill", VIM)
 with step("llama.vim: a suggestion"):
     said = post("/infill", ASK)
@@ -85,11 +85,11 @@ with step("a cancelled stream"):
     for _ in range(20):
         reply.readline()
     reply.close()
-with step("more than the context holds: the nearest lines are kept"):
+with step("a text above the context: the nearest lines are kept"):
     far = "x = 1\n" * 20_000
     said = post("/infill", {**ASK, "input_prefix": far + ASK["input_prefix"]})
     assert said["content"] == "answer = 42", said
-with step("an overflow of the context is told"):
+with step("a context overflow is reported"):
     with refused(urllib.error.HTTPError) as told:
         post("/completion", {"prompt": LONG})
     assert json.loads(told[0].read())["error"]["type"] == "exceed_context_size_error"

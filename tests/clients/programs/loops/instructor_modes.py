@@ -27,10 +27,10 @@ MODES = {
 for mode, text in MODES.items():
     client = instructor.from_openai(OPENAI, mode=mode)
     asked = {"model": MODEL, "messages": [{"role": "user", "content": text}], "max_retries": 0}
-    with step(f"{mode.name}: a typed answer"):
+    with step(f"{mode.name}: a typed reply"):
         assert client.chat.completions.create(response_model=Report, **asked).model_dump() == WANTED
     if mode is not instructor.Mode.RESPONSES_TOOLS:
-        with step(f"{mode.name}: a typed answer in a stream"):
+        with step(f"{mode.name}: a typed reply in a stream"):
             asked["messages"] = [{"role": "user", "content": text.replace("CALL-REPORT", "CALL-PARTIAL")}]
             assert list(client.chat.completions.create_partial(response_model=Report, **asked))[-1].sunny is True
 CLIENT = instructor.from_openai(OPENAI, mode=instructor.Mode.TOOLS)
@@ -40,7 +40,7 @@ with step("parallel calls"):
         model=MODEL, response_model=Iterable[Report], messages=[{"role": "user", "content": "CALL-REPORT-TWICE"}]
     )
     assert [one.city for one in made] == ["Paris", "Rome"]
-with step("an answer that is not valid is asked for again"):
+with step("an invalid reply is retried"):
 
     class Sunny(Report):
         """Paris is refused."""
@@ -57,7 +57,7 @@ with step("an answer that is not valid is asked for again"):
         model=MODEL, response_model=Sunny, max_retries=2, messages=[{"role": "user", "content": "CALL-SUNNY"}]
     )
     assert made.city == "Rome"
-with step("an overflow of the context is told"):
+with step("a context overflow is reported"):
     with refused() as told:
         CLIENT.chat.completions.create(
             model=MODEL, response_model=Report, max_retries=0, messages=[{"role": "user", "content": LONG}]

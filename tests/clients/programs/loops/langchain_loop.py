@@ -26,7 +26,7 @@ def loop(kind: str) -> None:
         model=MODEL, base_url=f"{URL}/v1", api_key="none", max_retries=0, use_responses_api=kind == "responses"
     )
     bound = chat.bind_tools([get_weather])
-    with step(f"{kind}: a streamed answer"):
+    with step(f"{kind}: a streamed reply"):
         parts = list(chat.stream([SystemMessage("Be brief."), HumanMessage("SAY-HELLO")]))
         assert len(parts) > 2
         assert "".join(part.text for part in parts) == "Hello from the script."
@@ -49,7 +49,7 @@ def loop(kind: str) -> None:
         for _ in range(10):
             next(stream)
         stream.close()
-    with step(f"{kind}: an overflow of the context is told"):
+    with step(f"{kind}: a context overflow is reported"):
         with refused(BadRequestError) as told:  # its own class for it goes by words that are OpenAI's
             chat.invoke(LONG)
         assert told[0].code == "context_length_exceeded", told

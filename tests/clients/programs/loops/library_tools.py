@@ -1,4 +1,4 @@
-"""An MCP server with more tools than a client shows a model at once: one for each shelf of a library."""
+"""An MCP server with more tools than a client model details at once: one for each shelf of a library."""
 
 from collections.abc import Callable
 

@@ -33,7 +33,7 @@ def loop(name: str, route: dict[str, str]) -> None:
         history.append(said.model_dump())
         assert said.content == answer, said
 
-    with step(f"{name}: a streamed answer"):
+    with step(f"{name}: a streamed reply"):
         parts = list(ask([{"role": "user", "content": "SAY-HELLO"}], stream=True))
         assert "".join(part.choices[0].delta.content or "" for part in parts) == "Hello from the script."
     history: list[Any] = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "WEATHER-PLEASE"}]
@@ -51,7 +51,7 @@ def loop(name: str, route: dict[str, str]) -> None:
         for _ in range(10):
             next(iter(stream))
         del stream
-    with step(f"{name}: an overflow of the context is told"):
+    with step(f"{name}: a context overflow is reported"):
         # What it makes of every 400 of Ollama is a BadRequestError, and of the others' its child.
         with refused(litellm.BadRequestError if name == "ollama_chat" else litellm.ContextWindowExceededError) as told:
             ask([{"role": "user", "content": LONG}])
@@ -60,6 +60,6 @@ def loop(name: str, route: dict[str, str]) -> None:
 
 for name, route in ROUTES.items():
     loop(name, route)
-with step("responses: a streamed answer"):
+with step("responses: a streamed reply"):
     events = list(litellm.responses(input="SAY-HELLO", stream=True, api_key="none", **ROUTES["openai"]))
     assert events[-1].response.output_text == "Hello from the script."

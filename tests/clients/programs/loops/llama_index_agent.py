@@ -27,7 +27,7 @@ LLM = OpenAILike(
 
 async def loop() -> None:
     """The whole one."""
-    with step("a streamed answer"):
+    with step("a streamed reply"):
         parts = list(LLM.stream_chat([ChatMessage(role="system", content="Be brief."), ChatMessage("SAY-HELLO")]))
         assert len(parts) > 2
         assert parts[-1].message.content == "Hello from the script."
@@ -50,7 +50,7 @@ async def loop() -> None:
         for _ in range(10):
             next(stream)
         stream.close()
-    with step("an overflow of the context is told"):
+    with step("a context overflow is reported"):
         with refused(BadRequestError) as told:
             LLM.chat([ChatMessage(LONG)])
         assert told[0].code == "context_length_exceeded", told

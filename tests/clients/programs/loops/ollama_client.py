@@ -31,11 +31,11 @@ def turn(history: list[Any], answer: str, n_calls: int) -> None:
     assert said.content == answer, said
 
 
-with step("lists its models"):
+with step("model list"):
     assert any(one.model.startswith(MODEL) for one in CLIENT.list().models)  # type: ignore[union-attr]
-with step("shows a model"):
+with step("model details"):
     assert CLIENT.show(MODEL).capabilities
-with step("a streamed answer"):
+with step("a streamed reply"):
     parts = list(CLIENT.chat(MODEL, [{"role": "user", "content": "SAY-HELLO"}], stream=True))
     assert len(parts) > 2
     assert parts[-1].done
@@ -48,7 +48,7 @@ with step("a tool call and its result"):
 with step("parallel calls"):
     HISTORY.append({"role": "user", "content": "BOTH-PLEASE"})
     turn(HISTORY, "One is sunny, one rainy.", 2)
-with step("thoughts"):
+with step("reasoning"):
     said: Any = CLIENT.chat(MODEL, [{"role": "user", "content": "THINK-FIRST"}], think=True).message
     assert (said.thinking, said.content) == ("Two and two.", "It is four."), said
 with step("structured output"):
@@ -58,14 +58,14 @@ with step("a resumed session"):
     again = [one if isinstance(one, dict) else one.model_dump() for one in HISTORY]
     said = CLIENT.chat(MODEL, [*again, {"role": "user", "content": "GO-ON"}], tools=[get_weather])
     assert said.message.content == "The session goes on."
-with step("what is loaded"):
+with step("loaded models"):
     assert CLIENT.ps().models
 with step("a cancelled stream"):
     stream: Any = CLIENT.chat(MODEL, [{"role": "user", "content": "NEVER-END"}], stream=True)
     for _ in range(10):
         next(stream)
     stream.close()
-with step("an overflow of the context is told"):
+with step("a context overflow is reported"):
     with refused(ResponseError) as told:
         CLIENT.chat(MODEL, [{"role": "user", "content": LONG}])
     assert "context" in told[0].error, told

@@ -30,7 +30,7 @@ MODELS: dict[str, Any] = {
 async def loop(kind: str) -> None:
     """The whole one, over one API."""
     agent = Agent(MODELS[kind], tools=[get_weather], instructions="Be brief.")
-    with step(f"{kind}: a streamed answer"):
+    with step(f"{kind}: a streamed reply"):
         async with agent.run_stream("SAY-HELLO") as running:
             parts = [text async for text in running.stream_text(delta=True, debounce_by=None)]
         assert len(parts) > 1
@@ -41,7 +41,7 @@ async def loop(kind: str) -> None:
     with step(f"{kind}: parallel calls"):
         done = await agent.run("BOTH-PLEASE", message_history=done.all_messages())
         assert done.output == "One is sunny, one rainy."
-    with step(f"{kind}: thoughts go back"):
+    with step(f"{kind}: reasoning is sent back"):
         done = await agent.run("THINK-FIRST", message_history=done.all_messages())
         assert done.output == "It is four."
     with step(f"{kind}: a resumed session"):
@@ -51,7 +51,7 @@ async def loop(kind: str) -> None:
         with step(f"{kind}: structured output"):
             typed = Agent(MODELS[kind], output_type=NativeOutput(Report))
             assert (await typed.run("REPORT-PLEASE")).output == Report(city="Paris", sunny=True)
-    with step(f"{kind}: an output by a tool"):
+    with step(f"{kind}: output through a tool"):
         typed = Agent(MODELS[kind], output_type=Report)
         assert (await typed.run("CALL-FINAL")).output == Report(city="Paris", sunny=True)
     with step(f"{kind}: a cancelled stream"):
@@ -61,7 +61,7 @@ async def loop(kind: str) -> None:
                 n += 1
                 if n == 10:
                     break
-    with step(f"{kind}: an overflow of the context is told"):
+    with step(f"{kind}: a context overflow is reported"):
         with refused(ModelHTTPError) as told:
             await agent.run(LONG)
         assert told[0].status_code == 400, told

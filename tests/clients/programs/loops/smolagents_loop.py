@@ -7,7 +7,7 @@ from smolagents import CodeAgent, OpenAIServerModel, ToolCallingAgent, tool
 get_weather = tool(weather)
 LLM = OpenAIServerModel(model_id=MODEL, api_base=f"{URL}/v1", api_key="none", client_kwargs={"max_retries": 0})
 
-with step("a streamed answer"):
+with step("a streamed reply"):
     parts = list(LLM.generate_stream([{"role": "user", "content": [{"type": "text", "text": "SAY-HELLO"}]}]))
     assert "".join(part.content or "" for part in parts) == "Hello from the script."
 AGENT = ToolCallingAgent(tools=[get_weather], model=LLM, max_steps=4, verbosity_level=0)
@@ -18,7 +18,7 @@ with step("parallel calls"):
     assert said == "One is sunny, one rainy.", said
 with step("a resumed session"):
     assert AGENT.run("FINAL-GO-ON", reset=False) == "The session goes on."
-with step("an agent that writes code, streamed"):
+with step("a streamed code agent"):
     coder = CodeAgent(tools=[get_weather], model=LLM, max_steps=3, verbosity_level=0, stream_outputs=True)
     said = coder.run("CODE-PLEASE")
     assert said == "SUNNY-21!", said
@@ -27,7 +27,7 @@ with step("a cancelled stream"):
     for _ in range(10):
         next(stream)
     stream.close()
-with step("an overflow of the context is told"):
+with step("a context overflow is reported"):
     with refused() as told:
         LLM.generate([{"role": "user", "content": [{"type": "text", "text": LONG}]}])
     assert "context" in str(told[0]), told

@@ -1,5 +1,6 @@
-"""Takes the pictures of docs/pictures: ``python -m tests.page.pictures TALKER.gguf`` against the demo model and,
-for the chat, a model that can talk. Look at them before they are committed.
+"""Take the screenshots of docs/screenshots: ``python -m tests.page.screenshots TALKER.gguf``.
+
+The chat uses the model in TALKER.gguf, the other views use the demo model. Look at the files before you commit them.
 """
 
 import shutil
@@ -16,7 +17,7 @@ from playwright.sync_api import sync_playwright
 from tests.page.conftest import CHROMIUM, KEY, Visit, full_queue, guarded_server
 from tests.support.real_server import ROOT, RealServer, llamapool_config
 
-PLACE = ROOT / "docs" / "pictures"
+PLACE = ROOT / "docs" / "screenshots"
 CONFIG = """
 server:
   slot_save_path: {folder}
