@@ -136,7 +136,11 @@ def go_real(program: Program, model: Path) -> Run:
     done = _served(real(root / "server", model, *flags), program, model.stem, place)
     answered = any(one["status"] == 200 for one in done.server.asked() if one["method"] == "POST")
     ended = [step for step in done.steps if step.name == SERVER_ENDS]
-    done.steps = [Step("requests are answered", answered, "no request, or none with status 200"), *_refusals(done), *ended]
+    done.steps = [
+        Step("requests are answered", answered, "no request, or none with status 200"),
+        *_refusals(done),
+        *ended,
+    ]
     return done
 
 
