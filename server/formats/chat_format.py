@@ -39,6 +39,17 @@ class ChatFormat:
         """Return the markup before a reply."""
         return self.tool_format.lead(self.source)
 
+    @property
+    def after_reasoning(self) -> str:
+        """Return the markup that ends reasoning and starts text before a call; "" if the format has none."""
+        preamble = self.tool_format.preamble
+        return preamble and f"{self.thought_tags[1]}{self.tool_format.again}{preamble}"
+
+    def with_preambles(self, prompt: str, mark: str) -> str:
+        """Replace each reply's lead before `mark`, and the mark, by the markup of text before a call."""
+        lead, preamble = self.lead, self.tool_format.preamble
+        return prompt.replace(f"{lead}{mark}", preamble).replace(mark, "") if preamble else prompt
+
     def tags(self, *, calls: bool) -> tuple[str, ...]:
         """Return the markup that the parser needs even if it is a control token, including that of `calls` if they are
         allowed.

@@ -17,6 +17,8 @@ class ToolFormat:
     of an answer, the first of it that a template has (else the first of all), and ``again``: what opens the turn anew
     behind thoughts.
 
+    ``preamble`` replaces the lead of a reply before text that precedes a call.
+
     ``tags``: markup that the parser must see even where it is a control token. ``framed``: content and thoughts have
     markup of their own, so that it reads turns without tools, too; a part of the prompt from the last ``turn_start`` on
     is read first. ``thinks``: it reads thoughts itself, which may stand anywhere, and end with one of ``breaks``, too.
@@ -35,6 +37,7 @@ class ToolFormat:
     turn_start: str = ""
     thoughts: tuple[str, str] | None = None
     leads: tuple[str, ...] = ()
+    preamble: str = ""
     again: str = ""
     breaks: tuple[str, ...] = ()
     also_opened_by: tuple[str, ...] = ()

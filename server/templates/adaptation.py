@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from itertools import groupby
+from secrets import token_hex
 from typing import Any
 
 from server.formats.arguments import object_of
@@ -25,6 +26,8 @@ from server.templates.capabilities import EFFORTS, Capabilities
 
 _Messages = list[dict[str, Any]]
 
+PREAMBLE_MARK = f"preamble-{token_hex(8)}:"
+"""Begins a message of its own with text before a call (`ChatFormat.with_preambles`). Clients can't guess it."""
 _JOINT = "\n\n"
 _SYSTEM = ("system", "developer")
 _NINE = re.compile(r"[0-9A-Za-z]{9}")
@@ -39,17 +42,20 @@ def adapt(
     tools: bool = False,
     opens: bool = True,
     continued: bool = False,
+    preamble: str = "",
 ) -> list[dict[str, Any]]:
     """Copies of the messages as a template with those capabilities takes them.
 
-    ``tools``: it gets some, too. ``opens``: the prompt ends with the opening of the assistant's turn. ``continued``: it
-    goes on with the last message, which stays, even if it says nothing yet.
+    ``tools``: the template also gets tools. ``opens``: the prompt ends with the start of an assistant turn.
+    ``continued``: the prompt continues the last message, which is kept even if it is empty. ``preamble``: markup that
+    ends reasoning and starts text before a call. With it, such a text in a message of its own begins with
+    `PREAMBLE_MARK`.
     """
     told = [_message(message, caps) for message in messages]
     if not caps.empty_answer:
         told = [each for at, each in enumerate(told, 1) if _says_something(each) or (continued and at == len(told))]
     told = _with_first_system(_with_late_systems(told, caps), caps)
-    told = _with_calls(told, caps)
+    told = _with_calls(told, caps, preamble)
     told = _in_turn(told, caps, tools=tools)
     if not told or (opens and not continued and not caps.call_last and "tool_calls" in told[-1]):
         told.append({"role": "user", "content": caps.filler})
@@ -227,7 +233,7 @@ def _with_first_system(messages: _Messages, caps: Capabilities) -> _Messages:
     return [{**rest[0], "content": content}, *rest[1:]]
 
 
-def _with_calls(messages: _Messages, caps: Capabilities) -> _Messages:
+def _with_calls(messages: _Messages, caps: Capabilities, preamble: str) -> _Messages:
     messages = _with_ids(messages, caps)
     answers = [at for at, each in enumerate(messages) if each.get("role") == "assistant" and "tool_calls" not in each]
     last_answer = answers[-1] if answers else -1
@@ -238,7 +244,7 @@ def _with_calls(messages: _Messages, caps: Capabilities) -> _Messages:
         at += 1
         if "tool_calls" in message:
             end = next((i for i in range(at, len(messages)) if messages[i].get("role") != "tool"), len(messages))
-            told += _turn(message, messages[at:end], caps, is_latest=at > last_answer)
+            told += _turn(message, messages[at:end], caps, preamble, is_latest=at > last_answer)
             at = end
         elif message.get("role") == "tool" and not caps.lone_results and not _follows_call(told):
             told.append(result_as_text(message, message.get("name") or "the function"))
@@ -253,7 +259,7 @@ def _follows_call(messages: _Messages) -> bool:
 
 
 def _turn(
-    given: TemplateMessage, results: _Messages, caps: Capabilities, *, is_latest: bool
+    given: TemplateMessage, results: _Messages, caps: Capabilities, preamble: str, *, is_latest: bool
 ) -> Iterator[dict[str, Any]]:
     """A message with calls and the results that follow it."""
     calls = [_with_arguments(call, caps) for call in given["tool_calls"]]
@@ -263,10 +269,10 @@ def _turn(
     message = {**given, "tool_calls": calls}
     content = message["content"]
     if content and (caps.text_beside_calls == "never" or (caps.text_beside_calls == "latest" and not is_latest)):
-        yield {"role": message["role"], "content": content}
+        yield {"role": message["role"], "content": joined((PREAMBLE_MARK, content), "") if preamble else content}
         message["content"] = ""
     elif content and message.get("reasoning_content") and not caps.all_of_a_call:
-        thought = f"{message['reasoning_content']}{_JOINT}{text_of(content)}"
+        thought = f"{message['reasoning_content']}{preamble or _JOINT}{text_of(content)}"
         message |= {"content": "", "reasoning_content": thought, "thinking": thought}
     if len(calls) < 2 or caps.parallel_tool_calls:
         yield message

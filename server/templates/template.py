@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from server.errors import ConfigError, InvalidRequest
 from server.formats.chat_format import ChatFormat
 from server.formats.recognition import TOOL, TemplateMessage, n_common, recognise
-from server.templates.adaptation import adapt, adapted_effort, formed, labelled
+from server.templates.adaptation import PREAMBLE_MARK, adapt, adapted_effort, formed, labelled
 from server.templates.built_in import CHATML, format_of, names, source_of
 from server.templates.capabilities import Capabilities, probe
 from server.templates.continuation import Continued, cut, goes_on_thinking, marked, written
@@ -127,6 +127,7 @@ class ChatTemplate:
                 tools="tools" in shown,
                 opens=add_generation_prompt,
                 continued=bool(continue_final_message),
+                preamble=compiled.chat_format.after_reasoning,
             )
             if given != adapted and self._shows_all(compiled, given, shown, variables, opens=add_generation_prompt):
                 with contextlib.suppress(InvalidRequest):
@@ -180,8 +181,8 @@ class ChatTemplate:
     def _opened(self, compiled: _Compiled, arguments: Mapping[str, Any]) -> RenderedPrompt:
         given = {**arguments, **self._fixed}
         opened, closed = self._judged(lambda: self._renderer.render_opened(compiled.source, given))
-        text = opened.removeprefix(self._dropped)
-        return RenderedPrompt(text, text[n_common(closed.removeprefix(self._dropped), text) :])
+        text, closed = self._cleaned(opened, compiled), self._cleaned(closed, compiled)
+        return RenderedPrompt(text, text[n_common(closed, text) :])
 
     def _continued(self, compiled: _Compiled, arguments: dict[str, Any], wanted: Continued) -> RenderedPrompt:
         *before, last = arguments["messages"]
@@ -234,7 +235,11 @@ class ChatTemplate:
 
     def _checked(self, compiled: _Compiled, arguments: Mapping[str, Any], *, generation: bool) -> str:
         given = {**arguments, **self._fixed, "add_generation_prompt": generation}
-        return self._judged(lambda: self._renderer.render(compiled.source, given)).removeprefix(self._dropped)
+        return self._cleaned(self._judged(lambda: self._renderer.render(compiled.source, given)), compiled)
+
+    def _cleaned(self, text: str, compiled: _Compiled) -> str:
+        """Return a rendered prompt without a duplicate BOS token, with the markup of text before calls."""
+        return compiled.chat_format.with_preambles(text.removeprefix(self._dropped), PREAMBLE_MARK)
 
     @staticmethod
     def _judged(render: Callable[[], T]) -> T:

@@ -42,9 +42,10 @@ class Invokes:
         yield from turn.spaces()
         yield from turn.expect(invoke)
         while True:
+            turn.certain()
             name, _ = yield from turn.word('">')
             yield from typed_call(turn, name, lambda: self.argument(turn))
-            turn.mark()
+            turn.end_call()
             yield from turn.spaces()
             if (yield from turn.expect(invoke, *closings)) in closings:
                 return

@@ -41,7 +41,7 @@ class JsonCalls:
             yield from turn.spaces()
         yield from call_object(turn, strict=strict)
         while True:
-            turn.mark()
+            turn.end_call()
             yield from turn.spaces()
             if self.close and (yield from turn.take(self.close)):
                 return
@@ -55,6 +55,8 @@ class JsonCalls:
                 yield from turn.spaces()
                 if self.openings and (yield from turn.take(*self.openings)):
                     yield from turn.spaces()
+            if (yield from turn.peek()) == "{":
+                turn.certain()
             yield from call_object(turn, strict=strict)
 
 
@@ -118,7 +120,7 @@ def json_arguments(turn: StreamParser, name: str, call_id: str = "") -> Steps[No
         turn.arguments("{}")
     else:
         yield from json_text.value(turn, turn.arguments)
-    turn.mark()
+    turn.end_call()
 
 
 def _object_ends(turn: StreamParser, begun: bool) -> Steps[bool]:

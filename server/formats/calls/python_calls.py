@@ -31,7 +31,7 @@ def calls(turn: StreamParser) -> Steps[None]:
     yield from turn.spaces()
     yield from call(turn)
     while True:
-        turn.mark()
+        turn.end_call()
         yield from turn.spaces()
         if listed and (yield from turn.take("]")):
             return

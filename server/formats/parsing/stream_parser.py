@@ -1,8 +1,8 @@
 """Parses one turn of the assistant: runs a format's generator on the text and emits parts of the message.
 
 Text that a format does not recognize becomes content: a false start of a call (`StreamParser.attempt`), text after
-an error, and everything after the format's generator has ended. But if the text is cut off inside of a call, its
-partial markup is dropped.
+an error, and everything after the format's generator has ended. But if the text is cut off inside of a call, or in
+markup that is expected after one, its partial markup is dropped. Half a marker elsewhere is content.
 """
 
 import secrets
@@ -141,6 +141,11 @@ class StreamParser(Reader):
         """Commit: the text since `attempt` is a call."""
         self._in_call = True
 
+    def end_call(self) -> None:
+        """Mark the end of a call: text from here on is content, unless it is markup that the format expects."""
+        self.mark()
+        self._in_call = False
+
     def begin(self, name: str, call_id: str = "") -> None:
         """Start a call; the text before its arguments is markup."""
         self.settle()
@@ -250,8 +255,13 @@ class StreamParser(Reader):
         """
         self.raw = [opening]
         self._in_call = not doubtful
+        n_before = self.n_calls
         try:
             yield from steps
+        except EndOfText:
+            if self.cut and self.n_calls > n_before:
+                self._in_call = True
+            raise
         except NotMarkup:
             if self.cut and self._in_call:  # the text ended before it was confirmed as markup
                 raise EndOfText from None
@@ -274,8 +284,6 @@ class StreamParser(Reader):
             self.settle()
             self.text = ""
         self.give_back()
-        if self.cut and self.n_calls:
-            self.text = ""
         if self.text:
             self.content(self.consume(len(self.text)))
         if self._spaces and not self.n_calls:

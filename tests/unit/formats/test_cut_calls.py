@@ -58,7 +58,7 @@ def test_neither_does_a_call_that_a_model_has_begun(recorded: Recorded) -> None:
             assert '"parameters"' not in beside
             assert '"arguments"' not in beside
             continue
-        half_marker = not found.calls and recorded.text[:n].rstrip().endswith(beside)
+        half_marker = recorded.text[:n].rstrip().endswith(beside)
         whole_marker = any(tag in beside for tag in formats.BY_NAME[recorded.format].openings)
         assert len(beside) <= N_DOUBTFUL or (half_marker and not whole_marker), recorded.text[:n]
 
@@ -81,6 +81,23 @@ def test_thoughts_stay_where_they_are_with_a_forced_call_behind_them() -> None:
         made = chat_format.parser(functions_of(TOOLS), reasoning_format=reasoning_format, forced=True)
         found = cut(made, said, at_once=False)
         assert (found.content.strip(), found.reasoning, found.calls) == (content, thoughts, [])
+
+
+@pytest.mark.parametrize("recorded", CALLS, ids=lambda recorded: recorded.format)
+@pytest.mark.parametrize("at_once", [True, False])
+def test_half_a_marker_after_a_complete_call_is_content(recorded: Recorded, at_once: bool) -> None:
+    """The client pays for these tokens, and no call has begun."""
+
+    def found(after: str) -> tuple[list[tuple[str, str]], str]:
+        made = parser(recorded.format, sign=recorded.sign, prompt=recorded.prompt)
+        message = cut(made, recorded.text + after, at_once=at_once)
+        return message.calls, "".join(message.content.split())
+
+    calls, content = found("")
+    if recorded.reasoning and not found("\nAnd")[0]:
+        return  # calls in reasoning that does not end
+    for half in {opening.strip()[:-2].partition(">")[0] for opening in formats.BY_NAME[recorded.format].openings}:
+        assert found(f"\n{half}") == (calls, content + "".join(half.split()))
 
 
 @pytest.mark.parametrize("text", ["1 <", "a [T", "> ", "a < b", "<tool_cal> is a tag", "`<tool_call>`, they say"])

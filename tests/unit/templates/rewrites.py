@@ -89,7 +89,9 @@ TEXT_APART = _names(
 )
 """Text beside a call is lost there; it becomes a message of its own."""
 TEXT_APART_LATER = _names("openai-gpt-oss-120b")
-"""It is lost there as soon as an answer follows."""
+"""It is lost there as soon as an answer follows; it becomes a message of its own in the channel ``commentary``."""
+PREAMBLE = "a text before a call:"
+COMMENTARY = "<|end|><|start|>assistant<|channel|>commentary<|message|>"
 ONE_CALL = _names(
     """
     GigaChat3-10B-A1.8B GigaChat3.1-10B-A1.8B meta-llama-Llama-3.1-8B-Instruct meta-llama-Llama-3.2-3B-Instruct
@@ -106,7 +108,7 @@ NEEDS_CONTENT = _names(
 )
 """Content that is null becomes an empty text; Hugging Face takes the key away, and the template fails."""
 NOT_ALL_OF_A_CALL = _names("openai-gpt-oss-120b")
-"""It refuses a call with thoughts and text; the text goes behind the thoughts."""
+"""It refuses a call with reasoning and text; the text becomes a message in the channel ``commentary``."""
 NEEDS_TOOLS = _names(
     """
     CohereForAI-c4ai-command-r-plus-tool_use NousResearch-Hermes-2-Pro-Llama-3-8B-tool_use
@@ -174,11 +176,12 @@ def _has_text(message: Message) -> bool:
 
 
 def _with_text_apart(messages: list[Message], *, until_answer: bool) -> list[Message]:
+    mark = PREAMBLE if until_answer else ""
     apart: list[Message] = []
     for at, message in enumerate(messages, 1):
         answered = any(each["role"] == "assistant" and "tool_calls" not in each for each in messages[at:])
         if _has_text(message) and (answered or not until_answer):
-            apart.append(says("assistant", message["content"]))
+            apart.append(says("assistant", mark + message["content"]))
             apart.append({**message, "content": ""})
         else:
             apart.append(message)
@@ -336,7 +339,10 @@ def rewritten(name: str, chat: Chat) -> Chat:
         messages = _with_text_apart(messages, until_answer=name in TEXT_APART_LATER)
     for message in messages:
         if name in NOT_ALL_OF_A_CALL and _has_all(message):
-            message |= {"content": "", "reasoning_content": f"{message['reasoning_content']}\n\n{message['content']}"}
+            message |= {
+                "content": "",
+                "reasoning_content": f"{message['reasoning_content']}{COMMENTARY}{message['content']}",
+            }
     if name in ONE_CALL:
         messages = _one_by_one(messages)
     called = {call["id"]: call["function"]["name"] for each in messages for call in each.get("tool_calls", ())}
@@ -355,6 +361,11 @@ def rewritten(name: str, chat: Chat) -> Chat:
     if name in ALTERNATES:
         messages = _in_turn(messages, "…" if name in SAYS_SOMETHING else "")
     return Chat(tuple(messages), tools, chat.kwargs)
+
+
+def with_preambles(prompt: str) -> str:
+    """Return a prompt of `rewritten` messages with each marked text in the channel ``commentary``."""
+    return prompt.replace(f"final<|message|>{PREAMBLE}", "commentary<|message|>")
 
 
 def tamed(name: str, source: str) -> str:

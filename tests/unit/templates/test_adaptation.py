@@ -6,7 +6,7 @@ import pytest
 
 from server.errors import InvalidRequest
 from server.templates.template import ChatTemplate
-from tests.support.downloads import TEMPLATE_NAMES
+from tests.support.downloads import TEMPLATE_NAMES, needs_templates
 from tests.unit.templates.conversations import says
 from tests.unit.templates.corpus import template_of
 
@@ -168,3 +168,23 @@ def test_whatever_arguments_a_model_wrote_can_be_sent_back(source: str, argument
     call = {"type": "function", "id": "c1", "function": {"name": "f", "arguments": arguments}}
     prompt = template(source).render([U, says("assistant", "", tool_calls=[call]), T, U]).text
     assert arguments[-500:].strip("}")[-5:] in prompt or "Infinity" in prompt
+
+
+@needs_templates
+@pytest.mark.parametrize("answered", [True, False])
+def test_text_before_a_call_is_a_preamble_in_harmony_where_the_template_would_lose_it(answered: bool) -> None:
+    call = {**CALL, "content": "I look.", "reasoning_content": "Hm."}
+    rest = [A, U] if answered else []
+    rendered = template_of("openai-gpt-oss-120b").render([U, call, T, *rest])
+    preamble = "<|start|>assistant<|channel|>commentary<|message|>I look.<|end|><|start|>assistant to=functions.f"
+    assert preamble in rendered.text
+    assert ("<|channel|>analysis<|message|>Hm.<|end|>" in rendered.text) is not answered
+    assert rendered.text.count("<|channel|>final") == answered
+    assert rendered.text.endswith(rendered.generation_prompt)
+    assert "preamble" not in rendered.text
+
+
+@needs_templates
+def test_text_before_a_call_stays_where_the_harmony_template_shows_it() -> None:
+    text = template_of("openai-gpt-oss-120b").render([U, {**CALL, "content": "I look."}, T]).text
+    assert "<|channel|>analysis<|message|>I look.<|end|>" in text

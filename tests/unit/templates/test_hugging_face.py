@@ -22,7 +22,7 @@ from tests.unit.templates import hugging_face
 from tests.unit.templates.conversations import CHATS, CONTINUED, Chat
 from tests.unit.templates.corpus import DATES, template_of
 from tests.unit.templates.random_chats import random_chat
-from tests.unit.templates.rewrites import ESCAPES, TEXT_ARGUMENTS, needed, rewritten, tamed
+from tests.unit.templates.rewrites import ESCAPES, TEXT_ARGUMENTS, needed, rewritten, tamed, with_preambles
 
 pytestmark = [needs_templates, pytest.mark.slow]
 
@@ -60,7 +60,7 @@ def ours(template: ChatTemplate, chat: Chat, **options: Any) -> str:
 
 def theirs(name: str, source: str, chat: Chat, **options: Any) -> str:
     options = {**variables(chat), **options}
-    return hugging_face.prompt(source, chat, text_arguments=name in TEXT_ARGUMENTS, **options)
+    return with_preambles(hugging_face.prompt(source, chat, text_arguments=name in TEXT_ARGUMENTS, **options))
 
 
 def check(name: str, template: ChatTemplate, chat: Chat, **options: Any) -> None:

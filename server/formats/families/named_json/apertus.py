@@ -20,6 +20,7 @@ def _calls(turn: StreamParser) -> Steps[None]:
     yield from turn.expect("[")
     more = ","
     while more:
+        turn.certain()
         yield from turn.spaces()
         yield from turn.expect("{")
         yield from turn.spaces()

@@ -39,6 +39,7 @@ def _calls(turn: StreamParser) -> Steps[None]:
     yield from turn.spaces()
     yield from turn.expect(_CALL)
     while True:
+        turn.certain()
         name, _ = yield from turn.word(_SEP)
         yield from turn.spaces()
         fenced = yield from turn.take(*_FENCES)

@@ -96,6 +96,7 @@ FORMAT = ToolFormat(
     breaks=(*_ENDS, _START),
     turn_start=_START,
     leads=(f"{_CHANNEL}final{_MESSAGE}",),
+    preamble=f"{_CHANNEL}commentary{_MESSAGE}",
     again=_START,
     forced=_FORM,
 )

@@ -28,6 +28,7 @@ def _calls(turn: StreamParser) -> Steps[None]:
     yield from turn.spaces()
     found = yield from turn.expect(_SERVER, _NAME)
     while found != _CLOSE:
+        turn.certain()
         if found == _SERVER:
             yield from turn.word(_SERVER_END)
             yield from turn.spaces()

@@ -32,7 +32,7 @@ class BraceCalls:
             raise NotMarkup
         turn.begin(name)
         yield from self._value(turn, 0)
-        turn.mark()
+        turn.end_call()
         yield from turn.spaces()
         if not (yield from turn.take(self.close)):
             raise NotMarkup

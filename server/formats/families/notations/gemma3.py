@@ -33,7 +33,7 @@ def _fence(turn: StreamParser) -> Steps[None]:
         printed = yield from turn.take("print(")
         listed = yield from turn.peek()
         yield from python_calls.calls(turn) if listed == "[" else python_calls.call(turn)
-        turn.mark()
+        turn.end_call()
         if printed:
             yield from turn.spaces()
             if not (yield from turn.take(")")):

@@ -30,11 +30,12 @@ def _calls(turn: StreamParser) -> Steps[None]:
     yield from turn.spaces()
     yield from turn.expect(_INVOKE)
     while True:
+        turn.certain()
         name, _ = yield from turn.word('">')
         turn.begin(name)
         schema = turn.how.functions.get(name, {})
         yield from _members(turn, schema, schema, _INVOKE_END, 0)
-        turn.mark()
+        turn.end_call()
         yield from turn.spaces()
         if (yield from turn.expect(_INVOKE, _CLOSE)) == _CLOSE:
             return

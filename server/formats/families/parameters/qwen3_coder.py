@@ -49,11 +49,12 @@ def _calls(turn: StreamParser) -> Steps[None]:
         return
     while True:
         yield from turn.expect(_FUNCTION)
+        turn.certain()
         name, _ = yield from turn.word(">")
         if not name.strip():
             raise NotMarkup
         yield from typed_call(turn, name.strip(), lambda: _argument(turn))
-        turn.mark()
+        turn.end_call()
         yield from turn.spaces()
         if (yield from turn.take(*_CLOSINGS)):
             return

@@ -22,7 +22,7 @@ def _call(turn: StreamParser) -> Steps[None]:
     yield from turn.word(_INVOKE)  # "function", and the separator, which models leave out at times
     name, _ = yield from turn.word('">')
     yield from typed_call(turn, name, lambda: _INVOKES.argument(turn))
-    turn.mark()
+    turn.end_call()
     yield from turn.spaces()
     yield from turn.take(_CALL_END)
     turn.mark()
