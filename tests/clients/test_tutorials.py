@@ -1,0 +1,98 @@
+"""Run every tutorial of docs/tutorials from its own text.
+
+A fence's title says what a block is: a file to write, ``server`` (a command that runs until the tutorial ends) or
+``install`` (not run here). Other ``sh`` blocks run in order. Each line of a ``text`` block must occur in the output of
+the ``sh`` block before it.
+"""
+
+import http.client
+import os
+import re
+import ssl
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.support.real_server import ROOT, RealServer, free_port
+
+TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.md"))
+_FENCE = re.compile(r'^```(\w+)(?: title="([^"]+)")?\n(.*?)^```$', re.MULTILINE | re.DOTALL)
+_PORT = "8080"
+_BIN = Path(sys.executable).parent
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A fenced block. ``title``: a file name, ``server``, ``install`` or None."""
+
+    language: str
+    title: str | None
+    text: str
+
+
+def blocks(page: Path, port: int) -> Iterator[Block]:
+    for found in _FENCE.finditer(page.read_text()):
+        yield Block(found[1], found[2], found[3].replace(_PORT, str(port)))
+
+
+@pytest.mark.parametrize("page", TUTORIALS, ids=lambda page: page.stem)
+def test_a_tutorial_works_as_written(page: Path, tmp_path: Path) -> None:
+    (tmp_path / "models").symlink_to(ROOT / "models")
+    (tmp_path / "config").symlink_to(ROOT / "config")
+    environment = {
+        "PATH": f"{_BIN}:{os.environ['PATH']}",
+        "HOME": str(tmp_path),
+        "XDG_STATE_HOME": str(tmp_path / "state"),
+        "PYTHONPATH": str(ROOT),
+    }
+    output, port = "", free_port()
+    n_run = 0
+    with ExitStack() as servers:
+        for block in blocks(page, port):
+            if block.title == "install":
+                continue
+            if block.title == "server":
+                servers.enter_context(_serve(block.text, port, tmp_path, environment))
+            elif block.title:
+                (tmp_path / block.title).write_text(block.text)
+            elif block.language == "sh":
+                done = subprocess.run(
+                    ["bash", "-ec", block.text],
+                    cwd=tmp_path,
+                    env=environment,
+                    capture_output=True,
+                    text=True,
+                    timeout=300,
+                    check=False,
+                )
+                assert done.returncode == 0, f"{block.text}\n{done.stdout}{done.stderr}"
+                output = done.stdout
+                n_run += 1
+            elif block.language == "text":
+                _contains(output, block.text)
+    assert n_run
+
+
+def _serve(command: str, port: int, folder: Path, environment: dict[str, str]) -> RealServer:
+    """Start the server of a tutorial. Entering the returned context waits until it is healthy."""
+    assert command.startswith("llamapool ")
+    words = ["bash", "-c", f"cd {folder} && exec {_BIN}/{command}"]
+    return (_TlsServer if "--ssl-cert-file" in command else RealServer)(words, port, environment)
+
+
+class _TlsServer(RealServer):
+    def _connection(self, timeout_s: float) -> http.client.HTTPConnection:
+        context = ssl.create_default_context()
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE  # only the health check: curl verifies the certificate
+        return http.client.HTTPSConnection(self.host, self.port, timeout=timeout_s, context=context)
+
+
+def _contains(output: str, expected: str) -> None:
+    """Assert that each line of `expected` occurs in `output`."""
+    assert [line for line in expected.splitlines() if line not in output] == [], output
