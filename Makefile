@@ -17,7 +17,7 @@ CONFORMANCE := build/conformance/venv
 
 PAGE := build/page
 
-.PHONY: batches fuzz-schemas figures maskbench image pod ray isolated overload soak chaos schemathesis wheel locks profile trace fuzz-engine fuzz-media serve test test-failed quick nightly kinds coverage check bench bench-gpu docs conformance clients page types vendor clean
+.PHONY: batches gateway fuzz-schemas figures maskbench image pod ray isolated overload soak chaos schemathesis wheel locks profile trace fuzz-engine fuzz-media serve test test-failed quick nightly kinds coverage check bench bench-gpu docs conformance clients page types vendor clean
 
 # Slots of the default configuration can be saved (examples/slot_moved.py); a file of your own says where itself.
 SLOTS := $(if $(filter config/default.yaml,$(CONFIG)),--slot-save-path build/slots)
@@ -211,6 +211,15 @@ $(CONFORMANCE)/.installed: tests/conformance/requirements.txt
 
 # The programs that people run, each through a whole loop against a running server; writes docs/clients.md. They are
 # installed in build/clients (npm and PyPI; node 20 or newer), and take some twenty minutes.
+# LiteLLM's proxy in front of two servers (docs/gateway.md): two minutes, and 750 MB of packages in an environment of its own.
+gateway: $(VENV)/.installed-dev build/gateway/.installed
+	LITELLM=$(CURDIR)/build/gateway/bin/litellm $(BIN)/python -m pytest -q tests/gateway/litellm_proxy.py
+
+build/gateway/.installed:
+	$(PYTHON) -m venv build/gateway
+	build/gateway/bin/pip install --quiet 'litellm[proxy]==1.106.2'
+	@touch $@
+
 clients: $(VENV)/.installed-dev $(VENV)/.templates $(VENV)/.smollm2
 	LLAMA_CPP_TEMPLATES=$(CURDIR)/$(VENV)/templates $(BIN)/python -m tests.clients.programs --write \
 	  --real models/demo.gguf --real $(SMOLLM2)
