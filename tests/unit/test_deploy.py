@@ -120,6 +120,21 @@ def test_what_is_mounted_is_what_the_configuration_names(tmp_path: Path) -> None
     assert grace_s > settings.server.drain_s + settings.server.shutdown_delay_s
 
 
+def test_the_kserve_runtime_serves_the_models_that_are_mounted(tmp_path: Path) -> None:
+    """The arguments are valid and select every GGUF file of the folder, and the probes need no key."""
+    (tmp_path / "demo.gguf").symlink_to(ROOT / "models/demo.gguf")
+    (container,) = read(ROOT / "deploy/kserve/servingruntime.yaml")["spec"]["containers"]
+    arguments = [str(tmp_path) if word == "/mnt/models" else word for word in container["args"]]
+    settings = load_settings(arguments, {"LLAMA_API_KEY": "k", "LLAMAPOOL_SERVER__CLOSED": "true"})
+    assert list(settings.models) == ["demo"]
+    assert settings.server.port == container["ports"][0]["containerPort"]
+    assert {entry["name"] for entry in container["env"]} == {"LLAMA_API_KEY"}
+    assert {container[probe]["httpGet"]["path"] for probe in ("readinessProbe", "livenessProbe")} == {
+        "/readyz",
+        "/livez",
+    }
+
+
 def test_a_container_with_a_read_only_root_has_a_writable_tmp() -> None:
     volumes = {volume["name"]: volume for volume in pod()["volumes"]}
     (tmp,) = [volumes[mount["name"]] for mount in container()["volumeMounts"] if mount["mountPath"] == "/tmp"]
