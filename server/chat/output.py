@@ -69,7 +69,7 @@ def decide(conversation: Conversation, chat_format: ChatFormat, prompt: Prompt, 
         model,
         shown,
         calls=bool(functions),
-        thoughts_apart=reasoning_format != "none",
+        separate_reasoning=reasoning_format != "none",
     )
     return Output(_limited(constraint, chat_format, prompt, switch, model), shown, parser, switch)
 
@@ -82,13 +82,13 @@ def _held(
     shown: frozenset[int],
     *,
     calls: bool,
-    thoughts_apart: bool,
+    separate_reasoning: bool,
 ) -> Constraint | None:
     """Return the constraint of the reply after any reasoning.
 
     If a tool call is required, only calls are allowed. If calls are optional, a response format applies to a reply
     that is not a call; without one, only calls are constrained. ``calls``: whether calls are allowed.
-    ``thoughts_apart``: whether the parser separates reasoning from the reply, so that reasoning contains no calls.
+    ``separate_reasoning``: whether the parser separates reasoning from the reply, so that reasoning contains no calls.
     """
     tools, shape = conversation.tools, conversation.shape
     generation_prompt = prompt.rendered.generation_prompt
@@ -102,13 +102,13 @@ def _held(
         return None
     if prompt.prefilled and isinstance(constraint, MatcherConstraint) and shape is not None and shape.kind == "schema":
         constraint = _gone_on(constraint, prompt.prefilled, conversation.messages_at, model)
-    tool_format, tags = chat_format.tool_format, chat_format.thought_tags
+    tool_format, tags = chat_format.tool_format, chat_format.reasoning_tags
     lead = chat_format.lead if prompt.opens or opened else ""
     closed = any(tag in generation_prompt for tag in tags)
     # A user's grammar may include the reasoning; llama-server applies it from the first token.
     own = shape is not None and shape.at == "grammar" and not lead
-    may_think = prompt.thinks and chat_format.knows_thoughts and prompt.opens and not closed and not own
-    may_think = may_think and (thoughts_apart or tool_format.thinks)
+    may_think = prompt.thinks and chat_format.separates_reasoning and prompt.opens and not closed and not own
+    may_think = may_think and (separate_reasoning or tool_format.reads_reasoning)
     lead = "" if calls and tools.choice != "none" else lead  # with calls it is in their grammar
     if not (opened or may_think or lead):
         return constraint
@@ -136,7 +136,7 @@ def _limited(
         prompt.allowed,
         constraint,
         model.vocab,
-        chat_format.thought_tags,
+        chat_format.reasoning_tags,
         begun=prompt.thoughts,
         other_ends=chat_format.tool_format.breaks,
         reopens=free,

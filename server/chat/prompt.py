@@ -25,7 +25,7 @@ from server.chat.reasoning_budget import ReasoningBudget, allowance
 from server.engine.media import MediaPrompt
 from server.errors import InvalidRequest
 from server.formats.chat_format import ChatFormat
-from server.formats.parsing.reasoning import begun_thoughts
+from server.formats.parsing.reasoning import open_reasoning
 from server.media.bitmap import Bitmap, Document
 from server.media.loader import check_shown
 from server.media.source import NOTHING_SEEN, Seen
@@ -225,7 +225,7 @@ def render(conversation: Conversation, chat_format: ChatFormat, model: LoadedMod
         _shown(rendered, marks, model),
         thinks,
         allowed,
-        begun_thoughts(rendered.generation_prompt, chat_format.thought_tags),
+        open_reasoning(rendered.generation_prompt, chat_format.reasoning_tags),
         continued,
         messages[-1].text if continued in (True, "content") else "",
         opens=conversation.opens is not False and not continued,
@@ -264,7 +264,7 @@ def _continued(conversation: Conversation, chat_format: ChatFormat, model: Loade
         return False
     if not wanted:
         last = messages[-1]
-        goes_on = not last.calls and bool(last.content or not last.reasoning or chat_format.knows_thoughts)
+        goes_on = not last.calls and bool(last.content or not last.reasoning or chat_format.separates_reasoning)
         return model.spec.chat.prefill_assistant and goes_on
     if messages[-1].calls:
         at = conversation.messages_at
@@ -287,4 +287,4 @@ def _thinks(conversation: Conversation, allowed: ReasoningBudget, chat_format: C
     configured = options.template_kwargs.get("enable_thinking")
     if isinstance(configured, bool):
         return configured
-    return options.reasoning == "on" or (options.reasoning == "auto" and chat_format.names_thoughts)
+    return options.reasoning == "on" or (options.reasoning == "auto" and chat_format.has_reasoning_tags)

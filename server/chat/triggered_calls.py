@@ -37,9 +37,9 @@ def triggered_calls(
     if made.markers is None:
         return None
     tool_format = chat_format.tool_format
-    opening, closing = chat_format.thought_tags
+    opening, closing = chat_format.reasoning_tags
     ends = tuple(end.encode() for end in (closing, *tool_format.breaks))
-    rules = Rules(made.begun, made.markers, shown, (opening.encode(), ends), anywhere=tool_format.thinks)
+    rules = Rules(made.begun, made.markers, shown, (opening.encode(), ends), anywhere=tool_format.reads_reasoning)
     return TriggeredConstraint(rules, thinking=thinking)
 
 

@@ -22,8 +22,8 @@ def object_of(text: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
     except json.JSONDecodeError as error:
-        goes_on = error.msg in ("Extra data", "Expecting ',' delimiter") and text[error.pos :].strip()
-        value = text if goes_on else _closed(text)
+        continues = error.msg in ("Extra data", "Expecting ',' delimiter") and text[error.pos :].strip()
+        value = text if continues else _closed(text)
     except (ValueError, RecursionError):  # a number of thousands of digits; too deep
         value = _closed(text)
     if value is None:
@@ -144,7 +144,7 @@ class ObjectStream:
             return _json(object_of(text), text)
         if not self._broken and self._next is _Next.NOTHING:
             return self._held
-        if not self._broken and _goes_on(text):
+        if not self._broken and _may_continue(text):
             self.is_cut = True
             return self._held + self._unread
         closing = "".join(_CLOSING[each] for each in reversed(self._open[1:]))
@@ -235,7 +235,7 @@ def _end(pattern: re.Pattern[str], text: str, at: int) -> int:
     return at if found is None else found.end()
 
 
-def _goes_on(text: str) -> bool:
+def _may_continue(text: str) -> bool:
     """Return whether it may be a prefix of JSON."""
     try:
         pydantic_core.from_json(text, allow_partial=True)

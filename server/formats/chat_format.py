@@ -18,21 +18,21 @@ from server.formats.tool_format import ToolFormat
 @dataclass(frozen=True, slots=True)
 class ChatFormat:
     """``tool_format``: the format of calls. ``tool_call_syntax``: this model's variant. ``source``: the template's.
-    ``thought_tags``: the reasoning tags. ``names_thoughts``: whether the template contains them. ``doubt``: why the
-    detected format may be wrong.
+    ``has_reasoning_tags``: whether the template contains reasoning tags. ``doubt``: why the detected format may be
+    wrong.
     """
 
     tool_format: ToolFormat
     tool_call_syntax: ToolCallSyntax
     source: str
-    thought_tags: tuple[str, str]
-    names_thoughts: bool
+    reasoning_tags: tuple[str, str]
+    has_reasoning_tags: bool
     doubt: str = ""
 
     @property
-    def knows_thoughts(self) -> bool:
+    def separates_reasoning(self) -> bool:
         """Return whether reasoning can be separated from the reply."""
-        return self.names_thoughts or self.tool_format.thoughts is not None
+        return self.has_reasoning_tags or self.tool_format.reasoning_tags is not None
 
     @property
     def lead(self) -> str:
@@ -43,7 +43,7 @@ class ChatFormat:
     def after_reasoning(self) -> str:
         """Return the markup that ends reasoning and starts text before a call; "" if the format has none."""
         preamble = self.tool_format.preamble
-        return preamble and f"{self.thought_tags[1]}{self.tool_format.again}{preamble}"
+        return preamble and f"{self.reasoning_tags[1]}{self.tool_format.again}{preamble}"
 
     def with_preambles(self, prompt: str, mark: str) -> str:
         """Replace each reply's lead before `mark`, and the mark, by the markup of text before a call."""
@@ -56,7 +56,7 @@ class ChatFormat:
 
         llama-server calls these preserved tokens (common/chat.cpp).
         """
-        return (*self.thought_tags, *self.call_tags(calls=calls))
+        return (*self.reasoning_tags, *self.call_tags(calls=calls))
 
     def call_tags(self, *, calls: bool) -> tuple[str, ...]:
         """The format's own part of `tags`."""
@@ -84,12 +84,12 @@ class ChatFormat:
             callable=parse_calls and bool(functions),
             forced=forced and parse_calls and bool(functions),
             parallel=parallel,
-            thoughts_apart=reasoning_format != "none",
-            thoughts_in_content=reasoning_format in ("none", "deepseek-legacy"),
+            separate_reasoning=reasoning_format != "none",
+            reasoning_in_content=reasoning_format in ("none", "deepseek-legacy"),
             id_length=tool_format.id_length,
             taken=taken,
         )
-        return tool_format.reader(how, self.thought_tags, generation_prompt)
+        return tool_format.reader(how, self.reasoning_tags, generation_prompt)
 
     def forced_calls(
         self,

@@ -14,7 +14,7 @@ from typing import Any
 from server.formats import BY_NAME, FORMATS, GENERIC, recognised
 from server.formats.chat_format import ChatFormat
 from server.formats.parsing.pieces import Piece, ToolCallArguments, ToolCallBegin
-from server.formats.parsing.reasoning import speaks_of_thoughts, thinking_tags
+from server.formats.parsing.reasoning import has_reasoning_tags, reasoning_tags_of
 from server.formats.parsing.stream_parser import Reading
 from server.formats.tool_call_syntax import ToolCallSyntax
 from server.formats.tool_format import ToolFormat
@@ -50,10 +50,10 @@ class RenderedTurn:
 def recognise(render: Render, source: str, name: str, *, shows_tools: bool, shows_calls: bool) -> ChatFormat:
     """How a model with that template writes: in the format of that name, for auto in the one that the template's
     renderings and its source show."""
-    tags, named = thinking_tags(source), speaks_of_thoughts(source)
+    tags, named = reasoning_tags_of(source), has_reasoning_tags(source)
 
     def chat_format(tool_format: ToolFormat, tool_call_syntax: ToolCallSyntax, doubt: str = "") -> ChatFormat:
-        return ChatFormat(tool_format, tool_call_syntax, source, tool_format.thoughts or tags, named, doubt)
+        return ChatFormat(tool_format, tool_call_syntax, source, tool_format.reasoning_tags or tags, named, doubt)
 
     by_signs = recognised(source, name)
     if name in BY_NAME:
@@ -61,8 +61,8 @@ def recognise(render: Render, source: str, name: str, *, shows_tools: bool, show
     turns = rendered_turns(render) if shows_calls else []
     tool_format = by_rendering(FORMATS, turns, source)
     if tool_format is not None:
-        exactly = [each for each in tool_format.call_forms if each.stands_in(turns[0].text, NAME, space="")]
-        shown = (each for each in (*exactly, *tool_format.call_forms) if each.stands_in(turns[0].text, NAME))
+        exactly = [each for each in tool_format.call_forms if each.occurs_in(turns[0].text, NAME, space="")]
+        shown = (each for each in (*exactly, *tool_format.call_forms) if each.occurs_in(turns[0].text, NAME))
         return chat_format(tool_format, next(shown, tool_format.tool_call_syntax(source)))
     doubt = ""
     if shows_calls:
@@ -101,7 +101,7 @@ def by_rendering(forms: Sequence[ToolFormat], turns: Sequence[RenderedTurn], sou
 
 def _reads(tool_format: ToolFormat, turn: RenderedTurn, source: str) -> bool:
     how = Reading(functions={NAME: _SCHEMA})
-    parser = tool_format.reader(how, tool_format.thoughts or thinking_tags(source), turn.opening)
+    parser = tool_format.reader(how, tool_format.reasoning_tags or reasoning_tags_of(source), turn.opening)
     pieces = [*parser.feed(turn.text), *parser.finish()]
     return _calls(pieces) == [(NAME, ARGUMENTS), (NAME, _OTHER)][: turn.n_calls]
 
@@ -121,7 +121,7 @@ def _calls(pieces: Sequence[Piece]) -> list[tuple[str, Any]]:
 
 def _writes(tool_format: ToolFormat, text: str) -> bool:
     """Return whether the format's own markup, as in its grammar, surrounds the name in that turn."""
-    return any(each.stands_in(text, NAME) for each in tool_format.call_forms)
+    return any(each.occurs_in(text, NAME) for each in tool_format.call_forms)
 
 
 def _assistant(calls: Sequence[Mapping[str, Any]], text: str) -> TemplateMessage:

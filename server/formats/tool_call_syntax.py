@@ -1,6 +1,6 @@
-"""How a format writes calls, for grammars that hold a model to it. Each file under `families` describes its own.
+"""The syntax of a format's calls, for grammars that constrain a model to it.
 
-A call is ``before``, the name, ``behind``, the arguments, ``after``; calls stand between ``open`` and ``close`` with
+A call is ``before``, the name, ``after_name``, the arguments, ``after``. Calls are between ``open`` and ``close`` with
 ``joint`` between them.
 """
 
@@ -22,19 +22,19 @@ class JsonArguments:
 
 @dataclass(frozen=True, slots=True)
 class Parameters:
-    """One argument at a time: ``before``, key, ``behind``, value, ``after``; ``joint`` separates them.
+    """One argument at a time: ``before``, key, ``before_value``, value, ``after``; ``joint`` separates them.
 
-    Strings are text up to ``after``, other values are JSON. ``behind_json``: replaces ``behind`` before JSON, if the
-    format has types. ``end`` closes the arguments. ``never``: other texts that end a string, so that no string may
-    contain them.
+    Strings are text up to ``after``, other values are JSON. ``before_json_value``: replaces ``before_value`` before
+    JSON, if the format has types. ``end`` closes the arguments. ``never``: other texts that end a string, so that no
+    string may contain them.
     """
 
     before: str
-    behind: Markup
+    before_value: Markup
     after: str
     joint: str = ""
     end: str = ""
-    behind_json: Markup | None = None
+    before_json_value: Markup | None = None
     never: tuple[str, ...] = ()
 
 
@@ -75,22 +75,21 @@ class WholeJson:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallSyntax:
-    """See above. ``behind`` has one text, or several of which a model may choose.
+    """See above. ``after_name`` has one text, or several of which a model may choose.
 
-    ``lead``: what stands in front of the name of a function, and behind it, that a forced turn begins with.
-    ``also_before``: what a forced call may begin with instead.
-    ``several``: False where one turn holds one call.
-    ``whole``: how forced calls look where nothing tells them from a JSON answer but their keys.
+    ``lead``: markup before and after a function's name at the start of a forced turn.
+    ``also_before``: alternative markup at the start of a forced call.
+    ``several``: whether one turn may contain several calls.
+    ``whole``: the syntax of forced calls if only their keys distinguish them from a JSON answer.
 
-    In free text a call begins with ``trigger``, which ``open`` and ``before`` begin with; ``triggers`` are other texts
-    behind which the same follows. ``by_name``: the function's name is a part of the trigger (``before``, or one of
-    ``triggers``, the name, and one character), since what is in front of it may be anything. ``at_start``: only at the
-    beginning of a message; for those in ``elsewhere`` the other way round. ``rest_of_list``: further calls follow
-    without a trigger of their own, up to ``close``.
+    In free text a call begins with ``trigger``, the first part of ``open`` or ``before``. ``triggers`` are other texts
+    before the same continuation. ``by_name``: the trigger includes the function's name and one more character, because
+    the text before it is ambiguous. ``at_start``: the trigger is only valid at the start of a message, and those in
+    ``elsewhere`` only after it. ``rest_of_list``: further calls follow without a trigger, up to ``close``.
     """
 
     before: Markup
-    behind: tuple[Markup, ...]
+    after_name: tuple[Markup, ...]
     after: str = ""
     open: str = ""
     close: str = ""
@@ -107,14 +106,14 @@ class ToolCallSyntax:
     elsewhere: tuple[str, ...] = ()
     rest_of_list: bool = False
 
-    def stands_in(self, text: str, name: str, *, space: str = r"\s*") -> bool:
+    def occurs_in(self, text: str, name: str, *, space: str = r"\s*") -> bool:
         """Return whether a text contains the start of a call of that function; `space` is a regex for whitespace."""
-        behind = "|".join(_pattern(each, space) for each in self.behind)
-        call = rf"{_pattern(self.before, space)}{re.escape(name)}(?:{behind})"
+        after_name = "|".join(_pattern(each, space) for each in self.after_name)
+        call = rf"{_pattern(self.before, space)}{re.escape(name)}(?:{after_name})"
         return re.search(rf"{_pattern(self.open, space)}\s*{call}", text) is not None
 
     @property
-    def beginnings(self) -> Sequence[tuple[str, bool]]:
+    def all_triggers(self) -> Sequence[tuple[str, bool]]:
         """Return the triggers without a name, and whether each only counts at the start."""
         first = self.trigger or (self.before if isinstance(self.before, str) else "")
         here, elsewhere = (first, *self.triggers), self.elsewhere

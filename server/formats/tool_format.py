@@ -11,20 +11,18 @@ from server.formats.tool_call_syntax import ToolCallSyntax
 
 @dataclass(frozen=True, slots=True)
 class ToolFormat:
-    """``parse`` reads a turn. ``recognised_by``: groups of texts; a template that has all of a group uses this format.
+    """``parse`` parses the output. ``recognised_by``: groups of texts; a template that has all of a group uses this
+    format.
 
-    ``thoughts``: what stands around thoughts, where the template's source doesn't show it. ``leads``: markup in front
-    of an answer, the first of it that a template has (else the first of all), and ``again``: what opens the turn anew
-    behind thoughts.
+    ``reasoning_tags``: the tags around reasoning, if the template's source doesn't show them. ``leads``: markup before
+    an answer: the first one that the template has, otherwise the first of all. ``again``: markup that reopens the turn
+    after reasoning. ``preamble`` replaces the lead of a reply before text that precedes a call.
 
-    ``preamble`` replaces the lead of a reply before text that precedes a call.
-
-    ``tags``: markup that the parser must see even where it is a control token. ``framed``: content and thoughts have
-    markup of their own, so that it reads turns without tools, too; a part of the prompt from the last ``turn_start`` on
-    is read first. ``thinks``: it reads thoughts itself, which may stand anywhere, and end with one of ``breaks``, too.
-    ``also_opened_by``: what else opens a call that the parser reads, where models leave out markup.
-    ``forced``: how a call is enforced by a grammar. ``variants``: other ways to write it, each
-    behind a text in the template by which its models are known.
+    ``tags``: markup that the parser needs even if it is a control token. ``framed``: content and reasoning have their
+    own markup, so outputs without tools are parsed as well, after the part of the prompt from the last ``turn_start``.
+    ``reads_reasoning``: the format parses reasoning itself; it may be anywhere, and one of ``breaks`` also ends it.
+    ``also_opened_by``: other texts that open a call for the parser, because models omit markup. ``forced``: the syntax
+    of calls in grammars. ``variants``: other syntaxes, each after a text that only templates of its models have.
     """
 
     name: str
@@ -33,9 +31,9 @@ class ToolFormat:
     forced: ToolCallSyntax
     tags: tuple[str, ...] = ()
     framed: bool = False
-    thinks: bool = False
+    reads_reasoning: bool = False
     turn_start: str = ""
-    thoughts: tuple[str, str] | None = None
+    reasoning_tags: tuple[str, str] | None = None
     leads: tuple[str, ...] = ()
     preamble: str = ""
     again: str = ""
@@ -56,7 +54,7 @@ class ToolFormat:
     @property
     def openings(self) -> tuple[str, ...]:
         """Markup that opens calls anywhere in a text."""
-        found = (text for form in self.call_forms for text, at_start in form.beginnings if text and not at_start)
+        found = (text for form in self.call_forms for text, at_start in form.all_triggers if text and not at_start)
         return tuple(dict.fromkeys((*found, *self.also_opened_by)))
 
     def tool_call_syntax(self, source: str) -> ToolCallSyntax:
@@ -67,17 +65,17 @@ class ToolFormat:
         """Return the markup before a reply for a template with that source."""
         return next((lead for lead in self.leads if lead in source), self.leads[0] if self.leads else "")
 
-    def reader(self, how: Reading, thought_tags: tuple[str, str], generation_prompt: str) -> OutputParser:
+    def reader(self, how: Reading, tags: tuple[str, str], generation_prompt: str) -> OutputParser:
         """Return the parser of a turn: reasoning, content and calls. `generation_prompt` is its start;
-        ``thought_tags``: the reasoning tags.
+        ``tags``: the reasoning tags.
         """
         inner: OutputParser = PlainParser()
         if how.callable or self.framed:
             inner = Parser(self.parse, how, primer=self._primer(generation_prompt))
-        if self.thinks or not (how.thoughts_apart or how.callable):
+        if self.reads_reasoning or not (how.separate_reasoning or how.callable):
             return inner
         openings = self.openings if how.callable else ()
-        return ReasoningParser(inner, thought_tags, generation_prompt, how=how, openings=openings, parse=self.parse)
+        return ReasoningParser(inner, tags, generation_prompt, how=how, openings=openings, parse=self.parse)
 
     def _primer(self, generation_prompt: str) -> str:
         """The part of the assistant's turn that the prompt has begun."""

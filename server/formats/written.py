@@ -20,8 +20,9 @@ from server.formats.tool_call_syntax import (
 
 def calls_text(form: ToolCallSyntax, calls: Sequence[tuple[str, str]]) -> str:
     """Calls from names and arguments (JSON). Ids and the like are counted."""
+    after_name = form.after_name[0]
     shown = (
-        f"{_marked(form.before, n)}{name}{_marked(form.behind[0], n)}{_arguments(form.arguments, given)}{form.after}"
+        f"{_marked(form.before, n)}{name}{_marked(after_name, n)}{_arguments(form.arguments, given)}{form.after}"
         for n, (name, given) in enumerate(calls)
     )
     return f"{form.open}{form.joint.join(shown)}{form.close}"
@@ -48,8 +49,8 @@ def _arguments(form: Arguments, text: str) -> str:
 
 def _parameter(form: Parameters, key: str, value: Any) -> str:
     text = isinstance(value, str)
-    behind = form.behind if text or form.behind_json is None else form.behind_json
-    return f"{form.before}{key}{_marked(behind, 0)}{value if text else _json(value)}{form.after}{form.joint}"
+    opening = form.before_value if text or form.before_json_value is None else form.before_json_value
+    return f"{form.before}{key}{_marked(opening, 0)}{value if text else _json(value)}{form.after}{form.joint}"
 
 
 def _braced(value: Any, quote: str) -> str:

@@ -272,8 +272,8 @@ def _turn(
         yield {"role": message["role"], "content": joined((PREAMBLE_MARK, content), "") if preamble else content}
         message["content"] = ""
     elif content and message.get("reasoning_content") and not caps.all_of_a_call:
-        thought = f"{message['reasoning_content']}{preamble or _JOINT}{text_of(content)}"
-        message |= {"content": "", "reasoning_content": thought, "thinking": thought}
+        reasoning = f"{message['reasoning_content']}{preamble or _JOINT}{text_of(content)}"
+        message |= {"content": "", "reasoning_content": reasoning, "thinking": reasoning}
     if len(calls) < 2 or caps.parallel_tool_calls:
         yield message
         yield from results
@@ -402,8 +402,8 @@ def _merged(messages: _Messages) -> _Messages:
             told += said
             continue
         both = {**said[0], "content": joined(message["content"] for message in said)}
-        thoughts = _JOINT.join(filter(None, (message.get("reasoning_content") for message in said)))
-        told.append({**both, "reasoning_content": thoughts, "thinking": thoughts} if thoughts else both)
+        reasoning = _JOINT.join(filter(None, (message.get("reasoning_content") for message in said)))
+        told.append({**both, "reasoning_content": reasoning, "thinking": reasoning} if reasoning else both)
     return told
 
 

@@ -37,7 +37,7 @@ class Capabilities:
     ``parts``: by role, how many parts of such a list are shown: all, the first, or none.
     ``object_arguments``: a tool call's arguments must be an object; their JSON text comes out quoted, or not at all.
     ``thinking``: ``enable_thinking`` changes the prompt, or thoughts of a message show up in it.
-    ``thought_tags``: what stands in front of thoughts and behind them, with the white space; "" where the template
+    ``reasoning_tags``: what stands in front of thoughts and behind them, with the white space; "" where the template
     shows none.
     ``all_of_a_call``: a message with calls may have thoughts and content, too; gpt-oss takes one of them.
     ``preserve_reasoning``: thoughts of earlier turns can be kept in the prompt. ``reasoning_effort``: that variable
@@ -67,7 +67,7 @@ class Capabilities:
     parallel_tool_calls: bool
     object_arguments: bool
     thinking: bool
-    thought_tags: tuple[str, str]
+    reasoning_tags: tuple[str, str]
     all_of_a_call: bool = True
     preserve_reasoning: bool = False
     reasoning_effort: bool = False
@@ -116,7 +116,7 @@ class _Probe:
         self._objects = _NEEDLE in objects and f"'{_NEEDLE}'" not in objects  # not as Python prints an object
         calls = _NEEDLE in objects or _NEEDLE in texts
         histories = ([user], [self._says("system", "s"), user])
-        thought, in_a_row = self._thought(), shows("user user assistant assistant user")
+        thought, in_a_row = self._reasoning(), shows("user user assistant assistant user")
         empty_answer = shows("user empty user" if in_a_row else "user empty")
         efforts = {effort: self._effort(effort) for effort in EFFORTS}
         several = self._shows_two_calls()
@@ -129,10 +129,10 @@ class _Probe:
             tool_calls=calls,
             parallel_tool_calls=several,
             object_arguments=self._objects,
-            thinking=self._switches_thoughts() or _NEEDLE in thought,
-            thought_tags=_thought_tags(thought, self._source),
+            thinking=self._switches_reasoning() or _NEEDLE in thought,
+            reasoning_tags=_reasoning_tags_in(thought, self._source),
             all_of_a_call=self._takes_all_of_a_call(),
-            preserve_reasoning=self._preserves_thoughts(),
+            preserve_reasoning=self._preserves_reasoning(),
             reasoning_effort=len({efforts[effort] for effort in ("none", "low", "high", "max")}) > 1,
             efforts=tuple(effort for effort in EFFORTS if efforts[effort]) or EFFORTS,
             parts={role: self._n_parts(role) for role in _ROLES} if self._typed else {},
@@ -253,10 +253,10 @@ class _Probe:
             return "always"
         return "latest" if self._shows("user both result", in_order=False) else "never"
 
-    def _switches_thoughts(self) -> bool:
+    def _switches_reasoning(self) -> bool:
         return self._try([self._user], enable_thinking=True) != self._try([self._user], enable_thinking=False)
 
-    def _thought(self) -> str:
+    def _reasoning(self) -> str:
         message = {"role": "assistant", "content": "content7351", "reasoning_content": _NEEDLE}
         return self._try([self._user, message], enable_thinking=True)
 
@@ -266,7 +266,7 @@ class _Probe:
         without, whole = (self._try([self._user, {**thinks, "content": text}, result]) for text in ("", "c"))
         return bool(whole) or not without
 
-    def _preserves_thoughts(self) -> bool:
+    def _preserves_reasoning(self) -> bool:
         old = {"role": "assistant", "content": "a", "reasoning_content": _NEEDLE}
         new = {"role": "assistant", "content": "a", "reasoning_content": "thought"}
         drop = dict.fromkeys(("clear_thinking", "truncate_history_thinking", "drop_thinking"), False)
@@ -321,7 +321,7 @@ def _shows_structure(text: str) -> bool:
     return "'type'" in text or '"type"' in text
 
 
-def _thought_tags(shown: str, source: str) -> tuple[str, str]:
+def _reasoning_tags_in(shown: str, source: str) -> tuple[str, str]:
     """As a message's thoughts are shown; else the bare tags of a template that cuts thoughts off."""
     for opening, closing in TAGS:
         around = rf"({re.escape(opening)}\s*){_NEEDLE}(\s*{re.escape(closing)}\s*)"

@@ -15,22 +15,22 @@ from server.templates.adaptation import text_of
 from server.templates.capabilities import Capabilities
 
 Continued = bool | Literal["content", "reasoning_content"]
-"""What of the last message the prompt ends with; True: its content, or its thoughts where there is nothing else."""
+"""What of the last message the prompt ends with; True: its content, or its reasoning where there is nothing else."""
 
 _MARK = "CONTINUE_FINAL_MESSAGE_TAG "  # the space behind it is lost where the template trims
 
 
-def goes_on_thinking(message: TemplateMessage, wanted: Continued) -> bool:
-    """Whether the thoughts are what the prompt ends with."""
-    thought, content = message.get("reasoning_content"), text_of(message.get("content"))
-    return wanted == "reasoning_content" or (wanted is True and bool(thought) and not content)
+def continues_reasoning(message: TemplateMessage, wanted: Continued) -> bool:
+    """Whether the reasoning are what the prompt ends with."""
+    reasoning, content = message.get("reasoning_content"), text_of(message.get("content"))
+    return wanted == "reasoning_content" or (wanted is True and bool(reasoning) and not content)
 
 
 def marked(message: dict[str, Any], *, thinks: bool) -> dict[str, Any]:
-    """The message, in the form that the template takes, with the mark behind its content or its thoughts."""
+    """The message, in the form that the template takes, with the mark behind its content or its reasoning."""
     if thinks:
-        thought = message.get("reasoning_content", "") + _MARK
-        return {**message, "reasoning_content": thought, "thinking": thought}
+        reasoning = message.get("reasoning_content", "") + _MARK
+        return {**message, "reasoning_content": reasoning, "thinking": reasoning}
     content = message["content"]
     if isinstance(content, list):
         return {**message, "content": [*content[:-1], {**content[-1], "text": content[-1]["text"] + _MARK}]}
@@ -52,30 +52,32 @@ def written(
 ) -> str:
     """The opening of the assistant's turn with the message's parts behind it.
 
-    Thoughts are closed in front of content, empty ones too where the template itself closes thoughts.
+    Reasoning is closed before content, also empty reasoning if the template itself closes it.
     """
-    content, thought = text_of(message.get("content")), message.get("reasoning_content") or ""
-    thinks = goes_on_thinking(message, wanted)
+    content, reasoning = text_of(message.get("content")), message.get("reasoning_content") or ""
+    thinks = continues_reasoning(message, wanted)
     start, end, closes = _around(chat_format, caps)
     tag = start.strip()
     if thinks and not tag:
         raise InvalidRequest(
-            "continue_final_message: the chat template of this model has no thoughts to go on with",
+            "continue_final_message: the chat template of this model has no reasoning to continue",
             "continue_final_message",
         )
-    if tag and (thought or thinks or tag in opening or closes):
-        opening = opening.partition(tag)[0] + start + thought + ("" if thinks else end + chat_format.tool_format.again)
+    if tag and (reasoning or thinks or tag in opening or closes):
+        opening = (
+            opening.partition(tag)[0] + start + reasoning + ("" if thinks else end + chat_format.tool_format.again)
+        )
     return opening if thinks else opening + chat_format.lead + content
 
 
 def _around(chat_format: ChatFormat, caps: Capabilities) -> tuple[str, str, bool]:
-    """What stands in front of thoughts and behind them, "" for nothing, and whether empty ones are closed."""
+    """What stands in front of reasoning and behind them, "" for nothing, and whether empty ones are closed."""
     tool_format, source = chat_format.tool_format, chat_format.source
-    if tool_format.thoughts is not None:
-        return *tool_format.thoughts, False
+    if tool_format.reasoning_tags is not None:
+        return *tool_format.reasoning_tags, False
     if tool_format.leads:
-        return (*chat_format.thought_tags, True) if chat_format.names_thoughts else ("", "", False)
-    start, end = caps.thought_tags
-    if tool_format.thinks and start and start == start.rstrip() and f"{start}\\n" in source:
-        start += "\n"  # Gemma 4: its template shows thoughts in front of calls only
+        return (*chat_format.reasoning_tags, True) if chat_format.has_reasoning_tags else ("", "", False)
+    start, end = caps.reasoning_tags
+    if tool_format.reads_reasoning and start and start == start.rstrip() and f"{start}\\n" in source:
+        start += "\n"  # Gemma 4: its template shows reasoning only before calls
     return start, end, bool(end) and end.strip() in source

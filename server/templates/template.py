@@ -13,7 +13,7 @@ from server.formats.recognition import TOOL, TemplateMessage, n_common, recognis
 from server.templates.adaptation import PREAMBLE_MARK, adapt, adapted_effort, formed, labelled
 from server.templates.built_in import CHATML, format_of, names, source_of
 from server.templates.capabilities import Capabilities, probe
-from server.templates.continuation import Continued, cut, goes_on_thinking, marked, written
+from server.templates.continuation import Continued, continues_reasoning, cut, marked, written
 from server.templates.instructions import calls_as_text, completed, with_tools
 from server.templates.rendering import InProcess, Renderer, RenderFault, RenderRefusal, RenderStopped, TemplateBroken
 
@@ -142,7 +142,7 @@ class ChatTemplate:
                 return RenderedPrompt(self._checked(compiled, arguments, generation=False), "")
             return self._opened(compiled, arguments)
 
-        shown = _told_as_variables(tools)
+        shown = _tool_variables(tools)
         messages = self._told(messages, tools, compiled)
         try:
             return prompt(messages, shown)
@@ -150,9 +150,9 @@ class ChatTemplate:
             if not tools:
                 raise
         try:
-            return prompt(messages, _told_as_variables([completed(tool) for tool in tools]))
+            return prompt(messages, _tool_variables([completed(tool) for tool in tools]))
         except _FailedError:
-            return prompt(with_tools(messages, tools, compiled.chat_format.tool_call_syntax), _told_as_variables(()))
+            return prompt(with_tools(messages, tools, compiled.chat_format.tool_call_syntax), _tool_variables(()))
 
     def _shows_all(
         self,
@@ -186,7 +186,7 @@ class ChatTemplate:
 
     def _continued(self, compiled: _Compiled, arguments: dict[str, Any], wanted: Continued) -> RenderedPrompt:
         *before, last = arguments["messages"]
-        thinks = goes_on_thinking(last, wanted)
+        thinks = continues_reasoning(last, wanted)
         given = {**arguments, "messages": [*before, marked(last, thinks=thinks)]}
         text = cut(self._checked(compiled, given, generation=False), last, thinks=thinks)
         try:
@@ -255,7 +255,7 @@ class ChatTemplate:
 
     def _compiled(self, source: str) -> _Compiled:
         def render(*, tools: Sequence[Mapping[str, Any]] = (), **arguments: Any) -> str:
-            given = {**_dates(), **self._fixed, **_told_as_variables(tools), **arguments}
+            given = {**_dates(), **self._fixed, **_tool_variables(tools), **arguments}
             return self._renderer.render(source, given)
 
         try:
@@ -284,7 +284,7 @@ def _dates() -> dict[str, str]:
     return {"datetime": now.strftime("%b %d %Y"), "date_string": now.strftime("%d %b %Y")}
 
 
-def _told_as_variables(tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _tool_variables(tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Tools under their usual name; ``functions`` is what Firefunction's template reads, as its model card has it."""
     try:
         functions = json.dumps([tool.get("function", tool) for tool in tools], indent=4)

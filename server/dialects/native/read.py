@@ -31,7 +31,7 @@ from server.dialects.native.write import Finals, NativeReply, NativeStream
 from server.engine.media import MediaPrompt
 from server.engine.request import Request
 from server.errors import InvalidRequest
-from server.formats.parsing.reasoning import begun_thoughts
+from server.formats.parsing.reasoning import open_reasoning
 from server.media.source import NOTHING_SEEN, Seen
 from server.pool.model import LoadedModel
 from server.structured.constraint import Constraint
@@ -148,7 +148,7 @@ def _budgeted(constraint: Constraint | None, body: NativeBody, model: LoadedMode
         reason = "can't be used with what shapes the whole output; chat completions can"
         raise field_error("reasoning_budget_tokens", reason)
     opening, ends = tags
-    begun, others = begun_thoughts(body.generation_prompt or "", (opening, ends[0])), ends[1:]
+    begun, others = open_reasoning(body.generation_prompt or "", (opening, ends[0])), ends[1:]
     return ended_by(allowed, None, model.vocab, (opening, ends[0]), begun=begun, other_ends=others, reopens=True)
 
 

@@ -78,7 +78,7 @@ def capabilities(state: ModelState) -> list[str]:
 
 def can_think(template: ChatTemplate) -> bool:
     """Return whether a model with that template can reason, so that clients may request it."""
-    return template.supports_thinking or template.chat_format(tools=False).knows_thoughts
+    return template.supports_thinking or template.chat_format(tools=False).separates_reasoning
 
 
 def _listed(state: ModelState) -> Json:

@@ -67,9 +67,9 @@ def _json_value(schema: Any, root: Mapping[str, Any], text: LarkText) -> str:
     """Return the rule of a value as JSON. Members of plain objects may be in any order, while llguidance's own follow
     the schema.
     """
-    if isinstance(schema, Mapping) and _members_stand_alone(schema):
+    if isinstance(schema, Mapping) and _has_independent_members(schema):
         return _json_object(schema, root, text)
-    if isinstance(schema, Mapping) and _items_stand_alone(schema):
+    if isinstance(schema, Mapping) and _has_independent_items(schema):
         return _json_list(schema, root, text)
     return json_rule(schema, root, text)
 
@@ -102,17 +102,17 @@ def _json_list(schema: Mapping[str, Any], root: Mapping[str, Any], text: LarkTex
     return text.rule(f'"[" {space} {items} "]"' if least else f'"[" {space} ({items})? "]"')
 
 
-def _items_stand_alone(schema: Mapping[str, Any]) -> bool:
+def _has_independent_items(schema: Mapping[str, Any]) -> bool:
     """Whether it is a list of objects that can be written in any order."""
     if schema.get("type") != "array" or not _PLAIN_LIST.issuperset(schema):
         return False
     least, most = schema.get("minItems", 0), schema.get("maxItems")
     bounded = type(least) is int and (most is None or (type(most) is int and most >= max(least, 1)))
     items = schema.get("items")
-    return bounded and least >= 0 and isinstance(items, Mapping) and _members_stand_alone(items)
+    return bounded and least >= 0 and isinstance(items, Mapping) and _has_independent_members(items)
 
 
-def _members_stand_alone(schema: Mapping[str, Any]) -> bool:
+def _has_independent_members(schema: Mapping[str, Any]) -> bool:
     """Return whether it is an object whose members have independent schemas, which at most refer to the definitions."""
     members, needed = schema.get("properties"), schema.get("required", [])
     if schema.get("type") != "object" or not isinstance(members, Mapping) or not isinstance(needed, list):
@@ -121,13 +121,13 @@ def _members_stand_alone(schema: Mapping[str, Any]) -> bool:
         return False
     more = schema.get("additionalProperties", True)
     plain = all(isinstance(part, Mapping | bool) for part in (*members.values(), more))
-    return plain and all(isinstance(key, str) for key in needed) and _looks_at_definitions(schema)
+    return plain and all(isinstance(key, str) for key in needed) and _refers_to_definitions(schema)
 
 
-def _looks_at_definitions(schema: Any) -> bool:
+def _refers_to_definitions(schema: Any) -> bool:
     """Whether all references lead to the definitions of the whole."""
     if isinstance(schema, list):
-        return all(map(_looks_at_definitions, schema))
+        return all(map(_refers_to_definitions, schema))
     if not isinstance(schema, Mapping):
         return True
     if any(isinstance(schema.get(key), str) for key in _NAMES_OF_PLACES):
@@ -135,7 +135,7 @@ def _looks_at_definitions(schema: Any) -> bool:
     reference = schema.get("$ref")
     if isinstance(reference, str) and not reference.startswith(_DEFINITIONS):
         return False
-    return all(map(_looks_at_definitions, schema.values()))
+    return all(map(_refers_to_definitions, schema.values()))
 
 
 def _one_by_one(schema: Mapping[str, Any], text: LarkText, form: Parameters) -> str:
@@ -154,8 +154,8 @@ def _one_by_one(schema: Mapping[str, Any], text: LarkText, form: Parameters) -> 
 
 def _parameter(key: str, schema: Any, root: Mapping[str, Any], text: LarkText, form: Parameters) -> str:
     value, is_json = _typed(schema, root, text, form)
-    behind = form.behind_json if is_json and form.behind_json is not None else form.behind
-    return text.rule(f"{text.literal(form.before)} {key} {text.markup(behind)} {value} {text.literal(form.joint)}")
+    opening = form.before_json_value if is_json and form.before_json_value is not None else form.before_value
+    return text.rule(f"{text.literal(form.before)} {key} {text.markup(opening)} {value} {text.literal(form.joint)}")
 
 
 def _typed(schema: Any, root: Mapping[str, Any], text: LarkText, form: Parameters) -> tuple[str, bool]:
@@ -225,7 +225,7 @@ def text_argument_rule(arguments: Arguments, grammar: TextGrammar, text: LarkTex
             opening = text.literal(f'{INPUT}="')
             return text.rule(f"{opening} {text.text_in_json(grammar)} {text.literal(chr(34) + end)}")
         case Parameters():
-            opening = f"{text.literal(arguments.before + INPUT)} {text.markup(arguments.behind)}"
+            opening = f"{text.literal(arguments.before + INPUT)} {text.markup(arguments.before_value)}"
             value = text.held_text_until(grammar, arguments.after, never=arguments.never)
             return text.rule(f"{opening} {value} {text.literal(arguments.joint)} {text.literal(arguments.end)}")
         case Braces(quote):

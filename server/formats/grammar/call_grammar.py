@@ -83,12 +83,12 @@ def triggers(
             found = [_named(form, function, functions, control, tags, parallel) for function in functions]
             return [trigger for each in found for trigger in each]
         text = LarkText(control, tags)
-        first, _ = form.beginnings[0]
+        first, _ = form.all_triggers[0]
         calls = _calls(form, functions, text, parallel=parallel and form.rest_of_list, begun=first)
         lark = text.whole(calls)
     except RecursionError:
         raise InvalidRequest("tools: the parameters of a function are nested too deeply", "tools") from None
-    return [Trigger(begun, lark, at_start) for begun, at_start in form.beginnings]
+    return [Trigger(begun, lark, at_start) for begun, at_start in form.all_triggers]
 
 
 def _named(
@@ -100,10 +100,10 @@ def _named(
     parallel: bool,
 ) -> list[Trigger]:
     """Return the triggers with this function's name and the next character."""
-    behind = form.behind[0]
-    assert isinstance(behind, str)
+    after_name = form.after_name[0]
+    assert isinstance(after_name, str)
     text = LarkText(control, tags)
-    rest = text.literal(behind[1:])
+    rest = text.literal(after_name[1:])
     call = f"{rest} {_arguments(form, function, text)} {text.literal(form.after)}"
     if form.rest_of_list:
         more = _alternatives(form, functions, text)
@@ -111,7 +111,7 @@ def _named(
         call = f"{call}{again} {text.literal(form.close)}"
     lark = text.whole(call)
     name = _written(function["name"], form)
-    return [Trigger(f"{begun}{name}{behind[0]}", lark, at_start) for begun, at_start in form.beginnings]
+    return [Trigger(f"{begun}{name}{after_name[0]}", lark, at_start) for begun, at_start in form.all_triggers]
 
 
 def _calls(
@@ -136,9 +136,9 @@ def _call(form: ToolCallSyntax, function: Function, text: LarkText, begun: str) 
     name = _written(function["name"], form)
     starts = (form.before,) if begun else (form.before, *form.also_before)
     before = " | ".join(text.markup(start, without=begun) for start in starts)
-    behind = " | ".join(map(text.markup, form.behind))
+    after_name = " | ".join(map(text.markup, form.after_name))
     arguments = _arguments(form, function, text)
-    return text.rule(f"({before}) {text.literal(name)} ({behind}) {arguments} {text.literal(form.after)}")
+    return text.rule(f"({before}) {text.literal(name)} ({after_name}) {arguments} {text.literal(form.after)}")
 
 
 def _lead(form: ToolCallSyntax, functions: Sequence[Function], text: LarkText) -> str:
@@ -176,7 +176,7 @@ def _arguments_of(arguments: Arguments, function: Function, text: LarkText) -> s
 
 def _written(name: str, form: ToolCallSyntax) -> str:
     """Return a function's name as written in the syntax. Raises `InvalidRequest` if the markup can't contain it."""
-    if isinstance(form.arguments, JsonArguments) and form.behind[0][:1] == '"':
+    if isinstance(form.arguments, JsonArguments) and form.after_name[0][:1] == '"':
         return json.dumps(name, ensure_ascii=False)[1:-1]
     if not TOOL_NAME.fullmatch(name):
         raise InvalidRequest(

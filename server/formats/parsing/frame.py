@@ -10,12 +10,12 @@ from server.formats.parsing.stream_parser import StreamParser
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """``thought``: tags around reasoning. ``silent``: markup without meaning. ``calls``: openings and their parsers.
+    """``tags``: tags around reasoning. ``silent``: markup without meaning. ``calls``: openings and their parsers.
     ``sections``: silent markup before calls. Reasoning also ends with ``breaks``. Calls in reasoning only count if
     the text ends before the reasoning does.
     """
 
-    thought: tuple[str, str]
+    tags: tuple[str, str]
     silent: tuple[str, ...]
     calls: Mapping[str, Callable[[StreamParser], Steps[None]]]
     breaks: tuple[str, ...] = ()
@@ -23,7 +23,7 @@ class Frame:
 
     def parse(self, turn: StreamParser) -> Steps[None]:
         """A format's generator."""
-        opening, closing = self.thought
+        opening, closing = self.tags
         calls = tuple(self.calls) if turn.how.callable else ()
         opened = (*self.sections, *calls) if turn.how.callable else ()
         marker = ""
@@ -31,10 +31,10 @@ class Frame:
             if not marker:
                 marker = yield from turn.content_until(opening, closing, *self.silent, *calls)
             if marker == opening:
-                turn.thought_tag(opening)
-                marker = yield from turn.thoughts((closing, *self.breaks), opened, self.parse)
+                turn.reasoning_tag(opening)
+                marker = yield from turn.read_reasoning((closing, *self.breaks), opened, self.parse)
                 if marker == closing:
-                    turn.thought_tag(closing)
+                    turn.reasoning_tag(closing)
                     marker = ""
                 continue
             if marker in calls:

@@ -38,24 +38,24 @@ class NotMarkup(Exception):
 @dataclass(frozen=True, slots=True)
 class _Markers:
     found: re.Pattern[str]
-    beginnings: frozenset[str]
+    prefixes: frozenset[str]
     first: frozenset[str]
     longest: int
 
     def held(self, text: str) -> int:
-        """Length of the longest end of `text` that a marker begins with, less than a whole marker."""
+        """Length of the longest end of `text` that is a proper prefix of a marker."""
         tail = text[-(self.longest - 1) :] if self.longest > 1 else ""
         if self.first.isdisjoint(tail):
             return 0
-        return next((len(tail) - at for at in range(len(tail)) if tail[at:] in self.beginnings), 0)
+        return next((len(tail) - at for at in range(len(tail)) if tail[at:] in self.prefixes), 0)
 
 
 @lru_cache(maxsize=512)
 def _markers(markers: tuple[str, ...]) -> _Markers:
     longest_first = sorted(markers, key=len, reverse=True)
-    beginnings = frozenset(marker[:n] for marker in markers for n in range(1, len(marker)))
+    prefixes = frozenset(marker[:n] for marker in markers for n in range(1, len(marker)))
     found = re.compile("|".join(map(re.escape, longest_first)))
-    return _Markers(found, beginnings, frozenset(marker[0] for marker in markers), len(longest_first[0]))
+    return _Markers(found, prefixes, frozenset(marker[0] for marker in markers), len(longest_first[0]))
 
 
 @dataclass(slots=True)
@@ -106,9 +106,9 @@ class Reader:
     def take(self, *markers: str) -> Steps[str]:
         """Consume and return the next marker; "" if there is none. Raises `EndOfText` if it is truncated."""
         wanted = _markers(markers)
-        while not self.final and (not self.text or self.text in wanted.beginnings):
+        while not self.final and (not self.text or self.text in wanted.prefixes):
             yield
-        if self.cut and len(self.text) >= MIN_CUT_MARKER and self.text in wanted.beginnings:
+        if self.cut and len(self.text) >= MIN_CUT_MARKER and self.text in wanted.prefixes:
             raise EndOfText
         found = wanted.found.match(self.text)
         return self.consume(found.end()) if found else ""

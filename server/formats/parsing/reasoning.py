@@ -41,17 +41,17 @@ _BUILT = {
 }
 
 
-def thinking_tags(source: str) -> tuple[str, str]:
+def reasoning_tags_of(source: str) -> tuple[str, str]:
     """The tags that the template speaks of; ``<think>`` when it names none."""
     return _named(source) or TAGS[0]
 
 
-def speaks_of_thoughts(source: str) -> bool:
+def has_reasoning_tags(source: str) -> bool:
     """Return whether the template contains reasoning tags, which separate reasoning from the reply."""
     return _named(source) is not None
 
 
-def begun_thoughts(prompt: str, tags: tuple[str, str]) -> str | None:
+def open_reasoning(prompt: str, tags: tuple[str, str]) -> str | None:
     """Return the reasoning text at the end of `prompt`; None if it ends outside of reasoning."""
     opening, closing = tags
     _, opened, begun = prompt.rpartition(opening)
@@ -102,7 +102,7 @@ class ReasoningParser:
         self._openings = openings
         self._parse = parse
         self._turn = StreamParser(how=how)
-        self._opened = begun_thoughts(generation_prompt, tags) is not None
+        self._opened = open_reasoning(generation_prompt, tags) is not None
         self._expects_more = self._opened or tags[1] in generation_prompt  # or its opening tag was read
         self._steps: Steps[None] | None = self._read()
 
@@ -125,7 +125,7 @@ class ReasoningParser:
     def _read_later_reasoning(self) -> None:
         """Have the answer's parser read further blocks, and leave out closing tags that close nothing."""
         how = self._turn.how
-        if how.thoughts_in_content or not how.thoughts_apart:
+        if how.reasoning_in_content or not how.separate_reasoning:
             return
         if isinstance(self._inner, PlainParser):
             self._inner = Parser(answer, how)
@@ -153,12 +153,12 @@ class ReasoningParser:
                 return
             tag = turn.settle()
             self._expects_more = True
-        if turn.how.thoughts_apart or not self._opened:  # text that is left as it came has no tag of the prompt's
-            turn.thought_tag(tag)
-        end = yield from turn.thoughts((closing,), self._openings, self._parse)
-        turn.thought_tag(end)
+        if turn.how.separate_reasoning or not self._opened:  # text that is left as it came has no tag of the prompt's
+            turn.reasoning_tag(tag)
+        end = yield from turn.read_reasoning((closing,), self._openings, self._parse)
+        turn.reasoning_tag(end)
         turn.mark()
         yield from turn.spaces()
         space = turn.settle()
-        if turn.how.thoughts_in_content:
+        if turn.how.reasoning_in_content:
             turn.content(space)

@@ -25,7 +25,7 @@ class Reading:
 
     ``functions``: the parameters' schema of each function; empty if unknown. ``callable``: whether to parse calls.
     ``forced``: the turn has only reasoning and calls, so that all other text is markup. ``parallel=False`` keeps
-    only the first call, as the client requested. ``thoughts_apart`` and ``thoughts_in_content`` follow from
+    only the first call, as the client requested. ``separate_reasoning`` and ``reasoning_in_content`` follow from
     reasoning_format: deepseek, none, and deepseek-legacy (both). Formats that use `reasoning.ReasoningParser` never
     see reasoning. ``taken``: ids of existing calls.
     """
@@ -34,8 +34,8 @@ class Reading:
     callable: bool = True
     forced: bool = False
     parallel: bool = True
-    thoughts_apart: bool = True
-    thoughts_in_content: bool = False
+    separate_reasoning: bool = True
+    reasoning_in_content: bool = False
     id_length: int = 32
     taken: frozenset[str] = frozenset()
 
@@ -68,9 +68,9 @@ class StreamParser(Reader):
     _ids: set[str] = field(default_factory=set)
     _in_call: bool = False  # a call has begun for sure, and is not over
     _spaces: list[str] = field(default_factory=list)
-    _thought_spaces: list[str] = field(default_factory=list)
+    _reasoning_spaces: list[str] = field(default_factory=list)
     _inside: bool = False  # reasoning has started with more than whitespace
-    _thought_once: bool = False
+    _has_reasoning: bool = False
     later: LaterReasoning | None = None
     holds_spaces: bool = True
     _line: str = ""  # the last line of the content, for `later`
@@ -108,34 +108,34 @@ class StreamParser(Reader):
             return False
         return not line.strip() or line[-1] not in _NO_TAG_AFTER
 
-    def thought(self, text: str) -> None:
+    def reasoning(self, text: str) -> None:
         """Emit reasoning text. If reasoning is separate, whitespace around it is dropped."""
-        if self.how.thoughts_in_content:
+        if self.how.reasoning_in_content:
             self._show(text)
-        if not self.how.thoughts_apart:
+        if not self.how.separate_reasoning:
             return
         if not self._inside:
             text = text.lstrip()
         sure = text.rstrip()
         if sure:
-            self.pieces.append(Reasoning("".join(self._thought_spaces) + sure))
-            self._thought_spaces.clear()
-            self._inside = self._thought_once = True
+            self.pieces.append(Reasoning("".join(self._reasoning_spaces) + sure))
+            self._reasoning_spaces.clear()
+            self._inside = self._has_reasoning = True
         if self._inside and len(sure) < len(text):
-            self._thought_spaces.append(text[len(sure) :])
+            self._reasoning_spaces.append(text[len(sure) :])
 
-    def thought_tag(self, text: str) -> None:
+    def reasoning_tag(self, text: str) -> None:
         """Handle a reasoning tag: it separates parts of reasoning, and is shown if reasoning stays in the content."""
         self._inside = False
-        self._thought_spaces.clear()
-        if self._thought_once:
-            self._thought_spaces.append("\n")
-        if self.how.thoughts_in_content:
+        self._reasoning_spaces.clear()
+        if self._has_reasoning:
+            self._reasoning_spaces.append("\n")
+        if self.how.reasoning_in_content:
             self._show(text)
 
     def expect_reasoning(self, later: LaterReasoning, before: "StreamParser") -> None:
         """Read reasoning in the answer, too; `before` has read the reasoning before it."""
-        self.later, self._thought_once = later, before._thought_once
+        self.later, self._has_reasoning = later, before._has_reasoning
 
     def certain(self) -> None:
         """Commit: the text since `attempt` is a call."""
@@ -180,12 +180,12 @@ class StreamParser(Reader):
         """Whether a function may have that name."""
         return bool(name) and (name in self.how.functions or not self.how.functions)
 
-    def begins_with(self, *beginnings: str) -> Steps[bool]:
+    def begins_with(self, *characters: str) -> Steps[bool]:
         """Return whether one of these characters follows; whitespace before it becomes content."""
         self.mark()
         yield from self.spaces()
         self.give_back()
-        return (yield from self.peek()) in beginnings
+        return (yield from self.peek()) in characters
 
     def content_until(self, *markers: str) -> Steps[str]:
         """Everything up to one of the markers is content, except further reasoning; the marker."""
@@ -200,29 +200,29 @@ class StreamParser(Reader):
                 self.content(found)
                 continue
             if found == opening:
-                self.thought_tag(opening)
-                yield from self.thoughts((closing,), self.later.openings, self.later.parse)
-                self.thought_tag(closing)
+                self.reasoning_tag(opening)
+                yield from self.read_reasoning((closing,), self.later.openings, self.later.parse)
+                self.reasoning_tag(closing)
             self._line = ""
             if not self._has_content:
                 yield from self.spaces()
 
-    def thought_until(self, *markers: str) -> Steps[str]:
+    def reasoning_until(self, *markers: str) -> Steps[str]:
         """Everything up to one of the markers is reasoning; also half a marker, where the text is cut off."""
         try:
-            return (yield from self.until(markers, self.thought))
+            return (yield from self.until(markers, self.reasoning))
         except EndOfText:
-            self.thought(self.consume(len(self.text)))
+            self.reasoning(self.consume(len(self.text)))
             raise
 
-    def thoughts(self, ends: tuple[str, ...], openings: tuple[str, ...], parse: Parse) -> Steps[str]:
+    def read_reasoning(self, ends: tuple[str, ...], openings: tuple[str, ...], parse: Parse) -> Steps[str]:
         """Emit reasoning up to one of `ends` and return that. Raises `EndOfText` if there is none.
 
         `parse` reads text after one of `openings` separately. If the text ends after it, it is calls. If more
         reasoning or its end follows, it was only mentioned and is reasoning as well.
         """
         while True:
-            found = yield from self.thought_until(*ends, *openings)
+            found = yield from self.reasoning_until(*ends, *openings)
             if found in ends:
                 return found
             aside = _Aside(Parser(parse, self.how, n_calls=self.n_calls))
@@ -233,7 +233,7 @@ class StreamParser(Reader):
                 *mentioned, last = aside.read_so_far
                 if not mentioned:
                     mentioned, last = [last], ""
-                self.thought("".join(mentioned))
+                self.reasoning("".join(mentioned))
                 self.back(last)  # it may open a call, too
                 continue
             except EndOfText:
@@ -242,9 +242,9 @@ class StreamParser(Reader):
                     self.pieces.extend(aside.pieces)
                     self.n_calls = aside.parser.turn.n_calls
                 else:
-                    self.thought("".join(aside.read_so_far) + rest)
+                    self.reasoning("".join(aside.read_so_far) + rest)
                 raise
-            self.thought("".join(aside.read_so_far))
+            self.reasoning("".join(aside.read_so_far))
             return found
 
     def attempt(self, opening: str, steps: Steps[None], *, doubtful: bool = False) -> Steps[bool]:
@@ -329,7 +329,7 @@ class Parser:
         if primer:
             self.feed(primer)
             self.turn._spaces.clear()
-            self.turn._thought_spaces.clear()
+            self.turn._reasoning_spaces.clear()
 
     def feed(self, text: str) -> list[Piece]:
         """Add a chunk and return the pieces that can't change any more."""

@@ -27,7 +27,7 @@ from server.engine.request import (
     TokenLogprob,
 )
 from server.formats.parsing.pieces import ContentText, Piece
-from server.formats.parsing.reasoning import begun_thoughts
+from server.formats.parsing.reasoning import open_reasoning
 from server.pool.protocols import MediaReader
 from server.pool.spec import ChatParams, LoadParams, ModelSpec
 from server.structured.constraint import Constraint
@@ -159,7 +159,7 @@ def answer_of(
     thinking = ReasoningSettings(format=reasoning_format)
     conversation = Conversation((), tools or Tools(), thinking, read_shape(asked), asked.lazy)
     chat_format = model.template.chat_format(tools=bool(conversation.tools.tools))
-    thoughts = begun_thoughts(opened, chat_format.thought_tags)
+    thoughts = open_reasoning(opened, chat_format.reasoning_tags)
     prompt = Prompt(RenderedPrompt("", opened), thinks, ReasoningBudget(), thoughts, prefilled=prefilled, opens=opens)
     return decide(conversation, chat_format, prompt, model).constraint
 

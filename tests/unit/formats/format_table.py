@@ -124,7 +124,7 @@ def _row(form: ToolFormat, told_of: str) -> str:
         models,
         _yes(any(found.calls for found in meant)),
         _yes(any(len(found.calls) > 1 for found in meant)),
-        "own" if any(found.reasoning for found in meant) and form.thinks else _tags(form.name),
+        "own" if any(found.reasoning for found in meant) and form.reads_reasoning else _tags(form.name),
         "stream" if _streams(own) else "whole",
         "schema" if any(_typed_by_schema(recorded) for recorded in own) else "format",
         _enforced(form.forced.arguments),

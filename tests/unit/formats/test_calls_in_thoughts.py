@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from server import formats
-from server.formats.parsing.reasoning import thinking_tags
+from server.formats.parsing.reasoning import reasoning_tags_of
 from tests.unit.formats.reading import Read, every_character, parser, read
 from tests.unit.formats.recorded import PARIS, RECORDED, Recorded
 
@@ -15,7 +15,7 @@ ENDS = {"harmony": "<|start|>assistant<|channel|>final<|message|>", "muse": "<|s
 
 def tags(form: str) -> tuple[str, str]:
     source = "<|channel|>analysis<|message|> … " if form == "harmony" else " ".join(formats.BY_NAME[form].tags)
-    return formats.BY_NAME[form].thoughts or thinking_tags(source)
+    return formats.BY_NAME[form].reasoning_tags or reasoning_tags_of(source)
 
 
 def calls_of(recorded: Recorded) -> str:
@@ -46,7 +46,7 @@ FORMS = [form.name for form in formats.FORMATS if form.name not in NOT_MENTIONED
 
 
 def both_ways(form: str, text: str, opened: str) -> Read:
-    sign = "" if formats.BY_NAME[form].thinks else tags(form)[1]
+    sign = "" if formats.BY_NAME[form].reads_reasoning else tags(form)[1]
     prompt = formats.BY_NAME[form].turn_start + opened
     found = read(parser(form, sign=sign, prompt=prompt), text)
     assert read(parser(form, sign=sign, prompt=prompt), text, every_character(text)) == found
@@ -99,7 +99,9 @@ def test_reasoning_behind_a_call_is_streamed_before_it_ends(form: str) -> None:
     recorded = first(form)
     assert recorded is not None
     opening, closing = tags(form)
-    made = parser(form, sign="" if formats.BY_NAME[form].thinks else closing, prompt=formats.BY_NAME[form].turn_start)
+    made = parser(
+        form, sign="" if formats.BY_NAME[form].reads_reasoning else closing, prompt=formats.BY_NAME[form].turn_start
+    )
     found = Read()
     found.take(made.feed(f"{opening}I could write {calls_of(recorded)} but need not"))
     assert found.reasoning.rstrip().endswith("but need not")

@@ -151,7 +151,7 @@ def rendering(form: ToolFormat) -> str:
         return "{{ " + " ~ ".join(repr(char) for char in "".join(pieces)) + " }}" if any(parts(markup)) else ""
 
     shape = form.forced
-    one = shown(shape.before) + "{{ c.function.name }}" + shown(shape.behind[0])
+    one = shown(shape.before) + "{{ c.function.name }}" + shown(shape.after_name[0])
     one += "{{ c.function.arguments | tojson }}" + shown(shape.after)
     calls = f"{{% for c in m.tool_calls %}}{{{{ '' if loop.first else {shape.joint!r} }}}}{one}{{% endfor %}}"
     around = f"{{% if m.tool_calls %}}{shown(shape.open)}{calls}{shown(shape.close)}{{% endif %}}"

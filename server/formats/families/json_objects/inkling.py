@@ -37,10 +37,10 @@ def _block(turn: StreamParser) -> Steps[None]:
         turn.settle()
     elif kind == _THINKING:
         turn.settle()
-        turn.thought_tag(kind)
-        end = yield from turn.thought_until(*_ENDS, _START, _TEXT)
+        turn.reasoning_tag(kind)
+        end = yield from turn.reasoning_until(*_ENDS, _START, _TEXT)
         if end in _ENDS:
-            turn.thought_tag(end)
+            turn.reasoning_tag(end)
         else:
             turn.back(end)
     else:
@@ -64,10 +64,10 @@ FORMAT = ToolFormat(
     recognised_by=((_START, _CALL),),
     tags=(_START, _THINKING, _TEXT, _CALL, *_ENDS),
     framed=True,
-    thinks=True,
+    reads_reasoning=True,
     breaks=(*_ENDS, _START, _TEXT),
     turn_start=_START,
-    thoughts=(_THINKING, _ENDS[0]),
+    reasoning_tags=(_THINKING, _ENDS[0]),
     leads=(_TEXT,),
     again=_START,
     forced=_FORM,

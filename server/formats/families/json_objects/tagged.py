@@ -205,7 +205,7 @@ Code for the interpreter (``<|action_start|><|interpreter|>``) stays content.
 """
 
 _LLAMA = ("<|python_tag|>", "<|python_start|>", "<|python_end|>")
-_BEGINNINGS = ('{"name": "', '{"name":"', '{"type": "function", "name": "', '{"type":"function","name":"')
+_TRIGGERS = ('{"name": "', '{"name":"', '{"type": "function", "name": "', '{"type":"function","name":"')
 LLAMA_3 = ToolFormat(
     name="llama3",
     parse=JsonCalls(_LLAMA[:2], _LLAMA[2], separator=";", bare=True).parse,
@@ -215,13 +215,13 @@ LLAMA_3 = ToolFormat(
     ),
     tags=_LLAMA,
     forced=ToolCallSyntax(
-        _BEGINNINGS[0],
+        _TRIGGERS[0],
         ('", "parameters": ',),
         "}",
         joint="; ",
         whole=WholeJson("parameters"),
-        triggers=_BEGINNINGS[1:],
-        elsewhere=tuple(tag + beginning for tag in _LLAMA[:2] for beginning in _BEGINNINGS),
+        triggers=_TRIGGERS[1:],
+        elsewhere=tuple(tag + beginning for tag in _LLAMA[:2] for beginning in _TRIGGERS),
         by_name=True,
         at_start=True,
         rest_of_list=True,

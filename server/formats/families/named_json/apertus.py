@@ -11,7 +11,7 @@ from server.formats.parsing.stream_parser import StreamParser
 from server.formats.tool_call_syntax import ToolCallSyntax
 from server.formats.tool_format import ToolFormat
 
-_THOUGHT = ("<|inner_prefix|>", "<|inner_suffix|>")
+_REASONING = ("<|inner_prefix|>", "<|inner_suffix|>")
 _OPEN, _CLOSE = "<|tools_prefix|>", "<|tools_suffix|>"
 
 
@@ -50,12 +50,12 @@ _FORM = ToolCallSyntax(
 )
 FORMAT = ToolFormat(
     name="apertus",
-    parse=Frame(_THOUGHT, ("<|assistant_end|>",), {_OPEN: _calls}).parse,
+    parse=Frame(_REASONING, ("<|assistant_end|>",), {_OPEN: _calls}).parse,
     recognised_by=((_OPEN,),),
-    tags=(*_THOUGHT, _OPEN, _CLOSE),
+    tags=(*_REASONING, _OPEN, _CLOSE),
     framed=True,
-    thinks=True,
+    reads_reasoning=True,
     turn_start="<|assistant_start|>",
-    thoughts=_THOUGHT,
+    reasoning_tags=_REASONING,
     forced=_FORM,
 )

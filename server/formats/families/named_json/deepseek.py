@@ -69,7 +69,7 @@ _LIST = ToolCallSyntax(
     rest_of_list=True,
 )
 _FENCED = replace(
-    _LIST, before=f"{_CALL}function{_SEP}", behind=("\n```json\n",), after=f"\n```{_CALL_END}", joint="\n"
+    _LIST, before=f"{_CALL}function{_SEP}", after_name=("\n```json\n",), after=f"\n```{_CALL_END}", joint="\n"
 )
 _FORM = _LIST
 FORMAT = ToolFormat(

@@ -53,12 +53,12 @@ def _message(turn: StreamParser) -> Steps[None]:
         yield from json_arguments(turn, name)
     elif channel[-1:] == ["analysis"]:
         turn.settle()
-        turn.thought_tag(header)
-        end = yield from turn.thought_until(*_ENDS, *_STARTS)
+        turn.reasoning_tag(header)
+        end = yield from turn.reasoning_until(*_ENDS, *_STARTS)
         if end in _STARTS:
             turn.back(end)
         else:
-            turn.thought_tag(end)
+            turn.reasoning_tag(end)
     else:
         turn.settle()
 
@@ -92,7 +92,7 @@ FORMAT = ToolFormat(
     recognised_by=((_CHANNEL, _MESSAGE, "analysis"),),
     tags=("<|start|>", "<|end|>", _MESSAGE, _CHANNEL, "<|constrain|>", "<|call|>", "<|return|>"),
     framed=True,
-    thinks=True,
+    reads_reasoning=True,
     breaks=(*_ENDS, _START),
     turn_start=_START,
     leads=(f"{_CHANNEL}final{_MESSAGE}",),

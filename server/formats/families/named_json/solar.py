@@ -14,7 +14,7 @@ from server.formats.parsing.stream_parser import StreamParser
 from server.formats.tool_call_syntax import ToolCallSyntax
 from server.formats.tool_format import ToolFormat
 
-_THOUGHT = ("<|think|>", "<|end|>")
+_REASONING = ("<|think|>", "<|end|>")
 _TURN = "<|begin|>assistant"
 _CALL, _NAME, _ARGUMENTS = "<|tool_call:begin|>", "<|tool_call:name|>", "<|tool_call:args|>"
 _CALL_END = "<|tool_call:end|>"
@@ -42,12 +42,12 @@ _FORM = ToolCallSyntax(
 )
 FORMAT = ToolFormat(
     name="solar",
-    parse=Frame(_THOUGHT, _SILENT, {_CALL: _call}, breaks=_BREAKS, sections=(_SECTION,)).parse,
+    parse=Frame(_REASONING, _SILENT, {_CALL: _call}, breaks=_BREAKS, sections=(_SECTION,)).parse,
     breaks=_BREAKS,
     recognised_by=((_CALL, _NAME),),
-    tags=(*_THOUGHT, "<|begin|>", *_SILENT[1:], _CALL, _NAME, _ARGUMENTS, _CALL_END),
+    tags=(*_REASONING, "<|begin|>", *_SILENT[1:], _CALL, _NAME, _ARGUMENTS, _CALL_END),
     framed=True,
-    thinks=True,
+    reads_reasoning=True,
     turn_start=_TURN,
     leads=("<|content|>",),
     again=_TURN,

@@ -90,16 +90,16 @@ FUNCTION_GEMMA = ToolFormat(
 The model stops with <start_function_response>, which means nothing.
 """
 
-_THOUGHT, _END_THOUGHT = "<|channel>thought", "<channel|>"
+_REASONING, _END_REASONING = "<|channel>thought", "<channel|>"
 _CALL, _CALL_END, _QUOTE = "<|tool_call>call:", "<tool_call|>", '<|"|>'
 _CALLS = BraceCalls(_CALL_END, _QUOTE)
 GEMMA_4 = ToolFormat(
     name="gemma4",
-    parse=Frame((_THOUGHT, _END_THOUGHT), ("<|channel>", "<|turn>model\n", "<turn|>"), {_CALL: _CALLS.call}).parse,
+    parse=Frame((_REASONING, _END_REASONING), ("<|channel>", "<|turn>model\n", "<turn|>"), {_CALL: _CALLS.call}).parse,
     recognised_by=((_CALL,),),
-    tags=("<|channel>", _END_THOUGHT, "<|tool_call>", _CALL_END, _QUOTE, "<|turn>"),
+    tags=("<|channel>", _END_REASONING, "<|tool_call>", _CALL_END, _QUOTE, "<|turn>"),
     framed=True,
-    thinks=True,
+    reads_reasoning=True,
     turn_start="<|turn>model\n",
     forced=ToolCallSyntax(_CALL, ("",), _CALL_END, arguments=Braces(_QUOTE), trigger=_CALL),
 )

@@ -19,7 +19,7 @@ def _form(block: str, mark: str = "", *, typed: bool = False) -> ToolCallSyntax:
         *(f'<{mark}parameter name="', string, f"</{mark}parameter>"),
         joint="\n",
         end=f"</{mark}invoke>",
-        behind_json=other,
+        before_json_value=other,
     )
     return ToolCallSyntax(
         f'<{mark}invoke name="',

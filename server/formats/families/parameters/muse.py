@@ -33,12 +33,12 @@ def _message(turn: StreamParser) -> Steps[None]:
     recipient, _ = (yield from turn.word(_MESSAGE)) if header == _TO else ("user", "")
     if recipient == "self":
         turn.settle()
-        turn.thought_tag(f"{_TO}self{_MESSAGE}")
-        end = yield from turn.thought_until(*_ENDS, _START)
+        turn.reasoning_tag(f"{_TO}self{_MESSAGE}")
+        end = yield from turn.reasoning_until(*_ENDS, _START)
         if end == _START:
             turn.back(end)
         else:
-            turn.thought_tag(end)
+            turn.reasoning_tag(end)
     elif recipient != "user":
         if not turn.how.callable:
             raise NotMarkup
@@ -74,7 +74,7 @@ FORMAT = ToolFormat(
         "</atem:parameter>",
     ),
     framed=True,
-    thinks=True,
+    reads_reasoning=True,
     breaks=(*_ENDS, _START),
     turn_start=_START,
     leads=(f"{_TO}user{_MESSAGE}",),

@@ -73,7 +73,7 @@ def test_a_message_is_continued_where_it_stopped(last: dict[str, Any], wanted: o
 
 def test_thoughts_are_continued_only_where_the_template_has_any() -> None:
     prefilled = [*HI, {"role": "assistant", "content": "", "reasoning_content": "hm"}]
-    with pytest.raises(InvalidRequest, match="no thoughts"):
+    with pytest.raises(InvalidRequest, match="no reasoning"):
         chat_generation(chat(prefilled, continue_final_message=True), make_model(template="{{ messages | length }}"))
 
 

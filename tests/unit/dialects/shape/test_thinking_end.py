@@ -5,7 +5,7 @@ import pytest
 
 from server.chat.reasoning_budget import ReasoningBudget, ended_by
 from server.errors import InvalidRequest
-from server.formats.parsing.reasoning import begun_thoughts
+from server.formats.parsing.reasoning import open_reasoning
 from server.structured.after_reasoning import AfterReasoning, Framing
 from server.structured.constraint import Constraint
 from server.structured.reasoning_end import ReasoningEnd, ReasoningSwitch, cuts_character
@@ -55,7 +55,7 @@ def control(inner: Constraint | None = None, *, begun: bool = True) -> tuple[Rea
     switch = ReasoningSwitch()
     prompt = TAGS[0] if begun else ""
     return ended_by(
-        ReasoningBudget(), inner, VOCAB, TAGS, begun=begun_thoughts(prompt, TAGS), reopens=inner is None, switch=switch
+        ReasoningBudget(), inner, VOCAB, TAGS, begun=open_reasoning(prompt, TAGS), reopens=inner is None, switch=switch
     ), switch
 
 
@@ -68,7 +68,7 @@ def budget(
         inner,
         VOCAB,
         TAGS,
-        begun=begun_thoughts(prompt, TAGS),
+        begun=open_reasoning(prompt, TAGS),
         other_ends=others,
         reopens=reopens,
     )
