@@ -31,9 +31,9 @@ from server.app import create_app
 from server.engine.request import Adapters, Event, Finished, Request, SamplingParams
 from server.engine.runner_api import BatchEntry
 from server.errors import InvalidRequest
-from server.options.read.registry import Origin
-from server.options.table.model import ModelSettings
-from server.options.table.server import ServerSettings
+from server.options.model import ModelSettings
+from server.options.server import ServerSettings
+from server.options.sources import Origin
 from server.pool.protocols import Loader
 from server.pool.spec import ModelSpec
 from server.pool.worker.supervisor import WorkerSupervisor

@@ -49,7 +49,7 @@ REAL = ("file", "quote", "other")
 RENAMED = (  # a function; its new name; the file
     ("fingerprint", "digest", "server/llama/files/fingerprint.py"),
     ("turn_ends", "ends_of_turns", "server/llama/files/roles.py"),
-    ("spec_type", "kinds", "server/options/effects.py"),
+    ("spec_type", "kinds", "server/options/specs.py"),
 )
 QUOTED = ("0001-separate-slots-by-default", "0004-one-step-thread-and-a-mailbox", "0007-prompt-states-on-disk")
 OTHER = (

@@ -30,8 +30,8 @@ from server.media.document import DocumentLimits
 from server.media.fetch import AllowedHosts, MediaFetcher
 from server.media.loader import MediaLoader
 from server.metrics.exposition import Metrics
-from server.options.table.fetching import ANYWHERE
-from server.options.table.server import VERBOSITY_DETAILED, ServerSettings
+from server.options.server import VERBOSITY_DETAILED, ServerSettings
+from server.options.values import ANYWHERE
 from server.pool.budget import Budget, read_budget
 from server.pool.events import StatusChanged
 from server.pool.load.assembly import Factories

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from server.errors import ConfigError
-from server.options.table.server import ListenSettings, ServerSettings
+from server.options.server import ListenSettings, ServerSettings
 from server.transport.cors import is_local
 
 logger = logging.getLogger(__name__)

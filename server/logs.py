@@ -21,7 +21,7 @@ from structlog.stdlib import ExtraAdder, ProcessorFormatter
 from structlog.typing import EventDict, WrappedLogger
 
 from server.errors import ConfigError
-from server.options.table.server import LogSettings
+from server.options.server import LogSettings
 
 _ERRORS_ONLY, _WARNINGS, _INFORMATION, _DEBUG = range(1, 5)
 _LIBRARY_DEBUG = logging.DEBUG - 5  # what the native library says at its own debug level

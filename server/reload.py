@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from server.errors import ConfigError, LlamapoolError
-from server.options.table.server import ServerSettings
+from server.options.server import ServerSettings
 from server.pool.names import Names
 from server.pool.pool import Pool
 from server.pool.spec import ModelSpec

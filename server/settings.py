@@ -1,9 +1,9 @@
-"""The settings: what flags, environment, YAML and defaults together say, through the one option table.
+"""The settings: the values of flags, environment, YAML and defaults, through the one option table.
 
 The table's rows are the fields of `ServerSettings` and `ModelSettings` (server/options/). Strongest first: flags,
-environment, YAML, defaults; pydantic-settings lays these sources over each other (server/options/read/sources.py) and
-checks what comes out. A flag or ``LLAMA_ARG_*`` variable of a model's option holds for every model; ``-m`` serves one
-model in place of the YAML's. docs/configuration.md is generated from the table.
+environment, YAML, defaults (server/options/sources.py merges them); pydantic validates the result. A flag or
+``LLAMA_ARG_*`` variable of a model's option applies to every model; ``-m`` serves one model instead of the YAML's.
+docs/configuration.md is generated from the table.
 """
 
 import os
@@ -13,27 +13,33 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.json_schema import SkipJsonSchema
-from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
 from server.errors import ConfigError
 from server.hub.cache import cache_folder
 from server.hub.fetcher import HubFetcher
 from server.hub.hub import Hub
-from server.options.effects import without_effect
-from server.options.read.environment import Variables, check_model_names, read_environment
-from server.options.read.flags import Flags, read_flags
-from server.options.read.layers import mistake
-from server.options.read.registry import Inputs, ModelRegistry, Origin, find_models, named_source
-from server.options.read.sources import LayerSource, stacked
-from server.options.read.yaml_file import YamlFile, read_yaml
-from server.options.specs import model_spec
-from server.options.table.devices import device_sets
-from server.options.table.model import WHERE, ModelDefaults, ModelSettings
-from server.options.table.option import SettingsModel, Table
-from server.options.table.overrides import tensor_override
-from server.options.table.server import ServerSettings
+from server.options.flags import Flags, read_flags
+from server.options.model import WHERE, ModelDefaults, ModelSettings
+from server.options.option import SettingsModel, Table
+from server.options.presets import find_models, named_source
+from server.options.server import ServerSettings
+from server.options.sources import (
+    Inputs,
+    ModelRegistry,
+    Origin,
+    Variables,
+    YamlFile,
+    check_model_names,
+    located,
+    merge_sources,
+    mistake,
+    read_environment,
+    read_yaml,
+)
+from server.options.specs import model_spec, without_effect
+from server.options.values import device_sets, tensor_override
 from server.pool.catalogue import problem_of
 from server.pool.saved.slot_file import signing_key
 from server.pool.spec import ModelSpec
@@ -46,7 +52,7 @@ DEFAULT_CONFIGS = (
     Path("config") / "default.yaml",  # of the working directory
     Path(sysconfig.get_path("data")) / "share" / "llamapool" / "config" / "default.yaml",  # an installed package's
 )
-DEMO_CONFIGS = (DEFAULT_CONFIGS[0], DEFAULT_CONFIGS[-1])  # of ours, not of a folder that somebody is in
+DEMO_CONFIGS = (DEFAULT_CONFIGS[0], DEFAULT_CONFIGS[-1])  # shipped with Llamapool
 TABLE = Table(ServerSettings, ModelSettings)
 LEAST_SECRET_BYTES = 16
 _HUB_KEYS = frozenset({"hf_token", "offline", "hf_file"})
@@ -57,62 +63,34 @@ NO_MODEL = (
 )
 
 
-class Settings(BaseSettings):
-    """What all sources together say; without ``origins`` and ``skipped`` it is also what the YAML file may hold.
+class Settings(BaseModel):
+    """The merged and validated settings. The first three fields are what the YAML file may contain.
 
-    ``models`` are complete: the defaults are merged into them. Made by `load_settings`, or from values; the
-    process's environment counts in neither, since all sources are handed in.
+    ``models`` are complete: the defaults are merged into them. `load_settings` creates this; tests may create it from
+    values.
     """
 
-    model_config = SettingsConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
-    server: ServerSettings = ServerSettings()
-    """The server as a whole."""
-    defaults: ModelDefaults = ModelDefaults()
-    """Merged under every model."""
-    models: dict[str, ModelSettings] = Field(default_factory=dict)
-    """The models, by the id that requests name."""
-    origins: Annotated[dict[str, Origin], SkipJsonSchema()] = Field(default_factory=dict)
-    """Where each model was configured."""
-    skipped: Annotated[tuple[str, ...], SkipJsonSchema()] = ()
-    """What flags, variables and presets say without effect, a line each."""
-    cache: Annotated[Path, SkipJsonSchema()] = Path()
-    """The hub's cache folder, by the environment."""
-    endpoint: Annotated[str, SkipJsonSchema()] = ""
-    """The hub's address, by the environment; empty = Hugging Face's."""
-    serves_cache: Annotated[bool, SkipJsonSchema()] = True
-    """Whether the models of the cache are among those that are served."""
-    config_path: Annotated[Path | None, SkipJsonSchema()] = None
-    """The YAML file."""
-    no_network: Annotated[bool, SkipJsonSchema()] = False
-    """HF_HUB_OFFLINE: no hub is asked, whoever wants it."""
-
-    def __init__(self, *, sources: Sequence[LayerSource] = (), **values: Any) -> None:
-        super().__init__(**values, sources=sources)
-
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """The values handed in, then the sources handed in; none of those that read the process by themselves."""
-        del env_settings, dotenv_settings, file_secret_settings
-        assert isinstance(init_settings, InitSettingsSource)
-        sources = init_settings.init_kwargs.pop("sources")
-        return (init_settings, *sources)
+    server: Annotated[ServerSettings, Field(description="Options of the server.")] = ServerSettings()
+    defaults: Annotated[ModelDefaults, Field(description="Options of every model.")] = ModelDefaults()
+    models: Annotated[dict[str, ModelSettings], Field(description="The models by id, the name in requests.")] = {}
+    origins: SkipJsonSchema[dict[str, Origin]] = {}  # the place that configures each model
+    skipped: SkipJsonSchema[tuple[str, ...]] = ()  # a warning per flag, variable or preset key without effect
+    cache: SkipJsonSchema[Path] = Path()  # the hub's cache folder
+    endpoint: SkipJsonSchema[str] = ""  # the hub's URL; "" = Hugging Face
+    serves_cache: SkipJsonSchema[bool] = True  # cached models are served too
+    config_path: SkipJsonSchema[Path | None] = None  # the YAML file
+    no_network: SkipJsonSchema[bool] = False  # HF_HUB_OFFLINE forbids all requests to a hub
 
 
 def load_settings(
     argv: Sequence[str] | None = None, env: Mapping[str, str] | None = None, config: Path | None = None
 ) -> Settings:
-    """The settings of this command line (none when None), environment (the process's when None) and YAML.
+    """Return the settings of a command line, an environment (None = the process's) and a YAML file.
 
-    Files that the settings name are not looked at, see `check_files`; a folder of models and a preset are read.
-    Raises ConfigError with one line that names the source, the key and the remedy.
+    Reads a folder of models and a preset. Other files are checked by `check_files`. Raises ConfigError with one line
+    that names the source, the key and the remedy.
     """
     flags = read_flags(TABLE, argv or ())
     variables = read_environment(TABLE, os.environ if env is None else env)
@@ -121,34 +99,36 @@ def load_settings(
     named = bool(config or flags.config or variables.config)
     inputs = Inputs(TABLE, flags, variables, document, named, is_demo=not named and path in DEMO_CONFIGS)
     place = _hub_place(os.environ if env is None else env)
-    without_models = _laid_over(inputs, ModelRegistry(), place)  # says where the models are
-    roster = find_models(inputs, without_models.server, hub_of(without_models))
-    check_model_names(variables, roster.origins)
-    if not roster.origins and (named or without_models.server.models_cache is False):
+    without_models = _validated(inputs, ModelRegistry(), place)  # they name the folder and the preset of models
+    registry = find_models(inputs, without_models.server, hub_of(without_models))
+    check_model_names(variables, registry.origins)
+    if not registry.origins and (named or without_models.server.models_cache is False):
         raise ConfigError(NO_MODEL)
-    settings = _laid_over(inputs, roster, {**place, "serves_cache": roster.serves_cache, "config_path": path})
+    settings = _validated(inputs, registry, {**place, "serves_cache": registry.serves_cache, "config_path": path})
     _check_together(settings, inputs)
     return settings
 
 
 def hub_settings(argv: Sequence[str]) -> tuple[Settings, str]:
-    """Settings that say only where the hub and its cache are, and the file of --hf-file. Raises ConfigError."""
+    """Return settings with only the hub and its cache, and the value of --hf-file. Raises ConfigError."""
     flags = read_flags(TABLE, argv)
-    strange = [given.source for key, given in {**flags.server, **flags.model}.items() if key not in _HUB_KEYS]
-    if strange or flags.config:
+    unknown = [given.source for key, given in {**flags.server, **flags.model}.items() if key not in _HUB_KEYS]
+    if unknown or flags.config:
         raise ConfigError(
-            f"{(strange or [flags.config])[0]} is of no use here; known: --hf-token, --hf-file, --offline"
+            f"{(unknown or [flags.config])[0]} does not apply to this command; use --hf-token, --hf-file or --offline"
         )
     variables = read_environment(TABLE, os.environ)
     file = flags.model.get("hf_file")
     inputs = Inputs(TABLE, flags, variables, YamlFile())
-    settings = _laid_over(inputs, ModelRegistry(), _hub_place(os.environ))
+    settings = _validated(inputs, ModelRegistry(), _hub_place(os.environ))
     return settings, str(file.value) if file else ""
 
 
 def hub_of(settings: Settings, *, asked: bool = False) -> Hub:
-    """The hub that models come from, and its cache; for downloads that a client has `asked` for --offline doesn't
-    count, as in llama-server."""
+    """Return the hub of models and its cache.
+
+    `asked`: for downloads that a client requested, which --offline does not forbid, as in llama-server.
+    """
     server = settings.server
     offline = settings.no_network or (server.offline and not asked)
     return Hub(
@@ -161,7 +141,7 @@ def hub_of(settings: Settings, *, asked: bool = False) -> Hub:
 
 
 def model_specs(settings: Settings) -> list[ModelSpec]:
-    """What the pool gets. Raises ConfigError when a template file cannot be read."""
+    """Return the specification of each model, for the pool. Raises ConfigError if a file cannot be read."""
     fetcher = HubFetcher(hub_of(settings))
     specs = []
     for model_id, model in settings.models.items():
@@ -174,8 +154,7 @@ def model_specs(settings: Settings) -> list[ModelSpec]:
 
 
 def _also_named(specs: list[ModelSpec], origins: Mapping[str, Origin]) -> list[ModelSpec]:
-    """A model of the cache has the name without a quantization, too, as which it may have been asked for, unless
-    another model is called so."""
+    """Add the repository's name without a quantization as an alias of its default cached model, if it is free."""
     taken = {name for spec in specs for name in (spec.id, *spec.aliases)}
     return [
         replace(spec, aliases=(*spec.aliases, short))
@@ -192,10 +171,10 @@ def _hub_place(env: Mapping[str, str]) -> dict[str, Any]:
 
 
 def check_files(settings: Settings, *, strict: bool = False) -> list[str]:
-    """Look at every file that the settings name.
+    """Check every file that the settings name; return warnings.
 
-    Raises ConfigError for the first that cannot be used. A model found in a scanned folder does not stop the
-    others unless `strict`: its problem is returned, and what has no effect.
+    Raises ConfigError for the first file that cannot be used. The problem of a model in a scanned folder is only a
+    warning unless `strict`.
     """
     settings.server.all_api_keys()
     if settings.server.keys_file is not None:
@@ -206,7 +185,7 @@ def check_files(settings: Settings, *, strict: bool = False) -> list[str]:
         _check_template(spec)
     warnings = list(settings.skipped)
     if not specs:
-        warnings.append("no model yet: llamapool pull OWNER/NAME, or POST /models, brings one")
+        warnings.append("no model yet; download one with llamapool pull OWNER/NAME or POST /models")
     for spec, (model_id, model) in zip(specs, settings.models.items(), strict=True):
         origin = settings.origins[model_id]
         _check_adapters(model_id, model, origin)
@@ -214,7 +193,9 @@ def check_files(settings: Settings, *, strict: bool = False) -> list[str]:
         warnings += [f"{origin.place}: models.{model_id}: {text}" for text in without_effect(model)]
         if spec.missing:
             if settings.server.offline:
-                warnings.append(f"{origin.place}: '{model_id}' is not in {settings.cache}, and --offline is set")
+                warnings.append(
+                    f"{origin.place}: '{model_id}' is not in the cache {settings.cache}; --offline forbids its download"
+                )
             continue
         problems = {"path": problem_of(spec.path)}
         if spec.mmproj is not None:
@@ -222,7 +203,7 @@ def check_files(settings: Settings, *, strict: bool = False) -> list[str]:
         for key, problem in problems.items():
             if not problem:
                 continue
-            message = f"{origin.source_of(key)}: models.{model_id}.{key} {problem}"
+            message = f"{located(origin.source_of(key), f'models.{model_id}.{key}')}: {problem}"
             if strict or not origin.scanned:
                 raise ConfigError(message)
             warnings.append(message)
@@ -230,8 +211,10 @@ def check_files(settings: Settings, *, strict: bool = False) -> list[str]:
 
 
 def slot_secret(server: ServerSettings) -> bytes:
-    """What signs saved slots, and prompt states where others write to their folder; "" = nothing does. Raises
-    ConfigError when it can't be read."""
+    """Return the key that signs saved slots and shared KV states; empty without slot_save_secret_file.
+
+    Raises ConfigError if the file cannot be read or is too short.
+    """
     if server.slot_save_secret_file is None:
         return b""
     try:
@@ -239,7 +222,9 @@ def slot_secret(server: ServerSettings) -> bytes:
     except OSError as error:
         raise ConfigError(f"server.slot_save_secret_file: {error.strerror}; check the path") from None
     if len(secret) < LEAST_SECRET_BYTES:
-        raise ConfigError(f"server.slot_save_secret_file: give at least {LEAST_SECRET_BYTES} bytes")
+        raise ConfigError(
+            f"server.slot_save_secret_file: the secret is shorter than {LEAST_SECRET_BYTES} bytes; use a longer one"
+        )
     return signing_key(secret)
 
 
@@ -255,16 +240,18 @@ def _check_adapters(model_id: str, model: ModelSettings, origin: Origin) -> None
         for file in files:
             problem = problem_of(file.path)
             if problem:
-                raise ConfigError(f"{origin.source_of(key)}: models.{model_id}.{key}: {problem}")
+                raise ConfigError(f"{located(origin.source_of(key), f'models.{model_id}.{key}')}: {problem}")
     if model.draft_model is not None and (problem := problem_of(model.draft_model)):
-        raise ConfigError(f"{origin.source_of('draft_model')}: models.{model_id}.draft_model: {problem}")
+        raise ConfigError(f"{located(origin.source_of('draft_model'), f'models.{model_id}.draft_model')}: {problem}")
     for key in ("lookup_cache_static", "lookup_cache_dynamic"):
         if (path := getattr(model, key)) is not None and not path.is_file():
-            raise ConfigError(f"{origin.source_of(key)}: models.{model_id}.{key}: no such file: {path}")
+            raise ConfigError(
+                f"{located(origin.source_of(key), f'models.{model_id}.{key}')}: no such file: {path}; check the path"
+            )
 
 
 def _check_devices(model_id: str, model: ModelSettings, origin: Origin) -> None:
-    """The native library knows which exist here; it is only asked where somebody names one."""
+    """Check names of devices against the native library, which is imported only if a name is given."""
     sets = {"device": model.device, "draft_device": model.draft_device, "mmproj_device": model.mmproj_device}
     devices = {key: [name for some in device_sets(texts) for name in some or ()] for key, texts in sets.items()}
     overrides = {"override_tensor": model.override_tensor, "draft_override_tensor": model.draft_override_tensor}
@@ -278,7 +265,7 @@ def _check_devices(model_id: str, model: ModelSettings, origin: Origin) -> None:
             try:
                 check(names)
             except ValueError as error:
-                raise ConfigError(f"{origin.source_of(key)}: models.{model_id}.{key}: {error}") from None
+                raise ConfigError(f"{located(origin.source_of(key), f'models.{model_id}.{key}')}: {error}") from None
 
 
 def _check_template(spec: ModelSpec) -> None:
@@ -300,17 +287,33 @@ def _config_path(flags: Flags, variables: Variables) -> Path | None:
     return next((path for path in DEFAULT_CONFIGS if path.is_file()), None)
 
 
-def _laid_over(inputs: Inputs, roster: ModelRegistry, place: Mapping[str, Any]) -> Settings:
-    sources = stacked(Settings, inputs, roster)
-    origins = {}
-    for model_id, origin in roster.origins.items():
-        given = sources[-1].merged(("models", model_id))
-        origins[model_id] = replace(origin, sources={key: each.source for key, each in given.items()})
+def _validated(inputs: Inputs, registry: ModelRegistry, place: Mapping[str, Any]) -> Settings:
+    """Merge all sources and validate the result. Raises ConfigError."""
+    merged = merge_sources(inputs, registry)
+    values = {section: {key: given.value for key, given in layer.items()} for section, layer in merged.items()}
+    models = {model_id: values["models", model_id] for model_id in registry.origins}
+    origins = {
+        model_id: replace(origin, sources={key: given.source for key, given in merged["models", model_id].items()})
+        for model_id, origin in registry.origins.items()
+    }
+    skipped = (*inputs.flags.skipped, *inputs.variables.skipped, *registry.skipped, *_replaced_port(inputs))
     try:
-        skipped = (*inputs.flags.skipped, *inputs.variables.skipped, *roster.skipped, *_replaced_port(inputs))
-        return Settings(sources=sources, origins=origins, skipped=skipped, **place)
+        return Settings(
+            **{"server": values["server",], "defaults": values["defaults",], "models": models},
+            **{"origins": origins, "skipped": skipped, **place},
+        )
     except ValidationError as error:
-        raise ConfigError(_mistake(error, sources[-1], inputs, roster)) from None
+        details = error.errors(include_url=False)[0]
+        section = tuple(str(part) for part in details["loc"][: 2 if details["loc"][0] == "models" else 1])
+        details["loc"] = details["loc"][len(section) :]
+        owners: dict[str, type[SettingsModel]] = {
+            "server": ServerSettings,
+            "defaults": ModelDefaults,
+            "models": ModelSettings,
+        }
+        fallback = registry.origins[section[1]].place if len(section) > 1 else inputs.document.name
+        message = mistake(details, ".".join(section), merged[section], fallback, owners[section[0]])
+        raise ConfigError(message) from None
 
 
 def _replaced_port(inputs: Inputs) -> Iterator[str]:
@@ -320,20 +323,6 @@ def _replaced_port(inputs: Inputs) -> Iterator[str]:
     given = next((layer["port"] for layer in layers if "port" in layer), None)
     if stronger is not None and given is not None and str(given.value) != stronger.value:
         yield f"{given.source}: port {given.value} has no effect, since AIP_HTTP_PORT sets port {stronger.value}"
-
-
-def _mistake(error: ValidationError, weakest: LayerSource, inputs: Inputs, roster: ModelRegistry) -> str:
-    details = error.errors(include_url=False)[0]
-    depth = 2 if details["loc"][0] == "models" else 1
-    section = tuple(str(part) for part in details["loc"][:depth])
-    details["loc"] = details["loc"][depth:]
-    owners: dict[str, type[SettingsModel]] = {
-        "server": ServerSettings,
-        "defaults": ModelDefaults,
-        "models": ModelSettings,
-    }
-    fallback = roster.origins[section[1]].place if depth == 2 else inputs.document.name
-    return mistake(details, ".".join(section), weakest.merged(section), fallback, owners[section[0]])
 
 
 def _check_together(settings: Settings, inputs: Inputs) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 import uvicorn
 
 from server.errors import ConfigError
-from server.options.table.server import ListenSettings, ServerSettings
+from server.options.server import ListenSettings, ServerSettings
 from server.transport.handshakes import count_handshakes
 from server.transport.limits import most_connections, most_handshakes
 from server.transport.signals import serving

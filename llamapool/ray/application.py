@@ -9,7 +9,7 @@ from ray.serve.config import AutoscalingConfig, RequestRouterConfig
 
 from llamapool.ray.front import Front
 from llamapool.ray.replica import Replica
-from server.options.table.server import ServerSettings
+from server.options.server import ServerSettings
 
 PREFIX_ROUTER = "llamapool.ray.router.PrefixRouter"
 

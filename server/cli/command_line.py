@@ -25,10 +25,10 @@ from server.cli import health, key_commands, model_commands
 from server.engine.instances import ENGINE_THREADS
 from server.errors import MASK, ConfigError, LlamapoolError
 from server.listen import check_reach, open_listeners, published
-from server.options.read.flags import COMPLETION_FLAG, DEVICES_FLAG
+from server.options.flags import COMPLETION_FLAG, DEVICES_FLAG
+from server.options.option import SettingsModel
 from server.options.reference import completion, help_text, json_schema, markdown
-from server.options.table.option import SettingsModel
-from server.options.table.values import without_secrets
+from server.options.values import without_secrets
 from server.pool.spec import ModelSpec
 from server.settings import TABLE, Settings, check_files, load_settings, model_specs
 from server.transport.handshakes import FAREWELL_S, HANDSHAKE_S

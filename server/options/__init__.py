@@ -1,6 +1,7 @@
-"""The option table and what reads and writes through it.
+"""The option table, and what reads and writes through it.
 
-`table` holds its rows; the rest knows no single option: what is in `read` reads (`layers` lays the values over each
-other), `reference` writes --help, the documentation and the YAML's schema. `unsupported` lists what llama-server has
-and Llamapool does not (yet).
+- `option`: the table; `values`: types of values; `server` and `model`: its rows.
+- `flags`, `sources`, `presets`: read the command line, environment, YAML, presets and folders, and merge them.
+- `specs`: converts settings into the parameters of engine, pool and library.
+- `reference`: writes --help, docs/configuration.md and the JSON Schema.
 """

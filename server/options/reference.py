@@ -8,12 +8,11 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from server.options.read.environment import CONFIG_VARIABLE
-from server.options.read.flags import COMPLETION_FLAG, CONFIG_FLAG, DEVICES_FLAG, SHORTHANDS
-from server.options.table.model import ModelDefaults, ModelSettings
-from server.options.table.option import OptionRow, Table, descriptions
-from server.options.table.server import ServerSettings
-from server.options.unsupported import FIXED, dead_flags, refused_flags
+from server.options.flags import COMPLETION_FLAG, CONFIG_FLAG, DEVICES_FLAG, FIXED, SHORTHANDS, unsupported_flags
+from server.options.model import ModelDefaults, ModelSettings
+from server.options.option import OptionRow, Table, descriptions
+from server.options.server import ServerSettings
+from server.options.sources import CONFIG_VARIABLE
 
 USAGE = """llamapool [serve] [flags]
        llamapool check-config FILE [flags]
@@ -171,14 +170,16 @@ def markdown(table: Table) -> str:
         honoured, other = (fixed.on, fixed.off) if fixed.value else (fixed.off, fixed.on)
         if fixed.value is None:
             honoured, other = (), (*fixed.on, *fixed.off)
-        skipped = other if not fixed.matters else ()
+        skipped = other if not fixed.affects_replies else ()
         parts.append(f"- {_flags(honoured or other)}: Llamapool {fixed.reason}.")
         parts.append(f" Skipped: {_flags(skipped)}.\n" if skipped and honoured else "\n")
-    parts += [f"- Skipped: {_flags(flags)}, {reason}.\n" for reason, flags in dead_flags()]
+    parts += [
+        f"- Skipped: {_flags(flags)}: {reason}.\n" for refused, reason, flags in unsupported_flags() if not refused
+    ]
     parts.append("\n## Flags that stand for others\n\nAs in llama-server; on the command line only.\n\n")
     parts += [f"- `{flag}`: `{words}`\n" for flag, words in SHORTHANDS.items()]
     parts.append("\n## llama-server's options that are not supported\n\nRefused with one line that says why.\n\n")
-    parts += [f"- {_flags(flags)}: Llamapool {reason}.\n" for reason, flags in refused_flags()]
+    parts += [f"- {_flags(flags)}: Llamapool {reason}.\n" for refused, reason, flags in unsupported_flags() if refused]
     return "".join(parts)
 
 

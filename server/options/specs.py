@@ -1,24 +1,31 @@
 """From a model's settings to the plain values that the inside works with."""
 
+from collections.abc import Iterator
 from dataclasses import fields, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from server.engine.params import LOOKUP, EngineParams
 from server.engine.request import SAMPLER_LETTERS, SamplingParams
 from server.engine.speculate.cost import rates_of_length
 from server.errors import ConfigError
-from server.options.read.registry import Origin
-from server.options.table.cpus import instance_cpus, one_set
-from server.options.table.devices import device_sets
-from server.options.table.model import ModelDefaults, ModelSettings
-from server.options.table.option import Table
-from server.options.table.overrides import metadata_override, tensor_override
-from server.options.table.speculation import AUTO
-from server.options.table.values import read_json_object
-from server.options.written import flags_of, preset_of
+from server.options.model import ModelDefaults, ModelSettings
+from server.options.option import Table
+from server.options.presets import flags_of, preset_of
+from server.options.sources import Origin
+from server.options.values import (
+    AUTO,
+    device_sets,
+    instance_cpus,
+    metadata_override,
+    one_set,
+    read_json_object,
+    tensor_override,
+)
 from server.pool.spec import NOT_HERE, ChatParams, DraftFile, LoadParams, ModelSpec, RemoteFiles, ThreadPlacement
 from server.structured.response_format import ResponseFormat
+from server.templates.built_in import complaint, is_name, names
 
 WHOLE = (1 << 31) - 1
 """As ``fit_ctx``: no context is shortened. llama-server's meaning of ``-c 0`` (common/arg.cpp)."""
@@ -222,3 +229,49 @@ def _template(model_id: str, settings: ModelSettings, place: str) -> str | None:
     if path is None:
         return settings.chat_template or None
     return _text_of(path, f"{place}: models.{model_id}.chat_template_file")
+
+
+_DISK = ("cache_disk_path", "cache_disk is 0, so nothing is kept on disk")
+_NO_DRAFT = "there is no draft_model"
+_OF_KINDS = MappingProxyType(
+    {
+        "spec_lookup": LOOKUP,
+        "spec_ngram_simple": "ngram-simple",
+        "spec_ngram_map_k_": "ngram-map-k",
+        "spec_ngram_map_k4v": "ngram-map-k4v",
+        "spec_ngram_mod": "ngram-mod",
+        "lookup_cache": "ngram-cache",
+    }
+)
+"""The kind of guesses that options of these names are for."""
+
+
+def without_effect(model: ModelDefaults) -> Iterator[str]:
+    """Each such setting that was given, and why it has no effect."""
+    given, kinds = model.model_fields_set, spec_type(model)
+    no_guesses = f"spec_type {kinds} does not use it"
+    if is_name(model.chat_template) and model.chat_template not in names():
+        yield f"chat_template shows no message: {complaint(model.chat_template)}"
+    if model.cache_disk_path is not None and not model.cache_disk:
+        yield _because(*_DISK)
+    if model.cache_disk_shared and not model.cache_disk:
+        yield _because("cache_disk_shared", _DISK[1])
+    for name in sorted(given):
+        kind = next((kind for start, kind in _OF_KINDS.items() if name.startswith(start)), "")
+        if kind and kind not in kinds.split(","):
+            yield _because(name, no_guesses)
+        elif name.startswith(("spec_draft", "draft_")) and name not in ("draft_model", "draft_hf"):
+            if name.startswith("spec_draft") and "draft-mtp" in kinds:
+                continue
+            if not model.has_draft:
+                yield _because(name, _NO_DRAFT)
+            elif "draft-simple" not in kinds:
+                yield _because(name, no_guesses)
+    if model.spec_synth_rates or model.spec_synth_len:
+        yield "spec_synth_rates or spec_synth_len is set: replies are not the model's, and worth nothing but their time"
+    if "draft-simple" not in kinds and model.has_draft:
+        yield _because("draft_hf" if model.draft_hf else "draft_model", no_guesses)
+
+
+def _because(name: str, reason: str) -> str:
+    return f"{name} has no effect: {reason}"

@@ -20,9 +20,9 @@ import uvicorn
 from fastapi import FastAPI
 
 from server.app import create_app
-from server.options.read.registry import Origin
-from server.options.table.model import ModelSettings
-from server.options.table.server import ServerSettings
+from server.options.model import ModelSettings
+from server.options.server import ServerSettings
+from server.options.sources import Origin
 from server.pool.pool import Pool
 from server.routes.management.health import is_pending
 from server.settings import Settings

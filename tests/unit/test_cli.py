@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 from server.cli.command_line import effective_yaml, main, reference_files
 from server.errors import ConfigError
 from server.listen import open_listeners
-from server.options.table.server import ServerSettings
+from server.options.server import ServerSettings
 from server.settings import TABLE, load_settings
 from server.uvicorn_config import check_certificate
 
@@ -139,7 +139,7 @@ def test_check_config_masks_what_addresses_hold_of_passwords_and_tokens(tmp_path
         (["check-config"], "check-config needs a file"),
         (["check-config", "no.yaml"], "no.yaml: no such file"),
         (["serve", "--bogus"], "unknown argument '--bogus'"),
-        (["-m", "nothere.gguf"], "-m: models.nothere.gguf.path no such file: nothere.gguf"),
+        (["-m", "nothere.gguf"], "-m: no such file: nothere.gguf; check the path"),
         (["serv"], "unknown argument 'serv'"),
         (["docs", "x"], "docs takes no argument but --write"),
     ],
@@ -159,7 +159,7 @@ def test_python_m_server_ends_with_one_line_and_status_2() -> None:
     command = [sys.executable, "-m", "server", "--port", "x", "-m", "y.gguf"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200, check=False)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("llamapool: --port: server.port should be a valid integer")
+    assert done.stderr.startswith("llamapool: --port: invalid value 'x': should be a valid integer")
     assert done.stderr.count("\n") == 1
 
 

@@ -2,7 +2,7 @@ import pytest
 
 from server.errors import ConfigError
 from server.listen import check_reach, open_listeners
-from server.options.table.server import ServerSettings
+from server.options.server import ServerSettings
 from tests.support.real_server import free_port
 
 

@@ -10,7 +10,7 @@ import pytest
 from structlog.contextvars import bound_contextvars
 
 from server.logs import as_json, as_text, formatter, level_of, log_config
-from server.options.table.server import VERBOSITY_ALL, ServerSettings
+from server.options.server import VERBOSITY_ALL, ServerSettings
 
 PLAIN = partial(as_text, prefix=True, timestamps=False, colors=False, screen=False)
 

@@ -7,7 +7,7 @@ from tests.support.real_server import ROOT
 _PROGRAM = """
 import json, sys
 import server.cli.command_line, server.app
-from server.options.table.option import SettingsModel
+from server.options.option import SettingsModel
 from server.dialects.fields import Body
 
 def built(base):

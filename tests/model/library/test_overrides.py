@@ -11,7 +11,7 @@ from server.errors import ModelFailed
 from server.llama.files.gguf_header import GgufHeader
 from server.llama.files.model_file import check_files
 from server.llama.weights.params import override_array, overrides
-from server.options.table.overrides import metadata_override, tensor_override
+from server.options.values import metadata_override, tensor_override
 from server.pool.spec import LoadParams, MetadataOverride, TensorOverride
 from tests.model.native_fixtures import generate, load, open_runner, prompt_tokens
 from tests.support.ggufs import EXPERTS, SLIDING_WINDOW, gguf_file
@@ -95,7 +95,7 @@ def test_the_worst_patterns_are_searched_in_a_moment(tiny_path: Path) -> None:
     """In a process of its own: neither `re` nor the library can be stopped. 21 tensors take milliseconds."""
     names = [f"blk.{n}.ffn_gate_up_exps_and_attn_sub_norm_extended_ex.weight" for n in range(1000)]
     code = (
-        "import sys; from pathlib import Path; from server.options.table.overrides import tensor_override\n"
+        "import sys; from pathlib import Path; from server.options.values import tensor_override\n"
         "from server.pool.tensor_patterns import compiled; from tests.model.native_fixtures import load\n"
         f"for pattern in {WORST!r}:\n"
         "    wanted = tensor_override(pattern + '=CPU')\n"

@@ -54,7 +54,7 @@ def test_pull_list_and_rm(remote: StandInHub, capsys: pytest.CaptureFixture[str]
         (["pull", "org/none"], 1, "is not on the hub"),
         (["pull", "org/model:Q2_K"], 1, "its GGUF files: m-Q8_0.gguf"),
         (["pull", "../x"], 2, "should be owner/name"),
-        (["pull", "org/model", "-c", "5"], 2, "-c is of no use here"),
+        (["pull", "org/model", "-c", "5"], 2, "-c does not apply to this command"),
         (["pull", "org/model", "--offline"], 1, "--offline forbids"),
         (["rm"], 2, "rm needs a model"),
         (["pull"], 2, "pull needs a model"),

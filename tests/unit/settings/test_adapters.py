@@ -81,13 +81,16 @@ def test_a_preset_takes_both_forms_together(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("argv", "expected"),
     [
-        (["--lora-scaled", "a.gguf"], "--lora-scaled: models.model.gguf.lora should have a number within"),
+        (["--lora-scaled", "a.gguf"], "should have a number within"),
         (["--lora-scaled", "a.gguf:x"], "as scale, as in FILE:0.5"),
         (["--lora-scaled", "a.gguf:nan"], "as scale"),
         (["--lora-scaled", "a.gguf:1e9"], "within -1e+06 and 1e+06"),
         (["--lora-scaled", ":1"], "should be a list of paths, or of mappings of path and scale"),
         (["--control-vector-layer-range", "1"], "--control-vector-layer-range needs 2 values"),
-        (["--control-vector-layer-range", "1", "x"], "control_vector_layer_range should be a valid integer"),
+        (
+            ["--control-vector-layer-range", "1", "x"],
+            "--control-vector-layer-range: invalid value '1 x'",
+        ),
     ],
 )
 def test_mistakes_of_flags(argv: list[str], expected: str) -> None:
@@ -102,16 +105,16 @@ def test_mistakes_of_flags(argv: list[str], expected: str) -> None:
 def test_mistakes_of_the_yaml_name_their_line(tmp_path: Path, value: str) -> None:
     config = tmp_path / "pool.yaml"
     config.write_text(f"models:\n  m:\n    path: m.gguf\n    lora: {value}\n")
-    with pytest.raises(ConfigError, match=r"pool\.yaml:4: models\.m\.lora should "):
+    with pytest.raises(ConfigError, match=r"pool\.yaml:4: models\.m\.lora: invalid value .*: should "):
         load_settings([], {}, config)
 
 
 def test_files_that_are_missing_stop_the_start(tmp_path: Path) -> None:
     model = tmp_path / "m.gguf"
     model.write_bytes(b"GGUF")
-    for flag, key in (("--lora", "lora"), ("--control-vector", "control_vectors")):
+    for flag in ("--lora", "--control-vector"):
         settings = load_settings(["-m", str(model), flag, str(tmp_path / "none.gguf")], {})
-        with pytest.raises(ConfigError, match=rf"\.{key}: no such file: .*none\.gguf"):
+        with pytest.raises(ConfigError, match=rf"{flag}: no such file: .*none\.gguf; check the path"):
             check_files(settings)
     settings = load_settings(["-m", str(model), "--slot-save-path", str(tmp_path / "none")], {})
     with pytest.raises(ConfigError, match=r"server\.slot_save_path: .*none is not a folder; create it"):

@@ -3,7 +3,7 @@
 import pytest
 
 from server.errors import ConfigError
-from server.options.table.cpus import instance_cpus, mask_cpus, range_cpus
+from server.options.values import instance_cpus, mask_cpus, range_cpus
 from server.pool.spec import ThreadPlacement
 from tests.unit.settings.builders import spec
 

@@ -7,7 +7,7 @@ import pytest
 
 from server.cli import main
 from server.errors import ConfigError
-from server.options.table.devices import device_sets, read_device_sets, read_one_device_set
+from server.options.values import device_sets, read_device_sets, read_one_device_set
 from server.settings import check_files, load_settings, model_specs
 from tests.unit.settings.builders import spec
 
@@ -84,25 +84,25 @@ def test_a_list_of_the_yaml_is_a_set_for_each_instance(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("flag", "key", "device", "problem"),
+    ("flag", "device", "problem"),
     [
-        ("-dev", "device", "CUDA77", "'CUDA77' is no device of this machine and build; "),
-        ("-dev", "device", "cpu", "'cpu' is the processor, to which nothing is offloaded; "),
-        ("-mmdev", "mmproj_device", "CUDA77", "'CUDA77' is no device of this machine and build; "),
-        ("-devd", "draft_device", "CUDA77", "'CUDA77' is no device of this machine and build; "),
-        ("-ot", "override_tensor", "x=VRAM", "'VRAM' is no buffer type of this machine and build; known: CPU"),
-        ("-otd", "draft_override_tensor", "x=VRAM", "'VRAM' is no buffer type of this machine and build; known: CPU"),
+        ("-dev", "CUDA77", "'CUDA77' is no device of this machine and build; "),
+        ("-dev", "cpu", "'cpu' is the processor, to which nothing is offloaded; "),
+        ("-mmdev", "CUDA77", "'CUDA77' is no device of this machine and build; "),
+        ("-devd", "CUDA77", "'CUDA77' is no device of this machine and build; "),
+        ("-ot", "x=VRAM", "'VRAM' is no buffer type of this machine and build; known: CPU"),
+        ("-otd", "x=VRAM", "'VRAM' is no buffer type of this machine and build; known: CPU"),
     ],
 )
 def test_devices_that_are_not_there_are_found_before_anything_is_loaded(
-    tmp_path: Path, flag: str, key: str, device: str, problem: str
+    tmp_path: Path, flag: str, device: str, problem: str
 ) -> None:
     file = tmp_path / "m.gguf"
     file.write_bytes(b"GGUF")
     settings = load_settings(["-m", str(file), flag, device], {})
     with pytest.raises(ConfigError) as caught:
         check_files(settings)
-    assert f".{key}: {problem}" in caught.value.message
+    assert f"{flag}: {problem}" in caught.value.message
     assert re.search("none|known: CPU", caught.value.message.rpartition("; ")[2])  # says what can be chosen
 
 
@@ -118,7 +118,7 @@ def test_a_device_that_is_not_there_is_said_of_where_it_was_named(tmp_path: Path
     (tmp_path / "m.gguf").write_bytes(b"GGUF")
     config = tmp_path / "pool.yaml"
     config.write_text("models:\n  m:\n    path: m.gguf\n", encoding="utf-8")
-    with pytest.raises(ConfigError, match=rf"^{variable}: models\.m\.{key}: 'CUDA77' is no device"):
+    with pytest.raises(ConfigError, match=rf"^{variable}: 'CUDA77' is no device"):
         check_files(load_settings([], {variable: "CUDA77"}, config))
     config.write_text(f"models:\n  m:\n    path: m.gguf\n    {key}: CUDA77\n", encoding="utf-8")
     with pytest.raises(ConfigError, match=rf"pool\.yaml:4: models\.m\.{key}: 'CUDA77' is no device"):

@@ -41,7 +41,7 @@ def test_the_norm_is_euclidean_unless_set() -> None:
     [
         (["--rerank", "--pooling", "mean"], "reranking needs pooling rank"),
         (["--pooling", "max"], "pooling"),
-        (["--embd-normalize", "-2"], "embd_normalize"),
+        (["--embd-normalize", "-2"], "--embd-normalize: invalid value"),
     ],
 )
 def test_contradictions_stop_the_start(argv: list[str], message: str) -> None:

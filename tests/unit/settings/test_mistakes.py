@@ -10,10 +10,9 @@ from hypothesis import settings as examples
 from hypothesis import strategies as st
 
 from server.errors import ConfigError
-from server.options.read.flags import SHORTHANDS
+from server.options.flags import FIXED, REFUSED, SHORTHANDS, WITHOUT_EFFECT
+from server.options.option import descriptions
 from server.options.reference import help_text
-from server.options.table.option import descriptions
-from server.options.unsupported import DEAD_FLAGS, DEAD_VARIABLES, FIXED, FLAGS, VARIABLES
 from server.settings import TABLE, check_files, load_settings, model_specs
 from tests.support.ggufs import TinyModel, gguf_file
 
@@ -53,36 +52,42 @@ def yaml_mistake(tmp_path: Path) -> Callable[[str], str]:
         (["--lora", "\n0"], "a list should be on one line, not '\\n0'"),
         (["--ctx_siz", "1"], "unknown argument '--ctx-siz'; did you mean '--ctx-size'?"),
         (["qqqqqqq"], "unknown argument 'qqqqqqq'; see --help"),
-        (["a/b.gguf"], "unknown argument 'a/b.gguf'; a model's file is named by -m a/b.gguf"),
-        (["pool.yaml"], "unknown argument 'pool.yaml'; the configuration is named by --config pool.yaml"),
+        (["a/b.gguf"], "unknown argument 'a/b.gguf'; to serve this model, write -m a/b.gguf"),
+        (["pool.yaml"], "unknown argument 'pool.yaml'; to use this configuration, write --config pool.yaml"),
         (["-np"], "-np needs a value; see --help"),
         (["--metrics=1"], "--metrics takes no value; write --metrics alone"),
-        (["--port", "abc"], "--port: server.port should be a valid integer, unable to parse string as an integer"),
-        (["--port=70000"], "--port: server.port should be less than or equal to 65535, not '70000'"),
-        (["-c", "-2"], "-c: models.model.gguf.n_ctx should be greater than or equal to -1, not '-2'"),
-        (["-np", "0"], "-np: models.model.gguf.n_parallel should be -1 or at least 1, not '0'"),
-        (["--tool-format", ""], "tool_format should be auto or one of"),
-        (["-fa", "maybe"], "flash_attn should be 'on', 'off' or 'auto', not 'maybe'"),
-        (["-ctk", "q3"], "cache_type_k should be 'f32', 'f16'"),
-        (["--temp", "nan"], "temperature should be a finite number, not 'nan'"),
+        (
+            ["--port", "abc"],
+            "--port: invalid value 'abc': should be a valid integer, unable to parse string as an integer",
+        ),
+        (["--port=70000"], "--port: invalid value '70000': should be less than or equal to 65535"),
+        (["-c", "-2"], "-c: invalid value '-2': should be greater than or equal to -1"),
+        (["-np", "0"], "-np: invalid value '0': should be -1 or at least 1"),
+        (["--tool-format", ""], "--tool-format: invalid value '': should be auto or one of"),
+        (["-fa", "maybe"], "-fa: invalid value 'maybe': should be 'on', 'off' or 'auto'"),
+        (["-ctk", "q3"], "-ctk: invalid value 'q3': should be 'f32', 'f16'"),
+        (["--temp", "nan"], "--temp: invalid value 'nan': should be a finite number"),
         (["--samplers", "top_k;bogus"], "unknown sampler 'bogus'; known: penalties, dry"),
         (["--sampler-seq", "kz"], "unknown letter 'z'; known: e = penalties"),
-        (["-l", "5*3"], "logit_bias should be TOKEN_ID+BIAS or TOKEN_ID-BIAS, as in 15043+1, not ['5*3']"),
-        (["--chat-template-kwargs", "[1]"], "chat_template_kwargs should be a JSON object, not '[1]'"),
-        (["--chat-template-kwargs", "[" * 100_000], "chat_template_kwargs should be a JSON object: "),
+        (["-l", "5*3"], "-l: invalid value '5*3': should be TOKEN_ID+BIAS or TOKEN_ID-BIAS, as in 15043+1"),
+        (["--chat-template-kwargs", "[1]"], "--chat-template-kwargs: invalid value '[1]': should be a JSON object"),
+        (["--chat-template-kwargs", "[" * 100_000], "[...: should be a JSON object: "),
         (["--chat-template-kwargs", '{"tools": []}'], "can't set tools: it is set by the request's own fields"),
         (["--chat-template-kwargs", '{"bos_token": ""}'], "can't set bos_token: it is the model's own"),
-        (["--api-prefix", "llm/"], "--api-prefix: server.api_prefix should start with / and not end with it"),
+        (["--api-prefix", "llm/"], "--api-prefix: invalid value 'llm/': should start with / and not end with it"),
         (["--ssl-key-file", "k"], "ssl_key_file and ssl_cert_file belong together; give both"),
-        (["--host", ","], "--host: server.host"),
-        (["--sleep-idle-seconds", "0"], "sleep_idle_seconds should be -1 or at least 1, not '0'"),
-        (["--tools-runtime"], "is an option of llama-server's; Llamapool enters no container"),
-        (["--mcp-servers-json", "{"], "--mcp-servers-json: server.mcp_servers should be a JSON object"),
+        (["--host", ","], "--host: invalid value []: should have at least 1 entry"),
+        (["--sleep-idle-seconds", "0"], "--sleep-idle-seconds: invalid value '0': should be -1 or at least 1"),
+        (
+            ["--tools-runtime"],
+            "--tools-runtime is not supported: Llamapool runs tools on this machine, not in a container; remove it",
+        ),
+        (["--mcp-servers-json", "{"], "--mcp-servers-json: invalid value: should be a JSON object"),
         (["--tools", "sudo"], "unknown tool 'sudo'; known: read_file, file_glob_search"),
-        (["--ui-config", "[1]"], "ui_config should be a JSON object"),
-        (["--ui-config-file", "/nowhere"], "the page's settings can't be read from /nowhere"),
-        (["--rpc", "host"], "server.rpc 'host' should be HOST:PORT"),
-        (["-nocb"], "-nocb cannot be honoured: Llamapool always batches continuously; remove it"),
+        (["--ui-config", "[1]"], "--ui-config: invalid value '[1]': should be a JSON object"),
+        (["--ui-config-file", "/nowhere"], "/nowhere: cannot be read: No such file or directory; check the path"),
+        (["--rpc", "host"], "--rpc: invalid value 'host': 'host' should be HOST:PORT"),
+        (["-nocb"], "-nocb is not supported: Llamapool always batches continuously; remove it"),
     ],
 )
 def test_flags(argv: list[str], expected: str) -> None:
@@ -93,17 +98,20 @@ def test_flags(argv: list[str], expected: str) -> None:
     ("assignment", "expected"),
     [
         ("LLAMA_ARG_PROT=1", "unknown variable LLAMA_ARG_PROT; did you mean 'LLAMA_ARG_PORT'?"),
-        ("LLAMA_ARG_OFFLINE=maybe", "LLAMA_ARG_OFFLINE: server.offline should be true or false"),
-        ("LLAMA_ARG_PORT=x", "LLAMA_ARG_PORT: server.port should be a valid integer"),
-        ("LLAMA_ARG_ENDPOINT_METRICS=maybe", "server.metrics should be true or false"),
-        ("LLAMA_ARG_CONT_BATCHING=false", "LLAMA_ARG_CONT_BATCHING=false cannot be honoured"),
-        ("LLAMA_ARG_NO_CONT_BATCHING=1", "LLAMA_ARG_NO_CONT_BATCHING=1 cannot be honoured"),
+        ("LLAMA_ARG_OFFLINE=maybe", "LLAMA_ARG_OFFLINE: invalid value 'maybe': should be true or false"),
+        ("LLAMA_ARG_PORT=x", "LLAMA_ARG_PORT: invalid value 'x': should be a valid integer"),
+        (
+            "LLAMA_ARG_ENDPOINT_METRICS=maybe",
+            "LLAMA_ARG_ENDPOINT_METRICS: invalid value 'maybe': should be true or false",
+        ),
+        ("LLAMA_ARG_CONT_BATCHING=false", "LLAMA_ARG_CONT_BATCHING is not supported"),
+        ("LLAMA_ARG_NO_CONT_BATCHING=1", "LLAMA_ARG_NO_CONT_BATCHING is not supported"),
         ("LLAMA_ARG_NO_PORT=1", "unknown variable LLAMA_ARG_NO_PORT"),
-        ("LLAMAPOOL_ANY=1", "unknown variable LLAMAPOOL_ANY; Llamapool's own are LLAMAPOOL_CONFIG"),
+        ("LLAMAPOOL_ANY=1", "unknown variable LLAMAPOOL_ANY; write LLAMAPOOL_CONFIG"),
         ("LLAMAPOOL_SERVER__PROT=1", "LLAMAPOOL_SERVER__PROT: unknown field 'prot'; did you mean 'port'?"),
         ("LLAMAPOOL_MODELS__DEMO=1", "write LLAMAPOOL_MODELS__<ID>__<FIELD>"),
         ("LLAMAPOOL_DEFAULTS__A__N_CTX=1", "write LLAMAPOOL_DEFAULTS__<FIELD>"),
-        ("LLAMAPOOL_MODELS__B__N_CTX=1", "no model of that id is configured; known: model.gguf (MODEL_GGUF)"),
+        ("LLAMAPOOL_MODELS__B__N_CTX=1", "no model has this id; known: model.gguf (MODEL_GGUF)"),
         ("LLAMAPOOL_DEFAULTS__PATH=x", "defaults.path"),
     ],
 )
@@ -124,7 +132,10 @@ def test_variables(assignment: str, expected: str) -> None:
         ("models:\n  a: {path: x, keys_file: y}", "unknown key 'models.a.keys_file'; 'keys_file' belongs to server"),
         ("server:\n\tport: 1", "FILE:2: invalid YAML: while scanning for the next token found character '\\t'"),
         ("server:\n\tport: 1", "(column 1); indent with spaces, not tabs"),
-        ("server:\n  port: 1\n models: {}", "(column 2); check the indentation of this line and of those around it"),
+        (
+            "server:\n  port: 1\n models: {}",
+            "(column 2); check the indentation of this line and of the lines around it",
+        ),
         ("server: 5", "FILE:1: server should be a mapping"),
         ("models:\n  a:\n    ctx-size: 1", "FILE:3: unknown key 'models.a.ctx-size'; did you mean 'n_ctx'?"),
         ("models:\n  a:\n    metrics: 1", "unknown key 'models.a.metrics'; 'metrics' belongs to server"),
@@ -132,14 +143,23 @@ def test_variables(assignment: str, expected: str) -> None:
         ("models:\n  a:", "FILE:2: models.a: path is missing"),
         ("models:\n  a: {path: x}\n  a: {path: y}", "FILE:3: 'a' appears twice in models; remove one"),
         ("models:\n  1: {path: x}", 'FILE:2: the key 1 in models is not text; write "1" in quotes'),
-        ("models:\n  a:\n    path: x\n    n_ctx: true", "FILE:4: models.a.n_ctx should be a number, not True"),
-        ("models:\n  a:\n    path: x\n    n_ctx: [1]", "FILE:4: models.a.n_ctx should be a valid integer"),
+        (
+            "models:\n  a:\n    path: x\n    n_ctx: true",
+            "FILE:4: models.a.n_ctx: invalid value True: should be a number",
+        ),
+        (
+            "models:\n  a:\n    path: x\n    n_ctx: [1]",
+            "FILE:4: models.a.n_ctx: invalid value 1: should be a valid integer",
+        ),
         ("models:\n  a:\n    path: 5", "FILE:3: models.a.path"),
-        ("models:\n  a:\n    path: ~no-such-user/x", "FILE:3: models.a.path begins with ~ and no user's name"),
-        ('models: {a: {path: "~\\0/x"}}', "FILE:1: models.a.path begins with ~ and no user's name"),
-        ("server:\n  api_keys: [1]\nmodels: {a: {path: x}}", "FILE:2: server.api_keys should be a valid string"),
+        ("models:\n  a:\n    path: ~no-such-user/x", "FILE:3: models.a.path: no user has the home folder after ~"),
+        ('models: {a: {path: "~\\0/x"}}', "FILE:1: models.a.path: no user has the home folder after ~"),
+        (
+            "server:\n  api_keys: [1]\nmodels: {a: {path: x}}",
+            "FILE:2: server.api_keys: invalid value: should be a valid string",
+        ),
         ("defaults:\n  path: x", "FILE:2: defaults.path belongs to one model; move it to models.<id>"),
-        ("defaults:\n  seed: -2", "FILE:2: defaults.seed should be greater than or equal to -1, not -2"),
+        ("defaults:\n  seed: -2", "FILE:2: defaults.seed: invalid value -2: should be greater than or equal to -1"),
         ("server: {port: 1}", "no model is configured: give -m FILE"),
         ("models:\n  a: {path: x}\n  b: {path: y, aliases: [a]}", "'a' already names model 'a'; remove it"),
         ("models:\n  a: {path: x, aliases: c}\n  b: {path: y, aliases: c}", "'c' already names model 'a'"),
@@ -175,7 +195,7 @@ def test_keys_are_never_shown(tmp_path: Path) -> None:
     config.write_text("server: {api_keys: {secret: 1}}\nmodels: {a: {path: x}}")
     message = mistake(config=config)
     assert "secret" not in message
-    assert "a value that is not shown" in message
+    assert "server.api_keys: invalid value: should be" in message
 
 
 def test_files_that_the_settings_name(tmp_path: Path) -> None:
@@ -191,26 +211,22 @@ def test_files_that_the_settings_name(tmp_path: Path) -> None:
 
 
 def reference_options() -> tuple[set[str], set[str]]:
-    flags = (
-        set(TABLE.by_flag)
-        | FLAGS
-        | DEAD_FLAGS
-        | set(SHORTHANDS)
-        | {flag for fixed in FIXED for flag in (*fixed.on, *fixed.off)}
-    )
-    return flags, set(TABLE.by_env) | VARIABLES | DEAD_VARIABLES | {fixed.env for fixed in FIXED}
+    """Return all flags and all variables that the settings know, supported or not."""
+    fixed = {name for item in FIXED for name in (*item.on, *item.off, item.env) if name}
+    others = {*REFUSED, *WITHOUT_EFFECT, *fixed, *SHORTHANDS}
+    flags = {name for name in others if name.startswith("-")}
+    return set(TABLE.by_flag) | flags, set(TABLE.by_env) | (others - flags)
 
 
 def test_an_option_is_supported_or_fixed_or_refused_and_only_one_of_them() -> None:
-    fixed = {flag for item in FIXED for flag in (*item.on, *item.off)} | DEAD_FLAGS
-    assert not set(TABLE.by_flag) & FLAGS
-    assert not set(TABLE.by_flag) & fixed
-    assert not FLAGS & fixed
-    assert not set(TABLE.by_env) & (VARIABLES | {item.env for item in FIXED})
+    fixed = {name for item in FIXED for name in (*item.on, *item.off, item.env) if name}
+    supported = {*TABLE.by_flag, *TABLE.by_env}
+    kinds = [supported, fixed, set(REFUSED), set(WITHOUT_EFFECT)]
+    assert len(set().union(*kinds)) == sum(map(len, kinds))
 
 
 @examples(deadline=None, max_examples=60)
-@given(words=st.lists(st.text(min_size=1) | st.sampled_from(sorted(TABLE.by_flag) + sorted(FLAGS)), max_size=6))
+@given(words=st.lists(st.text(min_size=1) | st.sampled_from(sorted(TABLE.by_flag) + sorted(REFUSED)), max_size=6))
 def test_no_command_line_does_worse_than_a_config_error(words: list[str]) -> None:
     harmless = [word for word in words if word not in ("--models-dir", "--models-preset", "--config")]
     assert len(outcome([*MODEL, *harmless]).splitlines()) <= 1
@@ -223,11 +239,14 @@ def test_no_command_line_does_worse_than_a_config_error(words: list[str]) -> Non
         (["-e"], "-e has no effect: Llamapool reads no prompts from flags or files"),
         (["--no-escape"], "--no-escape has no effect: Llamapool reads no prompts from flags or files"),
         (["--cache-idle-slots"], ""),
-        (["--poll", "50"], "--poll has no effect, as the library's threads are OpenMP's"),
-        (["--prio-batch", "1"], "--prio-batch has no effect, as the threads of an instance have one priority"),
-        (["--draft-p-split", "0.1"], "--draft-p-split has no effect, nor has it in llama-server"),
-        (["-dt", "0.1"], "-dt has no effect, nor has it in llama-server"),
-        (["--no-cache-idle-slots"], "--no-cache-idle-slots has no effect: Llamapool keeps what idle slots hold"),
+        (["--poll", "50"], "--poll has no effect: the library's threads are OpenMP's"),
+        (
+            ["--prio-batch", "1"],
+            "--prio-batch has no effect: all threads of an instance, including its draft model's, have one priority",
+        ),
+        (["--draft-p-split", "0.1"], "--draft-p-split has no effect: llama-server ignores it too"),
+        (["-dt", "0.1"], "-dt has no effect: llama-server ignores it too"),
+        (["--no-cache-idle-slots"], "--no-cache-idle-slots has no effect: Llamapool keeps the KV cache of idle slots"),
         (["--chat-template", "lama-3"], "'lama-3' is the prompt of every chat; no built-in template has that name"),
     ],
 )
@@ -245,7 +264,7 @@ def test_what_asks_for_nothing_as_a_variable_or_in_a_preset(tmp_path: Path) -> N
     warnings = check_files(load_settings(["--models-preset", str(preset)], variables))
     assert [warning.split(" has no effect")[0] for warning in warnings] == [
         "LLAMA_ARG_DEFRAG_THOLD",
-        f"{preset}:3: [a] defrag-thold",
+        f"{preset}:3: [a] 'defrag-thold'",
         f"{preset}:4: [a] 'cache-idle-slots'",
     ]
 
@@ -287,13 +306,13 @@ def test_a_missing_model_names_the_variable_that_named_it(tmp_path: Path) -> Non
     file = tmp_path / "c.yaml"
     file.write_text("models: {demo: {path: m.gguf}}")
     settings = load_settings([], {"LLAMAPOOL_MODELS__DEMO__PATH": "/nope"}, file)
-    with pytest.raises(ConfigError, match=r"^LLAMAPOOL_MODELS__DEMO__PATH: models\.demo\.path no such file"):
+    with pytest.raises(ConfigError, match=r"^LLAMAPOOL_MODELS__DEMO__PATH: no such file"):
         check_files(settings)
 
 
 @pytest.mark.parametrize("words", [["--api-key", ""], ["--api-key="], ["--api-key", " , "]])
 def test_an_empty_key_does_not_open_the_server(words: list[str]) -> None:
-    assert "server.api_keys holds an empty key" in mistake(*MODEL, *words)
+    assert "--api-key: invalid value: holds an empty key" in mistake(*MODEL, *words)
 
 
 @pytest.mark.parametrize("text", ["", "\n# only a comment\n  \n"])

@@ -3,7 +3,7 @@
 import pytest
 
 from server.errors import ConfigError
-from server.options.table.overrides import metadata_override, tensor_override
+from server.options.values import metadata_override, tensor_override
 from server.pool.spec import LoadParams, MetadataOverride, TensorOverride
 from tests.unit.settings.builders import spec
 
@@ -67,7 +67,7 @@ def test_a_draft_model_has_tensors_of_its_own_and_its_targets_metadata() -> None
 )
 def test_patterns_that_the_library_could_not_bear_are_refused(text: str, problem: str) -> None:
     message = mistake("-ot", text)
-    assert message.startswith("-ot: models.model.gguf.override_tensor ")
+    assert message.startswith("-ot: invalid value ")
     assert problem in message
 
 
@@ -128,7 +128,7 @@ def test_a_value_has_the_type_that_it_names(text: str, value: object) -> None:
 )
 def test_mistakes_in_metadata_are_named(text: str, problem: str) -> None:
     message = mistake("--override-kv", text)
-    assert message.startswith("--override-kv: models.model.gguf.override_kv ")
+    assert message.startswith("--override-kv: invalid value ")
     assert problem in message
 
 

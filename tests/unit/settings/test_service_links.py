@@ -89,8 +89,8 @@ def test_a_models_field_is_a_setting_even_where_a_services_port_could_be_called_
         ("LLAMAPOOL_PORT_80_TCP_PORT=81", "unknown variable LLAMAPOOL_PORT_80_TCP_PORT"),
         ("LLAMAPOOL_PORT_80_TCP_NAME=tcp", "unknown variable LLAMAPOOL_PORT_80_TCP_NAME"),
         ("LLAMAPOOL_ADDR=10.0.0.1", "unknown variable LLAMAPOOL_ADDR"),
-        ("LLAMA_ARG_PORT=10.0.0.1", "LLAMA_ARG_PORT: server.port should be a valid integer"),
-        ("LLAMAPOOL_SERVER__PORT=tcp://10.0.0.1:80", "LLAMAPOOL_SERVER__PORT: server.port"),
+        ("LLAMA_ARG_PORT=10.0.0.1", "LLAMA_ARG_PORT: invalid value '10.0.0.1': should be a valid integer"),
+        ("LLAMAPOOL_SERVER__PORT=tcp://10.0.0.1:80", "LLAMAPOOL_SERVER__PORT: invalid value"),
         ("LLAMAPOOL_SERVER__PROT=1", "LLAMAPOOL_SERVER__PROT: unknown field 'prot'; did you mean 'port'?"),
     ],
 )

@@ -13,9 +13,9 @@ from pydantic import BaseModel
 from server.engine.params import LOOKUP, EngineParams
 from server.engine.request import DEFAULT_SAMPLERS, RANDOM_SEED, SamplingParams
 from server.errors import ConfigError
-from server.options.table.model import WHERE
-from server.options.table.option import OptionRow
-from server.options.table.server import ServerSettings
+from server.options.model import WHERE
+from server.options.option import OptionRow
+from server.options.server import ServerSettings
 from server.pool.spec import ChatParams, LoadParams, MetadataOverride, TensorOverride
 from server.settings import DEFAULT_CONFIGS, TABLE, Settings, check_files, load_settings, model_specs
 from tests.unit.settings.builders import MODEL, spec
@@ -613,7 +613,7 @@ def test_files_are_checked_apart_from_reading(tmp_path: Path) -> None:
     good = tmp_path / "good.gguf"
     good.write_bytes(b"GGUF....")
     assert check_files(settings("-m", str(good))) == []
-    with pytest.raises(ConfigError, match=r"^-m: models\.model\.gguf\.path no such file: model\.gguf; check the path$"):
+    with pytest.raises(ConfigError, match=r"^-m: no such file: model\.gguf; check the path$"):
         check_files(settings(*MODEL))
     bad = tmp_path / "bad.gguf"
     bad.write_bytes(b"PK..")

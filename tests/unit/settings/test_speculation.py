@@ -78,7 +78,7 @@ def test_a_lookup_cache_that_is_not_there_stops_the_start(tmp_path: Path) -> Non
     model = tmp_path / "model.gguf"
     model.write_bytes(b"GGUF....")
     flags = ["-m", str(model), "--spec-type", "ngram-cache", "-lcs", "gone.bin"]
-    with pytest.raises(ConfigError, match=r"lookup_cache_static: no such file: gone\.bin"):
+    with pytest.raises(ConfigError, match=r"-lcs: no such file: gone\.bin"):
         check_files(load_settings(flags, {}))
 
 
@@ -99,7 +99,7 @@ def test_none_leaves_the_draft_model_alone() -> None:
 def test_a_draft_file_that_is_not_there_stops_the_start(tmp_path: Path) -> None:
     model = tmp_path / "model.gguf"
     model.write_bytes(b"GGUF....")
-    with pytest.raises(ConfigError, match=r"draft_model: no such file: gone\.gguf"):
+    with pytest.raises(ConfigError, match=r"-md: no such file: gone\.gguf"):
         check_files(load_settings(["-m", str(model), "-md", "gone.gguf"], {}))
 
 
@@ -110,13 +110,13 @@ def test_a_draft_file_that_is_not_there_stops_the_start(tmp_path: Path) -> None:
         (("--spec-type", "draft-eagle3"), "'draft-eagle3', a kind of llama-server that Llamapool does not have"),
         (("--spec-type", "draft-mtp,draft-simple", "-md", "draft.gguf"), "remove one"),
         (("--spec-type", "draft-mtp", "-md", "draft.gguf"), "in the model's own file"),
-        (("--spec-ngram-mod-n-match", "0"), "spec_ngram_mod_n_match"),
+        (("--spec-ngram-mod-n-match", "0"), "--spec-ngram-mod-n-match: invalid"),
         (("--spec-type", "ngram"), "unknown kind 'ngram'; known: auto, none, ngram-simple"),
         (("--spec-type", "none,ngram-simple"), "should be auto or none alone"),
         (("--spec-type", ""), "should be auto, none, or some of"),
-        (("--spec-draft-p-min", "1.5"), "spec_draft_p_min"),
-        (("-devd", "CUDA0;CUDA1"), "draft_device should be one set of devices"),
-        (("--spec-ngram-map-k-min-hits", "5"), "--spec-ngram-map-k-min-hits is an option of llama-server"),
+        (("--spec-draft-p-min", "1.5"), "--spec-draft-p-min: invalid"),
+        (("-devd", "CUDA0;CUDA1"), "-devd: invalid value 'CUDA0;CUDA1': should be one set of devices"),
+        (("--spec-ngram-map-k-min-hits", "5"), "--spec-ngram-map-k-min-hits is not supported"),
     ],
 )
 def test_what_can_not_be_is_refused_by_name(argv: tuple[str, ...], reason: str) -> None:

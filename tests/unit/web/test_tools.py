@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from server.errors import InvalidRequest, NotFound
-from server.options.table.page import TOOLS
+from server.options.server import TOOLS
 from server.web.tools.catalogue import ALL, EVERY, SHELL, PageTools
 from server.web.tools.work import WORK, answer
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from server.options.unsupported import FLAGS
+from server.options.flags import REFUSED
 from tests.model.oracle.compatibility.compare import Found
 
 PAGE = Path(__file__).parents[4] / "docs" / "compatibility.md"
@@ -66,9 +66,10 @@ def _name(found: Found) -> str:
 
 
 def _flags() -> str:
+    refused = [name for name in REFUSED if name.startswith("-")]
     return (
         "## Flags and variables\n\n"
         "[configuration.md](configuration.md) has every flag with its variable, those with one accepted form, and the "
-        f"{len(FLAGS)} spellings\nof llama-server's that are refused at the start with a line that names them: never "
+        f"{len(refused)} spellings\nof llama-server's that are refused at the start with a line that names them: never "
         "ignored.\n"
     )

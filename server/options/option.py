@@ -1,4 +1,4 @@
-"""One option of the table: how a field of a settings model is spelled outside."""
+"""The option table: the flags, variables and checks of each field of the settings, and values with their source."""
 
 import ast
 import inspect
@@ -12,15 +12,15 @@ from typing import Any, ClassVar, Literal, TypeVar, cast, get_args
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from pydantic.fields import FieldInfo
 
-from server.options.table.values import FilePath, Place
+from server.options.values import FilePath, Place
 
 Section = Literal["server", "model"]
 
 
 class SettingsModel(BaseModel):
-    """Base of the table's classes: every field is an `option`, its description is its docstring."""
+    """Base of the table's classes. Every field is an `option`; its docstring is its description."""
 
-    # of most classes nothing is validated but what is made of them
+    # defer_build: most classes are only bases, so their validators are never used
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
     group: ClassVar[str] = ""  # heading in --help and in the reference
 
@@ -29,11 +29,11 @@ class SettingsModel(BaseModel):
 class Option:
     """Spellings of one field.
 
-    ``flags`` take a value, or switch a boolean on; ``constants`` are flags without a value, each with what it
-    sets. ``text`` turns a flag's or variable's text into what YAML would hold. A ``repeat`` flag adds up.
-    ``forms`` are further flags with a metavar and a text reader of their own, ``env_forms`` further variables with a
-    text reader. A flag's value has ``n_words``.
-    Setting an option drops what weaker sources say of the fields in ``replaces``.
+    ``flags`` take a value, or switch a boolean on. ``constants`` are flags without a value and the value they set.
+    ``text`` converts the text of a flag or variable into the value that YAML would contain. The values of a ``repeat``
+    flag are concatenated. ``forms`` are further flags, each with its metavar and its own converter; ``env_forms`` are
+    further variables with their converters. A flag's value has ``n_words``. Setting an option discards the values of
+    the fields in ``replaces`` from weaker sources.
     """
 
     flags: tuple[str, ...] = ()
@@ -72,12 +72,12 @@ def option(
     check: Callable[[Any], object] | None = None,
     **limits: float,
 ) -> T:
-    """A field and its `Option`: ``n_batch: Int = option(2048, "-b --batch-size", env="LLAMA_ARG_BATCH", ge=1)``.
+    """Return a pydantic field with its `Option`.
 
-    Without flags the field's own name becomes the flag. ``env`` True: ``LLAMA_ARG_`` and the first long flag's name;
-    ``off``: a boolean's negations, True: ``--no-`` and that name. ``check`` sees the value last, of a list each
-    entry, but no empty text where that is the default, and raises `ValueError`; ``limits`` are pydantic's (``ge``,
-    ``min_length``, ...).
+    Example: ``n_batch: Int = option(2048, "-b --batch-size", env="LLAMA_ARG_BATCH", ge=1)``. Without ``flags``, the
+    field's name is the flag. ``env=True`` means ``LLAMA_ARG_`` plus the first long flag's name. ``off`` are the flags
+    that switch a boolean off; True means ``--no-`` plus that name. ``check`` validates the final value, or each entry
+    of a tuple, and raises ValueError; it does not see an empty default. ``limits`` are pydantic's (``ge``, ...).
     """
     spelled = tuple(flags.split())
     long = next((flag.removeprefix("--") for flag in spelled if flag.startswith("--")), "")
@@ -105,8 +105,10 @@ def _checked(check: Callable[[Any], object], default: object) -> Callable[[T], T
 
 @cache
 def descriptions(model: type[SettingsModel]) -> Mapping[str, str]:
-    """The docstring of each field, its bases' too; "" where there is no source, since only bytecode is installed. Few
-    commands show them; pydantic would read them at each start."""
+    """Return the docstring of each field, including inherited ones; "" if only bytecode is installed.
+
+    pydantic can read docstrings too, but would do so at every start.
+    """
     found = dict.fromkeys(model.model_fields, "")
     for owner in reversed(model.__mro__[: model.__mro__.index(SettingsModel)]):
         try:
@@ -116,8 +118,8 @@ def descriptions(model: type[SettingsModel]) -> Mapping[str, str]:
         assert isinstance(made, ast.ClassDef)
         for field_, text in pairwise(made.body):
             match field_, text:
-                case ast.AnnAssign(target=ast.Name(id=key)), ast.Expr(value=ast.Constant(value=str(said))):
-                    found[key] = inspect.cleandoc(said)
+                case ast.AnnAssign(target=ast.Name(id=key)), ast.Expr(value=ast.Constant(value=str(docstring))):
+                    found[key] = inspect.cleandoc(docstring)
     return found
 
 
@@ -135,17 +137,17 @@ class OptionRow:
 
     @property
     def description(self) -> str:
-        """What it does."""
+        """The docstring of the field."""
         return descriptions(self.owner)[self.key]
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """Spellings that take a value, or switch on."""
+        """Flags that take a value, or switch a boolean on."""
         return (*(self.option.flags or ("--" + self.key.replace("_", "-"),)), *self.option.forms)
 
     @property
     def constants(self) -> Mapping[str, Any]:
-        """Spellings without a value and what they set."""
+        """Flags without a value, and the value that each one sets."""
         if self.is_switch and not self.option.flags:
             return {**self.option.constants, "--no-" + self.key.replace("_", "-"): False}
         return self.option.constants
@@ -154,6 +156,12 @@ class OptionRow:
     def negatable(self) -> bool:
         """Whether llama-server's ``LLAMA_ARG_NO_*`` form exists (llama.cpp common/arg.cpp)."""
         return self.is_switch and False in self.constants.values()
+
+    def parse(self, text: str, name: str = "") -> Any:
+        """Convert the text of a flag or variable into the value that YAML would contain; `name`: which one it is."""
+        converters = {**{flag: convert for flag, (_, convert) in self.option.forms.items()}, **self.option.env_forms}
+        convert = converters.get(name, self.option.text)
+        return convert(text) if convert else text
 
 
 def _entry(section: Section, owner: type[SettingsModel], key: str, info: FieldInfo) -> OptionRow:
@@ -167,7 +175,7 @@ def _entry(section: Section, owner: type[SettingsModel], key: str, info: FieldIn
 
 
 class Table:
-    """Every option, found by field, by flag and by variable."""
+    """All options, indexed by field, by flag and by variable."""
 
     def __init__(self, server: type[SettingsModel], model: type[SettingsModel]) -> None:
         owners: dict[Section, type[SettingsModel]] = {"server": server, "model": model}
@@ -178,26 +186,48 @@ class Table:
         }
 
     def keys(self, section: Section) -> list[str]:
-        """The field names of one section."""
+        """Return the field names of one section."""
         return [key for owner, key in self.entries if owner == section]
 
     @cached_property
     def by_flag(self) -> dict[str, OptionRow]:
-        """Every spelling on the command line."""
+        """Every flag."""
         return {flag: entry for entry in self for flag in (*entry.flags, *entry.constants)}
 
     @cached_property
     def by_env(self) -> dict[str, OptionRow]:
-        """llama-server's variables that set something here."""
+        """Every variable that llama-server has too."""
         return {name: entry for entry in self for name in (entry.option.env, *entry.option.env_forms) if name}
 
     def __iter__(self) -> Iterator[OptionRow]:
         return iter(self.entries.values())
 
 
+@dataclass(frozen=True, slots=True)
+class SourcedValue:
+    """A value and its ``source``: a flag, a variable, or ``file:line``."""
+
+    value: Any
+    source: str
+
+
+Layer = Mapping[str, SourcedValue]
+"""The values that one source gives to fields, by field name."""
+
+
+def merge_layers(table: Table, section: Section, *layers: Layer) -> dict[str, SourcedValue]:
+    """Merge layers, the weakest first. A value discards the weaker values of the fields that its option replaces."""
+    merged: dict[str, SourcedValue] = {}
+    for layer in layers:
+        replaced = {name for key in layer for name in table.entries[section, key].option.replaces}
+        merged = {key: value for key, value in merged.items() if key not in replaced}
+        merged.update(layer)
+    return merged
+
+
 def nearest(word: str, known: list[str], otherwise: str) -> str:
-    """``; did you mean 'x'?`` for the most similar known word, else `otherwise`."""
+    """Return ``; did you mean 'x'?`` with the most similar known word; `otherwise` if none is similar."""
     by_lower = {name.lower(): name for name in known}
     found = get_close_matches(word.lower(), by_lower, n=3, cutoff=0.6)
-    found.sort(key=lambda name: sorted(name) != sorted(word.lower()))  # swapped letters are the likeliest slip
+    found.sort(key=lambda name: sorted(name) != sorted(word.lower()))  # prefer swapped letters
     return f"; did you mean '{by_lower[found[0]]}'?" if found else otherwise

@@ -1,23 +1,189 @@
-"""The server's part of the option table: one field, one option.
+"""The option table of the server: one field, one option.
 
 A field's docstring is its description in --help, docs/configuration.md and the YAML's schema. Flags and variables
 are llama-server's (llama.cpp common/arg.cpp); a field without any is Llamapool's own.
 """
 
 from stat import S_ISCHR
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import model_validator
+from pydantic import BeforeValidator, model_validator
 
 from server.errors import ConfigError
-from server.options.table.fetching import MIB, FetchSettings
-from server.options.table.hub import HubSettings
-from server.options.table.mcp import McpSettings
-from server.options.table.option import SettingsModel, option
-from server.options.table.page import PageSettings
-from server.options.table.state import StateSettings
-from server.options.table.values import Bool, FilePath, Float, Int, Place, Switch, TextList, split_list
+from server.mcp.config import read_servers
+from server.options.option import SettingsModel, option
+from server.options.values import (
+    MIB,
+    AutoBool,
+    Bool,
+    FilePath,
+    Float,
+    Int,
+    JsonObject,
+    Place,
+    SiteNames,
+    Switch,
+    TextList,
+    read_registry,
+    read_text,
+    split_list,
+)
 from server.pool.budget import read_budget
+
+
+class HubSettings(SettingsModel):
+    """Downloads of models. The cache folder is LLAMA_CACHE, HF_HUB_CACHE or HF_HOME; the hub is MODEL_ENDPOINT or
+    HF_ENDPOINT.
+    """
+
+    group: ClassVar[str] = "Hub"
+
+    hf_token: str = option("", "-hft --hf-token", env="HF_TOKEN", metavar="TOKEN", secret=True)
+    """Access token of the Hugging Face hub; empty = the token stored by Hugging Face's tools."""
+    offline: Bool = option(False, "--offline", env=True)
+    """Do not contact any hub; use the cache only."""
+    docker_registry: Annotated[str, BeforeValidator(read_registry)] = option("", metavar="HOST")
+    """Registry for -dr names without one, such as ai/gemma3."""
+    models_cache: AutoBool = option(None, off=("--no-models-cache",))
+    """Also serve every cached model, as owner/name:QUANTIZATION; auto = unless --config, -m, -hf or a similar option
+    selects models.
+    """
+
+
+class FetchSettings(SettingsModel):
+    """Files of requests: whether URLs are fetched, how videos are cut into frames, and the limits of documents."""
+
+    group: ClassVar[str] = "Files of requests"
+
+    media_fetch: SiteNames = option((), "--media-fetch", metavar="HOSTS")
+    """Hosts from which http and https URLs in requests are fetched: off, on = all public hosts, or a list (example.com,
+    *.example.com). Private networks are refused whatever a name resolves to, except IP addresses listed here.
+    """
+    media_path: FilePath | None = option(None, "--media-path", metavar="FOLDER")
+    """Folder for file:// URLs in requests, relative to it; empty = off."""
+    video_fps: Float = option(4.0, "--video-fps", env=True, allow_inf_nan=False)
+    """Video frames per second that a model is shown; 0 or less = all frames. Needs llamapool[video]."""
+    video_timestamp_interval: Int = option(5000, "--video-timestamp-interval", env=True, metavar="MS")
+    """Milliseconds between timestamps inserted among video frames; 0 or less = none."""
+    document_pages: Int = option(500, "--document-pages", ge=1)
+    """Most pages of a PDF in a request; a longer one is refused."""
+    document_bytes: Int = option(32 * MIB, "--document-bytes", ge=1024)
+    """Most bytes of a document in a request: PDF, text, Markdown, CSV or HTML."""
+    document_seconds: Float = option(20.0, "--document-seconds", gt=0, allow_inf_nan=False)
+    """Most CPU seconds for extracting the text of a document and rendering its pages."""
+
+
+class McpSettings(SettingsModel):
+    """MCP servers."""
+
+    group: ClassVar[str] = "MCP"
+
+    mcp_servers: JsonObject = option(
+        {},
+        "--mcp-servers-json",
+        env=True,
+        metavar="JSON",
+        env_forms={"LLAMA_ARG_MCP_SERVERS_CONFIG": read_text},
+        forms={"--mcp-servers-config": ("FILE", read_text)},
+        secret=True,
+        check=read_servers,
+    )
+    """MCP servers by label: command, args, env, cwd and timeout_ms of a program started with this server's permissions,
+    or url and headers. Their tools are listed at /tools for the web UI, and with mcp_api for API requests. Sets
+    cors_origins to localhost unless given. Needs llamapool[mcp].
+    """
+    mcp_api: TextList = option((), metavar="LABEL,...", text=split_list)
+    """Labels of mcp_servers that /v1/responses and /v1/messages may use; * = all, empty = off. A key in the keys file
+    also needs them in its mcp list.
+    """
+    mcp_hosts: SiteNames = option((), metavar="HOSTS")
+    """Hosts of MCP servers that requests may name by URL: off, on = all public hosts, or a list as in media_fetch.
+    Private networks are refused, except IP addresses listed here.
+    """
+    mcp_web_search: str = option("", metavar="LABEL")
+    """Label of the MCP server that implements the Responses API's web_search; empty = web_search is skipped."""
+    mcp_max_rounds: Int = option(16, ge=1, le=128)
+    """Most rounds of tool calls within one response; then the model must answer."""
+    mcp_max_s: Int = option(600, ge=1)
+    """Most seconds for all tool calls of one response."""
+    mcp_max_chars: Int = option(100_000, ge=1)
+    """Most characters of a tool result given to the model; the rest is truncated."""
+
+
+TOOLS = (
+    *("read_file", "file_glob_search", "grep_search", "exec_shell_command", "write_file", "edit_file"),
+    *("get_info", "all"),
+)
+
+
+def _known_tool(name: str) -> None:
+    if name not in TOOLS:
+        raise ValueError(f"unknown tool '{name}'; known: {', '.join(TOOLS)}")
+
+
+class PageSettings(SettingsModel):
+    """The web UI and its tools."""
+
+    group: ClassVar[str] = "Web page"
+
+    ui: Bool = option(True, "--ui --webui", env=True, off=("--no-ui", "--no-webui"))
+    """Serve the web UI at / ."""
+    ui_config: JsonObject = option(
+        {},
+        "--ui-config --webui-config",
+        env=True,
+        metavar="JSON",
+        env_forms={"LLAMA_ARG_UI_CONFIG_FILE": read_text},
+        forms={"--ui-config-file": ("FILE", read_text), "--webui-config-file": ("FILE", read_text)},
+    )
+    """Default settings of the web UI as JSON, with llama-server's names: systemMessage, temperature, top_p, top_k,
+    min_p, max_tokens, theme. Others apply to llama-server's own UI only.
+    """
+    ui_mcp_proxy: Bool = option(
+        False, "--ui-mcp-proxy --webui-mcp-proxy", env=True, off=("--no-ui-mcp-proxy", "--no-webui-mcp-proxy")
+    )
+    """Serve /cors-proxy?url=, which forwards requests of llama-server's UI to MCP servers at any address this machine
+    reaches.
+    """
+    tools: TextList = option((), "--tools", env=True, metavar="A,B", text=split_list, check=_known_tool)
+    """Built-in tools that a model may run on this machine through the web UI, with the server's permissions: read_file,
+    file_glob_search, grep_search, exec_shell_command, write_file, edit_file, get_info, or all. Sets cors_origins to
+    localhost unless given; without an API key only clients on this machine may use them.
+    """
+    agent: Bool = option(False, "-ag --agent", env=True, off=("-no-ag", "--no-agent"))
+    """Enable all tools and ui_mcp_proxy."""
+    log_bodies: Bool = option(False)
+    """Keep the bodies of the last 100 requests and replies in memory for the web UI's request view. Needs a key with
+    scope props; without keys, a client on this machine.
+    """
+    path: FilePath | None = option(None, "--path", env="LLAMA_ARG_STATIC_PATH", metavar="FOLDER")
+    """Folder of files to serve instead of the web UI. Everybody may read them, even if there are API keys."""
+
+    @property
+    def enabled_tools(self) -> tuple[str, ...]:
+        """Of `tools` and `agent`."""
+        return ("all",) if self.agent else self.tools
+
+
+class StateSettings(SettingsModel):
+    """Durable state."""
+
+    group: ClassVar[str] = "State"
+
+    state: str = option("auto", "--state", metavar="FILE")
+    """SQLite file for stored responses, conversations, files and batches. auto = llamapool/state.sqlite3 in the XDG
+    state directory; memory = no file: everything is lost at exit.
+    """
+    state_quota: Int = option(1024, metavar="MIB", ge=1)
+    """MiB that each API key may store; without keys, all clients together. The least recently used responses are
+    deleted first.
+    """
+    state_days: Int = option(30, metavar="DAYS", ge=0)
+    """Days after which a stored response is deleted; 0 = never. Conversations and files stay until they are deleted."""
+    reasoning_key_file: FilePath | None = option(None)
+    """File with a secret on each line, for the reasoning that clients keep in signature and encrypted_content. The
+    first one encrypts, all decrypt. Replicas need the same file. none = a secret beside the state file, created at the
+    first start; with state memory, a secret that ends with the server."""
 
 
 class TelemetrySettings(SettingsModel):

@@ -1,0 +1,235 @@
+"""Reads a command line by llama-server's rules (llama.cpp common/arg.cpp, common_params_parse_ex).
+
+- A flag is never abbreviated. In ``--long`` flags ``_`` counts as ``-``.
+- A flag's value is the next word, also if it starts with a dash (``-np -1``). ``--flag=value`` works too.
+- A shorthand (``--fim-qwen-3b-default``) stands for several flags.
+- Options of llama-server that set nothing in Llamapool are listed here: from its README (llama.cpp 0c1e570).
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from server.errors import ConfigError
+from server.options.option import OptionRow, SourcedValue, Table, nearest
+
+_FIM = "--port 8012 -ub 1024 -b 1024 -c 0 --cache-reuse 256"
+_OSS = "--port 8013 -ub 2048 -b 32768 -np 2 -c 262144 --temp 1 --top-p 1 --top-k 0 --min-p 0.01"
+_DRAFT = "-hfd ggml-org/Qwen2.5-Coder-0.5B-Q8_0-GGUF"
+_VISION = "--port 8014 -c 0"
+
+SHORTHANDS = {
+    "--embd-gemma-default": "-hf ggml-org/embeddinggemma-300M-qat-q4_0-GGUF -hff embeddinggemma-300M-qat-Q4_0.gguf "
+    "--port 8011 -ub 2048 -b 2048 -np 32 -c 65536 --embedding",
+    "--fim-qwen-1.5b-default": "-hf ggml-org/Qwen2.5-Coder-1.5B-Q8_0-GGUF -hff qwen2.5-coder-1.5b-q8_0.gguf " + _FIM,
+    "--fim-qwen-3b-default": "-hf ggml-org/Qwen2.5-Coder-3B-Q8_0-GGUF -hff qwen2.5-coder-3b-q8_0.gguf " + _FIM,
+    "--fim-qwen-7b-default": "-hf ggml-org/Qwen2.5-Coder-7B-Q8_0-GGUF -hff qwen2.5-coder-7b-q8_0.gguf " + _FIM,
+    "--fim-qwen-7b-spec": f"-hf ggml-org/Qwen2.5-Coder-7B-Q8_0-GGUF -hff qwen2.5-coder-7b-q8_0.gguf {_DRAFT} {_FIM}",
+    "--fim-qwen-14b-spec": f"-hf ggml-org/Qwen2.5-Coder-14B-Q8_0-GGUF -hff qwen2.5-coder-14b-q8_0.gguf {_DRAFT} {_FIM}",
+    "--fim-qwen-30b-default": "-hf ggml-org/Qwen3-Coder-30B-A3B-Instruct-Q8_0-GGUF "
+    "-hff qwen3-coder-30b-a3b-instruct-q8_0.gguf " + _FIM,
+    "--gpt-oss-20b-default": "-hf ggml-org/gpt-oss-20b-GGUF -hff gpt-oss-20b-mxfp4.gguf " + _OSS,
+    "--gpt-oss-120b-default": "-hf ggml-org/gpt-oss-120b-GGUF " + _OSS,
+    "--vision-gemma-4b-default": "-hf ggml-org/gemma-3-4b-it-qat-GGUF " + _VISION,
+    "--vision-gemma-12b-default": "-hf ggml-org/gemma-3-12b-it-qat-GGUF " + _VISION,
+    "--spec-default": "--spec-type ngram-mod --spec-ngram-mod-n-match 24 --spec-ngram-mod-n-min 48 "
+    "--spec-ngram-mod-n-max 64",
+}
+CONFIG_FLAG = "--config"
+COMPLETION_FLAG = "--completion-bash"
+DEVICES_FLAG = "--list-devices"
+
+
+@dataclass(frozen=True, slots=True)
+class FixedOption:
+    """A boolean of llama-server that has one value in Llamapool; None = neither value has an effect.
+
+    ``reason`` completes "Llamapool ...". The other value is refused, or skipped with a warning if no reply depends on
+    it (``affects_replies`` False).
+    """
+
+    on: tuple[str, ...]
+    off: tuple[str, ...]
+    env: str
+    value: bool | None
+    reason: str
+    affects_replies: bool = False
+
+
+FIXED = (
+    FixedOption(
+        ("-cb", "--cont-batching"),
+        ("-nocb", "--no-cont-batching"),
+        "LLAMA_ARG_CONT_BATCHING",
+        True,
+        "always batches continuously",
+        affects_replies=True,
+    ),
+    FixedOption(
+        ("--cache-idle-slots",),
+        ("--no-cache-idle-slots",),
+        "LLAMA_ARG_CACHE_IDLE_SLOTS",
+        True,
+        "keeps the KV cache of idle slots until other requests need the cells, then in RAM (cache_ram 0: not in RAM)",
+    ),
+    FixedOption(("-e", "--escape"), ("--no-escape",), "", None, "reads no prompts from flags or files"),
+    FixedOption(("--perf",), ("--no-perf",), "LLAMA_ARG_PERF", False, "does not print the library's timings"),
+    FixedOption(
+        ("--skip-chat-parsing",),
+        ("--no-skip-chat-parsing",),
+        "LLAMA_ARG_SKIP_CHAT_PARSING",
+        False,
+        "always parses chat replies",
+        affects_replies=True,
+    ),
+    FixedOption(
+        ("--spec-draft-backend-sampling",),
+        ("--no-spec-draft-backend-sampling",),
+        "LLAMA_ARG_SPEC_DRAFT_BACKEND_SAMPLING",
+        False,
+        "samples from a draft model's logits on the CPU",
+    ),
+)
+_REFUSED = {
+    "decodes videos with the FFmpeg libraries of its extra `video` and starts no program": """
+        --video-ffmpeg-dir LLAMA_ARG_VIDEO_FFMPEG_DIR
+    """,
+    "runs tools on this machine, not in a container": "--tools-runtime LLAMA_ARG_TOOLS_RUNTIME",
+    "does not write prompts to disk": "--log-prompts-dir",
+    "has one shutdown time for all models: drain_s": "stop-timeout",
+    "does not have this option, and current versions of llama-server do not have it either": """
+        --spec-ngram-size-n --spec-ngram-size-m --spec-ngram-min-hits --spec-ngram-simple-min-hits
+        --spec-ngram-map-k-min-hits LLAMA_ARG_DRAFT_MAX LLAMA_ARG_DRAFT_MIN
+    """,
+}
+"""By the reason, which completes "Llamapool ..."."""
+_WITHOUT_EFFECT = {
+    "llama-server ignores it too": """
+        -dt --defrag-thold LLAMA_ARG_DEFRAG_THOLD
+        --spec-draft-p-split --draft-p-split LLAMA_ARG_SPEC_DRAFT_P_SPLIT
+    """,
+    "the library's threads are OpenMP's; set OMP_WAIT_POLICY or GOMP_SPINCOUNT instead": """
+        --poll --poll-batch --spec-draft-poll --poll-draft --spec-draft-poll-batch --poll-batch-draft
+    """,
+    "all threads of an instance, including its draft model's, have one priority; set --prio instead": """
+        --prio-batch --spec-draft-prio --prio-draft --spec-draft-prio-batch --prio-batch-draft
+    """,
+}
+"""Options that take a value and change no reply, by the reason."""
+
+
+def _reasons(names_by_reason: Mapping[str, str]) -> dict[str, str]:
+    return {name: reason for reason, names in names_by_reason.items() for name in names.split()}
+
+
+REFUSED, WITHOUT_EFFECT = _reasons(_REFUSED), _reasons(_WITHOUT_EFFECT)
+FIXED_NAMES = {
+    **{name: (option, True) for option in FIXED for name in (*option.on, option.env) if name},
+    **{name: (option, False) for option in FIXED for name in option.off},
+    **{option.env.replace("ARG_", "ARG_NO_"): (option, False) for option in FIXED if option.env},
+}
+
+
+def unsupported(name: str, shown: str, remedy: str, *, on: bool = True) -> str | None:
+    """Judge an option of llama-server that sets nothing in Llamapool.
+
+    `shown` is its name in messages. `on` False means that a boolean is switched off. Return None for an unknown name,
+    "" if Llamapool does what the option asks for, otherwise a warning. Raises ConfigError if the option is refused.
+    """
+    if name in WITHOUT_EFFECT:
+        return f"{shown} has no effect: {WITHOUT_EFFECT[name]}"
+    if name in REFUSED:
+        raise ConfigError(f"{shown} is not supported: Llamapool {REFUSED[name]}; {remedy}")
+    if name not in FIXED_NAMES:
+        return None
+    fixed, value = FIXED_NAMES[name]
+    if (value is on) is fixed.value:
+        return ""
+    if fixed.affects_replies:
+        raise ConfigError(f"{shown} is not supported: Llamapool {fixed.reason}; {remedy}")
+    return f"{shown} has no effect: Llamapool {fixed.reason}"
+
+
+def unsupported_flags() -> Iterator[tuple[bool, str, list[str]]]:
+    """Yield whether the flags are refused, the reason, and the flags."""
+    for refused, reasons in ((False, _WITHOUT_EFFECT), (True, _REFUSED)):
+        for reason, names in reasons.items():
+            if flags := [name for name in names.split() if name.startswith("-")]:
+                yield refused, reason, flags
+
+
+@dataclass(slots=True)
+class Flags:
+    """A parsed command line. ``model`` applies to every model. ``skipped`` has a warning per flag without effect."""
+
+    server: dict[str, SourcedValue] = field(default_factory=dict)
+    model: dict[str, SourcedValue] = field(default_factory=dict)
+    config: str = ""
+    skipped: list[str] = field(default_factory=list)
+
+
+def expand_shorthands(words: Sequence[str]) -> Iterator[str]:
+    """Yield `words` with each shorthand replaced by the flags it stands for."""
+    for word in words:
+        yield from SHORTHANDS[word].split() if word in SHORTHANDS else (word,)
+
+
+def read_flags(table: Table, argv: Sequence[str]) -> Flags:
+    """Parse a command line. Raises ConfigError with one line for an unknown flag or a missing value."""
+    flags = Flags()
+    words = list(expand_shorthands(argv))
+    while words:
+        flag, inline = _split(words.pop(0))
+        if flag == CONFIG_FLAG:
+            flags.config = _value(flag, inline, words)
+        elif flag in table.by_flag:
+            _set(flags, table.by_flag[flag], flag, inline, words)
+        else:
+            if flag in WITHOUT_EFFECT:
+                _value(flag, inline, words)
+            warning = unsupported(flag, flag, "remove it")
+            if warning is None:
+                raise ConfigError(_unknown(table, flag))
+            flags.skipped += [warning] if warning else []
+    return flags
+
+
+def _split(word: str) -> tuple[str, str | None]:
+    if not word.startswith("--"):
+        return word, None
+    name, equals, value = word.partition("=")
+    return name.replace("_", "-"), value if equals else None
+
+
+def _value(flag: str, inline: str | None, words: list[str], n_words: int = 1) -> str:
+    """Return the flag's value; several words are joined by spaces."""
+    if inline is not None:
+        return inline
+    if len(words) < n_words:
+        needed = "a value" if n_words == 1 else f"{n_words} values"
+        raise ConfigError(f"{flag} needs {needed}; see --help")
+    return " ".join(words.pop(0) for _ in range(n_words))
+
+
+def _set(flags: Flags, entry: OptionRow, flag: str, inline: str | None, words: list[str]) -> None:
+    target = flags.server if entry.section == "server" else flags.model
+    if flag in entry.constants or entry.is_switch:
+        if inline is not None:
+            raise ConfigError(f"{flag} takes no value; write {flag} alone")
+        value = entry.constants.get(flag, True)
+    else:
+        value = entry.parse(_value(flag, inline, words, entry.option.n_words), flag)
+        if entry.option.repeat and entry.key in target:
+            value = [*target[entry.key].value, *value]
+    for key in entry.option.replaces:  # of two flags that exclude each other, the later one applies
+        target.pop(key, None)
+    target[entry.key] = SourcedValue(value, flag)
+
+
+def _unknown(table: Table, flag: str) -> str:
+    known = [*table.by_flag, CONFIG_FLAG, "--help", "--version", "--cache-list", COMPLETION_FLAG, DEVICES_FLAG]
+    otherwise = "; see --help"
+    if flag.endswith(".gguf"):
+        otherwise = f"; to serve this model, write -m {flag}"
+    elif flag.endswith((".yaml", ".yml")):
+        otherwise = f"; to use this configuration, write {CONFIG_FLAG} {flag}"
+    return f"unknown argument '{flag}'" + nearest(flag, known, otherwise)

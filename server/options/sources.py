@@ -1,0 +1,463 @@
+"""Reads the sources of the settings and merges them; every value keeps the place it comes from.
+
+Sources, strongest first: command line (`server.options.flags`), environment, YAML, defaults. `layers` has the exact
+order, and docs/adr/0005-settings-sources.md the reasons. Environment:
+
+- ``LLAMA_ARG_*`` and ``LLAMA_API_KEY`` as in llama-server (llama.cpp common/arg.cpp); ``LLAMA_ARG_NO_X`` with any value
+  switches X off. They apply to every model.
+- ``LLAMAPOOL_CONFIG`` names the YAML file.
+- ``LLAMAPOOL_SERVER__<FIELD>``, ``LLAMAPOOL_DEFAULTS__<FIELD>`` and ``LLAMAPOOL_MODELS__<ID>__<FIELD>`` set one field.
+  In ``<ID>`` every character of the model's id that is not a letter or digit is ``_``; case is ignored.
+- ``AIP_*`` as Vertex AI sets them.
+
+An empty variable counts as unset. An unknown variable with one of these prefixes is an error, except the variables that
+the kubelet sets for a Service.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from os.path import normpath
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic_core import ErrorDetails
+
+from server.errors import ConfigError, without_credentials
+from server.options.flags import Flags, unsupported
+from server.options.model import WHERE
+from server.options.option import (
+    Layer,
+    Option,
+    Section,
+    SettingsModel,
+    SourcedValue,
+    Table,
+    descriptions,
+    merge_layers,
+    nearest,
+)
+from server.options.values import FALSE, is_address, without_secrets
+
+CONFIG_VARIABLE = "LLAMAPOOL_CONFIG"
+_OWN = "LLAMAPOOL_"
+_LLAMA = "LLAMA_ARG_"
+_NEGATED = "LLAMA_ARG_NO_"
+_IP = r"(?:\d{1,3}(?:\.\d{1,3}){3}|[0-9a-f]*:[0-9a-f:.]*)"
+_URL = rf"(?:tcp|udp|sctp)://(?:{_IP}|\[{_IP}\]):\d+"
+_SERVICE_LINK = (  # NAME=value; kubernetes/pkg/kubelet/envvars/envvars.go
+    rf"""(?x)[A-Z0-9_]*[A-Z0-9]_(?:
+        SERVICE_HOST={_IP}
+      | SERVICE_PORT(?:_[A-Z0-9_]+)?=\d+
+      | PORT(?:_\d+_(?:TCP|UDP|SCTP))?={_URL}
+      | PORT_(?P<port>\d+)_(?:TCP|UDP|SCTP)_(?:PROTO=(?:tcp|udp|sctp)|PORT=(?P=port)|ADDR={_IP})
+    )"""
+)
+_VERTEX_DEFAULTS = {"AIP_PREDICT_ROUTE": "/predict", "AIP_HTTP_PORT": "8080"}
+_VERTEX_FIELDS = {"AIP_PREDICT_ROUTE": "predict_route", "AIP_HEALTH_ROUTE": "health_route", "AIP_HTTP_PORT": "port"}
+_YAML_SECTIONS = ("server", "defaults", "models")
+
+
+@dataclass(slots=True)
+class Variables:
+    """The settings in the environment.
+
+    ``model`` (LLAMA_ARG_*) applies to every model, ``models`` is keyed by the ``<ID>`` of the variables. ``vertex`` is
+    stronger than flags. ``skipped`` has a warning per variable without effect.
+    """
+
+    server: dict[str, SourcedValue] = field(default_factory=dict)
+    model: dict[str, SourcedValue] = field(default_factory=dict)
+    defaults: dict[str, SourcedValue] = field(default_factory=dict)
+    models: dict[str, dict[str, SourcedValue]] = field(default_factory=dict)
+    vertex: dict[str, SourcedValue] = field(default_factory=dict)
+    config: str = ""
+    skipped: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class YamlFile:
+    """The settings of the YAML file; empty without a file. ``places`` has the line of each model."""
+
+    name: str = "no configuration file"
+    server: dict[str, SourcedValue] = field(default_factory=dict)
+    defaults: dict[str, SourcedValue] = field(default_factory=dict)
+    models: dict[str, dict[str, SourcedValue]] = field(default_factory=dict)
+    places: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """What was read, before validation."""
+
+    table: Table
+    flags: Flags
+    variables: Variables
+    document: YamlFile
+    config_named: bool = False  # the user named the document; otherwise it is a default one
+    is_demo: bool = False  # the document is the one that Llamapool ships
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """The place that configures a model (``file:line``, a flag, a folder), and the sources of its options."""
+
+    place: str
+    mmproj: Path | None = None
+    scanned: bool = False
+    kind: Literal["preset", "models_dir", "cache"] = "preset"  # llama-server's names
+    hidden: bool = False  # not listed, because a preset uses the same file
+    repository: str = ""  # of a cached model that is the repository's default
+    sources: Mapping[str, str] = field(default_factory=dict)  # by field name
+
+    def source_of(self, key: str) -> str:
+        """Return the source of an option; without one, the place that configures the model."""
+        return self.sources.get(key, self.place)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRegistry:
+    """The configured models in order: their origins, and the values that only their kind of origin gives."""
+
+    origins: Mapping[str, Origin] = field(default_factory=dict)
+    named: Mapping[str, Layer] = field(default_factory=dict)  # the model of -m
+    catalogued: Mapping[str, Layer] = field(default_factory=dict)  # from --models-dir and --models-preset
+    skipped: tuple[str, ...] = ()  # a warning per key of a preset without effect
+    serves_cache: bool = True  # models of the hub's cache are served too
+
+
+# ---- merging
+
+SectionPath = tuple[str, ...]
+"""``("server",)``, ``("defaults",)`` or ``("models", id)``."""
+SERVER: SectionPath = ("server",)
+DEFAULTS: SectionPath = ("defaults",)
+Sections = Mapping[SectionPath, Layer]
+
+
+def layers(inputs: Inputs, registry: ModelRegistry) -> Iterator[Sections]:
+    """Yield the values of each source by section, the strongest source first."""
+    flags, variables, document = inputs.flags, inputs.variables, inputs.document
+    yield {SERVER: variables.vertex}
+    yield {SERVER: flags.server, **_each_model(registry, _shared(flags.model))}
+    yield _by_model(registry.named)
+    by_name = {model_id: variables.models.get(variable_part(model_id), {}) for model_id in registry.origins}
+    yield {SERVER: variables.server, DEFAULTS: variables.defaults, **_by_model(by_name)}
+    yield _by_model(registry.catalogued)  # a preset is stronger than LLAMA_ARG_..., as in llama-server
+    yield _each_model(registry, _shared(variables.model))
+    served = {} if registry.named or not registry.origins else document.models
+    yield {SERVER: document.server, DEFAULTS: document.defaults, **_by_model(served)}
+    yield _each_model(registry, merge_layers(inputs.table, "model", document.defaults, variables.defaults))
+    places = {model_id: next(iter(layer.values())).source for model_id, layer in registry.named.items()}
+    yield _by_model({model_id: {"load": SourcedValue("startup", place)} for model_id, place in places.items()})
+
+
+def merge_sources(inputs: Inputs, registry: ModelRegistry) -> dict[SectionPath, dict[str, SourcedValue]]:
+    """Merge all sources into one layer per section. With an empty `registry` there are no models."""
+    weakest_first = list(layers(inputs, registry))[::-1]
+    sections = [SERVER, DEFAULTS, *(("models", model_id) for model_id in registry.origins)]
+    return {
+        section: merge_layers(
+            inputs.table,
+            "server" if section == SERVER else "model",
+            *(source[section] for source in weakest_first if section in source),
+        )
+        for section in sections
+    }
+
+
+def _by_model(by_id: Mapping[str, Layer]) -> Sections:
+    return {("models", model_id): layer for model_id, layer in by_id.items()}
+
+
+def _each_model(registry: ModelRegistry, layer: Layer) -> Sections:
+    return _by_model(dict.fromkeys(registry.origins, layer))
+
+
+def _shared(layer: Layer) -> Layer:
+    """Return the options of a flag or variable that apply to every model."""
+    return {key: value for key, value in layer.items() if key not in (*WHERE, "aliases")}
+
+
+def mistake(details: ErrorDetails, where: str, layer: Layer, fallback: str, model: type[SettingsModel]) -> str:
+    """Return the error message for a value that pydantic rejected: its source, the key, the problem.
+
+    ``details["loc"]`` is relative to the section ``where``. ``fallback`` is the source of a missing value.
+    """
+    message = details["msg"].removeprefix("Value error, ").removeprefix("Input ")
+    if not details["loc"]:  # a check of several fields
+        named = [value.source for key, value in layer.items() if re.search(rf"\b{key}\b", message)]
+        return f"{', '.join(dict.fromkeys(named)) or fallback}: {where}: {message}"
+    key = str(details["loc"][0])
+    if details["type"] == "too_short":
+        message = "should have at least 1 entry"
+    if details["type"] == "missing":
+        return f"{fallback}: {where}.{key} is missing; {descriptions(model)[key]}"
+    given = layer[key]
+    if details["type"] == "extra_forbidden":
+        return f"{given.source}: {where}.{key} belongs to one model; set models.<id>.{key}"
+    metadata = [item for item in model.model_fields[key].metadata if isinstance(item, Option)]
+    value = given.value[0] if isinstance(given.value, list) and len(given.value) == 1 else given.value
+    value = str(value) if isinstance(value, Path) else value
+    if isinstance(value, str):  # a URL without its scheme may still contain a password
+        value = (
+            without_credentials(value) if any(item.metavar == "URL" for item in metadata) else without_secrets(value)
+        )
+    shown = "" if any(item.secret for item in metadata) else f" {value!r}"
+    shown = shown if len(shown) <= 80 else shown[:77] + "..."
+    return f"{located(given.source, f'{where}.{key}')}: invalid value{shown}: {message[0].lower()}{message[1:]}"
+
+
+def located(source: str, key: str) -> str:
+    """Return the start of an error message: a flag or variable alone, or a file's line with the key."""
+    return source if source.startswith("-") or re.fullmatch(r"[A-Z0-9_]+", source) else f"{source}: {key}"
+
+
+# ---- environment
+
+
+def variable_part(model_id: str) -> str:
+    """Return a model's id as it is written in the name of a variable."""
+    return re.sub(r"[^A-Z0-9]", "_", model_id.upper())
+
+
+def is_service_link(table: Table, name: str, text: str) -> bool:
+    """Return whether the kubelet set this variable to describe a Service of the Pod's namespace.
+
+    The name and the value must both have the kubelet's form: a Service called ``llamapool`` yields
+    ``LLAMAPOOL_PORT=tcp://10.0.0.1:80``, and ``LLAMAPOOL_PORT=8080`` is a mistake. A field of a model stays a
+    setting: ``LLAMAPOOL_MODELS__MY_SERVICE_PORT_X__N_CTX=512`` also reads as the port ``x--n-ctx`` of a Service.
+    """
+    if not re.fullmatch(_SERVICE_LINK, f"{name}={text}"):
+        return False
+    field_of_model = name.rpartition("__")[2].lower()
+    return not (name.startswith(f"{_OWN}MODELS__") and ("model", field_of_model) in table.entries)
+
+
+def read_environment(table: Table, env: Mapping[str, str]) -> Variables:
+    """Read the variables of Llamapool, llama-server and Vertex AI. Raises ConfigError for an unknown variable."""
+    found = Variables(vertex=_read_vertex(env), config=env.get(CONFIG_VARIABLE, ""))
+    names = [name for name in sorted(env) if not is_service_link(table, name, env[name])]
+    for name in names:
+        if name.startswith(_LLAMA) or name in table.by_env:
+            _read_llama(table, found, name, env[name])
+    for name in names:
+        if name.startswith(_OWN) and name != CONFIG_VARIABLE and env[name]:
+            _read_own(table, found, name, env[name])
+    return found
+
+
+def _read_vertex(env: Mapping[str, str]) -> dict[str, SourcedValue]:
+    if env.get("AIP_MODE") != "PREDICTION":
+        return {}
+    found: dict[str, SourcedValue] = {}
+    for name, key in _VERTEX_FIELDS.items():
+        text = env.get(name) or _VERTEX_DEFAULTS.get(name, "")
+        if text:
+            found[key] = SourcedValue(text if key == "port" else "/" + text.removeprefix("/"), name)
+    return found
+
+
+def _read_llama(table: Table, found: Variables, name: str, text: str) -> None:
+    negated = table.by_env.get(_LLAMA + name.removeprefix(_NEGATED)) if name.startswith(_NEGATED) else None
+    if negated is not None and negated.negatable:
+        (found.server if negated.section == "server" else found.model)[negated.key] = SourcedValue(False, name)
+    elif name in table.by_env:
+        entry = table.by_env[name]
+        target = found.server if entry.section == "server" else found.model
+        if text and not (entry.key in target and target[entry.key].source.startswith(_NEGATED)):
+            target[entry.key] = SourcedValue(entry.parse(text, name), name)
+    elif text or unsupported(name, name, "unset it") is None:
+        on = name.startswith(_NEGATED) or text not in FALSE
+        warning = unsupported(name, name, "unset it", on=on)
+        if warning is None:
+            raise ConfigError(f"unknown variable {name}" + nearest(name, [*table.by_env], "; unset it"))
+        found.skipped += [warning] if warning else []
+
+
+def _read_own(table: Table, found: Variables, name: str, text: str) -> None:
+    section, _, rest = name.removeprefix(_OWN).partition("__")
+    if section == "SERVER" and rest:
+        key = _field(table, "server", name, rest)
+        found.server[key] = SourcedValue(table.entries["server", key].parse(text), name)
+    elif section in ("DEFAULTS", "MODELS") and rest:
+        model_id, _, last = rest.rpartition("__")
+        if bool(model_id) != (section == "MODELS"):
+            form = "<ID>__<FIELD>" if section == "MODELS" else "<FIELD>"
+            raise ConfigError(f"{name} is not a setting; write {_OWN}{section}__{form}")
+        key = _field(table, "model", name, last)
+        target = found.models.setdefault(model_id.upper(), {}) if model_id else found.defaults
+        target[key] = SourcedValue(table.entries["model", key].parse(text), name)
+    else:
+        fields = [f"{_OWN}SERVER__{key.upper()}" for key in table.keys("server")]
+        fields += [f"{_OWN}DEFAULTS__{key.upper()}" for key in table.keys("model")]
+        meant = [each for each in fields if each.endswith("__" + name.removeprefix(_OWN))]
+        forms = (
+            f"; write {CONFIG_VARIABLE}, {_OWN}SERVER__<FIELD>, {_OWN}DEFAULTS__<FIELD> or "
+            f"{_OWN}MODELS__<ID>__<FIELD>, or unset it"
+        )
+        raise ConfigError(f"unknown variable {name}" + (f"; did you mean '{meant[0]}'?" if meant else forms))
+
+
+def _field(table: Table, section: Section, name: str, part: str) -> str:
+    if (section, part.lower()) in table.entries:
+        return part.lower()
+    hint = nearest(part, table.keys(section), "; unset it or see docs/configuration.md")
+    raise ConfigError(f"{name}: unknown field '{part.lower()}'{hint}")
+
+
+def check_model_names(found: Variables, model_ids: Iterable[str]) -> None:
+    """Raise ConfigError for a LLAMAPOOL_MODELS__ variable that matches no model, or several."""
+    by_part: dict[str, list[str]] = {}
+    for model_id in model_ids:
+        by_part.setdefault(variable_part(model_id), []).append(model_id)
+    for part, layer in found.models.items():
+        source = next(iter(layer.values())).source
+        if part not in by_part:
+            known = ", ".join(f"{model_id} ({key})" for key, ids in sorted(by_part.items()) for model_id in ids)
+            raise ConfigError(f"{source}: no model has this id; known: {known or 'none'}")
+        if len(by_part[part]) > 1:
+            raise ConfigError(f"{source} matches several models: {', '.join(by_part[part])}; rename one")
+
+
+# ---- YAML
+
+
+@dataclass(frozen=True, slots=True)
+class _Item:
+    key: str
+    node: yaml.Node
+    place: str
+
+
+class _YamlReader:
+    """Walks the levels of the file that have fixed keys, so that every value has its line."""
+
+    def __init__(self, table: Table, path: Path, model_only: frozenset[str]) -> None:
+        self._table = table
+        self._path = path
+        self._model_only = model_only
+        self._loader = yaml.SafeLoader(_text(path))
+        self.document = YamlFile(str(path))
+
+    def read(self) -> YamlFile:
+        try:
+            root = self._loader.get_single_node()
+            if root is not None:
+                self._root(root)
+        except yaml.YAMLError as error:
+            raise ConfigError(_yaml_mistake(self._path, error)) from None
+        finally:
+            self._loader.dispose()
+        return self.document
+
+    def _root(self, root: yaml.Node) -> None:
+        for item in self._items(root, "the file", str(self._path)):
+            if item.key == "server":
+                self.document.server = self._fields("server", item.node, "server", item.place)
+            elif item.key == "defaults":
+                self.document.defaults = self._fields("model", item.node, "defaults", item.place)
+                for key, value in self.document.defaults.items():
+                    if key in self._model_only:
+                        raise ConfigError(
+                            f"{value.source}: defaults.{key} belongs to one model; move it to models.<id>"
+                        )
+            elif item.key == "models":
+                for model in self._items(item.node, "models", item.place):
+                    self.document.places[model.key] = model.place
+                    layer = self._fields("model", model.node, f"models.{model.key}", model.place)
+                    self.document.models[model.key] = layer
+            else:
+                hint = nearest(item.key, list(_YAML_SECTIONS), f"; known: {', '.join(_YAML_SECTIONS)}")
+                raise ConfigError(f"{item.place}: unknown key '{item.key}'{hint}")
+
+    def _fields(self, section: Section, node: yaml.Node, where: str, place: str) -> dict[str, SourcedValue]:
+        layer: dict[str, SourcedValue] = {}
+        for item in self._items(node, where, place):
+            entry = self._table.entries.get((section, item.key))
+            if entry is None:
+                raise ConfigError(f"{item.place}: unknown key '{where}.{item.key}'{self._hint(section, item.key)}")
+            value = self._loader.construct_object(item.node, deep=True)
+            if entry.option.is_path:
+                try:
+                    value = self._absolute(value)
+                except (RuntimeError, ValueError):  # an unknown user's ~, or a NUL in the name
+                    raise ConfigError(
+                        f"{item.place}: {where}.{item.key}: no user has the home folder after ~; write the full path"
+                    ) from None
+            layer[item.key] = SourcedValue(value, item.place)
+        return layer
+
+    def _absolute(self, value: Any) -> Any:
+        """Resolve paths relative to the file's folder: one path, several, or mappings with a ``path``."""
+        if is_address(value):
+            return value
+        if isinstance(value, str) and value:
+            return Path(normpath(self._path.parent.resolve() / Path(value).expanduser()))
+        if isinstance(value, list):
+            return [self._absolute(item) for item in value]
+        if isinstance(value, dict) and "path" in value:
+            return {**value, "path": self._absolute(value["path"])}
+        return value
+
+    def _hint(self, section: Section, key: str) -> str:
+        entry = self._table.by_flag.get("--" + key.replace("_", "-")) or self._table.by_flag.get("-" + key)
+        if entry is not None and entry.section == section:
+            return f"; did you mean '{entry.key}'?"
+        other: Section = "model" if section == "server" else "server"
+        entry = entry or self._table.entries.get((other, key))
+        if entry is not None:
+            home = "server" if entry.section == "server" else "models.<id> or defaults"
+            return f"; '{entry.key}' belongs to {home}"
+        return nearest(key, self._table.keys(section), "; see docs/configuration.md")
+
+    def _items(self, node: yaml.Node, where: str, place: str) -> Iterator[_Item]:
+        if isinstance(node, yaml.ScalarNode) and node.tag == "tag:yaml.org,2002:null":
+            return
+        if not isinstance(node, yaml.MappingNode):
+            raise ConfigError(f"{place}: {where} should be a mapping of keys to values")
+        self._loader.flatten_mapping(node)
+        known: set[str] = set()
+        for key_node, value_node in node.value:
+            key: Any = self._loader.construct_object(key_node, deep=True)
+            at = f"{self._path}:{key_node.start_mark.line + 1}"
+            if not isinstance(key, str) or not key:
+                raise ConfigError(f'{at}: the key {key!r} in {where} is not text; write "{key}" in quotes')
+            if key in known:
+                raise ConfigError(f"{at}: '{key}' appears twice in {where}; remove one")
+            known.add(key)
+            yield _Item(key, value_node, at)
+
+
+def read_yaml(table: Table, path: Path, model_only: frozenset[str]) -> YamlFile:
+    """Read the configuration in `path`. Relative paths in it are resolved from its folder.
+
+    Raises ConfigError with one line: file, line, key, problem and remedy.
+    """
+    return _YamlReader(table, path, model_only).read()
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such file; check --config and LLAMAPOOL_CONFIG") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: is not UTF-8 text (byte {error.start}); save it as UTF-8") from None
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}; check the path and its permissions") from None
+
+
+def _yaml_mistake(path: Path, error: yaml.YAMLError) -> str:
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
+        mark = error.problem_mark
+        context = f" {error.context}" if error.context else ""
+        problem = error.problem or ""
+        remedy = ""
+        if "'\\t'" in problem:
+            remedy = "; indent with spaces, not tabs"
+        elif "<block " in problem:
+            remedy = "; check the indentation of this line and of the lines around it"
+        return f"{path}:{mark.line + 1}: invalid YAML:{context} {problem} (column {mark.column + 1}){remedy}"
+    return f"{path}: invalid YAML: {' '.join(str(error).split())}"
