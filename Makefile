@@ -30,12 +30,16 @@ else
 	mkdir -p build/slots && exec env LLAMAPOOL_CONFIG=$(CONFIG) $(BIN)/python -m server $(SLOTS)
 endif
 
-# Format, lint, types, import contracts, dead code, then every test. CI runs this.
-test: $(VENV)/.installed-dev check $(VENV)/.templates $(VENV)/.smollm2
+# The static checks and all tests at the same time. Large matrices are sampled, see tests/support/sampling.py.
+test: $(VENV)/.installed-dev $(VENV)/.templates $(VENV)/.smollm2
+	$(MAKE) --no-print-directory --jobs=2 check suite
+
+.PHONY: suite
+suite: $(VENV)/.installed-dev
 	$(DOWNLOADS) $(BIN)/python -m pytest -q $(TWO)
 
-# The tests that failed last, one at a time. CI runs it when at most three failed.
-test-failed: $(VENV)/.installed-dev
+# The static checks, then the tests that failed last, one at a time. CI runs it when at most three failed.
+test-failed: $(VENV)/.installed-dev check
 	$(DOWNLOADS) $(BIN)/python -m pytest -q --last-failed --last-failed-no-failures none
 
 # The loop while you write: lint, types, and of every test that is not marked slow three cases and ten examples; of native
@@ -45,10 +49,9 @@ quick: $(VENV)/.installed-dev $(VENV)/.templates
 	$(DOWNLOADS) $(BIN)/python -m pytest -q $(TWO) --quick tests/unit tests/api \
 	  tests/model/test_description.py tests/model/test_draft_rollback.py
 
-# What takes longer: property tests look for examples of their own, in another order; llama.cpp's own suite; the programs
-# that people run.
+# Whole matrices, new hypothesis examples and a random order of tests; then the suites that take longer.
 nightly: $(VENV)/.installed-dev check $(VENV)/.templates $(VENV)/.smollm2
-	$(DOWNLOADS) $(BIN)/python -m pytest -q $(TWO) -p randomly --hypothesis-profile=search --cov
+	EXHAUSTIVE=1 $(DOWNLOADS) $(BIN)/python -m pytest -q $(TWO) -p randomly --cov
 	$(MAKE) fuzz-engine kinds conformance clients page docs wheel chaos schemathesis ray pod
 
 # Ten times what the server can do, of 500 clients, a third of them slow, broken or gone: ten minutes, or FOR seconds. Half

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -9,28 +10,30 @@ from hypothesis import HealthCheck, settings
 
 from server.hub import cache
 from tests.support import downloads
+from tests.support.sampling import EXAMPLES_SHARE, EXHAUSTIVE
 
-# A busy machine makes an example slow, and that decides nothing. The examples are the same in every run, so that a run
-# fails for what was changed; `--hypothesis-profile=search` looks for others.
+# A busy machine makes an example slow, so there is no deadline. The gate's examples are the same in every run, so a
+# failure is due to the change. An exhaustive run searches for new examples.
 settings.register_profile("search", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("tests", settings.get_profile("search"), derandomize=True)
-settings.load_profile("tests")
+settings.load_profile("search" if EXHAUSTIVE else "tests")
 
 QUICK_CASES = 3
-"""Of a test's parameters in `make quick`: the first, the last, and one between."""
+"""The number of parameter sets of a test in `make quick`: the first, the last, and one between."""
 QUICK_EXAMPLES = 10
-"""Of a property, there."""
+"""The most hypothesis examples in `make quick`, and the fewest to which the gate reduces a property."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """What `make quick` says."""
+    """Add the option of `make quick`."""
     parser.addoption("--quick", action="store_true", help="every test that is not marked slow, each with few cases")
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """With ``--quick``: no test is left out for its subject, but no matrix is tried whole either."""
+    """Reduce hypothesis examples, and with ``--quick`` the parameter sets of each test."""
     if not config.getoption("--quick"):
+        _limit_examples(items, lambda n: max(n // EXAMPLES_SHARE, min(n, QUICK_EXAMPLES)))
         return
     cases: dict[str, list[pytest.Item]] = {}
     for item in items:
@@ -39,8 +42,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     few = {item for each in cases.values() for item in _few(each)}
     config.hook.pytest_deselected(items=[item for item in items if item not in few])
     items[:] = [item for item in items if item in few]
-    for item in items:
-        _shorten(item)
+    _limit_examples(items, lambda n: min(n, QUICK_EXAMPLES))
 
 
 def _few(cases: list[pytest.Item]) -> list[pytest.Item]:
@@ -49,15 +51,18 @@ def _few(cases: list[pytest.Item]) -> list[pytest.Item]:
     return [cases[i * (len(cases) - 1) // (QUICK_CASES - 1)] for i in range(QUICK_CASES)]
 
 
-def _shorten(item: pytest.Item) -> None:
-    """A property with a number of examples of its own gets few, too: one of a function, or of a state machine."""
-    for holder, name in (
-        (getattr(item, "function", None), "_hypothesis_internal_use_settings"),
-        (getattr(item, "cls", None), "settings"),
-    ):
-        own = getattr(holder, name, None)
-        if isinstance(own, settings):
-            setattr(holder, name, settings(own, max_examples=min(own.max_examples, QUICK_EXAMPLES)))
+def _limit_examples(items: list[pytest.Item], limit: Callable[[int], int]) -> None:
+    """Apply `limit` once to the ``max_examples`` of each property and state machine."""
+    seen = set()
+    for item in items:
+        for holder, name in (
+            (getattr(item, "function", None), "_hypothesis_internal_use_settings"),
+            (getattr(item, "cls", None), "settings"),
+        ):
+            own = getattr(holder, name, None)
+            if isinstance(own, settings) and id(holder) not in seen:
+                seen.add(id(holder))
+                setattr(holder, name, settings(own, max_examples=limit(own.max_examples)))
 
 
 def pytest_configure() -> None:

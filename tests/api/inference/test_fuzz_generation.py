@@ -14,6 +14,7 @@ from server.dialects.native.body import NativeBody
 from server.dialects.native.infill import InfillBody
 from server.dialects.ollama.read import OllamaChatBody, OllamaGenerateBody
 from tests.api.conftest import Api, Serve
+from tests.support.sampling import EXAMPLES_SHARE
 
 JSON = st.recursive(
     st.none()
@@ -111,7 +112,7 @@ async def post_all(api: Api, requests: list[tuple[str, dict[str, Any]]]) -> None
 async def test_no_body_is_a_server_error_and_none_leaves_a_slot_busy(serve: Serve) -> None:
     found: list[tuple[str, dict[str, Any]]] = []
 
-    @settings(max_examples=400, database=None, suppress_health_check=list(HealthCheck), deadline=None)
+    @settings(max_examples=400 // EXAMPLES_SHARE, database=None, suppress_health_check=list(HealthCheck), deadline=None)
     @given(REQUEST)
     def collect(request: tuple[str, dict[str, Any]]) -> None:
         found.append(request)

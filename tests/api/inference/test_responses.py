@@ -19,6 +19,7 @@ from tests.api.conftest import Serve
 from tests.api.inference.test_fuzz_generation import JSON, bodies, check
 from tests.api.streams import posting
 from tests.support.fakes import FakeLoader, FakeRunner
+from tests.support.sampling import EXAMPLES_SHARE
 
 URL = "/v1/responses"
 TOOL = {"type": "function", "name": "f", "parameters": {"type": "object"}}
@@ -303,7 +304,7 @@ BODY = bodies(ResponsesBody, {"input": st.just("Hi") | st.lists(ITEM, max_size=3
 async def test_no_body_is_a_server_error_and_none_leaves_a_slot_busy(serve: Serve) -> None:
     found: list[dict[str, Any]] = []
 
-    @settings(max_examples=200, database=None, suppress_health_check=list(HealthCheck), deadline=None)
+    @settings(max_examples=200 // EXAMPLES_SHARE, database=None, suppress_health_check=list(HealthCheck), deadline=None)
     @given(BODY)
     def collect(body: dict[str, Any]) -> None:
         found.append(body)

@@ -1,7 +1,7 @@
 """Every text of a conversation stands in the prompt, in order, whatever the template can take.
 
 For every template of the source distribution and every built-in one: the shapes that agents send, and conversations
-that are put together by chance. `--hypothesis-profile=search` looks at many more of those.
+that are put together by chance. `EXHAUSTIVE=1` looks at many more of those.
 """
 
 from typing import Any
@@ -13,6 +13,7 @@ from hypothesis import strategies as some
 from server.templates.capabilities import EFFORTS
 from server.templates.template import ChatTemplate
 from tests.support.downloads import TEMPLATE_NAMES
+from tests.support.sampling import EXHAUSTIVE
 from tests.unit.templates import hugging_face
 from tests.unit.templates.agent_shapes import Needles, answer, shapes, unshown
 from tests.unit.templates.conversations import TOOLS, Chat, Message
@@ -22,7 +23,7 @@ from tests.unit.templates.rewrites import SYSTEM_HERE_AND_THERE, TEXT_ARGUMENTS
 pytestmark = pytest.mark.slow
 
 _SHAPES = shapes()
-_N_EXAMPLES = 12 if settings.default and settings.default.derandomize else 300
+_N_EXAMPLES = 300 if EXHAUSTIVE else 12
 
 
 @pytest.fixture(scope="module", params=[*TEMPLATE_NAMES, *BUILT_IN])

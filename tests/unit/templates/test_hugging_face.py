@@ -8,6 +8,7 @@ and never what it gives for the original.
 
 import html
 import json
+from itertools import product
 from random import Random
 from typing import Any
 
@@ -18,6 +19,7 @@ from server.dialects.chat.messages import read_messages
 from server.errors import InvalidRequest
 from server.templates.template import ChatTemplate
 from tests.support.downloads import TEMPLATE_NAMES, needs_templates
+from tests.support.sampling import sample
 from tests.unit.templates import hugging_face
 from tests.unit.templates.conversations import CHATS, CONTINUED, Chat
 from tests.unit.templates.corpus import DATES, template_of
@@ -25,16 +27,6 @@ from tests.unit.templates.random_chats import random_chat
 from tests.unit.templates.rewrites import ESCAPES, TEXT_ARGUMENTS, needed, rewritten, tamed, with_preambles
 
 pytestmark = [needs_templates, pytest.mark.slow]
-
-
-@pytest.fixture(scope="module", params=TEMPLATE_NAMES)
-def name(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
-@pytest.fixture(scope="module")
-def template(name: str) -> ChatTemplate:
-    return template_of(name)
 
 
 def variables(chat: Chat) -> dict[str, Any]:
@@ -67,7 +59,7 @@ def check(name: str, template: ChatTemplate, chat: Chat, **options: Any) -> None
     prompt = ours(template, chat, **options)
     expected = theirs(name, template.source, chat, **options)
     if needed(name, chat):
-        assert expected != prompt
+        assert expected != prompt, chat
         chat = rewritten(name, chat)
         expected = theirs(name, tamed(name, template.source), chat, **options)
         expected = html.unescape(expected) if name in ESCAPES else expected
@@ -75,30 +67,31 @@ def check(name: str, template: ChatTemplate, chat: Chat, **options: Any) -> None
         assert expected.removeprefix("!TemplateError: ") in prompt
         assert prompt.startswith("!messages: the chat template refused them: ")
     else:
-        assert prompt == expected
+        assert prompt == expected, (chat, options)
 
 
-@pytest.mark.parametrize("what", CHATS)
-def test_a_prompt_is_what_hugging_face_gives(name: str, template: ChatTemplate, what: str) -> None:
-    for generation in (True, False):
-        for thinking in (True, False):
+FLAGS = tuple(product((True, False), repeat=2))
+"""Whether the prompt opens an assistant message, and whether reasoning is enabled."""
+
+
+@pytest.mark.parametrize("name", TEMPLATE_NAMES)
+def test_a_prompt_is_what_hugging_face_gives(name: str) -> None:
+    """The gate samples pairs: a third of the chats for each template, each chat with one of the flags' four values."""
+    template, number = template_of(name), TEMPLATE_NAMES.index(name)
+    for at, what in sample(enumerate(CHATS), 3, number):
+        for generation, thinking in sample(FLAGS, 4, at + number // 3):
             check(name, template, CHATS[what], add_generation_prompt=generation, enable_thinking=thinking)
+    for at, what in sample(enumerate(CONTINUED), 2, number):
+        for thinking in sample((True, False), 2, at + number // 2):
+            options = {"continue_final_message": True, "add_generation_prompt": False, "enable_thinking": thinking}
+            check(name, template, CONTINUED[what], **options)
 
 
-@pytest.mark.parametrize("what", CONTINUED)
-def test_a_message_to_continue_ends_the_prompt_where_hugging_face_ends_it(
-    name: str, template: ChatTemplate, what: str
-) -> None:
-    for thinking in (True, False):
-        options = {"continue_final_message": True, "add_generation_prompt": False, "enable_thinking": thinking}
-        check(name, template, CONTINUED[what], **options)
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_so_it_is_for_chats_put_together_by_chance(name: str, template: ChatTemplate, seed: int) -> None:
-    random = Random(f"{name} {seed}")
-    for _ in range(3):
-        check_random(name, template, random_chat(random), enable_thinking=random.random() < 0.5)
+@pytest.mark.parametrize("name", TEMPLATE_NAMES)
+def test_a_random_chat_is_what_hugging_face_gives(name: str) -> None:
+    for seed in sample(range(12), 3, TEMPLATE_NAMES.index(name)):
+        random = Random(f"{name} {seed}")
+        check_random(name, template_of(name), random_chat(random), enable_thinking=random.random() < 0.5)
 
 
 def check_random(name: str, template: ChatTemplate, chat: Chat, **options: Any) -> None:

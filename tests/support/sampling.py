@@ -1,0 +1,21 @@
+"""Choose how much of a large test matrix a run covers.
+
+The gate (`make test`) covers a fixed sample of it, and a third of the hypothesis examples. With ``EXHAUSTIVE=1``, as in
+`make nightly`, a run covers all of it, and hypothesis searches for new examples.
+"""
+
+import os
+from collections.abc import Iterable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+EXHAUSTIVE = os.environ.get("EXHAUSTIVE", "0") not in ("", "0")
+EXAMPLES_SHARE = 1 if EXHAUSTIVE else 3
+"""The gate runs one hypothesis example of this many."""
+
+
+def sample(cases: Iterable[T], every: int, offset: int = 0) -> list[T]:
+    """Return every `every`-th case from number ``offset % every`` on; all cases in an exhaustive run."""
+    cases = list(cases)
+    return cases if EXHAUSTIVE else cases[offset % every :: every]
