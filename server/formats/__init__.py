@@ -1,107 +1,73 @@
-"""The formats of tool calls and reasoning, in `families`, grouped by the syntax of arguments.
+"""The formats of tool calls and reasoning.
 
-A format is a generator that parses a turn (`parsing`). Formats share parsers of calls (`calls`), and describe their
-syntax in `tool_call_syntax`, from which `grammar` creates grammars and `written` example texts. `parameter_schema`
-answers what parsers and grammars need from a function's schema. `recognition` detects a template's format and
-creates its `chat_format`.
+A format is a generator that parses an output (`parsing`). Formats share parsers of calls (`calls`) and specify their
+syntax in `tool_call_syntax`, from which `grammar` creates grammars and `written` creates examples. `parameter_schema`
+answers what parsers and grammars need from a function's schema. `recognition` detects a template's format and creates
+its `chat_format`.
 
-The order of the formats matters: the first that matches a template is selected. A format whose markup is part of
-another one's follows it (`hermes` is the last of those with <tool_call>).
+The order of `FORMATS` matters: the first format that matches a template is used. A format whose markup is a part of
+another one's follows it (`HERMES` is the last of those with <tool_call>).
 """
 
-from server.formats.families.json_objects import (
-    command_r,
-    generic,
-    inkling,
-    tagged,
-    xlam,
-)
-from server.formats.families.named_json import (
-    apertus,
-    deepseek,
-    functionary31,
-    functionary32,
-    glm4,
-    harmony,
-    kimi_k2,
-    mcp_tool,
-    mistral_args,
-    solar,
-)
-from server.formats.families.notations import (
-    braces,
-    gemma3,
-    python,
-)
-from server.formats.families.parameters import (
-    glm,
-    invoked,
-    kimi_k3,
-    minicpm5,
-    minimax_m3,
-    muse,
-    qwen3_coder,
-    solar2,
-    step3,
-)
+from server.formats.families import braces, elements, glm, json_objects, messages, named_json, parameters, python
 from server.formats.tool_format import ToolFormat
 
-GENERIC = generic.FORMAT
+GENERIC = json_objects.GENERIC
 FORMATS: tuple[ToolFormat, ...] = (
-    muse.FORMAT,
-    harmony.FORMAT,
-    inkling.FORMAT,
-    mcp_tool.FORMAT,
-    functionary32.FORMAT,
-    kimi_k2.FORMAT,
-    kimi_k3.FORMAT,
-    command_r.FORMAT,
-    tagged.COMMAND_R_PLUS,
-    invoked.GIGACHAT_35,
-    tagged.GIGACHAT,
-    invoked.DEEPSEEK_DSML,
-    step3.FORMAT,
-    deepseek.FORMAT,
-    minimax_m3.FORMAT,
-    invoked.DOTS,
-    invoked.MINIMAX_M2,
+    messages.MUSE,
+    messages.HARMONY,
+    messages.INKLING,
+    named_json.MCP_TOOL,
+    named_json.FUNCTIONARY_32,
+    named_json.KIMI_K2,
+    parameters.KIMI_K3,
+    json_objects.COMMAND_R,
+    json_objects.COMMAND_R_PLUS,
+    parameters.GIGACHAT_35,
+    json_objects.GIGACHAT,
+    parameters.DEEPSEEK_DSML,
+    parameters.STEP3,
+    named_json.DEEPSEEK,
+    elements.MINIMAX_M3,
+    parameters.DOTS,
+    parameters.MINIMAX_M2,
     braces.FUNCTION_GEMMA,
     braces.GEMMA_4,
-    solar2.FORMAT,
-    solar.FORMAT,
+    parameters.SOLAR_2,
+    named_json.SOLAR,
     glm.HUNYUAN,
     glm.LONGCAT,
     glm.K2_HORIZON,
-    glm4.FORMAT,
-    glm.FORMAT,
-    minicpm5.FORMAT,
-    qwen3_coder.FORMAT,
-    mistral_args.FORMAT,
-    tagged.MISTRAL,
-    apertus.FORMAT,
-    tagged.NEMOTRON,
-    tagged.GRANITE_3,
-    tagged.PHI4_MINI,
+    named_json.GLM4,
+    glm.GLM,
+    parameters.MINICPM_5,
+    parameters.QWEN3_CODER,
+    named_json.MISTRAL_ARGS,
+    json_objects.MISTRAL,
+    named_json.APERTUS,
+    json_objects.NEMOTRON,
+    json_objects.GRANITE_3,
+    json_objects.PHI4_MINI,
     python.LFM2,
-    tagged.INTERNLM,
-    tagged.PANGU,
+    json_objects.INTERNLM,
+    json_objects.PANGU,
     python.OLMO3,
-    tagged.GRANITE_20B,
-    tagged.HUNYUAN_A13B,
-    tagged.TOOL_CALLS_TAG,
-    tagged.ERNIE,
-    tagged.HERMES,
-    xlam.FORMAT,
-    gemma3.FORMAT,
+    json_objects.GRANITE_20B,
+    json_objects.HUNYUAN_A13B,
+    json_objects.TOOL_CALLS_TAG,
+    json_objects.ERNIE,
+    json_objects.HERMES,
+    json_objects.XLAM,
+    python.GEMMA_3,
     python.PYTHONIC,
-    tagged.LLAMA_3,
-    functionary31.FORMAT,
-    tagged.FIREFUNCTION,
+    json_objects.LLAMA_3,
+    named_json.FUNCTIONARY_31,
+    json_objects.FIREFUNCTION,
     GENERIC,
 )
 BY_NAME = {tool_format.name: tool_format for tool_format in FORMATS}
 
 
 def recognised(source: str, name: str = "auto") -> ToolFormat:
-    """The format of that name; for auto the one that a template with that source speaks, or the generic one."""
+    """Return the format of that name; for auto the first one that matches the template's source, or `GENERIC`."""
     return BY_NAME.get(name) or next((tool_format for tool_format in FORMATS if tool_format.speaks(source)), GENERIC)

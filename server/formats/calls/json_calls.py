@@ -5,11 +5,12 @@ arguments may be an object or a string that contains one.
 """
 
 import json
+import re
 from dataclasses import dataclass
 
 from server.formats.calls import json_text
 from server.formats.parsing.reader import NotMarkup, Steps
-from server.formats.parsing.stream_parser import StreamParser, anywhere
+from server.formats.parsing.stream_parser import Parse, StreamParser, anywhere
 
 _ARGUMENTS = ("arguments", "parameters", "args")
 _KNOWN = frozenset(("type", "function", "id", "index", "name", "tool_name", "tool_call_id", *_ARGUMENTS))
@@ -58,6 +59,44 @@ class JsonCalls:
             if (yield from turn.peek()) == "{":
                 turn.certain()
             yield from call_object(turn, strict=strict)
+
+
+@dataclass(frozen=True, slots=True)
+class NamedCalls:
+    """Parses calls with the name in markup, then the arguments as one JSON object.
+
+    ``header`` matches the text between the opening and one of ``header_ends``; its groups are ``name`` and
+    ``id``. ``after``: markup after the arguments, which models may omit.
+    """
+
+    header: re.Pattern[str]
+    header_ends: tuple[str, ...]
+    after: tuple[str, ...] = ()
+
+    def call(self, turn: StreamParser) -> Steps[None]:
+        """Parse a call after the opening. Raises `NotMarkup`."""
+        header, end = yield from turn.word(*self.header_ends)
+        found = self.header.fullmatch(header.strip())
+        if found is None:
+            raise NotMarkup
+        if end == "{":
+            turn.back(end)
+        given = found.groupdict()
+        yield from json_arguments(turn, given["name"], given.get("id") or "")
+        for marker in self.after:
+            yield from turn.spaces()
+            if (yield from turn.take(marker)):
+                turn.mark()
+
+
+def json_or(json_calls: JsonCalls, other: Parse) -> Parse:
+    """Create a parser of the calls after an opening: JSON if the first character is that of JSON, else `other`."""
+
+    def calls(turn: StreamParser) -> Steps[None]:
+        yield from turn.spaces()
+        yield from json_calls.calls(turn) if (yield from turn.peek()) in ("{", "[") else other(turn)
+
+    return calls
 
 
 def call_object(turn: StreamParser, *, strict: bool = False) -> Steps[None]:

@@ -1,6 +1,6 @@
-"""One file for each format, or for those that differ by their markup alone, in folders by how a call's arguments are
-written.
+"""The formats, grouped by the syntax of a call's arguments. The order matters: the first format that matches is used.
 
-``json_objects``: one JSON object holds name and arguments. ``named_json``: the name in markup, then JSON.
-``parameters``: markup around each argument. ``notations``: Python, or bare keys in braces.
+``json_objects``: one JSON object has the name and the arguments. ``named_json``: the name in markup, then JSON.
+``messages``: messages with headers. ``parameters``, ``glm``, ``elements``: markup around each argument. ``python``:
+Python calls. ``braces``: bare keys in braces.
 """

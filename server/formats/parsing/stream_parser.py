@@ -215,6 +215,15 @@ class StreamParser(Reader):
             self.reasoning(self.consume(len(self.text)))
             raise
 
+    def tagged_reasoning(self, opening: str, closings: tuple[str, ...], restarts: tuple[str, ...]) -> Steps[None]:
+        """Emit reasoning after `opening`, up to one of `closings` or before one of `restarts`."""
+        self.reasoning_tag(opening)
+        end = yield from self.reasoning_until(*closings, *restarts)
+        if end in closings:
+            self.reasoning_tag(end)
+        else:
+            self.back(end)
+
     def read_reasoning(self, ends: tuple[str, ...], openings: tuple[str, ...], parse: Parse) -> Steps[str]:
         """Emit reasoning up to one of `ends` and return that. Raises `EndOfText` if there is none.
 

@@ -62,15 +62,15 @@ and `javascript_exec` of the browser have to be switched on in `configs`.
 _NO_DAYS = {**PARAMETERS, "properties": {**PARAMETERS["properties"], "days": {"type": "string"}}}
 
 
-def told() -> dict[str, str]:
-    """What is written about each format: on top of its file, or below it where a file holds several."""
+def descriptions() -> dict[str, str]:
+    """Return the text below each format's constant."""
     found = {}
     for info in pkgutil.walk_packages(families.__path__, f"{families.__name__}."):
         module = importlib.import_module(info.name)
         below = _texts_below(inspect.getsource(module))
         for name, value in vars(module).items():
             if isinstance(value, ToolFormat):
-                found[value.name] = (module.__doc__ or "") if name == "FORMAT" else below[name]
+                found[value.name] = below[name]
     return found
 
 
@@ -85,7 +85,7 @@ def _texts_below(source: str) -> dict[str, str]:
 
 def page() -> str:
     """The whole page."""
-    texts = told()
+    texts = descriptions()
     rows = "".join(_row(form, texts[form.name]) for form in formats.FORMATS)
     examples = "".join(f"\n## {form.name}\n{_examples(form.name)}" for form in formats.FORMATS)
     return f"{_HEAD}{rows}\n{_TYPES}{_types()}\n# Outputs and what they mean\n{examples}"

@@ -4,7 +4,7 @@ import pytest
 
 from server.formats import FORMATS
 from server.formats.tool_format import ToolFormat
-from tests.unit.formats.format_table import PAGE, page, told
+from tests.unit.formats.format_table import PAGE, descriptions, page
 
 
 def test_the_page_of_formats_is_up_to_date() -> None:
@@ -13,4 +13,4 @@ def test_the_page_of_formats_is_up_to_date() -> None:
 
 @pytest.mark.parametrize("form", FORMATS, ids=lambda form: form.name)
 def test_each_format_is_told_of_with_the_raw_text(form: ToolFormat) -> None:
-    assert "get_weather" in told()[form.name].partition("::\n\n")[2]
+    assert "get_weather" in descriptions()[form.name].partition("::\n\n")[2]

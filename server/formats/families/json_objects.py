@@ -1,11 +1,16 @@
-"""Families that differ by their markup alone: JSON objects with ``name`` and ``arguments``, each in a tag or all in a
-list. Below each stands what its models write.
+"""Formats whose calls are JSON objects with the name and the arguments, in tags, lists or lines.
+
+Each constant is followed by its models and an example of their output.
 """
 
+import re
 from dataclasses import replace
 
-from server.formats.calls.json_calls import JsonCalls
-from server.formats.parsing.frame import AnswerTags
+from server.formats.calls import json_text
+from server.formats.calls.json_calls import JsonCalls, call_object
+from server.formats.parsing.frame import AnswerTags, Frame
+from server.formats.parsing.reader import Steps
+from server.formats.parsing.stream_parser import Parse, StreamParser
 from server.formats.tool_call_syntax import ToolCallSyntax, WholeJson, json_calls, json_list
 from server.formats.tool_format import ToolFormat
 
@@ -14,7 +19,7 @@ _TOOL_CALLS = ("<tool_calls>", "</tool_calls>")
 
 
 def _listed(name: str, opening: str, closing: str = "", *signs: str) -> ToolFormat:
-    """A list between two tags. ``signs`` show it in a template, without them both tags."""
+    """Return the format of a list between two tags. Templates are recognised by ``signs``, by default both tags."""
     tags = tuple(filter(None, (opening, closing)))
     calls = JsonCalls((opening,), closing)
     return ToolFormat(name, calls.parse, (signs or tags,), json_list(opening, closing), tags=tags)
@@ -27,7 +32,7 @@ HERMES = ToolFormat(
     tags=_TOOL_CALL,
     forced=json_calls("<tool_call>\n", "\n</tool_call>", joint="\n"),
 )
-"""Hermes 2 and 3, Qwen 2.5, 3 and QwQ, Granite 4, Bielik, MiMo, Reka: one call behind the other::
+"""Hermes 2 and 3, Qwen 2.5, 3 and QwQ, Granite 4, Bielik, MiMo, Reka: one call after the other::
 
 <tool_call>
 {"name": "get_weather", "arguments": {"city": "Paris"}}
@@ -44,7 +49,7 @@ ERNIE = ToolFormat(
     again="\n\n",
     forced=HERMES.forced,
 )
-"""ERNIE 4.5 Thinking: Hermes' calls; the answer behind the thoughts stands in tags of its own::
+"""ERNIE 4.5 Thinking: Hermes' calls; the answer after the reasoning has its own tags::
 
 <think>
 ...
@@ -66,7 +71,7 @@ GRANITE_20B = ToolFormat(
     tags=("<function_call>",),
     forced=json_calls("<function_call> ", joint="\n"),
 )
-"""Granite 20B function calling: each call behind a tag that nothing closes::
+"""Granite 20B function calling: each call after a tag without a closing tag::
 
 <function_call> {"name": "get_weather", "arguments": {"city": "Paris"}}
 <function_call> {"name": "get_time", "arguments": {}}
@@ -80,12 +85,12 @@ GRANITE_3 = ToolFormat(
     framed=True,
     forced=json_list("<|tool_call|>", triggers=("<tool_call>",)),
 )
-"""Granite 3.0 to 3.3: a list behind a tag; an answer behind thoughts has tags of its own::
+"""Granite 3.0 to 3.3: a list after a tag; an answer after reasoning has its own tags::
 
     <|tool_call|>[{"name": "get_weather", "arguments": {"city": "Paris"}}]
     <think>...</think><response>It is sunny.</response>
 
-Granite 4 writes as Hermes does.
+Granite 4 uses `HERMES`.
 """
 
 HUNYUAN_A13B = ToolFormat(
@@ -98,7 +103,7 @@ HUNYUAN_A13B = ToolFormat(
     again="\n",
     forced=json_list(*_TOOL_CALLS),
 )
-"""Hunyuan A13B and dense ones: a list in a tag; the answer behind the thoughts stands in tags of its own::
+"""Hunyuan A13B and dense ones: a list in a tag; the answer after the reasoning has its own tags::
 
 <think>
 ...
@@ -129,21 +134,21 @@ NEMOTRON = _listed("nemotron", "<TOOLCALL>", "</TOOLCALL>", "<TOOLCALL>")
     </think>
     <TOOLCALL>[{"name": "get_weather", "arguments": {"city": "Paris"}}]</TOOLCALL>
 
-Nemotron 3 writes as `qwen3_coder` does.
+Nemotron 3 uses `QWEN3_CODER`.
 """
 
 PANGU = _listed("pangu", "[unused11]", "[unused12]")
-"""openPangu Embedded: a list between tokens that have no other name; thoughts stand between two more::
+"""openPangu Embedded: a list between unnamed tokens, and reasoning between two others::
 
 [unused16]...[unused17]Let me look.[unused11][{"name": "get_weather", "arguments": {"city": "Paris"}}][unused12]
 """
 
 MISTRAL = replace(_listed("mistral", "[TOOL_CALLS]"), id_length=9)
-"""Mistral Nemo, Mistral Small 2409 and their relatives: a list behind a tag::
+"""Mistral Nemo, Mistral Small 2409 and their relatives: a list after a tag::
 
     [TOOL_CALLS][{"name": "get_weather", "arguments": {"city": "Paris"}, "id": "a1b2c3d4e"}]
 
-Ids have nine letters and digits: the template refuses others.
+Ids have nine letters and digits: the template rejects others.
 """
 
 PHI4_MINI = ToolFormat(
@@ -153,7 +158,7 @@ PHI4_MINI = ToolFormat(
     tags=("<|tool_call|>", "<|/tool_call|>"),
     forced=json_list("<|tool_call|>", "<|/tool_call|>"),
 )
-"""Phi-4-mini: a list behind one of two openings::
+"""Phi-4-mini: a list after one of two openings::
 
 <|tool_call|>[{"name": "get_weather", "arguments": {"city": "Paris"}}]<|/tool_call|>
 functools[{"name": "get_weather", "arguments": {"city": "Paris"}}]
@@ -165,7 +170,7 @@ FIREFUNCTION = ToolFormat(
     recognised_by=(("functools[",),),
     forced=json_list("functools", trigger="functools["),
 )
-"""Firefunction 2: a list behind a word::
+"""Firefunction 2: a list after a word::
 
 functools[{"name": "get_weather", "arguments": {"city": "Paris"}}]
 """
@@ -178,7 +183,7 @@ GIGACHAT = ToolFormat(
     tags=("<|function_call|>", "<|message_sep|>", "<|role_sep|>"),
     forced=json_calls(_GIGACHAT[0], triggers=_GIGACHAT[1:], several=False),
 )
-"""GigaChat 3 and 3.1: one call behind a tag, or as a message of its own::
+"""GigaChat 3 and 3.1: one call after a tag, or as its own message::
 
 <|function_call|>{"name": "get_weather", "arguments": {"city": "Paris"}}
 
@@ -196,7 +201,7 @@ INTERNLM = ToolFormat(
     tags=("<|action_start|>", "<|plugin|>", "<|action_end|>"),
     forced=json_calls(f"{_INTERNLM[0]}\n", "<|action_end|>", key="parameters", triggers=_INTERNLM[1:], joint="\n"),
 )
-"""InternLM 2.5 and 3, Intern-S1: tags of its own, with a space between two of them or without::
+"""InternLM 2.5 and 3, Intern-S1: its own tags, with or without a space between two of them::
 
 <|action_start|><|plugin|>
 {"name": "get_weather", "parameters": {"city": "Paris"}}<|action_end|>
@@ -227,7 +232,7 @@ LLAMA_3 = ToolFormat(
         rest_of_list=True,
     ),
 )
-"""Llama 3.1 to 3.3 and Llama 4: the whole message is the call, at times with a tag in front::
+"""Llama 3.1 to 3.3 and Llama 4: the whole message is the call, sometimes after a tag::
 
     {"name": "get_weather", "parameters": {"city": "Paris"}}
     <|python_tag|>{"name": "get_weather", "parameters": {"city": "Paris"}}; {"name": ...}
@@ -262,4 +267,128 @@ Action:
         "parameters": {"city": "Paris"}
     }
 ]```
+"""
+
+_THINKING = ("<|START_THINKING|>", "<|END_THINKING|>")
+_ANSWER = ("<|START_RESPONSE|>", "<|START_TEXT|>")
+_SILENT = (*_ANSWER, "<|END_RESPONSE|>", "<|END_TEXT|>", "<|END_OF_TURN_TOKEN|>")
+_ACTION, _ACTION_END = "<|START_ACTION|>", "<|END_ACTION|>"
+COMMAND_R = ToolFormat(
+    name="command-r",
+    parse=Frame(_THINKING, _SILENT, {_ACTION: JsonCalls((_ACTION,), _ACTION_END).calls}, breaks=_ANSWER).parse,
+    breaks=_ANSWER,
+    recognised_by=((_ACTION, _ACTION_END),),
+    tags=(*_THINKING, *_SILENT, _ACTION, _ACTION_END),
+    framed=True,
+    reads_reasoning=True,
+    turn_start="<|CHATBOT_TOKEN|>",
+    leads=_ANSWER,
+    forced=ToolCallSyntax(
+        ('{"tool_call_id": "', re.compile("[0-9]{1,4}"), '", "tool_name": "'),
+        ('", "parameters": ',),
+        "}",
+        open=f"{_ACTION}[\n    ",
+        close=f"\n]{_ACTION_END}",
+        joint=",\n    ",
+        trigger=_ACTION,
+        rest_of_list=True,
+    ),
+)
+"""Command R7B, Command A and Cohere's MoE: reasoning, then an answer or a list of actions::
+
+    <|START_THINKING|>I need the weather.<|END_THINKING|><|START_ACTION|>[
+        {"tool_call_id": "0", "tool_name": "get_weather", "parameters": {"city": "Paris"}}
+    ]<|END_ACTION|>
+
+    <|START_THINKING|>...<|END_THINKING|><|START_RESPONSE|>It is sunny.<|END_RESPONSE|>
+
+The MoE writes TEXT for RESPONSE. The template numbers calls itself, so the model's ids are not passed on.
+"""
+
+_PLAIN = JsonCalls(())
+
+
+def _whole_message(read: Parse, openings: tuple[str, ...], closings: tuple[str, ...], starts: str) -> Parse:
+    """Create a parser of calls that are the whole message, possibly after one of `openings`."""
+
+    def parse(turn: StreamParser) -> Steps[None]:
+        turn.mark()
+        yield from turn.spaces()
+        yield from turn.take(*openings)
+        yield from turn.spaces()
+        if (first := (yield from turn.peek())) and first in starts:
+            yield from turn.attempt(turn.settle(), calls(turn), doubtful=True)
+        turn.give_back()
+
+    def calls(turn: StreamParser) -> Steps[None]:
+        yield from read(turn)
+        turn.mark()
+        yield from turn.spaces()
+        if (yield from turn.take(*closings)):
+            turn.mark()
+
+    return parse
+
+
+def _xlam_calls(turn: StreamParser) -> Steps[None]:
+    yield from _PLAIN.calls(turn, strict=True)
+
+
+XLAM = ToolFormat(
+    name="xlam",
+    parse=_whole_message(_xlam_calls, ("```json", "```", "[TOOL_CALLS]", "<tool_call>"), ("```", "</tool_call>"), "[{"),
+    recognised_by=(('[{"name": "tool_call_name"',),),
+    forced=json_list("", trigger='[{"name": "', by_name=True, at_start=True),
+)
+"""xLAM 2: a JSON list as the whole message, sometimes in a fence or after a tag::
+
+[{"name": "get_weather", "arguments": {"city": "Paris"}}, {"name": "get_time", "arguments": {}}]
+
+Only for known functions: any other list is an answer.
+"""
+
+
+def _generic_calls(turn: StreamParser) -> Steps[None]:
+    raw = turn.raw or []
+    n_before = len(raw)
+    yield from turn.expect("{")
+    yield from turn.spaces()
+    key = yield from json_text.string(turn)
+    if key not in ("tool_calls", "tool_call"):
+        turn.back("".join(raw[n_before:]))
+        yield from call_object(turn, strict=True)
+        return
+    turn.certain()
+    yield from turn.spaces()
+    yield from turn.expect(":")
+    yield from turn.spaces()
+    yield from _PLAIN.calls(turn, strict=True) if key == "tool_calls" else call_object(turn, strict=True)
+    turn.mark()
+    yield from turn.spaces()
+    yield from turn.take("}")
+
+
+GENERIC = ToolFormat(
+    name="generic",
+    parse=_whole_message(_generic_calls, ("```json", "```"), ("```",), "{"),
+    recognised_by=(),
+    forced=ToolCallSyntax(
+        '{"name": "',
+        ('", "arguments": ',),
+        "}",
+        open='{"tool_calls": [',
+        close="]}",
+        joint=", ",
+        whole=WholeJson("arguments", "tool_calls"),
+        trigger='{"tool_calls":',
+        at_start=True,
+        rest_of_list=True,
+    ),
+)
+"""Models whose template knows no tools: JSON as the whole message, as the instructions demand::
+
+    {"tool_calls": [{"name": "get_weather", "arguments": {"city": "Paris"}}]}
+
+A fence, a single ``tool_call``, or the call without anything around it are parsed as well, but only for known
+functions.
 """

@@ -1,7 +1,10 @@
-"""Families with Python calls. Each constant has an example of its models' output."""
+"""Formats with Python calls.
+
+Each constant is followed by its models and an example of their output.
+"""
 
 from server.formats.calls import python_calls
-from server.formats.parsing.reader import Steps
+from server.formats.parsing.reader import NotMarkup, Steps
 from server.formats.parsing.stream_parser import StreamParser, anywhere
 from server.formats.tool_call_syntax import python_list
 from server.formats.tool_format import ToolFormat
@@ -61,4 +64,46 @@ PYTHONIC = ToolFormat(
 
 [get_weather(city='Paris'), get_time(zone="Europe/Paris", exact=True)]
 <|python_start|>[get_weather(city='Paris')]<|python_end|>
+"""
+
+_FENCE, _FENCE_END = "```tool_code", "```"
+
+
+def _gemma3(turn: StreamParser) -> Steps[None]:
+    """Parse a list at the start, or fences anywhere."""
+    if (yield from turn.begins_with("[")):
+        yield from turn.attempt("", python_calls.calls(turn), doubtful=True)
+    yield from anywhere(_fence, _FENCE)(turn)
+
+
+def _fence(turn: StreamParser) -> Steps[None]:
+    """Calls line by line, in brackets, or as the argument of print."""
+    n_calls = turn.n_calls
+    while True:
+        yield from turn.spaces()
+        if turn.n_calls > n_calls and (yield from turn.take(_FENCE_END)):
+            return
+        printed = yield from turn.take("print(")
+        listed = yield from turn.peek()
+        yield from python_calls.calls(turn) if listed == "[" else python_calls.call(turn)
+        turn.end_call()
+        if printed:
+            yield from turn.spaces()
+            if not (yield from turn.take(")")):
+                raise NotMarkup
+
+
+GEMMA_3 = ToolFormat(
+    name="gemma3",
+    parse=_gemma3,
+    recognised_by=(("<start_of_turn>", "tool_code"), ("<start_of_turn>", "[func_name1(")),
+    forced=python_list(f"{_FENCE}\n", f"\n{_FENCE_END}", joint="\n", trigger=_FENCE),
+)
+"""Gemma 3, whose template has no tools: Python in a fence, as Google's guide asks for it, or a list of calls::
+
+```tool_code
+get_weather(city="Paris")
+```
+
+[get_weather(city="Paris"), get_time(zone="Europe/Paris")]
 """

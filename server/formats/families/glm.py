@@ -1,20 +1,9 @@
-"""GLM 4.5 to 4.7, Ling 3, Spark, Laguna: keys and values in tags, with new lines between them or without::
-
-    <tool_call>get_weather
-    <arg_key>city</arg_key>
-    <arg_value>Paris</arg_value>
-    <arg_key>days</arg_key>
-    <arg_value>3</arg_value>
-    </tool_call>
-
-Strings stand without quotes, everything else is JSON: only the schema tells "3" from 3. GLM 5.3 Flash writes all of
-them as one JSON object behind the name at times (``get_weather>{"city": "Paris"}``).
-"""
+"""Formats with keys and values in tags, which differ in their tags."""
 
 from dataclasses import dataclass
 
-from server.formats.calls.json_calls import JsonCalls, json_arguments
-from server.formats.calls.typed import Argument, typed_call
+from server.formats.calls.json_calls import JsonCalls, json_arguments, json_or
+from server.formats.calls.parameters import Argument, typed_call
 from server.formats.parameter_schema import NOT_STRING, STRING
 from server.formats.parsing.reader import NotMarkup, Steps
 from server.formats.parsing.stream_parser import StreamParser, anywhere
@@ -55,7 +44,7 @@ class GlmCalls:
         )
 
     def parse(self, turn: StreamParser) -> Steps[None]:
-        """Calls, anywhere; the tags around all of them mean nothing."""
+        """Parse calls at any position; the tags around all of them are dropped."""
         around = (self.tag("tool_calls"), self.tag("/tool_calls")) if self.sections else ()
         return anywhere(self.call, self.tag("tool_call"), silent=around)(turn)
 
@@ -86,14 +75,14 @@ class GlmCalls:
         yield from turn.spaces()
         types = None
         if (yield from turn.expect(self.tag("arg_value"), self.tag("arg_type"))) == self.tag("arg_type"):
-            said, _ = yield from turn.word(self.tag("/arg_type"))
-            types = STRING if said.strip() in ("string", "str") else NOT_STRING
+            given, _ = yield from turn.word(self.tag("/arg_type"))
+            types = STRING if given.strip() in ("string", "str") else NOT_STRING
             yield from turn.spaces()
             yield from turn.expect(self.tag("arg_value"))
         return Argument(key.strip(), (self.tag("/arg_value"),), types)
 
 
-FORMAT = ToolFormat(
+GLM = ToolFormat(
     name="glm",
     parse=GlmCalls().parse,
     recognised_by=(("<arg_key>", "<arg_value>"),),
@@ -101,6 +90,18 @@ FORMAT = ToolFormat(
     forced=GlmCalls().form(section=False),
     variants=(("<tool_call>{function-name}<arg_key>", GlmCalls().form(section=False, line="")),),
 )
+"""GLM 4.5 to 4.7, Ling 3, Spark, Laguna: keys and values in tags, with new lines between them or without::
+
+    <tool_call>get_weather
+    <arg_key>city</arg_key>
+    <arg_value>Paris</arg_value>
+    <arg_key>days</arg_key>
+    <arg_value>3</arg_value>
+    </tool_call>
+
+Strings have no quotes, everything else is JSON: only the schema distinguishes "3" from 3. GLM 5.3 Flash sometimes
+writes all of them as one JSON object after the name (``get_weather>{"city": "Paris"}``).
+"""
 
 _ARGUMENT = ("arg_key", "/arg_key", "arg_value", "/arg_value")
 _HUNYUAN = GlmCalls(":opensource", sections=True)
@@ -134,7 +135,7 @@ K2_HORIZON = ToolFormat(
     ),
     forced=_K2.form(section=False),
 )
-"""K2 Horizon: a prefix in every tag, at times with the values' types, in a section::
+"""K2 Horizon: a prefix in every tag, sometimes with the values' types, in a section::
 
 <ifm|tool_calls>
 <ifm|tool_call>get_weather
@@ -146,24 +147,16 @@ K2_HORIZON = ToolFormat(
 """
 
 _LONGCAT, _LONGCAT_END = "<longcat_tool_call>", "</longcat_tool_call>"
-_LONGCAT_JSON, _LONGCAT_KEYS = JsonCalls((_LONGCAT,), _LONGCAT_END), GlmCalls(prefix="longcat_")
-
-
-def _longcat_call(turn: StreamParser) -> Steps[None]:
-    """Parse either variant; the first character decides."""
-    yield from turn.spaces()
-    yield from _LONGCAT_JSON.calls(turn) if (yield from turn.peek()) in ("{", "[") else _LONGCAT_KEYS.call(turn)
-
-
+_LONGCAT_KEYS = GlmCalls(prefix="longcat_")
 LONGCAT = ToolFormat(
     name="longcat",
-    parse=anywhere(_longcat_call, _LONGCAT),
+    parse=anywhere(json_or(JsonCalls((_LONGCAT,), _LONGCAT_END), _LONGCAT_KEYS.call), _LONGCAT),
     recognised_by=((_LONGCAT,),),
     tags=(_LONGCAT, _LONGCAT_END, *map(_LONGCAT_KEYS.tag, _ARGUMENT)),
     forced=json_calls(f"{_LONGCAT}\n", f"\n{_LONGCAT_END}", joint="\n"),
     variants=(("<longcat_arg_key>", _LONGCAT_KEYS.form(section=False)),),
 )
-"""LongCat Flash: JSON in tags of its own, or, newer ones, GLM's keys and values with a prefix::
+"""LongCat Flash: JSON in its own tags, or, in newer models, GLM's keys and values with a prefix::
 
 <longcat_tool_call>
 {"name": "get_weather", "arguments": {"city": "Paris"}}

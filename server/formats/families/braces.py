@@ -1,5 +1,6 @@
-"""Families with unquoted keys in braces and a token instead of quotes. Each constant has an example of its models'
-output.
+"""Formats with unquoted keys in braces and a token instead of quotes.
+
+Each constant is followed by its models and an example of their output.
 """
 
 import json
@@ -83,11 +84,11 @@ FUNCTION_GEMMA = ToolFormat(
     tags=("<start_function_call>", _FUNCTION_END, _ESCAPE, _STOP),
     forced=ToolCallSyntax(_FUNCTION_CALL, ("",), _FUNCTION_END, arguments=Braces(_ESCAPE), trigger=_FUNCTION_CALL),
 )
-"""FunctionGemma: Gemma 4's notation with tags of its own, and ``<escape>`` for quotes::
+"""FunctionGemma: Gemma 4's notation with its own tags, and ``<escape>`` for quotes::
 
     <start_function_call>call:get_weather{city:<escape>Paris<escape>,days:3}<end_function_call>
 
-The model stops with <start_function_response>, which means nothing.
+The model stops with <start_function_response>, which is dropped.
 """
 
 _REASONING, _END_REASONING = "<|channel>thought", "<channel|>"
@@ -103,10 +104,10 @@ GEMMA_4 = ToolFormat(
     turn_start="<|turn>model\n",
     forced=ToolCallSyntax(_CALL, ("",), _CALL_END, arguments=Braces(_QUOTE), trigger=_CALL),
 )
-"""Gemma 4: thoughts in a channel; a call's arguments in a notation of their own, with a token for quotes::
+"""Gemma 4: reasoning in a channel; arguments with bare keys, and a token for quotes::
 
     <|channel>thought
     ...<channel|>Let me look.<|tool_call>call:get_weather{city:<|"|>Paris<|"|>,days:3,units:[<|"|>C<|"|>]}<tool_call|>
 
-Empty channels and single closing tags mean nothing.
+Empty channels and single closing tags are dropped.
 """

@@ -1,19 +1,11 @@
-"""MiniMax M3: every tag behind a namespace token, parameters and the parts of their values as elements::
-
-    ]<]minimax[>[<tool_call>
-    ]<]minimax[>[<invoke name="get_weather">]<]minimax[>[<city>Paris]<]minimax[>[</city>
-    ]<]minimax[>[<hours>]<]minimax[>[<item>8]<]minimax[>[</item>]<]minimax[>[</hours>]<]minimax[>[</invoke>
-    ]<]minimax[>[</tool_call>
-
-The schema tells objects from lists, and text from numbers.
-"""
+"""The format with parameters and their nested values as elements."""
 
 import json
 from collections.abc import Mapping
 from typing import Any
 
 from server.formats.calls.json_text import encodable
-from server.formats.calls.typed import typed_value
+from server.formats.calls.parameters import typed_value
 from server.formats.parameter_schema import member, referred, types_of
 from server.formats.parsing.reader import EndOfText, NotMarkup, Steps
 from server.formats.parsing.stream_parser import StreamParser, anywhere
@@ -99,20 +91,28 @@ def _items(turn: StreamParser, schema: Any, root: Mapping[str, Any], closing: st
     turn.arguments("[]" if joint == "[" else "]")
 
 
-_FORM = ToolCallSyntax(
-    _INVOKE,
-    ('">',),
-    open=f"{_OPEN}\n",
-    close=f"\n{_CLOSE}",
-    joint="\n",
-    arguments=Elements(_NS, _INVOKE_END),
-    trigger=_OPEN,
-    rest_of_list=True,
-)
-FORMAT = ToolFormat(
+MINIMAX_M3 = ToolFormat(
     name="minimax-m3",
     parse=anywhere(_calls, _OPEN),
     recognised_by=((_NS, "<invoke"),),
     tags=(_NS, "<tool_call>", "</tool_call>"),
-    forced=_FORM,
+    forced=ToolCallSyntax(
+        _INVOKE,
+        ('">',),
+        open=f"{_OPEN}\n",
+        close=f"\n{_CLOSE}",
+        joint="\n",
+        arguments=Elements(_NS, _INVOKE_END),
+        trigger=_OPEN,
+        rest_of_list=True,
+    ),
 )
+"""MiniMax M3: a namespace token before every tag, parameters and the parts of their values as elements::
+
+    ]<]minimax[>[<tool_call>
+    ]<]minimax[>[<invoke name="get_weather">]<]minimax[>[<city>Paris]<]minimax[>[</city>
+    ]<]minimax[>[<hours>]<]minimax[>[<item>8]<]minimax[>[</item>]<]minimax[>[</hours>]<]minimax[>[</invoke>
+    ]<]minimax[>[</tool_call>
+
+The schema distinguishes objects from lists, and text from numbers.
+"""

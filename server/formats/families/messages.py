@@ -1,0 +1,222 @@
+"""Formats whose turns are messages with headers, which specify a channel, a recipient or a type.
+
+Each constant is followed by its models and an example of their output.
+"""
+
+import re
+
+from server.formats.calls.json_calls import call_object, json_arguments
+from server.formats.calls.parameters import invokes
+from server.formats.parsing.reader import NotMarkup, Steps
+from server.formats.parsing.stream_parser import StreamParser
+from server.formats.tool_call_syntax import TOOL_NAME, Parameters, ToolCallSyntax
+from server.formats.tool_format import ToolFormat
+
+_START, _CHANNEL, _MESSAGE = "<|start|>assistant", "<|channel|>", "<|message|>"
+_STARTS = (_START, "<|start|> assistant")
+_ENDS = ("<|end|>", "<|return|>", "<|call|>")
+_CHANNEL_NAME = re.compile(r"<\|channel\|> ?(\w+)")
+_RECIPIENT = re.compile(r"\bto=([^\s<]+)")
+
+
+def _harmony(turn: StreamParser) -> Steps[None]:
+    """Parse message by message; text without a header is content."""
+    while True:
+        yield from turn.attempt("", _channel_message(turn))
+        found = _ENDS[0]
+        while found in _ENDS:
+            found = yield from turn.content_until(*_STARTS, _CHANNEL, *_ENDS)
+        if found == _CHANNEL:
+            turn.back(found)
+
+
+def _channel_message(turn: StreamParser) -> Steps[None]:
+    yield from turn.spaces()
+    first = yield from turn.expect(_CHANNEL, "to=", _MESSAGE)
+    header = first if first == _MESSAGE else first + (yield from turn.word(_MESSAGE))[0] + _MESSAGE
+    channel = _CHANNEL_NAME.findall(header)
+    name = _function(turn, header)
+    turn.mark()
+    if f"{_CHANNEL} " in header:
+        yield from turn.take(" ")
+        turn.mark()
+    if name:
+        yield from turn.spaces()
+    if name and (yield from turn.peek()) in ("{", "n"):
+        turn.mark()
+        yield from json_arguments(turn, name)
+    elif channel[-1:] == ["analysis"]:
+        turn.settle()
+        yield from turn.tagged_reasoning(header, _ENDS, _STARTS)
+    else:
+        turn.settle()
+
+
+def _function(turn: StreamParser, header: str) -> str:
+    """Return the function that the message is sent to; "" for other recipients, or if none may be called."""
+    recipient = _RECIPIENT.search(header)
+    if recipient is None or not turn.how.callable:
+        return ""
+    name = recipient[1].removeprefix("functions.")
+    return name if name != recipient[1] or name in turn.how.functions else ""
+
+
+_TO = " to=functions."
+HARMONY = ToolFormat(
+    name="harmony",
+    parse=_harmony,
+    recognised_by=((_CHANNEL, _MESSAGE, "analysis"),),
+    tags=("<|start|>", "<|end|>", _MESSAGE, _CHANNEL, "<|constrain|>", "<|call|>", "<|return|>"),
+    framed=True,
+    reads_reasoning=True,
+    breaks=(*_ENDS, _START),
+    turn_start=_START,
+    leads=(f"{_CHANNEL}final{_MESSAGE}",),
+    preamble=f"{_CHANNEL}commentary{_MESSAGE}",
+    again=_START,
+    forced=ToolCallSyntax(
+        f"{_CHANNEL}commentary{_TO}",
+        tuple(
+            f"{channel}{kind}{_MESSAGE}"
+            for channel in ("", f"{_CHANNEL}commentary", f"{_CHANNEL}analysis")
+            for kind in (" <|constrain|>json", " json", "")
+        ),
+        trigger=f"{_CHANNEL}commentary{_TO}",
+        triggers=(f"{_CHANNEL}analysis{_TO}", f"{_START}{_TO}"),
+        elsewhere=(_TO,),
+        also_before=(_TO,),  # as the template writes calls of earlier turns
+        several=False,
+    ),
+)
+"""gpt-oss (harmony): messages with a header for channel and recipient; the prompt ends inside the first header::
+
+    <|channel|>analysis<|message|>I need the weather.<|end|><|start|>assistant<|channel|>commentary
+     to=functions.get_weather <|constrain|>json<|message|>{"city": "Paris"}<|call|>
+
+    <|channel|>analysis<|message|>...<|end|><|start|>assistant<|channel|>final<|message|>It is sunny.<|return|>
+
+(each on one line). Analysis is reasoning; final, and commentary without a recipient, are content. The recipient may
+precede the channel. LLM-jp 4.1 has a space after each control token. A message to a recipient that is no function
+(``to=python``), and one that is no JSON object, is parsed without its header, as reasoning or content by its channel.
+"""
+
+_MODEL = "<|message_model|>"
+_THINKING, _TEXT, _CALL = "<|content_thinking|>", "<|content_text|>", "<|content_invoke_tool_json|>"
+_BLOCK_ENDS = ("<|end_message|>", "<|content_model_end_sampling|>")
+
+
+def _inkling(turn: StreamParser) -> Steps[None]:
+    """Parse block by block; text without markup is content."""
+    while True:
+        yield from turn.attempt("", _block(turn))
+        found = _BLOCK_ENDS[0]
+        while found in _BLOCK_ENDS:
+            found = yield from turn.content_until(_MODEL, _THINKING, _TEXT, _CALL, *_BLOCK_ENDS)
+        if found != _MODEL:
+            turn.back(found)
+
+
+def _block(turn: StreamParser) -> Steps[None]:
+    name = yield from turn.match(TOOL_NAME)
+    kind = yield from turn.expect(_CALL) if name else turn.expect(_THINKING, _TEXT, _CALL)
+    if kind == _TEXT:
+        turn.settle()
+    elif kind == _THINKING:
+        turn.settle()
+        yield from turn.tagged_reasoning(kind, _BLOCK_ENDS, (_MODEL, _TEXT))
+    else:
+        if not turn.how.callable:
+            raise NotMarkup
+        yield from turn.spaces()
+        yield from call_object(turn)
+
+
+INKLING = ToolFormat(
+    name="inkling",
+    parse=_inkling,
+    recognised_by=((_MODEL, _CALL),),
+    tags=(_MODEL, _THINKING, _TEXT, _CALL, *_BLOCK_ENDS),
+    framed=True,
+    reads_reasoning=True,
+    breaks=(*_BLOCK_ENDS, _MODEL, _TEXT),
+    turn_start=_MODEL,
+    reasoning_tags=(_THINKING, _BLOCK_ENDS[0]),
+    leads=(_TEXT,),
+    again=_MODEL,
+    forced=ToolCallSyntax(
+        f'{_CALL}{{"name": "', ('", "args": ', '","args":'), "}", lead=("", ""), trigger=_CALL, several=False
+    ),
+)
+"""Inkling: blocks with their type; the prompt ends before the first one::
+
+<|content_thinking|>I need the weather.<|end_message|><|message_model|>get_weather<|content_invoke_tool_json|>
+{"name":"get_weather","args":{"city":"Paris"}}<|end_message|><|content_model_end_sampling|>
+
+<|content_thinking|>...<|end_message|><|message_model|><|content_text|>It is sunny.<|end_message|>
+
+(each on one line).
+"""
+
+_RECIPIENT_IS = " to="
+_MESSAGE_ENDS = ("<|eom|>", "<|eot|>")
+_INVOKES = invokes(("function_calls",), prefix="atem:")
+
+
+def _muse(turn: StreamParser) -> Steps[None]:
+    """Parse message by message; text without a header is content."""
+    while True:
+        yield from turn.attempt("", _message(turn))
+        while (yield from turn.content_until(_START, *_MESSAGE_ENDS)) in _MESSAGE_ENDS:
+            pass
+
+
+def _message(turn: StreamParser) -> Steps[None]:
+    header = yield from turn.expect(_RECIPIENT_IS, _MESSAGE)
+    recipient, _ = (yield from turn.word(_MESSAGE)) if header == _RECIPIENT_IS else ("user", "")
+    if recipient == "self":
+        turn.settle()
+        yield from turn.tagged_reasoning(f"{_RECIPIENT_IS}self{_MESSAGE}", _MESSAGE_ENDS, (_START,))
+    elif recipient != "user":
+        if not turn.how.callable:
+            raise NotMarkup
+        yield from turn.spaces()
+        yield from turn.expect(*_INVOKES.openings)
+        yield from _INVOKES.calls(turn)
+
+
+MUSE = ToolFormat(
+    name="muse",
+    parse=_muse,
+    recognised_by=(("<atem:function_calls>", "<|eom|>"),),
+    tags=(
+        *("<|start|>", _MESSAGE, *_MESSAGE_ENDS, "<atem:function_calls>", "</atem:function_calls>"),
+        *("<atem:invoke", "</atem:invoke>", "<atem:parameter", "</atem:parameter>"),
+    ),
+    framed=True,
+    reads_reasoning=True,
+    breaks=(*_MESSAGE_ENDS, _START),
+    turn_start=_START,
+    leads=(f"{_RECIPIENT_IS}user{_MESSAGE}",),
+    again=_START,
+    forced=ToolCallSyntax(
+        '<atem:invoke name="',
+        ('">\n',),
+        lead=(_RECIPIENT_IS, _MESSAGE),
+        open="<atem:function_calls>\n",
+        close="\n</atem:function_calls>",
+        joint="\n",
+        arguments=Parameters('<atem:parameter name="', '">', "</atem:parameter>", joint="\n", end="</atem:invoke>"),
+        trigger="<atem:function_calls>",
+        rest_of_list=True,
+    ),
+)
+"""Muse: messages with a recipient; the prompt ends before the first one::
+
+ to=self<|message|>I need the weather.<|eom|><|start|>assistant to=get_weather<|message|><atem:function_calls>
+<atem:invoke name="get_weather">
+<atem:parameter name="city">Paris</atem:parameter>
+</atem:invoke>
+</atem:function_calls><|eot|>
+
+ to=user<|message|>It is sunny.<|eot|>
+"""

@@ -1,0 +1,379 @@
+"""Formats with the function's name in markup and the arguments as one JSON object.
+
+Each constant is followed by its models and an example of their output.
+"""
+
+import re
+
+from server.formats.calls import json_text
+from server.formats.calls.json_calls import JsonCalls, NamedCalls, json_arguments, json_or
+from server.formats.calls.json_text import escaped
+from server.formats.parsing.frame import Frame
+from server.formats.parsing.reader import EndOfText, NotMarkup, Steps
+from server.formats.parsing.stream_parser import StreamParser, anywhere
+from server.formats.tool_call_syntax import TOOL_NAME, ToolCallSyntax
+from server.formats.tool_format import ToolFormat
+
+_SECTION, _SECTION_END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
+_CALL, _ARGUMENTS, _CALL_END = "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"
+_NAME = TOOL_NAME.pattern
+_KIMI = NamedCalls(
+    re.compile(rf"(?=(?P<id>(?:functions\.)?{_NAME}?:\d+$)?)(?:functions\.)?(?P<name>{_NAME}?)(?::\d+)?"),
+    (_ARGUMENTS,),
+    (_CALL_END,),
+)
+KIMI_K2 = ToolFormat(
+    name="kimi-k2",
+    parse=anywhere(_KIMI.call, _CALL, silent=(_SECTION, _SECTION_END)),
+    recognised_by=((_SECTION, _CALL),),
+    tags=(_SECTION, _SECTION_END, _CALL, _ARGUMENTS, _CALL_END),
+    also_opened_by=(_CALL,),
+    forced=ToolCallSyntax(
+        f"{_CALL}functions.",
+        ((":", re.compile("[0-9]{1,3}"), _ARGUMENTS),),
+        _CALL_END,
+        open=_SECTION,
+        close=_SECTION_END,
+        trigger=_SECTION,
+        rest_of_list=True,
+    ),
+)
+"""Kimi K2: a section of calls, whose ids contain the function's name and a counter::
+
+    <think>...</think><|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0<|tool_call_argument_begin|>
+    {"city": "Paris"}<|tool_call_end|><|tool_calls_section_end|>
+
+K2 sometimes omits the section's tags or the end of its reasoning. Its ids reach the client, because the model expects
+them in the results.
+"""
+
+_BEGIN, _END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
+_MISSPELT = ("<｜tool_calls_begin｜>", "<｜tool calls begin｜>", "<｜tool\\_calls\\_begin｜>", "<｜tool▁calls｜>")
+_DS_CALL, _SEP, _DS_END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
+_DEEPSEEK = NamedCalls(
+    re.compile(rf"(?:.*{_SEP}(?=.))?(?P<name>.+?)(?:{_SEP})?", re.DOTALL),
+    ("```json", "```", "{"),
+    ("```", _DS_END, _END),
+)
+
+
+def _deepseek(turn: StreamParser) -> Steps[None]:
+    """Parse calls in their section, or without it."""
+    while True:
+        opening = yield from turn.content_until(_BEGIN, *_MISSPELT, _DS_CALL)
+        yield from turn.attempt(opening, _DEEPSEEK.call(turn) if opening == _DS_CALL else _section(turn))
+
+
+def _section(turn: StreamParser) -> Steps[None]:
+    yield from turn.spaces()
+    yield from turn.expect(_DS_CALL)
+    yield from _DEEPSEEK.call(turn)
+
+
+DEEPSEEK = ToolFormat(
+    name="deepseek",
+    parse=_deepseek,
+    recognised_by=((_BEGIN,),),
+    tags=(_BEGIN, _END, _DS_CALL, _SEP, _DS_END),
+    also_opened_by=(_DS_CALL,),
+    forced=ToolCallSyntax(
+        _DS_CALL,
+        (_SEP,),
+        _DS_END,
+        open=_BEGIN,
+        close=_END,
+        trigger=_BEGIN,
+        triggers=_MISSPELT,
+        rest_of_list=True,
+    ),
+    variants=(
+        (
+            "```json",
+            ToolCallSyntax(
+                f"{_DS_CALL}function{_SEP}",
+                ("\n```json\n",),
+                f"\n```{_DS_END}",
+                open=_BEGIN,
+                close=_END,
+                joint="\n",
+                trigger=_BEGIN,
+                triggers=_MISSPELT,
+                rest_of_list=True,
+            ),
+        ),
+    ),
+)
+"""DeepSeek R1, V3 and their distillations, and DeepSeek V3.1::
+
+    <｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather
+    ```json
+    {"city": "Paris"}
+    ```<｜tool▁call▁end｜><｜tool▁calls▁end｜>
+
+    <｜tool▁calls▁begin｜><｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>{"city": "Paris"}<｜tool▁call▁end｜>
+    <｜tool▁calls▁end｜>
+
+R1 misspells the first tag; the known spellings are parsed as well.
+"""
+
+_MCP, _MCP_END = "<use_mcp_tool>", "</use_mcp_tool>"
+_SERVER, _SERVER_END = "<server_name>", "</server_name>"
+_TOOL, _TOOL_END = "<tool_name>", "</tool_name>"
+_GIVEN, _GIVEN_END = "<arguments>", "</arguments>"
+_MCP_CALLS = NamedCalls(
+    re.compile(rf"(?:(?:{_SERVER})?.*?{_SERVER_END}\s*)?(?:{_TOOL})?(?P<name>.*?){_TOOL_END}", re.DOTALL),
+    (_GIVEN,),
+    (_GIVEN_END, _MCP_END),
+)
+MCP_TOOL = ToolFormat(
+    name="mcp-tool",
+    parse=anywhere(_MCP_CALLS.call, _MCP, _SERVER, _TOOL),
+    recognised_by=((_MCP, _TOOL),),
+    tags=(_MCP, _MCP_END),
+    forced=ToolCallSyntax(
+        (_SERVER, re.compile("[A-Za-z0-9_-]{1,64}"), f"{_SERVER_END}\n{_TOOL}"),
+        (f"{_TOOL_END}\n{_GIVEN}\n",),
+        f"\n{_GIVEN_END}",
+        open=f"{_MCP}\n",
+        close=f"\n{_MCP_END}",
+        joint="\n",
+        trigger=_MCP,
+        rest_of_list=True,
+    ),
+)
+"""MiroThinker: a tool of a server, by their names, and JSON::
+
+<use_mcp_tool>
+<server_name>generic-extras</server_name>
+<tool_name>get_weather</tool_name>
+<arguments>
+{"city": "Paris"}
+</arguments>
+</use_mcp_tool>
+"""
+
+_OPEN, _CALL_ID, _ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
+_MISTRAL = NamedCalls(  # Mistral's own tokenizer omits [ARGS] from the text
+    re.compile(r"(?P<name>.*?)(?:\[CALL_ID\](?P<id>.*))?", re.DOTALL), (_ARGS, "{")
+)
+MISTRAL_ARGS = ToolFormat(
+    name="mistral-args",
+    parse=anywhere(json_or(JsonCalls((_OPEN,)), _MISTRAL.call), _OPEN),
+    recognised_by=((_OPEN, _ARGS),),
+    tags=(_OPEN, _CALL_ID, _ARGS),
+    id_length=9,
+    forced=ToolCallSyntax(_OPEN, (_ARGS, (_CALL_ID, re.compile("[A-Za-z0-9]{9}"), _ARGS)), trigger=_OPEN),
+)
+"""Mistral Small 3.2, Magistral, Devstral, Ministral 3: the name before its JSON::
+
+    [THINK]...[/THINK]Let me look.[TOOL_CALLS]get_weather[ARGS]{"city": "Paris"}[TOOL_CALLS]get_time[ARGS]{}
+    [TOOL_CALLS]get_weather[CALL_ID]a1b2c3d4e[ARGS]{"city": "Paris"}
+
+The older list (`json_objects.MISTRAL`) is parsed as well.
+"""
+
+_THINK = ("<|think|>", "<|end|>")
+_TURN = "<|begin|>assistant"
+_SOLAR_CALL, _SOLAR_NAME, _SOLAR_ARGUMENTS = "<|tool_call:begin|>", "<|tool_call:name|>", "<|tool_call:args|>"
+_SOLAR_END, _SOLAR_CALLS = "<|tool_call:end|>", "<|tool_calls|>"
+_BREAKS = ("<|content|>",)
+_SILENT = (_TURN, "<|content|>", _SOLAR_CALLS, "<|calls|>")
+_SOLAR = NamedCalls(
+    re.compile(rf"(?P<id>.*?){re.escape(_SOLAR_NAME)}(?P<name>.*)", re.DOTALL),
+    (_SOLAR_ARGUMENTS,),
+    (_SOLAR_END,),
+)
+SOLAR = ToolFormat(
+    name="solar",
+    parse=Frame(_THINK, _SILENT, {_SOLAR_CALL: _SOLAR.call}, breaks=_BREAKS, sections=(_SOLAR_CALLS,)).parse,
+    breaks=_BREAKS,
+    recognised_by=((_SOLAR_CALL, _SOLAR_NAME),),
+    tags=(*_THINK, "<|begin|>", *_SILENT[1:], _SOLAR_CALL, _SOLAR_NAME, _SOLAR_ARGUMENTS, _SOLAR_END),
+    framed=True,
+    reads_reasoning=True,
+    turn_start=_TURN,
+    leads=("<|content|>",),
+    again=_TURN,
+    forced=ToolCallSyntax(
+        (_SOLAR_CALL, re.compile("[A-Za-z0-9]{1,32}"), _SOLAR_NAME),
+        (_SOLAR_ARGUMENTS,),
+        _SOLAR_END,
+        open=_SOLAR_CALLS,
+        trigger=_SOLAR_CALLS,
+        rest_of_list=True,
+    ),
+)
+"""Solar Open: each part of a turn has its own start; ids are the model's::
+
+<|think|>...<|end|><|begin|>assistant<|content|>It is sunny.<|end|>
+<|think|>...<|end|><|begin|>assistant<|tool_calls|><|tool_call:begin|>a1b2c3d4e5<|tool_call:name|>get_weather
+<|tool_call:args|>{"city": "Paris"}<|tool_call:end|><|calls|>
+"""
+
+_INNER = ("<|inner_prefix|>", "<|inner_suffix|>")
+_TOOLS, _TOOLS_END = "<|tools_prefix|>", "<|tools_suffix|>"
+
+
+def _apertus_calls(turn: StreamParser) -> Steps[None]:
+    yield from turn.spaces()
+    yield from turn.expect("[")
+    more = ","
+    while more:
+        turn.certain()
+        yield from turn.spaces()
+        yield from turn.expect("{")
+        yield from turn.spaces()
+        name = yield from json_text.string(turn)
+        yield from turn.spaces()
+        yield from turn.expect(":")
+        yield from json_arguments(turn, name)
+        yield from turn.spaces()
+        yield from turn.take("}")
+        turn.mark()
+        yield from turn.spaces()
+        more = yield from turn.take(",")
+    yield from turn.take("]")
+    yield from turn.spaces()
+    yield from turn.take(_TOOLS_END)
+
+
+APERTUS = ToolFormat(
+    name="apertus",
+    parse=Frame(_INNER, ("<|assistant_end|>",), {_TOOLS: _apertus_calls}).parse,
+    recognised_by=((_TOOLS,),),
+    tags=(*_INNER, _TOOLS, _TOOLS_END),
+    framed=True,
+    reads_reasoning=True,
+    turn_start="<|assistant_start|>",
+    reasoning_tags=_INNER,
+    forced=ToolCallSyntax(
+        '{"',
+        ('": ',),
+        "}",
+        open=f"{_TOOLS}[",
+        close=f"]{_TOOLS_END}",
+        joint=", ",
+        trigger=_TOOLS,
+        rest_of_list=True,
+    ),
+)
+"""Apertus: a JSON list in which each call's name is its key; reasoning between its own prefixes::
+
+<|inner_prefix|>...<|inner_suffix|><|tools_prefix|>[{"get_weather": {"city": "Paris"}}]<|tools_suffix|>
+"""
+
+_START, _STOP = "<|assistant|>", "<|observation|>"
+
+
+def _glm4(turn: StreamParser) -> Steps[None]:
+    """Parse calls at the start of each message."""
+    if not turn.how.callable:
+        return
+    while True:
+        while (yield from turn.attempt("", _glm4_call(turn), doubtful=True)):
+            pass
+        while (yield from turn.content_until(_START, _STOP)) == _STOP:
+            pass
+
+
+def _glm4_call(turn: StreamParser) -> Steps[None]:
+    yield from turn.spaces()
+    name = yield from turn.match(TOOL_NAME)
+    if name not in turn.how.functions:
+        raise NotMarkup
+    yield from turn.expect("\n", " \n")
+    turn.certain()
+    yield from json_arguments(turn, name)
+
+
+GLM4 = ToolFormat(
+    name="glm4",
+    parse=_glm4,
+    recognised_by=((_STOP, "Json 格式表示调用的参数"),),
+    tags=(_START, _STOP),
+    forced=ToolCallSyntax("", ("\n",), joint="\n", by_name=True, at_start=True, elsewhere=(_START,), rest_of_list=True),
+)
+"""GLM-4 and GLM-4-0414: the function's name on its own line, then its JSON; further calls start a new message::
+
+    get_weather
+    {"city": "Paris"}<|observation|>
+
+Only for known functions, because only their names distinguish such a line from an answer's.
+"""
+
+_FUNCTION, _FUNCTION_END, _CODE = "<function=", "</function>", "<|python_tag|>"
+_FUNCTIONARY = NamedCalls(re.compile("(?P<name>.*)", re.DOTALL), (">",), (_FUNCTION_END,))
+
+
+def _functionary31(turn: StreamParser) -> Steps[None]:
+    runs_code = "python" in turn.how.functions
+    while True:
+        opening = yield from turn.content_until(_FUNCTION, _CODE) if runs_code else turn.content_until(_FUNCTION)
+        if opening == _CODE:
+            yield from _code(turn)
+        yield from turn.attempt(opening, _FUNCTIONARY.call(turn))
+
+
+def _code(turn: StreamParser) -> Steps[None]:
+    """Parse a call of ``python``, whose argument is the rest of the text. Raises `EndOfText`."""
+    turn.begin("python")
+    turn.arguments('{"code": "')
+    try:
+        while True:
+            end = yield from turn.until(("<|eom_id|>", "<|eot_id|>"), lambda text: turn.arguments(escaped(text)))
+            turn.arguments(escaped(end))
+    except EndOfText:
+        turn.arguments('"}')
+        raise
+
+
+FUNCTIONARY_31 = ToolFormat(
+    name="functionary-v3.1",
+    parse=_functionary31,
+    recognised_by=((_FUNCTION, _FUNCTION_END),),
+    tags=(_FUNCTION, _FUNCTION_END, _CODE),
+    forced=ToolCallSyntax(_FUNCTION, (">",), _FUNCTION_END, joint="\n", by_name=True),
+)
+"""Functionary 3.1, and Llama models with custom functions: the name in the tag::
+
+    <function=get_weather>{"city": "Paris"}</function>
+    <|python_tag|>print(1 + 1)
+
+The code after <|python_tag|> is a call of the function ``python`` if there is one.
+"""
+
+_TO = ">>>"
+
+
+def _recipient(turn: StreamParser) -> Steps[None]:
+    """Parse a message. The recipient ``all`` is the user; a line that is no recipient is content."""
+    name, _ = yield from turn.word("\n")
+    if name == "all":
+        turn.mark()
+        return
+    if not turn.how.callable or not turn.knows(name):
+        raise NotMarkup
+    if name == "python" and (yield from turn.peek()) != "{":
+        yield from _code(turn)
+    yield from json_arguments(turn, name)
+
+
+FUNCTIONARY_32 = ToolFormat(
+    name="functionary-v3.2",
+    parse=anywhere(_recipient, _TO),
+    recognised_by=((">>>all", ">>>${recipient}"),),
+    tags=(_TO,),
+    framed=True,
+    turn_start="assistant<|end_header_id|>\n\n",
+    leads=("all\n",),
+    forced=ToolCallSyntax("", ("\n",), joint=_TO, by_name=True, at_start=True, elsewhere=(_TO,)),
+)
+"""Functionary 3.2: recipients, each on its own line; the prompt ends with the first ``>>>``::
+
+    all
+    Let me look.>>>get_weather
+    {"city": "Paris"}>>>get_time
+    {"zone": "Europe/Paris"}
+
+Text for ``python`` is code.
+"""

@@ -1,1 +1,0 @@
-"""Families whose calls have the name in markup and the arguments as one JSON object."""

@@ -1,0 +1,364 @@
+"""Formats with markup around each argument. The function's schema determines the types unless the format has types.
+
+Each constant is followed by its models and an example of their output.
+"""
+
+import re
+
+from server.formats.calls.json_calls import JsonCalls, json_or
+from server.formats.calls.parameters import Argument, ParameterCalls, invokes, typed_call
+from server.formats.parsing.frame import Frame
+from server.formats.parsing.reader import NotMarkup, Steps
+from server.formats.parsing.stream_parser import StreamParser, anywhere
+from server.formats.tool_call_syntax import Parameters, ToolCallSyntax
+from server.formats.tool_format import ToolFormat
+
+
+def _invoke_syntax(block: str, prefix: str = "", *, typed: bool = False) -> ToolCallSyntax:
+    """Return the syntax of `invokes` in a block of that name. ``typed``: parameters have the attribute ``string``."""
+    string, other = ('" string="true">', '" string="false">') if typed else ('">', None)
+    return ToolCallSyntax(
+        f'<{prefix}invoke name="',
+        ('">\n',),
+        open=f"<{prefix}{block}>\n",
+        close=f"\n</{prefix}{block}>",
+        joint="\n",
+        trigger=f"<{prefix}{block}>",
+        arguments=Parameters(
+            f'<{prefix}parameter name="',
+            string,
+            f"</{prefix}parameter>",
+            joint="\n",
+            end=f"</{prefix}invoke>",
+            before_json_value=other,
+        ),
+        rest_of_list=True,
+    )
+
+
+_DSML = "｜DSML｜"
+_SPACED = f"{_DSML} "
+_BLOCKS, _SPACED_BLOCKS = invokes(("function_calls", "tool_calls"), _DSML), invokes(("calls",), _SPACED)
+
+
+def _deepseek(turn: StreamParser) -> Steps[None]:
+    """Parse blocks of either kind."""
+    while True:
+        opening = yield from turn.content_until(*_BLOCKS.openings, *_SPACED_BLOCKS.openings)
+        calls = _BLOCKS if opening in _BLOCKS.openings else _SPACED_BLOCKS
+        yield from turn.attempt(opening, calls.calls(turn))
+
+
+DEEPSEEK_DSML = ToolFormat(
+    name="deepseek-dsml",
+    parse=_deepseek,
+    recognised_by=((_DSML, "invoke"),),
+    tags=(_DSML,),
+    forced=_invoke_syntax("function_calls", _DSML, typed=True),
+    variants=(
+        (f"{_DSML}tool_calls", _invoke_syntax("tool_calls", _DSML, typed=True)),
+        (f"{_SPACED}calls", _invoke_syntax("calls", _SPACED, typed=True)),
+    ),
+)
+"""DeepSeek V3.2 (function_calls) and V4 (tool_calls): invocations whose parameters specify whether they are strings::
+
+<｜DSML｜function_calls>
+<｜DSML｜invoke name="get_weather">
+<｜DSML｜parameter name="city" string="true">Paris</｜DSML｜parameter>
+<｜DSML｜parameter name="days" string="false">3</｜DSML｜parameter>
+</｜DSML｜invoke>
+</｜DSML｜function_calls>
+
+V4.1 has a space before each name (``<｜DSML｜ calls>``).
+"""
+
+_GCML = "｜GCML｜"
+GIGACHAT_35 = ToolFormat(
+    name="gigachat-3.5",
+    parse=invokes(("tool_calls",), _GCML).parse,
+    recognised_by=((_GCML,),),
+    tags=(_GCML,),
+    forced=_invoke_syntax("tool_calls", _GCML, typed=True),
+)
+"""GigaChat 3.5: DeepSeek's invocations with another prefix::
+
+<｜GCML｜tool_calls>
+<｜GCML｜invoke name="get_weather">
+<｜GCML｜parameter name="city" string="true">Paris</｜GCML｜parameter>
+</｜GCML｜invoke>
+</｜GCML｜tool_calls>
+"""
+
+MINIMAX_M2 = ToolFormat(
+    name="minimax-m2",
+    parse=invokes(("minimax:tool_call",)).parse,
+    recognised_by=(("<minimax:tool_call>",),),
+    tags=("<minimax:tool_call>", "</minimax:tool_call>"),
+    forced=_invoke_syntax("minimax:tool_call"),
+)
+"""MiniMax M2: invocations in a block; the schema determines the types::
+
+    <minimax:tool_call>
+    <invoke name="get_weather">
+    <parameter name="city">Paris</parameter>
+    <parameter name="days">3</parameter>
+    </invoke>
+    </minimax:tool_call>
+
+MiniMax M1 uses `TOOL_CALLS_TAG`.
+"""
+
+_DOTS, _DOTS_END = "<dots_function_call>", "</dots_function_call>"
+DOTS = ToolFormat(
+    name="dots",
+    parse=anywhere(json_or(JsonCalls((_DOTS,), _DOTS_END), invokes(("dots_function_call",)).calls), _DOTS),
+    recognised_by=((_DOTS,),),
+    tags=(_DOTS, _DOTS_END),
+    forced=_invoke_syntax("dots_function_call"),
+)
+"""dots: invocations in a block, as MiniMax M2's; JSON in the same block is parsed as well::
+
+<dots_function_call>
+<invoke name="get_weather">
+<parameter name="city">Paris</parameter>
+</invoke>
+</dots_function_call>
+"""
+
+_BEGIN, _END = "<｜tool_calls_begin｜>", "<｜tool_calls_end｜>"
+_CALL, _SEP, _CALL_END = "<｜tool_call_begin｜>", "<｜tool_sep｜>", "<｜tool_call_end｜>"
+_INVOKE = '<steptml:invoke name="'
+_STEP_INVOKES = invokes((), prefix="steptml:")
+
+
+def _step3_call(turn: StreamParser) -> Steps[None]:
+    yield from turn.word(_INVOKE)  # "function", and the separator, which models sometimes omit
+    yield from _STEP_INVOKES.named_call(turn)
+    for marker in (_CALL_END, _SEP):
+        turn.end_call()
+        yield from turn.spaces()
+        yield from turn.take(marker)
+
+
+STEP3 = ToolFormat(
+    name="step3",
+    parse=anywhere(_step3_call, _CALL, silent=(_BEGIN, _END)),
+    recognised_by=(("steptml:invoke",),),
+    tags=(_BEGIN, _END, _CALL, _SEP, _CALL_END),
+    also_opened_by=(_CALL,),
+    forced=ToolCallSyntax(
+        f"{_CALL}function{_SEP}{_INVOKE}",
+        ('">\n',),
+        _CALL_END,
+        open=_BEGIN,
+        close=_END,
+        joint="\n",
+        arguments=Parameters(
+            '<steptml:parameter name="', '">', "</steptml:parameter>", joint="\n", end="</steptml:invoke>"
+        ),
+        trigger=_BEGIN,
+        rest_of_list=True,
+    ),
+)
+"""Step 3: invocations in a section like DeepSeek's, with plain underscores; the schema determines the types::
+
+<｜tool_calls_begin｜><｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name="get_weather">
+<steptml:parameter name="city">Paris</steptml:parameter>
+</steptml:invoke><｜tool_call_end｜><｜tool_calls_end｜>
+"""
+
+_MINICPM = ParameterCalls(
+    ('<function name="',),
+    name_end=('">',),
+    key='<param name="',
+    key_end=('">',),
+    value_end="</param>",
+    end="</function>",
+    verbatim=("<![CDATA[", "]]></param>"),
+)
+MINICPM_5 = ToolFormat(
+    name="minicpm5",
+    parse=_MINICPM.parse,
+    recognised_by=((*_MINICPM.openings, _MINICPM.key),),
+    tags=("<function", "<param", _MINICPM.end, _MINICPM.value_end),
+    forced=ToolCallSyntax(
+        _MINICPM.openings[0],
+        ('">',),
+        joint="\n",
+        arguments=Parameters(_MINICPM.key, '">', _MINICPM.value_end, end=_MINICPM.end),
+        by_name=True,
+    ),
+)
+"""MiniCPM 5: names in attributes, values in CDATA if they need it; the schema determines the types::
+
+<function name="get_weather"><param name="city"><![CDATA[Paris]]></param><param name="days">3</param></function>
+"""
+
+_SOLAR = ParameterCalls(
+    ("<|tool_call:start|>",),
+    name_end=("\n",),
+    key="<|tool_arg:start|>",
+    key_end=("<|tool_arg:value|>",),
+    value_end="<|tool_arg:end|>",
+    end="<|tool_call:end|>",
+)
+SOLAR_2 = ToolFormat(
+    name="solar2",
+    parse=_SOLAR.parse,
+    recognised_by=((_SOLAR.key, *_SOLAR.key_end),),
+    tags=(*_SOLAR.openings, _SOLAR.end, _SOLAR.key, *_SOLAR.key_end, _SOLAR.value_end),
+    forced=ToolCallSyntax(
+        _SOLAR.openings[0],
+        ("\n",),
+        joint="\n",
+        arguments=Parameters(_SOLAR.key, _SOLAR.key_end[0], _SOLAR.value_end, joint="\n", end=_SOLAR.end),
+        trigger=_SOLAR.openings[0],
+    ),
+)
+"""Solar Open 2: names and values between tokens; the schema determines the types::
+
+<|tool_call:start|>get_weather
+<|tool_arg:start|>city<|tool_arg:value|>Paris<|tool_arg:end|>
+<|tool_arg:start|>days<|tool_arg:value|>3<|tool_arg:end|>
+<|tool_call:end|>
+"""
+
+_TAG_END = "<|sep|>"
+_THINK, _RESPONSE = "<|open|>think<|sep|>", "<|open|>response<|sep|>"
+_MESSAGE = '<|open|>message role="assistant"<|sep|>'
+_TOOLS, _TOOLS_END = "<|open|>tools<|sep|>", "<|close|>tools<|sep|>"
+_SILENT = (
+    *(_RESPONSE, "<|close|>response<|sep|>", _TOOLS, _TOOLS_END),
+    *(_MESSAGE, "<|close|>message<|sep|>", "<|end_of_msg|>"),
+)
+_KIMI = ParameterCalls(
+    ('<|open|>call tool="',),
+    name_end=('"', _TAG_END),
+    key='<|open|>argument key="',
+    key_end=('"', _TAG_END),
+    value_end="<|close|>argument<|sep|>",
+    end="<|close|>call<|sep|>",
+    type_in=re.compile(r'\s*type="(\w+)"'),
+)
+_KIMI_FRAME = Frame(
+    (_THINK, "<|close|>think<|sep|>"),
+    _SILENT,
+    {_KIMI.openings[0]: _KIMI.calls},
+    breaks=(_RESPONSE,),
+    sections=(_TOOLS,),
+)
+KIMI_K3 = ToolFormat(
+    name="kimi-k3",
+    parse=_KIMI_FRAME.parse,
+    breaks=(_RESPONSE,),
+    recognised_by=(("<|open|>", "<|close|>", "<|end_of_msg|>"),),
+    tags=("<|open|>", "<|close|>", "<|sep|>", "<|end_of_msg|>"),
+    framed=True,
+    reads_reasoning=True,
+    turn_start=_MESSAGE,
+    leads=(_RESPONSE,),
+    forced=ToolCallSyntax(
+        _KIMI.openings[0],
+        (('" index="', re.compile("[0-9]{1,3}"), f'"{_TAG_END}'),),
+        open=_TOOLS,
+        close=_TOOLS_END,
+        arguments=Parameters(
+            _KIMI.key,
+            f'" type="string"{_TAG_END}',
+            _KIMI.value_end,
+            end=_KIMI.end,
+            before_json_value=('" type="', re.compile("number|integer|boolean|object|array|null"), f'"{_TAG_END}'),
+        ),
+        trigger=_TOOLS,
+        rest_of_list=True,
+    ),
+)
+"""Kimi K3: each tag has three tokens, and names are plain text; arguments have types::
+
+    <|open|>think<|sep|>...<|close|>think<|sep|><|open|>response<|sep|>Let me look.<|close|>response<|sep|>
+    <|open|>tools<|sep|><|open|>call tool="get_weather" index="1"<|sep|>
+    <|open|>argument key="city" type="string"<|sep|>Paris<|close|>argument<|sep|>
+    <|close|>call<|sep|><|close|>tools<|sep|><|close|>message<|sep|><|end_of_msg|>
+
+(all on one line).
+"""
+
+_OPENINGS = ("<tool_call>", "<seed:tool_call>")
+_CLOSINGS = ("</tool_call>", "</seed:tool_call>")
+_FUNCTION, _FUNCTION_END, _PARAMETER, _PARAMETER_END = "<function=", "</function>", "<parameter=", "</parameter>"
+_OWN_LINE_ENDS = (f"\n{_PARAMETER_END}", f"{_PARAMETER_END}\n<")
+
+
+def _qwen3_coder(turn: StreamParser) -> Steps[None]:
+    """Parse calls with their tag, and known functions without it."""
+    functions = tuple(f"{_FUNCTION}{name}>" for name in turn.how.functions)
+    calls = json_or(JsonCalls(_OPENINGS[:1], _CLOSINGS[0]), _functions)
+    while True:
+        opening = yield from turn.content_until(*_OPENINGS, *functions)
+        if opening in functions:
+            turn.back(opening)
+            opening = ""
+        yield from turn.attempt(opening, calls(turn))
+
+
+def _functions(turn: StreamParser) -> Steps[None]:
+    while True:
+        yield from turn.expect(_FUNCTION)
+        turn.certain()
+        name, _ = yield from turn.word(">")
+        if not name.strip():
+            raise NotMarkup
+        yield from typed_call(turn, name.strip(), lambda: _line_argument(turn))
+        turn.end_call()
+        yield from turn.spaces()
+        if (yield from turn.take(*_CLOSINGS)):
+            return
+
+
+def _line_argument(turn: StreamParser) -> Steps[Argument | None]:
+    yield from turn.spaces()
+    found = yield from turn.expect(_PARAMETER, _FUNCTION_END, *_CLOSINGS)
+    if found != _PARAMETER:
+        turn.back("" if found == _FUNCTION_END else found)
+        return None
+    key, _ = yield from turn.word(">")
+    own_line = yield from turn.take("\n")
+    return Argument(key.strip(), _OWN_LINE_ENDS if own_line else (_PARAMETER_END,))
+
+
+def _qwen_syntax(number: int, parameters: Parameters) -> ToolCallSyntax:
+    opening, closing = _OPENINGS[number], _CLOSINGS[number]
+    return ToolCallSyntax(
+        f"{opening}\n{_FUNCTION}", (">\n",), f"\n{closing}", joint="\n", arguments=parameters, trigger=opening
+    )
+
+
+_LINES = Parameters(_PARAMETER, ">\n", _OWN_LINE_ENDS[0], joint="\n", end=_FUNCTION_END, never=_OWN_LINE_ENDS[1:])
+QWEN3_CODER = ToolFormat(
+    name="qwen3-coder",
+    parse=_qwen3_coder,
+    recognised_by=((_FUNCTION, _PARAMETER),),
+    tags=(*_OPENINGS, *_CLOSINGS),
+    forced=_qwen_syntax(0, _LINES),
+    variants=(
+        (_OPENINGS[1], _qwen_syntax(1, Parameters(_PARAMETER, ">", _PARAMETER_END, joint="\n", end=_FUNCTION_END))),
+    ),
+)
+"""Qwen3-Coder, Qwen 3.5, Nemotron 3, StepFun 3.5; Seed-OSS with a prefix and without the new lines around values::
+
+    <tool_call>
+    <function=get_weather>
+    <parameter=city>
+    Paris
+    </parameter>
+    <parameter=days>
+    3
+    </parameter>
+    </function>
+    </tool_call>
+
+    <seed:tool_call><function=get_weather><parameter=city>Paris</parameter></function></seed:tool_call>
+
+All values are text: only the schema distinguishes "3" from 3. Qwen3-Coder sometimes omits <tool_call>, so the tag of a
+known function opens a call as well. Some models of the family use Hermes' JSON.
+"""

@@ -1,1 +1,0 @@
-"""Families whose calls have markup around each argument, and strings without quotes."""
