@@ -39,7 +39,7 @@ from server.pool.spec import ModelSpec
 from server.pool.worker.supervisor import WorkerSupervisor
 from server.pool.worker.weights import IsolatedLoader
 from server.settings import Settings
-from server.transport.uvicorn_protocols import BoundedHttpProtocol
+from server.transport.server import HttpProtocol
 from tests.support.fakes import FakeLoader, FakeRunner, FakeSampler, FakeVocab
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -100,7 +100,7 @@ def serve(isolation: str, n_seq: int, decode_s: float) -> None:
     sys.setswitchinterval(0.0005)  # as the native library's module does
     with socket.create_server(("127.0.0.1", 0)) as listener:
         print(listener.getsockname()[1], flush=True)
-        config = uvicorn.Config(app, http=BoundedHttpProtocol, lifespan="on", log_level="error", access_log=False)
+        config = uvicorn.Config(app, http=HttpProtocol, lifespan="on", log_level="error", access_log=False)
         uvicorn.Server(config).run([listener])
 
 

@@ -18,6 +18,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from fastapi import FastAPI
+from starlette.middleware.gzip import GZipMiddleware
 
 from server import __version__, logs
 from server.dialects.reasoning_cipher import ReasoningCipher
@@ -45,7 +46,7 @@ from server.pool.saved.address_files import UrlFiles
 from server.pool.saved.slot_files import SavedFiles, SlotFiles
 from server.pool.spec import ModelSpec
 from server.reload import Reload, key_ring
-from server.routes import ROUTERS, include_routes
+from server.routes import include_routes
 from server.routes.background import BackgroundRuns
 from server.routes.batch_runner import BatchRunner
 from server.routes.concurrency_limiter import ConcurrencyLimiter
@@ -62,12 +63,11 @@ from server.state.reasoning_keys import reasoning_secrets
 from server.structured.grammar.sandbox import Sandbox
 from server.telemetry.kv_events.follow import KvEvents
 from server.telemetry.record import Record
-from server.transport.direct import DirectRoutes
 from server.transport.errors import add_error_handlers
 from server.transport.internal import InternalReply, post_json, revoked_key
-from server.transport.middleware import Compression, Middleware
-from server.transport.options import MIB, CorsOptions, HttpOptions
-from server.transport.signals import StopSignals, on_hangup
+from server.transport.middleware import Middleware
+from server.transport.options import MAX_CONNECTIONS, MIB, CorsOptions, HttpOptions
+from server.transport.server import StopSignals, on_hangup
 from server.uvicorn_config import check_certificate, configure
 from server.web.bodies import Bodies
 from server.web.history import History
@@ -195,17 +195,23 @@ def create_app(
     include_routes(app)
     add_error_handlers(app)
     page = page_of(ui=server.ui, folder=server.path)
-    routed = DirectRoutes(app, app.build_middleware_stack(), ROUTERS)
-    served = page.around(Compression(services.bodies.around(routed)))
 
     def ended(record: Record) -> None:
         services.metrics.ended(record)
         if tracing is not None:
             tracing.ended(record)
 
-    # Around everything, Starlette's own middlewares too: it talks to the server's `send` itself.
-    app.middleware_stack = Middleware(
-        served, services.options, services.draining, ended, page.has, ring, services.rates
+    app.add_middleware(services.bodies.around)
+    app.add_middleware(GZipMiddleware, minimum_size=1024, compresslevel=3, thread_minimum_size=16 * 1024)
+    app.add_middleware(page.around)
+    app.add_middleware(
+        Middleware,
+        options=services.options,
+        draining=services.draining,
+        ended=ended,
+        is_page=page.has,
+        keys=ring,
+        rates=services.rates,
     )
     return app
 
@@ -277,6 +283,7 @@ def http_options(server: ServerSettings) -> HttpOptions:
         max_body_bytes=server.max_body_bytes,
         max_bodies_bytes=server.max_bodies_bytes or 4 * server.max_body_bytes,
         sse_ping_interval_s=server.sse_ping_interval,
+        max_connections=server.max_connections or MAX_CONNECTIONS,
         api_prefix=server.api_prefix,
         predicts=bool(server.predict_route),
         aliases=server.route_aliases,
@@ -395,7 +402,9 @@ def lifespan_of(
             endless.append(asyncio.create_task(events.follow(services.pool.states), name="KV events"))
         for task in (watch, bars, *endless):
             task.add_done_callback(log_failure)
-        StopSignals(begin_stop, leave=services.leaving.set, delay_s=server.shutdown_delay_s).install()
+        StopSignals(
+            begin_stop, leave=services.leaving.set, delay_s=server.shutdown_delay_s, sockets=services.sockets
+        ).install()
         on_hangup(reload.begin)
         if services.slot_files is not None:
             await asyncio.to_thread(services.slot_files.remove_stale)

@@ -2,6 +2,7 @@
 
 import errno
 import logging
+import math
 import os
 import socket
 import stat
@@ -16,6 +17,8 @@ from server.transport.cors import is_local
 
 logger = logging.getLogger(__name__)
 
+UNREAD_S = 60.0
+"""Seconds after which the kernel drops a connection whose client acknowledges or reads nothing of a reply."""
 UNIX_SUFFIX = ".sock"  # as llama-server's --host
 
 
@@ -125,6 +128,8 @@ def _tcp_socket(host: str, port: int, *, alone: bool, shared: bool) -> socket.so
             listener.setsockopt(socket.SOL_SOCKET, _reuse_port(), 1)
         if family == socket.AF_INET6:
             listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, not alone)
+        if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux; accepted connections inherit it
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, math.ceil(UNREAD_S * 1000))
         listener.bind(address)
     except OSError as error:
         listener.close()

@@ -9,7 +9,6 @@ import logging
 import math
 import ssl
 from dataclasses import dataclass
-from functools import partial
 from os import PathLike, fspath
 from pathlib import Path
 from typing import Any
@@ -18,19 +17,19 @@ import uvicorn
 
 from server.errors import ConfigError
 from server.options.server import ListenSettings, ServerSettings
-from server.transport.handshakes import count_handshakes
-from server.transport.limits import most_connections, most_handshakes
-from server.transport.signals import serving
-from server.transport.uvicorn_protocols import BoundedHttpProtocol, PatientSocketProtocol
+from server.transport.limits import SPARE_CONNECTIONS, connection_limit
+from server.transport.server import HttpProtocol, serving
 
 logger = logging.getLogger(__name__)
 
 GRACE_S = 10.0
 """Seconds that uvicorn gives connections to close after the application has drained."""
-LOOP_HANDSHAKE_S = 60.0
-"""Seconds that event loops give a TLS handshake by default; uvicorn has no option for it."""
 _DEFAULTS = {name: each.default for name, each in inspect.signature(uvicorn.Config).parameters.items()}
 _NEED_UVICORN = ("keep_alive_s", "max_connections", "ssl_cert_file")
+
+
+class AdminServer(uvicorn.Server):
+    """A uvicorn whose sockets include the administration port."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,9 +108,7 @@ def configure(server: ServerSettings) -> None:
             logger.warning("%s: no effect, as this server is not uvicorn; set its own options", without)
         return
     config = running.config
-    opens_admin_port = (
-        hasattr(running, "handshake_s") or config.port == server.admin_port
-    )  # the first: python -m server
+    opens_admin_port = isinstance(running, AdminServer) or config.port == server.admin_port
     if server.admin_port and not opens_admin_port:
         logger.warning(
             "server.admin_port: this uvicorn does not listen on port %d, so administration (GET /metrics, changes of "
@@ -121,29 +118,25 @@ def configure(server: ServerSettings) -> None:
     certificate = certificate_of(server)
     if config.ssl is None and certificate is not None:
         config.ssl = certificate.read()
-    most = most_connections(server.max_connections, tls=config.ssl is not None)
-    if config.ssl is not None:
-        handshake_s = getattr(running, "handshake_s", LOOP_HANDSHAKE_S)
-        count_handshakes(config.ssl, most_handshakes(most), handshake_s)
     if config.http in ("auto", "httptools"):
-        config.http_protocol_class = partial(BoundedHttpProtocol, most=most)  # type: ignore[assignment]
-    else:
-        logger.warning(
-            "uvicorn's --http %s has no limits for connections, unread replies and request heads; leave --http out",
-            config.http,
-        )
-    if config.ws == "auto":
-        config.ws_protocol_class = PatientSocketProtocol
-    ours: dict[str, Any] = {
+        config.http_protocol_class = HttpProtocol
+    limits: dict[str, Any] = {
+        "limit_concurrency": connection_limit(server.max_connections) + SPARE_CONNECTIONS,
         "timeout_keep_alive": server.keep_alive_s,
         "timeout_graceful_shutdown": math.ceil(server.drain_s + GRACE_S),
         "ws_max_size": server.max_body_bytes,
         "ws_per_message_deflate": False,  # a small message could become a large one
     }
-    for name, value in ours.items():
+    for name, value in limits.items():
         if getattr(config, name) == _DEFAULTS[name]:
             setattr(config, name, value)
+    logging.getLogger("uvicorn.error").addFilter(_is_no_refused_socket)
     config.encoded_headers = [header for header in config.encoded_headers if header != (b"server", b"uvicorn")]
+
+
+def _is_no_refused_socket(record: logging.LogRecord) -> bool:
+    """Return False for the error that uvicorn 0.54 logs for each WebSocket that was refused with an HTTP status."""
+    return record.msg != "ASGI callable returned without completing handshake."
 
 
 def _path(given: str | PathLike[str] | None) -> Path | None:

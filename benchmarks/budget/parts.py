@@ -30,7 +30,7 @@ from server.routes.session import Session
 from server.templates.isolated import IsolatedRenderer
 from server.templates.template import ChatTemplate
 from server.transport.middleware import Middleware
-from server.transport.uvicorn_protocols import BoundedHttpProtocol
+from server.transport.server import HttpProtocol
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +68,8 @@ TOKEN_PARTS = [
     *_OUT,
 ]
 REQUEST_PARTS = [
-    *_parts("loop", BoundedHttpProtocol, data_received="HTTP parse"),
-    *_parts("loop", Middleware, __call__="gateway, middleware, routing"),
+    *_parts("loop", HttpProtocol, data_received="HTTP parse"),
+    *_parts("loop", Middleware, __call__="middleware, routing"),
     *_parts("loop", chat, read_as="body", read_chat="conversation", answer="handler"),
     *_parts("loop", read, parse="fields"),
     *_parts("loop", Session, start="lease, hand to threads"),

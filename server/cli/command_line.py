@@ -3,7 +3,6 @@
 A wrong setting ends it with one line on standard error and status 2.
 """
 
-import asyncio
 import gc
 import logging
 import os
@@ -31,8 +30,7 @@ from server.options.reference import completion, help_text, json_schema, markdow
 from server.options.values import without_secrets
 from server.pool.spec import ModelSpec
 from server.settings import TABLE, Settings, check_files, load_settings, model_specs
-from server.transport.handshakes import FAREWELL_S, HANDSHAKE_S
-from server.uvicorn_config import check_certificate
+from server.uvicorn_config import AdminServer, check_certificate
 
 logger = logging.getLogger(__name__)
 
@@ -248,10 +246,8 @@ def _made_for_good() -> Iterator[None]:
         gc.enable()
 
 
-class _Server(uvicorn.Server):
+class _Server(AdminServer):
     """uvicorn's, saying where it listens; by itself it does not when the sockets are given."""
-
-    handshake_s = HANDSHAKE_S
 
     def __init__(self, config: uvicorn.Config, addresses: list[str]) -> None:
         super().__init__(config)
@@ -267,24 +263,8 @@ class _Server(uvicorn.Server):
         self.should_exit = True
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start the application, then listen; uvicorn by itself would give handshakes a minute each, and farewells half
-        of one, for which a client that says none keeps a closed connection."""
-        await super().startup(sockets=[])
-        config, loop = self.config, asyncio.get_running_loop()
-        protocol: Callable[..., asyncio.Protocol] = config.http_protocol_class
-        make = partial(protocol, config=config, server_state=self.server_state, app_state=self.lifespan.state)
-        handshake_s, farewell_s = (self.handshake_s, FAREWELL_S) if config.ssl else (None, None)
-        for listener in sockets or []:
-            self.servers.append(
-                await loop.create_server(
-                    make,
-                    sock=listener,
-                    ssl=config.ssl,
-                    backlog=config.backlog,
-                    ssl_handshake_timeout=handshake_s,
-                    ssl_shutdown_timeout=farewell_s,
-                )
-            )
+        """Start the application, then listen."""
+        await super().startup(sockets)
         for address in self._addresses:
             logger.info("listening on %s", address)
 

@@ -254,12 +254,12 @@ class ListenSettings(SettingsModel):
     max_bodies_bytes: Int = option(0, ge=0)
     """Total bytes of the bodies of all running requests; further requests get 503. 0 = four times max_body_bytes."""
     max_connections: Int = option(0, ge=0)
-    """Concurrent connections. A new connection replaces the longest idle one; if none is idle, its requests get 503
-    with Retry-After, except health checks. 0 = the process's limit of open files minus 256, at most 8192.
+    """Concurrent requests and connections. Above them, requests get 503 with Retry-After, except health checks.
+    0 = the process's limit of open files minus 256, at most 8192.
     """
     keep_alive_s: Int = option(75, ge=1)
     """Seconds before an idle connection is closed. Must exceed the proxy's own idle timeout: nginx and AWS ALB 60,
-    Caddy 120, Google load balancers 600. Idle connections are closed earlier when max_connections is reached.
+    Caddy 120, Google load balancers 600.
     """
     max_preparing: Int = option(1024, ge=0)
     """Requests that may be in preparation at once (waiting for their model, rendering, tokenizing); further ones get

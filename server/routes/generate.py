@@ -23,7 +23,7 @@ from server.routes.services import services, stream_owner
 from server.routes.session import FAR_BEHIND, PromptEvents, Session, session_of
 from server.transport.errors import JSON_TYPE, error_body, json_reply
 from server.transport.limits import PLACE
-from server.transport.sse import EVENTS_TYPE, PING, Parts, event_stream, while_connected
+from server.transport.sse import EVENTS_TYPE, PING, event_stream, while_connected
 
 CONVERSATION = "X-Conversation-Id"
 Prepare = Callable[[LoadedModel, Seen], Generation]
@@ -201,7 +201,7 @@ async def stream(request: Request, ask: GenerationRequest) -> Response:
             chunks = await while_connected(request, _patient(session, starting, patience_s, ask.words))
         else:
             generation, first = await while_connected(request, _begin(session, ask, patience_s))
-            chunks = _chunks(session, generation, first, ask.words, at_once=True)
+            chunks = _chunks(session, generation, first, ask.words)
     except BaseException:
         close()
         raise
@@ -322,10 +322,11 @@ def _give_up(starting: asyncio.Task[Generation], session: Session) -> None:
 
 
 async def _chunks(
-    session: Session, generation: Generation, first: PromptEvents | None, words: StreamDialect, *, at_once: bool = False
+    session: Session, generation: Generation, first: PromptEvents | None, words: StreamDialect
 ) -> AsyncGenerator[bytes, None]:
-    """Yield the stream's events one at a time, or `at_once` available ones as `Parts`, in one piece if the stream is
-    far behind. An error is the last one, as in llama-server.
+    """Yield the stream's events one at a time, or all available ones in one piece if the stream is far behind.
+
+    An error is the last event, as in llama-server.
     """
     writer = cast(StreamWriter, generation.writer)
     try:
@@ -337,14 +338,10 @@ async def _chunks(
         while True:
             while session.open:
                 chunks = _written(writer, await session.next())
-                # Steps are faster than HTTP: a send costs more than the writing. What many steps gave in a model's own
-                # process may be one batch here.
-                if at_once:
-                    is_far_behind = session.is_far_behind or len(chunks) >= FAR_BEHIND
-                    while session.ready and (is_far_behind or len(chunks) < FAR_BEHIND):
+                if session.is_far_behind or len(chunks) >= FAR_BEHIND:
+                    while session.ready:
                         chunks += _written(writer, await session.next())
-                    if len(chunks) > 1:
-                        chunks = [b"".join(chunks) if is_far_behind else Parts(chunks)]
+                    chunks = [b"".join(chunks)]
                 for chunk in chunks:
                     yield chunk
             async with contextlib.aclosing(_acted(generation)) as acted:

@@ -72,6 +72,7 @@ class Services:
     keys: KeyStore = field(default_factory=KeyStore)
     rates: Rates = field(default_factory=Rates)
     streams: KeptStreams = field(default_factory=KeptStreams)
+    sockets: set[asyncio.Task[None]] = field(default_factory=set)  # of open WebSockets
     leaving: asyncio.Event = field(default_factory=asyncio.Event)  # set when the server is to stop soon
     draining: asyncio.Event = field(default_factory=asyncio.Event)  # set when the server begins to stop
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from server.errors import Unavailable
 from server.transport.cors import ReplyHeaders
 from server.transport.keys import Key
+from server.transport.options import MAX_CONNECTIONS
 
 if TYPE_CHECKING:
     from limits import RateLimitItem as Item
@@ -172,54 +173,53 @@ class BodyShare:
         self._held += n_bytes
 
     @property
+    def limit(self) -> int:
+        """The limit for all requests together."""
+        return self._memory.limit
+
+    @property
     def n_bytes(self) -> int:
-        """Of this request."""
+        """The bytes of this request."""
         return self._held
 
+    def give_back(self, n_bytes: int) -> None:
+        """Stop counting `n_bytes` of those that were taken."""
+        self._memory.held -= n_bytes
+        self._held -= n_bytes
+
     def release(self) -> None:
-        """Give back all that was taken."""
-        self._memory.held -= self._held
-        self._held = 0
+        """Stop counting all bytes of this request."""
+        self.give_back(self._held)
 
 
-REFUSED = "llamapool.refused"
-"""A key in the ASGI scope of a request that came over a connection too many."""
-CONNECTIONS_RETRY_S = 1
-MOST = 8192
-"""Connections, where no limit is set: some hundred megabytes if all of them send heads."""
-_FOR_OTHERS = 256  # descriptors: of models, files, processes, logs
-_LEAST_HANDSHAKES = 64
-_PER_HANDSHAKE = 4  # connections
+SPARE_CONNECTIONS = 64
+"""Connections above the limit whose requests get a 503 that says why. uvicorn refuses requests beyond these."""
+_CONNECTIONS_RETRY_S = 1
+_OTHER_DESCRIPTORS = 256  # models, files, processes, logs
 
 
 class TooManyConnections(Unavailable):
-    """All places for connections are taken by requests (HTTP 503)."""
+    """As many requests are in progress as there may be connections (HTTP 503)."""
 
     def __init__(self) -> None:
-        super().__init__(f"there are too many connections, retry in {CONNECTIONS_RETRY_S} s")
-        self.retry_after_s = CONNECTIONS_RETRY_S
+        super().__init__(f"there are too many connections, retry in {_CONNECTIONS_RETRY_S} s")
+        self.retry_after_s = _CONNECTIONS_RETRY_S
 
 
-def most_connections(wanted: int, *, tls: bool = False) -> int:
-    """Return the connection limit of this process; `wanted` 0 = as many as file descriptors allow. Raises the
-    descriptor limit, with `tls` also for handshakes.
+def connection_limit(configured: int) -> int:
+    """Return the connection limit of this process; `configured` 0 = as many as file descriptors allow, up to
+    `MAX_CONNECTIONS`. Raises the soft descriptor limit if that is needed and possible.
     """
-    places = wanted or MOST
-    n_descriptors = _descriptors(places + (most_handshakes(places) if tls else 0) + _FOR_OTHERS)
-    left = max(n_descriptors - _FOR_OTHERS, n_descriptors // 2)
-    return min(places, left * _PER_HANDSHAKE // (_PER_HANDSHAKE + 1) if tls else left)
+    wanted = configured or MAX_CONNECTIONS
+    n_descriptors = _raise_descriptor_limit(wanted + _OTHER_DESCRIPTORS)
+    return min(wanted, max(n_descriptors - _OTHER_DESCRIPTORS, n_descriptors // 2))
 
 
-def most_handshakes(most: int) -> int:
-    """Return how many TLS handshakes are allowed besides `most` connections."""
-    return max(most // _PER_HANDSHAKE, _LEAST_HANDSHAKES)
-
-
-def _descriptors(wanted: int) -> int:
-    """The most descriptors of this process, raised to `wanted` where the system lets it."""
+def _raise_descriptor_limit(wanted: int) -> int:
+    """Return the number of descriptors that this process may open, after raising it to `wanted` if possible."""
     try:
         import resource
-    except ImportError:  # Windows, where each socket is a handle and there is no such limit
+    except ImportError:  # Windows has no such limit
         return wanted
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:

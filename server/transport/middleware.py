@@ -1,6 +1,6 @@
-"""The one middleware around every route: request ids, CORS, keys, HEAD, draining, the access log, faults.
+"""The middleware around every route: request ids, CORS, keys, HEAD, draining, the access log, unhandled errors.
 
-Plain ASGI and one wrapper of `send`: it adds no task and no buffering to streams.
+It is plain ASGI with one wrapper of `send`, and adds no task and no buffering to streams.
 """
 
 import asyncio
@@ -9,11 +9,9 @@ import logging
 import random
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from urllib.parse import quote
 
-from sse_starlette.sse import SendTimeoutError
-from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import ClientDisconnect
 from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -27,11 +25,10 @@ from server.transport.cors import CorsPolicy, Guard, ReplyHeaders
 from server.transport.endpoints import OPEN_PATHS, TARGET, Resolver, Target
 from server.transport.errors import error_response
 from server.transport.keys import CALLER, INTERNAL, MANAGES, Key, KeyStore
-from server.transport.limits import BODY_SHARE, PLACE, REFUSED, BodyMemory, Rates, TooManyConnections
+from server.transport.limits import BODY_SHARE, PLACE, BodyMemory, Rates, TooManyConnections
 from server.transport.options import HttpOptions
-from server.transport.sse import HEAD_ONLY, Parts
+from server.transport.sse import HEAD_ONLY, SendTimeoutError
 from server.transport.websocket import PATHS as SOCKET_PATHS
-from server.transport.websocket import EventSocket
 
 logger = logging.getLogger(__name__)
 access = logging.getLogger("server.access")
@@ -49,13 +46,6 @@ _QUIET = frozenset(
     {*OPEN_PATHS, "/metrics", "/props", "/models", "/v1/models", "/api/tags", "/api/ps", "/page/log", "/page/config"}
 )  # polled: logged at debug level
 _SERVER = (b"server", b"llamapool")
-
-
-class _Held:
-    """A transport stand-in that buffers writes."""
-
-    def __init__(self, written: list[bytes]) -> None:
-        self.write = written.append
 
 
 class _Exchange:
@@ -82,35 +72,7 @@ class _Exchange:
             self.record.finished = not message.get("more_body", False)
             if self.record.method == "HEAD":
                 message = {**message, "body": b""}
-            body = message.get("body")
-            if type(body) is Parts:
-                await self._send_parts(body.parts)
-                return
         await self._send(message)
-
-    async def _send_parts(self, parts: Sequence[bytes]) -> None:
-        """Send each part as a chunk, all with one write; under other servers than uvicorn with one write each."""
-        cycle = getattr(self._send, "__self__", None)
-        transport = getattr(cycle, "transport", None)
-        written: list[bytes] = []
-        if cycle is not None and transport is not None:
-            cycle.transport = _Held(written)
-        try:
-            for part in parts:
-                await self._send({"type": "http.response.body", "body": part, "more_body": True})
-        finally:
-            if cycle is not None and transport is not None:
-                cycle.transport = transport
-                if written:
-                    transport.write(b"".join(written))
-
-    def abort(self) -> None:
-        """Drop the connection with its buffer. ASGI cannot express this, and closing would wait for a client that does
-        not read; uvicorn's `send` is a method of the object that knows the transport.
-        """
-        transport = getattr(getattr(self._send, "__self__", None), "transport", None)
-        if transport is not None:
-            transport.abort()
 
 
 class Middleware:
@@ -138,6 +100,8 @@ class Middleware:
         self._bodies = BodyMemory(options.max_bodies_bytes)
         self._draining = draining
         self._ended = ended
+        self._n_running = 0
+        self._max_running = options.max_connections
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection of any kind."""
@@ -162,10 +126,10 @@ class Middleware:
         await self._serve(headers, scope, receive, exchange)
 
     async def _socket(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """A WebSocket, if it may be opened; browsers send an origin, and don't ask before they open one."""
+        """Check whether a WebSocket may be opened. Browsers send an origin, but no preflight request."""
         headers: dict[bytes, bytes] = dict(scope["headers"])
         origin, target = headers.get(b"origin"), self._resolver.target(scope)
-        checked = target.scope(scope)
+        scope = target.scope(scope)
         try:
             if target.path not in SOCKET_PATHS:
                 raise NotFound("File Not Found")
@@ -173,26 +137,30 @@ class Middleware:
                 raise PermissionDenied("this origin may not open a WebSocket")
             if self._draining.is_set():
                 raise ShuttingDown
-            self._admit(checked, headers)
+            self._admit(scope, headers)
         except LlamapoolError as error:
             logger.warning("a WebSocket at %r was refused: %s", target.received, error.message)
             await receive()
             if "websocket.http.response" in scope.get("extensions", {}):
-                await error_response(error, checked)(scope, receive, send)
+                await error_response(error, scope)(scope, receive, send)
             else:
                 await send({"type": "websocket.close", "code": 1008})
             return
-        await receive()
-        await EventSocket(self, scope, receive, send, self._bodies).serve()
+        scope[BODY_SHARE] = share = self._bodies.share()
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            share.release()
 
     async def _serve(self, headers: Mapping[bytes, bytes], scope: Scope, receive: Receive, exchange: _Exchange) -> None:
         record, target = exchange.record, _target(scope)
         bind_contextvars(request=record.id)  # what is logged meanwhile says so
         scope[BODY_SHARE] = share = self._bodies.share()
+        self._n_running += 1
         try:
             if self._draining.is_set() and target.path not in OPEN_PATHS:
                 raise ShuttingDown
-            if REFUSED in scope and target.path not in OPEN_PATHS:
+            if self._n_running > self._max_running and target.path not in OPEN_PATHS:
                 raise TooManyConnections
             caller = self._admit(scope, headers)
             if caller is not None and caller.limits and target.endpoint.is_work and INTERNAL not in scope:
@@ -206,10 +174,10 @@ class Middleware:
         except SendTimeoutError as error:
             record.error = reason_of(error)
             logger.warning("the client stopped reading for idle_s, dropped")
-            await self._drop(exchange)
         except Exception as error:  # noqa: BLE001 (the last net: logged and answered in _fail)
             await self._fail(error, scope, receive, exchange)
         finally:
+            self._n_running -= 1
             share.release()
             if PLACE in scope:
                 scope.pop(PLACE)()
@@ -261,21 +229,16 @@ class Middleware:
         elif record.finished:
             logger.error("a request failed: %s", type(error).__name__)  # answered and logged inside
         else:
+            # The server closes the connection of a reply that has no end.
             logger.error("a request failed in the middle of its reply; this is a bug, please report it", exc_info=error)
-            await self._drop(exchange)
-
-    async def _drop(self, exchange: _Exchange) -> None:
-        exchange.abort()
-        await asyncio.sleep(0)  # so that uvicorn hears of it before it looks for the reply's end
 
     def _record(self, scope: Scope, exchange: _Exchange) -> None:
-        record, caller = exchange.record, scope.get(CALLER)
+        record, caller, target = exchange.record, scope.get(CALLER), _target(scope)
         record.elapsed_s = time.perf_counter() - record.started_at
         record.status = record.status or CLIENT_GONE
-        record.route = path_template(scope)
         if caller is not None:
             record.key = caller.name
-        target = _target(scope)
+        record.route = target.endpoint.path or UNMATCHED
         record.polled = target.is_page or target.path in _QUIET
         self._ended(record)
         level = logging.DEBUG if record.polled else logging.INFO
@@ -306,43 +269,3 @@ def request_id(headers: Mapping[bytes, bytes]) -> bytes:
     if given is not None and _REQUEST_ID.fullmatch(given):
         return given
     return b"%016x" % random.getrandbits(64)  # no secret; the system's source of those gives the interpreter away
-
-
-def path_template(scope: Scope) -> str:
-    """Return the route's path, such as ``/v1/models/{model_id}``: few values, none controlled by clients."""
-    route = scope.get("route")
-    return getattr(route, "path", UNMATCHED)
-
-
-MIN_BYTES = 1024
-_THREAD_BYTES = 16 * 1024  # longer ones are compressed in a thread: these take up to 0.8 ms
-_LEVEL = 3  # at 9 text and vectors are 4% smaller, and text takes more than twice as long
-
-
-class Compression:
-    """Compresses replies with Starlette's middleware, which knows what must not be compressed."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._plain = app
-        self._gzip = GZipMiddleware(
-            app, minimum_size=MIN_BYTES, compresslevel=_LEVEL, thread_minimum_size=_THREAD_BYTES
-        )
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one connection of any kind."""
-        wanted = scope["type"] == "http" and wants_gzip(scope["headers"])
-        await (self._gzip if wanted else self._plain)(scope, receive, send)
-
-
-def wants_gzip(headers: list[tuple[bytes, bytes]]) -> bool:
-    """Whether Accept-Encoding names gzip with a weight above 0 (RFC 9110, 12.5.3); ``*`` alone asks for nothing."""
-    accepted = b",".join(value for name, value in headers if name == b"accept-encoding")
-    for entry in accepted.lower().split(b","):
-        coding, _, parameters = entry.partition(b";")
-        if coding.strip() == b"gzip":
-            return not _is_zero(parameters.replace(b" ", b""))
-    return False
-
-
-def _is_zero(weight: bytes) -> bool:
-    return weight.startswith(b"q=0") and not weight.removeprefix(b"q=0").strip(b".0")

@@ -7,6 +7,8 @@ from typing import Any
 from server.engine.cache_scope import Mode
 
 MIB = 1024 * 1024
+MAX_CONNECTIONS = 8192
+"""Default connection limit: some hundred megabytes if all of them send request heads."""
 IDLE_S = 60.0
 """Longest silence of a client in the middle of a body or of a stream that it should be reading."""
 
@@ -43,6 +45,7 @@ class HttpOptions:
     max_body_bytes: int = 64 * MIB
     max_bodies_bytes: int = 256 * MIB  # of all requests together
     sse_ping_interval_s: float = 30.0  # <= 0 = no pings
+    max_connections: int = MAX_CONNECTIONS  # requests in progress
     api_prefix: str = ""
     cors: CorsOptions = CorsOptions()
     allowed_hosts: tuple[str, ...] = ()  # names of this server beside those that can only be its own

@@ -1,13 +1,12 @@
 """Streamed replies: server-sent events from ready-made bytes, and work that ends when its client disconnects."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from sse_starlette.sse import EventSourceResponse, SendTimeoutError
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
 
 from server.transport.options import HttpOptions
@@ -66,25 +65,18 @@ async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
         return await work
 
 
-class Parts(bytes):
-    """Events that are there together: an HTTP chunk each, which clients count on that take a chunk for an event, and
-    one write to the socket, which costs more than an event's own work."""
-
-    parts: Sequence[bytes]
-
-    def __new__(cls, parts: Sequence[bytes]) -> Self:
-        """Their bytes, for who doesn't know of parts."""
-        made = super().__new__(cls, b"".join(parts))
-        made.parts = parts
-        return made
+class SendTimeoutError(Exception):
+    """The client did not read for as long as a send may take."""
 
 
-class EventStream(EventSourceResponse):
+class EventStream(StreamingResponse):
     """An event stream that always closes its iterator, then calls `on_close` once, however it ends.
 
-    An async generator that was never started does not run its ``finally``; put cleanup into `on_close`. The response
-    is sse-starlette's; sending is not, because its task group and a scope around every send cost more than a token's
-    own work. Here one task listens for the disconnect, and one timer handles pings and send timeouts.
+    An async generator that was never started does not run its ``finally``; put cleanup into `on_close`.
+
+    sse-starlette sends pings and limits the time of a send, too. Its task group and the scope around each send cost
+    13.1 us of CPU time per event, this class 3.5 us and Starlette's StreamingResponse, which has neither, 3.2 us
+    (uvloop, null server). Here one task waits for the disconnect, and one timer serves pings and send timeouts.
     """
 
     def __init__(
@@ -98,8 +90,9 @@ class EventStream(EventSourceResponse):
         ping: Callable[[], bytes] = lambda: PING,
         media_type: str = EVENTS_TYPE,
     ) -> None:
-        headers = {"Cache-Control": "no-cache", **(headers or {})}
-        super().__init__(chunks, media_type=media_type, headers=headers, ping=max(ping_s, 0))
+        headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no", **(headers or {})}
+        super().__init__(chunks, media_type=media_type, headers=headers)
+        self._ping_s = ping_s
         self._chunks = chunks
         self._on_close = on_close
         self._ping_message = ping
@@ -167,11 +160,11 @@ class EventStream(EventSourceResponse):
         if due <= now:
             watch.interrupt(SendTimeoutError())
             return
-        if self.ping_interval > 0:
-            if not self._n_sending and self._sent_at + self.ping_interval <= now:
+        if self._ping_s > 0:
+            if not self._n_sending and self._sent_at + self._ping_s <= now:
                 self._sent_at = now
                 self._pinging = asyncio.create_task(self._send_ping(send))
-            due = min(due, (now if self._n_sending else self._sent_at) + self.ping_interval)
+            due = min(due, (now if self._n_sending else self._sent_at) + self._ping_s)
         self._timer = self._loop.call_at(due, self._look, watch, send)
 
     async def _send_ping(self, send: Send) -> None:

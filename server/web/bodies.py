@@ -59,7 +59,7 @@ class Bodies:
 
         async def serve(scope: Scope, receive: Receive, send: Send) -> None:
             target: Target | None = scope.get(TARGET)  # none for a lifespan
-            if target is None or not target.endpoint.is_work:
+            if target is None or scope["type"] != "http" or not target.endpoint.is_work:
                 await app(scope, receive, send)
                 return
             exchange = Exchange(scope[RECORD].id, target.path)

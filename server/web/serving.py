@@ -1,7 +1,6 @@
 """Middleware that answers GET requests for the web UI's files and passes on everything else."""
 
 import asyncio
-from dataclasses import dataclass
 from pathlib import Path
 
 from starlette.responses import Response
@@ -9,7 +8,6 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from server.errors import NotFound
 from server.transport.endpoints import TARGET, Target
-from server.transport.middleware import wants_gzip
 from server.web.files import BuiltIn, FileSource, Folder, NoPage, PageFile
 
 POLICY = "; ".join(
@@ -36,13 +34,6 @@ _SAFETY = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class _Route:
-    """The route label of a file in metrics."""
-
-    path: str
-
-
 class Page:
     """Serves the web UI's files. ``policy``: whether to send our security policy, for the built-in web UI."""
 
@@ -50,7 +41,6 @@ class Page:
         self.has = files.has
         self._files = files
         self._headers = _SAFETY if policy else {"X-Content-Type-Options": "nosniff"}
-        self._route = _Route("/{file}")
 
     def around(self, app: ASGIApp) -> ASGIApp:
         """Return `app` with the files in front. A file that cannot be read is a 404, never the endpoint of its name."""
@@ -63,7 +53,6 @@ class Page:
             file = await asyncio.to_thread(self._files.read, target.path)
             if file is None:
                 raise NotFound("File Not Found")
-            scope["route"] = self._route
             await self._reply(file, scope)(scope, receive, send)
 
         return serve
@@ -76,7 +65,7 @@ class Page:
         ]
         if file.etag in known:
             return Response(status_code=304, headers=headers)
-        if file.gzipped is not None and wants_gzip(scope["headers"]):
+        if file.gzipped is not None and b"gzip" in asked.get(b"accept-encoding", b""):
             headers["Content-Encoding"] = "gzip"
             return Response(file.gzipped, media_type=file.media_type, headers=headers)
         return Response(file.body, media_type=file.media_type, headers=headers)

@@ -12,6 +12,7 @@ import socket
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, replace
+from types import FrameType
 from typing import Any, Protocol
 
 import httpx
@@ -155,6 +156,9 @@ class LiveServer(uvicorn.Server):
     def __init__(self, app: FastAPI, **config: Any) -> None:
         super().__init__(uvicorn.Config(app, lifespan="on", log_config=None, access_log=False, **config))
         self.ready = asyncio.Event()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self.should_exit = True  # uvicorn would raise the signal once more at its end
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)

@@ -8,8 +8,6 @@ from typing import Any
 import orjson
 from fastapi import FastAPI
 
-from server.transport.sse import Parts
-
 TIMEOUT_S = 100.0
 
 
@@ -55,9 +53,7 @@ class Exchange:
         return {"type": "http.disconnect"}
 
     async def _send(self, message: dict[str, Any]) -> None:
-        body = message.get("body")
-        for part in body.parts if isinstance(body, Parts) else (body,):  # an HTTP chunk each
-            self.messages.put_nowait({**message, "body": part} if body is not None else message)
+        self.messages.put_nowait(message)
 
     def disconnect(self) -> None:
         """The client goes away."""

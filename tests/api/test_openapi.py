@@ -24,8 +24,8 @@ MODELS = {
 ROUTES = sorted(
     (method, route.path)
     for router in ROUTERS
-    for route in cast(list[APIRoute], router.routes)
-    if route.include_in_schema
+    for route in router.routes
+    if isinstance(route, APIRoute) and route.include_in_schema
     for method in cast(set[str], route.methods)
 )
 EXPECTED = {  # what an example can't do without a stored response, a saved slot or a model that is not there
@@ -112,7 +112,7 @@ async def test_every_endpoint_is_described_and_nothing_else(api: Api) -> None:
     document = await described(api)
     shown = {(method.upper(), path) for path, methods in document["paths"].items() for method in methods}
     assert shown == {(method, path.replace(":path", "")) for method, path in ROUTES}
-    routes = [route for router in ROUTERS for route in cast(list[APIRoute], router.routes)]
+    routes = [route for router in ROUTERS for route in router.routes if isinstance(route, APIRoute)]
     endpoints = {route.endpoint for route in routes if route.include_in_schema}
     assert set(OPERATIONS) == endpoints
 

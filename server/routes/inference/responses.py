@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from http import HTTPStatus
 from typing import Any
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Request, WebSocket
 from fastapi.responses import Response
 
 from server.chat.conversation import Media
@@ -53,7 +53,7 @@ from server.transport.body import read_as, read_later
 from server.transport.errors import error_body, json_reply
 from server.transport.keys import ANYBODY
 from server.transport.sse import event_stream
-from server.transport.websocket import CONNECTION
+from server.transport.websocket import CONNECTION, EventSocket
 
 logger = logging.getLogger(__name__)
 router = APIRouter(tags=["responses"])
@@ -110,6 +110,18 @@ async def create_response(request: Request) -> Response:
         )
         return await _start_in_background(request, asked, ask, response_id)
     return await answer(request, asked.fields, prepare, headers, asked.conversation.media, words, before)
+
+
+@router.websocket("/v1/responses")
+@router.websocket("/responses")
+async def response_socket(socket: WebSocket) -> None:
+    """Answer each message that requests a response, as POST to the same path does."""
+    used: Services = socket.app.state.services
+    task = asyncio.current_task()
+    assert task is not None
+    used.sockets.add(task)
+    task.add_done_callback(used.sockets.discard)
+    await EventSocket(socket, used.draining).serve()
 
 
 async def _read(

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import signal
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -13,7 +14,7 @@ import pytest
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
-from server.transport.websocket import LEAVING, MAX_WAITING
+from server.transport.websocket import MAX_WAITING
 from tests.api.conftest import Api, GoLive, Serve, until
 from tests.api.inference.test_responses import CHATML, says
 from tests.support.fakes import FakeLoader, FakeRunner
@@ -211,8 +212,8 @@ async def test_a_server_that_stops_lets_a_response_end_and_closes_behind_it(live
         async with connect(f"ws://127.0.0.1:{server.port}/v1/responses") as socket:
             await socket.send(orjson.dumps({"type": "response.create", "input": "Hi", "max_output_tokens": 20}))
             assert orjson.loads(await socket.recv())["type"] == "response.created"
-            server.server.should_exit = True
-            await until(lambda: not server.server.servers[0].sockets)
+            signal.raise_signal(signal.SIGTERM)
+            await until(server.api.app.state.services.draining.is_set)
             steps.release(10_000)
             said = []
             with contextlib.suppress(ConnectionClosed):
@@ -225,7 +226,7 @@ async def test_a_server_that_stops_closes_connections_that_say_nothing(serve: Se
     async with serve() as api:
         socket = Socket(api)
         assert (await socket.began())["type"] == "websocket.accept"
-        socket._heard.put_nowait({"type": LEAVING})
+        api.app.state.services.draining.set()
         closed = await socket.began()
         await asyncio.wait_for(socket.task, TIMEOUT_S)
     assert (closed["type"], closed["code"]) == ("websocket.close", 1012)

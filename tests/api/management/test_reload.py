@@ -28,7 +28,7 @@ CHAT = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}
 def daemon(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """As without a terminal, whose end SIGHUP would be, nor under nohup; files are looked at often."""
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    monkeypatch.setattr("server.transport.signals._has_terminal", lambda: False)
+    monkeypatch.setattr("server.transport.server._has_terminal", lambda: False)
     monkeypatch.setattr("server.reload.EVERY_S", 0.005)
     yield
     signal.signal(signal.SIGHUP, before)

@@ -184,8 +184,8 @@ async def test_pipelined_requests_are_answered_in_order(live: GoLive) -> None:
         one = b"GET /livez HTTP/1.1\r\nHost: x\r\nX-Request-Id: %d\r\n\r\n"
         last = b"GET /livez HTTP/1.1\r\nHost: x\r\nX-Request-Id: 3\r\nConnection: close\r\n\r\n"
         reply = await server.exchange(one % 1 + one % 2 + last)
-        assert [reply.index(b"X-Request-Id: %d" % i) for i in (1, 2, 3)] == sorted(
-            reply.index(b"X-Request-Id: %d" % i) for i in (1, 2, 3)
+        assert [reply.index(b"x-request-id: %d" % i) for i in (1, 2, 3)] == sorted(
+            reply.index(b"x-request-id: %d" % i) for i in (1, 2, 3)
         )
         assert reply.count(b"HTTP/1.1 200 ") == 3
 
@@ -210,12 +210,6 @@ async def test_an_endless_head_is_cut(live: GoLive, piece: bytes) -> None:
     async with live() as server:
         reply = await reply_to_endless(server, b"GET /livez HTTP/1.1\r\nHost: x\r\nX-Long: ", piece)
         assert reply == b"" or reply.startswith(b"HTTP/1.1 400 ")
-
-
-async def test_a_head_that_never_ends_is_given_up(live: GoLive, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("server.transport.uvicorn_protocols.HEAD_S", 0.05)
-    async with live() as server:
-        assert await server.exchange(b"GET /livez HTTP/1.1\r\nHost: ") == b""
 
 
 async def test_large_but_finite_heads_pass(live: GoLive) -> None:

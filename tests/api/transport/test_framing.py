@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from server.transport.uvicorn_protocols import without_h2c
+from server.transport.server import without_h2c
 from tests.api.conftest import GoLive, Live, until
 
 pytestmark = pytest.mark.slow
@@ -99,25 +99,3 @@ async def test_an_offer_of_http_2_is_ignored(live: GoLive, offer: bytes, separat
 )
 def test_nothing_but_an_offer_of_http_2_is_removed(data: bytes) -> None:
     assert without_h2c(data) == data
-
-
-HANDSHAKE = (
-    b"Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
-    b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
-)
-
-
-@pytest.mark.parametrize(
-    "request_",
-    [
-        b"POST /v1/responses HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n" + HANDSHAKE + b"\r\n{}",
-        b"GET /v1/responses HTTP/1.1\r\nHost: x\r\nCookie: " + b"x" * 9000 + b"\r\n" + HANDSHAKE + b"\r\n",
-        b"GET /v1/responses HTTP/1.1\r\nHost: x\r\n" + b"A: b\r\n" * 200 + HANDSHAKE + b"\r\n",
-    ],
-)
-async def test_what_is_no_websocket_handshake_ends_its_connection(live: GoLive, request_: bytes) -> None:
-    """Such connections stayed open without a reply and took the places of `max_connections`."""
-    async with live(server={"max_connections": 3, "api_keys": ["secret"]}) as server:
-        for _ in range(4):
-            assert (await server.exchange(request_)).startswith(b"HTTP/1.1 400 ")
-        assert (await server.api.client.get("/health")).status_code == 200

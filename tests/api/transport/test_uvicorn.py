@@ -30,12 +30,9 @@ async def test_flags_of_uvicorn_win(live: GoLive) -> None:
         assert config.timeout_graceful_shutdown is not None  # not given: the server's own
 
 
-async def test_another_http_protocol_of_uvicorn_serves_without_limits_and_says_so(
-    live: GoLive, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_another_http_protocol_of_uvicorn_serves(live: GoLive) -> None:
     async with live(uvicorn={"http": "h11"}) as server:
         assert (await server.api.client.get("/health")).status_code == 200
-    assert "uvicorn's --http h11 has no limits for connections" in caplog.text
 
 
 async def test_an_administration_port_that_uvicorn_does_not_open_is_named(

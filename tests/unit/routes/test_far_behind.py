@@ -1,4 +1,4 @@
-"""What steps have said at once is sent at once, each event whole and in order."""
+"""A stream that is far behind sends all available events in one chunk, whole and in order."""
 
 import functools
 from types import SimpleNamespace
@@ -11,7 +11,6 @@ from server.engine.request import Event, Text
 from server.routes.generate import OPENAI_WORDS, _chunks
 from server.routes.services import Services
 from server.routes.session import FAR_BEHIND, Session
-from server.transport.sse import Parts
 
 MANY = FAR_BEHIND
 
@@ -27,7 +26,7 @@ class Letters:
         return [b"end"]
 
 
-async def sent(batches: list[int], *, at_once: bool) -> list[bytes]:
+async def sent(batches: list[int]) -> list[bytes]:
     """The chunks of a stream for which batches of so many events wait."""
     session = Session(cast(Services, SimpleNamespace()), lambda end_user: end_user)
     session._usage.n_open = 1
@@ -44,21 +43,16 @@ async def sent(batches: list[int], *, at_once: bool) -> list[bytes]:
 
     session.next = last_ends  # type: ignore[method-assign]
     first = await session.next()
-    return [chunk async for chunk in _chunks(session, Generation([], Letters()), first, OPENAI_WORDS, at_once=at_once)]
+    return [chunk async for chunk in _chunks(session, Generation([], Letters()), first, OPENAI_WORDS)]
 
 
 @pytest.mark.parametrize("batches", [[1, MANY], [1, MANY + 5, 3], [1] * (MANY + 2)])
 async def test_what_waits_is_one_chunk(batches: list[int]) -> None:
     numbered = [b"%d," % number for number in range(sum(batches))]
-    chunks = await sent(batches, at_once=True)
+    chunks = await sent(batches)
     assert chunks == [numbered[0], b"".join(numbered[1:]), b"end"]
-    assert await sent(batches, at_once=False) == [*numbered, b"end"]
 
 
 @pytest.mark.parametrize("batches", [[1, MANY - 1], [1, 2, 1, 3]])
-async def test_a_few_are_a_chunk_each_and_one_write(batches: list[int]) -> None:
-    numbered = [b"%d," % number for number in range(sum(batches))]
-    first, rest, end = await sent(batches, at_once=True)
-    assert (first, end) == (numbered[0], b"end")
-    assert isinstance(rest, Parts)
-    assert rest.parts == numbered[1:]
+async def test_a_few_are_a_chunk_each(batches: list[int]) -> None:
+    assert await sent(batches) == [*(b"%d," % number for number in range(sum(batches))), b"end"]

@@ -13,7 +13,7 @@ from server.errors import QueueFull
 from server.telemetry.record import Record
 from server.transport.keys import KeyStore, plain_key
 from server.transport.limits import BODY_SHARE
-from server.transport.middleware import CLIENT_GONE, Middleware, path_template, request_id
+from server.transport.middleware import CLIENT_GONE, Middleware, request_id
 from server.transport.options import HttpOptions
 
 
@@ -68,7 +68,7 @@ async def test_a_reply_passes_with_two_headers_more() -> None:
     assert connection.headers[b"server"] == b"llamapool"
     assert connection.headers[b"x-request-id"] == b"r-1"
     assert connection.sent[1]["body"] == b"hello"
-    assert connection.counted == [("unmatched", "GET", 200)]
+    assert connection.counted == [("/v1/models", "GET", 200)]
 
 
 async def test_what_escapes_the_application_is_answered() -> None:
@@ -126,7 +126,7 @@ async def test_a_cancelled_request_is_still_counted() -> None:
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
-    assert connection.counted == [("unmatched", "GET", CLIENT_GONE)]
+    assert connection.counted == [("/v1/models", "GET", CLIENT_GONE)]
 
 
 async def test_a_head_is_the_get_without_its_body() -> None:
@@ -141,7 +141,7 @@ async def test_a_head_is_the_get_without_its_body() -> None:
     assert seen == ["GET"]
     assert (connection.status, connection.headers[b"content-length"]) == (200, b"5")
     assert [m["body"] for m in connection.sent[1:]] == [b""]
-    assert connection.counted == [("unmatched", "HEAD", 200)]
+    assert connection.counted == [("/v1/models", "HEAD", 200)]
 
 
 async def test_a_refused_key_is_logged_without_the_key(caplog: pytest.LogCaptureFixture) -> None:
@@ -189,7 +189,3 @@ async def test_other_kinds_of_connections_pass_untouched() -> None:
 def test_a_request_id_from_outside_is_taken_only_when_it_is_plain(given: bytes) -> None:
     assert request_id({b"x-request-id": b"abc.DEF-1:2_3"}) == b"abc.DEF-1:2_3"
     assert request_id({b"x-request-id": given}) != given
-
-
-def test_a_path_without_a_route_has_no_template_of_its_own() -> None:
-    assert path_template({"type": "http", "path": "/made/up"}) == "unmatched"

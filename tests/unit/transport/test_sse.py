@@ -2,10 +2,9 @@ import asyncio
 from collections.abc import AsyncGenerator
 
 import pytest
-from sse_starlette.sse import SendTimeoutError
 from starlette.types import Message
 
-from server.transport.sse import HEAD_ONLY, PING, EventStream
+from server.transport.sse import HEAD_ONLY, PING, EventStream, SendTimeoutError
 
 SCOPE = {"type": "http", "method": "GET"}
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 import uvicorn
 
-from server.transport.signals import StopSignals, on_hangup, serving
+from server.transport.server import StopSignals, on_hangup, serving
 
 
 @pytest.fixture
@@ -91,7 +91,7 @@ async def test_the_serving_uvicorn_is_found_behind_its_handlers(uvicorn_server: 
 async def test_sighup_reloads_where_no_terminal_means_its_end_by_it(
     monkeypatch: pytest.MonkeyPatch, terminal: bool
 ) -> None:
-    monkeypatch.setattr("server.transport.signals._has_terminal", lambda: terminal)
+    monkeypatch.setattr("server.transport.server._has_terminal", lambda: terminal)
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup it is ignored
     heard = asyncio.Event()
     assert on_hangup(heard.set) is not terminal

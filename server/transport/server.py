@@ -1,0 +1,151 @@
+"""What the application does with the uvicorn that runs it: signals, and one addition to its HTTP protocol."""
+
+import asyncio
+import logging
+import os
+import re
+import signal
+import threading
+from collections.abc import Callable, Collection
+from types import FrameType
+
+from uvicorn import Server
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+logger = logging.getLogger(__name__)
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+MAX_HEAD_BYTES = 64 * 1024  # as uvicorn's h11 protocol
+_H2C = re.compile(rb"\r\nupgrade:[ \t]*h2c[ \t]*(?=\r\n[^ \t])", re.IGNORECASE)
+
+
+class StopSignals:
+    """The first SIGTERM or SIGINT starts the drain, the second one ends the process. Does nothing without uvicorn.
+
+    uvicorn's own handler waits for open connections without a time limit and ignores a second SIGTERM. It also closes
+    WebSockets at once, so it is called when the `sockets` that were open have ended; the drain bounds that time.
+
+    SIGTERM calls `leave` first and `begin` `delay_s` seconds later, so that load balancers notice. Ctrl-C does not
+    wait. uvicorn removes the handlers at exit.
+    """
+
+    def __init__(
+        self,
+        begin: Callable[[], object],
+        end: Callable[[int], object] = os._exit,
+        *,
+        leave: Callable[[], object] = lambda: None,
+        delay_s: float = 0.0,
+        sockets: Collection[asyncio.Task[None]] = (),
+    ) -> None:
+        self._begin = begin
+        self._leave = leave
+        self._delay_s = delay_s
+        self._end = end
+        self._sockets = sockets
+        self._n = 0
+        self._next: dict[int, Callable[[int, FrameType | None], object]] = {}
+
+    def install(self) -> None:
+        """Replace the handlers. Call it in the lifespan's start, on the running loop."""
+        if threading.current_thread() is not threading.main_thread():
+            return  # signals belong to the main thread
+        self._loop = asyncio.get_running_loop()
+        for number in _SIGNALS:
+            handler = signal.getsignal(number)
+            if callable(handler) and serving(handler) is not None:
+                self._next[number] = handler
+                signal.signal(number, self.handle)
+
+    def handle(self, number: int, frame: FrameType | None) -> None:
+        """Handle a signal: the first one drains, any later one ends the process with 128 + number."""
+        self._n += 1
+        if self._n > 1:
+            # A step thread may be in the middle of a long native call: an orderly exit would wait for it.
+            logger.warning("second signal: ending at once")
+            logging.shutdown()
+            self._end(128 + number)
+            return
+        self._loop.call_soon_threadsafe(self._leave)
+        delay_s = self._delay_s if number == signal.SIGTERM else 0.0
+        self._loop.call_soon_threadsafe(self._loop.call_later, delay_s, self._stop, number)
+
+    def _stop(self, number: int) -> None:
+        self._begin()
+        stop_uvicorn = self._next[number]
+        if self._sockets:
+            ended = asyncio.ensure_future(asyncio.wait(list(self._sockets)))
+            ended.add_done_callback(lambda _: stop_uvicorn(number, None))
+        else:
+            stop_uvicorn(number, None)
+
+
+def serving(handler: object = None) -> Server | None:
+    """Return the uvicorn that a signal handler belongs to, by default SIGTERM's; None under another server."""
+    handler = signal.getsignal(signal.SIGTERM) if handler is None else handler
+    owner = getattr(handler, "__self__", None)
+    if isinstance(owner, StopSignals):
+        return serving(owner._next.get(signal.SIGTERM, int))
+    return owner if isinstance(owner, Server) else None
+
+
+def on_hangup(reread: Callable[[], object]) -> bool:
+    """Call `reread` on the running loop for each SIGHUP, and return True.
+
+    Return False where SIGHUP means the end of a terminal, or is ignored (nohup).
+    """
+    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "SIGHUP"):
+        return False
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_DFL or _has_terminal():
+        return False
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reread)
+    return True
+
+
+def _has_terminal() -> bool:
+    try:
+        os.close(os.open("/dev/tty", os.O_RDWR))
+    except OSError:
+        return False
+    return True
+
+
+class HttpProtocol(HttpToolsProtocol):
+    """uvicorn's HTTP protocol with a limit for request heads, trailers and chunk extensions (`MAX_HEAD_BYTES`).
+
+    httptools keeps a head of any size in memory, so one client without a key could use up the memory.
+
+    Also removes an offer of HTTP/2 (``Upgrade: h2c``) from the first request of a connection. Java's HttpClient and
+    ``curl --http2`` make it over plain HTTP. A server may ignore it (RFC 9110, 7.8), but httptools skips the body of
+    every request with an upgrade: a POST would seem empty.
+    """
+
+    _is_first = True
+    _n_bytes = 0  # since the last head or part of a body was complete
+
+    def data_received(self, data: bytes) -> None:
+        """Parse the client's bytes."""
+        if self._is_first:
+            self._is_first = False
+            if b"h2c" in data:
+                data = without_h2c(data)
+        self._n_bytes += len(data)
+        super().data_received(data)
+        if self._n_bytes > MAX_HEAD_BYTES:
+            self.transport.close()
+
+    def on_headers_complete(self) -> None:
+        """Handle the end of a head (a callback of httptools)."""
+        self._n_bytes = 0
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        """Handle a part of a body (a callback of httptools)."""
+        self._n_bytes = 0
+        super().on_body(body)
+
+
+def without_h2c(data: bytes) -> bytes:
+    """Return `data` without an offer of HTTP/2 in the request head that it starts with."""
+    head, end, body = data.partition(b"\r\n\r\n")
+    return _H2C.sub(b"", head + end) + body
