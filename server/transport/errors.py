@@ -9,6 +9,7 @@ import orjson
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
+from sse_starlette.sse import SendTimeoutError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -42,7 +43,6 @@ from server.transport.body import BodyTimeout, BodyTooLarge, TooManyValues, Unsu
 from server.transport.cors import NotJson
 from server.transport.endpoints import TARGET, Target
 from server.transport.limits import RateLimited, TooManyBodies, TooManyConnections
-from server.transport.sse import SendTimeoutError
 
 logger = logging.getLogger(__name__)
 

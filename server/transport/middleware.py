@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from urllib.parse import quote
 
+from sse_starlette.sse import SendTimeoutError
 from starlette.requests import ClientDisconnect
 from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -27,7 +28,7 @@ from server.transport.errors import error_response
 from server.transport.keys import CALLER, INTERNAL, MANAGES, Key, KeyStore
 from server.transport.limits import BODY_SHARE, PLACE, BodyMemory, Rates, TooManyConnections
 from server.transport.options import HttpOptions
-from server.transport.sse import HEAD_ONLY, SendTimeoutError
+from server.transport.sse import HEAD_ONLY
 from server.transport.websocket import PATHS as SOCKET_PATHS
 
 logger = logging.getLogger(__name__)

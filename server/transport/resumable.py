@@ -10,8 +10,9 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
 
+from sse_starlette.sse import SendTimeoutError
+
 from server.errors import InvalidRequest
-from server.transport.sse import SendTimeoutError
 
 MAX_ID_CHARS = 1024
 KEPT_S = 300.0  # after its end; llama-server's, as the next

@@ -2,9 +2,10 @@ import asyncio
 from collections.abc import AsyncGenerator
 
 import pytest
+from sse_starlette.sse import SendTimeoutError
 from starlette.types import Message
 
-from server.transport.sse import HEAD_ONLY, PING, EventStream, SendTimeoutError
+from server.transport.sse import HEAD_ONLY, PING, EventStream
 
 SCOPE = {"type": "http", "method": "GET"}
 
