@@ -1,6 +1,6 @@
-"""Pictures: how long a client waits for the first token behind one, and what streams notice of it.
+"""Images: how long a client waits for the first token behind one, and what streams notice of it.
 
-The projector has random weights, as large as those of small models: 196 tokens of a picture, eight layers.
+The projector has random weights, as large as those of small models: 196 tokens of an image, eight layers.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from tests.support.ggufs.projector import TinyProjector, projector_file
 
 SIDE = 224
 N_TOKENS = 196
-"""Of a picture."""
+"""Of an image."""
 SCREEN, N_SCREENS = (1920, 1080), 4
 N_CLIENTS = 8
 N_STREAMS = 3
@@ -38,8 +38,8 @@ def projector_for(folder: Path, n_embd: int) -> Path:
     )
 
 
-def picture(number: int, width: int = SIDE, height: int = SIDE, grain: int = 1) -> str:
-    """A picture that no other number has, as the address of its data; squares of `grain` pixels have one colour."""
+def image(number: int, width: int = SIDE, height: int = SIDE, grain: int = 1) -> str:
+    """An image that no other number has, as the address of its data; squares of `grain` pixels have one colour."""
     squares = np.random.default_rng(number).integers(0, 255, (height // grain, width // grain, 3), dtype=np.uint8)
     rows = b"".join(b"\0" + row.tobytes() for row in squares.repeat(grain, 0).repeat(grain, 1))
     head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
@@ -57,49 +57,49 @@ def run_media(session: ModelClient, setting: Setting) -> Figures:
 
 async def _media(session: ModelClient, setting: Setting) -> Figures:
     first = setting.seed * 1_000
-    await session.stream(_body(session, picture(first), "warm up"))
+    await session.stream(_body(session, image(first), "warm up"))
     new: list[ClientRecord] = []
     known: list[ClientRecord] = []
     second: list[ClientRecord] = []
     together: list[float] = []
     for number in range(first + 1, first + 1 + ROUNDS):
-        seen = picture(number)
+        seen = image(number)
         new.append(await session.stream(_body(session, seen, "what is it?", id_slot=0)))
         known.append(await session.stream(_body(session, seen, "and what else?", id_slot=1)))
         second.append(await session.stream(_body(session, seen, "what is it?", new[-1].text, "why?", id_slot=0)))
-        shared = picture(number + ROUNDS)
+        shared = image(number + ROUNDS)
         bodies = [_body(session, shared, f"what is {WORDS[i]}?") for i in range(N_CLIENTS)]
         records = await session.streams(bodies)
         together.append(max(map(figures.first_s, records)))
-    large = [picture(first + 900 + i, *SCREEN, 8) for i in range(N_SCREENS)]
+    large = [image(first + 900 + i, *SCREEN, 8) for i in range(N_SCREENS)]
     answer = (await session.stream(_body(session, large, "what are they?", id_slot=2))).text
     later = [
         await session.stream(_body(session, large, "what are they?", answer, word, id_slot=2)) for word in WORDS[:3]
     ]
     return {
-        "TTFT of a new picture ms": 1e3 * min(map(figures.first_s, new)),
-        "TTFT of one known in another slot ms": 1e3 * min(map(figures.first_s, known)),
+        "TTFT of a new image ms": 1e3 * min(map(figures.first_s, new)),
+        "TTFT of one cached in another slot ms": 1e3 * min(map(figures.first_s, known)),
         "TTFT of a second turn ms": 1e3 * min(map(figures.first_s, second)),
-        "TTFT of a second turn behind 4 screens ms": 1e3 * min(map(figures.first_s, later)),
-        "TTFT max of 8 with one picture ms": 1e3 * min(together),
+        "TTFT of a second turn after 4 screens ms": 1e3 * min(map(figures.first_s, later)),
+        "TTFT max of 8 with one image ms": 1e3 * min(together),
         **await _gaps(session, setting, first + 500),
     }
 
 
 async def _gaps(session: ModelClient, setting: Setting, number: int) -> Figures:
-    """The longest gap of streams while a picture is read, and while a text of as many tokens is that is as new: by
+    """The longest gap of streams while an image is read, and while a text of as many tokens is that is as new: by
     turns, behind one of each, since a server may still be learning how much its steps can hold."""
     words = setting.words("media")
     texts: list[float] = []
-    pictures: list[float] = []
+    images: list[float] = []
     for i in range(1 + ROUNDS):
         texts.append(await _gap(session, _body(session, "", words.text(N_TOKENS / TOKENS_PER_WORD))))
-        pictures.append(await _gap(session, _body(session, picture(number + i), "what?")))
-    text, seen = min(texts[1:]), min(pictures[1:])
+        images.append(await _gap(session, _body(session, image(number + i), "what?")))
+    text, seen = min(texts[1:]), min(images[1:])
     return {
-        "longest gap beside a text ms": 1e3 * text,
-        "longest gap beside a picture ms": 1e3 * seen,
-        "gap beside a picture to that beside a text": seen / text,
+        "longest gap with a new text ms": 1e3 * text,
+        "longest gap with a new image ms": 1e3 * seen,
+        "gap with an image to gap with a text": seen / text,
     }
 
 
@@ -126,12 +126,12 @@ def _body(
     n_predict: int = 8,
     **fields: object,
 ) -> Fields:
-    """A chat that begins with a picture, or with several, where there are some."""
+    """A chat that begins with an image, or with several, where there are some."""
     content: str | Sequence[dict[str, object]] = question
     if seen:
         urls = [seen] if isinstance(seen, str) else seen
-        pictures: list[dict[str, object]] = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
-        content = [*pictures, {"type": "text", "text": question}]
+        images: list[dict[str, object]] = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
+        content = [*images, {"type": "text", "text": question}]
     messages: list[dict[str, object]] = [{"role": "user", "content": content}]
     if more:
         messages += [{"role": "assistant", "content": answer}, {"role": "user", "content": more}]

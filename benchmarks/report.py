@@ -50,8 +50,8 @@ HEADLINE: tuple[tuple[str, str, str], ...] = (
     ("prefix", "TTFT p50 ms", "first token of 8 cold requests that share 700 words"),
     ("long", "longest gap ms", "longest gap of 3 streams while a prompt of 1,500 words is computed"),
     ("long", "TTFT of the long prompt ms", "first token of that prompt"),
-    ("media", "TTFT of a new picture ms", "first token after a new image"),
-    ("media", "TTFT of one known in another slot ms", "first token after an image that is cached in another slot"),
+    ("media", "TTFT of a new image ms", "first token after a new image"),
+    ("media", "TTFT of one cached in another slot ms", "first token after an image that is cached in another slot"),
 )
 """Scenario, figure and words of the rows in README.md and docs/comparison.md; the trained model's come first."""
 _MODELS = {"trained": "SmolLM2-135M", "random": "random weights", "large": "random weights"}

@@ -134,7 +134,7 @@ TITLES = {
     **{f"real-{s.name}": f"SmolLM2-135M: {s.title}" for s in SCENARIOS},
     "contended-yielding": "the same, with the peer's threads set to yield",
     "rest": "start, idle, and the most memory after a full load",
-    "media": "pictures of 196 tokens",
+    "media": "images of 196 tokens",
     "inside": "in one process (`budget`)",
     "steady": "10,000 requests of one token",
 }
