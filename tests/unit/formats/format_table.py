@@ -18,45 +18,45 @@ from tests.unit.formats.reading import Read, every_character, parser, read
 from tests.unit.formats.recorded import PARAMETERS, RECORDED, Recorded, tool
 
 PAGE = Path(__file__).parents[3] / "docs" / "tool-formats.md"
-_HEAD = """# Formats of tool calls and thoughts
+_HEAD = """# Formats of tool calls and reasoning
 
-Written by `python -m tests.unit.formats.format_table` from what the parsers in `server/formats/families/` make of the
-outputs that stand below; a test fails when this page is stale.
+`python -m tests.unit.formats.format_table` generates this page from the outputs below and the parsers in
+`server/formats/families/`. A test fails when the page is stale.
 
-A model's format is recognised at load: a call goes through its chat template, and the format whose parser gives it back
-from the rendered turn is the one. Where a template renders no calls, or none that a parser reads (the log says so),
-texts in it decide: the first row of which all texts are there. The option `tool_format` of a model sets it by name; a
-built-in template that is chosen by its name brings the format of its models. Everything works while it streams: a
-call's name and its arguments are sent as they come, in any split of the text, and text that turns out to be no call
-stays in `content`.
+The server recognises a model's format at load: it renders a call with the chat template, and the format whose parser
+reads the call is used. If the template renders no calls, or no parser reads them (the log says so), texts in the
+template decide: the first row whose texts all occur. A model's option `tool_format` sets the format by name; a built-in
+template brings the format of its models. Everything streams: a call's name and arguments are sent as they are
+generated, in any split of the text. Text that turns out not to be a call stays in `content`.
 
 - **Parallel**: several calls in one message. Clients that send `parallel_tool_calls: false` get the first one.
-- **Reasoning**: *own* markup of the format, or the *template's* tags (`<think>` where it names none).
-- **Arguments**: *stream* piece by piece; where everything is text, only strings do, other types come whole.
-- **Types**: from the *format* itself, or from the parameters' *schema* where the format has only text.
-- **Enforced**: `tool_choice` required or named, and with auto each call that the model opens by itself, is kept to the
-  functions' names and schemas by a grammar: *any* schema that an answer can be kept to; *each* parameter by its own,
-  where the object as a whole has no `anyOf`, `allOf`, `minProperties` and the like; or *nested*, the notation's own
-  grammar, without `oneOf`, `allOf`, `not`, `if`, `uniqueItems` and the like. What can't be kept is a 400 that names the
-  keyword; with auto such a function is kept to its name, unless it is `strict`. Arguments may come in any order, each
-  once; in the schema's order come the members of objects inside JSON arguments, those of objects with `anyOf` and the
-  like or more than 64 members, and those of forced calls that are a whole JSON message (`generic`, `llama3`).
-- **Thoughts**: markup of calls in them is text; where thoughts never end, it is read as calls at the end of the text.
-- **Framed**: an answer has markup in front of it; a schema or a grammar holds behind that, and `continue_final_message`
-  writes it. In all formats they hold behind the thoughts.
+- **Reasoning**: *own* markup of the format, or the *template's* tags (`<think>` by default).
+- **Arguments**: *stream* in deltas; if all arguments are text, only strings stream, other types are sent complete.
+- **Types**: from the *format* itself, or from the parameters' *schema* if the format has only text.
+- **Enforced**: with `tool_choice` required or named, and with auto for each call that the model starts, a grammar
+  enforces the function's name and schema: *any* schema that can be enforced; *each* parameter separately, if the
+  object has no `anyOf`, `allOf`, `minProperties` and similar keywords; or *nested*, the notation's own grammar,
+  without `oneOf`, `allOf`, `not`, `if`, `uniqueItems` and similar keywords. A schema that cannot be enforced is a 400
+  that names the keyword; with auto only the function's name is enforced then, unless it is `strict`. Arguments may
+  have any order, each once. Members keep the schema's order inside JSON arguments, in objects with `anyOf` and
+  similar keywords or with more than 64 members, and in forced calls that are a whole JSON message (`generic`,
+  `llama3`).
+- **Framed**: an answer has markup before it. A schema or grammar applies after that markup, and
+  `continue_final_message` writes it. In all formats they apply after reasoning.
 
-A template that knows no tools gets them told in the system message, calls in the format's shape, and results as text.
+Markup of calls inside reasoning is text. If reasoning never ends, it is read as calls at the end of the text. If a
+template knows no tools, the system message describes them, calls have the format's syntax, and results are text.
 
 | Format | Models | Calls | Parallel | Reasoning | Arguments | Types | Enforced | Framed | Recognised by |
 |---|---|---|---|---|---|---|---|---|---|
 """
 _TYPES = """# Tool types of the APIs
 
-A model sees functions only. This table says which function stands for a tool type of OpenAI's Responses or of
-Anthropic's Messages, and what the client gets and sends back. The client executes all of them: `shell` where its
-`environment` is missing or `local`, `tool_search` where its `execution` is `client`. In Responses, a call that a limit
-cut off, or whose arguments do not fit, comes back without any effect: no command, no change, no action. `file_upload`
-and `javascript_exec` of the browser have to be switched on in `configs`.
+A model sees functions only. This table shows the function for each tool type of OpenAI's Responses and Anthropic's
+Messages, and the items that the client receives and returns. The client executes all of them: `shell` if its
+`environment` is omitted or `local`, `tool_search` if its `execution` is `client`. In Responses, a call that a limit
+truncated, or whose arguments do not fit, has no effect: no command, no change, no action. `file_upload` and
+`javascript_exec` of the browser must be enabled in `configs`.
 
 """
 _NO_DAYS = {**PARAMETERS, "properties": {**PARAMETERS["properties"], "days": {"type": "string"}}}

@@ -43,8 +43,8 @@ def text(
         _INTRODUCTION
         + _table("Endpoints", "request", endpoints)
         + _table("Options of POST /completion", "option", options)
-        + _table("Mistakes", "mistake", mistakes)
-        + _table("Pictures", "what is shown", media)
+        + _table("Invalid requests", "request", mistakes)
+        + _table("Images", "request", media)
         + _flags()
     )
 

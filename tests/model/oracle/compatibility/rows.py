@@ -293,7 +293,7 @@ _MARKED = {"prompt_string": f"What is {MARKER} and {MARKER} then", "multimodal_d
 _ANTHROPIC = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": PNG}}
 _RESPONSES = [{"role": "user", "content": [{"type": "input_image", "image_url": f"data:image/png;base64,{PNG}"}]}]
 _CHAT, _COUNT = "/v1/chat/completions", "/v1/chat/completions/input_tokens"
-_FFMPEG = "llama-server asks ffmpeg, where there is one; here the extra `pictures` is enough"
+_FFMPEG = "llama-server needs the program ffmpeg; Llamapool needs the extra `pictures`"
 MEDIA = (
     seen(
         *("`multimodal_data` in a prompt", "/completion"),
@@ -302,16 +302,16 @@ MEDIA = (
     ),
     seen("`image_url`: a `data:` address", _CHAT, shown(picture(f"data:image/png;base64,{PNG}")), "usage"),
     seen("`image_url`: base64 alone", _CHAT, shown(picture(JPEG)), "usage"),
-    seen("two pictures, counted", _COUNT, shown(picture(PNG), picture(JPEG)), "input_tokens"),
+    seen("two images, counted", _COUNT, shown(picture(PNG), picture(JPEG)), "input_tokens"),
     seen("Anthropic's `image`, counted", "/v1/messages/count_tokens", shown(_ANTHROPIC), "input_tokens"),
     seen("`input_image`, counted", "/v1/responses/input_tokens", {"input": _RESPONSES}, "input_tokens"),
     Row("GET /props", "GET", "/props", same=("modalities", "media_marker"), server="seeing"),
     seen("a marker too many", "/completion", {**GREEDY, "prompt": {**_MARKED, "multimodal_data": [PNG]}}),
-    seen("base64 that is none", _CHAT, shown(picture("data:image/png;base64,!")), differs=_CODE),
-    seen("a type of no picture", _CHAT, shown(picture("data:text/html;base64,aGk=")), differs=_CODE),
-    seen("a file that is no picture", _CHAT, shown(picture("aGVsbG8gd29ybGQ=")), differs=_CODE),
+    seen("invalid base64", _CHAT, shown(picture("data:image/png;base64,!")), differs=_CODE),
+    seen("a type that is no image", _CHAT, shown(picture("data:text/html;base64,aGk=")), differs=_CODE),
+    seen("a file that is no image", _CHAT, shown(picture("aGVsbG8gd29ybGQ=")), differs=_CODE),
     seen(
-        *("a sound, for a model that sees", _CHAT),
+        *("audio, for a vision model", _CHAT),
         shown({"type": "input_audio", "input_audio": {"data": WAV, "format": "wav"}}),
         differs="a 400 where llama-server has a 500",
     ),
