@@ -264,11 +264,6 @@ def _check_adapters(model_id: str, model: ModelSettings, origin: Origin) -> None
                 raise ConfigError(f"{located(origin.source_of(key), f'models.{model_id}.{key}')}: {problem}")
     if model.draft_model is not None and (problem := problem_of(model.draft_model)):
         raise ConfigError(f"{located(origin.source_of('draft_model'), f'models.{model_id}.draft_model')}: {problem}")
-    for key in ("lookup_cache_static", "lookup_cache_dynamic"):
-        if (path := getattr(model, key)) is not None and not path.is_file():
-            raise ConfigError(
-                f"{located(origin.source_of(key), f'models.{model_id}.{key}')}: no such file: {path}; check the path"
-            )
 
 
 def _check_devices(model_id: str, model: ModelSettings, origin: Origin) -> None:

@@ -38,8 +38,6 @@ class RunnerInfo:
     piece_s: float = 0.0  # assumed seconds per contiguous piece of unified cells when a state is copied
     turn_ends: frozenset[int] = frozenset()  # tokens that end a chat turn
     evaluation_s: float = 0.0  # seconds per additional graph evaluation in a step; 0 = not measured or never needed
-    evaluation_tokens: float = 0.0  # tokens that take as long as one additional evaluation
-    pads: bool = False  # pad shorter runs to save evaluations
     deferred: bool = False  # a decode without outputs returns before the device is done
     copy_s: float = 0.0  # seconds to copy a sequence between separate streams, which are copied whole
 

@@ -324,9 +324,10 @@ class SpeculationSettings(SettingsModel):
         BeforeValidator(read_kinds),
         WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"enum": list(KINDS)}}]}),
     ] = option(AUTO, "--spec-type", env=True, metavar="A,B")
-    """Sources of draft tokens, in order: ngram-simple, ngram-map-k, ngram-map-k4v, ngram-mod, ngram-cache (n-grams, as
-    in llama-server), draft-simple (the draft model), draft-mtp (MTP heads). none = off; auto = n-grams of the text
-    where they pay, plus the draft model if there is one. Output does not change; see docs/speculation.md.
+    """Sources of draft tokens, in order: ngram-simple, ngram-map-k, ngram-map-k4v, ngram-mod, ngram-cache (n-grams of
+    the text, which differ in their sizes), draft-simple (the draft model), draft-mtp (MTP heads). none = off; auto =
+    n-grams of the text where they pay, plus the draft model if there is one. Output does not change; see
+    docs/speculation.md.
     """
     spec_lookup_size: Int = option(3, "--spec-lookup-size-n", ge=1, le=64)
     """N-gram size of auto lookup."""
@@ -345,17 +346,17 @@ class SpeculationSettings(SettingsModel):
     spec_ngram_map_k4v_size_m: Int = option(48, "--spec-ngram-map-k4v-size-m", ge=1, le=1024)
     """Most draft tokens of ngram-map-k4v."""
     spec_ngram_map_k4v_min_hits: Int = option(1, "--spec-ngram-map-k4v-min-hits", ge=1, le=1 << 20)
-    """Occurrences of an n-gram before ngram-map-k4v drafts from it."""
+    """For llama-server's command lines; no effect."""
     spec_ngram_mod_n_match: Int = option(24, "--spec-ngram-mod-n-match", ge=1, le=1024)
     """N-gram size of ngram-mod."""
     spec_ngram_mod_n_min: Int = option(48, "--spec-ngram-mod-n-min", ge=0, le=1024)
-    """Least draft tokens of ngram-mod."""
+    """For llama-server's command lines; no effect."""
     spec_ngram_mod_n_max: Int = option(64, "--spec-ngram-mod-n-max", ge=0, le=1024)
     """Most draft tokens of ngram-mod."""
     lookup_cache_static: FilePath | None = option(None, "-lcs --lookup-cache-static")
-    """Static statistics file of llama-lookup-create for ngram-cache."""
+    """For llama-server's command lines; no effect."""
     lookup_cache_dynamic: FilePath | None = option(None, "-lcd --lookup-cache-dynamic")
-    """Dynamic statistics file of llama-lookup-create for ngram-cache, from texts like the expected ones; read only."""
+    """For llama-server's command lines; no effect."""
     draft_model: FilePath | None = option(
         None, "-md --model-draft --spec-draft-model", env="LLAMA_ARG_SPEC_DRAFT_MODEL", replaces=("draft_hf",)
     )

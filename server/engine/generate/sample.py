@@ -125,8 +125,6 @@ class NextTokens:
         sequence, n_drafted = entry.sequence, len(entry.draft_tokens)
         sequence.n_draft_accepted += n_accepted
         self._stats.add_draft(n_drafted, n_accepted)
-        if self._speculation is not None:
-            self._speculation.record_accepted(sequence, n_drafted, n_right)
         if n_right < n_drafted:
             self._cells.roll_back(entry, n_drafted - n_right, self._clock())
 

@@ -17,7 +17,7 @@ from server.engine.prefix.find import Placement, Placer
 from server.engine.prefix.hashes import PrefixHashes
 from server.engine.request import BATCH_PRIORITY, Adapters
 from server.engine.runner_api import RunnerInfo
-from server.engine.schedule.evaluations import batch_order, best_relocation, between, n_beside, n_runs
+from server.engine.schedule.evaluations import best_relocation, between, n_runs
 from server.engine.schedule.kv_budget import KvBudget
 from server.engine.schedule.prefill import StepSize, in_order, portion
 from server.engine.schedule.queue import OUTPUT_WEIGHT, REPLY_CELLS, Queue, TokenCounters
@@ -67,6 +67,8 @@ class TokenRun:
 
 class Scheduler:
     """Queue, slots and budgets of one instance."""
+
+    _joining = staticmethod(between)
 
     def __init__(
         self,
@@ -184,91 +186,108 @@ class Scheduler:
         """Return the next batch: one token of every decoding sequence with draft tokens from `propose`, then prefill
         tokens.
         """
-        members, decode, prefill = (
-            self._members(),
-            Phase.DECODE,
-            Phase.PREFILL,
-        )  # local names, because attribute lookups are slow
-        generating = [s for s in members if s.phase is decode]
-        n_to_score = self.info.n_more_outputs
-        if propose is not None and generating:
-            n_pending = sum([1 + s.n_rolled_back for s in generating])
-            while n_pending > self.info.n_batch:  # decode them in a later step
-                n_pending -= 1 + generating.pop().n_rolled_back
-            room = min(min(self._limit, self.info.n_batch) - n_pending, n_to_score)
-            draft_tokens = propose(generating, room)
-            entries = [
-                TokenRun(s.held.id, len(s.held.tokens), [*s.pending, *more], 1 + len(more), s)
-                for s, more in zip(generating, draft_tokens, strict=True)
-            ]
-            n_drafted = sum(map(len, draft_tokens))
-            n_tokens = n_pending + n_drafted
-            n_to_score -= n_drafted
-        else:
-            entries = [TokenRun(s.slot.id, len(s.slot.tokens), s.output[-1:], 1, s) for s in generating if s.slot]
-            n_tokens = len(entries)
-        if len(generating) == len(members):  # no prefill, as in nearly all steps; entries are in slot order
-            return entries
-        is_live = not all(map(is_batch, members))
-        # a live request may arrive and wait for a step of batch requests; those wait for a live prefill of any length
-        others_wait = entries or not is_live or any(s.phase is decode and not is_batch(s) for s in self.active())
+        members = self._members()
+        decoding = [s for s in members if s.phase is Phase.DECODE]
+        runs = self._decode_runs(decoding, propose)
+        if len(decoding) < len(members):  # otherwise, as in nearly all steps, runs are in slot order
+            prompts = [s for s in members if s.phase is Phase.PREFILL]
+            runs = in_batch_order(runs, self._prefill_runs(prompts, runs), is_split=not self.info.unified)
+        return runs
+
+    def _decode_runs(self, decoding: list[Sequence], propose: Proposer | None) -> list[TokenRun]:
+        """Return the next token of each of `decoding`, followed by its draft tokens."""
+        if propose is None or not decoding:
+            return [TokenRun(s.slot.id, len(s.slot.tokens), s.output[-1:], 1, s) for s in decoding if s.slot]
+        fitting, n_pending = decoding, sum([1 + s.n_rolled_back for s in decoding])
+        while n_pending > self.info.n_batch:  # decode the others in a later step
+            n_pending -= 1 + fitting[-1].n_rolled_back
+            fitting = fitting[:-1]
+        room = min(min(self._limit, self.info.n_batch) - n_pending, self.info.n_more_outputs)
+        return [
+            TokenRun(s.held.id, len(s.held.tokens), [*s.pending, *draft], 1 + len(draft), s)
+            for s, draft in zip(fitting, propose(fitting, room), strict=True)
+        ]
+
+    def _prefill_budget(self, n_decode: int, *, is_live: bool) -> int:
+        """Return the prefill tokens of a step that also has `n_decode` decode tokens.
+
+        Steps are short while live sequences decode, and while only batch sequences run, because a live request may
+        arrive. Batch sequences wait for a live prefill of any length.
+        """
+        others_wait = n_decode or not is_live or any(s.phase is Phase.DECODE and not is_batch(s) for s in self.active())
         size = self.step_size.after(self.spent_s) if others_wait else self.step_size_alone.size
         # with separate KV, prefill is evaluated separately: decode tokens do not reduce the budget
-        budget = max(size - n_tokens if self.info.unified else size, self.params.min_chunk if entries else 1)
-        most = min(self._limit, self.info.n_batch) - n_tokens
-        budget = min(budget, most)
-        prompts = [s for s in members if s.phase is prefill]
-        streams = {} if self.info.unified else {e.seq: len(e.tokens) for e in entries}
-        joins = self._joining(streams.keys(), prompts, budget // 2)
-        n_joins = len(joins)
-        rate = self.move_cost.computed
-        for s in in_order(prompts, rate, self._counters.served, self.placer.inherited()):
-            if s.slot is None or (budget <= n_joins and s.slot.id not in joins):
+        return max(size - n_decode if self.info.unified else size, self.params.min_chunk if n_decode else 1)
+
+    def _prefill_runs(self, prompts: list[Sequence], decode: list[TokenRun]) -> list[TokenRun]:
+        """Return the prefill tokens of the step besides the `decode` runs, in the order of `in_order`.
+
+        With separate KV, a prompt between two sequences of the step gets at least one token, so that its neighbours
+        share an evaluation.
+        """
+        n_decode = sum([len(run.tokens) for run in decode])
+        left = min(self._limit, self.info.n_batch) - n_decode
+        budget = min(self._prefill_budget(n_decode, is_live=not all(map(is_batch, prompts))), left)
+        n_to_score = self.info.n_more_outputs - sum([run.n_outputs - 1 for run in decode])
+        joining: set[int] = set()
+        if decode and not self.info.unified:
+            ids = {s.held.id for s in prompts}
+            joining = set(sorted(self._joining(ids, ids | {run.seq for run in decode}))[: budget // 2])
+        runs: list[TokenRun] = []
+        for s in in_order(prompts, self.move_cost.computed, self._counters.served, self.placer.inherited()):
+            if budget <= len(joining) and s.held.id not in joining:
                 continue
-            if budget <= 0:
-                break
-            at = len(s.slot.tokens)
-            n_joins -= s.slot.id in joins
-            n_most = max(budget - n_joins, 1)
-            span = span_at(s.media, at) if s.media else None
-            is_medium = span is not None and span.start <= at  # decoded in a separate batch
-            n_left = (span.end if span is not None and is_medium else len(s.target)) - at
-            if is_medium and n_tokens:  # decode tokens are decoded before it in a separate batch
-                spent_s = self.spent_s + self.move_cost.step_s
-                n = portion(n_left, min(n_most, self.step_size.after(spent_s)), self.info.n_ubatch, exact=True)
-            else:
-                n = portion(n_left, n_most, self.info.n_ubatch)
-            # tokens that share evaluations with decode tokens do not reduce the budget
-            n_more = n_beside(streams, s.slot.id) if 1 < n < n_left and s.slot.id in joins and not is_medium else 0
-            end = at + min(n + n_more, most - n_joins)
-            if at < s.adapter_set.start < end:  # an aLoRA starts there
-                end = s.adapter_set.start
-            end = s.next_checkpoint(at, end)
-            if span is not None:
-                end = _end_with_media(span, at, end)
-            scored = s.unscored and at >= s.n_scored
-            if scored and is_medium:  # its last token gives the log probability of the text after it
-                end = end if n_to_score else at
-                n_to_score -= end > at
-            elif scored:
-                end = min(end, at + n_to_score)
-                n_to_score -= min(end, len(s.target)) - at
-            elif s.unscored:  # it was preempted; scored tokens are computed again
-                end = min(end, s.n_scored)
-            tokens = s.target[at:end]
-            if not tokens:  # this step's outputs are used up
+            joining.discard(s.held.id)
+            share = max(budget - len(joining), 1)
+            run, n_wanted, n_left = self._prefill_run(s, share, left - len(joining), n_to_score, n_decode)
+            n = min(len(run.tokens), n_wanted)
+            if not n:  # this step's outputs are used up
                 continue
             # the rest that a prompt leaves to stay in whole tiles is too small for another prompt
-            budget -= n_most if n <= len(tokens) < n_left else min(len(tokens), n)
-            most -= min(len(tokens), n) if is_medium else len(tokens)
-            is_last = at + len(tokens) == len(s.target) and not s.output  # with output, the next token is known
-            n_outputs = len(tokens) if scored and not is_medium else int(scored or is_last)
-            entries.append(TokenRun(s.slot.id, at, tokens, n_outputs, s, scored))
-            if span is not None and is_medium:
-                entries[-1].media = _input(s, span, at)
-        longest = max(streams.values(), default=self.info.n_batch)
-        entries.sort(key=lambda e: batch_order(e.seq, len(e.tokens) > longest, streams.keys(), joins))
-        return entries
+            budget -= share if n_wanted <= len(run.tokens) < n_left else n
+            left -= n
+            n_to_score -= run.n_outputs if run.scored else 0
+            runs.append(run)
+            if budget <= 0:
+                break
+        return runs
+
+    def _prefill_run(
+        self, s: Sequence, share: int, most: int, n_to_score: int, n_decode: int
+    ) -> tuple[TokenRun, int, int]:
+        """Return the next run of a prompt: about `share` tokens, at most `most`, or a whole medium.
+
+        Also returns how many tokens were wanted, and how many its text or medium has left. `n_to_score`: outputs for
+        prompt log probabilities.
+        """
+        slot = s.held
+        at = len(slot.tokens)
+        span = span_at(s.media, at) if s.media else None
+        is_medium = span is not None and span.start <= at  # decoded in a separate batch
+        n_left = (span.end if span is not None and is_medium else len(s.target)) - at
+        if is_medium and n_decode:  # decode tokens are decoded before it in a separate batch
+            size = self.step_size.after(self.spent_s + self.move_cost.step_s)
+            n = portion(n_left, min(share, size), self.info.n_ubatch, exact=True)
+        else:
+            n = portion(n_left, share, self.info.n_ubatch)
+        end = at + min(n, most)
+        if at < s.adapter_set.start < end:  # an aLoRA starts there
+            end = s.adapter_set.start
+        end = s.next_checkpoint(at, end)
+        if span is not None:
+            end = _end_with_media(span, at, end)
+        scored = s.unscored and at >= s.n_scored
+        if scored and is_medium:  # its last token gives the log probability of the text after it
+            end = end if n_to_score else at
+        elif scored:
+            end = min(end, at + n_to_score)
+        elif s.unscored:  # it was preempted; scored tokens are computed again
+            end = min(end, s.n_scored)
+        tokens = s.target[at:end]
+        is_last = at + len(tokens) == len(s.target) and not s.output  # with output, the next token is known
+        n_outputs = len(tokens) if scored and not is_medium else int(scored or is_last)
+        media = _input(s, span, at) if span is not None and is_medium else None
+        return TokenRun(slot.id, at, tokens, n_outputs, s, scored, media=media), n, n_left
 
     def relocation(self, fixed: AbstractSet[int]) -> tuple[Slot, Slot] | None:
         """Return (source, target) of the best relocation, as `best_relocation`. Slots in `fixed` and requested slots
@@ -292,16 +311,6 @@ class Scheduler:
         if n_lost := len(target.tokens):  # offloaded to RAM, or recomputed later
             seconds += cost.round_trip_s(n_lost) if self.ram.limit else cost.compute_s(n_lost)
         return seconds
-
-    @staticmethod
-    def _joining(streams: AbstractSet[int], prompts: list[Sequence], most: int) -> AbstractSet[int]:
-        """Return at most `most` slots of prompts that lie between decoding sequences. With one token each in the step,
-        the sequences on both sides share an evaluation.
-        """
-        if not prompts or len(streams) < 2:
-            return frozenset()
-        waiting = {s.slot.id for s in prompts if s.slot is not None and not s.unscored}
-        return frozenset(between(streams, waiting)[:most])
 
     def _members(self) -> list[Sequence]:
         """Return the sequences of the next batch. One LoRA set computes a batch, so sets take turns, and so do
@@ -446,6 +455,32 @@ class Scheduler:
             assert s.slot is None, "a waiting sequence has a slot"
             assert s.phase is Phase.WAITING, "a waiting sequence is not waiting"
         self.ram.check_integrity()
+
+
+def in_batch_order(decode: list[TokenRun], prefill: list[TokenRun], *, is_split: bool) -> list[TokenRun]:
+    """Return the runs of a step in the order of the batch: by sequence.
+
+    With separate KV (`is_split`), neighbouring prefills that are longer than all `decode` runs go where they are
+    evaluated apart from these, because the library evaluates a run together with the one before it in the batch.
+    Together, all of them would attend to as many cells as the prompt has. They stay if both of their neighbours are
+    in the step, which they join to one evaluation.
+    """
+    least = 1 + max([len(run.tokens) for run in decode], default=0)
+    is_long = {run.seq: len(run.tokens) >= least for run in (*decode, *prefill)}
+
+    def key(run: TokenRun) -> tuple[int, int]:
+        if not (is_split and decode and is_long[run.seq]):
+            return 1, run.seq
+        first = last = run.seq
+        while is_long.get(first - 1):
+            first -= 1
+        while is_long.get(last + 1):
+            last += 1
+        if first - 1 in is_long and last + 1 in is_long:
+            return 1, run.seq
+        return (0 if first - 1 in is_long else 2), run.seq
+
+    return sorted([*decode, *prefill], key=key)
 
 
 def batches(entries: list[TokenRun], n_ubatch: int) -> Iterator[list[TokenRun]]:

@@ -10,15 +10,13 @@ less than a tenth gained by another. For a single sequence this is its tokens pe
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from math import log, log1p
 from random import Random
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from server.engine.speculate.lookup import TextSource
+from server.engine.speculate.lookup import Lookup
 
 UNKNOWN_SHARE = 0.5  # assumed upper bound of an additional token's cost, as a share of its even part of the step
 FORGET = 256  # steps after which an unused measurement is dropped, because it may have been disturbed
@@ -27,7 +25,8 @@ _SAME = 8  # steps for which an answer is cached
 _EXACT = 32  # exact sizes up to here; larger ones in eighths of their power of two
 _PART = 16  # least prefill tokens that tell the cost of an additional token
 
-LEAST = 0.02  # less probable draft tokens are not considered
+LENGTHS = (*range(1, 17), 24, 32, 48, 64)  # of drafts
+LEAST, SURE = 0.02, 0.98  # bounds of an acceptance rate
 _MARGIN = 0.01  # required gain, because costs and rates are estimates
 
 
@@ -127,117 +126,65 @@ class StepCost:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
-    """The step that drafts are added to: without drafts it yields `n_tokens` in `base_s` seconds.
-
-    ``extra_s`` returns the cost of additional tokens. ``evaluation_tokens`` is the cost of each further run length
-    in tokens. ``pads``: shorter runs are padded (`evaluated`).
+class DraftLength:
+    """Verify drafts of ``length`` tokens for the first ``count`` sequences. ``gain``: the sum of the logarithms of all
+    sequences' tokens per second, compared with no drafts.
     """
 
-    n_tokens: int
-    base_s: float
-    extra_s: Callable[[int], float]
-    evaluation_tokens: float = 0.0
-    pads: bool = False
+    count: int = 0
+    length: int = 0
+    gain: float = 0.0
 
 
-def evaluated(sequences: Mapping[int, int], evaluation_tokens: float, *, pads: bool) -> int:
-    """Return the number of tokens that costs as much as this step; `sequences` counts sequences by token count.
+def draft_length(
+    chances: Sequence[float],
+    n_tokens: int,
+    step_s: Callable[[int], float],
+    most: int,
+    room: int,
+    draft_s: Callable[[int], float] = lambda count: 0.0,
+) -> DraftLength:
+    """Return how many tokens to draft, at most `most` each and `room` in all, in a step of `n_tokens` otherwise.
 
-    With separate KV, only sequences with equal token counts are evaluated together. Each further length costs
-    `evaluation_tokens`, or less if the others are padded to it (`schedule.evaluations`).
+    `chances`, never rising: the acceptance rate per sequence. `step_s`: seconds of a step of so many tokens.
+    `draft_s`: seconds to propose one more token for so many sequences. All drafts have one length, because with
+    separate KV each other length takes another graph evaluation.
     """
-    n = sum([each * count for each, count in sequences.items()])
-    apart = (len(sequences) - 1) * evaluation_tokens
-    return n + int(min(apart, max(sequences) * sum(sequences.values()) - n) if pads else apart)
-
-
-def lengths(reaches: Sequence[Sequence[float]], step: Step, most: int) -> list[int]:
-    """Return how many tokens of each draft to verify, at most `most` in total.
-
-    ``reaches``: for each draft, the probabilities that its tokens are accepted, never rising.
-    """
-    taken, n_tokens, base_s = [0] * len(reaches), step.n_tokens, step.base_s
-    if base_s <= 0:
-        return taken
-    ranked = sorted(_gains(reaches), reverse=True)[:most]
-    best, n_best, gain = _MARGIN * (1 + n_tokens), 0, 0.0
-    alike = {1: n_tokens}  # sequences by token count
-    for n, (more, i) in enumerate(ranked, 1):
-        gain += more
-        taken[i] += 1
-        alike[taken[i]] -= 1
-        if not alike[taken[i]]:
-            del alike[taken[i]]
-        alike[taken[i] + 1] = alike.get(taken[i] + 1, 0) + 1
-        extra_s = step.extra_s(evaluated(alike, step.evaluation_tokens, pads=step.pads) - n_tokens)
-        value = gain - n_tokens * log1p(extra_s / base_s)
-        if value > best:
-            best, n_best = value, n
-        most_gain = gain + (len(ranked) - n) * more  # gains fall and costs rise
-        if most_gain - n_tokens * log1p(step.extra_s(n) / base_s) <= best:
-            break
-    taken = [0] * len(reaches)
-    for _, i in ranked[:n_best]:
-        taken[i] += 1
-    return taken
-
-
-def _gains(reaches: Sequence[Sequence[float]]) -> list[tuple[float, int]]:
-    """Return, for each draft token, its gain in log tokens and the index of its sequence.
-
-    The gain falls within a draft, so the best tokens overall are the first ones of each draft.
-    """
-    gains = []
-    for i, reach in enumerate(reaches):
-        expected = 1.0
-        for p in reach:
-            if p < LEAST:
-                break
-            gains.append((log1p(p / expected), i))
-            expected += p
-    return gains
-
-
-def draft_length(chances: Sequence[float], step: Step, draft_s: Callable[[int], float], most: int) -> tuple[int, int]:
-    """Return (sequences, tokens each) that a draft model should propose, at most `most` tokens; (0, 0) if nothing pays.
-
-    ``chances``, never rising: the acceptance rate per sequence. ``draft_s`` is the duration of proposing one more
-    token for so many sequences.
-    """
-    n, n_tokens, base_s = len(chances), step.n_tokens, step.base_s
-    best, found = _MARGIN * (1 + n_tokens), (0, 0)
+    n, base_s = len(chances), step_s(n_tokens)
+    if base_s <= 0:  # not measured yet
+        return DraftLength()
+    best = DraftLength(gain=_MARGIN * (1 + n_tokens))
     counts = sorted({1, n // 4, n // 2, n} - {0})
-    for length in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32):
+    for length in LENGTHS:
         if length > most:
             break
-        gains = [log1p(_expected(p, length)) for p in chances]
+        gains = list(accumulate([log1p(_expected(p, length)) for p in chances]))
         for count in counts:
-            tokens = {1: n_tokens - count, 1 + length: count} if count < n_tokens else {1 + length: count}
-            more = evaluated(tokens, step.evaluation_tokens, pads=step.pads) - n_tokens
-            seconds = base_s + length * draft_s(count) + step.extra_s(more)
-            value = sum(gains[:count]) - n_tokens * log(seconds / base_s)
-            if value > best:
-                best, found = value, (count, length)
-    return found
+            if count * length > room:
+                break
+            seconds = step_s(n_tokens + count * length) + length * draft_s(count)
+            gain = gains[count - 1] - n_tokens * log(seconds / base_s)
+            if gain > best.gain:
+                best = DraftLength(count, length, gain)
+    return best
 
 
 def _expected(p: float, n: int) -> float:
     """Return the expected number of accepted tokens of `n` at acceptance rate `p`."""
-    return p * (1 - p**n) / (1 - p) if p < 1 else float(n)
+    p = min(max(p, LEAST), SURE)
+    return p * (1 - p**n) / (1 - p)
 
 
 # ---- the speculation state of one sequence
 
-SURE = 0.98  # upper bound of an acceptance rate
-_WEIGHT = 0.2  # weight of one token in the acceptance rate
+_WEIGHT, _DRAFT_WEIGHT = 0.2, 0.1  # weight of one token in the acceptance rate of text and of a draft model
 UNSEEN = 0.7  # initial acceptance rate of a draft model
 _LOOKED_UP = 0.3  # initial acceptance rate of text drafts: too low to pay on most machines
 
 
 @dataclass(eq=False, slots=True)
 class DraftState:
-    """Speculation state of one sequence: limits, sources and acceptance rates.
+    """Speculation state of one sequence: limits, lookups and acceptance rates.
 
     At most ``most`` tokens come from the text, and ``least_drafted`` to ``most_drafted`` from a draft model, which
     stops at a token less probable than ``p_min``. ``acceptance`` is the recent acceptance rate of text drafts,
@@ -246,48 +193,46 @@ class DraftState:
     """
 
     most: int
-    sources: "tuple[TextSource, ...]" = ()
+    lookups: tuple[Lookup, ...] = ()
     most_drafted: int = 0
     least_drafted: int = 0
     p_min: float = 0.0
     acceptance: float = _LOOKED_UP
     draft_acceptance: float = UNSEEN
+    n_judged: int = 0  # tokens of a draft model that were compared with sampled ones
     expected: list[int] = field(default_factory=list)
-    source: "TextSource | None" = None  # source of ``expected``; None: a draft model
+    is_text: bool = False  # whether ``expected`` comes from the text
     dice: Random | None = None  # random acceptance for synthetic benchmarks (`rates_of_length`)
 
     def look_up(self, most: int) -> list[int]:
-        """Return the proposal of the first source that has one."""
-        for source in self.sources:
-            draft = source.propose(most)
+        """Return the draft of the first lookup that has one."""
+        for lookup in self.lookups:
+            draft = lookup.propose(most)
             if draft:
-                self.expected, self.source = draft[::-1], source
+                self.expected, self.is_text = draft[::-1], True
                 return draft
         self.expected = []
         return []
 
     def expect(self, drafted: Sequence[int]) -> None:
         """Record the tokens that a draft model proposed."""
-        self.expected, self.source = list(drafted[::-1]), None
+        self.expected, self.is_text = list(drafted[::-1]), False
 
     def add(self, token: int) -> None:
         """Record that `token` was sampled."""
-        for source in self.sources:
-            source.add(token)
+        for lookup in self.lookups:
+            lookup.add(token)
         if not self.expected:
             return
         right = self.expected.pop() == token
         if not right:
             self.expected = []
-        if self.source is None:
-            self.draft_acceptance += _WEIGHT * (right - self.draft_acceptance)
+        if not self.is_text:
+            self.n_judged += 1
+            weight = max(_DRAFT_WEIGHT, 1 / (1 + self.n_judged))
+            self.draft_acceptance += weight * (right - self.draft_acceptance)
         else:
             self.acceptance += _WEIGHT * (right - self.acceptance)
-
-    def reach(self, n: int) -> list[float]:
-        """Return, for each of `n` text draft tokens, the probability that it and all before it are accepted."""
-        right = min(self.acceptance, SURE)
-        return [right**i for i in range(1, n + 1)]
 
 
 # ---- synthetic acceptance for benchmarks: draft tokens are accepted at random to measure a draft of a given quality.

@@ -8,16 +8,19 @@ from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
-from math import sqrt
+from math import exp, expm1, sqrt
+from typing import TypeAlias
 
 from server.engine.prefix.hashes import common_prefix
 from server.engine.runner_api import DraftRunner, MtpHeads
 from server.engine.schedule.scheduler import TokenRun
 from server.engine.sequence import Sequence
-from server.engine.speculate.cost import LEAST, SURE, UNSEEN, DraftState, Step, StepCost, draft_length
+from server.engine.speculate.cost import LEAST, SURE, UNSEEN, DraftLength, DraftState, StepCost, draft_length
 
 log = logging.getLogger(__name__)
 
+StepSeconds: TypeAlias = Callable[[int], float]
+"""The seconds of a step of so many tokens."""
 _TAKEN_OVER = 32  # additional tokens for which a slot copies another slot's cells
 NEAR = 16  # tokens that may be missing when a draft starts: tokens since the last draft, or a short prompt
 MIN_CHUNK = 32  # smallest prefill chunk
@@ -26,22 +29,29 @@ _ANSWER = 128  # assumed tokens of a reply
 _UNSEEN_SHARE = 0.15  # initial cost of a draft step, as a share of the model's step
 _READING = 0.1  # initial cost of a prefill token, as a share of a decode token
 _RECOVERS = 1 / 256  # recovery towards `UNSEEN` per step without a draft, so that it is tried again
-_EVERY = 8  # steps for which a decision holds, because a single step is noise
 _FIRST = 2  # tokens of the first draft, whose cost is unknown
 
 
 @dataclass(eq=False, slots=True)
 class Draft:
     """A draft for `sequence` of at most `most` tokens, continued while the next token is accepted with probability
-    ``needed`` or more. ``reach``: the probability that each token and all before it are accepted.
+    ``needed`` or more. ``reach``: the probability that each token and all before it are accepted; below ``verified``
+    they are not verified.
     """
 
     sequence: Sequence
     state: DraftState
     most: int
     needed: float = 0.0
+    verified: float = 0.0
     tokens: list[int] = field(default_factory=list)
     reach: list[float] = field(default_factory=list)
+
+    @property
+    def probable(self) -> list[int]:
+        """The tokens to verify."""
+        n = sum([reach >= self.verified for reach in self.reach])
+        return self.tokens[: max(n, self.state.least_drafted)]
 
     @property
     def acceptance(self) -> float:
@@ -196,13 +206,10 @@ class Drafting:
     _cost: StepCost = field(default_factory=StepCost)  # of one more token for so many drafts
     _read_s: float = 0.0  # seconds per prefill token
     _said_failure: bool = False
-    _decided: tuple[int, int] = 0, 0
-    _decided_for: tuple[int, int] = 0, 0
-    _age: int = 0
 
-    def propose(self, wanted: Seq[Draft], step: Step | None) -> None:
-        """Add tokens to the drafts in `wanted` for which they pay. With `step` None, to all at full length, for
-        reproducible benchmarks.
+    def propose(self, wanted: Seq[Draft], n_tokens: int, room: int, step_s: StepSeconds | None) -> None:
+        """Add tokens, `room` in all, to the drafts in `wanted` for which they pay in a step of `n_tokens` otherwise.
+        With `step_s` None, to all at full length, for reproducible benchmarks.
 
         Never fails: after an error the affected sequences get no more drafts, which is logged once.
         """
@@ -210,17 +217,17 @@ class Drafting:
             draft.state.draft_acceptance += _RECOVERS * (UNSEEN - draft.state.draft_acceptance)
             draft.most = min(draft.most, self._cells.info.n_ctx_seq - draft.sequence.n_computed - 2)
         try:
-            if step is None:
+            if step_s is None:
                 for draft in wanted:
                     self._read_all(draft)
             near, far = self._sorted(wanted)
-            if step is not None:
+            if step_s is not None:
                 if far:
-                    self._read(far[0], near, len(near) + len(far), step)
-                near = self._bounded(near, step)
+                    self._read(far[0], near, len(near) + len(far), n_tokens, step_s)
+                near = self._bounded(near, n_tokens, room, step_s)
             self._grow(near)
             for draft in near:
-                if step is not None and len(draft.tokens) < draft.state.least_drafted:
+                if step_s is not None and len(draft.tokens) < draft.state.least_drafted:
                     draft.tokens = []
         except Exception as error:  # a draft must never fail a request
             if not self._said_failure:
@@ -274,30 +281,29 @@ class Drafting:
         near.sort(key=lambda draft: -draft.state.draft_acceptance)
         return near, far
 
-    def _draft_s(self, n: int, step: Step) -> float:
-        return self._cost.of(n) or _UNSEEN_SHARE * step.base_s
+    def _draft_s(self, base_s: float) -> Callable[[int], float]:
+        return lambda count: self._cost.of(count) or _UNSEEN_SHARE * base_s
 
-    def _bounded(self, near: list[Draft], step: Step) -> list[Draft]:
+    def _bounded(self, near: list[Draft], n_tokens: int, room: int, step_s: StepSeconds) -> list[Draft]:
         """Return the leading drafts that pay, with their lengths set.
 
         The cost of a draft is unknown before the first one, so that one is always made.
         """
         if not near:
             return []
-        if not self._cost.of(1):
-            count, length = 1, min(max(_FIRST, near[0].state.least_drafted), near[0].most)
-        else:
-            asked = (len(near), step.n_tokens)
-            self._age += 1
-            if asked != self._decided_for or self._age >= _EVERY:
-                self._decided_for, self._age = asked, 0
-                most, chances = max(draft.most for draft in near), [draft.acceptance for draft in near]
-                self._decided = draft_length(chances, step, lambda n: self._draft_s(n, step), most)
-            count, length = self._decided
+        base_s = step_s(n_tokens)
+        draft_s, most = self._draft_s(base_s), max(draft.most for draft in near)
+        chosen = DraftLength(1, max(_FIRST, near[0].state.least_drafted))
+        if self._cost.of(1):
+            chosen = draft_length([draft.acceptance for draft in near], n_tokens, step_s, most, room, draft_s)
+        count, length = chosen.count, chosen.length
         for draft in near[:count]:
-            more_s = self._draft_s(count, step) / count + step.extra_s(count * length) / (count * length)
-            draft.needed = more_s * step.n_tokens / step.base_s  # probability at which a token pays
-            draft.most = min(draft.most, 2 * length)
+            verify_s = (step_s(n_tokens + count * length) - base_s) / (count * length)
+            # probabilities at which it pays to verify a token, and to propose one
+            speed = exp(chosen.gain / n_tokens) * n_tokens / base_s
+            draft.verified = verify_s * speed
+            draft.needed = draft.verified + draft_s(count) / count * speed
+            draft.most = min(draft.most, 2 * length, room // count)
         return near[:count]
 
     def _read_all(self, draft: Draft) -> None:
@@ -305,29 +311,23 @@ class Drafting:
             if not self._cells.catch_up(draft.sequence, min(missing - 1, self._cells.info.n_batch)):
                 break
 
-    def _read(self, draft: Draft, near: Seq[Draft], n: int, step: Step) -> None:
-        """Prefill a part of a long text if the rest of the reply is expected to repay it and there is room otherss
+    def _read(self, draft: Draft, near: Seq[Draft], n: int, n_tokens: int, step_s: StepSeconds) -> None:
+        """Prefill a part of a long text if the rest of the reply is expected to repay it and there is room besides
         `near`.
 
         The estimate assumes drafts for all `n` sequences, which makes each cheaper.
         """
-        missing = self._cells.missing(draft.sequence)
-        token_s = step.base_s / step.n_tokens
-        read_s = self._read_s or _READING * _UNSEEN_SHARE * token_s
-        right = draft.acceptance
-        count, length = draft_length([right] * n, step, lambda m: self._draft_s(m, step), draft.most)
-        if not count:  # no draft would be made now
-            return
-        n_expected = step.n_tokens + count * sum(right**i for i in range(1, length + 1))
-        spent_s = length * self._draft_s(count, step) + step.extra_s(count * length)
-        seconds = (step.base_s + spent_s) / n_expected
+        missing, base_s = self._cells.missing(draft.sequence), step_s(n_tokens)
+        read_s = self._read_s or _READING * _UNSEEN_SHARE * base_s / n_tokens
+        chances, room = [draft.acceptance] * n, n * draft.most
+        chosen = draft_length(chances, n_tokens, step_s, draft.most, room, self._draft_s(base_s))
         request, n_out = draft.sequence.request, len(draft.sequence.output)
         left = max(_ANSWER - n_out, _ANSWER // 4)
         if request.max_tokens >= 0:
             left = min(left, request.max_tokens - n_out)
-        if left * (token_s - seconds) <= missing * read_s:
+        if not chosen.count or left * base_s * -expm1(-chosen.gain / n) <= missing * read_s:
             return
-        chunk = min(max(MIN_CHUNK, int(_CHUNK_SHARE * step.base_s / read_s)), missing - 1, self._cells.info.n_batch)
+        chunk = min(max(MIN_CHUNK, int(_CHUNK_SHARE * base_s / read_s)), missing - 1, self._cells.info.n_batch)
         started = self._clock()
         if self._cells.catch_up(draft.sequence, chunk, [other.sequence for other in near]):
             self._read_s += (0.3 if self._read_s else 1.0) * ((self._clock() - started) / chunk - self._read_s)

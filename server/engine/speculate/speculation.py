@@ -1,6 +1,5 @@
 """Draft tokens of each step of one instance, and what is learned from them. Used by its step thread."""
 
-from collections import Counter
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
@@ -12,21 +11,19 @@ from server.engine.request import RANDOM_SEED
 from server.engine.runner_api import Runner, RunnerInfo
 from server.engine.schedule.scheduler import TokenRun
 from server.engine.sequence import Sequence
-from server.engine.speculate.cost import DraftState, Step, StepCost, conditional, evaluated, lengths
+from server.engine.speculate.cost import DraftState, StepCost, conditional, draft_length
 from server.engine.speculate.draft_model import Draft, DraftCells, Drafting, MtpProposer
-from server.engine.speculate.lookup import CHUNK, sources
+from server.engine.speculate.lookup import CHUNK, lookups
 
 _PAUSE = 32  # steps without drafts after a batch found no cells
 _AGAIN = 1.5  # cost factor if accepted tokens are decoded again after a rejection
 _USUAL = 1024  # reply tokens that an index has room for; older ones are dropped
 _SHORT = 3  # replies this short gain nothing: the token after a draft is the model's
-_ENOUGH = 1.0  # expected accepted tokens of a text draft that make a draft model unnecessary
+_ENOUGH = 0.5  # acceptance rate of text drafts that makes a draft model unnecessary: a token is expected
 
 
 def speculation(params: EngineParams, runner: Runner, clock: Callable[[], float]) -> "Speculation | None":
-    """Return the speculation of an instance, None if it is off. Raises `ConfigError` for a lookup cache that cannot be
-    read.
-    """
+    """Return the speculation of an instance, None if it is off."""
     drafting, eog = None, runner.vocab.eog
     if not runner.info.n_draft_max:
         return None
@@ -49,7 +46,7 @@ class Speculation:
 
     def __post_init__(self) -> None:
         self._synthetic = conditional(self._params.spec_synth)
-        self._sources = sources(self._params)
+        self._lookups = lookups(self._params)
 
     def begin(self, sequence: Sequence) -> None:
         """Set up `sequence`, which got a slot for the first time."""
@@ -58,11 +55,9 @@ class Speculation:
         if most < 1 or 0 <= request.max_tokens < _SHORT:
             return
         n_more = _USUAL if request.max_tokens < 0 else min(request.max_tokens, _USUAL)
-        sequence.draft_state = state = DraftState(
-            most, self._sources(len(request.prompt) + n_more, not sequence.adapter_set.scope)
-        )
-        for source in state.sources:
-            source.extend(text_of(request.prompt, request.media))
+        sequence.draft_state = state = DraftState(most, self._lookups(len(request.prompt) + n_more))
+        for lookup in state.lookups:
+            lookup.extend(text_of(request.prompt, request.media))
         if self._drafting is not None:
             state.most_drafted = min(most, params.spec_draft_max)
             state.least_drafted = params.spec_draft_min if request.spec_n_min < 0 else request.spec_n_min
@@ -76,8 +71,8 @@ class Speculation:
         left = CHUNK
         for sequence in sequences:
             if sequence.draft_state is not None:
-                for source in sequence.draft_state.sources:
-                    left -= source.catch_up(left) if left > 0 else 0
+                for lookup in sequence.draft_state.lookups:
+                    left -= lookup.catch_up(left) if left > 0 else 0
 
     def propose(self, generating: Seq[Sequence], room: int) -> list[list[int]]:
         """Return draft tokens after each sequence's next token, at most `room` in total.
@@ -86,32 +81,35 @@ class Speculation:
         """
         if self._synthetic and self._drafting is not None and room > 0:
             always = [min(len(self._synthetic), room // len(generating))] * len(generating)
-            drafts = self._draft(self._drafting, generating, always, None)
-            return [drafts[i].tokens if i in drafts else [] for i in range(len(generating))]
+            made = self._draft(self._drafting, generating, always, room)
+            return [made[i].tokens if i in made else [] for i in range(len(generating))]
         found = [self._look_up(sequence) for sequence in generating]
         self._pause = max(self._pause - 1, 0)
         if self._pause or room < 1 or (self._drafting is None and not any(found)):
             return [[] for _ in generating]
         n = len(generating)
-        cost, base_s = self._cost, self._cost.of(n)
-        if base_s <= 0.0:  # step costs are not measured yet
+        if self._cost.of(n) <= 0.0:  # step costs are not measured yet
             return [[] for _ in generating]
-        again = 1.0 if self._info.can_cut else _AGAIN
-        info = self._info
-        step = Step(
-            n,
-            base_s,
-            lambda more: again * max(cost.of(n + more) - base_s, 0.0),
-            info.evaluation_tokens,
-            info.pads,
-        )
-        reaches = [s.draft_state.reach(len(g)) if s.draft_state else [] for s, g in zip(generating, found, strict=True)]
+        drafts: list[list[int]] = [[] for _ in generating]
+        rates = [s.draft_state.acceptance if s.draft_state and found[i] else 0.0 for i, s in enumerate(generating)]
         if self._drafting is not None:
-            wanted = [self._params.spec_draft_max if sum(reach) < _ENOUGH else 0 for reach in reaches]
-            for i, draft in self._draft(self._drafting, generating, wanted, step).items():
-                found[i], reaches[i] = draft.tokens, draft.reach
-        chosen = lengths(reaches, step, room)
-        return [draft[:n_chosen] for draft, n_chosen in zip(found, chosen, strict=True)]
+            most = [self._params.spec_draft_max if rate < _ENOUGH else 0 for rate in rates]
+            for i, draft in self._draft(self._drafting, generating, most, room).items():
+                drafts[i], rates[i] = draft.probable, 0.0
+                room -= len(drafts[i])
+        repeating = sorted([i for i, rate in enumerate(rates) if rate], key=lambda i: -rates[i])
+        if repeating:
+            longest = max([len(found[i]) for i in repeating])
+            chosen = draft_length([rates[i] for i in repeating], n, self._step_s(n), longest, room)
+            for i in repeating[: chosen.count]:
+                drafts[i] = found[i][: chosen.length]
+        return drafts
+
+    def _step_s(self, n: int) -> Callable[[int], float]:
+        """Return a function of the seconds of a step with so many tokens, `n` of them without drafts."""
+        cost, base_s = self._cost, self._cost.of(n)
+        again = 1.0 if self._info.can_cut else _AGAIN
+        return lambda n_tokens: base_s + again * max(cost.of(n_tokens) - base_s, 0.0)
 
     def takes(self, sequence: Sequence, n: int) -> bool | None:
         """Whether the `n`-th draft token is accepted in a synthetic benchmark; None: sampling decides."""
@@ -127,10 +125,8 @@ class Speculation:
         most = self._most(sequence, state.most)
         return state.look_up(most) if most > 0 else []
 
-    def _draft(
-        self, drafting: Drafting, generating: Seq[Sequence], most: Seq[int], step: Step | None
-    ) -> dict[int, Draft]:
-        """Return the drafts of a draft model by sequence index, with at most `most` tokens each."""
+    def _draft(self, drafting: Drafting, generating: Seq[Sequence], most: Seq[int], room: int) -> dict[int, Draft]:
+        """Return the drafts of a draft model by sequence index, with at most `most` tokens each and `room` in all."""
         drafts: dict[int, Draft] = {}
         for i, sequence in enumerate(generating):
             state = sequence.draft_state
@@ -139,7 +135,8 @@ class Speculation:
                 if n > 0:
                     drafts[i] = Draft(sequence, state, n)
         if drafts:
-            drafting.propose(list(drafts.values()), step)
+            n = len(generating)
+            drafting.propose(list(drafts.values()), n, room, None if self._synthetic else self._step_s(n))
         drafts = {i: draft for i, draft in drafts.items() if draft.tokens}
         for draft in drafts.values():
             draft.state.expect(draft.tokens)
@@ -161,13 +158,4 @@ class Speculation:
         if n_prompt == n_tokens:
             self._cost.observe_prompt(n_prompt, seconds)
         elif not n_prompt:
-            if n_tokens > len(entries):
-                counts = Counter([len(e.tokens) for e in entries])
-                n_tokens = evaluated(counts, self._info.evaluation_tokens, pads=self._info.pads)
             self._cost.observe(n_tokens, seconds)
-
-    def record_accepted(self, sequence: Sequence, n_checked: int, n_right: int) -> None:
-        """Record that of `n_checked` draft tokens the first `n_right` were accepted."""
-        state = sequence.draft_state
-        if state is not None and state.source is not None:
-            state.source.record_accepted(n_checked, n_right)

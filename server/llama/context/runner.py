@@ -9,7 +9,6 @@ import numpy as np
 from server.engine.lora import Adapter
 from server.engine.request import Adapters, SamplingParams, TokenLogprob
 from server.engine.runner_api import BatchEntry, RunnerInfo
-from server.engine.schedule.evaluations import padded_lengths
 from server.errors import InternalError, NotNumbers
 from server.llama.context.batch import Batch
 from server.llama.context.draft_runner import LlamaDraftRunner
@@ -111,38 +110,7 @@ class LlamaRunner:
             return self._decode_media(context, entries)
         if (threads := self._threads.change()) is not None:
             C.llama_set_n_threads(context, *threads)
-        lengths = self._lengths(entries)
-        if not lengths:
-            return self._decode_native(context, self._batch.native, self._batch.fill(entries))
-        outputs = self._batch.fill(entries, lengths)
-        if not self._decode_native(context, self._batch.native, outputs):
-            return self._decode_native(context, self._batch.native, self._batch.fill(entries))
-        for entry, n in zip(entries, lengths, strict=True):
-            if n > len(entry.tokens) and not self._sequences.remove(entry.seq, entry.pos + len(entry.tokens)):
-                raise InternalError(f"sequence {entry.seq} keeps what only filled its run up")
-        return True
-
-    def _lengths(self, entries: Sequence[BatchEntry]) -> list[int]:
-        """How many tokens each run is decoded with, where some are filled up (`filled`): those that no more tokens of a
-        prompt follow."""
-        info = self.info
-        if not info.pads or len(entries) < 2:
-            return []
-        lengths = [len(entry.tokens) for entry in entries]
-        if min(lengths) == max(lengths):
-            return []
-        to, first = list(lengths), 0
-        for end in range(1, len(entries) + 1):
-            if end < len(entries) and entries[end].seq == entries[end - 1].seq + 1:
-                continue
-            last = [at for at in range(first, end) if entries[at].n_outputs]
-            better = padded_lengths([lengths[at] for at in last], info.evaluation_tokens, info.n_ubatch)
-            for at, n in zip(last, better, strict=True):
-                to[at] = n
-            first = end
-        fits = sum(to) <= self._batch.capacity
-        fits = fits and all(e.pos + n <= info.n_ctx_seq for e, n in zip(entries, to, strict=True))
-        return to if fits and to != lengths else []
+        return self._decode_native(context, self._batch.native, self._batch.fill(entries))
 
     def _decode_media(self, context: int, entries: Sequence[BatchEntry]) -> bool:
         if self._media is None:

@@ -149,8 +149,6 @@ class LlamaWeights:
             piece_s=piece_s(model, self._spec.native),
             turn_ends=self.vocab.turn_ends(),
             evaluation_s=cost.evaluation_s,
-            evaluation_tokens=cost.evaluation_tokens,
-            pads=cost.evaluation_tokens > 0 and can_cut(model, self._spec.native) and not self._spec.native.mtp,
             deferred=offloads(self._spec.native),
             copy_s=cost.copy_s,
         )

@@ -260,7 +260,7 @@ class Scenario:
         may_die, drafts = rng.random() < 0.4, rng.random() < 0.25
         costs: dict[str, Any] = {}
         if not unified and rng.random() < 0.5:  # sequences are brought to where steps need fewer evaluations
-            costs |= {"evaluation_s": 1e-3, "evaluation_tokens": 4.0, "pads": True, "copy_s": rng.choice([0.0, 0.01])}
+            costs |= {"evaluation_s": 1e-3, "copy_s": rng.choice([0.0, 0.01])}
         can_shift = all(isinstance(medium, tuple) and medium[2] is None for medium in self.media.values())
         self.runners: list[FaultyRunner] = []
         for i in range(n_instances):

@@ -69,17 +69,8 @@ def test_the_kinds_have_llama_servers_sizes() -> None:
     assert engine.spec_type == "ngram-map-k4v,ngram-mod,ngram-cache"
     assert (engine.spec_ngram_simple_size_n, engine.spec_ngram_simple_size_m) == (12, 48)
     assert (engine.spec_ngram_map_k4v_size_n, engine.spec_ngram_map_k4v_size_m) == (12, 48)
-    assert (engine.spec_ngram_mod_n_match, engine.spec_ngram_mod_n_min, engine.spec_ngram_mod_n_max) == (24, 48, 64)
+    assert (engine.spec_ngram_mod_n_match, engine.spec_ngram_mod_n_max) == (24, 64)
     assert engine.n_draft_max == 64
-    assert (engine.lookup_cache_static, engine.lookup_cache_dynamic) == (Path("a.bin"), Path("b.bin"))
-
-
-def test_a_lookup_cache_that_is_not_there_stops_the_start(tmp_path: Path) -> None:
-    model = tmp_path / "model.gguf"
-    model.write_bytes(b"GGUF....")
-    flags = ["-m", str(model), "--spec-type", "ngram-cache", "-lcs", "gone.bin"]
-    with pytest.raises(ConfigError, match=r"-lcs: no such file: gone\.bin"):
-        check_files(load_settings(flags, {}))
 
 
 def test_the_models_own_heads_are_loaded_when_asked_for() -> None:

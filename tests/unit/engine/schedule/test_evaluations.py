@@ -14,8 +14,8 @@ from server.engine.kv.cells import Cells
 from server.engine.params import EngineParams
 from server.engine.request import Request
 from server.engine.runner_api import RunnerInfo
-from server.engine.schedule.evaluations import batch_order, between, n_beside, n_more_runs, n_runs, padded_lengths
-from server.engine.schedule.scheduler import Scheduler
+from server.engine.schedule.evaluations import between, n_more_runs, n_runs
+from server.engine.schedule.scheduler import Scheduler, TokenRun, in_batch_order
 from server.engine.sequence import Phase, Sequence, Ticket
 from tests.support.fakes import FakeRunner, evaluations
 
@@ -79,39 +79,32 @@ def test_every_token_is_evaluated_once(runs: list[tuple[int, int]], n_ubatch: in
     assert evaluations(runs, n_ubatch) <= n_tokens
 
 
-@pytest.mark.parametrize("slot", [0, 4, 6])
-def test_a_prompt_beside_streams_is_evaluated_by_itself(slot: int) -> None:
+def token_run(seq: int, n: int) -> TokenRun:
+    sequence = Sequence(Ticket(Request(id="", prompt=[1]), lambda events: None, 0.0), 0)
+    return TokenRun(seq, 0, [1] * n, 1, sequence)
+
+
+@pytest.mark.parametrize(("slot", "n_evaluations"), [(0, 2), (4, 2), (6, 2)])
+def test_a_long_prefill_at_the_edge_of_decoding_sequences_is_evaluated_alone(slot: int, n_evaluations: int) -> None:
     """What is left of it after a first token with theirs would be 127 tokens: no whole tiles of attention."""
-    runs = [(1, 1), (2, 1), (3, 1), (slot, 128)]
-    runs.sort(key=lambda run: batch_order(run[0], run[1] > 1, {1, 2, 3}, frozenset()))
-    assert evaluations(runs, 512) == evaluations([run for run in runs if run[1] > 1], 512) + 1
-    at = [seq for seq, _ in runs].index(slot)
-    assert at == (0 if slot == 4 else 3)
+    decode = [token_run(seq, 1) for seq in (1, 2, 3)]
+    runs = [(run.seq, len(run.tokens)) for run in in_batch_order(decode, [token_run(slot, 128)], is_split=True)]
+    assert evaluations(runs, 512) == n_evaluations
+    assert [seq for seq, _ in runs].index(slot) == (0 if slot == 4 else 3)
 
 
-def test_runs_of_nearly_one_length_are_filled_up_to_it() -> None:
-    assert padded_lengths([5, 6, 5, 4, 6, 6], 9, 512) == [6] * 6
-    assert padded_lengths([2, 1, 1, 1], 9, 512) == [2] * 4
-    assert padded_lengths([1, 1, 1, 9, 10], 9, 512) == [1, 1, 1, 10, 10]
-    assert padded_lengths([9, 1, 1, 1], 9, 512) == [9, 1, 1, 1]
-    assert (
-        padded_lengths([21, 21, 22, 21, 23, 21, 23, 20], 6, 512) == [23] * 8
-    )  # else three of them are evaluated one by one
-    assert padded_lengths([20, 21, 21, 21, 21, 22, 23, 23], 6, 512) == [21] * 5 + [23] * 3
-    assert padded_lengths([5, 6, 5, 4], 0, 512) == [5, 6, 5, 4]
-    assert padded_lengths([5, 6, 5, 4], 9, 23) == [5, 6, 5, 5]
+def test_a_long_prefill_between_decoding_sequences_joins_them() -> None:
+    decode = [token_run(seq, 1) for seq in (1, 2, 4)]
+    runs = [(run.seq, len(run.tokens)) for run in in_batch_order(decode, [token_run(3, 128)], is_split=True)]
+    assert runs == [(1, 1), (2, 1), (3, 128), (4, 1)]
 
 
-@given(st.lists(st.integers(1, 40), max_size=12), st.floats(0, 12), st.integers(1, 200))
-def test_filling_up_never_costs_more_than_it_saves(lengths: list[int], evaluation_tokens: float, n_ubatch: int) -> None:
-    def cost(each: list[int]) -> float:
-        return sum(each) + evaluation_tokens * evaluations(enumerate(each), 10**6)
-
-    to = padded_lengths(lengths, evaluation_tokens, n_ubatch)
-    assert all(before <= after for before, after in zip(lengths, to, strict=True))
-    assert set(to) <= set(lengths)
-    assert cost(to) <= cost(lengths) + 1e-6
-    assert all(to.count(n) * n <= n_ubatch for n in to if n not in lengths or to.count(n) > lengths.count(n))
+@given(st.sets(st.integers(0, 20)), st.sets(st.integers(0, 20)))
+def test_prompts_between_others_are_those_with_two_neighbours(decoding: set[int], prompts: set[int]) -> None:
+    prompts -= decoding
+    members = decoding | prompts
+    joining = between(prompts, members)
+    assert joining == {seq for seq in prompts if seq - 1 in members and seq + 1 in members}
 
 
 # ---- in the scheduler
@@ -347,44 +340,6 @@ def test_whatever_comes_and_goes_cells_stay_what_slots_say(seed: int) -> None:
             running += bench.ask(draw.randint(1, 8 - len(running)))
         if running:
             bench.steps(draw.randint(1, 6))
-
-
-@given(st.sets(st.integers(0, 20)), st.sets(st.integers(0, 20)))
-def test_prompts_between_streams_join_them(streams: set[int], prompts: set[int]) -> None:
-    prompts -= streams
-    joining = set(between(streams, prompts))
-    assert joining <= prompts
-    assert n_runs(streams | joining) == n_runs(streams | prompts) - n_runs_without(streams, prompts)
-    for seq in joining:
-        assert n_runs(streams | joining - {seq}) > n_runs(streams | joining)
-
-
-@pytest.mark.parametrize(
-    ("streams", "seq", "n"),
-    [
-        ({0: 1, 1: 1, 2: 1}, 3, 1),  # the first one with theirs, the others behind it
-        ({0: 1, 1: 1, 2: 1}, 5, 0),
-        ({}, 3, 0),
-        ({2: 1, 4: 1}, 3, 1),
-        ({2: 4}, 3, 4),  # a stream with three guesses
-        ({0: 3, 1: 1}, 2, 1),  # 0 goes on alone
-        ({1: 1, 2: 3}, 0, 1),  # 0 is the first one left, and stands alone
-        ({1: 3, 2: 1}, 0, 3),
-    ],
-)
-def test_how_much_of_a_prompt_is_evaluated_with_streams(streams: dict[int, int], seq: int, n: int) -> None:
-    assert n_beside(streams, seq) == n
-    batch = sorted([*streams.items(), (seq, 100)])
-    rest = sorted([*streams.items(), (seq, n)])
-    assert evaluations(batch, 512) == evaluations(rest, 512) + 1
-
-
-def n_runs_without(streams: set[int], prompts: set[int]) -> int:
-    """Runs of prompts that no stream stands beside."""
-    every = streams | prompts
-    starts = [seq for seq in every if seq - 1 not in every]
-    ends = [next(end for end in range(seq, 99) if end + 1 not in every) for seq in starts]
-    return sum(not streams & set(range(a, b + 1)) for a, b in zip(starts, ends, strict=True))
 
 
 def test_prompts_between_streams_take_part_with_a_token_though_another_one_is_computed() -> None:

@@ -1,23 +1,14 @@
 """What is learned of costs and of guesses, and how many guesses follow from it."""
 
 import random
-from collections import Counter
-from dataclasses import replace
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.engine.params import EngineParams
-from server.engine.request import Request
-from server.engine.schedule.scheduler import TokenRun
-from server.engine.sequence import Sequence, Ticket
-from server.engine.speculate.cost import FORGET, SURE, DraftState, Step, StepCost, draft_length, evaluated, lengths
+from server.engine.speculate.cost import FORGET, DraftState, StepCost, draft_length
 from server.engine.speculate.lookup import Lookup
-from server.engine.speculate.speculation import Speculation
-from tests.support.fakes import FakeRunner
-
-REACHES = st.lists(st.lists(st.floats(0.0, 0.99), max_size=16).map(lambda r: sorted(r, reverse=True)), max_size=8)
 
 
 def linear(base_s: float, token_s: float) -> StepCost:
@@ -94,14 +85,13 @@ def evaluations_of_a_copy(rng: random.Random, jitter: float) -> int:
     n_steps = 0
     for prompt in ([*range(base, base + 250)] for base in range(0, 5000, 1000)):
         reply = [-token if token % 25 == 0 else token for token in prompt]
-        state = DraftState(16, sources=(Lookup(3, 500),))
-        state.sources[0].extend([*prompt, 0, *reply[:3]])
+        state = DraftState(16, lookups=(Lookup(3, 500),))
+        state.lookups[0].extend([*prompt, 0, *reply[:3]])
         cost.observe_prompt(len(prompt), 2.0 * len(prompt) * disturbed())
         at = 3
         while at < len(reply):
             guess = state.look_up(min(16, len(reply) - at - 1))
-            step = Step(1, cost.of(1), lambda m: cost.of(1 + m) - cost.of(1))
-            guess = guess[: lengths([state.reach(len(guess))], step, 16)[0]]
+            guess = guess[: draft_length([state.acceptance], 1, cost.of, len(guess), 16).length]
             cost.observe(1 + len(guess), known.of(1 + len(guess)) * disturbed())
             n_steps += 1
             for guessed in [*guess, None]:
@@ -122,8 +112,8 @@ def test_whatever_else_the_machine_does_the_same_text_takes_about_as_many_steps(
 
 
 def looking_up(tokens: list[int]) -> DraftState:
-    state = DraftState(16, sources=(Lookup(2, 4096),))
-    state.sources[0].extend(tokens)
+    state = DraftState(16, lookups=(Lookup(2, 4096),))
+    state.lookups[0].extend(tokens)
     return state
 
 
@@ -159,42 +149,44 @@ def test_what_a_draft_model_says_is_judged_by_itself() -> None:
     assert 0.5 < state.draft_acceptance < 0.8
 
 
-def test_guesses_reach_less_far_the_further_ahead_they_are() -> None:
-    state = looking_up([])
-    state.acceptance = 1.0
-    assert state.reach(3) == pytest.approx([SURE, SURE**2, SURE**3])
+def per_token(base_s: float, token_s: float) -> Callable[[int], float]:
+    return lambda n: base_s + n * token_s
 
 
-@given(REACHES, st.integers(0, 40), st.floats(1e-4, 1.0), st.floats(0.0, 0.1))
-def test_no_more_is_taken_than_there_is_room_for(
-    reaches: list[list[float]], most: int, base_s: float, token_s: float
+@given(
+    st.lists(st.floats(0.0, 1.0), min_size=1, max_size=8),
+    st.integers(0, 40),
+    st.integers(0, 40),
+    st.floats(1e-4, 1.0),
+    st.floats(0.0, 0.1),
+)
+def test_no_more_is_drafted_than_there_is_room_for(
+    chances: list[float], most: int, room: int, base_s: float, token_s: float
 ) -> None:
-    chosen = lengths(reaches, Step(max(len(reaches), 1), base_s, lambda n: n * token_s), most)
-    assert sum(chosen) <= most
-    assert all(n <= len(reach) for n, reach in zip(chosen, reaches, strict=True))
+    chances.sort(reverse=True)
+    chosen = draft_length(chances, len(chances), per_token(base_s, token_s), most, room)
+    assert chosen.length <= most
+    assert chosen.count * chosen.length <= room
+    assert chosen.count <= len(chances)
 
 
-def test_the_likeliest_tokens_of_all_guesses_are_taken() -> None:
-    reaches = [[0.9, 0.8, 0.7], [0.3, 0.1], [0.95, 0.2]]
-    assert lengths(reaches, Step(3, 0.03, lambda n: n * 0.004), 99) == [2, 0, 1]
-
-
-def test_where_a_token_costs_as_much_as_a_step_nothing_is_taken() -> None:
-    assert lengths([[0.98] * 8], Step(1, 0.01, lambda n: n * 0.01), 99) == [0]
+def test_where_a_token_costs_as_much_as_a_step_nothing_is_drafted() -> None:
+    assert draft_length([0.98], 1, per_token(0.0, 0.01), 8, 99).length == 0
 
 
 def test_nobody_is_slowed_down_for_less_than_others_gain() -> None:
-    def alone(n: int) -> list[int]:
-        step = Step(n, 0.01 + 0.003 * n, lambda k: k * 0.003)
-        return lengths([[0.97**i for i in range(1, 17)]] + [[]] * (n - 1), step, 99)
+    """One of several sequences repeats its prompt; the others get nothing from its drafts."""
 
-    assert alone(1)[0] > 8
-    assert alone(2)[0] > alone(4)[0] > alone(8)[0] == 0
+    def alone(n: int) -> int:
+        return draft_length([0.97], n, per_token(0.01, 0.003), 16, 99).length
+
+    assert alone(1) > 6
+    assert alone(1) > alone(2) > alone(8) == 0
 
 
 def test_a_draft_is_longer_the_cheaper_and_the_better_it_is() -> None:
     def length(p: float, draft_s: float) -> int:
-        return draft_length([p], Step(1, 0.01, lambda n: n * 0.001), lambda n: draft_s, 16)[1]
+        return draft_length([p], 1, per_token(0.009, 0.001), 16, 99, lambda n: draft_s).length
 
     assert length(0.9, 0.0002) > length(0.9, 0.002) > 0
     assert length(0.9, 0.0002) > length(0.5, 0.0002)
@@ -202,44 +194,6 @@ def test_a_draft_is_longer_the_cheaper_and_the_better_it_is() -> None:
 
 
 def test_only_the_sequences_that_do_well_are_drafted_for() -> None:
-    count, length = draft_length([0.95, 0.9, 0.05, 0.02], Step(4, 0.01, lambda n: n * 0.0003), lambda n: 0.0001 * n, 16)
-    assert count == 2
-    assert length > 1
-
-
-def test_a_guess_for_one_of_several_streams_is_weighed_with_the_evaluation_that_it_takes() -> None:
-    """With cells of their own, sequences of other lengths are evaluated one after the other, or filled up."""
-    apart, together = Step(4, 0.01, lambda n: n * 0.0005, 20.0, pads=True), Step(4, 0.01, lambda n: n * 0.0005)
-    one, all_ = [[0.9, 0.8, 0.7], [], [], []], [[0.9, 0.8, 0.7]] * 4
-    assert lengths(one, together, 99) == [3, 0, 0, 0]
-    assert lengths(one, apart, 99) == [0, 0, 0, 0]
-    assert lengths(all_, apart, 99) == [3, 3, 3, 3]
-    assert draft_length([0.9, 0.1, 0.1, 0.1], apart, lambda n: 0.0001, 16)[0] == 4
-    assert draft_length([0.9, 0.1, 0.1, 0.1], together, lambda n: 0.0001, 16)[0] == 1
-
-
-def test_what_further_evaluations_took_is_not_taken_for_the_cost_of_tokens() -> None:
-    """A step in which one of four streams had four guesses was evaluated twice, or with the others filled up."""
-    info = replace(FakeRunner(n_seq=4).info, evaluation_tokens=4.0, pads=True)
-    guessing = Speculation(EngineParams(), info, None)
-    ticket = Ticket(Request(id="", prompt=[1]), lambda events: None, 0.0)
-    sequence = Sequence(ticket, 0, [1])
-    for lengths_, seconds in (([1, 1, 1, 1], 0.010), ([5, 1, 1, 1], 0.018)):
-        guessing.observe([TokenRun(i, 0, [7] * n, 1, sequence) for i, n in enumerate(lengths_)], 0, seconds)
-    assert guessing._cost.of(12) == pytest.approx(0.018)
-    assert guessing._cost.of(8) == pytest.approx(0.014)
-
-
-@given(st.lists(st.integers(1, 9), min_size=1, max_size=9), st.floats(0, 20))
-def test_a_further_length_costs_no_more_than_to_fill_the_others_up(each: list[int], evaluation_tokens: float) -> None:
-    n = evaluated(Counter(each), evaluation_tokens, pads=True)
-    assert sum(each) <= n <= max(each) * len(each)
-    assert n == sum(each) or len(set(each)) > 1
-    assert n <= evaluated(Counter(each), evaluation_tokens, pads=False)
-
-
-def test_a_guess_that_nothing_is_filled_up_to_costs_a_whole_evaluation() -> None:
-    """So it is with recurrent models, and with heads of the model's own."""
-    reaches, filled_up = [[0.6], []], Step(2, 0.022, lambda n: n * 0.001, 20.0, pads=True)
-    assert lengths(reaches, filled_up, 99) == [1, 0]
-    assert lengths(reaches, replace(filled_up, pads=False), 99) == [0, 0]
+    chosen = draft_length([0.95, 0.9, 0.05, 0.02], 4, per_token(0.01, 0.0003), 16, 99, lambda n: 0.0001 * n)
+    assert chosen.count == 2
+    assert chosen.length > 1

@@ -84,8 +84,8 @@ async def test_a_text_that_ends_within_wrong_guesses_without_a_way_back_is_done(
     runner = FakeRunner(n_ctx_seq=512, replies={"sing": VERSE}, partial_removal=False)
     monkeypatch.setattr(FakeRunner, "seq_rewind", lambda self, seq, _state, _n: not self.seq_remove(seq, 0))
     async with engine_over(runner, spec_type="lookup", clock=ticking()) as engine:
-        (reply,) = await run(engine, request("sing", max_tokens=130, stop=(VERSE[40:80],)))
-        assert (reply.error, reply.text) == (None, VERSE[:17])
+        (reply,) = await run(engine, request("sing", max_tokens=130, stop=(VERSE[45:85],)))
+        assert (reply.error, reply.text) == (None, VERSE[:22])
         timings = reply.finished[0].timings
         assert timings.draft_n > timings.draft_n_accepted > 0
         (again,) = await run(engine, request("sing", max_tokens=20))
