@@ -36,8 +36,8 @@ from server.options.server import ServerSettings
 from server.options.sources import Origin
 from server.pool.protocols import Loader
 from server.pool.spec import ModelSpec
-from server.pool.worker.supervisor import WorkerSupervisor
-from server.pool.worker.weights import IsolatedLoader
+from server.pool.worker.parent import WorkerSupervisor
+from server.pool.worker.proxies import IsolatedLoader
 from server.settings import Settings
 from server.transport.server import HttpProtocol
 from tests.support.fakes import FakeLoader, FakeRunner, FakeSampler, FakeVocab
@@ -129,8 +129,8 @@ async def stalls(n_bytes: int) -> Mapping[str, tuple[float, float]]:
     loop = asyncio.get_running_loop()
     from benchmarks.isolation import make_large as importable  # `__main__` is another module there
 
-    core = WorkerSupervisor("large", partial(importable, n_bytes), loop)
-    loader = IsolatedLoader(FakeLoader(), core, prepares=False)
+    supervisor = WorkerSupervisor("large", partial(importable, n_bytes), loop)
+    loader = IsolatedLoader(FakeLoader(), supervisor, prepares=False)
     weights = await asyncio.to_thread(loader.load, ModelSpec("large", Path("large.gguf")), lambda _: True)
     engine = weights.generator
     assert engine is not None
@@ -231,7 +231,7 @@ def _cpu_s(pid: int) -> dict[str, float]:
     """Processor time of the server, and of the model's process where there is one."""
     found = {"server": _of(pid)}
     for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
-        if "isolated.child" in Path(f"/proc/{child}/cmdline").read_text():
+        if "worker.child" in Path(f"/proc/{child}/cmdline").read_text():
             found["model"] = _of(int(child))
     return found
 

@@ -18,8 +18,8 @@ from server.pool.model import LoadedModel
 from server.pool.protocols import Loader
 from server.pool.spec import ModelSpec
 from server.pool.state import ModelFacts, Status, check_transition
-from server.pool.worker.supervisor import WorkerSupervisor
-from server.pool.worker.weights import IsolatedLoader, IsolatedWeights
+from server.pool.worker.parent import WorkerSupervisor
+from server.pool.worker.proxies import IsolatedLoader, IsolatedWeights
 
 log = logging.getLogger(__name__)
 

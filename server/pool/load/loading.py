@@ -14,7 +14,7 @@ from server.pool.footprint import Fit, totals
 from server.pool.model import GrammarFactory
 from server.pool.protocols import Embedder, Generator, Loader, ModelInfo, Weights
 from server.pool.spec import ModelSpec
-from server.pool.worker.weights import IsolatedLoader, IsolatedWeights
+from server.pool.worker.proxies import IsolatedLoader, IsolatedWeights
 from server.templates.rendering import Renderer
 from server.templates.template import ChatTemplate
 

@@ -1,35 +1,24 @@
-"""Models in processes of their own (``isolation``): what a model's code does ends one process, not the server.
+"""Models in processes of their own (``isolation``): a crash of the native library ends one process, not the server.
 
-What the routes, the session and the pool ask of a model is small: facts, a vocabulary, engines that take requests and
-give events. So the border runs there, above the engine, and both sides are made of what there is already::
+The boundary lies above the engine: routes and the pool need facts, a vocabulary, and engines that take requests and
+return events::
 
-    the server's process                          the model's process (`child`)
-    LoadedModel                                   LoadedModel
-      vocab: of the file, without weights           weights, instances, step threads, caches
-      grammar: to check and to say what is wrong    grammar: the same constraints, made anew
-      IsolatedEngine, IsolatedEmbedder   ◀──────▶   Engine, EmbeddingEngine
-      IsolatedReader (media)                        the projector
-                    `core.Core`  ◀── a socket ──▶  `child.serve`
+    the server's process                            the worker process (`child`)
+    LoadedModel                                     LoadedModel
+      vocab: of the file, without weights             weights, instances, step threads, caches
+      grammar: checks grammars, reports errors        grammar: compiles the same constraints again
+      IsolatedEngine, IsolatedEmbedder   ◀──────▶     Engine, EmbeddingEngine
+      IsolatedReader (media)                          the projector
+      WorkerSupervisor > WorkerProcess   ◀──────▶     Worker, Served
 
-- **One message per step each way.** What all slots of a step have said is one message up; requests and cancellations
-  go down as they come. A message is a frame on a pair of sockets (`channel`); long ones go in parts, so that a slot's
-  state of a gigabyte holds up no step.
-- **What crosses.** Down (`crossing`): pickles, since a child trusts its parent; a vocabulary, a compiled grammar, a
-  medium or a switch crosses as what it is there, a picture that was decoded before without its pixels, which are
-  asked for where there are no embeddings of it (`lent`). Up (`answers`): tuples of plain values for events, and for
-  all else pickles in which nothing but our own plain dataclasses is known, since a model's file may have taken a
-  process over.
-- **What the other side does now** (counters, slots, whether steps go on) is told with what ends, at most every 50 ms
-  while there is work, and else every two seconds. So nothing in the server waits for a model to answer a look.
-- **Death** (`core`): a process ends with its socket; what was asked of it and has said nothing yet is asked once more,
-  all else ends with an error. It is started again at once, then after 1, 2, 4 … 60 seconds. A process whose steps or
-  whose load do not go on is killed by the watchdog, and then it is the same. Who asks meanwhile waits, as for a load.
-- **No orphan.** A child ends with its socket's other end, and is killed by the system when its parent ends. It has no
-  other descriptors, is in a session of its own (a Ctrl-C is for the server), and is the first that a system without
-  memory takes.
+- `messages` defines what is sent and how. Each step sends one message with the events of all slots.
+- The worker sends its status (counters, slots, heartbeats) with the end of requests, at most every 50 ms while it is
+  busy, and every two seconds otherwise. So nothing in the server waits for a model to report its state.
+- When a process ends, requests without any event are retried once; all others end with an error. `parent` restarts it
+  at once, then after 1, 2, 4 … 60 seconds. The watchdog kills a process whose steps or load do not advance.
+- A worker exits when its connection closes, and the system kills it with its parent. It inherits no other file
+  descriptors, has its own session (a Ctrl-C is for the server), and is the first to go when memory is short.
+- The server's process opens no context on a GPU: the memory of devices is read in a worker.
 
-- **Devices.** The server's process opens no context on a GPU: what reads the memory of devices runs in a process.
-
-ADR 13 says what else was thought of, ADR 15 which models have a process by default. ``isolation: none`` passes through
-nothing of this.
+ADR 13 has the alternatives, ADR 15 says which models have a process by default. ``isolation: none`` uses none of this.
 """

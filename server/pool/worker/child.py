@@ -1,4 +1,4 @@
-"""The worker process of one model: loads it, runs its engines, and answers the server. It ends with the socket."""
+"""The worker process of one model: loads it, runs its engines, and answers the server. It ends with the connection."""
 
 import asyncio
 import contextlib
@@ -13,19 +13,17 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn, cast
+from typing import Any, NoReturn, TypeVar, cast
 
 from server.engine.embedding import EmbeddingEngine
 from server.engine.engine import Engine
-from server.engine.kv.state import SlotState
-from server.engine.media import MediaPrompt, MediaSpan
-from server.engine.prefix.blocks import BlockReport
-from server.engine.request import Adapters, Event, Failed, Request
+from server.engine.media import MediaChunk, MediaPrompt, MediaSpan
+from server.engine.request import Event, Failed, Request
 from server.engine.sequence import Ticket
 from server.errors import CONTAINED
 from server.media.bitmap import Bitmap
@@ -35,32 +33,50 @@ from server.pool.load.loading import Load
 from server.pool.model import LoadedModel
 from server.pool.protocols import Loader, ModelInfo
 from server.pool.spec import ModelSpec
-from server.pool.worker import answers, codec
-from server.pool.worker.channel import Channel, FrameKind, frame
-from server.pool.worker.facts import EmbedderFacts, EngineStatus, GeneratorFacts, LoadedFacts, ReaderFacts
-from server.pool.worker.long import beside
-from server.pool.worker.remote_media import RemoteBitmap
+from server.pool.worker.messages import (
+    Array,
+    Buffers,
+    Decoder,
+    EmbedderFacts,
+    Encoder,
+    Endpoint,
+    EngineStatus,
+    Failing,
+    GeneratorFacts,
+    HandleTable,
+    LoadedFacts,
+    Loading,
+    LoadProgress,
+    LogRecord,
+    ReaderFacts,
+    RemoteBitmap,
+    Status,
+    Views,
+    portable,
+)
 from server.structured.grammar.matcher import Recipe
 from server.structured.reasoning_end import ReasoningSwitch
 from server.templates.template import ChatTemplate
 
-AT_WORK_S, AT_REST_S = 0.5, 2.0
-"""How often it says that it lives, and what it does."""
-SOON_S = 0.05
+BUSY_HEARTBEAT_S, IDLE_HEARTBEAT_S = 0.5, 2.0
+STATUS_INTERVAL_S = 0.05
+"""The least time between two status messages of step threads, except when a request ends."""
+VIEWS_INTERVAL_S = 0.35
 SEND_BYTES = 4 << 20
-VIEWS_S = 0.35
-FAILED = 70
+EXIT_FAILED = 70
 _PR_SET_PDEATHSIG = 1
-_OOM_SCORE = "500"  # of 1000: rather this process than the server
+_OOM_SCORE = "500"  # of 1000: the kernel kills this process before the server
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
 
-def main(asks: int, tells: int, parent: int) -> None:
-    """Serve `parent` on inherited sockets: one for commands and answers, one for events of steps."""
+
+def main(short: int, long: int, parent: int) -> None:
+    """Serve process `parent` on inherited sockets, one for short and one for long messages."""
     _die_with(parent)
-    os.dup2(2, 1)  # what a library prints is no answer of anything
+    os.dup2(2, 1)  # native libraries print to the log
     faulthandler.enable()
-    faulthandler.register(signal.SIGUSR1, chain=True)  # writes where every thread is, then ends the process
+    faulthandler.register(signal.SIGUSR1, chain=True)  # writes the stacks of all threads, then ends the process
     for ours in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(ours, signal.SIG_IGN)  # sent to all of a group: the server decides what ends
     try:
@@ -70,7 +86,7 @@ def main(asks: int, tells: int, parent: int) -> None:
     else:
         loop_factory = uvloop.new_event_loop
     with asyncio.Runner(loop_factory=loop_factory) as runner:
-        runner.run(_serve(socket.socket(fileno=asks), socket.socket(fileno=tells)))
+        runner.run(_serve([socket.socket(fileno=short), socket.socket(fileno=long)]))
 
 
 def _die_with(parent: int) -> None:
@@ -84,285 +100,229 @@ def _die_with(parent: int) -> None:
         os._exit(0)
 
 
-async def _serve(asks: socket.socket, tells: socket.socket) -> NoReturn:
-    tells.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BYTES)
-    process = ModelProcess(tells)
-    await asyncio.get_running_loop().create_unix_connection(lambda: process.channel, sock=asks)
-    await process.live()
+async def _serve(ends: Sequence[socket.socket]) -> NoReturn:
+    ends[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BYTES)  # steps do not wait for a busy server
+    await Worker(ends).send_heartbeats()
 
 
-class ModelProcess:
+def _exit(status: int = 0) -> None:
+    os._exit(status)
+
+
+class Worker:
     """The worker's main object, used on the event loop unless stated otherwise."""
 
-    def __init__(self, tells: socket.socket) -> None:
-        self._tells = tells
+    def __init__(self, ends: Sequence[socket.socket], lost: Callable[[], None] = _exit) -> None:
         self._loop = asyncio.get_running_loop()
-        self.channel = Channel(self._received, _exit)
         self._threads = ThreadPoolExecutor(8, "model")
         self._grammars = ThreadPoolExecutor(1, "grammar")
-        self._calls: dict[int, asyncio.Task[None]] = {}
-        self._wanted: dict[int, asyncio.Future[bytes]] = {}
-        self._n_wanted = 0
         self._loader: Loader | None = None
-        self._served: _Served | None = None
-        self._messages: dict[str, Callable[..., None]] = {
-            "hello": self._hello,
-            "call": self._call,
-            "drop": self._drop,
-            "lent": self._lent,
-            "read": self._read_beside,
-        }
-        self._asked: dict[str, Callable[..., Awaitable[object]]] = {
-            "fit": self._fit_memory,
-            "least": self._least_memory,
-            "memory": self._machine_memory,
+        self.served: Served | None = None
+        self.functions: dict[str, Callable[..., Any]] = {
+            "start": self._start,
+            "fit": self._fit,
+            "least": self._least,
+            "memory": self._memory,
             "load": self._load,
+            "submit_encoded": self._decode_request,
         }
+        self.endpoint = Endpoint(
+            ends,
+            lambda message: Encoder().encode(message),
+            self._decode,
+            lambda _: None,
+            self.functions,
+            lost,
+            self._invalid,
+        )
 
-    async def live(self) -> NoReturn:
-        """Send a heartbeat periodically."""
+    def _decode(self, body: bytes, buffers: Buffers = ()) -> Any:
+        return Decoder(body, buffers, resolve=self._resolve).load()
+
+    def _resolve(self, kind: str, name: Any) -> object:
+        """Return the local object for a reference. Thread-safe."""
+        if kind == "bitmap":
+            bitmap, number = name
+            return replace(bitmap, again=RemoteBitmap(number, self._fetch_pixels, self._release_bitmap))
+        assert self.served is not None
+        return self.served.resolve(kind, name)
+
+    def _invalid(self, error: Exception) -> None:
+        log.error("a message of the server could not be processed", exc_info=error)
+        self.fail(f"{type(error).__name__}: {error}")
+
+    def fail(self, reason: str) -> None:
+        """Report `reason` and exit."""
+        self.endpoint.post(Failing(reason))
+        self._loop.call_later(1.0, _exit, EXIT_FAILED)
+
+    async def send_heartbeats(self) -> NoReturn:
+        """Send the status, or the effort of a load, periodically."""
         while True:
-            served = self._served
+            served = self.served
             if served is not None:
-                served.tell()
-                if reason := served.failure:
-                    self._fail(f"a step thread has failed: {reason}")
+                served.outlet.send_status()
+                if reason := served.model.failure:
+                    self.fail(f"a step thread has failed: {reason}")
             else:
-                self.say("loading", _effort())
-            await asyncio.sleep(AT_WORK_S if served is None or served.busy else AT_REST_S)
+                self.endpoint.post(Loading(load_effort()))
+            await asyncio.sleep(BUSY_HEARTBEAT_S if served is None or served.busy else IDLE_HEARTBEAT_S)
 
-    def say(self, *message: object) -> None:
-        """Send a short message."""
-        (body,) = answers.written(message)
-        self.channel.send(FrameKind.MESSAGE, bytes(body))
+    async def in_thread(self, work: Callable[[], T]) -> T:
+        """Run blocking work in a thread."""
+        return await self._loop.run_in_executor(self._threads, work)
 
-    # ---- messages
-
-    def _received(self, _kind: FrameKind, body: bytes, long: Sequence[bytes]) -> None:
-        try:
-            word, *rest = codec.MessageDecoder(body, self._here, long).load()
-            handle = self._messages.get(word) or (self._served.messages[word] if self._served is not None else None)
-            assert handle is not None, f"nothing is loaded that {word} is for"
-            handle(*rest)
-        except Exception as error:  # the two sides don't understand each other
-            log.exception("a message of the server")
-            self._fail(f"{type(error).__name__}: {error}")
-
-    def _fail(self, reason: str) -> None:
-        """Report the reason and end."""
-        self.say("failing", reason)
-        self._loop.call_later(1.0, _exit, FAILED)
-
-    def _here(self, kind: str, name: Any) -> object:
-        assert self._served is not None
-        return self._served.here(kind, name)
-
-    def _read_beside(self, number: int, body: bytes) -> None:
-        """A request with a grammar, which takes its time to compile."""
-
-        def read() -> tuple[Any, ...]:
-            found: tuple[Any, ...] = codec.MessageDecoder(body, self._here).load()
-            return found
-
-        def done(reading: "asyncio.Future[tuple[Any, ...]]") -> None:
-            assert self._served is not None
-            error = reading.exception()
-            if error is None:
-                self._served.was_read(*reading.result())
-            else:
-                self._served.refused(number, error)
-
-        assert self._served is not None
-        self._served.expect(number)
-        self._loop.run_in_executor(self._grammars, read).add_done_callback(done)
-
-    def _hello(self, make_loader: Callable[[], Loader], levels: Mapping[str, int]) -> None:
-        logging.getLogger().handlers = [_ToServer(self)]
+    def _start(self, make_loader: Callable[[], Loader], levels: Mapping[str, int]) -> None:
+        logging.getLogger().handlers = [_ServerHandler(self.endpoint)]
         for name, level in levels.items():
             logging.getLogger(name).setLevel(level)
         self._loader = make_loader()
 
-    def _call(self, number: int, name: str, arguments: tuple[Any, ...]) -> None:
-        self._calls[number] = task = self._loop.create_task(self._answer(number, name, arguments))
-        task.add_done_callback(lambda _: self._calls.pop(number))
+    def _decode_request(self, number: int, body: bytes) -> None:
+        """Decode a request with a grammar in a thread, because the grammar is compiled."""
+        served = self.served
+        assert served is not None
 
-    async def _answer(self, number: int, name: str, arguments: tuple[Any, ...]) -> None:
-        try:
-            asked = self._asked.get(name) or (self._served.asked[name] if self._served is not None else None)
-            assert asked is not None, f"nothing is loaded that {name} is for"
-            message: tuple[object, ...] = ("answer", number, await asked(*arguments))
-        except asyncio.CancelledError:
-            return
-        except BaseException as error:
-            if not isinstance(error, CONTAINED):
-                log.exception("%s failed", name)
-            message = ("error", number, answers.written_error(error))
-        await self.channel.send_long(*answers.written(message))
+        def done(decoding: "asyncio.Future[Request]") -> None:
+            error = decoding.exception()
+            if error is None:
+                served.decoded(number, decoding.result())
+            else:
+                served.refuse(number, error)
 
-    def _drop(self, number: int) -> None:
-        if number in self._calls:
-            self._calls[number].cancel()
+        served.decoding.add(number)
+        self._loop.run_in_executor(self._grammars, self._decode, body).add_done_callback(done)
 
-    # ---- media that the server has decoded before
+    # ---- bitmaps of the server
 
-    def borrowed(self, bitmap: Bitmap, number: int) -> Bitmap:
-        """Return the handle of a remote bitmap. Thread-safe."""
-        return replace(bitmap, again=RemoteBitmap(number, self._lent_data, self._give_back))
+    def _fetch_pixels(self, number: int) -> bytes:
+        pixels: bytes = asyncio.run_coroutine_threadsafe(self.endpoint.call("pixels", number), self._loop).result()
+        return pixels
 
-    def _lent_data(self, number: int) -> bytes:
-        data: bytes = asyncio.run_coroutine_threadsafe(self._want(number), self._loop).result()
-        return data
-
-    async def _want(self, number: int) -> bytes:
-        self._n_wanted += 1
-        asked = self._n_wanted
-        answer: asyncio.Future[bytes] = self._loop.create_future()
-        self._wanted[asked] = answer
-        self.say("wants", asked, number)
-        return await answer
-
-    def _lent(self, asked: int, found: bytes | answers.Plain) -> None:
-        answer = self._wanted.pop(asked)
-        if isinstance(found, bytes):
-            answer.set_result(found)
-        else:
-            answer.set_exception(answers.read_error(found))
-
-    def _give_back(self, number: int) -> None:
-        with contextlib.suppress(RuntimeError):  # the process ends
-            self._loop.call_soon_threadsafe(self.say, "gives back", number)
+    def _release_bitmap(self, number: int) -> None:
+        self.endpoint.notify("release_bitmap", number)
 
     # ---- loading
 
-    async def _fit_memory(self, spec: ModelSpec, granted: Mapping[str, int]) -> Fit:
-        loader = self._loader
-        assert loader is not None
-        found: Fit = await self.in_thread(lambda: loader.fit(spec, granted))
-        return found
+    @property
+    def loader(self) -> Loader:
+        """The loader of this process; after `_start`."""
+        assert self._loader is not None
+        return self._loader
 
-    async def _least_memory(self, spec: ModelSpec) -> Fit:
-        loader = self._loader
-        assert loader is not None
-        return Fit(spec, await self.in_thread(lambda: loader.least(spec)))
+    async def _fit(self, spec: ModelSpec, granted: Mapping[str, int]) -> Fit:
+        return await self.in_thread(lambda: self.loader.fit(spec, granted))
 
-    async def _machine_memory(self) -> dict[str, Memory]:
-        loader = self._loader
-        assert loader is not None
-        return dict(await self.in_thread(loader.memory))
+    async def _least(self, spec: ModelSpec) -> Fit:
+        return Fit(spec, await self.in_thread(lambda: self.loader.least(spec)))
+
+    async def _memory(self) -> dict[str, Memory]:
+        return dict(await self.in_thread(self.loader.memory))
 
     async def _load(self, spec: ModelSpec, fit: Fit, prepares: bool) -> LoadedFacts:
-        assert self._loader is not None
         load = Load(
-            *(spec, self._loader, _no_template, self._progressed),
+            *(spec, self.loader, _no_template, lambda value: self.endpoint.post(LoadProgress(value))),
             *(self._loop.time, Factories().grammar, lambda: prepares),
         )
         load.take(fit)
         parts = await self.in_thread(load.run)
-        out = _Out(self._tells, self._loop)
-        factories = Factories(engine=partial(Engine, outlet=out.post), template=_no_template)
+        outlet = _Outlet(self.endpoint, self._loop)
+        factories = Factories(engine=partial(Engine, outlet=outlet.post), template=_no_template)
         model = await assemble(load, parts, factories, self.in_thread)
-        self._served = _Served(self, model, out)
-        gc.freeze()  # it lives as long as the process: full passes over it would hold up steps
-        return self._served.facts()
-
-    def _progressed(self, value: float) -> None:
-        """In the thread that loads."""
-        self._loop.call_soon_threadsafe(self.say, "progress", value)
-
-    async def in_thread(self, work: Callable[[], Any]) -> Any:
-        """Run blocking work in a thread."""
-        return await self._loop.run_in_executor(self._threads, work)
+        self.served = Served(self, model, outlet)
+        self.functions.update(self.served.functions())
+        gc.freeze()  # it lives as long as the process: full passes over it would delay steps
+        return self.served.facts()
 
 
 @dataclass(frozen=True, slots=True)
 class _Sink:
-    """Of a request: what has no step goes the way that all else goes."""
+    """Sends the events of request `number` that belong to no step."""
 
     number: int
-    out: "_Out"
+    outlet: "_Outlet"
 
     def __call__(self, events: list[Event]) -> None:
-        self.out.send([(self.number, events)], over=True)
+        self.outlet.send([(self.number, events)], over=True)
 
 
-class _Out:
-    """What steps say, written to its socket by the thread that steps: that thread has the events, and handing them to
-    another one would cost more. Where nobody reads, steps wait. Safe in any thread."""
+class _Outlet:
+    """Sends events in the step thread that has them, because handing them to another thread would cost more. Steps
+    wait while the server does not read. Thread-safe.
+    """
 
-    def __init__(self, tells: socket.socket, loop: asyncio.AbstractEventLoop) -> None:
-        self._tells, self._loop = tells, loop
+    def __init__(self, endpoint: Endpoint, loop: asyncio.AbstractEventLoop) -> None:
+        self._endpoint, self._loop = endpoint, loop
         self._lock = threading.Lock()
-        self.told: Callable[[], tuple[object, ...]] = lambda: ("told", None, None)  # what engines do now
-        self.cleans: Callable[[], None] = lambda: None  # called on the loop when something has ended
-        self.told_at = 0.0
+        self.status: Callable[[], Status] = Status
+        self.clean: Callable[[], None] = lambda: None  # called on the loop after a request has ended
+        self._status_at = 0.0
 
     def post(self, batch: list[tuple[Ticket, list[Event]]], over: bool) -> None:
-        """As `Engine` wants it."""
+        """Send a step's events; `over`: a request has ended."""
         self.send([(cast(_Sink, ticket.sink).number, events) for ticket, events in batch], over=over)
 
     def send(self, batch: list[tuple[int, list[Event]]], *, over: bool) -> None:
-        """Events; first the totals, for who sees an end."""
-        if over or time.monotonic() - self.told_at > SOON_S:
-            self.tell()
-        raw = frame(FrameKind.EVENTS, answers.written_events(batch))
-        with self._lock:
-            self._tells.sendall(raw)
+        """Send events by request number, after the totals when a request has ended."""
+        if over or time.monotonic() - self._status_at > STATUS_INTERVAL_S:
+            self.send_status()
+        self._endpoint.send_events(batch)
         if over:
-            self._loop.call_soon_threadsafe(self.cleans)
+            self._loop.call_soon_threadsafe(self.clean)
 
-    def tell(self) -> None:
-        """Send the engines' status."""
+    def send_status(self) -> None:
+        """Send the engines' status. Locked, so that an older one is never sent after a newer one."""
         with self._lock:
-            self.told_at = time.monotonic()
-            (body,) = answers.written(self.told())
-            self._tells.sendall(frame(FrameKind.MESSAGE, bytes(body)))
+            self._status_at = time.monotonic()
+            self._endpoint.send(self.status())
 
 
-class _Served:
-    """The loaded model."""
+class Served:
+    """The loaded model of a worker process."""
 
-    def __init__(self, process: ModelProcess, model: LoadedModel, out: _Out) -> None:
-        self._out = out
-        out.told, out.cleans = self._told, self._clean
-        self._process = process
+    def __init__(self, worker: Worker, model: LoadedModel, outlet: _Outlet) -> None:
+        self._worker, self.model, self.outlet = worker, model, outlet
+        outlet.status, outlet.clean = self._status, self._clean
         self._loop = asyncio.get_running_loop()
-        self._model = model
         assert model.generator is None or isinstance(model.generator, Engine)
         assert model.embedding is None or isinstance(model.embedding, EmbeddingEngine)
         self._generator, self._embedder = model.generator, model.embedding
-        self._tickets: dict[int, Ticket] = {}
-        self._awaited: set[int] = set()  # requests that are being read
+        self.tickets: dict[int, Ticket] = {}
+        self.decoding: set[int] = set()  # requests
+        self.switches: dict[int, ReasoningSwitch] = {}
+        self.n_begun = 0
+        self._n_jobs = 0
         self._numbers: dict[int, tuple[int, Request]] = {}  # by the request's identity
-        self._n_begun = self._n_jobs = 0
-        self._resting: asyncio.Task[None] | None = None
+        self._status_when_idle: asyncio.Task[None] | None = None
         self._views: asyncio.Task[None] | None = None
         self._preparing: dict[str, Any] = {}
-        self._chunks = codec.KeptMedia()
-        self._switches: dict[int, ReasoningSwitch] = {}
-        self.messages: dict[str, Callable[..., None]] = {
-            "submit": self.submit,
-            "cancel": self._cancel,
-            "preparing": self._prepare,
-            "adapters": self._set_adapters,
-            "ram": self._limit_ram,
-            "watch": self._watch,
-            "forget": self._chunks.forget,
-            "switch": self._end_thoughts,
-        }
-        self.asked: dict[str, Callable[..., Awaitable[object]]] = {
-            "save": self._save,
-            "restore": self._restore,
-            "erase": self._erase,
-            "blocks": self._block_changes,
-            "embed": self._embed,
-            "tokenize": self._tokenize,
-            "count": self._count,
-            "close": self._close,
-        }
+        self._chunks: HandleTable[MediaChunk] = HandleTable()
+
+    def functions(self) -> dict[str, Callable[..., Any]]:
+        """Return what the server may call."""
+        found: dict[str, Callable[..., Any]] = {"preparing": self._prepare, "close": self._close}
+        if (generator := self._generator) is not None:
+            found |= {
+                "submit": self.submit,
+                "cancel": self._cancel,
+                "end_reasoning": self._end_reasoning,
+                "watch": self._watch,
+                "set_adapter_scales": generator.set_adapter_scales,
+                "limit_caches": generator.limit_caches,
+                "save_slot": generator.save_slot,
+                "restore_slot": generator.restore_slot,
+                "erase_slot": generator.erase_slot,
+                "block_changes": generator.block_changes,
+            }
+        if self._embedder is not None:
+            found["embed"] = self._embed
+        if self.model.media is not None:
+            found |= {"tokenize": self._tokenize, "count": self._count, "release_chunk": self._chunks.release}
+        return found
 
     def facts(self) -> LoadedFacts:
-        """For the other side."""
-        generator, embedder, reader = self._generator, self._embedder, self._model.media
+        """Return the model's constants."""
+        generator, embedder, reader = self._generator, self._embedder, self.model.media
         generates = embeds = reads = None
         if generator is not None:
             generates = GeneratorFacts(generator.bounds, generator.n_slots_each, generator.adapters)
@@ -370,194 +330,159 @@ class _Served:
             embeds = EmbedderFacts(embedder.info, embedder.n_slots, embedder.takes_media)
         if reader is not None:
             reads = ReaderFacts(reader.kinds, reader.marker, reader.sample_rate, reader.fingerprint)
-        return LoadedFacts(self._model.info, dict(self._model.weights.footprint()), generates, embeds, reads)
+        return LoadedFacts(self.model.info, dict(self.model.weights.footprint()), generates, embeds, reads)
 
-    def here(self, kind: str, name: Any) -> object:
-        """Resolve a persistent id to the local object. Thread-safe."""
+    def resolve(self, kind: str, name: Any) -> object:
+        """Return the local object for a reference. Thread-safe."""
         match kind:
             case "vocab":
-                return self._model.vocab
+                return self.model.vocab
             case "constraint":
-                return self._model.grammar.made_anew(Recipe(*name))
+                return self.model.grammar.made_anew(Recipe(*name))
             case "chunk":
                 return self._chunks[name]
-            case "bitmap":
-                return self._process.borrowed(*name)
             case "switch":
-                return self._switches.setdefault(name, ReasoningSwitch())
+                return self.switches.setdefault(name, ReasoningSwitch())
         raise AssertionError(kind)
-
-    # ---- requests
 
     @property
     def busy(self) -> bool:
-        """Whether anything waits or runs."""
-        return self._model.busy or bool(self._awaited)
+        """Whether any request waits or runs."""
+        return self.model.busy or bool(self.decoding)
 
-    @property
-    def failure(self) -> str:
-        """Why one of its instances no longer steps."""
-        return self._model.failure
+    # ---- requests
 
-    def expect(self, number: int) -> None:
-        """A request is being read."""
-        self._awaited.add(number)
-
-    def was_read(self, number: int, request: Request) -> None:
-        """It is there; perhaps nobody wants it any more."""
-        if number in self._awaited:
+    def decoded(self, number: int, request: Request) -> None:
+        """Submit a decoded request unless it was cancelled meanwhile."""
+        if number in self.decoding:
             self.submit(number, request)
         else:
-            self._switches.pop(number, None)
+            self.switches.pop(number, None)
 
-    def refused(self, number: int, error: BaseException) -> None:
-        """It can't be read, or is not wanted any more."""
-        self._switches.pop(number, None)
-        if number in self._awaited:
-            self._awaited.discard(number)
-            self._n_begun += 1
-            self._out.send([(number, [Failed(answers.read_error(answers.written_error(error)))])], over=True)
+    def refuse(self, number: int, error: BaseException) -> None:
+        """Fail a request that could not be decoded or was cancelled before."""
+        self.switches.pop(number, None)
+        if number in self.decoding:
+            self.decoding.discard(number)
+            self.n_begun += 1
+            self.outlet.send([(number, [Failed(portable(error))])], over=True)
 
     def submit(self, number: int, request: Request) -> None:
-        """A request that was checked; what is wrong with it here is its last event."""
+        """Submit a request to the engine; what it raises becomes the request's last event."""
         assert self._generator is not None
-        self._awaited.discard(number)
-        self._n_begun += 1
+        self.decoding.discard(number)
+        self.n_begun += 1
         self._numbers[id(request)] = number, request
         try:
-            self._tickets[number] = self._generator.submit(request, _Sink(number, self._out))
+            self.tickets[number] = self._generator.submit(request, _Sink(number, self.outlet))
         except CONTAINED as error:
-            self._switches.pop(number, None)
-            self._out.send([(number, [Failed(error)])], over=True)
+            self.switches.pop(number, None)
+            self.outlet.send([(number, [Failed(portable(error))])], over=True)
             return
-        self._tell_at_rest()
+        self._send_status_when_idle()
 
     def _cancel(self, number: int) -> None:
         assert self._generator is not None
-        ticket = self._tickets.pop(number, None)
-        self._switches.pop(number, None)
+        ticket = self.tickets.pop(number, None)
+        self.switches.pop(number, None)
         if ticket is not None:
             self._generator.cancel(ticket)
-        elif number in self._awaited:
-            self.refused(number, asyncio.CancelledError())
+        elif number in self.decoding:
+            self.refuse(number, asyncio.CancelledError())
 
-    def _end_thoughts(self, number: int) -> None:
-        """Of a request that may be read yet, or may have ended."""
-        if number in self._tickets or number in self._awaited:
-            self._switches.setdefault(number, ReasoningSwitch()).end()
+    def _end_reasoning(self, number: int) -> None:
+        if number in self.tickets or number in self.decoding:  # otherwise it has ended
+            self.switches.setdefault(number, ReasoningSwitch()).end()
 
     def _clean(self) -> None:
-        """Something has ended."""
+        """Forget requests that have ended and that no slot shows."""
         assert self._generator is not None
-        for number in [number for number, ticket in self._tickets.items() if ticket.n_open <= 0]:
-            del self._tickets[number]
-            self._switches.pop(number, None)
-        if len(self._numbers) > 4 * (self._generator.n_slots + len(self._tickets)):
+        for number in [number for number, ticket in self.tickets.items() if ticket.n_open <= 0]:
+            del self.tickets[number]
+            self.switches.pop(number, None)
+        if len(self._numbers) > 4 * (self._generator.n_slots + len(self.tickets)):
             kept = {id(slot.request) for slot in self._generator.slots()}
-            kept |= {id(ticket.request) for ticket in self._tickets.values()}
+            kept |= {id(ticket.request) for ticket in self.tickets.values()}
             self._numbers = {key: found for key, found in self._numbers.items() if key in kept}
 
-    def _tell_at_rest(self) -> None:
-        if self._resting is None or self._resting.done():
-            self._resting = self._loop.create_task(self._rest())
+    def _send_status_when_idle(self) -> None:
+        if self._status_when_idle is None or self._status_when_idle.done():
+            self._status_when_idle = self._loop.create_task(self._wait_idle())
 
-    async def _rest(self) -> None:
+    async def _wait_idle(self) -> None:
         for engine in (self._generator, self._embedder):
             while engine is not None and engine.busy:
                 await engine.wait_idle()
-        self.tell()
+        self.outlet.send_status()
 
-    # ---- telling
+    # ---- status
 
-    def tell(self) -> None:
-        """Send the status of both engines."""
-        self._out.tell()
-
-    def _told(self) -> tuple[object, ...]:
-        """In any thread."""
+    def _status(self) -> Status:
+        """Return the state of both engines. Thread-safe."""
         generator, embedder = self._generator, self._embedder
-        told: list[EngineStatus | None] = [None, None]
+        generates = embeds = None
         if generator is not None:
             slots = generator.slots()
-            shown = tuple(self._numbers.get(id(slot.request), (-1,))[0] for slot in slots)
+            requests = tuple(self._numbers.get(id(slot.request), (-1,))[0] for slot in slots)
             bare = tuple(replace(slot, request=None) for slot in slots)
-            busy = generator.busy or bool(self._awaited)
-            told[0] = EngineStatus(self._n_begun, busy, generator.heartbeats, generator.stats, bare, shown)
+            busy = generator.busy or bool(self.decoding)
+            generates = EngineStatus(self.n_begun, busy, generator.heartbeats, generator.stats, bare, requests)
         if embedder is not None:
             inputs = tuple(embedder.slots())
             none = (-1,) * len(inputs)
-            told[1] = EngineStatus(self._n_jobs, embedder.busy, embedder.heartbeats, embedder.stats, inputs, none)
-        return ("told", *told)
+            embeds = EngineStatus(self._n_jobs, embedder.busy, embedder.heartbeats, embedder.stats, inputs, none)
+        return Status(generates, embeds)
 
     def _watch(self, wanted: bool) -> None:
         assert self._generator is not None
         self._generator.watch(wanted=wanted)
         if wanted and self._views is None:
-            self._views = self._loop.create_task(self._show(self._generator))
+            self._views = self._loop.create_task(self._send_views(self._generator))
         elif not wanted and self._views is not None:
             self._views.cancel()
             self._views = None
 
-    async def _show(self, engine: Engine) -> None:
+    async def _send_views(self, engine: Engine) -> None:
         while True:
-            told = ("views", engine.views(), engine.ended(), engine.cached_states())
-            await self._process.channel.send_long(*answers.written(told))
-            await asyncio.sleep(VIEWS_S)
+            self._worker.endpoint.post(Views(engine.views(), engine.ended(), engine.cached_states()))
+            await asyncio.sleep(VIEWS_INTERVAL_S)
 
-    # ---- other messages
+    # ---- other calls
 
-    def _prepare(self, which: str, begins: bool) -> None:
-        engine = self._generator if which == "generator" else self._embedder
+    def _engine(self, name: str) -> Engine | EmbeddingEngine:
+        engine = self._generator if name == "generator" else self._embedder
         assert engine is not None
+        return engine
+
+    def _prepare(self, engine: str, begins: bool) -> None:
         if begins:
-            self._preparing[which] = context = engine.preparing()
+            self._preparing[engine] = context = self._engine(engine).preparing()
             context.__enter__()
-        elif which in self._preparing:
-            self._preparing.pop(which).__exit__(None, None, None)
+        elif engine in self._preparing:
+            self._preparing.pop(engine).__exit__(None, None, None)
 
-    def _set_adapters(self, scales: Adapters) -> None:
-        assert self._generator is not None
-        self._generator.set_adapter_scales(scales)
+    async def _close(self, engine: str, drain_s: float) -> None:
+        await self._engine(engine).close(drain_s)
+        self.outlet.send_status()
 
-    def _limit_ram(self, n_bytes: int) -> None:
-        assert self._generator is not None
-        self._generator.limit_caches(n_bytes)
-
-    # ---- calls
-
-    async def _block_changes(self) -> BlockReport:
-        assert self._generator is not None
-        return await self._generator.block_changes()
-
-    async def _save(self, id_slot: int, owner: str) -> SlotState:
-        assert self._generator is not None
-        return await self._generator.save_slot(id_slot, owner)
-
-    async def _restore(self, id_slot: int, saved: SlotState) -> None:
-        assert self._generator is not None
-        await self._generator.restore_slot(id_slot, saved)
-
-    async def _erase(self, id_slot: int, owner: str) -> int:
-        assert self._generator is not None
-        return await self._generator.erase_slot(id_slot, owner)
-
-    async def _embed(self, inputs: Sequence[Sequence[int] | MediaPrompt]) -> list[tuple[tuple[int, ...], object]]:
+    async def _embed(self, inputs: Sequence[Sequence[int] | MediaPrompt]) -> list[Array]:
         assert self._embedder is not None
         self._n_jobs += 1
         try:
             vectors = await self._embedder.submit(inputs)
         finally:
-            self._tell_at_rest()
-        return [(each.shape, beside(each.tobytes())) for each in vectors]
+            self._send_status_when_idle()
+        return [Array(each.shape, each.tobytes()) for each in vectors]
 
     async def _tokenize(
         self, parts: Sequence[str | Bitmap], add_special: bool, parse_special: bool
     ) -> tuple[list[int], list[tuple[MediaSpan, int, bytes, bool]]]:
-        """The prompt; of each medium what it is, and the number that its chunk has here, its key and its causality."""
-        reader = self._model.media
+        """Return the prompt's tokens, and for each medium its span, and its chunk's number, key and causality."""
+        reader = self.model.media
         assert reader is not None
-        tokenize = partial(reader.tokenize, parts, add_special=add_special, parse_special=parse_special)
-        prompt: MediaPrompt = await self._process.in_thread(tokenize)
+        prompt = await self._worker.in_thread(
+            partial(reader.tokenize, parts, add_special=add_special, parse_special=parse_special)
+        )
         spans: list[tuple[MediaSpan, int, bytes, bool]] = []
         for span in prompt.spans:
             assert span.chunk is not None
@@ -565,46 +490,37 @@ class _Served:
         return prompt.tokens, spans
 
     async def _count(self, parts: Sequence[str | Bitmap], add_special: bool, parse_special: bool) -> int:
-        reader = self._model.media
+        reader = self.model.media
         assert reader is not None
-        count = partial(reader.count, parts, add_special=add_special, parse_special=parse_special)
-        n: int = await self._process.in_thread(count)
-        return n
-
-    async def _close(self, which: str, drain_s: float) -> None:
-        engine = self._generator if which == "generator" else self._embedder
-        assert engine is not None
-        await engine.close(drain_s)
-        self.tell()
+        return await self._worker.in_thread(
+            partial(reader.count, parts, add_special=add_special, parse_special=parse_special)
+        )
 
 
-def _effort() -> tuple[int, ...]:
-    """What grows while a load goes on, however slowly: what was read from a disk, and whole seconds that threads other
-    than this one have computed (a thread that looks now and then whether it may go on takes a thousandth of that)."""
+def load_effort() -> tuple[int, ...]:
+    """Return numbers that grow while a load advances, however slowly: page faults, blocks read, and whole seconds of
+    CPU time of other threads. A thread that only polls whether it may continue uses a thousandth of that.
+    """
     used = resource.getrusage(resource.RUSAGE_SELF)
     return used.ru_majflt, used.ru_inblock, int(time.process_time() - time.thread_time())
 
 
 def _no_template(_info: ModelInfo, _spec: ModelSpec) -> ChatTemplate:
-    """Prompts are made on the other side."""
+    """The server renders prompts."""
     return ChatTemplate("", bos_token="", eos_token="")
 
 
-def _exit(status: int = 0) -> None:
-    os._exit(status)
+class _ServerHandler(logging.Handler):
+    """Sends log records to the server."""
 
-
-class _ToServer(logging.Handler):
-    """Sends records to where the log is written."""
-
-    def __init__(self, process: ModelProcess) -> None:
+    def __init__(self, endpoint: Endpoint) -> None:
         super().__init__()
-        self._process, self._loop = process, asyncio.get_running_loop()
+        self._endpoint = endpoint
 
     def emit(self, record: logging.LogRecord) -> None:
-        """In any thread."""
+        """Send one record. Thread-safe."""
         if record.exc_info and not record.exc_text:
             record.exc_text = logging.Formatter().formatException(record.exc_info)
-        extra = {key: value for key, value in vars(record).items() if isinstance(value, str | int | float)}
-        message = ("log", extra | {"msg": record.getMessage()})
-        self._loop.call_soon_threadsafe(self._process.say, *message)
+        fields = {key: value for key, value in vars(record).items() if isinstance(value, str | int | float)}
+        with contextlib.suppress(RuntimeError):
+            self._endpoint.post(LogRecord(fields | {"msg": record.getMessage()}))

@@ -19,9 +19,8 @@ from server.media import header
 from server.pool.footprint import Fit, Footprint, Memory
 from server.pool.saved.embedding_folder import SUFFIX
 from server.pool.spec import ModelSpec
-from server.pool.worker import supervisor
-from server.pool.worker.engines import IsolatedEngine
-from server.pool.worker.weights import IsolatedWeights
+from server.pool.worker import parent
+from server.pool.worker.proxies import IsolatedEngine, IsolatedWeights
 from tests.api.conftest import Api, check_nothing_leaked, make_settings, run_app, until
 from tests.api.streams import Exchange, posting
 from tests.media_files import media_file
@@ -245,7 +244,7 @@ async def test_a_whole_reply_that_had_begun_is_asked_for_once_more_and_counts_on
 
 
 async def test_nothing_is_asked_a_third_time(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervisor, "FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(parent, "FIRST_PAUSE_S", 0.01)
     async with start() as api:
         reply = await api.client.post("/v1/chat/completions", json=chat("!die late /nowhere/at/all!"))
         assert reply.status_code == 503
@@ -333,7 +332,7 @@ async def test_a_process_killed_during_the_first_load_is_followed_by_another(sta
 async def test_a_file_that_the_library_does_not_survive_fails_its_model_only(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(supervisor, "FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(parent, "FIRST_PAUSE_S", 0.01)
     models = {"bad": {**ONE["demo"], "load": "on_demand"}, "good": {"path": "good.gguf"}}
     async with start("aborting", models=models) as api:
         reply = await api.client.post("/v1/chat/completions", json=chat("Hi", model="bad"))
@@ -371,16 +370,16 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[int]]:
     def begin(*numbers: int, stopped: bool = False) -> list[int]:
         pids: list[int] = []
 
-        class Child(supervisor.Child):
-            def __post_init__(self) -> None:
-                super().__post_init__()
+        class Recorded(parent.WorkerProcess):
+            def __init__(self, *arguments: Any) -> None:
+                super().__init__(*arguments)
                 pids.append(self.pid)
-                monkeypatch.setattr(supervisor, "STUCK_S", 1.0 if len(pids) in numbers else 1e9)
+                monkeypatch.setattr(parent, "STUCK_S", 1.0 if len(pids) in numbers else 1e9)
                 if stopped and len(pids) in numbers:
                     os.kill(self.pid, signal.SIGSTOP)
 
-        for name, value in (("STUCK_S", 1e9), ("STACKS_S", 0.01), ("FIRST_PAUSE_S", 0.01), ("Child", Child)):
-            monkeypatch.setattr(supervisor, name, value)
+        for name, value in (("STUCK_S", 1e9), ("STACKS_S", 0.01), ("FIRST_PAUSE_S", 0.01), ("WorkerProcess", Recorded)):
+            monkeypatch.setattr(parent, name, value)
         monkeypatch.setattr("server.app.WATCH_EVERY_S", 0.05)
         return pids
 
@@ -397,7 +396,7 @@ async def test_a_load_that_gets_no_further_is_ended_by_the_watchdog(
     async with start(f"hanging in {at}", models=models, watchdog_s=0.2, **limits) as api:
         reply = await api.client.post("/v1/chat/completions", json=chat("Hi", model="demo"))
         assert reply.status_code == status
-        assert status == 200 or "its load has not gone on for" in reply.json()["error"]["message"]
+        assert status == 200 or "its load has not advanced for" in reply.json()["error"]["message"]
         assert (await api.client.post("/v1/chat/completions", json=chat("Hi", model="good"))).status_code == 200
 
 
@@ -415,14 +414,14 @@ async def test_a_process_that_is_stopped_while_it_is_loaded_again_is_followed_by
 async def test_the_process_that_measures_a_model_loads_it_or_ends(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    started: list[supervisor.Child] = []
+    started: list[parent.WorkerProcess] = []
 
-    class Counted(supervisor.Child):
-        def __post_init__(self) -> None:
-            super().__post_init__()
+    class Counted(parent.WorkerProcess):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
             started.append(self)
 
-    monkeypatch.setattr(supervisor, "Child", Counted)
+    monkeypatch.setattr(parent, "WorkerProcess", Counted)
     models = {name: {**model, "load": "on_demand"} for name, model in TWO.items()}
     async with start("sized", models=models) as api:
         assert (await api.client.post("/v1/chat/completions", json=chat("Hi", model="a"))).status_code == 200
@@ -437,8 +436,8 @@ async def test_a_step_that_hangs_is_ended_by_the_watchdog(
     start: Start, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("server.app.WATCH_EVERY_S", 0.05)
-    monkeypatch.setattr("server.pool.worker.engines.LEAST_LIMIT_S", 1.0)
-    monkeypatch.setattr(supervisor, "STACKS_S", 60.0)  # it ends by itself
+    monkeypatch.setattr("server.pool.worker.proxies.LEAST_LIMIT_S", 1.0)
+    monkeypatch.setattr(parent, "STACKS_S", 60.0)  # it ends by itself
     async with start(watchdog_s=1.0) as api:
         body = chat("!wait 1!", stream=True, max_tokens=3000)
         async with posting(api.app, "/v1/chat/completions", body) as exchange:

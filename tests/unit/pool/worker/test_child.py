@@ -1,4 +1,4 @@
-"""A model's process, in this one: what it is asked by who has left already, or asks too late, ends nothing."""
+"""A worker's main object in this process: late and cancelled requests leave nothing and end nothing."""
 
 import asyncio
 import socket
@@ -11,12 +11,11 @@ import pytest
 
 from server.engine.params import EngineParams
 from server.engine.request import Request
+from server.media.bitmap import Bitmap
 from server.pool.footprint import Fit
 from server.pool.spec import ModelSpec
-from server.pool.worker import codec
-from server.pool.worker.answers import read_error, written_error
-from server.pool.worker.channel import FrameKind
-from server.pool.worker.child import ModelProcess
+from server.pool.worker.child import Served, Worker
+from server.pool.worker.messages import Encoder, HandleTable
 from server.structured.constraint import Constraint
 from server.structured.grammar.compiler import GrammarCompiler
 from server.structured.reasoning_end import Ending, ReasoningEnd, ReasoningSwitch
@@ -28,48 +27,49 @@ DEMO = spec("demo")
 
 
 class Process:
-    """``model``, and whether it is about to end."""
+    """``failures``: the reasons why it would exit."""
 
-    def __init__(self, model: ModelProcess, steps: threading.Semaphore) -> None:
-        self.model, self.steps = model, steps
-        self.fails: list[str] = []
-        model._fail = self.fails.append  # type: ignore[assignment]
+    def __init__(self, worker: Worker, served: Served, steps: threading.Semaphore) -> None:
+        self.worker, self.served, self.steps = worker, served, steps
+        self.failures: list[str] = []
+        worker.fail = self.failures.append  # type: ignore[method-assign,assignment]
 
-    def say(self, *message: object) -> None:
-        """As the server does."""
-        (body,) = codec.written(message, VOCAB, lambda _: 0, lambda _: 0)
-        self.model._received(FrameKind.MESSAGE, bytes(body), ())
+    def call(self, function: str, *arguments: object) -> None:
+        """Call a function as the server does."""
+        self.worker.functions[function](*arguments)
 
-    def read(self, number: int, constraint: Constraint, n_prompt: int = 3) -> None:
-        """A request that takes its time to be read."""
+    def submit_encoded(self, number: int, constraint: Constraint, n_prompt: int = 3) -> None:
+        """Send a request whose grammar is compiled first."""
         request = Request(f"r{number}", [1] * n_prompt, max_tokens=10_000, constraint=constraint)
-        (body,) = codec.written((number, request), VOCAB, lambda _: number, lambda _: 0)
-        self.say("read", number, body)
+        body, _ = Encoder(VOCAB, HandleTable[Bitmap]().add, lambda _: number).encode(request)
+        self.call("submit_encoded", number, body)
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def nothing_frozen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """This process goes on."""
+    """This process continues."""
     monkeypatch.setattr("server.pool.worker.child.gc.freeze", lambda: None)
 
 
 @asynccontextmanager
 async def process(model: ModelSpec = DEMO, n_seq: int = 4) -> AsyncIterator[Process]:
-    """No step is let through before the end: what is asked would be over before a test has looked."""
-    ours, theirs = socket.socketpair()
-    steps = threading.Semaphore(0)
-    with ours, theirs:
-        made = ModelProcess(theirs)
-        made._loader = FakeLoader(runner=lambda: FakeRunner(n_seq=n_seq, steps=steps))
-        await made._load(model, Fit(model), prepares=False)
-        assert made._served is not None
-        try:
-            yield Process(made, steps)
-        finally:
-            steps.release(100)
-            await made._served._close("generator", 0.0)
-            made._grammars.shutdown()
-            made._threads.shutdown()
+    """A worker whose steps wait until ``steps`` is released, or for the end."""
+    pairs = [socket.socketpair(), socket.socketpair()]
+    steps, lost = threading.Semaphore(0), asyncio.Event()
+    worker = Worker([theirs for _, theirs in pairs], lost.set)
+    worker._loader = FakeLoader(runner=lambda: FakeRunner(n_seq=n_seq, steps=steps))
+    await worker._load(model, Fit(model), prepares=False)
+    assert worker.served is not None
+    try:
+        yield Process(worker, worker.served, steps)
+    finally:
+        steps.release(100)
+        await worker.served._close("generator", 0.0)
+        worker._grammars.shutdown()
+        worker._threads.shutdown()
+        for ours, _ in pairs:
+            ours.close()
+        await lost.wait()
 
 
 def thinking(switch: ReasoningSwitch) -> Constraint:
@@ -77,85 +77,67 @@ def thinking(switch: ReasoningSwitch) -> Constraint:
     return ReasoningEnd(ending, GrammarCompiler(VOCAB).gbnf('root ::= "b" [0-9]+'), VOCAB, n_begun=1, switch=switch)
 
 
-@pytest.mark.usefixtures("nothing_frozen")
-async def test_who_leaves_while_his_grammar_is_read_ends_neither_the_process_nor_computes_for_nobody() -> None:
+async def test_a_request_cancelled_while_its_grammar_compiles_is_not_computed() -> None:
     async with process() as found:
-        served, goes_on = found.model._served, threading.Event()
-        assert served is not None
-        found.model._grammars.submit(goes_on.wait, 60)
-        found.read(7, thinking(ReasoningSwitch()))
-        found.say("cancel", 7)
-        found.read(8, thinking(ReasoningSwitch()))
+        served, goes_on = found.served, threading.Event()
+        found.worker._grammars.submit(goes_on.wait, 60)
+        found.submit_encoded(7, thinking(ReasoningSwitch()))
+        found.call("cancel", 7)
+        found.submit_encoded(8, thinking(ReasoningSwitch()))
         goes_on.set()
-        while 8 not in served._tickets:  # noqa: ASYNC110 - it tells nobody
+        while 8 not in served.tickets:  # noqa: ASYNC110 - nothing announces it
             await asyncio.sleep(0.001)
-        assert (found.fails, list(served._tickets), list(served._switches)) == ([], [8], [8])
-        assert served._n_begun == 2
-        found.say("cancel", 8)
+        assert (found.failures, list(served.tickets), list(served.switches)) == ([], [8], [8])
+        assert served.n_begun == 2
+        found.call("cancel", 8)
 
 
-@pytest.mark.usefixtures("nothing_frozen")
-async def test_thoughts_that_are_ended_before_their_request_is_read_or_after_it_has_ended() -> None:
+async def test_reasoning_may_be_ended_before_its_request_is_decoded_and_after_it_has_ended() -> None:
     async with process() as found:
-        served, goes_on = found.model._served, threading.Event()
-        assert served is not None
-        found.model._grammars.submit(goes_on.wait, 60)
-        found.read(7, thinking(ReasoningSwitch()))
-        found.say("switch", 7)
-        found.say("switch", 6)
-        assert (found.fails, [each.n_calls for each in served._switches.values()]) == ([], [1])
+        served, goes_on = found.served, threading.Event()
+        found.worker._grammars.submit(goes_on.wait, 60)
+        found.submit_encoded(7, thinking(ReasoningSwitch()))
+        found.call("end_reasoning", 7)
+        found.call("end_reasoning", 6)
+        assert (found.failures, [each.n_calls for each in served.switches.values()]) == ([], [1])
         goes_on.set()
-        while 7 not in served._tickets:  # noqa: ASYNC110 - it tells nobody
+        while 7 not in served.tickets:  # noqa: ASYNC110 - nothing announces it
             await asyncio.sleep(0.001)
-        assert list(served._switches) == [7]
-        found.say("cancel", 7)
-        found.say("switch", 7)
-        assert (found.fails, served._switches) == ([], {})
+        assert list(served.switches) == [7]
+        found.call("cancel", 7)
+        found.call("end_reasoning", 7)
+        assert (found.failures, served.switches) == ([], {})
 
 
-@pytest.mark.usefixtures("nothing_frozen")
 @pytest.mark.parametrize("is_readable", [True, False])
-async def test_nothing_stays_of_a_request_that_is_refused(monkeypatch: pytest.MonkeyPatch, is_readable: bool) -> None:
+async def test_a_refused_request_leaves_nothing(monkeypatch: pytest.MonkeyPatch, is_readable: bool) -> None:
     async with process() as found:
-        served = found.model._served
-        assert served is not None
+        served = found.served
         if not is_readable:
-            monkeypatch.setattr(served._model.grammar, "made_anew", lambda _: 1 / 0)
-        found.read(7, thinking(ReasoningSwitch()), n_prompt=100_000)
-        while not served._n_begun:  # noqa: ASYNC110 - it tells nobody
+            monkeypatch.setattr(served.model.grammar, "made_anew", lambda _: 1 / 0)
+        found.submit_encoded(7, thinking(ReasoningSwitch()), n_prompt=100_000)
+        while not served.n_begun:  # noqa: ASYNC110 - nothing announces it
             await asyncio.sleep(0.001)
-        assert (found.fails, served._tickets, served._awaited, served._switches) == ([], {}, set(), {})
+        assert (found.failures, served.tickets, served.decoding, served.switches) == ([], {}, set(), {})
 
 
-@pytest.mark.usefixtures("nothing_frozen")
 async def test_a_request_that_expires_in_the_queue_of_several_instances_leaves_no_ticket(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("server.engine.step.requests.EXPIRY_CHECK_S", 0.0)
     limited = spec("demo", instances=2, engine=EngineParams(request_timeout_s=3600.0))
     async with process(limited, n_seq=1) as found:
-        served = found.model._served
-        assert served is not None
+        served = found.served
         assert served._generator is not None
         for number in (1, 2):
-            found.say("submit", number, Request(f"r{number}", [1], max_tokens=10_000))
-        while sum(slot.is_processing for slot in served._generator.slots()) < 2:  # noqa: ASYNC110 - it tells nobody
+            found.call("submit", number, Request(f"r{number}", [1], max_tokens=10_000))
+        while sum(slot.is_processing for slot in served._generator.slots()) < 2:  # noqa: ASYNC110 - nothing announces it
             await asyncio.sleep(0.001)
-        found.say("submit", 3, Request("r3", [1], arrived_at=time.perf_counter() - 7200))
-        assert list(served._tickets) == [1, 2, 3]
+        found.call("submit", 3, Request("r3", [1], arrived_at=time.perf_counter() - 7200))
+        assert list(served.tickets) == [1, 2, 3]
         found.steps.release(100)
-        while served._generator.n_load > 2:  # noqa: ASYNC110 - it tells nobody
+        while served._generator.n_load > 2:  # noqa: ASYNC110 - nothing announces it
             await asyncio.sleep(0.001)
-        assert list(served._tickets) == [1, 2], "the clean-up is asked for before the request leaves the queue"
-        found.say("cancel", 1)
-        found.say("cancel", 2)
-
-
-@pytest.mark.parametrize(
-    ("error", "said"),
-    [(MemoryError(), "too little memory"), (KeyError("x"), "KeyError: 'x'"), (asyncio.CancelledError(), "Cancelled")],
-)
-def test_an_error_that_is_not_ours_crosses_as_one_that_is_whole(error: BaseException, said: str) -> None:
-    found = read_error(written_error(error))
-    assert said in found.message
-    assert written_error(found) == written_error(read_error(written_error(found)))
+        assert list(served.tickets) == [1, 2], "the clean-up is asked for before the request leaves the queue"
+        found.call("cancel", 1)
+        found.call("cancel", 2)

@@ -1,0 +1,702 @@
+"""Messages between the server and a worker process, and the connections that carry them.
+
+Two sockets carry pickles of the dataclasses below: one carries short messages, the other messages with buffers. A slot
+state of a gigabyte therefore delays neither events nor cancellations.
+
+- Dataclasses are pickled as their fields. Fields of more than `LONG_BYTES` bytes are sent as out-of-band buffers (PEP
+  574) by a thread, and received in place, so that no event loop copies them.
+- To the worker, a vocabulary, compiled grammar, tokenized medium, cancellation switch or known bitmap is sent as a
+  reference to the worker's object (`remote_object`).
+- From the worker, only plain values, our dataclasses and our enums are accepted, because a model file may have
+  taken the process over. That is no security boundary: the process has the server's user.
+"""
+
+import asyncio
+import contextlib
+import dataclasses
+import io
+import itertools
+import logging
+import pickle
+import socket
+import struct
+import threading
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from functools import cache
+from importlib import import_module
+from operator import attrgetter
+from queue import SimpleQueue
+from typing import Any, Generic, TypeAlias, TypeVar
+
+from server import errors
+from server.engine.kv.state import Checkpoint, SlotState, new_bytes
+from server.engine.lora import Adapter
+from server.engine.request import Bounds, Event, Text
+from server.engine.runner_api import EmbedderInfo
+from server.engine.stats import EngineStats
+from server.engine.step.snapshots import ChoiceView, InstanceView, SlotSnapshot, TierView
+from server.errors import CONTAINED, InternalError, LlamapoolError
+from server.media.bitmap import Bitmap, BitmapKind
+from server.pool.footprint import Footprint
+from server.pool.protocols import ModelInfo
+from server.structured.reasoning_end import ReasoningSwitch
+from server.vocab import Vocab
+
+LONG_BYTES = 1 << 16
+_READ_BYTES = 1 << 18
+_HEADER = struct.Struct("<II")
+_OURS = ("server.engine.", "server.pool.", "server.media.", "server.structured.")
+_ACTIVE = ("server.pool.worker.parent", "server.pool.worker.proxies", "server.pool.load")
+"""Modules whose dataclasses do something when they are created."""
+_STANDARD = {("builtins", "set"), ("builtins", "range"), ("pathlib", "PosixPath"), ("pathlib._local", "PosixPath")}
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+Buffers: TypeAlias = Sequence[bytes | memoryview]
+Encoded: TypeAlias = tuple[bytes, Buffers]
+"""A pickle and the buffers that it refers to, in order."""
+
+
+# ---- in both directions
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """Calls a function of the other end, which sends a `Reply` with the same number. Number 0: no reply."""
+
+    number: int
+    function: str
+    arguments: tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """The result of a `Call`, or its error."""
+
+    number: int
+    value: Any = None
+    error: LlamapoolError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CancelCall:
+    """The caller no longer waits for a `Reply`."""
+
+    number: int
+
+
+# ---- from the worker
+
+
+Texts: TypeAlias = list[tuple[int, list[tuple[int, str, tuple[int, ...]]]]]
+"""Events of one step, by request number, that are all `Text` without logprobs and timings: their other fields. Nearly
+all steps are such; as dataclasses, they take the step thread three times as long to send.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class StepEvents:
+    """The events of one step, by request number."""
+
+    events: list[tuple[int, list[Event]]]
+
+
+def texts_of(batch: Iterable[tuple[int, Sequence[Event]]]) -> Texts | None:
+    """Return the events as `Texts`, if possible."""
+    texts: Texts = []
+    for number, events in batch:
+        plain = []
+        for event in events:
+            if type(event) is not Text or event.logprobs or event.timings is not None:
+                return None
+            plain.append((event.index, event.text, event.tokens))
+        texts.append((number, plain))
+    return texts
+
+
+def merged(messages: Iterable[StepEvents | Texts]) -> dict[int, list[Event]]:
+    """Return the events of several steps by request number, in order."""
+    found: dict[int, list[Event]] = {}
+    for message in messages:
+        if isinstance(message, StepEvents):
+            for number, events in message.events:
+                found.setdefault(number, []).extend(events)
+        else:
+            for number, texts in message:
+                found.setdefault(number, []).extend([Text(*text) for text in texts])
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStatus:
+    """The state of one engine. ``n_begun``: requests received in total. ``heartbeats``: of each instance a number that
+    grows with its work, and whether it is idle. ``requests``: for each slot its request's number; -1 = none.
+    """
+
+    n_begun: int
+    busy: bool
+    heartbeats: tuple[tuple[int, bool], ...]
+    stats: EngineStats
+    slots: tuple[SlotSnapshot, ...]
+    requests: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """A heartbeat with the state of the engines."""
+
+    generator: EngineStatus | None = None
+    embedder: EngineStatus | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Loading:
+    """A heartbeat during a load. ``effort`` changes while the load advances."""
+
+    effort: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadProgress:
+    """The loaded part of the weights, 0 to 1."""
+
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class Views:
+    """What a watched engine shows."""
+
+    instances: Sequence[InstanceView]
+    ended: Sequence[ChoiceView]
+    cached: Mapping[str, TierView]
+
+
+@dataclass(frozen=True, slots=True)
+class LogRecord:
+    """The fields of a `logging.LogRecord`."""
+
+    fields: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Failing:
+    """The worker is about to exit because of ``reason``."""
+
+    reason: str
+
+
+# ---- results of calls
+
+
+@dataclass(frozen=True, slots=True)
+class GeneratorFacts:
+    """Constants of the generating engine."""
+
+    bounds: Bounds
+    n_slots_each: int
+    adapters: tuple[Adapter, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class EmbedderFacts:
+    """Constants of the embedding engine."""
+
+    info: EmbedderInfo
+    n_slots: int
+    takes_media: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ReaderFacts:
+    """Constants of the projector."""
+
+    kinds: frozenset[BitmapKind]
+    marker: str
+    sample_rate: int
+    fingerprint: str
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedFacts:
+    """Constants of the loaded model."""
+
+    info: ModelInfo
+    footprint: Footprint
+    generator: GeneratorFacts | None
+    embedder: EmbedderFacts | None
+    reader: ReaderFacts | None
+
+    def is_as(self, other: "LoadedFacts") -> bool:
+        """Return whether both describe the same model, so that one can replace the other after a restart."""
+        return (self.info, self.generator, self.embedder) == (other.info, other.generator, other.embedder)
+
+
+@dataclass(frozen=True, slots=True)
+class Array:
+    """A float32 array."""
+
+    shape: tuple[int, ...]
+    data: bytes
+
+
+# ---- references to objects of the other process
+
+
+def remote_object(kind: str, name: Any) -> object:
+    """Placeholder in a pickle that `Decoder` replaces by the local object."""
+    raise AssertionError(f"a {kind} was read outside of a worker process: {name}")
+
+
+class RemoteChunk:
+    """A medium that the worker has tokenized, in its process number `generation`. `forget` is called with both numbers
+    when nothing refers to this object.
+    """
+
+    __slots__ = ("_forget", "causal", "generation", "key", "number")
+
+    def __init__(
+        self, number: int, generation: int, key: bytes, *, causal: bool, forget: Callable[[int, int], None]
+    ) -> None:
+        self.number, self.generation, self.key, self.causal, self._forget = number, generation, key, causal, forget
+
+    def __del__(self) -> None:
+        self._forget(self.number, self.generation)
+
+
+class RemoteBitmap:
+    """In the worker: fetches a bitmap's pixels or samples from the server on demand. `fetch` blocks. `release` is
+    called when nothing refers to this object.
+    """
+
+    __slots__ = ("_fetch", "_number", "_release")
+
+    def __init__(self, number: int, fetch: Callable[[int], bytes], release: Callable[[int], None]) -> None:
+        self._number, self._fetch, self._release = number, fetch, release
+
+    def __call__(self) -> bytes:
+        """Return the pixels or samples. Raises what decoding raised."""
+        return self._fetch(self._number)
+
+    def __del__(self) -> None:
+        self._release(self._number)
+
+
+class HandleTable(Generic[T]):
+    """Objects that the other process refers to by number until it releases them."""
+
+    def __init__(self) -> None:
+        self._objects: dict[int, T] = {}
+        self._numbers = itertools.count(1)
+
+    def __len__(self) -> int:
+        return len(self._objects)
+
+    def __getitem__(self, number: int) -> T:
+        """Raises `InternalError` for an unknown number."""
+        if number not in self._objects:
+            raise InternalError(f"the other process holds no object number {number}")
+        return self._objects[number]
+
+    def add(self, value: T) -> int:
+        """Return the new object's number."""
+        number = next(self._numbers)
+        self._objects[number] = value
+        return number
+
+    def release(self, number: int) -> None:
+        """Drop an object; unknown numbers are ignored."""
+        self._objects.pop(number, None)
+
+
+# ---- pickles
+
+
+@cache
+def _fields_of(kind: type) -> Callable[[Any], tuple[Any, ...]] | None:
+    """Return a getter of the constructor's arguments; None for a class that is no plain dataclass."""
+    if not dataclasses.is_dataclass(kind):
+        return None
+    fields = dataclasses.fields(kind)
+    if not fields or not all(field.init and not field.kw_only for field in fields):
+        return None
+    get = attrgetter(*(field.name for field in fields))
+    return get if len(fields) > 1 else lambda value: (get(value),)
+
+
+_LONG = frozenset({Array, Bitmap, Checkpoint, Reply, SlotState})
+"""Dataclasses with fields of megabytes."""
+
+
+class Encoder(pickle.Pickler):
+    """Pickles one message. To the worker: `vocab` is the model's, `share` receives a bitmap without its data, `watch`
+    a reasoning switch; each of both returns a number for the reference.
+    """
+
+    def __init__(
+        self,
+        vocab: Vocab | None = None,
+        share: Callable[[Bitmap], int] | None = None,
+        watch: Callable[[ReasoningSwitch], int] | None = None,
+    ) -> None:
+        buffers: list[memoryview] = []
+        self._file, self._buffers = io.BytesIO(), buffers
+
+        def add(buffer: pickle.PickleBuffer) -> None:  # without a reference to `self`: a cycle would be garbage
+            buffers.append(buffer.raw())
+
+        super().__init__(self._file, pickle.HIGHEST_PROTOCOL, buffer_callback=add)
+        self._vocab, self._share, self._watch = vocab, share, watch
+
+    def reducer_override(self, obj: Any) -> Any:
+        """Return how an object that is no plain value is pickled."""
+        kind: Any = type(obj)
+        if obj is self._vocab:
+            return remote_object, ("vocab", None)
+        if kind is Bitmap and obj.again is not None and self._share is not None:
+            return remote_object, ("bitmap", (replace(obj, again=None), self._share(obj)))
+        if kind in _LONG:
+            return kind, tuple(_out_of_band(getattr(obj, field.name)) for field in dataclasses.fields(kind))
+        if (fields := _fields_of(kind)) is not None:
+            return kind, fields(obj)
+        if isinstance(obj, LlamapoolError):
+            return remote_error, (kind.__name__, obj.message, vars(obj))
+        if kind is RemoteChunk:
+            return remote_object, ("chunk", obj.number)
+        if kind is ReasoningSwitch and self._watch is not None:
+            return remote_object, ("switch", self._watch(obj))
+        if hasattr(kind, "recipe"):  # a compiled grammar; importing llguidance to name its class is slow
+            return remote_object, ("constraint", tuple(obj.recipe))
+        return NotImplemented
+
+    def encode(self, message: object) -> Encoded:
+        """Return the pickle of `message` and its buffers. Call it once."""
+        self.dump(message)
+        return self._file.getvalue(), self._buffers
+
+
+def _out_of_band(value: object) -> object:
+    return pickle.PickleBuffer(value) if isinstance(value, bytes) and len(value) > LONG_BYTES else value
+
+
+class Decoder(pickle.Unpickler):
+    """Unpickles a message of the server in the worker. `resolve` returns the local object for a reference."""
+
+    def __init__(self, body: bytes, buffers: Buffers = (), *, resolve: Callable[[str, Any], object]) -> None:
+        super().__init__(io.BytesIO(body), buffers=buffers)
+        self._resolve = resolve
+
+    def find_class(self, module: str, name: str) -> Any:
+        """Resolve any class, and `remote_object` to the local object."""
+        is_reference = (module, name) == (__name__, remote_object.__name__)
+        return self._resolve if is_reference else super().find_class(module, name)
+
+
+class RestrictedDecoder(pickle.Unpickler):
+    """Unpickles a message of a worker in the server. Raises `pickle.UnpicklingError` for classes that no worker
+    sends.
+    """
+
+    def __init__(self, body: bytes, buffers: Buffers = ()) -> None:
+        super().__init__(io.BytesIO(body), buffers=buffers)
+
+    def find_class(self, module: str, name: str) -> Any:
+        """Resolve our dataclasses and enums."""
+        return _permitted(module, name)
+
+
+@cache
+def _permitted(module: str, name: str) -> Any:
+    found = None
+    if (module, name) in _STANDARD or (module, name) == (__name__, remote_error.__name__):
+        found = getattr(import_module(module), name)
+    elif module.startswith(_OURS) and not module.startswith(_ACTIVE):
+        found = getattr(import_module(module), name, None)
+        if not (isinstance(found, type) and (dataclasses.is_dataclass(found) or issubclass(found, Enum))):
+            found = None
+    if found is None:
+        raise pickle.UnpicklingError(f"a worker process sends no {module}.{name}")
+    return found
+
+
+def remote_error(name: str, message: str, fields: Mapping[str, Any]) -> LlamapoolError:
+    """Return an error as the other process raised it, whatever its constructor takes."""
+    kind = getattr(errors, name, None)
+    if not (isinstance(kind, type) and issubclass(kind, LlamapoolError)):
+        kind = InternalError
+    error = kind.__new__(kind)
+    Exception.__init__(error, message)
+    vars(error).update(fields)
+    return error
+
+
+def portable(error: BaseException) -> LlamapoolError:
+    """Return `error`, or an `InternalError` that quotes it if it is none of ours."""
+    if isinstance(error, LlamapoolError):
+        return error
+    if isinstance(error, MemoryError):
+        return InternalError("too little memory")
+    return InternalError(f"{type(error).__name__}: {error}")
+
+
+# ---- connections
+
+
+class Link:
+    """One connection, read by a thread. `received` and `lost` are called in that thread. The other methods are
+    thread-safe.
+
+    A message is a header (bytes of the pickle, number of buffers), the sizes of the buffers, the pickle, and the
+    buffers. `multiprocessing.connection` would do the same; its Python code doubled the step thread's CPU time per
+    message.
+    """
+
+    def __init__(
+        self, end: socket.socket, received: Callable[[bytes, Buffers], None], lost: Callable[[], None]
+    ) -> None:
+        self._socket = end
+        self._received, self._lost = received, lost
+        self._sending = threading.Lock()
+        self._n_ended = 0
+        self._queue: SimpleQueue[Encoded | None] = SimpleQueue()
+        threading.Thread(target=self._write, name="worker-writer", daemon=True).start()
+        self._start_reading()
+
+    def send(self, body: bytes, buffers: Buffers = ()) -> None:
+        """Send now; blocks while the other end does not read. A closed connection is ignored."""
+        sizes = struct.pack(f"<{len(buffers)}Q", *map(len, buffers)) if buffers else b""
+        try:
+            with self._sending:
+                self._socket.sendall(_HEADER.pack(len(body), len(buffers)) + sizes + body)
+                for buffer in buffers:
+                    self._socket.sendall(buffer)
+        except OSError as error:
+            log.debug("a message could not be sent: %s", error)
+
+    def post(self, message: Encoded) -> None:
+        """Queue a message for the writer thread; never blocks."""
+        self._queue.put(message)
+
+    def close(self) -> None:
+        """Close the connection after queued messages were sent."""
+        self._queue.put(None)
+
+    def _write(self) -> None:
+        while (message := self._queue.get()) is not None:
+            self.send(*message)
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)  # ends the readers of both ends
+        self._finish()
+
+    def _finish(self) -> None:
+        """Close the socket after both the reader and the writer have ended."""
+        with self._sending:
+            self._n_ended += 1
+            if self._n_ended == 2:
+                self._socket.close()
+
+    def _start_reading(self) -> None:
+        threading.Thread(target=self._read, name="worker-reader", daemon=True).start()
+
+    def _read(self) -> None:
+        with contextlib.suppress(EOFError, OSError, MemoryError):
+            while True:
+                n_body, n_buffers = _HEADER.unpack(self._receive(_HEADER.size))
+                sizes = struct.unpack(f"<{n_buffers}Q", self._receive(8 * n_buffers))
+                self._received(self._receive(n_body), [self._receive(size) for size in sizes])
+        self.close()
+        self._finish()
+        self._lost()
+
+    def _receive(self, size: int) -> bytes:
+        """Return the next `size` bytes, received in place."""
+        made, view = new_bytes(size)
+        while view:
+            n = self._socket.recv_into(view)
+            if not n:
+                raise EOFError
+            view = view[n:]
+        return made
+
+
+class LoopLink(Link):
+    """A connection for short messages that the event loop reads. `received` and `lost` are called there.
+
+    A thread would wait for the interpreter's lock for each message: with 16 streams, the server took twice the CPU
+    time per token. Here one read gets all messages that have arrived.
+    """
+
+    def _start_reading(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._chunk = memoryview(bytearray(_READ_BYTES))
+        self._unread = b""
+        self._loop.add_reader(self._socket, self._readable)
+
+    def _readable(self) -> None:
+        try:
+            n = self._socket.recv_into(self._chunk, 0, socket.MSG_DONTWAIT)  # the writer needs a blocking socket
+        except BlockingIOError:
+            return
+        except OSError:
+            n = 0
+        if not n:
+            self._loop.remove_reader(self._socket)
+            self.close()
+            self._finish()
+            self._lost()
+            return
+        data, at = self._unread + self._chunk[:n], 0
+        while len(data) - at >= _HEADER.size:
+            n_body, _ = _HEADER.unpack_from(data, at)
+            start = at + _HEADER.size
+            if len(data) < start + n_body:
+                break
+            at = start + n_body
+            self._received(data[start:at], ())
+        self._unread = data[at:]
+
+
+class Endpoint:
+    """One end of the connections to the other process: exchanges messages, and calls functions in both directions.
+
+    Created and used on the event loop, except `post` and `send`, which are thread-safe. `encode` and `decode` convert
+    messages. `receive` gets all messages except calls and replies, in batches; `functions` are what the other end may
+    call by name. `lost` is called when the connection has ended, `invalid` when a message could not be processed.
+    """
+
+    def __init__(
+        self,
+        ends: Sequence[socket.socket],
+        encode: Callable[[object], Encoded],
+        decode: Callable[[bytes, Buffers], Any],
+        receive: Callable[[Sequence[Any]], None],
+        functions: Mapping[str, Callable[..., Any]],
+        lost: Callable[[], None],
+        invalid: Callable[[Exception], None],
+        short_link: type[Link] = Link,
+    ) -> None:
+        self._loop, self._thread = asyncio.get_running_loop(), threading.get_ident()
+        self._encode, self._decode, self._receive = encode, decode, receive
+        self._functions, self._invalid = functions, invalid
+        self._inbox: deque[tuple[bytes, Buffers]] = deque()
+        self._scheduled = False
+        self._numbers = itertools.count(1)
+        self._calls: dict[int, asyncio.Future[Any]] = {}
+        self._answers: dict[int, asyncio.Task[None]] = {}
+        self._short = short_link(ends[0], self._received, lambda: self._in_loop(lost))
+        self._long = Link(ends[1], self._received, lambda: None)
+
+    def _in_loop(self, work: Callable[[], None]) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            self._loop.call_soon_threadsafe(work)
+
+    # ---- sending
+
+    def post(self, message: object) -> None:
+        """Queue a message; never blocks."""
+        self.post_encoded(self._encode(message))
+
+    def post_encoded(self, message: Encoded) -> None:
+        """Queue an encoded message; never blocks."""
+        (self._long if message[1] else self._short).post(message)
+
+    def send(self, message: object) -> None:
+        """Send a short message in this thread; blocks while the other end does not read."""
+        self._short.send(*self._encode(message))
+
+    def send_events(self, batch: list[tuple[int, list[Event]]]) -> None:
+        """Send the events of a step as `send` does."""
+        texts = texts_of(batch)
+        if texts is None:
+            self.send(StepEvents(batch))
+        else:
+            self._short.send(pickle.dumps(texts, pickle.HIGHEST_PROTOCOL))
+
+    def notify(self, function: str, *arguments: object) -> None:
+        """Call a function of the other end without waiting for its result; never blocks."""
+        self.post(Call(0, function, arguments))
+
+    async def call(self, function: str, *arguments: object) -> Any:
+        """Call a function of the other end. Raises what it raises there, and what `fail_calls` was given."""
+        number = next(self._numbers)
+        self._calls[number] = result = self._loop.create_future()
+        try:
+            self.post(Call(number, function, arguments))
+            return await result
+        except asyncio.CancelledError:
+            self.post(CancelCall(number))
+            raise
+        finally:
+            del self._calls[number]
+
+    def fail_calls(self, error: LlamapoolError) -> None:
+        """Fail all waiting calls."""
+        for result in self._calls.values():
+            if not result.done():
+                result.set_exception(error)
+
+    def close(self) -> None:
+        """Close the connections after queued messages were sent."""
+        self._short.close()
+        self._long.close()
+
+    # ---- receiving
+
+    def _received(self, body: bytes, buffers: Buffers) -> None:
+        self._inbox.append((body, buffers))
+        if not self._scheduled:  # messages that arrive together are processed together
+            self._scheduled = True
+            if threading.get_ident() == self._thread:
+                self._loop.call_soon(self._process)
+            else:
+                self._in_loop(self._process)
+
+    def _process(self) -> None:
+        self._scheduled = False
+        others: list[Any] = []
+        try:
+            while self._inbox:
+                match self._decode(*self._inbox.popleft()):
+                    case Call(number, function, arguments):
+                        self._called(number, self._functions[function], arguments)
+                    case Reply(number, value, error):
+                        self._replied(number, value, error)
+                    case CancelCall(number):
+                        if number in self._answers:
+                            self._answers[number].cancel()
+                    case message:
+                        others.append(message)
+            if others:
+                self._receive(others)
+        except Exception as error:  # noqa: BLE001 - whatever the other process sent
+            self._invalid(error)
+
+    def _called(self, number: int, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+        if not number:
+            function(*arguments)
+            return
+        self._answers[number] = task = self._loop.create_task(self._answer(number, function(*arguments)))
+        task.add_done_callback(lambda _: self._answers.pop(number))
+
+    async def _answer(self, number: int, result: Awaitable[Any]) -> None:
+        try:
+            encoded = self._encode(Reply(number, await result))
+        except asyncio.CancelledError:
+            return
+        except BaseException as error:  # without a reply, the caller would wait forever
+            if not isinstance(error, CONTAINED):
+                log.exception("a call of another process failed; this is a bug, please report it")
+            encoded = self._encode(Reply(number, error=portable(error)))
+        self.post_encoded(encoded)
+
+    def _replied(self, number: int, value: object, error: LlamapoolError | None) -> None:
+        waiting = self._calls.get(number)
+        if waiting is None or waiting.done():
+            return
+        if error is None:
+            waiting.set_result(value)
+        else:
+            waiting.set_exception(error)

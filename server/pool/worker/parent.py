@@ -1,0 +1,530 @@
+"""The server's side of one worker process: starts it, sends requests, detects its end, and restarts it."""
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import math
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from server.engine.request import Request
+from server.errors import InternalError, LlamapoolError, ModelEnded, ModelFailed, ModelRestarting, Unavailable
+from server.media.bitmap import Bitmap
+from server.pool.footprint import Fit, Footprint, Memory
+from server.pool.protocols import Loader
+from server.pool.spec import ModelSpec
+from server.pool.worker.environment import child_environment
+from server.pool.worker.messages import (
+    Encoded,
+    Encoder,
+    Endpoint,
+    EngineStatus,
+    Failing,
+    HandleTable,
+    LoadedFacts,
+    Loading,
+    LoadProgress,
+    LogRecord,
+    LoopLink,
+    RestrictedDecoder,
+    Status,
+    StepEvents,
+    Views,
+    merged,
+)
+from server.structured.reasoning_end import ReasoningSwitch
+from server.vocab import Vocab
+
+if TYPE_CHECKING:
+    from server.pool.worker.proxies import EngineProxy, IsolatedEmbedder, IsolatedEngine
+
+EXIT_S = 5.0
+"""Seconds that a process may take to exit after its connection was closed, before it is killed."""
+HEALTHY_S = 60.0
+"""A process that lived this long did not fail at its start."""
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
+N_FIRST_LOADS = 3
+"""Attempts at a first load whose process ends: distinguishes a file that aborts the library from a kill."""
+LONGEST_WAIT_S = 5.0
+"""A request during a restart waits if the next start is at most this far away; otherwise it gets an error."""
+STACKS_S = 2.0
+"""Seconds that a process has to write its stacks and exit before it is killed; a stopped process does neither."""
+SILENT_S = 10.0
+"""The least silence after which a process counts as hanging; its heartbeats are two seconds apart."""
+STUCK_S = 60.0
+"""The least time without progress after which a load counts as hanging; a slow disk may take as long to start."""
+_BOOT = (
+    "import sys; sys.path[:] = sys.argv[4:]; from server.pool.worker.child import main; main(*map(int, sys.argv[1:4]))"
+)
+_LOGGERS = ("server", "llamapool")
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class WorkerProcess:
+    """One worker process. Used on the event loop, in the thread that started it: the system kills it with that thread.
+
+    ``kill_reason``: why the server kills it, "" otherwise. ``heard_at`` and ``advanced_at``: when it last sent
+    anything, and when its load last advanced. ``ended``: the reason of its end.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        make_loader: Callable[[], Loader],
+        received: Callable[["WorkerProcess", Any], None],
+        over: Callable[["WorkerProcess", str], None],
+        vocab: Vocab | None = None,
+        state_location: Path | str | None = None,
+    ) -> None:
+        """Start it. `received` is called with each message, and with a dict of step events by request; `over` with the
+        reason of its end.
+        """
+        self.name, self.vocab = name, vocab
+        self.kill_reason = ""
+        self.heard_at = self.advanced_at = time.monotonic()
+        self._message_received, self._over = received, over
+        self._loop = asyncio.get_running_loop()
+        self.ended: asyncio.Future[str] = self._loop.create_future()
+        self.bitmaps: HandleTable[Bitmap] = HandleTable()
+        self._effort: tuple[int, ...] = ()
+        self._exit: asyncio.Task[None] | None = None
+        pairs = [socket.socketpair(), socket.socketpair()]
+        theirs = [end for _, end in pairs]
+        numbers = (*(end.fileno() for end in theirs), os.getpid())
+        try:
+            self._process = subprocess.Popen(  # noqa: S603 - this interpreter, these arguments
+                [sys.executable, "-I", "-c", _BOOT, *map(str, numbers), *map(os.path.abspath, sys.path)],
+                stdin=subprocess.DEVNULL,
+                env=child_environment(os.environ, state_location),
+                pass_fds=numbers[:2],
+                start_new_session=True,  # a Ctrl-C is for the server
+            )
+        finally:
+            for end in theirs:
+                end.close()
+        self.endpoint = Endpoint(
+            [end for end, _ in pairs],
+            self._encode,
+            lambda body, buffers: RestrictedDecoder(body, buffers).load(),
+            self._received,
+            {"pixels": self._pixels, "release_bitmap": self.bitmaps.release},
+            self._lost,
+            self._invalid,
+            LoopLink,
+        )
+        levels = {name: logging.getLogger(name).getEffectiveLevel() for name in _LOGGERS}
+        self.endpoint.notify("start", make_loader, levels)
+
+    @property
+    def pid(self) -> int:
+        """The process id."""
+        return self._process.pid
+
+    def _encode(self, message: object) -> Encoded:
+        return Encoder(self.vocab, self.bitmaps.add).encode(message)
+
+    def submit(self, number: int, request: Request) -> None:
+        """Send a request. One with a grammar is sent as bytes, because compiling it takes a thread of the worker."""
+
+        def watch(switch: ReasoningSwitch) -> int:
+            switch.heard = lambda: self.endpoint.notify("end_reasoning", number)
+            return number
+
+        if request.constraint is None:
+            self.endpoint.notify("submit", number, request)
+            return
+        body, buffers = Encoder(self.vocab, self.bitmaps.add, watch).encode(request)
+        assert not buffers, "a request has no field of megabytes"
+        self.endpoint.notify("submit_encoded", number, body)
+
+    async def call(self, function: str, *arguments: object) -> Any:
+        """Call a function of the worker. Raises what it raises there, and `ModelEnded` when the process ends. If the
+        caller is cancelled, so is the call.
+        """
+        if self.ended.done():
+            raise ModelEnded(f"model '{self.name}': {self.ended.result()}")
+        self.advanced_at = time.monotonic()
+        return await self.endpoint.call(function, *arguments)
+
+    # ---- messages
+
+    def _received(self, messages: Sequence[Any]) -> None:
+        self.heard_at = time.monotonic()
+        for is_events, group in itertools.groupby(messages, lambda message: type(message) in (list, StepEvents)):
+            for message in [merged(group)] if is_events else group:
+                self._message_received(self, message)
+
+    def _invalid(self, error: Exception) -> None:
+        log.error("model '%s': its process sent an invalid message", self.name, exc_info=error)
+        self.kill("its process sent an invalid message")
+
+    def loads(self, effort: tuple[int, ...]) -> None:
+        """Record a heartbeat of its load."""
+        if effort != self._effort:
+            self._effort, self.advanced_at = effort, time.monotonic()
+
+    async def _pixels(self, number: int) -> bytes:
+        return await asyncio.to_thread(self.bitmaps[number].decoded)
+
+    # ---- the end
+
+    def kill(self, reason: str, *, stacks: bool = False) -> None:
+        """Kill it; with `stacks` it writes the stacks of its threads to the log first."""
+        first, self.kill_reason = not self.kill_reason, self.kill_reason or reason
+        if not stacks:
+            self._process.kill()
+        elif first:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.send_signal(signal.SIGUSR1)
+            self._loop.call_later(STACKS_S, self._process.kill)
+
+    def _lost(self) -> None:
+        if self._exit is None:
+            self._exit = self._loop.create_task(self._wait())
+
+    async def _wait(self) -> None:
+        try:
+            status = await asyncio.to_thread(self._process.wait, EXIT_S)
+        except subprocess.TimeoutExpired:
+            self.kill("its process closed its connection and did not exit")
+            status = await asyncio.to_thread(self._process.wait)
+        self.endpoint.close()
+        reason = self.kill_reason or exit_reason(status)
+        self.ended.set_result(reason)
+        self._over(self, reason)  # before callers get their error
+        self.endpoint.fail_calls(ModelEnded(f"model '{self.name}': {reason}"))
+
+    async def close(self) -> None:
+        """Let it exit by itself; kill it if that takes too long. Returns when it has ended."""
+        self.endpoint.close()
+        self._lost()
+        await asyncio.shield(self.ended)
+
+
+def exit_reason(status: int) -> str:
+    """Describe a process' exit status."""
+    if status >= 0:
+        return f"its process ended with status {status}"
+    try:
+        name = signal.Signals(-status).name
+    except ValueError:
+        name = f"signal {-status}"
+    why = " (out of memory, or killed from outside)" if status == -signal.SIGKILL else ""
+    return f"its process was ended by {name}{why}"
+
+
+class WorkerSupervisor:
+    """Supervises a model's worker process and its successors. Used on the event loop unless stated otherwise.
+
+    ``generator`` and ``embedder`` are proxies of its engines. ``vocab`` is available after the first load. ``down``:
+    why no process serves, "" otherwise. ``pause_s``: seconds until the next start.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        make_loader: Callable[[], Loader],
+        loop: asyncio.AbstractEventLoop,
+        state_location: Path | str | None = None,
+    ) -> None:
+        """`state_location`: where the model keeps prompt states; its process gets the environment variables that this
+        store needs.
+        """
+        self.name, self.loop = name, loop
+        self.vocab: Vocab | None = None
+        self.generator: IsolatedEngine | None = None
+        self.embedder: IsolatedEmbedder | None = None
+        self.down = ""
+        self.pause_s = 0.0
+        self.n_restarts = 0
+        self._make_loader, self._state_location = make_loader, state_location
+        self._settled = asyncio.Event()  # a process serves, or it is known why none could be started
+        self._settled.set()
+        self._start_error: LlamapoolError | None = None
+        self._progress: Callable[[float], object] = lambda _: None
+        self._process: WorkerProcess | None = None
+        self._spec: ModelSpec | None = None
+        self._fit: Fit | None = None
+        self._facts: LoadedFacts | None = None
+        self._closing = False
+        self._n_short_lives = 0
+        self._started_at = 0.0
+        self._restarts: asyncio.Task[None] | None = None
+        self._n_hanging_checks = 0
+
+    @property
+    def engines(self) -> "Sequence[EngineProxy]":
+        """The proxies of the model's engines."""
+        return [engine for engine in (self.generator, self.embedder) if engine is not None]
+
+    @property
+    def up(self) -> bool:
+        """Whether a process serves."""
+        return self._process is not None and not self.down
+
+    @property
+    def pid(self) -> int:
+        """The process id; 0 = none."""
+        return 0 if self._process is None else self._process.pid
+
+    def in_thread(self, work: Coroutine[Any, Any, T]) -> T:
+        """Return the result of a coroutine, in a thread that may block."""
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result()
+
+    async def wait_up(self) -> None:
+        """Wait while a process is restarted. Raises `Unavailable` if that would take long or is impossible."""
+        self.check_soon()
+        await self._settled.wait()
+        if self._start_error is not None:
+            raise self._start_error.with_traceback(None)  # shared by all waiting requests: its traceback would grow
+
+    def stop_waiting(self, error: LlamapoolError) -> None:
+        """Fail requests that wait for a process with `error`."""
+        self._start_error = error
+        self._settled.set()
+
+    def check_soon(self) -> None:
+        """Raises `Unavailable` if no process will be started soon."""
+        if self.pause_s > LONGEST_WAIT_S:
+            raise ModelRestarting(self.name, self.down, math.ceil(self.pause_s))
+
+    # ---- loading
+
+    def _started(self) -> WorkerProcess:
+        if self._process is None:
+            self._process = WorkerProcess(
+                self.name, self._make_loader, self._received, self._over, self.vocab, self._state_location
+            )
+        return self._process
+
+    async def measure(self, spec: ModelSpec, granted: Mapping[str, int]) -> Fit:
+        """Call `Loader.fit` in the worker."""
+        return _checked(Fit, await self._first_call("fit", spec, dict(granted)))
+
+    async def measure_least(self, spec: ModelSpec) -> Footprint:
+        """Call `Loader.least` in the worker."""
+        return _checked(Fit, await self._first_call("least", spec, n_times=1)).footprint  # its load reports errors
+
+    async def memory(self) -> Mapping[str, Memory]:
+        """Call `Loader.memory` in the worker. Raises `ModelFailed`."""
+        found = _checked(dict, await self._first_call("memory", n_times=1))
+        return {str(name): _checked(Memory, memory) for name, memory in found.items()}
+
+    async def _first_call(self, *call: Any, n_times: int = N_FIRST_LOADS) -> Any:
+        """Call a function of a process that does not serve yet; if it ends, of the next one. Raises `ModelFailed`."""
+        for n in range(1, n_times + 1):
+            if self._closing:
+                break
+            try:
+                return await self._started().call(*call)
+            except ModelEnded as error:
+                if self._closing or n == n_times:
+                    raise self._not_loaded(error) from None
+                pause_s = _pause_s(n)
+                log.error("%s; it is loaded again in %g s", error.message, pause_s)
+            except Unavailable as error:
+                raise self._not_loaded(error) from None
+            await asyncio.sleep(pause_s)
+            self._process = None
+        raise ModelFailed(self.name, "its load was stopped")
+
+    async def load(
+        self, spec: ModelSpec, fit: Fit, progress: Callable[[float], object], *, prepares: bool
+    ) -> LoadedFacts:
+        """Load the model in a process. `prepares`: compile grammars as a part of the warm-up. Raises `ModelFailed`,
+        also if the process ends.
+        """
+        self._spec, self._fit, self._progress = spec, fit, progress
+        self._facts = _checked(LoadedFacts, await self._first_call("load", spec, fit, prepares))
+        self._started_at = time.monotonic()
+        self._restarts = self.loop.create_task(self._restart_when_ended(self._started()))
+        return self._facts
+
+    def _not_loaded(self, error: Unavailable) -> ModelFailed:
+        if isinstance(error, ModelFailed):
+            return error
+        return ModelFailed(self.name, error.message.removeprefix(f"model '{self.name}': "))
+
+    def abandon(self) -> None:
+        """Kill the process of an unwanted load. Thread-safe."""
+        self.loop.call_soon_threadsafe(self._abandon)
+
+    def _abandon(self) -> None:
+        self._closing = True
+        if self._process is not None:
+            self._process.kill("its load was stopped")
+
+    async def abandoned(self) -> None:
+        """Wait until the process of an abandoned load has ended."""
+        if self._process is not None:
+            await self._process.close()
+
+    # ---- calls
+
+    def notify(self, function: str, *arguments: object) -> None:
+        """Call a function of the worker without waiting for a result; nothing while no process serves."""
+        if self._process is not None and self.up:
+            self._process.endpoint.notify(function, *arguments)
+
+    def notify_soon(self, function: str, *arguments: object) -> None:
+        """As `notify`, from any thread, also after the event loop has ended."""
+        with contextlib.suppress(RuntimeError):
+            self.loop.call_soon_threadsafe(self.notify, function, *arguments)
+
+    def submit(self, number: int, request: Request) -> None:
+        """Send a request, if a process serves."""
+        if self._process is not None and self.up:
+            self._process.submit(number, request)
+
+    async def call(self, function: str, *arguments: object) -> Any:
+        """As `WorkerProcess.call`. Raises `ModelEnded` while no process serves."""
+        if self._process is None or not self.up:
+            raise ModelEnded(f"model '{self.name}' is being loaded again: {self.down}")
+        return await self._process.call(function, *arguments)
+
+    # ---- messages
+
+    def _received(self, process: WorkerProcess, message: Any) -> None:
+        current = process is self._process
+        match message:
+            case dict() if current and self.generator is not None:
+                self.generator.receive(message)
+            case Status(generator, embedder) if current:
+                for engine, status in ((self.generator, generator), (self.embedder, embedder)):
+                    if engine is not None and status is not None:
+                        engine.update(_checked(EngineStatus, status))
+            case Loading(effort):
+                process.loads(effort)
+            case LoadProgress(value):
+                process.advanced_at = time.monotonic()
+                self._progress(float(value))
+            case Views(instances, ended, cached) if self.generator is not None:
+                self.generator.show(instances, ended, cached)
+            case LogRecord(fields):
+                _log(fields)
+            case Failing(reason):
+                process.kill(str(reason))
+            case dict() | Status() | Views():
+                pass  # of a process that has been replaced, or before its engines are known
+            case _:
+                raise InternalError(f"a worker process sends no {type(message).__name__}")
+
+    def check_progress(self, limit_s: float) -> None:
+        """Kill a process that is silent or whose load makes no progress. Called periodically."""
+        process = self._process
+        if process is None or process.kill_reason or process.ended.done():
+            return
+        loads = self._restarts is None or bool(self.down)
+        still_s = time.monotonic() - (process.advanced_at if loads else process.heard_at)
+        hangs = still_s > max(limit_s, STUCK_S if loads else SILENT_S)
+        self._n_hanging_checks = self._n_hanging_checks + 1 if hangs else 0
+        if self._n_hanging_checks > 1:  # messages are read between two checks, if this process was the one that hung
+            self.kill(
+                f"its load has not advanced for {still_s:.0f} s" if loads else f"it has been silent for {still_s:.0f} s"
+            )
+
+    def kill(self, reason: str) -> None:
+        """Kill the process; it is restarted."""
+        if self._process is not None and not self._process.kill_reason:
+            log.critical("model '%s' is killed: %s", self.name, reason)
+            self._process.kill(reason, stacks=True)
+
+    # ---- restarts
+
+    def _over(self, process: WorkerProcess, reason: str) -> None:
+        if process is self._process and self._restarts is not None and not (self._closing or self.down):
+            self.down = reason
+            self._settled.clear()
+            self._start_error = None
+            for engine in self.engines:
+                engine.process_lost(reason)
+
+    async def _restart_when_ended(self, process: WorkerProcess) -> None:
+        while not self._closing:
+            reason = await asyncio.shield(process.ended)
+            if not self._closing:
+                process = await self._restart(reason)
+
+    async def _restart(self, reason: str) -> WorkerProcess:
+        lived_s = time.monotonic() - self._started_at
+        self._n_short_lives = 0 if lived_s >= HEALTHY_S else self._n_short_lives
+        while True:
+            pause_s = _pause_s(self._n_short_lives)
+            self._n_short_lives += 1
+            self.down = self._without_folders(reason)
+            self.pause_s = pause_s
+            log.error("model '%s': %s; it is loaded again in %g s", self.name, reason, pause_s)
+            await asyncio.sleep(pause_s)
+            self.pause_s = 0.0
+            self._process = None
+            try:
+                return await self._load_again()
+            except LlamapoolError as error:
+                reason = error.reason if isinstance(error, ModelFailed) else error.message
+                failed = ModelFailed(self.name, self._without_folders(reason))
+            except (OSError, pickle.PicklingError) as error:
+                failed = ModelFailed(self.name, f"its process: {error}")
+            self.stop_waiting(failed)
+            if self.generator is not None:
+                self.generator.fail_all(failed)
+
+    def _without_folders(self, reason: str) -> str:
+        return reason if self._spec is None else self._spec.by_name(reason)
+
+    async def _load_again(self) -> WorkerProcess:
+        process = self._started()
+        try:
+            facts = _checked(LoadedFacts, await process.call("load", self._spec, self._fit, True))
+            if self._facts is not None and not facts.is_as(self._facts):
+                raise ModelFailed(self.name, "its files have changed; unload it to load the new ones")
+        except BaseException:
+            process.kill("it could not be loaded")
+            raise
+        self.n_restarts += 1
+        self._started_at = time.monotonic()
+        self.down = ""
+        self._start_error = None
+        self._settled.set()
+        log.warning("model '%s' is loaded again", self.name)
+        for engine in self.engines:
+            engine.process_started()
+        return process
+
+    async def close(self) -> None:
+        """End the process for good."""
+        self._closing = True
+        self.down = self.down or "it is unloaded"
+        if self._restarts is not None:
+            self._restarts.cancel()
+        if self._process is not None:
+            await self._process.close()
+
+
+def _pause_s(n_ended: int) -> float:
+    """Return the pause before the next start after this many short lives."""
+    return min(FIRST_PAUSE_S * 2.0 ** (n_ended - 1), LONGEST_PAUSE_S) if n_ended else 0.0
+
+
+def _checked(kind: type[T], value: object) -> T:
+    if not isinstance(value, kind):
+        raise InternalError(f"a worker process sent {type(value).__name__} for {kind.__name__}")
+    return value
+
+
+def _log(fields: Mapping[str, Any]) -> None:
+    """Handle a log record of the worker as one of this process."""
+    record = logging.makeLogRecord(dict(fields))
+    logger = logging.getLogger(record.name)
+    if logger.isEnabledFor(record.levelno):
+        logger.handle(record)

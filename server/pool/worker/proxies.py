@@ -1,0 +1,562 @@
+"""The server's proxies of a worker's objects: its engines, media reader, weights and loader."""
+
+import asyncio
+import contextlib
+import itertools
+import secrets
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from server.engine.embedding import check_input
+from server.engine.kv.state import SlotState
+from server.engine.lora import Adapter, check_adapters, rescaled
+from server.engine.media import MediaPrompt, Spans
+from server.engine.params import EngineParams
+from server.engine.prefix.blocks import BlockReport
+from server.engine.request import Adapters, Event, Failed, Finished, Request, Sink
+from server.engine.runner_api import EmbedderInfo, EmbeddingRunner, Runner, Vectors
+from server.engine.sequence import Ticket
+from server.engine.stats import EngineStats, combined
+from server.engine.stats import ended as without_gauges
+from server.engine.step.snapshots import ChoiceView, InstanceView, SlotSnapshot, TierView
+from server.errors import InternalError, InvalidRequest, LlamapoolError, ModelEnded, QueueFull, ShuttingDown
+from server.media.bitmap import Bitmap, BitmapKind
+from server.pool.footprint import Fit, Footprint, Memory
+from server.pool.protocols import Loader, MediaReader, ModelInfo, Vocabulary
+from server.pool.spec import ModelSpec
+from server.pool.worker.messages import (
+    EmbedderFacts,
+    EngineStatus,
+    GeneratorFacts,
+    LoadedFacts,
+    ReaderFacts,
+    RemoteChunk,
+)
+from server.pool.worker.parent import WorkerSupervisor
+from server.vocab import Vocab
+
+LEAST_LIMIT_S = 2.0
+"""The least watchdog limit of steps: a busy process sends a heartbeat every half second."""
+CLOSE_S = 60.0
+"""Seconds for saving prompt states after the requests have ended."""
+
+
+class EngineProxy:
+    """What the proxies of both engines have in common."""
+
+    def __init__(self, supervisor: WorkerSupervisor, n_slots: int, n_ctx_seq: int, name: str) -> None:
+        self.supervisor = supervisor
+        self.n_slots, self.n_ctx_seq = n_slots, n_ctx_seq
+        self.hangs = False  # it can be killed
+        self._name = name
+        self._closing = False
+        self._past, self._stats = EngineStats(), EngineStats()
+        self._status: EngineStatus | None = None
+        self._n_begun = 0  # requests sent to this process
+        self._n_preparing = 0
+        self._heartbeats: list[tuple[int, float, int]] = []  # last seen, since when, and in how many checks
+
+    @property
+    def failure(self) -> str:
+        """Why no process serves, "" otherwise."""
+        return "" if self._closing else self.supervisor.down
+
+    @property
+    def serves(self) -> bool:
+        """Whether a process serves."""
+        return not self.supervisor.down
+
+    @property
+    def stats(self) -> EngineStats:
+        """Totals of all processes since the load."""
+        total = combined(self._past, self._stats)
+        if self.is_first:
+            total.n_restarts = self.supervisor.n_restarts
+        return total
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this engine of the two reports what concerns the process."""
+        return self._name == "generator" or self.supervisor.generator is None
+
+    @property
+    def at_work(self) -> bool:
+        """Whether the process has work, as far as is known."""
+        status = self._status
+        return bool(self._n_begun) if status is None else status.busy or status.n_begun != self._n_begun
+
+    def update(self, status: EngineStatus) -> None:
+        """Receive the status of the worker's engine."""
+        self._status, self._stats = status, status.stats
+
+    def process_lost(self, reason: str) -> None:
+        """Handle the end of the process, which will be restarted."""
+        del reason
+        self._past, self._stats = combined(self._past, without_gauges(self._stats)), EngineStats()
+        self._status, self._n_begun, self._heartbeats = None, 0, []
+
+    def process_started(self) -> None:
+        """Handle the start of a new process."""
+        if self._n_preparing:
+            self.supervisor.notify("preparing", self._name, True)
+
+    def check_progress(self, limit_s: float) -> None:
+        """Kill a process whose steps do not advance. Called periodically."""
+        if self.is_first:
+            self.supervisor.check_progress(limit_s)
+        status, now = self._status, time.monotonic()
+        if status is None or not self.supervisor.up:
+            return
+        if len(self._heartbeats) != len(status.heartbeats):
+            self._heartbeats = [(-1, now, 0)] * len(status.heartbeats)
+        for i, (heartbeat, is_idle) in enumerate(status.heartbeats):
+            seen, since, n_checks = self._heartbeats[i]
+            if is_idle or heartbeat != seen:
+                self._heartbeats[i] = heartbeat, now, 0
+            elif now - since >= max(limit_s, LEAST_LIMIT_S) and n_checks > 1:
+                self.supervisor.kill(f"no step has ended for {now - since:.0f} s")
+                return
+            else:
+                self._heartbeats[i] = heartbeat, since, n_checks + 1
+
+    async def _drain(self, drain_s: float) -> None:
+        """Give running requests of the worker's engine `drain_s` seconds; the caller fails what is left."""
+        self._closing = True
+        if self.supervisor.up:
+            with contextlib.suppress(TimeoutError, LlamapoolError):
+                async with asyncio.timeout(drain_s + CLOSE_S):
+                    await self.supervisor.call("close", self._name, drain_s)
+        self.supervisor.stop_waiting(ShuttingDown("model"))
+
+    def _check_open(self) -> None:
+        """Raises `ShuttingDown`, or `Unavailable` if no process will be started soon."""
+        if self._closing:
+            raise ShuttingDown("model")
+        self.supervisor.check_soon()
+
+    def _check_known(self, media: Spans) -> None:
+        """Raises `ModelEnded` if the process that has tokenized `media` is gone."""
+        supervisor = self.supervisor
+        chunks = [span.chunk for span in media]
+        known = all(isinstance(each, RemoteChunk) and each.generation == supervisor.n_restarts for each in chunks)
+        if chunks and not (supervisor.up and known):
+            raise ModelEnded(f"model '{supervisor.name}' was restarted while the request was prepared; try again")
+
+    @contextlib.contextmanager
+    def preparing(self) -> Iterator[None]:
+        """Surround the preparation of a request: step threads give it a moment to join the next batch."""
+        self._n_preparing += 1
+        if self._n_preparing == 1:
+            self.supervisor.notify("preparing", self._name, True)
+        try:
+            yield
+        finally:
+            self._n_preparing -= 1
+            if self._n_preparing == 0:
+                self.supervisor.notify("preparing", self._name, False)
+
+
+@dataclass(eq=False, slots=True)
+class _Open:
+    """A request that has not ended. ``n_open``: its choices that run. ``answered``: it has had an event."""
+
+    number: int
+    ticket: Ticket
+    n_open: int
+    sent: bool = False
+    answered: bool = False
+
+
+class IsolatedEngine(EngineProxy):
+    """`server.pool.protocols.Generator` of a worker."""
+
+    def __init__(self, supervisor: WorkerSupervisor, facts: GeneratorFacts, params: EngineParams) -> None:
+        super().__init__(supervisor, facts.bounds.n_slots, facts.bounds.n_ctx_seq, "generator")
+        self.n_slots_each = facts.n_slots_each
+        self.adapters: tuple[Adapter, ...] = facts.adapters
+        self._bounds, self._params = facts.bounds, params
+        self._numbers = itertools.count(1)
+        self._open: dict[int, _Open] = {}
+        self._by_ticket: dict[int, _Open] = {}
+        self._shown: dict[int, Request] = {}  # requests that slots may show, by number
+        self._cache_bytes = -1
+        self._watched = False
+        self._views: Sequence[InstanceView] = ()
+        self._ended: Sequence[ChoiceView] = ()
+        self._cached: Mapping[str, TierView] = {"ram": TierView(0, 0, ())}
+        supervisor.generator = self
+
+    @property
+    def busy(self) -> bool:
+        """Whether any request waits or runs."""
+        return bool(self._open) or self.at_work
+
+    # ---- requests
+
+    def submit(self, request: Request, sink: Sink) -> Ticket:
+        """Queue `request`; its events go to `sink`. Raises errors that the server can detect; all others are the first
+        event.
+        """
+        self._check_open()
+        self._bounds.check(request)
+        self._check_known(request.media)
+        if request.adapters is not None:
+            check_adapters(request.adapters, self.adapters)
+        full = len(self._open) >= self._params.max_queue + self.n_slots
+        if self.supervisor.down and full and not request.asked_again:
+            raise QueueFull(len(self._open), 10)
+        request.arrived_at = request.arrived_at or self.now
+        ticket = Ticket(request, sink, request.arrived_at, n_open=request.n)
+        found = _Open(next(self._numbers), ticket, request.n)
+        self._open[found.number] = self._by_ticket[id(ticket)] = found
+        self._send(found)
+        return ticket
+
+    def _send(self, found: _Open) -> None:
+        if self.supervisor.up:
+            self._n_begun += 1
+            found.sent = True
+            self._shown[found.number] = found.ticket.request
+            self.supervisor.submit(found.number, found.ticket.request)
+
+    def cancel(self, ticket: Ticket) -> None:
+        """Stop a request; its slots are free by the next step. Ignored when it has ended."""
+        ticket.cancelled = True
+        found = self._by_ticket.get(id(ticket))
+        if found is not None:
+            self._forget(found)
+            self.supervisor.notify("cancel", found.number)
+
+    def _forget(self, found: _Open) -> None:
+        del self._open[found.number], self._by_ticket[id(found.ticket)]
+
+    def receive(self, batch: Mapping[int, list[Event]]) -> None:
+        """Receive the events of steps, by request number."""
+        for number, events in batch.items():
+            found = self._open.get(number)
+            if found is None:
+                continue
+            found.answered = True
+            for event in events:
+                if type(event) is Finished:
+                    found.n_open -= 1
+                elif type(event) is Failed:
+                    found.n_open = 0
+            if not found.n_open:
+                self._forget(found)
+            found.ticket.sink(events)
+
+    # ---- the process
+
+    def update(self, status: EngineStatus) -> None:
+        """Receive the status of the worker's engine."""
+        super().update(status)
+        if len(self._shown) > 4 * self.n_slots + len(self._open):
+            kept = self._open.keys() | set(status.requests)
+            self._shown = {number: request for number, request in self._shown.items() if number in kept}
+
+    def process_lost(self, reason: str) -> None:
+        """Retry requests without events once; fail all others. The caller retries those of which its client has seen
+        nothing.
+        """
+        super().process_lost(reason)
+        self._views, self._shown = (), {}
+        for found in list(self._open.values()):
+            request = found.ticket.request
+            if found.answered or request.media or (found.sent and request.asked_again):
+                said = f"the model has ended: {reason}; it is loaded again"
+                self._fail(found, ModelEnded(said, asked_again=request.asked_again))
+            else:
+                request.asked_again |= found.sent
+                found.sent = False
+
+    def process_started(self) -> None:
+        """Restore the settings in a new process, and send it the waiting requests."""
+        super().process_started()
+        self.supervisor.notify("set_adapter_scales", tuple((a.id, a.scale) for a in self.adapters if a.scale))
+        self.supervisor.notify("limit_caches", self._cache_bytes)
+        if self._watched:
+            self.supervisor.notify("watch", True)
+        for found in list(self._open.values()):
+            del self._open[found.number]
+            found.number = next(self._numbers)
+            self._open[found.number] = found
+            self._send(found)
+
+    def fail_all(self, error: LlamapoolError) -> None:
+        """Fail all requests with `error`."""
+        for found in list(self._open.values()):
+            self._fail(found, error)
+
+    def _fail(self, found: _Open, error: LlamapoolError) -> None:
+        self._forget(found)
+        found.ticket.sink([Failed(error)])
+
+    async def close(self, drain_s: float = 0.0) -> None:
+        """Give running requests `drain_s` seconds, then fail them; prompt states are saved."""
+        try:
+            await self._drain(drain_s)
+        finally:  # also if a step hangs
+            self.fail_all(ShuttingDown("model"))
+        self._n_begun, self._status = 0, self._status and replace(self._status, busy=False, n_begun=0)
+
+    # ---- views
+
+    def slots(self) -> list[SlotSnapshot]:
+        """Return the last known state of every slot."""
+        if self._status is None:
+            return [SlotSnapshot(i, self.n_ctx_seq) for i in range(self.n_slots)]
+        pairs = zip(self._status.slots, self._status.requests, strict=True)
+        return [replace(slot, request=self._shown.get(number)) for slot, number in pairs]
+
+    def watch(self, *, wanted: bool) -> None:
+        """Start or stop the publication of views."""
+        if wanted is not self._watched:
+            self._watched = wanted
+            self.supervisor.notify("watch", wanted)
+
+    def show(self, views: Sequence[InstanceView], ended: Sequence[ChoiceView], cached: Mapping[str, TierView]) -> None:
+        """Receive views of the worker's engine."""
+        self._views, self._ended, self._cached = views, ended, cached
+
+    def views(self) -> Sequence[InstanceView]:
+        """Return the last view of each instance."""
+        return self._views
+
+    def ended(self) -> Sequence[ChoiceView]:
+        """Return the choices that ended last."""
+        return self._ended
+
+    def cached_states(self) -> Mapping[str, TierView]:
+        """Return the cached prompt states without a slot, by tier."""
+        return self._cached
+
+    @property
+    def now(self) -> float:
+        """The clock of views and of ``arrived_at``: the same in all processes of the system."""
+        return time.perf_counter()
+
+    def check_integrity(self) -> None:
+        """Assert that no request is open."""
+        assert not self._open, "a request is open"
+        assert not self._by_ticket, "a ticket is kept"
+
+    # ---- settings and slots
+
+    def set_adapter_scales(self, scales: Adapters) -> None:
+        """Set the LoRA scales of later requests that set none. Raises `InvalidRequest`."""
+        self.adapters = rescaled(self.adapters, scales)
+        self.supervisor.notify("set_adapter_scales", scales)
+
+    def limit_caches(self, n_bytes: int) -> None:
+        """Limit the RAM for prompt states and embeddings. Thread-safe."""
+        self._cache_bytes = n_bytes
+        self.supervisor.notify_soon("limit_caches", n_bytes)
+
+    async def block_changes(self) -> BlockReport:
+        """Return the changes of cached blocks since the last call."""
+        found = await self.supervisor.call("block_changes")
+        assert isinstance(found, BlockReport)
+        return found
+
+    async def save_slot(self, id_slot: int, owner: str = "") -> SlotState:
+        """Return the content of a slot, once it is idle."""
+        self._check_slot(id_slot)
+        saved = await self.supervisor.call("save_slot", id_slot, owner)
+        assert isinstance(saved, SlotState)
+        return saved
+
+    async def restore_slot(self, id_slot: int, saved: SlotState) -> None:
+        """Replace the content of a slot, once it is idle. Raises `InvalidRequest`."""
+        self._check_slot(id_slot)
+        await self.supervisor.call("restore_slot", id_slot, saved)
+
+    async def erase_slot(self, id_slot: int, owner: str = "") -> int:
+        """Erase a slot, once it is idle, and return the number of its tokens."""
+        self._check_slot(id_slot)
+        return int(await self.supervisor.call("erase_slot", id_slot, owner))
+
+    def _check_slot(self, id_slot: int) -> None:
+        self._check_open()
+        self._bounds.check_slot(id_slot)
+
+
+class IsolatedEmbedder(EngineProxy):
+    """`server.pool.protocols.Embedder` of a worker."""
+
+    def __init__(self, supervisor: WorkerSupervisor, facts: EmbedderFacts, n_vocab: int) -> None:
+        super().__init__(supervisor, facts.n_slots, facts.info.n_ctx_seq, "embedder")
+        self.info: EmbedderInfo = facts.info
+        self._takes_media, self._n_vocab = facts.takes_media, n_vocab
+        self._jobs: set[asyncio.Task[list[Vectors]]] = set()
+        supervisor.embedder = self
+
+    @property
+    def busy(self) -> bool:
+        """Whether any request waits or runs."""
+        return bool(self._jobs)
+
+    def submit(self, inputs: Sequence[Sequence[int] | MediaPrompt]) -> asyncio.Future[list[Vectors]]:
+        """Queue a request; the future has the vectors of each input, or raises `ModelEnded`. Cancelling it cancels the
+        request.
+        """
+        self._check_open()
+        if not inputs:
+            raise InvalidRequest('"input" must not be empty', "input")
+        for one in inputs:
+            prompt = one if isinstance(one, MediaPrompt) else MediaPrompt(list(one))
+            check_input(prompt, self.info, self._n_vocab, media=self._takes_media)
+            self._check_known(prompt.spans)
+        job = asyncio.get_running_loop().create_task(self._embed(inputs))
+        self._jobs.add(job)
+        job.add_done_callback(self._jobs.discard)
+        return job
+
+    async def _embed(self, inputs: Sequence[Sequence[int] | MediaPrompt]) -> list[Vectors]:
+        await self.supervisor.wait_up()
+        self._n_begun += 1
+        for one in inputs:
+            if isinstance(one, MediaPrompt):
+                self._check_known(one.spans)
+        found = await self.supervisor.call("embed", inputs)
+        return [np.frombuffer(array.data, np.float32).reshape(array.shape) for array in found]
+
+    def slots(self) -> list[SlotSnapshot]:
+        """Return the last known state of every input that the instances' decodes can carry."""
+        if self._status is None:
+            return [SlotSnapshot(i, self.n_ctx_seq) for i in range(self.n_slots)]
+        return list(self._status.slots)
+
+    def check_integrity(self) -> None:
+        """Assert that no request is open."""
+        assert not self._jobs, "a request is open"
+
+    async def close(self, drain_s: float = 0.0) -> None:
+        """Give running requests `drain_s` seconds, then fail them."""
+        await self._drain(drain_s)
+        if self._jobs:
+            await asyncio.wait(self._jobs)
+
+
+class IsolatedWeights:
+    """`server.pool.protocols.Weights` of a worker."""
+
+    def __init__(
+        self, supervisor: WorkerSupervisor, spec: ModelSpec, facts: LoadedFacts, vocabulary: Vocabulary
+    ) -> None:
+        self.supervisor, self._vocabulary = supervisor, vocabulary
+        supervisor.vocab = vocabulary.vocab
+        self.info: ModelInfo = facts.info
+        self._footprint = facts.footprint
+        reader, generator, embedder = facts.reader, facts.generator, facts.embedder
+        self.media: MediaReader | None = None if reader is None else IsolatedReader(supervisor, reader)
+        self.generator = None if generator is None else IsolatedEngine(supervisor, generator, spec.engine)
+        self.embedder = None if embedder is None else IsolatedEmbedder(supervisor, embedder, facts.info.n_vocab)
+
+    @property
+    def vocab(self) -> Vocab:
+        """The file's vocabulary, read in this process."""
+        return self._vocabulary.vocab
+
+    def runner(self) -> Runner:
+        """Raises `InternalError`: contexts exist only in the worker."""
+        raise InternalError("the model is in another process")
+
+    def embedding_runner(self) -> EmbeddingRunner:
+        """Raises `InternalError`: contexts exist only in the worker."""
+        raise InternalError("the model is in another process")
+
+    def footprint(self) -> Footprint:
+        """Return the memory that the worker measured."""
+        return self._footprint
+
+    def close(self) -> None:
+        """End the process, which frees all; blocking."""
+        self.supervisor.in_thread(self.supervisor.close())
+        self._vocabulary.close()
+
+
+class IsolatedReader:
+    """`server.pool.protocols.MediaReader` of a worker, which keeps the tokenized media."""
+
+    def __init__(self, supervisor: WorkerSupervisor, facts: ReaderFacts) -> None:
+        self._supervisor = supervisor
+        self.kinds: frozenset[BitmapKind] = facts.kinds
+        self.marker, self.sample_rate, self.fingerprint = facts.marker, facts.sample_rate, facts.fingerprint
+
+    async def ready(self) -> None:
+        """Wait until a process serves."""
+        await self._supervisor.wait_up()
+
+    def tokenize(self, parts: Sequence[str | Bitmap], *, add_special: bool, parse_special: bool) -> MediaPrompt:
+        """Return a prompt of texts and media; blocking."""
+        supervisor, generation = self._supervisor, self._supervisor.n_restarts
+        tokens, spans = supervisor.in_thread(supervisor.call("tokenize", list(parts), add_special, parse_special))
+        found = (
+            replace(span, chunk=RemoteChunk(number, generation, key, causal=causal, forget=self._forget))
+            for span, number, key, causal in spans
+        )
+        return MediaPrompt(tokens, tuple(found))
+
+    def _forget(self, number: int, generation: int) -> None:
+        """Release a chunk of the worker. Thread-safe."""
+        if generation == self._supervisor.n_restarts:
+            self._supervisor.notify_soon("release_chunk", number)
+
+    def count(self, parts: Sequence[str | Bitmap], *, add_special: bool, parse_special: bool) -> int:
+        """Return the number of tokens that `tokenize` would return; blocking."""
+        supervisor = self._supervisor
+        return int(supervisor.in_thread(supervisor.call("count", list(parts), add_special, parse_special)))
+
+
+class IsolatedLoader:
+    """`server.pool.protocols.Loader` for one load of one model: everything that could crash runs in the worker.
+
+    The server reads only the file's header, with our own code, and its vocabulary after the worker has survived it.
+    """
+
+    def __init__(self, local: Loader, supervisor: WorkerSupervisor, *, prepares: bool) -> None:
+        """`prepares`: compile grammars as a part of the warm-up."""
+        self._local, self._supervisor, self._prepares = local, supervisor, prepares
+        self.uses_devices, self.describe = local.uses_devices, local.describe
+        self.vocabulary, self.media = local.vocabulary, local.media
+
+    def fit(self, spec: ModelSpec, granted: Mapping[str, int] | None = None) -> Fit:
+        """Call `Loader.fit` in the worker."""
+        return self._supervisor.in_thread(self._supervisor.measure(_with_marker(spec), granted or {}))
+
+    def load(self, spec: ModelSpec, progress: Callable[[float], bool]) -> IsolatedWeights:
+        """Load the model in the worker, and read its vocabulary here."""
+        loading = self._supervisor.load(spec, Fit(spec), progress, prepares=self._prepares)
+        facts = self._supervisor.in_thread(loading)
+        return IsolatedWeights(self._supervisor, spec, facts, self._local.vocabulary(spec))
+
+    def abandon(self) -> None:
+        """Kill the process of an unwanted load. Thread-safe."""
+        self._supervisor.abandon()
+
+    async def abandoned(self) -> None:
+        """Wait until the process of an abandoned load has ended."""
+        await self._supervisor.abandoned()
+
+    def check_progress(self, limit_s: float) -> None:
+        """Kill a process whose load does not advance for `limit_s` seconds. Called periodically."""
+        self._supervisor.check_progress(limit_s)
+
+    def least(self, spec: ModelSpec) -> Footprint:
+        """Call `Loader.least` in the worker."""
+        return self._supervisor.in_thread(self._supervisor.measure_least(spec))
+
+    def memory(self) -> Mapping[str, Memory]:
+        """Call `Loader.memory` in the worker, because reading a GPU's memory opens a context on it."""
+        return self._supervisor.in_thread(self._supervisor.memory())
+
+
+def _with_marker(spec: ModelSpec) -> ModelSpec:
+    """Return `spec` with a media marker that is the same in every process of the model."""
+    if spec.mmproj is None or spec.native.media_marker:
+        return spec
+    return replace(spec, native=replace(spec.native, media_marker=f"<__media_{secrets.token_hex(16)}__>"))
