@@ -59,6 +59,7 @@ def decide(conversation: Conversation, chat_format: ChatFormat, prompt: Prompt, 
             parallel=tools.parallel is not False,
             forced=tools.choice == "required",
             taken=taken,
+            opened=prompt.thoughts is not None,
         )
 
     switch = ReasoningSwitch() if asked.switch else None

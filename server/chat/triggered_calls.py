@@ -5,10 +5,10 @@ If a function's parameters can't be enforced, only its name is, unless the clien
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from server.chat.conversation import Tools
+from server.chat.conversation import Tool, Tools
 from server.errors import InvalidRequest
 from server.formats.chat_format import ChatFormat
 from server.formats.grammar.call_grammar import Function, Trigger, loosened
@@ -45,11 +45,21 @@ def triggered_calls(
 
 def blamed(tools: Tools, chat_format: ChatFormat, model: LoadedModel, error: InvalidRequest) -> InvalidRequest:
     """Return the grammar `error` of all functions with the name of the function that causes it."""
+    found = next(_faults(tools, chat_format, model), None)
+    return error if found is None else _named(*found, model)
+
+
+def _faults(tools: Tools, chat_format: ChatFormat, model: LoadedModel) -> Iterator[tuple[Tool, InvalidRequest]]:
+    """Compile each function alone and yield those that can't be enforced."""
     for tool in tools.tools:
-        found = _fault(tool.held, chat_format, model)
-        if found is not None:
-            return InvalidRequest(_reason(tool.function, model, tool.at) or f"{tool.at}: {found.message}", tool.at)
-    return error
+        try:
+            _compiled([tool.held], Tools(), chat_format, model)
+        except InvalidRequest as error:
+            yield tool, error
+
+
+def _named(tool: Tool, error: InvalidRequest, model: LoadedModel) -> InvalidRequest:
+    return InvalidRequest(_reason(tool.function, model, tool.at) or f"{tool.at}: {error.message}", tool.at)
 
 
 def _reason(function: Function, model: LoadedModel, path: str) -> str:
@@ -70,10 +80,12 @@ def _make(tools: Tools, chat_format: ChatFormat, model: LoadedModel) -> _Begun:
     functions = [tool.held for tool in tools.tools]
     try:
         return _compiled(functions, tools, chat_format, model)
-    except InvalidRequest as error:
-        faulty = {function["name"] for function in functions if _fault(function, chat_format, model) is not None}
-        if faulty & tools.strict:
-            raise blamed(tools, chat_format, model, error) from error
+    except InvalidRequest:
+        faults = list(_faults(tools, chat_format, model))
+    for tool, error in faults:
+        if tool.name in tools.strict:
+            raise _named(tool, error, model) from error
+    faulty = {tool.name for tool, _ in faults}
     kept = [loosened(function) if function["name"] in faulty else function for function in functions]
     try:
         return _compiled(kept, tools, chat_format, model)
@@ -81,15 +93,6 @@ def _make(tools: Tools, chat_format: ChatFormat, model: LoadedModel) -> _Begun:
         if tools.strict:
             raise
         return _Begun((), None)  # a name that the markup has no place for, or too much in all
-
-
-def _fault(function: Function, chat_format: ChatFormat, model: LoadedModel) -> InvalidRequest | None:
-    """Why calls of one function can't be enforced."""
-    try:
-        _compiled([function], Tools(), chat_format, model)
-    except InvalidRequest as error:
-        return error
-    return None
 
 
 def _compiled(functions: Sequence[Function], tools: Tools, chat_format: ChatFormat, model: LoadedModel) -> _Begun:

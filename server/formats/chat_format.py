@@ -72,11 +72,13 @@ class ChatFormat:
         parallel: bool = True,
         forced: bool = False,
         taken: frozenset[str] = frozenset(),
+        opened: bool | None = None,
     ) -> OutputParser:
         """Create a parser for one choice.
 
         `functions`: those that may be called. ``forced``: the turn consists of calls only. ``taken``: ids of
-        existing calls. ``reasoning_format`` is llama-server's: none, deepseek, deepseek-legacy, auto (= deepseek).
+        existing calls. ``opened``: whether the prompt ends inside of reasoning; None: found in `generation_prompt`.
+        ``reasoning_format`` is llama-server's: none, deepseek, deepseek-legacy, auto (= deepseek).
         """
         tool_format = self.tool_format
         how = Reading(
@@ -89,7 +91,7 @@ class ChatFormat:
             id_length=tool_format.id_length,
             taken=taken,
         )
-        return tool_format.reader(how, self.reasoning_tags, generation_prompt)
+        return tool_format.reader(how, self.reasoning_tags, generation_prompt, opened=opened)
 
     def forced_calls(
         self,

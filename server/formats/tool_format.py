@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from server.formats.parsing.reader import Steps
-from server.formats.parsing.reasoning import OutputParser, PlainParser, ReasoningParser
+from server.formats.parsing.reasoning import OutputParser, PlainParser, ReasoningParser, open_reasoning
 from server.formats.parsing.stream_parser import Parser, Reading, StreamParser
 from server.formats.tool_call_syntax import ToolCallSyntax
 
@@ -65,9 +65,12 @@ class ToolFormat:
         """Return the markup before a reply for a template with that source."""
         return next((lead for lead in self.leads if lead in source), self.leads[0] if self.leads else "")
 
-    def reader(self, how: Reading, tags: tuple[str, str], generation_prompt: str) -> OutputParser:
-        """Return the parser of a turn: reasoning, content and calls. `generation_prompt` is its start;
-        ``tags``: the reasoning tags.
+    def reader(
+        self, how: Reading, tags: tuple[str, str], generation_prompt: str, *, opened: bool | None = None
+    ) -> OutputParser:
+        """Return the parser of an output: reasoning, content and calls. `generation_prompt` is its start.
+
+        ``tags``: the reasoning tags. ``opened``: whether `generation_prompt` ends inside of reasoning; None: unknown.
         """
         inner: OutputParser = PlainParser()
         if how.callable or self.framed:
@@ -75,7 +78,10 @@ class ToolFormat:
         if self.reads_reasoning or not (how.separate_reasoning or how.callable):
             return inner
         openings = self.openings if how.callable else ()
-        return ReasoningParser(inner, tags, generation_prompt, how=how, openings=openings, parse=self.parse)
+        if opened is None:
+            opened = open_reasoning(generation_prompt, tags) is not None
+        closed = tags[1] in generation_prompt
+        return ReasoningParser(inner, tags, opened, closed, how=how, openings=openings, parse=self.parse)
 
     def _primer(self, generation_prompt: str) -> str:
         """The part of the assistant's turn that the prompt has begun."""

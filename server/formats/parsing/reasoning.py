@@ -85,13 +85,18 @@ class PlainParser:
 
 
 class ReasoningParser:
-    """``openings``: markup of calls, which ``parse`` parses: in reasoning that never ends they are calls."""
+    """Parses reasoning at the start; `inner` gets the rest.
+
+    ``opened``, ``closed``: whether the generation prompt ends inside of reasoning, or contains the closing tag.
+    ``openings``: markup of calls, which ``parse`` parses: in reasoning that never ends they are calls.
+    """
 
     def __init__(
         self,
         inner: OutputParser,
         tags: tuple[str, str],
-        generation_prompt: str,
+        opened: bool,
+        closed: bool,
         *,
         how: Reading,
         openings: tuple[str, ...] = (),
@@ -102,8 +107,8 @@ class ReasoningParser:
         self._openings = openings
         self._parse = parse
         self._turn = StreamParser(how=how)
-        self._opened = open_reasoning(generation_prompt, tags) is not None
-        self._expects_more = self._opened or tags[1] in generation_prompt  # or its opening tag was read
+        self._opened = opened
+        self._expects_more = opened or closed  # or its opening tag was read
         self._steps: Steps[None] | None = self._read()
 
     def feed(self, text: str) -> list[Piece]:

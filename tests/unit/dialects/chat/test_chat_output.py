@@ -89,6 +89,23 @@ def test_a_schema_that_cannot_be_kept_leaves_the_name_unless_the_function_is_str
         assert caught.value.param == "tools.0.function.parameters"
 
 
+def test_each_function_is_compiled_alone_once_after_a_grammar_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    odd = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
+    given = [{"name": f"f{n}", "parameters": odd, "strict": n == 2} for n in range(3)]
+    n_compiled: list[int] = []
+    lark = GrammarCompiler.lark
+
+    def counting(compiler: GrammarCompiler, text: str, **options: Any) -> Any:
+        n_compiled.append(sum(f'f{n}"' in text or f"f{n}\\" in text for n in range(3)))
+        return lark(compiler, text, **options)
+
+    monkeypatch.setattr(GrammarCompiler, "lark", counting)
+    with pytest.raises(InvalidRequest, match="uniqueItems") as caught:
+        constraint(tools=tools_of([{"type": "function", "function": each} for each in given], "auto", None))
+    assert caught.value.param == "tools.2.function.parameters"
+    assert n_compiled == [3, 1, 1, 1]
+
+
 def test_a_token_that_ends_a_marker_may_go_on_as_the_call_does() -> None:
     class Joined(FakeVocab):
         def piece(self, token: int, *, special: bool = True) -> bytes:
