@@ -1,15 +1,15 @@
-"""Messages in the form that a template takes, so that every text of a conversation stands in the prompt, in order.
+"""Converts messages to the form that a template can show, so that the prompt contains every text, in order.
 
-Only what `capabilities` found that a template can't show is changed; a chat that it shows is given as it came. Beside
-llama.cpp's forms (common/chat.cpp: `messages_inp_normalizer`, `workaround`):
+Only what a template can't show according to `capabilities` is changed. Besides llama.cpp's changes (common/chat.cpp:
+`messages_inp_normalizer`, `workaround`):
 
-- A system message behind others becomes marked text of its neighbour, where it stands: moved to the beginning, it would
-  change the prompt from there on, and no cached prefix would be left.
-- Arguments of a call that are no JSON object (a limit has cut them off) are closed, or become the value of one member.
-- A turn of several calls becomes turns of one; text beside a call a message of its own.
-- Where roles must alternate, two messages of one role become one, and one that says nothing stands between others.
+- A later system message becomes marked text of an adjacent message. Moved to the start, it would change the prompt from
+  there on and invalidate the cached prefix.
+- Arguments of a call that are no JSON object (a limit truncated them) are closed, or become the value of one member.
+- A turn of several calls becomes turns of one call; text next to a call becomes a separate message.
+- If roles must alternate, two messages of one role are merged, and an empty message separates others.
 
-Thoughts of earlier turns are the template's own affair: most leave them out, and their models are trained so.
+Reasoning of earlier turns is left to the template: most omit it, and their models are trained for that.
 """
 
 import re
@@ -27,7 +27,7 @@ from server.templates.capabilities import EFFORTS, Capabilities
 _Messages = list[dict[str, Any]]
 
 PREAMBLE_MARK = f"preamble-{token_hex(8)}:"
-"""Begins a message of its own with text before a call (`ChatFormat.with_preambles`). Clients can't guess it."""
+"""Begins a message of its own with text before a call (`ChatFormat.with_preambles`). It is secret."""
 _JOINT = "\n\n"
 _SYSTEM = ("system", "developer")
 _NINE = re.compile(r"[0-9A-Za-z]{9}")
@@ -44,22 +44,24 @@ def adapt(
     continued: bool = False,
     preamble: str = "",
 ) -> list[dict[str, Any]]:
-    """Copies of the messages as a template with those capabilities takes them.
+    """Return copies of the messages in a form that a template with those capabilities can show.
 
     ``tools``: the template also gets tools. ``opens``: the prompt ends with the start of an assistant turn.
     ``continued``: the prompt continues the last message, which is kept even if it is empty. ``preamble``: markup that
     ends reasoning and starts text before a call. With it, such a text in a message of its own begins with
     `PREAMBLE_MARK`.
     """
-    told = [_message(message, caps) for message in messages]
+    adapted = [_message(message, caps) for message in messages]
     if not caps.empty_answer:
-        told = [each for at, each in enumerate(told, 1) if _says_something(each) or (continued and at == len(told))]
-    told = _with_first_system(_with_late_systems(told, caps), caps)
-    told = _with_calls(told, caps, preamble)
-    told = _in_turn(told, caps, tools=tools)
-    if not told or (opens and not continued and not caps.call_last and "tool_calls" in told[-1]):
-        told.append({"role": "user", "content": caps.filler})
-    return [_with_content(message, caps) for message in told]
+        adapted = [
+            each for at, each in enumerate(adapted, 1) if _has_content(each) or (continued and at == len(adapted))
+        ]
+    adapted = _with_first_system(_with_late_systems(adapted, caps), caps)
+    adapted = _with_calls(adapted, caps, preamble)
+    adapted = _in_turn(adapted, caps, tools=tools)
+    if not adapted or (opens and not continued and not caps.call_last and "tool_calls" in adapted[-1]):
+        adapted.append({"role": "user", "content": caps.filler})
+    return [_with_content(message, caps) for message in adapted]
 
 
 def formed(messages: Sequence[TemplateMessage], caps: Capabilities) -> list[dict[str, Any]]:
@@ -67,13 +69,13 @@ def formed(messages: Sequence[TemplateMessage], caps: Capabilities) -> list[dict
 
     The form is what Hugging Face's users write themselves: content as text or parts, arguments as an object or text.
     """
-    told = []
+    adapted = []
     for given in messages:
         message = _message(given, caps)
         if "tool_calls" in message:
             message["tool_calls"] = [_with_arguments(call, caps) for call in message["tool_calls"]]
-        told.append(_with_content(message, caps))
-    return _with_ids(told, caps)
+        adapted.append(_with_content(message, caps))
+    return _with_ids(adapted, caps)
 
 
 def labelled(messages: Sequence[TemplateMessage]) -> tuple[list[dict[str, Any]], list[str], list[int]]:
@@ -86,7 +88,7 @@ def labelled(messages: Sequence[TemplateMessage]) -> tuple[list[dict[str, Any]],
         words.append(f"word{len(words)}x")
         return words[-1]
 
-    told = []
+    adapted = []
     for at, given in enumerate(messages):
         message = dict(given)
         content = message["content"]
@@ -100,8 +102,8 @@ def labelled(messages: Sequence[TemplateMessage]) -> tuple[list[dict[str, Any]],
             message["content"] = word()
         if "tool_calls" in message:
             message["tool_calls"] = [_with_word(call, word()) for call in message["tool_calls"]]
-        told.append(message)
-    return told, words, late
+        adapted.append(message)
+    return adapted, words, late
 
 
 def _with_word(call: Mapping[str, Any], word: str) -> dict[str, Any]:
@@ -111,7 +113,7 @@ def _with_word(call: Mapping[str, Any], word: str) -> dict[str, Any]:
 
 
 def adapted_effort(effort: str, caps: Capabilities) -> str:
-    """Of the efforts that the template takes the nearest one to this, the greater of two; unknown words stay."""
+    """Return the nearest effort that the template accepts, the greater of two; unknown words are unchanged."""
     if effort not in EFFORTS or effort in caps.efforts:
         return effort
     wanted = EFFORTS.index(effort)
@@ -119,20 +121,20 @@ def adapted_effort(effort: str, caps: Capabilities) -> str:
 
 
 def text_of(content: Any) -> str:
-    """Content as one string; text parts are joined by new lines, as llama-server does."""
+    """Return content as one string; text parts are joined by new lines, as in llama-server."""
     if isinstance(content, list):
         return "\n".join(part.get("text", "") for part in content)
     return content or ""
 
 
 def joined(contents: Iterable[Any], joint: str = _JOINT) -> Any:
-    """Contents one behind the other, as one; where text meets text, the joint is between."""
-    said = [content for content in contents if content]
-    if all(isinstance(content, str) for content in said):
-        return joint.join(said)
+    """Concatenate contents; `joint` separates adjacent texts."""
+    given = [content for content in contents if content]
+    if all(isinstance(content, str) for content in given):
+        return joint.join(given)
     parts: list[dict[str, Any]] = []
     text: list[str] = []  # of the last part, if that is text
-    for content in said:
+    for content in given:
         for number, part in enumerate(_parts(content)):
             if "text" in part and text and number == 0:
                 text += (joint, part["text"])
@@ -146,7 +148,7 @@ def joined(contents: Iterable[Any], joint: str = _JOINT) -> Any:
 
 
 def result_as_text(result: TemplateMessage, name: str) -> dict[str, Any]:
-    """The result of a call of that function, as the user would tell it."""
+    """Return the result of a call of function `name` as a user message."""
     return {"role": "user", "content": joined((f"Result of {name}:", result.get("content")))}
 
 
@@ -157,13 +159,13 @@ def _message(given: TemplateMessage, caps: Capabilities) -> dict[str, Any]:
     if message.get("content") is None:
         message["content"] = ""
     if message.get("reasoning_content"):
-        message["thinking"] = message["reasoning_content"]  # Hugging Face gives thoughts both names; gpt-oss reads this
+        message["thinking"] = message["reasoning_content"]  # Hugging Face uses both names; gpt-oss reads this
     if not message.get("tool_calls"):
         message.pop("tool_calls", None)
     return message
 
 
-def _says_something(message: TemplateMessage) -> bool:
+def _has_content(message: TemplateMessage) -> bool:
     return message.get("role") != "assistant" or bool(message.get("tool_calls")) or bool(text_of(message["content"]))
 
 
@@ -172,8 +174,8 @@ def _parts(content: Any) -> list[dict[str, Any]]:
 
 
 @dataclass(slots=True)
-class _Around:
-    """A message, and texts that are to stand in front of its own and behind."""
+class _Surrounded:
+    """A message, and texts to add before and after its content."""
 
     message: dict[str, Any]
     before: list[str] = field(default_factory=list)
@@ -186,44 +188,44 @@ class _Around:
 
 
 def _with_late_systems(messages: _Messages, caps: Capabilities) -> _Messages:
-    """System messages behind the first one: joined to it, or text of the message in front of them or behind."""
+    """Join later system messages to the first one, or make them text of an adjacent message."""
     n_first = next((at for at, each in enumerate(messages) if each.get("role") not in _SYSTEM), len(messages))
     first, rest = messages[:n_first], messages[n_first:]
     if len(first) > 1 and not (caps.systems_in_a_row and (caps.late_system or _systems_come_first(first))):
         first = [{**first[0], "content": joined(message["content"] for message in first)}]
     if caps.late_system:
         return [*first, *rest]
-    told: list[_Around] = []
-    waiting: list[str] = []  # for a neighbour
-    unanswered = 0  # calls that come behind the last result where a turn of several becomes several turns
+    adapted: list[_Surrounded] = []
+    pending: list[str] = []  # texts for the next message
+    unanswered = 0  # calls after the last result, if a turn of several calls becomes several turns
     for message in rest:
         role = message.get("role")
         if role in _SYSTEM:
-            last = told[-1].message.get("role") if told else ""
+            last = adapted[-1].message.get("role") if adapted else ""
             takes_text = last == "user" or (last == "tool" and unanswered <= 0)
-            texts = told[-1].after if takes_text and not waiting else waiting
+            texts = adapted[-1].after if takes_text and not pending else pending
             texts.append(f"<system>\n{text_of(message['content'])}\n</system>")
             continue
         if not caps.parallel_tool_calls:
             unanswered = unanswered - 1 if role == "tool" else len(message.get("tool_calls", ()))
-        if waiting and role not in ("user", "tool"):
-            told.append(_Around({"role": "user", "content": joined(waiting)}))
-            waiting = []
-        told.append(_Around(message, before=waiting))
-        waiting = []
-    if waiting:
-        told.append(_Around({"role": "user", "content": joined(waiting)}))
-    return [*first, *(each.whole() for each in told)]
+        if pending and role not in ("user", "tool"):
+            adapted.append(_Surrounded({"role": "user", "content": joined(pending)}))
+            pending = []
+        adapted.append(_Surrounded(message, before=pending))
+        pending = []
+    if pending:
+        adapted.append(_Surrounded({"role": "user", "content": joined(pending)}))
+    return [*first, *(each.whole() for each in adapted)]
 
 
 def _systems_come_first(messages: _Messages) -> bool:
-    """Some templates gather the system's messages, and leave the developer's in their places."""
+    """Return whether system messages precede developer messages; some templates move the system messages."""
     is_developer = [message.get("role") == "developer" for message in messages]
     return is_developer == sorted(is_developer)
 
 
 def _with_first_system(messages: _Messages, caps: Capabilities) -> _Messages:
-    """Where a template does not show it, or moves it, its text stands in front of the user's."""
+    """Prepend the first system message to the user's text if the template omits or moves it."""
     if (caps.system and caps.steady_system) or not messages or messages[0].get("role") not in _SYSTEM:
         return messages
     first, *rest = messages
@@ -237,20 +239,20 @@ def _with_calls(messages: _Messages, caps: Capabilities, preamble: str) -> _Mess
     messages = _with_ids(messages, caps)
     answers = [at for at, each in enumerate(messages) if each.get("role") == "assistant" and "tool_calls" not in each]
     last_answer = answers[-1] if answers else -1
-    told: _Messages = []
+    adapted: _Messages = []
     at = 0
     while at < len(messages):
         message = messages[at]
         at += 1
         if "tool_calls" in message:
             end = next((i for i in range(at, len(messages)) if messages[i].get("role") != "tool"), len(messages))
-            told += _turn(message, messages[at:end], caps, preamble, is_latest=at > last_answer)
+            adapted += _turn(message, messages[at:end], caps, preamble, is_latest=at > last_answer)
             at = end
-        elif message.get("role") == "tool" and not caps.lone_results and not _follows_call(told):
-            told.append(result_as_text(message, message.get("name") or "the function"))
+        elif message.get("role") == "tool" and not caps.lone_results and not _follows_call(adapted):
+            adapted.append(result_as_text(message, message.get("name") or "the function"))
         else:
-            told.append(message)
-    return told
+            adapted.append(message)
+    return adapted
 
 
 def _follows_call(messages: _Messages) -> bool:
@@ -261,7 +263,7 @@ def _follows_call(messages: _Messages) -> bool:
 def _turn(
     given: TemplateMessage, results: _Messages, caps: Capabilities, preamble: str, *, is_latest: bool
 ) -> Iterator[dict[str, Any]]:
-    """A message with calls and the results that follow it."""
+    """Yield a message with calls and the results that follow it."""
     calls = [_with_arguments(call, caps) for call in given["tool_calls"]]
     if not caps.lone_results:
         names = {call.get("id"): call["function"]["name"] for call in calls}
@@ -289,14 +291,14 @@ def _turn(
 def _with_name(
     result: dict[str, Any], number: int, names: Mapping[Any, str], calls: Sequence[TemplateMessage]
 ) -> dict[str, Any]:
-    """A result that names neither its call nor a function gets the name of the call in its place."""
+    """Return a result that identifies neither its call nor a function with the name of the call at its position."""
     if result.get("name") or result.get("tool_call_id") in names:
         return result
     return {**result, "name": calls[min(number, len(calls) - 1)]["function"]["name"]}
 
 
 def _answers(calls: Sequence[TemplateMessage], results: _Messages) -> list[_Messages]:
-    """The results of each call, by its id, else by its place; and those of none."""
+    """Return the results of each call, by id, otherwise by position; the last list has the results without a call."""
     answers: list[_Messages] = [[] for _ in range(len(calls) + 1)]
     places = {call.get("id"): number for number, call in enumerate(calls)}
     for number, result in enumerate(results):
@@ -308,10 +310,10 @@ def _answers(calls: Sequence[TemplateMessage], results: _Messages) -> list[_Mess
 
 
 def _with_ids(messages: _Messages, caps: Capabilities) -> _Messages:
-    """The ids of calls in the template's form, and the same ones for the results."""
+    """Convert call ids to the template's form, consistently for calls and results."""
     if caps.call_ids == "optional":
         return messages
-    told: _Messages = []
+    adapted: _Messages = []
     ids: dict[str, str] = {}
     unanswered: list[str] = []
     n_calls = 0
@@ -324,15 +326,15 @@ def _with_ids(messages: _Messages, caps: Capabilities) -> _Messages:
                 unanswered.append(given)
                 calls.append({**call, "id": ids[given]})
                 n_calls += 1
-            told.append({**message, "tool_calls": calls})
+            adapted.append({**message, "tool_calls": calls})
         elif message.get("role") == "tool":
             given = message.get("tool_call_id") or (unanswered[0] if unanswered else _UNNAMED)
             if given in unanswered:
                 unanswered.remove(given)
-            told.append({**message, "tool_call_id": ids.get(given) or _call_id(given, "", n_calls, caps)})
+            adapted.append({**message, "tool_call_id": ids.get(given) or _call_id(given, "", n_calls, caps)})
         else:
-            told.append(message)
-    return told
+            adapted.append(message)
+    return adapted
 
 
 def _call_id(given: str, name: str, number: int, caps: Capabilities) -> str:
@@ -353,31 +355,31 @@ def _with_arguments(call: Mapping[str, Any], caps: Capabilities) -> dict[str, An
 
 
 def _in_turn(messages: _Messages, caps: Capabilities, *, tools: bool) -> _Messages:
-    """A user first, and user and assistant in turn, where the template insists; calls and results don't count."""
+    """Start with the user and alternate roles if the template requires it; calls and results don't count."""
     if not caps.roles_in_a_row:
         messages = _merged(messages)
-    told: _Messages = []
-    fills = not caps.roles_in_a_row or not caps.user_after_call
+    adapted: _Messages = []
+    must_alternate = not caps.roles_in_a_row or not caps.user_after_call
     last = "assistant"  # the role of the last message that counts
     is_first = True
     for message in messages:
         role = message.get("role")
         if role in _SYSTEM:
-            told.append(message)
+            adapted.append(message)
             continue
         counts = role == "user" or (role == "assistant" and "tool_calls" not in message)
         if is_first and not _may_begin(message, messages, caps, tools=tools):
-            told.append({"role": "user", "content": caps.filler})
+            adapted.append({"role": "user", "content": caps.filler})
             last = "user"
-        if counts and not is_first and role == last and fills:
-            told.append({"role": "assistant" if role == "user" else "user", "content": caps.filler})
+        if counts and not is_first and role == last and must_alternate:
+            adapted.append({"role": "assistant" if role == "user" else "user", "content": caps.filler})
         if counts:
             last = str(role)
         is_first = False
-        told.append(message)
-    if is_first and told and not (_can(caps.system_alone, tools=tools) and caps.without_user):
-        told.append({"role": "user", "content": caps.filler})
-    return told
+        adapted.append(message)
+    if is_first and adapted and not (_can(caps.system_alone, tools=tools) and caps.without_user):
+        adapted.append({"role": "user", "content": caps.filler})
+    return adapted
 
 
 def _may_begin(first: TemplateMessage, messages: _Messages, caps: Capabilities, *, tools: bool) -> bool:
@@ -395,20 +397,20 @@ def _can(when: str, *, tools: bool) -> bool:
 
 
 def _merged(messages: _Messages) -> _Messages:
-    told: _Messages = []
+    adapted: _Messages = []
     for role, group in groupby(messages, lambda each: "" if "tool_calls" in each else each.get("role")):
         said = list(group)
         if len(said) < 2 or role not in ("user", "assistant"):
-            told += said
+            adapted += said
             continue
         both = {**said[0], "content": joined(message["content"] for message in said)}
         reasoning = _JOINT.join(filter(None, (message.get("reasoning_content") for message in said)))
-        told.append({**both, "reasoning_content": reasoning, "thinking": reasoning} if reasoning else both)
-    return told
+        adapted.append({**both, "reasoning_content": reasoning, "thinking": reasoning} if reasoning else both)
+    return adapted
 
 
 def _with_content(message: dict[str, Any], caps: Capabilities) -> dict[str, Any]:
-    """Content as text or in parts, as the template shows it of that role."""
+    """Return the content as text or as parts, depending on what the template shows for that role."""
     content = message["content"]
     if isinstance(content, list):
         shown = caps.parts.get(message.get("role", ""), "all") if caps.typed_content else "none"

@@ -1,7 +1,7 @@
-"""The templates that llama-server has under a name: one Jinja2 file each, in the folder ``built_in_sources``.
+"""llama-server's named templates: one Jinja2 file each, in the folder ``built_in_sources``.
 
-What each writes is fixed by llama.cpp's src/llama-chat.cpp (llm_chat_apply_template); ``chatml`` knows tools beside,
-in the Hermes form, and serves models that carry no template.
+Their output is that of llama.cpp's src/llama-chat.cpp (llm_chat_apply_template). In addition ``chatml`` has tools, in
+the format of Hermes; it is the template of models without one.
 """
 
 import difflib
@@ -11,7 +11,7 @@ from pathlib import Path
 FOLDER = Path(__file__).parent / "built_in_sources"
 CHATML = "chatml"
 _FORMATS = {
-    # What the models that these are for write calls in; the templates themselves know neither tools nor calls.
+    # The call formats of the models; the templates themselves have neither tools nor calls.
     "chatglm4": "glm4",
     "command-r": "command-r-plus",
     "deepseek3": "deepseek",
@@ -39,27 +39,27 @@ _FORMATS = {
 
 @cache
 def names() -> tuple[str, ...]:
-    """The names, in order of the alphabet."""
+    """Return the names in alphabetical order."""
     return tuple(sorted(path.stem for path in FOLDER.glob("*.jinja")))
 
 
 @cache
 def source_of(name: str) -> str:
-    """The Jinja2 source of the template with that name, one of `names`."""
+    """Return the Jinja2 source of the template with that name, one of `names`."""
     return (FOLDER / f"{name}.jinja").read_text(encoding="utf-8")
 
 
 def format_of(name: str) -> str:
-    """The format of calls of the models that the template with that name is for; auto where none is known."""
+    """Return the call format of the models with that template; auto if it is unknown."""
     return _FORMATS.get(name, "auto")
 
 
 def is_name(text: str) -> bool:
-    """Whether it was meant as a name, most likely: Jinja2 source without a single tag prints itself."""
+    """Return whether it is probably meant as a name: Jinja2 source without a tag renders itself."""
     return bool(text) and "{" not in text
 
 
 def complaint(text: str) -> str:
-    """What to say of a text that is neither a name nor shows any message, with the nearest name."""
+    """Return the error of a text that is neither a name nor shows any message, with the nearest name."""
     near = difflib.get_close_matches(text.lower(), names(), n=1, cutoff=0.0)
     return f"{text[:80]!r} is the prompt of every chat; no built-in template has that name (nearest: {near[0]})"

@@ -1,8 +1,8 @@
 """What a template can render, found by rendering probes.
 
-llama.cpp (common/jinja/caps.cpp) watches which values its interpreter touches; here the output of short chats is
-searched for their texts instead, which tells the same of every template in llama.cpp's models/templates. What a
-template can't show, `adaptation` brings into a form that it can.
+llama.cpp (common/jinja/caps.cpp) records which values its interpreter reads. Here the output of short chats is searched
+for their texts instead, with the same result for every template in llama.cpp's models/templates. `adaptation` converts
+what a template can't show.
 """
 
 import json
@@ -15,47 +15,46 @@ from server.formats.parsing.reasoning import TAGS
 from server.formats.recognition import TemplateMessage
 from server.templates.rendering import RenderFault, RenderStopped
 
-TryOut = Callable[..., str]
+Render = Callable[..., str]
 
 When = Literal["always", "without tools", "never"]
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
-"""The words for efforts that OpenAI's and other servers' clients send, the least first."""
+"""Reasoning efforts of OpenAI's and other servers' clients, in ascending order."""
 
 _NEEDLE = "needle7351"
 _NAMES_DEVELOPER = re.compile(r"""['"]developer['"]""")
 _FOREIGN_ID = "toolu_01AbCdEfGhIjKlMnOpQrStUv"
 _ROLES = ("system", "user", "assistant", "tool")
-_MARKUP = 40  # characters in front of a text that may show it as part of a printed list
+_MARKUP = 40  # characters before a text that may show it as part of a printed list
 
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What the messages must look like for a template; "shows" means: every text, in order.
+    """What a template can show; "shown" means: every text, in order.
 
-    ``developer``: that role is told from the system's.
-    ``string_content`` and ``typed_content``: a message's content may be text, or a list of parts.
+    ``developer``: the template distinguishes the role from ``system``.
+    ``string_content`` and ``typed_content``: content may be text, or a list of parts.
     ``parts``: by role, how many parts of such a list are shown: all, the first, or none.
-    ``object_arguments``: a tool call's arguments must be an object; their JSON text comes out quoted, or not at all.
-    ``thinking``: ``enable_thinking`` changes the prompt, or thoughts of a message show up in it.
-    ``reasoning_tags``: what stands in front of thoughts and behind them, with the white space; "" where the template
-    shows none.
-    ``all_of_a_call``: a message with calls may have thoughts and content, too; gpt-oss takes one of them.
-    ``preserve_reasoning``: thoughts of earlier turns can be kept in the prompt. ``reasoning_effort``: that variable
-    changes the prompt. ``efforts``: those of `EFFORTS` that it does not refuse.
+    ``object_arguments``: a call's arguments must be an object; their JSON text is quoted or not shown.
+    ``thinking``: ``enable_thinking`` changes the prompt, or a message's reasoning is shown.
+    ``reasoning_tags``: the markup before and after reasoning, with white space; "" if the template shows none.
+    ``all_of_a_call``: a message with calls may have reasoning and content, too; gpt-oss accepts one of them.
+    ``preserve_reasoning``: reasoning of earlier turns can be kept in the prompt. ``reasoning_effort``: that variable
+    changes the prompt. ``efforts``: those of `EFFORTS` that the template accepts.
 
-    ``tool_calls`` and ``tool_results`` are shown. ``parallel_tool_calls``: several of one message, too. ``call_ids``:
-    any or none; any; nine letters and digits (Mistral); or with the function's name, which is shown nowhere else (Kimi
-    K2's first template: ``functions.NAME:0``). ``text_beside_calls``: content of a message with calls is shown always,
-    until an answer follows (gpt-oss), or never. ``lone_results``: also a result without a call before it.
+    ``tool_calls`` and ``tool_results`` are shown. ``parallel_tool_calls``: several calls of one message are shown.
+    ``call_ids``: any or none; any; nine letters and digits (Mistral); or with the function's name, which is shown
+    nowhere else (Kimi K2's first template: ``functions.NAME:0``). ``text_beside_calls``: content of a message with
+    calls is shown always, until an answer follows (gpt-oss), or never. ``lone_results``: a result without a call is
+    shown.
 
-    ``steady_system``: a first system message stays where it is, whatever follows; ``system_joint`` is what stands
-    between it and the user's text where the template puts both together. ``systems_in_a_row``, ``late_system``: at the
-    beginning, and behind other messages. ``roles_in_a_row``: two messages of the user, two of the assistant.
-    ``assistant_first``, ``call_first``, ``without_user``, ``system_alone``: the chat may begin with an answer, a call,
-    have no user, be a system message. ``user_after_call``: the user may speak when the assistant has called and not
-    answered. ``call_last``: the assistant's turn may open behind its own call.
-    ``empty_answer``: a message of the assistant may say nothing. ``filler``: what a message says that is only there
-    because the template wants one of that role.
+    ``steady_system``: the first system message keeps its position. ``system_joint``: the text between it and the user's
+    text if the template joins both. ``systems_in_a_row``, ``late_system``: several system messages at the start, and
+    after other messages. ``roles_in_a_row``: two messages of the user, two of the assistant. ``assistant_first``,
+    ``call_first``, ``without_user``, ``system_alone``: the chat may start with an answer, start with a call, have no
+    user message, or be a system message. ``user_after_call``: a user message may follow an unanswered call.
+    ``call_last``: an assistant turn may start after its own call. ``empty_answer``: an assistant message may be empty.
+    ``filler``: the content of messages that are added because the template requires that role.
     """
 
     system: bool
@@ -92,21 +91,21 @@ class Capabilities:
     filler: str = ""
 
 
-def probe(render: TryOut, source: str) -> Capabilities:
-    """Try the template out; a probe that it refuses counts as not supported. Raises `RenderStopped`."""
+def probe(render: Render, source: str) -> Capabilities:
+    """Render probes; what the template rejects is not supported. Raises `RenderStopped`."""
     return _Probe(render, source).capabilities()
 
 
 class _Probe:
-    """Chats for one template, of short texts that occur nowhere else."""
+    """Renders chats of short texts that occur nowhere else with one template."""
 
-    def __init__(self, render: TryOut, source: str) -> None:
+    def __init__(self, render: Render, source: str) -> None:
         self._render, self._source = render, source
         self._strings = _NEEDLE in self._try([{"role": "user", "content": _NEEDLE}])
         raw = self._try([{"role": "user", "content": _parts(_NEEDLE)}])
         self._typed = _NEEDLE in raw and not _shows_structure(raw)
-        self._objects = True  # until it is known
-        self._user = self._says("user", "hi")
+        self._objects = True  # until it is detected
+        self._user = self._message("user", "hi")
 
     def capabilities(self) -> Capabilities:
         shows, user = self._shows, self._user
@@ -115,8 +114,8 @@ class _Probe:
         objects, texts = self._called({_NEEDLE: "v"}), self._called('{"' + _NEEDLE + '": "v"}')
         self._objects = _NEEDLE in objects and f"'{_NEEDLE}'" not in objects  # not as Python prints an object
         calls = _NEEDLE in objects or _NEEDLE in texts
-        histories = ([user], [self._says("system", "s"), user])
-        thought, in_a_row = self._reasoning(), shows("user user assistant assistant user")
+        histories = ([user], [self._message("system", "s"), user])
+        shown_reasoning, in_a_row = self._reasoning(), shows("user user assistant assistant user")
         empty_answer = shows("user empty user" if in_a_row else "user empty")
         efforts = {effort: self._effort(effort) for effort in EFFORTS}
         several = self._shows_two_calls()
@@ -129,8 +128,8 @@ class _Probe:
             tool_calls=calls,
             parallel_tool_calls=several,
             object_arguments=self._objects,
-            thinking=self._switches_reasoning() or _NEEDLE in thought,
-            reasoning_tags=_reasoning_tags_in(thought, self._source),
+            thinking=self._switches_reasoning() or _NEEDLE in shown_reasoning,
+            reasoning_tags=_reasoning_tags_in(shown_reasoning, self._source),
             all_of_a_call=self._takes_all_of_a_call(),
             preserve_reasoning=self._preserves_reasoning(),
             reasoning_effort=len({efforts[effort] for effort in ("none", "low", "high", "max")}) > 1,
@@ -165,30 +164,30 @@ class _Probe:
         except RenderFault:
             return ""
 
-    def _says(self, role: str, text: str) -> TemplateMessage:
+    def _message(self, role: str, text: str) -> TemplateMessage:
         return {"role": role, "content": text if self._strings or not self._typed else _parts(text)}
 
     def _shows(self, roles: str, *, tools: bool | None = None, in_order: bool = True) -> bool:
-        """Whether of a chat of these roles every text is shown, `in_order`; None: with tools if there is a result."""
+        """Return whether a chat of these roles is shown, `in_order`. `tools` None: with tools if there is a result."""
         messages: list[TemplateMessage] = []
         texts: list[str] = []
         for number, role in enumerate(roles.split()):
             text = f"text{number}w"
             if role in ("nobody", "empty"):
-                messages.append(self._says("user" if role == "nobody" else "assistant", ""))
+                messages.append(self._message("user" if role == "nobody" else "assistant", ""))
                 continue
             if role == "both":
-                texts.append(f"beside{number}w")
+                texts.append(f"next{number}w")
             texts.append(text)
             if role in ("call", "both"):
-                beside = self._says("assistant", "" if role == "call" else texts[-2])
-                messages.append({**beside, "tool_calls": [self._call(text, number)]})
+                with_text = self._message("assistant", "" if role == "call" else texts[-2])
+                messages.append({**with_text, "tool_calls": [self._call(text, number)]})
             elif role == "lost":
-                messages.append({**self._says("tool", text), "tool_call_id": _id(number)})
+                messages.append({**self._message("tool", text), "tool_call_id": _id(number)})
             elif role == "result":
-                messages.append({**self._says("tool", text), "name": "f", "tool_call_id": _id(number - 1)})
+                messages.append({**self._message("tool", text), "name": "f", "tool_call_id": _id(number - 1)})
             else:
-                messages.append(self._says(role, text))
+                messages.append(self._message(role, text))
         if tools is None:
             tools = any(message["role"] == "tool" for message in messages)
         given = {"tools": [_tool("f")]} if tools else {}
@@ -200,8 +199,8 @@ class _Probe:
         return {"id": _id(number), "type": "function", "function": {"name": name, "arguments": arguments}}
 
     def _n_parts(self, role: str) -> Literal["all", "first", "none"]:
-        """How many parts of such a message are shown."""
-        call = {**self._says("assistant", ""), "tool_calls": [self._call("a", 1)]}
+        """Return how many parts of a message with this role are shown."""
+        call = {**self._message("assistant", ""), "tool_calls": [self._call("a", 1)]}
         before: dict[str, list[TemplateMessage]] = {"assistant": [self._user], "tool": [self._user, call]}
         after = [] if role in ("user", "tool") else [self._user]
         tools = {"tools": [_tool("f")]} if role == "tool" else {}
@@ -214,16 +213,16 @@ class _Probe:
         return "none"
 
     def _system_joint(self) -> str:
-        """The white space between a system message and the user's where a template puts both together."""
-        shown = self._try([self._says("system", "first1w"), self._says("user", "second2w")])
+        """Return the white space between a system message and the user's text if the template joins both."""
+        shown = self._try([self._message("system", "first1w"), self._message("user", "second2w")])
         between = shown.partition("first1w")[2].partition("second2w")[0]
         return between if between.isspace() else "\n"
 
     def _call_ids(self, *, several: bool) -> Literal["optional", "any", "nine", "named"]:
         def shown(call_id: str) -> str:
             call = {**self._call("a1w", 1, _NEEDLE), "id": call_id}
-            result = {**self._says("tool", "r1w"), "name": "f", "tool_call_id": call_id}
-            return self._try([self._user, {**self._says("assistant", ""), "tool_calls": [call]}, result])
+            result = {**self._message("tool", "r1w"), "name": "f", "tool_call_id": call_id}
+            return self._try([self._user, {**self._message("assistant", ""), "tool_calls": [call]}, result])
 
         if _in_order(text := shown(_FOREIGN_ID), ("a1w", "r1w")):
             if _NEEDLE not in text and _NEEDLE in shown(f"functions.{_NEEDLE}:0"):
@@ -239,8 +238,8 @@ class _Probe:
         chat: list[TemplateMessage] = [self._user]
         for first in (texts, ["a3w", "r3w"]):
             calls = [call(text) for text in first if text.startswith("a")]
-            chat.append({**self._says("assistant", ""), "tool_calls": calls})
-            chat += ({**self._says("tool", text), "name": "f"} for text in first if text.startswith("r"))
+            chat.append({**self._message("assistant", ""), "tool_calls": calls})
+            chat += ({**self._message("tool", text), "name": "f"} for text in first if text.startswith("r"))
         return _in_order(self._try(chat, tools=[_tool("f")]), [*texts, "a3w", "r3w"])
 
     def _when(self, roles: str) -> When:
@@ -261,14 +260,14 @@ class _Probe:
         return self._try([self._user, message], enable_thinking=True)
 
     def _takes_all_of_a_call(self) -> bool:
-        thinks = {"role": "assistant", "reasoning_content": "t", "thinking": "t", "tool_calls": [self._call("1", 1)]}
+        call = {"role": "assistant", "reasoning_content": "t", "thinking": "t", "tool_calls": [self._call("1", 1)]}
         result = {"role": "tool", "content": "r", "name": "f", "tool_call_id": _id(1)}
-        without, whole = (self._try([self._user, {**thinks, "content": text}, result]) for text in ("", "c"))
+        without, whole = (self._try([self._user, {**call, "content": text}, result]) for text in ("", "c"))
         return bool(whole) or not without
 
     def _preserves_reasoning(self) -> bool:
         old = {"role": "assistant", "content": "a", "reasoning_content": _NEEDLE}
-        new = {"role": "assistant", "content": "a", "reasoning_content": "thought"}
+        new = {"role": "assistant", "content": "a", "reasoning_content": "r"}
         drop = dict.fromkeys(("clear_thinking", "truncate_history_thinking", "drop_thinking"), False)
         chat = [self._user, old, self._user, new, self._user]
         return _NEEDLE in self._try(chat, enable_thinking=True, preserve_thinking=True, **drop)
@@ -277,7 +276,7 @@ class _Probe:
         return self._try([self._user], enable_thinking=True, reasoning_effort=effort, reasoning_strength=effort)
 
     def _called(self, arguments: Any) -> str:
-        """The prompt of a call, now or long ago, if it holds the needle."""
+        """Return the prompt of a call, in the latest or an earlier turn, if it contains the needle; otherwise ""."""
         call = {"id": _id(1), "type": "function", "function": {"name": "f", "arguments": arguments}}
         result = {"role": "tool", "content": "r", "name": "f", "tool_call_id": _id(1)}
         turn = [self._user, {"role": "assistant", "content": "", "tool_calls": [call]}, result]
@@ -317,12 +316,12 @@ def _in_order(shown: str, texts: Sequence[str]) -> bool:
 
 
 def _shows_structure(text: str) -> bool:
-    """Whether a list of parts was printed as a list."""
+    """Return whether a list of parts was printed as a list."""
     return "'type'" in text or '"type"' in text
 
 
 def _reasoning_tags_in(shown: str, source: str) -> tuple[str, str]:
-    """As a message's thoughts are shown; else the bare tags of a template that cuts thoughts off."""
+    """Return the markup around a message's reasoning, otherwise the tags of a template that removes reasoning."""
     for opening, closing in TAGS:
         around = rf"({re.escape(opening)}\s*){_NEEDLE}(\s*{re.escape(closing)}\s*)"
         if found := re.search(around, shown):

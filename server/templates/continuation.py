@@ -1,9 +1,9 @@
-"""Prompts that end within a message of the assistant, for the model to go on with it.
+"""Prompts that end inside an assistant message, for the model to continue it.
 
-As Hugging Face does it (transformers, utils/chat_template_utils.py, render_jinja_template): the message is rendered
-with a mark behind the text to go on with, and the prompt is cut there. Where the template does not show that text, the
-message's parts are written behind the opening of a turn instead, as llama-server writes them (llama.cpp
-common/chat.cpp and common/chat-auto-parser-generator.cpp, common_chat_continuation).
+As in Hugging Face (transformers, utils/chat_template_utils.py, render_jinja_template), the message is rendered with a
+mark after the text to continue, and the prompt is truncated there. If the template does not show that text, the
+message's parts are written after the start of a turn instead, as in llama-server (llama.cpp common/chat.cpp and
+common/chat-auto-parser-generator.cpp, common_chat_continuation).
 """
 
 from typing import Any, Literal
@@ -15,20 +15,20 @@ from server.templates.adaptation import text_of
 from server.templates.capabilities import Capabilities
 
 Continued = bool | Literal["content", "reasoning_content"]
-"""What of the last message the prompt ends with; True: its content, or its reasoning where there is nothing else."""
+"""The part of the last message that ends the prompt; True: its content, or its reasoning if it has no content."""
 
-_MARK = "CONTINUE_FINAL_MESSAGE_TAG "  # the space behind it is lost where the template trims
+_MARK = "CONTINUE_FINAL_MESSAGE_TAG "  # templates that trim remove the space
 
 
 def continues_reasoning(message: TemplateMessage, wanted: Continued) -> bool:
-    """Whether the reasoning are what the prompt ends with."""
+    """Return whether reasoning ends the prompt."""
     reasoning, content = message.get("reasoning_content"), text_of(message.get("content"))
     return wanted == "reasoning_content" or (wanted is True and bool(reasoning) and not content)
 
 
-def marked(message: dict[str, Any], *, thinks: bool) -> dict[str, Any]:
-    """The message, in the form that the template takes, with the mark behind its content or its reasoning."""
-    if thinks:
+def marked(message: dict[str, Any], *, in_reasoning: bool) -> dict[str, Any]:
+    """Return the message, in the template's form, with the mark after its content or its reasoning."""
+    if in_reasoning:
         reasoning = message.get("reasoning_content", "") + _MARK
         return {**message, "reasoning_content": reasoning, "thinking": reasoning}
     content = message["content"]
@@ -37,9 +37,9 @@ def marked(message: dict[str, Any], *, thinks: bool) -> dict[str, Any]:
     return {**message, "content": content + _MARK}
 
 
-def cut(text: str, message: TemplateMessage, *, thinks: bool) -> str | None:
-    """The prompt up to the mark; None where the template has left out the mark or what stands in front of it."""
-    shown = message.get("reasoning_content", "") if thinks else message["content"]
+def cut(text: str, message: TemplateMessage, *, in_reasoning: bool) -> str | None:
+    """Return the prompt up to the mark; None if the template omitted the mark or the text before it."""
+    shown = message.get("reasoning_content", "") if in_reasoning else message["content"]
     last = shown[-1]["text"] if isinstance(shown, list) else shown
     at = text.rfind(_MARK.strip())
     if at < 0 or last.strip() not in text:
@@ -50,28 +50,31 @@ def cut(text: str, message: TemplateMessage, *, thinks: bool) -> str | None:
 def written(
     opening: str, message: TemplateMessage, wanted: Continued, chat_format: ChatFormat, caps: Capabilities
 ) -> str:
-    """The opening of the assistant's turn with the message's parts behind it.
+    """Return the start of the assistant's turn followed by the message's parts.
 
     Reasoning is closed before content, also empty reasoning if the template itself closes it.
     """
     content, reasoning = text_of(message.get("content")), message.get("reasoning_content") or ""
-    thinks = continues_reasoning(message, wanted)
+    in_reasoning = continues_reasoning(message, wanted)
     start, end, closes = _around(chat_format, caps)
     tag = start.strip()
-    if thinks and not tag:
+    if in_reasoning and not tag:
         raise InvalidRequest(
             "continue_final_message: the chat template of this model has no reasoning to continue",
             "continue_final_message",
         )
-    if tag and (reasoning or thinks or tag in opening or closes):
+    if tag and (reasoning or in_reasoning or tag in opening or closes):
         opening = (
-            opening.partition(tag)[0] + start + reasoning + ("" if thinks else end + chat_format.tool_format.again)
+            opening.partition(tag)[0]
+            + start
+            + reasoning
+            + ("" if in_reasoning else end + chat_format.tool_format.again)
         )
-    return opening if thinks else opening + chat_format.lead + content
+    return opening if in_reasoning else opening + chat_format.lead + content
 
 
 def _around(chat_format: ChatFormat, caps: Capabilities) -> tuple[str, str, bool]:
-    """What stands in front of reasoning and behind them, "" for nothing, and whether empty ones are closed."""
+    """Return the markup before and after reasoning, "" for none, and whether empty reasoning is closed."""
     tool_format, source = chat_format.tool_format, chat_format.source
     if tool_format.reasoning_tags is not None:
         return *tool_format.reasoning_tags, False

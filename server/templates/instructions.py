@@ -1,6 +1,6 @@
-"""Tools for templates that don't know them: told in the system message, as the format of calls has it.
+"""Describes tools in the system message for templates without tools, with the syntax of the format's calls.
 
-Calls and results of earlier turns become text of the assistant and the user where the template has no place for them.
+Calls and results of earlier turns become text of the assistant and the user if the template can't show them.
 """
 
 import json
@@ -27,7 +27,7 @@ _MAX_DEPTH = 50  # of a schema; few templates follow it at all
 def with_tools(
     messages: Sequence[TemplateMessage], tools: Sequence[Mapping[str, Any]], form: ToolCallSyntax
 ) -> list[TemplateMessage]:
-    """The messages with a description of the tools at the end of the system message, or as one."""
+    """Return the messages with a description of the tools at the end of the system message, or as one."""
     example = calls_text(form, [("function_name", '{"parameter": "value"}')])
     signatures = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
     text = _TEXT.format(tools=signatures, example=example)
@@ -39,40 +39,40 @@ def with_tools(
 def calls_as_text(
     messages: Sequence[TemplateMessage], form: ToolCallSyntax, *, results: bool = True
 ) -> list[TemplateMessage]:
-    """The messages with calls and results as text; results are joined with what the user says next.
+    """Return the messages with calls and results as text; results are joined with the next user message.
 
-    ``results=False``: they stay as they are.
+    ``results=False``: results are unchanged.
     """
     names: dict[str, str] = {}
-    told: list[TemplateMessage] = []
-    said: list[TemplateMessage] = []  # results, and what the user says behind them
+    result: list[TemplateMessage] = []
+    from_user: list[TemplateMessage] = []  # results, and the user messages after them
     for message in messages:
         role = message.get("role")
         is_result = results and role == "tool"
-        if is_result or (said and role == "user"):
+        if is_result or (from_user and role == "user"):
             name = message.get("name") or names.get(message.get("tool_call_id", ""), "the function")
-            said.append(result_as_text(message, name) if is_result else message)
+            from_user.append(result_as_text(message, name) if is_result else message)
             continue
-        told += _as_one(said)
-        said = []
+        result += _as_one(from_user)
+        from_user = []
         if message.get("tool_calls"):
             called = [call["function"] for call in message["tool_calls"]]
             functions = [(each["name"], object_text(each["arguments"])) for each in called]
             names |= {call.get("id", ""): call["function"]["name"] for call in message["tool_calls"]}
             plain = {key: value for key, value in message.items() if key != "tool_calls"}
-            told.append(_with_text(plain, calls_text(form, functions)))
+            result.append(_with_text(plain, calls_text(form, functions)))
         else:
-            told.append(message)
-    return [*told, *_as_one(said)]
+            result.append(message)
+    return [*result, *_as_one(from_user)]
 
 
 def _as_one(messages: Sequence[TemplateMessage]) -> list[TemplateMessage]:
-    """The user's messages as one, if there are any."""
+    """Return the user's messages as one, or none."""
     return [{**messages[0], "content": joined(each.get("content") for each in messages)}] if messages else []
 
 
 def completed(tool: Mapping[str, Any]) -> dict[str, Any]:
-    """A tool with all that templates take for granted: descriptions, parameters, one type for each value."""
+    """Return a tool with everything that templates assume: descriptions, parameters, one type per value."""
     function = tool["function"]
     parameters = {"type": "object", "properties": {}, **_mapping(function.get("parameters"))}
     return {**tool, "function": {"description": "", **function, "parameters": _completed_schema(parameters)}}
@@ -101,7 +101,7 @@ def _mapping(value: Any) -> Mapping[str, Any]:
 
 
 def _with_text(message: TemplateMessage, text: str) -> TemplateMessage:
-    """A message with a text behind its own."""
+    """Append a text to a message's content."""
     content = message.get("content")
     if isinstance(content, list):
         return {**message, "content": [*content, {"type": "text", "text": text}]}

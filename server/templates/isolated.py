@@ -1,8 +1,8 @@
-"""Templates rendered by processes of their own, each of which can be stopped: `isolated_worker` is what runs there.
+"""Renders templates in separate processes that can be stopped; they run `isolated_worker`.
 
-A template is a program that comes with a model. The sandbox of `jinja` keeps it from Python, but not from computing
-without end, nor within one operation that holds the interpreter: here that costs a process that is replaced, and
-never the event loop or the step threads.
+A template is a program that is part of a model. The sandbox of `jinja` denies it Python, but it can compute without
+end, or within one operation that holds the interpreter lock. Here that costs a process, which is replaced, and never
+blocks the event loop or the step threads.
 """
 
 import pickle
@@ -18,38 +18,38 @@ ANSWERER = "server.templates.isolated_worker:answerer"
 
 
 class IsolatedRenderer:
-    """`rendering.Renderer` in confined processes."""
+    """Implements `rendering.Renderer` in sandbox processes."""
 
     def __init__(self, limits: WorkLimits | None = None) -> None:
         self._processes = Processes(ANSWERER, limits or WorkLimits())
 
     def check(self, source: str) -> None:
-        """Compile it there."""
+        """Compile the source in a process."""
         self._ask(CHECK, (source,))
 
     def render(self, source: str, arguments: Mapping[str, Any]) -> str:
-        """Render it there."""
+        """Render in a process."""
         return self._ask(RENDER, (source, dict(arguments)))
 
     def render_opened(self, source: str, arguments: Mapping[str, Any]) -> tuple[str, str]:
-        """Render both there, with one question: the way takes as long as a short chat's rendering."""
+        """Render both in one request: the round trip takes as long as rendering a short chat."""
         n_chars, _, texts = self._ask(OPENED, (source, dict(arguments))).partition("\n")
         return texts[: int(n_chars)], texts[int(n_chars) :]
 
     @property
     def at_work(self) -> list[Process]:
-        """The processes that render now."""
+        """Return the processes that are rendering."""
         return self._processes.at_work
 
     def close(self) -> None:
-        """End the processes; those at work end with their work."""
+        """End the processes; busy ones end after their work."""
         self._processes.close()
 
     def _ask(self, what: bytes, given: tuple[Any, ...]) -> str:
         try:
             request = pickle.dumps(given, pickle.HIGHEST_PROTOCOL)
         except RecursionError as error:
-            raise RenderFault("RecursionError: what the template is given nests too deeply") from error
+            raise RenderFault("RecursionError: the template's arguments nest too deeply") from error
         try:
             kind, answer = self._processes.ask(what, request)
         except Stopped as stopped:

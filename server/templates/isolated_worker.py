@@ -1,4 +1,4 @@
-"""Rendering as a confined process does it (`server.sandbox`): pickles of the server's come in, text goes out."""
+"""Renders in a sandbox process (`server.sandbox`): reads the server's pickles and returns text."""
 
 import pickle
 
@@ -8,7 +8,7 @@ from server.templates.rendering import InProcess, RenderFault, RenderRefusal, Te
 CHECK, RENDER, OPENED = b"c", b"r", b"o"
 TEXT, REFUSAL, BROKEN = b"t", b"x", b"b"
 
-# What imports modules when it is first used must have been used before no file can be opened any more.
+# Features that import modules on first use must run before the sandbox denies opening files.
 _WARM_UP = (
     "{% for m in messages %}{{ '\\n' ~ m.role | trim }}{{ [m] | tojson }}{{ m | pprint }}{% endfor %}"
     "{{ strftime_now('%d %b %Y') }}{{ 'a b' | wordwrap(1) | urlize | striptags }}{{ lipsum(1) }}",
@@ -19,7 +19,7 @@ _WARM_UP = (
 
 
 def answerer() -> Answer:
-    """What answers `CHECK`, `RENDER` and `OPENED`."""
+    """Create the function that handles `CHECK`, `RENDER` and `OPENED`."""
     renderer = InProcess()
 
     def answer(kind: bytes, request: bytes) -> tuple[bytes, bytes]:

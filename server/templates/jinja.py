@@ -1,8 +1,8 @@
 """The Jinja2 environment that Hugging Face templates expect (transformers, utils/chat_template_utils.py), sandboxed.
 
-A template comes with a model, so it is trusted less than code. Beside the sandbox's rules there are limits on what
-one rendering may cost: loops run through a meter, and what multiplies or joins text is watched. They find the usual
-ways early; that nothing else holds up the server is for `isolated`, which renders in other processes.
+A template is part of a model, so it is trusted less than code. Besides the sandbox's rules, the cost of one rendering
+is limited: loop iterations are counted, and operations that multiply or join text are checked. These limits stop the
+usual cases early; `isolated`, which renders in other processes, protects the server from all others.
 """
 
 import json
@@ -35,7 +35,7 @@ FAULTS = (
     AssertionError,
     MemoryError,
 )
-"""What a template may raise by itself."""
+"""Exceptions that a template may raise."""
 
 _WIDE = re.compile(r"\d{5,}")
 _CHANGES = re.compile(r"\.(append|extend|insert|pop|remove|update|setdefault|sort|reverse|clear)\(")
@@ -43,11 +43,11 @@ _PADDING = frozenset(("center", "expandtabs", "ljust", "rjust", "zfill"))
 
 
 class TemplateRaisedError(TemplateError):
-    """A template called ``raise_exception``: it refuses these messages."""
+    """A template called ``raise_exception`` to reject these messages."""
 
 
 class TemplateTooCostlyError(TemplateError):
-    """A rendering went past a limit of this module."""
+    """A rendering exceeded a limit of this module."""
 
 
 class GenerationTag(Extension):
@@ -56,7 +56,7 @@ class GenerationTag(Extension):
     tags = {"generation"}  # noqa: RUF012 - Jinja2 declares it so
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
-        """Keep the body, drop the tag."""
+        """Return the tag's body."""
         next(parser.stream)
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
@@ -96,7 +96,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         return "".join(text)
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
-        """Whether the template may use it; lists and dicts may be changed in a `mutable` environment only."""
+        """Return whether the template may use it; lists and dicts can be changed only in a `mutable` environment."""
         if self._mutable:
             return SandboxedEnvironment.is_safe_attribute(self, obj, attr, value)
         return super().is_safe_attribute(obj, attr, value)
@@ -114,7 +114,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         return tree
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        """An operation of the template, unless its result would be huge."""
+        """Run an operation of the template. Raises `TemplateTooCostlyError` if its result would be huge."""
         if operator == "*":
             _check_product(left, right)
         elif operator == "**" and (abs(left) > MAX_NUMBER or abs(right) > 64):
@@ -124,7 +124,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         return _bounded(super().call_binop(context, operator, left, right))
 
     def call(self, context: Context, function: Any, /, *args: Any, **kwargs: Any) -> Any:
-        """A call of the template; methods of strings may not pad without end."""
+        """Call a function of the template. Raises `TemplateTooCostlyError` for string methods that pad too much."""
         self._count()
         name, owner = getattr(function, "__name__", ""), getattr(function, "__self__", None)
         if isinstance(owner, str):
@@ -146,9 +146,9 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
 
 
 def environment(source: str) -> TemplateEnvironment:
-    """A new environment for that template.
+    """Create an environment for that template.
 
-    A few templates change lists (`.append(`): llama-server lets them, Hugging Face does not. They get copies.
+    A few templates change lists (`.append(`), which llama-server allows and Hugging Face does not. They get copies.
     """
     return TemplateEnvironment(mutable=_CHANGES.search(source) is not None)
 
@@ -159,7 +159,7 @@ def _joining(concat: nodes.Concat) -> nodes.Filter:
 
 
 def _joined(parts: list[Any]) -> str:
-    """What ``~`` does."""
+    """Concatenate, as ``~`` does."""
     return str(_bounded("".join(map(str, parts))))
 
 
@@ -197,7 +197,7 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Unlike Jinja2's own filter this does not escape for HTML."""
+    """Return JSON, unlike Jinja2's own filter without HTML escapes."""
     if isinstance(indent, int) and indent > MAX_PADDING:
         raise TemplateTooCostlyError(f"an indent of more than {MAX_PADDING} characters")
     return json.dumps(
@@ -211,7 +211,7 @@ def _tojson(
 
 
 def _listed(value: object) -> list[Any]:
-    """What filters like `map` give, for JSON."""
+    """Return the result of filters like `map` as a list, for JSON."""
     if isinstance(value, Iterator):
         return list(value)
     raise TypeError(f"{type(value).__name__} is not JSON")

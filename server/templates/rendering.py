@@ -1,4 +1,4 @@
-"""Who renders templates: this process (`InProcess`), or others that it watches (`isolated`)."""
+"""The protocol of renderers, and one that renders in this process; `isolated` renders in others."""
 
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -10,19 +10,19 @@ from jinja2 import Template, TemplateError, TemplateSyntaxError
 from server.templates.jinja import FAULTS, TemplateEnvironment, TemplateRaisedError, environment
 
 MAX_COMPILED = 64
-_MAX_COMPLAINT = 500  # characters
+_MAX_MESSAGE = 500  # characters
 
 
 class RenderFault(Exception):
-    """A template failed on what it was given: ``TypeError: …``."""
+    """A template failed on its arguments: ``TypeError: …``."""
 
 
 class RenderRefusal(RenderFault):
-    """The template itself refused it, by ``raise_exception``, in these words."""
+    """The template rejected its arguments with this message, by ``raise_exception``."""
 
 
 class RenderStopped(RenderFault):
-    """It took too much time or memory."""
+    """The rendering took too much time or memory."""
 
 
 class TemplateBroken(Exception):
@@ -30,41 +30,41 @@ class TemplateBroken(Exception):
 
 
 class Renderer(Protocol):
-    """Safe to use from any thread."""
+    """Renders templates. Thread-safe."""
 
     def check(self, source: str) -> None:
-        """Raises `TemplateBroken` when that source does not compile, `RenderStopped` when that takes too much."""
+        """Compile the source. Raises `TemplateBroken` if that fails, `RenderStopped` if it takes too long."""
 
     def render(self, source: str, arguments: Mapping[str, Any]) -> str:
-        """The text. Raises `RenderFault`."""
+        """Return the text. Raises `RenderFault`."""
 
     def render_opened(self, source: str, arguments: Mapping[str, Any]) -> tuple[str, str]:
-        """The text with ``add_generation_prompt``, and without. Raises `RenderFault`."""
+        """Return the text with and without ``add_generation_prompt``. Raises `RenderFault`."""
 
 
 class InProcess:
-    """Renders in the calling thread. Compiled templates are kept, the least recently used ones give way."""
+    """Renders in the calling thread, with an LRU cache of compiled templates."""
 
     def __init__(self) -> None:
         self._compiled: OrderedDict[str, tuple[TemplateEnvironment, Template]] = OrderedDict()
         self._lock = Lock()
 
     def check(self, source: str) -> None:
-        """Compile it."""
+        """Compile the source."""
         try:
             self._template(source)
         except FAULTS as error:
-            raise TemplateBroken(_words(error)) from error
+            raise TemplateBroken(_message(error)) from error
 
     def render(self, source: str, arguments: Mapping[str, Any]) -> str:
-        """Render with copies of lists and dicts where the template changes any."""
+        """Render, with copies of lists and dicts if the template changes any."""
         try:
             jinja, template = self._template(source)
             return jinja.render(template, dict(arguments))
         except TemplateRaisedError as error:
             raise RenderRefusal(str(error.message)) from error
         except FAULTS as error:
-            raise RenderFault(_words(error)) from error
+            raise RenderFault(_message(error)) from error
 
     def render_opened(self, source: str, arguments: Mapping[str, Any]) -> tuple[str, str]:
         """As `render`, twice."""
@@ -83,9 +83,9 @@ class InProcess:
         return found
 
 
-def _words(error: BaseException) -> str:
+def _message(error: BaseException) -> str:
     if isinstance(error, TemplateSyntaxError):
-        return f"line {error.lineno}: {str(error.message)[:_MAX_COMPLAINT]}"
+        return f"line {error.lineno}: {str(error.message)[:_MAX_MESSAGE]}"
     if isinstance(error, TemplateError) and error.message is not None:
-        return f"{type(error).__name__}: {error.message[:_MAX_COMPLAINT]}"
-    return f"{type(error).__name__}: {str(error)[:_MAX_COMPLAINT]}"
+        return f"{type(error).__name__}: {error.message[:_MAX_MESSAGE]}"
+    return f"{type(error).__name__}: {str(error)[:_MAX_MESSAGE]}"

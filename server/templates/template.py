@@ -1,4 +1,4 @@
-"""Messages to a prompt, by the model's own Jinja2 template."""
+"""Renders messages to a prompt with the model's Jinja2 template."""
 
 import contextlib
 import json
@@ -30,7 +30,7 @@ RESERVED = {
 
 @dataclass(frozen=True, slots=True)
 class RenderedPrompt:
-    """``generation_prompt`` is the end of ``text`` that opens the assistant's turn; it may open a ``<think>``."""
+    """``generation_prompt``: the end of ``text`` that starts the assistant's turn; it may start reasoning."""
 
     text: str
     generation_prompt: str
@@ -44,17 +44,16 @@ class _Compiled:
 
 
 class _FailedError(InvalidRequest):
-    """The template failed, in its own code, on what it was given."""
+    """The template's code failed on its arguments."""
 
 
 class ChatTemplate:
-    """A compiled template and what it can do. Safe to use from any thread.
+    """A compiled template and its capabilities. Thread-safe.
 
-    ``source`` "" means ChatML; a built-in template may be given by its name (`built_in`). ``tool_source`` is used for
-    requests with tools (GGUF: ``tokenizer.chat_template.tool_use``). ``add_bos``: tokenizing adds the BOS token, so
-    the one that a template writes at the start is dropped. ``tool_format``: the name of the format of calls
-    (`formats`); auto = as the template shows. ``renderer``: who renders; None = the calling thread. Raises
-    `ConfigError` when a template does not compile.
+    ``source`` is "" for ChatML, or the name of a built-in template (`built_in`). ``tool_source`` is used for requests
+    with tools (GGUF: ``tokenizer.chat_template.tool_use``). ``add_bos``: tokenizing adds the BOS token, so a template's
+    own one is dropped. ``tool_format``: the name of the call format (`formats`); auto: detected. ``renderer`` None:
+    render in the calling thread. Raises `ConfigError` if a template does not compile.
     """
 
     def __init__(
@@ -84,21 +83,21 @@ class ChatTemplate:
 
     @property
     def supports_tools(self) -> bool:
-        """Whether tools given to the template appear in the prompt."""
+        """Return whether the template shows tools."""
         return self._for_tools.capabilities.tools
 
     @property
     def supports_thinking(self) -> bool:
-        """Whether the template knows of thoughts: ``enable_thinking`` or ``reasoning_content`` change its prompt."""
+        """Return whether ``enable_thinking`` or ``reasoning_content`` change the prompt."""
         return self._main.capabilities.thinking
 
     @property
     def capabilities(self) -> Capabilities:
-        """What the template for requests with tools can do; the more expressive one, as llama-server reports."""
+        """Return the capabilities of the template for requests with tools, as llama-server reports them."""
         return self._for_tools.capabilities
 
     def chat_format(self, *, tools: bool = True) -> ChatFormat:
-        """How a model with this template writes; `tools`: where there are any, for which it may have another one."""
+        """Return the chat format of the template for requests with or without `tools`."""
         return (self._for_tools if tools else self._main).chat_format
 
     def render(
@@ -111,10 +110,11 @@ class ChatTemplate:
         enable_thinking: bool = True,
         kwargs: Mapping[str, Any] | None = None,
     ) -> RenderedPrompt:
-        """The prompt. Raises `InvalidRequest` with the template's own words when it refuses the messages.
+        """Return the prompt. Raises `InvalidRequest` with the template's message if it rejects the messages.
 
-        ``continue_final_message``: the last message's content or thoughts end the prompt (`continuation`). A template
-        that fails on tools gets them completed (`instructions.completed`); on these, too: they are told in a message.
+        ``continue_final_message``: the last message's content or reasoning ends the prompt (`continuation`). If the
+        template fails on tools, they are completed (`instructions.completed`); if it fails again, a message describes
+        them.
         """
         compiled = self._for_tools if tools else self._main
         variables = self._arguments(enable_thinking, kwargs or {}, compiled)
@@ -143,7 +143,7 @@ class ChatTemplate:
             return self._opened(compiled, arguments)
 
         shown = _tool_variables(tools)
-        messages = self._told(messages, tools, compiled)
+        messages = self._as_text(messages, tools, compiled)
         try:
             return prompt(messages, shown)
         except _FailedError:
@@ -166,8 +166,8 @@ class ChatTemplate:
         """Return whether the template takes this conversation, shows every text of it, and leaves system messages
         except the first in their places. Moved to the front, they would change the prompt from there on, and no
         cached prefix would be left."""
-        told, words, late = labelled(messages)
-        arguments = {**shown, **variables, "messages": told}
+        short, words, late = labelled(messages)
+        arguments = {**shown, **variables, "messages": short}
         if "tools" in shown:
             arguments["tools"] = [TOOL]
         try:
@@ -186,9 +186,9 @@ class ChatTemplate:
 
     def _continued(self, compiled: _Compiled, arguments: dict[str, Any], wanted: Continued) -> RenderedPrompt:
         *before, last = arguments["messages"]
-        thinks = continues_reasoning(last, wanted)
-        given = {**arguments, "messages": [*before, marked(last, thinks=thinks)]}
-        text = cut(self._checked(compiled, given, generation=False), last, thinks=thinks)
+        in_reasoning = continues_reasoning(last, wanted)
+        given = {**arguments, "messages": [*before, marked(last, in_reasoning=in_reasoning)]}
+        text = cut(self._checked(compiled, given, generation=False), last, in_reasoning=in_reasoning)
         try:
             opened = self._opened(compiled, {**arguments, "messages": before})
         except InvalidRequest:  # some templates refuse a chat without that message
@@ -201,20 +201,21 @@ class ChatTemplate:
         opening = written(opened.generation_prompt, last, wanted, compiled.chat_format, compiled.capabilities)
         return RenderedPrompt(opened.text[:start] + opening, opening)
 
-    def _told(
+    def _as_text(
         self, messages: Sequence[TemplateMessage], tools: Sequence[Mapping[str, Any]], compiled: _Compiled
     ) -> Sequence[TemplateMessage]:
-        """Messages that tell of tools, and of calls and results, for a template that does not show them itself."""
+        """Return the messages with tools, calls and results as text if the template can't show them."""
         caps, form = compiled.capabilities, compiled.chat_format.tool_call_syntax
-        tells, writes = bool(tools) and not caps.tools, not caps.tool_calls
-        if writes:
-            own_results = caps.tools and caps.tool_results  # a template that tells of tools has a place for these
+        if not caps.tool_calls:
+            own_results = caps.tools and caps.tool_results
             messages = calls_as_text(messages, form, results=not own_results)
-        return with_tools(messages, tools, form) if tells else messages
+        return with_tools(messages, tools, form) if tools and not caps.tools else messages
 
     def _arguments(self, enable_thinking: bool, kwargs: Mapping[str, Any], compiled: _Compiled) -> dict[str, Any]:
-        """The template's variables beside messages and tools (llama.cpp common/chat.cpp, common_chat_extra_context;
-        common/jinja/caps.cpp, caps_apply_*)."""
+        """Return the template's variables besides messages and tools.
+
+        As in llama.cpp (common/chat.cpp, common_chat_extra_context; common/jinja/caps.cpp, caps_apply_*).
+        """
         for name in sorted(RESERVED.keys() & kwargs.keys()):
             raise InvalidRequest(f"chat_template_kwargs.{name}: {RESERVED[name]}", f"chat_template_kwargs.{name}")
         arguments: dict[str, Any] = {
@@ -243,7 +244,7 @@ class ChatTemplate:
 
     @staticmethod
     def _judged(render: Callable[[], T]) -> T:
-        """What `render` gives; what goes wrong is the client's messages' fault."""
+        """Return the result of `render`. Raises `InvalidRequest` for every failure: the messages caused it."""
         try:
             return render()
         except RenderRefusal as refusal:
@@ -279,16 +280,15 @@ class ChatTemplate:
 
 
 def _dates() -> dict[str, str]:
-    """Today, in the words of llama.cpp's common/chat.cpp (common_chat_extra_context)."""
+    """Return today's date as in llama.cpp's common/chat.cpp (common_chat_extra_context)."""
     now = datetime.now().astimezone()
     return {"datetime": now.strftime("%b %d %Y"), "date_string": now.strftime("%d %b %Y")}
 
 
 def _tool_variables(tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Tools under their usual name; ``functions`` is what Firefunction's template reads, as its model card has it."""
+    """Return the variables for tools; Firefunction's template reads ``functions``, as in its model card."""
     try:
         functions = json.dumps([tool.get("function", tool) for tool in tools], indent=4)
     except RecursionError as error:
         raise InvalidRequest("tools: their schemas nest too deeply", "tools") from error
-    told: dict[str, Any] = {"functions": functions}
-    return told | {"tools": list(tools)} if tools else told
+    return {"functions": functions, **({"tools": list(tools)} if tools else {})}
