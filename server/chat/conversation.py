@@ -17,9 +17,9 @@ from typing import Any, Literal
 
 from server.errors import InvalidRequest
 from server.media.source import Source
-from server.structured.grammar.embedded.text_grammar import TextGrammar
 from server.structured.lazy import Lazy
 from server.structured.response_format import ResponseFormat
+from server.structured.text_grammar import TextGrammar
 from server.templates.continuation import Continued
 
 MediaKind = Literal["image", "audio", "video", "file", "document"]

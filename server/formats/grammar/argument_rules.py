@@ -21,7 +21,7 @@ from server.formats.parameter_schema import (
     values_of,
 )
 from server.formats.tool_call_syntax import Arguments, Braces, Elements, JsonArguments, Keywords, Parameters
-from server.structured.grammar.embedded.text_grammar import TextGrammar
+from server.structured.text_grammar import TextGrammar
 
 _KEY = "/[A-Za-z_][A-Za-z0-9_.\\-]*/"
 _IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
@@ -220,10 +220,10 @@ def text_argument_rule(arguments: Arguments, grammar: TextGrammar, text: LarkTex
     """The rule of the arguments. Raises `InvalidRequest` for a grammar that can't be enforced there."""
     match arguments:
         case JsonArguments():
-            return text.rule(f'/\\{{[ \\n]?"{INPUT}":[ ]?"/ {text.text_in_json(grammar)} /"[ \\n]?\\}}/')
+            return text.rule(f'/\\{{[ \\n]?"{INPUT}":[ ]?"/ {grammar.in_json()} /"[ \\n]?\\}}/')
         case Keywords(end):
             opening = text.literal(f'{INPUT}="')
-            return text.rule(f"{opening} {text.text_in_json(grammar)} {text.literal(chr(34) + end)}")
+            return text.rule(f"{opening} {grammar.in_json()} {text.literal(chr(34) + end)}")
         case Parameters():
             opening = f"{text.literal(arguments.before + INPUT)} {text.markup(arguments.before_value)}"
             value = text.held_text_until(grammar, arguments.after, never=arguments.never)

@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Sequence
 
 from server.formats.tool_call_syntax import Markup, parts
-from server.structured.grammar.embedded.text_grammar import Embedded, TextGrammar, ended, in_json
+from server.structured.text_grammar import TextGrammar
 
 ControlToken = Callable[[str], int | None]
 """The id of the control token with that text, which a grammar must name by its id; None where it is plain text."""
@@ -22,7 +22,6 @@ class LarkText:
         self._loops: list[str] = []
         self._n_reserved = 0
         self._unordered: dict[tuple[object, ...], str] = {}
-        self._embedded: dict[object, str] = {}
         self._tags = self._control_tags(control, tags)
         longest_first = sorted(self._tags, key=len, reverse=True)
         self._split = re.compile(f"({'|'.join(map(re.escape, longest_first))})") if self._tags else None
@@ -85,28 +84,13 @@ class LarkText:
             )
         return first
 
-    def embedded(self, key: object, make: Callable[[str], Embedded]) -> str:
-        """Return the rule of a client's grammar; `make` writes it, with a unique tag, once per `key`."""
-        if key not in self._embedded:
-            made = make(f"g{len(self._embedded)}")
-            self._embedded[key] = made.start
-            self._loops.append(made.lines)
-        return self._embedded[key]
-
-    def text_in_json(self, grammar: TextGrammar) -> str:
-        """A text of that grammar in a JSON string, without its quotes."""
-        return self.embedded(grammar, lambda tag: in_json(grammar, tag))
-
     def held_text_until(self, grammar: TextGrammar, end: str, *, never: Sequence[str] = ()) -> str:
         """`text_until` for a text of that grammar."""
         first, *rest = self._pieces(end)
-        if not first.startswith('"'):  # a control token, which no text holds
-            text = self.embedded((grammar, "", never), lambda tag: ended(grammar, tag, "", never))
-            return f"{text} {self.literal(end)}"
-        lead: str = json.loads(first)
-        kept_out = [*never, *([] if rest else [end])]
-        text = self.embedded((grammar, end, never), lambda tag: ended(grammar, tag, lead, kept_out))
-        return " ".join([text, *rest])
+        if not first.startswith('"'):  # a control token, which no text contains
+            return f"{grammar.up_to('', never)} {self.literal(end)}"
+        forbidden = (*never, *([] if rest else [end]))
+        return f"{grammar.up_to(json.loads(first), forbidden)} {self.literal(end)}"
 
     def whole(self, start: str) -> str:
         """The grammar with that `start`."""

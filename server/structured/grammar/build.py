@@ -1,7 +1,7 @@
 """A client's schema or Lark to llguidance's grammar, and that to a matcher; the server and its sandbox do the same."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any
@@ -12,8 +12,8 @@ from server.errors import InvalidRequest
 from server.structured.grammar.gbnf import parse_gbnf
 from server.structured.grammar.gbnf_lark import to_lark
 from server.structured.grammar.json_schema import grammar_text, part_text, unsupported, written
-from server.structured.grammar.lark import checked_lark
-from server.structured.grammar.limits import PARSER_LIMITS
+from server.structured.grammar.lark import checked_lark, lark_with_texts, without_anchors
+from server.structured.grammar.limits import MAX_TEXT_CHARS, PARSER_LIMITS
 from server.structured.grammar.matcher import first_line
 from server.structured.grammar.panics import contained
 from server.structured.grammar.tokenizer import byte_tokenizer
@@ -60,11 +60,25 @@ class SchemaGrammar:
 
 @dataclass(frozen=True, slots=True)
 class LarkGrammar:
-    """A checked Lark grammar."""
+    """A checked Lark grammar. ``texts``: the grammars of inputs in it, with their places; ``hole``: the control token
+    that stands for them.
+    """
 
     text: str
     param: str = "grammar"
     prefix: str = PARSE_FAILED
+    texts: tuple[tuple["LarkGrammar", dict[str, Any]], ...] = ()
+    hole: int = -1
+
+    def as_json(self) -> Any:
+        """Return plain values for another process."""
+        return [self.text, [[grammar.text, place] for grammar, place in self.texts], self.hole]
+
+    @classmethod
+    def from_json(cls, found: Any) -> "LarkGrammar":
+        """Read `as_json`."""
+        text, texts, hole = found
+        return cls(text, texts=tuple((cls(inner), place) for inner, place in texts), hole=hole)
 
     def matcher(self, tokenizer: llguidance.LLTokenizer) -> llguidance.LLMatcher:
         """Compile it. Raises `InvalidRequest`."""
@@ -91,9 +105,20 @@ def gbnf_grammar(text: str, token_id: Callable[[str], int | None], ends: Abstrac
         raise InvalidRequest(f"{PARSE_FAILED}: {error.message}", "grammar") from None
 
 
-def lark_grammar(text: str, max_chars: int) -> LarkGrammar:
-    """Check a Lark grammar of at most `max_chars`. Raises `InvalidRequest`."""
-    return LarkGrammar(llguidance.LLMatcher.grammar_from_lark(checked_lark(text, max_chars)))
+def lark_grammar(text: str, max_chars: int, special: Iterable[int]) -> LarkGrammar:
+    """Check a Lark grammar of at most `max_chars`. Raises `InvalidRequest`.
+
+    ``special``: the control tokens.
+    """
+    outer, texts, hole = lark_with_texts(text, max_chars, special)
+    inner = tuple((_text_grammar(each["syntax"], each["definition"]), each) for each in texts)
+    return LarkGrammar(llguidance.LLMatcher.grammar_from_lark(outer), texts=inner, hole=hole)
+
+
+def _text_grammar(syntax: str, definition: str) -> LarkGrammar:
+    if syntax == "regex":
+        return LarkGrammar(llguidance.LLMatcher.grammar_from_regex(without_anchors(definition)))
+    return LarkGrammar(llguidance.LLMatcher.grammar_from_lark(checked_lark(definition, MAX_TEXT_CHARS)))
 
 
 @contained

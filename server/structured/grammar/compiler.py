@@ -22,16 +22,16 @@ from server.structured.grammar.build import (
     matcher_of,
     schema_grammar,
 )
-from server.structured.grammar.embedded.json_escapes import without_anchors
+from server.structured.grammar.embedded_text import EmbeddedText, EmbeddedTexts, TextTokens
 from server.structured.grammar.json_schema import ANY_OBJECT
-from server.structured.grammar.lark import literal
-from server.structured.grammar.limits import MAX_TEXT_CHARS
+from server.structured.grammar.lark import literal, without_anchors
+from server.structured.grammar.limits import MAX_CALLS_CHARS, MAX_TEXT_CHARS
 from server.structured.grammar.markers import MarkerIndex, Markers
 from server.structured.grammar.matcher import MatcherConstraint, Recipe
 from server.structured.grammar.panics import contained
 from server.structured.grammar.sandbox import GBNF, GRAMMAR, LARK, SCHEMA, Sandbox
 from server.structured.grammar.schema.plain import is_plain
-from server.structured.grammar.tokenizer import TokenTable, end_tokens
+from server.structured.grammar.tokenizer import TokenTable, end_tokens, special_tokens
 from server.structured.grammar.unique.items import ItemEnds, UniqueItems
 from server.vocab import Vocab
 
@@ -104,6 +104,7 @@ class GrammarCompiler:
         self._tokenizer: llguidance.LLTokenizer | None = None
         self._table = b""
         self._item_ends: ItemEnds | None = None
+        self._text_tokens: TextTokens | None = None
         self._compiled: NewestValues[MatcherConstraint] = NewestValues(_CACHED)
         self._made: NewestValues[object] = NewestValues(_CACHED)
         self._index = MarkerIndex(vocab)
@@ -136,6 +137,8 @@ class GrammarCompiler:
         """A constraint that a compiler over the same vocabulary has made, and that has taken ``recipe.begun`` since."""
         if recipe.kind == "json_schema":
             made = self.json_schema(json.loads(recipe.text))
+        elif recipe.kind == "lark":
+            made = self.lark(recipe.text, max_chars=MAX_CALLS_CHARS)
         else:
             made = self._of_grammar(recipe.text, recipe.param)
         if recipe.begun:
@@ -154,7 +157,7 @@ class GrammarCompiler:
         if self._sandbox is None:
             return self._of_lark(gbnf_grammar(text, self.token_id, self._ends))
         found = self._sandbox.compile(self._sent_tokens(), GBNF, json.dumps(text).encode(), "grammar")
-        return self._of_lark(LarkGrammar(found))
+        return self._of_lark(LarkGrammar.from_json(found))
 
     def lark(self, text: str, *, max_chars: int = MAX_TEXT_CHARS) -> MatcherConstraint:
         """llguidance's dialect of Lark: rule `start`, inline ``%json {...}``."""
@@ -162,11 +165,23 @@ class GrammarCompiler:
 
     def _lark(self, text: str, max_chars: int) -> MatcherConstraint:
         if self._sandbox is None:
-            grammar = lark_grammar(text, max_chars)
+            special = (token for token in special_tokens(self._vocab) if token not in self._ends)
+            grammar = lark_grammar(text, max_chars, special)
         else:
             request = json.dumps([text, max_chars]).encode()
-            grammar = LarkGrammar(self._sandbox.compile(self._sent_tokens(), LARK, request, "grammar"))
-        return self._of_lark(grammar)
+            grammar = LarkGrammar.from_json(self._sandbox.compile(self._sent_tokens(), LARK, request, "grammar"))
+        made = self._of_lark(grammar)
+        if not grammar.texts:
+            return made
+        made.recipe = Recipe("lark", text, grammar.param)
+        texts = tuple(
+            EmbeddedText(
+                *(self._of_lark(inner), place.get("escaped", False), place.get("end", "").encode()),
+                tuple(each.encode() for each in place.get("never", ())),
+            )
+            for inner, place in grammar.texts
+        )
+        return EmbeddedTexts(made, texts, grammar.hole, self._all_text_tokens())
 
     def _of_lark(self, grammar: LarkGrammar) -> MatcherConstraint:
         recipe = Recipe("grammar", grammar.text, grammar.param)
@@ -242,3 +257,10 @@ class GrammarCompiler:
             if self._item_ends is None:
                 self._item_ends = ItemEnds(self._vocab)
             return self._item_ends
+
+    def _all_text_tokens(self) -> TextTokens:
+        markers = self.markers([])
+        with self._lock:
+            if self._text_tokens is None:
+                self._text_tokens = TextTokens(self._vocab, markers)
+            return self._text_tokens

@@ -23,7 +23,7 @@ class Recipe(NamedTuple):
     """What a constraint was made of, for a compiler elsewhere over the same vocabulary (`GrammarCompiler.made_anew`).
     ``begun``: the text that it has taken since."""
 
-    kind: Literal["grammar", "json_schema"] = "grammar"
+    kind: Literal["grammar", "json_schema", "lark"] = "grammar"
     text: str = ""
     param: str = ""
     begun: bytes = b""

@@ -27,6 +27,7 @@ class _Vocabulary:
         self._table = table
         self.tokenizer = table.tokenizer()
         self.ends = frozenset(table.ends)
+        self.special = [token for token in table.special if token not in self.ends]
 
     @cached_property
     def _ids(self) -> dict[bytes, int]:
@@ -66,12 +67,14 @@ def _gbnf(vocabulary: _Vocabulary, text: str) -> Any:
 
 
 def _lark(vocabulary: _Vocabulary, given: Any) -> Any:
-    return _tried(lark_grammar(*given), vocabulary)
+    text, max_chars = given
+    return _tried(lark_grammar(text, max_chars, vocabulary.special), vocabulary)
 
 
-def _tried(grammar: LarkGrammar, vocabulary: _Vocabulary) -> str:
-    _try_out(grammar.matcher(vocabulary.tokenizer), grammar.param, grammar.prefix)
-    return grammar.text
+def _tried(grammar: LarkGrammar, vocabulary: _Vocabulary) -> Any:
+    for each in (grammar, *(text for text, _ in grammar.texts)):
+        _try_out(each.matcher(vocabulary.tokenizer), each.param, each.prefix)
+    return grammar.as_json()
 
 
 def _grammar(vocabulary: _Vocabulary, given: Any) -> Any:

@@ -142,7 +142,6 @@ async def test_short_memory_ends_the_grammar_that_takes_it_and_takes_the_traffic
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("url", [URL, "/v1/responses"])
 async def test_the_grammars_of_custom_tools_are_bounded_together(serve: Serve, url: str, stream: bool) -> None:
-    """They are parsed in the server's own threads, each several times."""
     regex = "|".join(f"a{i}" for i in range(2_000))
     tools = [
         {"type": "custom", "name": f"f{i}", "format": {"type": "grammar", "syntax": "regex", "definition": regex}}

@@ -4,7 +4,6 @@ import json
 import random
 import re
 
-import llguidance
 import pytest
 
 from server.formats import FORMATS
@@ -13,9 +12,10 @@ from server.formats.parsing.pieces import Piece, ToolCallArguments
 from server.formats.parsing.stream_parser import Parser, Reading
 from server.formats.tool_call_syntax import ToolCallSyntax
 from server.formats.tool_format import ToolFormat
-from server.structured.grammar.embedded.text_grammar import TextGrammar
+from server.structured.grammar.limits import MAX_CALLS_CHARS
+from server.structured.text_grammar import TextGrammar
+from tests.unit.structured.builders import BYTES
 
-BYTES = llguidance.LLTokenizer("byte")
 PARAMETERS = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
 END = "!"
 LINES = TextGrammar(
@@ -27,18 +27,17 @@ FORMS = [(form, calls) for form in FORMATS for calls in (form.forced, *(found fo
 
 def walked(lark: str, chance: random.Random) -> str:
     """A text of the grammar, byte by byte by chance, for preference such as markup and JSON have."""
-    matcher = llguidance.LLMatcher(BYTES, llguidance.LLMatcher.grammar_from_lark(lark), log_level=0)
-    out = bytearray()
-    while not matcher.is_error() and not (matcher.is_accepting() and chance.random() < 0.5):
-        mask = matcher.compute_bitmask()
-        allowed = [byte for byte in range(256) if mask[byte // 8] >> (byte % 8) & 1]
-        if matcher.is_accepting() and not allowed:
+    made, out = BYTES.lark(lark, max_chars=MAX_CALLS_CHARS), bytearray()
+    while not (made.complete and chance.random() < 0.5):
+        mask = bytes(made.mask())
+        choices = [byte for byte in range(256) if mask[byte // 8] >> (byte % 8) & 1]
+        if made.complete and not choices:
             break
-        liked = [byte for byte in allowed if byte in (b"!" if len(out) > 200 else b'!<"\\\n/ax\xc3')]
-        assert allowed, bytes(out)
-        out.append(chance.choice(liked or allowed))
-        assert matcher.consume_token(out[-1])
-    assert matcher.is_accepting(), matcher.get_error()
+        liked = [byte for byte in choices if byte in (b"!" if len(out) > 200 else b'!<"\\\n/ax\xc3')]
+        assert choices, bytes(out)
+        out.append(chance.choice(liked or choices))
+        assert made.allows(out[-1])
+        made.accept(out[-1])
     return out.decode(errors="replace")
 
 

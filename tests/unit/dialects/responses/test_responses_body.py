@@ -8,8 +8,8 @@ from server.dialects.responses.history import History
 from server.dialects.responses.read import ParsedResponse, read_response
 from server.dialects.tools import ClientName
 from server.errors import InvalidRequest
-from server.structured.grammar.embedded.text_grammar import TextGrammar
 from server.structured.response_format import ResponseFormat
+from server.structured.text_grammar import TextGrammar
 from tests.unit.dialects.builders import make_model
 
 TOOL = {"type": "function", "name": "f", "description": "d", "parameters": {"type": "object"}}
@@ -246,7 +246,6 @@ def test_a_custom_tools_grammar_is_kept_and_shown() -> None:
         ({"type": "json"}, "type"),
         ({"type": "grammar", "syntax": "bnf", "definition": "x"}, "syntax"),
         ({"type": "grammar", "syntax": "lark"}, "definition"),
-        ({"type": "grammar", "syntax": "lark", "definition": "nothing"}, "definition"),
     ],
 )
 def test_a_wrong_format_of_a_custom_tool_is_named(format_: dict[str, Any], param: str) -> None:

@@ -1,0 +1,368 @@
+"""Enforces a client's grammar for a custom tool's input inside the grammar of the call.
+
+The grammar of the call has a hole where the input is. At the hole, a second matcher follows the input: the text between
+the quotes of a JSON string with its escapes decoded, or plain text up to an end marker. So the client's grammar is
+compiled as it is. In the call's grammar, hole number n is a control token that occurs nowhere else, n + 1 times.
+"""
+
+import re
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+
+from server.errors import InvalidRequest
+from server.structured.grammar.markers import Markers
+from server.structured.grammar.matcher import MatcherConstraint
+from server.vocab import Vocab
+
+_QUOTE, _BACKSLASH, _SPACE = b'"'[0], b"\\"[0], b" "[0]
+_SHORT_ESCAPES = dict(zip(b'"\\/bfnrt', b'"\\/\b\f\n\r\t', strict=True))
+_ESCAPE = re.compile(rb"\\(?:u([0-9a-fA-F]{0,4})(?P<pair>\\(?:u([0-9a-fA-F]{0,4}))?)?)?")
+_HIGH, _LOW = (0xD800, 0xDBFF), (0xDC00, 0xDFFF)
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddedText:
+    """A text's constraint at its start, and where it is. ``escaped``: in a JSON string. Otherwise it is before ``end``,
+    and contains none of ``never``.
+    """
+
+    constraint: MatcherConstraint
+    escaped: bool = False
+    end: bytes = b""
+    never: tuple[bytes, ...] = ()
+
+
+class TextTokens:
+    """A vocabulary's tokens by what they are in a JSON string.
+
+    ``markers``: the tokens' texts. ``plain``: a mask of the tokens that decode to themselves. ``quoted``: tokens that
+    start with a quote or a backslash.
+    """
+
+    def __init__(self, vocab: Vocab, markers: Markers) -> None:
+        self.markers = markers
+        self.pieces = [vocab.piece(token, special=False) for token in range(vocab.n_tokens)]
+        plain = np.zeros(markers.n_mask_bytes * 8, np.uint8)
+        plain[[token for token, piece in enumerate(self.pieces) if piece and _is_plain(piece)]] = 1
+        self.plain = np.packbits(plain, bitorder="little")
+        text = np.zeros_like(plain)
+        text[[token for token, piece in enumerate(self.pieces) if piece]] = 1
+        self.text = np.packbits(text, bitorder="little")
+        self.quoted = [token for token, piece in enumerate(self.pieces) if piece[:1] in (b'"', b"\\")]
+        self._containing: dict[int, list[int]] = {}
+
+    def containing(self, byte: int) -> list[int]:
+        """Return the tokens that contain a byte."""
+        if byte not in self._containing:
+            self._containing[byte] = [token for token, piece in enumerate(self.pieces) if byte in piece]
+        return self._containing[byte]
+
+
+class EmbeddedTexts(MatcherConstraint):
+    """The constraint of a call whose grammar has holes for `texts`. ``hole``: the control token that marks them."""
+
+    __slots__ = ("_hole", "_outer", "_text", "_texts", "_tokens")
+
+    def __init__(
+        self, outer: MatcherConstraint, texts: tuple[EmbeddedText, ...], hole: int, tokens: TextTokens
+    ) -> None:
+        super().__init__(outer.matcher, outer._n_tokens, outer._ends, outer._param, outer.recipe)
+        self._outer, self._texts, self._hole, self._tokens = outer, texts, hole, tokens
+        self._text: _Text | None = None
+        self._enter()
+
+    def fork(self) -> "EmbeddedTexts":
+        """Return an independent copy in the same state."""
+        copy = EmbeddedTexts.__new__(EmbeddedTexts)
+        MatcherConstraint.__init__(copy, self._matcher, self._n_tokens, self._ends, self._param, self.recipe)
+        copy._outer, copy._texts, copy._hole, copy._tokens = self._outer.fork(), self._texts, self._hole, self._tokens
+        copy._text = None if self._text is None else self._text.fork()
+        return copy
+
+    def allows(self, token: int) -> bool:
+        """Return whether `token` may be next. It may be in the call and in the text, with the border inside."""
+        if self._text is None:
+            if self._outer.allows(token):
+                return True
+        elif self._text.allows_whole(token, self._piece(token)):
+            return True
+        piece = self._piece(token)
+        return bool(piece) and self.fork()._advance(piece)
+
+    def mask(self) -> bytes:
+        """Return the allowed tokens. Tokens with a border or an escape inside may be missing, unless they start with
+        it.
+        """
+        if self._text is None:
+            return self._outer.mask()
+        bits = self._text.mask()
+        if isinstance(self._text, _EscapedText):
+            for token in self._tokens.quoted if not self._text.pending else self._tokens.markers.single.values():
+                if self.allows(token):
+                    bits[token // 8] |= np.uint8(1 << token % 8)
+        if not bits.any():
+            raise InvalidRequest("the output cannot be kept to the grammar of the tool's input", self._param)
+        return bits.tobytes()
+
+    def masked_by(self) -> MatcherConstraint | None:
+        """Return the matcher of the call, outside of a text."""
+        return self._outer if self._text is None else None
+
+    def accept(self, token: int) -> None:
+        """Advance by an allowed token."""
+        if self._text is None and self._outer.allows(token):
+            self._outer.accept(token)
+            self._enter()
+        elif self._text is not None and self._text.allows_whole(token, self._piece(token)):
+            self._text.accept_whole(token, self._piece(token))
+            self._leave()
+        elif not self._advance(self._piece(token)):
+            raise self.failure() or InvalidRequest("the output cannot be kept to the grammar", self._param)
+
+    @property
+    def finished(self) -> bool:
+        """True when only an end token may follow."""
+        return self._text is None and self._outer.finished
+
+    @property
+    def complete(self) -> bool:
+        """True when the output may end here."""
+        return self._text is None and self._outer.complete
+
+    def failure(self) -> InvalidRequest | None:
+        """Return why a matcher gave up, if it did."""
+        inner = None if self._text is None or self._text.inner is None else self._text.inner.failure()
+        return inner or self._outer.failure()
+
+    def _piece(self, token: int) -> bytes:
+        return self._tokens.pieces[token] if 0 <= token < len(self._tokens.pieces) else b""
+
+    def _advance(self, piece: bytes) -> bool:
+        """Advance by a piece; return False for one that is not allowed, which leaves the state undefined."""
+        for n in range(len(piece)):
+            byte = piece[n : n + 1]
+            if self._text is None:
+                if not self._tokens.markers.feed(self._outer, byte):
+                    return False
+                self._enter()
+            elif not self._text.take(byte[0]):
+                return False
+            else:
+                self._leave()
+        return True
+
+    def _leave(self) -> None:
+        """Return to the call if the text has ended."""
+        if self._text is not None and self._text.after is not None:
+            self._outer, self._text = self._text.after, None
+            self._enter()
+
+    def _enter(self) -> None:
+        """Start a text if the call is at a hole."""
+        n_marks = 0
+        while self._outer.allows(self._hole):
+            self._outer.accept(self._hole)
+            n_marks += 1
+        if n_marks:
+            text = self._texts[n_marks - 1]
+            kind = _EscapedText if text.escaped else _PlainText
+            self._text = kind(text, text.constraint.fork(), self._outer, self._tokens)
+
+
+class _EscapedText:
+    """A text in a JSON string. ``pending``: an escape that is not complete. ``after``: the call after the text."""
+
+    __slots__ = ("_outer", "_text", "_tokens", "after", "inner", "pending")
+
+    def __init__(
+        self, text: EmbeddedText, inner: MatcherConstraint, outer: MatcherConstraint, tokens: TextTokens
+    ) -> None:
+        self._text, self.inner, self._outer, self._tokens = text, inner, outer, tokens
+        self.pending = b""
+        self.after: MatcherConstraint | None = None
+
+    def fork(self) -> "_EscapedText":
+        copy = _EscapedText(self._text, self.inner.fork(), self._outer.fork(), self._tokens)
+        copy.pending = self.pending
+        return copy
+
+    def allows_whole(self, token: int, piece: bytes) -> bool:
+        return not self.pending and bool(piece) and _is_plain(piece) and self.inner.allows(token)
+
+    def accept_whole(self, token: int, _: bytes) -> None:
+        self.inner.accept(token)
+
+    def mask(self) -> "np.ndarray[tuple[int], np.dtype[np.uint8]]":
+        if self.pending:
+            return np.zeros_like(self._tokens.plain)
+        return np.frombuffer(self.inner.mask(), np.uint8)[: len(self._tokens.plain)] & self._tokens.plain
+
+    def take(self, byte: int) -> bool:
+        if self.pending:
+            self.pending += bytes([byte])
+            return self._escape()
+        if byte == _QUOTE:
+            if not self.inner.complete or not self._tokens.markers.feed(self._outer, b'"'):
+                return False
+            self.after = self._outer
+            return True
+        if byte == _BACKSLASH:
+            self.pending = b"\\"
+            return self._escape()
+        return byte >= _SPACE and self._tokens.markers.feed(self.inner, bytes([byte]))
+
+    def _escape(self) -> bool:
+        """Decode the escape if it is complete. Return whether it is, or can become, an allowed character."""
+        escape, feed = self.pending, self._tokens.markers.feed
+        if len(escape) == 2 and escape[1] in _SHORT_ESCAPES:
+            self.pending = b""
+            return feed(self.inner, bytes([_SHORT_ESCAPES[escape[1]]]))
+        ranges = _code_points(escape)
+        if len(escape) in (6, 12) and len(ranges) == 1 and ranges[0][0] == ranges[0][1]:
+            self.pending = b""
+            return feed(self.inner, chr(ranges[0][0]).encode())
+        return any(_takes_any(self.inner, first, last, self._tokens.markers) for first, last in ranges)
+
+
+class _PlainText:
+    """A text before an end marker. The bytes of the marker may belong to the text until the marker is complete.
+
+    ``inner`` is None if they can't. ``_exits``: the call after each possible end, with the bytes of the marker so far.
+    """
+
+    __slots__ = ("_exits", "_forbidden", "_outer", "_tail", "_text", "_tokens", "after", "inner")
+
+    def __init__(
+        self, text: EmbeddedText, inner: MatcherConstraint | None, outer: MatcherConstraint, tokens: TextTokens
+    ) -> None:
+        self._text, self.inner, self._outer, self._tokens = text, inner, outer, tokens
+        self._exits: list[tuple[MatcherConstraint, int]] = []
+        self._tail = b""
+        self.after: MatcherConstraint | None = None
+
+    def fork(self) -> "_PlainText":
+        inner = None if self.inner is None else self.inner.fork()
+        copy = _PlainText(self._text, inner, self._outer.fork(), self._tokens)
+        copy._exits, copy._tail = [(exit_.fork(), n) for exit_, n in self._exits], self._tail
+        return copy
+
+    def allows_whole(self, token: int, piece: bytes) -> bool:
+        if not piece:  # a control token
+            return any(exit_.allows(token) for exit_ in self._ended())
+        return self.inner is not None and not self._exits and self._is_inside(piece) and self.inner.allows(token)
+
+    def accept_whole(self, token: int, piece: bytes) -> None:
+        if not piece:
+            self.after = next(exit_ for exit_ in self._ended() if exit_.allows(token))
+            self.after.accept(token)
+            return
+        assert self.inner is not None
+        self.inner.accept(token)
+        self._tail = self._kept(self._tail + piece)
+
+    def mask(self) -> "np.ndarray[tuple[int], np.dtype[np.uint8]]":
+        n_bytes = len(self._tokens.text)
+        bits = np.zeros(n_bytes, np.uint8)
+        if self.inner is not None:
+            bits = np.frombuffer(self.inner.mask(), np.uint8)[:n_bytes] & self._tokens.text
+            for token in {token for text in self._text.never for token in self._tokens.containing(text[-1])}:
+                if self._contains(self._tokens.pieces[token]):
+                    bits[token // 8] &= np.uint8(~(1 << token % 8) & 255)
+            if self.inner.complete:
+                bits = bits | np.frombuffer(self._outer.mask(), np.uint8)[:n_bytes]
+        for exit_, _ in self._exits:
+            bits = bits | np.frombuffer(exit_.mask(), np.uint8)[:n_bytes]
+        return bits
+
+    def take(self, byte: int) -> bool:
+        text, feed, end = bytes([byte]), self._tokens.markers.feed, self._text.end
+        begun = [*self._exits]
+        if end and self.inner is not None and self.inner.complete and byte == end[0]:
+            begun.append((self._outer.fork(), 0))
+        self._exits = [(exit_, n + 1) for exit_, n in begun if feed(exit_, text)]
+        is_end = self._contains(text)
+        for exit_, n in self._exits:
+            if n == len(end) and end in self._text.never:
+                self.after = exit_
+                return True
+        if is_end:
+            return False
+        self._tail = self._kept(self._tail + text)
+        if self.inner is not None and not feed(self.inner, text):
+            self.inner = None
+        return self.inner is not None or bool(self._exits)
+
+    def _ended(self) -> list[MatcherConstraint]:
+        """Return the calls that a control token may continue."""
+        found = [exit_ for exit_, n in self._exits if n == len(self._text.end)]
+        if not self._text.end and self.inner is not None and self.inner.complete:
+            found.append(self._outer)
+        return found
+
+    def _is_inside(self, piece: bytes) -> bool:
+        """Return whether the text may go on with `piece` and no end can begin in it."""
+        return (not self._text.end or self._text.end[0] not in piece) and not self._contains(piece)
+
+    def _contains(self, piece: bytes) -> bool:
+        """Return whether `piece` would complete a forbidden text."""
+        return any(text in self._tail[-len(text) + 1 :] * (len(text) > 1) + piece for text in self._text.never)
+
+    def _kept(self, text: bytes) -> bytes:
+        longest = max(map(len, self._text.never), default=0)
+        return text[-longest + 1 :] if longest > 1 else b""
+
+
+_Text: TypeAlias = _EscapedText | _PlainText
+
+
+def _is_plain(piece: bytes) -> bool:
+    """Return whether a piece of a JSON string decodes to itself."""
+    return not any(byte < _SPACE or byte in (_QUOTE, _BACKSLASH) for byte in piece)
+
+
+def _code_points(escape: bytes) -> list[tuple[int, int]]:
+    r"""Return the ranges of code points that ``\uXXXX``, a surrogate pair, or the start of one can become."""
+    match = _ESCAPE.fullmatch(escape)
+    if match is None:
+        return []
+    first, last = _completed(match[1])
+    if match["pair"] is not None:
+        low, high = _completed(match[3])
+        pair = _joined(first, max(low, _LOW[0])), _joined(first, min(high, _LOW[1]))
+        return [pair] if first == last and _HIGH[0] <= first <= _HIGH[1] and pair[0] <= pair[1] else []
+    found = [(first, min(last, _HIGH[0] - 1)), (max(first, _LOW[1] + 1), last)]
+    high_first, high_last = max(first, _HIGH[0]), min(last, _HIGH[1])
+    if high_first <= high_last:
+        found.append((_joined(high_first, _LOW[0]), _joined(high_last, _LOW[1])))
+    return [(low, high) for low, high in found if low <= high]
+
+
+def _completed(digits: bytes | None) -> tuple[int, int]:
+    """Return the smallest and the largest number of four hexadecimal digits that starts with `digits`."""
+    text = (digits or b"").decode()
+    return int(text.ljust(4, "0"), 16), int(text.ljust(4, "f"), 16)
+
+
+def _joined(high: int, low: int) -> int:
+    """Return the code point of a surrogate pair."""
+    return 0x10000 + ((high - _HIGH[0]) << 10) + low - _LOW[0]
+
+
+def _takes_any(constraint: MatcherConstraint, first: int, last: int, markers: Markers, depth: int = 0) -> bool:
+    """Return whether one of the code points `first` to `last` may be next; ``depth``: bytes of it that were taken."""
+    at = first
+    while at <= last:
+        encoded = chr(at).encode()
+        block_end = min(last, at | 64 ** (len(encoded) - depth - 1) - 1)  # these share their first bytes
+        token = markers.single.get(encoded[depth], -1)
+        if token >= 0 and constraint.allows(token):
+            if depth == len(encoded) - 1:
+                return True
+            longer = constraint.fork()
+            longer.accept(token)
+            if _takes_any(longer, at, block_end, markers, depth + 1):
+                return True
+        at = block_end + 1
+    return False

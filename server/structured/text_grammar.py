@@ -1,0 +1,28 @@
+"""The grammar of a custom tool's input, and how it is written into the Lark grammar of the call around it."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True)
+class TextGrammar:
+    """A client's grammar that a whole text must match."""
+
+    syntax: Literal["lark", "regex"]
+    definition: str
+
+    def in_json(self) -> str:
+        """Return the Lark element for such a text inside a JSON string, without the quotes."""
+        return self._element(escaped=True)
+
+    def up_to(self, end: str, never: Sequence[str]) -> str:
+        """Return the Lark element for such a text as it is, before `end` ("": before a control token).
+
+        ``never``: texts that it must not contain. If `end` is among them, its first occurrence ends the text.
+        """
+        return self._element(end=end, never=list(never))
+
+    def _element(self, **where: object) -> str:
+        return f"%text {json.dumps({'syntax': self.syntax, 'definition': self.definition, **where})}"
