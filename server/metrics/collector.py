@@ -85,53 +85,54 @@ _OWN_COUNTERS: tuple[tuple[str, str, _Read], ...] = (
         lambda s: s.n_restarts,
     ),
     (
-        "parked_requests_total",
-        "Number of times a running request was moved out of the KV cache to be resumed later",
+        "preempted_requests_total",
+        "Number of times a running request was preempted, to be resumed later",
         lambda s: s.n_preempted,
     ),
+    ("parked_requests_total", "Deprecated name of preempted_requests_total", lambda s: s.n_preempted),
     (
         "cache_ram_hits_total",
-        "Number of times a prompt's state came back from RAM (cache_ram) instead of being computed",
+        "Number of prompts whose cached KV state was loaded from RAM (cache_ram) instead of being computed",
         lambda s: s.n_ram_hits,
     ),
     (
         "cache_refused_total",
-        "Number of prompt states that were not kept because saving them would have held up others for more than a step",
+        "Number of KV states that were not cached because saving them would have blocked others for more than a step",
         lambda s: s.n_cache_refused,
     ),
     (
         "cache_disk_hits_total",
-        "Number of prompt states that were read from disk (cache_disk)",
+        "Number of KV states that were read from disk (cache_disk)",
         lambda s: s.n_disk_hits,
     ),
     (
         "cache_disk_dropped_total",
-        "Number of files on disk that were dropped because they were not what was written",
+        "Number of files on disk that were deleted because their contents had changed",
         lambda s: s.n_disk_dropped,
     ),
     (
         "checkpoints_total",
-        "Number of checkpoints made in slots whose memory can't be cut",
+        "Number of checkpoints of slots whose memory cannot be truncated",
         lambda s: s.n_checkpoints,
     ),
     (
         "checkpoint_hits_total",
-        "Number of times a prompt went on from a checkpoint",
+        "Number of prompts that continued from a checkpoint",
         lambda s: s.n_checkpoint_hits,
     ),
-    ("media_encoded_total", "Number of images and pieces of audio that were encoded", lambda s: s.n_media_encoded),
-    ("media_cache_hits_total", "Number of times that embeddings of media were there", lambda s: s.n_media_hits),
+    ("media_encoded_total", "Number of images and audio segments that were encoded", lambda s: s.n_media_encoded),
+    ("media_cache_hits_total", "Number of media whose embeddings were cached", lambda s: s.n_media_hits),
 )
 _OWN_GAUGES: tuple[tuple[str, str, _Read], ...] = (
     (
         "cache_ram_bytes",
-        "Bytes of prompt states, parked requests and checkpoints in RAM (cache_ram)",
+        "Bytes of KV states, preempted requests and checkpoints in RAM (cache_ram)",
         lambda s: s.cache_ram_bytes,
     ),
-    ("cache_ram_states", "Number of prompt states in RAM", lambda s: s.cache_ram_states),
-    ("cache_disk_bytes", "Bytes of prompt states on disk (cache_disk)", lambda s: s.cache_disk_bytes),
+    ("cache_ram_states", "Number of KV states in RAM", lambda s: s.cache_ram_states),
+    ("cache_disk_bytes", "Bytes of KV states on disk (cache_disk)", lambda s: s.cache_disk_bytes),
     ("media_cache_bytes", "Bytes of embeddings of media, in RAM and on disk", lambda s: s.media_cache_bytes),
-    ("cache_disk_states", "Number of prompt states on disk", lambda s: s.cache_disk_states),
+    ("cache_disk_states", "Number of KV states on disk", lambda s: s.cache_disk_states),
 )
 _HISTOGRAMS: tuple[tuple[str, str, Callable[[EngineStats], Histogram]], ...] = (
     (

@@ -33,8 +33,8 @@ _WHOLE = re.compile(rb"^([^#\n].*)\.0$", re.MULTILINE)
 
 _LOAD_SECONDS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 _LAG_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
-LOOK_EVERY_S = 0.25
-"""That the event loop's lag is measured."""
+LAG_INTERVAL_S = 0.25
+"""Seconds between measurements of the event loop's lag."""
 
 
 class _Counted(Collector):
@@ -69,18 +69,18 @@ class Metrics:
         ProcessCollector(registry=self._registry)
         self._requests = self._counter("http_requests", "HTTP requests answered", ["path_template", "method", "status"])
         self._errors = self._counter(
-            "request_errors", "Requests that were refused or have failed, by what went wrong", ["reason"]
+            "request_errors", "Requests that were refused or have failed, by reason", ["reason"]
         )
-        self._of_key = self._counter("key_requests", "HTTP requests of a key, by its name", ["key", "status"])
+        self._of_key = self._counter("key_requests", "HTTP requests per key, by its name", ["key", "status"])
         self._tokens_of_key = self._counter(
-            "key_tokens", "Tokens of a key: of prompts, of these from a cache, and predicted", ["key", "kind"]
+            "key_tokens", "Tokens per key: of prompts, of these cached, and predicted", ["key", "kind"]
         )
         self._choices = self._counter(
             "choices",
-            "Choices that have ended, by why: eos, word (a stop string), limit, cancelled, failed",
+            "Choices that have ended, by reason: eos, word (a stop string), limit, cancelled, failed",
             ["model", "reason"],
         )
-        self._loads = self._counter("model_loads", "Loads of a model, by how they ended", ["model", "result"])
+        self._loads = self._counter("model_loads", "Loads of a model, by result", ["model", "result"])
         self._load_seconds = Histogram(
             "llamapool_model_load_seconds",
             "Time of a model's loads",
@@ -90,11 +90,16 @@ class Metrics:
         )
         self._lag = Histogram(
             "llamapool_event_loop_lag_seconds",
-            "How much later than asked for the event loop woke up, measured four times a second",
+            "Delay of the event loop's timers, measured four times a second",
             buckets=_LAG_SECONDS,
             registry=None,
         )
-        built = Gauge("llamapool_build_info", "1; what runs", ["version", "llama_cpp_python", "python"], registry=None)
+        built = Gauge(
+            "llamapool_build_info",
+            "1, with the versions as labels",
+            ["version", "llama_cpp_python", "python"],
+            registry=None,
+        )
         built.labels(__version__, _version_of_llama_cpp_python(), platform.python_version()).set(1)
         for each in (self._load_seconds, self._lag, built):
             self._registry.register(_Counted(each))
@@ -143,8 +148,8 @@ class Metrics:
         """Measure the event loop's lag. Endless."""
         loop = asyncio.get_running_loop()
         while True:
-            due = loop.time() + LOOK_EVERY_S
-            await asyncio.sleep(LOOK_EVERY_S)
+            due = loop.time() + LAG_INTERVAL_S
+            await asyncio.sleep(LAG_INTERVAL_S)
             self._lag.observe(max(loop.time() - due, 0.0))
 
     def render(self, accept: str, model: str = "") -> tuple[bytes, str]:

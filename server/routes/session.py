@@ -185,7 +185,7 @@ class Session:
 
     def _abort(self) -> None:
         """Somebody else ends it: whoever waits for its events gets an error, and closes."""
-        self._take(0, [Failed(Unavailable("the request was cancelled by who runs this server"))])
+        self._take(0, [Failed(Unavailable("the request was cancelled by the operator of this server"))])
 
     @property
     def open(self) -> bool:
@@ -236,7 +236,7 @@ class Session:
         assert lease is not None
         self._withdraw(lease)
         self._events.clear()
-        self._usage.ask_again()
+        self._usage.retry()
         self._end = CANCELLED
         lease.release()
 

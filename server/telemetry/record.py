@@ -40,7 +40,7 @@ class Usage:
     reasons: list[str] = field(default_factory=list)
     n_open: int = 0  # choices that have not ended
     decoding_since: float = 0.0  # `time.perf_counter`, of the last choice that began
-    asked_again: bool = False  # the model's process had ended; everything else is from the retry
+    retried: bool = False  # the model's process had ended; everything else is from the second attempt
 
     def started(self, event: Started) -> None:
         """A choice has its prompt computed."""
@@ -60,12 +60,12 @@ class Usage:
         self.reasons.append(event.reason.value)
         self.n_open -= 1
 
-    def ask_again(self) -> None:
+    def retry(self) -> None:
         """Reset the usage before a retry. The failed attempt is not counted."""
         self.n_prompt = self.n_cached = self.n_predicted = self.n_draft = self.n_draft_accepted = self.n_open = 0
         self.queue_s = self.placement_s = self.prefill_s = self.decode_s = self.decoding_since = 0.0
         self.slots, self.reasons = [], []
-        self.asked_again = True
+        self.retried = True
 
     def cut_off(self, reason: str) -> None:
         """Choices that have not ended never will."""
@@ -103,25 +103,35 @@ class Record:
         """Return the fields of its log line besides method, path, status and time. None contains text that a client
         wrote.
         """
-        said: dict[str, object] = {"request": self.id}
+        fields: dict[str, object] = {"request": self.id}
         if self.key or self.refused_key:
-            said["key"] = self.key or self.refused_key
+            fields["key"] = self.key or self.refused_key
         used = self.usage
         if used is not None and used.model:
-            said["model"] = used.model
+            fields["model"] = used.model
             if used.slots:
-                said["slot"] = ",".join(map(str, used.slots))
-            said |= {"prompt": used.n_prompt, "cached": used.n_cached, "predicted": used.n_predicted}
+                fields["slot"] = ",".join(map(str, used.slots))
+            fields |= {"prompt": used.n_prompt, "cached": used.n_cached, "predicted": used.n_predicted}
             if used.n_draft:
-                said |= {"guessed": used.n_draft, "guessed_right": used.n_draft_accepted}
-            for name in ("load", "prepare", "queue", "prefill", "decode"):
-                said[f"{name}_ms"] = round(getattr(used, f"{name}_s") * 1e3, 1)
-            if used.asked_again:
-                said["asked_again"] = True
+                fields |= {"draft": used.n_draft, "draft_accepted": used.n_draft_accepted}
+                fields |= {"guessed": used.n_draft, "guessed_right": used.n_draft_accepted}  # deprecated names
+            fields |= {
+                "load_ms": _ms(used.load_s),
+                "prepare_ms": _ms(used.prepare_s),
+                "queue_ms": _ms(used.queue_s),
+                "prefill_ms": _ms(used.prefill_s),
+                "decode_ms": _ms(used.decode_s),
+            }
+            if used.retried:
+                fields |= {"retried": True, "asked_again": True}  # the second is a deprecated name
             if used.reasons:
-                said["finish"] = ",".join(used.reasons)
-        said["outcome"] = self.outcome
-        return said
+                fields["finish"] = ",".join(used.reasons)
+        fields["outcome"] = self.outcome
+        return fields
+
+
+def _ms(seconds: float) -> float:
+    return round(seconds * 1e3, 1)
 
 
 def reason_of(error: BaseException) -> str:

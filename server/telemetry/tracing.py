@@ -90,7 +90,7 @@ class _Clock:
 
 
 def _http(record: Record, user_agent: str) -> dict[str, AttributeValue]:
-    said: dict[str, AttributeValue] = {
+    attributes: dict[str, AttributeValue] = {
         "http.request.method": record.method,
         "http.route": record.route,
         "http.response.status_code": record.status,
@@ -98,27 +98,32 @@ def _http(record: Record, user_agent: str) -> dict[str, AttributeValue]:
         "llamapool.request.id": record.id,
     }
     if record.key:
-        said["llamapool.key.name"] = record.key
+        attributes["llamapool.key.name"] = record.key
     if record.error:
-        said["error.type"] = record.error
+        attributes["error.type"] = record.error
     if user_agent:
-        said["user_agent.original"] = user_agent
-    return said
+        attributes["user_agent.original"] = user_agent
+    return attributes
 
 
 def _gen_ai(usage: Usage, operation: str) -> dict[str, AttributeValue]:
-    said = called(usage, operation) | {
+    attributes = called(usage, operation) | {
         "gen_ai.usage.input_tokens": usage.n_prompt,
         "gen_ai.usage.cache_read.input_tokens": usage.n_cached,
         "gen_ai.usage.output_tokens": usage.n_predicted,
     }
     if usage.reasons:
-        said["gen_ai.response.finish_reasons"] = usage.reasons
+        attributes["gen_ai.response.finish_reasons"] = usage.reasons
     if usage.slots:
-        said["llamapool.slots"] = usage.slots
+        attributes["llamapool.slots"] = usage.slots
     if usage.n_draft:
-        said |= {"llamapool.guessed_tokens": usage.n_draft, "llamapool.guessed_right_tokens": usage.n_draft_accepted}
-    return said
+        attributes |= {"llamapool.draft_tokens": usage.n_draft, "llamapool.accepted_tokens": usage.n_draft_accepted}
+        # deprecated names
+        attributes |= {
+            "llamapool.guessed_tokens": usage.n_draft,
+            "llamapool.guessed_right_tokens": usage.n_draft_accepted,
+        }
+    return attributes
 
 
 def _stages(usage: Usage) -> Iterator[tuple[str, float, float]]:

@@ -12,13 +12,14 @@ Read and extend the key file (``--keys-file``): YAML, with a hash in place of ea
         mcp: [search, mcp.example.com] # labels or hosts of MCP servers; left out: none
         requests_per_minute: 60        # left out: unlimited, as the next two
         tokens_per_minute: 100000
-        at_once: 4
+        max_concurrent_requests: 4
         priority: 0                    # the most urgent priority that its requests may have
         expires: 2027-01-01
 """
 
 import hashlib
 import hmac
+import logging
 import os
 import secrets
 import time
@@ -32,10 +33,12 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from server.errors import ConfigError
 from server.transport.endpoints import SCOPES, KeyScope
+
+logger = logging.getLogger(__name__)
 
 CALLER = "llamapool.caller"
 """A key in the ASGI scope of a request: the client's `Key`, or `ANYBODY` on a server without keys.
@@ -56,10 +59,10 @@ class KeyLimits:
 
     requests_per_minute: int = 0
     tokens_per_minute: int = 0
-    at_once: int = 0
+    max_concurrent_requests: int = 0
 
     def __bool__(self) -> bool:
-        return bool(self.requests_per_minute or self.tokens_per_minute or self.at_once)
+        return bool(self.requests_per_minute or self.tokens_per_minute or self.max_concurrent_requests)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +170,7 @@ PREFIX = "llp-"
 _HASH = "sha256:"
 _KEY_BYTES = 32
 MAX_BYTES = 4 << 20
+_DEPRECATED, _CONCURRENT = "at_once", "max_concurrent_requests"
 
 
 class KeyEntry(BaseModel):
@@ -181,9 +185,18 @@ class KeyEntry(BaseModel):
     mcp: tuple[str, ...] = ()
     requests_per_minute: Annotated[int, Field(ge=0)] = 0
     tokens_per_minute: Annotated[int, Field(ge=0)] = 0
-    at_once: Annotated[int, Field(ge=0)] = 0
+    max_concurrent_requests: Annotated[int, Field(ge=0)] = 0
     priority: int = 0
     expires: datetime | date | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _rename_deprecated(cls, fields: object) -> object:
+        """Read fields under the names that they had before."""
+        if isinstance(fields, dict) and _DEPRECATED in fields and _CONCURRENT not in fields:
+            logger.warning("keys file: %s is deprecated, write %s", _DEPRECATED, _CONCURRENT)
+            return {_CONCURRENT if name == _DEPRECATED else name: value for name, value in fields.items()}
+        return fields
 
     @field_validator("hash")
     @classmethod
@@ -195,7 +208,7 @@ class KeyEntry(BaseModel):
     @property
     def key(self) -> Key:
         """Return the key that this entry describes."""
-        limits = KeyLimits(self.requests_per_minute, self.tokens_per_minute, self.at_once)
+        limits = KeyLimits(self.requests_per_minute, self.tokens_per_minute, self.max_concurrent_requests)
         digest = bytes.fromhex(self.hash.removeprefix(_HASH))
         scopes = frozenset(self.scopes)
         expires = _moment(self.expires)

@@ -69,17 +69,19 @@ class Rates:
     def enter(self, key: Key) -> None:
         """Count a request that begins; call `leave` at its end. Raises `RateLimited`, and then counts nothing."""
         limits = key.limits
-        if limits.at_once and self._running[key.name] >= limits.at_once:
-            raise RateLimited("requests at once", limits.at_once, _AGAIN_S)
+        if 0 < limits.max_concurrent_requests <= self._running[key.name]:
+            raise RateLimited("concurrent requests", limits.max_concurrent_requests, _AGAIN_S)
         if limits.tokens_per_minute:
             used_up = _a_minute(limits.tokens_per_minute)
             if not self._tokens.test(used_up, _TOKENS, key.name):
-                raise RateLimited("tokens a minute", limits.tokens_per_minute, self._wait_s(self._tokens, used_up, key))
+                raise RateLimited(
+                    "tokens per minute", limits.tokens_per_minute, self._wait_s(self._tokens, used_up, key)
+                )
         if limits.requests_per_minute:
             item = _a_minute(limits.requests_per_minute)
             if not self._requests.hit(item, _REQUESTS, key.name):
                 wait_s = self._wait_s(self._requests, item, key)
-                raise RateLimited("requests a minute", limits.requests_per_minute, wait_s)
+                raise RateLimited("requests per minute", limits.requests_per_minute, wait_s)
         self._running[key.name] += 1
 
     def leave(self, key: Key) -> None:

@@ -63,7 +63,7 @@ class Live:
     _ended: dict[tuple[str, float, str, int], Json] = field(default_factory=dict)  # those in `_requests`
     _tiers: _Changing = field(default_factory=_Changing)
     _kept: dict[Load, Mapping[str, TierView]] = field(default_factory=dict)  # in `_tiers`
-    _told: dict[tuple[str, float, int], int] = field(default_factory=dict)  # steps by model, load and instance
+    _known: dict[tuple[str, float, int], int] = field(default_factory=dict)  # steps by model, load and instance
 
     def begin(self) -> None:
         """Register a reader until `end`. Raises `QueueFull` at the reader limit."""
@@ -77,7 +77,7 @@ class Live:
         self._n_watchers -= 1
         if not self._n_watchers:
             self._watch()
-            self._told.clear()
+            self._known.clear()
 
     def _watch(self) -> None:
         for state in self.states():
@@ -148,7 +148,7 @@ class Live:
             "disk": {"bytes": stats.cache_disk_bytes, "hits": stats.n_disk_hits},
             "prompt_tokens": stats.prompt_tokens,
             "cached_tokens": stats.prompt_tokens_cached,
-            "parked": stats.n_preempted,
+            "preempted": stats.n_preempted,
             "drafts": [stats.n_draft_tokens, stats.n_draft_accepted],
         }
 
@@ -168,13 +168,13 @@ class Live:
 
     def _steps(self, view: InstanceView, key: tuple[str, float, int], at: "_Clock") -> list[list[float]]:
         """Return the steps since the previous state."""
-        told = self._told.get(key, -1)
+        known = self._known.get(key, -1)
         if view.steps:
-            self._told[key] = view.steps[-1].number
+            self._known[key] = view.steps[-1].number
         return [
             [s.number, at.ms(s.at), round(s.seconds, 5), s.n_decode, s.n_drafted, s.n_prompt]
             for s in view.steps
-            if s.number > told
+            if s.number > known
         ]
 
     def _collect(self, engines: Mapping[Load, Generator]) -> None:
@@ -185,10 +185,10 @@ class Live:
         if not fresh and self._requests.n:
             return
         clocks = {load: _Clock(engine.now) for load, engine in engines.items()}
-        told = {key: ended_object(one, load[0], clocks[load]) for key, load, one in fresh}
-        self._ended = {key: self._ended[key] for key, _, _ in ended if key in self._ended} | told
+        known = {key: ended_object(one, load[0], clocks[load]) for key, load, one in fresh}
+        self._ended = {key: self._ended[key] for key, _, _ in ended if key in self._ended} | known
         newest = sorted(self._ended.values(), key=itemgetter("ended"))[-MAX_ENDED:]
-        self._requests.change(_event("requests", newest), _event("ended", list(told.values())))
+        self._requests.change(_event("requests", newest), _event("ended", list(known.values())))
 
     def _look_at_tiers(self, engines: Mapping[Load, Generator]) -> None:
         kept = {load: engine.cached_states() for load, engine in engines.items()}
@@ -220,7 +220,7 @@ def choice_object(choice: ChoiceView, at: _Clock) -> Json:
         "predicted": choice.n_predicted,
         "max": choice.max_tokens,
         "source": [choice.source, choice.source_slot],
-        "anew": choice.recompute,
+        "recompute": choice.recompute,
         "submitted": at.ms(choice.submitted_at),
         "placed": at.ms(choice.placed_at),
         "begun": at.ms(choice.placed_at + choice.placement_s),

@@ -177,7 +177,7 @@ def test_stop_continue_and_another_answer(visit: Visit) -> None:
     page.wait_for_selector("text=Stopped.", state="detached")
     answered(page)
     assert page.inner_text(".message.assistant .prose").startswith(stopped[:9])
-    page.click("button[aria-label='Answer again']")
+    page.click("button[aria-label='Regenerate']")
     page.wait_for_selector("[aria-label='Version 2 of 2']")
     answered(page)
     page.click("button[aria-label='Previous version']")
@@ -393,7 +393,7 @@ def test_without_storage_a_chat_goes_on_and_says_that_it_is_not_kept(
     page.click(".language")
     say(page, "Hello!")
     answered(page)
-    expect(page.locator(".talk .notice")).to_contain_text("This browser keeps nothing")
+    expect(page.locator(".talk .notice")).to_contain_text("This browser cannot store more")
     page.evaluate("location.hash = '#/engine'")
     page.wait_for_selector(".slot")
     visit.close()
@@ -510,7 +510,7 @@ def test_tokens_show_what_else_was_likely_and_branch(visit: Visit) -> None:
     page.click("button[type=submit]")
     page.wait_for_selector(".chip.forced")
     page.locator(".chip.forced").first.click()
-    assert "Allowed by the grammar here: 2." in page.inner_text(".alternatives")
+    assert "Tokens that the grammar allows here: 2." in page.inner_text(".alternatives")
     assert page.locator(".forbidden .barred").count() == 8
     assert page.locator(".masks rect").count() == page.locator(".chip").count()
 
@@ -520,7 +520,7 @@ def test_an_answer_of_a_chat_is_shown_as_tokens_and_another_one_goes_back(visit:
     say(page, "Hello! Who are you?")
     answered(page)
     text = page.inner_text(".message.assistant .prose")
-    page.click("button[aria-label='See the tokens']")
+    page.click("button[aria-label='Show the tokens']")
     page.wait_for_selector(".chip")
     shown = "".join(page.locator(".chip").all_inner_texts())
     assert shown.replace("\u00b7", " ").replace("↵", "").strip().startswith(text[:20])
@@ -529,7 +529,7 @@ def test_an_answer_of_a_chat_is_shown_as_tokens_and_another_one_goes_back(visit:
     page.locator(".chip").first.click()
     page.locator(".alternative:not(.own)").first.click()
     page.wait_for_selector(".chip.given")
-    page.click("button:has-text('Keep it as another version'):enabled")
+    page.click("button:has-text('Save as another version'):enabled")
     page.wait_for_selector(".message.assistant [aria-label='Version 2 of 2']")
 
 
@@ -558,9 +558,9 @@ def test_kept_states_are_told_one_by_one(visit: Visit, server: RealServer) -> No
     page.get_by_role("listbox").focus()
     page.keyboard.press("ArrowRight")
     expect(tiles.nth(1)).to_have_attribute("aria-selected", "true")
-    expect(page.locator(".chosen-state")).to_have_text(re.compile(r"tokens, .+ last used .+ uses?, worth "))
-    page.click("summary:has-text('As a table')")
-    expect(page.locator(".kept-table th")).to_have_text(["Tokens", "Size", "Unused for", "Uses", "Worth"])
+    expect(page.locator(".chosen-state")).to_have_text(re.compile(r"tokens, .+ last used .+ uses?, value "))
+    page.click("summary:has-text('Show as a table')")
+    expect(page.locator(".kept-table th")).to_have_text(["Tokens", "Size", "Last used", "Uses", "Value"])
     expect(page.locator(".tree .leaf.kept").first).to_have_text("RAM")
 
 
@@ -570,17 +570,18 @@ def test_the_prompt_is_shown_by_role_with_its_cached_part(visit: Visit) -> None:
     page.wait_for_selector(".tok.role-user")
     assert "llama" in "".join(page.locator(".tok.role-user").all_inner_texts())
     for _ in range(2):
-        page.click("text=Ask once")
+        page.click("button:has-text('Send')")
         page.wait_for_selector(".raw")
-        page.wait_for_selector("button:has-text('Ask once'):enabled")
+        page.wait_for_selector("button:has-text('Send'):enabled")
     assert page.locator(".tok.cached").count() > 5
-    expect(page.get_by_role("status").filter(has_text="in place")).to_contain_text("1 anew: one token always is")
+    status = page.get_by_role("status").filter(has_text="in place")
+    expect(status).to_contain_text("1 recomputed: the last token is always computed")
     assert page.inner_text(".raw").strip()
     page.fill(".page textarea", "What is a llama, and what is a puddle?")
     page.wait_for_selector(".tok:has-text('puddle'), .tok:has-text('udd')")
-    page.click("text=Ask once")
-    expect(page.get_by_role("status").filter(has_text="anew:")).to_contain_text(
-        re.compile("another text was held|another slot held a little more")  # by what other tests have left
+    page.click("button:has-text('Send')")
+    expect(page.get_by_role("status").filter(has_text="recomputed:")).to_contain_text(
+        re.compile("the cached text differs|another slot has slightly more")  # by what other tests have left
     )
 
 
@@ -610,27 +611,27 @@ def test_the_last_hour_is_plotted(visit: Visit) -> None:
 
 def test_the_bench_measures_two_addresses(visit: Visit, guarded: RealServer) -> None:
     page = visit.open("bench")
-    for name in ("a stream for every client", "requests that share 700 words", "one token each"):
+    for name in ("one stream per client", "requests that share a prefix of 700 words", "one token per request"):
         page.get_by_label(name).uncheck()
-    page.get_by_label("Clients at once").fill("1")
-    page.get_by_label("Beside another address").fill(guarded.base_url)
+    page.get_by_label("Concurrent clients").fill("1")
+    page.get_by_label("Compare with another URL").fill(guarded.base_url)
     page.get_by_label("Its API key").fill(KEY)
-    page.click("button:has-text('Measure')")
+    page.click("button:has-text('Run')")
     expect(page.locator("svg.beside rect")).to_have_count(2)
     page.wait_for_selector("td:has-text('TTFT p50 ms')")
     assert page.locator(".failure").count() == 0
     page.get_by_label("Its API key").fill("wrong")
-    page.click("button:has-text('Measure')")
-    page.wait_for_selector(".failure:has-text('the other one')")
-    page.wait_for_selector("button:has-text('Measure')")
+    page.click("button:has-text('Run')")
+    page.wait_for_selector(".failure:has-text('other server')")
+    page.wait_for_selector("button:has-text('Run')")
 
 
 def test_a_bench_is_stopped(visit: Visit) -> None:
     page = visit.open("bench")
-    page.click("button:has-text('Measure')")
+    page.click("button:has-text('Run')")
     page.wait_for_selector("[role=status]:has-text('1 of 4')")
     page.click("button:has-text('Stop')")
-    page.wait_for_selector("button:has-text('Measure')")
+    page.wait_for_selector("button:has-text('Run')")
 
 
 def test_a_model_is_pinned_and_the_log_is_shown(visit: Visit) -> None:
@@ -684,20 +685,20 @@ def test_a_picture_and_a_sound_are_sent_and_answered(visit: Visit, tmp_path: Pat
     expect(shown).to_have_count(1)
     answer = page.inner_text(".message.assistant .prose").lower()
     assert ("circle" if file.endswith("png") else "low") in answer
-    page.click("button[aria-label='See the tokens']")
+    page.click("button[aria-label='Show the tokens']")
     page.wait_for_selector(".chip")
     tokens = "".join(page.locator(".chip").all_inner_texts()).replace("\u00b7", " ").strip().lower()
     assert tokens.startswith(answer[:8])
     page.locator(".chip").first.click()
     page.locator(".alternative:not(.own)").first.click()
-    page.wait_for_selector("button:has-text('Keep it as another version'):enabled")
+    page.wait_for_selector("button:has-text('Save as another version'):enabled")
     page.go_back()
-    page.click("button[aria-label='See the prompt']")
-    medium = page.locator(".tok:has-text('picture, ' )" if file.endswith("png") else ".tok:has-text('sound, ')")
+    page.click("button[aria-label='Show the prompt']")
+    medium = page.locator(".tok:has-text('image, ' )" if file.endswith("png") else ".tok:has-text('audio, ')")
     n_media = int(re.sub(r"\D", "", medium.inner_text()))
     total = int(page.inner_text(".rendered figcaption .quiet").split()[0])
     assert total == page.locator(".tok").count() - 1 + n_media
-    page.click("text=Ask once")
+    page.click("button:has-text('Send')")
     expect(page.locator(".row [role=status]")).to_contain_text(f"{total - 1} of {total} tokens")
     expect(page.locator(".tok").last).not_to_have_class(re.compile("cached"))
     expect(medium).to_have_class(re.compile("cached"))
@@ -716,8 +717,8 @@ def test_a_lost_connection_is_said_and_comes_back(visit: Visit) -> None:
     )
     visit.context.set_offline(True)
     page.click("nav a:has-text('Engine')")
-    expect(page.locator(".notices")).to_contain_text("can't be reached")
-    expect(page.locator("main")).not_to_contain_text("newer page")
+    expect(page.locator(".notices")).to_contain_text("cannot be reached")
+    expect(page.locator("main")).not_to_contain_text("newer version of this page")
     visit.context.set_offline(False)
     page.wait_for_selector(".slot")
     expect(page.locator("main")).not_to_contain_text("fetch")
@@ -730,7 +731,7 @@ def test_a_full_queue_is_said_with_the_time_to_wait(browser: Any, guarded: RealS
     page.wait_for_selector(".model-picker select")
     with full_queue(guarded):
         say(page, "Hello!")
-        page.wait_for_selector(".failure:has-text('The queue is full. Try again in')")
+        page.wait_for_selector(".failure:has-text('The queue is full. Retry in')")
     page.click(".failure button")
     answered(page)
     visit.close()
@@ -761,7 +762,7 @@ def test_a_key_is_asked_for_and_a_wrong_one_is_said(browser: Any, guarded: RealS
     page.reload()
     page.wait_for_selector("dialog input")
     page.keyboard.press("Escape")
-    page.click(".notice button:has-text('Give a key')")
+    page.click(".notice button:has-text('Enter a key')")
     page.fill("dialog input", "schlüssel€")
     page.click("dialog button[type=submit]")
     page.wait_for_selector("dialog .wrong")

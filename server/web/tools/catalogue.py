@@ -59,8 +59,8 @@ _WHERE = (
 _EDIT = {
     "type": "object",
     "properties": {
-        "old_text": _text("What stands there now, exactly; it must stand there once, and apart from other edits"),
-        "new_text": _text("What is to stand there"),
+        "old_text": _text("Exact current text; it must occur once and must not overlap other edits"),
+        "new_text": _text("Replacement text"),
     },
     "required": ["old_text", "new_text"],
 }
@@ -104,14 +104,14 @@ ALL = (
             "return_line_numbers": _flag("Tell the numbers of lines"),
             "literal": _flag("The pattern is text"),
             "ignore_case": _flag("Take small and capital letters as the same"),
-            "context_lines": _number("So many lines before and behind each (default: 0)"),
+            "context_lines": _number("Number of lines to show before and after each match (default: 0)"),
         },
         2,
     ),
     PageTool(
         SHELL,
         "Execute shell command",
-        "Run a shell command; tells what it wrote to its output and error output, and its exit code.",
+        "Run a shell command; returns its output, its error output and its exit code.",
         {
             "command": _text("The command"),
             "timeout": _number(f"Seconds until it is ended (default: 10, at most {MOST_SHELL_S})"),

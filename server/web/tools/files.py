@@ -36,8 +36,8 @@ def read_file(params: Json) -> Json:
         return {"base64": base64.b64encode(place.read_bytes()).decode(), "size_bytes": size}
     first, last = params.get("start_line", 1), params.get("end_line", -1)
     if size > MOST_BYTES and last == -1:
-        told = f"file too large ({size} bytes, max {MOST_BYTES}). Use start_line/end_line to read a portion."
-        return {"error": told}
+        error = f"file too large ({size} bytes, max {MOST_BYTES}). Use start_line/end_line to read a portion."
+        return {"error": error}
     text, n = [], 0
     with place.open(encoding="utf-8", errors="replace", newline="\n") as lines:
         for number, line in enumerate(lines, 1):
@@ -100,14 +100,14 @@ def edit_file(params: Json) -> Json:
         elif wanted and (near := plain.find(wanted)) >= 0:
             start, end = at[near], at[near + len(wanted) - 1] + 1
         else:
-            told = f"could not find edits[{i}].old_text in {path}, it must match the file's current content exactly"
-            return {"error": told}
+            error = f"could not find edits[{i}].old_text in {path}, it must match the file's current content exactly"
+            return {"error": error}
         found.append(_Found(start, end, i, edit["new_text"]))
     found.sort(key=lambda one: one.start)
     for one, other in pairwise(found):
         if one.end > other.start:
-            told = f"edits[{one.number}] and edits[{other.number}] overlap in {path}; merge them into one edit"
-            return {"error": told}
+            error = f"edits[{one.number}] and edits[{other.number}] overlap in {path}; merge them into one edit"
+            return {"error": error}
     parts, end = [], 0
     for one in found:
         parts += [text[end : one.start], one.text]

@@ -223,7 +223,7 @@ async def test_a_load_that_fails_is_counted(serve: Serve) -> None:
 
 
 async def test_what_runs_and_how_late_the_loop_is(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("server.metrics.exposition.LOOK_EVERY_S", 0.001)
+    monkeypatch.setattr("server.metrics.exposition.LAG_INTERVAL_S", 0.001)
     async with serve(server={"metrics": True}) as api:
         registry = api.app.state.services.metrics._registry
         await until(lambda: registry.get_sample_value("llamapool_event_loop_lag_seconds_count"))

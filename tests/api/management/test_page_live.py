@@ -139,8 +139,8 @@ async def test_beginnings_that_slots_share_are_named(serve: Serve) -> None:
         state = await looks.until("state", lambda s: s["models"][0]["engine"]["shared"])
         assert [(sorted(pair[:2]), pair[2]) for pair in state["models"][0]["engine"]["shared"]] == [([0, 1], 64)]
         ended = {one["slot"]: one for one in await looks.ended(2)}
-        assert (ended[0]["source"], ended[0]["anew"]) == (["none", -1], "nothing")
-        assert (ended[1]["source"], ended[1]["anew"]) == (["copy", 0], "differs")
+        assert (ended[0]["source"], ended[0]["recompute"]) == (["none", -1], "nothing")
+        assert (ended[1]["source"], ended[1]["recompute"]) == (["copy", 0], "differs")
 
 
 async def test_a_state_without_a_slot_is_told_and_stands_in_the_tree(serve: Serve) -> None:
@@ -165,7 +165,7 @@ async def test_a_running_request_is_cancelled_by_its_id(serve: Serve) -> None:
             order = {"id": slot["choice"]["request"], "action": "cancel"}
             assert (await api.client.post("/v1/chat/completions/control", json=order)).json() == {"success": True}
             said = b"".join([part async for part in exchange.chunks()])
-            assert b"cancelled by who runs this server" in said
+            assert b"cancelled by the operator of this server" in said
             steps.release(1000)
         ended = await looks.ended(1)
         assert [one["outcome"] for one in ended] == ["cancelled"]

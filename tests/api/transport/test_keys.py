@@ -238,18 +238,18 @@ async def test_tokens_of_embeddings_count_and_who_has_none_left_is_refused(serve
         asked: dict[str, Any] = {"json": {"input": "some text to embed"}, "headers": bearer("ada")}
         assert (await api.client.post("/v1/embeddings", **asked)).status_code == 200
         refused = await api.client.post("/v1/embeddings", **asked)
-        assert (refused.status_code, "tokens a minute" in refused.text) == (429, True)
+        assert (refused.status_code, "tokens per minute" in refused.text) == (429, True)
 
 
 async def test_so_many_at_once(live: GoLive, tmp_path: Path) -> None:
     steps = threading.Semaphore(1)
     loader = FakeLoader(runner=lambda: FakeRunner(n_seq=4, steps=steps))
-    async with live(loader, server=server(key_file(tmp_path, ada={"at_once": 1}, bert={}))) as running:
+    async with live(loader, server=server(key_file(tmp_path, ada={"max_concurrent_requests": 1}, bert={}))) as running:
         request = chat_request(max_tokens=5).replace(b"Host: test", b"Host: test\r\nAuthorization: Bearer ada")
         reader, writer = await running.connect(request)
         await reader.readuntil(b"data: ")
         refused = await chat(running.api, "ada")
-        assert (refused.status_code, "1 requests at once" in refused.text) == (429, True)
+        assert (refused.status_code, "1 concurrent requests" in refused.text) == (429, True)
         for _ in range(100):
             steps.release()
         await reader.readuntil(b"[DONE]")
@@ -261,7 +261,7 @@ async def test_so_many_at_once(live: GoLive, tmp_path: Path) -> None:
 async def test_a_stream_that_goes_on_alone_is_one_of_those_at_once(serve: Serve, tmp_path: Path) -> None:
     steps = threading.Semaphore(0)
     loader = FakeLoader(runner=lambda: FakeRunner(n_seq=4, steps=steps))
-    async with serve(loader, server=server(key_file(tmp_path, ada={"at_once": 1}))) as api:
+    async with serve(loader, server=server(key_file(tmp_path, ada={"max_concurrent_requests": 1}))) as api:
         kept = {**bearer("ada"), "X-Conversation-Id": "a"}
         async with posting(api.app, "/v1/chat/completions", CHAT | {"stream": True}, kept) as exchange:
             steps.release(2)

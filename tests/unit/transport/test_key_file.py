@@ -18,7 +18,7 @@ keys:
     models: [demo, qwen*]
     requests_per_minute: 60
     tokens_per_minute: 1000
-    at_once: 4
+    max_concurrent_requests: 4
     priority: -2
     expires: 2027-01-01
   - {{name: bert, hash: {hash_of("other")}, expires: 2027-01-01T10:00:00+02:00}}
@@ -52,7 +52,10 @@ def test_a_file_may_be_empty(tmp_path: Path, text: str) -> None:
         (f"keys: [{{name: ada, hash: '{HASH}', scope: [infer]}}]", r"keys\.0\.scope \('ada'\): Extra inputs"),
         (f"keys: [{{name: ada, hash: '{HASH}', scopes: [root]}}]", r"keys\.0\.scopes\.0 \('ada'\): Input should be"),
         ("keys: [{name: ada, hash: secret}]", r"keys\.0\.hash \('ada'\): String should match .*`llamapool keys add"),
-        (f"keys: [{{name: ada, hash: '{HASH}', at_once: -1}}]", r"at_once \('ada'\): Input should be greater"),
+        (
+            f"keys: [{{name: ada, hash: '{HASH}', max_concurrent_requests: -1}}]",
+            r"max_concurrent_requests \('ada'\): Input should be greater",
+        ),
         (f"keys: [{{name: ada, hash: '{HASH}', expires: soon}}]", r"expires"),
         (f"keys: [{{name: a, hash: '{HASH}'}}, {{name: b, hash: '{HASH}'}}]", "'a' has the hash of another entry"),
         (f"keys: [{{name: ada, hash: '{hash_of('')}'}}]", r"hash \('ada'\): .*hash of an empty key"),
@@ -90,11 +93,20 @@ def test_a_made_key_opens_and_the_file_does_not_hold_it(tmp_path: Path, capsys: 
     ring = KeyStore(read_keys(file))
     ada, bert = ring.find(key.encode()), ring.find(other.encode())
     assert ada is not None
-    assert (ada.name, ada.scopes, ada.limits.at_once, ada.priority) == ("ada", frozenset({"infer", "metrics"}), 3, 0)
+    assert (ada.name, ada.scopes, ada.limits.max_concurrent_requests, ada.priority) == (
+        "ada",
+        frozenset({"infer", "metrics"}),
+        3,
+        0,
+    )
     assert bert is not None
     assert (bert.name, bert.expires_at) == ("bert", inf)
     main(["list", str(file)])
-    assert capsys.readouterr().out.splitlines()[0].startswith("ada: scopes ['infer', 'metrics'], at_once 3, expires")
+    assert (
+        capsys.readouterr()
+        .out.splitlines()[0]
+        .startswith("ada: scopes ['infer', 'metrics'], max_concurrent_requests 3, expires")
+    )
 
 
 @pytest.mark.parametrize(
@@ -132,3 +144,10 @@ def test_an_entry_keeps_the_files_owner_group_and_mode(tmp_path: Path) -> None:
     status = file.stat()
     assert (status.st_uid, status.st_gid, status.st_mode & 0o777) == (os.geteuid(), group, 0o640)
     assert [entry.name for entry in read_entries(file)] == ["ada", "bert"]
+
+
+def test_deprecated_names_of_fields_are_read_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file = tmp_path / "keys.yaml"
+    file.write_text(f"keys: [{{name: ada, hash: '{HASH}', at_once: 3}}]")
+    assert read_entries(file)[0].max_concurrent_requests == 3
+    assert "at_once is deprecated, write max_concurrent_requests" in caplog.text

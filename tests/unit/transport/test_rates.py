@@ -25,7 +25,7 @@ def test_requests_of_the_last_minute_are_counted(clock: Clock) -> None:
         rates.enter(ada)
         rates.leave(ada)
         clock.now += 10
-    with pytest.raises(RateLimited, match="limit of 2 requests a minute is reached, retry in 40 s") as refused:
+    with pytest.raises(RateLimited, match="limit of 2 requests per minute is reached, retry in 40 s") as refused:
         rates.enter(ada)
     assert refused.value.retry_after_s == 40
     rates.enter(key("bert", requests_per_minute=2))  # others have their own
@@ -40,27 +40,27 @@ def test_who_has_used_up_his_tokens_waits_for_the_next_minute(clock: Clock) -> N
     rates.enter(ada)
     rates.charge(ada, 500)
     clock.now += 20
-    with pytest.raises(RateLimited, match="100 tokens a minute is reached, retry in 40 s"):
+    with pytest.raises(RateLimited, match="100 tokens per minute is reached, retry in 40 s"):
         rates.enter(ada)
     clock.now += 41
     rates.enter(ada)
 
 
 def test_so_many_requests_at_once(clock: Clock) -> None:
-    rates, ada = Rates(clock), key(at_once=2)
+    rates, ada = Rates(clock), key(max_concurrent_requests=2)
     rates.enter(ada)
     rates.enter(ada)
-    with pytest.raises(RateLimited, match="2 requests at once is reached, retry in 1 s"):
+    with pytest.raises(RateLimited, match="2 concurrent requests is reached, retry in 1 s"):
         rates.enter(ada)
     rates.leave(ada)
     rates.enter(ada)
 
 
 def test_a_refused_request_takes_no_place(clock: Clock) -> None:
-    rates, ada = Rates(clock), key(at_once=1, requests_per_minute=1)
+    rates, ada = Rates(clock), key(max_concurrent_requests=1, requests_per_minute=1)
     rates.enter(ada)
     rates.leave(ada)
-    with pytest.raises(RateLimited, match="requests a minute"):
+    with pytest.raises(RateLimited, match="requests per minute"):
         rates.enter(ada)
     clock.now += 61
     rates.enter(ada)

@@ -146,7 +146,7 @@ const KeyDialog = () => {
 
 let following = new AbortController();
 
-/** Follow the models anew, as with another key. */
+/** Follow the models again, as with another key. */
 function restart() {
   following.abort();
   following = new AbortController();

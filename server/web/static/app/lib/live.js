@@ -6,17 +6,17 @@ import { together } from "./together.js";
 
 /**
  * @typedef {{request: string, log: string, index: number, priority: number, prompt: number, cached: number, predicted: number, max: number,
- *   source: [where: string, slot: number], anew: string, submitted: number, placed: number, begun: number, prompt_done: number}} Choice
+ *   source: [where: string, slot: number], recompute: string, submitted: number, placed: number, begun: number, prompt_done: number}} Choice
  * @typedef {Choice & {model: string, slot: number, ended: number, outcome: string}} Ended
  * @typedef {{id: number, instance: number, phase: string, tokens: number, adapters: [number, number][],
  *   used: number, choice: Choice | null}} Slot
- * @typedef {[number: number, at: number, seconds: number, decode: number, guessed: number, prompt: number]} Step
- * @typedef {[id: number, tokens: number, bytes: number, used: number, uses: number, worth: number]} Kept a state without a slot;
+ * @typedef {[number: number, at: number, seconds: number, decode: number, drafts: number, prompt: number]} Step
+ * @typedef {[id: number, tokens: number, bytes: number, used: number, uses: number, value: number]} Kept a state without a slot;
  *   its id is negative
  * @typedef {{n: number, bytes: number, states: Kept[]}} Tier
  * @typedef {{slots: Slot[], shared: [number, number, number][], waiting: Choice[], n_waiting: number, steps: Step[][], adapters: {id: number, path: string, scale: number}[],
  *   ram: {bytes: number, hits: number}, disk: {bytes: number, hits: number}, prompt_tokens: number,
- *   cached_tokens: number, parked: number, drafts: [number, number]}} Engine
+ *   cached_tokens: number, preempted: number, drafts: [number, number]}} Engine
  * @typedef {{id: string, status: string, progress: number, failure: string, leases: number, waiting: number, n_ctx?: number,
  *   n_slots?: number, engine?: Engine}} LiveModel
  * @typedef {{at: number, first_token: [number, number] | null, gap: [number, number] | null, generated_per_s: number,
@@ -27,11 +27,11 @@ import { together } from "./together.js";
 export const state = signal(/** @type {{at: number, models: LiveModel[]} | null} */ (null));
 export const requests = signal(/** @type {Ended[]} */ ([]));
 export const hour = signal(/** @type {Sample[]} */ ([]));
-/** The kept states of each model, by where they are. */
+/** The cached KV states of each model, by tier. */
 export const tiers = signal(/** @type {Record<string, Record<string, Tier>>} */ ({}));
 /** The last steps of each model, all instances together. */
 export const steps = signal(/** @type {Map<string, Step[]>} */ (new Map()));
-/** Why nothing comes; "" = it does. */
+/** Why no data arrives; "" = it does. */
 export const trouble = signal("");
 
 const KEPT_STEPS = 400;
@@ -60,7 +60,7 @@ apiKey.subscribe(() => {
   start();
 });
 
-/** Look exactly while somebody does: not in a tab behind others either. */
+/** Follow only while this tab is visible. */
 function start() {
   const wanted = users > 0 && !document.hidden;
   if (wanted === Boolean(open)) return;
@@ -74,7 +74,7 @@ function start() {
   void together("live", signal, (say) => look(signal, say), ([event, data]) => take(event, data), known);
 }
 
-/** What has been told and does not come again. */
+/** What was received and is not sent again. */
 const known = () => [["history", hour.value], ["requests", requests.value], ["tiers", tiers.value], ["trouble", trouble.value]];
 
 /** @param {AbortSignal} signal @param {(said: [event: string, data: any]) => void} say */

@@ -1,4 +1,4 @@
-// Every word of the page, in English and German.
+// The strings of the web UI, in English and German.
 import { signal } from "./dom.js";
 import { keep, kept } from "./storage.js";
 
@@ -22,36 +22,36 @@ const WORDS = `
 chat: Chat | Chat
 tokens: Tokens | Tokens
 prompt: Prompt | Prompt
-engine: Engine | Maschine
+engine: Engine | Engine
 models: Models | Modelle
-metrics: Metrics | Messwerte
+metrics: Metrics | Metriken
 requests: Requests | Anfragen
-bench: Bench | Messung
+bench: Benchmark | Benchmark
 views: Views | Ansichten
 skip: Skip to content | Zum Inhalt
 theme: Light or dark | Hell oder dunkel
 language: Deutsch | English
-lost: The server can't be reached. Trying again… | Der Server ist nicht erreichbar. Neuer Versuch…
-newVersion: The server has a newer page. | Der Server hat eine neuere Seite.
+lost: The server cannot be reached. Retrying… | Der Server ist nicht erreichbar. Neuer Versuch…
+newVersion: The server has a newer version of this page. | Der Server hat eine neuere Version dieser Seite.
 reload: Reload | Neu laden
-keyTitle: This server wants an API key | Dieser Server verlangt einen API-Schlüssel
-keyAbout: It is kept in this browser only. | Er bleibt nur in diesem Browser.
+keyTitle: This server requires an API key | Dieser Server verlangt einen API-Schlüssel
+keyAbout: Ask the operator of the server for a key (llamapool keys add). It is stored in this browser only. | Schlüssel vergibt der Betreiber des Servers (llamapool keys add). Er wird nur in diesem Browser gespeichert.
 keyLabel: API key | API-Schlüssel
-keyWrong: The server does not know this key. | Diesen Schlüssel kennt der Server nicht.
+keyWrong: The server rejected this key. | Der Server hat diesen Schlüssel abgelehnt.
 keyUse: Use it | Verwenden
 keyForget: API key | API-Schlüssel
-keyGive: Give a key | Schlüssel angeben
+keyGive: Enter a key | Schlüssel eingeben
 notNow: Not now | Jetzt nicht
-viewFailed: Something in this view went wrong. Nothing that was kept is lost. | In dieser Ansicht ging etwas schief. Was aufbewahrt war, ist noch da.
+viewFailed: This view failed. Stored data is not lost. | Diese Ansicht ist fehlgeschlagen. Gespeicherte Daten sind nicht verloren.
 model: Model | Modell
-noModels: No model is configured. | Kein Modell ist eingerichtet.
+noModels: No model is configured. Start the server with -m FILE, -hf OWNER/NAME or a configuration file. | Kein Modell ist konfiguriert. Starte den Server mit -m DATEI, -hf OWNER/NAME oder einer Konfigurationsdatei.
 loading: loading | lädt
 loaded: ready | bereit
 unloaded: not loaded | nicht geladen
 sleeping: sleeping | schläft
-downloading: downloading | wird geholt
+downloading: downloading | wird heruntergeladen
 failed: failed | fehlgeschlagen
-draining: stopping | endet
+draining: stopping | wird beendet
 load: Load | Laden
 unload: Unload | Entladen
 cancel: Cancel | Abbrechen
@@ -61,162 +61,162 @@ close: Close | Schließen
 newChat: New chat | Neuer Chat
 chats: Chats | Chats
 searchChats: Search chats | Chats durchsuchen
-exportChats: Export all chats | Alle Chats sichern
-importChats: Import chats | Chats einlesen
-importFailed: Nothing was imported: {0} | Nichts wurde eingelesen: {0}
-importNoJson: the file is no JSON ({0}) | die Datei ist kein JSON ({0})
-importNoChats: it is no file of chats that this page has exported | sie ist keine Datei mit Chats, die diese Seite gesichert hat
+exportChats: Export all chats | Alle Chats exportieren
+importChats: Import chats | Chats importieren
+importFailed: Import failed: {0} | Import fehlgeschlagen: {0}
+importNoJson: the file is not JSON ({0}) | die Datei ist kein JSON ({0})
+importNoChats: the file is not an export of chats from this page | die Datei ist kein Chat-Export dieser Seite
 importNoChat: chat {0} of the file is incomplete | Chat {0} der Datei ist unvollständig
-importNoRoom: the browser could not keep it | der Browser konnte es nicht behalten
+importNoRoom: the browser has no storage left | der Speicher des Browsers ist voll
 removeChat: Delete chat | Chat löschen
 nothingFound: Nothing found | Nichts gefunden
-notKept: This browser keeps nothing (more): chats end with the page. Export what you need. | Dieser Browser merkt sich nichts (mehr): Chats enden mit der Seite. Sichere, was du brauchst.
+notKept: This browser cannot store more. Chats are lost when the page is closed; export those that you need. | Dieser Browser kann nichts mehr speichern. Chats gehen beim Schließen der Seite verloren; exportiere, was du brauchst.
 greeting: What shall we talk about? | Worüber sprechen wir?
-greetingAbout: Everything stays between this browser and your server. | Alles bleibt zwischen diesem Browser und deinem Server.
-ideas: To begin with | Für den Anfang
+greetingAbout: Messages are sent to your server only. | Nachrichten gehen nur an deinen Server.
+ideas: Examples | Beispiele
 ideaSky: Why is the sky blue? | Warum ist der Himmel blau?
 ideaCode: Write a Python function that adds two numbers. | Schreibe eine Python-Funktion, die zwei Zahlen addiert.
-ideaStory: Tell me a short story about a llama. | Erzähle mir eine kurze Geschichte von einem Lama.
+ideaStory: Write a short story about a llama. | Schreibe eine kurze Geschichte über ein Lama.
 message: Message | Nachricht
 writeMessage: Write a message | Nachricht schreiben
 send: Send | Senden
-stop: Stop | Anhalten
+stop: Stop | Stopp
 attach: Attach a file | Datei anhängen
 detach: Remove | Entfernen
 edit: Edit | Bearbeiten
-save: Save | Sichern
+save: Save | Speichern
 ask: Send as new branch | Als neuen Zweig senden
-again: Answer again | Neu beantworten
+again: Regenerate | Neu generieren
 goOn: Continue | Fortsetzen
 copy: Copy | Kopieren
 copied: Copied | Kopiert
-before: Previous version | Vorige Fassung
-after: Next version | Nächste Fassung
-versions: Version {0} of {1} | Fassung {0} von {1}
+before: Previous version | Vorherige Version
+after: Next version | Nächste Version
+versions: Version {0} of {1} | Version {0} von {1}
 you: You | Du
-thoughts: Thoughts | Gedanken
-thinking: Thinking… | Denkt nach…
-reading: Reading the prompt | Liest den Prompt
-calls: Calls {0} | Ruft {0} auf
+reasoning: Reasoning | Reasoning
+thinking: Reasoning… | Reasoning…
+prefilling: Prefill | Prefill
+calls: Calls {0} | Aufruf von {0}
 result: Result | Ergebnis
 resultOf: Result of {0} | Ergebnis von {0}
 sendResults: Send results | Ergebnisse senden
-stopped: Stopped. | Angehalten.
+stopped: Stopped. | Gestoppt.
 answerDone: The answer is complete. | Die Antwort ist vollständig.
 removeChatSure: Delete the chat “{0}”? | Den Chat „{0}“ löschen?
-importedChats: {0} {0|chat|chats} read | {0} {0|Chat|Chats} eingelesen
-cut: The limit of tokens ended this answer. | Die Token-Grenze hat diese Antwort beendet.
-lostAnswer: The page was left before the end of this answer. | Die Seite wurde vor dem Ende dieser Antwort verlassen.
-retry: Try again | Noch einmal
+importedChats: {0} {0|chat|chats} imported | {0} {0|Chat|Chats} importiert
+cut: The token limit ended this answer. | Die Antwort endete am Token-Limit.
+lostAnswer: The page was closed before this answer was complete. | Die Seite wurde geschlossen, bevor die Antwort vollständig war.
+retry: Retry | Erneut versuchen
 earlier: Earlier messages | Frühere Nachrichten
 toNewest: To the newest message | Zur neuesten Nachricht
-seePrompt: See the prompt | Prompt ansehen
-seeTokens: See the tokens | Tokens ansehen
+seePrompt: Show the prompt | Prompt anzeigen
+seeTokens: Show the tokens | Tokens anzeigen
 perSecond: {0} tokens/s | {0} Tokens/s
-firstToken: first after {0} | erstes nach {0}
-cached: {0} of {1} from cache | {0} von {1} aus dem Cache
+firstToken: first token after {0} | erstes Token nach {0}
+cached: {0} of {1} cached | {0} von {1} aus dem Cache
 context: Context | Kontext
 contextOf: {0} of {1} tokens | {0} von {1} Tokens
-errorLost: The connection was lost. | Die Verbindung ist abgerissen.
-errorKey: The server wants another API key. | Der Server verlangt einen anderen API-Schlüssel.
-errorFull: The queue is full. Try again in {0} s. | Die Warteschlange ist voll. Neuer Versuch in {0} s.
-errorCancelled: The request was cancelled by who runs this server. | Wer diesen Server betreibt, hat die Anfrage abgebrochen.
-errorModel: The model can't answer now. | Das Modell kann gerade nicht antworten.
+errorLost: The connection was lost. | Die Verbindung wurde unterbrochen.
+errorKey: The server requires another API key. | Der Server verlangt einen anderen API-Schlüssel.
+errorFull: The queue is full. Retry in {0} s. | Die Warteschlange ist voll. Neuer Versuch in {0} s.
+errorCancelled: The operator of this server cancelled the request. | Der Betreiber dieses Servers hat die Anfrage abgebrochen.
+errorModel: The model cannot answer now. | Das Modell kann gerade nicht antworten.
 
 # settings
 settings: Settings | Einstellungen
 system: System prompt | System-Prompt
-sampling: Sampling | Auswahl
+sampling: Sampling | Sampling
 temperature: Temperature | Temperatur
 topP: Top-p | Top-p
 topK: Top-k | Top-k
 minP: Min-p | Min-p
-maxTokens: Most tokens | Höchstens Tokens
-seed: Seed | Startwert
+maxTokens: Maximum tokens | Maximale Tokens
+seed: Seed | Seed
 more: More | Mehr
 moreUsed: More ({0} set) | Mehr ({0} gesetzt)
-notANumber: {0}: “{1}” is no number. | {0}: „{1}“ ist keine Zahl.
-thinkingMode: Thoughts | Gedanken
-auto: as the model does | wie das Modell
+notANumber: {0}: “{1}” is not a number. | {0}: „{1}“ ist keine Zahl.
+reasoningMode: Reasoning | Reasoning
+auto: model default | Modellstandard
 on: on | an
 off: off | aus
-shape: Shape of the answer | Form der Antwort
+responseFormat: Response format | Antwortformat
 schema: JSON Schema | JSON Schema
 grammar: Grammar (GBNF) | Grammatik (GBNF)
-tools: Tools (JSON, as OpenAI's) | Werkzeuge (JSON, wie bei OpenAI)
-serverTools: Use the server's tools | Die Werkzeuge des Servers verwenden
+tools: Tools (JSON, OpenAI format) | Tools (JSON, OpenAI-Format)
+serverTools: Use the server's tools | Tools des Servers verwenden
 runTool: Run {0} on the server | {0} auf dem Server ausführen
-asServer: server's | vom Server
+asServer: server default | Server-Standard
 
 # engine
-noEngine: No model is loaded. Load one, or ask one something. | Kein Modell ist geladen. Lade eines, oder frag eines etwas.
-looking: Looking… | Moment…
+noEngine: No model is loaded. Load one under Models, or send it a message. | Kein Modell ist geladen. Lade eines unter Modelle, oder sende ihm eine Nachricht.
+looking: Loading… | Wird geladen…
 slotsBusy: Slots in use | Slots belegt
 waiting: Waiting | Wartend
 running: Running | Laufend
-generatedRate: Generated | Geschrieben
-promptRate: Prompt read | Prompt gelesen
-hitRate: From cache | Aus dem Cache
-guessesRight: Guesses right | Richtig geraten
-standing: State | Stand
-parked: Parked so far | Bisher geparkt
-parkedAfter: parked after {0} {0|token|tokens} | geparkt nach {0} {0|Token|Tokens}
+generatedRate: Decode | Decode
+promptRate: Prefill | Prefill
+hitRate: Cache hit rate | Cache-Trefferquote
+acceptanceRate: Acceptance rate | Akzeptanzrate
+standing: Status | Status
+preempted: Preempted | Verdrängt
+preemptedAfter: preempted after {0} {0|token|tokens} | verdrängt nach {0} {0|Token|Tokens}
 steps: Steps | Schritte
 slots: Slots | Slots
 slot: Slot {0} | Slot {0}
 queue: Queue | Warteschlange
-prefixes: Shared beginnings | Gemeinsame Anfänge
-tiers: Kept states | Aufbewahrte Zustände
+prefixes: Shared prefixes | Gemeinsame Präfixe
+tiers: Cached KV states | KV-Zustände im Cache
 adapters: LoRA adapters | LoRA-Adapter
-adaptersAbout: For requests that name none, from now on. | Für Anfragen, die keinen nennen, von jetzt an.
+adaptersAbout: Default scales of new requests that name no adapters. | Standardskalierung neuer Anfragen, die keine Adapter nennen.
 request: Request | Anfrage
-priority: Priority | Rang
+priority: Priority | Priorität
 promptTokens: Prompt | Prompt
 waits: Waits | Wartet
 andMore: and {0} more | und {0} weitere
-lastStep: Last step: {0} generated, {1} guessed, {2} of prompts, {3} | Letzter Schritt: {0} geschrieben, {1} geraten, {2} aus Prompts, {3}
-noSteps: No step since this page looks | Kein Schritt, seit diese Seite zusieht
-decode: Generated | Geschrieben
-guesses: Guesses | Geraten
+lastStep: Last step: {0} decode, {1} draft and {2} prefill tokens, {3} | Letzter Schritt: {0} Decode-, {1} Draft- und {2} Prefill-Tokens, {3}
+noSteps: No step since this page was opened | Kein Schritt, seit diese Seite geöffnet wurde
+decode: Decode | Decode
+drafts: Draft tokens | Draft-Tokens
 phase_idle: idle | frei
 phase_waiting: waiting | wartet
-phase_prefill: reading | liest
-phase_decode: writing | schreibt
+phase_prefill: prefill | Prefill
+phase_decode: decode | Decode
 phase_ended: ended | beendet
-sharesWith: {0} tokens as in slot {1} | {0} Tokens wie in Slot {1}
-sharesWithKept: {0} tokens as in a kept state ({1}) | {0} Tokens wie in einem Zustand ({1})
+sharesWith: shares {0} tokens with slot {1} | {0} Tokens gemeinsam mit Slot {1}
+sharesWithKept: shares {0} tokens with a cached KV state ({1}) | {0} Tokens gemeinsam mit einem KV-Zustand im Cache ({1})
 idleFor: idle for {0} | frei seit {0}
 neverUsed: not used yet | noch nie benutzt
-slot_save: Save | Sichern
-slot_restore: Restore | Zurückholen
-slot_erase: Erase | Leeren
-did_save: Slot {0} is in {1}. | Slot {0} liegt in {1}.
-did_restore: Slot {0} holds {1} again. | Slot {0} hält wieder {1}.
-did_erase: Slot {0} is empty. | Slot {0} ist leer.
-part_queued: Queue | Warten
-part_placed: Place | Platz
-part_prefill: Prompt | Prompt
-part_decode: Writing | Schreiben
+slot_save: Save | Speichern
+slot_restore: Restore | Wiederherstellen
+slot_erase: Erase | Löschen
+did_save: Slot {0} was saved to {1}. | Slot {0} wurde in {1} gespeichert.
+did_restore: Slot {0} was restored from {1}. | Slot {0} wurde aus {1} wiederhergestellt.
+did_erase: Slot {0} was erased. | Slot {0} wurde gelöscht.
+part_queued: Queue | Warteschlange
+part_placed: Placement | Platzierung
+part_prefill: Prefill | Prefill
+part_decode: Decode | Decode
 promptOf: {0} prompt tokens, {1} cached | {0} Prompt-Tokens, {1} aus dem Cache
-written: {0} written | {0} geschrieben
-nothingHeld: No slot holds anything. | Kein Slot hält etwas.
+written: {0} generated | {0} generiert
+nothingHeld: All slots are empty. | Alle Slots sind leer.
 sharedBy: {0} tokens in {1} | {0} Tokens in {1}
 sharedFurther: {0} more in {1} | {0} weitere in {1}
 tier_ram: RAM | RAM
 tier_disk: Disk | Platte
-tierHolds: {0} {0|state|states}, {1}, taken back {2} {2|time|times} | {0} {0|Zustand|Zustände}, {1}, {2}-mal zurückgeholt
-tierMap: {0} kept {0|state|states}; arrow keys choose one | {0} {0|aufbewahrter Zustand|aufbewahrte Zustände}; Pfeiltasten wählen einen
-tierState: {0} {0|token|tokens}, {1}, last used {2} ago, {3} {3|use|uses}, worth {4} | {0} {0|Token|Tokens}, {1}, zuletzt vor {2}, {3}-mal benutzt, Wert {4}
-tierLegend: Wide: many bytes. Pale: long unused. The line below: what it is worth, for its tokens and how lately it was used; who is worth least for its bytes goes first. Uses are those since it is kept.
-  | Breit: viele Bytes. Blass: lange nicht benutzt. Die Linie darunter: der Wert, nach Tokens und wie kürzlich benutzt; wer für seine Bytes am wenigsten wert ist, geht zuerst. Nutzungen zählen, seit er aufbewahrt ist.
-tierMore: {0} {0|token|tokens}, worth {1} | {0} {0|Token|Tokens}, Wert {1}
+tierHolds: {0} {0|state|states}, {1}, {2} {2|hit|hits} | {0} {0|Zustand|Zustände}, {1}, {2} Treffer
+tierMap: {0} cached {0|state|states}; arrow keys select one | {0} {0|Zustand|Zustände} im Cache; Pfeiltasten wählen einen aus
+tierState: {0} {0|token|tokens}, {1}, last used {2} ago, {3} {3|use|uses}, value {4} | {0} {0|Token|Tokens}, {1}, zuletzt vor {2}, {3}-mal benutzt, Nutzen {4}
+tierLegend: Width: bytes. Pale: not used recently. Line: the value of keeping the state, from its tokens and last use; the state with the lowest value per byte is evicted first. Uses count since the state was cached.
+  | Breite: Bytes. Blass: länger nicht benutzt. Linie: Nutzen des Zustands aus Tokens und letzter Nutzung; der Zustand mit dem geringsten Nutzen je Byte wird zuerst verdrängt. Nutzungen zählen, seit der Zustand im Cache ist.
+tierMore: {0} {0|token|tokens}, value {1} | {0} {0|Token|Tokens}, Nutzen {1}
 uses: {0} {0|use|uses} | {0}-mal
-asTable: As a table | Als Tabelle
+asTable: Show as a table | Als Tabelle anzeigen
 keptTokens: Tokens | Tokens
 keptBytes: Size | Größe
-keptAge: Unused for | Unbenutzt seit
+keptAge: Last used | Zuletzt benutzt
 keptUses: Uses | Nutzungen
-keptWorth: Worth | Wert
+keptWorth: Value | Nutzen
 
 # models
 parameters: Parameters | Parameter
@@ -224,128 +224,128 @@ contextFacts: {0} per slot, {1} trained | {0} je Slot, trainiert {1}
 file: File | Datei
 mem_weights: weights | Gewichte
 mem_context: context | Kontext
-mem_compute: compute | Rechnen
-can_completion: writes | schreibt
-can_embedding: embeds | bettet ein
-can_rerank: reranks | ordnet Treffer
-can_multimodal: sees | sieht
+mem_compute: compute buffers | Rechenpuffer
+can_completion: text | Text
+can_embedding: embeddings | Embeddings
+can_rerank: reranking | Reranking
+can_multimodal: multimodal | multimodal
 removeModel: Delete | Löschen
 removeModelSure: Delete the files of {0}? | Die Dateien von {0} löschen?
-pull: Fetch | Holen
-pullLabel: Fetch a model from the hub | Ein Modell vom Hub holen
-log: Server log | Protokoll des Servers
-done: Done here | Hier getan
-pin: Pin | Festhalten
-pinAbout: It stays loaded, whoever else has no room | Es bleibt geladen, wem sonst auch Platz fehlt
-asked: asked | veranlasst
+pull: Download | Herunterladen
+pullLabel: Download a model from the hub | Modell vom Hub herunterladen
+log: Server log | Server-Log
+done: Actions on this page | Aktionen auf dieser Seite
+pin: Pin | Anheften
+pinAbout: Never evict this model for others | Dieses Modell nie für andere entladen
+asked: requested | angefordert
 
 # metrics, requests, bench
 lastHour: the last hour | die letzte Stunde
-noSamples: The first values come after twenty seconds. | Die ersten Werte kommen nach zwanzig Sekunden.
-firstTokens: First token | Erstes Token
-gaps: Between tokens | Zwischen Tokens
-tokenRates: Tokens per second | Tokens je Sekunde
+noSamples: The first values appear after twenty seconds. | Die ersten Werte erscheinen nach zwanzig Sekunden.
+firstTokens: Time to first token | Zeit bis zum ersten Token
+gaps: Inter-token latency | Latenz zwischen Tokens
+tokenRates: Tokens per second | Tokens pro Sekunde
 load_: Requests | Anfragen
 memory: Memory | Speicher
 median: median | Median
-p95: 95 % | 95 %
+p95: 95th percentile | 95. Perzentil
 filter: Filter | Filtern
-noRequests: No request yet. | Noch keine Anfrage.
+noRequests: No request yet. Send one from Chat or any client. | Noch keine Anfrage. Sende eine aus dem Chat oder einem Client.
 time: Time | Zeit
-fromCache: Cached | Cache
-writtenTokens: Written | Geschrieben
-speed: Speed | Tempo
-course: Course | Verlauf
-outcome: Outcome | Ausgang
+fromCache: Cached | Aus dem Cache
+writtenTokens: Generated | Generiert
+speed: Tokens/s | Tokens/s
+course: Timeline | Zeitverlauf
+outcome: Outcome | Ergebnis
 outcome_done: done | fertig
 outcome_cancelled: cancelled | abgebrochen
-outcome_failed: failed | gescheitert
+outcome_failed: failed | fehlgeschlagen
 outcome_running: running | läuft
 outcome_waiting: waiting | wartet
-details: Details | Einzelheiten
-bodiesOff: What was said is not kept (--log-bodies keeps it). | Was gesagt wurde, ist nicht aufbewahrt (--log-bodies bewahrt es auf).
+details: Details | Details
+bodiesOff: Bodies are not stored; start the server with --log-bodies. | Bodys werden nicht gespeichert; starte den Server mit --log-bodies.
 reply: Reply | Antwort
-measure: Measure | Messen
-benchAbout: llamapool bench, run on the server's machine: clients with prompts that no cache holds, where a scenario is not about that.
-  | llamapool bench, auf der Maschine des Servers: Clients mit Prompts, die kein Cache kennt, wenn es nicht gerade darum geht.
+measure: Run | Starten
+benchAbout: Runs llamapool bench on the server's machine. Prompts are new to every cache unless the scenario measures caching.
+  | Führt llamapool bench auf der Maschine des Servers aus. Prompts sind in keinem Cache, außer wenn das Szenario den Cache misst.
 scenarios: Scenarios | Szenarien
-clientsAtOnce: Clients at once | Clients zugleich
+clientsAtOnce: Concurrent clients | Gleichzeitige Clients
 lengths: Lengths | Längen
-quick: a quick look | ein kurzer Blick
-whole: as on the command line | wie auf der Kommandozeile
-otherAddress: Beside another address | Neben einer anderen Adresse
-otherModel: Its model | Deren Modell
-otherKey: Its API key | Deren API-Schlüssel
+quick: short | kurz
+whole: full, as on the command line | vollständig, wie auf der Kommandozeile
+otherAddress: Compare with another URL | Mit einer anderen URL vergleichen
+otherModel: Its model | Modell dort
+otherKey: Its API key | API-Schlüssel dort
 address_this: this server | dieser Server
-address_other: the other one | der andere
+address_other: other server | anderer Server
 runsNow: {0} of {1}: {2}, {3} | {0} von {1}: {2}, {3}
-figure: Figure | Wert
-itlZero: ITL is 0 where several tokens arrive in one piece, as when steps are quicker than HTTP; TPOT is their mean over the stream.
-  | ITL ist 0, wo mehrere Tokens in einem Stück ankommen, weil Schritte schneller sind als HTTP; TPOT ist ihr Mittel über den Strom.
-scene_one: one stream | ein Strom
-scene_slots: a stream for every client | ein Strom je Client
-scene_prefix: requests that share 700 words | Anfragen mit 700 gemeinsamen Wörtern
-scene_long: a long prompt while others stream | ein langer Prompt, während andere schreiben
-scene_conversations: 32 conversations in turn | 32 Gespräche im Wechsel
-scene_rate: one token each | je ein Token
-scene_constrained: output held to a schema | Ausgabe nach einem Schema
-scene_partial: streams in some slots | Ströme in einigen Slots
-scene_half: streams in half of the slots | Ströme in der Hälfte der Slots
-scene_left: streams that are left over | Ströme, die übrig bleiben
-scene_edit: a file written again with an edit | eine Datei neu geschrieben, mit einer Änderung
+figure: Metric | Metrik
+itlZero: ITL is 0 if several tokens arrive in one chunk, because steps are faster than HTTP. TPOT is the mean over the stream.
+  | ITL ist 0, wenn mehrere Tokens in einem Chunk ankommen, weil Schritte schneller sind als HTTP. TPOT ist der Mittelwert über den Stream.
+scene_one: one stream | ein Stream
+scene_slots: one stream per client | ein Stream je Client
+scene_prefix: requests that share a prefix of 700 words | Anfragen mit einem gemeinsamen Präfix von 700 Wörtern
+scene_long: a long prompt while other requests decode | ein langer Prompt, während andere Anfragen dekodieren
+scene_conversations: 32 alternating conversations | 32 abwechselnde Gespräche
+scene_rate: one token per request | ein Token je Anfrage
+scene_constrained: output constrained by a schema | Ausgabe nach einem Schema
+scene_partial: streams in some slots | Streams in einigen Slots
+scene_half: streams in half of the slots | Streams in der Hälfte der Slots
+scene_left: remaining streams | verbleibende Streams
+scene_edit: a file repeated with an edit | eine Datei mit einer Änderung wiederholt
 scene_quote: a text repeated | ein Text wiederholt
-scene_other: stories, which repeat nothing | Geschichten, die nichts wiederholen
+scene_other: stories without repetition | Geschichten ohne Wiederholung
 scene_context: one prompt of 12,000 tokens | ein Prompt mit 12.000 Tokens
 
 # prompt, tokens
-promptOwn: A message; an open chat would be shown in its place | Eine Nachricht; ein offener Chat stünde an ihrer Stelle
-promptOfChat: The chat “{0}” up to its newest question | Der Chat „{0}“ bis zur neuesten Frage
-askOnce: Ask once | Einmal fragen
+promptOwn: A message; an open chat is shown instead | Eine Nachricht; ein offener Chat wird stattdessen angezeigt
+promptOfChat: The chat “{0}” up to its latest question | Der Chat „{0}“ bis zur letzten Frage
+askOnce: Send | Senden
 fromWhere: {0} of {1} tokens from {2} | {0} von {1} Tokens {2}
-from_none: a cache | aus einem Cache
-from_slot: slot {0}, in place | aus Slot {0}, an Ort und Stelle
+from_none: no cache | ohne Cache
+from_slot: slot {0}, in place | aus Slot {0}, direkt
 from_copy: slot {0}, copied | aus Slot {0}, kopiert
 from_ram: RAM | aus dem RAM
 from_disk: disk | von der Platte
-anewBecause: {0} anew: {1} | {0} neu: {1}
-anew_last: one token always is, for what comes next | eines immer, für das, was folgt
-anew_off: the request takes nothing from a cache | die Anfrage nimmt nichts aus einem Cache
-anew_scored: its log probabilities were wanted | seine Wahrscheinlichkeiten waren verlangt
-anew_nothing: nobody held anything that begins like it | niemand hielt etwas, das so anfängt
-anew_differs: from there on another text was held | von da an war ein anderer Text gehalten
-anew_ends: no more was held | mehr war nicht gehalten
-anew_uncut: more was held, in a memory that can be gone on from no later place | mehr war gehalten, in einem Speicher, der von keiner späteren Stelle aus weitergeht
-anew_other: more was held, under another LoRA set or for somebody else | mehr war gehalten, unter anderem LoRA-Satz oder für jemand anderen
-anew_short: another slot held a little more, not worth a copy | ein anderer Slot hielt etwas mehr, keine Kopie wert
-raw: As the model wrote it | Wie das Modell es schrieb
-parsed: As it was understood | Wie es verstanden wurde
-anewFrom: anew from here | ab hier neu
+recomputedBecause: {0} recomputed: {1} | {0} neu berechnet: {1}
+recomputed_last: the last token is always computed, for the next one | das letzte Token wird immer berechnet, für das nächste
+recomputed_off: the request disabled the prompt cache | die Anfrage hat den Prompt-Cache abgeschaltet
+recomputed_scored: the request asked for log probabilities of the prompt | die Anfrage verlangt Log-Wahrscheinlichkeiten des Prompts
+recomputed_nothing: no cached prefix | kein Präfix im Cache
+recomputed_differs: the cached text differs from here | ab hier weicht der Text im Cache ab
+recomputed_ends: the cached prefix ends here | hier endet das Präfix im Cache
+recomputed_uncut: a longer state is cached, but it cannot be truncated and has no later checkpoint | ein längerer Zustand ist im Cache, lässt sich aber nicht kürzen und hat keinen späteren Checkpoint
+recomputed_other: a longer prefix is cached for another LoRA set or cache namespace | ein längeres Präfix ist für einen anderen LoRA-Satz oder Cache-Namensraum vorhanden
+recomputed_short: another slot has slightly more, which does not pay for a copy | ein anderer Slot hat etwas mehr, eine Kopie lohnt sich nicht
+raw: Raw output | Rohausgabe
+parsed: Parsed | Geparst
+recomputedFrom: recomputed from here | ab hier neu berechnet
 nTokens: {0} tokens | {0} Tokens
 role_system: system | System
-role_user: user | Nutzer
+role_user: user | Benutzer
 role_assistant: assistant | Assistent
-role_tool: tool | Werkzeug
-role_template: template | Vorlage
-greedy: Always the most probable token | Immer das wahrscheinlichste Token
-answerMe: Answer | Antworten
+role_tool: tool | Tool
+role_template: template | Template
+greedy: Greedy: always the most probable token | Greedy: immer das wahrscheinlichste Token
+answerMe: Generate | Generieren
 sure: sure | sicher
 unsure: unsure | unsicher
 perplexity: perplexity {0} | Perplexität {0}
-instead: What it could have been | Was es hätte sein können
-maskSize: Allowed by the grammar here: {0}. | Von der Grammatik hier erlaubt: {0}.
-maskSizes: Tokens that the grammar allowed at each step, from {0} to {1} | Tokens, die die Grammatik bei jedem Schritt erlaubt hat, von {0} bis {1}
-forbidden: What the grammar forbade | Was die Grammatik verboten hat
-forbade: The model preferred {0} of these to the one that was taken. | {0} davon waren dem Modell lieber als das gewählte.
-branchIsFree: From the chosen token on it goes without the grammar, which holds for whole answers only. | Vom gewählten Token an geht es ohne die Grammatik weiter: sie gilt nur für ganze Antworten.
-tokensOfChat: An answer of the chat “{0}”, tokenized again, and what the model would have said in each place.
-  | Eine Antwort aus dem Chat „{0}“, neu in Tokens zerlegt, und was das Modell an jeder Stelle gesagt hätte.
-toChat: To the chat | Zum Chat
-askAnother: Ask something else | Etwas anderes fragen
-medium_image: picture, {0} tokens | Bild, {0} Tokens
-medium_audio: sound, {0} tokens | Ton, {0} Tokens
-noAnswer: This browser has no such answer. | Dieser Browser hat keine solche Antwort.
-keepVersion: Keep it as another version in the chat | Als weitere Fassung in den Chat übernehmen
-tokensAbout: Choose a token to see others, and one of them to go on from there. | Wähle ein Token, um andere zu sehen, und eines davon, um dort weiterzugehen.
+instead: Alternatives | Alternativen
+maskSize: Tokens that the grammar allows here: {0}. | Von der Grammatik hier erlaubte Tokens: {0}.
+maskSizes: Number of tokens that the grammar allowed at each step, from {0} to {1} | Zahl der von der Grammatik erlaubten Tokens je Schritt, von {0} bis {1}
+forbidden: Masked by the grammar | Von der Grammatik ausgeschlossen
+forbade: {0} of these were more probable than the sampled token. | {0} davon waren wahrscheinlicher als das gewählte Token.
+branchIsFree: The grammar does not constrain the text after the selected token, because it covers whole answers only. | Nach dem gewählten Token gilt die Grammatik nicht, denn sie beschreibt nur ganze Antworten.
+tokensOfChat: An answer of the chat “{0}”, tokenized again, with the model's probabilities for each token.
+  | Eine Antwort aus dem Chat „{0}“, neu tokenisiert, mit den Wahrscheinlichkeiten des Modells für jedes Token.
+toChat: Back to the chat | Zurück zum Chat
+askAnother: New prompt | Neuer Prompt
+medium_image: image, {0} tokens | Bild, {0} Tokens
+medium_audio: audio, {0} tokens | Audio, {0} Tokens
+noAnswer: This answer is not stored in this browser. | Diese Antwort ist nicht in diesem Browser gespeichert.
+keepVersion: Save as another version in the chat | Als weitere Version im Chat speichern
+tokensAbout: Select a token to see its alternatives; select an alternative to continue from there. | Wähle ein Token, um Alternativen zu sehen; wähle eine Alternative, um von dort fortzusetzen.
 `;
 
 /** @type {Record<string, string[]>} */

@@ -100,7 +100,7 @@ const Bars = ({ figure, results }) => {
   const values = results.map((one) => one.figures?.[figure] ?? 0);
   const most = Math.max(...values) || 1;
   const label = results.map((one, i) => `${t(`address_${one.address}`)}: ${short(values[i])} ${figure}`).join(", ");
-  return html`<svg class="beside" viewBox=${`0 0 500 ${results.length * 30}`} role="img" aria-label=${label}>
+  return html`<svg class="compare" viewBox=${`0 0 500 ${results.length * 30}`} role="img" aria-label=${label}>
     ${results.map(
       (one, i) => html`<g key=${one.address}>
         <rect class=${classes(one.address)} y=${i * 30 + 3} width=${Math.max(1, (360 * values[i]) / most)} height="22" rx="4" />

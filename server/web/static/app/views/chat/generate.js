@@ -1,4 +1,4 @@
-// An answer from the request to its last word: what is asked, what comes, and how a reload finds it again.
+// An answer from the request to its last word: the request, its stream, and how a reload finds it again.
 import { address, apiKey, ApiError, call, events, json } from "../../lib/api.js";
 import { signal } from "../../lib/dom.js";
 import { t } from "../../lib/texts.js";
@@ -13,7 +13,7 @@ import { messageOf, messages, MORE_SAMPLING, SAMPLING, saveMessage, tellOtherTab
 export const running = signal(/** @type {Map<string, {stop: () => void, progress: number, chat: string}>} */ (new Map()));
 
 /** @param {string} id @param {{stop: () => void, progress: number, chat: string} | null} state */
-function tell(id, state) {
+function notify(id, state) {
   const next = new Map(running.value);
   if (state) next.set(id, state);
   else next.delete(id);
@@ -90,14 +90,14 @@ function part({ kind, url }) {
   return { type: "input_audio", input_audio: { data: url.slice(url.indexOf(",") + 1), format } };
 }
 
-/** Puts what comes into a message, and shows it at most once a frame. */
+/** Writes deltas into a message, and shows it at most once a frame. */
 class Writer {
   /** @param {Message} message @param {number} asked when, in ms @param {boolean} theirs another tab keeps it */
   constructor(message, asked, theirs) {
     this.message = message;
     this.asked = asked;
     this.theirs = theirs;
-    this.told = theirs;
+    this.notified = theirs;
     this.drawing = 0;
     this.savedAt = 0;
   }
@@ -105,22 +105,22 @@ class Writer {
   /** @param {any} chunk */
   take(chunk) {
     if (chunk.error) throw new ApiError(500, chunk.error.message, chunk.error.type);
-    if (!this.told) tellOtherTabs(this.message.chat); // the server has it now, so that they can follow it
-    this.told = true;
+    if (!this.notified) tellOtherTabs(this.message.chat); // the server has it now, so that they can follow it
+    this.notified = true;
     if (chunk.prompt_progress) {
       const { total, processed } = chunk.prompt_progress;
       const state = running.value.get(this.message.id);
-      if (state) tell(this.message.id, { ...state, progress: total ? processed / total : 0 });
+      if (state) notify(this.message.id, { ...state, progress: total ? processed / total : 0 });
     }
     const choice = chunk.choices?.[0];
     const delta = choice?.delta ?? {};
     const text = delta.content ?? "";
-    const thought = delta.reasoning_content ?? "";
-    if ((text || thought || delta.tool_calls) && this.message.timings?.first_ms === undefined && this.asked) {
+    const reasoning = delta.reasoning_content ?? "";
+    if ((text || reasoning || delta.tool_calls) && this.message.timings?.first_ms === undefined && this.asked) {
       this.first = performance.now() - this.asked;
     }
     this.message.content += text;
-    if (thought) this.message.reasoning = (this.message.reasoning ?? "") + thought;
+    if (reasoning) this.message.reasoning = (this.message.reasoning ?? "") + reasoning;
     for (const part of delta.tool_calls ?? []) this.call(part);
     if (chunk.timings) this.message.timings = { ...chunk.timings, first_ms: this.first ?? this.message.timings?.first_ms };
     if (choice?.finish_reason) this.message.finish = choice.finish_reason;
@@ -175,7 +175,7 @@ class Writer {
 }
 
 /**
- * Write the answer to `path` into `message`, which may have a beginning that is to be continued.
+ * Write the answer to `path` into `message`, which may have a text to continue.
  * @param {Message} message @param {Record<string, any>} body
  */
 export async function generate(message, body) {
@@ -207,7 +207,7 @@ export async function resume(message, theirs = false) {
   await follow(fresh, stream, () => again(stream, lost), 0, theirs);
 }
 
-/** A stream from its beginning; asked for anew where the server never heard of it. @param {string} stream @param {() => Promise<Response>} open */
+/** A stream from its start; requested again if the server does not know it. @param {string} stream @param {() => Promise<Response>} open */
 async function again(stream, open) {
   for (;;) {
     try {
@@ -231,14 +231,14 @@ async function follow(message, stream, open, asked, theirs = false) {
     stopped = true;
     void call(`v1/stream?conv_id=${encodeURIComponent(stream)}`, { method: "DELETE" }).catch(() => {});
   };
-  tell(message.id, { stop, progress: 0, chat: message.chat });
+  notify(message.id, { stop, progress: 0, chat: message.chat });
   try {
     for (let n = 0; ; n += 1) {
       try {
         for await (const { data } of events(await (n ? again(stream, open) : open()))) writer.take(data);
         break;
       } catch (error) {
-        // The connection broke: what was sent is kept by the server, so it is read again from its beginning.
+        // The connection broke: what was sent is kept by the server, so it is read again from its start.
         if (stopped || (error instanceof ApiError && error.status !== 0) || n >= 5) throw error;
         await new Promise((done) => setTimeout(done, 500 * 2 ** n));
         Object.assign(writer.message, { content: message.content, reasoning: undefined, calls: undefined });
@@ -249,7 +249,7 @@ async function follow(message, stream, open, asked, theirs = false) {
     if (stopped) writer.message.finish = "stopped";
     else writer.message.error = sentence(error);
   } finally {
-    tell(message.id, null);
+    notify(message.id, null);
     await writer.end();
   }
 }
@@ -260,7 +260,7 @@ export function sentence(error) {
   if (error.status === 0) return t("errorLost");
   if (error.status === 401) return t("errorKey");
   if (error.status === 429) return t("errorFull", error.retryAfter || 1);
-  if (error.message.includes("cancelled by who runs")) return t("errorCancelled");
+  if (error.message.includes("cancelled by the operator")) return t("errorCancelled");
   if (error.type === "unavailable_error") return `${t("errorModel")} ${error.message}`;
   return error.message;
 }

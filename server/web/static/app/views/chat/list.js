@@ -12,14 +12,14 @@ const found = signal(/** @type {Set<string> | null} */ (null));
 
 /** @param {{current: string, onClose: () => void}} props */
 export const ChatList = ({ current, onClose }) => {
-  const [words, setWords] = useState("");
+  const [query, setQuery] = useState("");
   const [wrong, setWrong] = useState("");
   const field = useRef(/** @type {HTMLInputElement | null} */ (null));
   const picker = useRef(/** @type {HTMLInputElement | null} */ (null));
   useEffect(() => {
-    const later = setTimeout(async () => (found.value = words.trim() ? await search(words) : null), 150);
+    const later = setTimeout(async () => (found.value = query.trim() ? await search(query) : null), 150);
     return () => clearTimeout(later);
-  }, [words]);
+  }, [query]);
   const shown = chats.value.filter((chat) => !found.value || found.value.has(chat.id)).slice(0, SHOWN);
   /** @param {any} event */
   const read = async (event) => {
@@ -44,8 +44,8 @@ export const ChatList = ({ current, onClose }) => {
   return html`
     <div class="list-head">
       <label class="search"><span class="hidden">${t("searchChats")}</span>
-        <input type="search" ref=${field} placeholder=${t("searchChats")} value=${words}
-          onInput=${(/** @type {any} */ event) => setWords(event.target.value)} />
+        <input type="search" ref=${field} placeholder=${t("searchChats")} value=${query}
+          onInput=${(/** @type {any} */ event) => setQuery(event.target.value)} />
       </label>
       <${IconButton} icon="plus" label=${t("newChat")} onClick=${() => go("chat")} />
       <${IconButton} icon="close" label=${t("close")} tone="phone" onClick=${onClose} />

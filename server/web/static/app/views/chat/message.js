@@ -1,4 +1,4 @@
-// One message: its text, thoughts and calls, and what can be done with it.
+// One message: its text, reasoning and tool calls, and what can be done with it.
 import { copyText } from "../../lib/clipboard.js";
 import { config } from "../../lib/config.js";
 import { classes, html, useEffect, useRef, useState } from "../../lib/dom.js";
@@ -74,8 +74,8 @@ const Body = ({ message, growing }) => {
 const Thoughts = ({ message, growing }) => {
   if (!message.reasoning) return null;
   const now = growing && !message.content;
-  return html`<details class=${classes("thoughts", now && "now")}>
-    <summary>${now ? t("thinking") : t("thoughts")}</summary>
+  return html`<details class=${classes("reasoning", now && "now")}>
+    <summary>${now ? t("thinking") : t("reasoning")}</summary>
     <${Markdown} text=${message.reasoning} growing=${growing} />
   </details>`;
 };
@@ -127,7 +127,7 @@ const Waiting = ({ message, progress }) => {
   if (message.content || message.reasoning || message.calls?.length) return null;
   return html`<p class="waiting" role="status">
     <span class="pulse" aria-hidden="true"></span>
-    ${progress > 0 && progress < 1 ? `${t("reading")} ${percent(progress)}` : t("reading")}
+    ${progress > 0 && progress < 1 ? `${t("prefilling")} ${percent(progress)}` : t("prefilling")}
   </p>`;
 };
 

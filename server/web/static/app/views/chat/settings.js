@@ -64,12 +64,12 @@ export const SettingsPanel = ({ settings, onChange, onClose }) => {
           </label>
         </details>
       </fieldset>
-      <label class="field">${t("thinkingMode")}
+      <label class="field">${t("reasoningMode")}
         <select value=${settings.thinking} onChange=${input("thinking")}>
           ${["auto", "on", "off"].map((mode) => html`<option value=${mode} selected=${mode === settings.thinking}>${t(mode)}</option>`)}
         </select>
       </label>
-      <fieldset><legend>${t("shape")}</legend>
+      <fieldset><legend>${t("responseFormat")}</legend>
         ${area("schema", "schema", 4, true)}
         ${!settings.schema.trim() && area("grammar", "grammar", 3, true)}
       </fieldset>

@@ -1,4 +1,4 @@
-// Chats, kept in this browser: IndexedDB, a record for each message, so that a long chat is not written anew for a word.
+// Chats, kept in this browser: IndexedDB, a record for each message, so that a long chat is not rewritten for a word.
 import { config } from "../../lib/config.js";
 import { signal } from "../../lib/dom.js";
 import { t } from "../../lib/texts.js";

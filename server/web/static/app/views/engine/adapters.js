@@ -8,8 +8,8 @@ import { t } from "../../lib/texts.js";
 export const Adapters = ({ model, adapters }) => {
   const [scales, setScales] = useState(adapters.map((one) => one.scale));
   const [said, setSaid] = useState("");
-  const told = adapters.map((one) => one.scale).join();
-  useEffect(() => setScales(adapters.map((one) => one.scale)), [told]);
+  const known = adapters.map((one) => one.scale).join();
+  useEffect(() => setScales(adapters.map((one) => one.scale)), [known]);
   /** @param {number} i @param {number} scale */
   const set = async (i, scale) => {
     const next = scales.map((old, j) => (j === i ? scale : old));

@@ -1,4 +1,4 @@
-// Slots: how full each is, who holds it, where its beginning is shared, what can be done with it.
+// Slots: how full each is, which request holds it, which prefix it shares, and its actions.
 import { ApiError, call } from "../../lib/api.js";
 import { html, useState } from "../../lib/dom.js";
 import { number, seconds } from "../../lib/format.js";

@@ -1,4 +1,4 @@
-// Each step's batch as a bar, the newest on the right: generated tokens, guesses, prompt tokens. Drawn on a canvas, since there
+// Each step's batch as a bar, the newest on the right: decode, draft and prefill tokens. Drawn on a canvas, since there
 // may be a hundred steps a second.
 import { html, useEffect, useRef } from "../../lib/dom.js";
 import { number, seconds, short } from "../../lib/format.js";
@@ -13,13 +13,13 @@ export const Strip = ({ steps }) => {
     if (place.current) draw(place.current, steps);
   }, [steps]);
   const last = steps.at(-1);
-  const told = last ? t("lastStep", number(last[3]), number(last[4]), number(last[5]), seconds(last[2])) : t("noSteps");
+  const summary = last ? t("lastStep", number(last[3]), number(last[4]), number(last[5]), seconds(last[2])) : t("noSteps");
   return html`<figure class="strip">
-    <canvas ref=${place} height="96" role="img" aria-label=${told}></canvas>
+    <canvas ref=${place} height="96" role="img" aria-label=${summary}></canvas>
     <figcaption>
-      <span><i class="key decode"></i>${t("decode")}</span><span><i class="key guess"></i>${t("guesses")}</span>
+      <span><i class="key decode"></i>${t("decode")}</span><span><i class="key draft"></i>${t("drafts")}</span>
       <span><i class="key prefill"></i>${t("promptTokens")}</span>
-      <span class="stretch"></span><span class="quiet wide">${told}</span>
+      <span class="stretch"></span><span class="quiet wide">${summary}</span>
     </figcaption>
   </figure>`;
 };
@@ -47,7 +47,7 @@ function draw(canvas, steps) {
     let y = tall;
     for (const [n, name] of /** @type {[number, string][]} */ ([
       [step[3], "--decode"],
-      [step[4], "--guess"],
+      [step[4], "--draft"],
       [step[5], "--prefill"],
     ])) {
       if (!n) continue;

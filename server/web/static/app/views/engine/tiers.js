@@ -1,5 +1,5 @@
 // Prompt states that have lost their slot, in RAM and on disk: a map, each a tile as wide as its bytes, the paler the longer
-// unused, over a line as long as it is worth; one of them in words; and all of them as a table.
+// unused, over a line as long as its value; one of them in words; and all of them as a table.
 import { classes, html, useRef, useState } from "../../lib/dom.js";
 import { bytes, number, seconds, short } from "../../lib/format.js";
 import { t } from "../../lib/texts.js";
@@ -24,8 +24,8 @@ export const Tiers = ({ tiers, hits, now }) => html`
 const paleness = (age) => [10, 60, 300, 1800].filter((bound) => age > bound).length;
 
 /** @param {Kept} kept @param {number} now */
-function words([, tokens, size, used, uses, worth], now) {
-  return t("tierState", number(tokens), bytes(size), seconds(Math.max(0, now - used) / 1000), number(uses), short(worth));
+function words([, tokens, size, used, uses, value], now) {
+  return t("tierState", number(tokens), bytes(size), seconds(Math.max(0, now - used) / 1000), number(uses), short(value));
 }
 
 /**
@@ -67,9 +67,9 @@ const Table = ({ tier, now }) => html`<details class="kept-table"><summary>${t("
   <div class="table-box" tabindex="0"><table>
     <thead><tr>${["keptTokens", "keptBytes", "keptAge", "keptUses", "keptWorth"].map((name) => html`<th scope="col" class="right" key=${name}>${t(name)}</th>`)}</tr></thead>
     <tbody>${tier.states.map(
-      ([id, tokens, size, used, uses, worth]) => html`<tr key=${id}>
+      ([id, tokens, size, used, uses, value]) => html`<tr key=${id}>
         <td class="right">${number(tokens)}</td><td class="right">${bytes(size)}</td><td class="right">${seconds(Math.max(0, now - used) / 1000)}</td>
-        <td class="right">${number(uses)}</td><td class="right">${short(worth)}</td>
+        <td class="right">${number(uses)}</td><td class="right">${short(value)}</td>
       </tr>`,
     )}</tbody>
   </table></div>

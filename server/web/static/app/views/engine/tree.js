@@ -1,4 +1,4 @@
-// What slots and kept states hold in common, as a tree: each beginning that several share is a branch, and what some of these
+// The prefixes that slots and cached KV states share, as a tree: each shared prefix is a branch, and what some of these
 // share beyond it a branch of that.
 import { html } from "../../lib/dom.js";
 import { number } from "../../lib/format.js";
@@ -11,7 +11,7 @@ import { t } from "../../lib/texts.js";
  * @typedef {Branch | Leaf} Twig
  */
 
-const TOLD = 3; // kept states of a tier that are told one by one in each branch
+const SHOWN = 3; // cached KV states of a tier that each branch lists
 
 /**
  * All that holds something.
@@ -24,7 +24,7 @@ export function leaves(slots, tiers) {
 }
 
 /**
- * Joins leaves by the pairs that share the most, the longest beginnings first.
+ * Joins leaves by the pairs that share the most, the longest prefixes first.
  * @param {Leaf[]} held @param {[number, number, number][]} pairs @returns {Twig[]}
  */
 export function grown(held, pairs) {
@@ -50,7 +50,7 @@ export const Tree = ({ held, shared }) => {
   return html`<ul class="tree"><${Twigs} twigs=${grown(held, shared)} above=${0} /></ul>`;
 };
 
-/** Branches, the longest first, then slots, then kept states. @param {Twig} twig */
+/** Branches, the longest first, then slots, then cached KV states. @param {Twig} twig */
 const rank = (twig) => ("below" in twig ? -twig.shared : twig.where === "slot" ? 1 + twig.id : 1e9 - twig.tokens);
 
 /** @param {{twigs: Twig[], above: number}} props `above`: tokens of the branch that they grow from */
@@ -71,10 +71,10 @@ const Twigs = ({ twigs, above }) => {
     )}
     ${[...kept].map(
       ([where, all]) => html`
-        ${all.slice(0, all.length > TOLD + 1 ? TOLD : all.length).map(
+        ${all.slice(0, all.length > SHOWN + 1 ? SHOWN : all.length).map(
           (one) => html`<li key=${one.id}><span class="leaf kept">${t(`tier_${where}`)}</span> <span class="quiet">${more(one.tokens)}</span></li>`,
         )}
-        ${all.length > TOLD + 1 && html`<li key=${where}><span class="leaf kept">${t(`tier_${where}`)}</span> <span class="quiet">${t("andMore", number(all.length - TOLD))}</span></li>`}
+        ${all.length > SHOWN + 1 && html`<li key=${where}><span class="leaf kept">${t(`tier_${where}`)}</span> <span class="quiet">${t("andMore", number(all.length - SHOWN))}</span></li>`}
       `,
     )}
   `;

@@ -43,7 +43,7 @@ const Shown = ({ model }) => {
   const span = recent.length > 1 ? (now - recent[0][1]) / 1000 : 0;
   const rate = (/** @type {number} */ i) => (span ? recent.reduce((sum, step) => sum + Number(step[i]), 0) / span : 0);
   const busy = engine.slots.filter((slot) => slot.choice).length;
-  const [guessed, right] = engine.drafts;
+  const [drafted, accepted] = engine.drafts;
   const kept = tiers.value[model.id] ?? {};
   return html`
     <dl class="figures">
@@ -52,8 +52,8 @@ const Shown = ({ model }) => {
       <${Figure} label=${t("generatedRate")} value=${short(rate(3))} unit="/s" />
       <${Figure} label=${t("promptRate")} value=${short(rate(5))} unit="/s" />
       <${Figure} label=${t("hitRate")} value=${percent(engine.cached_tokens / (engine.cached_tokens + engine.prompt_tokens))} />
-      ${guessed > 0 && html`<${Figure} label=${t("guessesRight")} value=${percent(right / guessed)} />`}
-      ${engine.parked > 0 && html`<${Figure} label=${t("parked")} value=${number(engine.parked)} />`}
+      ${drafted > 0 && html`<${Figure} label=${t("acceptanceRate")} value=${percent(accepted / drafted)} />`}
+      ${engine.preempted > 0 && html`<${Figure} label=${t("preempted")} value=${number(engine.preempted)} />`}
     </dl>
     <section aria-labelledby="steps-title">
       <h2 id="steps-title">${t("steps")}</h2>
@@ -99,7 +99,7 @@ const Queue = ({ waiting, n, now }) => html`
     </tr></thead>
     <tbody>${waiting.map(
       (choice) => html`<tr key=${choice.request + choice.index}>
-        <td class="code">${choice.request}</td><td>${choice.placed ? t("parkedAfter", number(choice.predicted)) : t("phase_waiting")}</td>
+        <td class="code">${choice.request}</td><td>${choice.placed ? t("preemptedAfter", number(choice.predicted)) : t("phase_waiting")}</td>
         <td class="right">${choice.priority}</td><td class="right">${number(choice.prompt)}</td>
         <td class="right">${seconds((now - choice.submitted) / 1000)}</td><td class="right"><${CancelButton} id=${choice.request} /></td>
       </tr>`,

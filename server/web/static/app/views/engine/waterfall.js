@@ -1,4 +1,4 @@
-// A request's time: in the queue, being placed, reading its prompt, writing.
+// A request's time: queue, placement, prefill, decode.
 import { call } from "../../lib/api.js";
 import { html, useState } from "../../lib/dom.js";
 import { number, seconds } from "../../lib/format.js";

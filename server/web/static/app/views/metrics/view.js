@@ -49,7 +49,7 @@ const PLOTS = [
     lines: [
       { name: "models", colour: "--decode", of: (s) => s.memory },
       { name: "tier_ram", colour: "--prefill", of: (s) => s.ram_cache },
-      { name: "tier_disk", colour: "--guess", of: (s) => s.disk_cache },
+      { name: "tier_disk", colour: "--draft", of: (s) => s.disk_cache },
     ],
   },
 ];
@@ -99,8 +99,8 @@ const Plot = ({ title, format, lines, samples }) => {
   latest.current = data;
   useEffect(() => plot.current?.setData(data), [samples]);
   const last = samples.at(-1);
-  const told = last ? lines.map((line) => `${t(line.name)} ${format(line.of(last) ?? Number.NaN)}`).join(", ") : "";
-  return html`<figure class="plot" aria-label=${`${t(title)}: ${told}`}>
+  const summary = last ? lines.map((line) => `${t(line.name)} ${format(line.of(last) ?? Number.NaN)}`).join(", ") : "";
+  return html`<figure class="plot" aria-label=${`${t(title)}: ${summary}`}>
     <figcaption><h2>${t(title)}</h2>
       ${lines.length > 1 && lines.map((line) => html`<span key=${line.name} class="small quiet"><i class=${`key ${line.colour.slice(2)}`}></i>${t(line.name)}</span>`)}
     </figcaption>

@@ -1,4 +1,4 @@
-// What the template made of a chat: by role, token by token, what came from a cache; and the raw answer beside the parsed one.
+// What the template made of a chat: by role, token by token, what came from a cache; and the raw answer next to the parsed one.
 import { json } from "../../lib/api.js";
 import { html, useEffect, useState } from "../../lib/dom.js";
 import { number } from "../../lib/format.js";
@@ -12,10 +12,10 @@ import { ModelPicker } from "../model-picker.js";
 import { spans } from "./spans.js";
 
 const SHOWN = 6000;
-/** What stands in a rendered prompt for a picture or a sound. */
+/** The placeholder of an image or audio in a rendered prompt. */
 const MEDIUM = /(<__media_[0-9a-f]+__>)/;
 /** @typedef {import("./spans.js").Read} Read */
-/** @typedef {{cached: number, prompt: number, source: [string, number], anew: string, raw: string, parsed: any}} Answer */
+/** @typedef {{cached: number, prompt: number, source: [string, number], recompute: string, raw: string, parsed: any}} Answer */
 
 /**
  * The open chat up to its newest question, or one that is written here.
@@ -74,13 +74,13 @@ export const PromptView = () => {
     ${prompt && html`<${Rendered} prompt=${prompt} said=${said} answer=${answer} />`}
     <div class="row"><button type="button" class="strong" disabled=${busy || !model} onClick=${ask}>${t("askOnce")}</button>
       ${answer && html`<span class="quiet" role="status">${t("fromWhere", number(answer.cached), number(answer.prompt), t(`from_${answer.source[0]}`, answer.source[1]))}${
-        answer.anew && `. ${t("anewBecause", number(answer.prompt - answer.cached), t(`anew_${answer.anew}`))}.`}</span>`}
+        answer.recompute && `. ${t("recomputedBecause", number(answer.prompt - answer.cached), t(`recomputed_${answer.recompute}`))}.`}</span>`}
     </div>
     ${answer && html`<div class="columns">
       <section aria-labelledby="raw-title"><h2 id="raw-title">${t("raw")}</h2><pre class="raw" tabindex="0">${answer.raw}</pre></section>
       <section aria-labelledby="parsed-title"><h2 id="parsed-title">${t("parsed")}</h2>
         <dl class="parsed">
-          ${answer.parsed.reasoning_content && html`<dt>${t("thoughts")}</dt><dd>${answer.parsed.reasoning_content}</dd>`}
+          ${answer.parsed.reasoning_content && html`<dt>${t("reasoning")}</dt><dd>${answer.parsed.reasoning_content}</dd>`}
           <dt>${t("message")}</dt><dd>${answer.parsed.content || "–"}</dd>
           ${answer.parsed.tool_calls?.map((/** @type {any} */ call) => html`<dt>${t("calls", call.function.name)}</dt><dd class="code">${call.function.arguments}</dd>`)}
         </dl>
@@ -121,23 +121,23 @@ async function answered(model, said) {
   body.max_tokens ??= 128;
   const reply = await json("v1/chat/completions", { body });
   const { timings, choices } = reply;
-  const { source, anew } = await ended(reply.id);
+  const { source, recompute } = await ended(reply.id);
   return {
-    ...{ cached: timings.cache_n, prompt: timings.cache_n + timings.prompt_n, source, anew },
+    ...{ cached: timings.cache_n, prompt: timings.cache_n + timings.prompt_n, source, recompute },
     ...{ raw: reply.__verbose?.content ?? "", parsed: choices[0].message },
   };
 }
 
 /**
- * What live data tell of a request that has ended; they follow it by half a second, or don't come.
- * @param {string} id @returns {Promise<{source: [string, number], anew: string}>}
+ * Live data of a request that has ended. They arrive half a second later, or not at all.
+ * @param {string} id @returns {Promise<{source: [string, number], recompute: string}>}
  */
 function ended(id) {
   return new Promise((resolve) => {
     let stop = () => {};
     const late = setTimeout(() => {
       stop();
-      resolve({ source: ["none", -1], anew: "" });
+      resolve({ source: ["none", -1], recompute: "" });
     }, 4000);
     stop = requests.subscribe((all) => {
       const found = all.find((one) => one.request === id);
@@ -155,7 +155,7 @@ const Rendered = ({ prompt, said, answer }) => {
   const found = spans(prompt.text, prompt.tokens, said, open.value.settings.system);
   const total = found.reduce((sum, one) => sum + one.n, 0);
   let before = 0;
-  let told = cached <= 0;
+  let passed = cached <= 0;
   return html`<figure class="rendered">
     <figcaption>
       ${["system", "user", "assistant", "tool", "template"].map(
@@ -166,9 +166,9 @@ const Rendered = ({ prompt, said, answer }) => {
     <div class="token-text" tabindex="0">${found.slice(0, SHOWN).map((one) => {
       const at = before;
       before += one.n;
-      const anew = !told && at >= cached;
-      told ||= anew;
-      return html`${anew && html`<span class="boundary" title=${answer?.anew ? t(`anew_${answer.anew}`) : ""}>${t("anewFrom")}</span>`}<span
+      const recompute = !passed && at >= cached;
+      passed ||= recompute;
+      return html`${recompute && html`<span class="boundary" title=${answer?.recompute ? t(`recomputed_${answer.recompute}`) : ""}>${t("recomputedFrom")}</span>`}<span
           class=${`tok role-${one.role}${at < cached ? " cached" : ""}`} title=${one.medium ? "" : `${one.id}`}>${one.medium ? t(`medium_${one.medium}`, number(one.n)) : shown(one.text)}</span>`;
     })}</div>
     ${found.length > SHOWN && html`<p class="quiet">${t("andMore", number(found.length - SHOWN))}</p>`}

@@ -15,7 +15,7 @@ const name = ({ request, index }) => `${request}/${index}`;
 
 export const RequestsView = () => {
   useLive();
-  const [words, setWords] = useState("");
+  const [query, setQuery] = useState("");
   const [read, setRead] = useState("");
   const now = state.value?.at ?? 0;
   const running = (state.value?.models ?? []).flatMap((model) =>
@@ -25,11 +25,11 @@ export const RequestsView = () => {
   );
   const all = [...running.sort((a, b) => b.submitted - a.submitted), ...[...requests.value].reverse()];
   const details = all.find((one) => name(one) === read);
-  const shown = all.filter((one) => `${one.request} ${one.model} ${t(`outcome_${one.outcome}`)}`.toLowerCase().includes(words.toLowerCase()));
+  const shown = all.filter((one) => `${one.request} ${one.model} ${t(`outcome_${one.outcome}`)}`.toLowerCase().includes(query.toLowerCase()));
   return html`<div class="page">
     <header class="page-head"><h1>${t("requests")}</h1><span class="stretch"></span>
       <label class="filter"><span class="hidden">${t("filter")}</span>
-        <input type="search" placeholder=${t("filter")} value=${words} onInput=${(/** @type {any} */ event) => setWords(event.target.value)} /></label>
+        <input type="search" placeholder=${t("filter")} value=${query} onInput=${(/** @type {any} */ event) => setQuery(event.target.value)} /></label>
     </header>
     ${trouble.value && html`<p class="notice warn" role="status">${trouble.value}</p>`}
     <${PartsLegend} />
@@ -79,7 +79,7 @@ const Details = ({ one, now, onClose }) => {
       <dt>${t("time")}</dt><dd>${clock(one.submitted)}</dd>
       <dt>${t("priority")}</dt><dd>${number(one.priority)}</dd>
       <dt>${t("outcome")}</dt><dd>${t(`outcome_${one.outcome}`)}</dd>
-      ${from && html`<dt>${t("fromCache")}</dt><dd>${from}${one.anew && `. ${t("anewBecause", number(one.prompt - one.cached), t(`anew_${one.anew}`))}.`}</dd>`}
+      ${from && html`<dt>${t("fromCache")}</dt><dd>${from}${one.recompute && `. ${t("recomputedBecause", number(one.prompt - one.cached), t(`recomputed_${one.recompute}`))}.`}</dd>`}
     </dl>
     ${config.value.log_bodies && one.log ? html`<${Bodies} id=${one.log} />` : html`<p class="small quiet">${t("bodiesOff")}</p>`}
   </dialog>`;
