@@ -13,7 +13,6 @@ import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -22,6 +21,7 @@ from starlette.middleware.gzip import GZipMiddleware
 
 from server import __version__, logs
 from server.dialects.reasoning_cipher import ReasoningCipher
+from server.early_load import EarlyLoad, isolated_renderer
 from server.errors import ConfigError
 from server.hub.fetcher import HubFetcher
 from server.mcp.config import ANY_LABEL, McpRules, named, read_servers
@@ -33,7 +33,6 @@ from server.media.loader import MediaLoader
 from server.metrics.exposition import Metrics
 from server.options.server import VERBOSITY_DETAILED, ServerSettings
 from server.options.values import ANYWHERE
-from server.pool.budget import Budget, read_budget
 from server.pool.events import StatusChanged
 from server.pool.load.assembly import Factories
 from server.pool.load.loading import chat_template
@@ -99,34 +98,36 @@ def create_app(
     reread: Callable[[], Settings] | None = None,
     in_process: Callable[[], Loader] | None = None,
     sandbox: Sandbox | None = None,
+    early: EarlyLoad | None = None,
 ) -> FastAPI:
     """The application. It loads and serves nothing before its lifespan starts.
 
     `addresses`: where it will be, for its first screen; `loader` replaces the native library's (tests), and
     `in_process` what makes one in a model's own process; `sandbox` replaces the one that compiles grammars; `reread`
-    says what the settings are now, for ``GET /models?reload=1`` and after a download. Raises `ConfigError`.
+    says what the settings are now, for ``GET /models?reload=1`` and after a download; `early` is the loader of a model
+    whose load has begun, and belongs to the caller. Raises `ConfigError`.
     """
     server = settings.server
     limits = PoolLimits(
         models_max=server.models_max,
         autoload=server.models_autoload,
-        budget=memory_budget(server),
+        budget=server.budget,
         wait_s=server.models_wait_s,
         linger_s=LINGER_S if os.environ.get("LLAMA_SERVER_DEBUG_FAKE_TIMING") else 0.0,
     )
-    renderer = isolated_renderer() if loader is None else None
+    renderer = early.renderer if early is not None else isolated_renderer() if loader is None else None
     if in_process is None and loader is None and os.name == "posix":
         in_process = loader_by_name(tuple(server.rpc))
     if sandbox is None and os.name == "posix":
         sandbox = Sandbox()
     factories = Factories(
-        template=partial(chat_template, renderer=renderer),
+        template=early.template if early is not None else partial(chat_template, renderer=renderer),
         grammar=partial(compile_grammars, sandbox=sandbox),
         in_process=in_process,
     )
     pool = Pool(
         model_specs(settings),
-        loader or native_loader(server.rpc),
+        loader or early or native_loader(server.rpc),
         limits,
         factories=factories,
         fetcher=HubFetcher(hub_of(settings), hub_of(settings, asked=True)),
@@ -221,11 +222,6 @@ def n_slots(pool: Pool) -> int:
     return sum(state.loaded.engine.n_slots for state in pool.states() if state.loaded is not None)
 
 
-def memory_budget(server: ServerSettings) -> Budget:
-    """What models and caches may take together."""
-    return replace(read_budget(server.memory), caches=server.caches_ram)
-
-
 def slot_files_of(server: ServerSettings) -> SavedFiles | None:
     """Where slots are saved; None = nowhere. Raises ConfigError when the secret can't be read."""
     place, quota = server.slot_save_path, server.slot_save_quota * MIB
@@ -256,15 +252,6 @@ def loader_by_name(remote: tuple[str, ...]) -> Callable[[], Loader]:
     from server.llama.loader import open_loader
 
     return partial(open_loader, remote)
-
-
-def isolated_renderer() -> "IsolatedRenderer | None":
-    """Processes for templates, where the system can confine them."""
-    if os.name != "posix":
-        return None
-    from server.templates.isolated import IsolatedRenderer
-
-    return IsolatedRenderer()
 
 
 def http_options(server: ServerSettings) -> HttpOptions:

@@ -1,6 +1,6 @@
 """The command line: ``llamapool [serve]``, ``check-config FILE``, ``fit``, ``health``, ``pull``, ``list``, ``rm``, ...
 
-A wrong setting ends it with one line on standard error and status 2.
+An invalid setting ends the command with one line on standard error and exit status 2.
 """
 
 import gc
@@ -20,7 +20,8 @@ import uvicorn
 import yaml
 
 from server import __version__, logs
-from server.cli import health, key_commands, model_commands
+from server.cli import health
+from server.early_load import EarlyLoad, begin_early_load
 from server.engine.instances import ENGINE_THREADS
 from server.errors import MASK, ConfigError, LlamapoolError
 from server.listen import check_reach, open_listeners, published
@@ -42,7 +43,7 @@ _PREPARE_GRACE_S = 2.0  # for threads that prepare a request, after everything e
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; the exit status. `argv` is the process's when None."""
+    """Run a command and return its exit status. `argv` None = the process's arguments."""
     words = list(sys.argv[1:] if argv is None else argv)
     command = COMMANDS.get(words[0]) if words else None
     try:
@@ -51,8 +52,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             status = command(words[1:])
             sys.stdout.flush()
-        except BrokenPipeError:  # who reads what is printed has seen enough, as `head` has
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is left is written when the process ends
+        except BrokenPipeError:  # the reader, such as `head`, has closed the pipe
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # for the output that is flushed at exit
             return OK
         return status
     except ConfigError as error:
@@ -61,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def serve(words: list[str]) -> int:
-    """Serve until a signal ends it. Raises ConfigError."""
+    """Serve until a signal stops the server. Raises ConfigError."""
     if _shown(words):
         return OK
     settings = load_settings(words)
@@ -70,13 +71,15 @@ def serve(words: list[str]) -> int:
     logs.configure(settings.server)
     for warning in warnings:
         logger.warning("%s", warning)
-    with _made_for_good():
-        from server.app import PREPARE_THREADS, create_app  # the whole application: not needed by the other commands
     listeners = open_listeners(settings.server)
+    early: EarlyLoad | None = None
     try:
         with _made_for_good():
+            early = begin_early_load(model_specs(settings), settings.server)
+            from server.app import PREPARE_THREADS, create_app  # the whole application: only serving needs it
+
             addresses = [listener.url for listener in listeners]
-            app = create_app(settings, addresses=addresses, reread=partial(load_settings, words))
+            app = create_app(settings, addresses=addresses, reread=partial(load_settings, words), early=early)
         config = uvicorn.Config(app, lifespan="on", log_config=None, access_log=False)
         server = _Server(config, addresses)
         with published(settings.server.address_file, listeners):
@@ -84,26 +87,28 @@ def serve(words: list[str]) -> int:
     finally:
         for listener in listeners:
             listener.close()
+        if early is not None:
+            early.close()
     status = OK if server.started else NOT_STARTED
     if any(thread.name.startswith(ENGINE_THREADS) for thread in threading.enumerate()):
-        _end_now(NOT_STARTED, "a step or a media encoder hangs; the process ends without waiting for it")
+        _end_now(NOT_STARTED, "a step or a media encoder does not end; exiting without waiting for it")
     preparing = [thread for thread in threading.enumerate() if thread.name.startswith(PREPARE_THREADS)]
     for thread in preparing:
         thread.join(_PREPARE_GRACE_S / len(preparing))
     if any(thread.is_alive() for thread in preparing):
-        _end_now(status, "a request is still being prepared; the process ends without waiting for it")
+        _end_now(status, "a request is still being prepared; exiting without waiting for it")
     return status
 
 
 def _end_now(status: int, why: str) -> NoReturn:
-    """End the process although threads are inside the library. Python would wait for them, or free what they use."""
+    """Exit although threads still run native code. Python's own exit would wait for them, or free what they use."""
     logger.warning(why)
     logging.shutdown()
     os._exit(status)
 
 
 def check_config(words: list[str]) -> int:
-    """Print what a file, with the environment and further flags, comes to. Raises ConfigError."""
+    """Print the settings that a file, the environment and flags result in. Raises ConfigError."""
     if _shown(words):
         return OK
     if not words or words[0].startswith("-"):
@@ -119,8 +124,10 @@ def check_config(words: list[str]) -> int:
 
 
 def fit(words: list[str]) -> int:
-    """``fit MODEL [flags]``: print what a model takes and what would fit. `MODEL` is a file, or a configured model's id
-    or alias; left out, all of them. 1 where one does not fit. Raises ConfigError."""
+    """Print the memory that a model takes and the context that would fit; without `MODEL`, of all models.
+
+    `MODEL` is a file, or a configured model's id or alias. Return 1 if a model does not fit. Raises ConfigError.
+    """
     if _shown(words):
         return OK
     name = words.pop(0) if words and not words[0].startswith("-") else ""
@@ -131,30 +138,34 @@ def fit(words: list[str]) -> int:
     if name and not is_file:
         known = [spec for spec in specs if name in (spec.id, *spec.aliases)]
         if not known:
-            raise ConfigError(f"'{name}' is neither a GGUF file nor a model; known: {', '.join(s.id for s in specs)}")
+            raise ConfigError(f"'{name}' is neither a GGUF file nor a configured model; known: {_ids(specs)}")
         specs = known
     tables = list(_fit_tables(specs, settings))
     print("\n\n".join("\n".join(lines) for lines, _ in tables))
     return OK if all(fits for _, fits in tables) else NOT_STARTED
 
 
+def _ids(specs: Sequence[ModelSpec]) -> str:
+    return ", ".join(spec.id for spec in specs) or "none"
+
+
 def _fit_tables(specs: Sequence[ModelSpec], settings: Settings) -> Iterator[tuple[list[str], bool]]:
-    """Of each model the lines of its table, and whether it fits."""
-    from server.app import memory_budget, native_loader  # the native library: few commands need it
+    """Yield the lines of each model's table, and whether the model fits."""
+    from server.app import native_loader  # the native library: few commands need it
     from server.cli.fit_table import fit_table
 
     loader = native_loader(settings.server.rpc)
     for spec in specs:
         if spec.missing:
-            yield [f"{spec.id}: its files are not here yet; they are downloaded before it is loaded first"], True
+            yield [f"{spec.id}: not downloaded yet; run llamapool pull, or load the model"], True
         else:
-            yield fit_table(loader, spec, memory_budget(settings.server))
+            yield fit_table(loader, spec, settings.server.budget)
 
 
 def docs(words: list[str]) -> int:
     """``docs --write`` regenerates the reference and the schema in a checkout; ``docs`` prints the reference."""
     if words not in ([], ["--write"]):
-        raise ConfigError("docs takes no argument but --write")
+        raise ConfigError(f"docs: unknown argument '{words[0]}'; write llamapool docs or llamapool docs --write")
     if not words:
         print(markdown(TABLE), end="")
         return OK
@@ -165,7 +176,9 @@ def docs(words: list[str]) -> int:
 
 
 def keys(words: list[str]) -> int:
-    """Make keys, and show a file of them: see `server.cli.key_commands`. Raises ConfigError."""
+    """Create API keys and list a keys file. Raises ConfigError."""
+    from server.cli import key_commands
+
     key_commands.main(words)
     return OK
 
@@ -183,13 +196,12 @@ def reference_files() -> dict[str, str]:
 
 
 def effective_yaml(settings: Settings) -> str:
-    """What is set, by whichever source, as a YAML file that would give the same settings; keys and what addresses hold
-    of passwords and tokens are masked."""
+    """Return all values that a source sets, as a YAML file. Keys, and passwords in URLs, are masked."""
     server = _plain(settings.server)
     hidden = {"api_keys": [MASK] * len(settings.server.api_keys), "hf_token": MASK}
     server |= {name: shown for name, shown in hidden.items() if server.get(name)}
     models = {model_id: _plain(model) for model_id, model in settings.models.items()}
-    for folder in ("models_dir", "models_preset"):  # their models stand under models
+    for folder in ("models_dir", "models_preset"):  # their models are listed under models
         server.pop(folder, None)
     return yaml.safe_dump(_masked({"server": server, "models": models}), sort_keys=False)
 
@@ -202,20 +214,22 @@ def _masked(value: Any) -> Any:
     return without_secrets(value) if isinstance(value, str) else value
 
 
-def hub_command(run: Callable[[Sequence[str]], None], words: list[str]) -> int:
-    """``pull``, ``list`` and ``rm``: see `server.cli.model_commands`. 1 where it can't be done. Raises ConfigError."""
+def hub_command(name: str, words: list[str]) -> int:
+    """Run ``pull``, ``list`` or ``rm``. Return 1 if the hub or the disk fails. Raises ConfigError."""
+    from server.cli import model_commands  # with tqdm; a start needs neither
+
     if _HELP.intersection(words):
         print(model_commands.USAGE, end="")
         return OK
     try:
-        run(words)
+        {"pull": model_commands.pull, "list": model_commands.show_list, "rm": model_commands.remove}[name](words)
     except ConfigError:
         raise
     except LlamapoolError as error:
         print(f"llamapool: {error.message}", file=sys.stderr)
         return NOT_STARTED
     except KeyboardInterrupt:
-        print("llamapool: stopped; what was received is kept, the next pull goes on with it", file=sys.stderr)
+        print("llamapool: interrupted; run the command again to continue the download", file=sys.stderr)
         return NOT_STARTED
     return OK
 
@@ -225,9 +239,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "check-config": check_config,
     "fit": fit,
     "health": health.main,
-    "pull": partial(hub_command, model_commands.pull),
-    "list": partial(hub_command, model_commands.show_list),
-    "rm": partial(hub_command, model_commands.remove),
+    **{name: partial(hub_command, name) for name in ("pull", "list", "rm")},
     "keys": keys,
     "bench": bench,
     "docs": docs,
@@ -236,8 +248,10 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
 
 @contextmanager
 def _made_for_good() -> Iterator[None]:
-    """What is made inside lives as long as the process, so the garbage collector need not look at it: not now, when
-    imports make no garbage, and not in later full passes, which would hold up every thread for 50 ms."""
+    """Exclude objects created inside from garbage collection; they live as long as the process.
+
+    Imports create no garbage, and later full collections would pause every thread for 50 ms longer.
+    """
     gc.disable()
     try:
         yield
@@ -247,7 +261,7 @@ def _made_for_good() -> Iterator[None]:
 
 
 class _Server(AdminServer):
-    """uvicorn's, saying where it listens; by itself it does not when the sockets are given."""
+    """A uvicorn server that logs its addresses; uvicorn does not if it is given sockets."""
 
     def __init__(self, config: uvicorn.Config, addresses: list[str]) -> None:
         super().__init__(config)
@@ -274,7 +288,7 @@ def _plain(model: SettingsModel) -> dict[str, Any]:
 
 
 def _shown(words: Sequence[str]) -> bool:
-    """Print --help, --version, --cache-list, --completion-bash or --list-devices when asked for."""
+    """Handle --help, --version, --cache-list, --completion-bash and --list-devices; return whether one was given."""
     if _HELP.intersection(words):
         print(help_text(TABLE), end="")
         return True
@@ -284,7 +298,7 @@ def _shown(words: Sequence[str]) -> bool:
         print(f"llamapool {__version__} (llama-cpp-python {version('llama-cpp-python')})")
         return True
     if _CACHE_LIST.intersection(words):
-        model_commands.show_list([])
+        hub_command("list", [])
         return True
     if COMPLETION_FLAG in words:
         print(completion(TABLE, COMMANDS), end="")

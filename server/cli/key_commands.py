@@ -1,4 +1,4 @@
-"""``llamapool keys``: makes keys, and shows a file of them."""
+"""``llamapool keys``: creates API keys and lists the entries of a keys file."""
 
 import argparse
 import sys
@@ -15,13 +15,13 @@ USAGE = """llamapool keys add FILE NAME [--scopes A,B] [--models A,B] [--mcp A,B
                               [--expires YYYY-MM-DD]
 llamapool keys list FILE
 
-`add` prints a new key, once, and writes its hash to FILE (--keys-file of the server, which reads it again when it
-changes). `list` shows the entries. To withdraw a key, delete its entry."""
+`add` prints a new key once and writes only its hash to FILE, the server's --keys-file. The server reloads the file
+when it changes. `list` prints the entries. To revoke a key, delete its entry."""
 
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> Any:
-        raise ConfigError(f"llamapool keys: {message}; llamapool keys --help shows how")
+        raise ConfigError(f"llamapool keys: {message}; see llamapool keys --help")
 
 
 def _parser() -> argparse.ArgumentParser:

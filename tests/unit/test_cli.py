@@ -141,7 +141,7 @@ def test_check_config_masks_what_addresses_hold_of_passwords_and_tokens(tmp_path
         (["serve", "--bogus"], "unknown argument '--bogus'"),
         (["-m", "nothere.gguf"], "-m: no such file: nothere.gguf; check the path"),
         (["serv"], "unknown argument 'serv'"),
-        (["docs", "x"], "docs takes no argument but --write"),
+        (["docs", "x"], "docs: unknown argument 'x'; write llamapool docs"),
     ],
 )
 def test_a_mistake_is_one_line_and_status_2(
@@ -177,7 +177,7 @@ def test_serve_ends_cleanly_on_a_signal(
         await send({"type": "lifespan.shutdown.complete"})
 
     before = {name: signal.getsignal(name) for name in (signal.SIGINT, signal.SIGTERM)}
-    monkeypatch.setattr("server.app.create_app", lambda settings, addresses, reread: application)
+    monkeypatch.setattr("server.app.create_app", lambda settings, addresses, reread, early: application)
     monkeypatch.setattr(logging.config, "dictConfig", lambda config: None)
     path = tmp_path / "pool.sock"
     try:
@@ -332,7 +332,7 @@ def test_fit_and_check_config_keep_to_the_memory_that_models_may_take(
 
 def test_fit_knows_no_other_model(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["fit", "nothing", "--config", str(ROOT / "config" / "default.yaml")]) == 2
-    assert "'nothing' is neither a GGUF file nor a model; known: demo, " in capsys.readouterr().err
+    assert "'nothing' is neither a GGUF file nor a configured model; known: demo, " in capsys.readouterr().err
 
 
 def test_check_config_prints_what_models_take_as_comments(

@@ -59,7 +59,7 @@ def test_pull_list_and_rm(remote: StandInHub, capsys: pytest.CaptureFixture[str]
         (["rm"], 2, "rm needs a model"),
         (["pull"], 2, "pull needs a model"),
         (["pull", "--offline"], 2, "pull needs a model"),
-        (["list", "x"], 2, "list takes no names"),
+        (["list", "x"], 2, "list takes no model names"),
     ],
 )
 def test_mistakes_are_one_line(
