@@ -21,7 +21,6 @@ _LATER = (
     "server.llama.loader",  # not by `check-config`
     "llama_cpp",
     "limits",  # once a key has limits
-    "pydantic_settings",
     "server.cli.model_commands",  # pull, list and rm
     "server.hub.remote",  # once the hub is contacted
     "huggingface_hub",
