@@ -25,7 +25,6 @@ from server.llama.context.batch import Batch
 from server.llama.context.runner import LlamaRunner
 from server.llama.vocab import LlamaVocab
 from server.routes import generate
-from server.routes.inference import chat
 from server.routes.session import Session
 from server.templates.isolated import IsolatedRenderer
 from server.templates.template import ChatTemplate
@@ -70,8 +69,8 @@ TOKEN_PARTS = [
 REQUEST_PARTS = [
     *_parts("loop", HttpProtocol, data_received="HTTP parse"),
     *_parts("loop", Middleware, __call__="middleware, routing"),
-    *_parts("loop", chat, read_as="body", read_chat="conversation", answer="handler"),
-    *_parts("loop", read, parse="fields"),
+    *_parts("loop", generate, read_as="body", respond="handler"),
+    *_parts("loop", read, parse="fields", read_messages="messages", read_shape="response format"),
     *_parts("loop", Session, start="lease, hand to threads"),
     *_parts("loop", Engine, submit="submit"),
     *_parts("loop", ChatReply, body="reply"),

@@ -180,8 +180,7 @@ class Conversation:
 
     ``opens``: whether the prompt ends with the start of an assistant turn. ``continues``: which part of the last
     message the prompt continues (`templates.continuation`); None if the client doesn't specify it. ``reads_calls``:
-    whether tool calls are parsed. ``warnings``: fields of the body that have no effect, each as a sentence for the
-    client.
+    whether tool calls are parsed.
     """
 
     messages: tuple[Message, ...]
@@ -194,7 +193,6 @@ class Conversation:
     continues: Continued | None = None
     reads_calls: bool = True
     messages_at: str = "messages"
-    warnings: tuple[str, ...] = ()
 
     @property
     def media(self) -> tuple[Media, ...]:

@@ -2,27 +2,25 @@
 `Request`.
 """
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Annotated, Any, Protocol
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, field_validator
 
-from server.chat.conversation import Media
 from server.chat.prepare import Prepared
 from server.dialects.adapters import read_adapters, request_adapters
-from server.dialects.common import Json
 from server.dialects.constraints import ConstraintFields
+from server.dialects.dialect import NO_CALLER, Caller
 from server.dialects.fields import Body, Count, CountOrAll, Fraction, Whole, field_error, out_of_range, within
 from server.dialects.known import Fields
+from server.dialects.logit_bias import check_together
 from server.dialects.sampling import SamplingFields, sampling_params
 from server.engine.media import Spans
-from server.engine.request import Adapters, Event, Request
-from server.media.source import Seen
+from server.engine.request import Adapters, Request
 from server.pool.model import LoadedModel
 from server.structured.constraint import Constraint
 from server.structured.lazy import preserved
-from server.structured.reasoning_end import ReasoningSwitch
 
 MAX_CHOICES = 128
 """Choices of one prompt; OpenAI's limit."""
@@ -159,57 +157,6 @@ INNER_FIELDS = Fields(
 """The objects in `GenerationFields` that are read by hand, for `server.dialects.known`."""
 
 
-class ReplyWriter(Protocol):
-    """Collects the events of all requests (numbered as in `Generation`) into one reply."""
-
-    def feed(self, prompt: int, event: Event) -> None: ...
-
-    def body(self) -> Json | list[Json]: ...
-
-
-class StreamWriter(Protocol):
-    """Turns the events of all requests into server-sent events, each one whole."""
-
-    def feed(self, prompt: int, event: Event) -> list[bytes]: ...
-
-    def finish(self) -> list[bytes]: ...
-
-
-@dataclass(frozen=True, slots=True)
-class NextRound:
-    """The continuation of a reply after tool calls: creates its next generation, with the media that it needs."""
-
-    prepare: Callable[[LoadedModel, Seen], "Generation"]
-    media: Sequence[Media]
-
-
-class FollowUp(Protocol):
-    """Calls the tools that the server executes, after each round of a reply."""
-
-    has_acted: bool
-    """Whether a tool was called."""
-
-    def act(self) -> AsyncGenerator[bytes, None]: ...
-
-    def next(self) -> NextRound | None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Generation:
-    """A parsed body for one model: the engine requests, and the writer of the response."""
-
-    requests: Sequence[Request]
-    writer: ReplyWriter | StreamWriter
-    reasoning: ReasoningSwitch | None = None  # ends the reasoning early if the client requests it
-    generation_prompt: str = ""  # the end of a chat's prompt that opens the assistant's turn
-    commit: Callable[[], Awaitable[None]] | None = None  # stores the finished reply; awaited before its end is sent
-    follow_up: FollowUp | None = None  # where the server may call tools and generate again
-
-    def written_by(self, writer: ReplyWriter | StreamWriter) -> "Generation":
-        """The same with another writer."""
-        return replace(self, writer=writer)
-
-
 @dataclass(frozen=True, slots=True)
 class Logprobs:
     """Which log probabilities a reply carries: none, the tokens' own, or those of ``n_top`` alternatives too."""
@@ -264,10 +211,17 @@ def engine_request(
     logprobs: Logprobs = NO_LOGPROBS,
     constraint: Constraint | None = None,
     print_special: frozenset[int] = frozenset(),
+    max_tokens: int | None = None,
+    n: int | None = None,
+    prompt_logprobs: bool = False,
+    caller: Caller = NO_CALLER,
 ) -> Request:
-    """One engine request from a body's shared fields. Raises `InvalidRequest`."""
+    """Return one engine request from a body's shared fields. `max_tokens` and `n` override those of the body.
+
+    Raises `InvalidRequest`, `PermissionDenied`.
+    """
     check_choices(fields)
-    max_tokens = token_limit(fields, model.spec.n_predict)
+    salt = fields.cache_salt or ""
     id_slot = -1 if fields.id_slot is None else fields.id_slot
     if id_slot >= model.engine.n_slots:
         raise field_error("id_slot", f"there are slots 0 to {model.engine.n_slots - 1}")
@@ -277,11 +231,12 @@ def engine_request(
         prompt=prompt,
         media=media,
         sampling=sampling_params(fields, model.spec.sampling, model.vocab, model.engine.n_ctx_seq),
-        max_tokens=max_tokens,
+        max_tokens=token_limit(fields, model.spec.n_predict) if max_tokens is None else max_tokens,
         stop=fields.stop or model.spec.stop,
-        n=fields.n_choices,
+        n=fields.n_choices if n is None else n,
         n_probs=logprobs.n_top,
         want_logprobs=logprobs.wanted,
+        prompt_logprobs=prompt_logprobs,
         n_forbidden=fields.n_forbidden or 0,
         cache_prompt=defaults.cache_prompt if fields.cache_prompt is None else fields.cache_prompt,
         id_slot=id_slot,
@@ -290,7 +245,7 @@ def engine_request(
         timings_per_token=bool(fields.timings_per_token),
         print_special=print_special | preserved(fields.preserved_tokens or (), model.vocab),
         constraint=constraint,
-        adapters=request_adapters(fields.lora, model),
+        adapters=caller.allowed_adapters(request_adapters(fields.lora, model)),
         n_keep=model.spec.engine.n_keep if fields.n_keep is None else fields.n_keep,
         n_discard=fields.n_discard or 0,
         n_cache_reuse=model.spec.engine.n_cache_reuse if fields.n_cache_reuse is None else fields.n_cache_reuse,
@@ -299,17 +254,28 @@ def engine_request(
         spec_n_max=-1 if fields.spec_n_max is None else fields.spec_n_max,
         spec_n_min=-1 if fields.spec_n_min is None else fields.spec_n_min,
         spec_p_min=-1.0 if fields.spec_p_min is None else fields.spec_p_min,
-        priority=fields.priority or 0,
-        cache_salt=fields.cache_salt or "",
+        priority=caller.allowed_priority(fields.priority or 0),
+        client=caller.client(fields.end_user),
+        cache_salt=salt,
+        cache_scope=caller.cache_scope(salt),
         cache_key=fields.prompt_cache_key or "",
-        client=fields.end_user,
+        log_id=caller.log_id,
+        asked_again=caller.asked_again,
+        arrived_at=caller.arrived_at,
     )
 
 
 def prepared_request(
-    prepared: Prepared, fields: GenerationFields, model: LoadedModel, request_id: str, logprobs: Logprobs = NO_LOGPROBS
+    prepared: Prepared,
+    fields: GenerationFields,
+    model: LoadedModel,
+    request_id: str,
+    logprobs: Logprobs = NO_LOGPROBS,
+    *,
+    max_tokens: int | None = None,
+    caller: Caller = NO_CALLER,
 ) -> Request:
-    """The engine request of a conversation. Raises `InvalidRequest`."""
+    """Return the engine request of a conversation. Raises `InvalidRequest`, `PermissionDenied`."""
     request = engine_request(
         fields,
         model,
@@ -319,13 +285,19 @@ def prepared_request(
         logprobs=logprobs,
         constraint=prepared.output.constraint,
         print_special=prepared.output.shown,
+        max_tokens=max_tokens,
+        caller=caller,
     )
-    check_alternatives([request], model.engine.n_ctx_seq)
+    check_totals([request], model.engine.n_ctx_seq)
     return request
 
 
-def check_alternatives(requests: Sequence[Request], n_ctx: int) -> None:
-    """Raise `InvalidRequest` for more probabilities than a reply can reasonably hold: each takes some 80 bytes."""
+def check_totals(requests: Sequence[Request], n_ctx: int) -> None:
+    """Raise `InvalidRequest` if the requests of one body have too many biases or probabilities together.
+
+    A probability takes some 80 bytes of the reply.
+    """
+    check_together(requests)
     n = 0
     for request in requests:
         n_prompt = len(request.prompt)

@@ -9,14 +9,15 @@ import re
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Protocol
 
 import orjson
 
 from server.chat.conversation import Conversation, Media, Message, TextPart, text_content
 from server.dialects.common import Json
+from server.dialects.dialect import Caller, Generation, NextRound
 from server.dialects.fields import wrong_type
-from server.dialects.generation import Generation, NextRound
 from server.errors import InvalidRequest
 from server.mcp.config import McpServer, is_web_url
 from server.mcp.results import McpFault, McpResult, McpTool
@@ -307,11 +308,11 @@ class RoundWriter(Protocol):
         ...
 
 
-Generate = Callable[[Conversation, LoadedModel, Seen], Generation]
+Generate = Callable[[Conversation, LoadedModel, Seen, Caller], Generation]
 
 
 class ToolRounds:
-    """Calls the tools of each round and creates the next one (`server.dialects.generation.FollowUp`).
+    """Calls the tools of each round and creates the next one (`server.dialects.dialect.FollowUp`).
 
     `conversation`: that of the first round. `generate`: creates each further round's generation. `names`: whether
     results have their tools' names.
@@ -358,7 +359,7 @@ class ToolRounds:
         messages = (*before.messages, self._writer.message(), *self._results)
         conversation = replace(before, messages=messages, tools=tools, opens=None, continues=None)
         self._conversation = conversation
-        return NextRound(lambda model, seen: self._generate(conversation, model, seen), conversation.media)
+        return NextRound(partial(self._generate, conversation), conversation.media)
 
 
 def tool_of(given: Mapping[str, Any]) -> McpTool | None:

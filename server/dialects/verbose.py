@@ -5,39 +5,31 @@ is next to the choices of a full response, and in the last event of each choice 
 text.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import cast
 
 from server.dialects.common import Json, members
 from server.dialects.completions.prompt import prompt_text
-from server.dialects.generation import Generation, GenerationFields, ReplyWriter, StreamWriter
+from server.dialects.dialect import Caller, Generation, ReplyWriter, StreamWriter
+from server.dialects.generation import GenerationFields
 from server.dialects.native.settings import whole_settings
 from server.dialects.native.write import Finals, NativeReply
 from server.engine.request import Event, Finished
-from server.media.source import Seen
 from server.pool.model import LoadedModel
 
 KEY = "__verbose"
 _END = b"}\n\n"  # of an event's object
 
 
-def verbosely(
-    prepare: Callable[[LoadedModel, Seen], Generation], fields: GenerationFields, *, default: bool
-) -> Callable[[LoadedModel, Seen], Generation]:
-    """Wrap `prepare` to return a verbose response if the request, or by `default` the server, enables it."""
-    if not (default if fields.verbose is None else fields.verbose):
-        return prepare
-
-    def detailed(model: LoadedModel, seen: Seen) -> Generation:
-        generation = prepare(model, seen)
-        finals = _finals(generation, fields, model)
-        if fields.stream:
-            return generation.written_by(_Stream(cast(StreamWriter, generation.writer), finals))
-        native = NativeReply(finals, return_tokens=bool(fields.return_tokens))
-        return generation.written_by(_Reply(cast(ReplyWriter, generation.writer), native))
-
-    return detailed
+def verbose(generation: Generation, fields: GenerationFields, model: LoadedModel, caller: Caller) -> Generation:
+    """Return a generation whose reply is verbose if the request, or by default the server, enables it."""
+    if not (caller.verbose if fields.verbose is None else fields.verbose):
+        return generation
+    finals = _finals(generation, fields, model)
+    if fields.stream:
+        return generation.written_by(_Stream(cast(StreamWriter, generation.writer), finals))
+    native = NativeReply(finals, return_tokens=bool(fields.return_tokens))
+    return generation.written_by(_Reply(cast(ReplyWriter, generation.writer), native))
 
 
 def _finals(generation: Generation, fields: GenerationFields, model: LoadedModel) -> Finals:
@@ -70,8 +62,8 @@ class _Reply:
         self.native.feed(prompt, event)
 
     def body(self) -> Json | list[Json]:
-        told = self.native.body()
-        return {**cast(Json, self.inner.body()), KEY: told[0] if isinstance(told, list) else told}
+        native = self.native.body()
+        return {**cast(Json, self.inner.body()), KEY: native[0] if isinstance(native, list) else native}
 
 
 @dataclass(slots=True)
@@ -85,8 +77,8 @@ class _Stream:
         chunks = self.inner.feed(prompt, event)
         if not (isinstance(event, Finished) and chunks and chunks[0].endswith(_END)):
             return chunks
-        told = members({KEY: self.finals.final(prompt, event)})
-        return [chunks[0].removesuffix(_END) + told + _END, *chunks[1:]]
+        added = members({KEY: self.finals.final(prompt, event)})
+        return [chunks[0].removesuffix(_END) + added + _END, *chunks[1:]]
 
     def finish(self) -> list[bytes]:
         return self.inner.finish()

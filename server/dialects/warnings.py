@@ -29,20 +29,13 @@ _SIMILAR = 0.75
 """How similar a known name must be to an unknown one to be suggested, from 0 to 1 (difflib's ratio)."""
 
 
-def warning_headers(
-    body: Mapping[str, Any],
-    known: Known | None = None,
-    *,
-    native: bool = False,
-    warnings: Iterable[str] = (),
-) -> dict[str, str]:
-    """Return the header that lists a JSON body's fields without effect; no header if there are none.
+def unused_fields(body: Mapping[str, Any], known: Known, *, native: bool = False) -> list[str]:
+    """Return a sentence for each of a JSON body's fields without effect.
 
-    `known`: the dialect's fields; None = do not search for unknown ones. `native`: whether the body is that of
-    llama-server's own completion, which had a system prompt and images in 2023. `warnings`: the dialect's own.
+    `known`: the dialect's fields. `native`: whether the body is that of llama-server's own completion, which had a
+    system prompt and images in 2023.
     """
-    unknown = () if known is None else unknown_fields(body, known)
-    return as_header([*_warnings(body, native), *warnings, *unknown])
+    return [*_warnings(body, native), *unknown_fields(body, known)]
 
 
 def unknown_fields(given: Mapping[str, Any], known: Known) -> list[str]:
@@ -67,15 +60,6 @@ def as_header(warnings: Iterable[str]) -> dict[str, str]:
     header = "; ".join([*shown, *rest])
     logger.info("a request is answered without all that it holds: %s", header)
     return {WARNING_HEADER: header}
-
-
-def with_warnings(headers: Mapping[str, str] | None, warnings: Iterable[str]) -> Mapping[str, str] | None:
-    """Return `headers` with `warnings` that arose after they were made."""
-    later = as_header(warnings)
-    if not later:
-        return headers
-    said = [each[WARNING_HEADER] for each in (headers or {}, later) if WARNING_HEADER in each]
-    return {**(headers or {}), WARNING_HEADER: "; ".join(said)}
 
 
 def _printable(text: str) -> str:

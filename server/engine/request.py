@@ -207,7 +207,7 @@ class Failed:
 Event = Started | Progress | PromptLogprobs | Text | Finished | Failed
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Request:
     """One piece of client work.
 
@@ -272,7 +272,7 @@ class Request:
     arrived_at: float = 0.0
 
     def __post_init__(self) -> None:
-        self.want_logprobs = self.want_logprobs or self.n_probs > 0
+        object.__setattr__(self, "want_logprobs", self.want_logprobs or self.n_probs > 0)
 
 
 Sink = Callable[[list[Event]], None]

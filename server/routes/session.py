@@ -13,12 +13,12 @@ from fastapi import Request as HttpRequest
 
 from server.chat.conversation import Media
 from server.chat.prompt import can_show
-from server.dialects.logit_bias import check_together
+from server.dialects.dialect import Caller, Generation
 from server.dialects.vectors.encoding import VectorJob
 from server.engine.cache_scope import cache_scope, is_lasting
-from server.engine.request import Event, Failed, Finished, Request, Sink, Started, Text
+from server.engine.request import Event, Failed, Finished, Sink, Started, Text
 from server.engine.sequence import Ticket
-from server.errors import ModelEnded, PermissionDenied, Unavailable
+from server.errors import ModelEnded, Unavailable
 from server.media.bitmap import Document, Video, n_bytes_of
 from server.media.loader import TEXT_ONLY
 from server.media.source import NOTHING_SEEN, FileContent, Seen
@@ -42,6 +42,8 @@ LONG_WITH_MEDIA = 16 << 20
 _NOT_IN_GRAPH = "backend_sampling is ignored: the model was loaded without it"
 Preparation = Callable[[LoadedModel, Seen], T]
 """What is done with a model, and with what of a request's media it can be shown; blocking."""
+Generate = Callable[[LoadedModel, Seen, Caller], Generation]
+"""Creates the engine requests of a parsed request for a model; blocking."""
 PromptEvents = tuple[int, list[Event]]
 """The number of a request within the session, and its events of one step."""
 
@@ -107,50 +109,41 @@ class Session:
             seen = await self._see(media, model)
             return await self._in_thread(lambda model: work(model, seen), model)
 
-    async def start(
-        self,
-        name: str | None,
-        work: Preparation[T],
-        requests: Callable[[T], Sequence[Request]],
-        media: Sequence[Media] = (),
-    ) -> T:
+    async def start(self, name: str | None, work: Generate, media: Sequence[Media] = ()) -> Generation:
         """`prepare`, then submit the requests of its result; those that arrive together share a batch."""
         with self._services.gate.entered():
-            model = await self._acquire(name)
-            seen = await self._see(media, model)
-            return await self._submit(model, lambda model: work(model, seen), requests)
+            return await self._submit(await self._acquire(name), work, media)
 
-    async def resume(
-        self, work: Preparation[T], requests: Callable[[T], Sequence[Request]], media: Sequence[Media] = ()
-    ) -> T:
-        """`start` again, with the model that it got: the next round of the same reply."""
+    async def resume(self, work: Generate, media: Sequence[Media] = ()) -> Generation:
+        """`start` the next round of the same reply with the same model."""
         assert self._lease is not None
         with self._services.gate.entered():
-            model = self._lease.model
-            seen = await self._see(media, model)
-            return await self._submit(model, lambda model: work(model, seen), requests)
+            return await self._submit(self._lease.model, work, media)
 
-    async def _submit(
-        self, model: LoadedModel, work: Callable[[LoadedModel], T], requests: Callable[[T], Sequence[Request]]
-    ) -> T:
+    async def _submit(self, model: LoadedModel, work: Generate, media: Sequence[Media]) -> Generation:
+        seen, caller = await self._see(media, model), self._caller()
         with model.engine.preparing():
-            result = await self._in_thread(work, model)
+            result = await self._in_thread(lambda model: work(model, seen, caller), model)
             self._usage.submitted_at = time.perf_counter()
-            submitted = requests(result)
-            check_together(submitted)
-            for number, request in enumerate(submitted):
-                request.client = self._client(request.client)
-                request.priority = allowed_priority(request.priority, self._key)
-                check_adapters(request, self._key)
-                request.cache_scope = self._scope(request.cache_salt)
-                request.log_id = self._log_id
-                request.asked_again, request.arrived_at = self._asked_again, self._arrived_at
+            for number, request in enumerate(result.requests):
                 if request.sampling.backend_sampling and not model.spec.engine.backend_sampling:
                     self.warnings = [*self.warnings, _NOT_IN_GRAPH]
                 self._usage.n_prompt += len(request.prompt)
                 self._tickets.append(model.engine.submit(request, self._sink(number)))
                 self._usage.n_open += request.n
         return result
+
+    def _caller(self) -> Caller:
+        return Caller(
+            self._client,
+            self._scope,
+            self._key.priority,
+            "lora" in self._key.scopes,
+            self._log_id,
+            self._asked_again,
+            self._arrived_at,
+            verbose=self._services.options.verbose,
+        )
 
     async def embed(
         self, name: str | None, task: Task, work: Preparation[VectorJob], media: Sequence[Media] = ()
@@ -375,21 +368,3 @@ def session_of(request: HttpRequest, keep_alive_s: float | None = None, salt: st
         n_body_bytes=share.n_bytes if (share := request.scope.get(BODY_SHARE)) else 0,
         owner=owner_of(request),
     )
-
-
-def check_adapters(request: Request, key: Key) -> None:
-    """Raises `PermissionDenied` for LoRA scales of its own where the key gets what is set for all."""
-    if request.adapters is not None and "lora" not in key.scopes:
-        raise PermissionDenied(
-            "lora: this API key's requests get the adapters that are set for all: it lacks the scope 'lora'"
-        )
-
-
-def allowed_priority(wanted: int, key: Key) -> int:
-    """A request's priority, no more urgent than its key's may be. Who asks for more is refused (`PermissionDenied`),
-    who asks for nothing gets what there is."""
-    if key.priority is None or wanted >= key.priority:
-        return wanted
-    if wanted < 0:
-        raise PermissionDenied(f"priority: this API key's requests may have {key.priority} or more")
-    return key.priority

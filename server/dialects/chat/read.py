@@ -19,10 +19,13 @@ from server.dialects.chat.tools import ChatTools, read_tools
 from server.dialects.chat.write import ChatReply, ChatReplyOptions, ChatStream
 from server.dialects.common import Header, Json
 from server.dialects.constraints import read_shape
+from server.dialects.dialect import NO_CALLER, Caller, Dialect, Generation, ParsedRequest
 from server.dialects.fields import Whole, parse
-from server.dialects.generation import INNER_FIELDS, MAX_PROBS, Generation, Logprobs, prepared_request
+from server.dialects.generation import INNER_FIELDS, MAX_PROBS, GenerationFields, Logprobs, prepared_request
 from server.dialects.known import fields_of
 from server.dialects.thinking import ReasoningFields, read_thinking, template_kwargs
+from server.dialects.verbose import verbose
+from server.dialects.warnings import unused_fields
 from server.errors import InvalidRequest
 from server.media.source import NOTHING_SEEN, Seen
 from server.pool.model import LoadedModel
@@ -63,16 +66,42 @@ FIELDS = INNER_FIELDS | fields_of(ChatBody, messages=MESSAGE, tools=TOOL, functi
 """The fields of the body, at any depth."""
 
 
-@dataclass(frozen=True, slots=True)
-class ParsedChat:
-    """A chat body, checked, before a model renders it. ``custom``: the names of its custom tools."""
+_CONVERSATION_FIELDS = dict.fromkeys(("messages", "tools", "functions", "response_format"))
 
-    body: ChatBody
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatRequest(ParsedRequest):
+    """A chat request before a model renders it.
+
+    ``custom``: the names of its custom tools. ``calls_functions``: calls are `functions` of 2023. ``echo``: a stream
+    repeats the content that it continues.
+    """
+
     conversation: Conversation
+    logprobs: Logprobs
     custom: frozenset[str] = frozenset()
+    calls_functions: bool = False
+    echo: bool = False
+
+    def generation(self, model: LoadedModel, seen: Seen = NOTHING_SEEN, caller: Caller = NO_CALLER) -> Generation:
+        """Return the request and the writer of its reply; blocking, for a thread. Raises `InvalidRequest`."""
+        options, header = self.options, Header(model.spec.id)
+        prepared = prepare(self.conversation, model, seen)
+        request = prepared_request(prepared, options, model, header.id, self.logprobs, caller=caller)
+        output, prefilled = prepared.output, prepared.prompt.prefilled
+        reply = ChatReplyOptions(self.calls_functions, request.post_sampling_probs, self.custom)
+        # llama-server repeats the continued message in full responses; in streams only with "echo".
+        writer: ChatStream | ChatReply
+        if options.stream:
+            echo = prefilled if self.echo else ""
+            writer = ChatStream(header, output.parser, include_usage=options.include_usage, echo=echo, words=reply)
+        else:
+            writer = ChatReply(header, output.parser, prefill=prefilled, words=reply)
+        opening = prepared.prompt.rendered.generation_prompt
+        return verbose(Generation([request], writer, output.switch, opening), options, model, caller)
 
 
-def read_chat(given: object) -> ParsedChat:
+def parse_chat(given: dict[str, Any]) -> ChatRequest:
     """Validate the fields that don't depend on a model. Raises `InvalidRequest`."""
     body = parse(ChatBody, given)
     for name, reason in _REFUSED.items():
@@ -101,9 +130,20 @@ def read_chat(given: object) -> ParsedChat:
         opens=body.add_generation_prompt,
         continues=body.continue_final_message,
         reads_calls=body.parse_tool_calls is not False,
-        warnings=tuple(warnings),
     )
-    return ParsedChat(body, conversation, chat_tools.custom)
+    return ChatRequest(
+        options=body.model_copy(update=_CONVERSATION_FIELDS),
+        media=conversation.media,
+        warnings=[*warnings, *unused_fields(given, FIELDS)],
+        conversation=conversation,
+        logprobs=chat_logprobs(body, body.logprobs, body.top_logprobs),
+        custom=chat_tools.custom,
+        calls_functions=body.old,
+        echo=bool(body.echo),
+    )
+
+
+CHAT = Dialect(parse_chat)
 
 
 def _read_tools(body: ChatBody, warnings: list[str]) -> ChatTools:
@@ -116,37 +156,19 @@ def _read_tools(body: ChatBody, warnings: list[str]) -> ChatTools:
     return ChatTools(read_functions(body.functions, body.function_call))
 
 
-def chat_generation(chat: ParsedChat, model: LoadedModel, seen: Seen = NOTHING_SEEN) -> Generation:
-    """The request and the writer of its reply; blocking, for a thread. Raises `InvalidRequest`."""
-    body, logprobs = chat.body, chat_logprobs(chat.body)
-    header = Header(model.spec.id)
-    prepared = prepare(chat.conversation, model, seen)
-    request = prepared_request(prepared, body, model, header.id, logprobs)
-    output, prefilled = prepared.output, prepared.prompt.prefilled
-    # llama-server repeats the continued message in full responses; in streams only with "echo".
-    words = ChatReplyOptions(body.old, request.post_sampling_probs, chat.custom)
-    opening = prepared.prompt.rendered.generation_prompt
-    if not body.stream:
-        reply = ChatReply(header, output.parser, prefill=prefilled, words=words)
-        return Generation([request], reply, output.switch, opening)
-    echo, include_usage = prefilled if body.echo else "", body.include_usage
-    stream = ChatStream(header, output.parser, include_usage=include_usage, echo=echo, words=words)
-    return Generation([request], stream, output.switch, opening)
-
-
 def input_tokens(conversation: Conversation, model: LoadedModel, seen: Seen = NOTHING_SEEN) -> Json:
     """The reply of ``/input_tokens``, of a chat and of Responses: how many the prompt has."""
     return {"input_tokens": prompt_of(conversation, model).count(model, seen), "object": "response.input_tokens"}
 
 
-def apply_template(chat: ParsedChat, model: LoadedModel, seen: Seen = NOTHING_SEEN) -> Json:
+def apply_template(conversation: Conversation, model: LoadedModel, seen: Seen = NOTHING_SEEN) -> Json:
     """The reply of ``POST /apply-template``: the prompt, with the model's marker for each medium."""
     marker = "" if model.media is None else model.media.marker
-    return {"prompt": as_text(prompt_of(chat.conversation, model).parts, marker, seen)}
+    return {"prompt": as_text(prompt_of(conversation, model).parts, marker, seen)}
 
 
-def chat_logprobs(body: ChatBody) -> Logprobs:
-    """Which log probabilities a chat's fields ask for."""
-    if body.logprobs:
-        return Logprobs(True, DEFAULT_TOP_LOGPROBS if body.top_logprobs is None else body.top_logprobs)
-    return Logprobs(body.n_top > 0, body.n_top)
+def chat_logprobs(options: GenerationFields, wanted: bool | None, n_top: int | None) -> Logprobs:
+    """Return the log probabilities for ``logprobs`` and ``top_logprobs``, otherwise those for ``n_probs``."""
+    if wanted:
+        return Logprobs(True, DEFAULT_TOP_LOGPROBS if n_top is None else n_top)
+    return Logprobs(options.n_top > 0, options.n_top)

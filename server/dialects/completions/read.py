@@ -10,10 +10,10 @@ from typing import Any
 
 from pydantic import field_validator
 
-from server.chat.conversation import Media
 from server.dialects.common import Header
 from server.dialects.completions.logprobs import Echo, echo
 from server.dialects.completions.prompt import (
+    PROMPT,
     GivenPrompt,
     TextWithMedia,
     prompt_media,
@@ -23,18 +23,22 @@ from server.dialects.completions.prompt import (
 )
 from server.dialects.completions.write import CompletionReply, CompletionStream
 from server.dialects.constraints import read_shape
+from server.dialects.dialect import NO_CALLER, Caller, Dialect, Generation, ParsedRequest
 from server.dialects.fields import Whole, field_error, out_of_range, parse
 from server.dialects.generation import (
+    INNER_FIELDS,
     MAX_CHOICES,
     MAX_PROBS,
-    Generation,
     GenerationFields,
     Logprobs,
-    check_alternatives,
+    check_totals,
     engine_request,
     refuse_thinking,
 )
+from server.dialects.known import fields_of
 from server.dialects.native.fim import Gap, fim_tokens, require_fim
+from server.dialects.verbose import verbose
+from server.dialects.warnings import unused_fields
 from server.engine.media import MediaPrompt
 from server.engine.request import Request
 from server.errors import InvalidRequest, NotSupported
@@ -65,29 +69,55 @@ class CompletionBody(GenerationFields):
         return max(self.best_of or 1, self.n_choices)
 
 
-@dataclass(frozen=True, slots=True)
-class ParsedCompletion:
-    """A completions body, checked, before a model tokenizes it."""
+FIELDS = INNER_FIELDS | fields_of(CompletionBody, prompt=PROMPT)
+"""The fields of the body, at any depth."""
 
-    body: CompletionBody
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompletionRequest(ParsedRequest):
+    """A completion request before a model tokenizes it."""
+
+    options: CompletionBody
     prompts: list[GivenPrompt]
 
-    @property
-    def media(self) -> tuple[Media, ...]:
-        """Of all prompts."""
-        return prompt_media(self.prompts)
+    def generation(self, model: LoadedModel, seen: Seen = NOTHING_SEEN, caller: Caller = NO_CALLER) -> Generation:
+        """Return the requests and the writer of their reply; blocking, for a thread. Raises `InvalidRequest`."""
+        header = Header(model.spec.id)
+        job = prepare_completion(self, model, header.id, seen, caller)
+        body, n, after = self.options, self.options.n_generated, bool(self.options.post_sampling_probs)
+        writer: CompletionStream | CompletionReply
+        if body.stream:
+            writer = CompletionStream(
+                header,
+                n=n,
+                echoes=job.echoes,
+                include_usage=body.include_usage,
+                lists=_lists(body),
+                after_sampling=after,
+            )
+        else:
+            best = body.n_choices if n > body.n_choices else 0
+            writer = CompletionReply(
+                header,
+                n=n,
+                echoes=job.echoes,
+                best=best,
+                logprobs=_logprobs(body).wanted,
+                lists=_lists(body),
+                after_sampling=after,
+            )
+        return verbose(Generation(job.requests, writer), body, model, caller)
 
 
 @dataclass(frozen=True, slots=True)
 class CompletionJob:
     """The engine requests, one per prompt. ``echoes``: the prompts, if requested."""
 
-    body: CompletionBody
     requests: list[Request]
     echoes: list[Echo]
 
 
-def read_completion(given: object) -> ParsedCompletion:
+def parse_completion(given: dict[str, Any]) -> CompletionRequest:
     """Validate the fields that don't depend on a model. Raises `InvalidRequest`."""
     body = parse(CompletionBody, given)
     _check_best_of(body)
@@ -97,7 +127,17 @@ def read_completion(given: object) -> ParsedCompletion:
             raise field_error("echo", "can't be used with logprobs and suffix: the prompt is not what the model reads")
         if body.post_sampling_probs:
             raise field_error("echo", "can't be used with post_sampling_probs: a prompt's tokens are not sampled")
-    return ParsedCompletion(body, read_prompts(body.prompt))
+    prompts = read_prompts(body.prompt)
+    options = body.model_copy(update={"prompt": None})
+    return CompletionRequest(
+        options=options,
+        media=prompt_media(prompts),
+        warnings=unused_fields(given, FIELDS),
+        prompts=prompts,
+    )
+
+
+COMPLETIONS = Dialect(parse_completion)
 
 
 def _check_best_of(body: CompletionBody) -> None:
@@ -109,49 +149,38 @@ def _check_best_of(body: CompletionBody) -> None:
         raise field_error("best_of", "can't be streamed: which choices are best shows at the end")
 
 
-def completion_generation(completion: ParsedCompletion, model: LoadedModel, seen: Seen = NOTHING_SEEN) -> Generation:
-    """The requests and the writer of their reply; blocking, for a thread. Raises `InvalidRequest`."""
-    header = Header(model.spec.id)
-    job = prepare_completion(completion, model, header.id, seen)
-    body, echoes = job.body, job.echoes
-    n, after = body.n_generated, bool(body.post_sampling_probs)
-    if body.stream:
-        usage = body.include_usage
-        stream = CompletionStream(
-            header, n=n, echoes=echoes, include_usage=usage, lists=_lists(body), after_sampling=after
-        )
-        return Generation(job.requests, stream)
-    best, shown = (body.n_choices if n > body.n_choices else 0), _logprobs(body).wanted
-    reply = CompletionReply(
-        header, n=n, echoes=echoes, best=best, logprobs=shown, lists=_lists(body), after_sampling=after
-    )
-    return Generation(job.requests, reply)
-
-
 def prepare_completion(
-    completion: ParsedCompletion, model: LoadedModel, request_id: str, seen: Seen = NOTHING_SEEN
+    completion: CompletionRequest,
+    model: LoadedModel,
+    request_id: str,
+    seen: Seen = NOTHING_SEEN,
+    caller: Caller = NO_CALLER,
 ) -> CompletionJob:
     """Tokenize and compile; blocking, for a thread. Raises `InvalidRequest`."""
-    body = completion.body
+    body = completion.options
     constraint = compiled(read_shape(body) or model.spec.shape, body.lazy, model.vocab, model.grammar)
     requests, echoes = [], []
     for number, prompt in enumerate(completion.prompts):
         path = "prompt" if len(completion.prompts) == 1 else f"prompt.{number}"
         tokens = _tokens(body, prompt, path, model, seen)
+        n = _best_of(body)
         request = engine_request(
             body,
             model,
             request_id=request_id if len(completion.prompts) == 1 else f"{request_id}-{number}",
             prompt=tokens.tokens,
             media=tokens.spans,
-            logprobs=_logprobs(body),
+            # The log probabilities by which the choices are compared.
+            logprobs=_logprobs(body) if n is None else replace(_logprobs(body), wanted=True),
             constraint=constraint.fork() if constraint is not None and number else constraint,
+            n=n,
+            prompt_logprobs=_scores_prompt(body),
+            caller=caller,
         )
-        request = replace(request, prompt_logprobs=_scores_prompt(body))
-        requests.append(_best_of(body, request))
+        requests.append(request)
         echoes.append(_echo(body, prompt, tokens, model))
-    check_alternatives(requests, model.engine.n_ctx_seq)
-    return CompletionJob(body, requests, echoes)
+    check_totals(requests, model.engine.n_ctx_seq)
+    return CompletionJob(requests, echoes)
 
 
 def _tokens(body: CompletionBody, prompt: GivenPrompt, path: str, model: LoadedModel, seen: Seen) -> MediaPrompt:
@@ -173,14 +202,14 @@ def _tokens(body: CompletionBody, prompt: GivenPrompt, path: str, model: LoadedM
     return tokens
 
 
-def _best_of(body: CompletionBody, request: Request) -> Request:
-    """Return `request` with ``best_of`` choices, and the log probabilities by which they are compared."""
+def _best_of(body: CompletionBody) -> int | None:
+    """Return the number of choices for ``best_of``, None if it is not greater than ``n``. Raises `InvalidRequest`."""
     n = body.n_generated
-    if n == request.n:
-        return request
+    if n == body.n_choices:
+        return None
     if n > MAX_CHOICES:
         raise field_error("best_of", out_of_range(1, MAX_CHOICES, n))
-    return replace(request, n=n, want_logprobs=True)
+    return n
 
 
 def _echo(body: CompletionBody, prompt: GivenPrompt, tokens: MediaPrompt, model: LoadedModel) -> Echo:

@@ -13,10 +13,10 @@ from server.chat.conversation import Conversation, ReasoningSettings
 from server.chat.prepare import prepare, prompt_of
 from server.dialects.chat.known import TOOL_CHOICE
 from server.dialects.common import Header, Json, random_id
+from server.dialects.dialect import NO_CALLER, Caller, Dialect, Generation, ParsedRequest
 from server.dialects.fields import Body, Count, parse
 from server.dialects.generation import (
     ADAPTER,
-    Generation,
     GenerationFields,
     ServingFields,
     prepared_request,
@@ -24,14 +24,15 @@ from server.dialects.generation import (
 )
 from server.dialects.known import Fields, fields_of
 from server.dialects.mcp import ServerTools, ToolRounds
+from server.dialects.messages.errors import error_event
 from server.dialects.messages.known import BLOCK, MESSAGE, TOOL
 from server.dialects.messages.messages import read_conversation
 from server.dialects.messages.tools import read_tools
-from server.dialects.messages.write import NO_SERVER_TOOLS, MessageReply, MessageStream, Names
+from server.dialects.messages.write import NO_SERVER_TOOLS, PING, MessageReply, MessageStream, Names
 from server.dialects.reasoning_cipher import NO_CIPHER, ReasoningCipher
 from server.dialects.sampling import SamplingFields
 from server.dialects.thinking import UNSAID_BUDGET, ReasoningOption, asked_to_think, template_kwargs
-from server.dialects.warnings import left_out
+from server.dialects.warnings import left_out, unused_fields
 from server.errors import InvalidRequest
 from server.media.source import NOTHING_SEEN, Seen
 from server.pool.model import LoadedModel
@@ -89,25 +90,50 @@ FIELDS = fields_of(
 """The fields of the body, at any depth."""
 
 
-@dataclass(frozen=True, slots=True)
-class ParsedMessages:
-    """A body, checked, and the conversation that it means."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessagesRequest(ParsedRequest):
+    """A request for a message. ``show_reasoning``: whether thinking blocks have a text. ``server_tools``: tools that
+    this server calls.
+    """
 
-    body: MessagesBody
     conversation: Conversation
     cipher: ReasoningCipher
     names: Names
-    server_tools: ServerTools | None = None  # tools that this server calls
+    show_reasoning: bool = True
+    server_tools: ServerTools | None = None
 
-    @property
-    def show_reasoning(self) -> bool:
-        """Whether thinking blocks have a text."""
-        return self.body.thinking is None or self.body.thinking.display != "omitted"
+    def generation(self, model: LoadedModel, seen: Seen = NOTHING_SEEN, caller: Caller = NO_CALLER) -> Generation:
+        """Return the request and the writer of its reply; blocking, for a thread. Raises `InvalidRequest`."""
+        options, server = self.options, self.server_tools
+        header = Header(model.spec.id, f"msg_{random_id()}")
+        prepared = prepare(self.conversation, model, seen)
+        request = prepared_request(prepared, options, model, header.id, caller=caller)
+        writer = (MessageStream if options.stream else MessageReply)(
+            header,
+            prepared.output.parser,
+            self.cipher.encrypt,
+            self.names,
+            show_reasoning=self.show_reasoning,
+            server_tools=NO_SERVER_TOOLS if server is None else server.tools,
+        )
+
+        def next_round(conversation: Conversation, model: LoadedModel, seen: Seen, caller: Caller) -> Generation:
+            prepared = prepare(conversation, model, seen)
+            left = max((options.max_tokens or 0) - writer.n_predicted, 0)
+            request = prepared_request(prepared, options, model, header.id, max_tokens=left, caller=caller)
+            writer.next_round(prepared.output.parser)
+            return Generation([request], writer)
+
+        follow_up = None
+        if server is not None:
+            # The output does not repeat the message that it continues.
+            follow_up = ToolRounds(server, self.conversation, writer, next_round, names=True)
+        return Generation([request], writer, follow_up=follow_up)
 
 
-def read_messages(
+def parse_messages(
     given: dict[str, Any], cipher: ReasoningCipher = NO_CIPHER, *, generate: bool = True
-) -> ParsedMessages:
+) -> MessagesRequest:
     """Validate the fields that don't depend on a model. `cipher`: encrypts and decrypts reasoning. Raises
     `InvalidRequest`.
     """
@@ -126,9 +152,16 @@ def read_messages(
         _thinking(body, config.effort),
         _shape(config.format, "output_config.format") or _shape(body.output_format, "output_format"),
         template_kwargs=template_kwargs(body.chat_template_kwargs),
-        warnings=tuple(warnings),
     )
-    return ParsedMessages(body, conversation, cipher, given_tools.reader.names)
+    return MessagesRequest(
+        options=_options(body),
+        media=conversation.media,
+        warnings=[*warnings, *unused_fields(given, FIELDS)],
+        conversation=conversation,
+        cipher=cipher,
+        names=given_tools.reader.names,
+        show_reasoning=body.thinking is None or body.thinking.display != "omitted",
+    )
 
 
 def _left_out(given: dict[str, Any]) -> Iterator[str]:
@@ -147,7 +180,7 @@ def _left_out(given: dict[str, Any]) -> Iterator[str]:
             yield left_out("edits in context_management", str(kind), 1)
 
 
-def _fields(body: MessagesBody) -> GenerationFields:
+def _options(body: MessagesBody) -> GenerationFields:
     """Sampling and limits under their usual names; all of it is checked already."""
     shared = {name: getattr(body, name) for name in MessagesBody.model_fields if name in GenerationFields.model_fields}
     user = (body.metadata or {}).get("user_id")
@@ -175,35 +208,9 @@ def _shape(given: dict[str, Any] | None, at: str) -> ResponseFormat | None:
     return ResponseFormat("schema", schema or ANY_OBJECT, f"{at}.schema")
 
 
-def message_generation(wanted: ParsedMessages, model: LoadedModel, seen: Seen = NOTHING_SEEN) -> Generation:
-    """The request and the writer of its reply; blocking, for a thread. Raises `InvalidRequest`."""
-    header = Header(model.spec.id, f"msg_{random_id()}")
-    prepared = prepare(wanted.conversation, model, seen)
-    request = prepared_request(prepared, _fields(wanted.body), model, header.id)
-    server = wanted.server_tools
-    writer = (MessageStream if wanted.body.stream else MessageReply)(
-        header,
-        prepared.output.parser,
-        wanted.cipher.encrypt,
-        wanted.names,
-        show_reasoning=wanted.show_reasoning,
-        server_tools=NO_SERVER_TOOLS if server is None else server.tools,
-    )
-
-    def next_round(conversation: Conversation, model: LoadedModel, seen: Seen) -> Generation:
-        prepared = prepare(conversation, model, seen)
-        request = prepared_request(prepared, _fields(wanted.body), model, header.id)
-        request.max_tokens = max((wanted.body.max_tokens or 0) - writer.n_predicted, 0)
-        writer.next_round(prepared.output.parser)
-        return Generation([request], writer)
-
-    follow_up = None
-    if server is not None:
-        # The output does not repeat the message that it continues.
-        follow_up = ToolRounds(server, wanted.conversation, writer, next_round, names=True)
-    return Generation([request], writer, follow_up=follow_up)
+def count_message_tokens(conversation: Conversation, model: LoadedModel, seen: Seen = NOTHING_SEEN) -> Json:
+    """Return the reply of ``POST /v1/messages/count_tokens``."""
+    return {"input_tokens": prompt_of(conversation, model).count(model, seen)}
 
 
-def count_message_tokens(wanted: ParsedMessages, model: LoadedModel, seen: Seen = NOTHING_SEEN) -> Json:
-    """The reply of ``POST /v1/messages/count_tokens``."""
-    return {"input_tokens": prompt_of(wanted.conversation, model).count(model, seen)}
+MESSAGES = Dialect(parse_messages, error_event, PING)

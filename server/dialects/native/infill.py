@@ -5,13 +5,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from server.dialects.completions.prompt import Mixed, read_mixed, tokenize_mixed
+from server.dialects.dialect import NO_CALLER, Caller, Dialect, Generation, ParsedRequest
 from server.dialects.fields import parse
-from server.dialects.generation import Generation, refuse_thinking
+from server.dialects.generation import INNER_FIELDS, refuse_thinking
+from server.dialects.known import Fields, fields_of
 from server.dialects.native.body import NativeBody
 from server.dialects.native.fim import Extra, Gap, extra_tokens, fim_tokens, fitting_extra, require_fim
 from server.dialects.native.read import generation
+from server.dialects.warnings import unused_fields
 from server.engine.media import MediaPrompt
 from server.errors import InvalidRequest
+from server.media.source import NOTHING_SEEN, Seen
 from server.pool.model import LoadedModel
 
 MAX_FILES = 1024
@@ -25,18 +29,30 @@ class InfillBody(NativeBody):
     input_extra: Any = None
 
 
-@dataclass(frozen=True, slots=True)
-class Infill:
-    """A checked body, before a model tokenizes it."""
+FIELDS = INNER_FIELDS | fields_of(InfillBody, input_extra=Fields("filename text"))
+"""The fields of the body, at any depth."""
 
-    body: InfillBody
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InfillRequest(ParsedRequest):
+    """An infill request before a model tokenizes it."""
+
+    options: InfillBody
     prefix: Mixed
     suffix: Mixed
     prompt: str
     files: list[Extra]
 
+    def generation(self, model: LoadedModel, seen: Seen = NOTHING_SEEN, caller: Caller = NO_CALLER) -> Generation:
+        """Return the request and the writer of its reply; blocking, for a thread.
 
-def read_infill(given: object) -> Infill:
+        Raises `InvalidRequest`, and `NotSupported` for a model without the tokens for it.
+        """
+        require_fim(model.vocab)
+        return generation(self.options, lambda: [MediaPrompt(infill_tokens(self, model))], model, caller)
+
+
+def parse_infill(given: dict[str, Any]) -> InfillRequest:
     """Validate the fields that don't depend on a model. Raises `InvalidRequest`."""
     body = parse(InfillBody, given)
     refuse_thinking(body)
@@ -45,13 +61,18 @@ def read_infill(given: object) -> Infill:
     for name in ("input_prefix", "input_suffix"):
         if getattr(body, name) is None:
             raise InvalidRequest(f'"{name}" is required', name)
-    return Infill(
-        body=body,
+    options = body.model_copy(update=dict.fromkeys(("prompt", "input_prefix", "input_suffix", "input_extra")))
+    return InfillRequest(
+        options=options,
+        warnings=unused_fields(given, FIELDS, native=True),
         prefix=read_mixed(body.input_prefix, "input_prefix"),
         suffix=read_mixed(body.input_suffix, "input_suffix"),
         prompt=body.prompt or "",
         files=_read_files(body.input_extra),
     )
+
+
+INFILL = Dialect(parse_infill)
 
 
 def _read_files(value: object) -> list[Extra]:
@@ -74,16 +95,7 @@ def _file(entry: object, path: str) -> Extra:
     return Extra(text, filename)
 
 
-def infill_generation(infill: Infill, model: LoadedModel) -> Generation:
-    """The request and the writer of its reply; blocking, for a thread.
-
-    Raises `InvalidRequest`, and `NotSupported` for a model without the tokens for it.
-    """
-    require_fim(model.vocab)
-    return generation(infill.body, lambda: [MediaPrompt(infill_tokens(infill, model))], model)
-
-
-def infill_tokens(infill: Infill, model: LoadedModel) -> list[int]:
+def infill_tokens(infill: InfillRequest, model: LoadedModel) -> list[int]:
     """Return the prompt, cut to a batch: of a long prefix keep the end, of the suffix and the files the start and the
     end.
     """

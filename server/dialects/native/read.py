@@ -6,13 +6,14 @@ handle_completions_impl).
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import orjson
 
-from server.chat.conversation import Media
 from server.chat.reasoning_budget import allowance, ended_by
 from server.dialects.common import Json, random_id
 from server.dialects.completions.prompt import (
+    PROMPT,
     GivenPrompt,
     TextWithMedia,
     prompt_media,
@@ -23,11 +24,14 @@ from server.dialects.completions.prompt import (
     with_images,
 )
 from server.dialects.constraints import conflict, guide
+from server.dialects.dialect import NO_CALLER, Caller, Dialect, Generation, ParsedRequest
 from server.dialects.fields import field_error, parse
-from server.dialects.generation import Generation, check_alternatives, engine_request, refuse_thinking
+from server.dialects.generation import INNER_FIELDS, check_totals, engine_request, refuse_thinking
+from server.dialects.known import fields_of
 from server.dialects.native.body import NativeBody
 from server.dialects.native.settings import whole_settings
 from server.dialects.native.write import Finals, NativeReply, NativeStream
+from server.dialects.warnings import unused_fields
 from server.engine.media import MediaPrompt
 from server.engine.request import Request
 from server.errors import InvalidRequest
@@ -39,21 +43,23 @@ from server.structured.lazy import Lazy, compiled
 from server.structured.reasoning_end import UNLIMITED
 from server.structured.response_format import ResponseFormat
 
+FIELDS = INNER_FIELDS | fields_of(NativeBody, prompt=PROMPT)
+"""The fields of the body, at any depth."""
 
-@dataclass(frozen=True, slots=True)
-class ParsedNative:
-    """A native body, checked, before a model tokenizes it."""
 
-    body: NativeBody
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NativeRequest(ParsedRequest):
+    """A native completion request before a model tokenizes it."""
+
+    options: NativeBody
     prompts: list[GivenPrompt]
 
-    @property
-    def media(self) -> tuple[Media, ...]:
-        """Of all prompts."""
-        return prompt_media(self.prompts)
+    def generation(self, model: LoadedModel, seen: Seen = NOTHING_SEEN, caller: Caller = NO_CALLER) -> Generation:
+        """Return the requests and the writer of their reply; blocking, for a thread. Raises `InvalidRequest`."""
+        return generation(self.options, lambda: tokens_of(self, model, seen), model, caller)
 
 
-def read_native(given: object) -> ParsedNative:
+def parse_native(given: dict[str, Any]) -> NativeRequest:
     """Validate the fields that don't depend on a model. Raises `InvalidRequest`."""
     body = parse(NativeBody, given)
     body.system_text  # noqa: B018 (raises for one that can't be)
@@ -61,17 +67,22 @@ def read_native(given: object) -> ParsedNative:
         refuse_thinking(body)
     elif body.reasoning_control:
         raise field_error("reasoning_control", "only chat completions can be controlled")
-    return ParsedNative(body, [with_images(prompt, body.image_data) for prompt in read_prompts(body.prompt)])
+    prompts = [with_images(prompt, body.image_data) for prompt in read_prompts(body.prompt)]
+    options = body.model_copy(update={"prompt": None, "image_data": None})
+    return NativeRequest(
+        options=options,
+        media=prompt_media(prompts),
+        warnings=unused_fields(given, FIELDS, native=True),
+        prompts=prompts,
+    )
 
 
-def native_generation(completion: ParsedNative, model: LoadedModel, seen: Seen = NOTHING_SEEN) -> Generation:
-    """The requests and the writer of their reply; blocking, for a thread. Raises `InvalidRequest`."""
-    return generation(completion.body, lambda: tokens_of(completion, model, seen), model)
+NATIVE = Dialect(parse_native)
 
 
-def tokens_of(completion: ParsedNative, model: LoadedModel, seen: Seen = NOTHING_SEEN) -> list[MediaPrompt]:
+def tokens_of(completion: NativeRequest, model: LoadedModel, seen: Seen = NOTHING_SEEN) -> list[MediaPrompt]:
     """The tokens of each prompt. Raises `InvalidRequest`."""
-    system = completion.body.system_text
+    system = completion.options.system_text
     head = model.vocab.tokenize(system, add_special=True, parse_special=True) if system else []
     found = []
     for number, prompt in enumerate(completion.prompts):
@@ -90,7 +101,9 @@ def tokens_of(completion: ParsedNative, model: LoadedModel, seen: Seen = NOTHING
     return found
 
 
-def generation(body: NativeBody, tokenize: Callable[[], Sequence[MediaPrompt]], model: LoadedModel) -> Generation:
+def generation(
+    body: NativeBody, tokenize: Callable[[], Sequence[MediaPrompt]], model: LoadedModel, caller: Caller
+) -> Generation:
     """Return one engine request per prompt, and the writer for all of them."""
     constraint = _budgeted(
         compiled(_shape(body) or model.spec.shape, body.lazy, model.vocab, model.grammar), body, model
@@ -106,10 +119,11 @@ def generation(body: NativeBody, tokenize: Callable[[], Sequence[MediaPrompt]], 
             media=prompt.spans,
             logprobs=body.wanted_probs,
             constraint=constraint.fork() if constraint is not None and number else constraint,
+            caller=caller,
         )
         for number, prompt in enumerate(prompts)
     ]
-    check_alternatives(requests, model.engine.n_ctx_seq)
+    check_totals(requests, model.engine.n_ctx_seq)
     finals = Finals(
         model=model.spec.id,
         n=body.n_choices,

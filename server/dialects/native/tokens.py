@@ -1,5 +1,6 @@
 """``/tokenize`` and ``/detokenize`` (llama.cpp tools/server/server-context.cpp, post_tokenize)."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +19,7 @@ from server.dialects.completions.prompt import (
 )
 from server.dialects.fields import Body, parse, wrong_type
 from server.dialects.known import fields_of
+from server.dialects.warnings import unused_fields
 from server.media.source import NOTHING_SEEN, Seen
 from server.pool.model import LoadedModel
 from server.vocab import Vocab
@@ -55,12 +57,23 @@ DETOKENIZE_FIELDS = fields_of(DetokenizeBody)
 
 
 @dataclass(frozen=True, slots=True)
-class Tokenize:
-    """A checked body of ``/tokenize``."""
+class _TokensRequest:
+    """A checked body. ``salt``: `server.dialects.dialect.ModelRequest`."""
 
-    body: TokenizeBody
+    model: str | None
+    warnings: Sequence[str]
+    salt = None
+
+
+@dataclass(frozen=True, slots=True)
+class Tokenize(_TokensRequest):
+    """A checked body of ``/tokenize``. ``path``: the field with the content, "" for no content."""
+
     content: GivenPrompt
+    path: str
     add_special: bool
+    parse_special: bool
+    with_pieces: bool
 
     @property
     def media(self) -> tuple[Media, ...]:
@@ -69,14 +82,13 @@ class Tokenize:
 
 
 @dataclass(frozen=True, slots=True)
-class Detokenize:
+class Detokenize(_TokensRequest):
     """A checked body of ``/detokenize``."""
 
-    body: DetokenizeBody
     tokens: list[int]
 
 
-def read_tokenize(received: object) -> Tokenize:
+def read_tokenize(received: dict[str, Any]) -> Tokenize:
     """Check the body. Raises `InvalidRequest`."""
     body = parse(TokenizeBody, received)
     named = body.content is None and body.prompt is not None
@@ -84,7 +96,15 @@ def read_tokenize(received: object) -> Tokenize:
     path = "prompt" if named else "content"
     content = read_object(given, path) if isinstance(given, dict) else read_mixed("" if given is None else given, path)
     wanted = (one for one in (body.add_special, body.add_special_tokens) if one is not None)
-    return Tokenize(body, content, next(wanted, named))
+    return Tokenize(
+        body.model,
+        unused_fields(received, TOKENIZE_FIELDS),
+        content,
+        "" if given is None else path,
+        next(wanted, named),
+        body.parse_special,
+        body.with_pieces,
+    )
 
 
 def tokenize(request: Tokenize, model: LoadedModel, seen: Seen = NOTHING_SEEN) -> Json:
@@ -92,17 +112,17 @@ def tokenize(request: Tokenize, model: LoadedModel, seen: Seen = NOTHING_SEEN) -
 
     Many are JSON already (`orjson.Fragment`).
     """
-    body = request.body
-    if body.content is None and body.prompt is None:
+    if not request.path:
         return {"tokens": []}
-    path = "prompt" if body.content is None else "content"
     read = read_prompt(
-        request.content, model, seen, path, add_special=request.add_special, parse_special=body.parse_special
+        *(request.content, model, seen, request.path),
+        add_special=request.add_special,
+        parse_special=request.parse_special,
     )
     tokens, vocab = [max(token, _MEDIUM) for token in read.tokens] if read.spans else read.tokens, model.vocab
     if len(tokens) > _SLICE:
-        return {"tokens": orjson.Fragment(_written(tokens, vocab if body.with_pieces else None))}
-    return {"tokens": _shown(tokens, vocab) if body.with_pieces else tokens}
+        return {"tokens": orjson.Fragment(_written(tokens, vocab if request.with_pieces else None))}
+    return {"tokens": _shown(tokens, vocab) if request.with_pieces else tokens}
 
 
 def _shown(tokens: list[int], vocab: Vocab) -> list[Json]:
@@ -128,7 +148,7 @@ def _piece(piece: bytes) -> str | list[int]:
         return list(piece)
 
 
-def read_detokenize(given: object) -> Detokenize:
+def read_detokenize(given: dict[str, Any]) -> Detokenize:
     """Check the body. Raises `InvalidRequest`."""
     body = parse(DetokenizeBody, given)
     tokens = [] if body.tokens is None else body.tokens
@@ -137,7 +157,7 @@ def read_detokenize(given: object) -> Detokenize:
     for index, token in enumerate(tokens):
         if isinstance(token, bool) or not isinstance(token, int):
             raise wrong_type(f"tokens.{index}", "a token id", token)
-    return Detokenize(body, tokens)
+    return Detokenize(body.model, unused_fields(given, DETOKENIZE_FIELDS), tokens)
 
 
 def detokenize(request: Detokenize, vocab: Vocab) -> Json:

@@ -5,7 +5,7 @@ fields. `write` creates the response.
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
@@ -16,10 +16,10 @@ from server.chat.prepare import Prepared, prepare
 from server.chat.prompt import can_show, read_parts
 from server.dialects.common import random_id
 from server.dialects.completions.prompt import check_token
+from server.dialects.dialect import NO_CALLER, Caller, Dialect, Generation, ParsedRequest
 from server.dialects.fields import INT32_MAX, Body, CountOrAll, Whole, field_error, parse, within
 from server.dialects.generation import (
     MAX_TOP_LOGPROBS,
-    Generation,
     GenerationFields,
     Logprobs,
     StopField,
@@ -28,11 +28,13 @@ from server.dialects.generation import (
 )
 from server.dialects.known import Fields, fields_of
 from server.dialects.native.fim import Gap, fim_tokens, require_fim
-from server.dialects.ollama.fields import LOAD_OPTIONS, OLDER_OPTIONS, KeepAlive
+from server.dialects.ollama.errors import error_line
+from server.dialects.ollama.fields import LOAD_OPTIONS, OLDER_OPTIONS, KeepAlive, without_effect
 from server.dialects.ollama.messages import content_of, read_functions, read_messages
 from server.dialects.ollama.models import can_think
 from server.dialects.ollama.write import LastLine, OllamaReply, OllamaStream, Reply
 from server.dialects.sampling import SamplingFields
+from server.dialects.warnings import unknown_fields
 from server.engine.media import MediaPrompt
 from server.engine.request import Request
 from server.errors import InvalidRequest, NotSupported, short
@@ -92,62 +94,73 @@ CHAT_FIELDS = fields_of(OllamaChatBody, options=OPTIONS, messages=_MESSAGE, tool
 GENERATE_FIELDS = fields_of(OllamaGenerateBody, options=OPTIONS)
 
 
-@dataclass(frozen=True, slots=True)
-class ParsedOllama:
-    """A validated body. ``conversation`` is None for a raw prompt, and if there is nothing to generate from."""
+_NO_MESSAGE = Message("user")
 
-    body: OllamaChatBody | OllamaGenerateBody
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OllamaRequest(ParsedRequest):
+    """A request of Ollama's API.
+
+    ``conversation`` is None for a raw prompt, and if there is nothing to generate from. ``message``: a prompt without a
+    template, and the start of the gap before ``suffix``. ``context``: tokens before the prompt. ``returns_context``:
+    whether the reply has them. ``began``: seconds of `time.perf_counter`.
+    """
+
+    reply: Reply
     conversation: Conversation | None
-    shape: ResponseFormat | None
-    began: float  # seconds of `time.perf_counter`
-    raw: Message | None = None
-    """A prompt without a template."""
-
-    @property
-    def media(self) -> tuple[Media, ...]:
-        """Return all media."""
-        if self.conversation is not None:
-            return self.conversation.media
-        return tuple(part for part in self.raw.parts if isinstance(part, Media)) if self.raw is not None else ()
-
-    @property
-    def streams(self) -> bool:
-        """Return whether to stream, which is Ollama's default."""
-        return self.body.stream is not False
+    response_format: ResponseFormat | None
+    logprobs: Logprobs
+    began: float
+    reasons: bool = False
+    message: Message = _NO_MESSAGE
+    suffix: str = ""
+    context: Sequence[int] = ()
+    returns_context: bool = False
 
     @property
     def loads(self) -> bool:
         """Whether nothing is to be generated: the model is only loaded, or freed."""
-        body = self.body
-        return self.conversation is None and not (
-            isinstance(body, OllamaGenerateBody) and ((self.raw is not None and self.raw.content) or body.suffix)
-        )
+        return self.conversation is None and not (self.message.content or self.suffix)
 
-    @property
-    def warnings(self) -> tuple[str, ...]:
-        """Return the fields without effect."""
-        return () if self.conversation is None else self.conversation.warnings
+    def generation(self, model: LoadedModel, seen: Seen = NOTHING_SEEN, caller: Caller = NO_CALLER) -> Generation:
+        """Return the request and the writer of its reply; blocking, for a thread. Raises `InvalidRequest`."""
+        loaded = time.perf_counter()
+        reply = self.reply.named(model.spec.id)
+        if self.reasons and not can_think(model.template):
+            raise InvalidRequest(f"think: {reply.model!r} does not support thinking", "think")
+        prepared = None if self.conversation is None else prepare(self.conversation, model, seen)
+        request_id = f"ollama-{random_id()}"
+        if prepared is None:
+            request = _raw_request(self, model, seen, request_id, caller)
+        else:
+            prepared = _after_context(prepared, self.context, model)
+            request = prepared_request(prepared, self.options, model, request_id, self.logprobs, caller=caller)
+        context = [token for token in request.prompt if token >= 0]  # media can't be sent back
+        ending = LastLine(self.began, loaded, context if self.returns_context else None)
+        parser = PlainParser if prepared is None else prepared.output.parser
+        writer = OllamaStream if self.options.stream else OllamaReply
+        return Generation([request], writer(reply, parser, ending))
 
-    @property
-    def reply(self) -> Reply:
-        """How the lines of the reply look."""
-        return Reply(self.body.model or "", chat=isinstance(self.body, OllamaChatBody))
 
-
-def read_chat(given: object) -> ParsedOllama:
+def parse_chat(given: dict[str, Any]) -> OllamaRequest:
     """Validate the fields that don't depend on a model. Raises `InvalidRequest`."""
     began = time.perf_counter()
     body = parse(OllamaChatBody, given)
     messages, shape = tuple(read_messages(body.messages)), _shape(body.format)
     warnings: list[str] = []
     tools = read_functions(body.tools, warnings)
-    if not messages:
-        return ParsedOllama(body, None, shape, began)
-    return ParsedOllama(body, _conversation(body, messages, shape, tools=tools, warnings=tuple(warnings)), shape, began)
+    conversation = _conversation(body, messages, shape, tools=tools) if messages else None
+    return OllamaRequest(
+        **_shared(body, began),
+        media=conversation.media if conversation else (),
+        conversation=conversation,
+        response_format=shape,
+        warnings=[*without_effect(given), *unknown_fields(given, CHAT_FIELDS), *warnings],
+    )
 
 
-def read_generate(given: object) -> ParsedOllama:
-    """Like `read_chat`. A prompt is a user message unless it is raw or the prefix of a gap."""
+def parse_generate(given: dict[str, Any]) -> OllamaRequest:
+    """Like `parse_chat`. A prompt is a user message unless it is raw or the prefix of a gap."""
     began = time.perf_counter()
     body = parse(OllamaGenerateBody, given)
     shape = _shape(body.format)
@@ -161,10 +174,33 @@ def read_generate(given: object) -> ParsedOllama:
     user = Message("user", content)
     if body.suffix and body.images:
         raise InvalidRequest("images: can't be used with a suffix", "images")
-    if body.raw or body.suffix or not (body.prompt or body.images):
-        return ParsedOllama(body, None, shape, began, user)
-    system = (Message("system", body.system),) if body.system else ()
-    return ParsedOllama(body, _conversation(body, (*system, user), shape, at="prompt"), shape, began)
+    conversation = None
+    if not (body.raw or body.suffix) and (body.prompt or body.images):
+        system = (Message("system", body.system),) if body.system else ()
+        conversation = _conversation(body, (*system, user), shape, at="prompt")
+    return OllamaRequest(
+        **_shared(body, began),
+        media=conversation.media if conversation else [part for part in user.parts if isinstance(part, Media)],
+        conversation=conversation,
+        response_format=shape,
+        warnings=[*without_effect(given), *unknown_fields(given, GENERATE_FIELDS)],
+        message=user,
+        suffix=body.suffix or "",
+        context=body.context or (),
+        returns_context=not body.raw and not body.suffix,
+    )
+
+
+def _shared(body: OllamaChatBody | OllamaGenerateBody, began: float) -> dict[str, Any]:
+    """Return the members of an `OllamaRequest` that both endpoints have."""
+    return {
+        "options": _options(body),
+        "reply": Reply(body.model or "", chat=isinstance(body, OllamaChatBody)),
+        "keep_alive_s": body.keep_alive,
+        "logprobs": Logprobs(bool(body.logprobs), (body.top_logprobs or 0) if body.logprobs else 0),
+        "reasons": bool(body.think),
+        "began": began,
+    }
 
 
 def _conversation(
@@ -187,71 +223,56 @@ def _shape(given: object) -> ResponseFormat | None:
     return ResponseFormat("schema", given or ANY_OBJECT, "format")
 
 
-def generation(ask: ParsedOllama, model: LoadedModel, seen: Seen = NOTHING_SEEN) -> Generation:
-    """The request and the writer of its reply; blocking, for a thread. Raises `InvalidRequest`."""
-    loaded, body = time.perf_counter(), ask.body
-    if body.think and not can_think(model.template):
-        raise InvalidRequest(f"think: {body.model or model.spec.id!r} does not support thinking", "think")
-    prepared = None if ask.conversation is None else prepare(ask.conversation, model, seen)
-    request = _raw_request(ask, model, seen) if prepared is None else _request(ask, prepared, model)
-    remembers = isinstance(body, OllamaGenerateBody) and not body.raw and not body.suffix
-    context = [token for token in request.prompt if token >= 0]  # media can't be sent back
-    ending = LastLine(ask.began, loaded, context if remembers else None)
-    parser = PlainParser if prepared is None else prepared.output.parser
-    writer = OllamaStream if ask.streams else OllamaReply
-    return Generation([request], writer(ask.reply.named(model.spec.id), parser, ending))
+def _after_context(prepared: Prepared, context: Sequence[int], model: LoadedModel) -> Prepared:
+    """Return the prompt after the tokens of ``context``. Raises `InvalidRequest` for one past the vocabulary."""
+    if not context:
+        return prepared
+    for index, token in enumerate(context):
+        check_token(model.vocab, token, f"context.{index}")
+    tokens = prepared.tokens.tokens
+    n_dropped = int(tokens[0] == model.vocab.bos)
+    media = tuple(replace(span, start=span.start + len(context) - n_dropped) for span in prepared.tokens.spans)
+    return replace(prepared, tokens=MediaPrompt([*context, *tokens[n_dropped:]], media))
 
 
-def _request(ask: ParsedOllama, prepared: Prepared, model: LoadedModel) -> Request:
-    context = ask.body.context if isinstance(ask.body, OllamaGenerateBody) else None
-    if context:
-        for index, token in enumerate(context):
-            check_token(model.vocab, token, f"context.{index}")
-        tokens = prepared.tokens.tokens
-        n_dropped = int(tokens[0] == model.vocab.bos)
-        media = tuple(replace(span, start=span.start + len(context) - n_dropped) for span in prepared.tokens.spans)
-        prepared = replace(prepared, tokens=MediaPrompt(context + tokens[n_dropped:], media))
-    return prepared_request(prepared, _fields(ask.body), model, f"ollama-{random_id()}", _logprobs(ask.body))
-
-
-def _raw_request(ask: ParsedOllama, model: LoadedModel, seen: Seen) -> Request:
-    """Of a prompt that is taken as it is, or of the gap between it and a suffix."""
-    body, vocab = ask.body, model.vocab
-    assert isinstance(body, OllamaGenerateBody)
-    prompt = body.prompt or ""
-    if body.suffix:
+def _raw_request(ask: OllamaRequest, model: LoadedModel, seen: Seen, request_id: str, caller: Caller) -> Request:
+    """Return the request for a prompt without a template, or for the gap between it and a suffix."""
+    vocab = model.vocab
+    if ask.suffix:
         try:
             require_fim(vocab)
         except NotSupported as error:
             raise field_error("suffix", error.message) from None
         prefix, suffix = (
-            vocab.tokenize(text, add_special=False, parse_special=False) for text in (prompt, body.suffix)
+            vocab.tokenize(text, add_special=False, parse_special=False) for text in (ask.message.text, ask.suffix)
         )
         tokens = MediaPrompt(fim_tokens(vocab, Gap(prefix, suffix), suffix_first=model.spec.spm_infill))
     else:
-        said = ask.raw or Message("user")
-        refuse_unseen([said], can_show(model))
-        parts = [part.text if isinstance(part, TextPart) else part for part in said.parts]
+        refuse_unseen([ask.message], can_show(model))
+        parts = [part.text if isinstance(part, TextPart) else part for part in ask.message.parts]
         tokens = read_parts(parts, model, seen)
-    shape = ask.shape or model.spec.shape
+    shape = ask.response_format or model.spec.shape
     return engine_request(
-        _fields(body),
+        ask.options,
         model,
-        request_id=f"ollama-{random_id()}",
+        request_id=request_id,
         prompt=tokens.tokens,
         media=tokens.spans,
-        logprobs=_logprobs(body),
+        logprobs=ask.logprobs,
         constraint=None if shape is None else shape.constraint(model.grammar),
+        caller=caller,
     )
 
 
-def _fields(body: AskBody) -> GenerationFields:
+def _options(body: AskBody) -> GenerationFields:
     """Sampling and limits under their usual names; all of it is checked already."""
     options = body.options or Options()
     shared: Mapping[str, Any] = {name: getattr(options, name) for name in SamplingFields.model_fields}
     limit = options.num_predict
     return GenerationFields.model_construct(
         **shared,
+        model=body.model or None,
+        sse_ping_interval=0,  # an empty line is none that clients could read
         stop=options.stop,
         n_keep=options.num_keep,
         n_predict=None if limit is None else max(limit, -1),
@@ -259,5 +280,6 @@ def _fields(body: AskBody) -> GenerationFields:
     )
 
 
-def _logprobs(body: AskBody) -> Logprobs:
-    return Logprobs(bool(body.logprobs), (body.top_logprobs or 0) if body.logprobs else 0)
+OLLAMA_CHAT, OLLAMA_GENERATE = (
+    Dialect(parser, error_line, media_type="application/x-ndjson") for parser in (parse_chat, parse_generate)
+)

@@ -10,11 +10,12 @@ import orjson
 from pydantic import AfterValidator
 
 from server.dialects.fields import INT32_MAX, Body, Whole, field_error, parse, within
-from server.dialects.known import fields_of
-from server.dialects.ollama.fields import KeepAlive
+from server.dialects.known import Fields, fields_of
+from server.dialects.ollama.fields import KeepAlive, without_effect
 from server.dialects.ollama.read import OPTIONS
 from server.dialects.vectors.embeddings import MAX_INPUTS
 from server.dialects.vectors.encoding import EUCLIDEAN, normalized
+from server.dialects.warnings import unknown_fields
 from server.engine.runner_api import Pooling, Vectors
 from server.errors import InvalidRequest
 from server.pool.model import LoadedModel
@@ -54,6 +55,7 @@ class Embed:
     dimensions: int
     old: bool
     began: float  # seconds of `time.perf_counter`
+    warnings: Sequence[str]
 
     @property
     def empty(self) -> bytes:
@@ -87,7 +89,7 @@ class EmbedJob:
         return orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
-def read_embed(given: object) -> Embed:
+def read_embed(given: dict[str, Any]) -> Embed:
     """Validate the fields that don't depend on a model. Raises `InvalidRequest`."""
     began = time.perf_counter()
     body = parse(EmbedBody, given)
@@ -100,15 +102,30 @@ def read_embed(given: object) -> Embed:
         dimensions=body.dimensions or 0,
         old=False,
         began=began,
+        warnings=_warnings(given, EMBED_FIELDS),
     )
 
 
-def read_old_embed(given: object) -> Embed:
+def read_old_embed(given: dict[str, Any]) -> Embed:
     """As `read_embed`, of the older body, whose text is never cut."""
     began = time.perf_counter()
     body = parse(OldEmbedBody, given)
     texts = [body.prompt] if body.prompt else []
-    return Embed(body.model or None, texts, body.keep_alive, truncate=False, dimensions=0, old=True, began=began)
+    warnings = _warnings(given, OLD_EMBED_FIELDS)
+    return Embed(
+        body.model or None,
+        texts,
+        body.keep_alive,
+        truncate=False,
+        dimensions=0,
+        old=True,
+        began=began,
+        warnings=warnings,
+    )
+
+
+def _warnings(given: dict[str, Any], known: Fields) -> list[str]:
+    return [*without_effect(given), *unknown_fields(given, known)]
 
 
 def embed_job(request: Embed, model: LoadedModel) -> EmbedJob:

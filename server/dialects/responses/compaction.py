@@ -5,16 +5,22 @@ reasoning is (`server.dialects.reasoning_cipher`), so a client can keep it for a
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
 
 import orjson
 
 from server.chat.conversation import Message
 from server.dialects.common import Json, random_id
-from server.dialects.generation import ReplyWriter
+from server.dialects.dialect import NO_CALLER, Caller, Generation, ParsedRequest, ReplyWriter
 from server.dialects.reasoning_cipher import COMPACTION, ReasoningCipher
 from server.engine.request import Event
 from server.errors import InvalidRequest
+from server.media.source import Seen
+from server.pool.model import LoadedModel
+
+if TYPE_CHECKING:
+    from server.dialects.responses.read import ResponseRequest
 
 MAX_SUMMARY_TOKENS = 2048
 MAX_KEPT_CHARS = 16_000
@@ -38,6 +44,32 @@ def compaction_body(given: Mapping[str, Any]) -> Json:
         items = [*(items or []), {"role": "user", "content": _INSTRUCTION}]
     kept = {name: value for name, value in given.items() if name not in _DROPPED}
     return {"max_output_tokens": MAX_SUMMARY_TOKENS, **kept, "input": items, "tool_choice": "none", "store": False}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompactionRequest(ParsedRequest):
+    """A request to compact a conversation: that of the response with the summary, which is not stored."""
+
+    summary: ParsedRequest
+    messages: Sequence[Message]
+    cipher: ReasoningCipher
+
+    @classmethod
+    def of(cls, summary: "ResponseRequest") -> "CompactionRequest":
+        """Return the request whose reply compacts the conversation of `summary`."""
+        return cls(
+            options=summary.options,
+            media=summary.media,
+            warnings=summary.warnings,
+            summary=summary,
+            messages=summary.conversation.messages,
+            cipher=summary.cipher,
+        )
+
+    def generation(self, model: LoadedModel, seen: Seen, caller: Caller = NO_CALLER) -> Generation:
+        """See `ParsedRequest`."""
+        found = self.summary.generation(model, seen, caller)
+        return found.written_by(CompactedReply(cast(ReplyWriter, found.writer), self.messages, self.cipher))
 
 
 class CompactedReply:

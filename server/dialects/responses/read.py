@@ -10,27 +10,28 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator
 
 from server.chat.assembler import Assembler
-from server.chat.conversation import Conversation, Message
+from server.chat.conversation import Conversation, Media, Message
 from server.chat.prepare import Prepared, prepare
 from server.chat.truncation import fits, truncated
 from server.dialects.chat.known import TOOL_CHOICE
-from server.dialects.chat.read import ChatBody, chat_logprobs
+from server.dialects.chat.read import chat_logprobs
 from server.dialects.common import Header, Json, random_id
 from server.dialects.constraints import read_shape
+from server.dialects.dialect import NO_CALLER, Caller, Dialect, Generation, ParsedRequest
 from server.dialects.fields import Body, Count, Whole, field_error, parse
-from server.dialects.generation import INNER_FIELDS, MAX_TOP_LOGPROBS, Generation, Limit, prepared_request, token_limit
+from server.dialects.generation import INNER_FIELDS, MAX_TOP_LOGPROBS, Limit, Logprobs, prepared_request, token_limit
 from server.dialects.known import Fields, fields_of
 from server.dialects.mcp import ToolRounds
 from server.dialects.reasoning_cipher import NO_CIPHER, ReasoningCipher
-from server.dialects.responses.history import NO_HISTORY, History
+from server.dialects.responses.history import NO_HISTORY, History, items_to_store
 from server.dialects.responses.input import read_input
 from server.dialects.responses.items import OutputItems
 from server.dialects.responses.known import ITEM, TEXT_FORMAT, TOOL
 from server.dialects.responses.mcp import ApprovedCall, McpRounds
 from server.dialects.responses.tools import ClientTools, ToolReader
-from server.dialects.responses.write import Keep, ResponseFrame, ResponseReply, ResponseStream
-from server.dialects.thinking import read_thinking, template_kwargs
-from server.dialects.warnings import shown
+from server.dialects.responses.write import EARLY_PING, Keep, ResponseFrame, ResponseReply, ResponseStream, failed_early
+from server.dialects.thinking import ReasoningFields, read_thinking, template_kwargs
+from server.dialects.warnings import shown, unused_fields
 from server.engine.request import Request
 from server.errors import InvalidRequest
 from server.media.source import NOTHING_SEEN, Seen
@@ -47,7 +48,6 @@ _INCLUDES = (
     *("file_search_call.results", "web_search_call.results", "web_search_call.action.sources"),
     *("message.input_image.image_url", "computer_call_output.output.image_url", "code_interpreter_call.outputs"),
 )
-_ONLY_CHATS = ("messages", "functions", "function_call", "audio", "modalities", "web_search_options", "echo")
 
 
 class ReasoningOptions(Body):
@@ -71,8 +71,8 @@ class TextOptions(Body):
     verbosity: Literal["low", "medium", "high"] | None = None
 
 
-class ResponsesBody(Body):
-    """The fields that a chat doesn't have, or has under another name."""
+class ResponsesBody(ReasoningFields):
+    """The body of ``POST /v1/responses``: OpenAI's fields, and llama.cpp's of a chat."""
 
     input: Any = None
     instructions: str | None = None
@@ -88,6 +88,10 @@ class ResponsesBody(Body):
     tools: Any = None
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
+    parse_tool_calls: bool | None = None
+    logprobs: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | Literal["content", "reasoning_content"] | None = None
     truncation: Literal["disabled", "auto"] | None = None
     background: bool | None = None
     conversation: Any = None
@@ -147,73 +151,166 @@ def _checked_metadata(value: object) -> dict[str, str]:
     return value
 
 
-FIELDS = fields_of(
+FIELDS = INNER_FIELDS | fields_of(
     ResponsesBody,
     input=ITEM,
     tools=TOOL,
     tool_choice=TOOL_CHOICE,
     conversation=Fields("id"),
     text=fields_of(TextOptions, format=TEXT_FORMAT),
-) | (INNER_FIELDS | fields_of(ChatBody)).without(*_ONLY_CHATS)
+)
 """The fields of the body, at any depth."""
 
 
-@dataclass(frozen=True, slots=True)
-class ParsedResponse:
-    """A checked body. ``fields`` are those that it shares with a chat."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResponseRequest(ParsedRequest):
+    """A request for a response.
 
-    body: ResponsesBody
-    fields: ChatBody
+    ``options``: the fields without input and tools. ``input_items``: the input as it is stored. ``approved``: calls of
+    MCP tools that are yet to be made. ``mcp``: tools that this server calls. ``store``: returns the function that
+    stores the finished response; its flag is whether the last input message is the first part of the output.
+    """
+
+    options: ResponsesBody
     conversation: Conversation
     tools: ClientTools
     history: History
     cipher: ReasoningCipher
-    approved: Sequence[ApprovedCall] = ()  # calls of MCP tools that are yet to be made
-    mcp: McpRounds | None = None  # tools that this server calls
+    input_items: list[Json]
+    approved: Sequence[ApprovedCall] = ()
+    mcp: McpRounds | None = None
+    response_id: str = ""
+    store: Callable[["ResponseRequest", bool], Keep] | None = None
 
     @property
     def summary(self) -> str | None:
         """Return the requested kind of reasoning summary."""
-        return None if self.body.reasoning is None else self.body.reasoning.wanted_summary
+        return None if self.options.reasoning is None else self.options.reasoning.wanted_summary
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether there are no media to load and no calls to make."""
+        return not (self.media or self.approved)
+
+    async def loaded_media(self) -> Sequence[Media]:
+        """Make the calls that the client has approved, and return the media of the conversation with their results."""
+        if not self.approved:
+            return self.media
+        rounds = self.mcp or McpRounds()
+        await rounds.make(rounds.calls_of(self.approved))
+        return rounds.continued(self.conversation).media
+
+    def generation(self, model: LoadedModel, seen: Seen = NOTHING_SEEN, caller: Caller = NO_CALLER) -> Generation:
+        """Return the engine's request and the writer of the response. Blocks, so run it in a thread.
+
+        Raises `InvalidRequest`.
+        """
+        options, mcp = self.options, self.mcp or McpRounds()
+        header = Header(model.spec.id, self.response_id or new_response_id())
+        conversation = mcp.continued(self.conversation)
+        prepared, request, output = _round(self, conversation, model, seen, caller, header.id, len(mcp.lead))
+        prefilled = prepared.prompt.prefilled
+        fields = response_fields(self, header, request.sampling.temperature, request.sampling.top_p)
+        frame = ResponseFrame(fields, stored=options.stored, generates=options.generates)
+        writer = (ResponseStream if options.stream or options.background else ResponseReply)(
+            frame, output, prefill=prefilled, lead=mcp.lead
+        )
+        keep = None if self.store is None else self.store(self, bool(prefilled))
+
+        async def commit() -> None:
+            if keep is not None:
+                writer.final["store"] = await keep(writer.final)
+
+        def next_round(conversation: Conversation, model: LoadedModel, seen: Seen, caller: Caller) -> Generation:
+            left = token_limit(options, model.spec.n_predict)
+            left = max(left - writer.n_predicted, 0) if left >= 0 else left
+            prepared, request, output = _round(
+                self, conversation, model, seen, caller, header.id, writer.n_items, max_tokens=left
+            )
+            writer.next_round(output)
+            return Generation([request], writer, prepared.output.switch)
+
+        follow_up = None
+        if mcp.server_tools is not None:
+            # The output repeats the message that it continues.
+            before = replace(conversation, messages=conversation.messages[:-1]) if prefilled else conversation
+            follow_up = ToolRounds(mcp.server_tools, before, writer, next_round)
+        return Generation(
+            [request],
+            writer,
+            prepared.output.switch,
+            commit=commit,
+            follow_up=follow_up,
+            error=writer.failure if isinstance(writer, ResponseStream) else None,
+            ping=writer.ping if isinstance(writer, ResponseStream) else None,
+        )
 
 
-def read_response(
-    given: Mapping[str, Any], history: History = NO_HISTORY, cipher: ReasoningCipher = NO_CIPHER
-) -> ParsedResponse:
+def parse_response(
+    given: Mapping[str, Any],
+    history: History = NO_HISTORY,
+    cipher: ReasoningCipher = NO_CIPHER,
+    client_body: Mapping[str, Any] | None = None,
+) -> ResponseRequest:
     """Validate the fields that don't depend on a model.
 
-    `history`: the earlier items. `cipher`: encrypts and decrypts reasoning. Raises `InvalidRequest`.
+    `history`: the earlier items. `cipher`: encrypts and decrypts reasoning. `client_body`: the body before the
+    server changed it, None if it is `given`. Raises `InvalidRequest`.
     """
     body = parse(ResponsesBody, given)
     _check_state(body)
-    chat_body = parse(ChatBody, _chat_fields(given, body))
     form = None if body.text is None else body.text.format
-    shape = read_shape(chat_body) if form is None else read_shape(chat_body, form, at="text.format", flat=True)
-    if chat_body.n_choices != 1:
-        raise field_error("n" if chat_body.n_cmpl is None else "n_cmpl", "a response has one choice")
+    if form is not None and body.response_format:
+        raise InvalidRequest("text.format: can't be used beside response_format", "text.format")
+    shape = read_shape(body) if form is None else read_shape(body, form, at="text.format", flat=True)
+    if body.n_choices != 1:
+        raise field_error("n" if body.n_cmpl is None else "n_cmpl", "a response has one choice")
     reader = ToolReader(body.tools)
     read = read_input(body.input, history, tools=reader, cipher=cipher)
     tools = reader.finish(body.tool_choice, body.parallel_tool_calls)
-    if tools.tools.callable and chat_body.grammar:
+    if tools.tools.callable and body.grammar:
         raise InvalidRequest("grammar: Cannot use custom grammar constraints with tools.", "grammar")
     # A response's instructions come first and hold for that response only, so the history has none.
     messages = [Message("system", body.instructions), *read.messages] if body.instructions else read.messages
     if not messages:
         raise InvalidRequest("input: must have at least one item", "input")
+    options = body.model_copy(update=_replaced(body))
     conversation = Conversation(
         tuple(messages),
         tools.tools,
-        read_thinking(chat_body),
+        read_thinking(options),
         shape,
-        chat_body.lazy,
-        template_kwargs=template_kwargs(chat_body.chat_template_kwargs),
-        opens=chat_body.add_generation_prompt,
-        continues=chat_body.continue_final_message,
-        reads_calls=chat_body.parse_tool_calls is not False,
+        body.lazy,
+        template_kwargs=template_kwargs(body.chat_template_kwargs),
+        opens=body.add_generation_prompt,
+        continues=body.continue_final_message,
+        reads_calls=body.parse_tool_calls is not False,
         messages_at="input",
-        warnings=(*_without_effect(body), *tools.warnings, *read.warnings),
     )
-    return ParsedResponse(body, chat_body, conversation, tools, history, cipher, read.approved)
+    warnings = [*_without_effect(body), *tools.warnings, *read.warnings]
+    return ResponseRequest(
+        options=options,
+        media=conversation.media,
+        warnings=[*warnings, *unused_fields(client_body or given, FIELDS)],
+        conversation=conversation,
+        tools=tools,
+        history=history,
+        cipher=cipher,
+        input_items=items_to_store(body.input, history),
+        approved=read.approved,
+    )
+
+
+def _replaced(body: ResponsesBody) -> Json:
+    """Return the fields that differ in the options: a chat's names for the limits, and nothing of the input."""
+    fields: Json = dict.fromkeys(("input", "tools"))
+    if not body.generates:
+        fields["n_predict"] = 0
+    elif body.max_output_tokens is not None:
+        fields["n_predict"] = body.max_output_tokens
+    if body.reasoning is not None and body.reasoning.effort is not None:
+        fields["reasoning_effort"] = body.reasoning.effort
+    return fields
 
 
 def _without_effect(body: ResponsesBody) -> Iterator[str]:
@@ -237,99 +334,41 @@ def _check_state(body: ResponsesBody) -> None:
         raise InvalidRequest("background: needs store, since the client retrieves the response later", "background")
 
 
-def _chat_fields(given: Mapping[str, Any], body: ResponsesBody) -> Json:
-    """Return the chat's fields without messages and tools."""
-    fields = {
-        name: value
-        for name, value in given.items()
-        if name not in ResponsesBody.model_fields and name not in _ONLY_CHATS
-    }
-    if body.max_output_tokens is not None:
-        fields["n_predict"] = body.max_output_tokens
-    if not body.generates:
-        fields["n_predict"] = 0
-    if body.reasoning is not None and body.reasoning.effort is not None:
-        fields["reasoning_effort"] = body.reasoning.effort
-    if body.text is not None and body.text.format is not None and fields.get("response_format"):
-        raise InvalidRequest("text.format: can't be used beside response_format", "text.format")
-    if body.top_logprobs or LOGPROBS in (body.include or ()):
-        fields |= {"logprobs": True, "top_logprobs": body.top_logprobs or 0}
-    return fields
-
-
-def response_generation(
-    asked: ParsedResponse,
-    model: LoadedModel,
-    keep: Callable[[ParsedResponse, bool], Keep],
-    seen: Seen = NOTHING_SEEN,
-    response_id: str = "",
-) -> Generation:
-    """Return the engine's request and the writer of the response. Blocks, so run it in a thread.
-
-    `keep` returns the function that stores the finished response; its flag is whether the last input message is the
-    first part of the output. Raises `InvalidRequest`.
-    """
-    header = Header(model.spec.id, response_id or new_response_id())
-    mcp = asked.mcp or McpRounds()
-    conversation = mcp.continued(asked.conversation)
-    prepared, request, output = _round(asked, conversation, model, seen, header.id, first_index=len(mcp.lead))
-    prefilled = prepared.prompt.prefilled
-    fields = response_fields(asked, header, request.sampling.temperature, request.sampling.top_p)
-    frame = ResponseFrame(fields, stored=asked.body.stored, generates=asked.body.generates)
-    writer = (ResponseStream if asked.fields.stream or asked.body.background else ResponseReply)(
-        frame, output, prefill=prefilled, lead=mcp.lead
-    )
-    store = keep(asked, bool(prefilled))
-
-    async def commit() -> None:
-        writer.final["store"] = await store(writer.final)
-
-    def next_round(conversation: Conversation, model: LoadedModel, seen: Seen) -> Generation:
-        left = token_limit(asked.fields, model.spec.n_predict)
-        left = max(left - writer.n_predicted, 0) if left >= 0 else left
-        prepared, request, output = _round(
-            asked, conversation, model, seen, header.id, first_index=writer.n_items, max_tokens=left
-        )
-        writer.next_round(output)
-        return Generation([request], writer, prepared.output.switch)
-
-    follow_up = None
-    if mcp.server_tools is not None:
-        # The output repeats the message that it continues.
-        before = replace(conversation, messages=conversation.messages[:-1]) if prefilled else conversation
-        follow_up = ToolRounds(mcp.server_tools, before, writer, next_round)
-    return Generation([request], writer, prepared.output.switch, commit=commit, follow_up=follow_up)
-
-
 def _round(
-    asked: ParsedResponse,
+    asked: ResponseRequest,
     conversation: Conversation,
     model: LoadedModel,
     seen: Seen,
+    caller: Caller,
     request_id: str,
-    *,
     first_index: int,
+    *,
     max_tokens: int | None = None,
 ) -> tuple[Prepared, Request, OutputItems]:
     """Prepare one round of generation. Its first item has the place `first_index` in the output."""
-    logprobs = chat_logprobs(asked.fields)
-    prepared, limit = prepare(conversation, model, seen), asked.body.max_output_tokens
-    if asked.body.truncation == "auto" and not fits(len(prepared.tokens.tokens), model.engine.n_ctx_seq, limit):
+    options = asked.options
+    prepared, limit = prepare(conversation, model, seen), options.max_output_tokens
+    if options.truncation == "auto" and not fits(len(prepared.tokens.tokens), model.engine.n_ctx_seq, limit):
         prepared = prepare(truncated(conversation, model, seen, limit), model, seen)
-    request = prepared_request(prepared, asked.fields, model, request_id, logprobs)
-    if max_tokens is not None:
-        request.max_tokens = max_tokens
-    tools = {} if asked.mcp is None else asked.mcp.tools
+    request = prepared_request(
+        prepared, options, model, request_id, _logprobs(options), max_tokens=max_tokens, caller=caller
+    )
     output = OutputItems(
         Assembler(prepared.output.parser()),
         asked.tools,
         after_sampling=request.post_sampling_probs,
-        encrypt=asked.cipher.encrypt if asked.body.encrypts_reasoning else None,
+        encrypt=asked.cipher.encrypt if options.encrypts_reasoning else None,
         summarizes=asked.summary is not None,
-        server_tools=tools,
+        server_tools={} if asked.mcp is None else asked.mcp.tools,
         first_index=first_index,
     )
     return prepared, request, output
+
+
+def _logprobs(body: ResponsesBody) -> Logprobs:
+    if body.top_logprobs or LOGPROBS in (body.include or ()):
+        return Logprobs(True, body.top_logprobs or 0)
+    return chat_logprobs(body, body.logprobs, None)
 
 
 def new_response_id() -> str:
@@ -337,10 +376,10 @@ def new_response_id() -> str:
     return f"resp_{random_id()}"
 
 
-def response_fields(asked: ParsedResponse, header: Header, temperature: float | None, top_p: float | None) -> Json:
+def response_fields(asked: ResponseRequest, header: Header, temperature: float | None, top_p: float | None) -> Json:
     """Return the request's fields as OpenAI's response object repeats them, with the sampling values in effect."""
-    body, reasoning = asked.body, asked.body.reasoning or ReasoningOptions()
-    text = asked.body.text or TextOptions()
+    body, reasoning = asked.options, asked.options.reasoning or ReasoningOptions()
+    text = body.text or TextOptions()
     verbosity = {"verbosity": text.verbosity} if text.verbosity else {}
     return {
         "id": header.id,
@@ -363,3 +402,6 @@ def response_fields(asked: ParsedResponse, header: Header, temperature: float | 
         "top_p": top_p,
         "truncation": body.truncation or "disabled",
     }
+
+
+RESPONSES = Dialect(parse_response, failed_early, EARLY_PING)

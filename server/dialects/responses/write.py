@@ -258,17 +258,18 @@ class ResponseStream(ResponseWriter):
         last = {"response": self.final, "timings": wire.timings(self.end.timings)}
         return [*not_made, self._event(f"response.{self.final['status']}", last)]
 
-    def fail(self, status: int, error: Mapping[str, Any]) -> list[bytes]:
-        """Return the end of a failed stream: an HTTP `status`, and an `error` with ``message``, ``type``, ``param``.
+    def failure(self, status: int, body: Json) -> bytes:
+        """Return the end of a failed stream: an HTTP `status`, and a `body` with ``message``, ``type``, ``param``.
 
         Agents act on the code: Codex shortens its conversation on one, waits on another and retries on any other
         except ``invalid_prompt``, which ends its turn (codex-rs/codex-api/src/sse/responses.rs).
         """
+        error = body["error"]
         code, message = _code(status, error), error.get("message", "")
         begun = self._begin()
-        told = self._event("error", {"code": code, "message": message, "param": error.get("param")})
+        last = self._event("error", {"code": code, "message": message, "param": error.get("param")})
         failed = {"response": self._frame.failed(self._output, self._earlier, code, message)}
-        return [*begun, told, self._event("response.failed", failed)]
+        return b"".join([*begun, last, self._event("response.failed", failed)])
 
     def ping(self) -> bytes:
         """Return a keep-alive event: clients such as Codex have a timeout for events, and comments don't reset it. This
@@ -403,13 +404,14 @@ EARLY_PING = wire.typed_event({"type": "keepalive"})
 """A keep-alive event before the response exists, while its model is loaded."""
 
 
-def failed_early(status: int, error: Mapping[str, Any]) -> bytes:
-    """The end of a stream that has failed before there was a response."""
+def failed_early(status: int, body: Json) -> bytes:
+    """Return the end of a stream that failed before its first event."""
+    error = body["error"]
     code, message = _code(status, error), error.get("message", "")
-    told = {"type": "error", "sequence_number": 0, "code": code, "message": message, "param": error.get("param")}
+    last = {"type": "error", "sequence_number": 0, "code": code, "message": message, "param": error.get("param")}
     response = {"object": "response", "status": "failed", "output": [], "error": {"code": code, "message": message}}
     failed = {"type": "response.failed", "sequence_number": 1, "response": response}
-    return wire.typed_event(told) + wire.typed_event(failed)
+    return wire.typed_event(last) + wire.typed_event(failed)
 
 
 _EMPTY: dict[ItemType, Json] = {

@@ -13,8 +13,9 @@ from typing import Any, Literal
 from server.chat.conversation import Conversation, Media, Message, ReasoningSettings, TextPart
 from server.chat.prepare import prepare
 from server.dialects.common import Header, random_id
+from server.dialects.dialect import NO_CALLER, Caller, Dialect, Generation, ParsedRequest
 from server.dialects.fields import field_error, parse
-from server.dialects.generation import Generation, GenerationFields, Logprobs, prepared_request
+from server.dialects.generation import GenerationFields, Logprobs, prepared_request
 from server.dialects.known import Fields
 from server.dialects.transcriptions.write import FORMATS, TranscriptReply, TranscriptStream
 from server.dialects.warnings import shown, unknown_fields
@@ -42,22 +43,44 @@ _FIELDS: Mapping[Task, Fields] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Transcription:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TranscriptionRequest(ParsedRequest):
     """A checked form. ``prompt``, ``language``: "" if the client sends none; ``format``: of the reply."""
 
     task: Task
-    sound: Media
     prompt: str
     language: str
-    fields: GenerationFields
     format: str
-    warnings: tuple[str, ...]
+
+    def generation(self, model: LoadedModel, seen: Seen, caller: Caller = NO_CALLER) -> Generation:
+        """Return the engine's request and the writer of its reply. Blocking, for a worker thread.
+
+        Raises `InvalidRequest`, and `NotSupported` for a model without audio input.
+        """
+        if model.media is None or "audio" not in model.media.kinds:
+            raise NotSupported("The current model does not support audio input.")
+        audio, *more = (bitmap for found in seen.values() for bitmap in bitmaps_of(found))
+        if more or audio.kind != "audio":
+            raise InvalidRequest("file: it is no sound", "file")
+        header = Header(model.spec.id, f"transcript-{random_id()}")
+        logprobs = Logprobs(self.format == "verbose_json")
+        prepared = prepare(_conversation(self, model), model, seen)
+        request = prepared_request(prepared, self.options, model, header.id, logprobs, caller=caller)
+        n_audio = sum(span.n_tokens for span in request.media)
+        parser = prepared.output.parser()
+        if self.options.stream:
+            return Generation([request], TranscriptStream(parser, n_audio))
+        seconds = audio.width / model.media.sample_rate
+        language = "english" if self.task == "translate" else self.language
+        reply = TranscriptReply(
+            *(parser, n_audio, self.format, self.task, language, seconds), request.sampling.temperature
+        )
+        return Generation([request], reply)
 
 
-def read_transcription(
+def parse_transcription(
     given: Mapping[str, Sequence[str]], files: Mapping[str, bytes], task: Task = "transcribe"
-) -> Transcription:
+) -> TranscriptionRequest:
     """Validate the fields that don't depend on a model. Raises `InvalidRequest`."""
     if "file" not in files:
         raise InvalidRequest("file: No input file found for transcription", "file")
@@ -73,44 +96,25 @@ def read_transcription(
     if "word" in given.get(_TIMES, ()):
         raise field_error(_TIMES, "models tell no times of words; leave it out")
     fields = parse(GenerationFields, {**_numbers(said), "model": said.get("model") or None, "stream": streams})
-    sound = Media("audio", at="file", source=files["file"])
     warnings = [*(f"{name} is ignored" for name in _WITHOUT_EFFECT if said.get(name)), *warnings]
     prompt, language = said.get("prompt", ""), said.get("language", "")
-    return Transcription(task, sound, prompt, language, fields, wanted, tuple(warnings))
-
-
-def transcription(wanted: Transcription, model: LoadedModel, seen: Seen) -> Generation:
-    """Return the engine's request and the writer of its reply. Blocking, for a worker thread.
-
-    Raises `InvalidRequest`, and `NotSupported` for a model without audio input.
-    """
-    if model.media is None or "audio" not in model.media.kinds:
-        raise NotSupported("The current model does not support audio input.")
-    sound, *more = (bitmap for found in seen.values() for bitmap in bitmaps_of(found))
-    if more or sound.kind != "audio":
-        raise InvalidRequest("file: it is no sound", "file")
-    header = Header(model.spec.id, f"transcript-{random_id()}")
-    logprobs = Logprobs(wanted.format == "verbose_json")
-    prepared = prepare(_conversation(wanted, model), model, seen)
-    request = prepared_request(prepared, wanted.fields, model, header.id, logprobs)
-    n_audio = sum(span.n_tokens for span in request.media)
-    parser = prepared.output.parser()
-    if wanted.fields.stream:
-        return Generation([request], TranscriptStream(parser, n_audio))
-    seconds = sound.width / model.media.sample_rate
-    language = "english" if wanted.task == "translate" else wanted.language
-    reply = TranscriptReply(
-        *(parser, n_audio, wanted.format, wanted.task, language, seconds), request.sampling.temperature
+    return TranscriptionRequest(
+        options=fields,
+        media=[Media("audio", at="file", source=files["file"])],
+        warnings=warnings,
+        task=task,
+        prompt=prompt,
+        language=language,
+        format=wanted,
     )
-    return Generation([request], reply)
 
 
-def _conversation(wanted: Transcription, model: LoadedModel) -> Conversation:
+def _conversation(wanted: TranscriptionRequest, model: LoadedModel) -> Conversation:
     is_lfm2 = wanted.task == "transcribe" and all(word in model.template.source for word in _LFM2)
     text = "" if is_lfm2 else _INSTRUCTIONS[wanted.task]
     text += f" (language: {wanted.language})" if wanted.language else ""
     text = "\n".join(filter(None, [text, f"{_HINT}{wanted.prompt}" if wanted.prompt else ""]))
-    user = Message("user", (TextPart(text), wanted.sound) if text else (wanted.sound,))
+    user = Message("user", (TextPart(text), *wanted.media) if text else tuple(wanted.media))
     system = (Message("system", _LFM2_SYSTEM),) if is_lfm2 else ()
     return Conversation((*system, user), thinking=ReasoningSettings(wanted=False), messages_at="file")
 
@@ -133,3 +137,6 @@ def _switch(said: Mapping[str, str], name: str) -> bool:
     if value not in (*_TRUE, *_FALSE):
         raise field_error(name, f"must be true or false, not {shown(value)}")
     return value in _TRUE
+
+
+TRANSCRIPTIONS = Dialect(parse_transcription)

@@ -208,7 +208,8 @@ class IsolatedEngine(EngineProxy):
         full = len(self._open) >= self._params.max_queue + self.n_slots
         if self.supervisor.down and full and not request.asked_again:
             raise QueueFull(len(self._open), 10)
-        request.arrived_at = request.arrived_at or self.now
+        if not request.arrived_at:
+            request = replace(request, arrived_at=self.now)
         ticket = Ticket(request, sink, request.arrived_at, n_open=request.n)
         found = _Open(next(self._numbers), ticket, request.n)
         self._open[found.number] = self._by_ticket[id(ticket)] = found
@@ -270,7 +271,8 @@ class IsolatedEngine(EngineProxy):
                 said = f"the model has ended: {reason}; it is loaded again"
                 self._fail(found, ModelEnded(said, asked_again=request.asked_again))
             else:
-                request.asked_again |= found.sent
+                if found.sent:
+                    found.ticket.request = replace(request, asked_again=True)
                 found.sent = False
 
     def process_started(self) -> None:

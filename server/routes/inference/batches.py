@@ -16,7 +16,7 @@ from server.dialects.known import Fields
 from server.dialects.messages.errors import anthropic_error
 from server.dialects.messages.read import FIELDS as MESSAGE_FIELDS
 from server.dialects.responses.read import read_metadata
-from server.dialects.warnings import warning_headers
+from server.dialects.warnings import as_header, unused_fields
 from server.errors import InvalidRequest, ModelNotFound
 from server.pool.spec import Task
 from server.routes.batch_runner import UNFINISHED, BatchInput, batch_input, read_lines
@@ -92,7 +92,7 @@ async def create_batch(request: Request) -> Response:
     }
     await _start(request, batch, found)
     known = Fields("endpoint completion_window input_file_id metadata", output_expires_after=Fields("anchor seconds"))
-    return json_reply(await _openai(request, batch), headers=warning_headers(body, known))
+    return json_reply(await _openai(request, batch), headers=as_header(unused_fields(body, known)))
 
 
 @router.get("/v1/batches")
@@ -126,7 +126,7 @@ async def cancel_batch(request: Request, batch_id: str) -> Response:
 async def create_message_batch(request: Request) -> Response:
     """Start a batch of Messages requests."""
     headers, found = await read_as(
-        request, lambda given: (warning_headers(given, _MESSAGES), _message_lines(given.get("requests")))
+        request, lambda given: (as_header(unused_fields(given, _MESSAGES)), _message_lines(given.get("requests")))
     )
     now = int(time.time())
     batch = {

@@ -11,7 +11,7 @@ from server.dialects.responses.history import items_to_store
 from server.dialects.responses.input import read_input
 from server.dialects.responses.known import ITEM
 from server.dialects.responses.read import read_metadata
-from server.dialects.warnings import warning_headers
+from server.dialects.warnings import as_header, unused_fields
 from server.errors import InvalidRequest, NotFound, short
 from server.routes.services import owner_of, services
 from server.routes.stored import (
@@ -40,7 +40,7 @@ async def create_conversation(request: Request) -> Response:
 
     def read(given: Json) -> tuple[Json, list[Json], dict[str, str]]:
         items = _items(given) if given.get("items") else []
-        return read_metadata(given), items, warning_headers(given, _NEW)
+        return read_metadata(given), items, as_header(unused_fields(given, _NEW))
 
     found["metadata"], items, headers = await read_optional_as(request, read)
     await services(request).state.put(owner_of(request), "conversation", found, inputs=items)
@@ -61,7 +61,7 @@ async def update_conversation(request: Request, conversation_id: str) -> Respons
     changed = await change_object(
         *(request, "conversation", conversation_id), lambda found: {**found, "metadata": metadata}
     )
-    return json_reply(changed, headers=warning_headers(body, Fields("metadata")))
+    return json_reply(changed, headers=as_header(unused_fields(body, Fields("metadata"))))
 
 
 @router.delete("/v1/conversations/{conversation_id}")
@@ -82,7 +82,7 @@ async def list_conversation_items(request: Request, conversation_id: str) -> Res
 async def create_conversation_items(request: Request, conversation_id: str) -> Response:
     """Add up to 20 items to the end of a conversation."""
     headers, items = await read_as(
-        request, lambda given: (warning_headers(given, Fields("", items=ITEM)), _items(given))
+        request, lambda given: (as_header(unused_fields(given, Fields("", items=ITEM))), _items(given))
     )
     await find_object(request, "conversation", conversation_id)
     if not await services(request).state.append(owner_of(request), conversation_id, items):

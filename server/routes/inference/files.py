@@ -13,7 +13,7 @@ from fastapi.responses import Response
 
 from server.dialects.common import Json
 from server.dialects.known import Fields
-from server.dialects.warnings import warning_headers
+from server.dialects.warnings import as_header, unused_fields
 from server.errors import InvalidRequest
 from server.routes.batch_runner import new_file
 from server.routes.services import owner_of, services
@@ -50,7 +50,7 @@ async def upload_file(request: Request) -> Response:
     name = form.filenames["file"][:MAX_FILENAME_CHARS] or "file"
     found = new_file(name, purpose, len(data), expires_at)
     await services(request).state.put(owner_of(request), "file", found, data=data, label=purpose, expires_at=expires_at)
-    return json_reply(_shown(request, found), headers=warning_headers(fields, _FIELDS))
+    return json_reply(_shown(request, found), headers=as_header(unused_fields(fields, _FIELDS)))
 
 
 def _expiry_s(fields: dict[str, str]) -> int | None:

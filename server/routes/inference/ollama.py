@@ -1,7 +1,8 @@
 """Ollama's API (github.com/ollama/ollama, docs/api.md). Operations that need Ollama's own model store are refused."""
 
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing, suppress
+from dataclasses import replace
 from typing import Any
 
 import orjson
@@ -9,28 +10,12 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from server.dialects.common import Json
-from server.dialects.known import Fields
-from server.dialects.ollama.errors import error_line
-from server.dialects.ollama.fields import without_effect
+from server.dialects.dialect import Dialect
 from server.dialects.ollama.models import running, shown, tags
 from server.dialects.ollama.pull import SUCCESS, hub_name, pull_lines
-from server.dialects.ollama.read import (
-    CHAT_FIELDS,
-    GENERATE_FIELDS,
-    ParsedOllama,
-    generation,
-    read_chat,
-    read_generate,
-)
-from server.dialects.ollama.vectors import (
-    EMBED_FIELDS,
-    OLD_EMBED_FIELDS,
-    Embed,
-    embed_job,
-    read_embed,
-    read_old_embed,
-)
-from server.dialects.warnings import as_header, unknown_fields
+from server.dialects.ollama.read import OLLAMA_CHAT, OLLAMA_GENERATE, OllamaRequest
+from server.dialects.ollama.vectors import Embed, embed_job, read_embed, read_old_embed
+from server.dialects.warnings import as_header
 from server.errors import (
     DownloadFailed,
     InvalidRequest,
@@ -46,7 +31,7 @@ from server.pool.pool import Pool
 from server.pool.spec import Task
 from server.pool.state import ModelState, Status
 from server.routes.embed import embed, read_able
-from server.routes.generate import GenerationRequest, StreamDialect, reply, stream
+from server.routes.generate import respond
 from server.routes.services import lease_for, services, target_of
 from server.transport.body import read_as, read_json
 from server.transport.errors import JSON_TYPE, json_reply
@@ -55,7 +40,6 @@ from server.transport.sse import NDJSON_TYPE, event_stream, while_connected
 
 router = APIRouter(prefix="/api", tags=["ollama"])
 
-_WORDS = StreamDialect(error_line, media_type=NDJSON_TYPE)
 VERSION = "0.24.0"
 """The Ollama version whose API this is; clients check it before using new features."""
 
@@ -89,54 +73,40 @@ async def show(request: Request) -> Response:
 async def post_chat(request: Request) -> Response:
     """A message that answers a conversation: lines of JSON as it is written, or one object with ``"stream": false``.
     Without messages the model is only loaded, or freed with ``"keep_alive": 0``."""
-    return await _ask(request, read_chat, CHAT_FIELDS)
+    return await _answer(request, OLLAMA_CHAT)
 
 
 @router.post("/generate")
 async def post_generate(request: Request) -> Response:
     """As `/api/chat`, for a prompt: a user message, a raw prompt (``raw``), or a prefix with a ``suffix``."""
-    return await _ask(request, read_generate, GENERATE_FIELDS)
+    return await _answer(request, OLLAMA_GENERATE)
 
 
-def _unused(given: dict[str, Any], known: Fields) -> list[str]:
-    return [*without_effect(given), *unknown_fields(given, known)]
-
-
-async def _ask(request: Request, read: Callable[[dict[str, Any]], ParsedOllama], known: Fields) -> Response:
-    ask, unused = await read_as(request, lambda given: (read(given), _unused(given, known)))
-    keep_alive_s, untold = keep_alive(request, ask.body.keep_alive)
-    headers = as_header([*unused, *ask.warnings, *untold])
-    model = ask.body.model or None
-    if ask.loads:
-        stays = await stay(request, model, keep_alive_s)
-        return json_reply(ask.reply.nothing("load" if stays else "unload"), headers=headers)
-    # a ping would be a line that says nothing, which is none that clients could read; there is no field for a salt
-    wanted = GenerationRequest(
-        *(model, lambda model, seen: generation(ask, model, seen), ask.media, headers, ""),
-        keep_alive_s=keep_alive_s,
-        ping_s=0,
-        words=_WORDS,
-    )
-    return await (stream if ask.streams else reply)(request, wanted)
+async def _answer(request: Request, dialect: Dialect[OllamaRequest]) -> Response:
+    parsed = await read_as(request, dialect.parse)
+    keep_alive_s, ignored = keep_alive(request, parsed.keep_alive_s)
+    parsed = replace(parsed, keep_alive_s=keep_alive_s, warnings=[*parsed.warnings, *ignored])
+    if parsed.loads:
+        stays = await stay(request, parsed.model, keep_alive_s)
+        return json_reply(parsed.reply.nothing("load" if stays else "unload"), headers=as_header(parsed.warnings))
+    return await respond(request, dialect, parsed)
 
 
 @router.post("/embed")
 async def post_embed(request: Request) -> Response:
     """Vectors of length 1, one for each text."""
-    read = await read_able(request, "embed", lambda given: (read_embed(given), _unused(given, EMBED_FIELDS)))
-    return await _embed(request, *read)
+    return await _embed(request, await read_able(request, "embed", read_embed))
 
 
 @router.post("/embeddings")
 async def post_embeddings(request: Request) -> Response:
     """Return the embedding of one text; superseded by `/api/embed`."""
-    read = await read_able(request, "embed", lambda given: (read_old_embed(given), _unused(given, OLD_EMBED_FIELDS)))
-    return await _embed(request, *read)
+    return await _embed(request, await read_able(request, "embed", read_old_embed))
 
 
-async def _embed(request: Request, wanted: Embed, unused: list[str]) -> Response:
-    keep_alive_s, untold = keep_alive(request, wanted.keep_alive_s)
-    headers = as_header([*unused, *untold])
+async def _embed(request: Request, wanted: Embed) -> Response:
+    keep_alive_s, ignored = keep_alive(request, wanted.keep_alive_s)
+    headers = as_header([*wanted.warnings, *ignored])
     if not wanted.texts:
         await stay(request, wanted.model, keep_alive_s, "embed")
         return Response(wanted.empty, headers=headers, media_type=JSON_TYPE)

@@ -5,20 +5,19 @@ import contextlib
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from http import HTTPStatus
 from typing import Any
 
 from fastapi import APIRouter, Request, WebSocket
 from fastapi.responses import Response
 
-from server.chat.conversation import Media
 from server.dialects.chat.read import input_tokens
 from server.dialects.common import Header, typed_event
-from server.dialects.generation import Generation
-from server.dialects.responses.compaction import CompactedReply, compaction_body
-from server.dialects.responses.history import NO_HISTORY, History, items_to_store, references
+from server.dialects.responses.compaction import CompactionRequest, compaction_body
+from server.dialects.responses.history import NO_HISTORY, History, references
 from server.dialects.responses.mcp import (
     McpRounds,
     is_mcp,
@@ -30,27 +29,23 @@ from server.dialects.responses.mcp import (
     with_functions,
 )
 from server.dialects.responses.read import (
-    FIELDS,
-    ParsedResponse,
+    RESPONSES,
+    ResponseRequest,
     new_response_id,
-    read_response,
+    parse_response,
     response_fields,
-    response_generation,
 )
-from server.dialects.responses.write import EARLY_PING, Keep, ResponseFrame, ResponseReply, ResponseStream, failed_early
-from server.dialects.warnings import warning_headers
+from server.dialects.responses.write import EARLY_PING, Keep, ResponseFrame
 from server.errors import InvalidRequest, LlamapoolError, QueueFull, short
-from server.media.source import Seen
-from server.pool.model import LoadedModel
 from server.routes.background import BackgroundRun, unpacked
 from server.routes.batch_runner import POLL_S
-from server.routes.generate import Before, GenerationRequest, StreamDialect, answer, compute, detached
+from server.routes.generate import Exchange, compute, respond
 from server.routes.mcp import offer, server_tools
 from server.routes.services import Services, caller_of, owner_of, services
 from server.routes.stored import find_object, list_items, object_reply, remove_object
 from server.state.objects import Json, Objects
 from server.transport.body import read_as, read_later
-from server.transport.errors import error_body, json_reply
+from server.transport.errors import json_reply
 from server.transport.keys import ANYBODY
 from server.transport.sse import event_stream
 from server.transport.websocket import CONNECTION, EventSocket
@@ -83,33 +78,13 @@ class ConnectionMemory:
 @router.post("/responses")
 async def create_response(request: Request) -> Response:
     """OpenAI Responses, with llama.cpp's fields."""
-    asked, headers = await _read(request)
-    response_id = new_response_id()
-    writers: list[ResponseStream] = []
-    keep = _keeper(request)
-
-    def prepare(model: LoadedModel, seen: Seen) -> Generation:
-        generation = response_generation(asked, model, keep, seen, response_id)
-        if isinstance(generation.writer, ResponseStream):
-            writers.append(generation.writer)
-        return generation
-
-    def failed(status: int, error: Json) -> bytes:
-        return b"".join(writers[-1].fail(status, error["error"])) if writers else failed_early(status, error["error"])
-
-    def ping() -> bytes:
-        return writers[-1].ping() if writers else EARLY_PING
-
-    words = StreamDialect(failed, ping)
-    before = _approved_calls(asked)
-    if asked.body.background:
-        ask = GenerationRequest(
-            *(asked.fields.model, prepare, asked.conversation.media, headers, asked.fields.cache_salt),
-            words=words,
-            before=before,
-        )
-        return await _start_in_background(request, asked, ask, response_id)
-    return await answer(request, asked.fields, prepare, headers, asked.conversation.media, words, before)
+    asked = await _read(request)
+    if asked.approved:  # one that can't be made is an error before anything starts
+        (asked.mcp or McpRounds()).calls_of(asked.approved)
+    asked = replace(asked, response_id=new_response_id(), store=_keeper(request))
+    if asked.options.background:
+        return await _start_in_background(request, asked)
+    return await respond(request, RESPONSES, asked)
 
 
 @router.websocket("/v1/responses")
@@ -124,17 +99,9 @@ async def response_socket(socket: WebSocket) -> None:
     await EventSocket(socket, used.draining).serve()
 
 
-async def _read(
-    request: Request, change: Callable[[Json], Json] = lambda given: given
-) -> tuple[ParsedResponse, dict[str, str]]:
-    """Read the body, and what it continues if it names any of that. `change` returns the body to read in its place."""
-
+async def _read(request: Request, change: Callable[[Json], Json] = lambda given: given) -> ResponseRequest:
+    """Parse the body and the stored items that it continues. `change` returns the body to parse in its place."""
     cipher = services(request).reasoning
-
-    def checked(given: dict[str, Any], history: History) -> tuple[ParsedResponse, dict[str, str]]:
-        asked = read_response(given, history, cipher)
-        return asked, warning_headers(given, FIELDS, warnings=asked.conversation.warnings)
-
     servers, key = services(request).mcp, caller_of(request) or ANYBODY
     web_search = servers.rules.web_search
     web_search = web_search if key.may_call(web_search) else ""
@@ -143,51 +110,36 @@ async def _read(
         tools = given.get("tools")
         return servers.is_for_requests and isinstance(tools, list) and any(is_mcp(entry, web_search) for entry in tools)
 
-    def first(given: dict[str, Any]) -> tuple[ParsedResponse, dict[str, str]] | dict[str, Any]:
+    def first(given: dict[str, Any]) -> ResponseRequest | dict[str, Any]:
         given = change(given)
         names_state = any(given.get(name) for name in ("previous_response_id", "conversation"))
         later = names_state or references(given.get("input")) or uses_mcp(given)
-        return given if later else checked(given, NO_HISTORY)
+        return given if later else parse_response(given, NO_HISTORY, cipher)
 
     found = await read_as(request, first)
-    if isinstance(found, tuple):
+    if isinstance(found, ResponseRequest):
         return found
     history = await _history(request, found)
     if not uses_mcp(found):
-        return await read_later(request, lambda: checked(found, history))
+        return await read_later(request, lambda: parse_response(found, history, cipher))
     places = read_mcp(found["tools"], web_search)
     own = [entry for place, entry in enumerate(found["tools"]) if place not in places]
     # Nothing is connected to for a body that is wrong anyway.
-    await read_later(request, lambda: checked({**found, "tools": own, "tool_choice": None}, history))
+    await read_later(request, lambda: parse_response({**found, "tools": own, "tool_choice": None}, history, cipher))
     given_items = found.get("input")
     known = known_lists([*history.items, *(given_items if isinstance(given_items, list) else ())])
     offered = await offer(request, list(places.values()), "server_label", known)
     mcp = offer_tools(offered, found["tools"])
 
-    def with_mcp() -> tuple[ParsedResponse, dict[str, str]]:
-        asked, _ = checked(with_functions(found, places, mcp, offered), history)
+    def with_mcp() -> ResponseRequest:
+        asked = parse_response(with_functions(found, places, mcp, offered), history, cipher, found)
         tools = replace(asked.tools, shown=shown_tools(asked.tools.shown, found["tools"]))
-        body = asked.body.model_copy(update={"tool_choice": found.get("tool_choice")})
+        options = asked.options.model_copy(update={"tool_choice": found.get("tool_choice")})
         lead = [list_item(each) for each in offered if not each.is_known]
-        rounds = McpRounds(mcp, server_tools(servers, mcp, body.max_tool_calls), lead)
-        asked = replace(asked, tools=tools, body=body, mcp=rounds)
-        return asked, warning_headers(found, FIELDS, warnings=asked.conversation.warnings)
+        rounds = McpRounds(mcp, server_tools(servers, mcp, options.max_tool_calls), lead)
+        return replace(asked, tools=tools, options=options, mcp=rounds)
 
     return await read_later(request, with_mcp)
-
-
-def _approved_calls(asked: ParsedResponse) -> Before | None:
-    """Return what makes the calls that the client has approved. Raises `InvalidRequest` for one that can't be made."""
-    if not asked.approved:
-        return None
-    rounds = asked.mcp or McpRounds()
-    calls = rounds.calls_of(asked.approved)
-
-    async def before() -> Sequence[Media]:
-        await rounds.make(calls)
-        return rounds.continued(asked.conversation).media
-
-    return before
 
 
 async def _history(request: Request, given: dict[str, Any]) -> History:
@@ -217,21 +169,23 @@ async def _history(request: Request, given: dict[str, Any]) -> History:
     return History(items, named, referenced)
 
 
-def _keeper(request: Request) -> Callable[[ParsedResponse, bool], Keep]:
+def _keeper(request: Request) -> Callable[[ResponseRequest, bool], Keep]:
     """Return what makes the function that stores a finished response."""
     used, owner, connection = services(request), owner_of(request), _connection(request)
     remembers = CONNECTION in request.scope
 
-    def keeper(asked: ParsedResponse, prefilled: bool) -> Keep:
+    def keeper(asked: ResponseRequest, prefilled: bool) -> Keep:
+        options = asked.options
+        # The output repeats the message that it continues.
+        inputs = asked.input_items[:-1] if prefilled else asked.input_items
+
         async def keep(response: Json) -> bool:
-            inputs = items_to_store(asked.body.input, asked.history)
-            inputs = inputs[:-1] if prefilled else inputs  # the output repeats the message that it continues
-            if remembers and not asked.body.stored:
+            if remembers and not options.stored:
                 connection.remember(response["id"], [*asked.history.items, *inputs, *response["output"]])
-            conversation = asked.body.conversation_id
+            conversation = options.conversation_id
             try:
-                if asked.body.stored:
-                    previous = asked.body.previous_response_id
+                if options.stored:
+                    previous = options.previous_response_id
                     parent = None if previous in connection.histories else previous
                     await used.state.put(
                         *(owner, "response", {**response, "output": []}),
@@ -246,7 +200,7 @@ def _keeper(request: Request) -> Callable[[ParsedResponse, bool], Keep]:
             except LlamapoolError as error:
                 logger.warning("a response was not stored: %s", error.message)
                 return False
-            return asked.body.stored
+            return options.stored
 
         return keep
 
@@ -259,21 +213,19 @@ def _expiry(used: Services) -> float | None:
     return time.time() + days * DAY_S if days else None
 
 
-async def _start_in_background(
-    request: Request, asked: ParsedResponse, ask: GenerationRequest, response_id: str
-) -> Response:
+async def _start_in_background(request: Request, asked: ResponseRequest) -> Response:
     """Store the response as queued and generate it in a task of its own. Reply at once, or with its events."""
     used, owner = services(request), owner_of(request)
     if used.background.n_running >= MAX_BACKGROUND:
         raise QueueFull(MAX_BACKGROUND, 1)
-    model = used.pool.resolve(asked.fields.model)
-    header = Header(model.id, response_id)
-    fields = response_fields(asked, header, asked.fields.temperature, asked.fields.top_p)
+    options, response_id, exchange = asked.options, asked.response_id, Exchange(request, RESPONSES, asked)
+    header = Header(used.pool.resolve(asked.model).id, response_id)
+    fields = response_fields(asked, header, options.temperature, options.top_p)
     queued = ResponseFrame(fields).begun() | {"status": "queued"}
     await used.state.put(
         *(owner, "response", queued),
-        parent=asked.body.previous_response_id,
-        inputs=items_to_store(asked.body.input, asked.history),
+        parent=options.previous_response_id,
+        inputs=asked.input_items,
         expires_at=_expiry(used),
     )
 
@@ -283,66 +235,43 @@ async def _start_in_background(
 
         await used.state.update(owner, "response", response_id, changed)
 
-    failures: list[Json] = []
-
-    def failed(status: int, error: Json) -> bytes:
-        code = "rate_limit_exceeded" if status == HTTPStatus.TOO_MANY_REQUESTS else "server_error"
-        failures.append({"code": code, "message": error["error"]["message"]})
-        return ask.words.error(status, error)
-
     async def generate() -> AsyncIterator[bytes]:
         await change(status="in_progress")
         try:
-            async with contextlib.aclosing(detached(request, ask.with_error(failed))) as events:
+            async with contextlib.aclosing(exchange.detached()) as events:
                 async for event in events:
                     yield event
         except Exception as error:  # noqa: BLE001 (before its first event; `error_body` logs what is unexpected)
-            yield failed(*error_body(error)[:2])
+            yield exchange.fail(error)
 
     async def settle(run: BackgroundRun) -> None:
         if run.is_cancelled:
             await change(status="cancelled")
-        elif failures:
-            await change(status="failed", error=failures[-1])
+        elif exchange.failure is not None:
+            status, body = exchange.failure
+            code = "rate_limit_exceeded" if status == HTTPStatus.TOO_MANY_REQUESTS else "server_error"
+            await change(status="failed", error={"code": code, "message": body["error"]["message"]})
         await used.state.attach(owner, response_id, await asyncio.to_thread(run.packed))
 
     run = used.background.start(owner, response_id, generate(), settle)
-    if asked.fields.stream:
-        return event_stream(request, run.read(), headers=ask.headers, ping=lambda: EARLY_PING)
-    return json_reply(queued, headers=ask.headers)
+    if options.stream:
+        return event_stream(request, run.read(), headers=exchange.headers, ping=lambda: EARLY_PING)
+    return json_reply(queued, headers=exchange.headers)
 
 
 @router.post("/v1/responses/input_tokens")
 @router.post("/responses/input_tokens")
 async def count_input_tokens(request: Request) -> Response:
     """Return the number of prompt tokens of a body without generating."""
-    asked, headers = await _read(request)
-    return await compute(
-        request,
-        asked.fields.model,
-        lambda model, seen: input_tokens(asked.conversation, model, seen),
-        headers,
-        asked.conversation.media,
-        asked.fields.cache_salt or "",
-    )
+    asked = await _read(request)
+    return await compute(request, asked, partial(input_tokens, asked.conversation), asked.media)
 
 
 @router.post("/v1/responses/compact")
 @router.post("/responses/compact")
 async def compact_response(request: Request) -> Response:
     """Return a conversation as one opaque item, which later requests send in its place."""
-    asked, headers = await _read(request, compaction_body)
-    cipher = services(request).reasoning
-
-    async def kept_by_nobody(_: Json) -> bool:
-        return False
-
-    def prepare(model: LoadedModel, seen: Seen) -> Generation:
-        generation = response_generation(asked, model, lambda *_: kept_by_nobody, seen)
-        assert isinstance(generation.writer, ResponseReply)
-        return generation.written_by(CompactedReply(generation.writer, asked.conversation.messages, cipher))
-
-    return await answer(request, asked.fields, prepare, headers, asked.conversation.media)
+    return await respond(request, RESPONSES, CompactionRequest.of(await _read(request, compaction_body)))
 
 
 @router.get("/v1/responses/{response_id}")

@@ -1,17 +1,11 @@
 """``POST /tokenize``, ``POST /detokenize`` and ``GET /tokenizer_info``."""
 
+from functools import partial
+
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from server.dialects.native.tokens import (
-    DETOKENIZE_FIELDS,
-    TOKENIZE_FIELDS,
-    detokenize,
-    read_detokenize,
-    read_tokenize,
-    tokenize,
-)
-from server.dialects.warnings import warning_headers
+from server.dialects.native.tokens import detokenize, read_detokenize, read_tokenize, tokenize
 from server.routes.generate import compute
 from server.routes.services import lease_for, services
 from server.transport.body import read_as
@@ -23,12 +17,8 @@ router = APIRouter(tags=["tokens"])
 @router.post("/tokenize")
 async def post_tokenize(request: Request) -> Response:
     """Tokens of a text, or of one with media."""
-    wanted, headers = await read_as(
-        request, lambda given: (read_tokenize(given), warning_headers(given, TOKENIZE_FIELDS))
-    )
-    return await compute(
-        request, wanted.body.model, lambda model, seen: tokenize(wanted, model, seen), headers, wanted.media
-    )
+    wanted = await read_as(request, read_tokenize)
+    return await compute(request, wanted, partial(tokenize, wanted), wanted.media)
 
 
 @router.get("/tokenizer_info")
@@ -56,7 +46,5 @@ async def tokenizer_info(request: Request, model: str = "") -> Response:
 @router.post("/detokenize")
 async def post_detokenize(request: Request) -> Response:
     """Text of tokens."""
-    wanted, headers = await read_as(
-        request, lambda given: (read_detokenize(given), warning_headers(given, DETOKENIZE_FIELDS))
-    )
-    return await compute(request, wanted.body.model, lambda model, _: detokenize(wanted, model.vocab), headers)
+    wanted = await read_as(request, read_detokenize)
+    return await compute(request, wanted, lambda model, _: detokenize(wanted, model.vocab))

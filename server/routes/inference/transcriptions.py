@@ -3,10 +3,9 @@
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from server.dialects.transcriptions.read import Task, read_transcription, transcription
+from server.dialects.transcriptions.read import TRANSCRIPTIONS, Task
 from server.dialects.transcriptions.write import rendered
-from server.dialects.warnings import as_header
-from server.routes.generate import GenerationRequest, collected, stream
+from server.routes.generate import Exchange
 from server.transport.body import read_form
 
 router = APIRouter(tags=["transcriptions"])
@@ -27,14 +26,11 @@ async def post_translation(request: Request) -> Response:
 
 async def _answer(request: Request, task: Task) -> Response:
     form = await read_form(request)
-    wanted = read_transcription(form.fields, form.files, task)
-    ask = GenerationRequest(
-        *(wanted.fields.model, lambda model, seen: transcription(wanted, model, seen)),
-        *([wanted.sound], as_header(wanted.warnings)),
-    )
-    if wanted.fields.stream:
-        return await stream(request, ask)
-    body, headers = await collected(request, ask)
+    wanted = TRANSCRIPTIONS.parse(form.fields, form.files, task)
+    exchange = Exchange(request, TRANSCRIPTIONS, wanted)
+    if wanted.options.stream:
+        return await exchange.stream()
+    body = await exchange.collect()
     assert isinstance(body, dict), "one request has one reply"
     content, kind = rendered(body, wanted.format)
-    return Response(content, media_type=kind, headers=headers)
+    return Response(content, media_type=kind, headers=exchange.headers)

@@ -9,7 +9,7 @@ from server.dialects.vectors.embeddings import FIELDS as EMBEDDINGS
 from server.dialects.vectors.embeddings import embeddings_job, read_embeddings
 from server.dialects.vectors.rerank import COHERE_FIELDS, read_rerank, rerank_job
 from server.dialects.vectors.rerank import FIELDS as RERANK
-from server.dialects.warnings import warning_headers
+from server.dialects.warnings import as_header, unused_fields
 from server.routes.embed import embed, read_able
 
 router = APIRouter(tags=["vectors"])
@@ -30,7 +30,9 @@ async def native_embeddings(request: Request) -> Response:
 
 async def _embeddings(request: Request, *, openai: bool) -> Response:
     wanted, headers = await read_able(
-        request, "embed", lambda given: (read_embeddings(given, native=not openai), warning_headers(given, EMBEDDINGS))
+        request,
+        "embed",
+        lambda given: (read_embeddings(given, native=not openai), as_header(unused_fields(given, EMBEDDINGS))),
     )
     return await embed(
         request,
@@ -59,6 +61,6 @@ async def cohere_rerank(request: Request) -> Response:
 
 async def _rerank(request: Request, known: Fields, *, cohere: bool = False) -> Response:
     wanted, headers = await read_able(
-        request, "rerank", lambda given: (read_rerank(given, cohere=cohere), warning_headers(given, known))
+        request, "rerank", lambda given: (read_rerank(given, cohere=cohere), as_header(unused_fields(given, known)))
     )
     return await embed(request, wanted.body.model, "rerank", lambda model, _: rerank_job(wanted, model), headers)

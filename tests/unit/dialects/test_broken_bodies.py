@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from server.dialects.chat.read import read_chat
-from server.dialects.completions.read import read_completion
-from server.dialects.messages.read import read_messages
-from server.dialects.native.infill import read_infill
-from server.dialects.native.read import read_native
-from server.dialects.ollama.read import read_chat as read_ollama_chat
-from server.dialects.ollama.read import read_generate
-from server.dialects.responses.read import read_response
+from server.dialects.chat.read import parse_chat
+from server.dialects.completions.read import parse_completion
+from server.dialects.messages.read import parse_messages
+from server.dialects.native.infill import parse_infill
+from server.dialects.native.read import parse_native
+from server.dialects.ollama.read import parse_chat as read_ollama_chat
+from server.dialects.ollama.read import parse_generate
+from server.dialects.responses.read import parse_response
 from server.errors import InvalidRequest
 
 Read = Callable[[dict[str, Any]], object]
@@ -198,14 +198,14 @@ NATIVE = {
 }
 INFILL = {"input_prefix": "a", "input_suffix": "b", "input_extra": [{"text": "a", "filename": "b"}], "prompt": "x"}
 FORMATS: dict[str, tuple[Read, dict[str, Any]]] = {
-    "chat": (read_chat, CHAT),
-    "messages": (read_messages, MESSAGES),
-    "responses": (read_response, RESPONSES),
+    "chat": (parse_chat, CHAT),
+    "messages": (parse_messages, MESSAGES),
+    "responses": (parse_response, RESPONSES),
     "ollama": (read_ollama_chat, OLLAMA),
-    "generate": (read_generate, GENERATE),
-    "completion": (read_completion, COMPLETION),
-    "native": (read_native, NATIVE),
-    "infill": (read_infill, INFILL),
+    "generate": (parse_generate, GENERATE),
+    "completion": (parse_completion, COMPLETION),
+    "native": (parse_native, NATIVE),
+    "infill": (parse_infill, INFILL),
 }
 
 

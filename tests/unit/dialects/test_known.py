@@ -14,7 +14,7 @@ from server.dialects.known import ByType, Known, fields_of
 from server.dialects.messages import known as messages
 from server.dialects.responses import known as responses
 from server.dialects.thinking import ReasoningFields
-from server.dialects.warnings import WARNING_HEADER, unknown_fields, warning_headers
+from server.dialects.warnings import WARNING_HEADER, as_header, unknown_fields
 
 
 def typed_dicts(kind: Any) -> list[Any]:
@@ -74,15 +74,17 @@ def test_schemas_in_a_schema_are_described_with_it() -> None:
 
 
 def test_a_similar_known_name_is_suggested_at_the_place_of_the_field() -> None:
-    header = warning_headers(
-        {"messages": [{"contents": 1, "role": "user"}]}, fields_of(ReasoningFields, messages=chat.MESSAGE)
+    header = as_header(
+        unknown_fields(
+            {"messages": [{"contents": 1, "role": "user"}]}, fields_of(ReasoningFields, messages=chat.MESSAGE)
+        )
     )
     assert header[WARNING_HEADER] == "'messages[0].contents' is ignored: unknown field (did you mean 'content'?)"
 
 
 def test_many_unknown_fields_are_counted_and_odd_names_are_one_line_of_ascii() -> None:
     body = {f"{n}é\r\n{'x' * 500}": 1 for n in range(1000)} | {"tools": [{"type": ["x"]}, {"type": {}}, 5, [[[{}]]]]}
-    header = warning_headers(body, fields_of(ReasoningFields, tools=chat.TOOL))[WARNING_HEADER]
+    header = as_header(unknown_fields(body, fields_of(ReasoningFields, tools=chat.TOOL)))[WARNING_HEADER]
     assert header.isascii()
     assert header.isprintable()
     assert header.endswith("and 992 more")

@@ -15,13 +15,13 @@ import pytest
 from server.chat.conversation import Conversation
 from server.chat.prepare import prompt_of
 from server.dialects.chat import read as chat
-from server.dialects.chat.read import read_chat
+from server.dialects.chat.read import parse_chat
 from server.dialects.messages import read as messages
-from server.dialects.messages.read import read_messages
+from server.dialects.messages.read import parse_messages
 from server.dialects.ollama import read as ollama
-from server.dialects.ollama.read import read_chat as read_ollama_chat
+from server.dialects.ollama.read import parse_chat as read_ollama_chat
 from server.dialects.responses import read as responses
-from server.dialects.responses.read import read_response
+from server.dialects.responses.read import parse_response
 from server.dialects.warnings import unknown_fields
 from server.errors import InvalidRequest
 from tests.support.downloads import TEMPLATE_NAMES
@@ -32,9 +32,9 @@ pytestmark = pytest.mark.slow
 
 RECORDED = sorted((Path(__file__).parent / "recorded").glob("*.json"))
 READERS: Mapping[str, Callable[[Any], Conversation]] = {
-    "/v1/chat/completions": lambda body: read_chat(body).conversation,
-    "/v1/messages": lambda body: read_messages(body).conversation,
-    "/v1/responses": lambda body: read_response(body).conversation,
+    "/v1/chat/completions": lambda body: parse_chat(body).conversation,
+    "/v1/messages": lambda body: parse_messages(body).conversation,
+    "/v1/responses": lambda body: parse_response(body).conversation,
     "/api/chat": lambda body: cast(Conversation, read_ollama_chat(body).conversation),
 }
 HISTORY = ("system", "instructions", "messages", "input")  # the fields of a body that hold a conversation

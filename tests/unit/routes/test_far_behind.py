@@ -6,9 +6,9 @@ from typing import Any, cast
 
 import pytest
 
-from server.dialects.generation import Generation
+from server.dialects.dialect import Dialect, Generation
 from server.engine.request import Event, Text
-from server.routes.generate import OPENAI_WORDS, _chunks
+from server.routes.generate import Exchange
 from server.routes.services import Services
 from server.routes.session import FAR_BEHIND, Session
 
@@ -43,7 +43,9 @@ async def sent(batches: list[int]) -> list[bytes]:
 
     session.next = last_ends  # type: ignore[method-assign]
     first = await session.next()
-    return [chunk async for chunk in _chunks(session, Generation([], Letters()), first, OPENAI_WORDS)]
+    exchange = Exchange.__new__(Exchange)
+    exchange._session, exchange._dialect, exchange._generation = session, Dialect(dict), None
+    return [chunk async for chunk in exchange._chunks(Generation([], Letters()), first)]
 
 
 @pytest.mark.parametrize("batches", [[1, MANY], [1, MANY + 5, 3], [1] * (MANY + 2)])

@@ -9,8 +9,8 @@ import pytest
 
 from server.chat.conversation import Conversation
 from server.chat.prepare import prompt_of
-from server.dialects.messages.read import read_messages
-from server.dialects.responses.read import read_response
+from server.dialects.messages.read import parse_messages
+from server.dialects.responses.read import parse_response
 from tests.support.downloads import TEMPLATE_NAMES
 from tests.unit.dialects.builders import make_model
 from tests.unit.templates.corpus import BUILT_IN, template_of
@@ -108,11 +108,11 @@ CODEX = {
 
 
 def claude_code() -> Conversation:
-    return read_messages(CLAUDE_CODE).conversation
+    return parse_messages(CLAUDE_CODE).conversation
 
 
 def codex() -> Conversation:
-    return read_response(CODEX).conversation
+    return parse_response(CODEX).conversation
 
 
 @pytest.mark.parametrize("name", [*TEMPLATE_NAMES, *BUILT_IN])

@@ -6,8 +6,8 @@ import pytest
 
 from server.chat.conversation import Conversation
 from server.chat.prepare import prompt_of
-from server.dialects.messages.read import read_messages
-from server.dialects.responses.read import read_response
+from server.dialects.messages.read import parse_messages
+from server.dialects.responses.read import parse_response
 from tests.support.downloads import TEMPLATE_NAMES
 from tests.support.sampling import sample
 from tests.unit.dialects.builders import make_model
@@ -32,12 +32,14 @@ MOVING = (
 
 
 def responses(*items: dict[str, Any]) -> Conversation:
-    return read_response({"instructions": "Be brief.", "input": [HI, *items], "tools": [SEARCH, FUNCTION]}).conversation
+    return parse_response(
+        {"instructions": "Be brief.", "input": [HI, *items], "tools": [SEARCH, FUNCTION]}
+    ).conversation
 
 
 def anthropic(*messages: dict[str, Any]) -> Conversation:
     body = {"max_tokens": 9, "system": "Be brief.", "tools": [CLAUDES, LATER], "messages": [HI, *messages]}
-    return read_messages(body).conversation
+    return parse_messages(body).conversation
 
 
 def turn(*content: dict[str, Any]) -> list[dict[str, Any]]:

@@ -5,7 +5,7 @@ import pytest
 from server.chat.conversation import template_messages
 from server.dialects.chat.functions import with_tools
 from server.dialects.chat.messages import read_messages
-from server.dialects.chat.read import chat_generation, read_chat
+from server.dialects.chat.read import parse_chat
 from server.dialects.chat.write import ChatReply, ChatReplyOptions, ChatStream
 from server.errors import InvalidRequest
 from server.structured.grammar.compiler import GrammarCompiler
@@ -17,7 +17,7 @@ HI = {"role": "user", "content": "Hi"}
 
 
 def chat(**fields: object) -> Any:
-    return read_chat({"messages": [HI], **fields})
+    return parse_chat({"messages": [HI], **fields})
 
 
 def test_functions_are_tools_of_which_one_may_be_called() -> None:
@@ -66,7 +66,7 @@ def test_parameters_that_cannot_be_enforced_are_named_too() -> None:
     model = make_model(template="{{ messages }}{{ tools }}<tool_call></tool_call>")
     model.grammar = GrammarCompiler(model.vocab)
     with pytest.raises(InvalidRequest, match="uniqueItems") as caught, old_words():
-        chat_generation(chat(functions=[F | {"parameters": odd}], function_call={"name": "f"}), model)
+        chat(functions=[F | {"parameters": odd}], function_call={"name": "f"}).generation(model)
     assert caught.value.param == "functions.0.parameters"
 
 

@@ -2,8 +2,10 @@ from typing import Any
 
 import pytest
 
-from server.dialects.known import Fields
-from server.dialects.warnings import WARNING_HEADER, warning_headers
+from server.dialects.known import ByType, Fields
+from server.dialects.warnings import WARNING_HEADER, as_header, unused_fields
+
+ANY = ByType({})
 
 
 @pytest.mark.parametrize(
@@ -18,7 +20,7 @@ from server.dialects.warnings import WARNING_HEADER, warning_headers
     ],
 )
 def test_what_has_no_effect_is_named(body: dict[str, Any], named: str) -> None:
-    header = warning_headers(body)[WARNING_HEADER]
+    header = as_header(unused_fields(body, ANY))[WARNING_HEADER]
     assert header.startswith(named)
     assert header.isascii()
 
@@ -34,7 +36,7 @@ def test_what_has_no_effect_is_named(body: dict[str, Any], named: str) -> None:
     ],
 )
 def test_what_has_its_effect_is_not(body: dict[str, Any]) -> None:
-    assert warning_headers(body) == {}
+    assert unused_fields(body, ANY) == []
 
 
 def test_a_field_that_nobody_knows_is_named_and_a_hint_is_not() -> None:
@@ -46,15 +48,15 @@ def test_a_field_that_nobody_knows_is_named_and_a_hint_is_not() -> None:
         "stpo": None,
         "tfs_z": 1,
     }
-    header = warning_headers(body, Fields("temperature"))[WARNING_HEADER]
+    header = as_header(unused_fields(body, Fields("temperature")))[WARNING_HEADER]
     assert header == "'max_token' is ignored: unknown field"
 
 
 def test_several_are_in_one_header_and_a_system_prompt_may_hold() -> None:
     old = {"tfs_z": 0, "system_prompt": "x", "prompt": "[img-1]", "image_data": [{"id": 1}]}
-    header = warning_headers(old, native=True)[WARNING_HEADER]
+    header = as_header(unused_fields(old, ANY, native=True))[WARNING_HEADER]
     assert header.split("; ")[1:] == ["system_prompt holds for this request only"]
-    assert warning_headers({"prompt": [1, 2], "image_data": [{"id": 1}]}, native=True)
+    assert unused_fields({"prompt": [1, 2], "image_data": [{"id": 1}]}, ANY, native=True)
 
 
 def test_what_a_wire_format_leaves_out_stands_behind_it_once_each_and_in_one_line_of_ascii(
@@ -62,7 +64,7 @@ def test_what_a_wire_format_leaves_out_stands_behind_it_once_each_and_in_one_lin
 ) -> None:
     caplog.set_level("INFO")
     warnings = ["tools.0: x\r\nSet-Cookie: a=\u00e9", "b", "b", "c" * 1000]
-    header = warning_headers({"tfs_z": 0}, warnings=warnings)[WARNING_HEADER]
+    header = as_header([*unused_fields({"tfs_z": 0}, ANY), *warnings])[WARNING_HEADER]
     first, *rest = header.split("; ")
     assert first.startswith("tfs_z")
     assert rest == ["tools.0: x??Set-Cookie: a=?", "b", "c" * 200 + "..."]
@@ -70,5 +72,5 @@ def test_what_a_wire_format_leaves_out_stands_behind_it_once_each_and_in_one_lin
 
 
 def test_a_header_has_a_limit() -> None:
-    header = warning_headers({}, warnings=[f"tools.{n}" for n in range(1000)])[WARNING_HEADER]
+    header = as_header([f"tools.{n}" for n in range(1000)])[WARNING_HEADER]
     assert header.endswith("tools.7; and 992 more")

@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 
 from server.chat.prepare import prompt_of
-from server.dialects.chat.read import ParsedChat, apply_template, chat_generation, read_chat
+from server.dialects.chat.read import ChatRequest, apply_template, parse_chat
 from server.errors import InvalidRequest
 from server.pool.spec import ChatParams
 from tests.support.fakes import BOS, IM_START
@@ -20,8 +20,8 @@ CALLED = {"role": "assistant", "tool_calls": [{"function": {"name": "f", "argume
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
 
 
-def chat(messages: object = HI, **fields: object) -> ParsedChat:
-    return read_chat({"messages": messages, **fields})
+def chat(messages: object = HI, **fields: object) -> ChatRequest:
+    return parse_chat({"messages": messages, **fields})
 
 
 def shown(messages: object = HI, *, params: ChatParams | None = None, **fields: object) -> str:
@@ -32,25 +32,28 @@ def shown(messages: object = HI, *, params: ChatParams | None = None, **fields: 
 
 def refused(messages: object = HI, **fields: object) -> InvalidRequest:
     with pytest.raises(InvalidRequest) as caught:
-        chat_generation(chat(messages, **fields), make_model())
+        chat(messages, **fields).generation(make_model())
     return caught.value
 
 
 def test_a_chat_is_rendered_and_tokenized_with_special_tokens() -> None:
-    (request,) = chat_generation(chat(), make_model()).requests
+    (request,) = chat().generation(make_model()).requests
     assert request.prompt[:2] == [BOS, IM_START]
     assert bytes(t for t in request.prompt if t < 256).endswith(b"assistant\n")
 
 
 def test_apply_template_gives_the_text() -> None:
-    assert apply_template(chat(), make_model()) == {"prompt": "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"}
+    prompt = apply_template(chat().conversation, make_model())["prompt"]
+    assert prompt == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
 
 
 def test_a_last_assistant_message_is_continued() -> None:
     prefilled = [*HI, {"role": "assistant", "content": "so"}]
-    assert apply_template(chat(prefilled), make_model())["prompt"].endswith("<|im_start|>assistant\nso")
+    assert apply_template(chat(prefilled).conversation, make_model())["prompt"].endswith("<|im_start|>assistant\nso")
     kept = make_model(chat=ChatParams(prefill_assistant=False))
-    assert apply_template(chat(prefilled), kept)["prompt"].endswith("so<|im_end|>\n<|im_start|>assistant\n")
+    assert apply_template(chat(prefilled).conversation, kept)["prompt"].endswith(
+        "so<|im_end|>\n<|im_start|>assistant\n"
+    )
 
 
 @pytest.mark.parametrize(
@@ -74,13 +77,13 @@ def test_a_message_is_continued_where_it_stopped(last: dict[str, Any], wanted: o
 def test_thoughts_are_continued_only_where_the_template_has_any() -> None:
     prefilled = [*HI, {"role": "assistant", "content": "", "reasoning_content": "hm"}]
     with pytest.raises(InvalidRequest, match="no reasoning"):
-        chat_generation(chat(prefilled, continue_final_message=True), make_model(template="{{ messages | length }}"))
+        chat(prefilled, continue_final_message=True).generation(make_model(template="{{ messages | length }}"))
 
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_whole_reply_repeats_the_beginning_of_a_continued_message(stream: bool) -> None:
     body = chat([*HI, {"role": "assistant", "content": "so "}], stream=stream)
-    writer: Any = chat_generation(body, make_model()).writer
+    writer: Any = body.generation(make_model()).writer
     said = [writer.feed(0, event) for event in (started(), text("it is"), finished())]
     if stream:
         assert b"so " not in b"".join(part for parts in said for part in parts)
@@ -89,19 +92,19 @@ def test_a_whole_reply_repeats_the_beginning_of_a_continued_message(stream: bool
 
 
 def test_what_a_model_wrote_may_end_a_conversation() -> None:
-    prompt = apply_template(chat([*HI, CALLED]), make_model())["prompt"]
+    prompt = apply_template(chat([*HI, CALLED]).conversation, make_model())["prompt"]
     assert '"f"' in prompt
     assert prompt.endswith("<|im_start|>assistant\n")
     thought = {"role": "assistant", "content": "", "reasoning_content": "hm"}
     plain = make_model(template="{% for m in messages %}{{ m.content }}|{% endfor %}")
-    assert apply_template(chat([*HI, thought]), plain)["prompt"].startswith("hi|")
+    assert apply_template(chat([*HI, thought]).conversation, plain)["prompt"].startswith("hi|")
     twice = [{"role": "assistant", "content": "a"}, {"role": "assistant", "content": "b"}]
-    assert apply_template(chat([*HI, *twice]), make_model())["prompt"].endswith("b")
+    assert apply_template(chat([*HI, *twice]).conversation, make_model())["prompt"].endswith("b")
 
 
 def test_a_stream_repeats_it_on_demand() -> None:
     body = chat([*HI, {"role": "assistant", "content": "so "}], stream=True, echo=True)
-    writer: Any = chat_generation(body, make_model()).writer
+    writer: Any = body.generation(make_model()).writer
     parsed = chunks([*writer.feed(0, started()), *writer.feed(0, text("it is"))])
     assert [c["choices"][0]["delta"].get("content") for c in parsed] == ["", "so ", "it is"]
 
@@ -188,7 +191,7 @@ def test_tools_reach_the_template_also_where_none_may_be_called() -> None:
 def test_logprobs_are_asked_for_in_openais_words_or_llama_cpps(
     fields: dict[str, Any], wanted: bool, n_top: int
 ) -> None:
-    (request,) = chat_generation(chat(**fields), make_model()).requests
+    (request,) = chat(**fields).generation(make_model()).requests
     assert (request.want_logprobs, request.n_probs) == (wanted, n_top)
 
 

@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 
 from server.dialects.native.fim import Extra, Gap, extra_tokens, fim_tokens, fitting_extra, require_fim
-from server.dialects.native.infill import infill_generation, infill_tokens, read_infill
+from server.dialects.native.infill import infill_tokens, parse_infill
 from server.errors import InvalidRequest, NotSupported
 from tests.support.fakes import BOS, FakeVocab
 from tests.unit.dialects.builders import make_model
@@ -14,7 +14,7 @@ SNIPPET = b"\n\n--- snippet ---\n\n"
 
 def tokens(model: Any = None, **body: object) -> list[int]:
     given = {"input_prefix": "ab", "input_suffix": "cd", **body}
-    return infill_tokens(read_infill(given), model or make_model())
+    return infill_tokens(parse_infill(given), model or make_model())
 
 
 def test_prefix_and_prompt_come_before_the_suffix() -> None:
@@ -78,7 +78,7 @@ def test_no_bos_where_the_model_wants_none() -> None:
 
 def test_a_model_without_the_tokens_can_not_do_it() -> None:
     with pytest.raises(NotSupported) as caught:
-        infill_generation(read_infill({"input_prefix": "", "input_suffix": ""}), make_model(fim="none"))
+        parse_infill({"input_prefix": "", "input_suffix": ""}).generation(make_model(fim="none"))
     assert caught.value.message == (
         "Infill is not supported by this model: prefix token is missing. suffix token is missing. "
         "middle token is missing. "
@@ -114,14 +114,14 @@ def test_a_model_without_the_tokens_can_not_do_it() -> None:
 )
 def test_a_wrong_body_is_refused_in_llama_servers_words(body: dict[str, Any], named: str, message: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
-        infill_generation(read_infill(body), make_model())
+        parse_infill(body).generation(make_model())
     assert caught.value.param == named
     assert message in caught.value.message
 
 
 def test_all_options_of_a_completion_are_taken() -> None:
     body = {"input_prefix": "", "input_suffix": "", "n_predict": 3, "t_max_predict_ms": 500, "top_k": 2, "n_indent": 2}
-    (request,) = infill_generation(read_infill(body), make_model()).requests
+    (request,) = parse_infill(body).generation(make_model()).requests
     assert (request.max_tokens, request.deadline_s, request.sampling.top_k, request.n_indent) == (3, 0.5, 2, 2)
 
 

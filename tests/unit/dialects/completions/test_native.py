@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from server.dialects.native.read import native_generation, read_native, tokens_of
+from server.dialects.native.read import parse_native, tokens_of
 from server.dialects.native.write import NativeReply, NativeStream
 from server.engine.request import RANDOM_SEED, Request, SamplingParams
 from server.errors import InvalidRequest
@@ -39,11 +39,11 @@ SETTINGS = [
 
 
 def requests(model: Any = None, **body: object) -> list[Request]:
-    return list(native_generation(read_native({"prompt": "a", **body}), model or make_model()).requests)
+    return list(parse_native({"prompt": "a", **body}).generation(model or make_model()).requests)
 
 
 def settings(model: Any = None, **body: object) -> Body:
-    generation = native_generation(read_native({"prompt": "a", **body}), model or make_model())
+    generation = parse_native({"prompt": "a", **body}).generation(model or make_model())
     assert isinstance(generation.writer, NativeReply | NativeStream)
     found: Body = generation.writer._finals.final(0, finished())["generation_settings"]
     return found
@@ -136,7 +136,7 @@ def test_an_empty_prompt_is_refused_where_the_model_adds_nothing(monkeypatch: py
 
 @pytest.mark.parametrize("system", ["s", {"prompt": "s", "anti_prompt": "User:", "assistant_name": "A:"}])
 def test_a_system_prompt_comes_before_each_prompt(system: object) -> None:
-    wanted = read_native({"prompt": ["a", [98]], "system_prompt": system})
+    wanted = parse_native({"prompt": ["a", [98]], "system_prompt": system})
     assert [prompt.tokens for prompt in tokens_of(wanted, make_model())] == [[BOS, 115, 97], [BOS, 115, 98]]
 
 

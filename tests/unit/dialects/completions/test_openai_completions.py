@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from server.dialects.completions.read import completion_generation, prepare_completion, read_completion
+from server.dialects.completions.read import parse_completion, prepare_completion
 from server.errors import InvalidRequest
 from tests.support.fakes import BOS
 from tests.unit.dialects.builders import make_model
@@ -11,13 +11,13 @@ Body = dict[str, Any]
 
 
 def prompts(prompt: object, **fields: object) -> list[list[int]]:
-    job = prepare_completion(read_completion({"prompt": prompt, **fields}), make_model(), "r")
+    job = prepare_completion(parse_completion({"prompt": prompt, **fields}), make_model(), "r")
     return [request.prompt for request in job.requests]
 
 
-def refused(body: object) -> InvalidRequest:
+def refused(body: Body) -> InvalidRequest:
     with pytest.raises(InvalidRequest) as caught:
-        prepare_completion(read_completion(body), make_model(), "r")
+        prepare_completion(parse_completion(body), make_model(), "r")
     return caught.value
 
 
@@ -103,20 +103,20 @@ def test_what_changes_nothing_is_taken(fields: Body) -> None:
     ],
 )
 def test_logprobs_is_a_count_or_a_switch(fields: Body, wanted: bool, n_top: int) -> None:
-    job = prepare_completion(read_completion({"prompt": "a", **fields}), make_model(), "r")
+    job = prepare_completion(parse_completion({"prompt": "a", **fields}), make_model(), "r")
     assert (job.requests[0].want_logprobs, job.requests[0].n_probs) == (wanted, n_top)
 
 
 def test_best_of_generates_more_than_it_shows_with_what_they_are_compared_by() -> None:
-    request = completion_generation(read_completion({"prompt": "a", "n": 2, "best_of": 3}), make_model()).requests[0]
+    request = parse_completion({"prompt": "a", "n": 2, "best_of": 3}).generation(make_model()).requests[0]
     assert (request.n, request.want_logprobs, request.n_probs) == (3, True, 0)
     streamed = {"prompt": "a", "n": 2, "best_of": 2, "stream": True}
-    request = completion_generation(read_completion(streamed), make_model()).requests[0]
+    request = parse_completion(streamed).generation(make_model()).requests[0]
     assert (request.n, request.want_logprobs) == (2, False)
 
 
 def test_a_suffix_makes_the_prompt_the_text_in_front_of_a_gap() -> None:
-    completion = read_completion({"prompt": ["ab", [99]], "suffix": "d<s>"})
+    completion = parse_completion({"prompt": ["ab", [99]], "suffix": "d<s>"})
     job = prepare_completion(completion, make_model(), "r")
     suffix = list(b"d<s>")
     assert [r.prompt for r in job.requests] == [[BOS, 1, 97, 98, 2, *suffix, 3], [BOS, 1, 99, 2, *suffix, 3]]
@@ -126,17 +126,17 @@ def test_a_suffix_makes_the_prompt_the_text_in_front_of_a_gap() -> None:
 
 def test_a_suffix_needs_a_model_that_fills_gaps() -> None:
     with pytest.raises(InvalidRequest, match="prefix token is missing") as caught:
-        prepare_completion(read_completion({"prompt": "a", "suffix": "b"}), make_model(fim="none"), "r")
+        prepare_completion(parse_completion({"prompt": "a", "suffix": "b"}), make_model(fim="none"), "r")
     assert caught.value.param == "suffix"
 
 
 def test_each_prompt_of_a_batch_gets_a_constraint_of_its_own() -> None:
     body = {"prompt": ["a", "b"], "response_format": {"type": "json_object"}}
-    requests = completion_generation(read_completion(body), make_model()).requests
+    requests = parse_completion(body).generation(make_model()).requests
     assert requests[0].constraint is not requests[1].constraint
     assert requests[0].id != requests[1].id
 
 
 def test_an_echo_of_tokens_is_their_text() -> None:
-    job = prepare_completion(read_completion({"prompt": [[104, 105], "x"], "echo": True}), make_model(), "r")
+    job = prepare_completion(parse_completion({"prompt": [[104, 105], "x"], "echo": True}), make_model(), "r")
     assert [echo.text for echo in job.echoes] == ["hi", "x"]

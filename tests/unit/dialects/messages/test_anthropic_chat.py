@@ -5,7 +5,7 @@ import pytest
 
 from server.chat.prepare import prompt_of
 from server.dialects.messages.errors import anthropic_error, error_event, speaks_anthropic
-from server.dialects.messages.read import DEFAULT_MAX_TOKENS, count_message_tokens, message_generation, read_messages
+from server.dialects.messages.read import DEFAULT_MAX_TOKENS, count_message_tokens, parse_messages
 from server.engine.request import SamplingParams
 from server.errors import InvalidRequest
 from tests.unit.dialects.builders import FakeCompiler, FakeConstraint, make_model
@@ -21,7 +21,7 @@ def body(**more: object) -> dict[str, Any]:
 
 
 def request(model: Any = None, **more: object) -> Any:
-    [found] = message_generation(read_messages(body(**more)), model or make_model()).requests
+    [found] = parse_messages(body(**more)).generation(model or make_model()).requests
     return found
 
 
@@ -65,12 +65,12 @@ def test_openais_fields_mean_nothing_here() -> None:
     ],
 )
 def test_thinking_is_turned_on_and_off(thinking: object, thinks: bool) -> None:
-    prompt = prompt_of(read_messages(body(thinking=thinking)).conversation, make_model(template=THINKS)).rendered.text
+    prompt = prompt_of(parse_messages(body(thinking=thinking)).conversation, make_model(template=THINKS)).rendered.text
     assert prompt.endswith("<think>") is thinks
 
 
 def test_effort_is_the_templates_reasoning_effort() -> None:
-    wanted = read_messages(body(output_config={"effort": "low"}))
+    wanted = parse_messages(body(output_config={"effort": "low"}))
     assert prompt_of(wanted.conversation, make_model(template=EFFORT)).rendered.text == "Hilow"
 
 
@@ -78,7 +78,7 @@ def test_effort_is_the_templates_reasoning_effort() -> None:
     ("display", "shown"), [(None, True), ("summarized", True), ("updates", True), ("omitted", False)]
 )
 def test_thoughts_are_shown_unless_told_otherwise(display: str | None, shown: bool) -> None:
-    assert read_messages(body(thinking={"type": "enabled", "display": display})).show_reasoning is shown
+    assert parse_messages(body(thinking={"type": "enabled", "display": display})).show_reasoning is shown
 
 
 @pytest.mark.parametrize("beta", [False, True])
@@ -115,8 +115,8 @@ def test_without_a_limit_llama_servers_holds() -> None:
     ],
 )
 def test_what_only_anthropics_servers_do_is_left_out_and_told(fields: dict[str, Any], named: str) -> None:
-    wanted = read_messages(body(**fields))
-    assert [told.startswith(named) for told in wanted.conversation.warnings] == [True]
+    wanted = parse_messages(body(**fields))
+    assert [told.startswith(named) for told in wanted.warnings] == [True]
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_what_only_anthropics_servers_do_is_left_out_and_told(fields: dict[str, 
     ],
 )
 def test_what_changes_no_reply_is_taken(fields: dict[str, Any]) -> None:
-    assert read_messages(body(**fields)).conversation.warnings == ()
+    assert not [each for each in parse_messages(body(**fields)).warnings if "unknown field" not in each]
 
 
 def test_a_schema_that_cannot_be_held_is_named_as_the_client_calls_it() -> None:
@@ -176,19 +176,19 @@ def test_a_schema_that_cannot_be_held_is_named_as_the_client_calls_it() -> None:
 )
 def test_a_wrong_field_is_named(fields: dict[str, object], named: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
-        read_messages(body(**fields))
+        parse_messages(body(**fields))
     assert caught.value.param == named
     assert named in caught.value.message
 
 
 def test_counting_needs_no_limit_and_gives_the_prompts_tokens() -> None:
-    wanted = read_messages(body(max_tokens=None, system="Be brief."), generate=False)
+    wanted = parse_messages(body(max_tokens=None, system="Be brief."), generate=False)
     n_prompt = len(request(system="Be brief.").prompt)
-    assert count_message_tokens(wanted, make_model()) == {"input_tokens": n_prompt}
+    assert count_message_tokens(wanted.conversation, make_model()) == {"input_tokens": n_prompt}
 
 
 def test_the_beginning_of_an_answer_is_continued() -> None:
-    wanted = read_messages(body(messages=[{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "He"}]))
+    wanted = parse_messages(body(messages=[{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "He"}]))
     assert prompt_of(wanted.conversation, make_model()).rendered.text.endswith("<|im_start|>assistant\nHe")
 
 

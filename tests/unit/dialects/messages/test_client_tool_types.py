@@ -10,7 +10,7 @@ from anthropic.types.beta.beta_memory_tool_20250818_command import BetaMemoryToo
 from pydantic import TypeAdapter
 
 from server.dialects.common import Header
-from server.dialects.messages.read import ParsedMessages, read_messages
+from server.dialects.messages.read import MessagesRequest, parse_messages
 from server.dialects.messages.write import MessageReply, MessageStream
 from server.dialects.tool_types import ANTHROPIC, TOOLSETS
 from server.engine.request import Event
@@ -38,11 +38,11 @@ TYPES = {
 VALUES: dict[str, Any] = {"string": "x", "integer": 1, "boolean": True}
 
 
-def read(**fields: Any) -> ParsedMessages:
-    return read_messages({"max_tokens": 9, "messages": [{"role": "user", "content": "hi"}], **fields})
+def read(**fields: Any) -> MessagesRequest:
+    return parse_messages({"max_tokens": 9, "messages": [{"role": "user", "content": "hi"}], **fields})
 
 
-def said(asked: ParsedMessages, name: str, arguments: dict[str, Any]) -> list[dict[str, Any]]:
+def said(asked: MessagesRequest, name: str, arguments: dict[str, Any]) -> list[dict[str, Any]]:
     """The block of a call, in one message and as the stream begins and ends it."""
 
     class Parser(Scripted):
@@ -88,7 +88,7 @@ def test_a_type_is_a_function_with_its_parameters_and_its_calls_have_its_name(ki
     tool = {"type": kind, "name": name, "display_width_px": 640, "display_height_px": 480, "cache_control": None}
     asked = read(tools=[tool])
     [shown] = asked.conversation.tools.tools
-    assert (shown.name, asked.conversation.warnings) == (name, ())
+    assert (shown.name, asked.warnings) == (name, [])
     for block in said(asked, name, example(dict(shown.parameters))):
         BLOCK.validate_python(block)
         assert (block["type"], block["name"]) == ("tool_use", name)
@@ -184,4 +184,4 @@ def test_results_of_a_toolset_are_read_with_the_state_of_the_browser() -> None:
     call, answer = asked.conversation.messages
     assert (call.calls[0].name, answer.name) == ("browser__new_tab", "browser__new_tab")
     assert '"tab_id":"7"' in answer.text
-    assert asked.conversation.warnings == ()
+    assert asked.warnings == []

@@ -5,7 +5,7 @@ import pytest
 from server.chat.conversation import Message
 from server.chat.prepare import prompt_of
 from server.dialects.responses.history import History
-from server.dialects.responses.read import ParsedResponse, read_response
+from server.dialects.responses.read import ResponseRequest, parse_response
 from server.dialects.tools import ClientName
 from server.errors import InvalidRequest
 from server.structured.response_format import ResponseFormat
@@ -15,8 +15,8 @@ from tests.unit.dialects.builders import make_model
 TOOL = {"type": "function", "name": "f", "description": "d", "parameters": {"type": "object"}}
 
 
-def read(**fields: Any) -> ParsedResponse:
-    return read_response({"input": "hi", **fields})
+def read(**fields: Any) -> ResponseRequest:
+    return parse_response({"input": "hi", **fields})
 
 
 def test_options_are_the_chats_under_other_names() -> None:
@@ -29,7 +29,7 @@ def test_options_are_the_chats_under_other_names() -> None:
         top_k=3,
         chat_template_kwargs={"a": 1},
     )
-    body = asked.fields
+    body = asked.options
     assert (body.model, body.n_predict, body.temperature, body.reasoning_effort) == ("m", 7, 0.5, "high")
     assert (body.stream, body.top_k, body.chat_template_kwargs) == (True, 3, {"a": 1})
 
@@ -41,7 +41,7 @@ def test_instructions_are_the_first_message() -> None:
 
 def test_the_history_comes_before_the_input_and_after_the_instructions() -> None:
     history = History([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}])
-    asked = read_response({"input": "c", "previous_response_id": "resp_1", "instructions": "new"}, history)
+    asked = parse_response({"input": "c", "previous_response_id": "resp_1", "instructions": "new"}, history)
     assert [(message.role, message.text) for message in asked.conversation.messages] == [
         ("system", "new"),
         ("user", "a"),
@@ -81,24 +81,24 @@ def test_the_format_of_the_text(given: dict[str, Any], schema: object) -> None:
 @pytest.mark.parametrize(
     ("fields", "wanted"),
     [
-        ({}, (None, None)),
+        ({}, (False, 0)),
         ({"include": ["message.output_text.logprobs"]}, (True, 0)),
         ({"include": ["message.output_text.logprobs"], "top_logprobs": 4}, (True, 4)),
         ({"top_logprobs": 4}, (True, 4)),
-        ({"top_logprobs": 0}, (None, None)),
-        ({"include": ["reasoning.encrypted_content"]}, (None, None)),
+        ({"top_logprobs": 0}, (False, 0)),
+        ({"include": ["reasoning.encrypted_content"]}, (False, 0)),
     ],
 )
 def test_log_probabilities_come_where_they_are_asked_for(fields: dict[str, Any], wanted: tuple[Any, Any]) -> None:
-    body = read(**fields).fields
-    assert (body.logprobs, body.top_logprobs) == wanted
+    (request,) = read(**fields).generation(make_model()).requests
+    assert (request.want_logprobs, request.n_probs) == wanted
 
 
 def test_what_has_no_effect_is_said() -> None:
-    assert "summary" in read(reasoning={"effort": "low", "summary": "concise"}).conversation.warnings[0]
-    assert read(reasoning={"effort": "low", "summary": "none"}).conversation.warnings == ()
+    assert "summary" in read(reasoning={"effort": "low", "summary": "concise"}).warnings[0]
+    assert read(reasoning={"effort": "low", "summary": "none"}).warnings == []
     asked = read(context_management=[{"type": "compaction"}], include=["new.thing"])
-    assert [warning.split(" is ignored")[0] for warning in asked.conversation.warnings] == [
+    assert [warning.split(" is ignored")[0] for warning in asked.warnings] == [
         "context_management",
         "include 'new.thing'",
     ]
@@ -108,15 +108,15 @@ def test_tools_that_no_model_here_can_use_are_left_out() -> None:
     given = [TOOL, {"type": "web_search"}, {"type": "mcp", "server_label": "x"}, {"type": "web_search"}]
     asked = read(tools=given)
     assert [tool.name for tool in asked.conversation.tools.tools] == ["f"]
-    assert [warning.split(":")[0] for warning in asked.conversation.warnings] == [
+    assert [warning.split(":")[0] for warning in asked.warnings] == [
         "tools of type 'web_search' are left out (2)",
         "tools of type 'mcp' are left out",
     ]
 
 
 def test_a_choice_among_tools_that_are_all_left_out_asks_for_nothing() -> None:
-    asked = read(tools=[{"type": "web_search"}], tool_choice="required").conversation
-    assert asked.tools.choice == "auto"
+    asked = read(tools=[{"type": "web_search"}], tool_choice="required")
+    assert asked.conversation.tools.choice == "auto"
     assert asked.warnings[-1].startswith("tool_choice is ignored: ")
 
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server.chat.conversation import Message
-from server.dialects.responses.read import read_response
+from server.dialects.responses.read import parse_response
 
 Item = dict[str, Any]
 Made = Callable[[str], Item]
@@ -84,7 +84,7 @@ def test_no_history_is_refused_and_no_text_of_it_is_lost(kinds: list[int]) -> No
             items.append(SAYS[kind](texts[-1]))
         else:
             items.append(SILENT[kind - len(SAYS)])
-    asked = read_response({"input": [*items, {"role": "user", "content": "go on"}]})
+    asked = parse_response({"input": [*items, {"role": "user", "content": "go on"}]})
     shown = [said(found) for found in asked.conversation.messages]
     places = [next(place for place, whole in enumerate(shown) if text in whole) for text in texts]
     assert places == sorted(places)

@@ -14,6 +14,7 @@ from server.dialects.responses.write import ResponseFrame, ResponseReply, Respon
 from server.dialects.tools import ClientName
 from server.engine.request import Event, FinishReason, Progress
 from server.formats.parsing.pieces import ContentText, Piece, Reasoning, ToolCallArguments, ToolCallBegin
+from server.routes.background import split_events
 from tests.unit.dialects.builders import Scripted, finished, logprob, started, text
 
 TOOLS = ClientTools(names={"n__f": ClientName("f", "n"), "patch": ClientName("patch", custom=True)})
@@ -246,7 +247,7 @@ def test_progress_and_timings_stand_beside_the_fields() -> None:
 def test_a_stream_that_fails_says_so(status: int, kind: str, code: str) -> None:
     stream = ResponseStream(ResponseFrame(FIELDS), OutputItems(Assembler(ScriptedParser()), TOOLS))
     raw = stream.feed(0, started()) + stream.feed(0, text("Hel"))
-    events = parsed(raw + stream.fail(status, {"message": "went wrong", "type": kind}))
+    events = parsed([*raw, *split_events(stream.failure(status, {"error": {"message": "went wrong", "type": kind}}))])
     assert (events[-2]["type"], events[-2]["code"], events[-2]["message"]) == ("error", code, "went wrong")
     assert events[-1]["type"] == "response.failed"
     assert events[-1]["response"]["error"] == {"code": code, "message": "went wrong"}
@@ -255,7 +256,7 @@ def test_a_stream_that_fails_says_so(status: int, kind: str, code: str) -> None:
 
 def test_a_stream_that_fails_before_its_first_event_begins_all_the_same() -> None:
     stream = ResponseStream(ResponseFrame(FIELDS), OutputItems(Assembler(ScriptedParser()), TOOLS))
-    events = parsed(stream.fail(500, {"message": "gone"}))
+    events = parsed(split_events(stream.failure(500, {"error": {"message": "gone"}})))
     assert [event["type"] for event in events] == [
         "response.created",
         "response.in_progress",

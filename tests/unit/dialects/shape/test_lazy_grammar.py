@@ -2,9 +2,9 @@ from typing import Any
 
 import pytest
 
-from server.dialects.chat.read import chat_generation, read_chat
-from server.dialects.completions.read import prepare_completion, read_completion
-from server.dialects.native.read import native_generation, read_native
+from server.dialects.chat.read import parse_chat
+from server.dialects.completions.read import parse_completion, prepare_completion
+from server.dialects.native.read import parse_native
 from server.engine.request import Request
 from server.errors import InvalidRequest
 from server.structured.constraint import Constraint
@@ -37,7 +37,7 @@ def model_of(vocab: FakeVocab | None = None) -> Any:
 
 def native(vocab: FakeVocab | None = None, **body: Any) -> Request:
     given = {"prompt": "p", "grammar": GRAMMAR, "grammar_lazy": True, **body}
-    (request,) = native_generation(read_native(given), model_of(vocab)).requests
+    (request,) = parse_native(given).generation(model_of(vocab)).requests
     return request
 
 
@@ -150,8 +150,8 @@ def test_a_schema_may_wait_too_and_every_wire_format_knows_it() -> None:
     lazy: dict[str, Any] = {"json_schema": {"const": {"a": 1}}, "grammar_lazy": True, "grammar_triggers": triggers}
     chat = {"messages": [{"role": "user", "content": "Hi"}], **lazy}
     made = [
-        chat_generation(read_chat(chat), model_of()).requests[0].constraint,
-        prepare_completion(read_completion({"prompt": "p", **lazy}), model_of(), "1").requests[0].constraint,
+        parse_chat(chat).generation(model_of()).requests[0].constraint,
+        prepare_completion(parse_completion({"prompt": "p", **lazy}), model_of(), "1").requests[0].constraint,
         native(grammar=None, **lazy).constraint,
     ]
     for constraint in made:
@@ -167,7 +167,7 @@ def test_without_lazy_triggers_mean_nothing_and_without_a_grammar_nothing_waits(
 
 def test_the_settings_show_them_as_they_came_to_be() -> None:
     body = {"prompt": "p", "grammar": GRAMMAR, "grammar_lazy": True, "grammar_triggers": [WORD]}
-    generation = native_generation(read_native({**body, "preserved_tokens": ["<call>", "two"]}), model_of(Tagged()))
+    generation = parse_native({**body, "preserved_tokens": ["<call>", "two"]}).generation(model_of(Tagged()))
     shown: Any = generation.writer
     settings = shown._finals.settings
     assert settings["grammar_lazy"] is True
@@ -212,4 +212,4 @@ def test_tools_have_triggers_of_their_own() -> None:
     tool = {"type": "function", "function": {"name": "f"}}
     body = {"messages": [{"role": "user", "content": "Hi"}], "tools": [tool], "grammar_lazy": True}
     with pytest.raises(InvalidRequest, match="grammar_lazy"):
-        read_chat(body)
+        parse_chat(body)

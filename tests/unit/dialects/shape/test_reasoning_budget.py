@@ -3,10 +3,10 @@ from collections.abc import Mapping
 import pytest
 
 from server.chat.reasoning_budget import ReasoningBudget, allowance
-from server.dialects.chat.read import ChatBody, chat_generation, read_chat
+from server.dialects.chat.read import ChatBody, parse_chat
 from server.dialects.fields import parse
-from server.dialects.messages.read import read_messages
-from server.dialects.native.read import native_generation, read_native
+from server.dialects.messages.read import parse_messages
+from server.dialects.native.read import parse_native
 from server.dialects.thinking import UNSAID_BUDGET
 from server.engine.request import Request
 from server.errors import InvalidRequest
@@ -70,7 +70,7 @@ def said(constraint: Constraint | None, wanted: str) -> str:
 
 def chat_request(params: ChatParams | None = None, **fields: object) -> Request:
     model = make_model(template=THINKS, chat=params)
-    (request,) = chat_generation(read_chat({"messages": HI, **fields}), model).requests
+    (request,) = parse_chat({"messages": HI, **fields}).generation(model).requests
     return request
 
 
@@ -92,7 +92,7 @@ def test_without_thoughts_in_the_prompt_those_that_come_all_the_same_end_at_once
 def test_a_message_of_anthropics_has_a_budget() -> None:
     def budget(thinking: object) -> int | None:
         given = {"messages": HI, "max_tokens": 9, "thinking": thinking}
-        return read_messages(given).conversation.thinking.budget
+        return parse_messages(given).conversation.thinking.budget
 
     assert budget({"type": "enabled", "budget_tokens": 5}) == 5
     assert budget({"type": "enabled"}) == UNSAID_BUDGET
@@ -104,7 +104,7 @@ TAGS = {"reasoning_budget_start_tag": "<t>", "reasoning_budget_end_tag": "</t>"}
 
 
 def native(body: Mapping[str, object]) -> Constraint | None:
-    (request,) = native_generation(read_native({**NATIVE, **body}), make_model()).requests
+    (request,) = parse_native({**NATIVE, **body}).generation(make_model()).requests
     return request.constraint
 
 
@@ -133,5 +133,5 @@ def test_a_native_budget_that_cannot_be_kept_is_refused(body: dict[str, object],
     model = make_model()
     model.grammar = GrammarCompiler(model.vocab)
     with pytest.raises(InvalidRequest) as caught:
-        native_generation(read_native({**NATIVE, **body}), model)
+        parse_native({**NATIVE, **body}).generation(model)
     assert caught.value.param == param

@@ -1,6 +1,7 @@
 """Several constrained sequences in a step: what each gets is what it gets alone, and they share the cost of masks."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -64,8 +65,7 @@ async def test_masks_of_a_step_are_computed_in_one_call(monkeypatch: pytest.Monk
     runner = FakeRunner(n_seq=4)
     async with engine_over(runner) as engine:
         # all four in every step, with the same text: a mask that one of them needs, each of them needs
-        for each in requests:
-            each.prompt = requests[0].prompt
+        requests = [replace(each, prompt=requests[0].prompt) for each in requests]
         replies = await run(engine, *requests)
     assert all(json.loads(reply.text) for reply in replies)
     assert set(sizes) == {4}

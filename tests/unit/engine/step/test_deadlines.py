@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from dataclasses import replace
 
 import pytest
 
@@ -72,8 +73,7 @@ async def test_limits_count_from_the_first_time_that_a_request_was_asked() -> No
     clock = Clock()
     clock.now = 20.0
     async with engine_over(FakeRunner(), clock=clock, request_timeout_s=5.0) as engine:
-        asked = request("x")
-        asked.arrived_at = 14.0
+        asked = replace(request("x"), arrived_at=14.0)
         (late,) = await run(engine, asked)
         assert isinstance(late.error, TooLate)
         (reply,) = await run(engine, request("x"))
@@ -93,8 +93,7 @@ async def test_who_is_asked_again_waits_for_a_slot_anew() -> None:
     clock = Clock()
     clock.now = 100.0
     async with engine_over(FakeRunner(n_seq=1), clock=clock, queue_timeout_s=10.0, request_timeout_s=60.0) as engine:
-        asked = request("x")
-        asked.arrived_at = 70.0  # it had a slot of a process that has ended
+        asked = replace(request("x"), arrived_at=70.0)  # it had a slot of a process that has ended
         (reply,) = await run(engine, asked)
         assert (reply.error, reply.text) == (None, alone(request("x")))
         assert reply.started is not None
