@@ -13,7 +13,7 @@ from typing import Any, Self
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from server.dialects.chat import read
-from server.dialects.chat.write import ChatReply, ChatStream
+from server.dialects.chat.write import ChatWriter
 from server.engine.engine import Engine
 from server.engine.generate.sample import NextTokens
 from server.engine.generate.text import TextStream
@@ -62,7 +62,7 @@ _STEP = [
 _OUT = [*_parts("loop", Mailbox, _deliver="deliver"), *_parts("loop", RequestResponseCycle, send="send")]
 TOKEN_PARTS = [
     *_STEP,
-    *_parts("loop", ChatStream, feed="dialect"),
+    *_parts("loop", ChatWriter, feed="dialect"),
     *_parts("loop", generate, _written="events to chunks"),
     *_OUT,
 ]
@@ -73,7 +73,7 @@ REQUEST_PARTS = [
     *_parts("loop", read, parse="fields", read_messages="messages", read_shape="response format"),
     *_parts("loop", Session, start="lease, hand to threads"),
     *_parts("loop", Engine, submit="submit"),
-    *_parts("loop", ChatReply, body="reply"),
+    *_parts("loop", ChatWriter, body="reply"),
     *_OUT,
     *_parts("prepare", read, prepare="prompt and output", prepared_request="engine request"),
     *_parts("prepare", ChatTemplate, render="template"),

@@ -60,20 +60,28 @@ class Caller:
 NO_CALLER = Caller()
 
 
-class ReplyWriter(Protocol):
-    """Collects the events of all requests (numbered as in `Generation`) into one reply."""
+class Writer(Protocol):
+    """Writes one reply from the events of all requests, which are numbered as in `Generation`.
 
-    def feed(self, prompt: int, event: Event) -> None: ...
+    For a stream, send what `feed` returns for each event, then what `finish` returns. For a whole reply, `add` each
+    event, then take `body`. Both have the same deltas and items (`server.chat.assembler`).
+    """
 
-    def body(self) -> Json | list[Json]: ...
+    def feed(self, prompt: int, event: Event) -> list[bytes]:
+        """Take one event. Return the server-sent events that follow from it, each one whole."""
+        ...
 
+    def finish(self) -> list[bytes]:
+        """Return the last events of the stream."""
+        ...
 
-class StreamWriter(Protocol):
-    """Turns the events of all requests into server-sent events, each one whole."""
+    def add(self, prompt: int, event: Event) -> None:
+        """Take one event of a whole reply."""
+        ...
 
-    def feed(self, prompt: int, event: Event) -> list[bytes]: ...
-
-    def finish(self) -> list[bytes]: ...
+    def body(self) -> Json | list[Json]:
+        """Return the whole reply, after every choice has finished."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +114,7 @@ class Generation:
     """
 
     requests: Sequence[Request]
-    writer: ReplyWriter | StreamWriter
+    writer: Writer
     reasoning: ReasoningSwitch | None = None
     generation_prompt: str = ""
     commit: Callable[[], Awaitable[None]] | None = None
@@ -114,7 +122,7 @@ class Generation:
     error: Callable[[int, Json], bytes] | None = None
     ping: Callable[[], bytes] | None = None
 
-    def written_by(self, writer: ReplyWriter | StreamWriter) -> "Generation":
+    def written_by(self, writer: Writer) -> "Generation":
         """The same with another writer."""
         return replace(self, writer=writer)
 

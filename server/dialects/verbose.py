@@ -10,10 +10,10 @@ from typing import cast
 
 from server.dialects.common import Json, members
 from server.dialects.completions.prompt import prompt_text
-from server.dialects.dialect import Caller, Generation, ReplyWriter, StreamWriter
+from server.dialects.dialect import Caller, Generation, Writer
 from server.dialects.generation import GenerationFields
 from server.dialects.native.settings import whole_settings
-from server.dialects.native.write import Finals, NativeReply
+from server.dialects.native.write import Finals, NativeWriter
 from server.engine.request import Event, Finished
 from server.pool.model import LoadedModel
 
@@ -26,10 +26,8 @@ def verbose(generation: Generation, fields: GenerationFields, model: LoadedModel
     if not (caller.verbose if fields.verbose is None else fields.verbose):
         return generation
     finals = _finals(generation, fields, model)
-    if fields.stream:
-        return generation.written_by(_Stream(cast(StreamWriter, generation.writer), finals))
-    native = NativeReply(finals, return_tokens=bool(fields.return_tokens))
-    return generation.written_by(_Reply(cast(ReplyWriter, generation.writer), native))
+    native = NativeWriter(finals, generation.requests, return_tokens=bool(fields.return_tokens))
+    return generation.written_by(_VerboseWriter(generation.writer, native, finals))
 
 
 def _finals(generation: Generation, fields: GenerationFields, model: LoadedModel) -> Finals:
@@ -51,26 +49,13 @@ def _finals(generation: Generation, fields: GenerationFields, model: LoadedModel
 
 
 @dataclass(slots=True)
-class _Reply:
-    """Adds the native response next to the choices; with several choices, that of the first."""
+class _VerboseWriter:
+    """Adds the native response: next to the choices of a whole reply (with several choices, that of the first), and
+    without its text to the first event of each choice's end in a stream.
+    """
 
-    inner: ReplyWriter
-    native: NativeReply
-
-    def feed(self, prompt: int, event: Event) -> None:
-        self.inner.feed(prompt, event)
-        self.native.feed(prompt, event)
-
-    def body(self) -> Json | list[Json]:
-        native = self.native.body()
-        return {**cast(Json, self.inner.body()), KEY: native[0] if isinstance(native, list) else native}
-
-
-@dataclass(slots=True)
-class _Stream:
-    """Puts the last native object of a choice into the first event of its end."""
-
-    inner: StreamWriter
+    inner: Writer
+    native: NativeWriter
     finals: Finals
 
     def feed(self, prompt: int, event: Event) -> list[bytes]:
@@ -82,3 +67,11 @@ class _Stream:
 
     def finish(self) -> list[bytes]:
         return self.inner.finish()
+
+    def add(self, prompt: int, event: Event) -> None:
+        self.inner.add(prompt, event)
+        self.native.add(prompt, event)
+
+    def body(self) -> Json | list[Json]:
+        native = self.native.body()
+        return {**cast(Json, self.inner.body()), KEY: native[0] if isinstance(native, list) else native}

@@ -29,13 +29,13 @@ _SIMILAR = 0.75
 """How similar a known name must be to an unknown one to be suggested, from 0 to 1 (difflib's ratio)."""
 
 
-def unused_fields(body: Mapping[str, Any], known: Known, *, native: bool = False) -> list[str]:
+def unused_fields(body: Mapping[str, Any], known: Known, own: Iterable[str] = (), *, native: bool = False) -> list[str]:
     """Return a sentence for each of a JSON body's fields without effect.
 
-    `known`: the dialect's fields. `native`: whether the body is that of llama-server's own completion, which had a
-    system prompt and images in 2023.
+    `known`: the dialect's fields. `own`: the dialect's own sentences. `native`: whether the body is that of
+    llama-server's own completion, which had a system prompt and images in 2023.
     """
-    return [*_warnings(body, native), *unknown_fields(body, known)]
+    return [*_warnings(body, native), *own, *unknown_fields(body, known)]
 
 
 def unknown_fields(given: Mapping[str, Any], known: Known) -> list[str]:

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import functools
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 import orjson
 from fastapi import Request
@@ -12,7 +12,7 @@ from fastapi.responses import Response
 
 from server.chat.conversation import Media
 from server.dialects.common import Json
-from server.dialects.dialect import Dialect, Generation, ModelRequest, ParsedRequest, ReplyWriter, StreamWriter
+from server.dialects.dialect import Dialect, Generation, ModelRequest, ParsedRequest, Writer
 from server.dialects.warnings import as_header
 from server.errors import ModelEnded
 from server.media.source import Seen
@@ -153,13 +153,13 @@ class Exchange:
             return await self._whole(await self._start())
 
     async def _whole(self, generation: Generation) -> Json | list[Json]:
-        session, writer = self._session, cast(ReplyWriter, generation.writer)
+        session, writer = self._session, generation.writer
         try:
             while True:
                 while session.open:
                     number, events = await session.next()
                     for item in events:
-                        writer.feed(number, item)
+                        writer.add(number, item)
                 if generation.follow_up is None:
                     break
                 async for _ in generation.follow_up.act():
@@ -262,7 +262,7 @@ class Exchange:
 
         An error is the last event, as in llama-server.
         """
-        session, writer = self._session, cast(StreamWriter, generation.writer)
+        session, writer = self._session, generation.writer
         try:
             if first is None:
                 yield self._ping()
@@ -296,7 +296,7 @@ class Exchange:
             session.close()
 
 
-def _written(writer: StreamWriter, batch: PromptEvents) -> list[bytes]:
+def _written(writer: Writer, batch: PromptEvents) -> list[bytes]:
     number, events = batch
     if len(events) == 1:  # as for nearly all tokens
         return writer.feed(number, events[0])

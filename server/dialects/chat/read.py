@@ -16,7 +16,7 @@ from server.dialects.chat.functions import read_functions, with_tools
 from server.dialects.chat.known import FUNCTION, MESSAGE, TOOL, TOOL_CHOICE
 from server.dialects.chat.messages import read_messages
 from server.dialects.chat.tools import ChatTools, read_tools
-from server.dialects.chat.write import ChatReply, ChatReplyOptions, ChatStream
+from server.dialects.chat.write import ChatReplyOptions, ChatWriter
 from server.dialects.common import Header, Json
 from server.dialects.constraints import read_shape
 from server.dialects.dialect import NO_CALLER, Caller, Dialect, Generation, ParsedRequest
@@ -91,12 +91,8 @@ class ChatRequest(ParsedRequest):
         output, prefilled = prepared.output, prepared.prompt.prefilled
         reply = ChatReplyOptions(self.calls_functions, request.post_sampling_probs, self.custom)
         # llama-server repeats the continued message in full responses; in streams only with "echo".
-        writer: ChatStream | ChatReply
-        if options.stream:
-            echo = prefilled if self.echo else ""
-            writer = ChatStream(header, output.parser, include_usage=options.include_usage, echo=echo, words=reply)
-        else:
-            writer = ChatReply(header, output.parser, prefill=prefilled, words=reply)
+        repeated = prefilled if self.echo or not options.stream else ""
+        writer = ChatWriter(header, output.parser, include_usage=options.include_usage, opening=repeated, options=reply)
         opening = prepared.prompt.rendered.generation_prompt
         return verbose(Generation([request], writer, output.switch, opening), options, model, caller)
 
@@ -134,7 +130,7 @@ def parse_chat(given: dict[str, Any]) -> ChatRequest:
     return ChatRequest(
         options=body.model_copy(update=_CONVERSATION_FIELDS),
         media=conversation.media,
-        warnings=[*warnings, *unused_fields(given, FIELDS)],
+        warnings=unused_fields(given, FIELDS, warnings),
         conversation=conversation,
         logprobs=chat_logprobs(body, body.logprobs, body.top_logprobs),
         custom=chat_tools.custom,

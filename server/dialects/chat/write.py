@@ -32,77 +32,14 @@ class ChatReplyOptions:
     custom: frozenset[str] = frozenset()
 
 
-MODERN = ChatReplyOptions()
-
-
-class ChatReply:
-    """Collects events into one ``chat.completion``; `prefill` is the content that the prompt has begun."""
-
-    def __init__(
-        self, header: Header, parser: NewParser, *, prefill: str = "", words: ChatReplyOptions = MODERN
-    ) -> None:
-        self._header = header
-        self._words = words
-        self._prefill = prefill
-        self._parser = parser
-        self._choices: dict[int, Assembler] = {}
-
-    def feed(self, _prompt: int, event: Event) -> None:
-        """Take one event."""
-        if isinstance(event, Text):
-            self._choice(event.index).feed(event)
-        elif isinstance(event, Finished):
-            self._choice(event.index).finish(event)
-
-    def body(self) -> Json:
-        """The reply, once every choice has finished."""
-        choices = [self._shown(index, choice) for index, choice in sorted(self._choices.items())]
-        every = list(self._choices.values())
-        return {
-            "choices": choices,
-            "created": self._header.created,
-            "model": self._header.model,
-            "system_fingerprint": wire.FINGERPRINT,
-            "object": "chat.completion",
-            "usage": usage(every),
-            "id": self._header.id,
-            "timings": wire.timings(min(self._choices.items())[1].finished.timings),
-        }
-
-    def _shown(self, index: int, choice: Assembler) -> Json:
-        reason = wire.finish_reason(choice.finished.reason, called=choice.called, old=self._words.old)
-        entry: Json = {"finish_reason": reason, "index": index, "message": self._message(choice)}
-        logprobs = [*(each for item in choice.items for each in item.logprobs), *choice.rest()]
-        if logprobs:
-            entry["logprobs"] = wire.logprobs(logprobs, after_sampling=self._words.after_sampling)
-        return entry
-
-    def _message(self, choice: Assembler) -> Json:
-        message: Json = {"role": "assistant", "content": choice.said(Kind.TEXT)}
-        if thoughts := choice.said(Kind.REASONING):
-            message["reasoning_content"] = thoughts
-        calls = [self._call(item) for item in choice.calls]
-        if calls and self._words.old:
-            message["function_call"] = calls[0]["function"]
-        elif calls:
-            message["tool_calls"] = calls
-        return message
-
-    def _call(self, item: Item) -> Json:
-        return _custom(item, custom_input(item.text)) if item.name in self._words.custom else _call(item, item.text)
-
-    def _choice(self, index: int) -> Assembler:
-        if index not in self._choices:
-            self._choices[index] = Assembler(self._parser())
-            self._choices[index].begin(self._prefill)
-        return self._choices[index]
+DEFAULT_OPTIONS = ChatReplyOptions()
 
 
 def usage(choices: Sequence[Assembler]) -> Json:
     """Return ``usage`` for all choices of one prompt; reasoning tokens are included if there are any."""
     counts = wire.usage((0, choice.finished) for choice in choices)
-    n_thoughts = sum(choice.n_reasoning_tokens for choice in choices)
-    return counts | {"completion_tokens_details": {"reasoning_tokens": n_thoughts}} if n_thoughts else counts
+    n_reasoning = sum(choice.n_reasoning_tokens for choice in choices)
+    return counts | {"completion_tokens_details": {"reasoning_tokens": n_reasoning}} if n_reasoning else counts
 
 
 @dataclass(slots=True)
@@ -115,23 +52,22 @@ class _Choice:
     inputs: dict[int, CustomInput] = field(default_factory=dict)
 
 
-class ChatStream:
-    """Pass every event to `feed` and send the result, then send the result of `finish`. `echo` is each choice's first
-    content.
-    """
+class ChatWriter:
+    """Writes a chat's reply. `opening` is content at the prompt's end, which each choice repeats."""
 
     def __init__(
         self,
         header: Header,
         parser: NewParser,
         *,
-        include_usage: bool,
-        echo: str = "",
-        words: ChatReplyOptions = MODERN,
+        include_usage: bool = False,
+        opening: str = "",
+        options: ChatReplyOptions = DEFAULT_OPTIONS,
     ) -> None:
-        self._words = words
+        self._header = header
+        self._options = options
         self._parser = parser
-        self._echo = echo
+        self._opening = opening
         self._include_usage = include_usage
         self._choices: dict[int, _Choice] = {}
         self._first: Finished | None = None  # the end whose timings are the stream's
@@ -145,6 +81,49 @@ class ChatStream:
             }
         )
 
+    def add(self, _prompt: int, event: Event) -> None:
+        """Take one event of a whole reply."""
+        if isinstance(event, Text):
+            self._choice(event.index).message.feed(event)
+        elif isinstance(event, Finished):
+            self._choice(event.index).message.finish(event)
+
+    def body(self) -> Json:
+        """Return the whole reply, after every choice has finished."""
+        choices = [(index, choice.message) for index, choice in sorted(self._choices.items())]
+        return {
+            "choices": [self._shown(index, choice) for index, choice in choices],
+            "created": self._header.created,
+            "model": self._header.model,
+            "system_fingerprint": wire.FINGERPRINT,
+            "object": "chat.completion",
+            "usage": usage([choice for _, choice in choices]),
+            "id": self._header.id,
+            "timings": wire.timings(choices[0][1].finished.timings),
+        }
+
+    def _shown(self, index: int, choice: Assembler) -> Json:
+        reason = wire.finish_reason(choice.finished.reason, called=choice.called, old=self._options.old)
+        entry: Json = {"finish_reason": reason, "index": index, "message": self._message(choice)}
+        logprobs = [*(each for item in choice.items for each in item.logprobs), *choice.rest()]
+        if logprobs:
+            entry["logprobs"] = wire.logprobs(logprobs, after_sampling=self._options.after_sampling)
+        return entry
+
+    def _message(self, choice: Assembler) -> Json:
+        message: Json = {"role": "assistant", "content": choice.said(Kind.TEXT)}
+        if reasoning := choice.said(Kind.REASONING):
+            message["reasoning_content"] = reasoning
+        calls = [
+            _custom(item, custom_input(item.text)) if item.name in self._options.custom else _call(item, item.text)
+            for item in choice.calls
+        ]
+        if calls and self._options.old:
+            message["function_call"] = calls[0]["function"]
+        elif calls:
+            message["tool_calls"] = calls
+        return message
+
     def feed(self, _prompt: int, event: Event) -> list[bytes]:
         """The chunks that follow from one event."""
         if type(event) is Text:  # nearly all are
@@ -154,8 +133,8 @@ class ChatStream:
                 return self._finished(self._choice(index), event)
             case Started(index=index):
                 choice = self._choice(index)
-                echo = [self._chunk(choice, _content(self._echo))] if self._echo else []
-                return self._begin(choice) + echo
+                opening = [self._chunk(choice, _content(self._opening))] if self._opening else []
+                return self._begin(choice) + opening
             case Progress(index=index):
                 choice = self._choice(index)
                 delta = _EMPTY if choice.began else _FIRST
@@ -177,6 +156,7 @@ class ChatStream:
         if choice is None:
             head = b'data: {"choices":[{"finish_reason":null,"index":%d,"delta":{' % index
             choice = self._choices[index] = _Choice(Assembler(self._parser()), head)
+            choice.message.begin(self._opening)
         return choice
 
     def _begin(self, choice: _Choice) -> list[bytes]:
@@ -195,13 +175,13 @@ class ChatStream:
     def _deltas(self, choice: _Choice, deltas: Sequence[Delta], extra: bytes = b"") -> list[bytes]:
         """Return a chunk per delta; the last one has the pending log probabilities and `extra`."""
         logprobs = self._logprobs([each for delta in deltas for each in delta.logprobs])
-        told = list(filter(None, (self._delta(choice, delta) for delta in deltas)))
-        if logprobs and not told:
-            told = [_EMPTY]
-        last = len(told) - 1
+        written = list(filter(None, (self._delta(choice, delta) for delta in deltas)))
+        if logprobs and not written:
+            written = [_EMPTY]
+        last = len(written) - 1
         return [
             self._chunk(choice, members, extra, logprobs) if number == last else self._chunk(choice, members)
-            for number, members in enumerate(told)
+            for number, members in enumerate(written)
         ]
 
     def _finished(self, choice: _Choice, event: Finished) -> list[bytes]:
@@ -214,7 +194,7 @@ class ChatStream:
                 chunks.append(self._chunk(choice, b'"tool_calls":[' + orjson.dumps(call) + b"]"))
         if left := choice.message.rest():
             chunks.append(self._chunk(choice, _EMPTY, b"", self._logprobs(left)))
-        reason = wire.finish_reason(event.reason, called=choice.message.called, old=self._words.old).encode()
+        reason = wire.finish_reason(event.reason, called=choice.message.called, old=self._options.old).encode()
         extra = b"" if self._include_usage else wire.members({"timings": wire.timings(event.timings)})
         chunks.append(
             b'data: {"choices":[{"finish_reason":"%b","index":%d,"delta":{}}]' % (reason, event.index)
@@ -227,7 +207,7 @@ class ChatStream:
     def _logprobs(self, tokens: Sequence[TokenLogprob]) -> bytes:
         if not tokens:
             return b""
-        return b',"logprobs":' + orjson.dumps(wire.logprobs(tokens, after_sampling=self._words.after_sampling))
+        return b',"logprobs":' + orjson.dumps(wire.logprobs(tokens, after_sampling=self._options.after_sampling))
 
     def _delta(self, choice: _Choice, delta: Delta) -> bytes:
         """Return the members of a delta; none if there is nothing to send yet."""
@@ -236,10 +216,10 @@ class ChatStream:
             return _content(delta.text)
         if item.kind is Kind.REASONING:
             return b'"reasoning_content":' + orjson.dumps(delta.text)
-        if item.name in self._words.custom:
+        if item.name in self._options.custom:
             return self._custom_delta(choice, delta)
         call = _call(item, "") if delta.begins else {"function": {"arguments": delta.text}}
-        if self._words.old:
+        if self._options.old:
             return b'"function_call":' + orjson.dumps(call["function"])
         return b'"tool_calls":[' + orjson.dumps({"index": item.index, **call}) + b"]"
 

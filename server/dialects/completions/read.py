@@ -21,7 +21,7 @@ from server.dialects.completions.prompt import (
     read_prompts,
     tokenize_mixed,
 )
-from server.dialects.completions.write import CompletionReply, CompletionStream
+from server.dialects.completions.write import CompletionForm, CompletionWriter
 from server.dialects.constraints import read_shape
 from server.dialects.dialect import NO_CALLER, Caller, Dialect, Generation, ParsedRequest
 from server.dialects.fields import Whole, field_error, out_of_range, parse
@@ -84,28 +84,16 @@ class CompletionRequest(ParsedRequest):
         """Return the requests and the writer of their reply; blocking, for a thread. Raises `InvalidRequest`."""
         header = Header(model.spec.id)
         job = prepare_completion(self, model, header.id, seen, caller)
-        body, n, after = self.options, self.options.n_generated, bool(self.options.post_sampling_probs)
-        writer: CompletionStream | CompletionReply
-        if body.stream:
-            writer = CompletionStream(
-                header,
-                n=n,
-                echoes=job.echoes,
-                include_usage=body.include_usage,
-                lists=_lists(body),
-                after_sampling=after,
-            )
-        else:
-            best = body.n_choices if n > body.n_choices else 0
-            writer = CompletionReply(
-                header,
-                n=n,
-                echoes=job.echoes,
-                best=best,
-                logprobs=_logprobs(body).wanted,
-                lists=_lists(body),
-                after_sampling=after,
-            )
+        body, n = self.options, self.options.n_generated
+        form = CompletionForm(
+            n=n,
+            best=body.n_choices if n > body.n_choices else 0,
+            logprobs=_logprobs(body).wanted,
+            lists=_lists(body),
+            after_sampling=bool(body.post_sampling_probs),
+            include_usage=body.include_usage,
+        )
+        writer = CompletionWriter(header, job.echoes, form)
         return verbose(Generation(job.requests, writer), body, model, caller)
 
 

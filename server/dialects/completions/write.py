@@ -26,36 +26,49 @@ class _Choice:
     end: Finished | None = None
 
 
-class CompletionReply:
-    """Collects events into one ``text_completion``.
+@dataclass(frozen=True, slots=True)
+class CompletionForm:
+    """What a completion's reply contains.
 
-    `n` choices per prompt are generated; the `best` of them are shown, by the mean of their tokens' log
-    probabilities, or all when it is 0. `logprobs`: whether they are shown themselves; `lists`: in OpenAI's shape, too.
+    ``n`` choices per prompt are generated. A whole reply has the ``best`` of them, by the mean of their tokens' log
+    probabilities, or all if it is 0. ``logprobs``: whether a whole reply has log probabilities; ``lists``: also in
+    OpenAI's lists; ``after_sampling``: those after the samplers.
     """
 
-    def __init__(
-        self,
-        header: Header,
-        *,
-        n: int,
-        echoes: Sequence[Echo],
-        best: int = 0,
-        logprobs: bool = True,
-        lists: bool = False,
-        after_sampling: bool = False,
-    ) -> None:
-        self._header = header
-        self._n = n
-        self._best = best
-        self._logprobs = logprobs
-        self._lists = lists
-        self._after_sampling = after_sampling
-        self._prompts = [PromptLists(echo) for echo in echoes]
-        self._n_echoed = [len(echo.text) for echo in echoes]
-        self._choices = {p * n + k: _Choice(p, [echo.text]) for p, echo in enumerate(echoes) for k in range(n)}
+    n: int = 1
+    best: int = 0
+    logprobs: bool = True
+    lists: bool = False
+    after_sampling: bool = False
+    include_usage: bool = False
 
-    def feed(self, prompt: int, event: Event) -> None:
-        """Take one event of a prompt's request."""
+
+class CompletionWriter:
+    """Writes a ``text_completion``.
+
+    In a stream, the log probabilities of a prompt are sent with its echo at the start of every choice. A choice that
+    starts before they are complete is buffered until then.
+    """
+
+    def __init__(self, header: Header, echoes: Sequence[Echo], form: CompletionForm) -> None:
+        n = form.n
+        self._form, self._n, self._echoes = form, n, echoes
+        self._prompts = [PromptLists(echo) for echo in echoes]
+        self._choices = {p * n + k: _Choice(p, [echo.text]) for p, echo in enumerate(echoes) for k in range(n)}
+        self._held: dict[int, list[Event]] = {p: [] for p, lists in enumerate(self._prompts) if not lists.complete}
+        self._lists = [TokenLists(len(echo.text)) for echo in echoes for _ in range(n)] if form.lists else []
+        self._ends: list[tuple[int, Finished]] = []
+        self._head: Json = {
+            "created": header.created,
+            "model": header.model,
+            "system_fingerprint": wire.FINGERPRINT,
+            "object": "text_completion",
+        }
+        self._id = header.id
+        self._common = wire.members({**self._head, "id": header.id})
+
+    def add(self, prompt: int, event: Event) -> None:
+        """Take one event of a whole reply."""
         if isinstance(event, Text):
             choice = self._choices[prompt * self._n + event.index]
             choice.text.append(event.text)
@@ -66,32 +79,31 @@ class CompletionReply:
             self._choices[prompt * self._n + event.index].end = event
 
     def body(self) -> Json:
-        """The reply, once every choice has finished."""
+        """Return the whole reply, after every choice has finished."""
         ends: list[tuple[int, Finished]] = []
         for index, choice in self._choices.items():
             assert choice.end is not None, f"choice {index} has not finished"
             ends.append((choice.prompt, choice.end))
-        choices = [self._shown(index, choice) for index, choice in enumerate(self._kept())]
+        choices = [self._whole_choice(index, choice) for index, choice in enumerate(self._kept())]
         return {
             "choices": choices,
-            "created": self._header.created,
-            "model": self._header.model,
-            "system_fingerprint": wire.FINGERPRINT,
-            "object": "text_completion",
+            **self._head,
             "usage": wire.usage(ends),
-            "id": self._header.id,
+            "id": self._id,
             "timings": wire.timings(ends[0][1].timings),
         }
 
     def _kept(self) -> list[_Choice]:
         """The choices of the reply, in its order."""
         every = list(self._choices.values())
-        if not self._best:
+        if not self._form.best:
             return every
         groups = (every[start : start + self._n] for start in range(0, len(every), self._n))
-        return [choice for group in groups for choice in sorted(group, key=_mean_logprob, reverse=True)[: self._best]]
+        return [
+            choice for group in groups for choice in sorted(group, key=_mean_logprob, reverse=True)[: self._form.best]
+        ]
 
-    def _shown(self, index: int, choice: _Choice) -> Json:
+    def _whole_choice(self, index: int, choice: _Choice) -> Json:
         assert choice.end is not None
         return {
             "text": "".join(choice.text),
@@ -103,52 +115,12 @@ class CompletionReply:
     def _shown_logprobs(self, choice: _Choice) -> Json | None:
         prompt = self._prompts[choice.prompt]
         shown = wire.of_text(choice.logprobs)
-        if not self._logprobs or not (shown or prompt.wanted):
+        if not self._form.logprobs or not (shown or prompt.wanted):
             return None
-        logprobs = wire.logprobs(shown, after_sampling=self._after_sampling)
-        if self._lists:
-            logprobs |= prompt.followed_by(TokenLists(self._n_echoed[choice.prompt]).of(choice.logprobs))
+        logprobs = wire.logprobs(shown, after_sampling=self._form.after_sampling)
+        if self._form.lists:
+            logprobs |= prompt.followed_by(TokenLists(len(self._echoes[choice.prompt].text)).of(choice.logprobs))
         return logprobs
-
-
-def _mean_logprob(choice: _Choice) -> float:
-    return fmean(token.logprob for token in choice.logprobs) if choice.logprobs else -math.inf
-
-
-class CompletionStream:
-    """Pass every event to `feed` and send the result, then send the result of `finish`.
-
-    The log probabilities of a prompt are sent with its echo at the start of every choice. A choice that starts
-    before they are complete is buffered until then.
-    """
-
-    def __init__(
-        self,
-        header: Header,
-        *,
-        n: int,
-        echoes: Sequence[Echo],
-        include_usage: bool,
-        lists: bool = False,
-        after_sampling: bool = False,
-    ) -> None:
-        self._n = n
-        self._after_sampling = after_sampling
-        self._echoes = echoes
-        self._prompts = [PromptLists(echo) for echo in echoes]
-        self._held: dict[int, list[Event]] = {p: [] for p, lists in enumerate(self._prompts) if not lists.complete}
-        self._lists = [TokenLists(len(echo.text)) for echo in echoes for _ in range(n)] if lists else []
-        self._include_usage = include_usage
-        self._ends: list[tuple[int, Finished]] = []
-        self._common = wire.members(
-            {
-                "created": header.created,
-                "model": header.model,
-                "system_fingerprint": wire.FINGERPRINT,
-                "object": "text_completion",
-                "id": header.id,
-            }
-        )
 
     def feed(self, prompt: int, event: Event) -> list[bytes]:
         """The chunks that follow from one event of a prompt's request."""
@@ -182,7 +154,7 @@ class CompletionStream:
 
     def finish(self) -> list[bytes]:
         """The last events of the stream, after every choice has finished."""
-        if not self._include_usage:
+        if not self._form.include_usage:
             return [wire.DONE]
         extra: Json = {"usage": wire.usage(self._ends), "timings": wire.timings(self._ends[0][1].timings)}
         return [b'data: {"choices":[]' + self._common + wire.members(extra) + b"}\n\n", wire.DONE]
@@ -190,7 +162,7 @@ class CompletionStream:
     def _last(self, prompt: int, end: Finished) -> bytes:
         self._ends.append((prompt, end))
         extra: Json = {}
-        if not self._include_usage:
+        if not self._form.include_usage:
             extra = {"usage": wire.usage([(prompt, end)]), "timings": wire.timings(end.timings)}
         reason = b'"%b"' % wire.finish_reason(end.reason).encode()
         return self._chunk(prompt, end.index, "", reason=reason, extra=wire.members(extra))
@@ -198,7 +170,7 @@ class CompletionStream:
     def _shown(self, choice: int, tokens: Sequence[TokenLogprob]) -> Json | None:
         shown = wire.of_text(tokens)
         lists = self._lists[choice].of(tokens) if self._lists and tokens else {}
-        return {**wire.logprobs(shown, after_sampling=self._after_sampling), **lists} if shown or lists else None
+        return {**wire.logprobs(shown, after_sampling=self._form.after_sampling), **lists} if shown or lists else None
 
     def _chunk(
         self,
@@ -218,3 +190,7 @@ class CompletionStream:
             self._common,
             extra,
         )
+
+
+def _mean_logprob(choice: _Choice) -> float:
+    return fmean(token.logprob for token in choice.logprobs) if choice.logprobs else -math.inf

@@ -28,7 +28,7 @@ from server.dialects.messages.errors import error_event
 from server.dialects.messages.known import BLOCK, MESSAGE, TOOL
 from server.dialects.messages.messages import read_conversation
 from server.dialects.messages.tools import read_tools
-from server.dialects.messages.write import NO_SERVER_TOOLS, PING, MessageReply, MessageStream, Names
+from server.dialects.messages.write import NO_SERVER_TOOLS, PING, MessageWriter, Names
 from server.dialects.reasoning_cipher import NO_CIPHER, ReasoningCipher
 from server.dialects.sampling import SamplingFields
 from server.dialects.thinking import UNSAID_BUDGET, ReasoningOption, asked_to_think, template_kwargs
@@ -108,7 +108,7 @@ class MessagesRequest(ParsedRequest):
         header = Header(model.spec.id, f"msg_{random_id()}")
         prepared = prepare(self.conversation, model, seen)
         request = prepared_request(prepared, options, model, header.id, caller=caller)
-        writer = (MessageStream if options.stream else MessageReply)(
+        writer = MessageWriter(
             header,
             prepared.output.parser,
             self.cipher.encrypt,
@@ -156,7 +156,7 @@ def parse_messages(
     return MessagesRequest(
         options=_options(body),
         media=conversation.media,
-        warnings=[*warnings, *unused_fields(given, FIELDS)],
+        warnings=unused_fields(given, FIELDS, warnings),
         conversation=conversation,
         cipher=cipher,
         names=given_tools.reader.names,

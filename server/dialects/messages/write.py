@@ -13,7 +13,6 @@ with all of its keys (``input``, ``signature``); a stop string is ``stop_sequenc
 message is not repeated.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
@@ -51,8 +50,8 @@ NO_NAMES: Names = MappingProxyType({})
 NO_SERVER_TOOLS: Mapping[str, CallableTool] = MappingProxyType({})
 
 
-class MessageWriter(ABC):
-    """The common part of both writers.
+class MessageWriter:
+    """Writes a message.
 
     ``show_reasoning=False`` leaves the text of thinking blocks empty. `server_tools`: the tools that this server
     calls, by the model's names; with them a message may have several rounds of generation.
@@ -77,6 +76,12 @@ class MessageWriter(ABC):
         self._ids: dict[int, str] = {}  # of calls for this server, by the identity of the item
         self._earlier: list[Finished] = []  # the ends of earlier rounds
         self._n_reasoning = 0  # tokens in them
+        self._blocks: list[Json] = []  # of earlier rounds, in a whole reply
+        self._results: list[Json] = []  # result blocks of the current round, in a whole reply
+        self._began = False
+        self._open: Item | None = None  # the item of the open block
+        self._input = ObjectStream()  # the arguments of the open block's call
+        self._index = -1
 
     @property
     def n_predicted(self) -> int:
@@ -85,6 +90,8 @@ class MessageWriter(ABC):
 
     def next_round(self, parser: NewParser) -> None:
         """Continue with another round of generation."""
+        self._blocks += self._round_blocks()
+        self._results = []
         self._earlier.append(self._said.finished)
         self._n_reasoning += self._said.n_reasoning_tokens
         self._said = Assembler(parser())
@@ -95,10 +102,6 @@ class MessageWriter(ABC):
             return []
         calls = [item for item in self._said.calls if item.name in self._server_tools]
         return [ServerCall(self._id(item), item.name, item.text) for item in calls]
-
-    @abstractmethod
-    def completed(self, call: ServerCall, outcome: Outcome) -> list[bytes]:
-        """Add the outcome of a call and return its events."""
 
     @property
     def waits_for_client(self) -> bool:
@@ -142,39 +145,19 @@ class MessageWriter(ABC):
     def _stop(self) -> Json:
         return _stop(self._said.finished, called=self.waits_for_client)
 
-
-class MessageReply(MessageWriter):
-    """Collects events into one message."""
-
-    _before: tuple[Json, ...] = ()
-    """Blocks of earlier rounds."""
-    _results: tuple[Json, ...] = ()
-    """Result blocks of the current round."""
-
-    def feed(self, _prompt: int, event: Event) -> None:
-        """Take one event."""
+    def add(self, _prompt: int, event: Event) -> None:
+        """Take one event of a whole reply."""
         if isinstance(event, Text):
             self._said.feed(event)
         elif isinstance(event, Finished):
             self._said.finish(event)
 
     def body(self) -> Json:
-        """The message, once it has finished."""
-        return _message(self._header, [*self._before, *self._blocks()], self._stop(), self._counts())
+        """Return the whole message, after it has finished."""
+        return _message(self._header, [*self._blocks, *self._round_blocks()], self._stop(), self._counts())
 
-    def completed(self, call: ServerCall, outcome: Outcome) -> list[bytes]:
-        """Take the outcome of a call; there are no events."""
-        self._results += (result_block(call.id, outcome),)
-        return []
-
-    def next_round(self, parser: NewParser) -> None:
-        """Continue with another round of generation."""
-        self._before += tuple(self._blocks())
-        self._results = ()
-        super().next_round(parser)
-
-    def _blocks(self) -> list[Json]:
-        """The blocks of the round, results last."""
+    def _round_blocks(self) -> list[Json]:
+        """Return the blocks of the round, results last."""
         return [*map(self._block, self._said.items), *self._results]
 
     def _block(self, item: Item) -> Json:
@@ -184,17 +167,6 @@ class MessageReply(MessageWriter):
             text = item.text if self._show_reasoning else ""
             return {"type": "thinking", "thinking": text, "signature": self._sign(item.text)}
         return self._call_block(item, orjson.Fragment(object_text(item.text, whole=True)))
-
-
-class MessageStream(MessageWriter):
-    """Pass every event to `feed` and send the result, then send the result of `finish`."""
-
-    _began = False
-    _open: Item | None = None
-    """The item of the open block."""
-    _input: ObjectStream
-    """The arguments of the open block's call."""
-    _index = -1
 
     def feed(self, _prompt: int, event: Event) -> list[bytes]:
         """The events that follow from one of the engine's."""
@@ -214,7 +186,8 @@ class MessageStream(MessageWriter):
     def completed(self, call: ServerCall, outcome: Outcome) -> list[bytes]:
         """Take the outcome of a call; return its events."""
         self._index += 1
-        begun = {"type": "content_block_start", "index": self._index, "content_block": result_block(call.id, outcome)}
+        self._results.append(result_block(call.id, outcome))
+        begun = {"type": "content_block_start", "index": self._index, "content_block": self._results[-1]}
         return [typed_event(begun), typed_event({"type": "content_block_stop", "index": self._index})]
 
     def _begin(self, event: Started | Finished) -> list[bytes]:
@@ -296,14 +269,14 @@ def _stop(end: Finished, *, called: bool) -> Json:
     return {"stop_reason": "tool_use" if called else "end_turn", "stop_sequence": None}
 
 
-def _usage(n_prompt: int, n_cached: int, n_predicted: int, n_thoughts: int = 0) -> Json:
+def _usage(n_prompt: int, n_cached: int, n_predicted: int, n_reasoning: int = 0) -> Json:
     """Return token counts; cached prompt tokens are separate.
 
     Every computed token may be cached at no cost, so Anthropic's ``cache_creation_input_tokens`` count as input
     tokens here, and the sum of the three is correct. Reasoning tokens are output tokens, and reported separately if
     there are any.
     """
-    details = {"output_tokens_details": {"thinking_tokens": n_thoughts}} if n_thoughts else {}
+    details = {"output_tokens_details": {"thinking_tokens": n_reasoning}} if n_reasoning else {}
     return {
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": n_cached,

@@ -30,7 +30,7 @@ from server.dialects.generation import INNER_FIELDS, check_totals, engine_reques
 from server.dialects.known import fields_of
 from server.dialects.native.body import NativeBody
 from server.dialects.native.settings import whole_settings
-from server.dialects.native.write import Finals, NativeReply, NativeStream
+from server.dialects.native.write import Finals, NativeWriter
 from server.dialects.warnings import unused_fields
 from server.engine.media import MediaPrompt
 from server.engine.request import Request
@@ -131,9 +131,7 @@ def generation(
         settings=_settings(body, requests[0], model),
         response_fields=body.response_fields or (),
     )
-    if body.stream:
-        return Generation(requests, NativeStream(finals, requests))
-    return Generation(requests, NativeReply(finals, return_tokens=bool(body.return_tokens)))
+    return Generation(requests, NativeWriter(finals, requests, return_tokens=bool(body.return_tokens)))
 
 
 def _shape(body: NativeBody) -> ResponseFormat | None:

@@ -91,30 +91,32 @@ class _Choice:
     end: Finished | None = None
 
 
-class NativeReply:
-    """Collects events into one object, or into an array of them where there are several choices."""
+class NativeWriter:
+    """Writes a native reply: an object, or an array of them where there are several choices."""
 
-    def __init__(self, finals: Finals, *, return_tokens: bool) -> None:
+    def __init__(self, finals: Finals, requests: Sequence[Request], *, return_tokens: bool = False) -> None:
         self._finals = finals
+        self._requests = requests
         self._return_tokens = return_tokens
+        self._n_tokens = Counter[int]()  # by choice
         self._choices = {
             finals.index(p, choice): _Choice(p) for p in range(len(finals.prompts)) for choice in range(finals.n)
         }
 
-    def feed(self, prompt: int, event: Event) -> None:
-        """Take one event of a prompt's request."""
+    def add(self, prompt: int, event: Event) -> None:
+        """Take one event of a whole reply."""
         if isinstance(event, Text):
             choice = self._choices[self._finals.index(prompt, event.index)]
             choice.text.append(event.text)
             choice.tokens += event.tokens
-            # written at once: thousands of alternatives for each token, written at the end, would stop the event loop
+            # Written at once: thousands of alternatives for each token, written at the end, would stop the event loop.
             written = wire.probabilities(event.logprobs, after_sampling=self._finals.post_sampling)
             choice.probabilities += (orjson.Fragment(orjson.dumps(entry)) for entry in written)
         elif isinstance(event, Finished):
             self._choices[self._finals.index(prompt, event.index)].end = event
 
     def body(self) -> Json | list[Json]:
-        """The reply, once every choice has finished."""
+        """Return the whole reply, after every choice has finished."""
         found = [self._final(choice) for choice in self._choices.values()]
         return found[0] if len(found) == 1 else found
 
@@ -122,15 +124,6 @@ class NativeReply:
         assert choice.end is not None, "a choice has not finished"
         tokens = choice.tokens if self._return_tokens else ()
         return self._finals.final(choice.prompt, choice.end, "".join(choice.text), tokens, choice.probabilities)
-
-
-class NativeStream:
-    """Pass every event to `feed` and send the result."""
-
-    def __init__(self, finals: Finals, requests: Sequence[Request]) -> None:
-        self._finals = finals
-        self._requests = requests
-        self._n_tokens = Counter[int]()  # by choice
 
     def feed(self, prompt: int, event: Event) -> list[bytes]:
         """The chunks that follow from one event of a prompt's request."""

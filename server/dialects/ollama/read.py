@@ -32,7 +32,7 @@ from server.dialects.ollama.errors import error_line
 from server.dialects.ollama.fields import LOAD_OPTIONS, OLDER_OPTIONS, KeepAlive, without_effect
 from server.dialects.ollama.messages import content_of, read_functions, read_messages
 from server.dialects.ollama.models import can_think
-from server.dialects.ollama.write import LastLine, OllamaReply, OllamaStream, Reply
+from server.dialects.ollama.write import LastLine, OllamaWriter, Reply
 from server.dialects.sampling import SamplingFields
 from server.dialects.warnings import unknown_fields
 from server.engine.media import MediaPrompt
@@ -138,8 +138,7 @@ class OllamaRequest(ParsedRequest):
         context = [token for token in request.prompt if token >= 0]  # media can't be sent back
         ending = LastLine(self.began, loaded, context if self.returns_context else None)
         parser = PlainParser if prepared is None else prepared.output.parser
-        writer = OllamaStream if self.options.stream else OllamaReply
-        return Generation([request], writer(reply, parser, ending))
+        return Generation([request], OllamaWriter(reply, parser, ending))
 
 
 def parse_chat(given: dict[str, Any]) -> OllamaRequest:

@@ -70,8 +70,11 @@ class LastLine:
         return found if self.prompt is None else {**found, "context": self.prompt + generated}
 
 
-class _Lines:
-    """Converts events to lines. A call is written when the next item starts, because clients expect whole calls."""
+class OllamaWriter:
+    """Writes a reply as lines; a whole reply is one object with the members of all lines.
+
+    A call is written when the next item starts, because clients expect whole calls.
+    """
 
     def __init__(self, reply: Reply, parser: NewParser, ending: LastLine) -> None:
         self._reply = reply
@@ -79,9 +82,31 @@ class _Lines:
         self._ending = ending
         self._open: Item | None = None  # the call that is being written
         self._generated: list[int] = []
+        self._all: list[Json] = []
 
-    def of(self, event: Event) -> list[Json]:
-        """Those that follow from one event."""
+    def feed(self, _prompt: int, event: Event) -> list[bytes]:
+        """Return the lines that follow from one event."""
+        return [orjson.dumps(line) + b"\n" for line in self._lines(event)]
+
+    def finish(self) -> list[bytes]:
+        """Return nothing: the last line came with the end."""
+        return []
+
+    def add(self, _prompt: int, event: Event) -> None:
+        """Take one event of a whole reply."""
+        self._all += self._lines(event)
+
+    def body(self) -> Json:
+        """Return the whole reply, after it has finished."""
+        whole = dict(self._all[-1])
+        if "message" in whole:
+            whole["message"] = _joined([line["message"] for line in self._all], "content")
+        else:
+            whole |= _joined(self._all, "response")
+        logprobs = [entry for line in self._all for entry in line.get("logprobs", ())]
+        return {**whole, "logprobs": logprobs} if logprobs else whole
+
+    def _lines(self, event: Event) -> list[Json]:
         if isinstance(event, Text):
             self._generated += event.tokens
             return self._written(self._said.feed(event), self._said.rest() if event.logprobs else ())
@@ -118,51 +143,13 @@ class _Lines:
         return [self._reply.line(tool_calls=[{"id": call.id, "function": function}])]
 
 
-class OllamaStream:
-    """Pass every event to `feed` and send the result."""
-
-    def __init__(self, reply: Reply, parser: NewParser, ending: LastLine) -> None:
-        self._lines = _Lines(reply, parser, ending)
-
-    def feed(self, _prompt: int, event: Event) -> list[bytes]:
-        """The lines that follow from one event."""
-        return [orjson.dumps(line) + b"\n" for line in self._lines.of(event)]
-
-    def finish(self) -> list[bytes]:
-        """Nothing: the last line came with the end."""
-        return []
-
-
-class OllamaReply:
-    """Collects events into one object: the lines of a stream, put together."""
-
-    def __init__(self, reply: Reply, parser: NewParser, ending: LastLine) -> None:
-        self._lines = _Lines(reply, parser, ending)
-        self._all: list[Json] = []
-
-    def feed(self, _prompt: int, event: Event) -> None:
-        """Take one event."""
-        self._all += self._lines.of(event)
-
-    def body(self) -> Json:
-        """The reply, once it has finished."""
-        whole = dict(self._all[-1])
-        inner = "message" in whole
-        if inner:
-            whole["message"] = _joined([line["message"] for line in self._all], "content")
-        else:
-            whole |= _joined(self._all, "response")
-        logprobs = [entry for line in self._all for entry in line.get("logprobs", ())]
-        return {**whole, "logprobs": logprobs} if logprobs else whole
-
-
 def _joined(lines: list[Json], text: str) -> Json:
     """Return the text, reasoning and calls of all lines."""
     found: Json = {"role": "assistant"} if text == "content" else {}
     found[text] = "".join(line[text] for line in lines)
-    thoughts = "".join(line.get("thinking", "") for line in lines)
+    reasoning = "".join(line.get("thinking", "") for line in lines)
     calls = [call for line in lines for call in line.get("tool_calls", ())]
-    return found | ({"thinking": thoughts} if thoughts else {}) | ({"tool_calls": calls} if calls else {})
+    return found | ({"thinking": reasoning} if reasoning else {}) | ({"tool_calls": calls} if calls else {})
 
 
 def _logprobs(tokens: Sequence[TokenLogprob]) -> Json:

@@ -6,13 +6,13 @@ reasoning is (`server.dialects.reasoning_cipher`), so a client can keep it for a
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
 from server.chat.conversation import Message
 from server.dialects.common import Json, random_id
-from server.dialects.dialect import NO_CALLER, Caller, Generation, ParsedRequest, ReplyWriter
+from server.dialects.dialect import NO_CALLER, Caller, Generation, ParsedRequest, Writer
 from server.dialects.reasoning_cipher import COMPACTION, ReasoningCipher
 from server.engine.request import Event
 from server.errors import InvalidRequest
@@ -69,7 +69,7 @@ class CompactionRequest(ParsedRequest):
     def generation(self, model: LoadedModel, seen: Seen, caller: Caller = NO_CALLER) -> Generation:
         """See `ParsedRequest`."""
         found = self.summary.generation(model, seen, caller)
-        return found.written_by(CompactedReply(cast(ReplyWriter, found.writer), self.messages, self.cipher))
+        return found.written_by(CompactedReply(found.writer, self.messages, self.cipher))
 
 
 class CompactedReply:
@@ -78,14 +78,22 @@ class CompactedReply:
     `messages` are the conversation's, with the instruction to summarize at the end.
     """
 
-    def __init__(self, writer: ReplyWriter, messages: Sequence[Message], cipher: ReasoningCipher) -> None:
+    def __init__(self, writer: Writer, messages: Sequence[Message], cipher: ReasoningCipher) -> None:
         self._writer = writer
         self._messages = messages[:-1]
         self._cipher = cipher
 
-    def feed(self, prompt: int, event: Event) -> None:
+    def feed(self, prompt: int, event: Event) -> list[bytes]:
+        """See `Writer`; a compaction is never streamed."""
+        raise NotImplementedError
+
+    def finish(self) -> list[bytes]:
+        """See `feed`."""
+        raise NotImplementedError
+
+    def add(self, prompt: int, event: Event) -> None:
         """Take one event."""
-        self._writer.feed(prompt, event)
+        self._writer.add(prompt, event)
 
     def body(self) -> Json:
         """Return the reply, after the summary has finished."""

@@ -29,7 +29,7 @@ from server.dialects.responses.items import OutputItems
 from server.dialects.responses.known import ITEM, TEXT_FORMAT, TOOL
 from server.dialects.responses.mcp import ApprovedCall, McpRounds
 from server.dialects.responses.tools import ClientTools, ToolReader
-from server.dialects.responses.write import EARLY_PING, Keep, ResponseFrame, ResponseReply, ResponseStream, failed_early
+from server.dialects.responses.write import EARLY_PING, Keep, ResponseFrame, ResponseWriter, failed_early
 from server.dialects.thinking import ReasoningFields, read_thinking, template_kwargs
 from server.dialects.warnings import shown, unused_fields
 from server.engine.request import Request
@@ -212,9 +212,7 @@ class ResponseRequest(ParsedRequest):
         prefilled = prepared.prompt.prefilled
         fields = response_fields(self, header, request.sampling.temperature, request.sampling.top_p)
         frame = ResponseFrame(fields, stored=options.stored, generates=options.generates)
-        writer = (ResponseStream if options.stream or options.background else ResponseReply)(
-            frame, output, prefill=prefilled, lead=mcp.lead
-        )
+        writer = ResponseWriter(frame, output, prefill=prefilled, lead=mcp.lead)
         keep = None if self.store is None else self.store(self, bool(prefilled))
 
         async def commit() -> None:
@@ -241,8 +239,8 @@ class ResponseRequest(ParsedRequest):
             prepared.output.switch,
             commit=commit,
             follow_up=follow_up,
-            error=writer.failure if isinstance(writer, ResponseStream) else None,
-            ping=writer.ping if isinstance(writer, ResponseStream) else None,
+            error=writer.failure,
+            ping=writer.ping,
         )
 
 
@@ -291,7 +289,7 @@ def parse_response(
     return ResponseRequest(
         options=options,
         media=conversation.media,
-        warnings=[*warnings, *unused_fields(client_body or given, FIELDS)],
+        warnings=unused_fields(client_body or given, FIELDS, warnings),
         conversation=conversation,
         tools=tools,
         history=history,

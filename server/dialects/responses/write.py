@@ -111,8 +111,34 @@ def usage(ends: Sequence[Finished], n_reasoning: int) -> Json:
     }
 
 
+_CALL_DELTAS: dict[ItemType, str] = {
+    "function_call": "response.function_call_arguments",
+    "custom_tool_call": "response.custom_tool_call_input",
+    "mcp_call": "response.mcp_call_arguments",
+}
+
+
+def _is_whole(item: OutputItem) -> bool:
+    """Return whether an item is a call that has no deltas: it is sent when it is complete."""
+    return item.is_call and item.type not in _CALL_DELTAS
+
+
+def _delta_kind(item: OutputItem) -> str:
+    """Return the type of an item's events without ``.delta`` or ``.done``."""
+    if item.is_call:
+        return _CALL_DELTAS[item.type]
+    text = "reasoning_summary_text" if item.part_type == "summary_text" else item.part_type
+    return f"response.{text}"
+
+
+def _part_kind(item: OutputItem) -> str:
+    """Return the type of the events of an item's part without ``.added`` or ``.done``."""
+    part = "reasoning_summary_part" if item.part_type == "summary_text" else "content_part"
+    return f"response.{part}"
+
+
 class ResponseWriter:
-    """The common part of both writers. `lead`: finished items before the generated output."""
+    """Writes a response. `prefill`: the content that the prompt has begun. `lead`: finished items before the output."""
 
     def __init__(
         self, frame: ResponseFrame, output: OutputItems, *, prefill: str = "", lead: Sequence[Json] = ()
@@ -123,6 +149,10 @@ class ResponseWriter:
         self._lead = lead
         self._earlier = EarlierRounds(list(lead))
         self._end: Finished | None = None
+        self._has_begun = False
+        self._n_events = 0
+        self._open: OutputItem | None = None
+        self._head = b""  # the bytes before a delta of the open item
 
     @property
     def end(self) -> Finished:
@@ -173,22 +203,11 @@ class ResponseWriter:
     def _server_items(self) -> list[OutputItem]:
         return [item for item in self._output.items if item.type == "mcp_call"]
 
-    def _ended(self, item: OutputItem) -> list[bytes]:
-        """The events of a call that was made."""
-        return []
-
-
-class ResponseReply(ResponseWriter):
-    """Collects events into one response; `prefill` is the content that the prompt has begun."""
-
-    def __init__(
-        self, frame: ResponseFrame, output: OutputItems, *, prefill: str = "", lead: Sequence[Json] = ()
-    ) -> None:
-        super().__init__(frame, output, prefill=prefill, lead=lead)
-        output.begin(prefill)
-
-    def feed(self, _prompt: int, event: Event) -> None:
-        """Take one event."""
+    def add(self, _prompt: int, event: Event) -> None:
+        """Take one event of a whole reply."""
+        if not self._has_begun:
+            self._has_begun = True
+            self._output.begin(self._prefill)
         if isinstance(event, Text):
             self._output.feed(event)
         elif isinstance(event, Finished):
@@ -196,46 +215,8 @@ class ResponseReply(ResponseWriter):
             self._end = event
 
     def body(self) -> Json:
-        """Return the reply, after the response has finished."""
+        """Return the whole response, after it has finished."""
         return self.final
-
-
-_CALL_DELTAS: dict[ItemType, str] = {
-    "function_call": "response.function_call_arguments",
-    "custom_tool_call": "response.custom_tool_call_input",
-    "mcp_call": "response.mcp_call_arguments",
-}
-
-
-def _is_whole(item: OutputItem) -> bool:
-    """Return whether an item is a call that has no deltas: it is sent when it is complete."""
-    return item.is_call and item.type not in _CALL_DELTAS
-
-
-def _delta_kind(item: OutputItem) -> str:
-    """Return the type of an item's events without ``.delta`` or ``.done``."""
-    if item.is_call:
-        return _CALL_DELTAS[item.type]
-    text = "reasoning_summary_text" if item.part_type == "summary_text" else item.part_type
-    return f"response.{text}"
-
-
-def _part_kind(item: OutputItem) -> str:
-    """Return the type of the events of an item's part without ``.added`` or ``.done``."""
-    part = "reasoning_summary_part" if item.part_type == "summary_text" else "content_part"
-    return f"response.{part}"
-
-
-class ResponseStream(ResponseWriter):
-    """Pass every event to `feed` and send the result, then that of `finish`. `prefill` is the first content."""
-
-    def __init__(
-        self, frame: ResponseFrame, output: OutputItems, *, prefill: str = "", lead: Sequence[Json] = ()
-    ) -> None:
-        super().__init__(frame, output, prefill=prefill, lead=lead)
-        self._n_events = 0
-        self._open: OutputItem | None = None
-        self._head = b""  # the bytes before a delta of the open item
 
     def feed(self, _prompt: int, event: Event) -> list[bytes]:
         """The events that follow from one of the engine's."""
@@ -344,10 +325,10 @@ class ResponseStream(ResponseWriter):
         if item.type == "mcp_call":  # the item is done when the call is made
             return [self._event(done, place | {"arguments": item.text})]
         if item.is_call:
-            told = {"input": item.text}
+            members = {"input": item.text}
             if item.type == "function_call":
-                told = {"name": item.client.name, "arguments": item.text}
-            events = [self._event(done, place | told)]
+                members = {"name": item.client.name, "arguments": item.text}
+            events = [self._event(done, place | members)]
         else:
             text = {"text": item.text} | ({"logprobs": item.logprobs} if item.type == "message" else {})
             events = [
@@ -364,12 +345,12 @@ class ResponseStream(ResponseWriter):
         events = []
         for number, command in enumerate(item.body(status)["action"]["commands"] if item.type == "shell_call" else ()):
             place = {"output_index": item.index, "command_index": number}
-            for kind, told in (
+            for kind, members in (
                 ("added", {"command": ""}),
                 ("delta", {"delta": command}),
                 ("done", {"command": command}),
             ):
-                events.append(self._event(f"response.shell_call_command.{kind}", place | told))
+                events.append(self._event(f"response.shell_call_command.{kind}", place | members))
         return events
 
     def _ended(self, item: OutputItem) -> list[bytes]:

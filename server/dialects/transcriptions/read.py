@@ -17,7 +17,7 @@ from server.dialects.dialect import NO_CALLER, Caller, Dialect, Generation, Pars
 from server.dialects.fields import field_error, parse
 from server.dialects.generation import GenerationFields, Logprobs, prepared_request
 from server.dialects.known import Fields
-from server.dialects.transcriptions.write import FORMATS, TranscriptReply, TranscriptStream
+from server.dialects.transcriptions.write import FORMATS, Recording, TranscriptWriter
 from server.dialects.warnings import shown, unknown_fields
 from server.errors import InvalidRequest, NotSupported
 from server.media.bitmap import bitmaps_of
@@ -66,16 +66,15 @@ class TranscriptionRequest(ParsedRequest):
         logprobs = Logprobs(self.format == "verbose_json")
         prepared = prepare(_conversation(self, model), model, seen)
         request = prepared_request(prepared, self.options, model, header.id, logprobs, caller=caller)
-        n_audio = sum(span.n_tokens for span in request.media)
-        parser = prepared.output.parser()
-        if self.options.stream:
-            return Generation([request], TranscriptStream(parser, n_audio))
-        seconds = audio.width / model.media.sample_rate
-        language = "english" if self.task == "translate" else self.language
-        reply = TranscriptReply(
-            *(parser, n_audio, self.format, self.task, language, seconds), request.sampling.temperature
+        recording = Recording(
+            n_audio_tokens=sum(span.n_tokens for span in request.media),
+            form=self.format,
+            task=self.task,
+            language="english" if self.task == "translate" else self.language,
+            seconds=audio.width / model.media.sample_rate,
+            temperature=request.sampling.temperature,
         )
-        return Generation([request], reply)
+        return Generation([request], TranscriptWriter(prepared.output.parser(), recording))
 
 
 def parse_transcription(

@@ -3,6 +3,7 @@ OpenAI's.
 """
 
 import zlib
+from dataclasses import dataclass
 from typing import Any
 
 import orjson
@@ -16,47 +17,41 @@ FORMATS = ("json", "text", "verbose_json", "srt", "vtt")
 _UNKNOWN = "unknown"
 
 
-class TranscriptStream:
-    """Pass every event to `feed` and send the result."""
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """What a transcript says of its recording. ``form``: the format of the whole reply."""
 
-    def __init__(self, parser: OutputParser, n_audio: int) -> None:
+    n_audio_tokens: int
+    form: str
+    task: str
+    language: str
+    seconds: float
+    temperature: float
+
+
+class TranscriptWriter:
+    """Writes a transcript: events, or an object that has the text of other formats (`rendered`)."""
+
+    def __init__(self, parser: OutputParser, recording: Recording) -> None:
         self._said = Assembler(parser)
-        self._n_audio = n_audio
+        self._recording = recording
+        self._tokens: list[int] = []
+        self._logprobs: list[float] = []
 
     def feed(self, _prompt: int, item: Event) -> list[bytes]:
         """Return the bytes for one event."""
         if isinstance(item, Text):
             return _deltas(self._said.feed(item))
         if isinstance(item, Finished):
-            return [*_deltas(self._said.finish(item)), event(_done(self._said, self._n_audio))]
+            return [*_deltas(self._said.finish(item)), event(self._done())]
         return []
 
     def finish(self) -> list[bytes]:
         """The end."""
         return [DONE]
 
-
-class TranscriptReply:
-    """Collects events into one reply: an object, or the text of one (`rendered`)."""
-
-    def __init__(
-        self,
-        parser: OutputParser,
-        n_audio: int,
-        form: str,
-        task: str,
-        language: str,
-        seconds: float,
-        temperature: float,
-    ) -> None:
-        self._said = Assembler(parser)
-        self._n_audio, self._form, self._task = n_audio, form, task
-        self._language, self._seconds, self._temperature = language, seconds, temperature
-        self._tokens: list[int] = []
-        self._logprobs: list[float] = []
-
-    def feed(self, _prompt: int, item: Event) -> None:
-        """Take one event."""
+    def add(self, _prompt: int, item: Event) -> None:
+        """Take one event of a whole reply."""
         if isinstance(item, Text):
             self._tokens += item.tokens
             self._logprobs += (token.logprob for token in item.logprobs)
@@ -67,38 +62,54 @@ class TranscriptReply:
     def body(self) -> Json:
         """The reply; of formats that are no JSON it has the text alone, under ``text``."""
         text = self._said.said(Kind.TEXT)
-        match self._form:
+        seconds = self._recording.seconds
+        match self._recording.form:
             case "text":
                 return {"text": f"{text}\n"}
             case "srt":
-                return {"text": f"1\n{_time(0, ',')} --> {_time(self._seconds, ',')}\n{text.strip()}\n\n"}
+                return {"text": f"1\n{_time(0, ',')} --> {_time(seconds, ',')}\n{text.strip()}\n\n"}
             case "vtt":
-                return {"text": f"WEBVTT\n\n{_time(0, '.')} --> {_time(self._seconds, '.')}\n{text.strip()}\n\n"}
+                return {"text": f"WEBVTT\n\n{_time(0, '.')} --> {_time(seconds, '.')}\n{text.strip()}\n\n"}
             case "verbose_json":
                 return self._verbose(text)
-        return _done(self._said, self._n_audio)
+        return self._done()
 
     def _verbose(self, text: str) -> Json:
-        written = text.encode()
+        written, recording = text.encode(), self._recording
         segment: dict[str, Any] = {
             "id": 0,
             "seek": 0,
             "start": 0.0,
-            "end": self._seconds,
+            "end": recording.seconds,
             "text": text,
             "tokens": self._tokens,
-            "temperature": self._temperature,
+            "temperature": recording.temperature,
             "avg_logprob": sum(self._logprobs) / max(len(self._logprobs), 1),
             "compression_ratio": len(written) / max(len(zlib.compress(written)), 1),
             "no_speech_prob": 0.0,
         }
         return {
-            "task": self._task,
-            "language": self._language or _UNKNOWN,
-            "duration": self._seconds,
+            "task": recording.task,
+            "language": recording.language or _UNKNOWN,
+            "duration": recording.seconds,
             "text": text,
             "segments": [segment],
-            "usage": _usage(self._said.finished, self._n_audio),
+            "usage": self._usage(),
+        }
+
+    def _done(self) -> Json:
+        return {"type": "transcript.text.done", "text": self._said.said(Kind.TEXT), "usage": self._usage()}
+
+    def _usage(self) -> Json:
+        """Return llama-server's keys and OpenAI's details."""
+        end, n_audio = self._said.finished, self._recording.n_audio_tokens
+        return {
+            "type": "tokens",
+            "input_tokens": end.n_prompt,
+            "output_tokens": end.n_predicted,
+            "total_tokens": end.n_prompt + end.n_predicted,
+            "input_tokens_details": {"cached_tokens": end.n_cached},
+            "input_token_details": {"audio_tokens": n_audio, "text_tokens": end.n_prompt - n_audio},
         }
 
 
@@ -116,23 +127,6 @@ def _deltas(found: list[Delta]) -> list[bytes]:
         for delta in found
         if delta.item.kind is Kind.TEXT and delta.text
     ]
-
-
-def _done(said: Assembler, n_audio: int) -> Json:
-    usage = _usage(said.finished, n_audio)
-    return {"type": "transcript.text.done", "text": said.said(Kind.TEXT), "usage": usage}
-
-
-def _usage(end: Finished, n_audio: int) -> Json:
-    """Return llama-server's keys and OpenAI's details."""
-    return {
-        "type": "tokens",
-        "input_tokens": end.n_prompt,
-        "output_tokens": end.n_predicted,
-        "total_tokens": end.n_prompt + end.n_predicted,
-        "input_tokens_details": {"cached_tokens": end.n_cached},
-        "input_token_details": {"audio_tokens": n_audio, "text_tokens": end.n_prompt - n_audio},
-    }
 
 
 def _time(seconds: float, point: str) -> str:

@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server.chat.assembler import Assembler
-from server.dialects.chat.write import ChatReply, ChatStream
-from server.dialects.messages.write import MessageReply, MessageStream
-from server.dialects.ollama.write import LastLine, OllamaReply, OllamaStream, Reply
+from server.dialects.chat.write import ChatWriter
+from server.dialects.messages.write import MessageWriter
+from server.dialects.ollama.write import LastLine, OllamaWriter, Reply
 from server.dialects.responses.items import OutputItems
 from server.dialects.responses.tools import ClientTools
-from server.dialects.responses.write import ResponseFrame, ResponseReply, ResponseStream
+from server.dialects.responses.write import ResponseFrame, ResponseWriter
 from server.engine.request import Event
 from server.formats.parsing.pieces import ContentText, Piece, Reasoning, ToolCallArguments, ToolCallBegin
 from tests.unit.dialects.builders import HEADER, finished, started, text
@@ -139,7 +139,12 @@ def of_ollama(lines: list[dict[str, Any]]) -> Said:
 
 
 def fed(writer: Any, events: list[Event]) -> list[bytes]:
-    return [chunk for event in events for chunk in writer.feed(0, event) or ()]
+    return [chunk for event in events for chunk in writer.feed(0, event)]
+
+
+def added(writer: Any, events: list[Event]) -> None:
+    for event in events:
+        writer.add(0, event)
 
 
 @given(turns())
@@ -153,25 +158,25 @@ def test_every_format_says_the_same(pieces: list[list[Piece]]) -> None:
     def output() -> OutputItems:
         return OutputItems(Assembler(script()), ClientTools())
 
-    chat, streamed = ChatReply(HEADER, script), ChatStream(HEADER, script, include_usage=False)
-    fed(chat, events)
+    chat, streamed = ChatWriter(HEADER, script), ChatWriter(HEADER, script)
+    added(chat, events)
     wanted = of_chat(chat.body()["choices"][0]["message"])
     assert wanted[0] == "".join(piece.text for turn in pieces for piece in turn if isinstance(piece, ContentText))
     assert chat_stream([*fed(streamed, events), *streamed.finish()]) == wanted
 
-    message = MessageReply(HEADER, script)
-    fed(message, events)
+    message = MessageWriter(HEADER, script)
+    added(message, events)
     assert of_message(orjson.loads(orjson.dumps(message.body()))) == wanted
-    assert message_stream(fed(MessageStream(HEADER, script), events)) == wanted
+    assert message_stream(fed(MessageWriter(HEADER, script), events)) == wanted
 
-    response, response_streamed = ResponseReply(frame, output()), ResponseStream(frame, output())
-    fed(response, events)
+    response, response_streamed = ResponseWriter(frame, output()), ResponseWriter(frame, output())
+    added(response, events)
     assert of_response(response.body()) == wanted
     assert response_stream([*fed(response_streamed, events), *response_streamed.finish()]) == wanted
 
     unnamed = (*wanted[:2], [("", name, arguments) for _, name, arguments in wanted[2]])
-    whole = OllamaReply(words, script, ending)
-    fed(whole, events)
+    whole = OllamaWriter(words, script, ending)
+    added(whole, events)
     assert of_ollama([orjson.loads(orjson.dumps(whole.body()))]) == unnamed
-    lines = fed(OllamaStream(words, script, ending), events)
+    lines = fed(OllamaWriter(words, script, ending), events)
     assert of_ollama([orjson.loads(line) for line in lines]) == unnamed

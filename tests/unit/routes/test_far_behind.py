@@ -25,6 +25,12 @@ class Letters:
     def finish(self) -> list[bytes]:
         return [b"end"]
 
+    def add(self, prompt: int, event: Event) -> None:
+        raise NotImplementedError
+
+    def body(self) -> dict[str, Any]:
+        raise NotImplementedError
+
 
 async def sent(batches: list[int]) -> list[bytes]:
     """The chunks of a stream for which batches of so many events wait."""

@@ -1,7 +1,7 @@
 from collections.abc import Iterable
 from typing import Any
 
-from server.dialects.chat.write import ChatReply, ChatReplyOptions, ChatStream
+from server.dialects.chat.write import ChatReplyOptions, ChatWriter
 from server.engine.request import Event, FinishReason, Progress
 from server.formats.parsing.pieces import ContentText, Piece, Reasoning, ToolCallArguments, ToolCallBegin
 from tests.unit.dialects.builders import HEADER, Scripted, chunks, finished, logprob, started, text
@@ -26,7 +26,7 @@ class ScriptedParser(Scripted):
 
 
 def streamed(*events: Event, include_usage: bool = False) -> list[dict[str, Any]]:
-    stream = ChatStream(HEADER, ScriptedParser, include_usage=include_usage)
+    stream = ChatWriter(HEADER, ScriptedParser, include_usage=include_usage)
     raw = [chunk for event in events for chunk in stream.feed(0, event)] + stream.finish()
     assert raw[-1] == b"data: [DONE]\n\n"
     return chunks(raw)
@@ -37,9 +37,9 @@ def deltas(parsed: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def replied(*events: Event) -> dict[str, Any]:
-    reply = ChatReply(HEADER, ScriptedParser)
+    reply = ChatWriter(HEADER, ScriptedParser)
     for event in events:
-        reply.feed(0, event)
+        reply.add(0, event)
     return reply.body()
 
 
@@ -167,11 +167,11 @@ def test_a_custom_tools_call_has_its_input_as_it_was_meant() -> None:
     words = ChatReplyOptions(custom=frozenset({"patch"}))
     events = (started(), text("call"), text("args"), text("patch"), text("patched"), text("raw"), finished())
     reply, stream = (
-        ChatReply(HEADER, ScriptedParser, words=words),
-        ChatStream(HEADER, ScriptedParser, include_usage=False, words=words),
+        ChatWriter(HEADER, ScriptedParser, options=words),
+        ChatWriter(HEADER, ScriptedParser, include_usage=False, options=words),
     )
     for event in events:
-        reply.feed(0, event)
+        reply.add(0, event)
     calls = [
         {"type": "function", "function": {"name": "f", "arguments": '{"a":1}'}, "id": "c1"},
         {"type": "custom", "custom": {"name": "patch", "input": "a\nb"}, "id": "c2"},

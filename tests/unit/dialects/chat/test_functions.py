@@ -6,7 +6,7 @@ from server.chat.conversation import template_messages
 from server.dialects.chat.functions import with_tools
 from server.dialects.chat.messages import read_messages
 from server.dialects.chat.read import parse_chat
-from server.dialects.chat.write import ChatReply, ChatReplyOptions, ChatStream
+from server.dialects.chat.write import ChatReplyOptions, ChatWriter
 from server.errors import InvalidRequest
 from server.structured.grammar.compiler import GrammarCompiler
 from tests.unit.dialects.builders import HEADER, chunks, finished, make_model, started, text
@@ -106,9 +106,9 @@ def test_a_wrong_history_is_refused(message: dict[str, Any], param: str) -> None
 
 
 def test_a_reply_has_a_function_call() -> None:
-    reply = ChatReply(HEADER, ScriptedParser, words=ChatReplyOptions(old=True))
+    reply = ChatWriter(HEADER, ScriptedParser, options=ChatReplyOptions(old=True))
     for event in (started(), text("call"), text("args"), finished()):
-        reply.feed(0, event)
+        reply.add(0, event)
     (choice,) = reply.body()["choices"]
     assert choice["finish_reason"] == "function_call"
     assert choice["message"]["function_call"] == {"name": "f", "arguments": '{"a":1}'}
@@ -116,7 +116,7 @@ def test_a_reply_has_a_function_call() -> None:
 
 
 def test_a_stream_has_one_in_pieces() -> None:
-    stream = ChatStream(HEADER, ScriptedParser, include_usage=False, words=ChatReplyOptions(old=True))
+    stream = ChatWriter(HEADER, ScriptedParser, include_usage=False, options=ChatReplyOptions(old=True))
     events = (started(), text("Hi"), text("call"), text("args"), finished())
     parsed = chunks([chunk for event in events for chunk in stream.feed(0, event)] + stream.finish())
     assert [chunk["choices"][0]["delta"] for chunk in parsed] == [
@@ -131,8 +131,8 @@ def test_a_stream_has_one_in_pieces() -> None:
 
 
 def test_without_a_call_it_is_a_reply_as_any() -> None:
-    reply = ChatReply(HEADER, ScriptedParser, words=ChatReplyOptions(old=True))
+    reply = ChatWriter(HEADER, ScriptedParser, options=ChatReplyOptions(old=True))
     for event in (started(), text("Hello"), finished()):
-        reply.feed(0, event)
+        reply.add(0, event)
     (choice,) = reply.body()["choices"]
     assert (choice["finish_reason"], choice["message"]) == ("stop", {"role": "assistant", "content": "Hello"})

@@ -6,7 +6,7 @@ import pytest
 
 from server.dialects.common import Header
 from server.dialects.completions.logprobs import Echo, PromptLists, TokenLists, echo
-from server.dialects.completions.write import CompletionStream
+from server.dialects.completions.write import CompletionForm, CompletionWriter
 from server.engine.media import MediaPrompt, MediaSpan
 from server.engine.request import Finished, FinishReason, PromptLogprobs, Started, Text, Timings, TokenLogprob
 from tests.support.fakes import FakeVocab
@@ -83,7 +83,7 @@ def test_what_a_video_becomes_takes_nothing_of_the_text() -> None:
 
 def test_a_stream_holds_back_choices_that_start_before_the_prompt_is_scored() -> None:
     echoed = Echo("abc", (b"a", b"b", b"c"))
-    stream = CompletionStream(Header("m"), n=2, echoes=[echoed], include_usage=False, lists=True)
+    stream = CompletionWriter(Header("m"), [echoed], CompletionForm(n=2, lists=True))
     own = token(b"d", -0.5)
     end = Finished(1, FinishReason.LIMIT, "", 3, 0, 1, Timings(), 0, 1)
     assert stream.feed(0, PromptLogprobs(0, (token(b"b", -1.0),))) == []

@@ -1,5 +1,5 @@
 from server.dialects.completions.logprobs import Echo
-from server.dialects.completions.write import CompletionReply, CompletionStream
+from server.dialects.completions.write import CompletionForm, CompletionWriter
 from server.engine.request import FinishReason, Progress, TokenLogprob
 from tests.unit.dialects.builders import HEADER, chunks, finished, logprob, started, text
 
@@ -10,9 +10,9 @@ TIMINGS = {
 
 
 def test_a_reply_has_llama_servers_keys_in_its_order() -> None:
-    reply = CompletionReply(HEADER, n=1, echoes=[Echo()])
+    reply = CompletionWriter(HEADER, [Echo()], CompletionForm(n=1))
     for event in (started(), text("a"), text("b", logprobs=[logprob(b"b")]), finished(reason=FinishReason.LIMIT)):
-        reply.feed(0, event)
+        reply.add(0, event)
     body = reply.body()
     assert list(body) == ["choices", "created", "model", "system_fingerprint", "object", "usage", "id", "timings"]
     assert (body["object"], body["model"], body["id"]) == ("text_completion", "demo", "chatcmpl-1")
@@ -24,11 +24,11 @@ def test_a_reply_has_llama_servers_keys_in_its_order() -> None:
 
 
 def test_choices_of_a_batch_are_numbered_through() -> None:
-    reply = CompletionReply(HEADER, n=2, echoes=[Echo("P"), Echo("Q")])
+    reply = CompletionWriter(HEADER, [Echo("P"), Echo("Q")], CompletionForm(n=2))
     for prompt in (1, 0):
         for index in (1, 0):
-            reply.feed(prompt, text(f"{prompt}{index}", index))
-            reply.feed(prompt, finished(index))
+            reply.add(prompt, text(f"{prompt}{index}", index))
+            reply.add(prompt, finished(index))
     body = reply.body()
     assert [(c["index"], c["text"]) for c in body["choices"]] == [(0, "P00"), (1, "P01"), (2, "Q10"), (3, "Q11")]
     assert body["choices"][0]["logprobs"] is None
@@ -37,12 +37,12 @@ def test_choices_of_a_batch_are_numbered_through() -> None:
 
 
 def test_the_best_choices_of_each_prompt_are_shown_in_their_order() -> None:
-    reply = CompletionReply(HEADER, n=3, best=2, echoes=[Echo(), Echo()], logprobs=False)
+    reply = CompletionWriter(HEADER, [Echo(), Echo()], CompletionForm(n=3, best=2, logprobs=False))
     for prompt, values in enumerate([(-0.5, -0.1, -2.0), (-1.0, -3.0, -0.2)]):
         for index, value in enumerate(values):
             name = f"{prompt}{index}"
-            reply.feed(prompt, text(name, index, logprobs=[logprob(b"x", value), logprob(b"y", value)]))
-            reply.feed(prompt, finished(index))
+            reply.add(prompt, text(name, index, logprobs=[logprob(b"x", value), logprob(b"y", value)]))
+            reply.add(prompt, finished(index))
     body = reply.body()
     assert [(c["index"], c["text"]) for c in body["choices"]] == [(0, "01"), (1, "00"), (2, "12"), (3, "10")]
     assert {c["logprobs"] for c in body["choices"]} == {None}
@@ -51,22 +51,22 @@ def test_the_best_choices_of_each_prompt_are_shown_in_their_order() -> None:
 
 def test_the_end_token_is_no_entry_of_the_logprobs() -> None:
     end = text("", logprobs=[TokenLogprob(257, b"", -0.1, ends=True)])
-    reply = CompletionReply(HEADER, n=1, echoes=[Echo()])
+    reply = CompletionWriter(HEADER, [Echo()], CompletionForm(n=1))
     for event in (text("a", logprobs=[logprob(b"a")]), end, finished()):
-        reply.feed(0, event)
+        reply.add(0, event)
     assert [t["token"] for t in reply.body()["choices"][0]["logprobs"]["content"]] == ["a"]
-    assert CompletionStream(HEADER, n=1, echoes=[Echo()], include_usage=False).feed(0, end) == []
+    assert CompletionWriter(HEADER, [Echo()], CompletionForm(n=1, include_usage=False)).feed(0, end) == []
 
 
 def test_a_choice_without_tokens_is_never_the_best() -> None:
-    reply = CompletionReply(HEADER, n=2, best=1, echoes=[Echo()])
+    reply = CompletionWriter(HEADER, [Echo()], CompletionForm(n=2, best=1))
     for event in (finished(0), text("a", 1, logprobs=[logprob(b"a", -9.0)]), finished(1)):
-        reply.feed(0, event)
+        reply.add(0, event)
     assert reply.body()["choices"][0]["text"] == "a"
 
 
 def test_a_stream_ends_with_reason_usage_and_done() -> None:
-    stream = CompletionStream(HEADER, n=1, echoes=[Echo()], include_usage=False)
+    stream = CompletionWriter(HEADER, [Echo()], CompletionForm(n=1, include_usage=False))
     raw = [c for e in (started(), text("é"), text(""), finished()) for c in stream.feed(0, e)] + stream.finish()
     assert raw[-1] == b"data: [DONE]\n\n"
     first, last = chunks(raw)
@@ -78,7 +78,7 @@ def test_a_stream_ends_with_reason_usage_and_done() -> None:
 
 
 def test_with_include_usage_there_is_one_chunk_of_its_own() -> None:
-    stream = CompletionStream(HEADER, n=1, echoes=[Echo(), Echo()], include_usage=True)
+    stream = CompletionWriter(HEADER, [Echo(), Echo()], CompletionForm(n=1, include_usage=True))
     raw = [c for p in (0, 1) for e in (text("a"), finished()) for c in stream.feed(p, e)] + stream.finish()
     parsed = chunks(raw)
     assert [c["index"] for chunk in parsed for c in chunk["choices"]] == [0, 0, 1, 1]
@@ -88,13 +88,13 @@ def test_with_include_usage_there_is_one_chunk_of_its_own() -> None:
 
 
 def test_an_echo_is_the_first_chunk() -> None:
-    stream = CompletionStream(HEADER, n=1, echoes=[Echo("Say ")], include_usage=False)
+    stream = CompletionWriter(HEADER, [Echo("Say ")], CompletionForm(n=1, include_usage=False))
     raw = [c for e in (started(), text("hi")) for c in stream.feed(0, e)]
     assert [c["choices"][0]["text"] for c in chunks(raw)] == ["Say ", "hi"]
 
 
 def test_logprobs_timings_and_progress_ride_on_chunks() -> None:
-    stream = CompletionStream(HEADER, n=1, echoes=[Echo()], include_usage=False)
+    stream = CompletionWriter(HEADER, [Echo()], CompletionForm(n=1, include_usage=False))
     progress, token = chunks(
         [
             *stream.feed(0, Progress(0, 10, 2, 5, 1.0)),

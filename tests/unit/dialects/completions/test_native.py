@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 
 from server.dialects.native.read import parse_native, tokens_of
-from server.dialects.native.write import NativeReply, NativeStream
+from server.dialects.native.write import NativeWriter
 from server.engine.request import RANDOM_SEED, Request, SamplingParams
 from server.errors import InvalidRequest
 from server.pool.spec import ChatParams
@@ -44,7 +44,7 @@ def requests(model: Any = None, **body: object) -> list[Request]:
 
 def settings(model: Any = None, **body: object) -> Body:
     generation = parse_native({"prompt": "a", **body}).generation(model or make_model())
-    assert isinstance(generation.writer, NativeReply | NativeStream)
+    assert isinstance(generation.writer, NativeWriter)
     found: Body = generation.writer._finals.final(0, finished())["generation_settings"]
     return found
 

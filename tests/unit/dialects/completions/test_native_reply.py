@@ -5,7 +5,7 @@ from typing import Any
 import orjson
 import pytest
 
-from server.dialects.native.write import Finals, NativeReply, NativeStream, picked
+from server.dialects.native.write import Finals, NativeWriter, picked
 from server.engine.request import Finished, FinishReason, Progress, Request, Text, Timings, TokenLogprob
 from tests.unit.dialects.builders import chunks, finished, logprob, started, text
 
@@ -23,15 +23,15 @@ def finals(n: int = 1, prompts: tuple[str, ...] = ("P",), fields: tuple[str, ...
 
 
 def reply(*events: Any, return_tokens: bool = False, **of: Any) -> Any:
-    writer = NativeReply(finals(**of), return_tokens=return_tokens)
+    writer = NativeWriter(finals(**of), [], return_tokens=return_tokens)
     for event in events:
-        writer.feed(0, event)
+        writer.add(0, event)
     return json.loads(orjson.dumps(writer.body()))
 
 
 def stream(*events: Any, n_probs: int = 0, timings: bool = False, **of: Any) -> list[dict[str, Any]]:
     request = Request("r", [1, 2, 3], n_probs=n_probs, timings_per_token=timings)
-    writer = NativeStream(finals(**of), [request] * 2)
+    writer = NativeWriter(finals(**of), [request] * 2)
     raw = [chunk for event in events for chunk in writer.feed(0, event)]
     assert writer.finish() == []
     return chunks(raw)
@@ -58,11 +58,11 @@ def test_tokens_are_shown_where_asked_for() -> None:
 
 
 def test_several_choices_are_an_array_in_their_order() -> None:
-    writer = NativeReply(finals(2, ("P", "Q")), return_tokens=False)
+    writer = NativeWriter(finals(2, ("P", "Q")), [])
     for prompt in (1, 0):
         for index in (1, 0):
-            writer.feed(prompt, text(f"{prompt}{index}", index))
-            writer.feed(prompt, finished(index))
+            writer.add(prompt, text(f"{prompt}{index}", index))
+            writer.add(prompt, finished(index))
     body = writer.body()
     assert isinstance(body, list)
     assert [(c["index"], c["content"], c["prompt"]) for c in body] == [
@@ -148,7 +148,7 @@ def test_a_token_without_text_is_streamed_and_nothing_is_not() -> None:
 
 
 def test_choices_of_several_prompts_are_counted_apart() -> None:
-    writer = NativeStream(finals(2, ("P", "Q")), [Request("a", [1]), Request("b", [1, 2])])
+    writer = NativeWriter(finals(2, ("P", "Q")), [Request("a", [1]), Request("b", [1, 2])])
     raw = [c for p, i in ((0, 0), (1, 1), (1, 1)) for c in writer.feed(p, text("x", i))]
     shown = [(c["index"], c["tokens_predicted"], c["tokens_evaluated"]) for c in chunks(raw)]
     assert shown == [(0, 1, 1), (3, 1, 2), (3, 2, 2)]

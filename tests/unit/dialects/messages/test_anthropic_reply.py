@@ -9,7 +9,7 @@ import pytest
 from server.dialects.common import Header
 from server.dialects.messages.messages import read_conversation
 from server.dialects.messages.tools import read_tools
-from server.dialects.messages.write import MessageReply, MessageStream
+from server.dialects.messages.write import MessageWriter
 from server.engine.request import Event, FinishReason
 from server.formats.arguments import object_text
 from server.formats.parsing.pieces import ContentText, Piece, Reasoning, ToolCallArguments, ToolCallBegin
@@ -38,14 +38,14 @@ def run(reason: FinishReason = FinishReason.EOS, n_texts: int = 1, word: str = "
 
 
 def whole(script: Callable[[], Script], events: Sequence[Event], **options: Any) -> Any:
-    reply = MessageReply(HEADER, script, **options)
+    reply = MessageWriter(HEADER, script, **options)
     for event in events:
-        reply.feed(0, event)
+        reply.add(0, event)
     return orjson.loads(orjson.dumps(reply.body()))
 
 
 def streamed(script: Callable[[], Script], events: Sequence[Event], **options: Any) -> list[Any]:
-    stream = MessageStream(HEADER, script, **options)
+    stream = MessageWriter(HEADER, script, **options)
     raw = [chunk for event in events for chunk in stream.feed(0, event)] + stream.finish()
     found = []
     for chunk in raw:
@@ -258,9 +258,9 @@ def test_arguments_are_read_as_they_were_written_or_up_to_where_they_were_cut_of
 
 def test_arguments_deeper_than_json_writers_go_are_passed_on() -> None:
     deep = '{"a":' * 500 + "1" + "}" * 500
-    message = MessageReply(HEADER, lambda: Script([ToolCallBegin(0, "c1", "f"), ToolCallArguments(0, deep)]))
+    message = MessageWriter(HEADER, lambda: Script([ToolCallBegin(0, "c1", "f"), ToolCallArguments(0, deep)]))
     for event in run():
-        message.feed(0, event)
+        message.add(0, event)
     assert deep.encode() in orjson.dumps(message.body())
 
 

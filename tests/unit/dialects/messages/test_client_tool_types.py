@@ -11,7 +11,7 @@ from pydantic import TypeAdapter
 
 from server.dialects.common import Header
 from server.dialects.messages.read import MessagesRequest, parse_messages
-from server.dialects.messages.write import MessageReply, MessageStream
+from server.dialects.messages.write import MessageWriter
 from server.dialects.tool_types import ANTHROPIC, TOOLSETS
 from server.engine.request import Event
 from server.errors import InvalidRequest
@@ -51,10 +51,10 @@ def said(asked: MessagesRequest, name: str, arguments: dict[str, Any]) -> list[d
 
     events: list[Event] = [started(), text("call"), finished()]
     header = Header("demo", "msg_1")
-    reply, stream = MessageReply(header, Parser, names=asked.names), MessageStream(header, Parser, names=asked.names)
+    reply, stream = MessageWriter(header, Parser, names=asked.names), MessageWriter(header, Parser, names=asked.names)
     raw: list[bytes] = []
     for event in events:
-        reply.feed(0, event)
+        reply.add(0, event)
         raw += stream.feed(0, event)
     message = orjson.loads(orjson.dumps(reply.body()))
     TypeAdapter(sdk.Message).validate_python(message)

@@ -13,7 +13,7 @@ from server.chat.conversation import Call
 from server.dialects.responses.items import OutputItems
 from server.dialects.responses.read import ResponseRequest, parse_response
 from server.dialects.responses.tools import ClientTools
-from server.dialects.responses.write import ResponseFrame, ResponseReply, ResponseStream
+from server.dialects.responses.write import ResponseFrame, ResponseWriter
 from server.dialects.tool_types import RESPONSES
 from server.engine.request import Event, FinishReason
 from server.errors import InvalidRequest
@@ -82,9 +82,9 @@ def feeds(reason: FinishReason) -> Sequence[Event]:
 
 
 def whole(tools: ClientTools, name: str, arguments: str, reason: FinishReason = FinishReason.EOS) -> dict[str, Any]:
-    reply = ResponseReply(ResponseFrame({**FIELDS, "tools": tools.shown}), output(tools, name, arguments))
+    reply = ResponseWriter(ResponseFrame({**FIELDS, "tools": tools.shown}), output(tools, name, arguments))
     for event in feeds(reason):
-        reply.feed(0, event)
+        reply.add(0, event)
     body = orjson.loads(orjson.dumps(reply.body()))
     TypeAdapter(Response).validate_python(body)
     item: dict[str, Any] = body["output"][0]
@@ -95,7 +95,7 @@ def whole(tools: ClientTools, name: str, arguments: str, reason: FinishReason = 
 def streamed(
     tools: ClientTools, name: str, arguments: str, reason: FinishReason = FinishReason.EOS
 ) -> list[dict[str, Any]]:
-    stream = ResponseStream(ResponseFrame({**FIELDS, "tools": tools.shown}), output(tools, name, arguments))
+    stream = ResponseWriter(ResponseFrame({**FIELDS, "tools": tools.shown}), output(tools, name, arguments))
     raw = [chunk for event in feeds(reason) for chunk in stream.feed(0, event)] + stream.finish()
     events = [orjson.loads(each.split(b"\ndata: ")[1]) for each in raw]
     for event in events:

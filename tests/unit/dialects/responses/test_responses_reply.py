@@ -10,7 +10,7 @@ from pydantic import TypeAdapter
 from server.chat.assembler import Assembler
 from server.dialects.responses.items import OutputItems
 from server.dialects.responses.tools import ClientTools
-from server.dialects.responses.write import ResponseFrame, ResponseReply, ResponseStream
+from server.dialects.responses.write import ResponseFrame, ResponseWriter
 from server.dialects.tools import ClientName
 from server.engine.request import Event, FinishReason, Progress
 from server.formats.parsing.pieces import ContentText, Piece, Reasoning, ToolCallArguments, ToolCallBegin
@@ -47,9 +47,9 @@ class ScriptedParser(Scripted):
 
 
 def whole(*events: Event, prefill: str = "") -> dict[str, Any]:
-    reply = ResponseReply(ResponseFrame(FIELDS), OutputItems(Assembler(ScriptedParser()), TOOLS), prefill=prefill)
+    reply = ResponseWriter(ResponseFrame(FIELDS), OutputItems(Assembler(ScriptedParser()), TOOLS), prefill=prefill)
     for event in events:
-        reply.feed(0, event)
+        reply.add(0, event)
     body: dict[str, Any] = orjson.loads(orjson.dumps(reply.body()))
     Response.model_validate(body)
     return body
@@ -72,7 +72,7 @@ def parsed(raw: list[bytes]) -> list[dict[str, Any]]:
 
 def streamed(*events: Event, prefill: str = "") -> list[dict[str, Any]]:
     output = OutputItems(Assembler(ScriptedParser()), TOOLS)
-    stream = ResponseStream(ResponseFrame(FIELDS), output, prefill=prefill)
+    stream = ResponseWriter(ResponseFrame(FIELDS), output, prefill=prefill)
     return parsed([chunk for event in events for chunk in stream.feed(0, event)] + stream.finish())
 
 
@@ -245,7 +245,7 @@ def test_progress_and_timings_stand_beside_the_fields() -> None:
     ],
 )
 def test_a_stream_that_fails_says_so(status: int, kind: str, code: str) -> None:
-    stream = ResponseStream(ResponseFrame(FIELDS), OutputItems(Assembler(ScriptedParser()), TOOLS))
+    stream = ResponseWriter(ResponseFrame(FIELDS), OutputItems(Assembler(ScriptedParser()), TOOLS))
     raw = stream.feed(0, started()) + stream.feed(0, text("Hel"))
     events = parsed([*raw, *split_events(stream.failure(status, {"error": {"message": "went wrong", "type": kind}}))])
     assert (events[-2]["type"], events[-2]["code"], events[-2]["message"]) == ("error", code, "went wrong")
@@ -255,7 +255,7 @@ def test_a_stream_that_fails_says_so(status: int, kind: str, code: str) -> None:
 
 
 def test_a_stream_that_fails_before_its_first_event_begins_all_the_same() -> None:
-    stream = ResponseStream(ResponseFrame(FIELDS), OutputItems(Assembler(ScriptedParser()), TOOLS))
+    stream = ResponseWriter(ResponseFrame(FIELDS), OutputItems(Assembler(ScriptedParser()), TOOLS))
     events = parsed(split_events(stream.failure(500, {"error": {"message": "gone"}})))
     assert [event["type"] for event in events] == [
         "response.created",
@@ -291,7 +291,7 @@ def test_a_custom_tools_call_has_its_input_as_it_was_meant() -> None:
 
 
 def test_a_ping_is_an_event_behind_the_first_ones() -> None:
-    stream = ResponseStream(ResponseFrame(FIELDS), OutputItems(Assembler(ScriptedParser()), TOOLS))
+    stream = ResponseWriter(ResponseFrame(FIELDS), OutputItems(Assembler(ScriptedParser()), TOOLS))
     begun = [event + b"\n\n" for event in stream.ping().split(b"\n\n")[:-1]]
     events = parsed([*begun, stream.ping(), *stream.feed(0, started())])
     assert [event["type"] for event in events] == ["response.created", "response.in_progress", "keepalive"]
