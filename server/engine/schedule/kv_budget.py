@@ -1,15 +1,12 @@
 """Which waiting request gets the remaining cells of a unified KV cache. Pure.
 
-A request that does not fit is bypassed by requests that fit. `MAX_BYPASSES` of them may take cells that it needs.
-After that it is *due*: it is checked before all others, and only requests that fit beside it, and beside all that
-arrived after it, may bypass it. So it waits for the running requests and for `MAX_BYPASSES` others at most.
+A request that does not fit may be bypassed by `MAX_BYPASSES` requests that fit. After that it is *due*: it is checked
+before all others, and no request bypasses it. So it waits for the running requests and for those at most.
 
 A request that was preempted for lack of cells waits until another request ends. Sizes are estimates, especially for
 shared cells. If an estimate is too low, the request is preempted again.
 """
 
-from bisect import bisect_right
-from itertools import accumulate
 from math import inf
 
 from server.engine.runner_api import RunnerInfo
@@ -29,13 +26,9 @@ class KvBudget:
         self.due: list[Sequence] = []
         self.free = inf  # free cells; infinite with separate KV and while no slot is held
         self.empty = True  # no slot is held
-        self._held: tuple[list[tuple[float, int]], list[int]] | None = (
-            None  # arrival order and accumulated cells of the slot holders
-        )
 
     def measure(self) -> None:
         """Update the number of free cells. Call it before checking requests."""
-        self._held = None
         if self.due:
             self.due = [s for s in self.due if s.phase is Phase.WAITING and s.slot is None]
         active = [s for slot in self._slots if (s := slot.sequence) is not None]
@@ -58,43 +51,26 @@ class KvBudget:
         sequence.looked_at = self.changes
         return sequence.n_needed <= self.free
 
-    def refuses(self, sequence: Sequence, before: list[Sequence]) -> bool:
-        """Whether it is known without a prefix search that `sequence` does not fit, or may not bypass those in
-        `before`.
-        """
+    def refuses(self, sequence: Sequence) -> bool:
+        """Whether it is known without a prefix search that `sequence` does not fit."""
         if not self.empty and sequence in self._preempted:
             return True
-        known = sequence.looked_at == self.changes
-        return known and (sequence.n_needed > self.free or self._delayed(sequence, before) is None)
+        return sequence.looked_at == self.changes and sequence.n_needed > self.free
 
-    def passes(self, sequence: Sequence, before: list[Sequence]) -> bool:
-        """Whether `sequence`, which fits, may bypass those in `before`, which do not. Counts the bypass if so."""
-        hindered = self._delayed(sequence, before)
-        if hindered is None:
-            return False
-        for one in hindered:
+    def allows_bypass(self, before: list[Sequence]) -> bool:
+        """Whether a request may bypass those in `before`, which do not fit: cells are left, and none of them was
+        bypassed as often as allowed.
+        """
+        return not before or not (self.full or any(one.n_bypasses >= MAX_BYPASSES for one in before))
+
+    def bypass(self, before: list[Sequence]) -> None:
+        """Record that a request bypassed those in `before`."""
+        if not self._info.unified:  # separate KV has no shared cells to wait for
+            return
+        for one in before:
             one.n_bypasses += 1
             if one.n_bypasses == MAX_BYPASSES:
                 self.due.append(one)
-        return True
-
-    def _delayed(self, sequence: Sequence, before: list[Sequence]) -> list[Sequence] | None:
-        """Return those of `before` whose cells `sequence` would take; None if one of them reached its bypass limit."""
-        if not before or not self._info.unified:
-            return []
-        if self._held is None:
-            active = sorted((s.arrival, _cells(s)) for slot in self._slots if (s := slot.sequence) is not None)
-            self._held = [when for when, _ in active], [0, *accumulate(n for _, n in active)]
-        came, sums = self._held
-        n_cells, hindered = self._info.n_cells - self._lost, []
-        for one in before:
-            later = sums[-1] - sums[bisect_right(came, one.arrival)]
-            if later + sequence.n_needed + one.n_needed <= n_cells:
-                continue
-            if one.n_bypasses >= MAX_BYPASSES:
-                return None
-            hindered.append(one)
-        return hindered
 
     def placed(self, sequence: Sequence) -> None:
         """Record that `sequence` got a slot."""

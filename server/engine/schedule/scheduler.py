@@ -111,27 +111,27 @@ class Scheduler:
         """Remove the next sequence that can be placed from the queue and return its placement, or None."""
         if not self.waiting or self.n_active == len(self.slots):
             return None
-        room = self.kv_budget
-        room.measure()
+        budget = self.kv_budget
+        budget.measure()
         before: list[Sequence] = []  # sequences that do not fit
-        n_looks = MAX_BYPASS_SEARCHES
+        n_searches = 0
         has_live = not all(map(is_batch, self.waiting))
-        for sequence in self.waiting.candidates(room.due):
+        for sequence in self.waiting.candidates(budget.due):
             if has_live and is_batch(sequence):  # the slot is reserved for a live request that cannot be placed yet
                 return None
-            if before and room.full:
+            if not budget.allows_bypass(before):
                 return None
-            if room.refuses(sequence, before):
+            if budget.refuses(sequence):
                 before.append(sequence)
                 continue
-            if before:
-                n_looks -= 1
-                if n_looks < 0:
-                    return None
+            n_searches += bool(before)
+            if n_searches > MAX_BYPASS_SEARCHES:
+                return None
             placement = self.placer.find(sequence)
             if placement is None:
                 continue
-            if room.fits(sequence, placement.n_in_cells) and room.passes(sequence, before):
+            if budget.fits(sequence, placement.n_in_cells):
+                budget.bypass(before)
                 self.waiting.place(sequence)
                 return placement
             before.append(sequence)
