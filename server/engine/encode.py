@@ -197,7 +197,7 @@ class Encoder:
         """Return the embeddings of `chunk`, possibly still pending. `wake` is called from another thread when they
         arrive.
 
-        They are shared within a cache namespace (`scope`), because timing would reveal who sent an image before.
+        They are shared within a cache namespace (`scope`), because timing would reveal that an image was sent before.
         """
         key = scoped_key(chunk.key, scope)
         with self._changed:

@@ -71,12 +71,12 @@ class EngineParams:
 
     @property
     def looks_up(self) -> bool:
-        """Whether drafts come from n-grams of the text."""
+        """Whether drafts are made from n-grams of the text."""
         return "ngram-" in self.spec_type or LOOKUP in self.spec_type
 
     @property
     def drafts(self) -> bool:
-        """Whether drafts come from a draft model or MTP heads."""
+        """Whether drafts are made by a draft model or MTP heads."""
         return "draft-" in self.spec_type
 
     @property

@@ -211,9 +211,9 @@ Event = Started | Progress | PromptLogprobs | Text | Finished | Failed
 class Request:
     """One piece of client work.
 
-    ``prompt`` is never empty; ``media`` are what its negative tokens stand for.
+    ``prompt`` is never empty; ``media`` are represented by its negative tokens.
     ``max_tokens`` < 0 means until the context ends. ``n_probs`` > 0 asks for that many
-    log probabilities beside each token's own, 0 for none; with 0 ``want_logprobs``, which it implies, gives the
+    log probabilities besides each token's own, 0 for none; with 0 ``want_logprobs``, which it implies, gives the
     token's own only.
     ``prompt_logprobs``: those of the prompt's tokens, too; then all of it is computed, whatever a cache holds.
     ``deadline_s`` limits the time spent generating, checked at new lines (llama-server's ``t_max_predict_ms``);
@@ -223,16 +223,15 @@ class Request:
     ``n_keep`` and ``n_discard`` say what a context shift keeps (-1 = the prompt) and drops (0 = half of the rest).
     ``n_cache_reuse`` > 0: runs of at least so many cached tokens are reused by moving their positions.
     ``n_indent`` > 0: generation ends at the first line that is indented by fewer white spaces.
-    ``n_forbidden`` > 0: beside log probabilities so many tokens that the constraint forbade, and how many it allowed.
+    ``n_forbidden`` > 0: besides log probabilities, so many tokens that the constraint masked, and how many it allowed.
     ``post_sampling_probs``: log probabilities after the sampler chain, instead of the model's own.
     ``spec_n_max``, ``spec_n_min`` and ``spec_p_min`` limit the draft; negative = as configured.
-    ``cache_salt`` is what the client says to keep its cells from others, ``cache_scope`` what follows from it and from
-    who it is (`engine.cache_scope`).
+    ``cache_salt``: the client's salt. ``cache_scope``: the cache namespace of client and salt (`engine.cache_scope`).
     ``cache_key``: requests of one client with the same key prefer the same instance (OpenAI's ``prompt_cache_key``).
-    ``log_id`` is what the log calls it: the id of the HTTP request that it is a part of.
-    ``asked_again``: it was asked before, of a process that has ended; there is no third time. ``arrived_at``: when that
-    was, by the engine's clock; 0 = it comes now. Limits of time count from there.
-    ``priority``: lower is served earlier. ``client``: an opaque name; what one client asks for does not starve others.
+    ``log_id``: the id of its HTTP request, for the log.
+    ``asked_again``: a retry, because its worker process ended; there is one. ``arrived_at``: the time of the first
+    attempt, by the engine's clock; 0 = now. Time limits count from it.
+    ``priority``: lower is served earlier. ``client``: an opaque name for fair queueing.
     """
 
     id: str

@@ -95,7 +95,7 @@ def prompt_rate(stats: Collection[EngineStats]) -> float:
 
 
 def hinted_instance(request: Request, takers: Sequence[int]) -> int | None:
-    """Return the instance that the request's cache key stands for, None if it has no key. Nothing is remembered: the
+    """Return the instance chosen by the request's cache key, None if it has no key. Nothing is remembered: the
     key's hash chooses.
     """
     if not request.cache_key:

@@ -173,7 +173,7 @@ class Sequence:
 
     @property
     def n_reusable(self) -> int:
-        """The largest number of ``target`` tokens that may come from a cache. Tokens whose logits are wanted must be
+        """The most ``target`` tokens that may be taken from a cache. Tokens whose logits are wanted must be
         decoded.
         """
         if self.recompute:

@@ -93,14 +93,14 @@ def find_devices(names: Sequence[str]) -> list[Device]:
         if device is None:
             raise ValueError(f"'{name}' is no device of this machine and build; {_choices(known)}")
         if device.type == CPU:
-            raise ValueError(f"'{name}' is the processor, to which nothing is offloaded; {_choices(known)}")
+            raise ValueError(f"'{name}' is the CPU, to which nothing is offloaded; {_choices(known)}")
         found.append(device)
     return found
 
 
 def _choices(known: list[Device]) -> str:
     names = [device.name for device in known if device.type != CPU]
-    return f"known: {', '.join(names)}, none" if names else "there is none here but the processor: write none"
+    return f"known: {', '.join(names)}, none" if names else "only the CPU exists here: write none"
 
 
 def device_list() -> str:

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 INTERVAL_S = 0.1  # between two looks: ten of the kernel's ticks, or more
-MOST_SHARE = 0.005  # of the time, for looks: with hundreds of processors one takes milliseconds
-BUSY = 0.2  # of a processor that we used since the last look, or we waited, and what others use meanwhile is free
+MOST_SHARE = 0.005  # of the time, for looks: with hundreds of CPUs one takes milliseconds
+BUSY = 0.2  # of a CPU that this process used since the last look, or we waited, and what others use meanwhile is free
 GIVE_UP, TAKE_BACK = 0.5, 0.3
-"""Of a processor: what others may use of one of ours until a thread less computes, and until it is back."""
+"""Of a CPU: what others may use of one of ours until a thread less computes, and until it is back."""
 _STAT = Path("/proc/stat")
 _USER, _NICE, _SYSTEM, _IRQ, _SOFT_IRQ = 0, 1, 2, 5, 6
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
@@ -36,7 +36,7 @@ class Use:
 
 def measured() -> Use:
     """Read CPU use from the kernel. Niced processes give way to us and do not count, unless this thread is niced.
-    Raises OSError if the kernel does not tell.
+    Raises OSError if the kernel does not report it.
     """
     counted = [_USER, _SYSTEM, _IRQ, _SOFT_IRQ]
     if os.getpriority(os.PRIO_PROCESS, 0) > 0:

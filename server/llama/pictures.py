@@ -32,12 +32,12 @@ def pixels(data: bytes) -> tuple[int, int, bytes]:
         _mtmd.mtmd_helper_init_opt_default(),
     )
     if not found.bitmap:
-        raise Unreadable("the picture can't be decoded")
+        raise Unreadable("the image can't be decoded")
     try:
         n_bytes = _mtmd.mtmd_bitmap_get_n_bytes(found.bitmap)
         width, height = _mtmd.mtmd_bitmap_get_nx(found.bitmap), _mtmd.mtmd_bitmap_get_ny(found.bitmap)
         if n_bytes != width * height * 3:
-            raise Unreadable("the picture can't be decoded")
+            raise Unreadable("the image can't be decoded")
         return width, height, ctypes.string_at(_mtmd.mtmd_bitmap_get_data(found.bitmap), n_bytes)
     finally:
         _mtmd.mtmd_bitmap_free(found.bitmap)

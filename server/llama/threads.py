@@ -13,7 +13,7 @@ from server.errors import ModelFailed
 from server.pool.spec import LoadParams, ModelSpec
 
 _CPUS = Path("/sys/devices/system/cpu")
-_PERFORMANCE_CORES = Path("/sys/devices/cpu_core/cpus")  # exists on hybrid Intel processors only
+_PERFORMANCE_CORES = Path("/sys/devices/cpu_core/cpus")  # exists on hybrid Intel CPUs only
 _CPU_MAX = Path("/sys/fs/cgroup/cpu.max")
 
 
@@ -27,12 +27,12 @@ def bound(spec: ModelSpec) -> ModelSpec:
     if not cpus:
         return spec if n_instances == 1 else _with_threads(spec, n_threads(-1) // n_instances)
     if not hasattr(os, "sched_setaffinity"):
-        raise ModelFailed(spec.id, "cpu_range, cpu_mask: this system can't bind threads to processors")
+        raise ModelFailed(spec.id, "cpu_range, cpu_mask: this system can't bind threads to CPUs")
     allowed = os.sched_getaffinity(0)
     fewest = min(len(some & allowed) for some in cpus)
     if not fewest:
         here = ", ".join(map(str, sorted(allowed)))
-        raise ModelFailed(spec.id, f"cpu_range, cpu_mask: an instance has no processor, there are only {here}")
+        raise ModelFailed(spec.id, f"cpu_range, cpu_mask: an instance has no CPU, there are only {here}")
     return _with_threads(spec, fewest // n_instances if len(cpus) == 1 else fewest)
 
 
@@ -44,13 +44,13 @@ def _placed(spec: ModelSpec) -> ModelSpec:
         if placement is None:
             return native
         if not hasattr(os, "sched_setaffinity"):
-            raise ModelFailed(spec.id, f"{name}: this system can't bind threads to processors")
+            raise ModelFailed(spec.id, f"{name}: this system can't bind threads to CPUs")
         allowed = os.sched_getaffinity(0)
         cpus, batch = placement.cpus & allowed, placement.cpus_batch & allowed
         for wanted, some, kind in ((placement.cpus, cpus, ""), (placement.cpus_batch, batch, "_batch")):
             if wanted and not some:
                 there = ", ".join(map(str, sorted(allowed)))
-                reason = f"{name}cpu_mask{kind}, {name}cpu_range{kind}: there are only processors {there}"
+                reason = f"{name}cpu_mask{kind}, {name}cpu_range{kind}: there are only CPUs {there}"
                 raise ModelFailed(spec.id, reason)
         native = replace(native, placement=replace(placement, cpus=cpus, cpus_batch=batch))
         if batch and native.n_threads_batch < 0:

@@ -77,7 +77,7 @@ def _can_overlap(one: bytes, other: bytes) -> bool:
 _MAX_BYTES = (1 << 31) - 1
 _PIECE_BYTES = 64
 _SLICE = 16384  # tokens made into Python's numbers at a time; the interpreter is kept from other threads meanwhile
-_LONG_BYTES = 4096  # from here on, special tokens in the text are worth cutting it at
+_LONG_BYTES = 4096  # from here on, special tokens in the text split it
 CONTROL = 1 << 3  # LLAMA_TOKEN_ATTR_CONTROL
 _USER_DEFINED = 1 << 4
 _TURN_ENDS = ("<|end|>", "[/INST]", "<\uff5cAssistant\uff5c>")

@@ -72,7 +72,7 @@ def answers(path: Path, *flags: str) -> tuple[dict[str, Any], list[list[int]]]:
 
 @pytest.mark.parametrize(
     ("model", "part", "said"),
-    [(DENSE, 0.6, "layers on the processor"), (EXPERTS, 0.6, "experts of")],
+    [(DENSE, 0.6, "layers on the CPU"), (EXPERTS, 0.6, "experts of")],
     ids=["layers", "experts"],
 )
 def test_what_has_no_room_on_a_device_stays_on_the_processor(

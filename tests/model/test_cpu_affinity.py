@@ -88,7 +88,7 @@ def test_prompts_are_computed_elsewhere_and_the_thread_that_decodes_comes_back(
 
 def test_processors_that_are_not_here_are_refused(tiny_path: Path) -> None:
     placement = ThreadPlacement(cpus_batch=frozenset({max(CPUS) + 1}))
-    with pytest.raises(ModelFailed, match="cpu_mask_batch, cpu_range_batch: there are only processors"):
+    with pytest.raises(ModelFailed, match="cpu_mask_batch, cpu_range_batch: there are only CPUs"):
         bound(ModelSpec("tiny", tiny_path, native=LoadParams(placement=placement)))
 
 

@@ -186,7 +186,7 @@ def test_the_draft_says_what_is_most_probable(weights: LlamaWeights, runner: Lla
     ("draft", "reason"),
     [
         (TinyModel(n_vocab=420), "its bos token is 413, the model's 393"),
-        (TinyModel(arch="mamba"), "memory can't forget a wrong guess"),
+        (TinyModel(arch="mamba"), "memory can't roll back rejected draft tokens"),
         (TinyModel(arch="bert"), "its vocabulary is of type 3, the model's of type 2"),
     ],
 )

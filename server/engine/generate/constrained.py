@@ -25,7 +25,7 @@ class Proposal:
     """A sampled token and whether the constraint allows it. ``mask`` is set if it was rejected and the mask is
     computed.
 
-    ``error``: sampling failed; raised when the sequence's turn comes.
+    ``error``: sampling failed; raised when the sequence is sampled.
     """
 
     constraint: Constraint

@@ -13,8 +13,8 @@ NEGLIGIBLE_S = 0.005  # faster moves are always made
 ASSUMED_RATE = 500e6  # bytes per second out of the cells before the first measurement: a slow machine
 MAX_RATE = 16e9  # upper bound of the assumption
 ASSUMED_BYTES = 128 << 10  # KV bytes per token before the first measurement: an 8 B model
-MIN_SAMPLE_TOKENS = 256  # smaller states do not tell bytes per token: a recurrent state has a constant part
-FEW_PIECES = 16  # with more pieces the time does not tell the byte rate
+MIN_SAMPLE_TOKENS = 256  # smaller states do not show bytes per token: a recurrent state has a constant part
+FEW_PIECES = 16  # with more pieces the time does not show the byte rate
 
 
 @dataclass(slots=True)

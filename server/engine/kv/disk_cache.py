@@ -329,7 +329,7 @@ def start_reading(queue: "Iterable[Sequence]", disk: DiskCache, cost: MoveCost, 
     """Start disk reads for the waiting sequences, each limited to the time that recomputing would take.
 
     `queue` is in placement order. At most `most` states are read or held at a time. What the first and the oldest
-    sequence need comes first; others are read again later, so no sequence starves.
+    sequence need is read first; others are read again later, so no sequence starves.
     """
     wanted: dict[CacheEntry, list[Fetch]] = {}
     first, oldest, oldest_at = None, None, math.inf

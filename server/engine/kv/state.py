@@ -15,7 +15,7 @@ from server.engine.media import Spans
 
 BEFORE_END = 4
 """Tokens before a prompt's end, as llama-server (server-context.cpp, checkpoint_offsets): an assistant header."""
-MIN_GAP = 16  # tokens; closer checkpoints are not worth their memory
+MIN_GAP = 16  # tokens; closer checkpoints save too little
 MIN_PROMPT = 32  # tokens; shorter prompts are recomputed
 
 

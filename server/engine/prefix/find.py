@@ -175,7 +175,7 @@ class Placer:
 
     @property
     def _least_gain(self) -> int:
-        """Least number of additional cached tokens worth waiting for: 1 if memory cannot be truncated, because earlier
+        """Least additional cached tokens that justify a wait: 1 if memory cannot be truncated, because earlier
         tokens are out of reach later.
         """
         return MIN_TOKENS if self.info.can_cut else 1

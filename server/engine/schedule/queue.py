@@ -55,7 +55,7 @@ class TokenCounters:
         """Of each client where it began, and what each instance has served since."""
         self._most = most
         self._nothing = [0.0] * n_instances
-        self._now = 0.0  # virtual time: the counter of the last client chosen for being behind
+        self._now = 0.0  # virtual time: the counter of the last client that was chosen
         self._lock = threading.Lock()
 
     def __len__(self) -> int:

@@ -23,7 +23,7 @@ FORGET = 256  # steps after which an unused measurement is dropped, because it m
 SEEN = 8  # measurements kept per size
 _SAME = 8  # steps for which an answer is cached
 _EXACT = 32  # exact sizes up to here; larger ones in eighths of their power of two
-_PART = 16  # least prefill tokens that tell the cost of an additional token
+_PART = 16  # least prefill tokens that show the cost of an additional token
 
 LENGTHS = (*range(1, 17), 24, 32, 48, 64)  # of drafts
 LEAST, SURE = 0.02, 0.98  # bounds of an acceptance rate
@@ -186,7 +186,7 @@ _LOOKED_UP = 0.3  # initial acceptance rate of text drafts: too low to pay on mo
 class DraftState:
     """Speculation state of one sequence: limits, lookups and acceptance rates.
 
-    At most ``most`` tokens come from the text, and ``least_drafted`` to ``most_drafted`` from a draft model, which
+    At most ``most`` tokens are from the text, and ``least_drafted`` to ``most_drafted`` from a draft model, which
     stops at a token less probable than ``p_min``. ``acceptance`` is the recent acceptance rate of text drafts,
     ``draft_acceptance`` that of the draft model. ``expected`` holds proposed tokens that were not sampled yet, next
     one last. It includes text drafts that were not verified, so their acceptance rate is measured at no cost.
@@ -201,7 +201,7 @@ class DraftState:
     draft_acceptance: float = UNSEEN
     n_judged: int = 0  # tokens of a draft model that were compared with sampled ones
     expected: list[int] = field(default_factory=list)
-    is_text: bool = False  # whether ``expected`` comes from the text
+    is_text: bool = False  # whether ``expected`` is from the text
     dice: Random | None = None  # random acceptance for synthetic benchmarks (`rates_of_length`)
 
     def look_up(self, most: int) -> list[int]:

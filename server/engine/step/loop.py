@@ -293,7 +293,7 @@ class Instance(StepThread):
             if sequence.phase is Phase.DECODE and sequence.n_computed + 1 >= self.runner.info.n_ctx_seq:
                 vocab = self.runner.vocab
                 keep, discard = shift_sizes(sequence, self.runner.info.n_ctx_seq, add_bos=vocab.add_bos)
-                log.debug("context shift: %d tokens kept at the beginning, %d dropped", keep, discard)
+                log.debug("context shift: %d tokens kept at the start, %d dropped", keep, discard)
                 slot = sequence.held
                 self._mailbox.post()
                 if not discard:

@@ -23,7 +23,7 @@ class Run:
 
 
 class Batch:
-    """Room for `capacity` tokens, each in one sequence. The arrays are ctypes' own memory; nothing is to be freed.
+    """Space for `capacity` tokens, each in one sequence. The arrays are ctypes' own memory; nothing is to be freed.
 
     ctypes arrays, not numpy's: a slice of a few tokens, the usual step, is written in a third of the time.
     """
@@ -85,7 +85,7 @@ class Batch:
         return outputs
 
     def want_all(self) -> None:
-        """Ask for an output of every token that `fill` put in: a context that embeds wants no less."""
+        """Request an output of every token of `fill`, as a context that embeds requires."""
         n = self.native.n_tokens
         self._logits[:n] = b"\1" * n
 

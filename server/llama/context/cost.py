@@ -8,11 +8,11 @@ from server.llama.devices import offloads
 from server.llama.library import C
 from server.pool.spec import LoadParams
 
-REPEATS = 5  # of which the quickest counts: beside other processes a decode may take a hundred times as long
+REPEATS = 5  # of which the quickest counts: with other processes running a decode may take a hundred times as long
 LEAST_REPEATS = 2
 SLOW_S = 1.0  # no further repeats, when they have taken so long; one at all, when the run before them has
 HOST_COPY_S, DEVICE_COPY_S = 2e-8, 1e-5
-"""Of a few cells of one layer. Measured on a processor (8 to 10 ns); of a device, what a synchronous copy is known to
+"""Of a few cells of one layer. Measured on a CPU (8 to 10 ns); of a device, what a synchronous copy is known to
 take at least."""
 
 

@@ -14,7 +14,7 @@ from server.llama.context.thread_pools import ThreadPools
 from server.llama.library import C, collect_errors, fast, reason
 from server.llama.sampling.candidates import Logits
 
-_FAR = 16.0  # what lies so far below the highest logit adds nothing to the sum that is worth computing
+_FAR = 16.0  # what lies so far below the highest logit does not change the sum
 
 
 class LlamaDraftRunner:

@@ -94,7 +94,7 @@ class LlamaMtpHeads(LlamaDraftRunner):
             if sum(len(each.tokens) for each in self._followed) > READ:
                 self._read_all()
         except CONTAINED as error:
-            log.warning("a model's MTP heads failed; it goes on without them: %s", error)
+            log.warning("a model's MTP heads failed; it continues without them: %s", error)
             self._failed = True
 
     def _follow(self, entries: Sequence[BatchEntry]) -> None:
@@ -186,7 +186,7 @@ class LlamaMtpHeads(LlamaDraftRunner):
                 one.n_read, one.tokens, one.rows = one.end, [], []
             row = _ext.llama_get_embeddings_nextn_ith(context, output)
             if not row:
-                raise InternalError("the library has no hidden state behind a guess")
+                raise InternalError("the library has no hidden state after a draft token")
             one.draft_rows = np.ctypeslib.as_array(row, (self._n_embd,)).copy()
         return True
 

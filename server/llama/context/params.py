@@ -75,7 +75,7 @@ def heads_params(model: int, spec: ModelSpec, target: int | None = None) -> ctyp
     """Return the parameters of a context for MTP heads, besides the context `target`. Raises `ModelFailed`."""
     params = generator_params(model, spec)
     params.n_outputs_max, params.n_outputs_max_per_seq = params.n_seq_max, 1
-    params.swa_full = True  # a guess is always taken back
+    params.swa_full = True  # drafts can always be rolled back
     params.ctx_type = C.LLAMA_CONTEXT_TYPE_MTP
     params.ctx_other = target
     return params

@@ -94,7 +94,7 @@ class Sequences:
     def _size(self, seq: int, flags: int) -> int:
         size: int = C.llama_state_seq_get_size_ext(self._context, seq, flags)
         if not size:  # the library has caught an exception of its own; even an empty sequence has a head
-            raise InternalError(f"the library can't tell the size of the state of sequence {seq}")
+            raise InternalError(f"the library does not know the size of the state of sequence {seq}")
         return size
 
     def _state(self, seq: int, flags: int) -> bytes:

@@ -4,7 +4,7 @@ import ctypes
 
 from server.llama.library import C
 
-_CHAT = (  # tells every two of them apart, but for those that differ in nothing that a chat can hold
+_CHAT = (  # distinguishes all templates, except those that render every chat alike
     ("system", " s\n"),
     ("user", " a\n"),
     ("assistant", " b\n"),

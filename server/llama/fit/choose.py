@@ -131,7 +131,7 @@ def _where(native: LoadParams, shape: ModelShape) -> str:
     else:
         moved = f"{shape.n_layer + 1 - native.n_gpu_layers} of {shape.n_layer + 1} layers"
         moved += ", and all experts," if native.n_cpu_moe else ""
-    return f"{moved} on the processor: the devices have no more room"
+    return f"{moved} on the CPU: the devices have no more room"
 
 
 def _too_large(chosen: Fitted, room: DeviceBudget, *, shortened: bool) -> str:

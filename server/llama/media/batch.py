@@ -18,7 +18,7 @@ _INTS = ctypes.POINTER(ctypes.c_int32)
 
 
 class EmbeddingBatch:
-    """Room for media of `capacity` tokens, each [n_embd]; with M-RoPE each token has four positions."""
+    """Space for media of `capacity` tokens, each [n_embd]; with M-RoPE each token has four positions."""
 
     def __init__(self, capacity: int, n_seq: int, n_embd: int, *, mrope: bool) -> None:
         self._capacity, self._n_seq, self._n_embd, self._mrope = capacity, n_seq, n_embd, mrope
@@ -47,7 +47,7 @@ class EmbeddingBatch:
         return outputs
 
     def want_all(self) -> None:
-        """Ask for an output of every token that `fill` put in."""
+        """Request an output of every token of `fill`."""
         ctypes.memset(self.native.logits, 1, self.native.n_tokens)
 
     def _rows(self, media: MediaInput, n: int) -> NDArray[np.float32]:

@@ -213,7 +213,7 @@ def check_projector(name: str, path: Path, header: GgufHeader, sizes: set[int]) 
             raise ModelFailed(
                 name,
                 f"mmproj {path}: the library can't add {positions} unless it has 32 bits a number; convert the file "
-                "anew, with that tensor as F32",
+                "again, with that tensor as F32",
             )
 
 

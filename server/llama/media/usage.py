@@ -21,7 +21,7 @@ _NODE_WORDS = 6  # color, parent, left, right; device and bytes
 
 
 def projector_memory(name: str, path: Path | None, native: LoadParams) -> Footprint:
-    """Return the memory of the projector at `path`; empty without one, or if the library cannot tell. Raises
+    """Return the memory of the projector at `path`; empty without one, or if the library does not know. Raises
     `ModelFailed`.
     """
     library = M._libmtmd

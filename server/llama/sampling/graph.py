@@ -60,7 +60,7 @@ class GraphSampling:
         context = self._open_context()
         token: int = C.llama_get_sampled_token_ith(context, output)
         probabilities = C.llama_get_sampled_probs_ith(context, output)
-        if token == NO_TOKEN:  # the device lacks an operation: what follows in the chain is the processor's
+        if token == NO_TOKEN:  # the device lacks an operation: the CPU runs the rest of the chain
             return self._sample_rest(output, sampler)
         if not probabilities:
             raise InternalError("the library has sampled no token in its graph")

@@ -96,9 +96,9 @@ class DraftWeights:
 def _unfit(draft: int) -> str:
     """Return why this model cannot be a draft model; "" if it can."""
     if C.llama_model_has_encoder(draft) or not C.llama_model_has_decoder(draft):
-        return "only a decoder model can guess"
+        return "only a decoder model can draft"
     if C.llama_model_is_recurrent(draft) or C.llama_model_is_hybrid(draft):
-        return "its memory can't forget a wrong guess (a recurrent or hybrid model)"
+        return "its memory can't roll back rejected draft tokens (a recurrent or hybrid model)"
     return ""
 
 

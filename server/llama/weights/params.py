@@ -66,10 +66,10 @@ def override_array(native: LoadParams, files: ModelFiles) -> "ctypes.Array[_Over
     if not wanted:
         return None
     check_buffer_types([each.buffer_type for each in wanted])
-    known, processor, used = buffer_types(), processor_buffer_type(), used_devices(native)
+    known, cpu, used = buffer_types(), processor_buffer_type(), used_devices(native)
     for each in wanted:
         device, pointer = known[each.buffer_type]
-        if pointer != processor and device not in used:
+        if pointer != cpu and device not in used:
             raise ValueError(f"'{each.buffer_type}' belongs to {device.name}, which is not among the model's devices")
     _refuse_lookups(wanted, tensor_names(files))
     entries = [_Override(each.pattern.encode(), known[each.buffer_type][1]) for each in wanted]
@@ -98,7 +98,7 @@ def _refuse_lookups(wanted: list[TensorOverride], names: list[str]) -> None:
         first = next((each for each in wanted if compiled(each.pattern).search(name)), None)
         if first is not None and first.buffer_type != "CPU":
             raise ValueError(
-                f"'{first.pattern}' puts {name} on {first.buffer_type}, and it must stay on the processor; "
+                f"'{first.pattern}' puts {name} on {first.buffer_type}, and it must stay on the CPU; "
                 f"write {name}=CPU before it"
             )
 

@@ -77,7 +77,7 @@ def test_layers_for_the_gpu_are_said_to_be_ignored_without_one(
     assert "n_gpu_layers is ignored, device is none" in caplog.text
 
 
-@pytest.mark.parametrize(("name", "problem"), [("CUDA77", "is no device"), ("CPU", "is the processor")])
+@pytest.mark.parametrize(("name", "problem"), [("CUDA77", "is no device"), ("CPU", "is the CPU")])
 def test_a_device_that_cannot_be_is_named(tiny_path: Path, name: str, problem: str) -> None:
     with pytest.raises(ModelFailed, match=f"device: '{name}' {problem}"):
         load(tiny_path, devices=((name,),))

@@ -98,7 +98,7 @@ def test_layers_that_a_device_has_no_room_for_stay_on_the_processor() -> None:
         room(CUDA0=6).ample, Machine("CUDA0")(replace(choice.native, n_gpu_layers=choice.native.n_gpu_layers + 1))
     )
     assert choice.native.n_ctx == 4096
-    assert "of 9 layers on the processor: the devices have no more room" in choice.notes[-1]
+    assert "of 9 layers on the CPU: the devices have no more room" in choice.notes[-1]
 
 
 def test_experts_leave_a_device_before_layers_do() -> None:

@@ -88,7 +88,7 @@ def test_several_instances_divide_the_cores(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_an_instance_without_a_processor_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: {0, 1})
-    with pytest.raises(ModelFailed, match="an instance has no processor, there are only 0, 1"):
+    with pytest.raises(ModelFailed, match="an instance has no CPU, there are only 0, 1"):
         threads.bound(spec({0, 1}, {2, 3}))
 
 

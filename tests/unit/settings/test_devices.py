@@ -87,7 +87,7 @@ def test_a_list_of_the_yaml_is_a_set_for_each_instance(tmp_path: Path) -> None:
     ("flag", "device", "problem"),
     [
         ("-dev", "CUDA77", "'CUDA77' is no device of this machine and build; "),
-        ("-dev", "cpu", "'cpu' is the processor, to which nothing is offloaded; "),
+        ("-dev", "cpu", "'cpu' is the CPU, to which nothing is offloaded; "),
         ("-mmdev", "CUDA77", "'CUDA77' is no device of this machine and build; "),
         ("-devd", "CUDA77", "'CUDA77' is no device of this machine and build; "),
         ("-ot", "x=VRAM", "'VRAM' is no buffer type of this machine and build; known: CPU"),
