@@ -18,7 +18,7 @@ from server.engine.lora import AdapterSet, adapter_set, default_set, rescaled
 from server.engine.media import Spans
 from server.engine.params import EngineParams
 from server.engine.prefix.blocks import BlockReport, Blocks, HeldText
-from server.engine.request import Adapters, Bounds, Event, Failed, Request, Sink
+from server.engine.request import BATCH_PRIORITY, Adapters, Bounds, Event, Failed, Request, Sink
 from server.engine.routing import route
 from server.engine.runner_api import Runner
 from server.engine.schedule.queue import ModelQueue, admits
@@ -170,6 +170,9 @@ class Engine(Instances[Instance]):
         if self._queue.add(ticket):
             self._idle.clear()
             self._wake_all()
+            if request.priority < BATCH_PRIORITY:
+                for instance in self._instances:
+                    instance.runner.interrupt()
         else:  # the requested instance has failed
             gone: list[Event] = [Failed(has_failed(self._instances[ticket.instance].failure))]
             self._loop.call_soon(sink, gone)

@@ -16,14 +16,14 @@ from server.engine.prefix.find import origin_of
 from server.engine.request import FinishReason, Progress
 from server.engine.runner_api import Runner
 from server.engine.schedule.queue import ModelQueue
-from server.engine.schedule.scheduler import Scheduler, TokenRun, batches
+from server.engine.schedule.scheduler import Scheduler, TokenRun, batches, is_batch
 from server.engine.sequence import Phase, Sequence, Slot
 from server.engine.speculate.speculation import speculation
 from server.engine.step.faults import Faults
 from server.engine.step.mailbox import Command, Mailbox
 from server.engine.step.requests import Requests
 from server.engine.step.snapshots import SnapshotPublisher
-from server.errors import CONTAINED, ContextExceeded, LlamapoolError, ShuttingDown
+from server.errors import CONTAINED, ContextExceeded, Interrupted, LlamapoolError, ShuttingDown
 
 log = logging.getLogger(__name__)
 
@@ -195,7 +195,11 @@ class Instance(StepThread):
             self.runner.use_adapters(entries[0].sequence.next_adapters)
             if self.params.backend_sampling:
                 self._next_tokens.choose_places(entries)
-            decoded = self.runner.decode(entries)
+            decoded = self._decoded_by_runner(entries)
+        except Interrupted:
+            for entry in entries:  # what it left in the cells is planned again
+                self.cells.truncate(entry.sequence.held, entry.at)
+            return False
         except CONTAINED as error:
             self._faults.recover(entries, error)
             return False
@@ -210,6 +214,17 @@ class Instance(StepThread):
         if self.params.check_integrity:
             self.scheduler.check_integrity()
         return all_stay
+
+    def _decoded_by_runner(self, entries: list[TokenRun]) -> bool:
+        """Decode. A live request interrupts a step that prefills batch requests, so that it does not wait for it."""
+        prefills = [entry.sequence for entry in entries if entry.sequence.phase is Phase.PREFILL]
+        if not (self.runner.info.can_cut and prefills and is_batch(prefills[0])):
+            return self.runner.decode(entries)
+        self.runner.interruptible(wanted=True)
+        try:
+            return self.runner.decode(entries)
+        finally:
+            self.runner.interruptible(wanted=False)
 
     def _take_results(self, entries: list[TokenRun], seconds: float) -> bool:
         """Commit the decoded `entries` and sample their next tokens. Return False if all cells had to be wiped."""

@@ -9,9 +9,10 @@ import numpy as np
 from server.engine.lora import Adapter
 from server.engine.request import Adapters, SamplingParams, TokenLogprob
 from server.engine.runner_api import BatchEntry, RunnerInfo
-from server.errors import InternalError, NotNumbers
+from server.errors import InternalError, Interrupted, NotNumbers
 from server.llama.context.batch import Batch
 from server.llama.context.draft_runner import LlamaDraftRunner
+from server.llama.context.interruption import Interruption
 from server.llama.context.mtp import LlamaMtpHeads
 from server.llama.context.sequences import Sequences
 from server.llama.context.thread_pools import ThreadPools
@@ -28,6 +29,7 @@ from server.llama.vocab import LlamaVocab
 # a chain over more candidates takes longer than getting the GIL back: let other threads run meanwhile
 _HOLD_GIL_UP_TO = 1 << 16
 _ADAPTER = ctypes.POINTER(ctypes.c_void_p)  # the bindings' type of a llama_adapter_lora
+_ABORTED = 2  # status of llama_decode
 _LOWEST = -3.4028234663852886e38  # what llama-server prints for a probability of 0
 
 
@@ -79,6 +81,7 @@ class LlamaRunner:
         self._parallel = ParallelSampling(vocab.n_tokens)
         self._graph = GraphSampling(lambda: self._context)
         self._scratch = np.empty(vocab.n_tokens, np.float32)
+        self._stop = Interruption(context)
         self._rows: Logits | None = None  # of the last decode, once somebody has asked for any
         self._seen = (0, 0, np.empty((0, 0), np.float32))  # where such were last, how many, and the view of them
 
@@ -139,10 +142,20 @@ class LlamaRunner:
         self._sequences.decoded(status)
         if status == 1:
             return False
+        if status == _ABORTED:
+            raise Interrupted
         if status != 0:
             raise InternalError(f"llama_decode returned {status}: {reason(errors, 'no reason given')}")
         self._outputs = outputs
         return True
+
+    def interruptible(self, *, wanted: bool) -> None:
+        """Let `interrupt` end a decode early from now on, or no longer."""
+        self._stop.allow(wanted=wanted)
+
+    def interrupt(self) -> None:
+        """End an interruptible decode early. Thread-safe."""
+        self._stop.request()
 
     def sampler(self, params: SamplingParams, prompt: Sequence[int]) -> NativeSampler:
         """A new chain that has seen the prompt's tokens. Raises `InvalidRequest` for impossible parameters."""

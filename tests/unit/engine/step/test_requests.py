@@ -2,9 +2,13 @@
 
 import asyncio
 import math
+import threading
+from collections.abc import Sequence
 from typing import Any
 
 from server.engine.params import EngineParams
+from server.engine.request import BATCH_PRIORITY
+from server.engine.runner_api import BatchEntry
 from server.engine.schedule.queue import MAX_BYPASSES, REPLY_CELLS, ModelQueue
 from server.engine.schedule.scheduler import Scheduler
 from server.engine.sequence import Ticket
@@ -14,7 +18,8 @@ from server.engine.step.requests import Requests
 from server.engine.step.snapshots import SnapshotPublisher
 from server.errors import InternalError
 from tests.support.fakes import FakeRunner
-from tests.unit.engine.builders import request
+from tests.unit.engine.builders import Reply, alone, engine_over, request, run
+from tests.unit.engine.events import events_of
 
 NOW = (0.0, 0.0)
 
@@ -174,3 +179,28 @@ async def test_an_instance_that_is_alone_takes_everybody_as_they_came() -> None:
     for ticket in asked:
         queue.left(ticket)
     assert (queue.n_load, queue.open, dict(queue._held)) == (0, {}, {})
+
+
+async def test_a_live_request_interrupts_the_prefill_of_a_batch_request() -> None:
+    """The step that it arrives in is planned again, with the live prompt alone."""
+    arrived, submitted = threading.Event(), threading.Event()
+
+    def on_decode(entries: Sequence[BatchEntry]) -> None:
+        if not arrived.is_set():
+            arrived.set()
+            assert submitted.wait(100)
+
+    runner = FakeRunner(n_seq=2, n_ctx_seq=512, n_batch=256, on_decode=on_decode)
+    async with engine_over(runner, gather_ms=0.0) as engine:
+        batch = asyncio.ensure_future(run(engine, request("b" * 100, priority=BATCH_PRIORITY)))
+        await asyncio.to_thread(arrived.wait, 100)
+        live = request("a live one")
+        reply = Reply()
+        async with events_of(engine, live) as stream:
+            submitted.set()
+            async for events in stream:
+                reply.add(events)
+        (other,) = await batch
+    assert (reply.text, other.text) == (alone(live), alone(request("b" * 100)))
+    ((_, n_tokens),) = runner.batches[0]
+    assert n_tokens == len(live.prompt), "it waited for the batch"
