@@ -93,9 +93,6 @@ def written(schema: object, what: str) -> Written:
     if '"oneOf"' in text and (rewriter.narrowed or "oneOf constraints" in _problem(text)):
         rewriter = Rewriter(plain, what, document.places, exclusive=True)
         rewritten = _rewritten(rewriter, what)
-        if _problem(_text(rewritten)).startswith("Unsatisfiable"):
-            rewriter = Rewriter(plain, what, document.places, exclusive=True, named=True)
-            rewritten = _rewritten(rewriter, what)
     unique = UniquePlaces(rewritten, rewriter.unique) if rewriter.unique else None
     # Runs after the search for overlaps: closed branches overlap less than the client's.
     return Written(_text(_closed_document(rewritten)), unique, rewriter.narrowed)
@@ -365,10 +362,11 @@ def _patterns_in(error: str, schema: object) -> Iterator[tuple[str, str]]:
     quoted = error.replace("\\/", "/").replace("\\w", "[0-9a-zA-Z_]").replace("\\d", "[0-9]")
     for place, value in _places(schema):
         if isinstance(value, dict):
-            named = value.get("patternProperties")
+            named, own = value.get("patternProperties"), value.get("pattern")
             patterns = dict.fromkeys(named if isinstance(named, dict) else (), "patternProperties")
-            for pattern, keyword in {value.get("pattern"): "pattern", **patterns}.items():
-                if isinstance(pattern, str) and pattern and _as_quoted(pattern) in quoted:
+            patterns |= {own: "pattern"} if isinstance(own, str) else {}  # "pattern" may be a property's name
+            for pattern, keyword in patterns.items():
+                if pattern and _as_quoted(pattern) in quoted:
                     yield keyword, place
 
 

@@ -6,14 +6,12 @@ values.
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import islice
 from typing import Any
 
 from server.structured.grammar.schema.keywords import Schema, kind_of
 
 MAX_DEPTH = 12  # references and nested schemas of one proof
 MAX_PAIRS = 20_000  # of schemas that are held against each other in one document
-MAX_NAMES = 8  # number of properties that distinguish branches
 _AS_A_PAIR = 50  # names or values that are looked at count as much as a pair
 _EVERY = frozenset(["array", "boolean", "null", "number", "object", "string"])
 _COUNTS = {
@@ -43,12 +41,6 @@ class Disjointness:
         if self._values_differ(ones, others) or all(self._apart(kind, ones, others, depth) for kind in types):
             return True
         return self._cases_apart(ones, other, depth) or self._cases_apart(others, one, depth)
-
-    def names_apart(self, one: Schema, other: Schema) -> list[str]:
-        """Properties that `one` lists, and that no object has which matches `other`; at most `MAX_NAMES`."""
-        listed = dict.fromkeys(name for part in self._parts(one) for name in part.get("properties", ()))
-        apart = (name for name in listed if self.of({"type": "object", "required": [name]}, other))
-        return list(islice(apart, MAX_NAMES))
 
     def _parts(self, schema: Schema) -> list[dict[str, Any]]:
         """Return all schemas that a value must match: the schema, its references and its `allOf`. False is left out."""

@@ -1,14 +1,13 @@
 """The negation of a schema as a schema, for `not`, `if` and `oneOf`.
 
 If it can't be expressed in full, it is stricter: everything that matches the negation is invalid for the schema, but
-the negation of a keyword that has none here (`format`, `items`, ...) is missing.
+the negation of a keyword that has none here (`pattern`, `format`, `items`, ...) is missing.
 """
 
 from collections.abc import Callable, Mapping
 from itertools import pairwise
 from typing import Any
 
-from server.structured.grammar.schema.complement import Complements
 from server.structured.grammar.schema.keywords import Schema, kind_of
 from server.structured.grammar.schema.language import MAX_WORD, none_of
 
@@ -21,9 +20,8 @@ _APART = ("array", "boolean", "null", "number", "object", "string")  # every val
 class Negations:
     """Negates schemas of one document. ``definitions``: targets of references, by the full reference."""
 
-    def __init__(self, definitions: Mapping[str, Schema], complements: Complements) -> None:
+    def __init__(self, definitions: Mapping[str, Schema]) -> None:
         self._definitions = definitions
-        self._complements = complements
         self._left = MAX_PARTS
 
     def of(self, schema: Schema, depth: int = 0) -> Schema:
@@ -41,9 +39,6 @@ class Negations:
         for key, value in schema.items():
             if key == "$ref":
                 found.append(negate(self._definitions[value]))
-            elif key == "pattern":
-                others = self._complements.of(value)
-                found += [{"type": "string", "pattern": others}] if others else []
             elif key in _NEGATIONS:
                 found += _NEGATIONS[key](value, negate)
         return any_of(found)

@@ -10,18 +10,14 @@ from itertools import combinations
 from typing import Any
 
 from server.errors import InvalidRequest
-from server.structured.grammar.schema.complement import Complements
 from server.structured.grammar.schema.disjoint import Disjointness
 from server.structured.grammar.schema.document import unenforceable
 from server.structured.grammar.schema.formats import FORMATS
-from server.structured.grammar.schema.joined import Joined
 from server.structured.grammar.schema.keywords import LISTS, MAPS, SINGLE, Schema
-from server.structured.grammar.schema.language import split_look_aheads
 from server.structured.grammar.schema.negation import Negations, any_of
 from server.structured.grammar.unique.places import MARK
 
 MAX_SCHEMAS = 40_000  # of the document as it is rewritten
-MAX_EXCLUDED = 60_000  # characters of all that look-aheads of the document become
 MAX_ALTERNATIVES = 64  # that one keyword may become
 _NO_MORE = {"additionalProperties": False}
 
@@ -45,29 +41,22 @@ class Rewriter:
     ``exclusive``: the branches of every `oneOf` are made to exclude each other, for those that llguidance can't tell
     apart, and where a branch was ``narrowed``: less than it allows is written, so that the others would get more. It
     holds the first place and keyword of which that may be so.
-    ``named``: branches may also be told apart by properties that only one of them has; that makes them much larger.
     ``unique``: the first place where the items of an array must differ.
     """
 
-    def __init__(
-        self, root: Mapping[str, Any], what: str, places: Mapping[str, str], *, exclusive: bool, named: bool = False
-    ) -> None:
+    def __init__(self, root: Mapping[str, Any], what: str, places: Mapping[str, str], *, exclusive: bool) -> None:
         self._what = what
         self._places = places
         self._exclusive = exclusive
-        self._named = named
         self._root = {key: value for key, value in root.items() if key != "$defs"}
         defs = root.get("$defs", {})
         self._definitions: dict[str, Schema] = {"#": self._root} | {f"#/$defs/{name}": d for name, d in defs.items()}
         self._defs = defs
-        self._complements = Complements()
-        self._negations = Negations(self._definitions, self._complements)
+        self._negations = Negations(self._definitions)
         self._disjoint = Disjointness(self._definitions)
-        self._joined = Joined(self._definitions)
         self._fractions = frozenset(map(math.floor, _fractions(root)))
         self._left = MAX_SCHEMAS
         self.narrowed = ""
-        self._n_excluded = 0
         self.unique = ""
 
     def rewritten(self) -> dict[str, Any]:
@@ -83,7 +72,6 @@ class Rewriter:
         self._left -= 1
         if self._left < 0:
             raise InvalidRequest(f"{self._what} is too large once its conditions are written out", self._what)
-        self._joined.check(schema, place)
         own = dict(schema)
         more: list[Schema] = []
         for rewrite in (
@@ -211,18 +199,8 @@ class Rewriter:
             self.unique = self.unique or place
         return []
 
-    def _text(self, own: dict[str, Any], place: str) -> list[Schema]:
-        more: list[Schema] = [{"pattern": each} for each in FORMATS.get(own.pop("format", ""), ())]
-        split = split_look_aheads(own.get("pattern", ""), self._complements)
-        if split is None:
-            return more
-        self._n_excluded += sum(map(len, split[1:]))
-        if self._n_excluded > MAX_EXCLUDED:  # the pattern stays, and llguidance refuses it
-            return more
-        if not own["pattern"].startswith("^"):
-            self.narrowed = self.narrowed or f"{place}: the keyword 'pattern'"
-        own["pattern"] = split[0]
-        return [*more, *({"pattern": each} for each in split[1:])]
+    def _text(self, own: dict[str, Any], _: str) -> list[Schema]:
+        return [{"pattern": each} for each in FORMATS.get(own.pop("format", ""), ())]
 
     def _numbers(self, own: dict[str, Any], place: str) -> list[Schema]:
         """llguidance's numbers are doubles: longer ones are refused, and bounds moved inwards to the next double."""
@@ -261,16 +239,11 @@ class Rewriter:
         refused = {n: self._negations.of(branches[n]) for n, others in overlaps.items() if others}
         kept = []
         for n, branch in enumerate(branches):
-            others = [any_of([refused[m], *self._marks(branch, branches[m])]) for m in overlaps[n]]
+            others = [refused[m] for m in overlaps[n]]
             if False in others:
                 raise self._overlaps(place)
             kept.append({"allOf": [branch, *others]} if others else branch)
         return [any_of(kept)]
-
-    def _marks(self, branch: Schema, other: Schema) -> list[Schema]:
-        """Objects of one branch that another refuses, since it does not have one of their properties."""
-        names = self._disjoint.names_apart(branch, other) if self._named else ()
-        return [{"type": "object", "required": [name]} for name in names]
 
     def _overlaps(self, place: str) -> InvalidRequest:
         return InvalidRequest(f"{place}: 'oneOf' whose branches may overlap cannot be enforced, use 'anyOf'", place)

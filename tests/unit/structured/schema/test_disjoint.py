@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
-from server.structured.grammar.schema.disjoint import MAX_NAMES, Disjointness
+from server.structured.grammar.schema.disjoint import Disjointness
 
 REFERENCE = {"type": "object", "required": ["$ref"], "properties": {"$ref": {"type": "string"}}}
 CLOSED = {
@@ -62,16 +62,6 @@ def test_what_has_nothing_in_common_is_found(one: Any, other: Any) -> None:
 def test_what_may_have_something_in_common_is_not_said_to_be_apart(one: Any, other: Any) -> None:
     assert not Disjointness({}).of(one, other)
     assert not Disjointness({}).of(other, one)
-
-
-def test_properties_that_only_one_has() -> None:
-    disjoint = Disjointness({"#/$defs/x": {"properties": {"d": {}}}})
-    several = {"properties": {"name": {}, "b": {}, "x-c": {}}, "allOf": [{"$ref": "#/$defs/x"}]}
-    assert disjoint.names_apart(several, CLOSED) == ["b", "d"]
-    assert disjoint.names_apart(CLOSED, several) == []
-    assert disjoint.names_apart(True, CLOSED) == []
-    many: dict[str, Any] = {"properties": {f"n{n}": {} for n in range(100)}}
-    assert len(disjoint.names_apart(many, CLOSED)) == MAX_NAMES
 
 
 def test_references_in_a_circle_are_not_followed_for_ever() -> None:

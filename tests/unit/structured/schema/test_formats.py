@@ -6,7 +6,6 @@ import warnings
 import pytest
 from jsonschema import Draft202012Validator
 
-from server.errors import InvalidRequest
 from server.structured.grammar.schema.formats import FORMATS
 from tests.unit.structured.builders import BYTES, WORDS, WordVocab, matches, walk
 
@@ -121,12 +120,6 @@ def test_an_email_may_have_a_pattern_and_a_length_of_its_own() -> None:
         "minLength": 3,
     }
     assert [_takes(schema, text) for text in ("joe@example.com", "joe@example")] == [True, False]
-
-
-def test_formats_count_as_patterns_of_one_text() -> None:
-    patterns = [{"pattern": f"^a{n}"} for n in range(12)]
-    with pytest.raises(InvalidRequest, match="more than 12 patterns of one text cannot be enforced"):
-        BYTES.json_schema({"allOf": [*patterns, {"format": "regex"}]})
 
 
 @pytest.mark.parametrize("name", ["password", "int32", "color", "", "Date"])
