@@ -70,4 +70,4 @@ BY_NAME = {tool_format.name: tool_format for tool_format in FORMATS}
 
 def recognised(source: str, name: str = "auto") -> ToolFormat:
     """Return the format of that name; for auto the first one that matches the template's source, or `GENERIC`."""
-    return BY_NAME.get(name) or next((tool_format for tool_format in FORMATS if tool_format.speaks(source)), GENERIC)
+    return BY_NAME.get(name) or next((tool_format for tool_format in FORMATS if tool_format.matches(source)), GENERIC)

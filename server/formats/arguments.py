@@ -15,7 +15,7 @@ import pydantic_core
 
 
 def object_of(text: str) -> dict[str, Any]:
-    """The object."""
+    """Return the arguments as an object."""
     if not text.strip():
         return {}
     value: Any
@@ -64,7 +64,7 @@ def _as_member(text: str) -> str:
 _SPACES = re.compile(r"[ \t\n\r]*+")
 _SCALAR = re.compile(r'[^ \t\n\r,:"\[\]{}]*+')
 _SCALARS = re.compile(r"true|false|null|-?(?:0|[1-9]\d*+)(?:\.\d++)?(?:[eE][+-]?\d++)?")
-_NO_NUMBERS = ("NaN", "Infinity", "-Infinity")  # Python's, which JSON has no words for
+_NO_NUMBERS = ("NaN", "Infinity", "-Infinity")  # Python's, which JSON does not have
 _PAIR = r"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
 _CHARACTERS = re.compile(
     rf'(?:[^"\\\x00-\x1f\ud800-\udfff]++|\\["\\/bfnrt]|\\u(?![dD][89a-fA-F])[0-9a-fA-F]{{4}}|{_PAIR})*+'
@@ -117,7 +117,7 @@ class ObjectStream:
         self.is_cut = False
         self._texts: list[str] = []
         self._unread = ""
-        self._held = ""  # was parsed, and is sent with the next text
+        self._pending = ""  # was parsed, and is sent with the next text
         self._open = ""  # open brackets, from the outside in
         self._next = _Next.ROOT
         self._is_empty = True  # no member was sent
@@ -143,15 +143,15 @@ class ObjectStream:
         if self._next is _Next.ROOT:
             return _json(object_of(text), text)
         if not self._broken and self._next is _Next.NOTHING:
-            return self._held
+            return self._pending
         if not self._broken and _may_continue(text):
             self.is_cut = True
-            return self._held + self._unread
+            return self._pending + self._unread
         closing = "".join(_CLOSING[each] for each in reversed(self._open[1:]))
         return f"{closing}{'' if self._is_empty else ','}{_as_member(text)[1:]}"
 
     def _read(self, text: str, at: int, sent: list[str]) -> int:
-        """Read one thing; to where. Raises `_NotJson`."""
+        """Read one token and return its end. Raises `_NotJson`."""
         if self._next is _Next.CHARACTERS:
             return self._characters(text, at, sent)
         start, at = at, _end(_SPACES, text, at)
@@ -175,7 +175,7 @@ class ObjectStream:
                 self._next, end = (_Next.KEY if self._open[-1] == "{" else _Next.VALUE), at + 1
             case _:
                 raise _NotJson
-        self._held += text[start:end]
+        self._pending += text[start:end]
         return end
 
     @staticmethod
@@ -206,7 +206,7 @@ class ObjectStream:
         if text[at] != _CLOSING[self._open[-1]]:
             raise _NotJson
         if len(self._open) == 1:  # more may follow, which would not be JSON
-            self._held += text[start : at + 1]
+            self._pending += text[start : at + 1]
             self._next = _Next.NOTHING
             return at + 1
         self._open, self._next = self._open[:-1], _Next.COMMA
@@ -225,8 +225,8 @@ class ObjectStream:
         return self._send(text[start:at] + word, end, sent)
 
     def _send(self, text: str, end: int, sent: list[str]) -> int:
-        sent.append(self._held + text)
-        self._held = ""
+        sent.append(self._pending + text)
+        self._pending = ""
         return end
 
 

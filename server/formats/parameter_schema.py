@@ -20,14 +20,14 @@ _TEXT_KEYWORDS = ("not", "if", "allOf")
 
 
 def object_schema(function: Mapping[str, Any]) -> dict[str, Any]:
-    """The schema of the arguments, which are an object."""
+    """Return the schema of the arguments, which are an object."""
     schema = function.get("parameters") or {}
-    spoken = any(key in schema for key in ("type", "$ref", "anyOf", "oneOf", "allOf"))
-    return {**schema} if spoken else {"type": "object", **schema}
+    has_type = any(key in schema for key in ("type", "$ref", "anyOf", "oneOf", "allOf"))
+    return {**schema} if has_type else {"type": "object", **schema}
 
 
 def properties_of(schema: Mapping[str, Any]) -> dict[str, tuple[Any, bool]]:
-    """Each parameter's schema, and whether it must be there."""
+    """Return each parameter's schema, and whether it is required."""
     named = schema.get("properties") or {}
     required = [*schema.get("required", ())]
     others: dict[str, Any] = {key: {} for key in required if key not in named}
@@ -35,7 +35,7 @@ def properties_of(schema: Mapping[str, Any]) -> dict[str, tuple[Any, bool]]:
 
 
 def others_of(schema: Mapping[str, Any]) -> Any:
-    """The schema of further parameters. One that lists its own and is silent about others has none, as in llama-server
+    """Return the schema of further parameters; False if the schema only lists its own, as in llama-server
     (common/json-schema.cpp, build_object).
     """
     return schema.get("additionalProperties", "properties" not in schema)
@@ -54,7 +54,7 @@ def names_in_markup(schema: Mapping[str, Any], *, never: str = "") -> dict[str, 
 
 
 def not_a_name(key: str) -> InvalidRequest:
-    """That a parameter can't be called so in the notation of a model."""
+    """Return the error of a parameter name that a model's notation can't contain."""
     return InvalidRequest(f"tools: a parameter of the name {key[:64]!r} can't be enforced", "tools")
 
 
@@ -99,7 +99,7 @@ def referred(schema: Any, root: Mapping[str, Any]) -> Any:
 
 
 def values_of(schema: Any) -> list[Any] | None:
-    """The only values that it lets pass; None where they are not listed."""
+    """Return the allowed values; None if the schema does not list them."""
     if not isinstance(schema, Mapping):
         return None
     if "const" in schema:
@@ -109,7 +109,7 @@ def values_of(schema: Any) -> list[Any] | None:
 
 
 def kind_of(value: Any) -> str:
-    """The JSON type of a value."""
+    """Return the JSON type of a value."""
     match value:
         case None:
             return "null"
@@ -127,7 +127,7 @@ def kind_of(value: Any) -> str:
 
 
 def text_limits(schema: Mapping[str, Any]) -> list[str]:
-    """Regexes that the text matches as a whole."""
+    """Return regexes that the whole text matches."""
     keyword = next((key for key in _TEXT_KEYWORDS if key in schema), None)
     if keyword is not None:
         raise InvalidRequest(f"tools: the keyword '{keyword}' of a text cannot be enforced in a tool call", "tools")
@@ -140,7 +140,7 @@ def text_limits(schema: Mapping[str, Any]) -> list[str]:
 
 
 def _whole(pattern: str) -> str:
-    """A pattern that is searched for, as one of the whole text."""
+    """Convert a pattern that is searched to one that matches the whole text."""
     begins, ends = pattern.startswith("^"), pattern.endswith("$") and not pattern.endswith("\\$")
     inner = pattern[begins : len(pattern) - ends]
     if "|" in inner and (begins or ends) and not re.fullmatch(r"\((?:[^()\\]|\\.)*\)[^|]*", inner):

@@ -35,7 +35,7 @@ _SCHEMA = {
 }
 TOOL = {"type": "function", "function": {"name": NAME, "description": "d", "parameters": _SCHEMA}}
 """The tool in the prompts of a `Render`."""
-_SAID = "I look it up."
+_TEXT = "I look it up."
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +48,7 @@ class RenderedTurn:
 
 
 def recognise(render: Render, source: str, name: str, *, shows_tools: bool, shows_calls: bool) -> ChatFormat:
-    """How a model with that template writes: in the format of that name, for auto in the one that the template's
-    renderings and its source show."""
+    """Return the chat format of that name; for auto the one that the template's renderings and source show."""
     tags, named = reasoning_tags_of(source), has_reasoning_tags(source)
 
     def chat_format(tool_format: ToolFormat, tool_call_syntax: ToolCallSyntax, doubt: str = "") -> ChatFormat:
@@ -77,7 +76,7 @@ def rendered_turns(render: Render) -> list[RenderedTurn]:
     user = {"role": "user", "content": "hi"}
     without, asked = render([user], False), render([user], True)
     made = []
-    for calls, text in (([ARGUMENTS], ""), ([ARGUMENTS, _OTHER], _SAID)):
+    for calls, text in (([ARGUMENTS], ""), ([ARGUMENTS, _OTHER], _TEXT)):
         whole = render([user, _assistant(calls, text), *_results(len(calls))], False)
         opening = asked[n_common(without, asked) :] if asked and whole.startswith(asked) else ""
         turn = whole[n_common(asked if opening else without, whole) :]
@@ -87,13 +86,13 @@ def rendered_turns(render: Render) -> list[RenderedTurn]:
 
 
 def by_rendering(forms: Sequence[ToolFormat], turns: Sequence[RenderedTurn], source: str) -> ToolFormat | None:
-    """The format of these that gives the calls of the turns back; None where none does."""
+    """Return the format whose parser returns the calls of the turns; None if there is none."""
     best: tuple[tuple[bool | int, ...], ToolFormat] | None = None
     for tool_format in forms:
         n_read = sum(_reads(tool_format, turn, source) for turn in turns)
         if not n_read:
             continue
-        rank = (_writes(tool_format, turns[0].text), n_read, tool_format.speaks(source), not tool_format.framed)
+        rank = (_writes(tool_format, turns[0].text), n_read, tool_format.matches(source), not tool_format.framed)
         if best is None or rank > best[0]:
             best = rank, tool_format
     return None if best is None else best[1]
@@ -139,6 +138,6 @@ def _results(n_calls: int) -> list[TemplateMessage]:
 
 
 def n_common(one: str, other: str) -> int:
-    """How many characters both begin with."""
+    """Return the length of the common prefix."""
     n_both = min(len(one), len(other))
     return next((n for n in range(n_both) if one[n] != other[n]), n_both)

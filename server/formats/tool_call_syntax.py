@@ -17,7 +17,7 @@ TOOL_NAME = re.compile(r"[\w.:/\-]+")
 
 @dataclass(frozen=True, slots=True)
 class JsonArguments:
-    """Arguments as one JSON object, kept to the schema by ``%json``."""
+    """Arguments as one JSON object."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ Arguments = JsonArguments | Parameters | Keywords | Braces | Elements
 
 @dataclass(frozen=True, slots=True)
 class WholeJson:
-    """Forced calls are one JSON value: under the key ``list_key`` a list of calls, without one a single call."""
+    """Forced calls as one JSON value: a list of calls under the key ``list_key``, or a single call without it."""
 
     arguments: str
     list_key: str = ""
@@ -121,7 +121,7 @@ class ToolCallSyntax:
 
 
 def _pattern(markup: Markup, space: str) -> str:
-    """A regex of that markup; "" for `space` leaves its own."""
+    """Return a regex of the markup; `space` "" keeps its white space."""
     found = []
     for part in parts(markup):
         if isinstance(part, re.Pattern):
@@ -132,7 +132,7 @@ def _pattern(markup: Markup, space: str) -> str:
 
 
 def parts(markup: Markup) -> tuple["str | re.Pattern[str]", ...]:
-    """Markup as a tuple."""
+    """Return markup as a tuple."""
     return (markup,) if isinstance(markup, str) else markup
 
 

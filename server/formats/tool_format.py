@@ -42,23 +42,23 @@ class ToolFormat:
     id_length: int = 32
     variants: tuple[tuple[str, ToolCallSyntax], ...] = ()
 
-    def speaks(self, source: str) -> bool:
-        """Whether a template with that source uses this format."""
+    def matches(self, source: str) -> bool:
+        """Return whether a template with that source uses this format."""
         return any(all(sign in source for sign in group) for group in self.recognised_by)
 
     @property
     def call_forms(self) -> tuple[ToolCallSyntax, ...]:
-        """All ways to write calls."""
+        """Return the syntax of calls and its variants."""
         return self.forced, *(form for _, form in self.variants)
 
     @property
     def openings(self) -> tuple[str, ...]:
-        """Markup that opens calls anywhere in a text."""
+        """Return the markup that opens calls at any position."""
         found = (text for form in self.call_forms for text, at_start in form.all_triggers if text and not at_start)
         return tuple(dict.fromkeys((*found, *self.also_opened_by)))
 
     def tool_call_syntax(self, source: str) -> ToolCallSyntax:
-        """How a model with a template of that source writes its calls."""
+        """Return the syntax of calls for a template with that source."""
         return next((form for sign, form in self.variants if sign in source), self.forced)
 
     def lead(self, source: str) -> str:
@@ -84,7 +84,7 @@ class ToolFormat:
         return ReasoningParser(inner, tags, opened, closed, how=how, openings=openings, parse=self.parse)
 
     def _primer(self, generation_prompt: str) -> str:
-        """The part of the assistant's turn that the prompt has begun."""
+        """Return the start of the assistant's turn in the prompt."""
         if not self.turn_start:
             begun = (generation_prompt.rfind(lead.strip()) for lead in self.leads)
             return generation_prompt[at:] if (at := max(begun, default=-1)) >= 0 else ""

@@ -1,4 +1,4 @@
-"""Example calls in a format's syntax, for models whose template has none."""
+"""Writes calls in a format's syntax, for templates without tools and as examples."""
 
 import json
 import re
@@ -19,7 +19,7 @@ from server.formats.tool_call_syntax import (
 
 
 def calls_text(form: ToolCallSyntax, calls: Sequence[tuple[str, str]]) -> str:
-    """Calls from names and arguments (JSON). Ids and the like are counted."""
+    """Return calls from names and arguments (JSON). Ids and counters are numbered."""
     after_name = form.after_name[0]
     shown = (
         f"{_marked(form.before, n)}{name}{_marked(after_name, n)}{_arguments(form.arguments, given)}{form.after}"
@@ -29,7 +29,7 @@ def calls_text(form: ToolCallSyntax, calls: Sequence[tuple[str, str]]) -> str:
 
 
 def _arguments(form: Arguments, text: str) -> str:
-    """Arguments in that notation; those that are no JSON object as they are."""
+    """Return arguments in that notation, or unchanged if they are no JSON object."""
     try:
         given = json.loads(text)
     except (ValueError, RecursionError):
@@ -40,7 +40,7 @@ def _arguments(form: Arguments, text: str) -> str:
         case Keywords():
             return ", ".join(f"{key}={value!r}" for key, value in given.items()) + form.end
         case Braces():
-            return _braced(given, form.quote)
+            return braced(given, form.quote)
         case Elements():
             return _members(given, form.prefix) + form.end
         case Parameters():
@@ -53,14 +53,15 @@ def _parameter(form: Parameters, key: str, value: Any) -> str:
     return f"{form.before}{key}{_marked(opening, 0)}{value if text else _json(value)}{form.after}{form.joint}"
 
 
-def _braced(value: Any, quote: str) -> str:
+def braced(value: Any, quote: str) -> str:
+    """Return a value in the notation of `Braces`."""
     match value:
         case str():
             return f"{quote}{value}{quote}"
         case list():
-            return "[" + ",".join(_braced(part, quote) for part in value) + "]"
+            return "[" + ",".join(braced(part, quote) for part in value) + "]"
         case Mapping():
-            return "{" + ",".join(f"{key}:{_braced(part, quote)}" for key, part in value.items()) + "}"
+            return "{" + ",".join(f"{key}:{braced(part, quote)}" for key, part in value.items()) + "}"
     return _json(value)
 
 

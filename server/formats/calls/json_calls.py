@@ -1,4 +1,4 @@
-"""Calls as JSON objects with a name and arguments, with any markup around them: the syntax of most formats.
+"""Parses calls whose arguments are JSON objects: with the name in the same object, or in the markup before it.
 
 The name is streamed when it is complete, then the arguments as they are generated. Keys may be in any order, and the
 arguments may be an object or a string that contains one.
@@ -28,7 +28,7 @@ class JsonCalls:
     bare: bool = False
 
     def parse(self, turn: StreamParser) -> Steps[None]:
-        """A format's generator."""
+        """Parse an output."""
         if self.bare and (yield from turn.begins_with("{")):
             yield from turn.attempt("", self.calls(turn, strict=True), doubtful=True)
         if self.openings:
@@ -100,7 +100,7 @@ def json_or(json_calls: JsonCalls, other: Parse) -> Parse:
 
 
 def call_object(turn: StreamParser, *, strict: bool = False) -> Steps[None]:
-    """One call. ``strict`` gives up at the first key that calls don't have. Raises `NotMarkup`."""
+    """Parse a call. ``strict``: reject the first key that calls don't have. Raises `NotMarkup`."""
     yield from turn.expect("{")
     name, arguments, begun = "", "", False
     while not (yield from _object_ends(turn, begun)):
@@ -146,10 +146,7 @@ def call_object(turn: StreamParser, *, strict: bool = False) -> Steps[None]:
 
 
 def json_arguments(turn: StreamParser, name: str, call_id: str = "") -> Steps[None]:
-    """A call whose name is known already: its arguments follow as an object, or as null for none.
-
-    Raises `NotMarkup` when they don't.
-    """
+    """Parse the arguments of a call: an object, or null for none. Raises `NotMarkup` for other text."""
     yield from turn.spaces()
     absent = (yield from turn.take("null")) if name.strip() else ""
     if not name.strip() or (not absent and (yield from turn.peek()) != "{"):
@@ -163,7 +160,7 @@ def json_arguments(turn: StreamParser, name: str, call_id: str = "") -> Steps[No
 
 
 def _object_ends(turn: StreamParser, begun: bool) -> Steps[bool]:
-    """Whether the object ends here; one that was begun ends with the first thing that is no key."""
+    """Return whether the object ends here; after `begun` calls, text that is no key ends it as well."""
     yield from turn.spaces()
     if (yield from turn.take("}")):
         return True
@@ -173,15 +170,15 @@ def _object_ends(turn: StreamParser, begun: bool) -> Steps[bool]:
 
 
 def _as_object(text: str) -> str:
-    """Arguments that came as a string hold their JSON text; null and nothing are no arguments."""
+    """Return arguments as an object. A string contains their JSON text; null and "" mean no arguments."""
     if text[:1] == "{":
         return text
     try:
-        held = json.loads(text)
+        value = json.loads(text)
     except (ValueError, RecursionError):
         raise NotMarkup from None
-    if held is None:
+    if value is None:
         return "{}"
-    if not isinstance(held, str):
+    if not isinstance(value, str):
         raise NotMarkup
-    return json_text.encodable(held) if held.strip() not in ("", "null") else "{}"
+    return json_text.encodable(value) if value.strip() not in ("", "null") else "{}"

@@ -1,4 +1,4 @@
-"""JSON values of the output, streamed as they are generated.
+"""Parses JSON values of an output while they are generated.
 
 Values are not validated: the arguments reach the client unchanged. Only raw control characters in strings (mostly
 newlines), which JSON forbids and models generate, are escaped.
@@ -93,5 +93,5 @@ def escaped(text: str) -> str:
 
 
 def encodable(text: str) -> str:
-    """Without the lone surrogates that escapes can make, which UTF-8 cannot carry."""
+    """Replace lone surrogates, which escapes can create and UTF-8 can't encode."""
     return text.encode(errors="replace").decode()

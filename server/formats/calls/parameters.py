@@ -169,7 +169,7 @@ def _as_it_is(text: str) -> str:
 
 
 def _from_python(text: str) -> str:
-    """A Python literal as JSON, ``{'a': True}``, which templates teach where they print values as they are."""
+    """Return a Python literal such as ``{'a': True}`` as JSON: some templates show values as Python prints them."""
     if text[:1] not in ("{", "[", "("):
         return {"True": "true", "False": "false", "None": "null"}.get(text, "")
     parts: list[str] = []
@@ -182,7 +182,7 @@ def _from_python(text: str) -> str:
 
 
 def _kind(text: str) -> str:
-    """The type of a JSON text; "" when it is none."""
+    """Return the type of a JSON text; "" if it is no JSON."""
     try:
         return kind_of(json.loads(text, parse_constant=_refused))
     except (ValueError, RecursionError):

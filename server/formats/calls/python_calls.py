@@ -1,4 +1,4 @@
-"""Calls as Python writes them, turned into JSON as they come::
+"""Parses Python calls and converts them to JSON incrementally::
 
     get_weather(city='Paris', days=3, units=["C", 'F'], exact=True)
 
@@ -41,7 +41,7 @@ def calls(turn: StreamParser) -> Steps[None]:
 
 
 def call(turn: StreamParser) -> Steps[None]:
-    """One call of a function that is known. Raises `NotMarkup`."""
+    """Parse a call of a known function. Raises `NotMarkup`."""
     name = yield from turn.match(TOOL_NAME)
     if not turn.knows(name):
         raise NotMarkup
@@ -119,7 +119,7 @@ def _items(reader: Reader, emit: Emit, opening: str, depth: int) -> Steps[None]:
 
 
 def _key(reader: Reader, emit: Emit) -> Steps[None]:
-    """A key of a dict, in quotes in any case."""
+    """Emit a key of a dict with quotes."""
     if (yield from reader.peek()) in ("'", '"'):
         yield from _string(reader, emit)
     else:

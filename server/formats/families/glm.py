@@ -22,7 +22,7 @@ class GlmCalls:
     sections: bool = False
 
     def tag(self, name: str) -> str:
-        """A tag with its prefix and suffix."""
+        """Return a tag with its prefix and suffix."""
         return f"<{'/' if name[0] == '/' else ''}{self.prefix}{name.removeprefix('/')}{self.suffix}>"
 
     def form(self, *, section: bool, line: str = "\n") -> ToolCallSyntax:

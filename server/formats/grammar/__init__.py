@@ -1,5 +1,4 @@
-"""Calls that a model must write, as Lark in llguidance's dialect: `call_grammar` makes it of a `tool_call_syntax`.
+"""Grammars of calls, as Lark in llguidance's dialect: `call_grammar` creates them from a `tool_call_syntax`.
 
-`argument_rules` has the rules of arguments, `nested_rules` those in notations that are not JSON; `lark_text` writes
-rules.
+`argument_rules` has the rules of arguments, `nested_rules` those of nested notations; `lark_text` writes rules.
 """

@@ -1,5 +1,4 @@
-"""Grammar rules of a call's arguments, in each way that formats write them; also of a function whose one parameter is a
-text that a client's grammar describes."""
+"""Creates grammar rules of a call's arguments, also for functions whose one parameter has a client's grammar."""
 
 import json
 import re
@@ -23,7 +22,7 @@ from server.formats.parameter_schema import (
 from server.formats.tool_call_syntax import Arguments, Braces, Elements, JsonArguments, Keywords, Parameters
 from server.structured.text_grammar import TextGrammar
 
-_KEY = "/[A-Za-z_][A-Za-z0-9_.\\-]*/"
+KEY = "/[A-Za-z_][A-Za-z0-9_.\\-]*/"
 _IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
 _PYTHON_STRING = r"/'([^'\\\n\r]|\\[nrt'\"\\])*'/"
 _NOT_ONE_BY_ONE = (
@@ -103,7 +102,7 @@ def _json_list(schema: Mapping[str, Any], root: Mapping[str, Any], text: LarkTex
 
 
 def _has_independent_items(schema: Mapping[str, Any]) -> bool:
-    """Whether it is a list of objects that can be written in any order."""
+    """Return whether it is a list of objects whose members may be in any order."""
     if schema.get("type") != "array" or not _PLAIN_LIST.issuperset(schema):
         return False
     least, most = schema.get("minItems", 0), schema.get("maxItems")
@@ -125,7 +124,7 @@ def _has_independent_members(schema: Mapping[str, Any]) -> bool:
 
 
 def _refers_to_definitions(schema: Any) -> bool:
-    """Whether all references lead to the definitions of the whole."""
+    """Return whether all references lead to the definitions of the root."""
     if isinstance(schema, list):
         return all(map(_refers_to_definitions, schema))
     if not isinstance(schema, Mapping):
@@ -139,12 +138,12 @@ def _refers_to_definitions(schema: Any) -> bool:
 
 
 def _one_by_one(schema: Mapping[str, Any], text: LarkText, form: Parameters) -> str:
-    """The parameters; any where the schema names none."""
+    """Return the rule of the parameters; any parameters if the schema has none."""
     found = names_in_markup(schema)
     end = text.literal(form.end)
     more = others_of(schema)
     if not found and more is not False:
-        one = _parameter(_KEY, {} if more is True else more, schema, text, form)
+        one = _parameter(KEY, {} if more is True else more, schema, text, form)
         return text.rule(f"({one})* {end}")
     elements = [
         (_parameter(text.literal(key), part, schema, text, form), needed) for key, (part, needed) in found.items()
@@ -174,7 +173,7 @@ def _typed(schema: Any, root: Mapping[str, Any], text: LarkText, form: Parameter
 
 
 def json_rule(schema: Any, root: Mapping[str, Any], text: LarkText) -> str:
-    """A value as JSON; references lead into the parameters that it is one of."""
+    """Return the rule of a value as JSON; its references lead into the definitions of `root`."""
     if not isinstance(schema, Mapping):
         return text.rule(f"%json {json.dumps(schema if isinstance(schema, bool) else {})}")
     written = json.dumps({key: part for key, part in schema.items() if key not in _REMARKS})
@@ -185,7 +184,7 @@ def json_rule(schema: Any, root: Mapping[str, Any], text: LarkText) -> str:
 
 
 def _keywords(schema: Mapping[str, Any], text: LarkText, form: Keywords) -> str:
-    """Keyword arguments, with commas between those that are there."""
+    """Return the rule of keyword arguments, separated by commas."""
     found = properties_of(schema)
     rules = []
     for key, (value, needed) in found.items():
@@ -194,13 +193,13 @@ def _keywords(schema: Mapping[str, Any], text: LarkText, form: Keywords) -> str:
         rules.append((text.rule(f"{text.literal(key + '=')} {_literal(value, schema, text)}"), needed))
     end = text.literal(form.end)
     if not rules and others_of(schema) is not False:
-        one = text.rule(f'{_KEY} "=" {_literal({}, schema, text)}')
+        one = text.rule(f'{KEY} "=" {_literal({}, schema, text)}')
         return text.rule(f'({one} (", " {one})*)? {end}')
     return text.in_any_order(rules, end, '", "')
 
 
 def _literal(schema: Any, root: Mapping[str, Any], text: LarkText) -> str:
-    """A value as JSON, or as Python writes the simple ones."""
+    """Return the rule of a value as JSON; booleans and plain strings may also be Python's."""
     types = types_of(schema, root)
     schema = referred(schema, root)
     rule = json_rule(schema, root, text)
@@ -217,7 +216,7 @@ INPUT = "input"
 
 
 def text_argument_rule(arguments: Arguments, grammar: TextGrammar, text: LarkText) -> str:
-    """The rule of the arguments. Raises `InvalidRequest` for a grammar that can't be enforced there."""
+    """Return the rule of the arguments. Raises `InvalidRequest` for a grammar that can't be enforced there."""
     match arguments:
         case JsonArguments():
             return text.rule(f'/\\{{[ \\n]?"{INPUT}":[ ]?"/ {grammar.in_json()} /"[ \\n]?\\}}/')

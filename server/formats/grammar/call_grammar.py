@@ -180,7 +180,7 @@ def _written(name: str, form: ToolCallSyntax) -> str:
         return json.dumps(name, ensure_ascii=False)[1:-1]
     if not TOOL_NAME.fullmatch(name):
         raise InvalidRequest(
-            f"tools: the name {name[:64]!r} can't stand in a tool call of this model, whose names have letters, digits "
+            f"tools: the name {name[:64]!r} can't be used in a tool call of this model: names have letters, digits "
             "and _ . : - /",
             "tools",
         )
@@ -221,5 +221,5 @@ def moved(schema: Any, place: str) -> Any:
 
 
 def loosened(function: Function) -> Function:
-    """The function with parameters that may be anything; a text that a grammar describes stays so."""
+    """Return the function with unconstrained parameters; a parameter's own grammar is kept."""
     return {**function, "parameters": {"type": "object"}}

@@ -1,4 +1,4 @@
-"""Lark text that is written rule by rule, with control tokens by their ids."""
+"""Writes Lark text rule by rule, with control tokens by their ids."""
 
 import json
 import re
@@ -8,14 +8,14 @@ from server.formats.tool_call_syntax import Markup, parts
 from server.structured.text_grammar import TextGrammar
 
 ControlToken = Callable[[str], int | None]
-"""The id of the control token with that text, which a grammar must name by its id; None where it is plain text."""
+"""Returns the id of the control token with that text, which a grammar must name by its id; None for plain text."""
 
 MAX_UNORDERED = 64
 ANY_TEXT = "(?s:.*)"
 
 
 class LarkText:
-    """Rules and terminals; equal ones are written once. ``tags`` are texts that may be control tokens."""
+    """Collects rules and terminals without duplicates. ``tags`` are texts that may be control tokens."""
 
     def __init__(self, control: ControlToken | None = None, tags: Sequence[str] = ()) -> None:
         self._lines: dict[str, str] = {}
@@ -32,15 +32,15 @@ class LarkText:
         return {tag: token for tag, token in found.items() if token is not None}
 
     def rule(self, body: str) -> str:
-        """The name of a rule with that body."""
+        """Return the name of a rule with that body."""
         return self._named(body, "r")
 
     def terminal(self, body: str) -> str:
-        """The name of a terminal with that body."""
+        """Return the name of a terminal with that body."""
         return self._named(body, "T")
 
     def reserved(self) -> str:
-        """The name of a rule that is to be defined, and may be used before."""
+        """Return the name of a rule that `define` defines later, so that it can be recursive."""
         self._n_reserved += 1
         return f"l{self._n_reserved}"
 
@@ -85,7 +85,7 @@ class LarkText:
         return first
 
     def held_text_until(self, grammar: TextGrammar, end: str, *, never: Sequence[str] = ()) -> str:
-        """`text_until` for a text of that grammar."""
+        """Return a rule like `text_until` for a text of that grammar."""
         first, *rest = self._pieces(end)
         if not first.startswith('"'):  # a control token, which no text contains
             return f"{grammar.up_to('', never)} {self.literal(end)}"
@@ -93,16 +93,16 @@ class LarkText:
         return f"{grammar.up_to(json.loads(first), forbidden)} {self.literal(end)}"
 
     def whole(self, start: str) -> str:
-        """The grammar with that `start`."""
+        """Return the grammar with that `start`."""
         lines = (f"{name}: {body}\n" for body, name in self._lines.items())
         return "".join([f"start: {start}\n", *lines, *self._loops])
 
     def literal(self, text: str) -> str:
-        """Exactly that text."""
+        """Return the rule of exactly that text."""
         return " ".join(self._pieces(text)) or '""'
 
     def markup(self, markup: Markup, *, without: str = "") -> str:
-        """Markup, less the text that it begins with and that is there already."""
+        """Return the rule of markup, without the prefix `without`."""
         found = []
         for part in parts(markup):
             found.append(
@@ -137,5 +137,5 @@ class LarkText:
 
 
 def escaped(text: str) -> str:
-    """Text inside a regex between slashes."""
+    """Escape text for a regex between slashes."""
     return "".join(f"\\x{{{ord(char):x}}}" if not char.isalnum() or ord(char) > 127 else char for char in text)

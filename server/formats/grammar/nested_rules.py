@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from server.errors import InvalidRequest
-from server.formats.grammar.argument_rules import json_rule
+from server.formats.grammar.argument_rules import KEY, json_rule
 from server.formats.grammar.lark_text import LarkText
 from server.formats.parameter_schema import (
     names_in_markup,
@@ -22,8 +22,8 @@ from server.formats.parameter_schema import (
 )
 from server.formats.parsing.stream_parser import Schema
 from server.formats.tool_call_syntax import Braces, Elements
+from server.formats.written import braced
 
-_KEY = "/[A-Za-z_][A-Za-z0-9_.\\-]*/"
 _REFUSED = (
     *("oneOf", "allOf", "not", "if", "patternProperties", "propertyNames", "minProperties", "maxProperties"),
     *("dependentRequired", "dependentSchemas", "dependencies", "unevaluatedProperties", "unevaluatedItems"),
@@ -43,7 +43,7 @@ def nested_rule(form: Braces | Elements, function: Mapping[str, Any], text: Lark
 
 
 class _Nested(ABC):
-    """``end``: the end of the whole value."""
+    """Converts a schema to rules of one notation. ``end``: the markup after the whole value."""
 
     end = ""
 
@@ -89,11 +89,11 @@ class _Nested(ABC):
 
     @abstractmethod
     def anything(self, end: str) -> str:
-        """A value of any type."""
+        """Return the rule of a value of any type and its `end`."""
 
     @abstractmethod
     def literal(self, value: Any) -> str:
-        """That value."""
+        """Return the rule of exactly that value."""
 
     def _kind(self, kind: str, schema: Schema, end: str) -> str:
         if kind == "string":
@@ -115,7 +115,7 @@ class _Nested(ABC):
     def _object(self, schema: Schema, end: str) -> str: ...
 
     def _members(self, schema: Schema) -> list[tuple[str, Any, bool]]:
-        """Key, value and whether it must be there."""
+        """Return each property's name and schema, and whether it is required."""
         found = names_in_markup(schema, never=":")
         return [(key, value, needed) for key, (value, needed) in found.items()]
 
@@ -146,28 +146,15 @@ class _InBraces(_Nested):
         self._quote = form.quote
 
     def anything(self, end: str) -> str:
-        def make() -> str:
-            kinds = (self._kind(kind, {}, "") for kind in _KINDS)
-            return self._one_of([*kinds])
-
-        return f"{self._looped('', make, '')} {self._text.literal(end)}"
+        rule = self._looped("", lambda: self._one_of([self._kind(kind, {}, "") for kind in _KINDS]), "")
+        return f"{rule} {self._text.literal(end)}"
 
     def literal(self, value: Any) -> str:
-        return self._text.literal(self._shown(value))
-
-    def _shown(self, value: Any) -> str:
-        match value:
-            case str():
-                return f"{self._quote}{value}{self._quote}"
-            case list():
-                return "[" + ",".join(map(self._shown, value)) + "]"
-            case Mapping():
-                return "{" + ",".join(f"{key}:{self._shown(part)}" for key, part in value.items()) + "}"
-        return json.dumps(value)
+        return self._text.literal(braced(value, self._quote))
 
     def _string(self, schema: Schema, end: str) -> str:
-        said = self._text.text_until(self._quote, *text_limits(schema), empty=not schema.get("minLength"))
-        return f"{self._text.literal(self._quote)} {said} {self._text.literal(end)}"
+        text = self._text.text_until(self._quote, *text_limits(schema), empty=not schema.get("minLength"))
+        return f"{self._text.literal(self._quote)} {text} {self._text.literal(end)}"
 
     def _array(self, schema: Schema, end: str) -> str:
         least, most = self._bounds(schema)
@@ -187,14 +174,14 @@ class _InBraces(_Nested):
         ]
         others = others_of(schema)
         if not members and others is not False:
-            one = text.rule(f'{_KEY} ":" {self.value(others, "")}')
+            one = text.rule(f'{KEY} ":" {self.value(others, "")}')
             return f'"{{" ({one} ("," {one})*)? {closing}'
         listed = text.in_any_order(members, closing, '","')
         return f'"{{" {listed}'
 
 
 class _InElements(_Nested):
-    """``]<]minimax[>[<city>Paris]<]minimax[>[</city>``; the schema tells objects from lists, and text from numbers."""
+    """``]<]minimax[>[<city>Paris]<]minimax[>[</city>``; the schema distinguishes objects, lists, text and numbers."""
 
     def __init__(self, form: Elements, root: Schema, text: LarkText) -> None:
         super().__init__(root, text)

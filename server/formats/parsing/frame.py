@@ -22,7 +22,7 @@ class Frame:
     sections: tuple[str, ...] = ()
 
     def parse(self, turn: StreamParser) -> Steps[None]:
-        """A format's generator."""
+        """Parse an output."""
         opening, closing = self.tags
         calls = tuple(self.calls) if turn.how.callable else ()
         opened = (*self.sections, *calls) if turn.how.callable else ()
@@ -44,14 +44,14 @@ class Frame:
 
 @dataclass(frozen=True, slots=True)
 class AnswerTags:
-    """The tags, and white space at their insides, mean nothing where an answer begins with the opening one."""
+    """Drops the tags of an answer, and the white space inside of them, if it begins with the opening tag."""
 
     opening: str
     closing: str
     calls: JsonCalls
 
     def parse(self, turn: StreamParser) -> Steps[None]:
-        """A format's generator."""
+        """Parse an output."""
         turn.mark()
         yield from turn.spaces()
         framed = yield from turn.take(self.opening)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True, slots=True)
 class ContentText:
-    """Text for the reader."""
+    """Text for the user."""
 
     text: str
 
@@ -38,7 +38,7 @@ Piece = ContentText | Reasoning | ToolCallBegin | ToolCallArguments
 
 
 def joined(pieces: list[Piece]) -> list[Piece]:
-    """With neighbours of a kind as one piece."""
+    """Join adjacent pieces of the same type."""
     if len(pieces) < 2:
         return pieces
     runs: list[list[Piece]] = []

@@ -30,7 +30,7 @@ TAGS = (
     ("[unused16]", "[unused17]"),
 )
 _BUILT = {
-    # Tags that a template composes or shares with others, by a text that only that template has.
+    # Tags that a template composes or shares with others, by a text that only that template contains.
     ":opensource": TAGS[6],
     "<|channel|>analysis<|message|>": ("<|channel|>analysis<|message|>", "<|end|>"),
     "<|end_of_msg|>": ("<|open|>think<|sep|>", "<|close|>think<|sep|>"),
@@ -42,7 +42,7 @@ _BUILT = {
 
 
 def reasoning_tags_of(source: str) -> tuple[str, str]:
-    """The tags that the template speaks of; ``<think>`` when it names none."""
+    """Return the reasoning tags in the template's source, by default ``<think>``."""
     return _named(source) or TAGS[0]
 
 
@@ -64,7 +64,7 @@ def _named(source: str) -> tuple[str, str] | None:
 
 
 class OutputParser(Protocol):
-    """Reads one choice's text."""
+    """Parses one choice's text."""
 
     def feed(self, text: str) -> list[Piece]:
         """Add a chunk and return the pieces that can't change any more."""
@@ -75,7 +75,7 @@ class OutputParser(Protocol):
 
 @dataclass(slots=True)
 class PlainParser:
-    """Everything is content."""
+    """Emits all text as content."""
 
     def feed(self, text: str) -> list[Piece]:
         return [ContentText(text)] if text else []

@@ -78,7 +78,7 @@ class StreamParser(Reader):
     _has_content: bool = False
 
     def content(self, text: str) -> None:
-        """Text for the reader of the message."""
+        """Emit content."""
         if not self.how.forced:
             self._show(text)
 
@@ -168,16 +168,16 @@ class StreamParser(Reader):
         return written
 
     def arguments(self, text: str) -> None:
-        """JSON text of the call that was begun last."""
+        """Emit JSON text of the current call's arguments."""
         if text:
             self._write(ToolCallArguments(self.n_calls - 1, text))
 
     def drop_spaces(self) -> None:
-        """White space at the end of the content so far is none."""
+        """Drop the white space at the end of the content so far."""
         self._spaces.clear()
 
     def knows(self, name: str) -> bool:
-        """Whether a function may have that name."""
+        """Return whether a function may have that name."""
         return bool(name) and (name in self.how.functions or not self.how.functions)
 
     def begins_with(self, *characters: str) -> Steps[bool]:
@@ -188,7 +188,7 @@ class StreamParser(Reader):
         return (yield from self.peek()) in characters
 
     def content_until(self, *markers: str) -> Steps[str]:
-        """Everything up to one of the markers is content, except further reasoning; the marker."""
+        """Emit content up to one of the markers and return the marker; further reasoning is emitted as such."""
         if self.later is None:
             return (yield from self.until(markers, self.content))
         opening, closing = self.later.tags
@@ -208,7 +208,7 @@ class StreamParser(Reader):
                 yield from self.spaces()
 
     def reasoning_until(self, *markers: str) -> Steps[str]:
-        """Everything up to one of the markers is reasoning; also half a marker, where the text is cut off."""
+        """Emit reasoning up to one of the markers and return the marker; a truncated marker is reasoning as well."""
         try:
             return (yield from self.until(markers, self.reasoning))
         except EndOfText:
@@ -305,7 +305,7 @@ class StreamParser(Reader):
 
 
 def answer(turn: StreamParser) -> Steps[None]:
-    """The generator of a format without calls: all is content."""
+    """Parse an output without calls: all text is content."""
     while True:
         yield from turn.content_until()
 

@@ -1,4 +1,4 @@
-"""Recorded outputs of formats with markup of their own around thoughts and content."""
+"""Recorded outputs of formats with markup of their own around reasoning and content."""
 
 from tests.unit.formats.samples import _INVOKE, FULL, PARIS, ROME, TWO, WEATHER, Recorded, invoke, whole_turn
 

@@ -32,7 +32,7 @@ PARIS, ROME = '{"city": "Paris"}', '{"city": "Rome"}'
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """``sign``: what the template shows of thoughts. ``prompt``: how the prompt begins the assistant's turn."""
+    """``sign``: what the template shows of reasoning. ``prompt``: how the prompt begins the assistant's turn."""
 
     format: str
     text: str

@@ -28,8 +28,10 @@ def as_text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def elements(before: str, behind: str, after: str, given: list[tuple[str, Any]]) -> str:
-    return "".join(f"{before}{key}{behind.format(key)}{as_text(value)}{after.format(key)}" for key, value in given)
+def elements(before: str, before_value: str, after: str, given: list[tuple[str, Any]]) -> str:
+    return "".join(
+        f"{before}{key}{before_value.format(key)}{as_text(value)}{after.format(key)}" for key, value in given
+    )
 
 
 def members(given: list[tuple[str, Any]]) -> str:

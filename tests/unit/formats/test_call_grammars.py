@@ -137,7 +137,7 @@ def test_a_named_function_is_the_only_one_and_called_once(name: str, sign: str) 
 
 
 @pytest.mark.parametrize(("name", "sign"), VARIANTS)
-def test_behind_each_trigger_only_a_call_that_fits_can_come(name: str, sign: str) -> None:
+def test_after_each_trigger_only_a_call_that_fits_is_allowed(name: str, sign: str) -> None:
     functions = [tool["function"] for tool in TOOLS]
     found = template(name, sign).chat_format().call_triggers(functions, parallel=True)
     assert found
@@ -156,10 +156,10 @@ def test_a_muse_call_is_addressed_to_a_function() -> None:
 
 
 @pytest.mark.parametrize("header", ["<|channel|>commentary to=functions.step_all", " to=functions.step_all"])
-@pytest.mark.parametrize("behind", ["<|channel|>commentary json", " <|constrain|>json", ""])
-def test_a_forced_harmony_call_may_name_its_recipient_first(header: str, behind: str) -> None:
+@pytest.mark.parametrize("after", ["<|channel|>commentary json", " <|constrain|>json", ""])
+def test_a_forced_harmony_call_may_name_its_recipient_first(header: str, after: str) -> None:
     lark = forced_call_grammar(template("harmony"), TOOLS, name="", parallel=True)
-    text = f"{header}{behind}<|message|>{{}}"
+    text = f"{header}{after}<|message|>{{}}"
     assert takes(WORDS.lark(lark), text)
     assert check("harmony", text) == 1
 

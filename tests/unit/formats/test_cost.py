@@ -55,7 +55,7 @@ def check(made: OutputParser, filler: str = "x") -> None:
 
 
 @pytest.mark.parametrize(("recorded", "place"), PLACES, ids=lambda value: getattr(value, "format", value))
-def test_long_content_thoughts_and_arguments_cost_the_same_for_each_character(recorded: Recorded, place: str) -> None:
+def test_long_content_reasoning_and_arguments_cost_the_same_for_each_character(recorded: Recorded, place: str) -> None:
     made = parser(recorded.format, sign=recorded.sign, prompt=recorded.prompt)
     made.feed(recorded.text[: recorded.text.index(place) + 2])
     check(made)
@@ -106,7 +106,7 @@ LONG = {
 
 @pytest.mark.parametrize("form", LONG)
 @pytest.mark.parametrize("value", ['"v"', "'v'"])
-def test_arguments_that_come_all_at_once_cost_in_proportion(
+def test_arguments_that_come_in_one_piece_cost_in_proportion(
     form: str, value: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if form == "hermes" and value == "'v'":

@@ -18,13 +18,13 @@ N_DOUBTFUL = 3
 """Characters of markup that may as well be text."""
 STEP = 5
 NO_ADAPTERS = ("llama3", "generic", "pythonic", "gemma3", "xlam", "glm4")
-"""Formats whose calls may begin as an answer does, which is known behind the function's name."""
+"""Formats whose calls may begin as an answer does, which is known after the function's name."""
 
 
-def cut(made: OutputParser, text: str, *, at_once: bool) -> Read:
+def cut(made: OutputParser, text: str, *, in_one_piece: bool) -> Read:
     """The message of a text that a limit has ended."""
     found = Read()
-    for piece in (text,) if at_once else text:
+    for piece in (text,) if in_one_piece else text:
         found.take(made.feed(piece))
     found.take(made.finish(cut=True))
     return found
@@ -41,7 +41,7 @@ def test_a_forced_call_never_shows_its_markup(name: str, sign: str) -> None:
             reasoning_format="none" if n % 3 else "auto",
             forced=True,
         )
-        found = cut(made, text[:n], at_once=n % 2 == 0)
+        found = cut(made, text[:n], in_one_piece=n % 2 == 0)
         assert not found.content, text[:n]
 
 
@@ -49,7 +49,7 @@ def test_a_forced_call_never_shows_its_markup(name: str, sign: str) -> None:
 def test_neither_does_a_call_that_a_model_has_begun(recorded: Recorded) -> None:
     for n in range(0, len(recorded.text), STEP):
         made = parser(recorded.format, sign=recorded.sign, prompt=recorded.prompt)
-        found = cut(made, recorded.text[:n], at_once=n % 2 == 0)
+        found = cut(made, recorded.text[:n], in_one_piece=n % 2 == 0)
         said = found.content.strip()
         if recorded.content.startswith(said):
             continue
@@ -65,32 +65,32 @@ def test_neither_does_a_call_that_a_model_has_begun(recorded: Recorded) -> None:
 
 @pytest.mark.parametrize("written", ["look at <tool", "look at <tool_call", "[x] <thi", "<thin", "  <tool_cal"])
 def test_half_a_marker_is_text_where_the_reply_is_cut(written: str) -> None:
-    for at_once in (False, True):
-        assert cut(parser("hermes"), written, at_once=at_once).content == written
-        thought = cut(parser("hermes", sign="</think>"), f"<think>{written.strip()}</thi", at_once=at_once)
+    for in_one_piece in (False, True):
+        assert cut(parser("hermes"), written, in_one_piece=in_one_piece).content == written
+        thought = cut(parser("hermes", sign="</think>"), f"<think>{written.strip()}</thi", in_one_piece=in_one_piece)
         assert (thought.reasoning, thought.content) == (f"{written.strip()}</thi", "")
 
 
-def test_thoughts_stay_where_they_are_with_a_forced_call_behind_them() -> None:
+def test_reasoning_before_a_forced_call_stays_where_it_is() -> None:
     chat_format = template("hermes").chat_format()
     said = "<think>Hm, a <tool_call>.</think>\n<tool_call>\n{"
-    for reasoning_format, content, thoughts in (
+    for reasoning_format, content, reasoning in (
         ("auto", "", "Hm, a <tool_call>."),
         ("none", "<think>Hm, a <tool_call>.</think>", ""),
     ):
         made = chat_format.parser(functions_of(TOOLS), reasoning_format=reasoning_format, forced=True)
-        found = cut(made, said, at_once=False)
-        assert (found.content.strip(), found.reasoning, found.calls) == (content, thoughts, [])
+        found = cut(made, said, in_one_piece=False)
+        assert (found.content.strip(), found.reasoning, found.calls) == (content, reasoning, [])
 
 
 @pytest.mark.parametrize("recorded", CALLS, ids=lambda recorded: recorded.format)
-@pytest.mark.parametrize("at_once", [True, False])
-def test_half_a_marker_after_a_complete_call_is_content(recorded: Recorded, at_once: bool) -> None:
+@pytest.mark.parametrize("in_one_piece", [True, False])
+def test_half_a_marker_after_a_complete_call_is_content(recorded: Recorded, in_one_piece: bool) -> None:
     """The client pays for these tokens, and no call has begun."""
 
     def found(after: str) -> tuple[list[tuple[str, str]], str]:
         made = parser(recorded.format, sign=recorded.sign, prompt=recorded.prompt)
-        message = cut(made, recorded.text + after, at_once=at_once)
+        message = cut(made, recorded.text + after, in_one_piece=in_one_piece)
         return message.calls, "".join(message.content.split())
 
     calls, content = found("")
@@ -102,6 +102,6 @@ def test_half_a_marker_after_a_complete_call_is_content(recorded: Recorded, at_o
 
 @pytest.mark.parametrize("text", ["1 <", "a [T", "> ", "a < b", "<tool_cal> is a tag", "`<tool_call>`, they say"])
 def test_what_a_model_ends_itself_and_what_is_no_markup_is_content(text: str) -> None:
-    assert cut(parser("hermes"), text, at_once=False).content.strip() == text.strip() or "<tool_call>" in text
+    assert cut(parser("hermes"), text, in_one_piece=False).content.strip() == text.strip() or "<tool_call>" in text
     made = parser("hermes")
     assert "".join(piece.text for piece in [*made.feed(text), *made.finish()]) == text  # type: ignore[union-attr]

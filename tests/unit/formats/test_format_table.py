@@ -12,5 +12,5 @@ def test_the_page_of_formats_is_up_to_date() -> None:
 
 
 @pytest.mark.parametrize("form", FORMATS, ids=lambda form: form.name)
-def test_each_format_is_told_of_with_the_raw_text(form: ToolFormat) -> None:
+def test_each_format_is_described_with_the_raw_text(form: ToolFormat) -> None:
     assert "get_weather" in descriptions()[form.name].partition("::\n\n")[2]

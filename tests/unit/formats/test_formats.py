@@ -95,7 +95,7 @@ def test_only_the_first_call_counts_without_parallel_calls(recorded: Recorded) -
 
 
 @pytest.mark.parametrize("recorded", RECORDED, ids=lambda recorded: recorded.format)
-def test_thoughts_are_not_lost_where_they_stay_in_the_content(recorded: Recorded) -> None:
+def test_reasoning_is_not_lost_where_it_stays_in_the_content(recorded: Recorded) -> None:
     found = parse(recorded, reasoning_format="none")
     assert not found.reasoning
     assert recorded.reasoning in found.content

@@ -36,7 +36,7 @@ def gemma(arguments: str) -> str:
 
 
 def minimax(elements: str) -> str:
-    """Each tag of `elements` behind the namespace token."""
+    """Each tag of `elements` after the namespace token."""
     inside = elements.replace("<", f"{NS}<")
     return f'{NS}<tool_call>\n{NS}<invoke name="f">{inside}{NS}</invoke>\n{NS}</tool_call>'
 

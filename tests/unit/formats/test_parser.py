@@ -95,12 +95,12 @@ def test_text_that_is_no_call_is_not_lost(text: str, data: st.DataObject) -> Non
     assert parse(text, list(cuts))["content"] == text
 
 
-def test_thoughts_that_the_prompt_opened() -> None:
+def test_reasoning_that_the_prompt_opened() -> None:
     got = parse("I see\n</think>\n\nYes.", prompt="<|im_start|>assistant\n<think>\n")
     assert got == {"content": "Yes.", "reasoning": "I see", "calls": []}
 
 
-def test_thoughts_that_the_prompt_opened_and_closed_are_over() -> None:
+def test_reasoning_that_the_prompt_opened_and_closed_is_over() -> None:
     got = parse("Yes.", prompt="<|im_start|>assistant\n<think>\n\n</think>\n\n")
     assert got["content"] == "Yes."
 

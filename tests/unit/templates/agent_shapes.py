@@ -55,7 +55,7 @@ def shapes() -> dict[str, Chat]:
         return says("assistant", "", tool_calls=[_call(claude, n()), _call(other, n())])
 
     return {
-        "Claude Code: a system message behind the user's": Chat(
+        "Claude Code: a system message after the user's": Chat(
             (says("system", _parts(n())), says("user", _parts(n(), n())), says("system", n())), TOOLS
         ),
         "Codex: instructions, two developer messages, two of the user": Chat(
@@ -88,7 +88,7 @@ def shapes() -> dict[str, Chat]:
             ),
             TOOLS,
         ),
-        "thoughts in the history": Chat(
+        "reasoning in the history": Chat(
             (
                 says("user", n()),
                 says("assistant", n(), reasoning_content="So.", tool_calls=[_call(codex, n())]),
@@ -149,11 +149,11 @@ def _texts(content: Any) -> Texts:
 
 
 def unshown(messages: Sequence[Message], prompt: str) -> str:
-    """The first text that `prompt` does not show behind the ones before it; "" when all are there.
+    """The first text that `prompt` does not show after the ones before it; "" when all are there.
 
     Reasoning may be left out. Where several calls stand in one message, the result of each may follow it at once. A
-    function's name may stand in front of the arguments or behind them. A template may write the first system message
-    in any place, and the text of a message with calls behind these.
+    function's name may stand before the arguments or after them. A template may write the first system message
+    in any place, and the text of a message with calls after these.
     """
     at = 0
     if messages and messages[0]["role"] in ("system", "developer"):

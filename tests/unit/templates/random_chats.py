@@ -21,7 +21,7 @@ def random_text(random: Random) -> str:
 
 
 def answer(random: Random) -> Message:
-    """The assistant's, with thoughts or without."""
+    """The assistant's, with reasoning or without."""
     message = says("assistant", random_text(random))
     return {**message, "reasoning_content": random_text(random) or "t"} if random.random() < 0.5 else message
 

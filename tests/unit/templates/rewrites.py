@@ -52,10 +52,10 @@ NO_SYSTEM = _names(
     google-gemma-2-2b-it
     """
 )
-"""A system message goes in front of the user's."""
+"""A system message goes before the user's."""
 MOVES_SYSTEM = _names("mistralai-Mistral-Nemo-Instruct-2407")
-"""It writes the system message in front of the last user's text, or not at all, if the user does not speak last; then
-it is written in front of the first."""
+"""It writes the system message before the last user's text, or not at all, if the user does not speak last; then
+it is written before the first."""
 ALTERNATES = _names(
     """
     Mistral-Small-3.2-24B-Instruct-2506 google-gemma-2-2b-it mistralai-Ministral-3-14B-Reasoning-2512

@@ -133,7 +133,7 @@ def test_tools_are_shown_whatever_their_schemas_leave_out(name: str) -> None:
         assert function["name"] in text
 
 
-def test_a_template_that_fails_on_tools_has_them_told_in_a_message() -> None:
+def test_a_template_that_fails_on_tools_has_them_in_a_message() -> None:
     source = (
         "{% for t in tools or [] %}{{ t.function.parameters.properties.a.own.thing }}{{ t | tojson }}{% endfor %}"
         "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
@@ -150,7 +150,7 @@ def test_tools_that_nest_too_deeply_are_named() -> None:
         shown(FIRST_SYSTEM, U, tools=[{"type": "function", "function": {"name": "f", "parameters": deep}}])
 
 
-def test_several_calls_are_told_one_by_one_each_with_the_result_that_names_it() -> None:
+def test_several_calls_are_shown_one_by_one_each_with_the_result_that_names_it() -> None:
     source = CALLS.replace("%s", "{{ raise_exception('one') if m.tool_calls | length > 1 }}{{ c.function.name }}")
     call = CALL["tool_calls"][0]
     both = says("assistant", "", tool_calls=[call, {**call, "id": "c2"}])

@@ -126,6 +126,6 @@ def test_no_text_is_lost(name: str) -> None:
         assert -1 not in places, (read, told[places.index(-1)])
         in_order = [place for text, place in zip(told, places, strict=True) if text != F]
         assert in_order == sorted(in_order)
-        assert prompt.find(E) < prompt.find(F) < prompt.find(K)  # beside the calls, before or behind them
+        assert prompt.find(E) < prompt.find(F) < prompt.find(K)  # beside the calls, before or after them
         for call, result in ((G, P), (H, Q)):
             assert prompt.find(call) < prompt.find(result) < prompt.find(K)

@@ -247,7 +247,7 @@ def test_the_process_knows_the_time_zone_and_no_secret(monkeypatch: pytest.Monke
     renderer.close()
 
 
-def test_no_process_is_left_behind() -> None:
+def test_no_process_is_left_after() -> None:
     renderer = IsolatedRenderer()
     renderer.render("{{ 1 }}", {})
     (worker,) = renderer._processes._idle

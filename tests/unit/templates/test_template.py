@@ -127,7 +127,7 @@ def test_an_effort_that_changes_the_prompt_is_found() -> None:
     ("condition", "kept"),
     [("true", True), ("preserve_thinking", True), ("not clear_thinking", True), ("loop.index > 3", False)],
 )
-def test_thoughts_of_earlier_turns_that_can_be_kept_are_found(condition: str, kept: bool) -> None:
+def test_reasoning_of_earlier_turns_that_can_be_kept_is_found(condition: str, kept: bool) -> None:
     source = (
         "{% for m in messages %}{% if "
         + condition
@@ -183,7 +183,7 @@ def test_a_message_can_be_continued_without_others() -> None:
     assert template(source).render(alone, continue_final_message=True).text == "<assistant>Once"
 
 
-def test_thoughts_are_continued_where_the_template_shows_them() -> None:
+def test_reasoning_is_continued_where_the_template_shows_it() -> None:
     source = "{% for m in messages %}<{{ m.role }}>({{ m.thinking }}){{ m.content }}{% endfor %}"
     message = {"role": "assistant", "content": "", "reasoning_content": "so"}
     rendered = template(source).render([USER, message], continue_final_message="reasoning_content")
@@ -255,7 +255,7 @@ QWEN3 = (
         ({"content": "", "reasoning_content": "so"}, "content", "<think>\nso\n</think>\n\n"),
     ],
 )
-def test_thoughts_of_a_continued_message_are_written_as_the_template_writes_them(
+def test_reasoning_of_a_continued_message_is_written_as_the_template_writes_them(
     message: dict[str, str], wanted: Any, end: str
 ) -> None:
     messages = [USER, {"role": "assistant", **message}]
@@ -265,7 +265,7 @@ def test_thoughts_of_a_continued_message_are_written_as_the_template_writes_them
         assert rendered.generation_prompt == f"<assistant>{end}"
 
 
-def test_thoughts_that_only_the_opening_knows_are_closed_before_content() -> None:
+def test_reasoning_that_only_the_opening_has_is_closed_before_content() -> None:
     source = "{{ messages[0].content }}>{% if add_generation_prompt and enable_thinking %}<think>\\n{% endif %}"
     messages = [USER, {"role": "assistant", "content": "Once"}]
     assert template(source).render(messages, continue_final_message=True).text == "hi><think></think>Once"
@@ -354,7 +354,7 @@ def test_markup_in_a_message_is_text() -> None:
     assert "user\n{{ 1 + 1 }}<|im_end|><|im_end|>" in text
 
 
-def test_a_template_that_takes_thoughts_or_content_of_a_call_gets_both_as_thoughts() -> None:
+def test_a_template_that_takes_reasoning_or_content_of_a_call_gets_both_as_reasoning() -> None:
     call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
     message = {"role": "assistant", "content": "I look.", "reasoning_content": "Hm.", "tool_calls": [call]}
     source = (

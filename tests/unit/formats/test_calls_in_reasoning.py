@@ -1,4 +1,4 @@
-"""Markup of calls in thoughts: only mentioned while the thoughts end some time, calls where they never do."""
+"""Markup of calls in reasoning: only mentioned if the reasoning ends, calls if it never does."""
 
 import json
 from typing import Any
@@ -37,10 +37,10 @@ NOT_MENTIONED = {
     "xlam",
     "glm4",
     "pythonic",
-    "harmony",  # a message of thoughts ends where another begins
+    "harmony",  # a message of reasoning ends where another begins
     "muse",
     "inkling",
-    "functionary-v3.2",  # no thoughts
+    "functionary-v3.2",  # no reasoning
 }
 FORMS = [form.name for form in formats.FORMATS if form.name not in NOT_MENTIONED]
 
@@ -55,7 +55,7 @@ def both_ways(form: str, text: str, opened: str) -> Read:
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("prefilled", [False, True])
-def test_a_call_that_thoughts_mention_is_thought(form: str, prefilled: bool) -> None:
+def test_a_call_that_reasoning_mentions_is_reasoning(form: str, prefilled: bool) -> None:
     recorded = first(form)
     assert recorded is not None
     opening, closing = tags(form)
@@ -68,7 +68,7 @@ def test_a_call_that_thoughts_mention_is_thought(form: str, prefilled: bool) -> 
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_a_call_in_thoughts_that_never_end_is_a_call(form: str) -> None:
+def test_a_call_in_reasoning_that_never_ends_is_a_call(form: str) -> None:
     recorded = first(form)
     assert recorded is not None
     found = both_ways(form, f"{tags(form)[0]}I look.{calls_of(recorded)}", "")
@@ -80,7 +80,7 @@ def test_a_call_in_thoughts_that_never_end_is_a_call(form: str) -> None:
 
 
 @pytest.mark.parametrize("mention", ["<tool_call>", "<tool_call> tags", '<tool_call>{"a": 1}</tool_call>'])
-def test_markup_that_is_no_call_is_thought_at_once(mention: str) -> None:
+def test_markup_that_is_no_call_is_reasoning_in_one_piece(mention: str) -> None:
     made = parser("hermes", sign="</think>")
     found = Read()
     found.take(made.feed(f"<think>I write {mention} now, "))
@@ -95,7 +95,7 @@ CALL = f'<tool_call>\n{{"name": "get_weather", "arguments": {PARIS}}}\n</tool_ca
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_reasoning_behind_a_call_is_streamed_before_it_ends(form: str) -> None:
+def test_reasoning_after_a_call_is_streamed_before_it_ends(form: str) -> None:
     recorded = first(form)
     assert recorded is not None
     opening, closing = tags(form)
@@ -113,7 +113,7 @@ def test_reasoning_behind_a_call_is_streamed_before_it_ends(form: str) -> None:
     assert not found.calls
 
 
-def test_a_call_behind_a_mentioned_one_counts() -> None:
+def test_a_call_after_a_mentioned_one_counts() -> None:
     found = both_ways("hermes", f"<think>Not {CALL} but{CALL}\n{CALL}", "")
     assert (found.reasoning, found.content) == (f"Not {CALL} but", "")
     assert found.calls == [("get_weather", PARIS)] * 2
@@ -161,12 +161,12 @@ def test_tags_stay_text_in_arguments_and_without_a_first_block() -> None:
     assert (plain.content, plain.reasoning) == ("Hi.\n<think>x</think>", "")
 
 
-def test_thoughts_that_were_cut_off_behind_a_mention_are_thoughts() -> None:
+def test_reasoning_that_was_cut_off_after_a_mention_is_reasoning() -> None:
     found = both_ways("hermes", "<think>I write <tool_call>, then", "")
     assert (found.reasoning, found.content, found.calls) == ("I write <tool_call>, then", "", [])
 
 
-def test_a_mention_is_no_call_where_thoughts_stay_in_the_content_either() -> None:
+def test_a_mention_is_no_call_where_reasoning_stays_in_the_content_either() -> None:
     text = '<think>As <tool_call>{"name": "get_time", "arguments": {}}</tool_call> says.</think>Yes.'
     found = read(parser("hermes", sign="</think>", reasoning_format="none"), text)
     assert (found.content, found.reasoning, found.calls) == (text, "", [])
