@@ -54,21 +54,29 @@ def _parse(words: Sequence[str]) -> argparse.Namespace:
         prog="llamapool bench", description="Measure an OpenAI-compatible server as its clients see it."
     )
     parser.add_argument("--url", default="http://127.0.0.1:8080", help="http[s]://host[:port][/path] (%(default)s)")
-    parser.add_argument("--model", default="", help="needed only where the server has several")
-    parser.add_argument("--api-key", default=os.environ.get("OPENAI_API_KEY", ""), help="or OPENAI_API_KEY")
-    parser.add_argument("--insecure", action="store_true", help="take any TLS certificate")
-    parser.add_argument("--chat", action="store_true", help="/v1/chat/completions in place of /v1/completions")
+    parser.add_argument("--model", default="", help="model to measure; needed if the server has several")
+    parser.add_argument(
+        "--api-key", default=os.environ.get("OPENAI_API_KEY", ""), help="API key; default: the variable OPENAI_API_KEY"
+    )
+    parser.add_argument("--insecure", action="store_true", help="accept any TLS certificate")
+    parser.add_argument("--chat", action="store_true", help="use /v1/chat/completions instead of /v1/completions")
     parser.add_argument(
         "--scenario", default="", metavar="A,B", help="some of --list (default: all but those 'only when named')"
     )
-    parser.add_argument("--list", action="store_true", help="say which scenarios there are")
-    parser.add_argument("--rounds", type=number, default=1, help="of every scenario (%(default)s)")
-    parser.add_argument("--parallel", type=number, default=8, help="clients for the server's slots (%(default)s)")
-    parser.add_argument("--scale", type=factor, default=1.0, help="of lengths and counts: 0.2 for a quick look")
-    parser.add_argument("--seed", type=int, default=None, help="of the texts; another each time by default")
-    parser.add_argument("--body", type=_object, default={}, metavar="JSON", help="fields of every request; null: none")
-    parser.add_argument("--timeout", type=seconds, default=600.0, metavar="S", help="for each request (%(default)s)")
-    parser.add_argument("--json", default="", metavar="FILE", help="write every figure there; - for standard output")
+    parser.add_argument("--list", action="store_true", help="list the scenarios and exit")
+    parser.add_argument("--rounds", type=number, default=1, help="times that each scenario runs (%(default)s)")
+    parser.add_argument(
+        "--parallel", type=number, default=8, help="concurrent clients; the number of slots of the server (%(default)s)"
+    )
+    parser.add_argument(
+        "--scale", type=factor, default=1.0, help="factor for prompt lengths and request counts; 0.2 = a quick run"
+    )
+    parser.add_argument("--seed", type=int, default=None, help="seed of the prompts; default: random")
+    parser.add_argument(
+        "--body", type=_object, default={}, metavar="JSON", help="fields added to every request; null removes one"
+    )
+    parser.add_argument("--timeout", type=seconds, default=600.0, metavar="S", help="seconds per request (%(default)s)")
+    parser.add_argument("--json", default="", metavar="FILE", help="write all figures to a file; - = standard output")
     parser.add_argument("--quiet", action="store_true", help="no progress display")
     return parser.parse_args(list(words))
 

@@ -32,7 +32,7 @@ def fit_table(loader: Loader, spec: ModelSpec, budget: Budget) -> tuple[list[str
     lines = [title, f"  {cells} for {slots}{shared}{many}"]
     lines += [f"  {note}" for note in fit.notes]
     if not fit.footprint:
-        return [*lines, "  how much memory it takes can't be told on this system"], True
+        return [*lines, "  its memory cannot be measured on this system"], True
     return [*lines, *_devices(fit.footprint, memory, limits), *_others(loader, spec, limits)], True
 
 

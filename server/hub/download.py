@@ -94,8 +94,8 @@ def check_space(contents: list[WantedFile], folder: Path) -> None:
     free = shutil.disk_usage(existing).free
     if needed > free:
         raise DownloadFailed(
-            f"'{contents[0].name}' needs {gib(needed)} more, and the disk of {existing} has {gib(free)} left; "
-            "make room, or name another folder (LLAMA_CACHE)"
+            f"'{contents[0].name}' needs {gib(needed)} more, and the disk of {existing} has {gib(free)} free; "
+            "free some space, or set LLAMA_CACHE to another folder"
         )
 
 
@@ -144,8 +144,8 @@ class _Transfer:
                 self._content.partial.unlink()
                 wrong = "its SHA-256 is another" if self._content.sha256 else "it is no GGUF"
                 raise DownloadFailed(
-                    f"'{self._content.name}': what came is not what was announced ({wrong}); "
-                    "it was deleted: try again, and if it stays so, the hub's file is broken"
+                    f"'{self._content.name}': the received file differs from the announced one ({wrong}); "
+                    "it was deleted; try again; if the error repeats, the hub's file is damaged"
                 )
             with self._content.partial.open("rb") as file:
                 os.fsync(file.fileno())
@@ -168,7 +168,7 @@ class _Transfer:
                 failures, most = (0, size) if size > most else (failures + 1, most)
                 if failures > self._patience.retries:
                     raise DownloadFailed(
-                        f"'{self._content.name}': {error}; what was received is kept, the next download goes on with it"
+                        f"'{self._content.name}': {error}; the received part is kept and used by the next download"
                     ) from None
                 pause(self._patience.wait_s * 2 ** max(failures - 1, 0), self._wanted, self._content.name)
 
@@ -184,7 +184,7 @@ class _Transfer:
         with entered_while_wanted(opening, self._wanted, self._content.name) as response:
             if response.status_code == 416 or not self._begins_at(response, begun, tag):
                 self._content.partial.unlink(missing_ok=True)
-                raise Interrupted("the hub can't go on where the last download ended")
+                raise Interrupted("the hub cannot continue the previous download")
             self._total = _total_of(response, self._content.size if response.status_code == 200 else self._total)
             if response.status_code != 206:
                 self._content.partial.unlink(missing_ok=True)

@@ -125,9 +125,7 @@ class Hub:
         if self.offline:
             found = self.find(reference, file)
             if found is None:
-                raise DownloadFailed(
-                    f"'{reference}' is not in {self.cache.folder}, and --offline forbids to download it"
-                )
+                raise DownloadFailed(f"'{reference}' is not in {self.cache.folder}; --offline forbids its download")
             return found
         if str(reference) in SHORT.values():
             from server.hub import wheel
@@ -175,7 +173,7 @@ class Hub:
         image = Image.parse(text)
         if not (image.registry or self._registry):
             raise ConfigError(
-                f"docker_repo: '{text}' names no registry: write REGISTRY/{image.name}, or set docker_registry"
+                f"docker_repo: '{text}' has no registry; write REGISTRY/{image.name}, or set docker_registry"
             )
         return replace(image, registry=image.registry or self._registry)
 
@@ -210,7 +208,7 @@ class Hub:
 
     def _check_online(self, what: str) -> None:
         if self.offline:
-            raise DownloadFailed(f"'{what}' is not here, and --offline forbids to download it")
+            raise DownloadFailed(f"'{what}' is not in the cache; --offline forbids its download")
 
     def siblings_left(self, reference: Reference, file: str = "") -> Mapping[str, HubFile]:
         """Return the siblings on the hub that are not cached; none if unknown."""
@@ -227,7 +225,7 @@ class Hub:
         listing = self.cache.snapshot(reference.repository).listing()
         if not listing:
             raise DownloadFailed(
-                f"'{reference.repository}' is not in {self.cache.folder}, and --offline forbids to download it"
+                f"'{reference.repository}' is not in {self.cache.folder}; --offline forbids its download"
             )
         return listing
 
@@ -288,7 +286,7 @@ def _written(what: str, folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise DownloadFailed(f"'{what}': {folder} can't be written: {error.strerror}: {error.filename}") from None
+        raise DownloadFailed(f"'{what}': {folder} cannot be written: {error.strerror}: {error.filename}") from None
 
 
 def _files(choice: ChosenFiles, places: Mapping[str, Path]) -> Files:

@@ -44,7 +44,7 @@ def gguf_layer(image: Image, patience: RetryPolicy, wanted: StillWanted) -> Imag
             return ImageLayer(
                 f"{image.base}/blobs/{digest[0]}", digest[1], size if isinstance(size, int) and size > 0 else 0, headers
             )
-    raise NotFound(f"'{image.name}:{image.tag}' of {image.registry} has no GGUF in it")
+    raise NotFound(f"'{image.name}:{image.tag}' of {image.registry} contains no GGUF file")
 
 
 def _authorization(image: Image, patience: RetryPolicy, wanted: StillWanted) -> dict[str, str]:
@@ -60,12 +60,12 @@ def _authorization(image: Image, patience: RetryPolicy, wanted: StillWanted) -> 
     said = dict(_CHALLENGE.findall(asked))
     realm = said.pop("realm", "")
     if urlsplit(realm).scheme not in ("https", urlsplit(image.base).scheme):
-        raise DownloadFailed(f"'{image.name}': {image.registry} names no address for tokens")
+        raise DownloadFailed(f"'{image.name}': {image.registry} gives no URL for access tokens")
     query = urlencode({"scope": f"repository:{image.name}:pull", **said})
     found = _json(f"{realm}?{query}", image, patience, wanted, {})
     token = (found.get("token") or found.get("access_token")) if isinstance(found, dict) else None
     if not isinstance(token, str) or not re.fullmatch(r"[\x21-\x7e]+", token):
-        raise DownloadFailed(f"'{image.name}': {image.registry} gave no token")
+        raise DownloadFailed(f"'{image.name}': {image.registry} returned no access token")
     return {"Authorization": f"Bearer {token}"}
 
 
@@ -77,7 +77,9 @@ def _json(url: str, image: Image, patience: RetryPolicy, wanted: StillWanted, he
     try:
         return patiently(ask, patience, image.name, wanted)
     except (ValueError, RecursionError):
-        raise DownloadFailed(f"'{image.name}': {image.registry} does not speak as a registry") from None
+        raise DownloadFailed(
+            f"'{image.name}': {image.registry} did not answer as an OCI registry; check docker_registry"
+        ) from None
 
 
 def _limited(response: httpx2.Response) -> bytes:

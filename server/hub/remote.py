@@ -88,7 +88,7 @@ class Remote:
         ]
         usable = [commit for commit in commits if is_commit(commit.id) and is_inside(commit.branch)]
         if not usable:
-            raise DownloadFailed(f"'{repository}': the hub names no branch of it")
+            raise DownloadFailed(f"'{repository}': the hub lists no branch of this repository")
         return next((commit for commit in usable if commit.branch == "main"), usable[0])
 
     def files(self, repository: str, commit: str) -> list[HubFile]:
@@ -127,7 +127,9 @@ class Remote:
             try:
                 return json.loads(body), link
             except (ValueError, RecursionError):
-                raise DownloadFailed(f"'{what}': the reply of {host_of(url)} is not JSON: is it a hub?") from None
+                raise DownloadFailed(
+                    f"'{what}': the reply of {host_of(url)} is not JSON; check that HF_ENDPOINT is the URL of a hub"
+                ) from None
 
         return patiently(ask, self.patience, what, self._wanted)
 
@@ -142,7 +144,7 @@ class Remote:
         )
         token = given.get("authorization", "")
         if not (token.isascii() and token.isprintable()):  # the libraries below would show it, or stumble over it
-            raise DownloadFailed("the hub's token has characters that no token has: see HF_TOKEN or --hf-token")
+            raise DownloadFailed("the access token contains invalid characters; check HF_TOKEN or --hf-token")
         with opened(url, what, {**given, **(headers or {})}) as response:
             yield response
 

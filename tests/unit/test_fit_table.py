@@ -76,7 +76,7 @@ def test_a_table_says_what_does_not_fit() -> None:
 def test_nothing_is_made_up_where_sizes_can_not_be_told() -> None:
     lines, fits = fit_table(FakeLoader(), SPEC, Budget())
     assert fits
-    assert lines[-1] == "  how much memory it takes can't be told on this system"
+    assert lines[-1] == "  its memory cannot be measured on this system"
     assert fit_table(FakeLoader(failing={"demo": "broken"}), SPEC, Budget())[1]
 
 

@@ -95,7 +95,7 @@ def test_a_cut_download_goes_on_where_it_ended(remote: StandInHub, tmp_path: Pat
 
 def test_another_process_goes_on_with_what_was_left(remote: StandInHub, tmp_path: Path) -> None:
     remote.cuts = [100_000, 0]
-    with pytest.raises(DownloadFailed, match="what was received is kept"):
+    with pytest.raises(DownloadFailed, match="the received part is kept"):
         pulled(hub_of(remote, tmp_path))
     found = pulled(hub_of(remote, tmp_path))
     assert found.model
@@ -165,7 +165,7 @@ def test_a_page_in_place_of_a_file_is_no_beginning_of_it(
     hub = hub_of(remote, tmp_path)
     if begun:
         remote.cuts = [begun, 0]
-        with pytest.raises(DownloadFailed, match="what was received is kept"):
+        with pytest.raises(DownloadFailed, match="the received part is kept"):
             pulled(hub)
     remote.ranges = False  # whoever sends a page has none
     for key, value in reply.items():
@@ -223,7 +223,7 @@ def test_a_token_that_lies_about_goes_to_no_mirror(
         ({"token": "another"}, DownloadFailed, "set HF_TOKEN"),
         ({"gated": True}, DownloadFailed, "is gated"),
         ({"repositories": {}}, NotFound, "is not on the hub"),
-        ({"commit": "../../x"}, DownloadFailed, "names no branch"),
+        ({"commit": "../../x"}, DownloadFailed, "lists no branch"),
         ({"lies": {"model-Q8_0.gguf": "../" * 10}}, NotFound, "no GGUF model"),
     ],
 )
@@ -265,7 +265,7 @@ def test_a_listing_of_several_pages(remote: StandInHub, tmp_path: Path) -> None:
 def test_the_disk_is_looked_at_first(remote: StandInHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr("shutil.disk_usage", lambda _: usage(10, 9, 1))
-    with pytest.raises(DownloadFailed, match=r"needs 0.3 MiB more, and the disk of .* has 0.0 MiB left"):
+    with pytest.raises(DownloadFailed, match=r"needs 0.3 MiB more, and the disk of .* has 0.0 MiB free"):
         pulled(hub_of(remote, tmp_path))
     assert remote.contents_asked() == []
 
@@ -446,14 +446,14 @@ def test_the_cache_is_the_one_of_other_tools(env: dict[str, str], folder: str) -
 
 def test_a_cache_that_can_not_be_written_is_a_failure_of_the_download(remote: StandInHub, tmp_path: Path) -> None:
     (tmp_path / "models--org--model-GGUF").write_text("in the way")
-    with pytest.raises(DownloadFailed, match="can't be written"):
+    with pytest.raises(DownloadFailed, match="cannot be written"):
         pulled(hub_of(remote, tmp_path))
 
 
 def test_names_that_no_disk_takes_are_a_failure_of_the_download(remote: StandInHub, tmp_path: Path) -> None:
     long = "x" * 300
     remote.repositories["org/long"] = {f"{long}-Q8_0.gguf": MODEL}
-    with pytest.raises(DownloadFailed, match="can't be written"):
+    with pytest.raises(DownloadFailed, match="cannot be written"):
         pulled(hub_of(remote, tmp_path), "org/long")
 
 

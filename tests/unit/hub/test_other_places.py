@@ -83,7 +83,7 @@ def test_the_rest_of_an_address_is_of_the_same_content(
     """Which no sum would tell afterwards. Another process goes on, when the address may have something else."""
     url = f"{remote.url}/o/n/resolve/{COMMIT}/m.gguf"
     remote.tag, remote.cuts = first, [1000, 0]
-    with pytest.raises(DownloadFailed, match="what was received is kept"):
+    with pytest.raises(DownloadFailed, match="the received part is kept"):
         fetched(Hub(tmp_path, patience=NEVER), RemoteFiles(url=url))
     other = MODEL if first == second == '"a"' else b"GGUF" + b"x" * 3000
     remote.tag, remote.repositories["o/n"]["m.gguf"] = second, other
