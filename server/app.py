@@ -59,11 +59,13 @@ from server.state.batches import BatchLines
 from server.state.database import open_database
 from server.state.objects import Json, Objects
 from server.state.reasoning_keys import reasoning_secrets
+from server.state.usage import UsageLedger
 from server.structured.grammar.sandbox import Sandbox
 from server.telemetry.kv_events.follow import KvEvents
 from server.telemetry.record import Record
 from server.transport.errors import add_error_handlers
 from server.transport.internal import InternalReply, post_json, revoked_key
+from server.transport.limits import Rates
 from server.transport.middleware import Middleware
 from server.transport.options import MAX_CONNECTIONS, MIB, CorsOptions, HttpOptions
 from server.transport.server import StopSignals, on_hangup
@@ -141,7 +143,7 @@ def create_app(
         return [each for some in (sandbox, sight, renderer) if some is not None for each in some.at_work]
 
     state = Objects(open_database(server.state), server.state_quota * MIB)
-    lines = BatchLines(state.database)
+    lines, usage = BatchLines(state.database), UsageLedger(state.database)
 
     async def call(key_name: str, path: str, body: bytes) -> InternalReply:
         """Send a batch's request to this application, in the name of the key that started the batch."""
@@ -165,7 +167,7 @@ def create_app(
         prepare=ThreadPoolExecutor(n_prepare_threads(server), thread_name_prefix=PREPARE_THREADS),
         prepare_long=ThreadPoolExecutor(1, thread_name_prefix=f"{PREPARE_THREADS}-long"),
         reading=ThreadPoolExecutor(1, thread_name_prefix=f"{PREPARE_THREADS}-body"),
-        metrics=Metrics(pool.states),
+        metrics=Metrics(pool.states, spent=usage.all_spent),
         sight=sight,
         memory=MemoryWatch(server.memory_reserve * MIB, at_work),
         keys=ring,
@@ -173,6 +175,8 @@ def create_app(
         slot_files=slot_files_of(server),
         state=state,
         lines=lines,
+        usage=usage,
+        rates=Rates(spent=usage.spent),
         batches=BatchRunner(
             *(state, lines, call, lambda: n_slots(pool), may_run),
             keep_s=server.state_days * DAY_S if server.state_days else None,
@@ -384,6 +388,7 @@ def lifespan_of(
             asyncio.create_task(expire_state(services.state), name="expiry of stored state"),
             asyncio.create_task(fail_interrupted(services.state), name="interrupted responses"),
             asyncio.create_task(services.batches.run(), name="batches"),
+            asyncio.create_task(services.usage.run(), name="usage ledger"),
         ]
         if events is not None:
             endless.append(asyncio.create_task(events.follow(services.pool.states), name="KV events"))
@@ -418,6 +423,7 @@ def lifespan_of(
             for threads in (services.prepare, services.prepare_long, services.reading, services.compiling.threads):
                 threads.shutdown(wait=False, cancel_futures=True)  # one may be deep in the library
             services.sight.close()
+            await services.usage.close()
             await asyncio.to_thread(services.state.database.close)
             if tracing is not None:
                 await asyncio.to_thread(tracing.close)

@@ -11,8 +11,8 @@ from server.transport.endpoints import SCOPES
 from server.transport.keys import add_entry, hash_of, new_key, read_entries
 
 USAGE = """llamapool keys add FILE NAME [--scopes A,B] [--models A,B] [--mcp A,B] [--requests-per-minute N]
-                              [--tokens-per-minute N] [--max-concurrent-requests N] [--priority N]
-                              [--expires YYYY-MM-DD]
+                              [--tokens-per-minute N] [--tokens-per-day N] [--tokens-per-month N]
+                              [--max-concurrent-requests N] [--priority N] [--expires YYYY-MM-DD]
 llamapool keys list FILE
 
 `add` prints a new key once and writes only its hash to FILE, the server's --keys-file. The server reloads the file
@@ -33,7 +33,10 @@ def _parser() -> argparse.ArgumentParser:
     add.add_argument("--scopes", type=lambda text: text.split(","), help=",".join(SCOPES))
     for flag in ("--models", "--mcp"):
         add.add_argument(flag, type=lambda text: text.split(","))
-    for flag in ("--requests-per-minute", "--tokens-per-minute", "--priority"):
+    for flag in (
+        *("--requests-per-minute", "--tokens-per-minute", "--tokens-per-day", "--tokens-per-month"),
+        "--priority",
+    ):
         add.add_argument(flag, type=int)
     add.add_argument("--max-concurrent-requests", "--at-once", type=int)  # the second is a deprecated name
     add.add_argument("--expires")

@@ -4,7 +4,7 @@ import asyncio
 import platform
 import re
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from importlib import metadata
 
@@ -56,9 +56,11 @@ class Metrics:
         self,
         states: Callable[[], Sequence[ModelState]] = lambda: (),
         clock: Callable[[], float] = time.monotonic,
+        spent: Callable[[], Mapping[str, tuple[int, int]]] = dict,
     ) -> None:
+        """`spent` returns the tokens of each key of today and of this month (UTC)."""
         self.started_at = time.time()  # unix seconds
-        self._states = states
+        self._states, self._spent = states, spent
         self._clock = clock
         self._load_begun: dict[str, float] = {}
         self._ledger = Ledger()
@@ -75,6 +77,13 @@ class Metrics:
         self._tokens_of_key = self._counter(
             "key_tokens", "Tokens per key: of prompts, of these cached, and predicted", ["key", "kind"]
         )
+        self._budget_of_key = Gauge(
+            "llamapool_key_budget_used_tokens",
+            "Tokens of a key that count against its budgets: of today and of this month, UTC",
+            ["key", "period"],
+            registry=None,
+        )
+        self._registry.register(_Counted(self._budget_of_key))
         self._choices = self._counter(
             "choices",
             "Choices that have ended, by reason: eos, word (a stop string), limit, cancelled, failed",
@@ -158,6 +167,10 @@ class Metrics:
         With a `model` id, return only its metrics without a label: exactly llama-server's text.
         """
         self._ledger.observe(self._states())
+        for key, periods in self._spent().items():
+            for period, n_tokens in zip(("day", "month"), periods, strict=True):
+                if key:
+                    self._budget_of_key.labels(key, period).set(n_tokens)
         encode, content_type = choose_encoder(accept)
         if isinstance(
             encode, partial

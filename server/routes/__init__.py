@@ -11,6 +11,7 @@
 ``POST /slots/{id}?action=...``                     `slot_actions`: save, restore, erase a slot
 ``GET/POST /lora-adapters``                         `lora`: the adapters of all requests
 ``GET  /metrics``                                   `metrics`: Prometheus
+``GET  /v1/usage``                                  `usage`: requests and tokens by key, model and day
 ``POST /v1/chat/completions  /apply-template``      `chat`: OpenAI chat; also without ``/v1``
 ``POST /v1/chat/completions/input_tokens``          `chat`: count a prompt's tokens
 ``POST /v1/chat/completions/control``               `chat`: end a running chat's thoughts

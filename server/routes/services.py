@@ -24,6 +24,7 @@ from server.routes.running import Running
 from server.sandbox.memory import MemoryWatch
 from server.state.batches import BatchLines
 from server.state.objects import Objects
+from server.state.usage import UsageLedger
 from server.transport.auth import client_name
 from server.transport.endpoints import TARGET, Target
 from server.transport.keys import CALLER, MANAGES, Key, KeyStore
@@ -62,6 +63,7 @@ class Services:
     memory: MemoryWatch
     state: Objects  # stored responses, conversations, files and batches
     lines: BatchLines
+    usage: UsageLedger
     batches: BatchRunner
     background: BackgroundRuns
     reasoning: ReasoningCipher  # encrypts reasoning that clients keep

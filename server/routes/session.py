@@ -255,6 +255,9 @@ class Session:
         self._withdraw(lease)
         used.cut_off(self._end)
         self._services.metrics.used(used, self._key.name)
+        self._services.usage.add(
+            self._key.name, used.model, prompt=used.n_prompt, cached=used.n_cached, completion=used.n_predicted
+        )
         preparing = self._preparing
         if preparing is None or preparing.done():
             lease.release()

@@ -74,6 +74,12 @@ CREATE TRIGGER blob_released AFTER DELETE ON blob_uses
 CREATE TRIGGER lines_of_removed AFTER DELETE ON objects WHEN OLD.kind = 'batch'
  BEGIN DELETE FROM batch_lines WHERE owner = OLD.owner AND batch_id = OLD.id; END
 """
+_LEDGER = """
+CREATE TABLE IF NOT EXISTS token_usage (
+  key TEXT NOT NULL, model TEXT NOT NULL, day TEXT NOT NULL, requests INTEGER NOT NULL, prompt INTEGER NOT NULL,
+  cached INTEGER NOT NULL, completion INTEGER NOT NULL, PRIMARY KEY (day, key, model))
+"""
+"""See `server.state.usage`. Older servers of the same format ignore it."""
 _COUNTED = {
     "objects": ("n_bytes", "{row}.n_bytes"),
     "blobs": ("n_bytes", "{row}.n_bytes"),
@@ -257,5 +263,6 @@ def _connect(path: Path | None) -> sqlite3.Connection:
         for statement in (*_SCHEMA.split(";\n\n"), *_counting_triggers()):
             connection.execute(statement)
         connection.execute(f"PRAGMA user_version={VERSION}")
+    connection.execute(_LEDGER)
     connection.execute("COMMIT")
     return connection

@@ -27,6 +27,7 @@ _NEEDS: Final[dict[Need, dict[str, str]]] = {
     },
     "any key": {
         "GET": "/models /v1/models /models/sse /v1/models/{model_id:path} /props /lora-adapters /tokenizer_info"
+        " /v1/usage"
         " /v1/stream /responses/{response_id} /v1/responses/{response_id} /tools /page/config"
         " /responses/{response_id}/input_items /v1/responses/{response_id}/input_items"
         " /v1/conversations/{conversation_id} /v1/conversations/{conversation_id}/items"

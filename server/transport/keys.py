@@ -10,9 +10,11 @@ Read and extend the key file (``--keys-file``): YAML, with a hash in place of ea
         scopes: [infer, slots]         # infer, slots, lora, models, props, metrics; left out: infer
         models: [demo, qwen*]          # ids or aliases; left out: all
         mcp: [search, mcp.example.com] # labels or hosts of MCP servers; left out: none
-        requests_per_minute: 60        # left out: unlimited, as the next two
+        requests_per_minute: 60        # left out: unlimited, as the next four
         tokens_per_minute: 100000
         max_concurrent_requests: 4
+        tokens_per_day: 1000000        # budgets, of days and months in UTC
+        tokens_per_month: 20000000
         priority: 0                    # the most urgent priority that its requests may have
         expires: 2027-01-01
 """
@@ -24,7 +26,7 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from datetime import UTC, date, datetime
 from datetime import time as time_of_day
 from fnmatch import fnmatchcase
@@ -60,9 +62,11 @@ class KeyLimits:
     requests_per_minute: int = 0
     tokens_per_minute: int = 0
     max_concurrent_requests: int = 0
+    tokens_per_day: int = 0
+    tokens_per_month: int = 0
 
     def __bool__(self) -> bool:
-        return bool(self.requests_per_minute or self.tokens_per_minute or self.max_concurrent_requests)
+        return any(astuple(self))
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +190,8 @@ class KeyEntry(BaseModel):
     requests_per_minute: Annotated[int, Field(ge=0)] = 0
     tokens_per_minute: Annotated[int, Field(ge=0)] = 0
     max_concurrent_requests: Annotated[int, Field(ge=0)] = 0
+    tokens_per_day: Annotated[int, Field(ge=0)] = 0
+    tokens_per_month: Annotated[int, Field(ge=0)] = 0
     priority: int = 0
     expires: datetime | date | None = None
 
@@ -208,7 +214,10 @@ class KeyEntry(BaseModel):
     @property
     def key(self) -> Key:
         """Return the key that this entry describes."""
-        limits = KeyLimits(self.requests_per_minute, self.tokens_per_minute, self.max_concurrent_requests)
+        limits = KeyLimits(
+            *(self.requests_per_minute, self.tokens_per_minute, self.max_concurrent_requests),
+            *(self.tokens_per_day, self.tokens_per_month),
+        )
         digest = bytes.fromhex(self.hash.removeprefix(_HASH))
         scopes = frozenset(self.scopes)
         expires = _moment(self.expires)

@@ -10,7 +10,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -44,8 +44,13 @@ class RateLimited(Unavailable):
 class Rates:
     """Counts requests and tokens per key."""
 
-    def __init__(self, clock: Callable[[], float] = time.time) -> None:
-        self._clock = clock  # Unix seconds, as in `limits`
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.time,
+        spent: Callable[[str], tuple[int, int]] = lambda _: (0, 0),
+    ) -> None:
+        """`clock` returns Unix seconds. `spent` returns the tokens that a key has used today and this month (UTC)."""
+        self._clock, self._spent = clock, spent
         self._running: Counter[str] = Counter()
 
     @cached_property
@@ -71,6 +76,7 @@ class Rates:
         limits = key.limits
         if 0 < limits.max_concurrent_requests <= self._running[key.name]:
             raise RateLimited("concurrent requests", limits.max_concurrent_requests, _AGAIN_S)
+        self._check_budgets(key)
         if limits.tokens_per_minute:
             used_up = _a_minute(limits.tokens_per_minute)
             if not self._tokens.test(used_up, _TOKENS, key.name):
@@ -83,6 +89,22 @@ class Rates:
                 wait_s = self._wait_s(self._requests, item, key)
                 raise RateLimited("requests per minute", limits.requests_per_minute, wait_s)
         self._running[key.name] += 1
+
+    def _check_budgets(self, key: Key) -> None:
+        limits = key.limits
+        if not (limits.tokens_per_day or limits.tokens_per_month):
+            return
+        of_day, of_month = self._spent(key.name)
+        now = datetime.fromtimestamp(self._clock(), UTC)
+        midnight = now.replace(hour=0, minute=0, second=0, microsecond=0)
+        if 0 < limits.tokens_per_month <= of_month:
+            next_month = (midnight.replace(day=1) + timedelta(days=32)).replace(day=1)
+            raise RateLimited(
+                "tokens per month", limits.tokens_per_month, math.ceil((next_month - now).total_seconds())
+            )
+        if 0 < limits.tokens_per_day <= of_day:
+            tomorrow = midnight + timedelta(days=1)
+            raise RateLimited("tokens per day", limits.tokens_per_day, math.ceil((tomorrow - now).total_seconds()))
 
     def leave(self, key: Key) -> None:
         """End the counting of a request that `enter` has counted."""

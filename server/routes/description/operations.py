@@ -184,6 +184,7 @@ OPERATIONS: Mapping[Callable[..., Any], Operation] = {
     m.lora.adapters: Operation(list[r.LoraAdapter], errors=(400, *FINDS, 501), loads=True),
     m.lora.set_adapters: Operation(r.Success, list[Scale], [], errors=RUNS, loads=True),
     m.metrics.metrics: Operation(media=TEXT, errors=(404, 501)),
+    m.usage.usage: Operation(r.UsageReport, errors=(400, 503)),
     i.chat.chat_completions: Operation(r.ChatCompletion, ChatBody, HI, r.ChatCompletionChunk, errors=RUNS, loads=True),
     i.chat.chat_input_tokens: Operation(r.InputTokens, ChatBody, HI, errors=RUNS, loads=True),
     i.chat.post_apply_template: Operation(r.Rendered, ChatBody, HI, errors=RUNS, loads=True),

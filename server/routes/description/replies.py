@@ -73,6 +73,33 @@ class Timings(TypedDict):
     draft_n_accepted: NotRequired[int]
 
 
+class UsageRow(TypedDict):
+    """``day``: in UTC. ``key``: the name of the API key, "" for none."""
+
+    day: str
+    key: str
+    model: str
+    requests: int
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+
+
+class UsageBudget(TypedDict):
+    """Tokens of prompts and completions. ``limit``: null = unlimited."""
+
+    used: int
+    limit: int | None
+
+
+class UsageReport(TypedDict):
+    """``budget``: of the key that asks, by ``day`` and ``month``."""
+
+    object: Literal["list"]
+    data: list[UsageRow]
+    budget: NotRequired[dict[str, UsageBudget]]
+
+
 class TranscriptUsage(TypedDict):
     type: Literal["tokens"]
     input_tokens: int

@@ -1,0 +1,99 @@
+"""The ledger of requests and tokens by key, model and day."""
+
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from server.errors import Unavailable
+from server.state.database import Database
+from server.state.usage import Counts, UsageLedger, UsageRow
+from tests.unit.clock import Clock
+
+NOON = 1_795_521_600.0  # 2026-11-24 12:00 UTC
+DAY_S = 86_400
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock(NOON)
+
+
+def used(ledger: UsageLedger, key: str = "ada", model: str = "demo", n: int = 1) -> None:
+    ledger.add(key, model, prompt=10 * n, cached=4 * n, completion=n)
+
+
+async def test_usage_is_summed_by_key_model_and_day_and_selected_by_each(tmp_path: Path, clock: Clock) -> None:
+    database = Database(tmp_path / "state")
+    ledger = UsageLedger(database, clock)
+    used(ledger)
+    used(ledger)
+    used(ledger, "bert")
+    used(ledger, "ada", "other")
+    assert await ledger.find("2026-11-24", "2026-11-24", "ada") == [
+        UsageRow("ada", "demo", "2026-11-24", Counts(2, 20, 8, 2)),
+        UsageRow("ada", "other", "2026-11-24", Counts(1, 10, 4, 1)),
+    ]
+    clock.now += DAY_S
+    used(ledger)
+    assert [row.day for row in await ledger.find("2026-11-01", "2026-11-30", "ada", "demo")] == [
+        "2026-11-24",
+        "2026-11-25",
+    ]
+    assert await ledger.find("2026-11-25", "2026-11-30", "bert") == []
+    database.close()
+
+
+async def test_what_a_key_has_spent_begins_again_with_the_day_and_the_month(tmp_path: Path, clock: Clock) -> None:
+    database = Database(tmp_path / "state")
+    ledger = UsageLedger(database, clock)
+    assert ledger.spent("ada") == (0, 0)
+    used(ledger)
+    assert ledger.spent("ada") == (11, 11)
+    clock.now += DAY_S
+    assert ledger.spent("ada") == (0, 11)
+    used(ledger, n=2)
+    assert ledger.spent("ada") == (22, 33)
+    await ledger.close()
+    assert ledger.spent("ada") == (22, 33)
+    used(ledger)
+    assert ledger.spent("ada") == (33, 44)
+    clock.now += 7 * DAY_S
+    assert ledger.spent("ada") == (0, 0)
+    database.close()
+
+
+async def test_two_servers_share_a_file(tmp_path: Path, clock: Clock) -> None:
+    databases = [Database(tmp_path / "state") for _ in range(2)]
+    one, other = (UsageLedger(database, clock) for database in databases)
+    used(one)
+    used(other)
+    await one.close()
+    await other.close()
+    assert other.spent("ada") == (22, 22)
+    assert (await one.find("2026-11-24", "2026-11-24"))[0].counts == Counts(2, 20, 8, 2)
+    for database in databases:
+        database.close()
+
+
+async def test_usage_that_could_not_be_written_is_written_later(tmp_path: Path, clock: Clock) -> None:
+    database = Database(tmp_path / "state")
+    ledger = UsageLedger(database, clock)
+    used(ledger)
+    await database.run(lambda connection: connection.execute("ALTER TABLE token_usage RENAME TO hidden"))
+    with pytest.raises(Unavailable):
+        await ledger.find("2026-11-24", "2026-11-24")
+    used(ledger)
+    assert ledger.spent("ada") == (22, 22)
+    await database.run(lambda connection: connection.execute("ALTER TABLE hidden RENAME TO token_usage"))
+    assert [row.counts.requests for row in await ledger.find("2026-11-24", "2026-11-24")] == [2]
+    database.close()
+
+
+async def test_a_state_file_of_an_older_server_gets_the_table(tmp_path: Path, clock: Clock) -> None:
+    Database(tmp_path / "state").close()
+    with sqlite3.connect(tmp_path / "state") as connection:
+        connection.execute("DROP TABLE token_usage")
+    database = Database(tmp_path / "state")
+    assert await UsageLedger(database, clock).find("2026-11-24", "2026-11-24") == []
+    database.close()
