@@ -139,7 +139,7 @@ class Entry:
 
     @property
     def pinned(self) -> bool:
-        """Whether it stays loaded, whoever else has no room."""
+        """Whether it is never unloaded for other models."""
         return self.spec.pinned if self.pin is None else self.pin
 
     def state(self, *, queued: bool, now: float) -> ModelState:

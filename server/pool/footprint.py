@@ -52,7 +52,7 @@ class Fit:
 def held(measured: Footprint, fit: Fit) -> Footprint:
     """What a loaded model holds, by what was `measured` of it and before.
 
-    A mapped file counts in the library from the first tensor on the processor to the last, whatever lies between: what
+    A mapped file counts in the library from the first tensor on the CPU to the last, whatever lies between: what
     is on a device, and what was repacked into a buffer of its own (src/llama-model.cpp, get_mapping_range). Those pages
     are the page cache's, so no more weights count than were measured before. `measured` is empty where nothing can be.
     """

@@ -34,7 +34,7 @@ class PoolLimits:
     wait_s: float = 0.0  # after which requests for a model that finds no room are refused; 0 = they wait for ever
     patience_s: float = 10.0  # after which the first in the queue makes a busy model take no new lease
     retry_failed_s: float = 10.0  # after a failed load, requests get its reason for so long before one tries again
-    linger_s: float = 0.0  # for tests of who makes room: so long a request among several models holds its own idly
+    linger_s: float = 0.0  # for tests of eviction: seconds that a request holds its lease before it starts
     end_s: float = 10.0  # on close, how long a last step and the writing of states may take, until it counts as hung
     abandon_s: float = 5.0  # on close, how long cancelled requests may take to give their leases back
 
@@ -98,7 +98,7 @@ class LoadQueue:
     # ---- the queue
 
     async def wait(self, entry: Entry) -> Lease:
-        """Return a lease when the model's turn has come; raises what ended the wait. May be cancelled at any time."""
+        """Return a lease when it is the model's turn. Raises what ended the wait. May be cancelled at any time."""
         waiter: asyncio.Future[Lease] = asyncio.get_running_loop().create_future()
         entry.waiters.append(waiter)
         self.enqueue(entry)

@@ -53,7 +53,7 @@ class Decision:
     """What to do now."""
 
     load: tuple[str, ...] = ()
-    left_out: tuple[str, ...] = ()  # loads of the start that find no room beside the others of the start
+    left_out: tuple[str, ...] = ()  # startup loads that do not fit with the others
     evict: tuple[str, ...] = ()
     give_way: frozenset[str] = frozenset()  # ready models that take no new lease for now
 
@@ -67,7 +67,7 @@ def decide(
     patience_s: float,
     budget: Amounts | None = None,
 ) -> Decision:
-    """First come, first served; idle models are unloaded; never under a lease. If bytes are short, models with the
+    """Decide in the order of arrival; unload idle models, never leased ones. If bytes are short, models with the
     lowest `value` go first; if only a place is short, the least recently used one, as ``models_max`` in llama.cpp
     (tools/server/server-models.cpp, server_lru_sched::tick). No more models are unloaded than necessary, and none
     for a model that would not fit anyway.
@@ -122,7 +122,7 @@ class _Deciding:
                 impatient = n_short == 0 and now - waiting.since >= patience_s
                 self._make_room(need, impatient=impatient)
                 n_short += 1
-            self._future = _minus(self._future, need)  # who comes later takes nothing of it
+            self._future = _minus(self._future, need)  # later loads may not take it
         return self._decision()
 
     def _decision(self) -> Decision:
@@ -143,8 +143,8 @@ class _Deciding:
 
     def _make_room(self, need: Amounts, *, impatient: bool) -> None:
         """Unload idle models; busy ones that already drain continue to, and others start for an impatient queue."""
-        worth = value if any(key != _PLACES for key in _lack(need, self._future)) else _last_used
-        idle, busy = _in_order(self._idle, worth), _in_order(self._busy, worth)
+        cost = value if any(key != _PLACES for key in _lack(need, self._future)) else _last_used
+        idle, busy = _in_order(self._idle, cost), _in_order(self._busy, cost)
         already = [m for m in busy if m.giving_way]
         chosen = _least([*idle, *already], need, self._future)
         if chosen is None and impatient and not already:
@@ -227,9 +227,9 @@ def value(model: Candidate) -> float:
     return uses + log2(max(model.load_s, LEAST_LOAD_S)) - log2(max(sum(model.taken.values()), 1))
 
 
-def _in_order(models: Sequence[Candidate], worth: Callable[[Candidate], float]) -> list[Candidate]:
-    """Return the order of unloading; models that already drain come first."""
-    return sorted(models, key=lambda m: (not m.giving_way, worth(m), m.id))
+def _in_order(models: Sequence[Candidate], cost: Callable[[Candidate], float]) -> list[Candidate]:
+    """Return the order of unloading; models that already drain are first."""
+    return sorted(models, key=lambda m: (not m.giving_way, cost(m), m.id))
 
 
 def _last_used(model: Candidate) -> float:

@@ -35,7 +35,7 @@ from server.pool.state import ModelState, Status
 
 log = logging.getLogger(__name__)
 
-LEAST_THREADS = 8  # models may come later
+LEAST_THREADS = 8  # models may be added later
 
 T = TypeVar("T")
 
@@ -385,7 +385,7 @@ class Pool:
                 return
             for entry in stale:
                 self._turns.queue.pop(entry.id, None)
-                entry.refuse(partial(Unavailable, f"model '{entry.id}' was configured anew"))
+                entry.refuse(partial(Unavailable, f"model '{entry.id}' was configured again"))
             kept = {entry.id: entry for entry in self._entries.values() if entry not in stale}
             self._entries.clear()
             for model_id, spec in specs.items():
@@ -401,7 +401,7 @@ class Pool:
         """In a thread that loads don't need."""
         return await asyncio.to_thread(work, *arguments)
 
-    # ---- beginning and end
+    # ---- start and end
 
     async def start(self) -> None:
         """Begin the loads of ``load: startup`` models, and to keep time; returns at once."""
@@ -470,5 +470,5 @@ def _is_stale(entry: Entry, spec: ModelSpec | None) -> bool:
 
 
 def _without_beginning(spec: ModelSpec) -> ModelSpec:
-    """What a model is once the pool has started, whoever configured it, and whatever else it is called."""
+    """Return what defines a model, without its source and its other names."""
     return replace(spec, source="", load="on_demand", args=(), preset="", aliases=())

@@ -46,7 +46,7 @@ class ModelInfo:
     generates: bool = True
     embeds: bool = False
     media: frozenset[BitmapKind] = frozenset()  # what it sees or hears
-    media_marker: str = ""  # what stands for a medium in a prompt; "" where it takes none, or is not loaded
+    media_marker: str = ""  # placeholder of a medium in a prompt; "" if it takes none or is not loaded
     rerank_template: str = ""  # the prompt of a query and a document, with {query} and {document}; "" = a pair
 
 
@@ -114,7 +114,7 @@ class Generator(ModelEngine, Protocol):
     async def erase_slot(self, id_slot: int, owner: str = "") -> int: ...
     def limit_caches(self, n_bytes: int) -> None: ...
 
-    # ---- for who looks
+    # ---- views
 
     async def block_changes(self) -> BlockReport:
         """Return the prompt blocks stored and removed since the last call. Raises `Unavailable`."""

@@ -41,10 +41,10 @@ class MetadataOverride:
 
 @dataclass(frozen=True, slots=True)
 class ThreadPlacement:
-    """Where the threads of a context compute, in place of anywhere on their instance's processors.
+    """CPUs of a context's threads, instead of all CPUs of their instance.
 
-    ``cpus``: for a token alone; empty = the instance's. ``cpus_batch``: for batches; empty = as ``cpus``. ``strict``: a
-    processor for each thread.
+    ``cpus``: for a token alone; empty = the instance's. ``cpus_batch``: for batches; empty = as ``cpus``. ``strict``:
+    one CPU for each thread.
     """
 
     cpus: frozenset[int] = frozenset()
@@ -59,7 +59,7 @@ class LoadParams:
 
     n_ctx: int = 0  # of all slots together, as llama-server's -c; 0 = the model's training context
     n_parallel: int = -1  # slots of each instance; -1 = 4 slots over a unified KV
-    mtp: bool = False  # the model's own heads that guess are loaded, too
+    mtp: bool = False  # also load the model's own draft heads (multi-token prediction)
     n_ctx_slot: int = 0  # most tokens of a slot's context; 0 = as many as there are
     instances: int = 1
     n_threads: int = -1
@@ -77,7 +77,7 @@ class LoadParams:
     tensor_split: tuple[float, ...] = ()
     tensor_overrides: tuple[TensorOverride, ...] = ()  # the first that matches counts, before the three below
     cpu_moe: bool = False
-    n_cpu_moe: int = 0  # layers, from the first, whose experts stay on the processor
+    n_cpu_moe: int = 0  # layers, from the first, whose experts stay on the CPU
     n_cpu_ffn: int = 0  # as well, whose dense feed-forward weights do
     no_host: bool = False  # no buffers of a device in the host's memory
     metadata_overrides: tuple[MetadataOverride, ...] = ()
@@ -94,7 +94,7 @@ class LoadParams:
     mlock: bool = False
     numa: Literal["", "distribute", "isolate", "numactl"] = ""
     check_tensors: bool = False
-    repack: bool = True  # weights on the processor, in the order that its instructions like
+    repack: bool = True  # reorder weights on the CPU for its instructions
     lazy_mode: Literal["off", "auto", "on"] = "auto"  # rows of large tables are read when they are needed
     rope_scaling: Literal["", "none", "linear", "yarn"] = ""
     rope_scale: float = 0.0
@@ -142,13 +142,13 @@ class RemoteFiles:
     docker: str = ""  # ``[registry/]repository[:tag]``
     draft: str = ""
     mmproj_url: str = ""  # of the multimodal projector
-    mmproj: bool = True  # with the multimodal projector that lies beside the model, as llama-server has it
+    mmproj: bool = True  # with the multimodal projector in the model's folder, as llama-server
     asked: bool = False  # by a client, just now, so that --offline doesn't forbid it
 
 
 @dataclass(frozen=True, slots=True)
 class DraftFile:
-    """A small model that guesses for another one, and how it is loaded."""
+    """A draft model, and how it is loaded."""
 
     path: Path
     native: LoadParams
@@ -162,8 +162,8 @@ class ChatParams:
     template_kwargs: dict[str, Any] = field(default_factory=dict)
     reasoning_format: Literal["none", "deepseek", "deepseek-legacy", "auto"] = "auto"
     reasoning: Literal["on", "off", "auto"] = "auto"
-    reasoning_budget: int = -1  # tokens that thoughts may have; -1 = any number
-    reasoning_budget_message: str = ""  # said in front of the tag that ends thoughts whose budget is spent
+    reasoning_budget: int = -1  # most reasoning tokens; -1 = unlimited
+    reasoning_budget_message: str = ""  # inserted before the closing tag when the budget is spent
     prefill_assistant: bool = True
     tool_format: str = "auto"  # a name of chat.formats; auto = as the template shows
     jinja: bool = True  # False: instead of a template the built-in one that llama.cpp takes it for
@@ -181,7 +181,7 @@ class ModelSpec:
     draft: DraftFile | None = None
     load: Literal["startup", "on_demand"] = "on_demand"
     isolation: Literal["auto", "none", "process"] = "none"  # process: it has one of its own (`pool.worker`)
-    pinned: bool = False  # stays loaded, whoever else has no room
+    pinned: bool = False  # never unloaded for other models
     native: LoadParams = field(default_factory=LoadParams)
     engine: EngineParams = field(default_factory=EngineParams)
     chat: ChatParams = field(default_factory=ChatParams)
@@ -193,7 +193,7 @@ class ModelSpec:
     spm_infill: bool = False  # fill in the middle: suffix, prefix, middle instead of prefix, suffix, middle
     sleep_idle_s: float = -1.0  # -1 = never
     source: str = ""  # where it was configured, for error messages
-    remote: RemoteFiles | None = None  # where its files come from, if they are not there
+    remote: RemoteFiles | None = None  # where missing files are downloaded
     origin: Literal["preset", "models_dir", "cache"] = "preset"  # llama-server's words; preset = by somebody
     hidden: bool = False  # served, but not listed: another model has the same file
     args: tuple[str, ...] = ()  # the command line that would serve it alone
@@ -209,7 +209,7 @@ class ModelSpec:
 
     def by_name(self, text: str) -> str:
         """`text`, which may quote the library or the system, with this model's files without their folders: replies
-        show it to people who may not know where files lie."""
+        show it to clients that may not know where files are."""
         draft = [] if self.draft is None else [self.draft.path, *(one.path for one in self.draft.native.lora)]
         scaled = (*self.native.lora, *self.native.control_vectors)
         files = [self.path, *([] if self.mmproj is None else [self.mmproj]), *draft, *(one.path for one in scaled)]

@@ -85,7 +85,7 @@ class ModelState:
     n_leases: int
     n_waiting: int  # callers of acquire that wait for this model
     queued: bool  # waits for its turn under models_max
-    pinned: bool  # stays loaded, whoever else has no room
+    pinned: bool  # never unloaded for other models
     downloads: tuple[FileProgress, ...] = ()  # its files, while they are fetched
     media: frozenset[BitmapKind] = frozenset()  # what it sees or hears
 

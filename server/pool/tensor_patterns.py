@@ -2,7 +2,7 @@
 
 The library searches with std::regex (ECMAScript), this package with `re`; so what is taken is what both understand
 alike. Both go back and try again when a match fails, so the tries of a pattern are estimated and bounded: each place
-where it may go on in several ways multiplies them.
+where a match may continue in several ways multiplies them.
 """
 
 import math
@@ -17,8 +17,8 @@ _MAX_REPEATS = 1000
 _MAX_DEPTH = 16
 _NAME = 60  # characters of a tensor's name at most (ggml.h, GGML_MAX_NAME)
 
-# what follows a repetition tells where it may end: anywhere, at one of the places where a character or two in a row
-# stand in a name, or at its own end, where nothing can fail any more
+# what follows a repetition determines where it may end: anywhere, where one or two characters in a row occur in a name,
+# or at its own end, where nothing can fail any more
 _ANYWHERE, _CHARACTER, _WORD, _END = range(4)
 _ENDS = (_NAME, 8, 3, 1)
 _RUN = 3  # digits, or the same character, in a row
@@ -45,7 +45,7 @@ _POSIX = {
 
 @dataclass(frozen=True, slots=True)
 class _Token:
-    """``least`` and ``most``: how often it may stand there."""
+    """``least`` and ``most``: how often it may be repeated."""
 
     kind: str
     text: str
@@ -156,40 +156,40 @@ def _parsed(pattern: str) -> _Group:
     return stack[0]
 
 
-def _estimate(row: Sequence[_Token | _Group], behind: int) -> tuple[int, int, int]:
-    """The ways through it, the sets in it that match one character each, and how it begins; `behind` is how that
+def _estimate(row: Sequence[_Token | _Group], next_kind: int) -> tuple[int, int, int]:
+    """The ways through it, the sets in it that match one character each, and how it begins; `next_kind` is how that
     begins which follows."""
     ways, width = 1, 0
     for item in reversed(row):
         if isinstance(item, _Group):
-            inner = [_estimate(alternative, behind) for alternative in item.alternatives]
+            inner = [_estimate(alternative, next_kind) for alternative in item.alternatives]
             ways *= math.prod(each[0] for each in inner) * _choices(item) * (1 + item.optional)
             width += max(each[1] for each in inner)
-            behind = min(behind if item.optional else _END, *(each[2] for each in inner), _END)
+            next_kind = min(next_kind if item.optional else _END, *(each[2] for each in inner), _END)
         else:
-            ways *= _ends(item, behind)
+            ways *= _ends(item, next_kind)
             width += item.least if item.kind in ("some", "digit") else 0
-            behind = _beginning(item, behind)
-    return ways, width, behind
+            next_kind = _beginning(item, next_kind)
+    return ways, width, next_kind
 
 
-def _ends(item: _Token, behind: int) -> int:
+def _ends(item: _Token, next_kind: int) -> int:
     """How many ends a repetition may have."""
     if item.least == item.most:
         return 1
     if item.most == 1:
         return 2
-    return _ENDS[behind] if item.kind == "some" else min(_RUN, _ENDS[behind])
+    return _ENDS[next_kind] if item.kind == "some" else min(_RUN, _ENDS[next_kind])
 
 
-def _beginning(item: _Token, behind: int) -> int:
+def _beginning(item: _Token, next_kind: int) -> int:
     if item.text in ("^", "$"):
         return _WORD
     if item.kind != "plain":
         return _ANYWHERE
     if not item.least:
-        return min(behind, _CHARACTER)
-    return _WORD if behind in (_CHARACTER, _WORD) and item.most == 1 else _CHARACTER
+        return min(next_kind, _CHARACTER)
+    return _WORD if next_kind in (_CHARACTER, _WORD) and item.most == 1 else _CHARACTER
 
 
 def _choices(group: _Group) -> int:

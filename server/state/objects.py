@@ -200,7 +200,7 @@ class Objects:
     async def find(
         self, owner: str, kind: Kind, *, after: str | None, limit: int, newest_first: bool, label: str | None = None
     ) -> Page:
-        """Return up to `limit` bodies behind the object `after`, only those with `label` unless it is None."""
+        """Return up to `limit` bodies after the object `after`, only those with `label` unless it is None."""
 
         def work(db: sqlite3.Connection) -> Page:
             sign, direction = ("<", "DESC") if newest_first else (">", "ASC")
@@ -238,7 +238,7 @@ class Objects:
         newest_first: bool,
         is_output: bool | None = None,
     ) -> Page:
-        """Return up to `limit` items of an object behind the item `after`."""
+        """Return up to `limit` items of an object after the item `after`."""
 
         def work(db: sqlite3.Connection) -> Page:
             sign, direction = ("<", "DESC") if newest_first else (">", "ASC")

@@ -19,7 +19,7 @@ _NEW_BYTES = 32
 def reasoning_secrets(key_file: Path | None, state: Path | None) -> list[bytes]:
     """Return the secrets, the one that encrypts first.
 
-    `key_file` has one on each line. Otherwise the secret is in a file beside the `state` file, which is created with a
+    `key_file` has one on each line. Otherwise the secret is in a file next to the `state` file, which is created with a
     random one. If the state is in memory (None), the secret is too, and ends with the server. Raises `ConfigError`.
     """
     if key_file is not None:

@@ -35,7 +35,7 @@ class Download:
         return self._cancelled.is_set()
 
     def cancel(self) -> None:
-        """Ask it to stop at its next bytes."""
+        """Stop it at its next bytes."""
         self._cancelled.set()
 
     def wanted(self) -> bool:

@@ -71,7 +71,7 @@ class Lifecycle:
                 least = loader.least(spec)
             except LlamapoolError:
                 least = {}
-            except Exception:  # not tried again: who asks for the model would wait for ever
+            except Exception:  # no retry: requests for the model would wait forever
                 log.exception(
                     "model '%s' could not be measured; this is a bug, please report it",
                     entry.id,
@@ -258,13 +258,13 @@ class Lifecycle:
             return entry.taken
         for device, n in measured.items():
             if n > 1.1 * entry.taken.get(device, n):
-                guessed, taken = readable(entry.taken[device]), readable(n)
+                expected, taken = readable(entry.taken[device]), readable(n)
                 log.warning(
                     "model '%s' took %s of %s, %s were expected; a smaller `memory` leaves room for that",
                     entry.id,
                     taken,
                     device,
-                    guessed,
+                    expected,
                 )
         return measured
 

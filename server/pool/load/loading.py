@@ -86,7 +86,7 @@ class Load:
     spec: ModelSpec
     loader: Loader
     template: TemplateFactory
-    report: Callable[[float], None]  # called in the thread, with 0..1, at most every 0.2 s but for both ends
+    report: Callable[[float], None]  # called in the thread, with 0..1, at most every 0.2 s, except 0 and 1
     clock: Callable[[], float]
     grammar: GrammarFactory
     quiet: Callable[[], bool]  # whether no other model has anything to do
@@ -139,8 +139,8 @@ class Load:
         with contextlib.ExitStack() as undo:
             undo.callback(weights.close)
             parts = LoadedParts(fit, weights, self.template(weights.info, self.spec), [], [])
-            with ThreadPoolExecutor(1, "prepare-grammar") as beside:  # ends before the weights are closed
-                grammar = beside.submit(self._prepared, weights)
+            with ThreadPoolExecutor(1, "prepare-grammar") as threads:  # ends before the weights are closed
+                grammar = threads.submit(self._prepared, weights)
                 if isinstance(weights, IsolatedWeights):
                     parts.generator, parts.embedder = weights.generator, weights.embedder
                 else:
@@ -174,7 +174,7 @@ class Load:
         try:
             grammar = self.grammar(weights.vocab)
             grammar.prepare()
-        except Exception:  # only constraints need it; who asks for one is told
+        except Exception:  # only constrained requests need it, and get the error
             log.warning(
                 "model '%s': no grammar can be compiled for its vocabulary; what needs one is refused",
                 self.spec.id,

@@ -1,6 +1,6 @@
 """Saved slots and prompt states at an address: an object store such as S3, by fsspec, for several machines.
 
-A file appears there whole, with the end of its upload; whoever reads an older one meanwhile finds it damaged at worst,
+A file appears there whole, with the end of its upload; a reader of the older file finds it damaged at worst,
 since every byte is hashed. An address needs the package that fsspec says (s3fs for ``s3://``). All of it blocks.
 """
 

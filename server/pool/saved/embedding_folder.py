@@ -1,6 +1,6 @@
 """The folder of a model's embeddings on disk (``cache_disk``): a file for each key, numbers and a hash of them.
 
-Keys tell of the projector and its settings, so that any process may read and write here. All blocking.
+Keys include the projector and its settings, so that any process may read and write here. All methods block.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ class EmbeddingFolder:
     def index(self) -> list[tuple[bytes, int]]:
         """Keys and bytes, what was used last at the end. Raises `InternalError`."""
         try:
-            self._path.mkdir(mode=0o700, parents=True, exist_ok=True)  # pictures can be told from embeddings
+            self._path.mkdir(mode=0o700, parents=True, exist_ok=True)  # embeddings reveal images
             self._files.remove_stale()
         except OSError as error:
             raise InternalError(f"{self._path}: {error.strerror or error}") from error

@@ -1,4 +1,4 @@
-"""The bytes of a saved slot: llama.cpp's sequence state file, and behind it what Llamapool must know to trust it.
+"""The bytes of a saved slot: llama.cpp's sequence state file, followed by what Llamapool needs to trust it.
 
 ::
 
@@ -9,7 +9,7 @@
 
 The words are llama-server's packed tokens (tools/server/server-common.cpp, server_tokens::serialize): -1, version,
 number, tokens (-1 for each of a medium), number of media, their places, and of each the bytes of its `media_record` and
-their number. llama-server reads such a file and does not look behind the state. One file and not two (docs/adr/0006):
+their number. llama-server reads such a file and ignores what follows the state. One file and not two (docs/adr/0006):
 it appears, and is replaced, in one rename. Hashes are BLAKE2b: any changed byte is found. llama-server's own files end
 with the state (`read_foreign`); older ones have a plain list of tokens for words.
 """
@@ -46,7 +46,7 @@ _PREFIX_BYTES = len(DATA_PREFIX) + 4
 _PACKS = struct.pack("<i", -1)  # the first of packed words, which no token is
 
 SavedTokens = tuple[list[int], Spans]
-"""Tokens, and what the negative ones of them stand for."""
+"""Tokens, and the media that the negative ones represent."""
 LoraSet = tuple[tuple[str, float], ...]
 """(hash of an adapter's content, scale), sorted: ids and paths mean nothing on another machine."""
 
@@ -193,7 +193,7 @@ def read_foreign(file: BinaryIO, size: int, n_vocab: int) -> tuple[SavedTokens, 
     """Text and state of a file of llama-server's; None for one of ours, and for what is no saved slot.
 
     Nothing proves that it is whole, or which model it belongs to: the library finds the first out when it reads the
-    state, and whoever restores the file answers for the second. Raises `InvalidRequest`.
+    state, the caller is responsible for the second. Raises `InvalidRequest`.
     """
     if size < _HEAD.size + 4:
         return None
@@ -287,7 +287,7 @@ def _text(words: bytes, n_tokens: int, n_vocab: int) -> SavedTokens:
 
 
 def _media(words: bytes, at: int) -> Spans:
-    """What stands behind the tokens, which end at `at`."""
+    """Return what follows the tokens, which end at `at`."""
     (n_media,) = struct.unpack_from("<I", words, at)
     at += 4
     if 4 * n_media > len(words) - at:

@@ -1,6 +1,6 @@
 """The folder of saved slots. Any number of processes may save to it and restore from it at once.
 
-A file appears, or replaces an older one, by a rename once all of it is on the disk; whoever opened the older one
+A file appears, or replaces an older one, by a rename once all of it is on the disk; a reader of the older one
 reads that to its end. Names cannot leave the folder, and links in it are not followed. All blocking.
 """
 
@@ -72,21 +72,21 @@ def too_much(quota: int) -> PermissionDenied:
 class SlotFiles:
     """Saved slots by name, at most `quota` bytes of them (0 = any). `secret` signs them, "" = nobody does."""
 
-    def __init__(self, folder: Path, quota: int = 0, secret: bytes = b"", *, comes: bool = False) -> None:
-        """`comes`: the folder is made with the first file."""
+    def __init__(self, folder: Path, quota: int = 0, secret: bytes = b"", *, create: bool = False) -> None:
+        """`create`: create the folder on the first write."""
         self._folder = folder
-        self._comes = comes
+        self._create = create
         self._quota = quota
         self.secret = secret
 
     def of(self, owner: str) -> "SlotFiles":
-        """Those of one owner, in a folder of his own that is made with the first; "" is who has no owner."""
-        return SlotFiles(self._folder / owner, self._quota, self.secret, comes=True) if owner else self
+        """Return the files of one owner, in a folder that is created on the first write; "" = no owner."""
+        return SlotFiles(self._folder / owner, self._quota, self.secret, create=True) if owner else self
 
     def write(self, name: str, parts: Iterable[bytes | memoryview]) -> int:
         """Save a file whole or not at all; its bytes. Raises `InternalError` with the system's reason, and
         `PermissionDenied` where it would be too much."""
-        if self._comes:
+        if self._create:
             with contextlib.suppress(OSError):  # said when it is opened
                 self._folder.mkdir(mode=0o700, exist_ok=True)
         with self._opened_folder("save") as folder:
@@ -111,7 +111,7 @@ class SlotFiles:
             return n_bytes
 
     def _left(self, folder: int, name: str) -> float:
-        """Bytes that `name` may have beside the files that are there."""
+        """Return the bytes that `name` may have, given the other files."""
         if not self._quota:
             return math.inf
         kept = 0
@@ -170,7 +170,7 @@ class SlotFiles:
             os.unlink(name, dir_fd=folder)
 
     def remove_stale(self) -> None:
-        """Remove what processes left behind that ended in the middle of saving, a day ago or earlier."""
+        """Remove unfinished files of processes that ended while saving, at least a day ago."""
         for path in (*self._folder.glob(f"{_PART}*"), *self._folder.glob(f"*/{_PART}*")):
             with contextlib.suppress(FileNotFoundError):  # another process does the same
                 if path.lstat().st_mtime < time.time() - STALE_S:
@@ -193,7 +193,7 @@ class SlotFiles:
             finally:
                 os.close(folder)
         except OSError as error:
-            if self._comes and isinstance(error, FileNotFoundError):
+            if self._create and isinstance(error, FileNotFoundError):
                 raise InvalidRequest(f"Unable to {verb} slot: there is no such file", "filename") from None
             raise InternalError(f"Unable to {verb} slot: {error.strerror or error}") from error
 

@@ -1,4 +1,4 @@
-"""What the cells of a slot depend on besides their tokens. A saved slot may come back only where all of it is equal."""
+"""What the cells of a slot depend on besides their tokens. A saved slot is restored only if all of it is equal."""
 
 from collections.abc import Sequence
 
@@ -55,7 +55,7 @@ def origin_of_cells(model: LoadedModel, library: str) -> dict[str, str | int]:
 
 
 def describe(model: LoadedModel, saved: SlotState) -> Description:
-    """What is written beside the state of `saved`."""
+    """Return the description that is saved with the state of `saved`."""
     adapter_set = saved.adapter_set
     return Description(
         origin=origin_of(model),

@@ -86,7 +86,7 @@ class StateFolder:
 
     @property
     def follow_s(self) -> float | None:
-        """Seconds after which `others` is worth a look; None where there are none."""
+        """Seconds between two calls of `others`; None if no other process writes here."""
         return None if not self._shared else FOLDER_S if self._path is not None else ADDRESS_S
 
     def index(self) -> list[CacheEntry]:
@@ -98,7 +98,7 @@ class StateFolder:
         return self.others()[0]
 
     def others(self) -> tuple[list[CacheEntry], set[str]]:
-        """States that have come since the last look, and names of those that are gone. Raises `InternalError`."""
+        """Return states added since the last call, and names of those that are gone. Raises `InternalError`."""
         listed = {one.name: one for one in self._files.listed() if one.name.endswith(SUFFIX)}
         gone = self._ours - listed.keys()
         fresh = sorted(listed.keys() - self._seen)
@@ -110,7 +110,7 @@ class StateFolder:
 
     def _take(self, path: Path) -> None:
         try:
-            for folder in (path.parent, path):  # states tell what was said
+            for folder in (path.parent, path):  # states reveal conversations
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._lock(path)
         except OSError as error:
