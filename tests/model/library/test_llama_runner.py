@@ -18,37 +18,6 @@ from tests.support.ggufs import TinyModel, gguf_file
 RunnerOf = Callable[..., AbstractContextManager[LlamaRunner]]
 
 
-def test_the_same_prompt_gives_the_same_tokens(runner: LlamaRunner) -> None:
-    tokens = prompt_tokens(runner.vocab)
-    assert generate(runner, tokens, 30) == generate(runner, tokens, 30) == generate(runner, tokens, 30, seq=3)
-
-
-def test_a_prompt_in_chunks_gives_the_same_next_token(runner: LlamaRunner) -> None:
-    tokens = prompt_tokens(runner.vocab)
-    prefill(runner, 0, tokens)
-    whole = raw_logits(runner)
-    for start in range(0, len(tokens), 3):
-        assert runner.decode([Entry(1, start, tokens[start : start + 3])])
-    assert same_vectors(raw_logits(runner), whole)
-
-
-def test_sequences_of_one_batch_do_not_see_each_other(runner: LlamaRunner) -> None:
-    tokens = prompt_tokens(runner.vocab)
-    alone = generate(runner, tokens, 10)
-    others = [generate(runner, tokens[: 3 + i], 10) for i in range(3)]
-    prompts = [tokens, *(tokens[: 3 + i] for i in range(3))]
-    for seq in range(4):
-        runner.clear(seq)
-    assert runner.decode([Entry(seq, 0, prompt) for seq, prompt in enumerate(prompts)])
-    samplers = [runner.sampler(GREEDY, prompt) for prompt in prompts]
-    out = [[runner.sample(seq, samplers[seq])] for seq in range(4)]
-    for step in range(9):
-        assert runner.decode([Entry(s, len(prompts[s]) + step, out[s][-1:]) for s in range(4)])
-        for seq in range(4):
-            out[seq].append(runner.sample(seq, samplers[seq]))
-    assert out == [alone, *others]
-
-
 def test_a_device_is_waited_for_only_where_there_are_logits(
     runner: LlamaRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -73,20 +42,6 @@ def test_outputs_are_counted_among_the_wanted_logits_only(runner: LlamaRunner) -
         runner.logprobs(1, 0, 0)
 
 
-@pytest.mark.parametrize("unified", [True, False])
-def test_a_copied_sequence_continues_like_a_fresh_prefill(runner_of: RunnerOf, unified: bool) -> None:
-    with runner_of(kv_unified=unified) as runner:
-        tokens = prompt_tokens(runner.vocab)
-        fresh = generate(runner, tokens, 12)
-        runner.clear(0)
-        prefill(runner, 0, tokens[:-2])
-        runner.seq_copy(0, 2)
-        runner.clear(0)
-        assert runner.decode([Entry(2, len(tokens) - 2, tokens[-2:])])
-        sampler = runner.sampler(GREEDY, tokens)
-        assert runner.sample(0, sampler) == fresh[0]
-
-
 def test_with_separate_streams_a_copys_logits_are_bit_identical(runner: LlamaRunner) -> None:
     tokens = prompt_tokens(runner.vocab)
     prefill(runner, 0, tokens)
@@ -105,34 +60,6 @@ def test_a_copy_goes_into_an_empty_sequence_only(runner: LlamaRunner) -> None:
     for target in (0, 1):
         with pytest.raises(InternalError, match="not empty"):
             runner.seq_copy(0, target)
-
-
-def test_a_removed_tail_can_be_written_again(runner: LlamaRunner) -> None:
-    tokens = prompt_tokens(runner.vocab)
-    expected = generate(runner, tokens, 8)
-    assert runner.seq_remove(0, len(tokens) - 3)
-    assert runner.decode([Entry(0, len(tokens) - 3, tokens[-3:])])
-    assert runner.sample(0, runner.sampler(GREEDY, tokens)) == expected[0]
-
-
-def test_removing_past_the_end_changes_nothing(runner: LlamaRunner) -> None:
-    prefill(runner, 0, [1, 2, 3])
-    assert runner.seq_remove(0, 3)
-    assert runner.decode([Entry(0, 3, [4])])
-
-
-@pytest.mark.parametrize("unified", [True, False])
-def test_a_saved_sequence_continues_where_it_was(runner_of: RunnerOf, unified: bool) -> None:
-    with runner_of(kv_unified=unified) as runner:
-        tokens = prompt_tokens(runner.vocab)
-        expected = generate(runner, tokens, 6)
-        prefill(runner, 1, tokens[:-1])
-        state = runner.seq_save(1)
-        assert runner.seq_size(1) == len(state)
-        runner.clear(1)
-        assert runner.seq_load(3, state, len(tokens) - 1)
-        assert runner.decode([Entry(3, len(tokens) - 1, tokens[-1:])])
-        assert runner.sample(0, runner.sampler(GREEDY, tokens)) == expected[0]
 
 
 def test_cells_behind_what_two_sequences_share_move_and_the_other_stays(runner_of: RunnerOf) -> None:
@@ -197,19 +124,6 @@ def test_a_state_of_another_model_is_refused(runner: LlamaRunner, gguf_folder: P
     with open_runner(gguf_file(gguf_folder, TinyModel(n_layer=3))) as other:
         assert not other.seq_load(0, state, 3)
         prefill(other, 0, [1, 2, 3])
-
-
-@pytest.mark.parametrize("unified", [True, False])
-def test_a_full_cache_says_so_and_changes_nothing(runner_of: RunnerOf, unified: bool) -> None:
-    with runner_of(kv_unified=unified, n_parallel=2, n_ctx=512, n_batch=512) as runner:
-        room = runner.info.n_ctx_seq
-        assert runner.decode([Entry(0, 0, [1] * (room - 4))])
-        assert runner.decode([Entry(0, room - 4, [1] * 5)]) is False
-        assert runner.decode([Entry(0, room - 4, [1] * 4)])
-        if unified:
-            assert runner.decode([Entry(1, 0, [1])]) is False
-            assert runner.seq_remove(0, 10)
-        assert runner.decode([Entry(1, 0, [1])])
 
 
 @pytest.mark.parametrize(

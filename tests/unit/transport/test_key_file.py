@@ -7,7 +7,17 @@ import pytest
 
 from server.cli.key_commands import main
 from server.errors import ConfigError
-from server.transport.keys import KeyLimits, KeyStore, add_entry, digest_of, hash_of, new_key, read_entries, read_keys
+from server.transport.keys import (
+    MAX_BYTES,
+    KeyLimits,
+    KeyStore,
+    add_entry,
+    digest_of,
+    hash_of,
+    new_key,
+    read_entries,
+    read_keys,
+)
 
 HASH = hash_of("secret")
 FULL = f"""
@@ -151,3 +161,21 @@ def test_deprecated_names_of_fields_are_read_with_a_warning(tmp_path: Path, capl
     file.write_text(f"keys: [{{name: ada, hash: '{HASH}', at_once: 3}}]")
     assert read_entries(file)[0].max_concurrent_requests == 3
     assert "at_once is deprecated, write max_concurrent_requests" in caplog.text
+
+
+def test_entries_follow_each_other_without_blank_lines(tmp_path: Path) -> None:
+    file = tmp_path / "keys.yaml"
+    for name in ("ada", "bert", "carl"):
+        add_entry(file, {"name": name, "hash": hash_of(new_key())})
+        if name == "ada":
+            file.write_text(file.read_text().removesuffix("\n"))
+    assert "\n\n" not in file.read_text()
+    assert [entry.name for entry in read_entries(file)] == ["ada", "bert", "carl"]
+
+
+def test_a_file_may_have_exactly_the_largest_size(tmp_path: Path) -> None:
+    file = written(tmp_path, FULL + "#" * (MAX_BYTES - len(FULL)))
+    assert read_entries(file)
+    file.write_text(file.read_text() + "#")
+    with pytest.raises(ConfigError, match="larger than"):
+        read_entries(file)

@@ -18,6 +18,11 @@ from server.errors import InvalidRequest
 from server.formats.parsing.pieces import Piece, ToolCallArguments, ToolCallBegin
 from tests.unit.dialects.builders import Scripted, finished, started, text
 
+WHOLE: tuple[TypeAdapter[Any], ...] = (TypeAdapter(sdk.Message), TypeAdapter(beta.BetaMessage))
+EVENTS: tuple[TypeAdapter[Any], ...] = (
+    TypeAdapter(sdk.RawMessageStreamEvent),
+    TypeAdapter(beta.BetaRawMessageStreamEvent),
+)
 BLOCK: TypeAdapter[Any] = TypeAdapter(sdk.ContentBlock)
 MEMBERS: dict[str, TypeAdapter[Any]] = {
     "computer": TypeAdapter(sdk.ComputerToolUseBlock),
@@ -57,12 +62,12 @@ def said(asked: MessagesRequest, name: str, arguments: dict[str, Any]) -> list[d
         reply.add(0, event)
         raw += stream.feed(0, event)
     message = orjson.loads(orjson.dumps(reply.body()))
-    TypeAdapter(sdk.Message).validate_python(message)
-    TypeAdapter(beta.BetaMessage).validate_python(message)
+    for adapter in WHOLE:
+        adapter.validate_python(message)
     parts = [orjson.loads(each.split(b"\ndata: ")[1]) for each in raw]
     for part in parts:
-        TypeAdapter(sdk.RawMessageStreamEvent).validate_python(part)
-        TypeAdapter(beta.BetaRawMessageStreamEvent).validate_python(part)
+        for adapter in EVENTS:
+            adapter.validate_python(part)
     [begun] = [part["content_block"] for part in parts if part["type"] == "content_block_start"]
     written = "".join(part["delta"]["partial_json"] for part in parts if part["type"] == "content_block_delta")
     return [message["content"][0], {**begun, "input": orjson.loads(written)}]
