@@ -1,0 +1,393 @@
+"""One small client per dialect: asks the same things of each API, and reads its replies into the same values.
+
+`DIALECTS` is the list that the contract in `test_dialect_contract.py` runs over. Each reply and each stream event is
+checked against the type of the official client, where there is one.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import ollama
+import orjson
+from anthropic.types import Message, RawMessageStreamEvent
+from openai.types import Completion
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from openai.types.responses import Response, ResponseStreamEvent
+from pydantic import TypeAdapter
+
+from tests.api.streams import events, native_events
+
+IMAGE = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR4nGNgYGBgAAAABQABh6FO1AAAAABJRU5ErkJggg=="
+"""A PNG of one pixel."""
+TOOL = {"name": "look", "description": "Looks.", "schema": {"type": "object", "properties": {"at": {"type": "string"}}}}
+ANSWER = {"type": "object", "properties": {"a": {"enum": ["x"]}}, "required": ["a"], "additionalProperties": False}
+"""A schema that only one object matches."""
+
+
+@dataclass
+class Answer:
+    """A reply in the words of no dialect. ``n_cached`` is None where a dialect does not report it."""
+
+    text: str = ""
+    reasoning: str = ""
+    calls: list[tuple[str, str, dict[str, Any]]] = field(default_factory=list)  # id, name, arguments
+    reason: str = ""  # end, limit, stop or calls
+    n_prompt: int = 0
+    n_output: int = 0
+    n_cached: int | None = None
+    items: Any = None  # what the client sends back as the assistant's turn
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What to ask for, in the words of no dialect."""
+
+    text: str = "Hi"
+    stop: str | None = None
+    limit: int | None = 100
+    tools: bool = False
+    schema: bool = False
+    image: bool = False
+    turn: Answer | None = None  # the assistant's turn with a call, answered by `result`
+    result: str = ""
+
+
+def _function(body: dict[str, Any]) -> tuple[str, str, dict[str, Any]]:
+    arguments = body["arguments"]
+    return body.get("id", ""), body["name"], arguments if isinstance(arguments, dict) else orjson.loads(arguments)
+
+
+def _set(body: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    return body | {name: value for name, value in fields.items() if value is not None}
+
+
+class Dialect:
+    """One endpoint that generates text. `features`: calls, reasoning, images, schema, chat."""
+
+    name: str
+    path: str
+    features: frozenset[str] = frozenset({"chat", "calls", "reasoning", "images", "schema"})
+    stream_type = "text/event-stream"
+    reasons: ClassVar[dict[str, str]]
+    """The dialect's word for each of: end, limit, stop, calls."""
+
+    def body(self, asked: Asked) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def whole(self, reply: Any) -> Answer:
+        raise NotImplementedError
+
+    def streamed(self, raw: str) -> Answer:
+        raise NotImplementedError
+
+    def error(self, body: Any) -> str:
+        """Return the message of an error, after a check of its shape."""
+        assert {"code", "message", "type"} <= set(body["error"])
+        message: str = body["error"]["message"]
+        return message
+
+    def stream_error(self, raw: str) -> str:
+        """Return the message of the error that ends a stream."""
+        return self.error(orjson.loads(raw.strip().rsplit("\n\n", 1)[-1].split("data: ", 1)[1]))
+
+
+class Chat(Dialect):
+    name, path = "chat", "/v1/chat/completions"
+    reasons: ClassVar = {"end": "stop", "limit": "length", "stop": "stop", "calls": "tool_calls"}
+
+    def body(self, asked: Asked) -> dict[str, Any]:
+        content: Any = asked.text
+        if asked.image:
+            url = {"url": f"data:image/png;base64,{IMAGE}"}
+            content = [{"type": "text", "text": asked.text}, {"type": "image_url", "image_url": url}]
+        messages: list[Any] = [{"role": "user", "content": content}]
+        if asked.turn is not None:
+            call_id = asked.turn.calls[0][0]
+            messages += [asked.turn.items, {"role": "tool", "tool_call_id": call_id, "content": asked.result}]
+        function = {"name": TOOL["name"], "description": TOOL["description"], "parameters": TOOL["schema"]}
+        form = {"type": "json_schema", "json_schema": {"name": "s", "schema": ANSWER}}
+        return _set(
+            {"messages": messages},
+            stop=asked.stop,
+            max_tokens=asked.limit,
+            tools=[{"type": "function", "function": function}] if asked.tools else None,
+            response_format=form if asked.schema else None,
+        )
+
+    def whole(self, reply: Any) -> Answer:
+        ChatCompletion.model_validate(reply)
+        [choice] = reply["choices"]
+        message = choice["message"]
+        assert message["role"] == "assistant"
+        calls = [_function({"id": call["id"], **call["function"]}) for call in message.get("tool_calls") or ()]
+        reasoning = message.get("reasoning_content", "")
+        return self._counted(Answer(message["content"], reasoning, calls, items=message), choice, reply["usage"])
+
+    def _counted(self, answer: Answer, choice: Any, usage: Any) -> Answer:
+        answer.reason = choice["finish_reason"]
+        answer.n_prompt, answer.n_output = usage["prompt_tokens"], usage["completion_tokens"]
+        assert usage["total_tokens"] == answer.n_prompt + answer.n_output
+        answer.n_cached = usage["prompt_tokens_details"]["cached_tokens"]
+        return answer
+
+    def streamed(self, raw: str) -> Answer:
+        found = events(raw)
+        for chunk in found:
+            ChatCompletionChunk.model_validate(chunk)
+        *chunks, last = found
+        assert last["choices"] == []
+        deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
+        assert deltas[0]["role"] == "assistant"
+        text, reasoning = ("".join(d.get(key) or "" for d in deltas) for key in ("content", "reasoning_content"))
+        answer = Answer(text, reasoning)
+        calls: dict[int, dict[str, str]] = {}
+        for call in (call for delta in deltas for call in delta.get("tool_calls", ())):
+            begun = calls.setdefault(call["index"], {"arguments": "", "id": call.get("id", "")})
+            begun["name"] = begun.get("name", "") + call["function"].get("name", "")
+            begun["arguments"] += call["function"]["arguments"]
+        answer.calls = [_function(call) for call in calls.values()]
+        return self._counted(answer, chunks[-1]["choices"][0], last["usage"])
+
+
+class Completions(Dialect):
+    name, path, features = "completions", "/v1/completions", frozenset({"schema"})
+    reasons: ClassVar = {"end": "stop", "limit": "length", "stop": "stop"}
+
+    def body(self, asked: Asked) -> dict[str, Any]:
+        schema = ANSWER if asked.schema else None
+        return _set({"prompt": asked.text}, stop=asked.stop, max_tokens=asked.limit, json_schema=schema)
+
+    def _read(self, choices: Sequence[Any], usage: Any) -> Answer:
+        answer = Answer("".join(choice["text"] for choice in choices), reason=choices[-1]["finish_reason"])
+        answer.n_prompt, answer.n_output = usage["prompt_tokens"], usage["completion_tokens"]
+        answer.n_cached = usage["prompt_tokens_details"]["cached_tokens"]
+        return answer
+
+    def whole(self, reply: Any) -> Answer:
+        Completion.model_validate(reply)
+        return self._read(reply["choices"], reply["usage"])
+
+    def streamed(self, raw: str) -> Answer:
+        *chunks, last = events(raw)
+        return self._read([chunk["choices"][0] for chunk in chunks], last["usage"])
+
+
+class Native(Dialect):
+    name, path, features = "native", "/completion", frozenset({"schema"})
+    reasons: ClassVar = {"end": "eos", "limit": "limit", "stop": "word"}
+
+    def body(self, asked: Asked) -> dict[str, Any]:
+        schema = ANSWER if asked.schema else None
+        stop = [asked.stop] if asked.stop else None
+        return _set({"prompt": asked.text}, stop=stop, n_predict=asked.limit, json_schema=schema)
+
+    def whole(self, reply: Any) -> Answer:
+        answer = Answer(reply["content"], reason=reply["stop_type"])
+        answer.n_prompt, answer.n_output = reply["tokens_evaluated"], reply["tokens_predicted"]
+        answer.n_cached = reply["timings"]["cache_n"]
+        return answer
+
+    def streamed(self, raw: str) -> Answer:
+        *parts, last = native_events(raw)
+        assert [part["stop"] for part in (*parts, last)] == [False] * len(parts) + [True]
+        return self.whole({**last, "content": "".join(part["content"] for part in parts)})
+
+
+class Messages(Dialect):
+    name, path = "messages", "/v1/messages"
+    reasons: ClassVar = {"end": "end_turn", "limit": "max_tokens", "stop": "stop_sequence", "calls": "tool_use"}
+
+    def body(self, asked: Asked) -> dict[str, Any]:
+        content: list[Any] = [{"type": "text", "text": asked.text}]
+        if asked.image:
+            source = {"type": "base64", "media_type": "image/png", "data": IMAGE}
+            content.append({"type": "image", "source": source})
+        messages: list[Any] = [{"role": "user", "content": content}]
+        if asked.turn is not None:
+            result = {"type": "tool_result", "tool_use_id": asked.turn.calls[0][0], "content": asked.result}
+            messages += [{"role": "assistant", "content": asked.turn.items}, {"role": "user", "content": [result]}]
+        tool = {"name": TOOL["name"], "description": TOOL["description"], "input_schema": TOOL["schema"]}
+        return _set(
+            {"model": "demo", "messages": messages},
+            stop_sequences=[asked.stop] if asked.stop else None,
+            max_tokens=asked.limit,
+            tools=[tool] if asked.tools else None,
+            output_config={"format": {"type": "json_schema", "schema": ANSWER}} if asked.schema else None,
+        )
+
+    def whole(self, reply: Any) -> Answer:
+        Message.model_validate(reply)
+        assert (reply["type"], reply["role"]) == ("message", "assistant")
+        usage, blocks = reply["usage"], reply["content"]
+        answer = Answer(reason=reply["stop_reason"], items=blocks, n_output=usage["output_tokens"])
+        answer.n_cached = usage["cache_read_input_tokens"]
+        answer.n_prompt = usage["input_tokens"] + usage["cache_read_input_tokens"]
+        answer.text = "".join(block["text"] for block in blocks if block["type"] == "text")
+        answer.reasoning = "".join(block["thinking"] for block in blocks if block["type"] == "thinking")
+        answer.calls = [(b["id"], b["name"], b["input"]) for b in blocks if b["type"] == "tool_use"]
+        return answer
+
+    def streamed(self, raw: str) -> Answer:
+        found = []
+        for part in filter(None, raw.split("\n\n")):
+            name, data = part.split("\n")
+            found.append(orjson.loads(data.removeprefix("data: ")))
+            assert name == f"event: {found[-1]['type']}"
+            TypeAdapter[Any](RawMessageStreamEvent).validate_python(found[-1])
+        start, *_, end, stop = found
+        assert (start["type"], end["type"], stop["type"]) == ("message_start", "message_delta", "message_stop")
+        blocks: list[Any] = []
+        for event in found:
+            if event["type"] == "content_block_start":
+                blocks.append({**event["content_block"], "json": ""})
+            elif event["type"] == "content_block_delta":
+                for key, into in (("text", "text"), ("thinking", "thinking"), ("partial_json", "json")):
+                    if key in event["delta"]:
+                        blocks[event["index"]][into] += event["delta"][key]
+        for block in blocks:
+            if given := block.pop("json"):
+                block["input"] = orjson.loads(given)
+            if block["type"] == "thinking":
+                block["signature"] = block.get("signature") or "s"
+        message = start["message"] | {"content": blocks, "stop_reason": end["delta"]["stop_reason"]}
+        return self.whole(message | {"usage": message["usage"] | end["usage"]})
+
+    def error(self, body: Any) -> str:
+        assert body["type"] == "error"
+        assert set(body["error"]) == {"type", "message"}
+        message: str = body["error"]["message"]
+        return message
+
+
+class Responses(Dialect):
+    name, path = "responses", "/v1/responses"
+    reasons: ClassVar = {"end": "completed", "limit": "max_output_tokens", "calls": "completed"}
+
+    def body(self, asked: Asked) -> dict[str, Any]:
+        content: list[Any] = [{"type": "input_text", "text": asked.text}]
+        if asked.image:
+            content.append({"type": "input_image", "image_url": f"data:image/png;base64,{IMAGE}", "detail": "auto"})
+        items: list[Any] = [{"role": "user", "content": content}]
+        if asked.turn is not None:
+            output = {"type": "function_call_output", "call_id": asked.turn.calls[0][0], "output": asked.result}
+            items += [*asked.turn.items, output]
+        tool = {"type": "function", "name": TOOL["name"], "parameters": TOOL["schema"], "strict": False}
+        form = {"format": {"type": "json_schema", "name": "s", "schema": ANSWER}}
+        return _set(
+            {"input": items, "store": False},
+            max_output_tokens=asked.limit,
+            tools=[tool] if asked.tools else None,
+            text=form if asked.schema else None,
+        )
+
+    def whole(self, reply: Any) -> Answer:
+        Response.model_validate(reply)
+        usage, output = reply["usage"], reply["output"]
+        answer = Answer(n_prompt=usage["input_tokens"], n_output=usage["output_tokens"], items=output)
+        answer.reason = (reply["incomplete_details"] or {}).get("reason") or reply["status"]
+        answer.n_cached = usage["input_tokens_details"]["cached_tokens"]
+        for item in output:
+            parts = "".join(part["text"] for part in item.get("content") or ())
+            if item["type"] == "message":
+                answer.text += parts
+            elif item["type"] == "reasoning":
+                answer.reasoning += parts
+            else:
+                answer.calls.append((item["call_id"], item["name"], orjson.loads(item["arguments"])))
+        return answer
+
+    def streamed(self, raw: str) -> Answer:
+        found = [orjson.loads(part.split("\ndata: ")[1]) for part in raw.split("\n\n") if part.startswith("event: ")]
+        for event in found:
+            TypeAdapter[Any](ResponseStreamEvent).validate_python(event)
+        assert [event["sequence_number"] for event in found] == list(range(len(found)))
+        answer = self.whole(found[-1]["response"])
+        text = "".join(event["delta"] for event in found if event["type"] == "response.output_text.delta")
+        assert text == answer.text
+        return answer
+
+    def stream_error(self, raw: str) -> str:
+        assert "event: response.failed" in raw
+        message: str = orjson.loads(raw.split("event: error\ndata: ")[1].split("\n\n")[0])["message"]
+        return message
+
+
+class Ollama(Dialect):
+    """Both of Ollama's endpoints: counts are at the end of the last line, errors are one string."""
+
+    features = frozenset({"chat", "calls", "reasoning", "images", "schema"})
+    stream_type = "application/x-ndjson"
+    reasons: ClassVar = {"end": "stop", "limit": "length", "stop": "stop", "calls": "stop"}
+
+    def __init__(self, name: str, path: str, kind: type[ollama.ChatResponse] | type[ollama.GenerateResponse]) -> None:
+        self.name, self.path, self.kind = name, path, kind
+        if kind is ollama.GenerateResponse:
+            self.features = frozenset({"chat", "reasoning", "images", "schema"})
+
+    def body(self, asked: Asked) -> dict[str, Any]:
+        options = _set({}, stop=[asked.stop] if asked.stop else None, num_predict=asked.limit)
+        images = [IMAGE] if asked.image else None
+        body: dict[str, Any] = {"model": "demo", "options": options, "stream": False}
+        body |= {"format": ANSWER} if asked.schema else {}
+        if self.kind is ollama.GenerateResponse:
+            return _set(body | {"prompt": asked.text}, images=images)
+        messages: list[Any] = [_set({"role": "user", "content": asked.text}, images=images)]
+        if asked.turn is not None:
+            result = {"role": "tool", "tool_name": asked.turn.calls[0][1], "content": asked.result}
+            messages += [asked.turn.items, result]
+        function = {"name": TOOL["name"], "description": TOOL["description"], "parameters": TOOL["schema"]}
+        tools = [{"type": "function", "function": function}] if asked.tools else None
+        return _set(body | {"messages": messages}, tools=tools)
+
+    def whole(self, reply: Any) -> Answer:
+        self.kind.model_validate(reply)
+        message = reply.get("message", reply)
+        calls = [_function(call["function"]) for call in message.get("tool_calls", ())]
+        text = message["content"] if "content" in message else reply["response"]
+        answer = Answer(text, message.get("thinking", ""), calls, reply["done_reason"], items=message)
+        answer.n_prompt, answer.n_output = reply["prompt_eval_count"], reply["eval_count"]
+        return answer
+
+    def streamed(self, raw: str) -> Answer:
+        lines = [orjson.loads(line) for line in raw.splitlines()]
+        assert [line["done"] for line in lines] == [False] * (len(lines) - 1) + [True]
+        messages = [line.get("message") or {"content": line["response"], **line} for line in lines]
+        text, thinking = ("".join(m.get(key) or "" for m in messages) for key in ("content", "thinking"))
+        calls = [call for message in messages for call in message.get("tool_calls", ())]
+        message = {"role": "assistant", "content": text, "thinking": thinking, "tool_calls": calls}
+        last = lines[-1]
+        return self.whole(last | ({"message": message} if "message" in last else {"response": text} | message))
+
+    def error(self, body: Any) -> str:
+        assert list(body) == ["error"]
+        message: str = body["error"]
+        return message
+
+    def stream_error(self, raw: str) -> str:
+        return self.error(orjson.loads(raw.splitlines()[-1]))
+
+
+DIALECTS: tuple[Dialect, ...] = (
+    Chat(),
+    Completions(),
+    Native(),
+    Messages(),
+    Responses(),
+    Ollama("ollama-chat", "/api/chat", ollama.ChatResponse),
+    Ollama("ollama-generate", "/api/generate", ollama.GenerateResponse),
+)
+
+
+def having(*features: str, where: Callable[[Dialect], bool] = lambda _: True) -> list[Dialect]:
+    """Return the dialects that have all `features`."""
+    return [dialect for dialect in DIALECTS if dialect.features.issuperset(features) and where(dialect)]
+
+
+def call(*arguments: dict[str, Any]) -> str:
+    """Return what a model writes for calls of `TOOL`."""
+    name = json.dumps(TOOL["name"])
+    return "\n".join(
+        f'<tool_call>\n{{"name": {name}, "arguments": {json.dumps(each)}}}\n</tool_call>' for each in arguments
+    )
