@@ -161,7 +161,7 @@ def pytest(*arguments: str, mutant: Mutant | None = None) -> int:
         done = subprocess.run(command, env=environment, capture_output=True, timeout=TIMEOUT_S, check=False, text=True)
     except subprocess.TimeoutExpired:
         return 1
-    if done.returncode > 1:  # neither passed nor failed
+    if done.returncode and mutant is None:
         print(done.stdout[-2000:], done.stderr[-2000:], file=sys.stderr)
     return done.returncode
 

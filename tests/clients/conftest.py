@@ -53,8 +53,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def server(model: Path) -> Iterator[RealServer]:
-    """Four slots, no key."""
-    flags = ("-c", str(4 * N_CTX), "-np", "4", "-t", "1", "-a", "tiny", "--metrics", *EXACT)
+    """Four slots, no key; requests without a seed get one, so that random weights always write the same."""
+    flags = ("-c", str(4 * N_CTX), "-np", "4", "-t", "1", "-a", "tiny", "--metrics", "--seed", "3", *EXACT)
     with llamapool(model, *flags, environment=QUIET) as running:
         yield running
 

@@ -30,21 +30,6 @@ async def test_a_chat_is_answered(serve: Serve, path: str) -> None:
     ChatCompletion.model_validate(body)
 
 
-async def test_a_stream_is_openais_to_the_letter(serve: Serve) -> None:
-    async with serve(scripted()) as api:
-        reply = await api.client.post(
-            URL, json={"messages": HI, "stream": True, "stream_options": {"include_usage": True}}
-        )
-    parsed = events(reply.text)
-    assert parsed[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
-    assert "".join(c["choices"][0]["delta"]["content"] for c in parsed[:-2]) == "Hello there!"
-    assert parsed[-2]["choices"][0] == {"finish_reason": "stop", "index": 0, "delta": {}}
-    assert parsed[-1]["choices"] == []
-    assert parsed[-1]["usage"]["completion_tokens"] == 13
-    for chunk in parsed:
-        ChatCompletionChunk.model_validate(chunk)
-
-
 async def test_a_client_that_reads_chunks_without_a_parser_gets_every_text(serve: Serve) -> None:
     """As the plain client of a well-known tutorial reads: one chunk, one event, content never null."""
     said = []
@@ -101,15 +86,6 @@ async def test_a_client_that_leaves_frees_its_waiting_choices(serve: Serve) -> N
     assert after.is_success
 
 
-async def test_a_schema_keeps_the_model_to_it(serve: Serve) -> None:
-    schema = {"type": "object", "properties": {"a": {"enum": ["x"]}}, "required": ["a"], "additionalProperties": False}
-    format_ = {"type": "json_schema", "json_schema": {"name": "s", "schema": schema}}
-    async with serve(scripted('{"a":"y"}')) as api:
-        reply = await api.client.post(URL, json={"messages": HI, "response_format": format_, "max_tokens": 60})
-    assert reply.status_code == 200
-    assert orjson.loads(reply.json()["choices"][0]["message"]["content"]) == {"a": "x"}
-
-
 @pytest.mark.parametrize(
     ("fields", "named"),
     [
@@ -133,24 +109,9 @@ async def test_a_wrong_body_is_a_400_that_names_the_field(
     assert named is None or error["param"] == named
 
 
-async def test_an_image_gets_a_clear_400(client: httpx.AsyncClient) -> None:
-    part = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
-    reply = await client.post(URL, json={"messages": [{"role": "user", "content": [part]}]})
-    assert reply.status_code == 400
-    assert "mmproj" in reply.json()["error"]["message"]
-
-
 async def test_apply_template_renders_without_generating(client: httpx.AsyncClient) -> None:
     reply = await client.post("/apply-template", json={"messages": HI})
     assert reply.json() == {"prompt": "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"}
-
-
-async def test_a_failing_model_is_a_503_with_its_reason(serve: Serve) -> None:
-    models = {"one": {"path": "one.gguf", "load": "on_demand"}}
-    async with serve(FakeLoader(failing={"one": "no such file"}), models=models) as api:
-        reply = await api.client.post(URL, json={"messages": HI, "stream": True})
-    assert reply.status_code == 503
-    assert "no such file" in reply.json()["error"]["message"]
 
 
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
@@ -206,25 +167,6 @@ async def test_a_streamed_call_has_the_log_probabilities_of_the_whole_reply(serv
     assert whole["finish_reason"] == choices[-1]["finish_reason"] == "tool_calls"
     assert found == whole["logprobs"]["content"]
     assert any("tool_calls" in choice["delta"] and choice.get("logprobs") for choice in choices)
-
-
-@pytest.mark.parametrize("stream", [False, True])
-async def test_thoughts_are_told_from_the_answer(serve: Serve, stream: bool) -> None:
-    async with serve(scripted("<think>\nhmm\n</think>\n\nYes.")) as api:
-        reply = await api.client.post(URL, json={"messages": HI, "stream": stream})
-    if stream:
-        deltas = [c["choices"][0]["delta"] for c in events(reply.text)]
-        message = {k: "".join(d.get(k, "") for d in deltas) for k in ("content", "reasoning_content")}
-    else:
-        message = reply.json()["choices"][0]["message"]
-    assert (message["content"], message["reasoning_content"]) == ("Yes.", "hmm")
-
-
-async def test_what_a_parser_holds_back_and_stop_strings_do_not_leak(serve: Serve) -> None:
-    async with serve(scripted("yes STOP no")) as api:
-        reply = await api.client.post(URL, json={"messages": HI, "stream": True, "stop": "STOP"})
-    text = "".join(c["choices"][0]["delta"].get("content", "") for c in events(reply.text))
-    assert text == "yes "
 
 
 async def test_a_function_of_2023_is_called(serve: Serve) -> None:

@@ -29,37 +29,12 @@ async def test_a_completion_has_its_text_usage_and_timings(serve: Serve) -> None
     assert reply["timings"]["predicted_n"] == 6
 
 
-async def test_a_stream_gives_the_same_text_chunk_by_chunk(serve: Serve) -> None:
-    async with serve(scripted("héllo")) as api:
-        reply = await api.client.post(URL, json={"prompt": "Hi", "stream": True})
-    assert reply.headers["content-type"].startswith("text/event-stream")
-    parsed = events(reply.text)
-    assert "".join(c["choices"][0]["text"] for c in parsed) == "héllo"
-    assert parsed[-1]["choices"][0]["finish_reason"] == "stop"
-
-
 async def test_stop_strings_of_the_settings_are_for_requests_that_name_none(serve: Serve) -> None:
     model = {"path": "demo.gguf", "load": "startup", "reverse_prompt": [" tw"]}
     async with serve(scripted("one two three"), models={"demo": model}) as api:
         for body, text in (({}, "one"), ({"stop": []}, "one"), ({"stop": [" th"]}, "one two")):
             reply = await api.client.post(URL, json={"prompt": "Hi", **body})
             assert reply.json()["choices"][0]["text"] == text
-
-
-@pytest.mark.parametrize("stream", [False, True])
-async def test_stop_strings_end_the_text_before_them(serve: Serve, stream: bool) -> None:
-    async with serve(scripted("one two three")) as api:
-        reply = await api.client.post(URL, json={"prompt": "Hi", "stop": [" tw"], "stream": stream})
-    if stream:
-        assert "".join(c["choices"][0]["text"] for c in events(reply.text)) == "one"
-    else:
-        assert reply.json()["choices"][0]["text"] == "one"
-
-
-async def test_the_token_limit_ends_with_length(client: httpx.AsyncClient) -> None:
-    reply = (await client.post(URL, json={"prompt": "Hi", "max_tokens": 4})).json()
-    assert reply["choices"][0]["finish_reason"] == "length"
-    assert reply["usage"]["completion_tokens"] == 4
 
 
 async def test_a_seed_repeats_a_text(client: httpx.AsyncClient) -> None:
@@ -240,21 +215,6 @@ def held_back(n_steps: int) -> tuple[FakeRunner, threading.Semaphore, asyncio.Ev
     return runner, steps, stopped
 
 
-@pytest.mark.parametrize("stream", [False, True])
-async def test_a_client_that_disconnects_frees_its_slot(serve: Serve, stream: bool) -> None:
-    runner, steps, stopped = held_back(3)
-    async with serve(FakeLoader(runner=lambda: runner)) as api:
-        body = {"prompt": "Hi", "max_tokens": 200, "stream": stream}
-        async with posting(api.app, URL, body) as exchange:
-            if stream:
-                assert await exchange.start() == 200
-            await stopped.wait()
-            exchange.disconnect()
-            await asyncio.wait([exchange.task])
-        steps.release(10_000)
-    assert 0 < len(runner.samplers[0].accepted) < 10
-
-
 async def test_a_disconnect_in_the_middle_of_a_prompt_frees_its_slot(serve: Serve) -> None:
     runner, steps, stopped = held_back(1)
     async with serve(FakeLoader(runner=lambda: runner)) as api:
@@ -276,17 +236,3 @@ async def test_each_event_is_a_chunk_of_its_own(serve: Serve) -> None:
         parts = [part async for part in exchange.chunks()]
     assert all(part.startswith(b"data: ") and part.endswith(b"\n\n") and part.count(b"\n") == 2 for part in parts)
     assert parts[-1] == b"data: [DONE]\n\n"
-
-
-async def test_an_error_after_the_first_event_is_the_last_event(serve: Serve) -> None:
-    def fail_later(entries: object) -> None:
-        if len(runner.batches) >= 3:
-            raise RuntimeError("the decode is broken")
-
-    runner = FakeRunner(on_decode=fail_later)
-    async with serve(FakeLoader(runner=lambda: runner)) as api:
-        reply = await api.client.post(URL, json={"prompt": "Hi", "stream": True})
-    assert reply.status_code == 200
-    last = reply.text.strip().rsplit("\n\n", 1)[-1]
-    assert last.startswith('data: {"error":{"code":"server_error",')
-    assert "[DONE]" not in reply.text

@@ -8,8 +8,7 @@ import ollama
 import orjson
 import pytest
 
-from tests.api.conftest import Api, GoLive, Serve, idle, until
-from tests.api.streams import posting
+from tests.api.conftest import Api, GoLive, Serve, until
 from tests.api.transport.test_keys import bearer, key_file
 from tests.support.fakes import FakeLoader, FakeRunner
 
@@ -81,16 +80,6 @@ async def test_a_chat_comes_in_lines_and_ends_with_counts_in_nanoseconds(serve: 
     assert last["eval_duration"] > 1000
     assert set(reply) == set(last)
     assert "done_reason" not in found[0]
-
-
-async def test_a_limit_and_a_stop_string_say_why_it_ended(serve: Serve) -> None:
-    async with serve(scripted(Hi="Hello there!"), models=model()) as api:
-        short = await whole(api, messages=[HI], options={"num_predict": 5, "top_k": 40.0, "seed": -1})
-        stopped = await whole(api, messages=[HI], options={"stop": [" there"]})
-        endless = await whole(api, messages=[HI], options={"num_predict": -2})
-    assert (short["message"]["content"], short["done_reason"]) == ("Hello", "length")
-    assert (stopped["message"]["content"], stopped["done_reason"]) == ("Hello", "stop")
-    assert endless["message"]["content"] == "Hello there!"
 
 
 async def test_a_call_comes_whole_with_arguments_as_an_object(serve: Serve) -> None:
@@ -321,31 +310,6 @@ async def test_tools_that_no_model_can_use_are_left_out_with_a_warning(serve: Se
         reply = await api.client.post(CHAT, json={"model": "demo", "messages": [HI], "tools": tools, "stream": False})
     assert reply.json()["message"]["content"] == "Hello"
     assert "web_search" in reply.headers["x-llamapool-warning"]
-
-
-async def test_a_stream_that_fails_ends_with_an_error_line(serve: Serve) -> None:
-    def fail(entries: Any) -> None:
-        if len(entries[0].tokens) == 1 and entries[0].pos > 25:
-            raise RuntimeError("out of order")
-
-    loader = FakeLoader(runner=lambda: FakeRunner(n_ctx_seq=512, replies={f"Hi{TURN}": "Hello there"}, on_decode=fail))
-    async with serve(loader, models=model()) as api:
-        reply = await api.client.post(CHAT, json={"model": "demo", "messages": [HI]})
-    found = [orjson.loads(line) for line in reply.text.splitlines()]
-    assert content(found[:-1])
-    assert list(found[-1]) == ["error"]
-
-
-async def test_a_client_that_leaves_frees_the_slot(serve: Serve) -> None:
-    steps = threading.Semaphore(40)
-    async with serve(FakeLoader(runner=lambda: FakeRunner(n_ctx_seq=512, steps=steps)), models=model()) as api:
-        async with posting(api.app, CHAT, {"model": "demo", "messages": [HI], "options": {"ignore_eos": True}}) as post:
-            assert await post.start() == 200
-            assert orjson.loads(await post.chunk())["done"] is False
-        steps.release(1000)
-        loaded = api.pool.state("demo").loaded
-        assert loaded is not None
-        await idle(loaded)
 
 
 async def test_nothing_is_sent_while_nothing_is_said(live: GoLive) -> None:

@@ -7,7 +7,6 @@ decide how its steps mix and where a fault hits, so that a seed that has failed 
 import asyncio
 import os
 import threading
-import time
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -29,13 +28,15 @@ from server.engine.sequence import Ticket
 from server.engine.step.faults import MAX_FAULTS
 from server.errors import InternalError, InvalidRequest, LlamapoolError, NotNumbers, ShuttingDown, TooLate
 from tests.support.fakes import FakeChunk, FakeEncoder, FakeRunner, FakeSampler
+from tests.support.sampling import EXAMPLES_SHARE
 from tests.unit.engine.builders import Reply, alone
 from tests.unit.engine.kv.test_disk import Files
 from tests.unit.engine.speculate.fake_draft import FakeDraft
 from tests.unit.engine.speculate.test_same_events import Letters
 from tests.unit.engine.test_media_requests import Part, picture, seen
 
-ROUNDS = int(os.environ.get("FUZZ_ROUNDS", "80"))  # seeds, from the first on; `make fuzz-engine` does more
+ROUNDS = int(os.environ.get("FUZZ_ROUNDS", 80 // EXAMPLES_SHARE))
+"""The number of seeds, from FIRST on; `make fuzz-engine` runs more."""
 FIRST = int(os.environ.get("FUZZ_SEED", "1"))
 DEADLINE_S = 100.0
 """Nothing waits for it: what is not done by then is not done at all."""
@@ -187,13 +188,13 @@ class FaultyEncoder(FakeEncoder):
 
 
 def jumping(rng: Random) -> Callable[[], float]:
-    """A clock that now and then goes on by 20 ms, as if its thread had waited for a processor."""
-    lock, ahead = threading.Lock(), [0.0]
+    """Return a stepped clock: a call advances it by up to 1 ms, seldom by 20 ms, as if its thread had waited."""
+    lock, now_s = threading.Lock(), [0.0]
 
     def now() -> float:
         with lock:
-            ahead[0] += 0.02 if rng.random() < 0.01 else rng.choice([0.0, 1e-4, 1e-3])
-            return time.perf_counter() + ahead[0]
+            now_s[0] += 0.02 if rng.random() < 0.01 else rng.choice([0.0, 1e-4, 1e-3])
+            return now_s[0]
 
     return now
 
