@@ -213,29 +213,6 @@ def error(reply: httpx.Response) -> tuple[int, str, str]:
     return reply.status_code, body["error"]["type"], body["error"]["message"]
 
 
-@pytest.mark.parametrize(
-    ("fields", "named"),
-    [
-        ({"max_tokens": -1}, "max_tokens"),
-        ({"messages": None}, "messages"),
-        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages.0.content.0.image"),
-        ({"messages": [{"role": "user", "content": [PDF]}]}, "messages.0.content.0.document"),
-        ({"tools": [SEARCH], "tool_choice": {"type": "tool", "name": "web_search"}}, "tool_choice.name"),
-        ({"tools": [{"name": "f"}]}, "tools.0.input_schema"),
-        ({"temperature": "hot"}, "temperature"),
-        ({"output_config": {"format": {"type": "json_schema", "schema": {"type": "x"}}}}, "output_config.format"),
-        ({"id_slot": 99}, "id_slot"),
-    ],
-)
-@pytest.mark.parametrize("stream", [False, True])
-async def test_a_wrong_body_is_a_400_that_names_the_field(
-    client: httpx.AsyncClient, fields: dict[str, object], named: str, stream: bool
-) -> None:
-    status, kind, text = error(await client.post(URL, json={**BODY, **fields, "stream": stream}))
-    assert (status, kind) == (400, "invalid_request_error")
-    assert named in text
-
-
 @pytest.mark.parametrize("stream", [False, True])
 async def test_what_no_model_can_use_is_left_out_and_named_in_a_header(serve: Serve, stream: bool) -> None:
     upload = {"type": "container_upload", "file_id": "f"}

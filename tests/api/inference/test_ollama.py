@@ -208,24 +208,6 @@ async def test_vectors_can_be_shorter_and_texts_are_cut_unless_they_may_not_be(s
     assert (wide.status_code, "4" in wide.json()["error"]) == (400, True)
 
 
-@pytest.mark.parametrize(
-    ("body", "said"),
-    [
-        ({"input": 5}, "invalid input type"),
-        ({"input": ["a", 5]}, "invalid input type"),
-        ({"input": "a", "keep_alive": "soon"}, "keep_alive"),
-        ({"input": "a", "keep_alive": True}, "keep_alive"),
-        ({"input": "a", "options": 5}, "options"),
-        ({"input": "a", "truncate": "yes"}, "truncate"),
-    ],
-)
-async def test_mistakes_name_the_field(serve: Serve, body: dict[str, Any], said: str) -> None:
-    async with serve(models=BOTH) as api:
-        reply = await api.client.post("/api/embed", json={"model": "embedder", **body})
-    assert reply.status_code == 400
-    assert said in reply.json()["error"]
-
-
 async def test_options_of_a_load_are_named_in_the_warning(serve: Serve) -> None:
     async with serve(models=BOTH) as api:
         body = {"model": "embedder", "input": "a", "options": {"num_ctx": 4096, "num_gpu": None, "temperature": 0}}

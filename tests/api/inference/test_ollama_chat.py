@@ -250,39 +250,6 @@ async def test_keep_alive_is_for_keys_that_may_load(serve: Serve, tmp_path: Path
         await until(lambda: api.pool.state("demo").loaded is None)
 
 
-@pytest.mark.parametrize(
-    ("path", "body", "said"),
-    [
-        (CHAT, {"messages": "Hi"}, "messages"),
-        (CHAT, {"messages": [5]}, "messages.0"),
-        (CHAT, {"messages": [{"content": "Hi"}]}, "messages.0.role"),
-        (CHAT, {"messages": [{"role": "user", "content": 5}]}, "messages.0.content"),
-        (CHAT, {"messages": [HI | {"images": ["aGk="]}]}, "messages.0.images.0"),
-        (CHAT, {"messages": [HI | {"images": "aGk="}]}, "messages.0.images"),
-        (CHAT, {"messages": [HI], "tools": [{"type": "function"}]}, "tools.0.function"),
-        (CHAT, {"messages": [HI], "format": "yaml"}, "format"),
-        (CHAT, {"messages": [HI], "format": {"type": "nothing"}}, "format"),
-        (CHAT, {"messages": [HI], "think": "deeply"}, "think"),
-        (CHAT, {"messages": [HI], "options": {"top_k": "many"}}, "options.top_k"),
-        (CHAT, {"messages": [HI], "options": {"num_predict": -3}}, "options.num_predict"),
-        (CHAT, {"messages": [HI], "keep_alive": "soon"}, "keep_alive"),
-        (CHAT, {"messages": [HI], "top_logprobs": 21}, "top_logprobs"),
-        (CHAT, {"messages": [HI | {"content": "x" * 9000}]}, "exceeds the available context"),
-        (GENERATE, {"prompt": 5}, "prompt"),
-        (GENERATE, {"prompt": "Hi", "template": "{{ .Prompt }}"}, "template"),
-        (GENERATE, {"prompt": "Hi", "raw": True, "system": "Be"}, "system: raw mode"),
-        (GENERATE, {"prompt": "Hi", "images": ["aGk="]}, "images.0"),
-        (GENERATE, {"prompt": "Hi", "raw": True, "images": ["aGk="]}, "images.0"),
-    ],
-)
-async def test_mistakes_are_named_in_ollamas_shape(serve: Serve, path: str, body: dict[str, Any], said: str) -> None:
-    async with serve(scripted(), models=model("chatml")) as api:
-        for more in ({}, {"stream": False}):
-            reply = await api.client.post(path, json={"model": "demo", **body, **more})
-            assert reply.status_code == 400, reply.text
-            assert said in reply.json()["error"]
-
-
 async def test_images_further_back_leave_a_placeholder(serve: Serve) -> None:
     history = [
         HI | {"images": ["aGk="]},

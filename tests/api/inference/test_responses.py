@@ -2,7 +2,6 @@
 
 import re
 import threading
-from collections.abc import Mapping
 from typing import Any
 
 import httpx
@@ -216,24 +215,6 @@ async def test_only_a_background_response_can_be_streamed_again(client: httpx.As
     response = await ask(client, max_output_tokens=1)
     reply = await client.get(f"{URL}/{response['id']}", params={"stream": "true"})
     assert (reply.status_code, reply.json()["error"]["param"]) == (400, "stream")
-
-
-@pytest.mark.parametrize(
-    ("fields", "named"),
-    [
-        ({"input": None}, "input"),
-        ({"tools": [{"type": "web_search"}], "tool_choice": {"type": "web_search"}}, "tool_choice.type"),
-        ({"text": {"format": {"type": "sound"}}}, "text.format.type"),
-        ({"previous_response_id": "resp_none"}, "previous_response_id"),
-    ],
-)
-@pytest.mark.parametrize("stream", [False, True])
-async def test_a_wrong_body_is_a_400_that_names_the_field(
-    client: httpx.AsyncClient, fields: Mapping[str, object], named: str, stream: bool
-) -> None:
-    reply = await client.post(URL, json={"input": "Hi", "stream": stream, **fields})
-    assert reply.status_code == 400
-    assert reply.json()["error"]["param"] == named
 
 
 async def test_a_client_that_leaves_stores_nothing(serve: Serve) -> None:

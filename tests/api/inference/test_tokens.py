@@ -41,21 +41,3 @@ async def test_a_tokenizer_says_what_harnesses_need_beside_its_tokens(client: ht
     ]
     assert info["model_max_length"] == props["default_generation_settings"]["n_ctx"]
     assert (await client.get("/tokenizer_info", params={"model": "demo"})).json() == info
-
-
-@pytest.mark.parametrize(
-    ("path", "body", "named"),
-    [
-        ("/tokenize", {"content": {"a": 1}}, "content.prompt_string"),
-        ("/tokenize", {"prompt": {"a": 1}}, "prompt.prompt_string"),
-        ("/detokenize", {"tokens": [1, 99999]}, "tokens.1"),
-        ("/detokenize", {"tokens": "abc"}, "tokens"),
-    ],
-)
-async def test_a_wrong_body_is_a_400_that_names_the_field(
-    client: httpx.AsyncClient, path: str, body: object, named: str
-) -> None:
-    reply = await client.post(path, json=body)
-    assert reply.status_code == 400
-    error = reply.json()["error"]
-    assert (error["type"], error["param"]) == ("invalid_request_error", named)

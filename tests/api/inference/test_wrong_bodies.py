@@ -1,0 +1,103 @@
+"""A wrong body is a 400 that names its field, in the shape of the endpoint's API: one row per mistake."""
+
+from typing import Any
+
+import pytest
+
+from tests.api.conftest import Serve
+from tests.support.fakes import FakeLoader, FakeRunner
+
+CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
+OLLAMA_CHAT, OLLAMA_GENERATE, EMBED = "/api/chat", "/api/generate", "/api/embed"
+HI = {"role": "user", "content": "Hi"}
+SEARCH = {"type": "web_search_20250305", "name": "web_search"}
+PDF = {"type": "document", "source": {"type": "base64", "media_type": "application/pdf", "data": "JVBERi0="}}
+RIGHT: dict[str, dict[str, Any]] = {
+    CHAT: {"messages": [HI]},
+    MESSAGES: {"model": "demo", "max_tokens": 9, "messages": [HI]},
+    RESPONSES: {"input": "Hi"},
+    OLLAMA_CHAT: {"model": "demo", "messages": [HI]},
+    OLLAMA_GENERATE: {"model": "demo", "prompt": "Hi"},
+    EMBED: {"model": "embedder"},
+}
+"""By path: a body that is right but for what a row changes."""
+MODELS = {
+    "demo": {"path": "demo.gguf", "load": "startup", "chat_template": "chatml"},
+    "embedder": {"path": "embedder.gguf", "load": "startup", "embedding": True, "pooling": "mean"},
+}
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "named"),
+    [
+        (CHAT, {"messages": None}, "messages"),
+        (CHAT, {"messages": [{"role": "user", "content": 5}]}, "messages.0.content"),
+        (CHAT, {"temperature": "hot"}, "temperature"),
+        (CHAT, {"max_tokens": 1.5}, "max_tokens"),
+        (CHAT, {"response_format": {"type": "sound"}}, "response_format.type"),
+        (CHAT, {"web_search_options": {}}, "web_search_options"),
+        (CHAT, {"grammar": "root ::= ("}, "grammar"),
+        (CHAT, {"json_schema": {"type": "nonsense"}}, "json_schema.type"),
+        (MESSAGES, {"max_tokens": -1}, "max_tokens"),
+        (MESSAGES, {"messages": None}, "messages"),
+        (MESSAGES, {"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages.0.content.0.image"),
+        (MESSAGES, {"messages": [{"role": "user", "content": [PDF]}]}, "messages.0.content.0.document"),
+        (MESSAGES, {"tools": [SEARCH], "tool_choice": {"type": "tool", "name": "web_search"}}, "tool_choice.name"),
+        (MESSAGES, {"tools": [{"name": "f"}]}, "tools.0.input_schema"),
+        (MESSAGES, {"temperature": "hot"}, "temperature"),
+        (
+            MESSAGES,
+            {"output_config": {"format": {"type": "json_schema", "schema": {"type": "x"}}}},
+            "output_config.format",
+        ),
+        (MESSAGES, {"id_slot": 99}, "id_slot"),
+        (RESPONSES, {"input": None}, "input"),
+        (RESPONSES, {"tools": [{"type": "web_search"}], "tool_choice": {"type": "web_search"}}, "tool_choice.type"),
+        (RESPONSES, {"text": {"format": {"type": "sound"}}}, "text.format.type"),
+        (RESPONSES, {"previous_response_id": "resp_none"}, "previous_response_id"),
+        (OLLAMA_CHAT, {"messages": "Hi"}, "messages"),
+        (OLLAMA_CHAT, {"messages": [5]}, "messages.0"),
+        (OLLAMA_CHAT, {"messages": [{"content": "Hi"}]}, "messages.0.role"),
+        (OLLAMA_CHAT, {"messages": [{"role": "user", "content": 5}]}, "messages.0.content"),
+        (OLLAMA_CHAT, {"messages": [HI | {"images": ["aGk="]}]}, "messages.0.images.0"),
+        (OLLAMA_CHAT, {"messages": [HI | {"images": "aGk="}]}, "messages.0.images"),
+        (OLLAMA_CHAT, {"tools": [{"type": "function"}]}, "tools.0.function"),
+        (OLLAMA_CHAT, {"format": "yaml"}, "format"),
+        (OLLAMA_CHAT, {"format": {"type": "nothing"}}, "format"),
+        (OLLAMA_CHAT, {"think": "deeply"}, "think"),
+        (OLLAMA_CHAT, {"options": {"top_k": "many"}}, "options.top_k"),
+        (OLLAMA_CHAT, {"options": {"num_predict": -3}}, "options.num_predict"),
+        (OLLAMA_CHAT, {"keep_alive": "soon"}, "keep_alive"),
+        (OLLAMA_CHAT, {"top_logprobs": 21}, "top_logprobs"),
+        (OLLAMA_CHAT, {"messages": [HI | {"content": "x" * 9000}]}, "exceeds the available context"),
+        (OLLAMA_GENERATE, {"prompt": 5}, "prompt"),
+        (OLLAMA_GENERATE, {"template": "{{ .Prompt }}"}, "template"),
+        (OLLAMA_GENERATE, {"raw": True, "system": "Be"}, "system: raw mode"),
+        (OLLAMA_GENERATE, {"images": ["aGk="]}, "images.0"),
+        (OLLAMA_GENERATE, {"raw": True, "images": ["aGk="]}, "images.0"),
+        (EMBED, {"input": 5}, "invalid input type"),
+        (EMBED, {"input": ["a", 5]}, "invalid input type"),
+        (EMBED, {"input": "a", "keep_alive": "soon"}, "keep_alive"),
+        (EMBED, {"input": "a", "keep_alive": True}, "keep_alive"),
+        (EMBED, {"input": "a", "options": 5}, "options"),
+        (EMBED, {"input": "a", "truncate": "yes"}, "truncate"),
+        ("/tokenize", {"content": {"a": 1}}, "content.prompt_string"),
+        ("/tokenize", {"prompt": {"a": 1}}, "prompt.prompt_string"),
+        ("/detokenize", {"tokens": [1, 99999]}, "tokens.1"),
+        ("/detokenize", {"tokens": "abc"}, "tokens"),
+    ],
+)
+async def test_a_wrong_body_is_a_400_that_names_the_field(
+    serve: Serve, path: str, fields: dict[str, Any], named: str
+) -> None:
+    loader = FakeLoader(runner=lambda: FakeRunner(n_ctx_seq=2048))
+    async with serve(loader, models=MODELS) as api:
+        for stream in ({"stream": False}, {"stream": True}):
+            reply = await api.client.post(path, json=RIGHT.get(path, {}) | fields | stream)
+            assert reply.status_code == 400, reply.text
+            error = reply.json()["error"]
+            if path.startswith("/api"):
+                assert named in error
+                continue
+            assert error["type"] == "invalid_request_error"
+            assert named in error["message"] if path == MESSAGES else error["param"] == named
