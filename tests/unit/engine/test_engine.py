@@ -468,3 +468,13 @@ async def test_a_pinned_slot_of_the_second_instance_survives_a_full_queue() -> N
             pass
         (reply,) = await run(engine, pinned)
         assert reply.finished[0].id_slot == 1
+
+
+async def test_a_step_with_decodes_and_a_long_prompt_fits_the_batch() -> None:
+    """The scripted runner refuses a batch of more than ``n_batch`` tokens, which would fail every request in it."""
+    runner = FakeRunner(n_seq=4, n_ctx_seq=256, n_batch=8)
+    asked = [request(f"stream {i}", max_tokens=60) for i in range(3)]
+    async with engine_over(runner, min_chunk=64, target_itl_ms=0.0) as engine:
+        replies = await run(engine, *asked, request("a long prompt " * 10, max_tokens=5))
+    assert [reply.error for reply in replies] == [None] * 4
+    assert max(sum(n for _, n in batch) for batch in runner.batches) == 8
