@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Iterable
 import httpcore2
 import httpx2
 
-from server.media.fetch import AllowedHosts, Resolve, refuse_inner, resolved
+from server.media.fetch import AllowedHosts, CheckedBackend, Resolve, checked_address, resolved
 from server.media.header import Unreadable
 
 MAX_REPLY_BYTES = 16 << 20
@@ -59,7 +59,7 @@ class CheckedTransport(httpx2.AsyncBaseTransport):
     """Connects to hosts that `sites` allows, and to the very address that was checked."""
 
     def __init__(self, sites: AllowedHosts, resolve: Resolve = resolved) -> None:
-        backend = _CheckedBackend(sites, resolve)
+        backend = _checked_backend(sites, resolve)
         self._pool = httpcore2.AsyncConnectionPool(
             ssl_context=httpx2.create_ssl_context(trust_env=False), network_backend=backend
         )
@@ -106,29 +106,10 @@ class _Received(httpx2.AsyncByteStream):
         await self._reply.aclose()
 
 
-class _CheckedBackend(httpcore2.AsyncNetworkBackend):
-    def __init__(self, sites: AllowedHosts, resolve: Resolve) -> None:
-        self._sites, self._resolve, self._backend = sites, resolve, httpcore2.AnyIOBackend()
-
-    async def connect_tcp(
-        self,
-        host: str,
-        port: int,
-        timeout: float | None = None,  # noqa: ASYNC109 - the interface's
-        local_address: str | None = None,
-        socket_options: Iterable[httpcore2.SOCKET_OPTION] | None = None,
-    ) -> httpcore2.AsyncNetworkStream:
-        if not self._sites.allow(host):
+def _checked_backend(sites: AllowedHosts, resolve: Resolve) -> CheckedBackend:
+    async def address_of(host: str, port: int) -> str:
+        if not sites.allow(host):
             raise Unreadable(f"{host} is not among the hosts that this server allows")
-        try:
-            addresses = await self._resolve(host, port)
-        except (OSError, UnicodeError):
-            addresses = ()
-        if not addresses:
-            raise Unreadable(f"{host} is not known")
-        if not self._sites.trust(host):
-            refuse_inner(addresses, host)
-        return await self._backend.connect_tcp(addresses[0], port, timeout, local_address, socket_options)
+        return await checked_address(host, port, sites, resolve)
 
-    async def sleep(self, seconds: float) -> None:
-        await self._backend.sleep(seconds)
+    return CheckedBackend(address_of)

@@ -137,15 +137,7 @@ class MediaFetcher:
                 f"files of {_shown(host)} are not fetched: this server's option media_fetch does not allow it; "
                 "send the file itself, as a data URL"
             )
-        try:
-            addresses = await self._resolve(host, port or (443 if parts.scheme == "https" else 80))
-        except (OSError, UnicodeError):
-            addresses = ()
-        if not addresses:
-            raise Unreadable(f"{_shown(host)} is not known")
-        if not self._sites.trust(host):
-            refuse_inner(addresses, host)
-        return addresses[0]
+        return await checked_address(host, port or (443 if parts.scheme == "https" else 80), self._sites, self._resolve)
 
     async def _ask(self, url: str, address: str) -> tuple[str, bytes]:
         """Return the redirect target ("" for none) and the body."""
@@ -166,7 +158,7 @@ class MediaFetcher:
             (b"Accept-Encoding", b"identity"),  # nothing that could become a thousand times as much
             (b"Connection", b"close"),
         ]
-        backend = _Pinned(self._backend, address)
+        backend = CheckedBackend(_always(address), self._backend)
         try:
             async with (
                 httpcore2.AsyncConnectionPool(network_backend=backend) as pool,
@@ -203,11 +195,15 @@ class MediaFetcher:
         return Unreadable(f"{_shown(url)} has more than {self._limits.file_bytes} bytes")
 
 
-class _Pinned(httpcore2.AsyncNetworkBackend):
-    """Connects to one checked IP address, whatever the name resolves to now. TLS still verifies the name."""
+class CheckedBackend(httpcore2.AsyncNetworkBackend):
+    """Connects to the IP address that `address_of` returns for a host and port. TLS still verifies the name."""
 
-    def __init__(self, backend: httpcore2.AsyncNetworkBackend, address: str) -> None:
-        self._backend, self._address = backend, address
+    def __init__(
+        self,
+        address_of: Callable[[str, int], Awaitable[str]],
+        backend: httpcore2.AsyncNetworkBackend | None = None,
+    ) -> None:
+        self._address_of, self._backend = address_of, backend or httpcore2.AnyIOBackend()
 
     async def connect_tcp(
         self,
@@ -217,18 +213,36 @@ class _Pinned(httpcore2.AsyncNetworkBackend):
         local_address: str | None = None,
         socket_options: Iterable[httpcore2.SOCKET_OPTION] | None = None,
     ) -> httpcore2.AsyncNetworkStream:
-        return await self._backend.connect_tcp(self._address, port, timeout, local_address, socket_options)
+        address = await self._address_of(host, port)
+        return await self._backend.connect_tcp(address, port, timeout, local_address, socket_options)
 
     async def sleep(self, seconds: float) -> None:
         await self._backend.sleep(seconds)
 
 
-def refuse_inner(addresses: Iterable[str], host: str) -> None:
-    """Raise `Unreadable` where one of them is not an address of the open internet."""
-    for written in addresses:
-        address = _address(written)
-        if address is None or not is_outer(address):
-            raise Unreadable(f"{_shown(host)} is, or leads to, an address that is not of the open internet")
+def _always(address: str) -> Callable[[str, int], Awaitable[str]]:
+    async def address_of(_: str, __: int) -> str:
+        return address
+
+    return address_of
+
+
+async def checked_address(host: str, port: int, sites: AllowedHosts, resolve: Resolve) -> str:
+    """Return an IP address of the host. Raises `Unreadable` if it has none, or one of a private network that `sites`
+    does not list.
+    """
+    try:
+        addresses = await resolve(host, port)
+    except (OSError, UnicodeError):
+        addresses = ()
+    if not addresses:
+        raise Unreadable(f"{_shown(host)} is not known")
+    if not sites.trust(host):
+        for written in addresses:
+            address = _address(written)
+            if address is None or not is_outer(address):
+                raise Unreadable(f"{_shown(host)} is, or leads to, an address that is not of the open internet")
+    return addresses[0]
 
 
 def is_outer(address: IpAddress) -> bool:
