@@ -37,12 +37,12 @@ class Bitmap:
 
 @dataclass(frozen=True, slots=True)
 class Video:
-    """``parts``: its prompt parts, frames with timestamps between them. ``sounds``: whether it has an audio track,
+    """``parts``: its prompt parts, frames with timestamps between them. ``has_audio``: whether it has an audio track,
     which is ignored.
     """
 
     parts: tuple[str | Bitmap, ...]
-    sounds: bool = False
+    has_audio: bool = False
 
 
 @dataclass(frozen=True, slots=True)

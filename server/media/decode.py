@@ -326,7 +326,7 @@ def _video(cut: Cut, answer: bytes, name: str) -> Video:
     """Return a video in llama-server's prompt format: `Video:`, then frames, with a timestamp after the first frame of
     each interval (tools/mtmd/mtmd-helper.cpp, read_next). The name of a frame includes the sampling settings.
     """
-    rate, width, height, sounds = FRAMES.unpack_from(answer)
+    rate, width, height, has_audio = FRAMES.unpack_from(answer)
     n_bytes = 3 * width * height
     cut_name = hashlib.sha256(f"{name} {cut.fps:g} {cut.stamp_ms}".encode()).hexdigest()
     parts: list[str | Bitmap] = ["Video:"]
@@ -339,7 +339,7 @@ def _video(cut: Cut, answer: bytes, name: str) -> Video:
             minutes = int(ms / 60_000)
             parts.append(f"[{minutes}m{ms / 1000 - 60 * minutes:.2f}s]")
             next_ms += cut.stamp_ms
-    return Video(tuple(parts), sounds)
+    return Video(tuple(parts), has_audio)
 
 
 def answering(pixels: Pixels) -> Answer:

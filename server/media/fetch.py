@@ -119,7 +119,7 @@ class MediaFetcher:
                 url = urljoin(url, moved)
             except ValueError:  # e.g. an unclosed bracket
                 raise Unreadable(f"{_shown(url)} is a redirect to what is no address") from None
-        raise Unreadable(f"{_shown(url)} is behind more than {self._limits.redirects} redirects")
+        raise Unreadable(f"{_shown(url)} has more than {self._limits.redirects} redirects")
 
     async def _checked(self, url: str) -> str:
         """The address to connect to for `url`."""
@@ -175,7 +175,7 @@ class MediaFetcher:
         if not 200 <= reply.status < 300:
             raise Unreadable(f"{_shown(url)} can't be fetched: HTTP status {reply.status}")
         if headers.get(b"content-encoding", b"identity").lower() != b"identity":
-            raise Unreadable(f"{_shown(url)} can't be fetched: it comes compressed")
+            raise Unreadable(f"{_shown(url)} can't be fetched: the reply is compressed")
         declared = headers.get(b"content-length", b"0")
         if declared.isdigit() and int(declared) > self._limits.file_bytes:
             raise self._too_large(url)

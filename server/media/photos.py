@@ -36,11 +36,11 @@ def _answer(what: bytes, request: bytes) -> tuple[bytes, bytes]:
 def _pixels(data: bytes, max_pixels: int) -> tuple[int, int, bytes]:
     """Return the first image, rotated as its EXIF data specifies, without transparency."""
     try:
-        with Image.open(BytesIO(data), formats=_FORMATS) as picture:
-            width, height = picture.size
+        with Image.open(BytesIO(data), formats=_FORMATS) as image:
+            width, height = image.size
             if width * height > max_pixels:
-                raise Unreadable(f"it is a picture of {width} x {height} pixels, at most {max_pixels} are possible")
-            shown = ImageOps.exif_transpose(picture).convert("RGB")
+                raise Unreadable(f"it is an image of {width} x {height} pixels, at most {max_pixels} are possible")
+            shown = ImageOps.exif_transpose(image).convert("RGB")
     except _BROKEN:
-        raise Unreadable("the picture can't be decoded") from None
+        raise Unreadable("the image can't be decoded") from None
     return shown.width, shown.height, shown.tobytes()

@@ -47,7 +47,7 @@ def _read(data: bytes, rate: int, n_samples: int) -> bytes:
     decoder = _ffi.new("ma_decoder *")
     held = _ffi.from_buffer(data)  # the decoder reads from it
     if _lib.ma_decoder_init_memory(held, len(data), _ffi.addressof(config), decoder) != _lib.MA_SUCCESS:
-        raise Unreadable("its sound can't be decoded")
+        raise Unreadable("its audio can't be decoded")
     try:
         read = bytearray(n_samples * _FLOAT_BYTES)
         place, done = _ffi.from_buffer(read), 0
@@ -61,5 +61,5 @@ def _read(data: bytes, rate: int, n_samples: int) -> bytes:
     finally:
         _lib.ma_decoder_uninit(decoder)
     if not done:
-        raise Unreadable("its sound can't be decoded")
+        raise Unreadable("its audio can't be decoded")
     return bytes(read)

@@ -61,15 +61,15 @@ def _frames(
 ) -> tuple[float, int, int, bool, list[bytes]]:
     """Return frames per second, their size, whether there is an audio track, and the RGB bytes of each frame."""
     found: list[bytes] = []
-    rate, sounds = 0.0, False
+    rate, has_audio = 0.0, False
     width = height = n_bytes = 0
     try:
         with av.open(BytesIO(data), "r", format=_DEMUXERS[form], **_LENIENT) as container:
-            stream, sounds = next(iter(container.streams.video), None), bool(container.streams.audio)
+            stream, has_audio = next(iter(container.streams.video), None), bool(container.streams.audio)
             if stream is None:
-                raise Unreadable("there is no picture in it")
+                raise Unreadable("it has no frames")
             if stream.codec_context is None:
-                raise Unreadable("its pictures are in a form that can't be decoded")
+                raise Unreadable("its frames have a format that can't be decoded")
             if stream.width * stream.height > max_pixels:
                 shown = f"{stream.width} x {stream.height} pixels"
                 raise Unreadable(f"it is a video of {shown}, at most {max_pixels} are possible")
@@ -89,7 +89,7 @@ def _frames(
         pass  # keep the frames that were read
     if not found:
         raise Unreadable("the video can't be decoded")
-    return rate, width, height, sounds, found
+    return rate, width, height, has_audio, found
 
 
 def _at_rate(decoded: Iterator[VideoFrame], stream: VideoStream, rate: float) -> Iterator[NDArray[np.uint8]]:

@@ -286,7 +286,7 @@ class Session:
         seen = await self._services.sight.see(wanted, senses, self._remembered, self._stored_file) if wanted else {}
         lost = [each for each in media if each.source not in seen]
         self.warnings = [f"{each.at}: {each.lost if shown(each) else each.placeholder}" for each in lost]
-        sounding = {source for source, found in seen.items() if isinstance(found, Video) and found.sounds}
+        sounding = {source for source, found in seen.items() if isinstance(found, Video) and found.has_audio}
         documents = {source: found for source, found in seen.items() if isinstance(found, Document)}
         self._is_long |= sum(map(n_bytes_of, documents.values())) > LONG_BYTES
         self.warnings += [

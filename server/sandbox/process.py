@@ -185,7 +185,7 @@ class Process:
         if self._reason:
             return MemoryShort(self._reason)
         if status == -signal.SIGPROF:
-            return TookTooLong(f"it took more than {self._limits.cpu_s:g} s of a processor")
+            return TookTooLong(f"it took more than {self._limits.cpu_s:g} s of CPU time")
         if status == -signal.SIGKILL:
             return Killed("the process that worked on it was killed, twice")
         return Stopped(f"it took more than {self._limits.memory_bytes >> 20} MiB of memory, or crashed")

@@ -153,7 +153,7 @@ class AfterReasoning:
 
     def _think(self, token: int) -> None:
         if self._rest(token):
-            raise InternalError("a token closes the thoughts and begins the answer")
+            raise InternalError("a token ends the reasoning and starts the reply")
         self._tail += self._vocab.piece(token)
         if self._framing.closing in self._tail:
             self._wanted = self._framing.again + self._framing.lead

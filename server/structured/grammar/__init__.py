@@ -1,6 +1,6 @@
 """Constraints on the output: JSON Schema, GBNF, Lark, regex and choice, all checked by llguidance.
 
-Every grammar comes from a client: whatever is wrong with it, or too much in it, is an `InvalidRequest`.
+Every grammar is a client's. One that is wrong or too large is an `InvalidRequest`.
 
 ============================  ================================================================================
 ``compiler``, ``matcher``     a grammar to a constraint, one compiler per model; what the engine steps

@@ -61,7 +61,7 @@ class SchemaGrammar:
 @dataclass(frozen=True, slots=True)
 class LarkGrammar:
     """A checked Lark grammar. ``texts``: the grammars of inputs in it, with their places; ``hole``: the control token
-    that stands for them.
+    that marks their places.
     """
 
     text: str

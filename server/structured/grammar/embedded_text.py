@@ -302,7 +302,7 @@ class _PlainText:
         return found
 
     def _is_inside(self, piece: bytes) -> bool:
-        """Return whether the text may go on with `piece` and no end can begin in it."""
+        """Return whether `piece` belongs to the text and contains no start of the end marker."""
         return (not self._text.end or self._text.end[0] not in piece) and not self._contains(piece)
 
     def _contains(self, piece: bytes) -> bool:

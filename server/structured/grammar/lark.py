@@ -54,7 +54,7 @@ def lark_with_texts(text: str, max_chars: int, special: Iterable[int]) -> tuple[
     """Check a Lark grammar like `checked_lark`, and take every ``%text`` (`TextGrammar`) out of it.
 
     ``special``: the control tokens that no text matches. Returns the grammar, the texts, and the control token that
-    stands for them: n + 1 times for number n.
+    marks their places: n + 1 times for number n.
     """
     if len(text) > max_chars:
         raise InvalidRequest(f"the grammar has {len(text)} characters, {max_chars} are allowed")

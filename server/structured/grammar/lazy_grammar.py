@@ -168,7 +168,7 @@ class LazyGrammar:
         return self._active and self._inner.finished
 
     def _begun(self, token: int) -> bytes | None:
-        """What the grammar gets when `token` comes now; None before a trigger."""
+        """Return the text that the grammar gets after `token`; None before a trigger."""
         piece = self._triggers.markers.piece(token, shown=True)
         return piece if token in self._triggers.tokens else self._triggers.begun(self._tail + piece)
 
@@ -183,7 +183,7 @@ class LazyGrammar:
         return None
 
     def _takes(self, constraint: MatcherConstraint, token: int, begun: bytes) -> bool:
-        """Advance `constraint`, by the token itself where it stands for a token in the grammar."""
+        """Advance `constraint`, by the token itself if the grammar names it."""
         if token in self._triggers.tokens and constraint.allows(token):
             constraint.accept(token)
             return True

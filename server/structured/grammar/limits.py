@@ -30,7 +30,7 @@ MAX_SLOW_S = 2.0  # of such time in one reply; its lexer grows by about 200 MB a
 
 PARSER_LIMITS = llguidance.LLParserLimits(
     step_max_items=MAX_MASK_ITEMS,
-    max_items_in_row=16_000,  # four for each optional property that may come next
+    max_items_in_row=16_000,  # four for each optional property that may be next
     max_lexer_states=50_000,  # about 100 MB at worst
     step_lexer_fuel=MASK_FUEL,
     verbose_errors=False,  # an error must not quote another part of the request

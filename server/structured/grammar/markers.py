@@ -1,4 +1,4 @@
-"""What a vocabulary has to say to markers in free text: its tokens' texts, and which may cross the end of a marker."""
+"""The tokens of a vocabulary that may cross the end of a marker in free text."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -9,9 +9,9 @@ from server.vocab import Vocab
 
 @dataclass(frozen=True, slots=True)
 class Markers:
-    """``crossing``: tokens that may hold the end of a marker and something behind it. ``longest``: of the markers.
+    """``crossing``: tokens that may contain the end of a marker and text after it. ``longest``: of the markers.
 
-    ``with_inside``: the tokens with something behind that byte.
+    ``with_inside``: returns the tokens with text after that byte.
     """
 
     vocab: Vocab
@@ -22,17 +22,17 @@ class Markers:
 
     @property
     def n_mask_bytes(self) -> int:
-        """Of a mask of this vocabulary: whole 32-bit words."""
+        """Return the size of a mask: whole 32-bit words."""
         return (self.vocab.n_tokens + 31) // 32 * 4
 
     def piece(self, token: int, *, shown: bool) -> bytes:
-        """The text of a token; nothing for a control token that isn't shown."""
+        """Return the text of a token; nothing for a control token that isn't shown."""
         if not 0 <= token < self.vocab.n_tokens:
             return b""
         return self.vocab.piece(token, special=shown)
 
     def feed(self, constraint: MatcherConstraint, text: bytes) -> bool:
-        """Advance by a text, byte by byte; False where it is not allowed, or where a byte has no token of its own."""
+        """Advance by a text, byte by byte. Return False if it is not allowed, or a byte has no token."""
         for byte in text:
             token = self.single.get(byte, -1)
             if token < 0 or not constraint.allows(token):
@@ -50,7 +50,7 @@ class MarkerIndex:
         self._crossing: dict[int, tuple[int, ...]] = {}
 
     def markers(self, texts: list[bytes]) -> Markers:
-        """For markers with these texts. Not for two threads at once."""
+        """Return the `Markers` for these texts. Not thread-safe."""
         if not self._single:
             pieces = ((token, self._vocab.piece(token, special=False)) for token in range(self._vocab.n_tokens))
             self._single = {piece[0]: token for token, piece in pieces if len(piece) == 1}
@@ -59,7 +59,7 @@ class MarkerIndex:
         return Markers(self._vocab, self._single, tuple(crossing), max(map(len, texts), default=0), self.with_inside)
 
     def with_inside(self, byte: int) -> tuple[int, ...]:
-        """The tokens that go on behind that byte."""
+        """Return the tokens with text after that byte."""
         if byte not in self._crossing:
             pieces = ((token, self._vocab.piece(token, special=False)) for token in range(self._vocab.n_tokens))
             self._crossing[byte] = tuple(token for token, piece in pieces if 0 <= piece.find(byte) < len(piece) - 1)

@@ -69,7 +69,7 @@ class MatcherConstraint:
 
     @contained
     def allows(self, token: int) -> bool:
-        """Whether `token` may come next: a few microseconds, False in an error state."""
+        """Return whether `token` may be next. Takes a few microseconds; False in an error state."""
         if not 0 <= token < self._n_tokens or self._slow_s > MAX_SLOW_S:
             return False
         if self._since_mask_s > REFILL_S:
@@ -129,7 +129,7 @@ class MatcherConstraint:
     @property
     @contained
     def complete(self) -> bool:
-        """True when the output may end here (it may also go on)."""
+        """True when the output may end here (it may also continue)."""
         return bool(self._matcher.is_accepting())
 
     @contained
@@ -172,7 +172,7 @@ class Masks:
     def compute(self, constraints: Sequence[MatcherConstraint]) -> list[memoryview | InvalidRequest]:
         """For each what its `mask` would give, or the error that it would raise.
 
-        A mask's own CPU time can't be told from that of others in the same call. So after a slow call each of its
+        The CPU time of one mask is not known when several are computed in a call. So after a slow call each of its
         constraints computes the next mask by itself.
         """
         rest = [each for each in constraints if not each.is_watched]

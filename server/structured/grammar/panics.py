@@ -1,7 +1,6 @@
-"""Panics of the Rust library behind the grammars, as errors of this project's.
+"""Converts panics of llguidance, which is written in Rust, to errors of this project.
 
-pyo3 raises them as a ``PanicException``, which is no `Exception`: uncaught, one would end the thread that computes for
-everybody.
+pyo3 raises them as a ``PanicException``, which is no `Exception`: uncaught, one would end the step thread.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Compiles grammars in a confined process first: there, one that takes too much costs a process and nothing else.
+"""Compiles grammars in a sandboxed process first. A grammar that takes too much costs that process and nothing else.
 
 llguidance intersects schemas without a bound: two kilobytes of `oneOf` and `allOf` can take all memory. What the
 sandbox has compiled within its limits takes the same time and memory in the server, which then compiles it again.
@@ -74,7 +74,7 @@ class Sandbox:
                     raise InvalidRequest(f"{param}: {_TOO_MUCH.format(stopped)}", param) from None
                 if is_fresh:
                     raise InternalError(f"the process that compiled {param} was killed from outside") from None
-                continue  # what an earlier grammar left behind may be to blame
+                continue  # an earlier grammar may be the cause
             except BaseException:
                 self._end(worker)
                 raise

@@ -6,7 +6,7 @@ from typing import TypeAlias
 from server.structured.grammar.markers import Markers
 from server.structured.grammar.matcher import MatcherConstraint
 
-Thoughts: TypeAlias = tuple[bytes, tuple[bytes, ...]]
+ReasoningTags: TypeAlias = tuple[bytes, tuple[bytes, ...]]
 """The texts that open and close the reasoning."""
 
 
@@ -23,20 +23,20 @@ class TriggeredTag:
 class Rules:
     """The rules for all choices of a request.
 
-    ``shown``: control tokens whose text counts; others have no text. ``thoughts``: the reasoning tags, between which
+    ``shown``: control tokens whose text counts; others have no text. ``reasoning``: the reasoning tags, between which
     no marker counts; reasoning is at the start, or ``anywhere``.
     """
 
     begun: tuple[TriggeredTag, ...]
     markers: Markers
     shown: frozenset[int] = frozenset()
-    thoughts: Thoughts | None = None
+    reasoning: ReasoningTags | None = None
     anywhere: bool = False
 
     @property
     def opening(self) -> bytes:
         """Return the text that opens reasoning after the start; b"" for none."""
-        return self.thoughts[0] if self.thoughts is not None and self.anywhere else b""
+        return self.reasoning[0] if self.reasoning is not None and self.anywhere else b""
 
     def may_begin(self, text: bytes) -> bool:
         """Whether a marker may have begun in `text`: most text holds no marker's first byte."""
@@ -69,7 +69,7 @@ class TriggeredConstraint:
 
     def __init__(self, rules: Rules, *, thinking: bool = False) -> None:
         self._rules = rules
-        self._free = _Free(thinking=thinking, may_think=rules.thoughts is not None and not thinking)
+        self._free = _Free(thinking=thinking, may_think=rules.reasoning is not None and not thinking)
         self._inner: MatcherConstraint | None = None
 
     def fork(self) -> "TriggeredConstraint":
@@ -141,11 +141,11 @@ class TriggeredConstraint:
         if free.head is None and not (free.tail or free.thinking or self._rules.may_begin(piece)):
             return free, None
         if free.may_think:
-            free, text = self._thoughts_begin(free, text)
+            free, text = self._reasoning_begin(free, text)
         while True:
             if free.thinking:
                 joined = free.tail + text
-                end = self._thoughts_end(joined)
+                end = self._reasoning_end(joined)
                 if end is None:
                     return replace(free, tail=joined[-self._longest_end :]), None
                 free, text = _Free(), joined[end:]
@@ -157,13 +157,13 @@ class TriggeredConstraint:
 
     @property
     def _longest_end(self) -> int:
-        assert self._rules.thoughts is not None
-        return max(map(len, self._rules.thoughts[1]))
+        assert self._rules.reasoning is not None
+        return max(map(len, self._rules.reasoning[1]))
 
-    def _thoughts_end(self, text: bytes) -> int | None:
+    def _reasoning_end(self, text: bytes) -> int | None:
         """Return where the text after the reasoning starts."""
-        assert self._rules.thoughts is not None
-        places = ((text.find(end), end) for end in self._rules.thoughts[1])
+        assert self._rules.reasoning is not None
+        places = ((text.find(end), end) for end in self._rules.reasoning[1])
         at, end = min(((at, end) for at, end in places if at >= 0), default=(-1, b""))
         return None if at < 0 else at + len(end)
 
@@ -175,10 +175,10 @@ class TriggeredConstraint:
             return None
         return text[at + len(opening) :]
 
-    def _thoughts_begin(self, free: _Free, text: bytes) -> tuple[_Free, bytes]:
+    def _reasoning_begin(self, free: _Free, text: bytes) -> tuple[_Free, bytes]:
         """Return whether the message starts with reasoning: that text, or the text so far."""
-        assert self._rules.thoughts is not None
-        opening = self._rules.thoughts[0]
+        assert self._rules.reasoning is not None
+        opening = self._rules.reasoning[0]
         begun = ((free.head or b"") + text).lstrip()
         if begun.startswith(opening):
             return _Free(thinking=True), begun[len(opening) :]

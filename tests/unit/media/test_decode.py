@@ -248,7 +248,7 @@ def test_a_video_is_so_many_frames_a_second_and_their_times(name: str, fps: floa
 def test_it_is_known_that_a_video_has_sound(decoder: Decoder) -> None:
     found = [decoder.decode(media_file(name), 0, "a scope of its own") for name in (SOUNDING_VIDEO, *VIDEOS)]
     again = decoder.decode(media_file(SOUNDING_VIDEO), 0, "a scope of its own")
-    assert [isinstance(each, Video) and each.sounds for each in (again, *found)] == [True, True, False, False]
+    assert [isinstance(each, Video) and each.has_audio for each in (again, *found)] == [True, True, False, False]
 
 
 def test_frames_are_named_by_how_the_video_was_cut(decoder: Decoder) -> None:

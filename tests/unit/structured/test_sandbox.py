@@ -52,7 +52,7 @@ def until(condition: Callable[[], object]) -> None:
 @pytest.mark.parametrize(
     ("limits", "said"),
     [
-        (WorkLimits(cpu_s=0.3, wall_s=60), "it took more than 0.3 s of a processor"),
+        (WorkLimits(cpu_s=0.3, wall_s=60), "it took more than 0.3 s of CPU time"),
         (WorkLimits(cpu_s=60, wall_s=60, memory_bytes=100 << 20), "it took more than 100 MiB of memory"),
     ],
 )

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from server.structured.grammar.markers import MarkerIndex
-from server.structured.grammar.triggered import Rules, Thoughts, TriggeredConstraint, TriggeredTag
+from server.structured.grammar.triggered import ReasoningTags, Rules, TriggeredConstraint, TriggeredTag
 from tests.unit.structured.builders import WORDS, WordVocab, allowed
 
 VOCAB = WordVocab()
@@ -15,7 +15,7 @@ def triggered(
     *markers: str,
     at_start: bool = False,
     shown: frozenset[int] = frozenset(),
-    thoughts: Thoughts | None = None,
+    thoughts: ReasoningTags | None = None,
     anywhere: bool = False,
 ) -> TriggeredConstraint:
     """Behind each marker `=true;` or `=null;`."""

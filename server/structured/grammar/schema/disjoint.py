@@ -19,7 +19,7 @@ _COUNTS = {
     "object": ("minProperties", "maxProperties"),
     "string": ("minLength", "maxLength"),
 }
-_BEGINNING = re.compile(r"\^([A-Za-z0-9_-]+)([*?{]?)")  # of a pattern: prefix of every match
+_PREFIX = re.compile(r"\^([A-Za-z0-9_-]+)([*?{]?)")  # of a pattern: prefix of every match
 
 
 class Disjointness:
@@ -136,7 +136,7 @@ def _of_property(parts: Iterable[Mapping[str, Any]], name: str) -> Iterator[Sche
 
 
 def _may_match(pattern: str, name: str) -> bool:
-    beginning = _BEGINNING.match(pattern)
-    if beginning is None or "|" in pattern:
+    prefix = _PREFIX.match(pattern)
+    if prefix is None or "|" in pattern:
         return True
-    return name.startswith(beginning[1][:-1] if beginning[2] else beginning[1])
+    return name.startswith(prefix[1][:-1] if prefix[2] else prefix[1])

@@ -36,12 +36,12 @@ _BOUNDS = (
 
 
 class Rewriter:
-    """Over one plain document.
+    """Rewrites one normalized document.
 
-    ``exclusive``: the branches of every `oneOf` are made to exclude each other, for those that llguidance can't tell
-    apart, and where a branch was ``narrowed``: less than it allows is written, so that the others would get more. It
-    holds the first place and keyword of which that may be so.
-    ``unique``: the first place where the items of an array must differ.
+    ``exclusive``: combine the branches of every `oneOf` with the negations of the others. It is needed if llguidance
+    can't distinguish them, or if a branch is ``narrowed``, since the other branches would accept what it lost.
+    ``narrowed``: the first place and keyword whose rewritten form may reject valid values. ``unique``: the first place
+    where the items of an array must differ.
     """
 
     def __init__(self, root: Mapping[str, Any], what: str, places: Mapping[str, str], *, exclusive: bool) -> None:
@@ -214,8 +214,8 @@ class Rewriter:
             way = 1 if towards > 0 else -1
             if abs(own.get(key, 0)) > _EXACT:
                 bound = _next_double(own.pop(key), towards, strict=key != inclusive)
-                beside = own.get(inclusive, bound)
-                own[inclusive] = max(bound, beside) if way > 0 else min(bound, beside)
+                other = own.get(inclusive, bound)
+                own[inclusive] = max(bound, other) if way > 0 else min(bound, other)
             elif key != inclusive and key in own and own[key] - (way < 0) in self._fractions:
                 own[key] += way * _CLOSE
         return []

@@ -1,7 +1,7 @@
 """Follows JSON as it is written, byte by byte, and says when an item of a unique array repeats another or must do so.
 
 An item's text is kept in a canonical form: without white space outside strings, and with a blank after each number,
-`true`, `false` and `null`, so that ``1`` and the beginning of ``12`` differ. A *dead prefix* is the beginning of an
+`true`, `false` and `null`, so that ``1`` and a prefix of ``12`` differ. A *dead prefix* is a prefix of an
 item that every possible continuation turns into one that the array already has. The dead prefixes that an item leaves
 are found when it ends, by rolling back a matcher over bytes.
 """
@@ -234,11 +234,11 @@ def _dead_prefixes(
     """
     found: tuple[bytes, ...] = ()
     canonical, prefixes = _prefixes(raw)
-    behind = len(raw)
+    position = len(raw)
     for n_raw, n_canonical, in_string, in_scalar in reversed(prefixes[-MAX_STEPS_BACK:]):
-        if behind > n_raw and not state.rollback(behind - n_raw):
+        if position > n_raw and not state.rollback(position - n_raw):
             return found
-        behind = n_raw
+        position = n_raw
         begun = canonical[:n_canonical]
         mask = state.compute_bitmask()
         allowed = [byte for byte in range(256) if mask[byte // 8] >> byte % 8 & 1]

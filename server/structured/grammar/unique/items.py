@@ -1,6 +1,6 @@
 """`uniqueItems`, which no grammar can express: refuses the tokens that repeat an item, or that leave it no other way.
 
-A second matcher reads the output byte by byte. It tells which beginnings of items can only become repetitions
+A second matcher reads the output byte by byte. It finds the prefixes of items that can only become repetitions
 (`cursor`), so that a reply never reaches a state from which every continuation is impossible.
 """
 
@@ -78,7 +78,7 @@ class UniqueItems(MatcherConstraint):
 
     @contained
     def allows(self, token: int) -> bool:
-        """Return whether `token` may come next."""
+        """Return whether `token` may be next."""
         return super().allows(token) and self._cursor.may_take(self._piece(token), self._state)
 
     @contained

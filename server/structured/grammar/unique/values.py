@@ -28,7 +28,7 @@ def check_enough_values(document: Mapping[str, Any], matcher_of: Callable[[Any],
             continue
         if any("prefixItems" in part for part in parts):
             raise InvalidRequest(
-                f"{place}: 'uniqueItems' cannot be enforced beside 'prefixItems' and 'minItems'", place
+                f"{place}: 'uniqueItems' cannot be enforced next to 'prefixItems' and 'minItems'", place
             )
         items = [part["items"] for part in parts if "items" in part]
         if not items:
