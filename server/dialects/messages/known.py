@@ -25,6 +25,7 @@ BLOCK = ByType(
         "tool_result": Fields("type tool_use_id is_error toolset_name", content=ByType(_SHOWN)),
         "thinking": Fields("type thinking signature"),
         "redacted_thinking": Fields("type data"),
+        "mcp_tool_listing": Fields("type mcp_server_name tools"),
     }
 )
 MESSAGE = Fields("role output_config", content=BLOCK)

@@ -1,10 +1,11 @@
 """``mcp_servers`` and tools of type ``mcp_toolset`` in Anthropic's Messages API.
 
 The model sees the tools of the servers as functions. In the reply their calls are ``mcp_tool_use`` blocks, followed
-by an ``mcp_tool_result`` for each. This API has no approvals.
+by an ``mcp_tool_result`` for each. With toolsets, a reply starts with an ``mcp_tool_listing`` per server that was asked
+for its tools. This API has no approvals.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from server.dialects.common import Json
@@ -27,6 +28,7 @@ from server.errors import InvalidRequest
 from server.mcp.results import McpTool
 
 TOOLSET = "mcp_toolset"
+LISTING = "mcp_tool_listing"
 STRICT_BETA = "mcp-client-2025-11-20"
 """The version of the API in which a server without a toolset is an error."""
 
@@ -34,6 +36,11 @@ STRICT_BETA = "mcp-client-2025-11-20"
 def uses_mcp(given: Mapping[str, Any]) -> bool:
     """Return whether a body names MCP servers."""
     return bool(given.get("mcp_servers"))
+
+
+def has_toolsets(given: Mapping[str, Any]) -> bool:
+    """Return whether a body uses toolsets, whose clients know ``mcp_tool_listing`` blocks."""
+    return bool(_toolsets(given.get("tools")))
 
 
 def read_mcp(given: Mapping[str, Any], betas: str) -> list[McpRequest]:
@@ -52,13 +59,47 @@ def read_mcp(given: Mapping[str, Any], betas: str) -> list[McpRequest]:
 
 
 def pinned_lists(given: Mapping[str, Any]) -> dict[str, tuple[McpTool, ...]]:
-    """Return the lists of tools that toolsets bring themselves (``tools``), by the name of their server."""
+    """Return the tools of servers that the body lists itself, by the name of the server.
+
+    A toolset's ``tools`` win over the newest ``mcp_tool_listing`` block of an earlier reply.
+    """
     found = {}
+    for block, at in _listings(given.get("messages")):
+        found[str(block.get("mcp_server_name"))] = _tools_of(block, at)
     for name, (entry, at) in _toolsets(given.get("tools")).items():
         if entry.get("tools") is not None:
-            tools = [tool_of(tool) for tool, _ in objects_in(entry["tools"], f"{at}.tools")]
-            found[name] = tuple(tool for tool in tools if tool is not None)
+            found[name] = _tools_of(entry, at)
     return found
+
+
+def _tools_of(entry: Mapping[str, Any], at: str) -> tuple[McpTool, ...]:
+    tools = [tool_of(tool) for tool, _ in objects_in(entry.get("tools"), f"{at}.tools")]
+    return tuple(tool for tool in tools if tool is not None)
+
+
+def _listings(messages: object) -> Iterator[tuple[Mapping[str, Any], str]]:
+    """Yield the ``mcp_tool_listing`` blocks with their paths, the oldest first."""
+    for place, message in enumerate(messages if isinstance(messages, list) else ()):
+        content = message.get("content") if isinstance(message, dict) else None
+        for index, block in enumerate(content if isinstance(content, list) else ()):
+            if isinstance(block, dict) and block.get("type") == LISTING:
+                yield block, f"messages.{place}.content.{index}"
+
+
+def listing_blocks(offered: Iterable[OfferedServer]) -> list[Json]:
+    """Return an ``mcp_tool_listing`` block for each server that was asked for its tools. Clients return it later."""
+    return [
+        {
+            "type": LISTING,
+            "mcp_server_name": each.request.label,
+            "tools": [
+                {"name": tool.name, "description": tool.description, "input_schema": dict(tool.schema)}
+                for tool in each.tools
+            ],
+        }
+        for each in offered
+        if not each.is_known and each.fault is None
+    ]
 
 
 def _toolsets(tools: object) -> dict[str, tuple[Mapping[str, Any], str]]:

@@ -20,6 +20,7 @@ from server.dialects.messages.blocks import (
     string_or_none,
     typed,
 )
+from server.dialects.messages.mcp import LISTING
 from server.dialects.messages.tools import DeferredDefinitions
 from server.dialects.reasoning_cipher import NO_CIPHER, ReasoningCipher, TamperedReasoning
 from server.dialects.tools import model_name
@@ -139,6 +140,8 @@ class _Turn:
                 self._call(block, path)
             else:
                 self._take_reasoning(block, kind, path)
+        elif kind == LISTING:  # `pinned_lists` reads it
+            self._require(kind, path, "assistant")
         elif kind == "tool_result" or kind.endswith("_tool_result"):
             self._require(kind, path, "user", "assistant")
             self._result(block, kind, path)

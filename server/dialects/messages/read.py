@@ -3,7 +3,7 @@
 llama.cpp's sampling fields are accepted in addition. `write` creates the response.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -93,7 +93,7 @@ FIELDS = fields_of(
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessagesRequest(ParsedRequest):
     """A request for a message. ``show_reasoning``: whether thinking blocks have a text. ``server_tools``: tools that
-    this server calls.
+    this server calls. ``listings``: the tools of MCP servers, the first blocks of the reply.
     """
 
     conversation: Conversation
@@ -101,6 +101,7 @@ class MessagesRequest(ParsedRequest):
     names: Names
     show_reasoning: bool = True
     server_tools: ServerTools | None = None
+    listings: Sequence[Json] = ()
 
     def generation(self, model: LoadedModel, seen: Seen = NOTHING_SEEN, caller: Caller = NO_CALLER) -> Generation:
         """Return the request and the writer of its reply; blocking, for a thread. Raises `InvalidRequest`."""
@@ -115,6 +116,7 @@ class MessagesRequest(ParsedRequest):
             self.names,
             show_reasoning=self.show_reasoning,
             server_tools=NO_SERVER_TOOLS if server is None else server.tools,
+            listings=self.listings,
         )
 
         def next_round(conversation: Conversation, model: LoadedModel, seen: Seen, caller: Caller) -> Generation:

@@ -13,7 +13,7 @@ with all of its keys (``input``, ``signature``); a stop string is ``stop_sequenc
 message is not repeated.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
@@ -54,7 +54,8 @@ class MessageWriter:
     """Writes a message.
 
     ``show_reasoning=False`` leaves the text of thinking blocks empty. `server_tools`: the tools that this server
-    calls, by the model's names; with them a message may have several rounds of generation.
+    calls, by the model's names; with them a message may have several rounds of generation. `listings`: the first
+    blocks.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class MessageWriter:
         *,
         show_reasoning: bool = True,
         server_tools: Mapping[str, CallableTool] = NO_SERVER_TOOLS,
+        listings: Sequence[Json] = (),
     ) -> None:
         self._header = header
         self._sign = sign
@@ -76,7 +78,8 @@ class MessageWriter:
         self._ids: dict[int, str] = {}  # of calls for this server, by the identity of the item
         self._earlier: list[Finished] = []  # the ends of earlier rounds
         self._n_reasoning = 0  # tokens in them
-        self._blocks: list[Json] = []  # of earlier rounds, in a whole reply
+        self._listings = listings
+        self._blocks: list[Json] = [*listings]  # of earlier rounds, in a whole reply
         self._results: list[Json] = []  # result blocks of the current round, in a whole reply
         self._began = False
         self._open: Item | None = None  # the item of the open block
@@ -185,9 +188,13 @@ class MessageWriter:
 
     def completed(self, call: ServerCall, outcome: Outcome) -> list[bytes]:
         """Take the outcome of a call; return its events."""
-        self._index += 1
         self._results.append(result_block(call.id, outcome))
-        begun = {"type": "content_block_start", "index": self._index, "content_block": self._results[-1]}
+        return self._whole_block(self._results[-1])
+
+    def _whole_block(self, block: Json) -> list[bytes]:
+        """Return the events of a block without deltas."""
+        self._index += 1
+        begun = {"type": "content_block_start", "index": self._index, "content_block": block}
         return [typed_event(begun), typed_event({"type": "content_block_stop", "index": self._index})]
 
     def _begin(self, event: Started | Finished) -> list[bytes]:
@@ -196,7 +203,8 @@ class MessageWriter:
         self._began = True
         empty = {"stop_reason": None, "stop_sequence": None}
         message = _message(self._header, [], empty, _usage(event.n_prompt, event.n_cached, 0))
-        return [typed_event({"type": "message_start", "message": message})]
+        listed = [event for block in self._listings for event in self._whole_block(block)]
+        return [typed_event({"type": "message_start", "message": message}), *listed]
 
     def _finished(self, event: Finished) -> list[bytes]:
         events = self._begin(event) + self._written(self._said.finish(event)) + self._close()

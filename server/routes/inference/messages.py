@@ -7,7 +7,16 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from server.dialects.messages.mcp import offer_tools, pinned_lists, read_mcp, unlisted, uses_mcp, with_functions
+from server.dialects.messages.mcp import (
+    has_toolsets,
+    listing_blocks,
+    offer_tools,
+    pinned_lists,
+    read_mcp,
+    unlisted,
+    uses_mcp,
+    with_functions,
+)
 from server.dialects.messages.read import MESSAGES, MessagesRequest, count_message_tokens, parse_messages
 from server.routes.generate import compute, respond
 from server.routes.mcp import offer, server_tools
@@ -51,6 +60,7 @@ async def _parsed(request: Request, *, generate: bool = True) -> MessagesRequest
     def with_mcp() -> MessagesRequest:
         parsed = parse(with_functions(given, mcp))
         warnings = [*parsed.warnings, *unlisted(offered)]
-        return replace(parsed, server_tools=server_tools(servers, mcp), warnings=warnings)
+        listings = listing_blocks(offered) if has_toolsets(given) else ()
+        return replace(parsed, server_tools=server_tools(servers, mcp), listings=listings, warnings=warnings)
 
     return await read_later(request, with_mcp)

@@ -92,17 +92,44 @@ async def test_errors_are_blocks_and_the_clients_own_calls_end_the_message(serve
         assert tools.calls == [("add", (1, 2))]
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_reply_lists_the_tools_and_later_requests_use_the_list(serve: Serve, stream: bool) -> None:
+    """With a toolset the reply starts with the listing; the server is not asked again if the client returns it."""
+    toolset = {"type": "mcp_toolset", "mcp_server_name": "calc"}
+    async with serving(serve, SUM | {"Again": "Still 3."}) as (api, tools):
+        message = await ask(api, "Add", stream=stream, tools=[toolset], headers=NEW)
+        listing = message.content[0]
+        assert listing.type == "mcp_tool_listing"
+        assert listing.mcp_server_name == "calc"
+        assert "add" in {tool.name for tool in listing.tools}
+        assert [block.type for block in message.content[1:]] == ["mcp_tool_use", "mcp_tool_result", "text"]
+        said = [block.model_dump(exclude_none=True) for block in message.content]
+        history = [{"role": "user", "content": "Add"}, {"role": "assistant", "content": said}]
+        again = await ask(api, [*history, {"role": "user", "content": "Again"}], tools=[toolset], headers=NEW)
+        assert [block.type for block in again.content] == ["text"]
+        assert tools.calls == [("add", (1, 2))]
+        said[0]["tools"] = []  # what the client returns is used: without tools the prompt is shorter
+        shorter = await ask(api, [*history, {"role": "user", "content": "Again"}], tools=[toolset], headers=NEW)
+        used = [reply.usage.input_tokens + (reply.usage.cache_read_input_tokens or 0) for reply in (shorter, again)]
+        assert used[0] < used[1]
+        bad = [{"role": "user", "content": [{"type": "mcp_tool_listing", "mcp_server_name": "calc", "tools": []}]}]
+        assert (await post(api, bad, headers=NEW, tools=[toolset])).status_code == 400
+
+
 async def test_toolsets_and_configurations_choose_tools(serve: Serve) -> None:
     only = {"default_config": {"enabled": False}, "configs": {"add": {"enabled": True}}}
     toolset = {"type": "mcp_toolset", "mcp_server_name": "calc"}
     pinned = {**toolset, "tools": [{"name": "add", "input_schema": {"type": "object"}}]}
     async with serving(serve, SUM) as (api, tools):
-        for fields in (
-            {"mcp_servers": [server(tool_configuration={"allowed_tools": ["add"]})]},
-            {"tools": [{**toolset, **only}], "headers": NEW},
-            {"tools": [pinned], "headers": NEW},
-        ):
-            assert len((await ask(api, "Add", **fields)).content) == 3
+        cases: list[tuple[dict[str, Any], list[str]]] = [
+            ({"mcp_servers": [server(tool_configuration={"allowed_tools": ["add"]})]}, []),
+            ({"tools": [{**toolset, **only}], "headers": NEW}, ["mcp_tool_listing"]),
+            ({"tools": [pinned], "headers": NEW}, []),
+        ]
+        for fields, listed in cases:
+            kinds = [block.type for block in (await ask(api, "Add", **fields)).content]
+            assert kinds[-3:] == ["mcp_tool_use", "mcp_tool_result", "text"]
+            assert kinds[:-3] == listed
         assert len(tools.calls) == 3
         counted = {"messages": [{"role": "user", "content": "Add"}], "mcp_servers": [server()]}
         with_tools = (await api.client.post("/v1/messages/count_tokens", json=counted)).json()["input_tokens"]
