@@ -48,7 +48,6 @@ from server.reload import Reload, key_ring
 from server.routes import include_routes
 from server.routes.background import BackgroundRuns
 from server.routes.batch_runner import BatchRunner
-from server.routes.concurrency_limiter import ConcurrencyLimiter
 from server.routes.inference.responses import DAY_S, fail_interrupted
 from server.routes.services import Services
 from server.sandbox.memory import MemoryWatch
@@ -63,6 +62,7 @@ from server.state.usage import UsageLedger
 from server.structured.grammar.sandbox import Sandbox
 from server.telemetry.kv_events.follow import KvEvents
 from server.telemetry.record import Record
+from server.transport.admission import ConcurrencyLimiter
 from server.transport.errors import add_error_handlers
 from server.transport.internal import InternalReply, post_json, revoked_key
 from server.transport.limits import Rates

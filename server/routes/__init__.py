@@ -44,7 +44,7 @@
 
 `inference` is what clients ask of a model, `management` what the server says and does about itself, `description` this
 API in OpenAPI's words. Beside them is what `inference` shares: `generate` and `embed` make the HTTP reply, `session` is
-the way through the pool and the engine, `gate` bounds how many are on it, `running` knows who is.
+the way through the pool and the engine, `running` has the completions in progress.
 `background` generates responses without their client, `batch_runner` runs batches, and `listing` pages
 lists.
 """

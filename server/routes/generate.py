@@ -19,9 +19,9 @@ from server.media.source import Seen
 from server.pool.model import LoadedModel
 from server.routes.services import services, stream_owner
 from server.routes.session import FAR_BEHIND, PromptEvents, session_of
+from server.transport.admission import admission_of
 from server.transport.body import read_as
 from server.transport.errors import JSON_TYPE, error_body, json_reply
-from server.transport.limits import PLACE
 from server.transport.sse import event_stream, while_connected
 
 CONVERSATION = "X-Conversation-Id"
@@ -112,7 +112,7 @@ class Exchange:
         """Yield the events of a stream that outlives its client. It counts among its key's concurrent requests until it
         ends. Raises errors that occur before the first event.
         """
-        leave: Callable[[], object] = self._request.scope.pop(PLACE, lambda: None)
+        leave = admission_of(self._request.scope).detach()
         try:
             async with contextlib.aclosing(self._events()) as events:
                 async for event in events:
@@ -189,7 +189,7 @@ class Exchange:
         streams, owner = services(self._request).streams, stream_owner(self._request)
         stream = streams.open(owner, conversation)
         stream.is_loading = functools.partial(self._session.waits, self._parsed.model)
-        leave: Callable[[], object] = self._request.scope.pop(PLACE, lambda: None)
+        leave = admission_of(self._request.scope).detach()
 
         def ended() -> None:
             streams.ended(owner, stream)

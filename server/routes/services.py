@@ -19,15 +19,15 @@ from server.pool.spec import Task
 from server.routes.background import BackgroundRuns
 from server.routes.batch_runner import BatchRunner
 from server.routes.compiling import Compiling
-from server.routes.concurrency_limiter import ConcurrencyLimiter
 from server.routes.running import Running
 from server.sandbox.memory import MemoryWatch
 from server.state.batches import BatchLines
 from server.state.objects import Objects
 from server.state.usage import UsageLedger
+from server.transport.admission import ConcurrencyLimiter, admission_of
 from server.transport.auth import client_name
 from server.transport.endpoints import TARGET, Target
-from server.transport.keys import CALLER, MANAGES, Key, KeyStore
+from server.transport.keys import Key, KeyStore
 from server.transport.limits import Rates
 from server.transport.options import HttpOptions
 from server.transport.resumable import KeptStreams
@@ -101,14 +101,12 @@ def target_of(request: Request) -> Target:
 
 def caller_of(request: Request) -> Key | None:
     """Whose request it is; None for one without a key to what is open to all."""
-    caller: Key | None = request.scope.get(CALLER)
-    return caller
+    return admission_of(request.scope).caller
 
 
 def sees_files(request: Request) -> bool:
     """Whether it may know where a model's files lie, and with what flags it is loaded; others hear of names alone."""
-    found: bool = request.scope.get(MANAGES, False)
-    return found
+    return admission_of(request.scope).manages
 
 
 def owner_of(request: Request) -> str:

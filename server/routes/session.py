@@ -28,9 +28,8 @@ from server.routes.services import Services, caller_of, owner_of, services, want
 from server.structured.grammar.attempt import Attempt, CompileLater, cached_only, within
 from server.structured.reasoning_end import ReasoningSwitch
 from server.telemetry.record import CANCELLED, FAILED, RECORD, Record, Usage, reason_of
-from server.transport.auth import scheduled_client
+from server.transport.admission import admission_of, scheduled_client
 from server.transport.keys import ANYBODY, Key
-from server.transport.limits import BODY_SHARE
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -368,6 +367,6 @@ def session_of(request: HttpRequest, keep_alive_s: float | None = None, salt: st
         salt=request.headers.get("x-cache-salt", ""),  # as in vLLM; what the body says counts before it
         body_salt=salt,
         record=request.scope.get(RECORD),
-        n_body_bytes=share.n_bytes if (share := request.scope.get(BODY_SHARE)) else 0,
+        n_body_bytes=admission_of(request.scope).body.n_bytes,
         owner=owner_of(request),
     )

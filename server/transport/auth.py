@@ -6,11 +6,9 @@ llama.cpp: tools/server/server-http.cpp.
 import hashlib
 from collections.abc import Collection, Mapping
 
-from starlette.types import Scope
-
 from server.errors import AuthenticationFailed, NotFound, PermissionDenied
 from server.transport.endpoints import SCOPES, Need, Target
-from server.transport.keys import ANYBODY, CALLER, Key, KeyStore, digest_of, key_name
+from server.transport.keys import ANYBODY, Key, KeyStore, digest_of, key_name
 
 _PREFIX = b"bearer "
 
@@ -35,20 +33,6 @@ def given_name(headers: Mapping[bytes, bytes]) -> str:
 def _given_key(authorization: bytes | None, x_api_key: bytes | None) -> bytes:
     given = authorization or x_api_key or b""
     return given[len(_PREFIX) :].strip() if given[: len(_PREFIX)].lower() == _PREFIX else given
-
-
-def scheduled_client(scope: Scope, end_user: str, *, several_keys: bool) -> str:
-    """Return an opaque id of the client, among which the scheduler shares slots fairly.
-
-    With several keys it is the key's owner, so a client cannot pose as several ones. With one key or none it is the
-    body's `end_user`, otherwise the address: behind a proxy that sends no user, all clients count as one.
-    """
-    if several_keys:
-        caller: Key = scope[CALLER]
-        return caller.owner
-    if end_user:
-        return hashlib.sha256(end_user.encode("utf-8", "surrogatepass")).hexdigest()
-    return (scope.get("client") or ("",))[0]
 
 
 class Access:

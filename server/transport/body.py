@@ -15,7 +15,7 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
 
 from server.errors import InvalidRequest
-from server.transport.limits import BODY_SHARE, BodyShare
+from server.transport.admission import admission_of
 from server.transport.options import HttpOptions
 
 T = TypeVar("T")
@@ -139,7 +139,7 @@ async def _receive(request: Request, options: HttpOptions) -> bytearray:
     reading a short body.
     """
     body = bytearray()  # not a list of pieces: a client may send a byte at a time
-    share: BodyShare = request.scope[BODY_SHARE]
+    share = admission_of(request.scope).body
     now = asyncio.get_running_loop().time
     due = now() + options.timeout_s
     limit = asyncio.timeout_at(min(due, now() + options.idle_s))

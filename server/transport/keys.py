@@ -42,12 +42,6 @@ from server.transport.endpoints import SCOPES, KeyScope
 
 logger = logging.getLogger(__name__)
 
-CALLER = "llamapool.caller"
-"""A key in the ASGI scope of a request: the client's `Key`, or `ANYBODY` on a server without keys.
-
-None for a request without a valid key on a server with keys, which may reach few paths."""
-MANAGES = "llamapool.manages"
-"""A key in the ASGI scope of a request: whether its client may decide which models stay in memory."""
 INTERNAL = "llamapool.internal"
 """A key in the ASGI scope of a request that the server makes for a client, such as one of a batch: the client's `Key`.
 

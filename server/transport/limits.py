@@ -25,10 +25,6 @@ if TYPE_CHECKING:
     from limits.strategies import RateLimiter
 
 
-PLACE = "llamapool.place"
-"""A key in the ASGI scope of a counted request: a function that ends the counting (`Rates.leave`).
-
-Code that continues the work without its client removes it from the scope and calls it later."""
 _REQUESTS, _TOKENS = "requests", "tokens"
 _AGAIN_S = 1  # Retry-After if the limit of concurrent requests is reached
 
@@ -152,8 +148,6 @@ def _named(limit: int, left: int, reset: str) -> list[tuple[str, str]]:
     return [("limit", str(limit)), ("remaining", str(left)), ("reset", reset)]
 
 
-BODY_SHARE = "llamapool.body_share"
-"""The key of a request's `BodyShare` in its ASGI scope."""
 BODIES_RETRY_S = 5
 
 

@@ -4,7 +4,6 @@ It is plain ASGI with one wrapper of `send`, and adds no task and no buffering t
 """
 
 import asyncio
-import functools
 import logging
 import random
 import re
@@ -18,15 +17,15 @@ from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from structlog.contextvars import bind_contextvars
 
-from server.dialects.messages.errors import speaks_anthropic
-from server.errors import AuthenticationFailed, LlamapoolError, NotFound, PermissionDenied, ShuttingDown
+from server.errors import AuthenticationFailed, LlamapoolError, NotFound
 from server.telemetry.record import RECORD, Record, reason_of
-from server.transport.auth import Access, given_name
-from server.transport.cors import CorsPolicy, Guard, ReplyHeaders
+from server.transport.admission import Admission, AdmissionControl
+from server.transport.auth import given_name
+from server.transport.cors import CorsPolicy
 from server.transport.endpoints import OPEN_PATHS, TARGET, Resolver, Target
 from server.transport.errors import error_response
-from server.transport.keys import CALLER, INTERNAL, MANAGES, Key, KeyStore
-from server.transport.limits import BODY_SHARE, PLACE, BodyMemory, Rates, TooManyConnections
+from server.transport.keys import KeyStore
+from server.transport.limits import Rates
 from server.transport.options import HttpOptions
 from server.transport.sse import HEAD_ONLY
 from server.transport.websocket import PATHS as SOCKET_PATHS
@@ -52,7 +51,7 @@ _SERVER = (b"server", b"llamapool")
 class _Exchange:
     """One request and the state of its reply."""
 
-    __slots__ = ("_extra", "_send", "limits", "record")
+    __slots__ = ("_extra", "_send", "admission", "record")
 
     def __init__(
         self, send: Send, method: str, path: str, headers: Mapping[bytes, bytes], cors: list[tuple[bytes, bytes]]
@@ -62,13 +61,15 @@ class _Exchange:
         self._extra = [_SERVER, (b"x-request-id", id_), *cors]
         if b"anthropic-version" in headers:  # the name that Anthropic's clients read
             self._extra.append((b"request-id", id_))
+        self.admission: Admission | None = None
         self.record = Record(id_.decode(), method if method in _METHODS else "other", path, headers=headers)
-        self.limits: Callable[[], ReplyHeaders] | None = None  # headers that say what is left to who sent it
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.record.status = message["status"]
-            message["headers"] = [*message.get("headers", ()), *self._extra, *(self.limits() if self.limits else ())]
+            message["headers"] = [*message.get("headers", ()), *self._extra]
+            if self.admission is not None:
+                message["headers"] += self.admission.limit_headers(self.record.path)
         else:
             self.record.finished = not message.get("more_body", False)
             if self.record.method == "HEAD":
@@ -94,15 +95,8 @@ class Middleware:
         self._app = app
         self._cors = CorsPolicy(options.cors)
         self._resolver = Resolver(options.api_prefix, is_page, options.aliases)
-        self._access = Access(KeyStore() if keys is None else keys, ("/metrics",) * options.metrics_open)
-        self._rates = rates or Rates()
-        self._guard = Guard(options)
-        self._admin_port = options.admin_port
-        self._bodies = BodyMemory(options.max_bodies_bytes)
-        self._draining = draining
+        self._control = AdmissionControl(options, KeyStore() if keys is None else keys, rates or Rates(), draining)
         self._ended = ended
-        self._n_running = 0
-        self._max_running = options.max_connections
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection of any kind."""
@@ -127,49 +121,33 @@ class Middleware:
         await self._serve(headers, scope, receive, exchange)
 
     async def _socket(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Check whether a WebSocket may be opened. Browsers send an origin, but no preflight request."""
-        headers: dict[bytes, bytes] = dict(scope["headers"])
-        origin, target = headers.get(b"origin"), self._resolver.target(scope)
-        scope = target.scope(scope)
+        """Serve a WebSocket, or refuse it with an HTTP reply."""
+        target = self._resolver.target(scope)
+        checked = target.scope(scope)
+        admitted = False
         try:
             if target.path not in SOCKET_PATHS:
                 raise NotFound("File Not Found")
-            if origin is not None and not self._cors.allows(origin) and self._guard.is_foreign(headers):
-                raise PermissionDenied("this origin may not open a WebSocket")
-            if self._draining.is_set():
-                raise ShuttingDown
-            self._admit(scope, headers)
+            with self._control.admit(self._control.admission(checked), checked, dict(scope["headers"])):
+                admitted = True
+                await self._app(checked, receive, send)
         except LlamapoolError as error:
+            if admitted:
+                raise
             logger.warning("a WebSocket at %r was refused: %s", target.received, error.message)
             await receive()
             if "websocket.http.response" in scope.get("extensions", {}):
-                await error_response(error, scope)(scope, receive, send)
+                await error_response(error, checked)(scope, receive, send)
             else:
                 await send({"type": "websocket.close", "code": 1008})
-            return
-        scope[BODY_SHARE] = share = self._bodies.share()
-        try:
-            await self._app(scope, receive, send)
-        finally:
-            share.release()
 
     async def _serve(self, headers: Mapping[bytes, bytes], scope: Scope, receive: Receive, exchange: _Exchange) -> None:
         record, target = exchange.record, _target(scope)
-        bind_contextvars(request=record.id)  # what is logged meanwhile says so
-        scope[BODY_SHARE] = share = self._bodies.share()
-        self._n_running += 1
+        bind_contextvars(request=record.id)  # log lines of this request have its id
         try:
-            if self._draining.is_set() and target.path not in OPEN_PATHS:
-                raise ShuttingDown
-            if self._n_running > self._max_running and target.path not in OPEN_PATHS:
-                raise TooManyConnections
-            caller = self._admit(scope, headers)
-            if caller is not None and caller.limits and target.endpoint.is_work and INTERNAL not in scope:
-                anthropic = speaks_anthropic(target.path)
-                exchange.limits = functools.partial(self._rates.headers, caller, anthropic=anthropic)
-                self._rates.enter(caller)
-                scope[PLACE] = functools.partial(self._rates.leave, caller)
-            await (self._app if target.path else _outside(target))(scope, receive, exchange.send)
+            exchange.admission = self._control.admission(scope)
+            with self._control.admit(exchange.admission, scope, headers):
+                await (self._app if target.path else _outside(target))(scope, receive, exchange.send)
         except ClientDisconnect:
             record.status = record.status or CLIENT_GONE
         except SendTimeoutError as error:
@@ -178,31 +156,7 @@ class Middleware:
         except Exception as error:  # noqa: BLE001 (the last net: logged and answered in _fail)
             await self._fail(error, scope, receive, exchange)
         finally:
-            self._n_running -= 1
-            share.release()
-            if PLACE in scope:
-                scope.pop(PLACE)()
             self._record(scope, exchange)
-
-    def _admit(self, scope: Scope, headers: Mapping[bytes, bytes]) -> Key | None:
-        """Authenticate and authorize the request. Raises `NotFound` for endpoints of the administration port; raises
-        unless a key is valid, or none is needed and the request does not come from another site's page.
-        """
-        target = _target(scope)
-        elsewhere = bool(self._admin_port) and (scope.get("server") or ("", 0))[1] != self._admin_port
-        internal: Key | None = scope.get(INTERNAL)
-        if internal is not None:  # admitted when the client asked for it
-            scope[CALLER], scope[MANAGES] = internal, False
-            return internal
-        if elsewhere and target.is_administration:
-            raise NotFound("File Not Found")
-        scope[CALLER] = caller = self._access.caller(headers)  # the log names it also where it is refused
-        self._access.check(caller, target)
-        if not self._access.required:
-            self._guard.check(target, scope, headers)
-        may = caller is not None and "models" in caller.scopes
-        scope[MANAGES] = may and not elsewhere and (self._access.required or not self._guard.is_foreign(headers))
-        return caller
 
     async def _answer(self, response: Response, scope: Scope, receive: Receive, exchange: _Exchange) -> None:
         try:
@@ -234,11 +188,11 @@ class Middleware:
             logger.error("a request failed in the middle of its reply; this is a bug, please report it", exc_info=error)
 
     def _record(self, scope: Scope, exchange: _Exchange) -> None:
-        record, caller, target = exchange.record, scope.get(CALLER), _target(scope)
+        record, target = exchange.record, _target(scope)
         record.elapsed_s = time.perf_counter() - record.started_at
         record.status = record.status or CLIENT_GONE
-        if caller is not None:
-            record.key = caller.name
+        if exchange.admission is not None and exchange.admission.caller is not None:
+            record.key = exchange.admission.caller.name
         record.route = target.endpoint.path or UNMATCHED
         record.polled = target.is_page or target.path in _QUIET
         self._ended(record)

@@ -16,7 +16,8 @@ from starlette.types import Message, Scope
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from server.dialects.common import openai_error
-from server.transport.limits import BODY_SHARE, BodyShare, TooManyBodies
+from server.transport.admission import admission_of
+from server.transport.limits import TooManyBodies
 
 CONNECTION = "llamapool.connection"
 """Key in the ASGI scope of a request over a WebSocket: a dict of endpoint data for its connection."""
@@ -34,7 +35,7 @@ class EventSocket:
     def __init__(self, socket: WebSocket, stopping: asyncio.Event) -> None:
         self._socket = socket
         self._stopping = stopping
-        self._share: BodyShare = socket.scope[BODY_SHARE]
+        self._share = admission_of(socket.scope).body
         self._waiting: asyncio.Queue[str | None] = asyncio.Queue()
         self._gone = asyncio.Event()
         self._kept: dict[str, Any] = {}

@@ -32,10 +32,9 @@ from server.pool.spec import Task
 from server.pool.state import ModelState, Status
 from server.routes.embed import embed, read_able
 from server.routes.generate import respond
-from server.routes.services import lease_for, services, target_of
+from server.routes.services import lease_for, sees_files, services, target_of
 from server.transport.body import read_as, read_json
 from server.transport.errors import JSON_TYPE, json_reply
-from server.transport.keys import MANAGES
 from server.transport.sse import NDJSON_TYPE, event_stream, while_connected
 
 router = APIRouter(prefix="/api", tags=["ollama"])
@@ -229,7 +228,7 @@ def _only_ollamas(what: str) -> NotSupported:
 
 def keep_alive(request: Request, wanted_s: float | None) -> tuple[float | None, list[str]]:
     """Return the effective ``keep_alive`` and a warning: it frees models, so it needs permission to load and unload."""
-    if wanted_s is None or request.scope.get(MANAGES):
+    if wanted_s is None or sees_files(request):
         return wanted_s, []
     return None, ["keep_alive: is left to who may load and unload models"]
 

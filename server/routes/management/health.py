@@ -17,9 +17,8 @@ from server.errors import (
 )
 from server.pool.pool import Pool
 from server.pool.state import ModelState, Status
-from server.routes.services import services
+from server.routes.services import caller_of, services
 from server.transport.errors import json_reply
-from server.transport.keys import CALLER
 from server.transport.sse import HEAD_ONLY
 
 router = APIRouter(tags=["health"])
@@ -109,7 +108,7 @@ async def readyz(request: Request) -> Response:
 
 def knows_all(request: Request) -> bool:
     """Whether the caller may see names and reasons: there are no keys, or it sent one."""
-    return request.scope.get(CALLER) is not None
+    return caller_of(request) is not None
 
 
 @contextlib.contextmanager

@@ -4,9 +4,11 @@ from typing import Any
 import pytest
 
 from server.errors import AuthenticationFailed, PermissionDenied
-from server.transport.auth import Access, client_name, scheduled_client
+from server.transport.admission import ADMISSION, Admission, scheduled_client
+from server.transport.auth import Access, client_name
 from server.transport.endpoints import KeyScope, Resolver
-from server.transport.keys import ANYBODY, CALLER, Key, KeyStore, digest_of, plain_key
+from server.transport.keys import ANYBODY, Key, KeyStore, digest_of, plain_key
+from server.transport.limits import BodyMemory, Rates
 
 
 def admitted(
@@ -132,7 +134,9 @@ def test_a_client_is_told_by_its_key_wherever_it_stands_and_the_name_does_not_ho
 
 
 def scope(key: str = "", address: str = "10.0.0.1") -> dict[str, Any]:
-    return {CALLER: plain_key(key) if key else ANYBODY, "client": (address, 1234)}
+    admission = Admission(BodyMemory(0).share(), Rates())
+    admission.caller = plain_key(key) if key else ANYBODY
+    return {ADMISSION: admission, "client": (address, 1234)}
 
 
 def test_several_keys_tell_clients_apart_whatever_the_body_says() -> None:

@@ -11,8 +11,8 @@ from starlette.types import Message, Receive, Scope, Send
 from server import logs
 from server.errors import QueueFull
 from server.telemetry.record import Record
+from server.transport.admission import admission_of
 from server.transport.keys import KeyStore, plain_key
-from server.transport.limits import BODY_SHARE
 from server.transport.middleware import CLIENT_GONE, Middleware, request_id
 from server.transport.options import HttpOptions
 
@@ -157,7 +157,7 @@ async def test_a_refused_key_is_logged_without_the_key(caplog: pytest.LogCapture
 
 async def test_bodies_are_given_back_when_their_request_ends_however_it_ends() -> None:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        scope[BODY_SHARE].take(100)
+        admission_of(scope).body.take(100)
         raise KeyError("x")
 
     connection = Recorder(app, max_bodies_bytes=100)

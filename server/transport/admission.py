@@ -1,0 +1,172 @@
+"""The one admission path of requests: caller, rates, body bytes, concurrency.
+
+The middleware enters `AdmissionControl.admit` for the whole life of a request. The request's scope has its `Admission`.
+Each refusal is an exception of `server.errors`, which `telemetry.record.reason_of` names in logs and metrics.
+
+A request that needs a model then holds a place in the `ConcurrencyLimiter` while it waits for its `Lease`
+(`routes.services.lease_for`, `routes.session.Session`).
+"""
+
+import asyncio
+import hashlib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Final
+
+from starlette.types import Scope
+
+from server.dialects.messages.errors import speaks_anthropic
+from server.errors import NotFound, PermissionDenied, QueueFull, ShuttingDown
+from server.transport.auth import Access
+from server.transport.cors import CorsPolicy, Guard, ReplyHeaders
+from server.transport.endpoints import OPEN_PATHS, TARGET, Target
+from server.transport.keys import INTERNAL, Key, KeyStore
+from server.transport.limits import BodyMemory, BodyShare, Rates, TooManyConnections
+from server.transport.options import HttpOptions
+
+ADMISSION: Final = "llamapool.admission"
+"""A key in the ASGI scope of a request or a WebSocket: its `Admission`."""
+_RETRY_AFTER_S = 1
+
+
+class Admission:
+    """What was granted to one request.
+
+    ``caller`` is the client's `Key`, `ANYBODY` on a server without keys, or None without a valid key (few paths are
+    open then). ``manages``: whether the client may see model files and decide which models stay in memory. ``body``
+    counts the bytes of the request's body.
+    """
+
+    __slots__ = ("_leave", "_limited", "_rates", "body", "caller", "manages")
+
+    def __init__(self, body: BodyShare, rates: Rates) -> None:
+        self.body = body
+        self.caller: Key | None = None
+        self.manages = False
+        self._rates = rates
+        self._limited: Key | None = None
+        self._leave: Callable[[], None] | None = None
+
+    def count(self, key: Key) -> None:
+        """Count the request among those of its key. Raises `RateLimited`."""
+        self._limited = key
+        self._rates.enter(key)
+        self._leave = lambda: self._rates.leave(key)
+
+    def detach(self) -> Callable[[], None]:
+        """Return a function that ends the counting of the request, which now outlives its client."""
+        leave, self._leave = self._leave, None
+        return leave or (lambda: None)
+
+    def limit_headers(self, path: str) -> ReplyHeaders:
+        """Return reply headers with the remaining requests and tokens of the key; none if it has no limits."""
+        if self._limited is None:
+            return []
+        return self._rates.headers(self._limited, anthropic=speaks_anthropic(path))
+
+    def release(self) -> None:
+        """End the counting of the request and its body."""
+        self.body.release()
+        self.detach()()
+
+
+class AdmissionControl:
+    """Admits requests. Used on the event loop. While `draining` is set, requests are refused."""
+
+    def __init__(self, options: HttpOptions, keys: KeyStore, rates: Rates, draining: asyncio.Event) -> None:
+        self._access = Access(keys, ("/metrics",) * options.metrics_open)
+        self._guard = Guard(options)
+        self._cors = CorsPolicy(options.cors)
+        self._rates = rates
+        self._bodies = BodyMemory(options.max_bodies_bytes)
+        self._admin_port = options.admin_port
+        self._draining = draining
+        self._max_running = options.max_connections
+        self._n_running = 0
+
+    def admission(self, scope: Scope) -> Admission:
+        """Return a new admission in `scope`, which `admit` fills."""
+        scope[ADMISSION] = admission = Admission(self._bodies.share(), self._rates)
+        return admission
+
+    @contextmanager
+    def admit(self, admission: Admission, scope: Scope, headers: Mapping[bytes, bytes]) -> Iterator[None]:
+        """Admit a request or a WebSocket for as long as the context lasts. Raises the reason for a refusal."""
+        target: Target = scope[TARGET]
+        self._n_running += 1
+        try:
+            if target.path not in OPEN_PATHS:
+                if self._draining.is_set():
+                    raise ShuttingDown
+                if self._n_running > self._max_running:
+                    raise TooManyConnections
+            internal: Key | None = scope.get(INTERNAL)
+            if internal is not None:  # the client's own request was admitted
+                admission.caller = internal
+            else:
+                self._authorize(scope, headers, target, admission)
+            yield
+        finally:
+            self._n_running -= 1
+            admission.release()
+
+    def _authorize(self, scope: Scope, headers: Mapping[bytes, bytes], target: Target, admission: Admission) -> None:
+        """Raise unless the key may reach the endpoint, or the server has no keys and no other site's page asks."""
+        is_socket = scope["type"] == "websocket"
+        origin = headers.get(b"origin")  # browsers open WebSockets without a preflight request
+        if is_socket and origin is not None and not self._cors.allows(origin) and self._guard.is_foreign(headers):
+            raise PermissionDenied("this origin may not open a WebSocket")
+        elsewhere = bool(self._admin_port) and (scope.get("server") or ("", 0))[1] != self._admin_port
+        if elsewhere and target.is_administration:
+            raise NotFound("File Not Found")
+        admission.caller = caller = self._access.caller(headers)  # before the check: the log names refused keys, too
+        self._access.check(caller, target)
+        if not self._access.required:
+            self._guard.check(target, scope, headers)
+        may_manage = caller is not None and "models" in caller.scopes
+        admission.manages = (
+            may_manage and not elsewhere and (self._access.required or not self._guard.is_foreign(headers))
+        )
+        if not is_socket and caller is not None and caller.limits and target.endpoint.is_work:
+            admission.count(caller)
+
+
+def admission_of(scope: Scope) -> Admission:
+    """Return the admission of a request that the middleware has admitted."""
+    admission: Admission = scope[ADMISSION]
+    return admission
+
+
+def scheduled_client(scope: Scope, end_user: str, *, several_keys: bool) -> str:
+    """Return an opaque id of the client, among which the scheduler shares slots fairly.
+
+    With several keys it is the key's owner, so a client cannot pose as several ones. With one key or none it is the
+    body's `end_user`, otherwise the address: behind a proxy that sends no user, all clients count as one.
+    """
+    if several_keys:
+        caller = admission_of(scope).caller
+        return "" if caller is None else caller.owner
+    if end_user:
+        return hashlib.sha256(end_user.encode("utf-8", "surrogatepass")).hexdigest()
+    return (scope.get("client") or ("",))[0]
+
+
+class ConcurrencyLimiter:
+    """Counts requests that wait for a model, for linked media, or for a rendering and tokenizing thread; at most
+    `limit`, 0 = unlimited. Used on the event loop.
+    """
+
+    def __init__(self, limit: int = 0) -> None:
+        self._limit = limit
+        self.n = 0
+
+    @contextmanager
+    def entered(self) -> Iterator[None]:
+        """Count a request on its way to a queue. Raises `QueueFull`."""
+        if 0 < self._limit <= self.n:
+            raise QueueFull(self.n, _RETRY_AFTER_S)
+        self.n += 1
+        try:
+            yield
+        finally:
+            self.n -= 1
