@@ -14,8 +14,8 @@
 ``GET  /v1/usage``                                  `usage`: requests and tokens by key, model and day
 ``POST /v1/chat/completions  /apply-template``      `chat`: OpenAI chat; also without ``/v1``
 ``POST /v1/chat/completions/input_tokens``          `chat`: count a prompt's tokens
-``POST /v1/chat/completions/control``               `chat`: end a running chat's thoughts
-``GET/DELETE /v1/stream``                           `streams`: replies that go on without their client
+``POST /v1/chat/completions/control``               `chat`: end a running chat's reasoning
+``GET/DELETE /v1/stream``                           `streams`: replies that outlive their client
 ``POST /v1/streams/lookup``
 ``POST /v1/messages  /v1/messages/count_tokens``    `messages`: Anthropic's Messages API
 ``POST /v1/responses  /v1/responses/input_tokens``  `responses`: OpenAI's Responses API; also without ``/v1``
@@ -36,17 +36,16 @@
 ``POST /api/chat  /api/generate``                   `ollama`: Ollama's API
 ``POST /api/embed  /api/embeddings``
 ``GET  /api/tags  /api/ps  /api/version``           its models; ``POST /api/show`` has one model's facts
-``GET  /page/live  /page/config``                   `page`: what engines do, for the web page, and its settings
-``GET  /page/log  /page/bodies  POST /page/bench``  the log, what was said, `llamapool bench`
-``GET/POST /tools  /cors-proxy``                    what llama-server's page asks for
-``GET  /docs  /openapi.json``                       `openapi`: this API, as a page and described; open without a key
+``GET  /page/live  /page/config``                   `page`: engine state for the web UI, and its settings
+``GET  /page/log  /page/bodies  POST /page/bench``  the log, recorded bodies, `llamapool bench`
+``GET/POST /tools  /cors-proxy``                    endpoints of llama-server's web UI
+``GET  /docs  /openapi.json``                       `openapi`: this API as a page and as OpenAPI; open without a key
 ==================================================  =============================================
 
-`inference` is what clients ask of a model, `management` what the server says and does about itself, `description` this
-API in OpenAPI's words. Beside them is what `inference` shares: `generate` and `embed` make the HTTP reply, `session` is
-the way through the pool and the engine, `running` has the completions in progress.
-`background` generates responses without their client, `batch_runner` runs batches, and `listing` pages
-lists.
+`inference` has the endpoints that use a model, `management` those for status and administration, `description` the
+OpenAPI document. `generate` and `embed` make the HTTP replies of `inference`, `session` leads a request through the
+pool and the engine, `running` has the completions in progress. `background` generates responses without their client,
+`batch_runner` runs batches, and `stored` pages lists.
 """
 
 import inspect

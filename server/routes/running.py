@@ -1,4 +1,4 @@
-"""The completions under way, by the id that their replies carry: what ``/v1/chat/completions/control`` reaches."""
+"""The completions in progress by the id of their replies, for ``/v1/chat/completions/control``."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -31,22 +31,24 @@ class Running:
         cancel: Callable[[], None],
         owner: str = "",
     ) -> None:
-        """It begins; `model` is the model's id, `cancel` ends it, `owner` is whose it is (`Key.owner`)."""
+        """Add a completion. `model`: the model's id; `cancel` ends it; `owner`: see `Key.owner`."""
         self._completions[completion_id] = _Completion(model, reasoning, cancel, owner)
 
     def remove(self, completion_id: str) -> None:
-        """It has ended; harmless when it was never added."""
+        """Remove a completion. Does nothing if it was not added."""
         self._completions.pop(completion_id, None)
 
     def _find(self, completion_id: str, model: str | None, owner: str | None) -> _Completion | None:
-        """Of that model and that owner; None = of any."""
+        """Find a completion of `model` and `owner`; None = of any."""
         found = self._completions.get(completion_id)
         fits = found is not None and model in (None, found.model) and owner in (None, found.owner)
         return found if fits else None
 
     def end_reasoning(self, completion_id: str, model: str | None, owner: str | None = None) -> str:
-        """End the thoughts of a completion of that model and owner, None = of any. The reason why not, "" when it was
-        done; llama-server's words (tools/server/server-context.cpp, SERVER_TASK_TYPE_CONTROL)."""
+        """End the reasoning of a completion of `model` and `owner`; None = of any.
+
+        Return "", or llama-server's error message (tools/server/server-context.cpp, SERVER_TASK_TYPE_CONTROL).
+        """
         found = self._find(completion_id, model, owner)
         if found is None:
             return NOT_RUNNING
@@ -56,7 +58,7 @@ class Running:
         return ""
 
     def cancel(self, completion_id: str, model: str | None, owner: str | None = None) -> str:
-        """End a completion of that model and owner, None = of any. The reason why not, "" when it was done."""
+        """End a completion of `model` and `owner`; None = of any. Return "" or an error message."""
         found = self._find(completion_id, model, owner)
         if found is None:
             return NOT_RUNNING

@@ -1,4 +1,4 @@
-"""What every route may use: one frozen value on ``app.state.services``."""
+"""The services that routes use: one frozen value on ``app.state.services``."""
 
 import asyncio
 from concurrent.futures import Executor
@@ -42,10 +42,9 @@ from server.web.tools.catalogue import PageTools
 class Services:
     """Built once by `server.app`.
 
-    ``prepare`` runs tokenization and template rendering off the event loop, ``prepare_long`` those of long texts, so
-    that a few of them, which take seconds each, don't keep everybody else waiting. ``reading`` parses long request
-    bodies, one after the other: parsing keeps the interpreter's lock, so that several at once would only keep everybody
-    else from it. ``compiling`` repeats the preparation of a request whose grammar goes to the sandbox.
+    ``prepare`` runs tokenization and template rendering off the event loop. ``prepare_long`` does so for long texts,
+    which take seconds each, so that they do not delay others. ``reading`` parses long request bodies one at a time,
+    because parsing holds the GIL. ``compiling`` repeats the preparation of a request whose grammar goes to the sandbox.
     """
 
     pool: Pool
@@ -85,7 +84,7 @@ class Services:
 
 
 def services(request: Request) -> Services:
-    """The services of the application that `request` came to; of the models, those that its key is for."""
+    """Return the application's services, with the models that the request's key may use."""
     found: Services = request.app.state.services
     caller = caller_of(request)
     if caller is None or not caller.models:
@@ -100,12 +99,12 @@ def target_of(request: Request) -> Target:
 
 
 def caller_of(request: Request) -> Key | None:
-    """Whose request it is; None for one without a key to what is open to all."""
+    """Return the client's key; None for a request without one to an endpoint that needs none."""
     return admission_of(request.scope).caller
 
 
 def sees_files(request: Request) -> bool:
-    """Whether it may know where a model's files lie, and with what flags it is loaded; others hear of names alone."""
+    """Return whether the client may see paths of model files and load flags; others see file names only."""
     return admission_of(request.scope).manages
 
 
@@ -118,7 +117,7 @@ def owner_of(request: Request) -> str:
 
 def stream_owner(request: Request) -> str:
     """Return the owner of a request's resumable streams. Clients of a server without keys name their streams
-    themselves, so they are told apart by the key that they send anyway."""
+    themselves, and are distinguished by the key that they send anyway."""
     owner = owner_of(request)
     if owner:
         return owner
@@ -127,14 +126,14 @@ def stream_owner(request: Request) -> str:
 
 
 def cache_owner(request: Request) -> str:
-    """Whose cells a request computes; "" = everybody's."""
+    """Return the owner of the cells that a request computes; "" = all clients."""
     found: Services = request.app.state.services
     caller = caller_of(request)
     return "" if caller is None or found.cache_mode == "server" else caller.owner
 
 
 async def lease_for(request: Request, name: str | None, task: Task = "generate") -> Lease:
-    """A hold on a model, which is loaded or woken first; who waits for that counts at the gate, and may leave.
+    """Return a lease of a model, which is loaded or woken first. The wait counts at the `ConcurrencyLimiter`.
 
     Raises as `Pool.acquire`, `QueueFull`, and `ClientDisconnect`. Raises `PermissionDenied` for a model that is not
     loaded, if the key may neither use models nor load them: to load one can evict another.

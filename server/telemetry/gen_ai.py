@@ -58,7 +58,7 @@ class GenAiMetrics:
             for name, says, bounds in (
                 ("request.duration", "From a request's arrival to its reply's end", _DURATIONS),
                 ("time_to_first_token", "From a request's arrival to its first token", _FIRST),
-                ("time_per_output_token", "Of each token behind the first", _FURTHER),
+                ("time_per_output_token", "Time of each token after the first", _FURTHER),
             )
         )
 

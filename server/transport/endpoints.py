@@ -158,7 +158,7 @@ class Target:
     ``received`` is the whole path, for logs only. ``path`` is what the routes are compared with; it is "" outside the
     API prefix, and for the prefix without a slash (``is_bare``). ``base`` is what a client of this port writes before
     ``path``. ``endpoints`` ends with the endpoint that the router will find. The endpoint that the path means in
-    canonical spelling comes first, if that is another one: a request must be allowed to reach both.
+    canonical spelling is the first one, if it differs: a request must be allowed to reach both.
     """
 
     received: str
@@ -200,7 +200,7 @@ class Target:
 
 
 class Resolver:
-    """Finds the target of requests. `prefix` is the server's API prefix, `is_page` tells the web UI's files.
+    """Finds the target of requests. `prefix` is the server's API prefix, `is_page` recognizes the web UI's files.
 
     `aliases` maps a method and a path to the endpoint's own path, for paths that the operator chose.
     """

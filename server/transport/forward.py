@@ -2,7 +2,7 @@
 default, because it reaches whatever this machine reaches.
 
 Only headers with a prefix are forwarded, without the prefix, so no key or cookie of this server leaks. Replies
-cannot act as pages of this server: their type is not guessed and scripts do not run.
+cannot act as pages of this server: browsers do not sniff their type or run their scripts.
 """
 
 from collections.abc import AsyncGenerator, Iterable
@@ -62,9 +62,9 @@ def _target(url: str) -> tuple[httpcore2.URL, bytes]:
         parts = urlsplit(url)
         host, port = (parts.hostname or "").encode("idna"), parts.port
     except (ValueError, UnicodeError):
-        raise InvalidRequest("url: is not an address", "url") from None
+        raise InvalidRequest("url: is not a URL", "url") from None
     if parts.scheme not in ("http", "https") or not host or parts.username or parts.password:
-        raise InvalidRequest("url: must be an http or https address with a host and without a password", "url")
+        raise InvalidRequest("url: must be an http or https URL with a host and without a password", "url")
     path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
     if not path.isascii() or any(c <= " " for c in path):
         raise InvalidRequest("url: has characters that must be escaped", "url")

@@ -85,15 +85,15 @@ class Key:
 
     @property
     def owner(self) -> str:
-        """Return who owns its conversations, streams, caches and slot files; "" for nobody.
+        """Return the owner of its conversations, streams, caches and slot files; "" for nobody.
 
         Keys of one name are one owner, so a key can be replaced while the old one is still valid. A key without a name
         is an owner by itself. No name in a file is the same owner as a key without one.
         """
         if not self.name:
             return ""
-        told = b"name:" + self.name.encode() if self.is_named else b"key:" + self.digest
-        return hashlib.sha256(told).hexdigest()[:32]
+        identity = b"name:" + self.name.encode() if self.is_named else b"key:" + self.digest
+        return hashlib.sha256(identity).hexdigest()[:32]
 
     @property
     def sees_all(self) -> bool:

@@ -39,7 +39,7 @@ class HttpOptions:
     ui: bool = True  # there is a web page
     proxy: bool = False  # /cors-proxy forwards
     ui_settings: Mapping[str, Any] = field(default_factory=dict)  # what the page begins with
-    verbose: bool = False  # replies tell details (`__verbose`) unless a request says otherwise
+    verbose: bool = False  # replies have details (`__verbose`) unless a request says otherwise
     timeout_s: float = 3600.0  # within which a body must have arrived
     idle_s: float = IDLE_S  # longest silence within a body, longest wait for a client to read a stream
     max_body_bytes: int = 64 * MIB
@@ -48,10 +48,10 @@ class HttpOptions:
     max_connections: int = MAX_CONNECTIONS  # requests in progress
     api_prefix: str = ""
     cors: CorsOptions = CorsOptions()
-    allowed_hosts: tuple[str, ...] = ()  # names of this server beside those that can only be its own
+    allowed_hosts: tuple[str, ...] = ()  # further names of this server in Host headers
     cache_scope: Mode | None = None  # None = by key where there are several
     predicts: bool = False  # POST /predict answers
     aliases: Mapping[tuple[str, str], str] = field(default_factory=dict)  # method and path -> an endpoint's own path
-    admin_port: int = 0  # what is for who runs the server is answered there alone; 0 = everywhere
+    admin_port: int = 0  # the only port for administration; 0 = all ports
     state_days: int = 30  # days after which stored responses are deleted; 0 = never
     closed: bool = False  # without a key nothing for pages of other sites; see `transport.cors`

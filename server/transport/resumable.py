@@ -19,7 +19,7 @@ KEPT_S = 300.0  # after its end; llama-server's, as the next
 MAX_STREAM_BYTES = 4 * 1024 * 1024
 MAX_STREAMS = 1000
 MAX_BYTES = 64 * 1024 * 1024
-"""The last two: of all streams that have ended. The oldest go first."""
+"""Limits of all ended streams together. The oldest are deleted first."""
 STOPPED = "request cancelled by a stop before its reply began"
 
 
@@ -29,7 +29,7 @@ class KeptStream:
     def __init__(self, conversation: str, max_bytes: int = MAX_STREAM_BYTES) -> None:
         self.conversation = conversation
         self.started_at = int(time.time())  # unix seconds, as the next
-        self.completed_at = 0  # 0 while it goes on
+        self.completed_at = 0  # 0 while it runs
         self.is_loading: Callable[[], bool] = lambda: False  # whether its model is not there yet
         self._loop = asyncio.get_running_loop()
         self._begun: asyncio.Future[None] = self._loop.create_future()
@@ -43,12 +43,12 @@ class KeptStream:
 
     @property
     def n_bytes(self) -> int:
-        """How many are kept."""
+        """The number of stored bytes."""
         return len(self._buffer)
 
     @property
     def total_bytes(self) -> int:
-        """How many there ever were: the offset of the next one."""
+        """The number of bytes so far, which is the offset of the next one."""
         return self._first + len(self._buffer)
 
     @property
@@ -86,7 +86,7 @@ class KeptStream:
             await work
         except asyncio.CancelledError:
             self._fail(InvalidRequest(STOPPED))  # by `stop`
-        except Exception as fault:  # noqa: BLE001 (told to whoever reads; `error` logs what is unexpected)
+        except Exception as fault:  # noqa: BLE001 (readers get it; `error` logs unexpected ones)
             if self.begun:
                 self.append(error(fault))
             else:
@@ -180,7 +180,7 @@ class KeptStreams:
         self._ended: dict[KeptStream, asyncio.TimerHandle] = {}  # the oldest first
 
     def open(self, owner: str, conversation: str) -> KeptStream:
-        """A new stream; the conversation's last one is stopped. Raises `InvalidRequest`."""
+        """Open a stream, and stop the conversation's previous one. Raises `InvalidRequest`."""
         if len(conversation) > MAX_ID_CHARS:
             raise InvalidRequest(f"X-Conversation-Id: at most {MAX_ID_CHARS} characters")
         self.stop(owner, conversation)
@@ -188,13 +188,13 @@ class KeptStreams:
         return stream
 
     def find(self, owner: str, conversation: str) -> KeptStream | None:
-        """The conversation's stream."""
+        """Return the conversation's stream."""
         return self._streams.get((owner, conversation))
 
     def of(self, owner: str, conversations: Iterable[str]) -> list[KeptStream]:
-        """Those of these conversations, and of each one's variants ``{id}::{model}``."""
+        """Return the streams of these conversations and of their variants ``{id}::{model}``."""
         wanted = list(conversations)
-        found = [(name, stream) for (who, name), stream in self._streams.items() if who == owner]
+        found = [(name, stream) for (of, name), stream in self._streams.items() if of == owner]
         return [s for wish in wanted for name, s in found if name == wish or name.startswith(wish + "::")]
 
     def stop(self, owner: str, conversation: str) -> KeptStream | None:
@@ -206,7 +206,7 @@ class KeptStreams:
         return stream
 
     def ended(self, owner: str, stream: KeptStream) -> None:
-        """`stream` has ended: it is kept for a while, if it has begun and is still the conversation's."""
+        """Keep an ended stream for a while, if it has data and is still the conversation's."""
         key = (owner, stream.conversation)
         if self._streams.get(key) is not stream:
             return

@@ -41,7 +41,7 @@ class Watch:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         self._listening.cancel()
-        # as asyncio.timeout does it: whoever else has cancelled the task comes first
+        # as asyncio.timeout does it: another cancellation of the task has precedence
         reason = self._reason
         if reason is not None and self._task.uncancel() <= self._n_cancels and kind is asyncio.CancelledError:
             raise reason from error
@@ -97,8 +97,8 @@ class EventStream(EventSourceResponse):
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._n_sending = 0  # events and pings may be on their way together
-        self._send_began = 0.0  # the first of them
-        self._sent_at = 0.0  # the last one was
+        self._send_began = 0.0  # the time of the first one
+        self._sent_at = 0.0  # the time of the last one
         self._ended = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -131,7 +131,7 @@ class EventStream(EventSourceResponse):
                 self._ended = True
                 await self._send(send, {"type": "http.response.body", "body": b"", "more_body": False})
         except ClientDisconnect:
-            pass  # nobody is left to hear of it
+            pass  # the client is gone
         finally:
             if self._timer is not None:
                 self._timer.cancel()

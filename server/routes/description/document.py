@@ -33,15 +33,15 @@ _AUTOLOAD: Json = {
     "description": "false: an error where the model is not loaded; true: load it. Absent: as the server was started.",
 }
 _WHEN = {
-    400: "The request is wrong; the message names the field.",
-    401: "No API key, or a wrong one.",
-    404: "No model of that name, or nothing there.",
+    400: "The request is invalid; the message names the field.",
+    401: "The API key is missing or invalid.",
+    404: "No such model or object.",
     408: "The body did not arrive in time.",
     413: "The body is too large.",
     415: "The body is compressed.",
-    429: "The queue is full; `Retry-After` says when to come back.",
-    501: "The server, or this model, was started without it.",
-    503: "The model can't be loaded, or the server is stopping.",
+    429: "The queue is full; `Retry-After` says when to retry.",
+    501: "The server or the model was started without this feature.",
+    503: "The model cannot be loaded, or the server is stopping.",
 }
 _TYPES = {
     401: "authentication_error",
@@ -64,7 +64,7 @@ def document(app: FastAPI, routers: Sequence[APIRouter]) -> Json:
                     _fill(shown, route, OPERATIONS[route.endpoint], schemas)
     made["components"] = {"schemas": schemas.definitions(), "securitySchemes": _SECURITY}
     made["security"] = [{}, {"bearer": []}, {"x-api-key": []}]
-    made["servers"] = [{"url": "."}]  # where the document is: behind the prefix, and that of any proxy
+    made["servers"] = [{"url": "."}]  # relative to the document, below the API prefix and a proxy's
     return made
 
 

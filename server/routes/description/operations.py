@@ -116,7 +116,7 @@ class NewMessageBatch(TypedDict):
 
 
 class PulledModel(NamedModel, total=False):
-    """``model`` as ``owner/name[:quantization]`` of the hub, also behind ``hf.co/``."""
+    """``model`` as ``owner/name[:quantization]`` of the hub, also with ``hf.co/`` before it."""
 
     stream: bool
 
@@ -337,7 +337,7 @@ _STRING: Json = {"type": "string"}
 _STRINGS: Json = {"type": "array", "items": _STRING}
 _OBJECTS: Json = {"type": "array", "items": {"type": "object"}}
 _SCHEMA: Json = {"type": ["object", "boolean"], "description": "A JSON Schema."}
-_WHOM: Json = {"description": "Whom it is for; texts tell clients apart."}
+_WHOM: Json = {"description": "The end user; distinguishes clients."}
 _REFUSED: Json = {"description": "Refused unless it is empty."}
 _PART: Json = {
     "type": "object",

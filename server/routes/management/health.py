@@ -1,4 +1,4 @@
-"""Is the server up, and ready? Open without a key."""
+"""Liveness and readiness of the server. Open without a key."""
 
 import contextlib
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ from server.transport.sse import HEAD_ONLY
 router = APIRouter(tags=["health"])
 
 NO_SLOT = "no slot available"
-NOT_READY = "not ready; with an API key it is told why"
+NOT_READY = "not ready; send an API key to see the reason"
 _FULL_STATUS = 503
 
 
@@ -49,16 +49,16 @@ async def health(request: Request, model: str = "", fail_on_no_slot: str = "") -
     decides. ``?fail_on_no_slot=1`` returns 503 if no slot is idle, as llama-server's early versions. Without a valid
     key only the status is returned if there are keys.
     """
-    told = knows_all(request)
-    if model and not told:
-        raise AuthenticationFailed("one model's health is told with an API key")
+    sees_reasons = knows_all(request)
+    if model and not sees_reasons:
+        raise AuthenticationFailed("the health of one model requires an API key")
     states = states_of(services(request).pool, model)
     if len(states) == 1:
-        with contextlib.nullcontext() if told else without_reasons():
+        with contextlib.nullcontext() if sees_reasons else without_reasons():
             raise_unless_serving(states[0])
     counts = sum(map(slot_counts, states), SlotCounts())
     body = {"status": "ok", "slots_idle": counts.idle, "slots_processing": counts.processing}
-    if not told:
+    if not sees_reasons:
         body = {"status": "ok"}
     if not fail_on_no_slot or counts.idle or not counts.processing:
         return json_reply(body)
@@ -107,13 +107,13 @@ async def readyz(request: Request) -> Response:
 
 
 def knows_all(request: Request) -> bool:
-    """Whether the caller may see names and reasons: there are no keys, or it sent one."""
+    """Return whether the client may see names and reasons: it sent a key, or the server has none."""
     return caller_of(request) is not None
 
 
 @contextlib.contextmanager
 def without_reasons() -> Iterator[None]:
-    """What is not there is said without a name, a path or a reason."""
+    """Replace errors by ones without model names, paths or reasons."""
     try:
         yield
     except ModelLoading:
@@ -123,7 +123,7 @@ def without_reasons() -> Iterator[None]:
 
 
 def readiness(states: list[ModelState]) -> Response:
-    """The reply of /readyz for these models."""
+    """Return the reply of /readyz for these models."""
     wanted = [s for s in states if s.spec.load == "startup"]
     pending = [s.spec.id for s in wanted if is_pending(s)]
     if pending:
@@ -135,7 +135,7 @@ def readiness(states: list[ModelState]) -> Response:
 
 
 def states_of(pool: Pool, model: str) -> list[ModelState]:
-    """The named model, or all. Raises `NotFound` without a list of the known ones: whoever asks here has no key."""
+    """Return the named model, or all. Raises `NotFound` without the known names, since clients need no key here."""
     if not model:
         return pool.states()
     try:
@@ -145,8 +145,10 @@ def states_of(pool: Pool, model: str) -> list[ModelState]:
 
 
 def slot_counts(state: ModelState) -> SlotCounts:
-    """The model's slots, of all its instances; none while it is not loaded. A sleeping one wakes for a request, so its
-    slots are idle; one that is being unloaded takes no request, so of its slots only the busy ones count."""
+    """Count the slots of all instances of a model; none while it is not loaded.
+
+    The slots of a sleeping model are idle, since a request wakes it. While a model is unloaded only busy slots count.
+    """
     if state.loaded is None:
         return SlotCounts(idle=state.facts.n_slots) if state.facts and state.status is Status.SLEEPING else SlotCounts()
     slots = state.loaded.slots()
@@ -170,5 +172,5 @@ def _failure(state: ModelState) -> str:
 
 
 def is_pending(state: ModelState) -> bool:
-    """Whether the model is on its way: loading, waiting for its turn, or about to be started."""
+    """Return whether the model is being downloaded or loaded, or waits for that."""
     return state.status in (Status.DOWNLOADING, Status.LOADING) or state.queued

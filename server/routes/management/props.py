@@ -63,7 +63,7 @@ async def change_props(request: Request) -> Response:
 
 
 def router_props(used: Services) -> dict[str, Any]:
-    """What tells of a server with several models, as llama-server's router says it."""
+    """Return the properties of a server with several models, as llama-server's router."""
     limits = used.pool.limits
     shown = {"role": "router", "max_instances": limits.models_max, "models_autoload": limits.autoload}
     return shown | {"memory_budget": dict(used.pool.budget)}
@@ -122,7 +122,7 @@ def model_props(state: ModelState, facts: ModelFacts, options: HttpOptions) -> d
 
 
 def template_caps(caps: Capabilities, *, thinking: bool) -> dict[str, bool]:
-    """llama.cpp's words (common/jinja/caps.cpp, to_map) and one more: whether the template knows of thoughts."""
+    """Return llama.cpp's capabilities (common/jinja/caps.cpp, to_map), and whether the template supports reasoning."""
     return {
         "supports_object_arguments": caps.object_arguments,
         "supports_parallel_tool_calls": caps.parallel_tool_calls,

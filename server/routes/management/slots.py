@@ -36,13 +36,13 @@ async def slots(request: Request, model: str = "", fail_on_no_slot: str = "") ->
 
 
 def may_see(request: Request, slot: SlotSnapshot) -> bool:
-    """Whether counts and parameters are for who asks: with keys those of its own requests, unless it sees all."""
+    """Return whether the client may see counts and parameters: of its own requests, or of all with the scope."""
     caller = caller_of(request)
     return (caller is not None and caller.sees_all) or owner_of(slot.scope) in ("", cache_owner(request))
 
 
 def hidden(slot: SlotSnapshot) -> SlotSnapshot:
-    """As a slot that never did anything, but for whether it is busy."""
+    """Return the slot as if unused, except for whether it is busy."""
     return SlotSnapshot(slot.id, slot.n_ctx, slot.is_processing, spec_type=slot.spec_type)
 
 
@@ -85,7 +85,7 @@ def slot_object(slot: SlotSnapshot, reasoning_format: str) -> dict[str, Any]:
 
 
 def next_token_object(slot: SlotSnapshot, max_tokens: int) -> dict[str, Any]:
-    """What is to come; nothing in an idle slot."""
+    """Return the state of the next token; nothing for an idle slot."""
     if not slot.is_processing:
         return {"has_next_token": False, "has_new_line": False, "n_remain": -1, "n_decoded": 0}
     n_remain = -1 if max_tokens < 0 else max(max_tokens - slot.n_decoded, 0)

@@ -15,7 +15,7 @@ Change = BlocksStored | BlocksRemoved
 
 
 @dataclass(slots=True)
-class _Told:
+class _Published:
     """The published cache contents of a model."""
 
     epoch: str = ""
@@ -55,20 +55,20 @@ class KvEvents:
         """Publish until cancelled. Raises ConfigError where an address can't be had."""
         publisher = self._open()
         self.addresses = publisher.addresses
-        told: dict[str, _Told] = {}
+        published: dict[str, _Published] = {}
         try:
             while True:
                 for state in states():
                     model = state.spec.id
-                    if model not in told:
-                        told[model] = _Told()
+                    if model not in published:
+                        published[model] = _Published()
                         await publisher.clear(model)
-                    changes = told[model].follow(await _report(state))
+                    changes = published[model].follow(await _report(state))
                     if changes:
                         await publisher.publish(model, changes)
                 await asyncio.sleep(EVERY_S)
         finally:
-            for model in told:
+            for model in published:
                 await publisher.clear(model)
             await publisher.close()
 

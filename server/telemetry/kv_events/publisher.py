@@ -66,7 +66,7 @@ class KvEventPublisher:
         await self._send(model, [written(change) for change in changes])
 
     async def clear(self, model: str) -> None:
-        """Nothing is held."""
+        """Publish that the model has no cached blocks."""
         await self._send(model, [CLEARED])
 
     async def _send(self, model: str, events: list[list[object]] | list[list[str]]) -> None:
@@ -77,16 +77,16 @@ class KvEventPublisher:
         await self._events.send_multipart(_frames(*message))
 
     async def _answer(self) -> None:
-        """Endless."""
+        """Answer replay requests. Endless."""
         while True:
-            asked = await self._replay.recv_multipart()
-            if len(asked) != 3 or len(asked[2]) != 8:
+            frames = await self._replay.recv_multipart()
+            if len(frames) != 3 or len(frames[2]) != 8:
                 continue
-            who, delimiter, first = asked[0], asked[1], int.from_bytes(asked[2], "big")
+            subscriber, delimiter, first = frames[0], frames[1], int.from_bytes(frames[2], "big")
             for message in list(self._kept):
                 if message[1] >= first:
-                    await self._replay.send_multipart([who, delimiter, *_frames(*message)])
-            await self._replay.send_multipart([who, delimiter, b"", _END, b""])
+                    await self._replay.send_multipart([subscriber, delimiter, *_frames(*message)])
+            await self._replay.send_multipart([subscriber, delimiter, b"", _END, b""])
 
     async def close(self) -> None:
         """Free the addresses."""
