@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
-from server.dialects.chat import read
+from server.dialects.chat import parse
 from server.dialects.chat.write import ChatWriter
 from server.engine.engine import Engine
 from server.engine.generate.sample import NextTokens
@@ -70,12 +70,12 @@ REQUEST_PARTS = [
     *_parts("loop", HttpProtocol, data_received="HTTP parse"),
     *_parts("loop", Middleware, __call__="middleware, routing"),
     *_parts("loop", generate, read_as="body", respond="handler"),
-    *_parts("loop", read, parse="fields", read_messages="messages", read_shape="response format"),
+    *_parts("loop", parse, parse="fields", read_messages="messages", read_shape="response format"),
     *_parts("loop", Session, start="lease, hand to threads"),
     *_parts("loop", Engine, submit="submit"),
     *_parts("loop", ChatWriter, body="reply"),
     *_OUT,
-    *_parts("prepare", read, prepare="prompt and output", prepared_request="engine request"),
+    *_parts("prepare", parse, prepare="prompt and output", prepared_request="engine request"),
     *_parts("prepare", ChatTemplate, render="template"),
     *_parts("prepare", IsolatedRenderer, _ask="template, to the other process"),
     *_parts("prepare", LlamaVocab, tokenize="tokenize"),

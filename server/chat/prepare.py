@@ -1,14 +1,192 @@
-"""Converts a conversation to an engine request: chat format, prompt, constraint and parser."""
+"""Converts a conversation to an engine request: prompt, constraint and parser.
 
-from dataclasses import dataclass
+`decide` combines reasoning, tool calls and response format into one `Output`: the constraint for generation, the
+control tokens that must appear as text, and the parser.
+"""
 
-from server.chat.conversation import Conversation
-from server.chat.output import Output, decide
-from server.chat.prompt import Prompt, render
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from server.chat.conversation import Conversation, Tools
+from server.chat.prompt import Prompt, ended_by, render
+from server.chat.triggered_calls import blamed, triggered_calls
 from server.engine.media import MediaPrompt
 from server.errors import InvalidRequest
+from server.formats.chat_format import ChatFormat
+from server.formats.parsing.reasoning import OutputParser
 from server.media.source import Seen
 from server.pool.model import LoadedModel
+from server.structured.after_reasoning import AfterReasoning, Framing
+from server.structured.constraint import Constraint
+from server.structured.grammar.limits import MAX_CALLS_CHARS
+from server.structured.grammar.matcher import MatcherConstraint
+from server.structured.grammar.triggered import TriggeredConstraint
+from server.structured.lazy import compiled, preserved
+from server.structured.reasoning_end import UNLIMITED, ReasoningSwitch
+
+MAX_PREFILLED_CHARS = 1 << 16
+"""Of a JSON text that the prompt ends with: it goes through the grammar byte by byte."""
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """How a reply is generated and parsed.
+
+    ``shown``: control tokens that must appear as text for the parser. ``switch`` ends the reasoning from outside.
+    """
+
+    constraint: Constraint | None
+    shown: frozenset[int]
+    parser: Callable[[], OutputParser]
+    switch: ReasoningSwitch | None = None
+
+
+def decide(conversation: Conversation, chat_format: ChatFormat, prompt: Prompt, model: LoadedModel) -> Output:
+    """Return the constraint and the parser for a reply to `conversation`. Raises `InvalidRequest`."""
+    tools, asked = conversation.tools, conversation.thinking
+    functions = [tool.function for tool in tools.tools] if tools.callable else []
+    if not functions:  # calls have grammars of their own
+        conversation = replace(conversation, shape=conversation.shape or model.spec.shape)
+    reasoning_format = asked.format or model.spec.chat.reasoning_format
+    shown = preserved(chat_format.tags(calls=bool(functions)), model.vocab)
+    taken = frozenset(call.id for message in conversation.messages for call in message.calls)
+
+    def parser() -> OutputParser:
+        return chat_format.parser(
+            functions,
+            generation_prompt=prompt.rendered.generation_prompt,
+            reasoning_format=reasoning_format,
+            parse_calls=conversation.reads_calls,
+            parallel=tools.parallel is not False,
+            forced=tools.choice == "required",
+            taken=taken,
+            opened=prompt.thoughts is not None,
+        )
+
+    switch = ReasoningSwitch() if asked.switch else None
+    constraint = _held(
+        conversation,
+        chat_format,
+        prompt,
+        model,
+        shown,
+        calls=bool(functions),
+        separate_reasoning=reasoning_format != "none",
+    )
+    return Output(_limited(constraint, chat_format, prompt, switch, model), shown, parser, switch)
+
+
+def _held(
+    conversation: Conversation,
+    chat_format: ChatFormat,
+    prompt: Prompt,
+    model: LoadedModel,
+    shown: frozenset[int],
+    *,
+    calls: bool,
+    separate_reasoning: bool,
+) -> Constraint | None:
+    """Return the constraint of the reply after any reasoning.
+
+    If a tool call is required, only calls are allowed. If calls are optional, a response format applies to a reply
+    that is not a call; without one, only calls are constrained. ``calls``: whether calls are allowed.
+    ``separate_reasoning``: whether the parser separates reasoning from the reply, so that reasoning contains no calls.
+    """
+    tools, shape = conversation.tools, conversation.shape
+    generation_prompt = prompt.rendered.generation_prompt
+    opened = prompt.thoughts is not None
+    if calls and tools.choice == "auto" and shape is None:
+        return triggered_calls(tools, chat_format, model, shown=shown, thinking=opened)
+    if prompt.prefilled and tools.choice == "auto":
+        tools = replace(tools, choice="none")  # an answer that has begun is no call
+    constraint = _answer(replace(conversation, tools=tools), chat_format, model)
+    if constraint is None:
+        return None
+    if prompt.prefilled and isinstance(constraint, MatcherConstraint) and shape is not None and shape.kind == "schema":
+        constraint = _gone_on(constraint, prompt.prefilled, conversation.messages_at, model)
+    tool_format, tags = chat_format.tool_format, chat_format.reasoning_tags
+    lead = chat_format.lead if prompt.opens or opened else ""
+    closed = any(tag in generation_prompt for tag in tags)
+    # A user's grammar may include the reasoning; llama-server applies it from the first token.
+    own = shape is not None and shape.at == "grammar" and not lead
+    may_think = prompt.thinks and chat_format.separates_reasoning and prompt.opens and not closed and not own
+    may_think = may_think and (separate_reasoning or tool_format.reads_reasoning)
+    lead = "" if calls and tools.choice != "none" else lead  # with calls it is in their grammar
+    if not (opened or may_think or lead):
+        return constraint
+    framing = Framing(tags[0].encode(), tags[1].encode(), lead.encode(), tool_format.again.encode())
+    return AfterReasoning(constraint, model.vocab, framing, begun=opened, may_think=may_think)
+
+
+def _limited(
+    constraint: Constraint | None,
+    chat_format: ChatFormat,
+    prompt: Prompt,
+    switch: ReasoningSwitch | None,
+    model: LoadedModel,
+) -> Constraint | None:
+    """Add an end of reasoning to `constraint`: at the prompt's token budget, and by the `switch` if there is one.
+
+    If the constraint applies from the first token, there is no reasoning and this does nothing.
+    """
+    if prompt.allowed.budget == UNLIMITED and switch is None:
+        return constraint
+    free = constraint is None or isinstance(constraint, TriggeredConstraint)
+    if not free and not isinstance(constraint, AfterReasoning):
+        return constraint
+    return ended_by(
+        prompt.allowed,
+        constraint,
+        model.vocab,
+        chat_format.reasoning_tags,
+        begun=prompt.thoughts,
+        other_ends=chat_format.tool_format.breaks,
+        reopens=free,
+        switch=switch,
+    )
+
+
+def _answer(conversation: Conversation, chat_format: ChatFormat, model: LoadedModel) -> Constraint | None:
+    tools, shape, lazy = conversation.tools, conversation.shape, conversation.lazy
+    if not tools.callable:
+        return compiled(shape, lazy, model.vocab, model.grammar)
+    if shape is not None and shape.kind != "schema":
+        raise InvalidRequest(f"{shape.at}: can't be used together with tools that may be called", shape.at)
+    if tools.choice == "required" or shape is None:
+        return _calls(tools, chat_format, model)
+    shape.constraint(model.grammar)  # for its message: that of the whole grammar would not name the schema
+    return _calls(tools, chat_format, model, answer=shape.value)
+
+
+def _gone_on(constraint: MatcherConstraint, prefilled: str, at: str, model: LoadedModel) -> MatcherConstraint:
+    """Return the constraint for a reply that continues JSON text from the prompt.
+
+    If the text does not match, the constraint starts at its beginning. llama-server also feeds the prompt's end to
+    the grammar, and fails if it does not match (common/sampling.cpp).
+    """
+    if len(prefilled) > MAX_PREFILLED_CHARS:
+        reason = f"to go on with it in JSON, the last message must have at most {MAX_PREFILLED_CHARS} characters"
+        raise InvalidRequest(f"{at}: {reason}", at)
+    begun = constraint.fork()
+    if not model.grammar.markers([prefilled]).feed(begun, prefilled.encode()):
+        return constraint
+    begun.recipe = begun.recipe._replace(begun=prefilled.encode())
+    return begun
+
+
+def _calls(tools: Tools, chat_format: ChatFormat, model: LoadedModel, *, answer: object | None = None) -> Constraint:
+    functions = [tool.held for tool in tools.tools]
+    try:
+        lark = chat_format.forced_calls(
+            functions,
+            name=tools.name,
+            parallel=tools.parallel is not False,
+            control=model.grammar.control_token,
+            answer=answer,
+        )
+        return model.grammar.lark(lark, max_chars=MAX_CALLS_CHARS)
+    except InvalidRequest as error:
+        raise blamed(tools, chat_format, model, error) from error
 
 
 @dataclass(frozen=True, slots=True)

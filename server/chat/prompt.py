@@ -2,8 +2,13 @@
 
 While the template runs, each media part is a random marker (`Marks`) that a client can't guess. So a user who writes
 the model's media marker has written plain text, and a template may treat a media part like any other text.
+
+A document is its text between tags that contain its name. The format depends only on the document and the client's
+description of it, so the next turn of a conversation hits the cache. The tags are plain text (`PlainText`), like the
+document itself: a name can't become a control token.
 """
 
+import html
 import re
 import secrets
 from collections.abc import Callable, Sequence
@@ -20,8 +25,6 @@ from server.chat.conversation import (
     template_messages,
     template_tools,
 )
-from server.chat.framing import framed
-from server.chat.reasoning_budget import ReasoningBudget, allowance
 from server.engine.media import MediaPrompt
 from server.errors import InvalidRequest
 from server.formats.chat_format import ChatFormat
@@ -30,9 +33,89 @@ from server.media.bitmap import Bitmap, Document
 from server.media.loader import check_shown
 from server.media.source import NOTHING_SEEN, Seen
 from server.pool.model import LoadedModel
+from server.pool.spec import ChatParams
+from server.structured.constraint import Constraint
+from server.structured.reasoning_end import UNLIMITED, Ending, ReasoningEnd, ReasoningSwitch
 from server.templates.continuation import Continued
 from server.templates.template import RenderedPrompt
 from server.vocab import PlainText, Vocab
+
+_BUDGET_MESSAGE = "reasoning_budget_message"
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningBudget:
+    """``budget``: token limit, or `UNLIMITED`. ``message``: text that ends the reasoning at the limit."""
+
+    budget: int = UNLIMITED
+    message: str = ""
+
+
+def allowance(asked: int | None, message: str | None, chat: ChatParams) -> ReasoningBudget:
+    """Return the budget of a request: its own, or the model's."""
+    budget = chat.reasoning_budget if asked is None or asked == UNLIMITED else asked
+    return ReasoningBudget(budget, chat.reasoning_budget_message if message is None else message)
+
+
+def ended_by(
+    allowed: ReasoningBudget,
+    inner: Constraint | None,
+    vocab: Vocab,
+    tags: tuple[str, str],
+    *,
+    begun: str | None,
+    other_ends: Sequence[str] = (),
+    reopens: bool,
+    switch: ReasoningSwitch | None = None,
+) -> ReasoningEnd:
+    """Wrap `inner` in a constraint that ends the reasoning.
+
+    ``begun``: reasoning text at the prompt's end; None for none. ``other_ends``: texts that end reasoning besides
+    the closing tag. ``reopens``: whether reasoning may start again. Raises `InvalidRequest` if the message contains
+    the closing tag.
+    """
+    opening, closing = tags
+    closings = (closing, *other_ends)
+    if any(end in allowed.message for end in (opening, *closings)):
+        reason = f"must hold no markup that opens or ends thoughts ({opening}, {', '.join(closings)})"
+        raise InvalidRequest(f"Field '{_BUDGET_MESSAGE}': {reason}", _BUDGET_MESSAGE)
+
+    def tokens(text: str) -> tuple[int, ...]:
+        return tuple(vocab.tokenize(text, add_special=False, parse_special=True)) if text else ()
+
+    ending = Ending(
+        opening.encode(),
+        tuple(end.encode() for end in closings),
+        tokens(allowed.message) + tokens(closing),
+        allowed.budget,
+        tokens(opening) if reopens else (),
+    )
+    return ReasoningEnd(ending, inner, vocab, n_begun=None if begun is None else len(tokens(begun)), switch=switch)
+
+
+MAX_NAME_CHARS = 255
+_SPACES = re.compile(r"[\s\x00-\x1f\x7f]+")
+DOCUMENT_END = "</document>"
+
+
+def document_start(name: str, media_type: str, context: str = "") -> str:
+    """Return the opening tag of a document. All attribute values are escaped."""
+    shown = {"name": name, "type": media_type}
+    attributes = "".join(f' {key}="{_escaped(value)}"' for key, value in shown.items() if value)
+    about = f"Context: {context}\n" if context else ""
+    return f"<document{attributes}>\n{about}"
+
+
+def framed(medium: Media, found: Document) -> list[str | Bitmap]:
+    """Return the parts of the prompt for a document that was read."""
+    start = document_start(medium.what or found.name, found.media_type, medium.context)
+    last = found.parts[-1]
+    line_end = "" if isinstance(last, str) and last.endswith("\n") else "\n"
+    return [PlainText(start), *found.parts, PlainText(line_end + DOCUMENT_END)]
+
+
+def _escaped(text: str) -> str:
+    return html.escape(_SPACES.sub(" ", text).strip()[:MAX_NAME_CHARS])
 
 
 @dataclass(frozen=True, slots=True)

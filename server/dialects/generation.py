@@ -13,9 +13,8 @@ from server.dialects.adapters import read_adapters, request_adapters
 from server.dialects.constraints import ConstraintFields
 from server.dialects.dialect import NO_CALLER, Caller
 from server.dialects.fields import Body, Count, CountOrAll, Fraction, Whole, field_error, out_of_range, within
-from server.dialects.known import Fields
-from server.dialects.logit_bias import check_together
-from server.dialects.sampling import SamplingFields, sampling_params
+from server.dialects.sampling import SamplingFields, check_together, sampling_params
+from server.dialects.warnings import Fields
 from server.engine.media import Spans
 from server.engine.request import Adapters, Request
 from server.pool.model import LoadedModel
@@ -154,7 +153,7 @@ INNER_FIELDS = Fields(
     grammar_triggers=Fields("type value token"),
     lora=ADAPTER,
 )
-"""The objects in `GenerationFields` that are read by hand, for `server.dialects.known`."""
+"""The objects in `GenerationFields` that are read by hand, for `server.dialects.warnings`."""
 
 
 @dataclass(frozen=True, slots=True)

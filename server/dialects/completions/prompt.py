@@ -13,7 +13,7 @@ from typing import Any
 from server.chat.conversation import Media, unseen
 from server.chat.prompt import can_show, read_parts
 from server.dialects.fields import json_kind
-from server.dialects.known import Fields
+from server.dialects.warnings import Fields
 from server.engine.media import MediaPrompt
 from server.errors import InvalidRequest
 from server.media.source import MediaUrl, Seen

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from server.chat.conversation import Content, Media, Part, TextPart, text_content
-from server.chat.framing import DOCUMENT_END, document_start
+from server.chat.prompt import DOCUMENT_END, document_start
 from server.dialects.fields import as_object, as_string, json_text, string_of, wrong_type
 from server.dialects.media import document_at, kind_of_type
 from server.dialects.messages.tools import DeferredDefinitions

@@ -8,11 +8,10 @@ from server.dialects.completions.prompt import Mixed, read_mixed, tokenize_mixed
 from server.dialects.dialect import NO_CALLER, Caller, Dialect, Generation, ParsedRequest
 from server.dialects.fields import parse
 from server.dialects.generation import INNER_FIELDS, refuse_thinking
-from server.dialects.known import Fields, fields_of
-from server.dialects.native.body import NativeBody
 from server.dialects.native.fim import Extra, Gap, extra_tokens, fim_tokens, fitting_extra, require_fim
-from server.dialects.native.read import generation
-from server.dialects.warnings import unused_fields
+from server.dialects.native.parse import generation
+from server.dialects.native.schemas import NativeBody
+from server.dialects.warnings import Fields, fields_of, unused_fields
 from server.engine.media import MediaPrompt
 from server.errors import InvalidRequest
 from server.media.source import NOTHING_SEEN, Seen

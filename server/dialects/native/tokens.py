@@ -18,8 +18,7 @@ from server.dialects.completions.prompt import (
     read_prompt,
 )
 from server.dialects.fields import Body, parse, wrong_type
-from server.dialects.known import fields_of
-from server.dialects.warnings import unused_fields
+from server.dialects.warnings import fields_of, unused_fields
 from server.media.source import NOTHING_SEEN, Seen
 from server.pool.model import LoadedModel
 from server.vocab import Vocab

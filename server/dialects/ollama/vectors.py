@@ -10,12 +10,10 @@ import orjson
 from pydantic import AfterValidator
 
 from server.dialects.fields import INT32_MAX, Body, Whole, field_error, parse, within
-from server.dialects.known import Fields, fields_of
-from server.dialects.ollama.fields import KeepAlive, without_effect
-from server.dialects.ollama.read import OPTIONS
+from server.dialects.ollama.parse import OPTIONS, KeepAlive, without_effect
 from server.dialects.vectors.embeddings import MAX_INPUTS
 from server.dialects.vectors.encoding import EUCLIDEAN, normalized
-from server.dialects.warnings import unknown_fields
+from server.dialects.warnings import Fields, fields_of, unknown_fields
 from server.engine.runner_api import Pooling, Vectors
 from server.errors import InvalidRequest
 from server.pool.model import LoadedModel

@@ -20,7 +20,7 @@ from server.media.source import Seen
 from server.pool.model import LoadedModel
 
 if TYPE_CHECKING:
-    from server.dialects.responses.read import ResponseRequest
+    from server.dialects.responses.parse import ResponseRequest
 
 MAX_SUMMARY_TOKENS = 2048
 MAX_KEPT_CHARS = 16_000

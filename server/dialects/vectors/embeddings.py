@@ -14,9 +14,9 @@ from server.chat.conversation import Media, MediaKind
 from server.dialects.common import Json
 from server.dialects.completions.prompt import PROMPT, GivenPrompt, TextWithMedia, read_mixed, read_object, read_prompt
 from server.dialects.fields import INT32_MAX, Body, Whole, field_error, parse, within
-from server.dialects.known import ByType, Fields, fields_of
 from server.dialects.media import link
 from server.dialects.vectors.encoding import MAX_NORM, base64_floats, normalized
+from server.dialects.warnings import ByType, Fields, fields_of
 from server.engine.media import MediaPrompt
 from server.engine.runner_api import Pooling, Vectors
 from server.errors import InvalidRequest

@@ -16,8 +16,8 @@ import orjson
 
 from server.dialects.common import Json
 from server.dialects.fields import Body, Count, field_error, parse
-from server.dialects.known import Fields, fields_of
 from server.dialects.vectors.embeddings import MAX_INPUTS
+from server.dialects.warnings import Fields, fields_of
 from server.engine.runner_api import Pooling, Vectors
 from server.errors import InvalidRequest
 from server.pool.model import LoadedModel, cannot_rerank

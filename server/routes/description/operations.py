@@ -10,16 +10,15 @@ from typing import Any, Literal
 
 from typing_extensions import TypedDict  # of Python 3.12, which pydantic needs
 
-from server.dialects.chat.control import ControlBody
-from server.dialects.chat.read import ChatBody
-from server.dialects.completions.read import CompletionBody
-from server.dialects.messages.read import MessagesBody
-from server.dialects.native.body import NativeBody
+from server.dialects.chat.parse import ChatBody, ControlBody
+from server.dialects.completions.parse import CompletionBody
+from server.dialects.messages.parse import MessagesBody
 from server.dialects.native.infill import InfillBody
+from server.dialects.native.schemas import NativeBody
 from server.dialects.native.tokens import DetokenizeBody, TokenizeBody
-from server.dialects.ollama.read import OllamaChatBody, OllamaGenerateBody
+from server.dialects.ollama.parse import OllamaChatBody, OllamaGenerateBody
 from server.dialects.ollama.vectors import EmbedBody, OldEmbedBody
-from server.dialects.responses.read import ResponsesBody
+from server.dialects.responses.parse import ResponsesBody
 from server.dialects.vectors.embeddings import EmbeddingsBody
 from server.dialects.vectors.rerank import RerankBody
 from server.routes import inference as i

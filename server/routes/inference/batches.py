@@ -12,11 +12,10 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from server.dialects.common import random_id
-from server.dialects.known import Fields
 from server.dialects.messages.errors import anthropic_error
-from server.dialects.messages.read import FIELDS as MESSAGE_FIELDS
-from server.dialects.responses.read import read_metadata
-from server.dialects.warnings import as_header, unused_fields
+from server.dialects.messages.parse import FIELDS as MESSAGE_FIELDS
+from server.dialects.responses.parse import read_metadata
+from server.dialects.warnings import Fields, as_header, unused_fields
 from server.errors import InvalidRequest, ModelNotFound
 from server.pool.spec import Task
 from server.routes.batch_runner import UNFINISHED, BatchInput, batch_input, read_lines

@@ -5,8 +5,7 @@ from functools import partial
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from server.dialects.chat.control import read_control
-from server.dialects.chat.read import CHAT, apply_template, input_tokens
+from server.dialects.chat.parse import CHAT, apply_template, input_tokens, read_control
 from server.routes.generate import answer, compute
 from server.routes.services import caller_of, services
 from server.transport.body import read_as, read_json

@@ -3,9 +3,9 @@
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from server.dialects.completions.read import COMPLETIONS
+from server.dialects.completions.parse import COMPLETIONS
 from server.dialects.native.infill import INFILL
-from server.dialects.native.read import NATIVE
+from server.dialects.native.parse import NATIVE
 from server.routes.generate import answer
 
 router = APIRouter(tags=["completions"])

@@ -6,12 +6,11 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from server.dialects.common import random_id
-from server.dialects.known import Fields
 from server.dialects.responses.history import items_to_store
 from server.dialects.responses.input import read_input
-from server.dialects.responses.known import ITEM
-from server.dialects.responses.read import read_metadata
-from server.dialects.warnings import as_header, unused_fields
+from server.dialects.responses.parse import read_metadata
+from server.dialects.responses.schemas import ITEM
+from server.dialects.warnings import Fields, as_header, unused_fields
 from server.errors import InvalidRequest, NotFound, short
 from server.routes.services import owner_of, services
 from server.routes.stored import (

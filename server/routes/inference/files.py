@@ -12,8 +12,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from server.dialects.common import Json
-from server.dialects.known import Fields
-from server.dialects.warnings import as_header, unused_fields
+from server.dialects.warnings import Fields, as_header, unused_fields
 from server.errors import InvalidRequest
 from server.routes.batch_runner import new_file
 from server.routes.services import owner_of, services

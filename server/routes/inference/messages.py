@@ -17,7 +17,7 @@ from server.dialects.messages.mcp import (
     uses_mcp,
     with_functions,
 )
-from server.dialects.messages.read import MESSAGES, MessagesRequest, count_message_tokens, parse_messages
+from server.dialects.messages.parse import MESSAGES, MessagesRequest, count_message_tokens, parse_messages
 from server.routes.generate import compute, respond
 from server.routes.mcp import offer, server_tools
 from server.routes.services import services

@@ -12,8 +12,8 @@ from fastapi.responses import Response
 from server.dialects.common import Json
 from server.dialects.dialect import Dialect
 from server.dialects.ollama.models import running, shown, tags
+from server.dialects.ollama.parse import OLLAMA_CHAT, OLLAMA_GENERATE, OllamaRequest
 from server.dialects.ollama.pull import SUCCESS, hub_name, pull_lines
-from server.dialects.ollama.read import OLLAMA_CHAT, OLLAMA_GENERATE, OllamaRequest
 from server.dialects.ollama.vectors import Embed, embed_job, read_embed, read_old_embed
 from server.dialects.warnings import as_header
 from server.errors import (

@@ -14,7 +14,7 @@ from typing import Any
 from fastapi import APIRouter, Request, WebSocket
 from fastapi.responses import Response
 
-from server.dialects.chat.read import input_tokens
+from server.dialects.chat.parse import input_tokens
 from server.dialects.common import Header, typed_event
 from server.dialects.responses.compaction import CompactionRequest, compaction_body
 from server.dialects.responses.history import NO_HISTORY, History, references
@@ -28,7 +28,7 @@ from server.dialects.responses.mcp import (
     shown_tools,
     with_functions,
 )
-from server.dialects.responses.read import (
+from server.dialects.responses.parse import (
     RESPONSES,
     ResponseRequest,
     new_response_id,

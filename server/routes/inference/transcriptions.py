@@ -3,7 +3,7 @@
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from server.dialects.transcriptions.read import TRANSCRIPTIONS, Task
+from server.dialects.transcriptions.parse import TRANSCRIPTIONS, Task
 from server.dialects.transcriptions.write import rendered
 from server.routes.generate import Exchange
 from server.transport.body import read_form

@@ -4,12 +4,11 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from server.dialects.completions.prompt import prompt_media
-from server.dialects.known import Fields
 from server.dialects.vectors.embeddings import FIELDS as EMBEDDINGS
 from server.dialects.vectors.embeddings import embeddings_job, read_embeddings
 from server.dialects.vectors.rerank import COHERE_FIELDS, read_rerank, rerank_job
 from server.dialects.vectors.rerank import FIELDS as RERANK
-from server.dialects.warnings import as_header, unused_fields
+from server.dialects.warnings import Fields, as_header, unused_fields
 from server.routes.embed import embed, read_able
 
 router = APIRouter(tags=["vectors"])

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from server.dialects.chat.read import ChatBody
-from server.dialects.completions.read import CompletionBody
-from server.dialects.messages.read import MessagesBody
-from server.dialects.native.body import NativeBody
+from server.dialects.chat.parse import ChatBody
+from server.dialects.completions.parse import CompletionBody
+from server.dialects.messages.parse import MessagesBody
 from server.dialects.native.infill import InfillBody
-from server.dialects.ollama.read import OllamaChatBody, OllamaGenerateBody
+from server.dialects.native.schemas import NativeBody
+from server.dialects.ollama.parse import OllamaChatBody, OllamaGenerateBody
 from tests.api.conftest import Api, Serve
 from tests.support.sampling import EXAMPLES_SHARE
 

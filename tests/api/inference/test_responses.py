@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from openai.types.responses import Response
 
-from server.dialects.responses.read import ResponsesBody
+from server.dialects.responses.parse import ResponsesBody
 from tests.api.conftest import Serve
 from tests.api.inference.test_fuzz_generation import JSON, bodies, check
 from tests.api.streams import posting

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from server.dialects.chat.control import REASONING_END
+from server.dialects.chat.parse import REASONING_END
 from tests.api.conftest import Serve
 from tests.api.management.test_control import begun, rest
 from tests.api.streams import posting

@@ -19,13 +19,13 @@ from llamapool.client.models import ModelsClientAPI
 from llamapool.client.openai_completions import CompletionsClientAPI
 from llamapool.client.responses import ResponsesClientAPI
 from llamapool.client.slots import SlotsClientAPI
-from server.dialects.chat.read import FIELDS as CHAT
-from server.dialects.completions.read import CompletionBody
-from server.dialects.known import fields_of
-from server.dialects.messages.read import MessagesBody
-from server.dialects.native.body import NativeBody
+from server.dialects.chat.parse import FIELDS as CHAT
+from server.dialects.completions.parse import CompletionBody
+from server.dialects.messages.parse import MessagesBody
 from server.dialects.native.infill import InfillBody
-from server.dialects.responses.read import FIELDS as RESPONSES
+from server.dialects.native.schemas import NativeBody
+from server.dialects.responses.parse import FIELDS as RESPONSES
+from server.dialects.warnings import fields_of
 from tests.support.real_server import ROOT
 
 METHODS: dict[Callable[..., object], str] = {

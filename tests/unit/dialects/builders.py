@@ -9,10 +9,9 @@ from typing import Any, ClassVar
 import orjson
 
 from server.chat.conversation import Conversation, ReasoningSettings, Tools
-from server.chat.output import decide
-from server.chat.prompt import Prompt
-from server.chat.reasoning_budget import ReasoningBudget
-from server.dialects.chat.tools import read_tools
+from server.chat.prepare import decide
+from server.chat.prompt import Prompt, ReasoningBudget
+from server.dialects.chat.parse import read_tools
 from server.dialects.common import Header
 from server.dialects.constraints import ConstraintFields, read_shape
 from server.dialects.fields import parse

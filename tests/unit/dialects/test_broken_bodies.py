@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from server.dialects.chat.read import parse_chat
-from server.dialects.completions.read import parse_completion
-from server.dialects.messages.read import parse_messages
+from server.dialects.chat.parse import parse_chat
+from server.dialects.completions.parse import parse_completion
+from server.dialects.messages.parse import parse_messages
 from server.dialects.native.infill import parse_infill
-from server.dialects.native.read import parse_native
-from server.dialects.ollama.read import parse_chat as read_ollama_chat
-from server.dialects.ollama.read import parse_generate
-from server.dialects.responses.read import parse_response
+from server.dialects.native.parse import parse_native
+from server.dialects.ollama.parse import parse_chat as read_ollama_chat
+from server.dialects.ollama.parse import parse_generate
+from server.dialects.responses.parse import parse_response
 from server.errors import InvalidRequest
 
 Read = Callable[[dict[str, Any]], object]

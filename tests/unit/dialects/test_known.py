@@ -9,12 +9,11 @@ from anthropic.types import MessageParam, TextBlockParam, ToolParam
 from openai.types.chat import ChatCompletionMessageParam, ChatCompletionToolUnionParam
 from openai.types.responses import FunctionToolParam, ResponseInputItemParam
 
-from server.dialects.chat import known as chat
-from server.dialects.known import ByType, Known, fields_of
-from server.dialects.messages import known as messages
-from server.dialects.responses import known as responses
+from server.dialects.chat import schemas as chat
+from server.dialects.messages import schemas as messages
+from server.dialects.responses import schemas as responses
 from server.dialects.thinking import ReasoningFields
-from server.dialects.warnings import WARNING_HEADER, as_header, unknown_fields
+from server.dialects.warnings import WARNING_HEADER, ByType, Known, as_header, fields_of, unknown_fields
 
 
 def typed_dicts(kind: Any) -> list[Any]:

@@ -5,8 +5,9 @@ from typing import Any
 import pytest
 
 from server.dialects.fields import parse
-from server.dialects.ollama.messages import read_functions, read_messages
 from server.dialects.ollama.models import _human, _quantization
+from server.dialects.ollama.parse import read_functions
+from server.dialects.ollama.parse import read_ollama_messages as read_messages
 from server.dialects.ollama.vectors import EmbedBody
 from server.errors import InvalidRequest
 

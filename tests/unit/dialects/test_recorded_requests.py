@@ -14,14 +14,14 @@ import pytest
 
 from server.chat.conversation import Conversation
 from server.chat.prepare import prompt_of
-from server.dialects.chat import read as chat
-from server.dialects.chat.read import parse_chat
-from server.dialects.messages import read as messages
-from server.dialects.messages.read import parse_messages
-from server.dialects.ollama import read as ollama
-from server.dialects.ollama.read import parse_chat as read_ollama_chat
-from server.dialects.responses import read as responses
-from server.dialects.responses.read import parse_response
+from server.dialects.chat import parse as chat
+from server.dialects.chat.parse import parse_chat
+from server.dialects.messages import parse as messages
+from server.dialects.messages.parse import parse_messages
+from server.dialects.ollama import parse as ollama
+from server.dialects.ollama.parse import parse_chat as read_ollama_chat
+from server.dialects.responses import parse as responses
+from server.dialects.responses.parse import parse_response
 from server.dialects.warnings import unknown_fields
 from server.errors import InvalidRequest
 from tests.support.downloads import TEMPLATE_NAMES

@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server.dialects.fields import parse
-from server.dialects.logit_bias import NEVER
-from server.dialects.sampling import SamplingFields, sampling_params
+from server.dialects.sampling import NEVER, SamplingFields, sampling_params
 from server.engine.request import DEFAULT_SAMPLERS, RANDOM_SEED, SamplingParams
 from server.errors import InvalidRequest
 from tests.support.fakes import FakeVocab

@@ -9,8 +9,8 @@ import pytest
 
 from server.chat.conversation import Conversation
 from server.chat.prepare import prompt_of
-from server.dialects.messages.read import parse_messages
-from server.dialects.responses.read import parse_response
+from server.dialects.messages.parse import parse_messages
+from server.dialects.responses.parse import parse_response
 from tests.support.downloads import TEMPLATE_NAMES
 from tests.unit.dialects.builders import make_model
 from tests.unit.templates.corpus import BUILT_IN, template_of

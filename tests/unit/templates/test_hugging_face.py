@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from server.chat.conversation import template_messages
-from server.dialects.chat.messages import read_messages
+from server.dialects.chat.parse import read_messages
 from server.errors import InvalidRequest
 from server.templates.template import ChatTemplate
 from tests.support.downloads import TEMPLATE_NAMES, needs_templates

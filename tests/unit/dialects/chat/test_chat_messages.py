@@ -3,9 +3,7 @@ from typing import Any
 import pytest
 
 from server.chat.conversation import Call, Message, TextPart, Tool, refuse_unseen, template_messages
-from server.dialects.chat.functions import with_tools
-from server.dialects.chat.messages import read_messages
-from server.dialects.chat.tools import read_tools
+from server.dialects.chat.parse import read_messages, read_tools, with_tools
 from server.errors import InvalidRequest
 from tests.unit.dialects.builders import tools_of
 

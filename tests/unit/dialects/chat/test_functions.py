@@ -3,9 +3,7 @@ from typing import Any
 import pytest
 
 from server.chat.conversation import template_messages
-from server.dialects.chat.functions import with_tools
-from server.dialects.chat.messages import read_messages
-from server.dialects.chat.read import parse_chat
+from server.dialects.chat.parse import parse_chat, read_messages, with_tools
 from server.dialects.chat.write import ChatReplyOptions, ChatWriter
 from server.errors import InvalidRequest
 from server.structured.grammar.compiler import GrammarCompiler
@@ -60,7 +58,7 @@ def test_what_cannot_be_is_refused_in_the_words_of_the_client(fields: dict[str, 
 
 
 def test_parameters_that_cannot_be_enforced_are_named_too() -> None:
-    from server.dialects.chat.functions import old_words
+    from server.dialects.chat.parse import old_words
 
     odd = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
     model = make_model(template="{{ messages }}{{ tools }}<tool_call></tool_call>")

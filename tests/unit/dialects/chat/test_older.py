@@ -2,8 +2,7 @@ from typing import Any
 
 import pytest
 
-from server.dialects.known import ByType, Fields
-from server.dialects.warnings import WARNING_HEADER, as_header, unused_fields
+from server.dialects.warnings import WARNING_HEADER, ByType, Fields, as_header, unused_fields
 
 ANY = ByType({})
 

@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 
 from server.chat.prepare import prompt_of
-from server.dialects.chat.read import ChatRequest, apply_template, parse_chat
+from server.dialects.chat.parse import ChatRequest, apply_template, parse_chat
 from server.errors import InvalidRequest
 from server.pool.spec import ChatParams
 from tests.support.fakes import BOS, IM_START

@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from server.dialects.native.read import parse_native, tokens_of
+from server.dialects.native.parse import parse_native, tokens_of
 from server.dialects.native.write import NativeWriter
 from server.engine.request import RANDOM_SEED, Request, SamplingParams
 from server.errors import InvalidRequest

@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from server.dialects.completions.read import parse_completion, prepare_completion
+from server.dialects.completions.parse import parse_completion, prepare_completion
 from server.errors import InvalidRequest
 from tests.support.fakes import BOS
 from tests.unit.dialects.builders import make_model

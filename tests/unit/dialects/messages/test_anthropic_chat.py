@@ -5,7 +5,7 @@ import pytest
 
 from server.chat.prepare import prompt_of
 from server.dialects.messages.errors import anthropic_error, error_event, speaks_anthropic
-from server.dialects.messages.read import DEFAULT_MAX_TOKENS, count_message_tokens, parse_messages
+from server.dialects.messages.parse import DEFAULT_MAX_TOKENS, count_message_tokens, parse_messages
 from server.engine.request import SamplingParams
 from server.errors import InvalidRequest
 from tests.unit.dialects.builders import FakeCompiler, FakeConstraint, make_model

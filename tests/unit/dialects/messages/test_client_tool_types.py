@@ -10,7 +10,7 @@ from anthropic.types.beta.beta_memory_tool_20250818_command import BetaMemoryToo
 from pydantic import TypeAdapter
 
 from server.dialects.common import Header
-from server.dialects.messages.read import MessagesRequest, parse_messages
+from server.dialects.messages.parse import MessagesRequest, parse_messages
 from server.dialects.messages.write import MessageWriter
 from server.dialects.tool_types import ANTHROPIC, TOOLSETS
 from server.engine.request import Event

@@ -11,7 +11,7 @@ from pydantic import TypeAdapter
 from server.chat.assembler import Assembler
 from server.chat.conversation import Call
 from server.dialects.responses.items import OutputItems
-from server.dialects.responses.read import ResponseRequest, parse_response
+from server.dialects.responses.parse import ResponseRequest, parse_response
 from server.dialects.responses.tools import ClientTools
 from server.dialects.responses.write import ResponseFrame, ResponseWriter
 from server.dialects.tool_types import RESPONSES

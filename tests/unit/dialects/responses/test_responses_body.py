@@ -5,7 +5,7 @@ import pytest
 from server.chat.conversation import Message
 from server.chat.prepare import prompt_of
 from server.dialects.responses.history import History
-from server.dialects.responses.read import ResponseRequest, parse_response
+from server.dialects.responses.parse import ResponseRequest, parse_response
 from server.dialects.tools import ClientName
 from server.errors import InvalidRequest
 from server.structured.response_format import ResponseFormat

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server.chat.conversation import Message
-from server.dialects.responses.read import parse_response
+from server.dialects.responses.parse import parse_response
 
 Item = dict[str, Any]
 Made = Callable[[str], Item]

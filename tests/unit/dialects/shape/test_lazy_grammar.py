@@ -2,9 +2,9 @@ from typing import Any
 
 import pytest
 
-from server.dialects.chat.read import parse_chat
-from server.dialects.completions.read import parse_completion, prepare_completion
-from server.dialects.native.read import parse_native
+from server.dialects.chat.parse import parse_chat
+from server.dialects.completions.parse import parse_completion, prepare_completion
+from server.dialects.native.parse import parse_native
 from server.engine.request import Request
 from server.errors import InvalidRequest
 from server.structured.constraint import Constraint

@@ -2,11 +2,11 @@ from collections.abc import Mapping
 
 import pytest
 
-from server.chat.reasoning_budget import ReasoningBudget, allowance
-from server.dialects.chat.read import ChatBody, parse_chat
+from server.chat.prompt import ReasoningBudget, allowance
+from server.dialects.chat.parse import ChatBody, parse_chat
 from server.dialects.fields import parse
-from server.dialects.messages.read import parse_messages
-from server.dialects.native.read import parse_native
+from server.dialects.messages.parse import parse_messages
+from server.dialects.native.parse import parse_native
 from server.dialects.thinking import UNSAID_BUDGET
 from server.engine.request import Request
 from server.errors import InvalidRequest

@@ -1,6 +1,6 @@
 import pytest
 
-from server.dialects.chat.control import Control, read_control
+from server.dialects.chat.parse import Control, read_control
 from server.errors import InvalidRequest
 
 

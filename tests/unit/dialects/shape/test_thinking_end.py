@@ -3,7 +3,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from server.chat.reasoning_budget import ReasoningBudget, ended_by
+from server.chat.prompt import ReasoningBudget, ended_by
 from server.errors import InvalidRequest
 from server.formats.parsing.reasoning import open_reasoning
 from server.structured.after_reasoning import AfterReasoning, Framing

@@ -1,9 +1,9 @@
-"""The fields of Anthropic's bodies that `messages`, `blocks` and `tools` read by hand, for `server.dialects.known`.
+"""The fields of Anthropic's bodies that `messages`, `blocks` and `tools` read by hand, for `server.dialects.warnings`.
 
 Fields that clients return from an earlier reply (``citations`` of a text, ``caller``) are known and have no effect.
 """
 
-from server.dialects.known import ByType, Fields
+from server.dialects.warnings import ByType, Fields
 
 _SOURCE = Fields("type media_type data url file_id")
 _TEXT = Fields("type text citations")

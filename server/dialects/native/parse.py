@@ -10,7 +10,7 @@ from typing import Any
 
 import orjson
 
-from server.chat.reasoning_budget import allowance, ended_by
+from server.chat.prompt import allowance, ended_by
 from server.dialects.common import Json, random_id
 from server.dialects.completions.prompt import (
     PROMPT,
@@ -27,11 +27,10 @@ from server.dialects.constraints import conflict, guide
 from server.dialects.dialect import NO_CALLER, Caller, Dialect, Generation, ParsedRequest
 from server.dialects.fields import field_error, parse
 from server.dialects.generation import INNER_FIELDS, check_totals, engine_request, refuse_thinking
-from server.dialects.known import fields_of
-from server.dialects.native.body import NativeBody
+from server.dialects.native.schemas import NativeBody
 from server.dialects.native.settings import whole_settings
 from server.dialects.native.write import Finals, NativeWriter
-from server.dialects.warnings import unused_fields
+from server.dialects.warnings import fields_of, unused_fields
 from server.engine.media import MediaPrompt
 from server.engine.request import Request
 from server.errors import InvalidRequest

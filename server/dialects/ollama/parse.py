@@ -4,20 +4,49 @@ Fields are Ollama's (github.com/ollama/ollama, api/types.go); ``options`` also a
 fields. `write` creates the response.
 """
 
+import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
-from server.chat.conversation import Conversation, Media, Message, ReasoningSettings, TextPart, refuse_unseen
+from server.chat.conversation import (
+    Call,
+    Content,
+    Conversation,
+    Media,
+    Message,
+    Part,
+    ReasoningSettings,
+    TextPart,
+    Tools,
+    refuse_unseen,
+    text_content,
+)
 from server.chat.prepare import Prepared, prepare
 from server.chat.prompt import can_show, read_parts
+from server.dialects.chat.parse import read_tools
 from server.dialects.common import random_id
 from server.dialects.completions.prompt import check_token
 from server.dialects.dialect import NO_CALLER, Caller, Dialect, Generation, ParsedRequest
-from server.dialects.fields import INT32_MAX, Body, CountOrAll, Whole, field_error, parse, within
+from server.dialects.fields import (
+    INT32_MAX,
+    MAX_MAGNITUDE,
+    MAX_MESSAGES,
+    Body,
+    CountOrAll,
+    Whole,
+    as_array,
+    as_object,
+    field_error,
+    json_text,
+    parse,
+    text_of,
+    within,
+    wrong_type,
+)
 from server.dialects.generation import (
     MAX_TOP_LOGPROBS,
     GenerationFields,
@@ -26,15 +55,13 @@ from server.dialects.generation import (
     engine_request,
     prepared_request,
 )
-from server.dialects.known import Fields, fields_of
+from server.dialects.media import link
 from server.dialects.native.fim import Gap, fim_tokens, require_fim
 from server.dialects.ollama.errors import error_line
-from server.dialects.ollama.fields import LOAD_OPTIONS, OLDER_OPTIONS, KeepAlive, without_effect
-from server.dialects.ollama.messages import content_of, read_functions, read_messages
 from server.dialects.ollama.models import can_think
 from server.dialects.ollama.write import LastLine, OllamaWriter, Reply
 from server.dialects.sampling import SamplingFields
-from server.dialects.warnings import unknown_fields
+from server.dialects.warnings import Fields, fields_of, unknown_fields
 from server.engine.media import MediaPrompt
 from server.engine.request import Request
 from server.errors import InvalidRequest, NotSupported, short
@@ -42,6 +69,178 @@ from server.formats.parsing.reasoning import PlainParser
 from server.media.source import NOTHING_SEEN, Seen
 from server.pool.model import LoadedModel
 from server.structured.response_format import ANY_OBJECT, ResponseFormat
+
+_UNITS_S = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+_DURATION_PART = r"(\d+(?:\.\d*)?|\.\d+)(ns|us|µs|μs|ms|s|m|h)"
+_DURATION = re.compile(rf"[-+]?(?:{_DURATION_PART})+", re.ASCII)
+_NUMBER = re.compile(r"[-+]?\d+(?:\.\d*)?", re.ASCII)
+_MAX_CHARS = 64
+FOR_EVER = -1.0
+MAX_S = 1e3 * MAX_MAGNITUDE  # longer is for ever
+
+OLDER_OPTIONS = ("penalize_newline", "tfs_z")
+LOAD_OPTIONS = (
+    *("num_ctx", "num_batch", "num_gpu", "main_gpu", "use_mmap", "use_mlock", "num_thread", "numa", "low_vram"),
+    *("f16_kv", "logits_all", "vocab_only", "embedding_only", "draft_num_predict", "num_gqa", "rope_frequency_base"),
+    "rope_frequency_scale",
+)
+"""Options that Ollama loads a model with; here the settings do, once for all clients."""
+
+
+def _seconds(given: object) -> object:
+    """Seconds out of a number, or of Go's ``1h30m``; below 0 is for ever, as in Ollama."""
+    seconds = given
+    if isinstance(given, str):
+        seconds = _parsed(given)
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float):
+        raise ValueError('must be a number of seconds, or a duration such as "5m"')
+    return FOR_EVER if seconds < 0 or seconds > MAX_S else float(seconds)
+
+
+def _parsed(text: str) -> float | None:
+    if len(text) > _MAX_CHARS:
+        return None
+    if _NUMBER.fullmatch(text):
+        return float(text)
+    if not _DURATION.fullmatch(text):
+        return None
+    total = sum(float(number) * _UNITS_S[unit] for number, unit in re.findall(_DURATION_PART, text, re.ASCII))
+    return -total if text.startswith("-") else total
+
+
+def _unused(body: Mapping[str, Any], options: Mapping[str, Any]) -> Iterator[str]:
+    if body.get("shift") is not None:
+        yield "shift: is the model's setting context_shift"
+    if body.get("truncate") is True and "input" not in body:
+        yield "truncate: no message is left out, a prompt that does not fit is an error"
+    if options.get("penalize_newline") is False:
+        yield "options penalize_newline: llama.cpp penalizes new lines like any other token"
+    if options.get("tfs_z") not in (None, 1):
+        yield "options tfs_z: llama.cpp has no tail free sampling any more"
+
+
+KeepAlive = Annotated[
+    float,
+    BeforeValidator(_seconds),
+    WithJsonSchema({"anyOf": [{"type": "number"}, {"type": "string"}], "examples": ["5m", 0, -1]}),
+]
+"""Seconds that the model stays loaded after the request; negative = forever."""
+
+
+def without_effect(body: Mapping[str, Any]) -> list[str]:
+    """Return a sentence for each option that Ollama has and this server does not use."""
+    options = body.get("options")
+    given = {name: value for name, value in options.items() if value is not None} if isinstance(options, dict) else {}
+    found = list(_unused(body, given))
+    loading = [name for name in given if name in LOAD_OPTIONS]
+    if loading:
+        found.append(f"options {', '.join(loading)}: are set where the server's models are configured")
+    return found
+
+
+_SEVERAL_TYPES = re.compile(r"\w+(?:, ?\w+)+", re.ASCII)
+
+
+def read_ollama_messages(value: object) -> list[Message]:
+    """Return the messages, which may be empty. Raises `InvalidRequest` with a path such as ``messages.0.role``."""
+    if value is None:
+        return []
+    value = as_array(value, "messages")
+    if len(value) > MAX_MESSAGES:
+        raise InvalidRequest(f"messages: must have at most {MAX_MESSAGES} messages", "messages")
+    waiting: list[Call] = []  # calls without a result so far
+    return [_message(message, f"messages.{index}", waiting) for index, message in enumerate(value)]
+
+
+def content_of(text: str, images: object, path: str) -> Content:
+    """Return a text with its images, each in base64. Raises `InvalidRequest`."""
+    if images is None:
+        return text
+    if not isinstance(images, list):
+        raise wrong_type(path, "an array of images in base64", images)
+    for index, image in enumerate(images):
+        if not isinstance(image, str):
+            raise wrong_type(f"{path}.{index}", "an image in base64", image)
+    parts: list[Part] = [Media("image", at=f"{path}.{index}", source=link(image)) for index, image in enumerate(images)]
+    return text_content([*parts, TextPart(text)] if text else parts)
+
+
+def read_functions(value: object, warnings: list[str]) -> Tools:
+    """``tools``; adds to `warnings` what no model can use. The official client writes several types of a parameter as
+    ``integer, string``; others leave out that a tool is a function."""
+    if isinstance(value, list):
+        value = [_typed({"type": "function", **tool} if isinstance(tool, dict) else tool) for tool in value]
+    return read_tools(value, None, None, warnings).tools
+
+
+def _message(given: object, path: str, waiting: list[Call]) -> Message:
+    given = as_object(given, path)
+    role = text_of(given, "role", path).lower()
+    if not role:
+        raise InvalidRequest(f"{path}.role: is required", f"{path}.role")
+    content = content_of(text_of(given, "content", path), given.get("images"), f"{path}.images")
+    thoughts = text_of(given, "thinking", path)
+    if role != "tool":
+        calls = _calls(given.get("tool_calls"), f"{path}.tool_calls", len(waiting))
+        waiting += calls
+        return Message(role, content, thoughts, tuple(calls))
+    name = text_of(given, "tool_name", path) or text_of(given, "name", path)
+    answered = _answered(waiting, text_of(given, "tool_call_id", path), name)
+    if answered is not None:
+        waiting.remove(answered)
+        return Message(role, content, thoughts, call_id=answered.id, name=answered.name)
+    return Message(role, content, thoughts, call_id=text_of(given, "tool_call_id", path), name=name)
+
+
+def _answered(waiting: list[Call], call_id: str, name: str) -> Call | None:
+    """The call that a result is of: by its id, else the first of that name, else the first.
+
+    An id that no call has is as none: litellm leaves ids out of calls, not out of results.
+    """
+    same = [call for call in waiting if call.id == call_id]
+    named = [call for call in waiting if call.name == name]
+    return next(iter(same or (named if name else waiting)), None)
+
+
+def _calls(given: object, path: str, n_before: int) -> list[Call]:
+    if given is None:
+        return []
+    given = as_array(given, path)
+    return [_call(call, f"{path}.{index}", f"call_{n_before + index}") for index, call in enumerate(given)]
+
+
+def _call(given: object, path: str, own_id: str) -> Call:
+    function = given.get("function") if isinstance(given, dict) else None
+    if not isinstance(given, dict) or not isinstance(function, dict):
+        raise wrong_type(f"{path}.function", "an object", function)
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):  # OpenAI's way, which clients mix in
+        text = arguments
+    elif isinstance(arguments, dict | None):
+        text = json_text(arguments or {})
+    else:
+        raise wrong_type(f"{path}.function.arguments", "an object", arguments)
+    name = text_of(function, "name", f"{path}.function")
+    return Call(name, text, text_of(given, "id", path) or own_id)
+
+
+def _typed(tool: object) -> object:
+    """A tool whose parameters' types are JSON Schema's."""
+    function = tool.get("function") if isinstance(tool, dict) else None
+    parameters = function.get("parameters") if isinstance(function, dict) else None
+    properties = parameters.get("properties") if isinstance(parameters, dict) else None
+    if not (isinstance(tool, dict) and isinstance(function, dict) and isinstance(parameters, dict)):
+        return tool
+    if not isinstance(properties, dict):
+        return tool
+    typed = {name: _several(schema) for name, schema in properties.items()}
+    return {**tool, "function": {**function, "parameters": {**parameters, "properties": typed}}}
+
+
+def _several(schema: object) -> object:
+    if isinstance(schema, dict) and isinstance(schema.get("type"), str) and _SEVERAL_TYPES.fullmatch(schema["type"]):
+        return {**schema, "type": re.split(", ?", schema["type"])}
+    return schema
 
 
 class Options(SamplingFields, StopField):
@@ -145,7 +344,7 @@ def parse_chat(given: dict[str, Any]) -> OllamaRequest:
     """Validate the fields that don't depend on a model. Raises `InvalidRequest`."""
     began = time.perf_counter()
     body = parse(OllamaChatBody, given)
-    messages, shape = tuple(read_messages(body.messages)), _shape(body.format)
+    messages, shape = tuple(read_ollama_messages(body.messages)), _shape(body.format)
     warnings: list[str] = []
     tools = read_functions(body.tools, warnings)
     conversation = _conversation(body, messages, shape, tools=tools) if messages else None

@@ -1,9 +1,9 @@
-"""The fields of chat bodies that `messages` and `tools` read by hand, for `server.dialects.known`.
+"""The fields of chat bodies that are parsed by hand, for `server.dialects.warnings`.
 
 Fields that clients return from an earlier reply (``annotations``, ``refusal``) are known and have no effect.
 """
 
-from server.dialects.known import ByType, Fields
+from server.dialects.warnings import ByType, Fields
 
 _FILE = Fields("file_data file_url filename file_id detail")
 _ADDRESS = Fields("url data format")

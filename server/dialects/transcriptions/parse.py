@@ -16,9 +16,8 @@ from server.dialects.common import Header, random_id
 from server.dialects.dialect import NO_CALLER, Caller, Dialect, Generation, ParsedRequest
 from server.dialects.fields import field_error, parse
 from server.dialects.generation import GenerationFields, Logprobs, prepared_request
-from server.dialects.known import Fields
 from server.dialects.transcriptions.write import FORMATS, Recording, TranscriptWriter
-from server.dialects.warnings import shown, unknown_fields
+from server.dialects.warnings import Fields, shown, unknown_fields
 from server.errors import InvalidRequest, NotSupported
 from server.media.bitmap import bitmaps_of
 from server.media.source import Seen

@@ -35,10 +35,9 @@ from server.dialects.generation import (
     engine_request,
     refuse_thinking,
 )
-from server.dialects.known import fields_of
 from server.dialects.native.fim import Gap, fim_tokens, require_fim
 from server.dialects.verbose import verbose
-from server.dialects.warnings import unused_fields
+from server.dialects.warnings import fields_of, unused_fields
 from server.engine.media import MediaPrompt
 from server.engine.request import Request
 from server.errors import InvalidRequest, NotSupported

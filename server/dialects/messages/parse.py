@@ -11,7 +11,7 @@ from pydantic import field_validator
 
 from server.chat.conversation import Conversation, ReasoningSettings
 from server.chat.prepare import prepare, prompt_of
-from server.dialects.chat.known import TOOL_CHOICE
+from server.dialects.chat.schemas import TOOL_CHOICE
 from server.dialects.common import Header, Json, random_id
 from server.dialects.dialect import NO_CALLER, Caller, Dialect, Generation, ParsedRequest
 from server.dialects.fields import Body, Count, parse
@@ -22,17 +22,16 @@ from server.dialects.generation import (
     prepared_request,
     read_stop,
 )
-from server.dialects.known import Fields, fields_of
 from server.dialects.mcp import ServerTools, ToolRounds
 from server.dialects.messages.errors import error_event
-from server.dialects.messages.known import BLOCK, MESSAGE, TOOL
 from server.dialects.messages.messages import read_conversation
+from server.dialects.messages.schemas import BLOCK, MESSAGE, TOOL
 from server.dialects.messages.tools import read_tools
 from server.dialects.messages.write import NO_SERVER_TOOLS, PING, MessageWriter, Names
 from server.dialects.reasoning_cipher import NO_CIPHER, ReasoningCipher
 from server.dialects.sampling import SamplingFields
 from server.dialects.thinking import UNSAID_BUDGET, ReasoningOption, asked_to_think, template_kwargs
-from server.dialects.warnings import left_out, unused_fields
+from server.dialects.warnings import Fields, fields_of, left_out, unused_fields
 from server.errors import InvalidRequest
 from server.media.source import NOTHING_SEEN, Seen
 from server.pool.model import LoadedModel

@@ -1,10 +1,10 @@
-"""The fields of Responses bodies that `input` and `tools` read by hand, for `server.dialects.known`.
+"""The fields of Responses bodies that `input` and `tools` read by hand, for `server.dialects.warnings`.
 
 Fields that clients return from an earlier reply (``id``, ``status``, ``annotations``) are known and have no effect.
 """
 
-from server.dialects.chat.known import FORMAT
-from server.dialects.known import ByType, Fields
+from server.dialects.chat.schemas import FORMAT
+from server.dialects.warnings import ByType, Fields
 
 _TEXT = Fields("type text annotations logprobs")
 _MEDIA = Fields("type data url file_data format", image_url=Fields("url"), video_url=Fields("url data"))

@@ -13,25 +13,24 @@ from server.chat.assembler import Assembler
 from server.chat.conversation import Conversation, Media, Message
 from server.chat.prepare import Prepared, prepare
 from server.chat.truncation import fits, truncated
-from server.dialects.chat.known import TOOL_CHOICE
-from server.dialects.chat.read import chat_logprobs
+from server.dialects.chat.parse import chat_logprobs
+from server.dialects.chat.schemas import TOOL_CHOICE
 from server.dialects.common import Header, Json, random_id
 from server.dialects.constraints import read_shape
 from server.dialects.dialect import NO_CALLER, Caller, Dialect, Generation, ParsedRequest
 from server.dialects.fields import Body, Count, Whole, field_error, parse
 from server.dialects.generation import INNER_FIELDS, MAX_TOP_LOGPROBS, Limit, Logprobs, prepared_request, token_limit
-from server.dialects.known import Fields, fields_of
 from server.dialects.mcp import ToolRounds
 from server.dialects.reasoning_cipher import NO_CIPHER, ReasoningCipher
 from server.dialects.responses.history import NO_HISTORY, History, items_to_store
 from server.dialects.responses.input import read_input
 from server.dialects.responses.items import OutputItems
-from server.dialects.responses.known import ITEM, TEXT_FORMAT, TOOL
 from server.dialects.responses.mcp import ApprovedCall, McpRounds
+from server.dialects.responses.schemas import ITEM, TEXT_FORMAT, TOOL
 from server.dialects.responses.tools import ClientTools, ToolReader
 from server.dialects.responses.write import EARLY_PING, Keep, ResponseFrame, ResponseWriter, failed_early
 from server.dialects.thinking import ReasoningFields, read_thinking, template_kwargs
-from server.dialects.warnings import shown, unused_fields
+from server.dialects.warnings import Fields, fields_of, shown, unused_fields
 from server.engine.request import Request
 from server.errors import InvalidRequest
 from server.media.source import NOTHING_SEEN, Seen

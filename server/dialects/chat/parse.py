@@ -1,0 +1,503 @@
+"""OpenAI chat completions: parses the body to a `ChatRequest`; `write` creates the reply.
+
+All of llama.cpp's fields are accepted in addition to OpenAI's, by llama-server's rules (tools/server/server-common.cpp,
+oaicompat_chat_params_parse; common/chat.cpp, common_chat_msgs_parse_oaicompat): unknown keys are dropped, null content
+is "", the arguments of a tool call are JSON text. Functions of 2023, which preceded tools, are converted to tools.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from server.chat.conversation import Call, Content, Conversation, Media, MediaKind, Message, Part, TextPart, Tool, Tools
+from server.chat.prepare import prepare, prompt_of
+from server.chat.prompt import as_text
+from server.dialects.chat.schemas import FUNCTION, MESSAGE, TOOL, TOOL_CHOICE
+from server.dialects.chat.write import ChatReplyOptions, ChatWriter
+from server.dialects.common import Header, Json
+from server.dialects.constraints import read_shape
+from server.dialects.custom_tools import GrammarBudget, custom_tool, input_arguments
+from server.dialects.dialect import NO_CALLER, Caller, Dialect, Generation, ParsedRequest
+from server.dialects.fields import (
+    MAX_MESSAGES,
+    Body,
+    Whole,
+    as_array,
+    as_object,
+    as_string,
+    json_text,
+    parse,
+    text_of,
+    wrong_type,
+)
+from server.dialects.generation import INNER_FIELDS, MAX_PROBS, GenerationFields, Logprobs, prepared_request
+from server.dialects.media import file_of, image_source, link
+from server.dialects.thinking import ReasoningFields, read_thinking, template_kwargs
+from server.dialects.tool_types import left_out_reason
+from server.dialects.tools import choose, function_tool, name_and_description, read_choice, tool_list
+from server.dialects.verbose import verbose
+from server.dialects.warnings import fields_of, left_out, shown, unused_fields
+from server.errors import InvalidRequest
+from server.media.source import NOTHING_SEEN, Seen
+from server.pool.model import LoadedModel
+
+_TEXTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
+_THOUGHTS = ("thinking", "reasoning", "redacted_thinking")
+_OTHER_THOUGHTS = ("thinking", "reasoning")
+"""Names of ``reasoning_content`` in other servers' replies, which clients send back; Hugging Face takes them, too."""
+_MEDIA: dict[str, MediaKind] = {
+    "image_url": "image",
+    "input_image": "image",
+    "input_audio": "audio",
+    "audio_url": "audio",
+    "input_video": "video",
+    "video_url": "video",
+    "file": "document",
+    "input_file": "document",
+}
+
+
+_PLACES = ("data", "url")
+"""Where the object of a part has its file."""
+
+
+def read_messages(value: object, warnings: list[str] | None = None) -> list[Message]:
+    """Return the messages; adds parts that no model supports to `warnings`. Raises `InvalidRequest` with a path such as
+    ``messages.0.content.1.text``.
+    """
+    if value is None:
+        raise InvalidRequest("messages: 'messages' is required", "messages")
+    if not isinstance(value, list):
+        raise InvalidRequest("messages: Expected 'messages' to be an array", "messages")
+    if not value:
+        raise InvalidRequest("messages: must have at least one message", "messages")
+    if len(value) > MAX_MESSAGES:
+        raise InvalidRequest(f"messages: must have at most {MAX_MESSAGES} messages", "messages")
+    reader = _MessageReader([] if warnings is None else warnings)
+    return [reader.message(message, f"messages.{index}") for index, message in enumerate(value)]
+
+
+@dataclass(frozen=True, slots=True)
+class _MessageReader:
+    warnings: list[str]
+
+    def message(self, given: object, path: str) -> Message:
+        given = as_object(given, path)
+        role = given.get("role")
+        if role is None:
+            raise InvalidRequest(f"{path}.role: is required", f"{path}.role")
+        if not isinstance(role, str) or not role:
+            raise wrong_type(f"{path}.role", "a text such as user", role)
+        if "content" not in given and role != "assistant":
+            where = f"{path}.content"
+            raise InvalidRequest(f"{where}: All non-assistant messages must contain 'content'", where)
+        content = self._content(given.get("content"), f"{path}.content")
+        thoughts = self._thoughts(given, path)
+        name, call_id = (text_of(given, key, path) for key in ("name", "tool_call_id"))
+        calls = self._calls(given.get("tool_calls"), f"{path}.tool_calls")
+        return Message(role, content, thoughts, calls, call_id, name)
+
+    def _thoughts(self, given: dict[str, Any], path: str) -> str:
+        """Return ``reasoning_content``, a string or a list of strings; else the field that other servers use; else
+        reasoning parts.
+        """
+        thoughts, content = given.get("reasoning_content"), given.get("content")
+        if isinstance(thoughts, list):
+            where = f"{path}.reasoning_content"
+            return "".join(part.text for part in self._parts(thoughts, where) if isinstance(part, TextPart))
+        if thoughts is not None:
+            return text_of(given, "reasoning_content", path)
+        found = next((text for text in map(given.get, _OTHER_THOUGHTS) if isinstance(text, str) and text), "")
+        if found or not isinstance(content, list):
+            return found
+        return "".join(map(_thought, content))
+
+    def _content(self, given: object, path: str) -> Content:
+        if given is None:
+            return ""
+        if isinstance(given, str):
+            return given
+        if not isinstance(given, list):
+            raise InvalidRequest(f"{path}: Expected 'content' to be a string or an array", path)
+        return self._parts(given, path) or ""
+
+    def _parts(self, given: list[object], path: str) -> tuple[Part, ...]:
+        found = (self._part(part, f"{path}.{index}") for index, part in enumerate(given))
+        return tuple(part for part in found if part is not None)
+
+    def _part(self, given: object, path: str) -> Part | None:
+        given = as_object(given, path)
+        kind = given.get("type")
+        if not isinstance(kind, str):
+            raise InvalidRequest(f"{path}.type: unsupported content[].type {shown(kind)}", f"{path}.type")
+        if kind in _MEDIA:
+            return _medium(given, kind, path)
+        if kind in _TEXTS:
+            text = as_string(given.get(_TEXTS[kind]), f"{path}.{_TEXTS[kind]}")
+            return TextPart(text)
+        if kind not in _THOUGHTS:
+            self.warnings.append(left_out("parts", kind, 1))
+        return None
+
+    def _calls(self, given: object, path: str) -> tuple[Call, ...]:
+        if given is None:
+            return ()
+        given = as_array(given, path)
+        found = (self._call(call, f"{path}.{index}") for index, call in enumerate(given))
+        return tuple(call for call in found if call is not None)
+
+    def _call(self, given: object, path: str) -> Call | None:
+        given = as_object(given, path)
+        kind = "function" if given.get("type") is None else given["type"]
+        if not isinstance(kind, str):
+            raise wrong_type(f"{path}.type", "a type such as function", kind)
+        if kind not in ("function", "custom"):
+            self.warnings.append(left_out("tool calls", kind, 1))
+            return None
+        called = as_object(given.get(kind), f"{path}.{kind}")
+        name, call_id = called.get("name"), given.get("id")
+        name = as_string(name, f"{path}.{kind}.name")
+        if call_id is not None and not isinstance(call_id, str):
+            raise wrong_type(f"{path}.id", "a string", call_id)
+        if kind == "custom":
+            return Call(name, input_arguments(text_of(called, "input", f"{path}.custom")), call_id or "")
+        return Call(name, _arguments(called, f"{path}.function.arguments"), call_id or "")
+
+
+def _medium(given: dict[str, Any], kind: str, path: str) -> Media:
+    """A part of OpenAI's chat, or of its Responses, which clients mix in."""
+    if kind == "file":
+        file = given.get("file")
+        return file_of(file if isinstance(file, dict) else {}, f"{path}.file")
+    if kind == "input_file":
+        return file_of(given, path)
+    at = f"{path}.type"
+    if kind == "input_image":
+        return Media("image", at=at, source=image_source(given, *_PLACES))
+    return Media(_MEDIA[kind], at=at, source=link(given.get(kind), *_PLACES))
+
+
+def _thought(part: object) -> str:
+    """Return the text of a reasoning part (Mistral's, and Anthropic's in proxies)."""
+    if not isinstance(part, dict) or part.get("type") not in _THOUGHTS:
+        return ""
+    text = next((part[key] for key in ("thinking", "reasoning", "text") if key in part), "")
+    if isinstance(text, list):
+        return "".join(each["text"] for each in text if isinstance(each, dict) and isinstance(each.get("text"), str))
+    return text if isinstance(text, str) else ""
+
+
+def _arguments(function: dict[str, Any], path: str) -> str:
+    if "arguments" not in function:
+        raise InvalidRequest(f"{path}: is required", path)
+    arguments = function["arguments"]
+    if isinstance(arguments, str):
+        return arguments
+    return "{}" if arguments is None else json_text(arguments)
+
+
+@dataclass(frozen=True, slots=True)
+class ChatTools:
+    """``custom``: the names of those whose calls have one text (`custom_tools`)."""
+
+    tools: Tools
+    custom: frozenset[str] = frozenset()
+
+
+def read_tools(tools: object, choice: object, parallel: bool | None, warnings: list[str]) -> ChatTools:
+    """Validate both fields together; adds unsupported tools to `warnings`. Raises `InvalidRequest`."""
+    reader = _ToolReader(warnings)
+    found = tool_list(tools, reader.read, "function.name")
+    return ChatTools(
+        choose(found, read_choice(choice), parallel, warnings, skipped=reader.skips), frozenset(reader.custom)
+    )
+
+
+@dataclass(slots=True)
+class _ToolReader:
+    """Reads tools one by one."""
+
+    warnings: list[str]
+    custom: set[str] = field(default_factory=set)
+    skips: bool = False
+    grammars: GrammarBudget = field(default_factory=GrammarBudget)
+
+    def read(self, given: Mapping[str, Any], path: str) -> tuple[Tool, ...]:
+        kind = given.get("type")
+        if not isinstance(kind, str):
+            raise wrong_type(f"{path}.type", "a type such as function", kind)
+        if kind == "custom":
+            return (self._custom(given, path),)
+        if kind == "function":
+            where = f"{path}.function"
+            function = as_object(given.get("function"), where)
+            return (function_tool(function, where, *name_and_description(function, where)),)
+        self.skips = True
+        self.warnings.append(f"{left_out('tools', kind, 1)}: {left_out_reason(kind)}")
+        return ()
+
+    def _custom(self, given: Mapping[str, Any], path: str) -> Tool:
+        tool, where = given.get("custom"), f"{path}.custom"
+        if tool is None:  # flat, as in Responses
+            tool, where = given, path
+        tool = as_object(tool, where)
+        name, description = name_and_description(tool, where)
+        self.custom.add(name)
+        return custom_tool(name, description, tool.get("format"), f"{where}.format", self.grammars)
+
+
+GivenMessage = dict[str, Any]
+_OLD = (("tool_choice.function", "function_call"), ("tool_choice", "function_call"), ("tools", "functions"))
+
+
+def read_functions(functions: object, choice: object) -> Tools:
+    """``functions`` and ``function_call`` as tools. Raises `InvalidRequest` that names them."""
+    if choice not in (None, "none", "auto") and not _names_one(choice):
+        raise InvalidRequest('function_call: must be "none", "auto" or {"name": ...}', "function_call")
+    if functions is not None and not isinstance(functions, list):
+        raise wrong_type("functions", "an array", functions)
+    if not functions and isinstance(choice, dict):
+        raise InvalidRequest("function_call: asks for a function, but functions is empty", "function_call")
+    tools = None if functions is None else [{"type": "function", "function": function} for function in functions]
+    wanted = {"type": "function", "function": choice} if isinstance(choice, dict) else choice
+    with old_words():
+        found = read_tools(tools, wanted, parallel=False, warnings=[]).tools
+    return replace(found, tools=tuple(replace(tool, at=_old(tool.at)) for tool in found.tools))
+
+
+@contextmanager
+def old_words() -> Iterator[None]:
+    """Name fields as the client knows them in whatever is wrong."""
+    try:
+        yield
+    except InvalidRequest as error:
+        raise InvalidRequest(_old(error.message), _old(error.param or "") or None) from error
+
+
+def _old(text: str) -> str:
+    first, dot, rest = text.partition(".")
+    if first == "tools" and dot:
+        number, _, path = rest.partition(".")
+        return f"functions.{number}{path.removeprefix('function')}"
+    for new, old in _OLD:
+        if text.startswith(new):
+            return old + text.removeprefix(new)
+    return text
+
+
+def _names_one(choice: object) -> bool:
+    return isinstance(choice, dict) and isinstance(choice.get("name"), str) and bool(choice["name"])
+
+
+def _is_old(message: object) -> bool:
+    """Whether a message calls a function or has the result of one in the words of 2023."""
+    return isinstance(message, dict) and (message.get("role") == "function" or message.get("function_call") is not None)
+
+
+def with_tools(messages: object) -> object:
+    """Convert function calls and results to tool calls and results with ids of our own; other messages stay unchanged.
+
+    Raises `InvalidRequest` with a path such as ``messages.1.function_call.name``.
+    """
+    if not isinstance(messages, list) or not any(map(_is_old, messages)):
+        return messages
+    ids: dict[str, str] = {}
+    return [
+        _modern(message, f"messages.{index}", f"call{index:05d}", ids)
+        if isinstance(message, dict) and _is_old(message)
+        else message
+        for index, message in enumerate(messages)
+    ]
+
+
+def _modern(message: GivenMessage, path: str, call_id: str, ids: dict[str, str]) -> GivenMessage:
+    if message.get("role") == "function":
+        name = message.get("name")
+        if not isinstance(name, str) or not name:
+            raise wrong_type(f"{path}.name", "the name of a function", name)
+        answered = {"tool_call_id": ids[name]} if name in ids else {}
+        return {**message, "role": "tool", **answered}
+    call = as_object(message["function_call"], f"{path}.function_call")
+    if message.get("tool_calls"):
+        raise InvalidRequest(f"{path}.function_call: can't be used beside tool_calls", f"{path}.function_call")
+    name, arguments = call.get("name"), call.get("arguments")
+    name = as_string(name, f"{path}.function_call.name")
+    if not isinstance(arguments, str | dict):
+        raise wrong_type(f"{path}.function_call.arguments", "JSON text or an object", arguments)
+    ids[name] = call_id
+    rest = {key: value for key, value in message.items() if key != "function_call"}
+    return {**rest, "tool_calls": [{"id": call_id, "type": "function", "function": call}]}
+
+
+REASONING_END = "reasoning_end"
+CANCEL = "cancel"
+
+
+class ControlBody(Body):
+    """The body of ``POST /v1/chat/completions/control``."""
+
+    id: str | None = None
+    action: str | None = None
+    model: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Control:
+    """A validated body: end the reasoning of that completion, or all of it. ``model`` None = any."""
+
+    completion_id: str
+    model: str | None
+    cancel: bool = False
+
+
+def read_control(given: object) -> Control:
+    """Check the body. Raises `InvalidRequest` in llama-server's words."""
+    body = parse(ControlBody, given)
+    if not body.id:
+        raise InvalidRequest("missing completion id", "id")
+    if body.action not in (REASONING_END, CANCEL):
+        raise InvalidRequest(f"unknown control action; there are '{REASONING_END}' and '{CANCEL}'", "action")
+    return Control(body.id, body.model or None, cancel=body.action == CANCEL)
+
+
+DEFAULT_TOP_LOGPROBS = 20  # llama-server's, for logprobs without top_logprobs
+_REFUSED = {
+    "audio": "audio output is not supported",
+    "web_search_options": "web search is not supported",
+}
+
+
+class ChatBody(ReasoningFields):
+    """The body of ``POST /v1/chat/completions`` and ``/apply-template``."""
+
+    messages: Any = None
+    tools: Any = None
+    tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
+    parse_tool_calls: bool | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[Whole, Field(ge=0, le=MAX_PROBS)] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | Literal["content", "reasoning_content"] | None = None
+    echo: bool | None = None
+    modalities: Any = None
+    audio: Any = None
+    functions: Any = None
+    function_call: Any = None
+    web_search_options: Any = None
+
+    @property
+    def old(self) -> bool:
+        """Whether calls are spoken of in the words of 2023 (`functions`)."""
+        return bool(self.functions) or self.function_call is not None
+
+
+FIELDS = INNER_FIELDS | fields_of(ChatBody, messages=MESSAGE, tools=TOOL, functions=FUNCTION, tool_choice=TOOL_CHOICE)
+"""The fields of the body, at any depth."""
+
+
+_CONVERSATION_FIELDS = dict.fromkeys(("messages", "tools", "functions", "response_format"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatRequest(ParsedRequest):
+    """A chat request before a model renders it.
+
+    ``custom``: the names of its custom tools. ``calls_functions``: calls are `functions` of 2023. ``echo``: a stream
+    repeats the content that it continues.
+    """
+
+    conversation: Conversation
+    logprobs: Logprobs
+    custom: frozenset[str] = frozenset()
+    calls_functions: bool = False
+    echo: bool = False
+
+    def generation(self, model: LoadedModel, seen: Seen = NOTHING_SEEN, caller: Caller = NO_CALLER) -> Generation:
+        """Return the request and the writer of its reply; blocking, for a thread. Raises `InvalidRequest`."""
+        options, header = self.options, Header(model.spec.id)
+        prepared = prepare(self.conversation, model, seen)
+        request = prepared_request(prepared, options, model, header.id, self.logprobs, caller=caller)
+        output, prefilled = prepared.output, prepared.prompt.prefilled
+        reply = ChatReplyOptions(self.calls_functions, request.post_sampling_probs, self.custom)
+        # llama-server repeats the continued message in full responses; in streams only with "echo".
+        repeated = prefilled if self.echo or not options.stream else ""
+        writer = ChatWriter(header, output.parser, include_usage=options.include_usage, opening=repeated, options=reply)
+        opening = prepared.prompt.rendered.generation_prompt
+        return verbose(Generation([request], writer, output.switch, opening), options, model, caller)
+
+
+def parse_chat(given: dict[str, Any]) -> ChatRequest:
+    """Validate the fields that don't depend on a model. Raises `InvalidRequest`."""
+    body = parse(ChatBody, given)
+    for name, reason in _REFUSED.items():
+        if getattr(body, name) is not None:  # OpenAI's own example of a search is {}
+            raise InvalidRequest(f"{name}: {reason}", name)
+    if body.modalities not in (None, ["text"]):
+        raise InvalidRequest('modalities: only ["text"] is supported', "modalities")
+    warnings: list[str] = []
+    messages = read_messages(with_tools(body.messages), warnings)
+    chat_tools = _read_tools(body, warnings)
+    tools = chat_tools.tools
+    if tools.callable and body.grammar:
+        raise InvalidRequest("grammar: Cannot use custom grammar constraints with tools.", "grammar")
+    if tools.callable and body.grammar_lazy:
+        raise InvalidRequest("grammar_lazy: tools have triggers of their own", "grammar_lazy")
+    if body.top_logprobs is not None and not body.logprobs:
+        raise InvalidRequest("top_logprobs: top_logprobs requires logprobs to be set to true", "top_logprobs")
+    thinking, variables = read_thinking(body), template_kwargs(body.chat_template_kwargs)
+    conversation = Conversation(
+        tuple(messages),
+        tools,
+        thinking,
+        read_shape(body),
+        body.lazy,
+        template_kwargs=variables,
+        opens=body.add_generation_prompt,
+        continues=body.continue_final_message,
+        reads_calls=body.parse_tool_calls is not False,
+    )
+    return ChatRequest(
+        options=body.model_copy(update=_CONVERSATION_FIELDS),
+        media=conversation.media,
+        warnings=unused_fields(given, FIELDS, warnings),
+        conversation=conversation,
+        logprobs=chat_logprobs(body, body.logprobs, body.top_logprobs),
+        custom=chat_tools.custom,
+        calls_functions=body.old,
+        echo=bool(body.echo),
+    )
+
+
+CHAT = Dialect(parse_chat)
+
+
+def _read_tools(body: ChatBody, warnings: list[str]) -> ChatTools:
+    """Tools, or the functions that were before them."""
+    if not body.old:
+        return read_tools(body.tools, body.tool_choice, body.parallel_tool_calls, warnings)
+    for name in ("tools", "tool_choice"):
+        if getattr(body, name) is not None:
+            raise InvalidRequest(f"{name}: can't be used together with functions and function_call", name)
+    return ChatTools(read_functions(body.functions, body.function_call))
+
+
+def input_tokens(conversation: Conversation, model: LoadedModel, seen: Seen = NOTHING_SEEN) -> Json:
+    """The reply of ``/input_tokens``, of a chat and of Responses: how many the prompt has."""
+    return {"input_tokens": prompt_of(conversation, model).count(model, seen), "object": "response.input_tokens"}
+
+
+def apply_template(conversation: Conversation, model: LoadedModel, seen: Seen = NOTHING_SEEN) -> Json:
+    """The reply of ``POST /apply-template``: the prompt, with the model's marker for each medium."""
+    marker = "" if model.media is None else model.media.marker
+    return {"prompt": as_text(prompt_of(conversation, model).parts, marker, seen)}
+
+
+def chat_logprobs(options: GenerationFields, wanted: bool | None, n_top: int | None) -> Logprobs:
+    """Return the log probabilities for ``logprobs`` and ``top_logprobs``, otherwise those for ``n_probs``."""
+    if wanted:
+        return Logprobs(True, DEFAULT_TOP_LOGPROBS if n_top is None else n_top)
+    return Logprobs(options.n_top > 0, options.n_top)
