@@ -17,6 +17,8 @@ logger = logging.getLogger(__name__)
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 MAX_HEAD_BYTES = 64 * 1024  # as uvicorn's h11 protocol
 _H2C = re.compile(rb"\r\nupgrade:[ \t]*h2c[ \t]*(?=\r\n[^ \t])", re.IGNORECASE)
+_WEBSOCKET = re.compile(rb"\r\nupgrade:[ \t]*websocket[ \t]*(?=\r\n)", re.IGNORECASE)
+_MAX_HANDSHAKE_LINE, _MAX_HANDSHAKE_LINES = 8000, 100  # below the limits of the websockets package
 
 
 class StopSignals:
@@ -115,9 +117,10 @@ class HttpProtocol(HttpToolsProtocol):
 
     httptools keeps a head of any size in memory, so one client without a key could use up the memory.
 
-    Also removes an offer of HTTP/2 (``Upgrade: h2c``) from the first request of a connection. Java's HttpClient and
-    ``curl --http2`` make it over plain HTTP. A server may ignore it (RFC 9110, 7.8), but httptools skips the body of
-    every request with an upgrade: a POST would seem empty.
+    Also removes ``Upgrade`` headers from the first request of a connection, which a server may ignore (RFC 9110, 7.8):
+    an offer of HTTP/2, as Java's HttpClient and ``curl --http2`` make it, because httptools skips the body of every
+    request with an upgrade; and a WebSocket offer that is no handshake, because its connection would stay open without
+    a reply.
     """
 
     _is_first = True
@@ -127,8 +130,8 @@ class HttpProtocol(HttpToolsProtocol):
         """Parse the client's bytes."""
         if self._is_first:
             self._is_first = False
-            if b"h2c" in data:
-                data = without_h2c(data)
+            if b"upgrade:" in data.lower():
+                data = without_upgrade(data)
         self._n_bytes += len(data)
         super().data_received(data)
         if self._n_bytes > MAX_HEAD_BYTES:
@@ -145,7 +148,17 @@ class HttpProtocol(HttpToolsProtocol):
         super().on_body(body)
 
 
-def without_h2c(data: bytes) -> bytes:
-    """Return `data` without an offer of HTTP/2 in the request head that it starts with."""
+def without_upgrade(data: bytes) -> bytes:
+    """Return `data` without an upgrade that this server cannot make in the request head that it starts with."""
     head, end, body = data.partition(b"\r\n\r\n")
-    return _H2C.sub(b"", head + end) + body
+    head = _H2C.sub(b"", head + end)
+    if _WEBSOCKET.search(head) and not _is_handshake(head):
+        head = _WEBSOCKET.sub(b"", head)
+    return head + body
+
+
+def _is_handshake(head: bytes) -> bool:
+    lines = head.split(b"\r\n")
+    has_key = any(line[:18].lower() == b"sec-websocket-key:" for line in lines)
+    is_short = len(lines) <= _MAX_HANDSHAKE_LINES and max(map(len, lines)) <= _MAX_HANDSHAKE_LINE
+    return head.startswith(b"GET ") and has_key and is_short

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from server.transport.server import without_h2c
+from server.transport.server import without_upgrade
 from tests.api.conftest import GoLive, Live, until
 
 pytestmark = pytest.mark.slow
@@ -95,7 +95,33 @@ async def test_an_offer_of_http_2_is_ignored(live: GoLive, offer: bytes, separat
         b"GET / HTTP/1.1\r\nUpgrade: h2c\r\n continued\r\n\r\n",
         b"GET / HTTP/1.1\r\nUpgrade: h2c",
         b"GET / HTTP/1.1\r\nUpgrade: websocket, h2c\r\n\r\n",
+        b"GET / HTTP/1.1\r\nUpgrade: websocket\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n",
     ],
 )
-def test_nothing_but_an_offer_of_http_2_is_removed(data: bytes) -> None:
-    assert without_h2c(data) == data
+def test_nothing_else_is_removed(data: bytes) -> None:
+    assert without_upgrade(data) == data
+
+
+HANDSHAKE = (
+    b"Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
+    b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
+)
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        b"POST /v1/responses HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n" + HANDSHAKE + b"\r\n{}",
+        b"GET /v1/responses HTTP/1.1\r\nHost: x\r\nCookie: " + b"x" * 9000 + b"\r\n" + HANDSHAKE + b"\r\n",
+        b"GET /v1/responses HTTP/1.1\r\nHost: x\r\n" + b"A: b\r\n" * 200 + HANDSHAKE + b"\r\n",
+        b"GET /v1/responses HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n",
+    ],
+)
+async def test_an_invalid_websocket_handshake_gets_a_reply(live: GoLive, request_: bytes) -> None:
+    """Such connections stayed open without a reply and used up `max_connections`."""
+    async with live(server={"max_connections": 3, "api_keys": ["secret"]}) as server:
+        for _ in range(4):
+            reader, writer = await server.connect(request_)
+            assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 401 ")
+            writer.close()
+        assert (await server.api.client.get("/health")).status_code == 200
