@@ -47,15 +47,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     command = COMMANDS.get(words[0]) if words else None
     try:
-        if command is None or command is serve:
-            return serve(words[1:] if command else words)
-        try:
-            status = command(words[1:])
-            sys.stdout.flush()
-        except BrokenPipeError:  # the reader, such as `head`, has closed the pipe
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # for the output that is flushed at exit
-            return OK
+        status = command(words[1:]) if command else serve(words)
+        sys.stdout.flush()
         return status
+    except BrokenPipeError:  # the reader, such as `head`, has closed the pipe
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # for the output that is flushed at exit
+        return OK
     except ConfigError as error:
         print(f"llamapool: {error.message}", file=sys.stderr)
         return WRONG
