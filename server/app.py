@@ -21,7 +21,6 @@ from starlette.middleware.gzip import GZipMiddleware
 
 from server import __version__, logs
 from server.dialects.reasoning_cipher import ReasoningCipher
-from server.early_load import EarlyLoad, isolated_renderer
 from server.errors import ConfigError
 from server.hub.fetcher import HubFetcher
 from server.mcp.config import ANY_LABEL, McpRules, named, read_servers
@@ -100,14 +99,12 @@ def create_app(
     reread: Callable[[], Settings] | None = None,
     in_process: Callable[[], Loader] | None = None,
     sandbox: Sandbox | None = None,
-    early: EarlyLoad | None = None,
 ) -> FastAPI:
     """The application. It loads and serves nothing before its lifespan starts.
 
     `addresses`: where it will be, for its first screen; `loader` replaces the native library's (tests), and
     `in_process` what makes one in a model's own process; `sandbox` replaces the one that compiles grammars; `reread`
-    says what the settings are now, for ``GET /models?reload=1`` and after a download; `early` is the loader of a model
-    whose load has begun, and belongs to the caller. Raises `ConfigError`.
+    says what the settings are now, for ``GET /models?reload=1`` and after a download. Raises `ConfigError`.
     """
     server = settings.server
     limits = PoolLimits(
@@ -117,19 +114,19 @@ def create_app(
         wait_s=server.models_wait_s,
         linger_s=LINGER_S if os.environ.get("LLAMA_SERVER_DEBUG_FAKE_TIMING") else 0.0,
     )
-    renderer = early.renderer if early is not None else isolated_renderer() if loader is None else None
+    renderer = isolated_renderer() if loader is None else None
     if in_process is None and loader is None and os.name == "posix":
         in_process = loader_by_name(tuple(server.rpc))
     if sandbox is None and os.name == "posix":
         sandbox = Sandbox()
     factories = Factories(
-        template=early.template if early is not None else partial(chat_template, renderer=renderer),
+        template=partial(chat_template, renderer=renderer),
         grammar=partial(compile_grammars, sandbox=sandbox),
         in_process=in_process,
     )
     pool = Pool(
         model_specs(settings),
-        loader or early or native_loader(server.rpc),
+        loader or native_loader(server.rpc),
         limits,
         factories=factories,
         fetcher=HubFetcher(hub_of(settings), hub_of(settings, asked=True)),
@@ -256,6 +253,15 @@ def loader_by_name(remote: tuple[str, ...]) -> Callable[[], Loader]:
     from server.llama.loader import open_loader
 
     return partial(open_loader, remote)
+
+
+def isolated_renderer() -> "IsolatedRenderer | None":
+    """Return a renderer of templates in sandbox processes; None if the system has no such processes."""
+    if os.name != "posix":
+        return None
+    from server.templates.isolated import IsolatedRenderer
+
+    return IsolatedRenderer()
 
 
 def http_options(server: ServerSettings) -> HttpOptions:

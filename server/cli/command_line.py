@@ -21,7 +21,6 @@ import yaml
 
 from server import __version__, logs
 from server.cli import health
-from server.early_load import EarlyLoad, begin_early_load
 from server.engine.instances import ENGINE_THREADS
 from server.errors import MASK, ConfigError, LlamapoolError
 from server.listen import check_reach, open_listeners, published
@@ -69,14 +68,12 @@ def serve(words: list[str]) -> int:
     for warning in warnings:
         logger.warning("%s", warning)
     listeners = open_listeners(settings.server)
-    early: EarlyLoad | None = None
     try:
         with _made_for_good():
-            early = begin_early_load(model_specs(settings), settings.server)
             from server.app import PREPARE_THREADS, create_app  # the whole application: only serving needs it
 
             addresses = [listener.url for listener in listeners]
-            app = create_app(settings, addresses=addresses, reread=partial(load_settings, words), early=early)
+            app = create_app(settings, addresses=addresses, reread=partial(load_settings, words))
         config = uvicorn.Config(app, lifespan="on", log_config=None, access_log=False)
         server = _Server(config, addresses)
         with published(settings.server.address_file, listeners):
@@ -84,8 +81,6 @@ def serve(words: list[str]) -> int:
     finally:
         for listener in listeners:
             listener.close()
-        if early is not None:
-            early.close()
     status = OK if server.started else NOT_STARTED
     if any(thread.name.startswith(ENGINE_THREADS) for thread in threading.enumerate()):
         _end_now(NOT_STARTED, "a step or a media encoder does not end; exiting without waiting for it")

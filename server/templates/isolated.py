@@ -36,10 +36,6 @@ class IsolatedRenderer:
         n_chars, _, texts = self._ask(OPENED, (source, dict(arguments))).partition("\n")
         return texts[: int(n_chars)], texts[int(n_chars) :]
 
-    def warm(self) -> None:
-        """Start a process, so that the first rendering does not wait for it."""
-        self._processes.warm()
-
     @property
     def at_work(self) -> list[Process]:
         """Return the processes that are rendering."""
