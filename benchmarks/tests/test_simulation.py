@@ -50,8 +50,8 @@ def test_first_tokens_come_sooner(local: Seen, shared: Seen, ram: Seen) -> None:
 
 
 def test_streams_do_not_stand_still(local: Seen, shared: Seen, ram: Seen) -> None:
-    # its streams stand apart: a step evaluates the graph several times. It was 1.4 before steps of whole tiles
-    assert local.gap_s(0.99) > 1.3 * TARGET_S
+    # Its sequences are not adjacent, so a step evaluates the graph several times.
+    assert local.gap_s(0.99) > 1.1 * TARGET_S
     assert shared.gap_s(0.99) < 1.1 * TARGET_S
     assert ram.gap_s(0.99) < 1.4 * TARGET_S  # with states that are moved out of the cells and back
     assert max(s.gap_s(1.0) for s in (shared, ram)) < 2 * TARGET_S

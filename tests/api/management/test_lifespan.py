@@ -263,7 +263,7 @@ sys.exit(main(sys.argv[2:]))
 
 @pytest.mark.parametrize(
     ("hung", "isolation", "status", "said"),
-    [("step", "none", 1, "hangs"), ("step", "process", 0, "is killed"), ("encoder", "none", 1, "hangs")],
+    [("step", "none", 1, "does not end"), ("step", "process", 0, "is killed"), ("encoder", "none", 1, "does not end")],
 )
 def test_a_server_stops_although_the_library_never_returns(
     tmp_path: Path, hung: str, isolation: str, status: int, said: str

@@ -5,11 +5,14 @@ import gzip
 import json
 import threading
 from collections.abc import AsyncIterator
+from dataclasses import replace
+from importlib import import_module
 from typing import Never
 
 import httpx
 import pytest
 
+from server.dialects.dialect import Dialect
 from server.errors import InvalidRequest
 from tests.api.conftest import GoLive, Live, Serve, idle, until
 from tests.support.fakes import FakeLoader, FakeRunner
@@ -51,10 +54,10 @@ async def test_the_content_type_does_not_matter(client: httpx.AsyncClient, conte
 @pytest.mark.parametrize(
     ("path", "reader", "field"),
     [
-        ("/v1/chat/completions", "chat.parse_chat", "messages"),
-        ("/v1/completions", "completions.parse_completion", "prompt"),
-        ("/completion", "completions.parse_native", "prompt"),
-        ("/infill", "completions.parse_infill", "input_prefix"),
+        ("/v1/chat/completions", "chat.CHAT", "messages"),
+        ("/v1/completions", "completions.COMPLETIONS", "prompt"),
+        ("/completion", "completions.NATIVE", "prompt"),
+        ("/infill", "completions.INFILL", "input_prefix"),
         ("/tokenize", "tokens.read_tokenize", "content"),
         ("/v1/messages", "messages.parse_messages", "messages"),
         ("/v1/responses", "responses.parse_response", "input"),
@@ -71,7 +74,10 @@ async def test_a_long_body_is_read_beside_the_event_loop_without_the_garbage_col
         seen.append((threading.current_thread(), gc.isenabled()))
         raise InvalidRequest("this was read")
 
-    monkeypatch.setattr(f"server.routes.inference.{reader}", refuse)
+    module, _, name = reader.partition(".")
+    routes = import_module(f"server.routes.inference.{module}")
+    given = getattr(routes, name)
+    monkeypatch.setattr(routes, name, replace(given, parse=refuse) if isinstance(given, Dialect) else refuse)
     for n in (1, 1 << 14):
         reply = await client.post(path, json={field: "x" * n})
         assert reply.status_code in (400, 501)  # the latter: a model that doesn't embed is refused first

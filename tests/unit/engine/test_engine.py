@@ -3,6 +3,8 @@
 import asyncio
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -250,11 +252,9 @@ async def test_a_full_queue_says_when_to_come_back() -> None:
     ],
 )
 async def test_a_bad_request_is_refused_before_it_reaches_the_library(
-    options: dict[str, object], error: type[Exception]
+    options: dict[str, Any], error: type[Exception]
 ) -> None:
-    req = request("fine")
-    for name, value in options.items():
-        setattr(req, name, value)
+    req = replace(request("fine"), **options)
     async with engine_over(FakeRunner()) as engine:
         with pytest.raises(error):
             events_of(engine, req)
