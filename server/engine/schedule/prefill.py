@@ -7,7 +7,7 @@ what the client was served more than others; minus an aging term, so that no pro
 The budget adapts to measured step times. A step's time grows with its tokens and their depth in the prompt. It does
 not grow evenly: on a CPU, ggml computes attention in tiles of 64 tokens; a partial tile takes as long as a full one
 (ggml-cpu/common.h, GGML_FA_TILE_Q), and the library evaluates `n_ubatch` tokens at once. So budgets are multiples of
-these sizes.
+these sizes. A smaller budget that saves too little time is given up for a while.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -27,7 +27,9 @@ UNSEEN_RATE = 1000.0  # assumed prefill tokens per second before the first measu
 TILE = 64
 REST = 8  # a remainder of 1/8 of a step is added to it, because another step costs more
 AIM = 0.9  # of the target: the next step is deeper in the prompt and may contain several prompts
+WORTHWHILE = 0.2  # least share of the proportional saving that a smaller step must achieve
 CUT = 0.75  # factor of a reduction: the saving must exceed noise
+PATIENCE = 16  # slow steps before a smaller size is tried again
 
 
 def in_order(
@@ -64,6 +66,10 @@ class StepSize:
     n_ubatch: int
     size: int = 0
     _token_s: float = 0.0  # seconds per token of the last step
+    _n_steps: int = 0  # steps of this size
+    _larger: tuple[int, float] = (0, 0.0)  # the previous, larger size and its step time
+    _knee: int = 0  # smallest useful size
+    _n_over: int = 0  # slow steps of that size
 
     def __post_init__(self) -> None:
         """Start in the middle; the first steps adapt it."""
@@ -80,7 +86,7 @@ class StepSize:
         return max(_whole(left, self.n_ubatch), self.smallest)
 
     def observe(self, n_tokens: int, seconds: float) -> None:
-        """Learn from a nearly full step and choose the next budget: at most doubled, at least cut by a quarter.
+        """Learn from a nearly full step and choose the next budget.
 
         Of two steps the faster one counts; the slower one may have been disturbed by other processes.
         """
@@ -88,11 +94,25 @@ class StepSize:
             return
         seen_s = seconds / n_tokens
         token_s, self._token_s = min(seen_s, self._token_s or seen_s), seen_s
-        wanted = int(self.target_s * AIM / token_s)
-        if wanted >= self.size:
-            self.size = max(min(_whole(wanted, self.n_ubatch), self.size * 2, self.largest), self.size)
+        took_s, wanted = self.size * token_s, int(self.target_s * AIM / token_s)
+        self._n_steps += 1
+        larger, larger_s = self._larger
+        if larger and self._n_steps == 2 and larger_s - took_s < WORTHWHILE * larger_s * (1 - self.size / larger):
+            self._knee, self._n_over = larger, 0
+            self._change(larger)
+        elif wanted >= self.size:
+            self._change(max(min(_whole(wanted, self.n_ubatch), self.size * 2, self.largest), self.size))
+        elif self.size <= self._knee and self._n_over < PATIENCE:
+            self._n_over += 1
         else:
-            self.size = max(_whole(min(wanted, int(self.size * CUT)), self.n_ubatch), self.smallest)
+            knee = self._knee if self.size > self._knee else 0
+            self._knee, self._n_over = knee, 0
+            smaller = _whole(min(wanted, int(self.size * CUT)), self.n_ubatch)
+            self._change(max(smaller, knee, self.smallest), (self.size, took_s))
+
+    def _change(self, size: int, larger: tuple[int, float] = (0, 0.0)) -> None:
+        if size != self.size:
+            self.size, self._larger, self._n_steps = size, larger, 0
 
 
 def portion(n_left: int, size: int, n_ubatch: int, *, exact: bool = False) -> int:
