@@ -11,6 +11,7 @@ from server.engine.params import EngineParams
 from server.engine.request import Request
 from server.engine.schedule.scheduler import Scheduler
 from server.engine.sequence import Phase, Sequence, Ticket
+from server.llama.context.batch import Run
 from server.llama.context.runner import LlamaRunner
 from server.llama.sampling.sampler import NativeSampler
 from tests.model.native_fixtures import GREEDY, generate, open_runner, prompt_tokens
@@ -74,6 +75,31 @@ def test_text_is_what_it_is_alone(runner: LlamaRunner, copies: bool) -> None:
         sequence.sampler.close()  # type: ignore[union-attr]
     for slot in scheduler.slots:
         cells.clear(slot)
+
+
+def test_padded_runs_continue_as_if_they_were_not_padded(runner: LlamaRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Adjacent sequences of 5, 7 and 4 tokens are evaluated together where padding can be truncated again."""
+    if not runner.info.can_cut:
+        pytest.skip("sequences of this model cannot be truncated, so the server never pads them")
+    # no constructor of the fixture sets the cost, which the server measures
+    monkeypatch.setattr(runner, "_evaluation_tokens", 9.0)
+    prompts = [prompt_tokens(runner.vocab, TEXTS[0])[:n] for n in (5, 7, 4)]
+    expected = [generate(runner, prompt, N, seq=3) for prompt in prompts]
+    runner.clear(3)
+    samplers = [runner.sampler(GREEDY, prompt) for prompt in prompts]
+    try:
+        assert runner.decode([Run(seq, 0, prompt, n_outputs=1) for seq, prompt in enumerate(prompts)])
+        assert runner._batch.native.n_tokens == 21
+        output = [[runner.sample(seq, samplers[seq])] for seq in range(3)]
+        for n in range(N - 1):
+            assert runner.decode([Run(seq, len(prompts[seq]) + n, output[seq][-1:], True) for seq in range(3)])
+            for seq in range(3):
+                output[seq].append(runner.sample(seq, samplers[seq]))
+        assert output == expected
+    finally:
+        for seq, sampler in enumerate(samplers):
+            sampler.close()
+            runner.clear(seq)
 
 
 def test_evaluations_and_copies_are_timed(runner: LlamaRunner) -> None:

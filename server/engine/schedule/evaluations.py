@@ -3,7 +3,8 @@
 With separate KV streams the library evaluates together only sequences with adjacent ids and equal token counts
 (llama-batch.cpp, split_equal with ``sequential``; llama-kv-cache.cpp, init_batch). Each gap between ids and each
 additional length reads all weights once more: 4 sequences in slots 0, 2, 4 and 6 run at about half the speed of 4 in
-slots 0 to 3. So running sequences are brought together (`best_relocation`).
+slots 0 to 3. So running sequences are brought together (`best_relocation`),
+and the runner pads runs of similar length (`server.llama.context.padding`).
 """
 
 from collections.abc import Callable, Collection

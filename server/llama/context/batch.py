@@ -50,9 +50,10 @@ class Batch:
         self.native.seq_id = ctypes.cast(self._seq_pointers, ctypes.POINTER(int_pointer))
         self.native.logits = self._logits
 
-    def fill(self, entries: Sequence[BatchEntry]) -> list[int]:
+    def fill(self, entries: Sequence[BatchEntry], lengths: Sequence[int] = ()) -> list[int]:
         """Put `entries` into the batch; return the index of each token whose logits are wanted, in order.
 
+        Each entry is padded to its token count in `lengths` with its last token, without logits.
         Raises `InternalError` for input on which the library would abort: an empty batch, too many tokens or outputs,
         ids out of range.
         """
@@ -60,7 +61,7 @@ class Batch:
         positions: list[int] = []
         sequences: list[int] = []
         outputs: list[int] = []
-        for entry in entries:
+        for i, entry in enumerate(entries):
             n = len(entry.tokens)
             if not 0 < n >= entry.n_outputs or entry.pos < 0 or not 0 <= entry.seq < self._n_seq:
                 raise InternalError(f"a batch entry of {n} tokens at {entry.pos} in sequence {entry.seq}")
@@ -69,6 +70,9 @@ class Batch:
                 outputs.append(len(tokens) - 1)
             elif entry.n_outputs:
                 outputs += range(len(tokens) - entry.n_outputs, len(tokens))
+            if lengths and lengths[i] > n:
+                tokens += [tokens[-1]] * (lengths[i] - n)
+                n = lengths[i]
             positions += range(entry.pos, entry.pos + n)
             sequences += [entry.seq] * n
         self._check(tokens, positions, outputs)

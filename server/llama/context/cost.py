@@ -14,6 +14,7 @@ SLOW_S = 1.0  # no further repeats, when they have taken so long; one at all, wh
 HOST_COPY_S, DEVICE_COPY_S = 2e-8, 1e-5
 """Of a few cells of one layer. Measured on a CPU (8 to 10 ns); of a device, what a synchronous copy is known to
 take at least."""
+MANY_TOKENS = 16  # per run, of which each takes about as long as a token of a prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +22,7 @@ class ContextCost:
     """Seconds; 0 = never needed, or not to be had. See `server.engine.schedule.evaluations`."""
 
     evaluation_s: float = 0.0  # that each one more of a step takes, of one token each
+    evaluation_tokens: float = 0.0  # tokens of a longer run that take as long as one additional evaluation
     copy_s: float = 0.0  # of the stream of a sequence into another's
 
 
@@ -45,30 +47,32 @@ def measure(context: int, n_seq: int, n_vocab: int, token: int) -> ContextCost:
     """
     if n_seq < 2:
         return ContextCost()
-    memory, batch = C.llama_get_memory(context), Batch(n_seq, n_seq, n_vocab)
+    memory, batch = C.llama_get_memory(context), Batch(max(n_seq, MANY_TOKENS), n_seq, n_vocab)
 
-    def decode_s(pos: int, *seqs: int) -> float:
-        batch.fill([Run(seq, pos, (token,)) for seq in seqs])
+    def decode_s(pos: int, *seqs: int, n_tokens: int = 1) -> float:
+        batch.fill([Run(seq, pos, (token,) * n_tokens) for seq in seqs])
         started = time.perf_counter()
         status = C.llama_decode(context, batch.native)
         C.llama_synchronize(context)
         return time.perf_counter() - started if status == 0 else 0.0
 
-    def quickest_s(*seqs: int, copies: bool = False) -> float:
+    def quickest_s(*seqs: int, n_tokens: int = 1, copies: bool = False) -> float:
         C.llama_memory_clear(memory, False)
-        least = 1 if decode_s(0, *seqs) > SLOW_S else LEAST_REPEATS  # the graph is built
+        least = 1 if decode_s(0, *seqs, n_tokens=n_tokens) > SLOW_S else LEAST_REPEATS  # the graph is built
         times: list[float] = []
         while len(times) < least or (sum(times) < SLOW_S and len(times) < REPEATS):
             if copies:
                 C.llama_memory_seq_rm(memory, 1, -1, -1)
                 C.llama_memory_seq_cp(memory, 0, 1, -1, -1)
-            times.append(decode_s(1 + len(times), *seqs))
+            times.append(decode_s((1 + len(times)) * n_tokens, *seqs, n_tokens=n_tokens))
         return min(times)
 
-    evaluation_s, n = 0.0, min((n_seq + 1) // 2, 4)
+    evaluation_s, evaluation_tokens, n = 0.0, 0.0, min((n_seq + 1) // 2, 4)
     together_s = quickest_s(*range(n))
     if n > 1:
         evaluation_s = max(quickest_s(*range(0, 2 * n, 2)) - together_s, 0.0) / (n - 1)
+    if C.llama_n_ubatch(context) >= MANY_TOKENS and (many_s := quickest_s(0, n_tokens=MANY_TOKENS)):
+        evaluation_tokens = max(min(together_s / many_s, 1.0) * MANY_TOKENS - n, 0.0)
     copy_s = max(quickest_s(0, copies=True) - quickest_s(0), 0.0)
     C.llama_memory_clear(memory, False)
-    return ContextCost(evaluation_s, copy_s)
+    return ContextCost(evaluation_s, evaluation_tokens, copy_s)

@@ -14,6 +14,7 @@ from server.llama.context.batch import Batch
 from server.llama.context.draft_runner import LlamaDraftRunner
 from server.llama.context.interruption import Interruption
 from server.llama.context.mtp import LlamaMtpHeads
+from server.llama.context.padding import padded_lengths
 from server.llama.context.sequences import Sequences
 from server.llama.context.thread_pools import ThreadPools
 from server.llama.library import C, collect_errors, fast, reason
@@ -38,7 +39,8 @@ class LlamaRunner:
 
     ``adapters`` were loaded with the weights, each with its native pointer. If ``info.deferred``, the device
     continues computing after `llama_decode` returns (a GPU); `decode` waits for it if logits are read, otherwise the
-    next one does. ``draft`` and ``heads`` are freed with this runner.
+    next one does. ``draft`` and ``heads`` are freed with this runner. ``evaluation_tokens``: see `padded_lengths`;
+    0 never pads.
     """
 
     def __init__(
@@ -56,7 +58,9 @@ class LlamaRunner:
         draft: LlamaDraftRunner | None = None,
         heads: LlamaMtpHeads | None = None,
         encoder: Projector | None = None,
+        evaluation_tokens: float = 0.0,
     ) -> None:
+        self._evaluation_tokens = evaluation_tokens
         self._context: int | None = context
         self.vocab = vocab
         self.info = info
@@ -113,7 +117,24 @@ class LlamaRunner:
             return self._decode_media(context, entries)
         if (threads := self._threads.change()) is not None:
             C.llama_set_n_threads(context, *threads)
+        if self._evaluation_tokens and len(entries) > 1 and self._decode_padded(context, entries):
+            return True
         return self._decode_native(context, self._batch.native, self._batch.fill(entries))
+
+    def _decode_padded(self, context: int, entries: Sequence[BatchEntry]) -> bool:
+        """Decode with padding where that saves time. False: there is none or no room for it; nothing was changed."""
+        padded = padded_lengths(entries, self._evaluation_tokens, self.info.n_ubatch)
+        lengths = [len(entry.tokens) for entry in entries]
+        fits = sum(padded) <= self._batch.capacity
+        fits = fits and all(e.pos + n <= self.info.n_ctx_seq for e, n in zip(entries, padded, strict=True))
+        if padded == lengths or not fits:
+            return False
+        if not self._decode_native(context, self._batch.native, self._batch.fill(entries, padded)):
+            return False
+        for entry, n, n_padded in zip(entries, lengths, padded, strict=True):
+            if n < n_padded and not self._sequences.remove(entry.seq, entry.pos + n):
+                raise InternalError(f"the padding of sequence {entry.seq} was not removed")
+        return True
 
     def _decode_media(self, context: int, entries: Sequence[BatchEntry]) -> bool:
         if self._media is None:

@@ -165,6 +165,8 @@ class LlamaWeights:
             pools=thread_pools(self._spec.native, params),
             on_close=self._forget,
             adapters=[(native.adapter, native.pointer) for native in self._adapters],
+            # padding is truncated again, and MTP heads would read it
+            evaluation_tokens=cost.evaluation_tokens if info.can_cut and heads is None else 0.0,
         )
 
     def _heads(self, target: int, model: int, info: RunnerInfo) -> LlamaMtpHeads:
