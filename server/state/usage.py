@@ -43,7 +43,12 @@ class Counts:
     completion: int = 0
 
     def __add__(self, other: "Counts") -> "Counts":
-        return Counts(*map(sum, zip(astuple(self), astuple(other), strict=True)))
+        return Counts(
+            self.requests + other.requests,
+            self.prompt + other.prompt,
+            self.cached + other.cached,
+            self.completion + other.completion,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ A page that uses DNS rebinding is recognized by its ``Host`` header: a loopback 
 address treats it as any page. Requests with a key are not checked, since other sites' pages have no key.
 """
 
+import functools
 import ipaddress
 import re
 import socket
@@ -180,6 +181,7 @@ _PRIVATE_ENDINGS = (".localhost", ".local", ".internal", ".home.arpa")
 """Endings that public DNS never assigns (RFC 6761, 6762, 8375; ICANN reserves .internal for private use)."""
 
 
+@functools.lru_cache(256)
 def is_local(address: str) -> bool:
     """Return whether an address or a name is a loopback one."""
     if address == "localhost" or address.endswith(".localhost"):

@@ -26,7 +26,7 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from datetime import time as time_of_day
 from fnmatch import fnmatchcase
@@ -60,7 +60,10 @@ class KeyLimits:
     tokens_per_month: int = 0
 
     def __bool__(self) -> bool:
-        return any(astuple(self))
+        return self != _UNLIMITED
+
+
+_UNLIMITED = KeyLimits()
 
 
 @dataclass(frozen=True, slots=True)
