@@ -12,7 +12,7 @@ from typing import Any
 import orjson
 
 from server import __version__
-from server.engine.request import Finished, FinishReason, Progress, Timings, TokenLogprob
+from server.engine.request import FinishReason, Progress, Timings, TokenLogprob
 
 LLAMA_CPP = "b11312-0c1e57098"
 """llama.cpp's build and commit in llama-cpp-python 0.3.36, in llama-server's format."""
@@ -96,22 +96,6 @@ def progress(p: Progress) -> Json:
             "processed": p.computed,
             "time_ms": int(p.elapsed_ms),
         },
-    }
-
-
-def usage(finished: Iterable[tuple[int, Finished]]) -> Json:
-    """``usage`` of all choices: (prompt number, end of one of its choices); each prompt counts once."""
-    prompts: dict[int, tuple[int, int]] = {}
-    n_predicted = 0
-    for prompt, end in finished:
-        prompts.setdefault(prompt, (end.n_prompt, end.n_cached))
-        n_predicted += end.n_predicted
-    n_prompt = sum(n for n, _ in prompts.values())
-    return {
-        "completion_tokens": n_predicted,
-        "prompt_tokens": n_prompt,
-        "total_tokens": n_prompt + n_predicted,
-        "prompt_tokens_details": {"cached_tokens": sum(cached for _, cached in prompts.values())},
     }
 
 

@@ -21,6 +21,7 @@ from http import HTTPStatus
 import orjson
 
 from server.dialects.common import random_id
+from server.dialects.usage import Usage
 from server.engine.request import BATCH_PRIORITY
 from server.errors import LlamapoolError
 from server.state.batches import BatchLine, BatchLines, Outcome
@@ -204,11 +205,12 @@ class BatchRunner:
         unsent = {"error": {"code": code, "message": "the batch ended before this request was run"}}
         await self.lines.end_pending(owner, batch_id, unsent)
         counts = await self.lines.counts(owner, batch_id)
-        usage = _Usage()
+        used: list[Usage] = []
         files: Json = {}
         if batch["api"] == "openai":
-            files["output_file_id"] = await self._write_file(owner, batch, "output", ("completed",), usage)
-            files["error_file_id"] = await self._write_file(owner, batch, "error", ("failed", "unsent"), usage)
+            files["output_file_id"] = await self._write_file(owner, batch, "output", ("completed",), used)
+            files["error_file_id"] = await self._write_file(owner, batch, "error", ("failed", "unsent"), used)
+        usage = sum(used, Usage()).responses()
         now = int(time.time())
 
         def ended(body: Json) -> Json:
@@ -220,7 +222,7 @@ class BatchRunner:
                 "unsent": counts.unsent,
             }
             return {
-                **body, **files, "status": status, f"{status}_at": now, "request_counts": shown, "usage": usage.shown
+                **body, **files, "status": status, f"{status}_at": now, "request_counts": shown, "usage": usage
             }  # fmt: skip
 
         expires_at = None if self.keep_s is None else now + self.keep_s
@@ -229,14 +231,18 @@ class BatchRunner:
             await self.lines.remove(owner, batch_id)
 
     async def _write_file(
-        self, owner: str, batch: Json, kind: str, outcomes: Collection[str], usage: "_Usage"
+        self, owner: str, batch: Json, kind: str, outcomes: Collection[str], used: list[Usage]
     ) -> str | None:
-        """Write the results with these outcomes as a file. Return its id, None if there are none."""
+        """Write the results with these outcomes as a file, and add their token counts to `used`.
+
+        Return its id, None if there are none.
+        """
 
         def line(custom_id: str, result: Json, outcome: Outcome) -> Json | None:
             if outcome not in outcomes:
                 return None
-            usage.add(result.get("body"))
+            body = result.get("body")
+            used.append(Usage.read(body.get("usage") if isinstance(body, dict) else None))
             return {
                 "id": f"batch_req_{random_id()}",
                 "custom_id": custom_id,
@@ -255,36 +261,6 @@ class BatchRunner:
             *(owner, "file", file), data=data, label="batch_output", expires_at=expires_at, within_quota=False
         )
         return str(file["id"])
-
-
-class _Usage:
-    """The tokens of a batch's replies, as OpenAI's batch object has them."""
-
-    def __init__(self) -> None:
-        self._input = self._cached = self._output = self._reasoning = 0
-
-    def add(self, body: object) -> None:
-        """Count the usage of one reply of any endpoint."""
-        used = body.get("usage") if isinstance(body, dict) else None
-        if not isinstance(used, dict):
-            return
-        self._input += used.get("input_tokens") or used.get("prompt_tokens") or 0
-        self._output += used.get("output_tokens") or used.get("completion_tokens") or 0
-        before = used.get("input_tokens_details") or used.get("prompt_tokens_details") or {}
-        after = used.get("output_tokens_details") or used.get("completion_tokens_details") or {}
-        self._cached += before.get("cached_tokens", 0)
-        self._reasoning += after.get("reasoning_tokens", 0)
-
-    @property
-    def shown(self) -> Json:
-        """The sums."""
-        return {
-            "input_tokens": self._input,
-            "input_tokens_details": {"cached_tokens": self._cached},
-            "output_tokens": self._output,
-            "output_tokens_details": {"reasoning_tokens": self._reasoning},
-            "total_tokens": self._input + self._output,
-        }
 
 
 def _unfinished(tasks: set[asyncio.Task[None]]) -> set[asyncio.Task[None]]:

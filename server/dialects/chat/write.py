@@ -15,6 +15,7 @@ from server.chat.assembler import Assembler, Delta, Item, Kind, NewParser
 from server.dialects import common as wire
 from server.dialects.common import Header, Json
 from server.dialects.custom_tools import CustomInput, custom_input
+from server.dialects.usage import Usage
 from server.engine.request import Event, Finished, Progress, Started, Text, TokenLogprob
 
 _FIRST = b'"role":"assistant","content":""'
@@ -33,13 +34,6 @@ class ChatReplyOptions:
 
 
 DEFAULT_OPTIONS = ChatReplyOptions()
-
-
-def usage(choices: Sequence[Assembler]) -> Json:
-    """Return ``usage`` for all choices of one prompt; reasoning tokens are included if there are any."""
-    counts = wire.usage((0, choice.finished) for choice in choices)
-    n_reasoning = sum(choice.n_reasoning_tokens for choice in choices)
-    return counts | {"completion_tokens_details": {"reasoning_tokens": n_reasoning}} if n_reasoning else counts
 
 
 @dataclass(slots=True)
@@ -97,7 +91,7 @@ class ChatWriter:
             "model": self._header.model,
             "system_fingerprint": wire.FINGERPRINT,
             "object": "chat.completion",
-            "usage": usage([choice for _, choice in choices]),
+            "usage": self._usage().openai(),
             "id": self._header.id,
             "timings": wire.timings(choices[0][1].finished.timings),
         }
@@ -147,9 +141,12 @@ class ChatWriter:
         if not self._include_usage:
             return [wire.DONE]
         assert self._first is not None, "no choice has finished"
-        counts = usage([choice.message for choice in self._choices.values()])
-        extra: Json = {"usage": counts, "timings": wire.timings(self._first.timings)}
+        extra: Json = {"usage": self._usage().openai(), "timings": wire.timings(self._first.timings)}
         return [b'data: {"choices":[]' + self._common + wire.members(extra) + b"}\n\n", wire.DONE]
+
+    def _usage(self) -> Usage:
+        choices = [choice.message for choice in self._choices.values()]
+        return Usage.of(((0, each.finished) for each in choices), sum(each.n_reasoning_tokens for each in choices))
 
     def _choice(self, index: int) -> _Choice:
         choice = self._choices.get(index)

@@ -15,6 +15,7 @@ import orjson
 from server.dialects import common as wire
 from server.dialects.common import Header, Json
 from server.dialects.completions.logprobs import Echo, PromptLists, TokenLists
+from server.dialects.usage import Usage
 from server.engine.request import Event, Finished, Progress, PromptLogprobs, Started, Text, TokenLogprob
 
 
@@ -88,7 +89,7 @@ class CompletionWriter:
         return {
             "choices": choices,
             **self._head,
-            "usage": wire.usage(ends),
+            "usage": Usage.of(ends).openai(),
             "id": self._id,
             "timings": wire.timings(ends[0][1].timings),
         }
@@ -156,14 +157,14 @@ class CompletionWriter:
         """The last events of the stream, after every choice has finished."""
         if not self._form.include_usage:
             return [wire.DONE]
-        extra: Json = {"usage": wire.usage(self._ends), "timings": wire.timings(self._ends[0][1].timings)}
+        extra: Json = {"usage": Usage.of(self._ends).openai(), "timings": wire.timings(self._ends[0][1].timings)}
         return [b'data: {"choices":[]' + self._common + wire.members(extra) + b"}\n\n", wire.DONE]
 
     def _last(self, prompt: int, end: Finished) -> bytes:
         self._ends.append((prompt, end))
         extra: Json = {}
         if not self._form.include_usage:
-            extra = {"usage": wire.usage([(prompt, end)]), "timings": wire.timings(end.timings)}
+            extra = {"usage": Usage.of([(prompt, end)]).openai(), "timings": wire.timings(end.timings)}
         reason = b'"%b"' % wire.finish_reason(end.reason).encode()
         return self._chunk(prompt, end.index, "", reason=reason, extra=wire.members(extra))
 

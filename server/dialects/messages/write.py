@@ -26,6 +26,7 @@ from server.dialects.mcp import CallableTool, Outcome, ServerCall
 from server.dialects.messages.mcp import result_block
 from server.dialects.reasoning_cipher import NO_CIPHER
 from server.dialects.tools import ClientName
+from server.dialects.usage import Usage
 from server.engine.request import Event, Finished, FinishReason, Started, Text
 from server.formats.arguments import ObjectStream, object_text
 
@@ -76,8 +77,7 @@ class MessageWriter:
         self._show_reasoning = show_reasoning
         self._server_tools = server_tools
         self._ids: dict[int, str] = {}  # of calls for this server, by the identity of the item
-        self._earlier: list[Finished] = []  # the ends of earlier rounds
-        self._n_reasoning = 0  # tokens in them
+        self._earlier = Usage()  # of earlier rounds
         self._listings = listings
         self._blocks: list[Json] = [*listings]  # of earlier rounds, in a whole reply
         self._results: list[Json] = []  # result blocks of the current round, in a whole reply
@@ -89,14 +89,13 @@ class MessageWriter:
     @property
     def n_predicted(self) -> int:
         """Tokens that were generated so far."""
-        return sum(end.n_predicted for end in self._ends)
+        return self._usage.completion
 
     def next_round(self, parser: NewParser) -> None:
         """Continue with another round of generation."""
         self._blocks += self._round_blocks()
         self._results = []
-        self._earlier.append(self._said.finished)
-        self._n_reasoning += self._said.n_reasoning_tokens
+        self._earlier = self._usage
         self._said = Assembler(parser())
 
     def server_calls(self) -> list[ServerCall]:
@@ -117,8 +116,8 @@ class MessageWriter:
         return replace(self._said.message(), calls=calls)
 
     @property
-    def _ends(self) -> list[Finished]:
-        return [*self._earlier, self._said.finished]
+    def _usage(self) -> Usage:
+        return self._earlier + Usage.of([(0, self._said.finished)], self._said.n_reasoning_tokens)
 
     def _id(self, item: Item) -> str:
         if item.name not in self._server_tools:
@@ -136,15 +135,6 @@ class MessageWriter:
         server = {"name": known.tool.name, "server_name": known.server.label}
         return {"type": "mcp_tool_use", "id": self._id(item), **server, "input": given}
 
-    def _counts(self) -> Json:
-        ends = self._ends
-        return _usage(
-            sum(end.n_prompt for end in ends),
-            sum(end.n_cached for end in ends),
-            sum(end.n_predicted for end in ends),
-            self._n_reasoning + self._said.n_reasoning_tokens,
-        )
-
     def _stop(self) -> Json:
         return _stop(self._said.finished, called=self.waits_for_client)
 
@@ -157,7 +147,7 @@ class MessageWriter:
 
     def body(self) -> Json:
         """Return the whole message, after it has finished."""
-        return _message(self._header, [*self._blocks, *self._round_blocks()], self._stop(), self._counts())
+        return _message(self._header, [*self._blocks, *self._round_blocks()], self._stop(), self._usage)
 
     def _round_blocks(self) -> list[Json]:
         """Return the blocks of the round, results last."""
@@ -202,7 +192,7 @@ class MessageWriter:
             return []
         self._began = True
         empty = {"stop_reason": None, "stop_sequence": None}
-        message = _message(self._header, [], empty, _usage(event.n_prompt, event.n_cached, 0))
+        message = _message(self._header, [], empty, Usage(event.n_prompt, event.n_cached))
         listed = [event for block in self._listings for event in self._whole_block(block)]
         return [typed_event({"type": "message_start", "message": message}), *listed]
 
@@ -211,7 +201,7 @@ class MessageWriter:
         return events if self._server_tools else [*events, *self._ending()]
 
     def _ending(self) -> list[bytes]:
-        ending: Json = {"type": "message_delta", "delta": self._stop(), "usage": self._counts()}
+        ending: Json = {"type": "message_delta", "delta": self._stop(), "usage": self._usage.anthropic()}
         return [typed_event(ending), typed_event({"type": "message_stop"})]
 
     def _written(self, deltas: list[Delta]) -> list[bytes]:
@@ -254,7 +244,7 @@ class MessageWriter:
         return _DELTA % (self._index, kind, key, orjson.dumps(text))
 
 
-def _message(header: Header, content: list[Json], end: Json, usage: Json) -> Json:
+def _message(header: Header, content: list[Json], end: Json, usage: Usage) -> Json:
     """A message; ``end`` is its `_stop`, or null twice while it is being written."""
     return {
         "id": header.id,
@@ -263,7 +253,7 @@ def _message(header: Header, content: list[Json], end: Json, usage: Json) -> Jso
         "content": content,
         "model": header.model,
         **end,
-        "usage": usage,
+        "usage": usage.anthropic(),
     }
 
 
@@ -275,20 +265,3 @@ def _stop(end: Finished, *, called: bool) -> Json:
     if end.reason is FinishReason.STOP:
         return {"stop_reason": "stop_sequence", "stop_sequence": end.stopping_word}
     return {"stop_reason": "tool_use" if called else "end_turn", "stop_sequence": None}
-
-
-def _usage(n_prompt: int, n_cached: int, n_predicted: int, n_reasoning: int = 0) -> Json:
-    """Return token counts; cached prompt tokens are separate.
-
-    Every computed token may be cached at no cost, so Anthropic's ``cache_creation_input_tokens`` count as input
-    tokens here, and the sum of the three is correct. Reasoning tokens are output tokens, and reported separately if
-    there are any.
-    """
-    details = {"output_tokens_details": {"thinking_tokens": n_reasoning}} if n_reasoning else {}
-    return {
-        "cache_creation_input_tokens": 0,
-        "cache_read_input_tokens": n_cached,
-        "input_tokens": n_prompt - n_cached,
-        "output_tokens": n_predicted,
-        **details,
-    }

@@ -14,6 +14,7 @@ from server.dialects.mcp import CallableTool
 from server.dialects.responses.tools import ClientTools
 from server.dialects.tool_types import ToolType
 from server.dialects.tools import ClientName
+from server.dialects.usage import Usage
 from server.engine.request import Finished, FinishReason, Text
 
 ItemType = str
@@ -171,10 +172,9 @@ class OutputItems:
         self._shown: dict[int, OutputItem] = {}  # by the identity of the message item
         self._blank: list[Delta] = []  # white space that a text has begun with
 
-    @property
-    def reasoning_tokens(self) -> int:
-        """Tokens of reasoning, with the opening tag."""
-        return self._said.n_reasoning_tokens
+    def usage(self, end: Finished) -> Usage:
+        """Return the token counts of the round that `end` ended."""
+        return Usage.of([(0, end)], self._said.n_reasoning_tokens)
 
     def message(self) -> Message:
         """The output as a message of the conversation, its calls with the ids of their items."""

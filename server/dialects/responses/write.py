@@ -31,6 +31,7 @@ from server.dialects.responses.items import (
     last_status,
 )
 from server.dialects.responses.mcp import outcome_fields
+from server.dialects.usage import Usage
 from server.engine.request import Event, Finished, Progress, Started, Text
 
 Keep = Callable[[Json], Awaitable[bool]]
@@ -56,7 +57,7 @@ class ResponseFrame:
         incomplete = self.is_incomplete(end)
         body = self._body("incomplete" if incomplete else "completed", [*earlier.items, *output.bodies(end)])
         body["completed_at"] = int(time.time())
-        body["usage"] = usage([*earlier.ends, end], earlier.n_reasoning + output.reasoning_tokens)
+        body["usage"] = (earlier.usage + output.usage(end)).responses()
         if incomplete:
             body["incomplete_details"] = {"reason": "max_output_tokens"}
         return body
@@ -86,29 +87,15 @@ class ResponseFrame:
 
 @dataclass(slots=True)
 class EarlierRounds:
-    """The earlier rounds of a response: items, ends of rounds, number of reasoning tokens."""
+    """The earlier rounds of a response: items and token counts."""
 
     items: list[Json] = field(default_factory=list)
-    ends: list[Finished] = field(default_factory=list)
-    n_reasoning: int = 0
+    usage: Usage = field(default_factory=Usage)
 
     def add(self, output: OutputItems, end: Finished) -> None:
         """Add a round that has ended."""
         self.items += output.bodies(end)
-        self.ends.append(end)
-        self.n_reasoning += output.reasoning_tokens
-
-
-def usage(ends: Sequence[Finished], n_reasoning: int) -> Json:
-    """``usage`` of all rounds. No prices here, so no token counts as written to a cache."""
-    n_prompt, n_predicted = sum(end.n_prompt for end in ends), sum(end.n_predicted for end in ends)
-    return {
-        "input_tokens": n_prompt,
-        "input_tokens_details": {"cached_tokens": sum(end.n_cached for end in ends), "cache_write_tokens": 0},
-        "output_tokens": n_predicted,
-        "output_tokens_details": {"reasoning_tokens": n_reasoning},
-        "total_tokens": n_prompt + n_predicted,
-    }
+        self.usage += output.usage(end)
 
 
 _CALL_DELTAS: dict[ItemType, str] = {
@@ -168,7 +155,7 @@ class ResponseWriter:
     @property
     def n_predicted(self) -> int:
         """Tokens that were generated so far."""
-        return sum(end.n_predicted for end in (*self._earlier.ends, self.end))
+        return self._earlier.usage.completion + self.end.n_predicted
 
     @property
     def n_items(self) -> int:

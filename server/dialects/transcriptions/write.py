@@ -10,6 +10,7 @@ import orjson
 
 from server.chat.assembler import Assembler, Delta, Kind
 from server.dialects.common import DONE, Json, event
+from server.dialects.usage import Usage
 from server.engine.request import Event, Finished, Text
 from server.formats.parsing.reasoning import OutputParser
 
@@ -101,16 +102,7 @@ class TranscriptWriter:
         return {"type": "transcript.text.done", "text": self._said.said(Kind.TEXT), "usage": self._usage()}
 
     def _usage(self) -> Json:
-        """Return llama-server's keys and OpenAI's details."""
-        end, n_audio = self._said.finished, self._recording.n_audio_tokens
-        return {
-            "type": "tokens",
-            "input_tokens": end.n_prompt,
-            "output_tokens": end.n_predicted,
-            "total_tokens": end.n_prompt + end.n_predicted,
-            "input_tokens_details": {"cached_tokens": end.n_cached},
-            "input_token_details": {"audio_tokens": n_audio, "text_tokens": end.n_prompt - n_audio},
-        }
+        return Usage.of([(0, self._said.finished)]).transcript(self._recording.n_audio_tokens)
 
 
 def rendered(body: Json, form: str) -> tuple[bytes, str]:

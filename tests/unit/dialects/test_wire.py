@@ -4,6 +4,7 @@ import orjson
 import pytest
 
 from server.dialects import common as wire
+from server.dialects.usage import Usage
 from server.engine.request import FinishReason, Progress, Timings
 from tests.unit.dialects.builders import finished, logprob
 
@@ -34,7 +35,7 @@ def test_progress_counts_cached_tokens_as_processed() -> None:
 
 def test_usage_counts_each_prompt_once_and_every_choice() -> None:
     ends = [(0, finished(0)), (0, finished(1)), (1, finished(0, n_prompt=7, n_cached=2))]
-    assert wire.usage(ends) == {
+    assert Usage.of(ends).openai() == {
         "completion_tokens": 9,
         "prompt_tokens": 12,
         "total_tokens": 21,
