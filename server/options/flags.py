@@ -31,8 +31,7 @@ SHORTHANDS = {
     "--gpt-oss-120b-default": "-hf ggml-org/gpt-oss-120b-GGUF " + _OSS,
     "--vision-gemma-4b-default": "-hf ggml-org/gemma-3-4b-it-qat-GGUF " + _VISION,
     "--vision-gemma-12b-default": "-hf ggml-org/gemma-3-12b-it-qat-GGUF " + _VISION,
-    "--spec-default": "--spec-type ngram-mod --spec-ngram-mod-n-match 24 --spec-ngram-mod-n-min 48 "
-    "--spec-ngram-mod-n-max 64",
+    "--spec-default": "--spec-type ngram-mod --spec-ngram-mod-n-match 24 --spec-ngram-mod-n-max 64",
 }
 CONFIG_FLAG = "--config"
 COMPLETION_FLAG = "--completion-bash"
@@ -95,6 +94,12 @@ _REFUSED = {
     """,
     "runs tools on this machine, not in a container": "--tools-runtime LLAMA_ARG_TOOLS_RUNTIME",
     "does not write prompts to disk": "--log-prompts-dir",
+    "looks n-grams up in the request's own text, not in files; use --spec-type auto": """
+        -lcs --lookup-cache-static -lcd --lookup-cache-dynamic
+    """,
+    "drafts what followed the newest match; use --spec-ngram-map-k4v-size-m or --spec-ngram-mod-n-max": """
+        --spec-ngram-map-k4v-min-hits --spec-ngram-mod-n-min
+    """,
     "has one shutdown time for all models: drain_s": "stop-timeout",
     "does not have this option, and current versions of llama-server do not have it either": """
         --spec-ngram-size-n --spec-ngram-size-m --spec-ngram-min-hits --spec-ngram-simple-min-hits

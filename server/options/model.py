@@ -345,18 +345,10 @@ class SpeculationSettings(SettingsModel):
     """N-gram size of ngram-map-k4v."""
     spec_ngram_map_k4v_size_m: Int = option(48, "--spec-ngram-map-k4v-size-m", ge=1, le=1024)
     """Most draft tokens of ngram-map-k4v."""
-    spec_ngram_map_k4v_min_hits: Int = option(1, "--spec-ngram-map-k4v-min-hits", ge=1, le=1 << 20)
-    """For llama-server's command lines; no effect."""
     spec_ngram_mod_n_match: Int = option(24, "--spec-ngram-mod-n-match", ge=1, le=1024)
     """N-gram size of ngram-mod."""
-    spec_ngram_mod_n_min: Int = option(48, "--spec-ngram-mod-n-min", ge=0, le=1024)
-    """For llama-server's command lines; no effect."""
     spec_ngram_mod_n_max: Int = option(64, "--spec-ngram-mod-n-max", ge=0, le=1024)
     """Most draft tokens of ngram-mod."""
-    lookup_cache_static: FilePath | None = option(None, "-lcs --lookup-cache-static")
-    """For llama-server's command lines; no effect."""
-    lookup_cache_dynamic: FilePath | None = option(None, "-lcd --lookup-cache-dynamic")
-    """For llama-server's command lines; no effect."""
     draft_model: FilePath | None = option(
         None, "-md --model-draft --spec-draft-model", env="LLAMA_ARG_SPEC_DRAFT_MODEL", replaces=("draft_hf",)
     )

@@ -233,7 +233,6 @@ def _template(model_id: str, settings: ModelSettings, place: str) -> str | None:
 
 _DISK = ("cache_disk_path", "cache_disk is 0, so nothing is kept on disk")
 _NO_DRAFT = "there is no draft_model"
-_TEXT_ONLY = ("lookup_cache_static", "lookup_cache_dynamic", "spec_ngram_map_k4v_min_hits", "spec_ngram_mod_n_min")
 _OF_KINDS = MappingProxyType(
     {
         "spec_lookup": LOOKUP,
@@ -257,9 +256,6 @@ def without_effect(model: ModelDefaults) -> Iterator[str]:
     if model.cache_disk_shared and not model.cache_disk:
         yield _because("cache_disk_shared", _DISK[1])
     for name in sorted(given):
-        if name in _TEXT_ONLY:
-            yield _because(name, "n-gram drafts come from the text alone, and the first match is used")
-            continue
         kind = next((kind for start, kind in _OF_KINDS.items() if name.startswith(start)), "")
         if kind and kind not in kinds.split(","):
             yield _because(name, no_guesses)

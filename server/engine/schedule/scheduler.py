@@ -117,8 +117,8 @@ class Scheduler:
         n_searches = 0
         has_live = not all(map(is_batch, self.waiting))
         for sequence in self.waiting.candidates(budget.due):
-            if has_live and is_batch(sequence):  # the slot is reserved for a live request that cannot be placed yet
-                return None
+            if has_live and is_batch(sequence):  # slots are reserved for live requests, also while these wait
+                continue
             if not budget.allows_bypass(before):
                 return None
             if budget.refuses(sequence):

@@ -21,7 +21,7 @@ from server.engine.kv.state import SlotState
 from server.engine.lora import Adapter
 from server.engine.media import text_of
 from server.engine.params import EngineParams
-from server.engine.request import Event, Failed, Finished, PromptLogprobs, Request, SamplingParams
+from server.engine.request import BATCH_PRIORITY, Event, Failed, Finished, PromptLogprobs, Request, SamplingParams
 from server.engine.runner_api import BatchEntry
 from server.engine.schedule.scheduler import TokenRun
 from server.engine.sequence import Ticket
@@ -404,7 +404,7 @@ class Scenario:
             stop=("row your",) if rng.random() < 0.3 else (),
             n=rng.choice([1, 1, 1, 2, 3]),
             id_slot=rng.randrange(self.n_slots) if rng.random() < 0.15 else -1,
-            priority=rng.choice([0, 0, 1, -1]),
+            priority=rng.choice([0, 0, 1, -1, BATCH_PRIORITY, BATCH_PRIORITY]),
             client=rng.choice("xyz"),
             cache_scope=rng.choice(["", "", "k/", "k/!1"]),
             cache_prompt=rng.random() < 0.9,

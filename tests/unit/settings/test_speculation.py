@@ -65,7 +65,7 @@ def test_the_variables_are_llama_servers() -> None:
 
 def test_the_kinds_have_llama_servers_sizes() -> None:
     """common/common.h, common_params_speculative_ngram_map and its neighbours."""
-    engine = spec("--spec-type", "ngram-mod,ngram-map-k4v,ngram-cache", "-lcs", "a.bin", "-lcd", "b.bin").engine
+    engine = spec("--spec-type", "ngram-mod,ngram-map-k4v,ngram-cache").engine
     assert engine.spec_type == "ngram-map-k4v,ngram-mod,ngram-cache"
     assert (engine.spec_ngram_simple_size_n, engine.spec_ngram_simple_size_m) == (12, 48)
     assert (engine.spec_ngram_map_k4v_size_n, engine.spec_ngram_map_k4v_size_m) == (12, 48)
@@ -108,6 +108,10 @@ def test_a_draft_file_that_is_not_there_stops_the_start(tmp_path: Path) -> None:
         (("--spec-draft-p-min", "1.5"), "--spec-draft-p-min: invalid"),
         (("-devd", "CUDA0;CUDA1"), "-devd: invalid value 'CUDA0;CUDA1': should be one set of devices"),
         (("--spec-ngram-map-k-min-hits", "5"), "--spec-ngram-map-k-min-hits is not supported"),
+        (("-lcs", "a.bin"), "-lcs is not supported: .* use --spec-type auto"),
+        (("--lookup-cache-dynamic", "b.bin"), "--lookup-cache-dynamic is not supported: .* use --spec-type auto"),
+        (("--spec-ngram-map-k4v-min-hits", "2"), "not supported: .* use --spec-ngram-map-k4v-size-m"),
+        (("--spec-ngram-mod-n-min", "4"), "--spec-ngram-mod-n-min is not supported"),
     ],
 )
 def test_what_can_not_be_is_refused_by_name(argv: tuple[str, ...], reason: str) -> None:

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from server.engine.request import BATCH_PRIORITY
 from server.engine.schedule.queue import MAX_BYPASSES, REPLY_CELLS
 from server.engine.schedule.scheduler import Scheduler
 from server.engine.sequence import Phase, Sequence
@@ -212,3 +213,14 @@ def test_everybody_ends_and_a_large_one_waits_for_a_bounded_number_of_placements
             slot.tokens = []
         s.check_integrity()
     raise AssertionError(f"{len(open_)} wait after {n_placed} placements")
+
+
+def test_a_batch_request_that_was_bypassed_keeps_no_live_request_waiting() -> None:
+    s = scheduler(4, unified=True, n_cells=2000)
+    padded_lengths(s, waiting(s, [1] * 800, priority=BATCH_PRIORITY))
+    large = waiting(s, [2] * 1500, priority=BATCH_PRIORITY)
+    for n in range(MAX_BYPASSES):
+        finish(s, padded_lengths(s, waiting(s, [3 + n] * 50, priority=BATCH_PRIORITY)), 1.0)
+    live = waiting(s, [99] * 50)
+    assert place(s).sequence is live
+    assert large in s.waiting
