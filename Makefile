@@ -17,7 +17,7 @@ CONFORMANCE := build/conformance/venv
 
 PAGE := build/page
 
-.PHONY: batches gateway fuzz-schemas figures maskbench image pod ray isolated overload soak chaos schemathesis wheel locks profile trace fuzz-engine fuzz-media serve test test-failed quick nightly kinds coverage check bench bench-gpu docs conformance clients page types vendor clean
+.PHONY: batches gateway fuzz-schemas figures maskbench image pod ray isolated overload soak chaos schemathesis wheel locks profile trace fuzz-engine fuzz-media serve test test-failed quick nightly kinds coverage check bench bench-wrk bench-gpu docs conformance clients page types vendor clean
 
 # Slots of the default configuration can be saved (examples/slot_moved.py); a file of your own says where itself.
 SLOTS := $(if $(filter config/default.yaml,$(CONFIG)),--slot-save-path build/slots)
@@ -167,6 +167,10 @@ batches: $(VENV)/.installed-bench $(VENV)/.smollm2
 	$(BIN)/python -m benchmarks.batches --only live --json benchmarks/results/batches-demo.json
 	$(BIN)/python -m benchmarks.batches --only live --model $(SMOLLM2) --json benchmarks/results/batches-smollm2.json
 	$(BIN)/python -m benchmarks.batches --only order --json benchmarks/results/batches-order.json
+
+# Requests per second with wrk (Debian's package), which takes less of the CPU than a client in Python.
+bench-wrk: $(VENV)/.installed-bench
+	$(BIN)/python -m benchmarks.wrk --json benchmarks/results/wrk.json
 
 # The same on a GPU, for a llama-cpp-python that was built for it: random weights in the shape of an 8B model (8.5 GB,
 # written once), up to 64 slots. Nobody has measured this yet.

@@ -1,0 +1,39 @@
+"""Reading wrk's output (`benchmarks.wrk`)."""
+
+import pytest
+
+from benchmarks.wrk import LOADS, SERVERS, Run, WrkError, parse_output, table
+
+OUTPUT = """Running 3s test @ http://127.0.0.1:8080
+  1 threads and 8 connections
+  Thread Stats   Avg      Stdev     Max   +/- Stdev
+    Latency    37.24ms   12.10ms   1.12s    90.00%
+    Req/Sec   215.00     20.00   250.00     70.00%
+  Latency Distribution
+     50%  800.00us
+     75%   40.11ms
+     90%   45.02ms
+     99%    1.12s
+  645 requests in 3.00s, 190.22KB read
+  Socket errors: connect 0, read 2, write 0, timeout 1
+  Non-2xx or 3xx responses: 4
+Requests/sec:    214.93
+Transfer/sec:     63.39KB
+"""
+
+
+def test_rates_latencies_and_errors_are_read() -> None:
+    assert parse_output("peer", "1 token", OUTPUT) == Run("peer", "1 token", 214.93, 0.8, 1120.0, 7)
+
+
+def test_output_without_a_rate_is_an_error() -> None:
+    with pytest.raises(WrkError, match="unable to connect"):
+        parse_output("peer", "1 token", "unable to connect to 127.0.0.1:1")
+
+
+def test_the_table_shows_medians_and_the_ratio_to_llama_server() -> None:
+    rates = {"llamapool": (90.0, 110.0, 300.0), "peer": (100.0, 100.0, 1.0), "null": (9000.0,) * 3}
+    runs = [Run(name, load, rate, 1.0, 2.0, 0) for load in LOADS for name in SERVERS for rate in rates[name]]
+    lines = table(runs).splitlines()
+    assert len(lines) == 2 + len(LOADS) * len(SERVERS)
+    assert lines[2] == "| 1 token | Llamapool | 110 | 1.10 | 1.0 | 2.0 | 0 |"
