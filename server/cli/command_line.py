@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -52,9 +53,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader, such as `head`, has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # for the output that is flushed at exit
         return OK
-    except ConfigError as error:
+    except LlamapoolError as error:
         print(f"llamapool: {error.message}", file=sys.stderr)
-        return WRONG
+        return WRONG if isinstance(error, ConfigError) else NOT_STARTED
 
 
 def serve(words: list[str]) -> int:
@@ -167,19 +168,10 @@ def docs(words: list[str]) -> int:
     return OK
 
 
-def keys(words: list[str]) -> int:
-    """Create API keys and list a keys file. Raises ConfigError."""
-    from server.cli import key_commands
-
-    key_commands.main(words)
-    return OK
-
-
-def bench(words: list[str]) -> int:
-    """Measure any OpenAI-compatible server: see `server.bench.command`, which has options of its own."""
-    from server.bench import command
-
-    return command.main(words)
+def imported(module: str, words: list[str]) -> int:
+    """Run the `main` of a module that other commands do not need. Raises LlamapoolError."""
+    status: int = import_module(module).main(words)
+    return status
 
 
 def reference_files() -> dict[str, str]:
@@ -207,7 +199,7 @@ def _masked(value: Any) -> Any:
 
 
 def hub_command(name: str, words: list[str]) -> int:
-    """Run ``pull``, ``list`` or ``rm``. Return 1 if the hub or the disk fails. Raises ConfigError."""
+    """Run ``pull``, ``list`` or ``rm``. Raises LlamapoolError if the hub or the disk fails."""
     from server.cli import model_commands  # with tqdm; a start needs neither
 
     if _HELP.intersection(words):
@@ -215,11 +207,6 @@ def hub_command(name: str, words: list[str]) -> int:
         return OK
     try:
         {"pull": model_commands.pull, "list": model_commands.show_list, "rm": model_commands.remove}[name](words)
-    except ConfigError:
-        raise
-    except LlamapoolError as error:
-        print(f"llamapool: {error.message}", file=sys.stderr)
-        return NOT_STARTED
     except KeyboardInterrupt:
         print("llamapool: interrupted; run the command again to continue the download", file=sys.stderr)
         return NOT_STARTED
@@ -232,8 +219,9 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "fit": fit,
     "health": health.main,
     **{name: partial(hub_command, name) for name in ("pull", "list", "rm")},
-    "keys": keys,
-    "bench": bench,
+    "keys": partial(imported, "server.cli.key_commands"),
+    "bench": partial(imported, "server.bench.command"),
+    **{name: partial(imported, f"server.cli.{name}") for name in ("chat", "doctor", "launch")},
     "docs": docs,
 }
 

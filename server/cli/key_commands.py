@@ -44,20 +44,21 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def main(words: Sequence[str]) -> None:
-    """Raises ConfigError."""
+def main(words: Sequence[str]) -> int:
+    """Create an API key, or list a keys file. Raises ConfigError."""
     if not words or {"-h", "--help"}.intersection(words):
         print(USAGE)
-        return
+        return 0
     asked = vars(_parser().parse_args(words))
     if asked.pop("command") == "list":
         for entry in read_entries(asked["file"]):
             facts = entry.model_dump(mode="json", exclude={"name", "hash"}, exclude_defaults=True)
             about = ", ".join(f"{name} {value}" for name, value in {"scopes": entry.scopes, **facts}.items())
             print(f"{entry.name}: {about}")
-        return
+        return 0
     key, file = new_key(), asked.pop("file")
     given = {name: value for name, value in asked.items() if value is not None}
     add_entry(file, {"name": given.pop("name"), "hash": hash_of(key), **given})
     print(key)
     print(f"its hash is in {file}; the key is shown this once", file=sys.stderr)
+    return 0

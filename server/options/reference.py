@@ -18,6 +18,9 @@ USAGE = """llamapool [serve] [flags]
        llamapool check-config FILE [flags]
        llamapool fit [MODEL] [flags]
        llamapool pull OWNER/NAME[:QUANT] | list | rm OWNER/NAME[:QUANT]
+       llamapool doctor [flags]
+       llamapool chat [--url URL] [--model NAME] [MESSAGE]
+       llamapool launch codex|claude|opencode|aider [--url URL] [--model NAME] [-- ARGUMENTS]
        llamapool keys --help
        llamapool health [FILE]
        llamapool bench --help"""

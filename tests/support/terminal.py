@@ -56,6 +56,10 @@ class Terminal:
             self._changed.wait_for(lambda: self._ended or text in self.shown, SHOWN_S)
         assert text in self.shown, self.shown[-4000:]
 
+    def write(self, text: str) -> None:
+        """Type `text`."""
+        os.write(self._master, text.encode())
+
     def status(self) -> int:
         """How it ended; waits for it."""
         found = self.process.wait(SHOWN_S)

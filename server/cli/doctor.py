@@ -1,0 +1,157 @@
+"""``llamapool doctor``: check what serving needs, before a server starts, and say what to do."""
+
+import contextlib
+import os
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Literal
+
+from server import __version__
+from server.errors import ConfigError, LlamapoolError
+from server.listen import check_reach, open_listeners
+from server.pool.footprint import HOST, readable
+from server.pool.protocols import Loader
+from server.pool.spec import ModelSpec
+from server.settings import Settings, check_files, load_settings, model_specs
+from server.uvicorn_config import check_certificate
+
+USAGE = """llamapool doctor [flags]
+
+Check the library, the CPU, the memory, the configuration, the port, and each model's files, memory and chat template.
+The flags are those of llamapool serve. Exit status: 0 = the server can start, 1 = a check failed."""
+_CPU_FEATURES = {
+    "avx": "AVX",
+    "avx2": "AVX2",
+    "fma": "FMA",
+    "f16c": "F16C",
+    "avx512f": "AVX512",
+}  # /proc/cpuinfo: library
+_BUILD = "build it here: pip install --force-reinstall --no-binary llama-cpp-python llama-cpp-python"
+_MIN_FREE = 1 << 30  # bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """The result of one check, with what to do unless it is ok."""
+
+    status: Literal["ok", "warn", "fail"]
+    check: str
+    text: str
+
+
+def main(words: Sequence[str]) -> int:
+    """Print the findings; return 1 if a check failed."""
+    if {"-h", "--help", "--usage"}.intersection(words):
+        print(USAGE)
+        return 0
+    failed = False
+    for finding in findings(words):
+        print(f"{finding.status:4}  {finding.check:14} {finding.text}", flush=True)
+        failed |= finding.status == "fail"
+    return int(failed)
+
+
+def findings(words: Sequence[str]) -> Iterator[Finding]:
+    """Yield the finding of each check of a server that starts with these flags."""
+    yield Finding("ok", "version", f"Llamapool {__version__}, llama-cpp-python {version('llama-cpp-python')}")
+    yield from _cpu()
+    try:
+        settings = load_settings(words)
+        warnings = [*check_reach(settings.server), *check_files(settings)]
+        check_certificate(settings.server)
+    except ConfigError as error:
+        yield Finding("fail", "configuration", error.message)
+        return
+    yield Finding("ok", "configuration", str(settings.config_path or "flags and environment"))
+    for warning in warnings:
+        yield Finding("warn", "configuration", warning)
+    yield _port(settings)
+    yield _keys(settings)
+    yield from _models(settings)
+
+
+def _cpu() -> Iterator[Finding]:
+    from server.llama.library import system_info
+
+    info = system_info()
+    with contextlib.suppress(OSError):
+        flags = set(Path("/proc/cpuinfo").read_text(encoding="utf-8").split())
+        unused = [name for flag, name in _CPU_FEATURES.items() if flag in flags and f"{name} = 1" not in info]
+        if unused:
+            yield Finding(
+                "warn", "CPU", f"the library was built without {', '.join(unused)}, which this CPU has; {_BUILD}"
+            )
+            return
+    used = ", ".join(re.findall(r"(\w+) = 1", info))
+    yield Finding("ok", "CPU", f"{os.cpu_count()} threads; the library uses {used}")
+
+
+def _port(settings: Settings) -> Finding:
+    try:
+        listeners = open_listeners(settings.server)
+    except ConfigError as error:
+        return Finding("fail", "port", error.message)
+    for listener in listeners:
+        listener.close()
+    return Finding("ok", "port", f"{', '.join(listener.url for listener in listeners)} is free")
+
+
+def _keys(settings: Settings) -> Finding:
+    file = settings.server.keys_file
+    if file is not None:
+        return Finding("ok", "keys", str(file))
+    n_keys = len(settings.server.all_api_keys())
+    return Finding("ok", "keys", f"{n_keys} API keys" if n_keys else "no API key: every client that connects is served")
+
+
+def _models(settings: Settings) -> Iterator[Finding]:
+    from server.app import native_loader
+
+    loader = native_loader(settings.server.rpc)
+    memory = loader.memory()
+    for name, now in memory.items():
+        free = f"{readable(now.free)} of {readable(now.total)} free"
+        few = name == HOST and now.free < _MIN_FREE
+        yield Finding("warn" if few else "ok", f"memory {name}", f"{free}; end other programs" if few else free)
+    specs = model_specs(settings)
+    if not specs:
+        yield Finding("warn", "models", "none configured or cached; run llamapool pull OWNER/NAME[:QUANT]")
+    limits = settings.server.budget.limits(memory)
+    for spec in specs:
+        if spec.missing:
+            yield Finding(
+                "warn", f"model {spec.id}", "not downloaded yet; run llamapool pull, or wait at the first load"
+            )
+            continue
+        try:
+            fit = loader.fit(spec, limits)
+            template = _template(loader, spec)
+        except LlamapoolError as error:
+            yield Finding("fail", f"model {spec.id}", f"{error.message}; see llamapool fit {spec.id}")
+            continue
+        taken = sum(each.total for each in (fit.footprint or {}).values())
+        notes = "".join(f"; {note}" for note in fit.notes)
+        yield Finding("ok", f"model {spec.id}", f"needs {readable(taken)}{template}{notes}")
+
+
+def _template(loader: Loader, spec: ModelSpec) -> str:
+    """Return what the chat template supports. Raises LlamapoolError if it does not compile."""
+    from server.app import isolated_renderer
+    from server.pool.load.loading import chat_template
+
+    info = loader.describe(spec)
+    if not info.generates:
+        return ""
+    if not (info.chat_template or spec.chat.template):
+        return "; no chat template: set chat_template for chats"
+    with contextlib.ExitStack() as stack:
+        renderer = isolated_renderer()
+        if renderer is not None:
+            stack.callback(renderer.close)
+        template = chat_template(info, spec, renderer)
+        return (
+            f"; tool calls in the format {template.chat_format().tool_format.name}" if template.supports_tools else ""
+        )

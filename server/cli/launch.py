@@ -1,0 +1,160 @@
+"""``llamapool launch AGENT``: start a coding agent that uses a running server.
+
+Each agent gets a configuration folder of its own, so the user's configuration of that agent stays untouched.
+docs/clients.md shows the same settings for agents that are started without this command.
+"""
+
+import json
+import os
+import shlex
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from server.cli.connection import ArgumentParser, Connection
+from server.errors import LlamapoolError
+
+_DESCRIPTION = """Start a coding agent configured for a running server: codex, claude, opencode or aider.
+Words after -- are passed to the agent: llamapool launch codex -- exec "Explain this repository"
+
+The agent's configuration and sessions are stored in $XDG_STATE_HOME/llamapool/agents/AGENT
+(default: ~/.local/state). The environment is printed before the agent starts."""
+_FALLBACK_N_CTX = 32768  # for a model that is not loaded yet
+_MIN_N_CTX = 32768  # the instructions and tools of codex and claude take 20,000 tokens
+_MAX_OUTPUT = 8192  # tokens that opencode and aider reserve for a reply
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What an agent connects to. ``n_ctx``: tokens of context per request. ``folder``: the agent's configuration."""
+
+    url: str
+    key: str
+    model: str
+    n_ctx: int
+    folder: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """An agent's environment, and its configuration file: name and text, or ""."""
+
+    environment: dict[str, str]
+    file: str = ""
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Agent:
+    """A coding agent. ``install``: the command that installs it."""
+
+    setup: Callable[[Target], Setup]
+    install: str
+
+
+def _codex(target: Target) -> Setup:
+    text = f"""model = {json.dumps(target.model)}
+model_provider = "llamapool"
+model_context_window = {target.n_ctx}
+show_raw_agent_reasoning = true
+
+[model_providers.llamapool]
+name = "Llamapool"
+base_url = {json.dumps(target.url + "/v1")}
+env_key = "LLAMAPOOL_KEY"
+wire_api = "responses"
+"""
+    return Setup({"CODEX_HOME": str(target.folder), "LLAMAPOOL_KEY": target.key}, "config.toml", text)
+
+
+def _claude(target: Target) -> Setup:
+    models = ("ANTHROPIC_MODEL", *(f"ANTHROPIC_DEFAULT_{size}_MODEL" for size in ("HAIKU", "SONNET", "OPUS")))
+    environment = {
+        "ANTHROPIC_BASE_URL": target.url,
+        "ANTHROPIC_AUTH_TOKEN": target.key,
+        **dict.fromkeys(models, target.model),
+        "CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(target.n_ctx),
+        "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+        "CLAUDE_CONFIG_DIR": str(target.folder),
+    }
+    return Setup(environment)
+
+
+def _opencode(target: Target) -> Setup:
+    limit = {"context": target.n_ctx, "output": min(_MAX_OUTPUT, target.n_ctx // 2)}
+    provider = {
+        "npm": "@ai-sdk/openai-compatible",
+        "name": "Llamapool",
+        "options": {"baseURL": f"{target.url}/v1", "apiKey": "{env:LLAMAPOOL_KEY}"},
+        "models": {target.model: {"name": target.model, "limit": limit}},
+    }
+    name = f"llamapool/{target.model}"
+    config = {"provider": {"llamapool": provider}, "model": name, "small_model": name}
+    environment = {
+        "OPENCODE_CONFIG": str(target.folder / "opencode.json"),
+        "XDG_DATA_HOME": str(target.folder / "data"),
+        "LLAMAPOOL_KEY": target.key,
+    }
+    return Setup(environment, "opencode.json", json.dumps(config, indent=2))
+
+
+def _aider(target: Target) -> Setup:
+    name = f"openai/{target.model}"
+    metadata = {
+        "max_input_tokens": target.n_ctx,
+        "max_output_tokens": min(_MAX_OUTPUT, target.n_ctx // 2),
+        "litellm_provider": "openai",
+        "mode": "chat",
+    }
+    environment = {
+        "OPENAI_API_BASE": f"{target.url}/v1",
+        "OPENAI_API_KEY": target.key,
+        "AIDER_MODEL": name,
+        "AIDER_MODEL_METADATA_FILE": str(target.folder / "models.json"),
+        "AIDER_ANALYTICS": "false",
+        "AIDER_CHECK_UPDATE": "false",
+    }
+    return Setup(environment, "models.json", json.dumps({name: metadata}, indent=2))
+
+
+AGENTS = {
+    "codex": Agent(_codex, "npm install -g @openai/codex"),
+    "claude": Agent(_claude, "npm install -g @anthropic-ai/claude-code"),
+    "opencode": Agent(_opencode, "npm install -g opencode-ai"),
+    "aider": Agent(_aider, "pip install aider-chat"),
+}
+
+
+def main(words: Sequence[str]) -> int:
+    """Replace this process by the agent. Raises LlamapoolError if the agent or the server is missing."""
+    own, passed = list(words), list[str]()
+    if "--" in own:
+        at = own.index("--")
+        own, passed = own[:at], own[at + 1 :]
+    parser = ArgumentParser("launch", _DESCRIPTION)
+    parser.add_argument("agent", choices=AGENTS)
+    chosen = parser.parse_args(own)
+    agent = AGENTS[chosen.agent]
+    program = shutil.which(chosen.agent)
+    if program is None:
+        raise LlamapoolError(f"{chosen.agent} is not on the PATH; install it: {agent.install}")
+    model = Connection(chosen.url, chosen.api_key).model(chosen.model)
+    state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
+    folder = state / "llamapool" / "agents" / chosen.agent
+    n_ctx = model.get("meta", {}).get("n_ctx") or _FALLBACK_N_CTX
+    if n_ctx < _MIN_N_CTX:
+        print(f"llamapool: {model['id']} has {n_ctx} tokens of context per request; agents need {_MIN_N_CTX} or more "
+              "(llamapool --ctx-size)", file=sys.stderr)  # fmt: skip
+    setup = agent.setup(Target(chosen.url.rstrip("/"), chosen.api_key or "none", model["id"], n_ctx, folder))
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    if setup.file:
+        (folder / setup.file).write_text(setup.text, encoding="utf-8")
+        print(f"wrote {folder / setup.file}", file=sys.stderr)
+    for name, value in setup.environment.items():
+        shown = "****" if value == chosen.api_key and value else shlex.quote(value)
+        print(f"{name}={shown}", file=sys.stderr)
+    print(shlex.join([chosen.agent, *passed]), file=sys.stderr, flush=True)
+    inherited = {name: value for name, value in os.environ.items() if name != "ANTHROPIC_API_KEY"}
+    os.execve(program, [program, *passed], inherited | setup.environment)  # noqa: S606
