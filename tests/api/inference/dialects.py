@@ -144,6 +144,8 @@ class Chat(Dialect):
         answer = Answer(text, reasoning)
         calls: dict[int, dict[str, str]] = {}
         for call in (call for delta in deltas for call in delta.get("tool_calls", ())):
+            first = {"id", "type"} if call["index"] not in calls else set()
+            assert set(call) == {"index", "function", *first}
             begun = calls.setdefault(call["index"], {"arguments": "", "id": call.get("id", "")})
             begun["name"] = begun.get("name", "") + call["function"].get("name", "")
             begun["arguments"] += call["function"]["arguments"]
@@ -220,6 +222,7 @@ class Messages(Dialect):
     def whole(self, reply: Any) -> Answer:
         Message.model_validate(reply)
         assert (reply["type"], reply["role"]) == ("message", "assistant")
+        assert (reply["stop_sequence"] is not None) is (reply["stop_reason"] == "stop_sequence")
         usage, blocks = reply["usage"], reply["content"]
         answer = Answer(reason=reply["stop_reason"], items=blocks, n_output=usage["output_tokens"])
         answer.n_cached = usage["cache_read_input_tokens"]
@@ -251,7 +254,7 @@ class Messages(Dialect):
                 block["input"] = orjson.loads(given)
             if block["type"] == "thinking":
                 block["signature"] = block.get("signature") or "s"
-        message = start["message"] | {"content": blocks, "stop_reason": end["delta"]["stop_reason"]}
+        message = start["message"] | {"content": blocks, **end["delta"]}
         return self.whole(message | {"usage": message["usage"] | end["usage"]})
 
     def error(self, body: Any) -> str:

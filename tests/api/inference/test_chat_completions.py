@@ -1,9 +1,8 @@
 from typing import Any
 
 import httpx
-import orjson
 import pytest
-from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from openai.types.chat import ChatCompletionChunk
 from pydantic import TypeAdapter
 
 from tests.api.conftest import Serve
@@ -12,48 +11,6 @@ from tests.support.fakes import FakeLoader, FakeRunner
 
 URL = "/v1/chat/completions"
 HI = [{"role": "user", "content": "Hi"}]
-
-
-def scripted(reply: str = "Hello there!") -> FakeLoader:
-    return FakeLoader(replies={"Hi<|im_end|>\n<|im_start|>assistant\n": reply})
-
-
-@pytest.mark.parametrize("path", [URL, "/chat/completions"])
-async def test_a_chat_is_answered(serve: Serve, path: str) -> None:
-    async with serve(scripted()) as api:
-        reply = await api.client.post(path, json={"messages": HI})
-    assert reply.status_code == 200
-    body = reply.json()
-    assert body["choices"] == [
-        {"finish_reason": "stop", "index": 0, "message": {"role": "assistant", "content": "Hello there!"}}
-    ]
-    ChatCompletion.model_validate(body)
-
-
-async def test_a_client_that_reads_chunks_without_a_parser_gets_every_text(serve: Serve) -> None:
-    """As the plain client of a well-known tutorial reads: one chunk, one event, content never null."""
-    said = []
-    async with (
-        serve(scripted()) as api,
-        posting(api.app, URL, {"messages": HI, "stream": True, "temperature": 1.0}) as exchange,
-    ):
-        assert await exchange.start() == 200
-        async for chunk in exchange.chunks():
-            raw = chunk.decode()
-            choice = orjson.loads(raw.removeprefix("data: "))["choices"][0]
-            if choice["finish_reason"] == "stop":
-                break
-            assert choice["delta"]["content"] is not None
-            said.append(choice["delta"]["content"])
-    assert "".join(said) == "Hello there!"
-
-
-async def test_n_choices_come_from_one_prompt(client: httpx.AsyncClient) -> None:
-    body = (await client.post(URL, json={"messages": HI, "n": 3, "max_tokens": 4, "seed": 1})).json()
-    texts = [choice["message"]["content"] for choice in body["choices"]]
-    assert [choice["index"] for choice in body["choices"]] == [0, 1, 2]
-    assert len(set(texts)) == 3
-    assert body["usage"]["completion_tokens"] == 12
 
 
 @pytest.mark.parametrize("slots", [1, 4])
@@ -100,35 +57,6 @@ def with_tools(reply: str) -> tuple[FakeLoader, dict[str, Any]]:
     replies = {"Hi<|im_end|>\n<|im_start|>assistant\n": reply}
     loader = FakeLoader(runner=lambda: FakeRunner(n_ctx_seq=2048, replies=replies))
     return loader, {"demo": {"path": "demo.gguf", "load": "startup", "chat_template": "chatml"}}
-
-
-@pytest.mark.parametrize("choice", ["auto", "required", {"type": "function", "function": {"name": "f"}}])
-async def test_a_tool_call_is_read(serve: Serve, choice: Any) -> None:
-    loader, models = with_tools(CALL)
-    async with serve(loader, models=models) as api:
-        reply = await api.client.post(URL, json={"messages": HI, "tools": [TOOL], "tool_choice": choice})
-    choice = reply.json()["choices"][0]
-    assert choice["finish_reason"] == "tool_calls"
-    assert choice["message"]["content"] == ""
-    [call] = choice["message"]["tool_calls"]
-    assert call["function"] == {"name": "f", "arguments": '{"a": 1}'}
-
-
-async def test_a_tool_call_streams_as_openai_streams_it(serve: Serve) -> None:
-    loader, models = with_tools(CALL)
-    async with serve(loader, models=models) as api:
-        reply = await api.client.post(URL, json={"messages": HI, "tools": [TOOL], "stream": True})
-    deltas = [c["choices"][0]["delta"] for c in events(reply.text)]
-    calls = [delta["tool_calls"][0] for delta in deltas if "tool_calls" in delta]
-    assert calls[0]["id"]
-    assert {**calls[0], "id": ""} == {
-        "index": 0,
-        "id": "",
-        "type": "function",
-        "function": {"name": "f", "arguments": ""},
-    }
-    assert "".join(c["function"]["arguments"] for c in calls[1:]) == '{"a": 1}'
-    assert all(set(c) == {"index", "function"} for c in calls[1:])
 
 
 async def test_a_streamed_call_has_the_log_probabilities_of_the_whole_reply(serve: Serve) -> None:

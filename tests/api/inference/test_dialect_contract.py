@@ -26,6 +26,15 @@ def each(dialects: list[Dialect]) -> pytest.MarkDecorator:
 
 
 every = each(list(DIALECTS))
+BY_NAME = {dialect.name: dialect for dialect in DIALECTS}
+OTHER_NAMES = {
+    "/chat/completions": BY_NAME["chat"],
+    "/completions": BY_NAME["native"],
+    "/responses": BY_NAME["responses"],
+}
+CODES = {"chat": "context_length_exceeded", "completions": "context_length_exceeded"}
+CODES |= {"responses": "context_length_exceeded", "native": 400}
+"""The `code` of a prompt past the context; agents compact on it."""
 
 
 @asynccontextmanager
@@ -91,6 +100,27 @@ async def test_a_stop_string_ends_the_text_before_it(serve: Serve, dialect: Dial
     assert (answer.text, answer.reason) == ("yes ", dialect.reasons["stop"])
 
 
+@every
+async def test_each_event_is_a_chunk_of_its_own(serve: Serve, dialect: Dialect) -> None:
+    async with (
+        saying(serve, "Hello there!") as api,
+        posting(api.app, dialect.path, dialect.body(Asked()) | {"stream": True}) as exchange,
+    ):
+        assert await exchange.start() == 200
+        chunks = [chunk.decode() async for chunk in exchange.chunks()]
+    end = "\n" if dialect.stream_type == "application/x-ndjson" else "\n\n"
+    assert all(chunk.endswith(end) and chunk.count(end) == 1 for chunk in chunks)
+    assert len(chunks) > 3
+
+
+@pytest.mark.parametrize("path", OTHER_NAMES)
+async def test_an_endpoint_has_the_same_reply_under_its_other_name(serve: Serve, path: str) -> None:
+    dialect = OTHER_NAMES[path]
+    async with saying(serve, "Hello there!") as api:
+        reply = await api.client.post(path, json=dialect.body(Asked()))
+    assert dialect.whole(reply.json()).text == "Hello there!"
+
+
 @each(having("reasoning"))
 async def test_reasoning_is_apart_from_the_text(serve: Serve, dialect: Dialect) -> None:
     async with saying(serve, "<think>\nhmm\n</think>\n\nYes.") as api:
@@ -139,6 +169,9 @@ async def test_a_prompt_past_the_context_is_a_400(serve: Serve, dialect: Dialect
         reply = await api.client.post(dialect.path, json=dialect.body(Asked(text="x" * 1000)) | {"stream": stream})
     assert reply.status_code == 400
     assert "256" in dialect.error(reply.json())
+    if dialect.name in CODES:
+        error = reply.json()["error"]
+        assert (error["code"], error["type"]) == (CODES[dialect.name], "exceed_context_size_error")
 
 
 @every

@@ -13,6 +13,7 @@ from server.dialects.messages.parse import MessagesBody
 from server.dialects.native.infill import InfillBody
 from server.dialects.native.schemas import NativeBody
 from server.dialects.ollama.parse import OllamaChatBody, OllamaGenerateBody
+from server.dialects.responses.parse import ResponsesBody
 from tests.api.conftest import Api, Serve
 from tests.support.sampling import EXAMPLES_SHARE
 
@@ -74,7 +75,14 @@ NATIVE = bodies(NativeBody, {"prompt": st.text(max_size=9) | JSON | LIKELY})
 INFILL = bodies(
     InfillBody, {"input_prefix": st.text(max_size=9) | JSON, "input_suffix": st.text(max_size=9) | JSON | LIKELY}
 )
+ITEM = st.fixed_dictionaries(
+    {"type": st.sampled_from(["message", "function_call", "function_call_output", "reasoning", "item_reference"])},
+    optional={"role": st.sampled_from(["user", "assistant", "system"])}
+    | dict.fromkeys(("content", "summary", "output", "call_id", "name", "arguments", "id"), JSON),
+)
+RESPONSES = bodies(ResponsesBody, {"input": st.just("Hi") | st.lists(ITEM, max_size=3) | JSON})
 REQUEST = st.one_of(
+    st.tuples(st.sampled_from(["/v1/responses", "/v1/responses/input_tokens"]), RESPONSES),
     st.tuples(st.sampled_from(["/completion", "/completions"]), NATIVE),
     st.tuples(st.just("/infill"), INFILL),
     st.tuples(st.sampled_from(["/v1/chat/completions", "/apply-template"]), CHAT),
@@ -112,7 +120,7 @@ async def post_all(api: Api, requests: list[tuple[str, dict[str, Any]]]) -> None
 async def test_no_body_is_a_server_error_and_none_leaves_a_slot_busy(serve: Serve) -> None:
     found: list[tuple[str, dict[str, Any]]] = []
 
-    @settings(max_examples=400 // EXAMPLES_SHARE, database=None, suppress_health_check=list(HealthCheck), deadline=None)
+    @settings(max_examples=500 // EXAMPLES_SHARE, database=None, suppress_health_check=list(HealthCheck), deadline=None)
     @given(REQUEST)
     def collect(request: tuple[str, dict[str, Any]]) -> None:
         found.append(request)

@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from server.engine.lora import Adapter
-from tests.api.conftest import Api, Serve, until
+from tests.api.conftest import Api, Serve
 from tests.api.streams import native_events, posting
 from tests.support.fakes import FakeLoader, FakeRunner
 
@@ -31,11 +31,6 @@ async def test_a_completion_is_one_object(serve: Serve, path: str) -> None:
     assert (body["tokens_evaluated"], body["tokens_predicted"], body["tokens_cached"]) == (3, 8, 10)
     assert (body["timings"]["prompt_n"], body["timings"]["predicted_n"]) == (3, 8)
     assert "completion_probabilities" not in body
-
-
-async def test_tokens_stay_empty_unasked(client: httpx.AsyncClient) -> None:
-    body = (await client.post(URL, json=GREEDY)).json()
-    assert (body["tokens"], body["stop_type"], body["truncated"]) == ([], "limit", False)
 
 
 async def test_the_contexts_end_is_said(client: httpx.AsyncClient) -> None:
@@ -72,19 +67,6 @@ async def test_nothing_to_predict_puts_the_prompt_into_the_cache(api: Api) -> No
     assert (body["content"], body["tokens_predicted"], body["tokens_cached"]) == ("", 0, 3)
     again = (await api.client.post(URL, json=GREEDY)).json()
     assert again["timings"]["cache_n"] == 2
-
-
-async def test_a_stream_has_no_done_and_ends_with_the_whole_object(serve: Serve) -> None:
-    async with serve(scripted("héllo")) as api:
-        reply = await api.client.post(URL, json={"prompt": "Hi", "stream": True})
-    assert reply.headers["content-type"].startswith("text/event-stream")
-    *parts, last = native_events(reply.text)
-    assert "".join(part["content"] for part in parts) == "héllo"
-    assert [token for part in parts for token in part["tokens"]] == [*"héllo".encode(), 257]
-    assert parts[-1]["tokens_predicted"] == last["tokens_predicted"] == 7
-    assert {part["stop"] for part in parts} == {False}
-    assert (last["stop"], last["content"], last["tokens"], last["stop_type"]) == (True, "", [], "eos")
-    assert last["generation_settings"]["stream"] is True
 
 
 async def test_several_prompts_are_an_array(client: httpx.AsyncClient) -> None:
@@ -189,23 +171,6 @@ async def test_fields_of_older_servers_are_taken_and_named(client: httpx.AsyncCl
     assert whole["generation_settings"]["samplers"] == ["top_k", "typ_p", "top_p", "min_p", "temperature"]
 
 
-async def test_without_them_there_is_no_warning(client: httpx.AsyncClient) -> None:
-    reply = await client.post(URL, json={**GREEDY, "tfs_z": 1.0})
-    assert "x-llamapool-warning" not in reply.headers
-
-
-@pytest.mark.parametrize("stream", [False, True])
-async def test_what_fails_at_once_has_its_status_also_in_a_stream(client: httpx.AsyncClient, stream: bool) -> None:
-    for body, status, kind in (
-        ({"prompt": "x" * 300}, 400, "exceed_context_size_error"),
-        ({"prompt": "x", "top_k": "many"}, 400, "invalid_request_error"),
-        ({}, 400, "invalid_request_error"),
-        ({"prompt": ["short", "x" * 300]}, 400, "exceed_context_size_error"),
-    ):
-        reply = await client.post(URL, json={**body, "stream": stream})
-        assert (reply.status_code, reply.json()["error"]["type"]) == (status, kind)
-
-
 async def test_pings_come_as_often_as_the_request_asks(serve: Serve) -> None:
     steps = threading.Semaphore(0)
     async with serve(FakeLoader(runner=lambda: FakeRunner(steps=steps)), server={"sse_ping_interval": 3600}) as api:
@@ -215,17 +180,6 @@ async def test_pings_come_as_often_as_the_request_asks(serve: Serve) -> None:
             assert await exchange.chunk() == b":\n\n"
             steps.release(1000)
             assert b'"stop":true' in b"".join([part async for part in exchange.chunks()])
-
-
-async def test_a_client_that_leaves_frees_its_slots(serve: Serve) -> None:
-    async with serve() as api:
-        body = {"prompt": ["a", "b"], "n_predict": -1, "ignore_eos": True, "stream": True}
-        async with posting(api.app, URL, body) as exchange:
-            assert await exchange.start() == 200
-            await exchange.chunk()
-        loaded = api.pool.state(None).loaded
-        assert loaded is not None
-        await until(lambda: not loaded.engine.busy)
 
 
 async def test_infill_writes_what_is_between(serve: Serve) -> None:
@@ -265,20 +219,6 @@ async def test_more_probabilities_than_a_reply_can_hold_are_refused(client: http
         assert reply.json()["error"]["param"] == "n_probs"
     few = await client.post("/completion", json={**body, "n_probs": 20, "n_predict": 2})
     assert few.status_code == 200
-
-
-@pytest.mark.parametrize(
-    ("field", "value", "reason"),
-    [
-        ("speculative.n_max", -1, "Value must be between 0 <= value"),
-        ("speculative.n_min", "2", "type must be number, but is string"),
-        ("speculative.p_min", True, "type must be number, but is boolean"),
-    ],
-)
-async def test_bounds_of_guesses_are_checked(client: httpx.AsyncClient, field: str, value: object, reason: str) -> None:
-    reply = await client.post("/completion", json={"prompt": "abc", "n_predict": 2, field: value})
-    assert reply.status_code == 400
-    assert reply.json()["error"]["message"].startswith(f"Field '{field}': {reason}")
 
 
 async def test_biases_of_all_prompts_are_bounded_together(client: httpx.AsyncClient) -> None:

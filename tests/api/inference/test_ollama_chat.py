@@ -23,7 +23,6 @@ LOOK = {
         "parameters": {"type": "object", "properties": {"at": {"type": "string"}}, "required": ["at"]},
     },
 }
-CALL = '<tool_call>\n{"name": "look", "arguments": {"at": "sky"}}\n</tool_call>'
 THINKS = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n"
     "{% if m.reasoning_content %}<think>\n{{ m.reasoning_content }}\n</think>\n{% endif %}"
@@ -80,21 +79,6 @@ async def test_a_chat_comes_in_lines_and_ends_with_counts_in_nanoseconds(serve: 
     assert last["eval_duration"] > 1000
     assert set(reply) == set(last)
     assert "done_reason" not in found[0]
-
-
-async def test_a_call_comes_whole_with_arguments_as_an_object(serve: Serve) -> None:
-    async with serve(scripted(Hi=f"I look.{CALL}{CALL}"), models=model("chatml")) as api:
-        found = await lines(api, messages=[HI], tools=[LOOK])
-        reply = await whole(api, messages=[HI], tools=[LOOK])
-    calls = [call for line in found for call in line["message"].get("tool_calls", ())]
-    assert [call["function"] for call in calls] == [
-        {"index": 0, "name": "look", "arguments": {"at": "sky"}},
-        {"index": 1, "name": "look", "arguments": {"at": "sky"}},
-    ]
-    assert len({call["id"] for call in calls}) == 2
-    assert content(found).strip() == "I look."
-    assert [call["function"] for call in reply["message"]["tool_calls"]] == [call["function"] for call in calls]
-    assert reply["done_reason"] == "stop"
 
 
 async def test_results_of_tools_find_their_calls_without_ids(serve: Serve) -> None:
@@ -287,13 +271,3 @@ async def test_nothing_is_sent_while_nothing_is_said(live: GoLive) -> None:
         gate.release(1000)
         reply = await server.api.client.post(CHAT, json={"model": "demo", "messages": [HI]})
         assert all(orjson.loads(line) for line in reply.text.split("\n")[:-1])
-
-
-async def test_several_models_answer_by_their_names(serve: Serve) -> None:
-    models = {"demo": {"path": "demo.gguf", "load": "startup"}, "other": {"path": "other.gguf"}}
-    async with serve(scripted(Hi="Hello"), models=models) as api:
-        reply = await api.client.post(CHAT, json={"model": "other:latest", "messages": [HI], "stream": False})
-        missing = await api.client.post(CHAT, json={"model": "llama3", "messages": [HI]})
-    assert (reply.json()["model"], reply.json()["message"]["content"]) == ("other:latest", "Hello")
-    assert missing.status_code == 404
-    assert missing.json()["error"].startswith("model 'llama3' not found")

@@ -7,16 +7,11 @@ from typing import Any
 import httpx
 import orjson
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from openai.types.responses import Response
 
-from server.dialects.responses.parse import ResponsesBody
 from tests.api.conftest import Serve
-from tests.api.inference.test_fuzz_generation import JSON, bodies, check
 from tests.api.streams import posting
 from tests.support.fakes import FakeLoader, FakeRunner
-from tests.support.sampling import EXAMPLES_SHARE
 
 URL = "/v1/responses"
 TOOL = {"type": "function", "name": "f", "parameters": {"type": "object"}}
@@ -51,15 +46,6 @@ async def ask(client: httpx.AsyncClient, said: Any = "Hi", **fields: Any) -> dic
         return body
     whole: dict[str, Any] = reply.json()
     return whole
-
-
-@pytest.mark.parametrize("path", [URL, "/responses"])
-async def test_a_response_is_answered(serve: Serve, path: str) -> None:
-    async with serve(says(Hi="Hello there!")) as api:
-        reply = await api.client.post(path, json={"input": "Hi"})
-    response = Response.model_validate(reply.json())
-    assert (response.status, response.output_text) == ("completed", "Hello there!")
-    assert response.id.startswith("resp_")
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -113,20 +99,6 @@ async def test_truncation_auto_drops_the_oldest_items_so_that_the_prompt_fits(se
     assert min(warm) > 100
     assert (refused.status_code, refused.json()["error"]["code"]) == (400, "context_length_exceeded")
     assert (too_long.status_code, too_long.json()["error"]["code"]) == (400, "context_length_exceeded")
-
-
-@pytest.mark.parametrize("choice", ["required", {"type": "function", "name": "f"}])
-async def test_a_call_can_be_asked_for(serve: Serve, choice: object) -> None:
-    async with serve(says(Hi="no call"), models=CHATML) as api:
-        reply = await ask(api.client, tools=[TOOL], tool_choice=choice, parallel_tool_calls=False, seed=1)
-    assert reply["output"][0]["type"] == "function_call"
-    assert reply["tool_choice"] == choice
-
-
-async def test_a_schema_that_can_not_be_enforced_is_a_400(client: httpx.AsyncClient) -> None:
-    format_ = {"type": "json_schema", "name": "s", "schema": {"type": "nonsense"}}
-    reply = await client.post(URL, json={"input": "Hi", "text": {"format": format_}, "stream": True})
-    assert reply.status_code == 400
 
 
 async def test_thoughts_are_an_item_and_counted(serve: Serve) -> None:
@@ -192,18 +164,6 @@ async def test_instructions_hold_for_one_response(serve: Serve) -> None:
     assert counts[0] == counts[1]
 
 
-@pytest.mark.parametrize("path", [URL + "/input_tokens", "/responses/input_tokens"])
-async def test_input_tokens_are_those_of_the_prompt(serve: Serve, path: str) -> None:
-    async with serve(says(Hi="Hello!")) as api:
-        first = await ask(api.client)
-        body = {"input": "Hi", "instructions": "be brief", "previous_response_id": first["id"]}
-        counted = (await api.client.post(path, json=body)).json()
-        wrong = await api.client.post(path, json={"input": 5})
-        asked = await ask(api.client, **{name: value for name, value in body.items() if name != "input"})
-    assert counted == {"object": "response.input_tokens", "input_tokens": asked["usage"]["input_tokens"]}
-    assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "input")
-
-
 async def test_what_has_no_effect_is_named_in_a_header(client: httpx.AsyncClient) -> None:
     body = {"input": "Hi", "max_output_tokens": 1, "reasoning": {"summary": "concise"}}
     reply = await client.post(URL, json=body)
@@ -229,29 +189,6 @@ async def test_a_client_that_leaves_stores_nothing(serve: Serve) -> None:
     assert reply.status_code == 404
 
 
-ITEM = st.fixed_dictionaries(
-    {"type": st.sampled_from(["message", "function_call", "function_call_output", "reasoning", "item_reference"])},
-    optional={"role": st.sampled_from(["user", "assistant", "system"])}
-    | dict.fromkeys(("content", "summary", "output", "call_id", "name", "arguments", "id"), JSON),
-)
-BODY = bodies(ResponsesBody, {"input": st.just("Hi") | st.lists(ITEM, max_size=3) | JSON})
-
-
-@pytest.mark.slow
-async def test_no_body_is_a_server_error_and_none_leaves_a_slot_busy(serve: Serve) -> None:
-    found: list[dict[str, Any]] = []
-
-    @settings(max_examples=200 // EXAMPLES_SHARE, database=None, suppress_health_check=list(HealthCheck), deadline=None)
-    @given(BODY)
-    def collect(body: dict[str, Any]) -> None:
-        found.append(body)
-
-    collect()
-    async with serve() as api:
-        for number, body in enumerate(found):
-            check(await api.client.post(URL if number % 2 else URL + "/input_tokens", json=body))
-
-
 GRAMMAR = {"type": "grammar", "syntax": "lark", "definition": 'start: "go " /[a-z"]+/ "\\n"'}
 PATCH = {"type": "custom", "name": "patch", "description": "Edits.", "format": GRAMMAR}
 WRONG = '<tool_call>\n{"name": "patch", "arguments": {"input": "GO 1"}}\n</tool_call>'
@@ -272,44 +209,3 @@ async def test_a_custom_tools_input_matches_its_grammar(serve: Serve, stream: bo
         assert re.fullmatch(r'go [a-z"]+\n', call["input"])
     assert re.match(r'g|go|go |go [a-z"]+', call["input"])
     assert after["output"][0]["content"][0]["text"] == "Done."
-
-
-async def test_a_grammar_that_can_not_be_enforced_is_a_400(client: httpx.AsyncClient) -> None:
-    format_ = {**GRAMMAR, "definition": r"start: /\bx/"}
-    reply = await client.post(URL, json={"input": "Hi", "tools": [{**PATCH, "format": format_}]})
-    assert (reply.status_code, reply.json()["error"]["param"]) == (400, "tools.0.format")
-
-
-async def test_a_silent_stream_sends_pings_that_are_events(serve: Serve) -> None:
-    steps = threading.Semaphore(0)
-    async with (
-        serve(FakeLoader(runner=lambda: FakeRunner(steps=steps)), server={"sse_ping_interval": 3600}) as api,
-        posting(api.app, URL, {"input": "Hi", "stream": True, "sse_ping_interval": 1}) as exchange,
-    ):
-        assert await exchange.start() == 200
-        begun = (await exchange.chunk()).decode()
-        ping = (await exchange.chunk()).decode()
-        steps.release(10_000)
-        parts = [part async for part in exchange.chunks()]
-    assert [event["type"] for event in events(begun + ping)] == [
-        "response.created",
-        "response.in_progress",
-        "keepalive",
-    ]
-    found = events(begun + ping + b"".join(parts).decode())
-    assert [event["sequence_number"] for event in found] == list(range(len(found)))
-    assert found[-1]["type"] in ("response.completed", "response.incomplete")
-
-
-@pytest.mark.parametrize("path", [URL, "/v1/chat/completions", "/chat/completions", "/v1/completions"])
-async def test_a_prompt_that_is_too_long_has_openais_code(client: httpx.AsyncClient, path: str) -> None:
-    said = "x" * 5000
-    body = {"input": said, "prompt": said, "messages": [{"role": "user", "content": said}], "stream": True}
-    own = {URL: ("input",), "/v1/completions": ("prompt",)}.get(path, ("messages",))
-    reply = await client.post(path, json={name: body[name] for name in (*own, "stream")})
-    error = reply.json()["error"]
-    assert (reply.status_code, error["code"], error["type"]) == (
-        400,
-        "context_length_exceeded",
-        "exceed_context_size_error",
-    )

@@ -337,19 +337,3 @@ async def test_stored_objects_belong_to_a_key_or_without_keys_to_all(
                 with pytest.raises(NotFoundError):
                     await use
     assert [each.id for each in listed.data] == ([file.id] if shared else [])
-
-
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        ({"background": True, "store": False}, "background"),
-        ({"conversation": "conv_1", "previous_response_id": "resp_1"}, "conversation"),
-        ({"conversation": 5}, "conversation"),
-        ({"conversation": "conv_unknown"}, "conversation"),
-    ],
-)
-async def test_a_wrong_use_of_state_names_the_field(serve: Serve, fields: dict[str, Any], param: str) -> None:
-    async with opened(serve) as (api, _):
-        reply = await api.client.post("/v1/responses", json={"input": "Hi", **fields})
-    assert reply.status_code == 400
-    assert reply.json()["error"]["param"] == param

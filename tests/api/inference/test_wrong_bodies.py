@@ -7,10 +7,13 @@ import pytest
 from tests.api.conftest import Serve
 from tests.support.fakes import FakeLoader, FakeRunner
 
+NATIVE, COMPLETIONS = "/completion", "/v1/completions"
 CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
 OLLAMA_CHAT, OLLAMA_GENERATE, EMBED = "/api/chat", "/api/generate", "/api/embed"
 HI = {"role": "user", "content": "Hi"}
 SEARCH = {"type": "web_search_20250305", "name": "web_search"}
+LARK = {"type": "grammar", "syntax": "lark", "definition": r"start: /\bx/"}
+CUSTOM = {"type": "custom", "name": "patch", "description": "Edits.", "format": LARK}
 PDF = {"type": "document", "source": {"type": "base64", "media_type": "application/pdf", "data": "JVBERi0="}}
 RIGHT: dict[str, dict[str, Any]] = {
     CHAT: {"messages": [HI]},
@@ -19,6 +22,8 @@ RIGHT: dict[str, dict[str, Any]] = {
     OLLAMA_CHAT: {"model": "demo", "messages": [HI]},
     OLLAMA_GENERATE: {"model": "demo", "prompt": "Hi"},
     EMBED: {"model": "embedder"},
+    NATIVE: {"prompt": "Hi", "n_predict": 2},
+    COMPLETIONS: {"prompt": "Hi"},
 }
 """By path: a body that is right but for what a row changes."""
 MODELS = {
@@ -81,6 +86,30 @@ MODELS = {
         (EMBED, {"input": "a", "keep_alive": True}, "keep_alive"),
         (EMBED, {"input": "a", "options": 5}, "options"),
         (EMBED, {"input": "a", "truncate": "yes"}, "truncate"),
+        (NATIVE, {"prompt": None}, "prompt"),
+        (NATIVE, {"top_k": "many"}, "top_k"),
+        (NATIVE, {"speculative.n_max": -1}, "speculative.n_max"),
+        (NATIVE, {"speculative.n_min": "2"}, "speculative.n_min"),
+        (NATIVE, {"speculative.p_min": True}, "speculative.p_min"),
+        (NATIVE, {"reasoning_budget_tokens": 3}, "reasoning_budget_tokens"),
+        (COMPLETIONS, {"prompt": 5}, "prompt"),
+        (COMPLETIONS, {"thinking_budget_tokens": 3}, "thinking_budget_tokens"),
+        (CHAT, {"thinking_budget": -2}, "thinking_budget"),
+        (CHAT, {"thinking_budget": 3, "reasoning_budget_message": "</think>"}, "reasoning_budget_message"),
+        (CHAT, {"n": 129}, "n"),
+        (
+            RESPONSES,
+            {"text": {"format": {"type": "json_schema", "name": "s", "schema": {"type": "x"}}}},
+            "text.format.schema.type",
+        ),
+        (RESPONSES, {"tools": [CUSTOM]}, "tools.0.format"),
+        (RESPONSES, {"background": True, "store": False}, "background"),
+        (RESPONSES, {"conversation": "conv_1", "previous_response_id": "resp_1"}, "conversation"),
+        (RESPONSES, {"conversation": 5}, "conversation"),
+        (RESPONSES, {"conversation": "conv_unknown"}, "conversation"),
+        (MESSAGES, {"messages": [HI | {"content": "x" * 9000}]}, "prompt is too long: "),
+        ("/v1/chat/completions/input_tokens", {"messages": "hi"}, "messages"),
+        ("/v1/responses/input_tokens", {"input": 5}, "input"),
         ("/tokenize", {"content": {"a": 1}}, "content.prompt_string"),
         ("/tokenize", {"prompt": {"a": 1}}, "prompt.prompt_string"),
         ("/detokenize", {"tokens": [1, 99999]}, "tokens.1"),
