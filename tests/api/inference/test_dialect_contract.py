@@ -32,7 +32,7 @@ OTHER_NAMES = {
     "/completions": BY_NAME["native"],
     "/responses": BY_NAME["responses"],
 }
-CODES = {"chat": "context_length_exceeded", "completions": "context_length_exceeded"}
+CODES: dict[str, str | int] = {"chat": "context_length_exceeded", "completions": "context_length_exceeded"}
 CODES |= {"responses": "context_length_exceeded", "native": 400}
 """The `code` of a prompt past the context; agents compact on it."""
 
