@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from structlog.contextvars import merge_contextvars
@@ -105,7 +106,8 @@ def configure(settings: LogSettings) -> None:
         logging.config.dictConfig(log_config(settings))
     except ValueError as error:  # dictConfig's wrapping of what the file handler raised
         reason = error.__cause__ or error
-        raise ConfigError(f"server.log_file: {settings.log_file}: {reason}; check the path") from None
+        name = "audit_log" if "'audit'" in str(error) else "log_file"
+        raise ConfigError(f"server.{name}: {getattr(settings, name)}: {reason}; check the path") from None
 
 
 def log_config(settings: LogSettings) -> dict[str, Any]:
@@ -114,7 +116,7 @@ def log_config(settings: LogSettings) -> dict[str, Any]:
     The file may be moved or cut while it is written to: who rotates logs does either.
     """
     if settings.log_disable:
-        return _tree({"none": {"class": "logging.NullHandler"}}, {}, logging.CRITICAL)
+        return _with_audit(_tree({"none": {"class": "logging.NullHandler"}}, {}, logging.CRITICAL), settings.audit_log)
     text = partial(as_text, prefix=settings.log_prefix, timestamps=settings.log_timestamps)
     colors = _wants_colors(settings.log_colors)
     renderers = {
@@ -124,13 +126,25 @@ def log_config(settings: LogSettings) -> dict[str, Any]:
     formatters = {name: {"()": formatter, "render": render} for name, render in renderers.items()}
     handlers: dict[str, Any] = {"terminal": {"class": "logging.StreamHandler", "formatter": "terminal"}}
     if settings.log_file is not None:
-        handlers["file"] = {
-            "class": "logging.handlers.WatchedFileHandler",
-            "formatter": "file",
-            "filename": str(settings.log_file),
-            "encoding": "utf-8",
-        }
-    return _tree(handlers, formatters, level_of(settings.verbosity))
+        handlers["file"] = _file_handler(settings.log_file, "file")
+    return _with_audit(_tree(handlers, formatters, level_of(settings.verbosity)), settings.audit_log)
+
+
+def _file_handler(path: Path, formatter: str) -> dict[str, Any]:
+    """Return the configuration of a handler that reopens the file after a rotation."""
+    handler = {"class": "logging.handlers.WatchedFileHandler", "formatter": formatter, "encoding": "utf-8"}
+    return handler | {"filename": str(path)}
+
+
+def _with_audit(config: dict[str, Any], path: Path | None) -> dict[str, Any]:
+    """Add the audit log: a file of its own, at every verbosity. Without a `path` its lines are dropped."""
+    if path is None:
+        config["loggers"]["server.audit"] = {"level": logging.CRITICAL}
+        return config
+    config["formatters"]["audit"] = {"()": formatter, "render": as_json}
+    config["handlers"]["audit"] = _file_handler(path, "audit")
+    config["loggers"]["server.audit"] = {"level": logging.INFO, "handlers": ["audit"], "propagate": False}
+    return config
 
 
 def formatter(render: Any) -> logging.Formatter:

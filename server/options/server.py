@@ -448,6 +448,10 @@ class LogSettings(SettingsModel):
     """
     log_file: FilePath | None = option(None, "--log-file", env=True)
     """Additional log file. It may be rotated by renaming or truncating."""
+    audit_log: FilePath | None = option(None, "--audit-log")
+    """File for one JSON object per administrative request: time, key, client address, endpoint, status, and model.
+    Refused requests are included. It may be rotated by renaming or truncating.
+    """
     log_colors: Switch = option("auto", "--log-colors", env=True)
     """Colored output; auto = if standard error is a terminal."""
     log_prefix: Bool = option(True, "--log-prefix", env=True, off=True)

@@ -92,6 +92,7 @@ class Record:
     elapsed_s: float = 0.0  # until it had ended
     headers: Mapping[bytes, bytes] = field(default_factory=dict, repr=False)  # that it came with
     error: str = ""  # why it failed: `reason_of` the exception
+    subject: str = ""  # the model that an administrative request names, as the client wrote it
     usage: Usage | None = None
 
     @property

@@ -32,6 +32,7 @@ from server.transport.websocket import PATHS as SOCKET_PATHS
 
 logger = logging.getLogger(__name__)
 access = logging.getLogger("server.access")
+audit = logging.getLogger("server.audit")
 
 OnEnd = Callable[[Record], None]
 """Called for each request when it has ended."""
@@ -39,6 +40,9 @@ OnEnd = Callable[[Record], None]
 UNMATCHED = "unmatched"
 CLIENT_GONE = 499
 """In the log and the metrics only: the client went away before the reply began (nginx's number)."""
+
+MAX_AUDIT_QUERY = 200
+"""Characters of a query that the audit log contains."""
 
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
@@ -201,6 +205,13 @@ class Middleware:
             # %r: a path may hold line breaks after unquoting
             said = (record.method, record.path, record.status, record.elapsed_s * 1000)
             access.log(level, "%s %r %d %.1f ms", *said, extra=record.fields())
+        if target.changes_server and target.endpoint.path and target.path != "/page/log":  # the web UI polls that
+            client = (scope.get("client") or ["a local socket"])[0]
+            query = scope["query_string"].decode("latin-1")[:MAX_AUDIT_QUERY]
+            fields = {"request": record.id, "key": record.key or record.refused_key, "client": client}
+            fields |= {"model": record.subject, "query": query, "outcome": record.outcome}
+            given = {name: value for name, value in fields.items() if value}
+            audit.info("%s %r %d", record.method, record.path, record.status, extra=given)
 
 
 def _target(scope: Scope) -> Target:

@@ -297,8 +297,9 @@ def test_a_certificate_that_is_none(tmp_path: Path) -> None:
 def test_a_log_file_that_cannot_be_opened_is_one_line(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["-m", str(model), "--log-file", str(tmp_path / "no" / "log")]) == 2
-    assert "server.log_file:" in capsys.readouterr().err
+    for flag, name in (("--log-file", "log_file"), ("--audit-log", "audit_log")):
+        assert main(["-m", str(model), flag, str(tmp_path / "no" / "log")]) == 2
+        assert f"server.{name}: {tmp_path}" in capsys.readouterr().err
 
 
 def test_fit_prints_what_a_model_takes_without_loading_it(capsys: pytest.CaptureFixture[str]) -> None:

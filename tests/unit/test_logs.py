@@ -103,6 +103,13 @@ def test_the_log_configuration_has_a_file_or_nothing(tmp_path: Path) -> None:
     logging.config.DictConfigurator(log_config(ServerSettings(log_colors="on")))
 
 
+@pytest.mark.parametrize("disabled", [False, True])
+def test_the_audit_log_is_a_file_of_its_own(tmp_path: Path, disabled: bool) -> None:
+    settings = ServerSettings(audit_log=tmp_path / "audit", log_disable=disabled, verbosity=0)
+    logger = log_config(settings)["loggers"]["server.audit"]
+    assert logger == {"level": logging.INFO, "handlers": ["audit"], "propagate": False}
+
+
 def lines_to(path: Path) -> tuple[logging.Logger, logging.Handler]:
     """A logger that writes into `path` as the server's do, and its handler, which is to be closed."""
     config = log_config(ServerSettings(log_file=path, log_prefix=False, log_timestamps=False))

@@ -33,6 +33,7 @@ from server.pool.state import ModelState, Status
 from server.routes.embed import embed, read_able
 from server.routes.generate import respond
 from server.routes.services import lease_for, sees_files, services, target_of
+from server.telemetry.record import RECORD
 from server.transport.body import read_as, read_json
 from server.transport.errors import JSON_TYPE, json_reply
 from server.transport.sse import NDJSON_TYPE, event_stream, while_connected
@@ -128,6 +129,7 @@ async def pull(request: Request) -> Response:
     name = _model(given)
     if name is None:
         raise InvalidRequest("model: is required", "model")
+    request.scope[RECORD].subject = name
     pool = services(request).pool
     events = pool.subscribe()
     try:
@@ -203,6 +205,7 @@ async def delete(request: Request) -> Response:
     name = _model(await read_json(request))
     if name is None:
         raise InvalidRequest("model: is required", "model")
+    request.scope[RECORD].subject = name
     await services(request).pool.remove(hub_name(name))
     return Response()
 

@@ -1,7 +1,7 @@
 """The configured models: the OpenAI list, llama-server's router endpoints, and their events."""
 
 import time
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Iterable, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -25,6 +25,7 @@ from server.pool.pool import Pool
 from server.pool.protocols import FileProgress, ModelInfo
 from server.pool.state import ModelFacts, ModelState, Status
 from server.routes.services import sees_files, services
+from server.telemetry.record import RECORD
 from server.transport.body import read_json
 from server.transport.errors import json_reply
 from server.transport.sse import event_stream
@@ -100,7 +101,7 @@ async def pin_model(request: Request) -> Response:
     pinned = body.get("pinned", True)
     if not isinstance(pinned, bool):
         raise InvalidRequest("pinned: must be true or false", "pinned")
-    services(request).pool.pin(model_named(body), pinned=pinned)
+    services(request).pool.pin(model_named(request, body), pinned=pinned)
     return json_reply({"success": True})
 
 
@@ -114,9 +115,7 @@ async def download_model(request: Request) -> Response:
 @router.delete("/models")
 async def remove_model(request: Request, model: str = "") -> Response:
     """Unload a model of the hub's cache, or stop its download, and delete its files."""
-    if not model:
-        raise InvalidRequest("model: must be a non-empty string", "model")
-    await services(request).pool.remove(model)
+    await services(request).pool.remove(model_named(request, {"model": model}))
     return json_reply({"success": True})
 
 
@@ -129,14 +128,15 @@ async def reload_models(pool: Pool) -> None:
 
 
 async def _named_model(request: Request) -> str:
-    return model_named(await read_json(request))
+    return model_named(request, await read_json(request))
 
 
-def model_named(body: dict[str, Any]) -> str:
-    """The model that a body names. Raises `InvalidRequest`."""
-    name = body.get("model")
+def model_named(request: Request, fields: Mapping[str, Any]) -> str:
+    """Return the model that a body or a query names, and note it for the audit log. Raises `InvalidRequest`."""
+    name = fields.get("model")
     if not isinstance(name, str) or not name:
         raise InvalidRequest("model: must be a non-empty string", "model")
+    request.scope[RECORD].subject = name
     return name
 
 

@@ -71,7 +71,7 @@ async def bench(request: Request) -> Response:
         raise NotSupported("over a Unix socket there is no address to measure")
     host = f"[{host}]" if ":" in host else host
     own = f"{request.scope['scheme']}://{host}:{port}{target_of(request).base}"
-    order = read_order(body, Address("this", own, model_named(body), given_key(request.headers)))
+    order = read_order(body, Address("this", own, model_named(request, body), given_key(request.headers)))
     return event_stream(request, _events(measured(order)))
 
 

@@ -71,6 +71,24 @@ async def test_who_is_refused_is_named(serve: Serve, lines: Lines) -> None:
         assert "wrong" not in json.dumps([*lines("server.access"), *lines("server.transport.middleware")])
 
 
+async def test_the_audit_log_names_who_changed_which_model(serve: Serve, lines: Lines) -> None:
+    async with serve(server={"api_keys": ["right"]}) as api:
+        right, wrong = ({"Authorization": f"Bearer {key}"} for key in ("right", "wrong"))
+        assert (await api.client.post("/models/unload", json={"model": "demo"}, headers=right)).is_success
+        assert (await api.client.post("/models/load", json={"model": "demo"}, headers=wrong)).status_code == 401
+        await api.client.request("DELETE", "/api/delete", json={"model": "other"}, headers=right)
+        await api.client.get("/models?reload=1", headers=right)
+        for path in ("/slots", "/models", "/props", "/no/such/path"):
+            await api.client.get(path, headers=right)
+        await api.client.post("/v1/chat/completions", json=CHAT, headers=right)
+        unload, load, delete, reload = lines("server.audit")
+    assert unload["msg"] == "POST '/models/unload' 200"
+    assert (unload["key"], unload["model"], unload["outcome"]) == (plain_key("right").name, "demo", "done")
+    assert (load["key"], load["outcome"], load.get("model")) == (plain_key("wrong").name, "authentication_failed", None)
+    assert (delete["msg"].split()[:2], delete["model"]) == (["DELETE", "'/api/delete'"], "other")
+    assert reload["query"] == "reload=1"
+
+
 async def test_a_mistake_has_its_reason(serve: Serve, lines: Lines) -> None:
     async with serve() as api:
         await api.client.post("/v1/chat/completions", json={"messages": 3})
