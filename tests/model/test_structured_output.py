@@ -25,7 +25,6 @@ SCHEMA = {
         "tags": {
             "type": "array",
             "items": {"enum": ["é", "b", "c"]},
-            "uniqueItems": True,
             "minItems": 2,
             "maxItems": 3,
         },
