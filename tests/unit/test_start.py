@@ -22,7 +22,7 @@ _LATER = (
     "llama_cpp",
     "limits",  # once a key has limits
     "server.cli.model_commands",  # pull, list and rm
-    "server.hub.remote",  # once the hub is contacted
+    "server.hub.child",
     "huggingface_hub",
 )
 

@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from server.app import create_app
-from server.hub.remote import RetryPolicy
+from server.hub.process import DownloadProcess
 from server.pool.events import DownloadEnded, DownloadProgress, PoolEvent, StatusChanged, Subscription
 from server.pool.state import Status
 from server.settings import load_settings
@@ -289,6 +289,7 @@ async def test_a_removed_model_stops_no_download_of_its_repository(remote: Stand
             async for event in events:
                 if isinstance(event, DownloadProgress):
                     break
+            assert await asyncio.to_thread(remote.holding.wait, 60)
             n_asked = len(remote.contents_asked())
             removed = await api.client.request("DELETE", "/models", params={"model": f"{REPOSITORY}:F16"})
             assert removed.json() == {"success": True}
@@ -489,7 +490,7 @@ async def test_ollamas_clients_pull_and_delete(remote: StandInHub, tmp_path: Pat
 
 
 async def test_a_pull_that_fails_says_why(remote: StandInHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("server.hub.remote.RetryPolicy", lambda: RetryPolicy(retries=0, wait_s=0))
+    monkeypatch.setattr("server.hub.hub.DownloadProcess", lambda url, token, _: DownloadProcess(url, token, 0))
     remote.repositories["org/broken"] = {"model-Q8_0.gguf": GGUF}
     remote.wrong = b"no model"
     async with serving(remote, tmp_path) as api:

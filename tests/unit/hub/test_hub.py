@@ -1,6 +1,5 @@
 """Downloads against a hub on the loopback that is slow, cuts off, lies, forbids, and against a full disk."""
 
-import errno
 import hashlib
 import os
 import subprocess
@@ -18,8 +17,8 @@ from server.errors import DownloadFailed, LlamapoolError, NotFound
 from server.hub.cache import cache_folder
 from server.hub.fetcher import HubFetcher
 from server.hub.hub import Files, Hub
+from server.hub.process import Cancelled
 from server.hub.reference import Reference
-from server.hub.remote import Cancelled, RetryPolicy
 from server.pool.protocols import FileProgress
 from server.pool.spec import NOT_HERE, ModelSpec, RemoteFiles
 from tests.support.stand_in_hub import COMMIT, StandInHub, stand_in_hub
@@ -27,8 +26,6 @@ from tests.support.stand_in_hub import COMMIT, StandInHub, stand_in_hub
 MODEL = b"GGUF" + bytes(range(256)) * 1024
 SHA = hashlib.sha256(MODEL).hexdigest()
 REPOSITORY = "org/model-GGUF"
-NEVER = RetryPolicy(retries=0, wait_s=0)
-OFTEN = RetryPolicy(retries=3, wait_s=0)
 
 
 @pytest.fixture
@@ -40,11 +37,17 @@ def remote() -> Iterator[StandInHub]:
 
 
 def hub_of(remote: StandInHub, folder: Path, **changes: Any) -> Hub:
-    return Hub(folder, **{"endpoint": remote.url, "token": "hf_token", "patience": NEVER, **changes})
+    return Hub(folder, **{"endpoint": remote.url, "token": "hf_token\n", "retry_wait_s": 0, **changes})
 
 
 def pulled(hub: Hub, name: str = REPOSITORY, file: str = "", **changes: Any) -> Files:
     return hub.pull(Reference.parse(name), file, lambda _: None, lambda: True, **changes)
+
+
+def partial_of_model(folder: Path) -> Path:
+    partial = folder / "models--org--model-GGUF" / "blobs" / f"{SHA}.incomplete"
+    partial.parent.mkdir(parents=True)
+    return partial
 
 
 def test_a_download_lies_where_other_tools_look_for_it(remote: StandInHub, tmp_path: Path) -> None:
@@ -86,114 +89,44 @@ def test_what_is_there_is_not_downloaded_again_and_offline_asks_nothing(remote: 
 
 
 def test_a_cut_download_goes_on_where_it_ended(remote: StandInHub, tmp_path: Path) -> None:
-    remote.cuts = [100_000, 50_000]
-    found = pulled(hub_of(remote, tmp_path, patience=OFTEN))
-    assert found.model
-    assert found.model.read_bytes() == MODEL
-    assert [asked.range for asked in remote.contents_asked()] == ["", "bytes=100000-", "bytes=150000-"]
-
-
-def test_another_process_goes_on_with_what_was_left(remote: StandInHub, tmp_path: Path) -> None:
-    remote.cuts = [100_000, 0]
-    with pytest.raises(DownloadFailed, match="the received part is kept"):
-        pulled(hub_of(remote, tmp_path))
+    """After the hub closed a connection, and after a download of another process."""
+    partial = partial_of_model(tmp_path)
+    partial.write_bytes(MODEL[:100_000])
+    remote.cuts = [50_000]
     found = pulled(hub_of(remote, tmp_path))
     assert found.model
     assert found.model.read_bytes() == MODEL
-    assert remote.contents_asked()[-1].range == "bytes=100000-"
-
-
-def test_a_hub_without_ranges_begins_anew(remote: StandInHub, tmp_path: Path) -> None:
-    remote.cuts, remote.ranges = [100_000], False
-    found = pulled(hub_of(remote, tmp_path, patience=OFTEN))
-    assert found.model
-    assert found.model.read_bytes() == MODEL
+    first, second = (asked.range for asked in remote.contents_asked())
+    assert first == "bytes=100000-"
+    assert 100_000 <= int(second[6:-1]) <= 150_000
 
 
 def test_a_busy_hub_is_asked_again(remote: StandInHub, tmp_path: Path) -> None:
     remote.busy = 2
-    assert pulled(hub_of(remote, tmp_path, patience=OFTEN)).model
+    assert pulled(hub_of(remote, tmp_path)).model
     remote.busy = 9
     with pytest.raises(DownloadFailed, match="says 503"):
-        pulled(hub_of(remote, tmp_path / "other", patience=OFTEN))
+        pulled(hub_of(remote, tmp_path / "other"))
 
 
-def test_another_content_than_announced_is_never_there(remote: StandInHub, tmp_path: Path) -> None:
-    remote.wrong = MODEL[:-1] + b"x"
-    with pytest.raises(DownloadFailed, match="SHA-256 is another"):
+@pytest.mark.parametrize(
+    ("wrong", "said"), [(MODEL[:-1] + b"x", "SHA-256 differs"), (b"<html>Please log in</html>", "sent another file")]
+)
+def test_another_content_than_announced_is_never_there(
+    remote: StandInHub, tmp_path: Path, wrong: bytes, said: str
+) -> None:
+    remote.wrong = wrong
+    with pytest.raises(DownloadFailed, match=said):
         pulled(hub_of(remote, tmp_path))
     assert [path for path in tmp_path.rglob("*") if path.is_file() and path.suffix != ".lock"] == []
-    remote.wrong = b""
-    assert pulled(hub_of(remote, tmp_path)).model
 
 
 def test_a_left_part_of_something_else_is_dropped(remote: StandInHub, tmp_path: Path) -> None:
-    partial = tmp_path / "models--org--model-GGUF" / "blobs" / f"{SHA}.incomplete"
-    partial.parent.mkdir(parents=True)
-    partial.write_bytes(b"x" * 1000)
+    partial_of_model(tmp_path).write_bytes(b"x" * 1000)
     found = pulled(hub_of(remote, tmp_path))
     assert found.model
     assert found.model.read_bytes() == MODEL
     assert [asked.range for asked in remote.contents_asked()] == ["bytes=1000-", ""]
-
-
-@pytest.mark.parametrize("length", [len(MODEL) + 10, len(MODEL) - 10])
-def test_a_content_of_another_length_is_refused(remote: StandInHub, tmp_path: Path, length: int) -> None:
-    remote.wrong = (MODEL + MODEL)[:length]
-    with pytest.raises(DownloadFailed):
-        pulled(hub_of(remote, tmp_path, patience=OFTEN))
-    assert not list(tmp_path.rglob("*.gguf"))
-
-
-PAGE = b"<html>Please log in</html>"
-
-
-@pytest.mark.parametrize(
-    ("reply", "said"),
-    [
-        ({"wrong": PAGE, "kind": "text/html; charset=utf-8"}, r"sent a page \(text/html\)"),
-        ({"wrong": PAGE}, f"sent {len(PAGE)} bytes where {len(MODEL)} were announced"),
-        ({"wrong": PAGE, "chunked": True}, "ended early"),
-        ({"wrong": MODEL[:-10] + b"</body></html>"}, f"where {len(MODEL)} were announced"),
-    ],
-)
-@pytest.mark.parametrize("begun", [0, 100_000])
-def test_a_page_in_place_of_a_file_is_no_beginning_of_it(
-    begun: int, reply: dict[str, Any], said: str, remote: StandInHub, tmp_path: Path
-) -> None:
-    """It would be found out by its sum only when all the rest had come, which would have to come again."""
-    hub = hub_of(remote, tmp_path)
-    if begun:
-        remote.cuts = [begun, 0]
-        with pytest.raises(DownloadFailed, match="the received part is kept"):
-            pulled(hub)
-    remote.ranges = False  # whoever sends a page has none
-    for key, value in reply.items():
-        setattr(remote, key, value)
-    with pytest.raises(DownloadFailed, match=said):
-        pulled(hub)
-    remote.wrong, remote.kind, remote.chunked, remote.ranges = b"", "", False, True
-    remote.asked.clear()
-    found = pulled(hub)
-    assert found.model
-    assert found.model.read_bytes() == MODEL
-    kept = begun and "chunked" not in reply  # a reply without a length may be the content, from its beginning
-    assert [asked.range for asked in remote.contents_asked()] == [f"bytes={begun}-" if kept else ""]
-
-
-def test_a_beginning_of_something_else_is_paid_for_once(remote: StandInHub, tmp_path: Path) -> None:
-    """Also where it came in the same run: nobody is told to try again."""
-    remote.wrong, remote.cuts = b"x" * len(MODEL), [100_000]
-    hub = hub_of(remote, tmp_path, patience=replace(OFTEN, wait_s=0.01))
-    reports = []
-
-    def report(progress: FileProgress) -> None:
-        reports.append(progress)
-        if progress.done == 100_000:
-            remote.wrong = b""
-
-    assert hub.pull(Reference.parse(REPOSITORY), "", report, lambda: True).model
-    assert [asked.range for asked in remote.contents_asked()] == ["", "bytes=100000-", ""]
 
 
 def test_the_token_does_not_leave_the_hub(remote: StandInHub, tmp_path: Path) -> None:
@@ -211,7 +144,7 @@ def test_a_token_that_lies_about_goes_to_no_mirror(
     monkeypatch.setenv("HF_TOKEN", "hf_of_somebody")
     pulled(hub_of(remote, tmp_path / "mirror", token=""))
     assert {asked.token for asked in remote.asked} == {""}
-    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", remote.url)
+    monkeypatch.setenv("HF_ENDPOINT", remote.url)
     remote.asked.clear()
     pulled(hub_of(remote, tmp_path / "own", token=""))
     assert {asked.token for asked in remote.asked} == {"hf_of_somebody"}
@@ -237,12 +170,7 @@ def test_refusals_say_what_to_do(
     assert "hf_token" not in error.value.message
 
 
-def test_the_end_of_the_line_of_a_token_s_file_is_no_part_of_it(remote: StandInHub, tmp_path: Path) -> None:
-    pulled(hub_of(remote, tmp_path, token="hf_token\n"))
-    assert {asked.token for asked in remote.asked} == {"hf_token"}
-
-
-@pytest.mark.parametrize("token", ["hf_sec\nret", "hf_sec\rret", "hf_secr\u00fct", "hf_\0"])
+@pytest.mark.parametrize("token", ["hf_sec\nret", "hf_secr\u00fct"])
 def test_a_token_that_is_none_is_not_sent_and_not_shown(remote: StandInHub, tmp_path: Path, token: str) -> None:
     with pytest.raises(DownloadFailed, match="HF_TOKEN") as error:
         pulled(hub_of(remote, tmp_path, token=token))
@@ -257,11 +185,6 @@ def test_names_that_lead_elsewhere_are_not_there(remote: StandInHub, tmp_path: P
         pulled(hub_of(remote, tmp_path / "cache"))
 
 
-def test_a_listing_of_several_pages(remote: StandInHub, tmp_path: Path) -> None:
-    remote.page = 1
-    assert pulled(hub_of(remote, tmp_path)).model
-
-
 def test_the_disk_is_looked_at_first(remote: StandInHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr("shutil.disk_usage", lambda _: usage(10, 9, 1))
@@ -270,34 +193,12 @@ def test_the_disk_is_looked_at_first(remote: StandInHub, tmp_path: Path, monkeyp
     assert remote.contents_asked() == []
 
 
-def test_a_disk_that_fills_up_meanwhile(remote: StandInHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(_: int) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr("os.fsync", full)
-    with pytest.raises(DownloadFailed, match="No space left on device"):
-        pulled(hub_of(remote, tmp_path))
-    assert not list(tmp_path.rglob("*.incomplete"))
-
-
 def test_a_slow_download_can_be_stopped_and_gone_on_with(remote: StandInHub, tmp_path: Path) -> None:
     remote.hold = threading.Event()
-    going = threading.Event()
-    going.set()
-    errors: list[Exception] = []
-
-    def run() -> None:
-        try:
-            hub_of(remote, tmp_path).pull(Reference.parse(REPOSITORY), "", lambda _: None, going.is_set)
-        except Cancelled as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    assert remote.holding.wait(30)
-    going.clear()
-    thread.join(30)  # though the hub says nothing more
-    assert len(errors) == 1
+    with pytest.raises(Cancelled):  # though the hub sends nothing more
+        hub_of(remote, tmp_path).pull(
+            Reference.parse(REPOSITORY), "", lambda _: None, lambda: not remote.holding.is_set()
+        )
     remote.hold.set()
     remote.hold = None
     assert pulled(hub_of(remote, tmp_path)).model
@@ -355,7 +256,7 @@ def test_the_projector_goes_with_the_last_model_of_its_repository(remote: StandI
     assert not (tmp_path / "models--org--model-GGUF").exists()
 
 
-@pytest.mark.parametrize("question", ["/refs", "/tree", "/resolve/"])
+@pytest.mark.parametrize("question", ["/refs", "/resolve/"])
 def test_nobody_who_stops_waits_for_a_silent_hub(remote: StandInHub, tmp_path: Path, question: str) -> None:
     remote.silent = question
     with pytest.raises(Cancelled):
@@ -363,13 +264,6 @@ def test_nobody_who_stops_waits_for_a_silent_hub(remote: StandInHub, tmp_path: P
             Reference.parse(REPOSITORY), "", lambda _: None, lambda: not remote.holding.is_set()
         )
     assert not remote.ended.is_set()
-
-
-def test_nobody_who_stops_waits_for_the_next_attempt(remote: StandInHub, tmp_path: Path) -> None:
-    remote.busy = 1
-    hub = hub_of(remote, tmp_path, patience=RetryPolicy(retries=1, wait_s=3600))
-    with pytest.raises(Cancelled):
-        hub.look(Reference.parse(REPOSITORY), wanted=lambda: not remote.asked)
 
 
 def test_small_files_and_split_models(remote: StandInHub, tmp_path: Path) -> None:
