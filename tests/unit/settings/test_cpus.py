@@ -2,10 +2,7 @@
 
 import pytest
 
-from server.errors import ConfigError
 from server.options.values import instance_cpus, mask_cpus, range_cpus
-from server.pool.spec import ThreadPlacement
-from tests.unit.settings.builders import spec
 
 
 @pytest.mark.parametrize(("text", "cpus"), [("0-3", {0, 1, 2, 3}), ("2-2", {2}), ("-1", {0, 1}), ("510-", {510, 511})])
@@ -35,28 +32,3 @@ def test_ranges_and_masks_complement_each_other_instance_by_instance() -> None:
     assert instance_cpus(("0-1",), ()) == (frozenset({0, 1}),)
     assert instance_cpus(("0-0",), ("2", "4")) == (frozenset({0, 1}), frozenset({0, 2}))
     assert instance_cpus((), ()) == ()
-
-
-def test_flags_reach_the_engine() -> None:
-    assert spec("-Cr", "0-1", "--cpu-mask", "0x8").engine.cpus == (frozenset({0, 1, 3}),)
-    assert spec("--instances", "2", "--cpu-range", "0-1,2-3").engine.cpus == (frozenset({0, 1}), frozenset({2, 3}))
-    assert spec().engine.cpus == ()
-
-
-def test_prompts_and_drafts_have_processors_of_their_own() -> None:
-    assert spec().native.placement is None
-    batch = spec("-Cb", "0x4", "-Crb", "0-0", "--cpu-strict", "1").native.placement
-    assert batch == ThreadPlacement(cpus_batch=frozenset({0, 2}), strict=True)
-    made = spec("-md", "d.gguf", "-Cb", "0x4", "-Cd", "2", "--cpu-strict-batch-draft", "1")
-    assert made.draft is not None
-    assert made.draft.native.placement == ThreadPlacement(frozenset({1}), frozenset(), strict_batch=True)
-    made = spec("-md", "d.gguf", "-Cb", "0x4")
-    assert made.draft is not None
-    assert made.draft.native.placement == ThreadPlacement(cpus_batch=frozenset({2}))
-    made = spec("-md", "d.gguf", "-Crbd", "1-1")  # its threads are the model's, which have to be brought back
-    assert made.native.placement == ThreadPlacement()
-
-
-def test_as_many_sets_as_instances_or_one() -> None:
-    with pytest.raises(ConfigError, match="cpu_range has 2 CPU sets for 3 instances"):
-        spec("--instances", "3", "-Cr", "0-1,2-3")

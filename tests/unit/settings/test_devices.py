@@ -8,8 +8,7 @@ import pytest
 from server.cli import main
 from server.errors import ConfigError
 from server.options.values import device_sets, read_device_sets, read_one_device_set
-from server.settings import check_files, load_settings, model_specs
-from tests.unit.settings.builders import spec
+from server.settings import check_files, load_settings
 
 
 @pytest.mark.parametrize(
@@ -51,36 +50,6 @@ def test_a_draft_model_has_one_set_for_all_instances() -> None:
 
 def test_none_is_no_device_and_auto_is_left_to_the_library() -> None:
     assert device_sets(("none", "auto", "A,B")) == ((), None, ("A", "B"))
-
-
-def test_flags_and_the_variable_reach_the_loader() -> None:
-    assert spec().native.devices == (None,)
-    assert spec("-dev", "none").native.devices == ((),)
-    assert spec(env={"LLAMA_ARG_DEVICE": "CUDA1,CUDA0"}).native.devices == (("CUDA1", "CUDA0"),)
-    assert spec("--instances", "2", "--device", "A;B,C").native.devices == (("A",), ("B", "C"))
-
-
-def test_a_draft_model_is_where_its_own_flag_says() -> None:
-    made = spec("-md", "d.gguf", "-dev", "A", "-devd", "none")
-    assert made.draft is not None
-    assert (made.native.devices, made.draft.native.devices) == ((("A",),), ((),))
-    made = spec("-md", "d.gguf", "-dev", "A")
-    assert made.draft is not None
-    assert made.draft.native.devices == (None,)  # the loader puts the model's own in its place
-
-
-@pytest.mark.parametrize(("instances", "device"), [("1", "A;B"), ("3", "A;B")])
-def test_as_many_sets_as_instances_or_one(instances: str, device: str) -> None:
-    message = f"device has 2 sets for {instances} instances; give one, or one per instance"
-    with pytest.raises(ConfigError, match=message):
-        spec("--instances", instances, "--device", device)
-
-
-def test_a_list_of_the_yaml_is_a_set_for_each_instance(tmp_path: Path) -> None:
-    config = tmp_path / "pool.yaml"
-    config.write_text("models: {m: {path: m.gguf, instances: 2, device: ['A,B', none]}}", encoding="utf-8")
-    (made,) = model_specs(load_settings([], {}, config))
-    assert made.native.devices == (("A", "B"), ())
 
 
 @pytest.mark.parametrize(

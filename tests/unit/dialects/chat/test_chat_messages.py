@@ -2,8 +2,8 @@ from typing import Any
 
 import pytest
 
-from server.chat.conversation import Call, Message, TextPart, Tool, refuse_unseen, template_messages
-from server.dialects.chat.parse import read_messages, read_tools, with_tools
+from server.chat.conversation import Call, Message, TextPart, Tool, template_messages
+from server.dialects.chat.parse import read_messages, read_tools
 from server.errors import InvalidRequest
 from tests.unit.dialects.builders import tools_of
 
@@ -35,56 +35,6 @@ def test_parts_stay_parts() -> None:
     ]
 
 
-def test_arguments_given_as_an_object_become_json_text() -> None:
-    call = {"function": {"name": "f", "arguments": {"a": 1}}}
-    got = template_messages(read_messages([{"role": "assistant", "tool_calls": [call]}]))
-    assert got[0]["tool_calls"] == [{"type": "function", "function": {"name": "f", "arguments": '{"a":1}'}}]
-
-
-def test_arguments_nest_as_deeply_as_can_be_read() -> None:
-    deep: object = 1
-    for _ in range(500):
-        deep = {"a": deep}
-    call = {"function": {"name": "f", "arguments": deep}}
-    got = template_messages(read_messages([{"role": "assistant", "tool_calls": [call]}]))
-    assert got[0]["tool_calls"][0]["function"]["arguments"] == '{"a":' * 500 + "1" + "}" * 500
-
-
-@pytest.mark.parametrize(
-    ("messages", "named"),
-    [
-        (None, "messages"),
-        ([], "messages"),
-        ("hi", "messages"),
-        ([5], "messages.0"),
-        ([{"content": "x"}], "messages.0.role"),
-        ([{"role": 5, "content": "x"}], "messages.0.role"),
-        ([{"role": "user"}], "messages.0.content"),
-        ([user(5)], "messages.0.content"),
-        ([user("a"), user([5])], "messages.1.content.0"),
-        ([user([{"type": "text"}])], "messages.0.content.0.text"),
-        ([user([{"type": ["text"]}])], "messages.0.content.0.type"),
-        ([{**user("a"), "name": 5}], "messages.0.name"),
-        ([{**user("a"), "function_call": {}}], "messages.0.function_call.name"),
-        ([{**user("a"), "tool_calls": 5}], "messages.0.tool_calls"),
-        ([{**user("a"), "tool_calls": [5]}], "messages.0.tool_calls.0"),
-        ([{**user("a"), "tool_calls": [{"type": 5}]}], "messages.0.tool_calls.0.type"),
-        ([{**user("a"), "tool_calls": [{"function": {"name": "f"}}]}], "messages.0.tool_calls.0.function.arguments"),
-        ([{**user("a"), "tool_calls": [{**CALL, "id": 5}]}], "messages.0.tool_calls.0.id"),
-    ],
-)
-def test_a_wrong_message_is_refused_at_its_place(messages: object, named: str) -> None:
-    with pytest.raises(InvalidRequest) as caught:
-        read_messages(with_tools(messages))
-    assert caught.value.param == named
-
-
-@pytest.mark.parametrize("kind", ["image_url", "input_audio", "video_url"])
-def test_media_is_refused_with_llama_servers_hint(kind: str) -> None:
-    with pytest.raises(InvalidRequest, match="mmproj"):
-        refuse_unseen(read_messages([user([{"type": kind, kind: {"url": "x"}}])]), lambda _: False)
-
-
 def test_tools_get_llama_servers_form() -> None:
     bare = {"type": "function", "function": {"name": "g", "strict": True}}
     got = tools_of([TOOL, bare], None, None)
@@ -106,32 +56,6 @@ def test_tools_get_llama_servers_form() -> None:
 def test_a_choice_is_a_mode_or_a_name(choice: object, expected: tuple[str, str]) -> None:
     got = tools_of([TOOL], choice, None)
     assert (got.choice, got.name) == expected
-
-
-@pytest.mark.parametrize(
-    ("tools", "choice", "named"),
-    [
-        ("x", None, "tools"),
-        ([5], None, "tools.0"),
-        ([{"type": 5}], None, "tools.0.type"),
-        ([{"type": "web_search"}], {"type": "web_search"}, "tool_choice.type"),
-        ([{"type": "function"}], None, "tools.0.function"),
-        ([{"type": "function", "function": {"name": ""}}], None, "tools.0.function.name"),
-        ([{"type": "function", "function": {"name": "f", "parameters": 5}}], None, "tools.0.function.parameters"),
-        ([TOOL, TOOL], None, "tools.1.function.name"),
-        ([TOOL], "sometimes", "tool_choice"),
-        ([TOOL], {"type": "function", "function": {"name": "g"}}, "tool_choice.function.name"),
-        ([TOOL], {"type": "function"}, "tool_choice.name"),
-        ([TOOL], {"type": "function", "function": "f"}, "tool_choice.function"),
-        ([TOOL], {}, "tool_choice.type"),
-        ([TOOL], 5, "tool_choice"),
-        (None, "required", "tool_choice"),
-    ],
-)
-def test_a_wrong_tool_is_refused(tools: Any, choice: object, named: str) -> None:
-    with pytest.raises(InvalidRequest) as caught:
-        tools_of(tools, choice, None)
-    assert caught.value.param == named
 
 
 @pytest.mark.parametrize(

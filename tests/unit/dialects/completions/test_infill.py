@@ -4,7 +4,7 @@ import pytest
 
 from server.dialects.native.fim import Extra, Gap, extra_tokens, fim_tokens, fitting_extra, require_fim
 from server.dialects.native.infill import infill_tokens, parse_infill
-from server.errors import InvalidRequest, NotSupported
+from server.errors import NotSupported
 from tests.support.fakes import BOS, FakeVocab
 from tests.unit.dialects.builders import make_model
 
@@ -87,36 +87,6 @@ def test_a_model_without_the_tokens_can_not_do_it() -> None:
     vocab.fim_middle = -1
     with pytest.raises(NotSupported, match=r"model: middle token is missing. $"):
         require_fim(vocab)
-
-
-@pytest.mark.parametrize(
-    ("body", "named", "message"),
-    [
-        ({"input_suffix": ""}, "input_prefix", '"input_prefix" is required'),
-        ({"input_prefix": ""}, "input_suffix", '"input_suffix" is required'),
-        ({"input_prefix": "", "input_suffix": "", "prompt": 5}, "prompt", '"prompt" must be a string'),
-        ({"input_prefix": 5, "input_suffix": ""}, "input_prefix", ""),
-        ({"input_prefix": "", "input_suffix": [None]}, "input_suffix.0", ""),
-        ({"input_prefix": [260], "input_suffix": ""}, "input_prefix.0", ""),
-        ({"input_prefix": "", "input_suffix": "", "input_extra": 5}, "input_extra", "must be an array of"),
-        ({"input_prefix": "", "input_suffix": "", "input_extra": {}}, "input_extra", "must be an array of"),
-        ({"input_prefix": "", "input_suffix": "", "input_extra": [{}]}, "input_extra.0.text", '"text" field'),
-        ({"input_prefix": "", "input_suffix": "", "input_extra": [5]}, "input_extra.0.text", '"text" field'),
-        (
-            {"input_prefix": "", "input_suffix": "", "input_extra": [{"text": "a"}, {"text": "b", "filename": 5}]},
-            "input_extra.1.filename",
-            '"filename" field must be a string',
-        ),
-        ({"input_prefix": "", "input_suffix": "", "input_extra": [{"text": ""}] * 1025}, "input_extra", "at most"),
-        ({"input_prefix": "", "input_suffix": "", "reasoning_control": True}, "reasoning_control", ""),
-        ({"input_prefix": "", "input_suffix": "", "n_indent": -1}, "n_indent", ""),
-    ],
-)
-def test_a_wrong_body_is_refused_in_llama_servers_words(body: dict[str, Any], named: str, message: str) -> None:
-    with pytest.raises(InvalidRequest) as caught:
-        parse_infill(body).generation(make_model())
-    assert caught.value.param == named
-    assert message in caught.value.message
 
 
 def test_all_options_of_a_completion_are_taken() -> None:

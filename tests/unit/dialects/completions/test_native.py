@@ -97,36 +97,6 @@ def test_logprobs_may_be_a_switch() -> None:
     assert requests(logprobs=True)[0].n_probs == 1
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("response_fields", "content"),
-        ("response_fields", [1]),
-        ("response_fields", ["a"] * 257),
-        ("response_fields", ["a" * 257]),
-        ("return_tokens", 1),
-        ("n_probs", 1001),
-        ("n_probs", "1"),
-        ("logprobs", "1"),
-        ("system_prompt", 5),
-        ("system_prompt", {"prompt": 5}),
-        ("reasoning_format", "nonsense"),
-        ("reasoning_control", True),
-        ("json_schema", 5),
-        ("grammar", 5),
-        ("stop", [5]),
-        ("n_cmpl", 0),
-        ("n", 129),
-        ("id_slot", 9),
-        ("stream", 1),
-    ],
-)
-def test_a_wrong_field_is_refused_by_name(name: str, value: object) -> None:
-    error = refused(**{name: value})
-    assert error.param == name
-    assert f"'{name}'" in error.message
-
-
 def test_an_empty_prompt_is_refused_where_the_model_adds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     model = make_model()
     monkeypatch.setattr(model.vocab, "tokenize", lambda *_, **__: [])

@@ -42,24 +42,6 @@ def test_tokens_become_text() -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "named"),
-    [
-        ({"content": 5}, "content"),
-        ({"content": {"text": "a"}}, "content.prompt_string"),
-        ({"content": {"prompt_string": "a<__media__>", "multimodal_data": ["aa"]}}, "content"),  # it sees nothing
-        ({"content": [True]}, "content.0"),
-        ({"content": [260]}, "content.0"),
-        ({"content": "a", "add_special": "yes"}, "add_special"),
-        ({"content": "a", "model": 5}, "model"),
-    ],
-)
-def test_a_wrong_body_of_tokenize_is_refused(body: Json, named: str) -> None:
-    with pytest.raises(InvalidRequest) as caught:
-        tokens(**body)
-    assert caught.value.param == named
-
-
-@pytest.mark.parametrize(
     ("value", "named"),
     [("hi", "tokens"), ([1, "a"], "tokens.1"), ([True], "tokens.0"), ([260], "tokens.0"), ([-1], "tokens.0")],
 )

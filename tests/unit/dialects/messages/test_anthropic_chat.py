@@ -145,42 +145,6 @@ def test_a_schema_that_cannot_be_held_is_named_as_the_client_calls_it() -> None:
     assert caught.value.message == "output_config.format.schema: 'if' is not supported"
 
 
-@pytest.mark.parametrize(
-    ("fields", "named"),
-    [
-        ({"max_tokens": -1}, "max_tokens"),
-        ({"max_tokens": 1.5}, "max_tokens"),
-        ({"temperature": "hot"}, "temperature"),
-        ({"stop_sequences": "END"}, "stop_sequences"),
-        ({"stop_sequences": [5]}, "stop_sequences"),
-        ({"stop_sequences": ["x"] * 65}, "stop_sequences"),
-        ({"stream": "yes"}, "stream"),
-        ({"thinking": True}, "thinking"),
-        ({"thinking": {}}, "thinking.type"),
-        ({"thinking": {"type": "hard"}}, "thinking.type"),
-        ({"thinking": {"type": "enabled", "budget_tokens": "many"}}, "thinking.budget_tokens"),
-        ({"thinking": {"type": "enabled", "display": 1}}, "thinking.display"),
-        ({"metadata": "me"}, "metadata"),
-        ({"output_config": {"effort": 3}}, "output_config.effort"),
-        ({"output_config": {"format": "json"}}, "output_config.format"),
-        ({"output_config": {"format": {"type": "xml"}}}, "output_config.format.type"),
-        ({"output_config": {"format": {"type": "json_schema"}}}, "output_config.format.schema"),
-        ({"output_format": "json"}, "output_format"),
-        ({"output_format": {"type": "xml"}}, "output_format.type"),
-        ({"output_format": {"type": "json_schema"}}, "output_format.schema"),
-        ({"system": 5}, "system"),
-        ({"tools": 5}, "tools"),
-        ({"tool_choice": {"type": "any"}}, "tool_choice"),
-        ({"lora": 5}, "lora"),
-    ],
-)
-def test_a_wrong_field_is_named(fields: dict[str, object], named: str) -> None:
-    with pytest.raises(InvalidRequest) as caught:
-        parse_messages(body(**fields))
-    assert caught.value.param == named
-    assert named in caught.value.message
-
-
 def test_counting_needs_no_limit_and_gives_the_prompts_tokens() -> None:
     wanted = parse_messages(body(max_tokens=None, system="Be brief."), generate=False)
     n_prompt = len(request(system="Be brief.").prompt)

@@ -133,57 +133,6 @@ def test_a_system_message_may_stand_in_the_middle() -> None:
     assert shown("a", [HI, {"role": "system", "content": "b"}, HI])[2] == {"role": "system", "content": "b"}
 
 
-@pytest.mark.parametrize(
-    ("messages", "named"),
-    [
-        (None, "messages"),
-        ("hi", "messages"),
-        ([HI] * 16385, "messages"),
-        ([5], "messages.0"),
-        ([{"content": "x"}], "messages.0.role"),
-        ([{"role": "tool", "content": "x"}], "messages.0.role"),
-        ([{"role": ["user"], "content": "x"}], "messages.0.role"),
-        ([HI, {"role": "user"}], "messages.1.content"),
-        ([{"role": "user", "content": 5}], "messages.0.content"),
-        ([user("x")], "messages.0.content.0"),
-        ([user({"type": "text"})], "messages.0.content.0.text"),
-        ([user({"text": "x"})], "messages.0.content.0.type"),
-        ([user({"type": {}})], "messages.0.content.0.type"),
-        ([user({"type": "document"})], "messages.0.content.0.source"),
-        ([user(document({"type": "text"}))], "messages.0.content.0.source.data"),
-        ([user(document({"type": "content"}))], "messages.0.content.0.source.content"),
-        ([user(document({"type": "content", "content": [use()]}))], "messages.0.content.0.source.content.0.type"),
-        ([user({"type": "search_result"})], "messages.0.content.0.content"),
-        ([user(use())], "messages.0.content.0.type"),
-        ([user({"type": "thinking", "thinking": "Hm."})], "messages.0.content.0.type"),
-        ([{**user(result()), "role": "system"}], "messages.0.content.0.type"),
-        ([assistant({"type": "thinking"})], "messages.0.content.0.thinking"),
-        ([assistant(use(id=5))], "messages.0.content.0.id"),
-        ([assistant(use(name=None))], "messages.0.content.0.name"),
-        ([user({"type": "tool_result"})], "messages.0.content.0.tool_use_id"),
-        ([user(result(5))], "messages.0.content.0.content"),
-        ([user(result(["blue"]))], "messages.0.content.0.content.0"),
-        ([user(result([text("a"), {"type": "text", "text": 1}]))], "messages.0.content.0.content.1.text"),
-        ([user(result(is_error="yes"))], "messages.0.content.0.is_error"),
-    ],
-)
-def test_a_wrong_message_is_named(messages: object, named: str) -> None:
-    with pytest.raises(InvalidRequest) as caught:
-        shown(None, messages)
-    assert caught.value.param == named
-    assert caught.value.message.startswith(f"{named.removesuffix('.type')}")
-
-
-@pytest.mark.parametrize(
-    ("system", "named"),
-    [(5, "system"), (["x"], "system.0"), ([text("a"), {"text": "b"}], "system.1.type")],
-)
-def test_a_wrong_system_prompt_is_named(system: object, named: str) -> None:
-    with pytest.raises(InvalidRequest) as caught:
-        shown(system, [HI])
-    assert caught.value.param == named
-
-
 def test_arguments_nest_as_deeply_as_can_be_read() -> None:
     text = '{"a":[0,"é",' * 500 + '{"b":{},"c":[]}' + ",null]}" * 500
     told = shown(None, [HI, assistant(use(input=orjson.loads(text)))])

@@ -79,37 +79,6 @@ def test_a_choice_that_asks_for_nothing_needs_no_tools(kind: str) -> None:
     assert not read_tools(None, {"type": kind}).callable
 
 
-@pytest.mark.parametrize(
-    ("tools", "choice", "named"),
-    [
-        ({}, None, "tools"),
-        ([TOOL] * 1025, None, "tools"),
-        ([5], None, "tools.0"),
-        ([without("name")], None, "tools.0.name"),
-        ([{**TOOL, "name": ""}], None, "tools.0.name"),
-        ([{**TOOL, "description": 5}], None, "tools.0.description"),
-        ([without("input_schema")], None, "tools.0.input_schema"),
-        ([{**TOOL, "input_schema": True}], None, "tools.0.input_schema"),
-        ([TOOL, TOOL], None, "tools.1.name"),
-        ([{**TOOL, "type": 5}], None, "tools.0.type"),
-        ([TOOL, SEARCH], {"type": "tool", "name": "web_search"}, "tool_choice.name"),
-        ([TOOL], "sometimes", "tool_choice"),
-        ([TOOL], {}, "tool_choice.type"),
-        ([TOOL], {"type": ["auto"]}, "tool_choice.type"),
-        ([TOOL], {"type": "sometimes"}, "tool_choice.type"),
-        ([TOOL], {"type": "tool"}, "tool_choice.name"),
-        ([TOOL], {"type": "tool", "name": "g"}, "tool_choice.name"),
-        ([TOOL], {"type": "any", "disable_parallel_tool_use": "yes"}, "tool_choice.disable_parallel_tool_use"),
-        ([], {"type": "any"}, "tool_choice"),
-    ],
-)
-def test_what_is_wrong_is_named(tools: object, choice: object, named: str) -> None:
-    with pytest.raises(InvalidRequest) as caught:
-        read_tools(tools, choice)
-    assert caught.value.param == named
-    assert caught.value.message.startswith(named)
-
-
 def test_tools_of_anthropics_servers_are_skipped_and_told() -> None:
     warnings: list[str] = []
     found = wire.read_tools([*SERVERS, TOOL], {"type": "any"}, warnings).tools()

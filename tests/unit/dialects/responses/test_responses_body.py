@@ -164,59 +164,6 @@ def test_which_tools_may_or_must_be_called(choice: object, wanted: tuple[str, st
     assert (tools.choice, tools.name, [tool.name for tool in tools.tools]) == wanted
 
 
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        ({"input": None}, "input"),
-        ({"input": []}, "input"),
-        ({"instructions": 5}, "instructions"),
-        ({"max_output_tokens": "7"}, "max_output_tokens"),
-        ({"store": "yes"}, "store"),
-        ({"stream": "yes"}, "stream"),
-        ({"metadata": [1]}, "metadata"),
-        ({"metadata": {"a": 1}}, "metadata"),
-        ({"metadata": {"a": "x" * 513}}, "metadata"),
-        ({"metadata": {"a" * 65: "x"}}, "metadata"),
-        ({"metadata": {str(n): "x" for n in range(17)}}, "metadata"),
-        ({"include": "message.output_text.logprobs"}, "include"),
-        ({"top_logprobs": 21}, "top_logprobs"),
-        ({"reasoning": "high"}, "reasoning"),
-        ({"reasoning": {"effort": 5}}, "reasoning.effort"),
-        ({"reasoning": {"summary": "long"}}, "reasoning.summary"),
-        ({"text": {"format": "json"}}, "text.format"),
-        ({"text": {"verbosity": "huge"}}, "text.verbosity"),
-        ({"text": {"format": {"type": "json_schema", "name": "n"}}}, "text.format.schema"),
-        ({"text": {"format": {"type": "text"}}, "response_format": {"type": "text"}}, "text.format"),
-        ({"background": True, "store": False}, "background"),
-        ({"conversation": 5}, "conversation"),
-        ({"prompt": {"id": "p"}}, "prompt"),
-        ({"tools": {}}, "tools"),
-        ({"tools": ["f"]}, "tools.0"),
-        ({"tools": [{"name": "f"}]}, "tools.0.type"),
-        ({"tools": [{"type": "namespace", "name": "n", "tools": [{"type": "function"}]}]}, "tools.0.tools.0.name"),
-        ({"tools": [{"type": "web_search"}], "tool_choice": {"type": "web_search"}}, "tool_choice.type"),
-        ({"tools": [TOOL], "tool_choice": {"type": "custom", "name": "g"}}, "tool_choice.name"),
-        ({"tools": [{"type": "function"}]}, "tools.0.name"),
-        ({"tools": [{**TOOL, "parameters": "x"}]}, "tools.0.parameters"),
-        ({"tools": [TOOL, TOOL]}, "tools.1.name"),
-        ({"tool_choice": "required"}, "tool_choice"),
-        ({"tools": [TOOL], "tool_choice": {"type": "function", "name": "g"}}, "tool_choice.name"),
-        ({"tools": [TOOL], "tool_choice": {"type": "function", "function": "f"}}, "tool_choice.function"),
-        ({"tools": [TOOL], "tool_choice": {"type": "allowed_tools"}}, "tool_choice.tools"),
-        ({"tools": [TOOL], "grammar": 'root ::= "x"'}, "grammar"),
-        ({"n": 2}, "n"),
-        ({"temperature": "hot"}, "temperature"),
-        ({"text": {"format": {"type": "yaml"}}}, "text.format.type"),
-    ],
-    ids=str,
-)
-def test_a_wrong_field_is_named_as_the_client_calls_it(fields: dict[str, Any], param: str) -> None:
-    with pytest.raises(InvalidRequest) as caught:
-        read(**fields)
-    assert caught.value.param == param
-    assert param.split(".")[0] in caught.value.message or param == "previous_response_id"
-
-
 def test_what_a_template_refuses_is_the_clients_input() -> None:
     model = make_model(template="{{ raise_exception('no more') }}")
     with pytest.raises(InvalidRequest, match=r"^input: .*no more") as caught:

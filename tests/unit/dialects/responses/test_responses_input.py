@@ -105,39 +105,6 @@ def test_a_reference_stands_for_the_item_of_a_stored_response() -> None:
         read(reference)
 
 
-@pytest.mark.parametrize(
-    ("value", "param"),
-    [
-        (None, "input"),
-        (5, "input"),
-        ({"role": "user", "content": "x"}, "input"),
-        (["x"], "input.0"),
-        ([{}], "input.0.role"),
-        ([{"role": "tool", "content": "x"}], "input.0.role"),
-        ([{"role": ["user"], "content": "x"}], "input.0.role"),
-        ([{"role": "user"}], "input.0.content"),
-        ([{"role": "user", "content": [5]}], "input.0.content.0"),
-        ([{"role": "user", "content": [{"type": ["input_text"]}]}], "input.0.content.0.type"),
-        ([{"role": "user", "content": [{"type": "input_text", "text": None}]}], "input.0.content.0.text"),
-        ([{**CALL, "call_id": None}], "input.0.call_id"),
-        ([{**CALL, "arguments": {}}], "input.0.arguments"),
-        ([{"type": "function_call_output", "call_id": "c"}], "input.0.output"),
-        ([{"type": "function_call_output", "output": "c"}], "input.0.call_id"),
-        ([{"type": "reasoning", "content": "hmm"}], "input.0.content"),
-        ([{"type": "reasoning", "content": [{"type": "reasoning_text"}]}], "input.0.content.0.text"),
-        ([{"type": "reasoning", "content": ["hmm"]}], "input.0.content.0"),
-        ([{"type": "item_reference"}], "input.0.id"),
-        ([{"type": "custom_tool_call", "call_id": "c", "name": "f"}], "input.0.input"),
-        ([{"type": {}}], "input.0.type"),
-    ],
-    ids=str,
-)
-def test_a_wrong_item_is_named(value: object, param: str) -> None:
-    with pytest.raises(InvalidRequest) as caught:
-        read_input(value)
-    assert caught.value.param == param
-
-
 def told(message: Message) -> tuple[str, Any]:
     """What a message says in short: its calls, or its role and text."""
     return (

@@ -1,7 +1,12 @@
-"""Every value of a body that uses all of its format, in turn replaced by what it may not be: nothing but a refusal."""
+"""Replace each value of a body that uses all of its format, and compare the field that is refused with `bodies.txt`.
+
+``python -m tests.unit.dialects.test_bodies`` writes the file again; the difference shows what parsing changed.
+"""
 
 import copy
+import string
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,17 +16,23 @@ from server.dialects.completions.parse import parse_completion
 from server.dialects.messages.parse import parse_messages
 from server.dialects.native.infill import parse_infill
 from server.dialects.native.parse import parse_native
+from server.dialects.native.tokens import read_detokenize, read_tokenize
 from server.dialects.ollama.parse import parse_chat as read_ollama_chat
 from server.dialects.ollama.parse import parse_generate
 from server.dialects.responses.parse import parse_response
+from server.dialects.vectors.embeddings import read_embeddings
+from server.dialects.vectors.rerank import read_rerank
 from server.errors import InvalidRequest
 
 Read = Callable[[dict[str, Any]], object]
+MISSING: Any = object()
 STRANGE: tuple[Any, ...] = (
-    *(None, True, 0, -1, 1.5, 1e300, 2**63, "", "a", "\x00", "\u202e\ufffe"),
+    *(MISSING, None, True, 0, -1, 1.5, 1e300, 2**63, "", "a", "\x00", "\u202e\ufffe"),
     *([], [[]], [None], [1], ["a"], [{}], {}, {"a": 1}, {"type": None}, {"type": "function"}, {"type": []}),
     *({"$ref": "#"}, [{"type": "text"}], [{"type": "text", "text": 1}], {"role": "user"}),
 )
+"""The values, in the order of the letters in `bodies.txt`: ``a`` removes the value, ``b`` is null, and so on."""
+GOLDEN = Path(__file__).parent / "bodies.txt"
 PARAMETERS = {"type": "object", "properties": {"a": {"type": "string"}}}
 GRAMMAR = {"type": "grammar", "syntax": "regex", "definition": "a+"}
 CHAT = {
@@ -187,6 +198,22 @@ OLLAMA = {
     "keep_alive": "5m",
 }
 GENERATE = {"prompt": "x", "system": "s", "context": [1], "suffix": "b", "options": {"top_k": 1}}
+SAMPLING = {
+    **dict.fromkeys(("temperature", "top_p", "min_p", "typical_p", "xtc_probability", "xtc_threshold"), 0.5),
+    **dict.fromkeys(("adaptive_target", "adaptive_decay", "dynatemp_range", "dry_multiplier", "mirostat_tau"), 0.5),
+    **{"dry_base": 1.75, "repeat_penalty": 1.0, "frequency_penalty": 0.0, "presence_penalty": 0.0},
+    **dict.fromkeys(("top_k", "min_keep", "repeat_last_n", "dry_penalty_last_n", "dry_allowed_length", "seed"), 1),
+    **{"mirostat": 1, "dry_sequence_breakers": ["a"], "samplers": ["top_k"], "logit_bias": {"1": 1}},
+}
+GENERATION = {
+    **dict.fromkeys(("n", "n_cmpl", "n_predict", "max_tokens", "max_completion_tokens", "n_probs", "priority"), 1),
+    **dict.fromkeys(("n_indent", "n_keep", "n_discard", "n_cache_reuse", "sse_ping_interval", "t_max_predict_ms"), 1),
+    **{"id_slot": 1, "reasoning_budget_tokens": -1},
+    **dict.fromkeys(
+        ("stream", "grammar_lazy", "cache_prompt", "timings_per_token", "return_progress", "post_sampling_probs"), True
+    ),
+    **{"reasoning_budget_message": "m", "stop": ["x"], "lora": [{"id": 0, "scale": 1.0}], "model": "demo"},
+}
 COMPLETION = {"prompt": ["a", [1, 2]], "logprobs": 1, "stop": ["x"], "stream_options": {}, "logit_bias": [[1, 1]]}
 NATIVE = {
     "prompt": ["a", {"prompt_string": "x"}, {"prompt_string": "x", "multimodal_data": ["aa"]}],
@@ -195,7 +222,15 @@ NATIVE = {
     "preserved_tokens": ["x"],
     "json_schema": PARAMETERS,
     "response_fields": ["content"],
+    **SAMPLING,
+    **GENERATION,
 }
+EMBEDDINGS = {
+    "input": ["a", [1, "b"], {"prompt_string": "c"}, {"content": [{"type": "text", "text": "d"}]}],
+    **{"encoding_format": "float", "dimensions": 2, "embd_normalize": 2, "model": "demo"},
+}
+RERANK = {"query": "q", "documents": ["a", {"text": "b"}], "top_n": 1, "return_documents": True, "model": "demo"}
+TOKENIZE = {"content": ["a", 1], "add_special": True, "parse_special": True, "with_pieces": True, "model": "demo"}
 INFILL = {"input_prefix": "a", "input_suffix": "b", "input_extra": [{"text": "a", "filename": "b"}], "prompt": "x"}
 FORMATS: dict[str, tuple[Read, dict[str, Any]]] = {
     "chat": (parse_chat, CHAT),
@@ -206,6 +241,10 @@ FORMATS: dict[str, tuple[Read, dict[str, Any]]] = {
     "completion": (parse_completion, COMPLETION),
     "native": (parse_native, NATIVE),
     "infill": (parse_infill, INFILL),
+    "embeddings": (lambda body: read_embeddings(body, native=False), EMBEDDINGS),
+    "rerank": (read_rerank, RERANK),
+    "tokenize": (read_tokenize, TOKENIZE),
+    "detokenize": (read_detokenize, {"tokens": [1], "model": "demo"}),
 }
 
 
@@ -221,19 +260,112 @@ def replaced(body: dict[str, Any], at: tuple[Any, ...], value: Any) -> dict[str,
     inner: Any = made
     for key in at[:-1]:
         inner = inner[key]
-    inner[at[-1]] = value
+    if value is MISSING:
+        del inner[at[-1]]
+    else:
+        inner[at[-1]] = value
     return made
 
 
-@pytest.mark.parametrize("name", FORMATS)
-def test_whatever_stands_in_a_body_it_is_read_or_refused(name: str) -> None:
+def outcome(read: Read, body: dict[str, Any]) -> str:
+    """Return the field that the refusal names, or "+" if the body is accepted."""
+    try:
+        read(body)
+    except InvalidRequest as error:
+        return error.param or "-"
+    return "+"
+
+
+def bounds(read: Read, body: dict[str, Any], at: tuple[Any, ...], value: int) -> str:
+    """Return the smallest and the largest whole number that is accepted at `at`."""
+    found = []
+    for end in (-(2**63), 2**64 - 1):  # what orjson reads
+        inside, outside = value, end
+        while abs(outside - inside) > 1:
+            middle = (inside + outside) // 2
+            accepted = outcome(read, replaced(body, at, middle)) == "+"
+            inside, outside = (middle, outside) if accepted else (inside, middle)
+        found.append(str(inside) if outcome(read, replaced(body, at, end)) != "+" else "any")
+    return " to ".join(found)
+
+
+def lines(name: str) -> Iterator[str]:
+    """Yield for each place of a format's body: the place, and which values are accepted or refused in which name."""
     read, body = FORMATS[name]
     read(body)
     for at in places(body):
-        for value in STRANGE:
+        outcomes: dict[str, str] = {}
+        for letter, value in zip(string.ascii_letters, STRANGE, strict=False):
             try:
-                read(replaced(body, at, value))
-            except InvalidRequest:
-                continue
+                named = outcome(read, replaced(body, at, value))
             except Exception as error:
                 raise AssertionError(f"{at} = {value!r}") from error
+            outcomes[named] = outcomes.get(named, "") + letter
+        if list(outcomes) == ["+"]:
+            continue  # no rule
+        value = body
+        for key in at:
+            value = value[key]
+        place = ".".join(map(str, at))
+        limits = f" [{bounds(read, body, at, value)}]" if type(value) is int else ""
+        yield f"{name} {place}{limits}: " + ", ".join(
+            f"{letters} {'=' if named == place else named}" for named, letters in outcomes.items()
+        )
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_each_value_is_accepted_or_refused_in_the_name_of_its_field(name: str) -> None:
+    known = GOLDEN.read_text(encoding="utf-8").splitlines()
+    assert list(lines(name)) == [line for line in known if line.startswith(f"{name} ")]
+
+
+F, CHAT_F = {"name": "f", "input_schema": {}}, {"type": "function", "function": {"name": "f"}}
+FLAT_F = {"type": "function", "name": "f"}
+SEARCH = {"type": "web_search_20250305", "name": "web_search"}
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "named"),
+    [
+        ("chat", {"tools": [CHAT_F, CHAT_F]}, "tools.1.function.name"),
+        ("chat", {"tool_choice": {"type": "function", "function": {"name": "g"}}}, "tool_choice.function.name"),
+        ("chat", {"tools": [{"type": "web_search"}], "tool_choice": {"type": "web_search"}}, "tool_choice.type"),
+        ("chat", {"tools": None, "tool_choice": "required"}, "tool_choice"),
+        ("messages", {"messages": [{"role": "user", "content": "Hi"}] * 16385}, "messages"),
+        ("messages", {"stop_sequences": ["x"] * 65}, "stop_sequences"),
+        ("messages", {"tools": [F] * 1025}, "tools"),
+        ("messages", {"tools": [F, F]}, "tools.1.name"),
+        ("messages", {"tools": [], "tool_choice": {"type": "any"}}, "tool_choice"),
+        ("messages", {"tool_choice": {"type": "tool", "name": "g"}}, "tool_choice.name"),
+        ("messages", {"tools": [F, SEARCH], "tool_choice": {"type": "tool", "name": "web_search"}}, "tool_choice.name"),
+        ("responses", {"metadata": {"a": "x" * 513}}, "metadata"),
+        ("responses", {"metadata": {"a" * 65: "x"}}, "metadata"),
+        ("responses", {"metadata": {str(n): "x" for n in range(17)}}, "metadata"),
+        ("responses", {"top_logprobs": 21}, "top_logprobs"),
+        ("responses", {"background": True, "store": False}, "background"),
+        ("responses", {"response_format": {"type": "text"}}, "text.format"),
+        ("responses", {"tools": [FLAT_F, FLAT_F]}, "tools.1.name"),
+        ("responses", {"tools": [FLAT_F], "tool_choice": {"type": "function", "name": "g"}}, "tool_choice.name"),
+        ("responses", {"tools": [FLAT_F], "tool_choice": {"type": "custom", "name": "g"}}, "tool_choice.name"),
+        ("responses", {"tools": [FLAT_F], "tool_choice": {"type": "allowed_tools"}}, "tool_choice.tools"),
+        ("responses", {"tools": [FLAT_F], "tool_choice": {"type": "shell"}}, "tool_choice.type"),
+        ("responses", {"text": None, "grammar": 'root ::= "x"'}, "grammar"),
+        ("responses", {"n": 2}, "n"),
+        ("infill", {"input_extra": [{"text": ""}] * 1025}, "input_extra"),
+        ("embeddings", {"input": ["a"] * 2049}, "input"),
+        ("rerank", {"documents": ["a"] * 2049}, "documents"),
+        ("native", {"samplers": ["top_k"] * 99}, "samplers"),
+        ("native", {"reasoning_budget_message": "x" * 4097}, "reasoning_budget_message"),
+        ("native", {"repeat_penalty": 1e-45}, "repeat_penalty"),
+    ],
+    ids=str,
+)
+def test_fields_that_do_not_fit_each_other_or_are_too_many_are_refused(
+    name: str, fields: dict[str, Any], named: str
+) -> None:
+    read, body = FORMATS[name]
+    assert outcome(read, body | fields) == named
+
+
+if __name__ == "__main__":
+    GOLDEN.write_text("".join(f"{line}\n" for name in FORMATS for line in lines(name)), encoding="utf-8")

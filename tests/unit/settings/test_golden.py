@@ -1,0 +1,126 @@
+"""Command lines, variables and YAML files with what they come to: changed values, warnings, or one line of error.
+
+``python -m tests.unit.settings.test_golden`` computes the results in `golden.txt` again. To add a case, append a line
+``$ NAME=VALUE ... ARGUMENTS``, and below it the lines of a YAML file, each after ``| ``. In each result, ``=`` precedes
+changed values, ``!`` a mistake in the settings, ``?`` one that `check_files` finds, and ``~`` a warning.
+"""
+
+import os
+import shlex
+import tempfile
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+from server.errors import ConfigError
+from server.settings import TABLE, check_files, load_settings, model_specs
+from tests.support.ggufs import TinyModel, gguf_file
+
+GOLDEN = Path(__file__).parent / "golden.txt"
+ECHOES = {"args", "preset", "source", "id", "path"}
+"""Of a model's spec: what repeats the command line."""
+
+
+def blocks() -> Iterator[list[str]]:
+    """Yield the lines of each case."""
+    for block in ("\n" + GOLDEN.read_text(encoding="utf-8").rstrip("\n")).split("\n$")[1:]:
+        yield f"${block}".split("\n")
+
+
+def command(block: list[str]) -> list[str]:
+    """Return the lines that are the input of a case."""
+    return [line for line in block if line[0] in "$|"]
+
+
+def leaves(value: Any, at: str = "") -> dict[str, Any]:
+    """Return every single value of settings and specs by its path."""
+    if isinstance(value, BaseModel):
+        inner = {name: getattr(value, name) for name in type(value).model_fields}
+    elif is_dataclass(value) and not isinstance(value, type):
+        inner = {field.name: getattr(value, field.name) for field in fields(value)}
+    else:
+        return {at: sorted(value) if isinstance(value, frozenset | set) else value}
+    dot = f"{at}." if at else ""
+    return {name: leaf for key, each in inner.items() for name, leaf in leaves(each, dot + key).items()}
+
+
+@cache
+def defaults() -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the values of the server and of the model for ``-m model.gguf``."""
+    plain = load_settings(["-m", "model.gguf"], {})
+    return leaves(plain.server), leaves(model_specs(plain)[0])
+
+
+def outcome(lines: list[str]) -> Iterator[str]:
+    """Yield the lines of a result. Runs in a folder that has the model files."""
+    words, env = shlex.split(lines[0][1:]), {}
+    while words and "=" in words[0] and words[0].split("=")[0].isupper():
+        name, _, env[name] = words.pop(0).partition("=")
+    config = Path("pool.yaml") if len(lines) > 1 else None
+    if config is not None:
+        config.write_text("\n".join(line[2:] for line in lines[1:]), encoding="utf-8")
+    try:
+        settings = load_settings(words, env, config)
+        specs = model_specs(settings)
+    except ConfigError as error:
+        yield f"! {error.message}"
+        return
+    server, model = defaults()
+    changed = {name: leaf for name, leaf in leaves(settings.server).items() if leaf != server[name]}
+    if changed:
+        yield "= server: " + "; ".join(f"{name} = {leaf!r}" for name, leaf in changed.items())
+    for spec in specs:
+        own = leaves(spec)
+        plain = model | {f"draft.{name}": leaf for name, leaf in own.items()}  # a draft model is like its target
+        changed = {n: leaf for n, leaf in own.items() if leaf != plain.get(n, ...) and n not in ECHOES}
+        if changed or (len(specs), spec.id) != (1, "model.gguf"):
+            yield f"= {spec.id} {spec.path}: " + "; ".join(f"{name} = {leaf!r}" for name, leaf in changed.items())
+    try:
+        yield from (f"~ {warning}" for warning in check_files(settings))
+    except ConfigError as error:
+        yield f"? {error.message.partition(' of this machine')[0]}"  # which devices it has differs
+
+
+def prepare(folder: Path) -> None:
+    """Write the files that the cases name."""
+    model = gguf_file(folder, TinyModel()).read_bytes()
+    for name in ("model", "m", "d", "draft", "a", "b", "c", "e", "other", "eyes"):
+        (folder / f"{name}.gguf").write_bytes(model)
+    (folder / "t.jinja").write_text("{{ messages }}")
+    (folder / "s.json").write_text('{"type": "object"}')
+    (folder / "keys").write_text("# comment\nk1\n\nk2\n")
+
+
+def result(lines: list[str], folder: Path) -> list[str]:
+    """Return the lines of a result, without the path of the folder."""
+    return [line.replace(str(folder), "FOLDER").replace("\n", "\\n") for line in outcome(lines)]
+
+
+def test_each_case_comes_to_what_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    prepare(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    for block in blocks():
+        lines = command(block)
+        assert result(lines, tmp_path) == block[len(lines) :], "\n".join(lines)
+
+
+def test_each_option_has_a_case() -> None:
+    words = {word for block in blocks() for word in shlex.split(command(block)[0][1:])}
+    missing = {entry.key for entry in TABLE if entry.flags and not words & {*entry.flags, *entry.constants}}
+    assert missing == {"models_dir", "models_preset", "models_cache", "reasoning_key_file"}, (
+        "these have a file of tests"
+    )
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as made:
+        here = Path(made).resolve()
+        prepare(here)
+        os.chdir(here)
+        cases = [command(block) for block in blocks()]
+        GOLDEN.write_text("".join(f"{line}\n" for lines in cases for line in lines + result(lines, here)), "utf-8")
