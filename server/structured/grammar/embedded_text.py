@@ -5,7 +5,6 @@ the quotes of a JSON string with its escapes decoded, or plain text up to an end
 compiled as it is. In the call's grammar, hole number n is a control token that occurs nowhere else, n + 1 times.
 """
 
-import re
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -18,8 +17,6 @@ from server.vocab import Vocab
 
 _QUOTE, _BACKSLASH, _SPACE = b'"'[0], b"\\"[0], b" "[0]
 _SHORT_ESCAPES = dict(zip(b'"\\/bfnrt', b'"\\/\b\f\n\r\t', strict=True))
-_ESCAPE = re.compile(rb"\\(?:u([0-9a-fA-F]{0,4})(?P<pair>\\(?:u([0-9a-fA-F]{0,4}))?)?)?")
-_HIGH, _LOW = (0xD800, 0xDBFF), (0xDC00, 0xDFFF)
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +169,9 @@ class EmbeddedTexts(MatcherConstraint):
 
 
 class _EscapedText:
-    """A text in a JSON string. ``pending``: an escape that is not complete. ``after``: the call after the text."""
+    """A text in a JSON string, with short escapes only, as in schemas. ``pending``: a backslash was the last byte.
+    ``after``: the call after the text.
+    """
 
     __slots__ = ("_outer", "_text", "_tokens", "after", "inner", "pending")
 
@@ -180,7 +179,7 @@ class _EscapedText:
         self, text: EmbeddedText, inner: MatcherConstraint, outer: MatcherConstraint, tokens: TextTokens
     ) -> None:
         self._text, self.inner, self._outer, self._tokens = text, inner, outer, tokens
-        self.pending = b""
+        self.pending = False
         self.after: MatcherConstraint | None = None
 
     def fork(self) -> "_EscapedText":
@@ -200,30 +199,19 @@ class _EscapedText:
         return np.frombuffer(self.inner.mask(), np.uint8)[: len(self._tokens.plain)] & self._tokens.plain
 
     def take(self, byte: int) -> bool:
+        feed, single = self._tokens.markers.feed, self._tokens.markers.single
         if self.pending:
-            self.pending += bytes([byte])
-            return self._escape()
+            self.pending = False
+            return byte in _SHORT_ESCAPES and feed(self.inner, bytes([_SHORT_ESCAPES[byte]]))
         if byte == _QUOTE:
-            if not self.inner.complete or not self._tokens.markers.feed(self._outer, b'"'):
+            if not self.inner.complete or not feed(self._outer, b'"'):
                 return False
             self.after = self._outer
             return True
         if byte == _BACKSLASH:
-            self.pending = b"\\"
-            return self._escape()
-        return byte >= _SPACE and self._tokens.markers.feed(self.inner, bytes([byte]))
-
-    def _escape(self) -> bool:
-        """Decode the escape if it is complete. Return whether it is, or can become, an allowed character."""
-        escape, feed = self.pending, self._tokens.markers.feed
-        if len(escape) == 2 and escape[1] in _SHORT_ESCAPES:
-            self.pending = b""
-            return feed(self.inner, bytes([_SHORT_ESCAPES[escape[1]]]))
-        ranges = _code_points(escape)
-        if len(escape) in (6, 12) and len(ranges) == 1 and ranges[0][0] == ranges[0][1]:
-            self.pending = b""
-            return feed(self.inner, chr(ranges[0][0]).encode())
-        return any(_takes_any(self.inner, first, last, self._tokens.markers) for first, last in ranges)
+            self.pending = True
+            return any(self.inner.allows(single.get(char, -1)) for char in _SHORT_ESCAPES.values())
+        return byte >= _SPACE and feed(self.inner, bytes([byte]))
 
 
 class _PlainText:
@@ -320,49 +308,3 @@ _Text: TypeAlias = _EscapedText | _PlainText
 def _is_plain(piece: bytes) -> bool:
     """Return whether a piece of a JSON string decodes to itself."""
     return not any(byte < _SPACE or byte in (_QUOTE, _BACKSLASH) for byte in piece)
-
-
-def _code_points(escape: bytes) -> list[tuple[int, int]]:
-    r"""Return the ranges of code points that ``\uXXXX``, a surrogate pair, or the start of one can become."""
-    match = _ESCAPE.fullmatch(escape)
-    if match is None:
-        return []
-    first, last = _completed(match[1])
-    if match["pair"] is not None:
-        low, high = _completed(match[3])
-        pair = _joined(first, max(low, _LOW[0])), _joined(first, min(high, _LOW[1]))
-        return [pair] if first == last and _HIGH[0] <= first <= _HIGH[1] and pair[0] <= pair[1] else []
-    found = [(first, min(last, _HIGH[0] - 1)), (max(first, _LOW[1] + 1), last)]
-    high_first, high_last = max(first, _HIGH[0]), min(last, _HIGH[1])
-    if high_first <= high_last:
-        found.append((_joined(high_first, _LOW[0]), _joined(high_last, _LOW[1])))
-    return [(low, high) for low, high in found if low <= high]
-
-
-def _completed(digits: bytes | None) -> tuple[int, int]:
-    """Return the smallest and the largest number of four hexadecimal digits that starts with `digits`."""
-    text = (digits or b"").decode()
-    return int(text.ljust(4, "0"), 16), int(text.ljust(4, "f"), 16)
-
-
-def _joined(high: int, low: int) -> int:
-    """Return the code point of a surrogate pair."""
-    return 0x10000 + ((high - _HIGH[0]) << 10) + low - _LOW[0]
-
-
-def _takes_any(constraint: MatcherConstraint, first: int, last: int, markers: Markers, depth: int = 0) -> bool:
-    """Return whether one of the code points `first` to `last` may be next; ``depth``: bytes of it that were taken."""
-    at = first
-    while at <= last:
-        encoded = chr(at).encode()
-        block_end = min(last, at | 64 ** (len(encoded) - depth - 1) - 1)  # these share their first bytes
-        token = markers.single.get(encoded[depth], -1)
-        if token >= 0 and constraint.allows(token):
-            if depth == len(encoded) - 1:
-                return True
-            longer = constraint.fork()
-            longer.accept(token)
-            if _takes_any(longer, at, block_end, markers, depth + 1):
-                return True
-        at = block_end + 1
-    return False

@@ -2,7 +2,6 @@
 
 import json
 import random
-import re
 
 import pytest
 
@@ -108,18 +107,10 @@ def test_masks_never_lead_to_a_dead_end(syntax: str, definition: str, texts: lis
         assert written is None or matches(alone(grammar), written.removesuffix("\n</v>")), written
 
 
-@pytest.mark.parametrize("text", ["é", "—", "😀", "\x01", "a", "\n"])
-def test_every_character_may_be_escaped_by_its_code_point(text: str) -> None:
-    escaped = "".join(
-        f"\\u{int.from_bytes(pair, 'big'):04x}" for pair in re.findall(b"..", text.encode("utf-16-be"), re.DOTALL)
-    )
-    assert matches(in_json(text_grammar("regex", f"x{text}")), f'"x{escaped}"')
-    assert not matches(in_json(text_grammar("regex", f"x{text}")), '"x\\u2500"')
-
-
-def test_half_a_surrogate_pair_is_refused() -> None:
-    for text in ("\\ud83d", "\\ude00", "\\ud83dx", "\\ud83d\\ud83d"):
-        assert not matches(in_json(text_grammar("regex", "(?s:.)+")), f'"{text}"')
+def test_characters_are_not_escaped_by_their_code_points() -> None:
+    grammar = text_grammar("regex", "xé\n")
+    assert matches(in_json(grammar), '"xé\\n"')
+    assert not matches(in_json(grammar), '"x\\u00e9\\n"')
 
 
 def test_a_token_may_hold_the_end_of_the_call_and_the_start_of_the_text() -> None:
