@@ -15,7 +15,7 @@ from server.errors import InvalidRequest
 MAX_TEXT_CHARS = 256 * 1024  # of a GBNF, Lark or regex text
 MAX_CALLS_CHARS = 2 * 1024 * 1024  # of a grammar of calls that is written here, with the schemas of all tools
 MAX_SCHEMA_NODES = 50_000  # values in a JSON Schema; reading and compiling that many takes half a second
-MAX_EXPLAINED_NODES = 10_000  # of an invalid one that is held against the meta-schema to say why: a second
+MAX_EXPLAINED_NODES = 10_000  # of an invalid one that is validated against the meta-schema: a second
 MAX_PROPERTIES = 3000  # of one object: the time to compile optional ones grows with their square, 1.6 s for so many
 MAX_SCHEMA_DEPTH = 64  # nested objects and lists of a JSON Schema
 MAX_SCHEMA_CHAIN = 800  # nested levels along the longest chain of $refs
