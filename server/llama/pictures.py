@@ -8,7 +8,7 @@ from typing import Any
 import llama_cpp.llama_cpp as _llama
 import llama_cpp.mtmd_cpp as _bindings
 
-from server.media.decode import answering
+from server.media.decode import decoding
 from server.media.header import Unreadable
 from server.sandbox.worker import Answer
 
@@ -19,7 +19,7 @@ _silence = _llama.llama_log_callback(lambda level, text, data: None)  # what is 
 def answerer() -> Answer:
     """Return the function that decodes in a sandbox process."""
     _mtmd.mtmd_helper_log_set(_silence, None)
-    return answering(pixels)
+    return decoding(pixels)
 
 
 def pixels(data: bytes) -> tuple[int, int, bytes]:

@@ -4,22 +4,20 @@ If a decoder crashes, hangs or exceeds its time limit, only that file fails.
 """
 
 import hashlib
-import struct
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
-from typing import Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 from server.errors import InvalidRequest
-from server.media.bitmap import Bitmap, BitmapKind, Decoded, Document, Video, bitmaps_of
+from server.media.bitmap import Bitmap, Decoded, Document, Video, bitmaps_of
 from server.media.document import (
     HTML,
     MAX_PAGE_IMAGES,
     PDF,
-    WANTED,
     DocumentHints,
     DocumentLimits,
     check_text,
@@ -27,21 +25,15 @@ from server.media.document import (
     is_pdf,
     legacy_text,
     unicode_text,
-    unpacked,
     unsupported,
 )
 from server.media.header import MediaHeader, Unreadable, read_header
-from server.sandbox.process import Process, Processes, Stopped, WorkLimits
-from server.sandbox.worker import FAULT, Answer
+from server.media.messages import Json, answering, ask
+from server.sandbox.process import Process, Processes, WorkLimits
+from server.sandbox.worker import Answer
 from server.vocab import PlainText
 
 IMAGE, AUDIO, VIDEO = b"i", b"a", b"v"
-UNREADABLE = b"u"
-_WANTED = struct.Struct("<Id4s")  # rate, seconds, audio format
-SIZE = struct.Struct("<II")
-PHOTO_WANTED = struct.Struct("<Q")  # pixels at most
-VIDEO_WANTED = struct.Struct("<8sdQQQ")  # form, frames a second, at most so many pixels a frame, frames and bytes
-FRAMES = struct.Struct("<dII?")  # frames per second, width, height, whether there is an audio track
 _PHOTOS, _VIDEOS = "pictures", "video"
 _EXTRAS = {
     **dict.fromkeys(("WebP", "AVIF", "HEIC"), _PHOTOS),
@@ -53,6 +45,8 @@ MAX_KNOWN, MAX_KNOWN_CHARS = 4096, 64 << 20
 """Files that are remembered: the sizes of media, some 500 bytes each, and the text of documents."""
 DOCUMENT_MEMORY_BYTES = 1 << 30
 """For parsing one PDF or HTML page."""
+Pixels: TypeAlias = Callable[[bytes], tuple[int, int, bytes]]
+"""Returns width, height, and red, green and blue of each pixel of an image. Raises `Unreadable`."""
 _Key: TypeAlias = tuple[str, str, int, DocumentHints | None]  # scope, SHA-256, sample rate
 
 
@@ -77,13 +71,6 @@ class Cut:
 
     fps: float = 4.0
     stamp_ms: int = 5000
-
-
-class Pixels(Protocol):
-    """Decodes an image in the calling process."""
-
-    def __call__(self, data: bytes) -> tuple[int, int, bytes]:
-        """Width, height, and red, green and blue of each pixel. Raises `Unreadable`."""
 
 
 class Decoder:
@@ -173,22 +160,26 @@ class Decoder:
         """Extract the text of a PDF or an HTML page in a sandboxed process. Raises `Unreadable`."""
         self._check_document(len(data))
         limits, side = self._document_limits, hints.longest_side
-        wanted = WANTED.pack(limits.pages, limits.text_bytes, MAX_PAGE_IMAGES, side, hints.sees)
-        try:
-            kind, answer = self._documents.ask(what, wanted, data)
-        except Stopped as stopped:
-            raise Unreadable(f"reading it was stopped: {stopped}") from None
-        if kind in (UNREADABLE, FAULT):
-            raise Unreadable(answer.decode(errors="replace"))
+        wanted = {
+            "pages": limits.pages,
+            "text_bytes": limits.text_bytes,
+            "images": MAX_PAGE_IMAGES,
+            "side": side,
+            "renders": hints.sees,
+        }
+        found, pixels = ask(self._documents, what, wanted, data, "reading it")
         prefix = hashlib.sha256(f"{name} {side}".encode()).hexdigest()
         parts: list[str | Bitmap] = []
         notes: list[str] = []
-        for part in unpacked(answer):
-            if part[0] == b"i":
-                width, height, pixels = part[1]
-                parts.append(Bitmap("image", width, height, pixels, f"{prefix}+{len(parts)}"))
+        at = 0
+        for kind, content in found["parts"]:
+            if kind == "image":
+                width, height = content
+                end = at + 3 * width * height
+                parts.append(Bitmap("image", width, height, pixels[at:end], f"{prefix}+{len(parts)}"))
+                at = end
             else:
-                (notes if part[0] == b"n" else parts).append(PlainText(part[1]))
+                (notes if kind == "note" else parts).append(PlainText(content))
         if not any(isinstance(part, Bitmap) or part.strip() for part in parts):
             raise Unreadable("it has no text")
         return Document(tuple(parts), "application/pdf" if what == PDF else "text/html", notes=tuple(notes))
@@ -208,23 +199,21 @@ class Decoder:
                 f"it is {header.form}, which this server reads only with its extra {extra} "
                 f"(pip install 'llamapool[{extra}]'); send PNG, JPEG, GIF or BMP, WAV, MP3 or FLAC"
             )
-        form = header.form.encode()
-        match extra:
-            case "video":
-                wanted = VIDEO_WANTED.pack(form, self._cut.fps, bounds.pixels, bounds.frames, bounds.video_bytes)
-            case "pictures":
-                wanted = PHOTO_WANTED.pack(bounds.pixels)
-            case _:
-                wanted = _WANTED.pack(sample_rate, bounds.seconds, form)
+        wanted = {
+            "form": header.form,
+            "rate": sample_rate,
+            "seconds": bounds.seconds,
+            "pixels": bounds.pixels,
+            "fps": self._cut.fps,
+            "frames": bounds.frames,
+            "video_bytes": bounds.video_bytes,
+        }
         processes = self._of_extras[extra] if extra else self._processes
         what = {"image": IMAGE, "audio": AUDIO, "video": VIDEO}[header.kind]
-        try:
-            kind, answer = processes.ask(what, wanted, data)
-        except Stopped as stopped:
-            raise Unreadable(f"decoding this {header.form} was stopped: {stopped}") from None
-        if kind in (UNREADABLE, FAULT):
-            raise Unreadable(answer.decode(errors="replace"))
-        return _video(self._cut, answer, name) if header.kind == "video" else _bitmap(header.kind, answer, name)
+        found, content = ask(processes, what, wanted, data, f"decoding this {header.form}")
+        if header.kind == "video":
+            return _video(self._cut, found, content, name)
+        return Bitmap(header.kind, found["width"], found["height"], content, name)
 
     @property
     def at_work(self) -> list[Process]:
@@ -317,46 +306,36 @@ def _with(found: Decoded, again: Iterator[Callable[[], bytes]] | None) -> Decode
     return bitmap
 
 
-def _bitmap(kind: BitmapKind, answer: bytes, name: str) -> Bitmap:
-    width, height = SIZE.unpack_from(answer)
-    return Bitmap(kind, width, height, answer[SIZE.size :], name)
-
-
-def _video(cut: Cut, answer: bytes, name: str) -> Video:
+def _video(cut: Cut, found: dict[str, Any], frames: bytes, name: str) -> Video:
     """Return a video in llama-server's prompt format: `Video:`, then frames, with a timestamp after the first frame of
     each interval (tools/mtmd/mtmd-helper.cpp, read_next). The name of a frame includes the sampling settings.
     """
-    rate, width, height, has_audio = FRAMES.unpack_from(answer)
+    rate, width, height = found["rate"], found["width"], found["height"]
     n_bytes = 3 * width * height
     cut_name = hashlib.sha256(f"{name} {cut.fps:g} {cut.stamp_ms}".encode()).hexdigest()
     parts: list[str | Bitmap] = ["Video:"]
     next_ms = 0.0
-    for i, at in enumerate(range(FRAMES.size, len(answer), n_bytes)):
-        data = answer[at : at + n_bytes]
+    for i, at in enumerate(range(0, len(frames), n_bytes)):
+        data = frames[at : at + n_bytes]
         parts.append(Bitmap("image", width, height, data, f"{cut_name}+{i}", of_video=True))
         ms = i / rate * 1000
         if cut.stamp_ms > 0 and ms >= next_ms:
             minutes = int(ms / 60_000)
             parts.append(f"[{minutes}m{ms / 1000 - 60 * minutes:.2f}s]")
             next_ms += cut.stamp_ms
-    return Video(tuple(parts), has_audio)
+    return Video(tuple(parts), found["has_audio"])
 
 
-def answering(pixels: Pixels) -> Answer:
-    """Return the request handler of a decoder process."""
+def decoding(pixels: Pixels) -> Answer:
+    """Return the request handler of a process that decodes images by `pixels`, and audio."""
     from server.media.sound import samples  # nothing that the server needs
 
-    def answer(what: bytes, request: bytes) -> tuple[bytes, bytes]:
-        rate, seconds, form = _WANTED.unpack_from(request)
-        data = request[_WANTED.size :]
-        try:
-            if what == IMAGE:
-                width, height, decoded = pixels(data)
-            else:
-                decoded = samples(data, form.rstrip(b"\0").decode(), rate, seconds)
-                width, height = len(decoded) // 4, 1
-        except Unreadable as fault:
-            return UNREADABLE, str(fault).encode()
-        return what, SIZE.pack(width, height) + decoded
+    def decode(what: bytes, wanted: Json, data: bytes) -> tuple[Json, bytes]:
+        if what == IMAGE:
+            width, height, found = pixels(data)
+        else:
+            found = samples(data, wanted["form"], wanted["rate"], wanted["seconds"])
+            width, height = len(found) // 4, 1
+        return {"width": width, "height": height}, found
 
-    return answer
+    return answering(decode)

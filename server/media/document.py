@@ -1,4 +1,4 @@
-"""Documents of requests: which files are text, and how the text of a PDF crosses from the process that extracts it.
+"""Documents of requests: which files are text, and what a request says about them.
 
 Plain text, Markdown and CSV are decoded here. PDF and HTML are parsed in a process of their own (`pdf`), because a
 hostile file can make a parser crash, loop or take all memory.
@@ -6,16 +6,11 @@ hostile file can make a parser crash, loop or take all memory.
 
 import codecs
 import re
-import struct
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
 
 from server.media.header import Unreadable
 
 PDF, HTML = b"p", b"h"
-WANTED = struct.Struct("<QQQQ?")
-"""A request to the process: pages and text bytes at most, images at most, their longest side, and whether to render."""
 SUPPORTED = "PDF, plain text, Markdown, CSV and HTML"
 MAX_PAGE_IMAGES = 64
 """Pages of one document that are shown as images."""
@@ -38,12 +33,6 @@ _TYPES = {
     **dict.fromkeys(("txt", "text/plain"), "text/plain"),
 }
 """Media types by the ending of a file's name, and by their names."""
-_PART = struct.Struct("<cIIQ")
-
-PageImage: TypeAlias = tuple[int, int, bytes]
-"""Width, height, and red, green and blue of each pixel."""
-Extracted: TypeAlias = tuple[Literal[b"t", b"n"], str] | tuple[Literal[b"i"], PageImage]
-"""A piece of text, a page's image, or a note for the client."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,30 +117,3 @@ def check_text(n_bytes: int, most: int) -> None:
     """Raise `Unreadable` for more bytes of text than a document may have."""
     if n_bytes > most:
         raise Unreadable(f"its text has more than {most} bytes")
-
-
-def packed(parts: Iterable[Extracted]) -> bytes:
-    """Write the answer of the process that extracts text."""
-    found = bytearray()
-    for part in parts:
-        if part[0] == b"i":
-            width, height, pixels = part[1]
-            found += _PART.pack(b"i", width, height, len(pixels)) + pixels
-        else:
-            raw = part[1].encode("utf-8", "replace")
-            found += _PART.pack(part[0], 0, 0, len(raw)) + raw
-    return bytes(found)
-
-
-def unpacked(answer: bytes) -> Iterator[Extracted]:
-    """Decode the output of `packed`."""
-    at = 0
-    while at < len(answer):
-        kind, width, height, size = _PART.unpack_from(answer, at)
-        at += _PART.size
-        content = answer[at : at + size]
-        at += size
-        if kind == b"i":
-            yield b"i", (width, height, content)
-        else:
-            yield (b"n" if kind == b"n" else b"t"), content.decode()

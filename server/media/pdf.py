@@ -12,10 +12,10 @@ import numpy as np
 import pypdfium2 as _bindings
 import pypdfium2.raw as _raw_bindings
 
-from server.media.decode import UNREADABLE
-from server.media.document import HTML, WANTED, Extracted, check_text, packed
+from server.media.document import HTML, check_text
 from server.media.header import Unreadable
 from server.media.html_text import visible_text
+from server.media.messages import Json, answering
 from server.sandbox.worker import Answer
 
 _pdfium: Any = _bindings  # its types are loose
@@ -33,29 +33,32 @@ _SAMPLE = (
 
 def answerer() -> Answer:
     """Return the function that answers in the process, with everything loaded that it needs."""
-    list(_pages(_SAMPLE, max_pages=1, max_text_bytes=1 << 10, max_images=1, longest_side=9, renders=False))
+    list(_pages({"pages": 1, "text_bytes": 1 << 10, "images": 1, "side": 9, "renders": False}, _SAMPLE))
     visible_text("<p>a</p>")
     _rendered(_pdfium.PdfDocument(_SAMPLE)[0], 9)
-    return _answer
+    return answering(_extracted)
 
 
-def _answer(what: bytes, request: bytes) -> tuple[bytes, bytes]:
-    max_pages, max_text_bytes, max_images, longest_side, renders = WANTED.unpack_from(request)
-    data = request[WANTED.size :]
-    try:
-        if what == HTML:
-            text = visible_text(data.decode())
-            check_text(len(text.encode("utf-8", "replace")), max_text_bytes)
-            return what, packed([(b"t", text)])
-        return what, packed(_pages(data, max_pages, max_text_bytes, max_images, longest_side, renders=renders))
-    except Unreadable as fault:
-        return UNREADABLE, str(fault).encode()
+def _extracted(what: bytes, wanted: Json, data: bytes) -> tuple[Json, bytes]:
+    """Return the parts of a PDF or an HTML page: texts and notes, and the sizes of images, whose pixels follow."""
+    if what == HTML:
+        text = _encodable(visible_text(data.decode()))
+        check_text(len(text.encode()), wanted["text_bytes"])
+        return {"parts": [["text", text]]}, b""
+    parts: list[list[Any]] = []
+    pixels: list[bytes] = []
+    for kind, found in _pages(wanted, data):
+        if kind == "image":
+            width, height, raw = found
+            pixels.append(raw)
+            found = width, height  # noqa: PLW2901
+        parts.append([kind, found])
+    return {"parts": parts}, b"".join(pixels)
 
 
-def _pages(
-    data: bytes, max_pages: int, max_text_bytes: int, max_images: int, longest_side: int, *, renders: bool
-) -> Iterator[Extracted]:
+def _pages(wanted: Json, data: bytes) -> Iterator[tuple[str, Any]]:
     """Yield the text of each page, or its image if it has none, and notes about pages that can't be shown."""
+    max_pages, max_images, renders = wanted["pages"], wanted["images"], wanted["renders"]
     try:
         pdf = _pdfium.PdfDocument(data)
     except _pdfium.PdfiumError as error:
@@ -69,25 +72,25 @@ def _pages(
     n_text_bytes = n_images = n_shown = 0
     without_text: list[int] = []
     for number in range(1, n_pages + 1):
-        text, image = _page(pdf, number, longest_side, renders=renders and n_images < max_images)
+        text, image = _page(pdf, number, wanted["side"], renders=renders and n_images < max_images)
         if text:
-            n_text_bytes += len(text.encode("utf-8", "replace"))
-            check_text(n_text_bytes, max_text_bytes)
-            yield b"t", f"[Page {number}]\n{text}\n"
+            n_text_bytes += len(text.encode())
+            check_text(n_text_bytes, wanted["text_bytes"])
+            yield "text", f"[Page {number}]\n{text}\n"
         elif image is not None:
             n_images += 1
-            yield b"t", f"[Page {number}]\n"
-            yield b"i", image
-            yield b"t", "\n"
+            yield "text", f"[Page {number}]\n"
+            yield "image", image
+            yield "text", "\n"
         else:
             without_text.append(number)
-            yield b"t", f"[Page {number}: no text; not shown]\n"
+            yield "text", f"[Page {number}: no text; not shown]\n"
         n_shown += bool(text) or image is not None
     if not n_shown:
         reason = "and nothing that can be shown" if renders else "and this model cannot be shown page images"
         raise Unreadable(f"none of its {n_pages} pages has text, {reason}")
     if without_text:
-        yield b"n", f"pages without text are not shown: {', '.join(map(str, without_text))}"
+        yield "note", f"pages without text are not shown: {', '.join(map(str, without_text))}"
 
 
 def _page(pdf: Any, number: int, longest_side: int, *, renders: bool) -> tuple[str, tuple[int, int, bytes] | None]:
@@ -105,7 +108,12 @@ def _page(pdf: Any, number: int, longest_side: int, *, renders: bool) -> tuple[s
 
 def _cleaned(text: str) -> str:
     text = _SOFT_HYPHEN.sub("", text).replace("\r\n", "\n").replace("\r", "\n")
-    return _UNPRINTED.sub("", text).strip()
+    return _encodable(_UNPRINTED.sub("", text).strip())
+
+
+def _encodable(text: str) -> str:
+    """Replace lone surrogates, which UTF-8 can't encode."""
+    return text.encode(errors="replace").decode()
 
 
 def _rendered(page: Any, longest_side: int) -> tuple[int, int, bytes] | None:

@@ -17,8 +17,8 @@ from av.video.reformatter import Interpolation
 from av.video.stream import VideoStream
 from numpy.typing import NDArray
 
-from server.media.decode import FRAMES, UNREADABLE, VIDEO_WANTED
 from server.media.header import Unreadable
+from server.media.messages import Json, answering
 from server.sandbox.worker import Answer
 
 _LENIENT: dict[str, Any] = {"metadata_errors": "ignore"} if int(av.__version__.split(".")[0]) < 19 else {}
@@ -30,8 +30,8 @@ def answerer() -> Answer:
     """Return the request handler of a decoder process."""
     av.logging.set_level(None)
     # The sandbox forbids libraries from loading files later.
-    _frames(_sample(), "Matroska", fps=1.0, max_pixels=256, max_frames=9, max_bytes=1 << 20)
-    return _answer
+    _frames(b"", {"form": "Matroska", "fps": 1.0, "pixels": 256, "frames": 9, "video_bytes": 1 << 20}, _sample())
+    return answering(_frames)
 
 
 def _sample() -> bytes:
@@ -46,25 +46,14 @@ def _sample() -> bytes:
     return file.getvalue()
 
 
-def _answer(what: bytes, request: bytes) -> tuple[bytes, bytes]:
-    form, fps, max_pixels, max_frames, max_bytes = VIDEO_WANTED.unpack_from(request)
-    data = request[VIDEO_WANTED.size :]
-    try:
-        *head, found = _frames(data, form.rstrip(b"\0").decode(), fps, max_pixels, max_frames, max_bytes)
-    except Unreadable as fault:
-        return UNREADABLE, str(fault).encode()
-    return what, FRAMES.pack(*head) + b"".join(found)
-
-
-def _frames(
-    data: bytes, form: str, fps: float, max_pixels: int, max_frames: int, max_bytes: int
-) -> tuple[float, int, int, bool, list[bytes]]:
+def _frames(_: bytes, wanted: Json, data: bytes) -> tuple[Json, bytes]:
     """Return frames per second, their size, whether there is an audio track, and the RGB bytes of each frame."""
+    fps, max_pixels, max_frames, max_bytes = (wanted[key] for key in ("fps", "pixels", "frames", "video_bytes"))
     found: list[bytes] = []
     rate, has_audio = 0.0, False
     width = height = n_bytes = 0
     try:
-        with av.open(BytesIO(data), "r", format=_DEMUXERS[form], **_LENIENT) as container:
+        with av.open(BytesIO(data), "r", format=_DEMUXERS[wanted["form"]], **_LENIENT) as container:
             stream, has_audio = next(iter(container.streams.video), None), bool(container.streams.audio)
             if stream is None:
                 raise Unreadable("it has no frames")
@@ -89,7 +78,7 @@ def _frames(
         pass  # keep the frames that were read
     if not found:
         raise Unreadable("the video can't be decoded")
-    return rate, width, height, has_audio, found
+    return {"rate": rate, "width": width, "height": height, "has_audio": has_audio}, b"".join(found)
 
 
 def _at_rate(decoded: Iterator[VideoFrame], stream: VideoStream, rate: float) -> Iterator[NDArray[np.uint8]]:

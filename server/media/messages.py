@@ -1,0 +1,40 @@
+"""Messages between `decode` and its sandboxed processes: one line of JSON, then bytes."""
+
+import json
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+from server.media.header import Unreadable
+from server.sandbox.process import Processes, Stopped
+from server.sandbox.worker import FAULT, Answer
+
+UNREADABLE = b"u"
+Json = dict[str, Any]
+Work: TypeAlias = Callable[[bytes, Json, bytes], tuple[Json, bytes]]
+"""Takes the kind of a request, its options and a file; returns a description and bytes. Raises `Unreadable`."""
+
+
+def answering(work: Work) -> Answer:
+    """Return the request handler of a decoder process."""
+
+    def answer(what: bytes, request: bytes) -> tuple[bytes, bytes]:
+        options, _, data = request.partition(b"\n")
+        try:
+            found, content = work(what, json.loads(options), data)
+        except Unreadable as fault:
+            return UNREADABLE, str(fault).encode()
+        return what, json.dumps(found).encode() + b"\n" + content
+
+    return answer
+
+
+def ask(processes: Processes, what: bytes, options: Json, data: bytes, doing: str) -> tuple[Any, bytes]:
+    """Return the answer of a process. Raises `Unreadable`. ``doing``: the work, for the message if it is stopped."""
+    try:
+        kind, answer = processes.ask(what, json.dumps(options).encode() + b"\n", data)
+    except Stopped as stopped:
+        raise Unreadable(f"{doing} was stopped: {stopped}") from None
+    if kind in (UNREADABLE, FAULT):
+        raise Unreadable(answer.decode(errors="replace"))
+    found, _, content = answer.partition(b"\n")
+    return json.loads(found), content
