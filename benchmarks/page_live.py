@@ -16,9 +16,9 @@ from pathlib import Path
 
 from server.engine.params import EngineParams
 from server.engine.request import Request
-from server.engine.schedule.scheduler import Scheduler, TokenRun
+from server.engine.scheduler import Scheduler, TokenRun
 from server.engine.sequence import Phase, Sequence, Ticket
-from server.engine.step.snapshots import SnapshotPublisher
+from server.engine.snapshots import SnapshotPublisher
 from server.web.live import EVERY_S
 from tests.support.fakes import FakeRunner
 from tests.support.real_server import RealServer, llamapool

@@ -10,9 +10,8 @@ from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from typing import Any
 
-from server.engine.kv.disk_cache import DiskCache
-from server.engine.kv.ram_cache import CacheEntry, in_ram
-from server.engine.kv.state import SlotState
+from server.engine.disk_cache import DiskCache
+from server.engine.prefix_cache import CacheEntry, SlotState, in_ram
 from server.errors import InvalidRequest
 
 HASHED = 1e9  # bytes per second

@@ -3,12 +3,11 @@
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
-from server.engine.kv.cost import first_to_evict
 from server.engine.params import EngineParams
-from server.engine.prefix.find import Placer
+from server.engine.placement import Placer
 from server.engine.runner_api import RunnerInfo
-from server.engine.schedule.scheduler import Scheduler
-from server.engine.sequence import Sequence, Slot
+from server.engine.scheduler import Scheduler
+from server.engine.sequence import Sequence, Slot, first_to_evict
 
 
 class SlotLocal(Placer):

@@ -18,7 +18,7 @@ from server.vocab import Vocab
 MAX_ADAPTERS = 1024
 MAX_SCALE = 100.0
 """Adapters are trained for scales around 1. At a hundred thousand the demo model's logits are not finite, which delays
-sequences that share its batch (`server.engine.step.faults`).
+sequences that share its batch (`server.engine.loop`).
 """
 
 

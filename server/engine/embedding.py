@@ -18,8 +18,8 @@ from server.engine.instances import Instances, StepThread, has_failed, notify
 from server.engine.media import MediaPrompt, text_of
 from server.engine.params import EngineParams
 from server.engine.runner_api import EmbedderInfo, EmbeddingRunner, Vectors
+from server.engine.snapshots import SlotSnapshot
 from server.engine.stats import EngineStats
-from server.engine.step.snapshots import SlotSnapshot
 from server.errors import CONTAINED, ContextExceeded, InternalError, InvalidRequest, LlamapoolError, QueueFull
 
 log = logging.getLogger(__name__)

@@ -7,27 +7,26 @@ from operator import attrgetter
 from pathlib import PurePath
 from typing import TypeVar
 
+from server.engine import snapshots
+from server.engine.block_events import BlockReport, Blocks, HeldText
 from server.engine.cache_scope import owner_of
+from server.engine.disk_cache import DiskCache, StateFiles
 from server.engine.encode import EmbeddingCache, EmbeddingFiles, Encoder
 from server.engine.instances import Instances, has_failed
-from server.engine.kv.cells import Cells
-from server.engine.kv.disk_cache import DiskCache, StateFiles
-from server.engine.kv.ram_cache import MIB, min_limit, state_cache
-from server.engine.kv.state import SlotState
+from server.engine.kv_store import Cells
+from server.engine.loop import Instance
 from server.engine.lora import AdapterSet, adapter_set, default_set, rescaled
 from server.engine.media import Spans
 from server.engine.params import EngineParams
-from server.engine.prefix.blocks import BlockReport, Blocks, HeldText
+from server.engine.prefix_cache import MIB, SlotState, min_limit, state_cache
+from server.engine.queue import ModelQueue, admits
 from server.engine.request import BATCH_PRIORITY, Adapters, Bounds, Event, Failed, Request, Sink
+from server.engine.requests import Command, Mailbox, Outlet
 from server.engine.routing import route
 from server.engine.runner_api import Runner
-from server.engine.schedule.queue import ModelQueue, admits
 from server.engine.sequence import Slot, Ticket
+from server.engine.snapshots import ChoiceView, InstanceView, SlotSnapshot, TierView, snapshot
 from server.engine.stats import EngineStats
-from server.engine.step import snapshots
-from server.engine.step.loop import Instance
-from server.engine.step.mailbox import Command, Mailbox, Outlet
-from server.engine.step.snapshots import ChoiceView, InstanceView, SlotSnapshot, TierView, snapshot
 from server.errors import InternalError, PermissionDenied, QueueFull
 
 T = TypeVar("T")

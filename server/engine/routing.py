@@ -12,13 +12,13 @@ import math
 import zlib
 from collections.abc import Collection, Iterable, Sequence
 
+from server.engine.loop import Instance
 from server.engine.lora import AdapterSet, reusable
-from server.engine.prefix.hashes import BLOCK, PrefixHashes, common_prefix
+from server.engine.prefill import UNSEEN_RATE
+from server.engine.prefix_cache import BLOCK, PrefixHashes, common_prefix
 from server.engine.request import Request
-from server.engine.schedule.prefill import UNSEEN_RATE
 from server.engine.sequence import Phase, Slot, Ticket
 from server.engine.stats import EngineStats
-from server.engine.step.loop import Instance
 
 MAX_CANDIDATES = 64  # requests of an instance that are checked
 MAX_COMPARED = 4096  # prompt tokens compared with each slot

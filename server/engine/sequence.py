@@ -1,20 +1,18 @@
 """The data of the scheduler: a sequence is one choice of a request; a slot is one native sequence with its KV cells."""
 
 import math
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 
 from server.engine.encode import Encoding
-from server.engine.generate.text import TextStream
-from server.engine.kv.cost import eviction_priority
-from server.engine.kv.disk_cache import Fetch
-from server.engine.kv.state import Checkpoints, SlotState, reach
 from server.engine.lora import NEVER, NO_ADAPTERS, AdapterSet, reusable
 from server.engine.media import Spans, below, check_spans, position, span_at, whole
-from server.engine.prefix.hashes import PrefixHashes
+from server.engine.prefix_cache import Checkpoints, Fetch, PrefixHashes, SlotState, eviction_priority, reach
 from server.engine.request import Adapters, Request, Sink, Timings
 from server.engine.runner_api import Sampler
 from server.engine.speculate.cost import DraftState
+from server.engine.text import TextStream
 from server.structured.constraint import Constraint
 
 
@@ -95,7 +93,6 @@ class Sequence:
     encodings: dict[int, Encoding] = field(default_factory=dict)  # of media that are not in the cells, by their start
     n_faults: int = 0  # failed batches after which it had to be recomputed
     quarantined_until: int = 0  # quarantine: it decodes alone until this many of its tokens are computed
-    recompute: bool = False  # use no cache: its logits were not finite, and a cached state may be the cause
     n_needed: int = 0  # KV cells, at the last check
     looked_at: int = -1  # see `KvBudget`; the same for ``n_bypasses``
     n_bypasses: int = 0
@@ -176,8 +173,6 @@ class Sequence:
         """The most ``target`` tokens that may be taken from a cache. Tokens whose logits are wanted must be
         decoded.
         """
-        if self.recompute:
-            return 0
         n = len(self.target) - 1
         return min(n, self.n_scored) if self.unscored else n
 
@@ -269,6 +264,26 @@ class Slot:
         if self.media:
             n = whole(self.media, n)
         return n if not self.floor else reach(n, len(self.tokens), self.floor, [c.n_tokens for c in self.checkpoints])
+
+
+def first_to_evict(
+    idle: Iterable[Slot],
+    spare: Slot | None = None,
+    price: Callable[[Slot], tuple[float, int]] = lambda slot: (0.0, 0),
+) -> Slot:
+    """Return an empty slot, otherwise the one with the lowest eviction priority; `spare` only as a last resort.
+
+    `price` returns the cost of using a slot besides its contents, in the unit of `eviction_priority`, and its rank
+    among equals.
+    """
+    slots = list(idle)
+    now = max(slot.last_used for slot in slots)
+
+    def key(slot: Slot) -> tuple[bool, float, int, float, int]:
+        extra, rank = price(slot)
+        return slot is spare, slot.eviction_priority(now) + extra, rank, slot.last_used, slot.id
+
+    return min(slots, key=key)
 
 
 def log_fields(*requests: Request | None) -> dict[str, str]:

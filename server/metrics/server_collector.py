@@ -10,7 +10,7 @@ from functools import reduce
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from server.engine.prefix.hashes import BLOCK
+from server.engine.prefix_cache import BLOCK
 from server.engine.stats import EngineStats, combined
 from server.pool.state import ModelState, Status
 

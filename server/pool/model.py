@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from functools import reduce
 from typing import TYPE_CHECKING, Self
 
+from server.engine.snapshots import SlotSnapshot
 from server.engine.stats import EngineStats, combined
-from server.engine.step.snapshots import SlotSnapshot
 from server.errors import NotSupported
 from server.pool.footprint import Fit
 from server.pool.protocols import Embedder, Generator, MediaReader, ModelEngine, ModelInfo, Weights

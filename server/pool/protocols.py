@@ -6,15 +6,15 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from server.engine.kv.state import SlotState
+from server.engine.block_events import BlockReport
 from server.engine.lora import Adapter
 from server.engine.media import MediaPrompt
-from server.engine.prefix.blocks import BlockReport
+from server.engine.prefix_cache import SlotState
 from server.engine.request import Adapters, Request, Sink
 from server.engine.runner_api import EmbedderInfo, EmbeddingRunner, Runner, Vectors
 from server.engine.sequence import Ticket
+from server.engine.snapshots import ChoiceView, InstanceView, SlotSnapshot, TierView
 from server.engine.stats import EngineStats
-from server.engine.step.snapshots import ChoiceView, InstanceView, SlotSnapshot, TierView
 from server.media.bitmap import Bitmap, BitmapKind
 from server.pool.footprint import Fit, Footprint, Memory
 from server.pool.spec import ModelSpec

@@ -1,7 +1,7 @@
 """The web UI's live data: one event stream for all of its views.
 
 A state is built at most every `EVERY_S`, once for all readers, from the step threads' snapshots
-(`engine.step.snapshots`). Without readers nothing is built, and step threads publish nothing. With more active
+(`engine.snapshots`). Without readers nothing is built, and step threads publish nothing. With more active
 streams the interval grows, so that the cost to them stays the same. Other events are sent on change: finished
 requests, cached prompt states, and the last hour of samples, first all and then each new one. Times are unix
 milliseconds.
@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 
 import orjson
 
-from server.engine.step.snapshots import ChoiceView, InstanceView, TierView
+from server.engine.snapshots import ChoiceView, InstanceView, TierView
 from server.errors import QueueFull
 from server.pool.protocols import Generator
 from server.pool.state import ModelState

@@ -6,10 +6,10 @@ from typing import cast
 
 import pytest
 
-from server.engine.kv.cells import Cells
+from server.engine.kv_store import Cells
 from server.engine.params import EngineParams
 from server.engine.request import Request
-from server.engine.schedule.scheduler import Scheduler
+from server.engine.scheduler import Scheduler
 from server.engine.sequence import Phase, Sequence, Ticket
 from server.llama.context.batch import Run
 from server.llama.context.runner import LlamaRunner

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from server.engine.kv.state import SlotState
 from server.engine.lora import NO_ADAPTERS
+from server.engine.prefix_cache import SlotState
 from server.llama.library import C
 from server.pool.saved.slot_file import STATE_MAGIC, STATE_VERSION, Description, encode
 from tests.model.native_fixtures import open_runner, prefill, prompt_tokens

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from math import exp, expm1, sqrt
 from typing import TypeAlias
 
-from server.engine.prefix.hashes import common_prefix
+from server.engine.prefix_cache import common_prefix
 from server.engine.runner_api import DraftRunner, MtpHeads
-from server.engine.schedule.scheduler import TokenRun
+from server.engine.scheduler import TokenRun
 from server.engine.sequence import Sequence
 from server.engine.speculate.cost import LEAST, SURE, UNSEEN, DraftLength, DraftState, StepCost, draft_length
 

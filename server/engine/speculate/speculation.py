@@ -9,7 +9,7 @@ from server.engine.media import text_of
 from server.engine.params import EngineParams
 from server.engine.request import RANDOM_SEED
 from server.engine.runner_api import Runner, RunnerInfo
-from server.engine.schedule.scheduler import TokenRun
+from server.engine.scheduler import TokenRun
 from server.engine.sequence import Sequence
 from server.engine.speculate.cost import DraftState, StepCost, conditional, draft_length
 from server.engine.speculate.draft_model import Draft, DraftCells, Drafting, MtpProposer

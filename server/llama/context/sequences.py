@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from server.engine.kv.state import new_bytes
+from server.engine.prefix_cache import new_bytes
 from server.engine.runner_api import BatchEntry, RunnerInfo
 from server.errors import InternalError
 from server.llama.context.batch import Run

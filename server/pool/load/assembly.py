@@ -9,8 +9,8 @@ from typing import Any
 
 from server.engine.embedding import EmbeddingEngine
 from server.engine.engine import Engine
-from server.engine.kv.ram_cache import MIB
 from server.engine.params import EngineParams
+from server.engine.prefix_cache import MIB
 from server.engine.runner_api import EmbeddingRunner, Runner
 from server.errors import ModelFailed
 from server.pool.load.loading import Load, LoadedParts, TemplateFactory, chat_template

@@ -24,9 +24,9 @@ from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import BinaryIO
 
-from server.engine.kv.state import Checkpoint, SlotState, new_bytes
 from server.engine.lora import NEVER, AdapterSet
 from server.engine.media import MediaSpan, Spans, media_tokens
+from server.engine.prefix_cache import Checkpoint, SlotState, new_bytes
 from server.errors import InternalError, InvalidRequest
 from server.pool.saved.media_record import read_record
 

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from server.engine.kv.state import SlotState
 from server.engine.lora import NEVER, AdapterSet, default_set
+from server.engine.prefix_cache import SlotState
 from server.engine.request import Adapters
 from server.errors import InvalidRequest
 from server.pool.model import LoadedModel

@@ -6,9 +6,9 @@ import time
 from dataclasses import dataclass, replace
 
 from server.engine.cache_scope import cache_scope, owner_of
-from server.engine.kv.state import SlotState
 from server.engine.lora import NEVER, AdapterSet, default_set
 from server.engine.media import Spans
+from server.engine.prefix_cache import SlotState
 from server.errors import InvalidRequest
 from server.pool.model import LoadedModel
 from server.pool.saved.slot_file import encode, open_saved, read_foreign

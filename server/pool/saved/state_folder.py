@@ -18,10 +18,9 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
-from server.engine.kv.disk_cache import FolderInUse
-from server.engine.kv.ram_cache import CacheEntry
-from server.engine.kv.state import SlotState
+from server.engine.disk_cache import FolderInUse
 from server.engine.lora import AdapterSet
+from server.engine.prefix_cache import CacheEntry, SlotState
 from server.errors import InternalError, InvalidRequest, LlamapoolError, without_credentials
 from server.pool.model import LoadedModel
 from server.pool.saved.address_files import UrlFiles
@@ -60,7 +59,7 @@ def _is_free(folder: Path) -> bool:
 
 
 class StateFolder:
-    """`server.engine.kv.disk_cache.StateFiles` for one loaded model."""
+    """`server.engine.disk_cache.StateFiles` for one loaded model."""
 
     def __init__(
         self, model: LoadedModel, root: Path | str, limit: int, *, shared: bool = False, secret: bytes = b""

@@ -32,12 +32,12 @@ from queue import SimpleQueue
 from typing import Any, Generic, TypeAlias, TypeVar
 
 from server import errors
-from server.engine.kv.state import Checkpoint, SlotState, new_bytes
 from server.engine.lora import Adapter
+from server.engine.prefix_cache import Checkpoint, SlotState, new_bytes
 from server.engine.request import Bounds, Event, Text
 from server.engine.runner_api import EmbedderInfo
+from server.engine.snapshots import ChoiceView, InstanceView, SlotSnapshot, TierView
 from server.engine.stats import EngineStats
-from server.engine.step.snapshots import ChoiceView, InstanceView, SlotSnapshot, TierView
 from server.errors import CONTAINED, InternalError, LlamapoolError
 from server.media.bitmap import Bitmap, BitmapKind
 from server.pool.footprint import Footprint

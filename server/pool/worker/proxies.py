@@ -10,18 +10,18 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from server.engine.block_events import BlockReport
 from server.engine.embedding import check_input
-from server.engine.kv.state import SlotState
 from server.engine.lora import Adapter, check_adapters, rescaled
 from server.engine.media import MediaPrompt, Spans
 from server.engine.params import EngineParams
-from server.engine.prefix.blocks import BlockReport
+from server.engine.prefix_cache import SlotState
 from server.engine.request import Adapters, Event, Failed, Finished, Request, Sink
 from server.engine.runner_api import EmbedderInfo, EmbeddingRunner, Runner, Vectors
 from server.engine.sequence import Ticket
+from server.engine.snapshots import ChoiceView, InstanceView, SlotSnapshot, TierView
 from server.engine.stats import EngineStats, combined
 from server.engine.stats import ended as without_gauges
-from server.engine.step.snapshots import ChoiceView, InstanceView, SlotSnapshot, TierView
 from server.errors import InternalError, InvalidRequest, LlamapoolError, ModelEnded, QueueFull, ShuttingDown
 from server.media.bitmap import Bitmap, BitmapKind
 from server.pool.footprint import Fit, Footprint, Memory

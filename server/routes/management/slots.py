@@ -6,7 +6,7 @@ from fastapi import APIRouter, Request, Response
 
 from server.dialects.native.settings import generation_settings
 from server.engine.cache_scope import owner_of
-from server.engine.step.snapshots import SlotSnapshot
+from server.engine.snapshots import SlotSnapshot
 from server.errors import InvalidRequest, ModelLoading, NotSupported, Unavailable
 from server.pool.state import ModelState
 from server.routes.management.health import NO_SLOT, is_pending

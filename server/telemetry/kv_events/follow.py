@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from server.engine.prefix.blocks import BlockReport, BlocksRemoved, BlocksStored
+from server.engine.block_events import BlockReport, BlocksRemoved, BlocksStored
 from server.errors import ConfigError, Unavailable
 from server.pool.state import ModelState
 

@@ -17,8 +17,8 @@ import msgpack
 import zmq
 import zmq.asyncio
 
-from server.engine.prefix.blocks import BlocksRemoved, BlocksStored
-from server.engine.prefix.hashes import BLOCK
+from server.engine.block_events import BlocksRemoved, BlocksStored
+from server.engine.prefix_cache import BLOCK
 from server.errors import ConfigError
 
 KEPT = 10_000

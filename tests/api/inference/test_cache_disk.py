@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from server.engine.kv import disk_cache
+from server.engine import disk_cache
 from tests.api.conftest import Api, Serve
 from tests.support.fakes import FakeLoader, FakeRunner
 

@@ -14,7 +14,7 @@ import orjson
 import pytest
 
 from server.app import create_app
-from server.engine.prefix.blocks import BlocksStored
+from server.engine.block_events import BlocksStored
 from server.media import header
 from server.pool.footprint import Fit, Footprint, Memory
 from server.pool.saved.embedding_folder import SUFFIX

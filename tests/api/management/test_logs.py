@@ -118,7 +118,7 @@ async def test_the_engines_lines_name_the_request(serve: Serve, lines: Lines) ->
     async with serve(FakeLoader(runner=lambda: Broken(n_seq=1))) as api:
         reply = await api.client.post("/v1/chat/completions", json=CHAT, headers={"X-Request-Id": "a-7"})
         assert reply.status_code == 500
-        assert [said["request"] for said in lines("server.engine.step.faults")] == ["a-7"]
+        assert [said["request"] for said in lines("server.engine.loop")] == ["a-7"]
         assert lines("server.access")[0]["outcome"] == "internal_error"
         assert lines("server.access")[0]["finish"] == "failed"
 

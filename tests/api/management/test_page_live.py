@@ -9,8 +9,8 @@ from typing import Any
 import orjson
 import pytest
 
-from server.engine.step import snapshots
-from server.engine.step.snapshots import InstanceView
+from server.engine import snapshots
+from server.engine.snapshots import InstanceView
 from server.web import live as page_live
 from server.web.history import History, quantiles
 from tests.api.conftest import Api, Serve, until

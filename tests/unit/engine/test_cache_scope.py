@@ -8,11 +8,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from server.engine.cache_scope import cache_scope, is_lasting, owner_of
-from server.engine.kv.disk_cache import Fetch
-from server.engine.kv.ram_cache import CacheEntry
 from server.engine.lora import NO_ADAPTERS, AdapterSet, reusable
-from server.engine.prefix.find import Placement, Placer, PrefixSource
-from server.engine.prefix.hashes import BLOCK, PrefixHashes
+from server.engine.placement import Placement, Placer, PrefixSource
+from server.engine.prefix_cache import BLOCK, CacheEntry, Fetch, PrefixHashes
 from server.engine.request import Finished, Progress, Request, Started
 from server.engine.sequence import Sequence
 from server.errors import PermissionDenied

@@ -6,7 +6,7 @@ import pytest
 
 from server.engine.engine import Engine
 from server.engine.lora import NO_ADAPTERS, AdapterSet
-from server.engine.prefix.hashes import BLOCK, PrefixHashes
+from server.engine.prefix_cache import BLOCK, PrefixHashes
 from server.engine.request import Request
 from server.engine.routing import (
     MAX_CANDIDATES,

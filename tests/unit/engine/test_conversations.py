@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from server.engine.prefix.hashes import common_prefix
+from server.engine.prefix_cache import common_prefix
 from tests.support.fakes import FakeRunner
 from tests.unit.engine.builders import alone, engine_over, request, run, ticking
 

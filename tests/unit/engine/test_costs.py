@@ -9,10 +9,10 @@ from types import FrameType
 import pytest
 
 import server
+from server.engine import placement as find
 from server.engine.params import EngineParams
-from server.engine.prefix import find
 from server.engine.runner_api import RunnerInfo
-from server.engine.schedule.scheduler import Scheduler
+from server.engine.scheduler import Scheduler
 from tests.support.fakes import FakeRunner
 from tests.unit.engine.builders import engine_over, request, run
 from tests.unit.engine.schedule.test_scheduler import waiting

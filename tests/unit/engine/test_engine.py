@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from server.engine.lora import Adapter
 from server.engine.request import Adapters, Failed, FinishReason, Progress, SamplingParams, Started, Text
 from server.engine.runner_api import BatchEntry
-from server.engine.schedule.scheduler import TokenRun
+from server.engine.scheduler import TokenRun
 from server.errors import ContextExceeded, InternalError, InvalidRequest, QueueFull, ShuttingDown
 from tests.support.fakes import FakeRunner, FakeSampler
 from tests.unit.engine.builders import alone, engine_over, request, run

@@ -17,15 +17,15 @@ import pytest
 
 from server.engine.engine import Engine
 from server.engine.instances import stacks
-from server.engine.kv.state import SlotState
+from server.engine.loop import MAX_FAULTS
 from server.engine.lora import Adapter
 from server.engine.media import text_of
 from server.engine.params import EngineParams
+from server.engine.prefix_cache import SlotState
 from server.engine.request import BATCH_PRIORITY, Event, Failed, Finished, PromptLogprobs, Request, SamplingParams
 from server.engine.runner_api import BatchEntry
-from server.engine.schedule.scheduler import TokenRun
+from server.engine.scheduler import TokenRun
 from server.engine.sequence import Ticket
-from server.engine.step.faults import MAX_FAULTS
 from server.errors import InternalError, InvalidRequest, LlamapoolError, NotNumbers, ShuttingDown, TooLate
 from tests.support.fakes import FakeChunk, FakeEncoder, FakeRunner, FakeSampler
 from tests.support.sampling import EXAMPLES_SHARE

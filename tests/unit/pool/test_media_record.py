@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.engine.kv.state import SlotState
 from server.engine.lora import NEVER, NO_ADAPTERS
 from server.engine.media import MediaSpan, Spans, media_tokens
+from server.engine.prefix_cache import SlotState
 from server.errors import InvalidRequest
 from server.pool.saved.media_record import read_record
 from server.pool.saved.slot_file import DATA_PREFIX, Description, encode, open_saved, read_foreign

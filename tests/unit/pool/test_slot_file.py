@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.engine.kv.state import Checkpoint, SlotState
 from server.engine.lora import NO_ADAPTERS, AdapterSet
+from server.engine.prefix_cache import Checkpoint, SlotState
 from server.errors import InternalError, InvalidRequest
 from server.pool.saved.slot_file import DATA_PREFIX, Description, encode, open_saved, read_foreign
 

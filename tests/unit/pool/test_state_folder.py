@@ -9,9 +9,9 @@ from typing import Any, cast
 
 import pytest
 
-from server.engine.kv.disk_cache import FolderInUse
-from server.engine.kv.state import Checkpoint, SlotState
+from server.engine.disk_cache import FolderInUse
 from server.engine.lora import NEVER, NO_ADAPTERS, Adapter, AdapterSet
+from server.engine.prefix_cache import Checkpoint, SlotState
 from server.errors import InternalError, InvalidRequest
 from server.pool.model import LoadedModel
 from server.pool.protocols import ModelInfo

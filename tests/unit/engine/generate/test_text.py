@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.engine.generate.text import TextStream
 from server.engine.request import Text, TokenLogprob
+from server.engine.text import TextStream
 
 
 def feed_all(stream: TextStream, pieces: list[bytes]) -> list[str]:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from server.engine.kv.state import Checkpoint, added, checkpoint_positions, reach, up_to
+from server.engine.prefix_cache import Checkpoint, added, checkpoint_positions, reach, up_to
 from server.engine.request import Request
 from tests.support.fakes import FakeRunner, FakeVocab
 from tests.unit.engine.builders import GREEDY, alone, engine_over, request, run

@@ -1,10 +1,9 @@
 """When a state is cost saving."""
 
-import math
-
 import pytest
 
-from server.engine.kv.cost import MoveCost, eviction_priority
+from server.engine.costs import MoveCost
+from server.engine.prefix_cache import eviction_priority
 
 
 def test_what_was_never_seen_is_tried() -> None:
@@ -17,11 +16,11 @@ def test_what_was_never_seen_is_tried() -> None:
 def test_saving_that_takes_longer_than_computing_is_not_done() -> None:
     cost = MoveCost()
     cost.observe_computed(1000, 1.0)  # 1,000 tokens a second
-    cost.observe_state(100, 100_000, 0.001)  # 100 MB a second, 1,000 bytes a token
+    cost.observe_move(100, 100_000, 0.001)  # 100 MB a second, 1,000 bytes a token
     assert cost.pays(1000, 1000)  # 20 ms against a second
     assert not cost.pays(100_000, 1000)  # 2 s to keep a thousand tokens of them
-    cost.loaded = 1000.0
-    assert not cost.pays(1000, 1000)  # loading is that slow
+    cost.bandwidth = 1000.0
+    assert not cost.pays(1000, 1000)
 
 
 def test_rates_follow_what_is_seen() -> None:
@@ -35,10 +34,9 @@ def test_rates_follow_what_is_seen() -> None:
 
 def test_scattered_cells_take_longer_than_their_bytes() -> None:
     cost = MoveCost(piece_s=1e-3)
-    cost.observe_state(100, 100_000, 0.001)  # 100 MB a second
-    assert cost.save_s(100_000) == pytest.approx(0.001)
-    assert cost.save_s(100_000, 1001) == pytest.approx(1.001)
-    assert cost.load_s(100_000, 1001) == pytest.approx(1.001)
+    cost.observe_move(100, 100_000, 0.001)  # 100 MB a second
+    assert cost.move_s(100_000) == pytest.approx(0.001)
+    assert cost.move_s(100_000, 1001) == pytest.approx(1.001)
     cost.observe_computed(1000, 1.0)
     assert cost.pays(100, 100)
     assert not cost.pays(100, 100, 1001)
@@ -46,11 +44,11 @@ def test_scattered_cells_take_longer_than_their_bytes() -> None:
 
 def test_what_a_piece_takes_is_learned_and_does_not_spoil_what_a_byte_takes() -> None:
     cost = MoveCost(piece_s=1e-3)
-    cost.observe_state(100, 100_000, 0.001)
+    cost.observe_move(100, 100_000, 0.001)
     for _ in range(20):
-        cost.observe_state(1000, 1_000_000, 0.01 + 1000 * 2e-6, n_pieces=1000)
+        cost.observe_move(1000, 1_000_000, 0.01 + 1000 * 2e-6, n_pieces=1000)
     assert cost.piece_s == pytest.approx(2e-6, rel=0.01)
-    assert cost.save_s(100_000) == pytest.approx(0.001)
+    assert cost.move_s(100_000) == pytest.approx(0.001)
 
 
 def test_value_grows_with_length_and_falls_with_time() -> None:
@@ -58,27 +56,11 @@ def test_value_grows_with_length_and_falls_with_time() -> None:
     assert eviction_priority(100, 10.0) > eviction_priority(100, 20.0)
 
 
-def test_what_copies_take_is_learned_from_the_steps_that_carry_them_out() -> None:
-    cost = MoveCost()
-    cost.copy_s = 3.0  # measured beside other processes
-    cost.observe_computed(1000, 1.0)
-    assert not cost.copy_pays(2000, 100_000, math.inf)
-    n_refused = 1
-    while not cost.copy_pays(2000, 100_000, math.inf):
-        n_refused += 1
-    assert n_refused < 100
-    for _ in range(8):
-        cost.observe_copies(2, 0.02)
-    assert cost.copy_pays(50, 100_000, math.inf)
-    cost.observe_copies(1, -0.1)
-    assert cost.copy_s >= 0.0
-
-
 def test_a_beginning_is_taken_over_by_its_state_where_no_step_is_too_long_for_that() -> None:
     cost = MoveCost()
     cost.copy_s = 1.0
     cost.observe_computed(1000, 0.5)
-    cost.observe_state(1000, 100_000_000, 0.1)
+    cost.observe_move(1000, 100_000_000, 0.1)
     assert cost.state_is_quicker(1000, 0.3)
     assert cost.copy_pays(1000, 1000, 0.3)
     assert not cost.state_is_quicker(1000, 0.05)
@@ -87,6 +69,6 @@ def test_a_beginning_is_taken_over_by_its_state_where_no_step_is_too_long_for_th
 
 def test_a_short_state_does_not_say_what_many_tokens_take() -> None:
     cost = MoveCost()
-    cost.observe_state(1000, 21_000_000, 0.1)
-    cost.observe_state(20, 20_020_000, 0.1)  # all of a recurrent model's, nearly
+    cost.observe_move(1000, 21_000_000, 0.1)
+    cost.observe_move(20, 20_020_000, 0.1)  # all of a recurrent model's, nearly
     assert cost.bytes_per_token == 21_000

@@ -9,11 +9,10 @@ from dataclasses import replace
 
 import pytest
 
+from server.engine.disk_cache import DiskCache, FolderInUse
 from server.engine.engine import Engine
-from server.engine.kv.disk_cache import DiskCache, FolderInUse
-from server.engine.kv.ram_cache import CacheEntry, in_ram
-from server.engine.kv.state import SlotState
 from server.engine.lora import NEVER, NO_ADAPTERS
+from server.engine.prefix_cache import CacheEntry, SlotState, in_ram
 from server.errors import InternalError, InvalidRequest
 from tests.support.fakes import FakeRunner
 from tests.unit.engine.builders import alone, engine_over, request, run
@@ -328,7 +327,7 @@ async def test_the_wait_is_bounded() -> None:
 
 
 def test_files_of_another_process_are_taken_up_when_it_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("server.engine.kv.disk_cache.RETRY_S", 0.001)
+    monkeypatch.setattr("server.engine.disk_cache.RETRY_S", 0.001)
     files, woken = Files(), threading.Event()
     put(files, state([1] * 40))
     files.failing = FolderInUse("the folder is used by another process")

@@ -1,7 +1,6 @@
 """Whose cells go first."""
 
-from server.engine.kv.cost import first_to_evict
-from server.engine.sequence import Slot
+from server.engine.sequence import Slot, first_to_evict
 
 
 def slot(id_: int, tokens: list[int], used_at: float = 0.0) -> Slot:

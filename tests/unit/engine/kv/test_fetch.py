@@ -3,12 +3,11 @@
 from concurrent.futures import Future
 from typing import cast
 
-from server.engine.kv import disk_cache
-from server.engine.kv.cost import MoveCost
-from server.engine.kv.disk_cache import LEAST_S, READ_AHEAD, DiskCache, Fetch
-from server.engine.kv.ram_cache import CacheEntry, in_ram
-from server.engine.kv.state import SlotState
+from server.engine import disk_cache
+from server.engine.costs import MoveCost
+from server.engine.disk_cache import LEAST_S, READ_AHEAD, DiskCache
 from server.engine.lora import NEVER, NO_ADAPTERS
+from server.engine.prefix_cache import CacheEntry, Fetch, SlotState, in_ram
 from server.engine.request import Request
 from server.engine.sequence import Sequence, Ticket
 from tests.support.fakes import FakeRunner

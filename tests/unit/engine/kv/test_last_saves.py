@@ -5,8 +5,8 @@ import threading
 
 import pytest
 
-from server.engine.kv import disk_cache
-from server.engine.kv.state import SlotState
+from server.engine import disk_cache
+from server.engine.prefix_cache import SlotState
 from server.engine.request import Event, Failed
 from server.errors import ShuttingDown
 from tests.support.fakes import FakeRunner

@@ -2,15 +2,13 @@
 
 import pytest
 
-from server.engine.kv.cells import Cells
-from server.engine.kv.cost import ASSUMED_RATE
-from server.engine.kv.disk_cache import DiskCache
-from server.engine.kv.offloader import SHARE
-from server.engine.kv.ram_cache import size_of
+from server.engine.disk_cache import DiskCache
+from server.engine.kv_store import SHARE, Cells
 from server.engine.params import EngineParams
-from server.engine.prefix.find import Placement
+from server.engine.placement import Placement
+from server.engine.prefix_cache import size_of
 from server.engine.request import Request
-from server.engine.schedule.scheduler import ALONE_S, Scheduler
+from server.engine.scheduler import ALONE_S, Scheduler
 from server.engine.sequence import Phase, Sequence, Slot, Ticket
 from tests.support.fakes import FakeRunner
 from tests.unit.engine.kv.test_disk import Files, still
@@ -166,19 +164,6 @@ def test_slow_checkpoints_are_not_made_while_others_generate() -> None:
     assert not setup.slots[1].checkpoints
 
 
-def test_the_first_checkpoint_is_guessed_to_be_slow_and_tried_in_the_end() -> None:
-    setup = Setup(Slow(partial_removal=False))
-    slot = setup.slots[0]
-    slot.floor = 200
-    setup.generate()
-    setup.scheduler.move_cost.assumed_rate = setup.runner.seq_size(0, partial=True) / (3 * STEP_S)
-    made = []
-    for _ in range(4):
-        setup.cells._checkpoint(slot)
-        made.append(bool(slot.checkpoints))
-    assert made == [False, False, True, True]
-
-
 def test_moves_of_one_step_hold_others_up_for_no_longer_than_a_step_together(setup: Setup) -> None:
     setup.runner.seconds = STEP_S * 0.6
     setup.generate()
@@ -188,21 +173,12 @@ def test_moves_of_one_step_hold_others_up_for_no_longer_than_a_step_together(set
     assert setup.keep(1)
 
 
-def test_a_first_save_is_guessed_to_be_slow_and_tried_in_the_end(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
-    too_many = 1000
-    slot = setup.slots[0]
-    slot.tokens = [0] * too_many
-    monkeypatch.setattr(setup.runner, "seq_size", lambda seq: int(2.5 * STEP_S * ASSUMED_RATE))
-    setup.scheduler.ram.limit = -1
+def test_the_first_save_is_made_in_any_case_and_measures_the_bandwidth(setup: Setup) -> None:
+    setup.runner.seconds = 2 * STEP_S
     setup.generate()
-    offloader = setup.cells.offloader
-    kept = []
-    for _ in range(4):
-        offloader.offload(slot, too_many, 0.0)
-        kept.append(len(setup.scheduler.ram))
-    assert kept == [0, 0, 1, 1]
-    assert offloader.n_refused == 2
-    assert setup.scheduler.move_cost.bytes_per_token > 0
+    assert setup.keep(0)
+    setup.scheduler.spent_s = 0.0
+    assert not setup.keep(1)
 
 
 def test_a_first_save_of_few_tokens_is_not_held_back(setup: Setup) -> None:

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from server.engine.kv.cells import Cells
+from server.engine.kv_store import Cells
 from server.engine.params import EngineParams
-from server.engine.prefix.find import Move, Placement
-from server.engine.prefix.hashes import common_prefix
+from server.engine.placement import Move, Placement
+from server.engine.prefix_cache import common_prefix
 from server.engine.request import Request
-from server.engine.schedule.scheduler import Scheduler
+from server.engine.scheduler import Scheduler
 from server.engine.sequence import Phase, Sequence, Slot, Ticket
 from tests.support.fakes import FakeRunner
 from tests.unit.engine.builders import engine_over, request, run
@@ -141,7 +141,7 @@ async def test_pieces_of_cells_are_counted() -> None:
 async def test_scattered_cells_are_not_saved_where_that_would_hold_others_up(setup: Setup) -> None:
     slot = setup.slots[0]
     setup.scheduler.ram.limit = -1
-    setup.scheduler.move_cost.piece_s = setup.scheduler.params.target_s / 50
+    setup.scheduler.move_cost.bandwidth, setup.scheduler.move_cost.piece_s = 1e9, setup.scheduler.params.target_s / 50
     setup.slots[1].sequence = setup.sequence(setup.slots[1], [1])
     slot.n_pieces = 100
     setup.cells.offloader.offload(slot, 100, 0.0)

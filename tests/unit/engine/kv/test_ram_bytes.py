@@ -7,8 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from server.engine.engine import Engine
-from server.engine.kv.ram_cache import StateCache
-from server.engine.kv.state import Checkpoint
+from server.engine.prefix_cache import Checkpoint, StateCache
 from server.engine.request import Request
 from server.engine.runner_api import BatchEntry
 from tests.support.fakes import IM_END, FakeRunner, FakeVocab

@@ -3,9 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.engine.kv.ram_cache import AUTOMATIC, MIN_TOKENS, CacheEntry, StateCache, state_cache
-from server.engine.kv.state import SlotState
 from server.engine.lora import NEVER, NO_ADAPTERS, AdapterSet
+from server.engine.prefix_cache import AUTOMATIC, MIN_TOKENS, CacheEntry, SlotState, StateCache, state_cache
 from tests.support.fakes import FakeEncoder, FakeRunner
 from tests.unit.engine.builders import alone, engine_over, request, run, ticking
 

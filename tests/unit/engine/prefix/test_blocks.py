@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.engine.prefix.blocks import (
+from server.engine.block_events import (
     Blocks,
     BlocksRemoved,
     BlocksStored,
@@ -10,7 +10,7 @@ from server.engine.prefix.blocks import (
     hash_of_none,
     shown,
 )
-from server.engine.prefix.hashes import BLOCK
+from server.engine.prefix_cache import BLOCK
 
 GPU = "GPU"
 

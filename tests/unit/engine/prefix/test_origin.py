@@ -6,14 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.engine.kv.ram_cache import in_ram
-from server.engine.kv.state import SlotState
 from server.engine.lora import AdapterSet
-from server.engine.prefix.find import Placement, RecomputeReason, origin_of
-from server.engine.prefix.hashes import BLOCK, PrefixHashes, common_prefix
+from server.engine.placement import Placement, RecomputeReason, origin_of
+from server.engine.prefix_cache import BLOCK, PrefixHashes, SlotState, common_prefix, in_ram
 from server.engine.request import Request
 from server.engine.sequence import Sequence, Slot, Ticket
-from server.engine.step.snapshots import shared_prefixes
+from server.engine.snapshots import shared_prefixes
 from tests.unit.engine.counting import Counting
 
 NO_ADAPTERS = AdapterSet()

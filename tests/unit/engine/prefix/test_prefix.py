@@ -5,11 +5,10 @@ from itertools import takewhile
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.engine.kv.cost import MoveCost
-from server.engine.kv.ram_cache import StateCache
+from server.engine.costs import MoveCost
 from server.engine.params import EngineParams
-from server.engine.prefix.find import Placer
-from server.engine.prefix.hashes import common_prefix
+from server.engine.placement import Placer
+from server.engine.prefix_cache import StateCache, common_prefix
 from server.engine.request import Request
 from server.engine.runner_api import RunnerInfo
 from server.engine.sequence import Sequence, Slot, Ticket

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server.engine.lora import NO_ADAPTERS, AdapterSet
-from server.engine.prefix.hashes import BLOCK, PrefixHashes, common_prefix
+from server.engine.prefix_cache import BLOCK, PrefixHashes, common_prefix
 
 LORA = AdapterSet(((0, 1.0),), 0)
 

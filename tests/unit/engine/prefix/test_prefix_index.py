@@ -3,10 +3,17 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.engine.kv.ram_cache import CacheEntry
-from server.engine.kv.state import Checkpoint, SlotState
 from server.engine.lora import NEVER, NO_ADAPTERS, AdapterSet
-from server.engine.prefix.hashes import BLOCK, MOST, PrefixHashes, PrefixIndex, common_prefix
+from server.engine.prefix_cache import (
+    BLOCK,
+    MOST,
+    CacheEntry,
+    Checkpoint,
+    PrefixHashes,
+    PrefixIndex,
+    SlotState,
+    common_prefix,
+)
 
 LORA = AdapterSet(((0, 1.0),), 0)
 HALF = BLOCK // 2

@@ -5,12 +5,12 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.engine.generate.text import TextStream
-from server.engine.kv.cells import shift_sizes
-from server.engine.prefix.find import Move, moves
-from server.engine.prefix.hashes import common_prefix
+from server.engine.kv_store import shift_sizes
+from server.engine.placement import Move, moves
+from server.engine.prefix_cache import common_prefix
 from server.engine.request import Request
 from server.engine.sequence import Sequence, Slot, Ticket
+from server.engine.text import TextStream
 
 TOKENS = st.lists(st.integers(0, 3), max_size=40)
 

@@ -1,12 +1,12 @@
 """The hashes that go with a slot are those of what is in its cells, whatever happens to these."""
 
-from server.engine.kv.cells import Cells
+from server.engine.kv_store import Cells
 from server.engine.lora import NO_ADAPTERS
 from server.engine.params import EngineParams
-from server.engine.prefix.find import Move, Placement
-from server.engine.prefix.hashes import BLOCK
+from server.engine.placement import Move, Placement
+from server.engine.prefix_cache import BLOCK
 from server.engine.request import Request
-from server.engine.schedule.scheduler import Scheduler
+from server.engine.scheduler import Scheduler
 from server.engine.sequence import Phase, Sequence, Slot, Ticket
 from tests.support.fakes import FakeRunner
 

@@ -4,8 +4,8 @@ import threading
 
 import pytest
 
+from server.engine.queue import admits
 from server.engine.request import Request
-from server.engine.schedule.queue import admits
 from server.engine.sequence import Ticket
 from server.errors import QueueFull
 from tests.support.fakes import FakeRunner

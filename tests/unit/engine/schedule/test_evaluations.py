@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.engine.kv.cells import Cells
+from server.engine.costs import between, n_more_runs, n_runs
+from server.engine.kv_store import Cells
 from server.engine.params import EngineParams
 from server.engine.request import Request
 from server.engine.runner_api import RunnerInfo
-from server.engine.schedule.evaluations import between, n_more_runs, n_runs
-from server.engine.schedule.scheduler import Scheduler, TokenRun, in_batch_order
+from server.engine.scheduler import Scheduler, TokenRun, in_batch_order
 from server.engine.sequence import Phase, Sequence, Ticket
 from tests.support.fakes import FakeRunner, evaluations
 
@@ -278,7 +278,7 @@ def test_a_stream_that_is_about_to_end_stays() -> None:
 
 def test_a_copy_that_costs_more_than_the_gap_is_not_made() -> None:
     bench = Bench(4, copy_s=60.0)
-    bench.scheduler.move_cost.assumed_rate = 1.0  # nor are states moved
+    bench.scheduler.move_cost.bandwidth = 1.0  # nor are states moved
     three = bench.ask(3)
     bench.steps(20)
     bench.end(three[1:2])

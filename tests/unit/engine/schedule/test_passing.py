@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from server.engine.queue import MAX_BYPASSES, REPLY_CELLS
 from server.engine.request import BATCH_PRIORITY
-from server.engine.schedule.queue import MAX_BYPASSES, REPLY_CELLS
-from server.engine.schedule.scheduler import Scheduler
+from server.engine.scheduler import Scheduler
 from server.engine.sequence import Phase, Sequence
 from tests.unit.engine.counting import Counting
 from tests.unit.engine.schedule.test_scheduler import finish, place, scheduler, waiting

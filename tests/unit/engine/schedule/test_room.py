@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from server.engine.kv.cells import Cells
-from server.engine.kv.state import SlotState
+from server.engine.kv_store import Cells
 from server.engine.lora import NO_ADAPTERS
 from server.engine.params import EngineParams
-from server.engine.prefix.find import Placement
+from server.engine.placement import Placement
+from server.engine.prefix_cache import SlotState
 from server.engine.request import Request
-from server.engine.schedule.scheduler import Scheduler
+from server.engine.scheduler import Scheduler
 from server.engine.sequence import Phase, Sequence, Slot, Ticket
 from tests.support.fakes import FakeRunner
 from tests.unit.engine.builders import alone, engine_over, request, run, ticking

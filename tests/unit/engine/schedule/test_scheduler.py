@@ -8,11 +8,11 @@ from server.engine.encode import Encoding
 from server.engine.lora import AdapterSet
 from server.engine.media import MediaSpan, media_tokens
 from server.engine.params import EngineParams
-from server.engine.prefix.find import Placement
+from server.engine.placement import Placement
+from server.engine.queue import OUTPUT_WEIGHT
 from server.engine.request import BATCH_PRIORITY, Adapters, Request
 from server.engine.runner_api import RunnerInfo
-from server.engine.schedule.queue import OUTPUT_WEIGHT
-from server.engine.schedule.scheduler import Scheduler
+from server.engine.scheduler import Scheduler
 from server.engine.sequence import Phase, Sequence, Slot, Ticket
 from tests.support.fakes import FakeChunk
 from tests.unit.engine.counting import Counting
@@ -84,7 +84,7 @@ def test_without_a_match_the_least_recently_used_slot_is_taken() -> None:
 def test_a_beginning_is_waited_for_where_its_copy_will_pay(copy_s: float) -> None:
     s = Scheduler(RunnerInfo(2, 10_000, 20_000, 512, 512, False, copy_s=copy_s), EngineParams())
     s.move_cost.observe_computed(1000, 1.0)  # the 1000 tokens that both begin with take a second
-    s.move_cost.saved = 1.0  # and their state for ever
+    s.move_cost.bandwidth = 1.0  # and their state for ever
     waiting(s, [*range(1000), 7, 7])
     place(s)
     twin = waiting(s, [*range(1000), 8, 8])

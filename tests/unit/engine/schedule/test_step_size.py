@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from server.engine.schedule.prefill import TILE, StepSize, portion
+from server.engine.prefill import TILE, StepSize, portion
 
 
 def step_size(target_s: float, smallest: int = 32) -> StepSize:

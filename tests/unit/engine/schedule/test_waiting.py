@@ -5,9 +5,9 @@ import sys
 
 import pytest
 
+from server.engine import queue
+from server.engine.queue import MAX_BYPASSES, Queue, TokenCounters
 from server.engine.request import Request
-from server.engine.schedule import queue
-from server.engine.schedule.queue import MAX_BYPASSES, Queue, TokenCounters
 from server.engine.sequence import Sequence, Ticket
 
 

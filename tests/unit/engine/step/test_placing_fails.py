@@ -5,9 +5,9 @@ from typing import cast
 
 import pytest
 
-from server.engine.prefix.find import Placement
+from server.engine.placement import Placement
 from server.engine.request import Event, Failed
-from server.engine.step.snapshots import SnapshotPublisher
+from server.engine.snapshots import SnapshotPublisher
 from server.errors import InternalError
 from server.structured.constraint import Constraint
 from tests.support.fakes import FakeRunner

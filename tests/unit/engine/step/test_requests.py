@@ -7,15 +7,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from server.engine.params import EngineParams
+from server.engine.queue import MAX_BYPASSES, REPLY_CELLS, ModelQueue
 from server.engine.request import BATCH_PRIORITY
+from server.engine.requests import Mailbox, Requests
 from server.engine.runner_api import BatchEntry
-from server.engine.schedule.queue import MAX_BYPASSES, REPLY_CELLS, ModelQueue
-from server.engine.schedule.scheduler import Scheduler
+from server.engine.scheduler import Scheduler
 from server.engine.sequence import Ticket
+from server.engine.snapshots import SnapshotPublisher
 from server.engine.stats import EngineStats
-from server.engine.step.mailbox import Mailbox
-from server.engine.step.requests import Requests
-from server.engine.step.snapshots import SnapshotPublisher
 from server.errors import InternalError
 from tests.support.fakes import FakeRunner
 from tests.unit.engine.builders import Reply, alone, engine_over, request, run

@@ -124,7 +124,7 @@ async def test_a_refused_request_leaves_nothing(monkeypatch: pytest.MonkeyPatch,
 async def test_a_request_that_expires_in_the_queue_of_several_instances_leaves_no_ticket(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("server.engine.step.requests.EXPIRY_CHECK_S", 0.0)
+    monkeypatch.setattr("server.engine.requests.EXPIRY_CHECK_S", 0.0)
     limited = spec("demo", instances=2, engine=EngineParams(request_timeout_s=3600.0))
     async with process(limited, n_seq=1) as found:
         served = found.served

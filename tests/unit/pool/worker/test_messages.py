@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from server.engine.kv.state import Checkpoint, SlotState
 from server.engine.lora import AdapterSet
+from server.engine.prefix_cache import Checkpoint, SlotState
 from server.engine.request import (
     Event,
     Failed,

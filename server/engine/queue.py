@@ -25,12 +25,9 @@ import threading
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator
 from math import inf
-from typing import TYPE_CHECKING
 
 from server.engine.request import BATCH_PRIORITY, Request
-
-if TYPE_CHECKING:
-    from server.engine.sequence import Sequence, Ticket
+from server.engine.sequence import Sequence, Ticket
 
 MAX_BYPASSES = 8
 """How often a waiting request may be bypassed: by more urgent requests here, and by requests that take cells it needs
@@ -102,23 +99,23 @@ class Queue:
     def __len__(self) -> int:
         return sum(map(len, self._lines.values()))
 
-    def __iter__(self) -> "Iterator[Sequence]":
+    def __iter__(self) -> Iterator[Sequence]:
         """Iterate over all waiting sequences, in no particular order."""
         for line in self._lines.values():
             yield from line
 
-    def append(self, sequence: "Sequence") -> None:
+    def append(self, sequence: Sequence) -> None:
         """Add a new choice after the others of its client and priority."""
         client = sequence.request.client
         self._counters.asks(client, again=all(client != other for _, other in self._lines))
         self._lines.setdefault((sequence.request.priority, client), deque()).append(sequence)
 
-    def come_back(self, sequence: "Sequence") -> None:
+    def come_back(self, sequence: Sequence) -> None:
         """Add a preempted choice before all others of its priority; among preempted ones the oldest is first."""
         preempted = self._lines.setdefault((sequence.request.priority, None), deque())
         preempted.insert(sum(other.arrival < sequence.arrival for other in preempted), sequence)
 
-    def remove(self, sequence: "Sequence") -> bool:
+    def remove(self, sequence: Sequence) -> bool:
         """Remove `sequence`; return whether it was queued."""
         for key in ((sequence.request.priority, None), (sequence.request.priority, sequence.request.client)):
             line = self._lines.get(key)
@@ -129,7 +126,7 @@ class Queue:
                 return True
         return False
 
-    def candidates(self, due: "Iterable[Sequence]" = ()) -> "Iterator[Sequence]":
+    def candidates(self, due: Iterable[Sequence] = ()) -> Iterator[Sequence]:
         """Iterate in placement order, `due` first. The queue must not change meanwhile."""
         first = list(due)
         yield from first
@@ -152,7 +149,7 @@ class Queue:
                 if not first or sequence not in first:
                     yield sequence
 
-    def place(self, sequence: "Sequence") -> None:
+    def place(self, sequence: Sequence) -> None:
         self.remove(sequence)
         self._counters.chose(sequence.request.client)
         self._n_placed += 1
@@ -180,7 +177,7 @@ class ModelQueue:
 
     # ---- on the event loop
 
-    def add(self, ticket: "Ticket") -> bool:
+    def add(self, ticket: Ticket) -> bool:
         """Add a request. Return False, without adding it, if no instance can take it."""
         with self._lock:
             if not self._has_taker(ticket):
@@ -192,7 +189,7 @@ class ModelQueue:
         self.n_load += ticket.request.n
         return True
 
-    def left(self, ticket: "Ticket") -> None:
+    def left(self, ticket: Ticket) -> None:
         """Record that a request has ended."""
         self.n_load -= ticket.request.n
         del self.open[id(ticket)]
@@ -201,14 +198,14 @@ class ModelQueue:
             if not self._held[ticket.request.client]:
                 del self._held[ticket.request.client]
 
-    def taken_by(self, instance: int) -> "list[Ticket]":
+    def taken_by(self, instance: int) -> list[Ticket]:
         """Return the requests that wait or run in `instance`."""
         with self._lock:
             return [t for t in self.open.values() if t.instance == instance and id(t) not in self._waiting]
 
     # ---- on step threads
 
-    def take(self, instance: int, n_free: int, free_cells: Callable[[], float], now: float) -> "list[Ticket]":
+    def take(self, instance: int, n_free: int, free_cells: Callable[[], float], now: float) -> list[Ticket]:
         """Take requests for `n_free` slots of `instance`, and all cancelled ones.
 
         Requests that need more than its `free_cells` are left to other instances for a while.
@@ -230,17 +227,17 @@ class ModelQueue:
                 n_free, cells = n_free - taken[-1].request.n, cells - _n_cells(taken[-1], instance)
         return taken
 
-    def _next(self, ready: "list[Ticket]") -> "Ticket":
+    def _next(self, ready: list[Ticket]) -> Ticket:
         blind = self._n_taken % MAX_BYPASSES == MAX_BYPASSES - 1  # as in `Queue.candidates`
 
-        def key(ticket: "Ticket") -> tuple[int, float, float]:
+        def key(ticket: Ticket) -> tuple[int, float, float]:
             client = ticket.request.client
             charge = self.counters.served(client) + self._held.get(client, 0)
             return 0 if blind else ticket.request.priority, charge, ticket.submitted_at
 
         return min(ready, key=key)
 
-    def _take(self, tickets: "list[Ticket]", instance: int) -> "list[Ticket]":
+    def _take(self, tickets: list[Ticket], instance: int) -> list[Ticket]:
         for ticket in tickets:
             del self._waiting[id(ticket)]
             self.n_waiting -= ticket.request.n
@@ -258,40 +255,40 @@ class ModelQueue:
             at = min((_may_be_taken(ticket, instance, cells) for ticket in self._waiting.values()), default=inf)
         return None if at == inf else max(at - now, 0.0)
 
-    def late(self, instance: int, is_late: "Callable[[Ticket], bool]") -> "list[Ticket]":
+    def late(self, instance: int, is_late: Callable[[Ticket], bool]) -> list[Ticket]:
         """Take the requests for which `is_late` is true."""
         if not self._waiting:
             return []
         with self._lock:
             return self._take([t for t in self._waiting.values() if is_late(t)], instance)
 
-    def close(self, instance: int) -> "list[Ticket]":
+    def close(self, instance: int) -> list[Ticket]:
         """Stop `instance` from taking requests. Return those that no other instance may take; the caller refuses
         them."""
         with self._lock:
             self._closed.add(instance)
             return self._take([t for t in self._waiting.values() if not self._has_taker(t)], instance)
 
-    def expected(self, instance: int) -> "list[Ticket]":
+    def expected(self, instance: int) -> list[Ticket]:
         """Return the waiting requests for which `instance` is cheapest."""
         with self._lock:
             return [ticket for ticket in self._waiting.values() if ticket.instance == instance]
 
-    def _has_taker(self, ticket: "Ticket") -> bool:
+    def _has_taker(self, ticket: Ticket) -> bool:
         return any(at < inf and i not in self._closed for i, at in enumerate(ticket.ready_at))
 
 
-def _may_be_taken(ticket: "Ticket", instance: int, cells: float) -> float:
+def _may_be_taken(ticket: Ticket, instance: int, cells: float) -> float:
     """Return the time from which `instance`, with `cells` free cells, may take the ticket."""
     at = ticket.ready_at[instance]
     return at if _n_cells(ticket, instance) <= cells else max(at, ticket.anyway_at)
 
 
-def _n_cells(ticket: "Ticket", instance: int) -> int:
+def _n_cells(ticket: Ticket, instance: int) -> int:
     return ticket.n_own[instance] + REPLY_CELLS * ticket.request.n
 
 
-def admits(request: Request, open_: "Collection[Ticket]", n_slots: int, max_queue: int) -> bool:
+def admits(request: Request, open_: Collection[Ticket], n_slots: int, max_queue: int) -> bool:
     """Whether `request` may be queued when `open_` wait or run already. Counts choices, not requests."""
     n_open = sum(ticket.request.n for ticket in open_)
     places = n_slots + max_queue

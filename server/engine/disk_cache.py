@@ -15,18 +15,15 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Seq
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
-from server.engine.kv.cost import MoveCost
-from server.engine.kv.ram_cache import MIB, CacheEntry, StateCache, in_ram
-from server.engine.kv.state import SlotState
+from server.engine.costs import MoveCost
+from server.engine.prefix_cache import MIB, CacheEntry, Fetch, SlotState, StateCache, in_ram
+from server.engine.sequence import Sequence, Slot
 from server.errors import CONTAINED, InternalError, LlamapoolError
 
-if TYPE_CHECKING:  # import cycle with `sequence`
-    from server.engine.sequence import Sequence, Slot
-
 log = logging.getLogger(__name__)
+
 
 MAX_PENDING = 512 * MIB  # bytes waiting to be written; further states are dropped
 RETRY_S = 1.0
@@ -110,7 +107,7 @@ class DiskCache:
         """Whether other processes use the files too."""
         return self._files.follow_s is not None
 
-    def wants(self, one: "Slot | CacheEntry", n_lost: int) -> bool:
+    def wants(self, one: Slot | CacheEntry, n_lost: int) -> bool:
         """As `StateCache.wants`; states being written count as present."""
         wanted = self._usable and self.kept.wants(one, n_lost)
         with self._lock:
@@ -139,7 +136,7 @@ class DiskCache:
         self.kept.remove(entry)
         self._writer.submit(self._remove, [entry])
 
-    def read(self, entry: CacheEntry) -> "Future[CacheEntry | None]":
+    def read(self, entry: CacheEntry) -> Future[CacheEntry | None]:
         """Return a future of the state of `entry`; None if the file is damaged, in which case it is dropped."""
         with self._lock:
             future = self._reading.get(entry.name)
@@ -302,30 +299,7 @@ class DiskCache:
 # ---- sequences that wait for a file
 
 
-@dataclass(eq=False, slots=True)
-class Fetch:
-    """A disk read that a sequence waits for: ``n`` tokens of ``entry``. ``future`` is None until its turn."""
-
-    entry: CacheEntry
-    n: int
-    future: Future[CacheEntry | None] | None = None
-    wait_until: float = 0.0
-    given_up: bool = False
-
-    @property
-    def pending(self) -> bool:
-        """Whether it may still arrive."""
-        return not self.given_up and (self.future is None or not self.future.done())
-
-    @property
-    def found(self) -> CacheEntry | None:
-        """The state, once it was read."""
-        if self.given_up or self.future is None or not self.future.done() or self.future.cancelled():
-            return None
-        return self.future.result()
-
-
-def start_reading(queue: "Iterable[Sequence]", disk: DiskCache, cost: MoveCost, now: float, most: int) -> None:
+def start_reading(queue: Iterable[Sequence], disk: DiskCache, cost: MoveCost, now: float, most: int) -> None:
     """Start disk reads for the waiting sequences, each limited to the time that recomputing would take.
 
     `queue` is in placement order. At most `most` states are read or held at a time. What the first and the oldest
@@ -357,19 +331,19 @@ def start_reading(queue: "Iterable[Sequence]", disk: DiskCache, cost: MoveCost, 
                 fetch.wait_until = now + max(cost.compute_s(fetch.n) or UNKNOWN_S, LEAST_S)
 
 
-def wait_s(waiting: "Iterable[Sequence]", now: float) -> float | None:
+def wait_s(waiting: Iterable[Sequence], now: float) -> float | None:
     """Return the seconds until a waiting sequence gives up its read; None if none waits."""
     return min((max(fetch.wait_until - now, 0.0) for fetch in _reading(waiting)), default=None)
 
 
-def give_up_late(waiting: "Iterable[Sequence]", now: float) -> None:
+def give_up_late(waiting: Iterable[Sequence], now: float) -> None:
     """Let sequences that waited long enough continue without the read."""
     for fetch in _reading(waiting):
         if now >= fetch.wait_until:
             fetch.given_up, fetch.future = True, None  # a late result is dropped
 
 
-def _reading(waiting: "Iterable[Sequence]") -> "Iterator[Fetch]":
+def _reading(waiting: Iterable[Sequence]) -> Iterator[Fetch]:
     for sequence in waiting:
         fetch = sequence.fetch
         if fetch is not None and fetch.future is not None and fetch.pending:

@@ -17,13 +17,13 @@ from heapq import nlargest
 from itertools import pairwise
 from typing import Literal, TypeAlias
 
-from server.engine.kv.ram_cache import StateCache
-from server.engine.prefix.hashes import BLOCK, n_equal
+from server.engine.prefix_cache import BLOCK, StateCache, n_equal
 from server.engine.request import Adapters, Request
-from server.engine.schedule.scheduler import Scheduler, TokenRun
+from server.engine.scheduler import Scheduler, TokenRun
 from server.engine.sequence import Sequence, Slot, Ticket
 
 log = logging.getLogger(__name__)
+
 
 MAX_WAITING = 50  # waiting choices listed individually
 MAX_STEPS = 1000  # steps kept for observers
@@ -51,7 +51,7 @@ class ChoiceView:
     n_cached: int
     n_predicted: int
     max_tokens: int
-    source: str  # source of the cached prefix (`engine.prefix.find`); "" = no slot yet
+    source: str  # source of the cached prefix (`engine.placement`); "" = no slot yet
     source_slot: int  # -1 = not a slot
     recompute: str  # why the rest was prefilled
     submitted_at: float
@@ -271,7 +271,7 @@ class EntryView:
     size: int  # bytes
     used_at: float  # by the engine's clock
     n_used: int
-    value: float  # eviction priority, as in `engine.kv.cost`
+    value: float  # eviction priority, as in `engine.costs`
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,17 +10,22 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
-from server.engine.kv.cost import MoveCost, first_to_evict
-from server.engine.kv.disk_cache import DiskCache, Fetch
-from server.engine.kv.ram_cache import MIN_TOKENS, CacheEntry, StateCache
-from server.engine.kv.state import SlotState, checkpoint_positions
+from server.engine.costs import MoveCost, n_more_runs
+from server.engine.disk_cache import DiskCache
 from server.engine.lora import reusable
 from server.engine.media import Spans, whole
 from server.engine.params import EngineParams
-from server.engine.prefix.hashes import common_prefix
+from server.engine.prefix_cache import (
+    MIN_TOKENS,
+    CacheEntry,
+    Fetch,
+    SlotState,
+    StateCache,
+    checkpoint_positions,
+    common_prefix,
+)
 from server.engine.runner_api import RunnerInfo
-from server.engine.schedule.evaluations import n_more_runs
-from server.engine.sequence import Phase, Sequence, Slot
+from server.engine.sequence import Phase, Sequence, Slot, first_to_evict
 
 MAX_MOVE_SOURCES = 4  # slots that are searched for runs to move
 _MANY, _LEAST_LOST = 1000, 0.01  # tokens; least share of a cache's value that is lost by offloading

@@ -7,21 +7,104 @@ One step: `place` until nothing can be placed, `plan`, decode, `commit` (or `vic
 from collections.abc import Callable, Iterator
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from math import inf
 
-from server.engine.kv.cost import MoveCost, first_to_evict
-from server.engine.kv.ram_cache import StateCache, state_cache
-from server.engine.kv.state import Checkpoint
+from server.engine.costs import MoveCost, best_relocation, between, n_runs
 from server.engine.media import MediaInput, MediaSpan, span_at
 from server.engine.params import EngineParams
-from server.engine.prefix.find import Placement, Placer
-from server.engine.prefix.hashes import PrefixHashes
+from server.engine.placement import Placement, Placer
+from server.engine.prefill import StepSize, in_order, portion
+from server.engine.prefix_cache import Checkpoint, PrefixHashes, StateCache, state_cache
+from server.engine.queue import MAX_BYPASSES, OUTPUT_WEIGHT, REPLY_CELLS, Queue, TokenCounters
 from server.engine.request import BATCH_PRIORITY, Adapters
 from server.engine.runner_api import RunnerInfo
-from server.engine.schedule.evaluations import best_relocation, between, n_runs
-from server.engine.schedule.kv_budget import KvBudget
-from server.engine.schedule.prefill import StepSize, in_order, portion
-from server.engine.schedule.queue import OUTPUT_WEIGHT, REPLY_CELLS, Queue, TokenCounters
-from server.engine.sequence import Phase, Sequence, Slot
+from server.engine.sequence import Phase, Sequence, Slot, first_to_evict
+
+
+class KvBudget:
+    """The KV cells of one instance."""
+
+    def __init__(self, slots: list[Slot], info: RunnerInfo) -> None:
+        self._slots = slots
+        self._info = info
+        self._preempted: list[Sequence] = []  # preempted since the last sequence ended
+        self._lost = 0  # cells that are occupied although no sequence accounts for them, until a sequence ends
+        self.changes = 0  # counts changes of slot holders
+        self.due: list[Sequence] = []
+        self.free = inf  # free cells; infinite with separate KV and while no slot is held
+        self.empty = True  # no slot is held
+
+    def measure(self) -> None:
+        """Update the number of free cells. Call it before checking requests."""
+        if self.due:
+            self.due = [s for s in self.due if s.phase is Phase.WAITING and s.slot is None]
+        active = [s for slot in self._slots if (s := slot.sequence) is not None]
+        self.empty = not active
+        if self._info.unified:
+            self.free = self._info.n_cells - self._lost - sum(map(_cells, active)) if active else inf
+
+    @property
+    def full(self) -> bool:
+        """Whether no request can fit, even with all of its prompt cached."""
+        return self.free <= REPLY_CELLS  # at least the last prompt token is computed
+
+    def fits(self, sequence: Sequence, n_kept: int) -> bool:
+        """Whether enough cells are free for `sequence`, of which the first `n_kept` tokens are in cells already."""
+        sequence.n_needed = (
+            max(len(sequence.target), len(sequence.preempted.tokens) if sequence.preempted else 0)
+            - n_kept
+            + REPLY_CELLS
+        )
+        sequence.looked_at = self.changes
+        return sequence.n_needed <= self.free
+
+    def refuses(self, sequence: Sequence) -> bool:
+        """Whether it is known without a prefix search that `sequence` does not fit."""
+        if not self.empty and sequence in self._preempted:
+            return True
+        return sequence.looked_at == self.changes and sequence.n_needed > self.free
+
+    def allows_bypass(self, before: list[Sequence]) -> bool:
+        """Whether a request may bypass those in `before`, which do not fit: cells are left, and none of them was
+        bypassed as often as allowed.
+        """
+        return not before or not (self.full or any(one.n_bypasses >= MAX_BYPASSES for one in before))
+
+    def bypass(self, before: list[Sequence]) -> None:
+        """Record that a request bypassed those in `before`."""
+        if not self._info.unified:  # separate KV has no shared cells to wait for
+            return
+        for one in before:
+            one.n_bypasses += 1
+            if one.n_bypasses == MAX_BYPASSES:
+                self.due.append(one)
+
+    def placed(self, sequence: Sequence) -> None:
+        """Record that `sequence` got a slot."""
+        self.changes += 1
+        sequence.n_bypasses = 0
+
+    def ran_out(self, victim: Sequence, n_batch: int) -> None:
+        """Record that a batch of `n_batch` tokens found no cells and no idle cache is left; `victim` will be
+        preempted.
+        """
+        victim.n_needed = _cells(victim)
+        self._preempted.append(victim)
+        held = sum(s.n_computed - slot.n_shared for slot in self._slots if (s := slot.sequence) is not None)
+        self._lost = max(self._lost, self._info.n_cells - held - n_batch)
+
+    def left(self, *, ended: bool) -> None:
+        """Record that a sequence gave up its slot. Without `ended` it was preempted and will return."""
+        self.changes += 1
+        if ended:
+            self._preempted, self._lost = [], 0
+
+
+def _cells(sequence: Sequence) -> int:
+    """Return the cells that `sequence` holds or will need, without those it shares."""
+    slot = sequence.held
+    return max(len(sequence.target), len(slot.tokens)) - slot.n_shared + REPLY_CELLS
+
 
 StepSharers = tuple[Adapters, int]
 """What decodes together: a LoRA set, and the slot of a quarantined sequence that decodes alone, or -1."""
@@ -367,12 +450,9 @@ class Scheduler:
         if self.info.unified:
             self._count_pieces(entries)
         n_copies, self.n_copies = self.n_copies, 0
-        if not is_seen:
+        if n_copies or not is_seen:
             return
-        if n_copies:
-            usual_s = max(self.move_cost.step_s, self.move_cost.compute_s(n_tokens))
-            self.move_cost.observe_copies(n_copies, seconds - usual_s)
-        elif not n_prompts:
+        if not n_prompts:
             self.move_cost.observe_step(seconds)
         else:
             size = self.step_size_alone if n_prompts == len(entries) else self.step_size

@@ -13,7 +13,7 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 
-from server.engine.prefix.hashes import BLOCK, common_prefix
+from server.engine.prefix_cache import BLOCK, common_prefix
 
 Hash = bytes
 

@@ -1,1 +1,0 @@
-"""After a decode: sampling, draft verification, constraints, log probabilities, and text for events."""
