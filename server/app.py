@@ -185,7 +185,7 @@ def create_app(
     app = FastAPI(
         title="Llamapool",
         version=__version__,
-        openapi_url=None,  # `routes.description.openapi` has it, and the page over it
+        openapi_url=None,  # `routes.openapi` has it, and the page over it
         redirect_slashes=False,  # as in llama-server a path with a slash more is another path
         lifespan=lifespan_of(
             *(services, server, renderer, sandbox, addresses),

@@ -107,8 +107,6 @@ class CompletionFields(GenerationFields, total=False):
     reasoning_budget_end_tag: str | None
     reasoning_budget_end_tags: list[str] | None
     generation_prompt: str | None
-    system_prompt: str | Object | None
-    image_data: Objects | None
 
 
 class InfillFields(CompletionFields, total=False):
@@ -158,8 +156,6 @@ class ChatFields(ConversationFields, total=False):
     echo: bool | None
     modalities: list[str] | None
     audio: Object | None
-    functions: Objects | None
-    function_call: str | Object | None
     web_search_options: Object | None
 
 

@@ -55,13 +55,11 @@ class Header:
     created: int = field(default_factory=lambda: int(time.time()))
 
 
-def finish_reason(reason: FinishReason, *, called: bool = False, old: bool = False) -> str:
-    """OpenAI's word for why a choice ended; `called`: with tool calls, or in `old` words, with one of a function."""
+def finish_reason(reason: FinishReason, *, called: bool = False) -> str:
+    """Return OpenAI's word for why a choice ended. `called`: with tool calls."""
     if reason is FinishReason.LIMIT:
         return "length"
-    if not called:
-        return "stop"
-    return "function_call" if old else "tool_calls"
+    return "tool_calls" if called else "stop"
 
 
 def timings(t: Timings) -> Json:

@@ -10,11 +10,11 @@ patterns of the whole text so far (3).
 
 import json
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import field_validator
+from pydantic import AfterValidator, WithJsonSchema
 
-from server.dialects.fields import Body, json_kind, json_type, wrong_type
+from server.dialects.fields import Body, Object, Objects, Schema, Strings, Text, json_kind, json_type, wrong_type
 from server.errors import InvalidRequest
 from server.structured.lazy import PATTERN_FULL, TOKEN, WORD, Lazy
 from server.structured.response_format import ANY_OBJECT, ResponseFormat
@@ -24,35 +24,22 @@ MAX_PRESERVED = 1024
 MAX_CHARS = 256
 
 
-class LazyFields(Body):
-    """Whether a grammar has triggers, the triggers, and the control tokens that appear as text."""
+def read_triggers(value: object) -> tuple[Mapping[str, Any], ...]:
+    """Return the checked triggers. Raises ValueError with the reason."""
+    if not isinstance(value, list):
+        raise ValueError(f"type must be array, but is {json_type(value)}")
+    if len(value) > MAX_TRIGGERS:
+        raise ValueError(f"must have at most {MAX_TRIGGERS} entries")
+    return tuple(_trigger(trigger, number) for number, trigger in enumerate(value))
 
-    grammar_lazy: bool | None = None
-    grammar_triggers: Any = None
-    preserved_tokens: Any = None
 
-    @property
-    def lazy(self) -> Lazy | None:
-        """Return the grammar's triggers; None for one that applies from the first token."""
-        return Lazy(self.grammar_triggers or (), self.preserved_tokens or ()) if self.grammar_lazy else None
-
-    @field_validator("grammar_triggers")
-    @classmethod
-    def _known_triggers(cls, value: object) -> tuple[Mapping[str, Any], ...]:
-        if not isinstance(value, list):
-            raise ValueError(f"type must be array, but is {json_type(value)}")
-        if len(value) > MAX_TRIGGERS:
-            raise ValueError(f"must have at most {MAX_TRIGGERS} entries")
-        return tuple(_trigger(trigger, number) for number, trigger in enumerate(value))
-
-    @field_validator("preserved_tokens")
-    @classmethod
-    def _texts(cls, value: object) -> tuple[str, ...]:
-        if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
-            raise ValueError("must be a list of strings")
-        if len(value) > MAX_PRESERVED or any(len(text) > MAX_CHARS for text in value):
-            raise ValueError(f"must have at most {MAX_PRESERVED} entries of at most {MAX_CHARS} characters")
-        return tuple(value)
+def read_preserved(value: object) -> tuple[str, ...]:
+    """Return the checked control tokens. Raises ValueError with the reason."""
+    if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
+        raise ValueError("must be a list of strings")
+    if len(value) > MAX_PRESERVED or any(len(text) > MAX_CHARS for text in value):
+        raise ValueError(f"must have at most {MAX_PRESERVED} entries of at most {MAX_CHARS} characters")
+    return tuple(value)
 
 
 def _trigger(given: object, number: int) -> Mapping[str, Any]:
@@ -74,24 +61,42 @@ def _trigger(given: object, number: int) -> Mapping[str, Any]:
     )
 
 
+def read_schema(value: object) -> object:
+    """Return a JSON Schema. Raises ValueError for anything that cannot be one."""
+    if not isinstance(value, dict | bool):
+        raise ValueError(f"must be a JSON Schema, an object or a boolean, not {json_kind(value)}")
+    return value
+
+
+class ConstraintFields(Body):
+    """The response format fields: OpenAI's, llama-server's with triggers, and vLLM's."""
+
+    response_format: dict[str, Any] | None = None
+    json_schema: Annotated[Schema, AfterValidator(read_schema)] = None
+    grammar: str | None = None
+    grammar_lazy: bool | None = None
+    grammar_triggers: Annotated[Objects, AfterValidator(read_triggers)] = None
+    preserved_tokens: Annotated[Strings, AfterValidator(read_preserved)] = None
+    guided_json: Schema = None
+    guided_regex: Text = None
+    guided_choice: Strings = None
+    guided_grammar: Text = None
+    guided_json_object: Annotated[Any, WithJsonSchema({"type": "boolean"})] = None
+    guided_whitespace_pattern: Text = None
+    structured_outputs: Object = None
+
+    @property
+    def lazy(self) -> Lazy | None:
+        """Return the grammar's triggers; None for one that applies from the first token."""
+        return Lazy(self.grammar_triggers or (), self.preserved_tokens or ()) if self.grammar_lazy else None
+
+
 GuidedKind = Literal["json", "regex", "choice", "grammar", "json_object"]
 _KINDS: tuple[GuidedKind, ...] = ("json", "regex", "choice", "grammar", "json_object")
 _HOW = ("disable_fallback", "backend", "_backend", "_backend_was_auto")  # no effect on the output
 
 
-class GuidedFields(Body):
-    """vLLM's response format fields."""
-
-    guided_json: Any = None
-    guided_regex: Any = None
-    guided_choice: Any = None
-    guided_grammar: Any = None
-    guided_json_object: Any = None
-    guided_whitespace_pattern: Any = None
-    structured_outputs: Any = None
-
-
-def guide(fields: GuidedFields) -> ResponseFormat | None:
+def guide(fields: ConstraintFields) -> ResponseFormat | None:
     """Return the requested response format. Raises `InvalidRequest` for several, naming two, and for an invalid one."""
     if fields.guided_whitespace_pattern is not None:
         raise InvalidRequest(
@@ -170,21 +175,6 @@ def _guided_schema(field: str, value: Any) -> Any:
     if not isinstance(value, dict | bool):
         raise wrong_type(field, "a JSON Schema, an object or a boolean", value)
     return value or ANY_OBJECT if isinstance(value, dict) else value
-
-
-class ConstraintFields(GuidedFields, LazyFields):
-    """The response format fields."""
-
-    response_format: dict[str, Any] | None = None
-    json_schema: Any = None
-    grammar: str | None = None
-
-    @field_validator("json_schema")
-    @classmethod
-    def _is_schema(cls, value: object) -> object:
-        if not isinstance(value, dict | bool):
-            raise ValueError(f"must be a JSON Schema, an object or a boolean, not {json_kind(value)}")
-        return value
 
 
 def read_shape(

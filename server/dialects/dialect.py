@@ -7,7 +7,7 @@ creates a `Generation`: the engine requests and the writer of the reply.
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from server.chat.conversation import Media
 from server.dialects.common import Json, event, openai_error
@@ -110,7 +110,7 @@ class Generation:
     ``reasoning`` ends the reasoning early if the client requests it. ``generation_prompt``: the end of a chat's prompt
     that opens the assistant's turn. ``commit`` stores the finished reply; awaited before its end is sent.
     ``follow_up``: calls server-side tools and generates again. ``error`` and ``ping``: those of this stream, if they
-    differ from the dialect's once it has begun.
+    differ from the dialect's once it has begun. ``convert`` returns what a whole reply is instead of the writer's body.
     """
 
     requests: Sequence[Request]
@@ -121,6 +121,7 @@ class Generation:
     follow_up: FollowUp | None = None
     error: Callable[[int, Json], bytes] | None = None
     ping: Callable[[], bytes] | None = None
+    convert: Callable[[Any], Json] | None = None
 
     def written_by(self, writer: Writer) -> "Generation":
         """The same with another writer."""

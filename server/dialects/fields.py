@@ -10,7 +10,16 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Annotated, Any, TypeVar
 
 import orjson
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    WithJsonSchema,
+    model_validator,
+)
 from pydantic_core import ErrorDetails
 
 from server.errors import InvalidRequest, short
@@ -67,6 +76,27 @@ CountOrAll = Annotated[Whole, AfterValidator(within(-1, INT32_MAX))]
 SoftCount = Annotated[Whole, AfterValidator(clamped(0, INT32_MAX))]
 Number = Annotated[float, Field(allow_inf_nan=False), AfterValidator(clamped(-MAX_MAGNITUDE, MAX_MAGNITUDE))]
 Fraction = Annotated[float, Field(allow_inf_nan=False), AfterValidator(clamped(0.0, 1.0))]
+
+
+_STRING, _OBJECT = {"type": "string"}, {"type": "object"}
+_STRINGS, _OBJECTS = {"type": "array", "items": _STRING}, {"type": "array", "items": _OBJECT}
+_PROMPTS = {"type": "array", "items": {"anyOf": [_STRING, {"type": "integer"}, {"type": "array"}, _OBJECT]}}
+_CONTENT = {"anyOf": [_STRING, {"type": "array", "items": {**_OBJECT, "required": ["type"]}}, {"type": "null"}]}
+_MESSAGE = {**_OBJECT, "properties": {"role": _STRING, "content": _CONTENT}, "required": ["role"]}
+Text = Annotated[Any, WithJsonSchema(_STRING)]
+"""Like the next ones: a field that is parsed by hand, with its schema for `/openapi.json`."""
+Strings = Annotated[Any, WithJsonSchema(_STRINGS)]
+TextOrStrings = Annotated[Any, WithJsonSchema({"anyOf": [_STRING, _STRINGS]})]
+Object = Annotated[Any, WithJsonSchema(_OBJECT)]
+Objects = Annotated[Any, WithJsonSchema(_OBJECTS)]
+TextOrObject = Annotated[Any, WithJsonSchema({"anyOf": [_STRING, _OBJECT]})]
+TextOrObjects = Annotated[Any, WithJsonSchema({"anyOf": [_STRING, _OBJECTS]})]
+Schema = Annotated[Any, WithJsonSchema({"type": ["object", "boolean", "string"], "description": "A JSON Schema."})]
+Messages = Annotated[Any, WithJsonSchema({"type": "array", "items": _MESSAGE})]
+Prompt = Annotated[Any, WithJsonSchema({"anyOf": [_STRING, _PROMPTS, _OBJECT]})]
+"""A text, token ids, both mixed, a list of such, or an object with ``prompt_string``."""
+Refused = Annotated[Any, WithJsonSchema({"description": "Refused unless it is empty."})]
+EndUser = Annotated[Any, WithJsonSchema({"description": "The end user; distinguishes clients."})]
 
 
 class Body(BaseModel):

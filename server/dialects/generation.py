@@ -4,19 +4,31 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
-from pydantic import AfterValidator, Field, field_validator
+from pydantic import AfterValidator, Field
 
 from server.chat.prepare import Prepared
 from server.dialects.adapters import read_adapters, request_adapters
 from server.dialects.constraints import ConstraintFields
 from server.dialects.dialect import NO_CALLER, Caller
-from server.dialects.fields import Body, Count, CountOrAll, Fraction, Whole, field_error, out_of_range, within
+from server.dialects.fields import (
+    Body,
+    Count,
+    CountOrAll,
+    EndUser,
+    Fraction,
+    Objects,
+    TextOrStrings,
+    Whole,
+    field_error,
+    out_of_range,
+    within,
+)
 from server.dialects.sampling import SamplingFields, check_together, sampling_params
 from server.dialects.warnings import Fields
 from server.engine.media import Spans
-from server.engine.request import Adapters, Request
+from server.engine.request import Request
 from server.pool.model import LoadedModel
 from server.structured.constraint import Constraint
 from server.structured.lazy import preserved
@@ -59,7 +71,7 @@ class ServingFields(Body):
     """How a request is served, in any dialect: by which model, adapters, slot and cells, when, and how it is sent."""
 
     model: str | None = None
-    lora: Any = None
+    lora: Annotated[Objects, AfterValidator(read_adapters)] = None
     id_slot: CountOrAll | None = None
     cache_prompt: bool | None = None
     cache_salt: CacheSalt | None = None
@@ -68,39 +80,37 @@ class ServingFields(Body):
     stream: bool | None = None
     sse_ping_interval: CountOrAll | None = None
 
-    @field_validator("lora")
-    @classmethod
-    def _readable_lora(cls, value: object) -> Adapters:
-        return read_adapters(value)
+
+def read_stop(value: object) -> tuple[str, ...]:
+    """Stop strings from one string or a list; empty ones stop nothing and are left out, as in llama-server."""
+    words = [value] if isinstance(value, str) else value
+    if not isinstance(words, list):
+        raise ValueError("must be a string or a list of strings")
+    if len(words) > MAX_STOPS:
+        raise ValueError(f"must have at most {MAX_STOPS} strings")
+    for index, word in enumerate(words):
+        if not isinstance(word, str):
+            raise ValueError(f"entry {index} must be a string")
+        if len(word) > MAX_STOP_CHARS:
+            raise ValueError(f"entry {index} must have at most {MAX_STOP_CHARS} characters")
+    return tuple(word for word in words if word)
 
 
-class StopField(Body):
-    """Where generating ends, by the text."""
-
-    stop: Any = None
-
-    @field_validator("stop")
-    @classmethod
-    def _readable_stop(cls, value: object) -> tuple[str, ...]:
-        return read_stop(value)
+Stop = Annotated[TextOrStrings, AfterValidator(read_stop)]
 
 
-class EndFields(StopField):
-    """Where generating ends."""
-
-    n_predict: Limit | None = None
-    max_completion_tokens: Limit | None = None
-    max_tokens: Limit | None = None
-    n_indent: Count | None = None
-    t_max_predict_ms: Annotated[Whole, AfterValidator(within(-1, 2**63 - 1))] | None = None
-
-
-class GenerationFields(EndFields, ServingFields, SamplingFields, ConstraintFields):
+class GenerationFields(ServingFields, SamplingFields, ConstraintFields):
     """Fields of every wire format that generates (llama.cpp tools/server/server-schema.cpp, make_llama_cmpl_schema).
 
     Not among them are those that change no reply: where sampling happens, hints, accounting and routing at OpenAI.
     """
 
+    stop: Stop = None
+    n_predict: Limit | None = None
+    max_completion_tokens: Limit | None = None
+    max_tokens: Limit | None = None
+    n_indent: Count | None = None
+    t_max_predict_ms: Annotated[Whole, AfterValidator(within(-1, 2**63 - 1))] | None = None
     stream_options: StreamOptions | None = None
     n_cmpl: Whole | None = None
     n: Whole | None = None
@@ -114,8 +124,8 @@ class GenerationFields(EndFields, ServingFields, SamplingFields, ConstraintField
     verbose: bool | None = None
     return_tokens: bool | None = None
     return_progress: bool | None = None
-    user: Any = None
-    safety_identifier: Any = None
+    user: EndUser = None
+    safety_identifier: EndUser = None
     reasoning_control: bool | None = None
     reasoning_budget_tokens: Limit | None = None
     thinking_budget_tokens: Limit | None = None
@@ -165,21 +175,6 @@ class Logprobs:
 
 
 NO_LOGPROBS = Logprobs()
-
-
-def read_stop(value: object) -> tuple[str, ...]:
-    """Stop strings from one string or a list; empty ones stop nothing and are left out, as in llama-server."""
-    words = [value] if isinstance(value, str) else value
-    if not isinstance(words, list):
-        raise ValueError("must be a string or a list of strings")
-    if len(words) > MAX_STOPS:
-        raise ValueError(f"must have at most {MAX_STOPS} strings")
-    for index, word in enumerate(words):
-        if not isinstance(word, str):
-            raise ValueError(f"entry {index} must be a string")
-        if len(word) > MAX_STOP_CHARS:
-            raise ValueError(f"entry {index} must have at most {MAX_STOP_CHARS} characters")
-    return tuple(word for word in words if word)
 
 
 def refuse_thinking(fields: GenerationFields) -> None:

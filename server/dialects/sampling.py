@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, Field, field_validator
+from pydantic import AfterValidator, Field, WithJsonSchema
 
 from server.dialects.fields import (
     MAX_MAGNITUDE,
@@ -22,12 +22,14 @@ from server.dialects.fields import (
     Fraction,
     Number,
     SoftCount,
+    Strings,
+    TextOrStrings,
     Whole,
     clamped,
     field_error,
     within,
 )
-from server.dialects.warnings import GONE_SAMPLER_CHAR, GONE_SAMPLERS
+from server.dialects.warnings import GONE_SAMPLERS
 from server.engine.request import SAMPLER_LETTERS, SAMPLERS, Request, SamplingParams, sampler_named
 from server.vocab import Vocab
 
@@ -107,6 +109,10 @@ def banned_everything(bias: Sequence[tuple[int, float]], n_tokens: int) -> bool:
     return len(bias) >= n_tokens and len({token for token, value in bias if value == NEVER}) >= n_tokens
 
 
+_BIAS_SCHEMA = {
+    "anyOf": [{"type": "object", "additionalProperties": {"type": ["number", "boolean"]}}, {"type": "array"}],
+    "description": "Token or text to bias; as pairs, too.",
+}
 MAX_SAMPLERS = 32
 MAX_SEQUENCE_BREAKERS = 64
 Seed = Annotated[Whole, Field(ge=-(2**63), le=2**64 - 1)]
@@ -120,6 +126,36 @@ def _positive(value: float) -> float:
 
 _LEAST_PENALTY = 1e-38  # its reciprocal is still a finite float32 (llama.cpp common/sampling.cpp)
 RepeatPenalty = Annotated[Number, AfterValidator(_positive)]
+
+
+def read_breakers(value: object) -> tuple[str, ...]:
+    """DRY's sequence breakers."""
+    if not isinstance(value, list) or not value or not all(isinstance(breaker, str) for breaker in value):
+        raise ValueError("Error: dry_sequence_breakers must be a non-empty array of strings")
+    if len(value) > MAX_SEQUENCE_BREAKERS:
+        raise ValueError(f"must have at most {MAX_SEQUENCE_BREAKERS} strings")
+    return tuple(value)
+
+
+def read_samplers(value: object) -> tuple[str, ...]:
+    """Sampler names from a list of names or a string of letters (llama-server takes both)."""
+    if isinstance(value, str):
+        found = [(letter, SAMPLER_LETTERS.get(letter)) for letter in value if letter not in GONE_SAMPLERS]
+    elif isinstance(value, list):
+        names = [name for name in value if name not in GONE_SAMPLERS]
+        found = [(name, sampler_named(name) if isinstance(name, str) else None) for name in names]
+    else:
+        raise ValueError("must be a list of sampler names or a string of sampler letters")
+    if len(found) > MAX_SAMPLERS:
+        raise ValueError(f"must have at most {MAX_SAMPLERS} entries")
+    return tuple(_known(name, sampler) for name, sampler in found)
+
+
+def _known(name: object, sampler: str | None) -> str:
+    if sampler is None:
+        known = ", ".join(f"{letter} ({full})" for full, letter in SAMPLERS.items())
+        raise ValueError(f"unknown sampler {str(name)[:40]!r}; known: {known}")
+    return sampler
 
 
 class SamplingFields(Body):
@@ -144,7 +180,7 @@ class SamplingFields(Body):
     dry_base: Number | None = None
     dry_allowed_length: Count | None = None
     dry_penalty_last_n: CountOrAll | None = None
-    dry_sequence_breakers: Any = None
+    dry_sequence_breakers: Annotated[Strings, AfterValidator(read_breakers)] = None
     mirostat: Annotated[Whole, AfterValidator(clamped(0, 2))] | None = None
     mirostat_tau: Number | None = None
     mirostat_eta: Number | None = None
@@ -153,58 +189,13 @@ class SamplingFields(Body):
     min_keep: Count | None = None
     ignore_eos: bool | None = None
     backend_sampling: bool | None = None
-    samplers: Any = None
-    logit_bias: Any = None
-
-    @field_validator("dry_sequence_breakers")
-    @classmethod
-    def _readable_breakers(cls, value: object) -> tuple[str, ...]:
-        return read_breakers(value)
-
-    @field_validator("samplers")
-    @classmethod
-    def _known_samplers(cls, value: object) -> tuple[str, ...]:
-        return read_samplers(value)
-
-    @field_validator("logit_bias")
-    @classmethod
-    def _readable_bias(cls, value: object) -> Biases:
-        return read_logit_bias(value)
+    samplers: Annotated[TextOrStrings, AfterValidator(read_samplers)] = None
+    logit_bias: Annotated[Any, AfterValidator(read_logit_bias), WithJsonSchema(_BIAS_SCHEMA)] = None
 
 
 _PLAIN_FIELDS = tuple(
     set(SamplingFields.model_fields) - {"seed", "samplers", "logit_bias", "dry_sequence_breakers", "dry_base"}
 )
-
-
-def read_breakers(value: object) -> tuple[str, ...]:
-    """DRY's sequence breakers."""
-    if not isinstance(value, list) or not value or not all(isinstance(breaker, str) for breaker in value):
-        raise ValueError("Error: dry_sequence_breakers must be a non-empty array of strings")
-    if len(value) > MAX_SEQUENCE_BREAKERS:
-        raise ValueError(f"must have at most {MAX_SEQUENCE_BREAKERS} strings")
-    return tuple(value)
-
-
-def read_samplers(value: object) -> tuple[str, ...]:
-    """Sampler names from a list of names or a string of letters (llama-server takes both)."""
-    if isinstance(value, str):
-        found = [(letter, SAMPLER_LETTERS.get(letter)) for letter in value if letter != GONE_SAMPLER_CHAR]
-    elif isinstance(value, list):
-        names = [name for name in value if name not in GONE_SAMPLERS]
-        found = [(name, sampler_named(name) if isinstance(name, str) else None) for name in names]
-    else:
-        raise ValueError("must be a list of sampler names or a string of sampler letters")
-    if len(found) > MAX_SAMPLERS:
-        raise ValueError(f"must have at most {MAX_SAMPLERS} entries")
-    return tuple(_known(name, sampler) for name, sampler in found)
-
-
-def _known(name: object, sampler: str | None) -> str:
-    if sampler is None:
-        known = ", ".join(f"{letter} ({full})" for full, letter in SAMPLERS.items())
-        raise ValueError(f"unknown sampler {str(name)[:40]!r}; known: {known}")
-    return sampler
 
 
 def sampling_params(fields: SamplingFields, defaults: SamplingParams, vocab: Vocab, n_ctx: int) -> SamplingParams:

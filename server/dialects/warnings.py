@@ -18,11 +18,21 @@ NO_EFFECT = frozenset(
         *("metadata", "client_metadata", "store", "service_tier", "speed", "billing_policy", "inference_geo"),
         *("prediction", "user", "prompt_cache_options", "prompt_cache_retention"),
         *("prompt_cache_breakpoint", "cache_control", "detail", "diagnostics", "user_profile_id", "workspace_id"),
-        *("tfs_z", "penalize_nl", "system_prompt", "image_data"),  # `warnings` reports values that would have one
     ]
 )
-"""Fields that change no reply at any depth: for routing, caching, billing and records at OpenAI and Anthropic, the
-resolution of images, and fields of llama-servers of 2023 and 2024. They are not reported."""
+"""Fields that change no reply at any depth: for routing, caching, billing and records at OpenAI and Anthropic, and the
+resolution of images. They are not reported."""
+DEPRECATED: Mapping[str, tuple[Any, str]] = {
+    "functions": ([], "send tools"),
+    "function_call": ("auto", "send tool_choice"),
+    "image_data": ([], "send a prompt with multimodal_data, or a chat with images"),
+    "system_prompt": ("", "send it as part of the prompt"),
+    "penalize_nl": (True, "llama.cpp penalizes new lines like any other token"),
+    "penalize_newline": (True, "llama.cpp penalizes new lines like any other token"),
+    "tfs_z": (1, "llama.cpp has no tail free sampling any more"),
+}
+"""Fields of OpenAI's API and of llama-servers of 2023 and 2024: the value that has no effect, and what to do instead.
+They are accepted with any value, and reported with any but that one."""
 
 
 class Fields:
@@ -34,7 +44,12 @@ class Fields:
     __slots__ = ("names", "table")
 
     def __init__(self, names: str = "", /, **inner: "Known") -> None:
-        self.table: dict[str, Known | None] = {**dict.fromkeys(NO_EFFECT), **dict.fromkeys(names.split()), **inner}
+        self.table: dict[str, Known | None] = {
+            **dict.fromkeys(NO_EFFECT),
+            **dict.fromkeys(DEPRECATED),
+            **dict.fromkeys(names.split()),
+            **inner,
+        }
         """The description of each field's value, None for a value that is not checked."""
         self.names = frozenset(names.split()) | inner.keys()
 
@@ -86,7 +101,7 @@ def fields_of(*schemas: type[Body], names: str = "", **inner: Known) -> Fields:
 
 
 def has_unknown(value: Mapping[str, Any], known: Known) -> bool:
-    """Return whether an object has a field, at any depth, that is neither `known` nor in `NO_EFFECT`. Null is absent.
+    """Return whether an object has a field, at any depth, that is neither `known` nor without effect. Null is absent.
 
     Each request is checked, so this is one loop: 2 microseconds for a chat of two messages.
     """
@@ -135,13 +150,11 @@ def unknown_paths(value: Mapping[str, Any], known: Known, path: str = "") -> Ite
 logger = logging.getLogger(__name__)
 
 WARNING_HEADER = "X-Llamapool-Warning"
-GONE_SAMPLERS = ("tfs_z", "tfs-z", "tfs")
+GONE_SAMPLERS = ("tfs_z", "tfs-z", "tfs", "f")
 """Tail free sampling, which llama.cpp no longer has; older clients name it in every list of samplers."""
 NO_TOOL_LEFT = "tool_choice is ignored: no tool is left that could be called"
 FOREIGN_REASONING = "{} is ignored: another server or an earlier key encrypted the reasoning in it"
 _SHOWN_CHARS = 40
-GONE_SAMPLER_CHAR = "f"
-_NO_TAIL_FREE = "llama.cpp has no tail free sampling any more"
 _MAX_SHOWN = 8
 _MAX_SHOWN_CHARS = 200
 _MAX_PATH_CHARS = 100
@@ -149,13 +162,26 @@ _SIMILAR = 0.75
 """How similar a known name must be to an unknown one to be suggested, from 0 to 1 (difflib's ratio)."""
 
 
-def unused_fields(body: Mapping[str, Any], known: Known, own: Iterable[str] = (), *, native: bool = False) -> list[str]:
+def unused_fields(body: Mapping[str, Any], known: Known, own: Iterable[str] = ()) -> list[str]:
     """Return a sentence for each of a JSON body's fields without effect.
 
-    `known`: the dialect's fields. `own`: the dialect's own sentences. `native`: whether the body is that of
-    llama-server's own completion, which had a system prompt and images in 2023.
+    `known`: the dialect's fields. `own`: the dialect's own sentences.
     """
-    return [*_warnings(body, native), *own, *unknown_fields(body, known)]
+    samplers = body.get("samplers")
+    gone = isinstance(samplers, str | list) and any(each in GONE_SAMPLERS for each in samplers)
+    own = [*own, f"tfs_z in samplers is ignored: {DEPRECATED['tfs_z'][1]}"] if gone else own
+    return [*deprecated_fields(body), *own, *unknown_fields(body, known)]
+
+
+def deprecated_fields(given: Mapping[str, Any], path: str = "") -> list[str]:
+    """Return a sentence for each field of `given`, whose names begin with `path`, that older servers had."""
+    if DEPRECATED.keys().isdisjoint(given):
+        return []
+    return [
+        f"{path}{name} is ignored: {instead}"
+        for name, (neutral, instead) in DEPRECATED.items()
+        if given.get(name) not in (None, neutral)
+    ]
 
 
 def unknown_fields(given: Mapping[str, Any], known: Known) -> list[str]:
@@ -186,30 +212,6 @@ def _printable(text: str) -> str:
     """Return `text` as one line of ASCII, shortened."""
     cut = text if len(text) <= _MAX_SHOWN_CHARS else text[:_MAX_SHOWN_CHARS] + "..."
     return "".join(char if " " <= char <= "~" else "?" for char in cut)
-
-
-def _warnings(body: Mapping[str, Any], native: bool) -> Iterator[str]:
-    if body.get("tfs_z") not in (None, 1):
-        yield f"tfs_z is ignored: {_NO_TAIL_FREE}"
-    if _names_tail_free(body.get("samplers")):
-        yield f"tfs_z in samplers is ignored: {_NO_TAIL_FREE}"
-    if body.get("penalize_nl") is False:
-        yield "penalize_nl is ignored: llama.cpp penalizes new lines like any other token"
-    if body.get("system_prompt"):
-        told = "holds for this request only" if native else "is ignored: send it as part of the prompt"
-        yield f"system_prompt {told}"
-    if body.get("image_data") and not native:
-        yield "image_data is ignored: only /completion takes it"
-    if native and body.get("response_format"):
-        yield "response_format is ignored: send json_schema or grammar, as to llama-server"
-    if native and body.get("image_data") and not isinstance(body.get("prompt"), str):
-        yield "image_data is ignored: its places are marked in a prompt that is one text"
-
-
-def _names_tail_free(samplers: object) -> bool:
-    if isinstance(samplers, str):
-        return GONE_SAMPLER_CHAR in samplers
-    return isinstance(samplers, list) and any(name in GONE_SAMPLERS for name in samplers)
 
 
 def shown(text: object) -> str:

@@ -42,8 +42,8 @@
 ``GET  /docs  /openapi.json``                       `openapi`: this API as a page and as OpenAPI; open without a key
 ==================================================  =============================================
 
-`inference` has the endpoints that use a model, `management` those for status and administration, `description` the
-OpenAPI document. `generate` and `embed` make the HTTP replies of `inference`, `session` leads a request through the
+`inference` has the endpoints that use a model, `management` those for status and administration; `openapi`
+describes them. `generate` and `embed` make the HTTP replies of `inference`, `session` leads a request through the
 pool and the engine, `running` has the completions in progress. `background` generates responses without their client,
 `batch_runner` runs batches, and `stored` pages lists.
 """
@@ -55,8 +55,7 @@ from fastapi import FastAPI, Request
 from fastapi.routing import APIRoute
 from starlette.routing import Route
 
-from server.routes import inference, management
-from server.routes.description import openapi
+from server.routes import inference, management, openapi
 
 ROUTERS = (*management.ROUTERS, *inference.ROUTERS, openapi.router)
 
@@ -66,7 +65,7 @@ def include_routes(app: FastAPI) -> None:
     for router in ROUTERS:
         app.include_router(router)
     app.router.routes[:0] = list(_plain_routes())
-    openapi.describe(app, ROUTERS)
+    openapi.use_document(app, ROUTERS)
 
 
 def _plain_routes() -> Iterator[Route]:

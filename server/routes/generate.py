@@ -173,7 +173,8 @@ class Exchange:
             raise
         if generation.commit is not None:
             await generation.commit()
-        return writer.body()
+        body = writer.body()
+        return body if generation.convert is None else generation.convert(body)
 
     async def _next_round(self, generation: Generation) -> bool:
         """Start the next round of the reply. Return False if there is none."""

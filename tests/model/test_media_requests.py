@@ -1,7 +1,6 @@
 """A picture in every wire format, in a real server with a projector: the same tokens, text and errors."""
 
 import base64
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -130,10 +129,6 @@ def test_prompts_have_their_pictures_at_markers(server: RealServer) -> None:
     marker = server.get("/props")["media_marker"]
     prompt = {"prompt_string": f"A {marker} b {marker}", "multimodal_data": [PICTURE, PICTURE]}
     said = server.post("/completion", {"prompt": prompt, "n_predict": 4, "temperature": 0})
-    old = {"prompt": "A [img-7] b [img-7]", "image_data": [{"data": PICTURE, "id": 7}], "n_predict": 4}
-    from_old = server.request("POST", "/completion", {**old, "temperature": 0})
-    assert json.loads(from_old.body)["content"] == said["content"]
-    assert "x-llamapool-warning" not in from_old.headers
     assert said["tokens_evaluated"] == n_text(server, "A ") + 2 * PROJECTOR.n_tokens + n_text(server, " b ") - 1
     tokens = server.post("/tokenize", {"content": prompt, "add_special": True, "with_pieces": True})["tokens"]
     assert len(tokens) == said["tokens_evaluated"]
@@ -302,11 +297,6 @@ def test_markers_and_files_go_together_or_are_a_400(server: RealServer, prompt: 
         prompt = prompt | {"prompt_string": prompt["prompt_string"].replace("{}", server.get("/props")["media_marker"])}
     for path in ("/completion", "/v1/completions"):
         assert server.request("POST", path, {"prompt": prompt, "n_predict": 1}).status == 400
-
-
-def test_old_image_data_needs_its_place(server: RealServer) -> None:
-    reply = server.request("POST", "/completion", {"prompt": "A", "image_data": [{"data": PICTURE, "id": 3}]})
-    assert (reply.status, "the prompt has no [img-3]" in reply.json()["error"]["message"]) == (400, True)
 
 
 def test_the_official_clients_show_pictures(server: RealServer) -> None:

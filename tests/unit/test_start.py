@@ -17,7 +17,6 @@ def built(base):
 print(json.dumps({"modules": [*sys.modules], "bodies": built(Body), "options": built(SettingsModel)}))
 """
 _LATER = (
-    "server.routes.description.document",  # once /openapi.json is asked for
     "server.llama.loader",  # not by `check-config`
     "llama_cpp",
     "limits",  # once a key has limits

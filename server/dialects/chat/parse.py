@@ -2,12 +2,11 @@
 
 All of llama.cpp's fields are accepted in addition to OpenAI's, by llama-server's rules (tools/server/server-common.cpp,
 oaicompat_chat_params_parse; common/chat.cpp, common_chat_msgs_parse_oaicompat): unknown keys are dropped, null content
-is "", the arguments of a tool call are JSON text. Functions of 2023, which preceded tools, are converted to tools.
+is "", the arguments of a tool call are JSON text.
 """
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -15,7 +14,7 @@ from pydantic import Field
 from server.chat.conversation import Call, Content, Conversation, Media, MediaKind, Message, Part, TextPart, Tool, Tools
 from server.chat.prepare import prepare, prompt_of
 from server.chat.prompt import as_text
-from server.dialects.chat.schemas import FUNCTION, MESSAGE, TOOL, TOOL_CHOICE
+from server.dialects.chat.schemas import MESSAGE, TOOL, TOOL_CHOICE
 from server.dialects.chat.write import ChatReplyOptions, ChatWriter
 from server.dialects.common import Header, Json
 from server.dialects.constraints import read_shape
@@ -24,6 +23,11 @@ from server.dialects.dialect import NO_CALLER, Caller, Dialect, Generation, Pars
 from server.dialects.fields import (
     MAX_MESSAGES,
     Body,
+    Messages,
+    Objects,
+    Refused,
+    Strings,
+    TextOrObject,
     Whole,
     as_array,
     as_object,
@@ -249,89 +253,6 @@ class _ToolReader:
         return custom_tool(name, description, tool.get("format"), f"{where}.format", self.grammars)
 
 
-GivenMessage = dict[str, Any]
-_OLD = (("tool_choice.function", "function_call"), ("tool_choice", "function_call"), ("tools", "functions"))
-
-
-def read_functions(functions: object, choice: object) -> Tools:
-    """``functions`` and ``function_call`` as tools. Raises `InvalidRequest` that names them."""
-    if choice not in (None, "none", "auto") and not _names_one(choice):
-        raise InvalidRequest('function_call: must be "none", "auto" or {"name": ...}', "function_call")
-    if functions is not None and not isinstance(functions, list):
-        raise wrong_type("functions", "an array", functions)
-    if not functions and isinstance(choice, dict):
-        raise InvalidRequest("function_call: asks for a function, but functions is empty", "function_call")
-    tools = None if functions is None else [{"type": "function", "function": function} for function in functions]
-    wanted = {"type": "function", "function": choice} if isinstance(choice, dict) else choice
-    with old_words():
-        found = read_tools(tools, wanted, parallel=False, warnings=[]).tools
-    return replace(found, tools=tuple(replace(tool, at=_old(tool.at)) for tool in found.tools))
-
-
-@contextmanager
-def old_words() -> Iterator[None]:
-    """Name fields as the client knows them in whatever is wrong."""
-    try:
-        yield
-    except InvalidRequest as error:
-        raise InvalidRequest(_old(error.message), _old(error.param or "") or None) from error
-
-
-def _old(text: str) -> str:
-    first, dot, rest = text.partition(".")
-    if first == "tools" and dot:
-        number, _, path = rest.partition(".")
-        return f"functions.{number}{path.removeprefix('function')}"
-    for new, old in _OLD:
-        if text.startswith(new):
-            return old + text.removeprefix(new)
-    return text
-
-
-def _names_one(choice: object) -> bool:
-    return isinstance(choice, dict) and isinstance(choice.get("name"), str) and bool(choice["name"])
-
-
-def _is_old(message: object) -> bool:
-    """Whether a message calls a function or has the result of one in the words of 2023."""
-    return isinstance(message, dict) and (message.get("role") == "function" or message.get("function_call") is not None)
-
-
-def with_tools(messages: object) -> object:
-    """Convert function calls and results to tool calls and results with ids of our own; other messages stay unchanged.
-
-    Raises `InvalidRequest` with a path such as ``messages.1.function_call.name``.
-    """
-    if not isinstance(messages, list) or not any(map(_is_old, messages)):
-        return messages
-    ids: dict[str, str] = {}
-    return [
-        _modern(message, f"messages.{index}", f"call{index:05d}", ids)
-        if isinstance(message, dict) and _is_old(message)
-        else message
-        for index, message in enumerate(messages)
-    ]
-
-
-def _modern(message: GivenMessage, path: str, call_id: str, ids: dict[str, str]) -> GivenMessage:
-    if message.get("role") == "function":
-        name = message.get("name")
-        if not isinstance(name, str) or not name:
-            raise wrong_type(f"{path}.name", "the name of a function", name)
-        answered = {"tool_call_id": ids[name]} if name in ids else {}
-        return {**message, "role": "tool", **answered}
-    call = as_object(message["function_call"], f"{path}.function_call")
-    if message.get("tool_calls"):
-        raise InvalidRequest(f"{path}.function_call: can't be used beside tool_calls", f"{path}.function_call")
-    name, arguments = call.get("name"), call.get("arguments")
-    name = as_string(name, f"{path}.function_call.name")
-    if not isinstance(arguments, str | dict):
-        raise wrong_type(f"{path}.function_call.arguments", "JSON text or an object", arguments)
-    ids[name] = call_id
-    rest = {key: value for key, value in message.items() if key != "function_call"}
-    return {**rest, "tool_calls": [{"id": call_id, "type": "function", "function": call}]}
-
-
 REASONING_END = "reasoning_end"
 CANCEL = "cancel"
 
@@ -373,9 +294,9 @@ _REFUSED = {
 class ChatBody(ReasoningFields):
     """The body of ``POST /v1/chat/completions`` and ``/apply-template``."""
 
-    messages: Any = None
-    tools: Any = None
-    tool_choice: Any = None
+    messages: Messages = None
+    tools: Objects = None
+    tool_choice: TextOrObject = None
     parallel_tool_calls: bool | None = None
     parse_tool_calls: bool | None = None
     logprobs: bool | None = None
@@ -383,37 +304,28 @@ class ChatBody(ReasoningFields):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | Literal["content", "reasoning_content"] | None = None
     echo: bool | None = None
-    modalities: Any = None
-    audio: Any = None
-    functions: Any = None
-    function_call: Any = None
-    web_search_options: Any = None
-
-    @property
-    def old(self) -> bool:
-        """Whether calls are spoken of in the words of 2023 (`functions`)."""
-        return bool(self.functions) or self.function_call is not None
+    modalities: Strings = None
+    audio: Refused = None
+    web_search_options: Refused = None
 
 
-FIELDS = INNER_FIELDS | fields_of(ChatBody, messages=MESSAGE, tools=TOOL, functions=FUNCTION, tool_choice=TOOL_CHOICE)
+FIELDS = INNER_FIELDS | fields_of(ChatBody, messages=MESSAGE, tools=TOOL, tool_choice=TOOL_CHOICE)
 """The fields of the body, at any depth."""
 
 
-_CONVERSATION_FIELDS = dict.fromkeys(("messages", "tools", "functions", "response_format"))
+_CONVERSATION_FIELDS = dict.fromkeys(("messages", "tools", "response_format"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatRequest(ParsedRequest):
     """A chat request before a model renders it.
 
-    ``custom``: the names of its custom tools. ``calls_functions``: calls are `functions` of 2023. ``echo``: a stream
-    repeats the content that it continues.
+    ``custom``: the names of its custom tools. ``echo``: a stream repeats the content that it continues.
     """
 
     conversation: Conversation
     logprobs: Logprobs
     custom: frozenset[str] = frozenset()
-    calls_functions: bool = False
     echo: bool = False
 
     def generation(self, model: LoadedModel, seen: Seen = NOTHING_SEEN, caller: Caller = NO_CALLER) -> Generation:
@@ -422,7 +334,7 @@ class ChatRequest(ParsedRequest):
         prepared = prepare(self.conversation, model, seen)
         request = prepared_request(prepared, options, model, header.id, self.logprobs, caller=caller)
         output, prefilled = prepared.output, prepared.prompt.prefilled
-        reply = ChatReplyOptions(self.calls_functions, request.post_sampling_probs, self.custom)
+        reply = ChatReplyOptions(request.post_sampling_probs, self.custom)
         # llama-server repeats the continued message in full responses; in streams only with "echo".
         repeated = prefilled if self.echo or not options.stream else ""
         writer = ChatWriter(header, output.parser, include_usage=options.include_usage, opening=repeated, options=reply)
@@ -439,8 +351,8 @@ def parse_chat(given: dict[str, Any]) -> ChatRequest:
     if body.modalities not in (None, ["text"]):
         raise InvalidRequest('modalities: only ["text"] is supported', "modalities")
     warnings: list[str] = []
-    messages = read_messages(with_tools(body.messages), warnings)
-    chat_tools = _read_tools(body, warnings)
+    messages = read_messages(body.messages, warnings)
+    chat_tools = read_tools(body.tools, body.tool_choice, body.parallel_tool_calls, warnings)
     tools = chat_tools.tools
     if tools.callable and body.grammar:
         raise InvalidRequest("grammar: Cannot use custom grammar constraints with tools.", "grammar")
@@ -467,22 +379,11 @@ def parse_chat(given: dict[str, Any]) -> ChatRequest:
         conversation=conversation,
         logprobs=chat_logprobs(body, body.logprobs, body.top_logprobs),
         custom=chat_tools.custom,
-        calls_functions=body.old,
         echo=bool(body.echo),
     )
 
 
 CHAT = Dialect(parse_chat)
-
-
-def _read_tools(body: ChatBody, warnings: list[str]) -> ChatTools:
-    """Tools, or the functions that were before them."""
-    if not body.old:
-        return read_tools(body.tools, body.tool_choice, body.parallel_tool_calls, warnings)
-    for name in ("tools", "tool_choice"):
-        if getattr(body, name) is not None:
-            raise InvalidRequest(f"{name}: can't be used together with functions and function_call", name)
-    return ChatTools(read_functions(body.functions, body.function_call))
 
 
 def input_tokens(conversation: Conversation, model: LoadedModel, seen: Seen = NOTHING_SEEN) -> Json:

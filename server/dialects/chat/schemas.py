@@ -34,7 +34,6 @@ MESSAGE = Fields(
     content=CONTENT,
     reasoning_content=CONTENT,
     tool_calls=CALL,
-    function_call=_CALLED,
 )
 FUNCTION = Fields("name description parameters strict")
 FORMAT = Fields("type syntax definition", grammar=Fields("syntax definition"))

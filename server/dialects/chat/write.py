@@ -24,11 +24,10 @@ _EMPTY = b'"content":""'
 
 @dataclass(frozen=True, slots=True)
 class ChatReplyOptions:
-    """The response's format. ``old``: calls are `functions` of 2023. ``after_sampling``: probabilities are those after
-    the samplers. ``custom``: tools whose calls have one text (`custom_tools`).
+    """The response's format. ``after_sampling``: probabilities are those after the samplers. ``custom``: tools whose
+    calls have one text (`custom_tools`).
     """
 
-    old: bool = False
     after_sampling: bool = False
     custom: frozenset[str] = frozenset()
 
@@ -97,7 +96,7 @@ class ChatWriter:
         }
 
     def _shown(self, index: int, choice: Assembler) -> Json:
-        reason = wire.finish_reason(choice.finished.reason, called=choice.called, old=self._options.old)
+        reason = wire.finish_reason(choice.finished.reason, called=choice.called)
         entry: Json = {"finish_reason": reason, "index": index, "message": self._message(choice)}
         logprobs = [*(each for item in choice.items for each in item.logprobs), *choice.rest()]
         if logprobs:
@@ -112,9 +111,7 @@ class ChatWriter:
             _custom(item, custom_input(item.text)) if item.name in self._options.custom else _call(item, item.text)
             for item in choice.calls
         ]
-        if calls and self._options.old:
-            message["function_call"] = calls[0]["function"]
-        elif calls:
+        if calls:
             message["tool_calls"] = calls
         return message
 
@@ -191,7 +188,7 @@ class ChatWriter:
                 chunks.append(self._chunk(choice, b'"tool_calls":[' + orjson.dumps(call) + b"]"))
         if left := choice.message.rest():
             chunks.append(self._chunk(choice, _EMPTY, b"", self._logprobs(left)))
-        reason = wire.finish_reason(event.reason, called=choice.message.called, old=self._options.old).encode()
+        reason = wire.finish_reason(event.reason, called=choice.message.called).encode()
         extra = b"" if self._include_usage else wire.members({"timings": wire.timings(event.timings)})
         chunks.append(
             b'data: {"choices":[{"finish_reason":"%b","index":%d,"delta":{}}]' % (reason, event.index)
@@ -216,8 +213,6 @@ class ChatWriter:
         if item.name in self._options.custom:
             return self._custom_delta(choice, delta)
         call = _call(item, "") if delta.begins else {"function": {"arguments": delta.text}}
-        if self._options.old:
-            return b'"function_call":' + orjson.dumps(call["function"])
         return b'"tool_calls":[' + orjson.dumps({"index": item.index, **call}) + b"]"
 
     @staticmethod

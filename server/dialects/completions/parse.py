@@ -6,9 +6,9 @@ Additional fields: ``echo``, ``suffix``, ``best_of``, and ``response_format``, w
 """
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import field_validator
+from pydantic import AfterValidator, WithJsonSchema
 
 from server.dialects.common import Header
 from server.dialects.completions.logprobs import Echo, echo
@@ -17,14 +17,14 @@ from server.dialects.completions.prompt import (
     GivenPrompt,
     TextWithMedia,
     prompt_media,
-    read_prompt,
+    read_filled,
     read_prompts,
     tokenize_mixed,
 )
 from server.dialects.completions.write import CompletionForm, CompletionWriter
 from server.dialects.constraints import read_shape
 from server.dialects.dialect import NO_CALLER, Caller, Dialect, Generation, ParsedRequest
-from server.dialects.fields import Whole, field_error, out_of_range, parse
+from server.dialects.fields import Prompt, Whole, field_error, out_of_range, parse
 from server.dialects.generation import (
     INNER_FIELDS,
     MAX_CHOICES,
@@ -40,27 +40,27 @@ from server.dialects.verbose import verbose
 from server.dialects.warnings import fields_of, unused_fields
 from server.engine.media import MediaPrompt
 from server.engine.request import Request
-from server.errors import InvalidRequest, NotSupported
+from server.errors import NotSupported
 from server.media.source import NOTHING_SEEN, Seen
 from server.pool.model import LoadedModel
 from server.structured.lazy import compiled
 
 
+def read_logprobs(value: object) -> int | bool:
+    """Return ``logprobs``. Raises ValueError with the reason."""
+    if isinstance(value, bool) or (isinstance(value, int) and 0 <= value <= MAX_PROBS):
+        return value
+    raise ValueError(f"must be a boolean or an integer from 0 to {MAX_PROBS}")
+
+
 class CompletionBody(GenerationFields):
     """The body of ``POST /v1/completions``."""
 
-    prompt: Any = None
+    prompt: Prompt = None
     echo: bool | None = None
-    logprobs: Any = None
+    logprobs: Annotated[Any, AfterValidator(read_logprobs), WithJsonSchema({"type": ["integer", "boolean"]})] = None
     best_of: Whole | None = None
     suffix: str | None = None
-
-    @field_validator("logprobs")
-    @classmethod
-    def _readable_logprobs(cls, value: object) -> int | bool:
-        if isinstance(value, bool) or (isinstance(value, int) and 0 <= value <= MAX_PROBS):
-            return value
-        raise ValueError(f"must be a boolean or an integer from 0 to {MAX_PROBS}")
 
     @property
     def n_generated(self) -> int:
@@ -183,10 +183,7 @@ def _tokens(body: CompletionBody, prompt: GivenPrompt, path: str, model: LoadedM
         except NotSupported as error:
             raise field_error("suffix", error.message) from None
         return MediaPrompt(fim_tokens(vocab, Gap(prefix, suffix), suffix_first=model.spec.spm_infill))
-    tokens = read_prompt(prompt, model, seen, path)
-    if not tokens.tokens:
-        raise InvalidRequest(f"{path}: is empty, and the model begins texts with no token of its own", path)
-    return tokens
+    return read_filled(prompt, model, seen, path)
 
 
 def _best_of(body: CompletionBody) -> int | None:

@@ -5,7 +5,6 @@ text}`` is equivalent to the text. It may have ``multimodal_data``, files in bas
 ``/props``) in the text stands for one of them, in order. A prompt that starts with text gets the model's BOS.
 """
 
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,24 +24,16 @@ _FORMS = (
     '"prompt" elements must be a string, a list of tokens, a JSON object containing a prompt string, or a list of '
     "mixed strings & tokens."
 )
-_OLD_MARKER = re.compile(r"\[img-(\d+)\]")
 _CANNOT = "Multimodal data provided, but model does not support multimodal requests."
 
 
 @dataclass(frozen=True, slots=True)
 class TextWithMedia:
-    """A text with media. ``cut``: splits it at the model's marker; raises `InvalidRequest`. ``is_needed``: whether a
-    model without multimodal support rejects it or uses the text alone.
-    """
+    """A text with media. ``cut``: splits it at the model's marker; raises `InvalidRequest`."""
 
     text: str
     media: tuple[Media, ...]
     cut: Callable[[str], Sequence[str | Media]]
-    is_needed: bool = True
-
-    def is_read_by(self, model: LoadedModel) -> bool:
-        """Whether that model gets more than the text of it, or an error."""
-        return self.is_needed or model.media is not None
 
 
 PROMPT = Fields("prompt_string multimodal_data")
@@ -82,8 +73,6 @@ def read_prompt(
     if not isinstance(prompt, TextWithMedia):
         tokens = tokenize_mixed(model.vocab, prompt, path, add_special=add_special, parse_special=parse_special)
         return MediaPrompt(tokens)
-    if not prompt.is_read_by(model):
-        return read_parts((prompt.text,), model, seen, add_special=add_special, parse_special=parse_special)
     if model.media is None:
         named = prompt.media[0]  # a message part has a type
         raise InvalidRequest(f"{path}: {_CANNOT}", path) if named.kind == "file" else unseen(named)
@@ -101,28 +90,12 @@ def prompt_text(tokens: Sequence[int], model: LoadedModel) -> str:
     return text.decode("utf-8", "replace")
 
 
-def with_images(prompt: GivenPrompt, given: object) -> GivenPrompt:
-    """`prompt` with ``image_data`` of older llama-servers: ``[{"data": base64, "id": n}]``, each where the text has
-    ``[img-n]``. Raises `InvalidRequest`."""
-    if not given or not isinstance(prompt, str):
-        return prompt
-    if not isinstance(given, list) or not all(isinstance(entry, dict) for entry in given):
-        raise InvalidRequest('image_data: must be a list of {"data": base64, "id": number}', "image_data")
-    media: dict[str, Media] = {}
-    for index, entry in enumerate(given):
-        media[str(entry.get("id"))] = _file(entry.get("data"), f"image_data.{index}.data")
-
-    def cut(_: str) -> Sequence[str | Media]:
-        pieces = _OLD_MARKER.split(prompt)
-        for number in media.keys() - set(pieces[1::2]):
-            raise InvalidRequest(f"image_data: the prompt has no [img-{number}]", "image_data")
-        return [
-            media.get(piece, f"[img-{piece}]") if at % 2 else piece
-            for at, piece in enumerate(pieces)
-            if piece or at % 2
-        ]
-
-    return TextWithMedia(prompt, tuple(media.values()), cut, is_needed=False)
+def read_filled(prompt: GivenPrompt, model: LoadedModel, seen: Seen, path: str) -> MediaPrompt:
+    """Return the tokens of a prompt to complete. Raises `InvalidRequest` if there are none."""
+    tokens = read_prompt(prompt, model, seen, path)
+    if not tokens.tokens:
+        raise InvalidRequest(f"{path}: is empty, and the model begins texts with no token of its own", path)
+    return tokens
 
 
 def tokenize_mixed(vocab: Vocab, prompt: Mixed, path: str, *, add_special: bool, parse_special: bool) -> list[int]:

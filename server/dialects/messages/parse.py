@@ -5,16 +5,16 @@ llama.cpp's sampling fields are accepted in addition. `write` creates the respon
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import field_validator
+from pydantic import AfterValidator
 
 from server.chat.conversation import Conversation, ReasoningSettings
 from server.chat.prepare import prepare, prompt_of
 from server.dialects.chat.schemas import TOOL_CHOICE
 from server.dialects.common import Header, Json, random_id
 from server.dialects.dialect import NO_CALLER, Caller, Dialect, Generation, ParsedRequest
-from server.dialects.fields import Body, Count, parse
+from server.dialects.fields import Body, Count, Messages, Objects, Strings, TextOrObject, TextOrObjects, parse
 from server.dialects.generation import (
     ADAPTER,
     GenerationFields,
@@ -52,27 +52,26 @@ class OutputConfig(Body):
     format: dict[str, Any] | None = None
 
 
+def _read_stop_sequences(value: object) -> tuple[str, ...]:
+    if not isinstance(value, list):
+        raise ValueError("must be a list of strings")
+    return read_stop(value)
+
+
 class MessagesBody(ServingFields, SamplingFields):
     """The body of ``POST /v1/messages`` and its ``/count_tokens``, which needs no ``max_tokens``."""
 
     max_tokens: Count | None = None
-    messages: Any = None
-    system: Any = None
-    stop_sequences: Any = None
-    tools: Any = None
-    tool_choice: Any = None
+    messages: Messages = None
+    system: TextOrObjects = None
+    stop_sequences: Annotated[Strings, AfterValidator(_read_stop_sequences)] = None
+    tools: Objects = None
+    tool_choice: TextOrObject = None
     thinking: ReasoningOption | None = None
     metadata: dict[str, Any] | None = None
     output_config: OutputConfig | None = None
     output_format: dict[str, Any] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-
-    @field_validator("stop_sequences")
-    @classmethod
-    def _readable_stop(cls, value: object) -> tuple[str, ...]:
-        if not isinstance(value, list):
-            raise ValueError("must be a list of strings")
-        return read_stop(value)
 
 
 FIELDS = fields_of(

@@ -6,10 +6,10 @@ from typing import Any
 
 from server.dialects.completions.prompt import Mixed, read_mixed, tokenize_mixed
 from server.dialects.dialect import NO_CALLER, Caller, Dialect, Generation, ParsedRequest
-from server.dialects.fields import parse
+from server.dialects.fields import Objects, Prompt, parse
 from server.dialects.generation import INNER_FIELDS, refuse_thinking
 from server.dialects.native.fim import Extra, Gap, extra_tokens, fim_tokens, fitting_extra, require_fim
-from server.dialects.native.parse import generation
+from server.dialects.native.parse import generation, ignored_format
 from server.dialects.native.schemas import NativeBody
 from server.dialects.warnings import Fields, fields_of, unused_fields
 from server.engine.media import MediaPrompt
@@ -23,9 +23,9 @@ MAX_FILES = 1024
 class InfillBody(NativeBody):
     """The body of ``POST /infill``."""
 
-    input_prefix: Any = None
-    input_suffix: Any = None
-    input_extra: Any = None
+    input_prefix: Prompt = None
+    input_suffix: Prompt = None
+    input_extra: Objects = None
 
 
 FIELDS = INNER_FIELDS | fields_of(InfillBody, input_extra=Fields("filename text"))
@@ -63,7 +63,7 @@ def parse_infill(given: dict[str, Any]) -> InfillRequest:
     options = body.model_copy(update=dict.fromkeys(("prompt", "input_prefix", "input_suffix", "input_extra")))
     return InfillRequest(
         options=options,
-        warnings=unused_fields(given, FIELDS, native=True),
+        warnings=unused_fields(given, FIELDS, ignored_format(body)),
         prefix=read_mixed(body.input_prefix, "input_prefix"),
         suffix=read_mixed(body.input_suffix, "input_suffix"),
         prompt=body.prompt or "",

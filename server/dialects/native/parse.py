@@ -15,13 +15,10 @@ from server.dialects.common import Json, random_id
 from server.dialects.completions.prompt import (
     PROMPT,
     GivenPrompt,
-    TextWithMedia,
     prompt_media,
     prompt_text,
-    read_prompt,
+    read_filled,
     read_prompts,
-    tokenize_mixed,
-    with_images,
 )
 from server.dialects.constraints import conflict, guide
 from server.dialects.dialect import NO_CALLER, Caller, Dialect, Generation, ParsedRequest
@@ -33,7 +30,6 @@ from server.dialects.native.write import Finals, NativeWriter
 from server.dialects.warnings import fields_of, unused_fields
 from server.engine.media import MediaPrompt
 from server.engine.request import Request
-from server.errors import InvalidRequest
 from server.formats.parsing.reasoning import open_reasoning
 from server.media.source import NOTHING_SEEN, Seen
 from server.pool.model import LoadedModel
@@ -61,17 +57,15 @@ class NativeRequest(ParsedRequest):
 def parse_native(given: dict[str, Any]) -> NativeRequest:
     """Validate the fields that don't depend on a model. Raises `InvalidRequest`."""
     body = parse(NativeBody, given)
-    body.system_text  # noqa: B018 (raises for one that can't be)
     if body.thinking_tags is None:
         refuse_thinking(body)
     elif body.reasoning_control:
         raise field_error("reasoning_control", "only chat completions can be controlled")
-    prompts = [with_images(prompt, body.image_data) for prompt in read_prompts(body.prompt)]
-    options = body.model_copy(update={"prompt": None, "image_data": None})
+    prompts = read_prompts(body.prompt)
     return NativeRequest(
-        options=options,
+        options=body.model_copy(update={"prompt": None}),
         media=prompt_media(prompts),
-        warnings=unused_fields(given, FIELDS, native=True),
+        warnings=unused_fields(given, FIELDS, ignored_format(body)),
         prompts=prompts,
     )
 
@@ -79,25 +73,19 @@ def parse_native(given: dict[str, Any]) -> NativeRequest:
 NATIVE = Dialect(parse_native)
 
 
+def ignored_format(body: NativeBody) -> list[str]:
+    """Return a warning for a ``response_format``, which llama-server ignores here, too."""
+    said = "response_format is ignored: send json_schema or grammar, as to llama-server"
+    return [said] if body.response_format else []
+
+
 def tokens_of(completion: NativeRequest, model: LoadedModel, seen: Seen = NOTHING_SEEN) -> list[MediaPrompt]:
     """The tokens of each prompt. Raises `InvalidRequest`."""
-    system = completion.options.system_text
-    head = model.vocab.tokenize(system, add_special=True, parse_special=True) if system else []
-    found = []
-    for number, prompt in enumerate(completion.prompts):
-        path = "prompt" if len(completion.prompts) == 1 else f"prompt.{number}"
-        if isinstance(prompt, TextWithMedia) and prompt.is_read_by(model):
-            if head:
-                raise field_error("system_prompt", "can't be used with media: put it in front of the prompt")
-            tokens = read_prompt(prompt, model, seen, path)
-        else:
-            said = prompt.text if isinstance(prompt, TextWithMedia) else prompt
-            text = tokenize_mixed(model.vocab, said, path, add_special=not head, parse_special=True)
-            tokens = MediaPrompt(head + text)
-        if not tokens.tokens:
-            raise InvalidRequest(f"{path}: is empty, and the model begins texts with no token of its own", path)
-        found.append(tokens)
-    return found
+    n = len(completion.prompts)
+    return [
+        read_filled(prompt, model, seen, "prompt" if n == 1 else f"prompt.{number}")
+        for number, prompt in enumerate(completion.prompts)
+    ]
 
 
 def generation(

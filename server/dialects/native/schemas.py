@@ -1,10 +1,10 @@
 """The body of llama-server's own completions: ``POST /completion``, ``/completions`` and ``/infill``."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import field_validator
+from pydantic import AfterValidator, WithJsonSchema
 
-from server.dialects.fields import field_error, json_type
+from server.dialects.fields import Object, Prompt, Strings, json_type
 from server.dialects.generation import MAX_PROBS, GenerationFields, Logprobs
 from server.structured.response_format import ANY_OBJECT
 
@@ -12,43 +12,41 @@ MAX_RESPONSE_FIELDS = 256
 MAX_PATH_CHARS = 256
 
 
-class NativeBody(GenerationFields):
-    """Fields of a native completion in addition to the common ones. ``response_format`` is not one of them."""
+def read_logprobs(value: object) -> int:
+    """Return a count; a boolean is 0 or 1. Raises ValueError with the reason."""
+    if not isinstance(value, int):
+        raise ValueError(f"type must be number, but is {json_type(value)}")
+    if value > MAX_PROBS:
+        raise ValueError(f"must be at most {MAX_PROBS}, got {value}")
+    return int(value)
 
-    prompt: Any = None
-    response_fields: Any = None
-    logprobs: Any = None
+
+def read_paths(value: object) -> tuple[str, ...]:
+    """Return the paths of response fields. Raises ValueError with the reason."""
+    if not isinstance(value, list):
+        raise ValueError(f"type must be array, but is {json_type(value)}")
+    if len(value) > MAX_RESPONSE_FIELDS:
+        raise ValueError(f"must have at most {MAX_RESPONSE_FIELDS} entries")
+    for path in value:
+        if not isinstance(path, str):
+            raise ValueError(f"type must be string, but is {json_type(path)}")
+        if len(path) > MAX_PATH_CHARS:
+            raise ValueError(f"an entry must have at most {MAX_PATH_CHARS} characters")
+    return tuple(value)
+
+
+class NativeBody(GenerationFields):
+    """Fields of a native completion in addition to the common ones. ``response_format`` has no effect."""
+
+    prompt: Prompt = None
+    response_fields: Annotated[Strings, AfterValidator(read_paths)] = None
+    logprobs: Annotated[Any, AfterValidator(read_logprobs), WithJsonSchema({"type": ["integer", "boolean"]})] = None
     reasoning_format: Literal["none", "auto", "deepseek", "deepseek-legacy"] | None = None
-    system_prompt: Any = None
-    response_format: Any = None
+    response_format: Object = None
     reasoning_budget_start_tag: str | None = None
     reasoning_budget_end_tag: str | None = None
     reasoning_budget_end_tags: list[str] | None = None
     generation_prompt: str | None = None
-    image_data: Any = None
-
-    @field_validator("logprobs")
-    @classmethod
-    def _count_or_switch(cls, value: object) -> int:
-        if not isinstance(value, int):
-            raise ValueError(f"type must be number, but is {json_type(value)}")
-        if value > MAX_PROBS:
-            raise ValueError(f"must be at most {MAX_PROBS}, got {value}")
-        return int(value)
-
-    @field_validator("response_fields")
-    @classmethod
-    def _paths(cls, value: object) -> tuple[str, ...]:
-        if not isinstance(value, list):
-            raise ValueError(f"type must be array, but is {json_type(value)}")
-        if len(value) > MAX_RESPONSE_FIELDS:
-            raise ValueError(f"must have at most {MAX_RESPONSE_FIELDS} entries")
-        for path in value:
-            if not isinstance(path, str):
-                raise ValueError(f"type must be string, but is {json_type(path)}")
-            if len(path) > MAX_PATH_CHARS:
-                raise ValueError(f"an entry must have at most {MAX_PATH_CHARS} characters")
-        return tuple(value)
 
     @property
     def wanted_probs(self) -> Logprobs:
@@ -73,15 +71,3 @@ class NativeBody(GenerationFields):
         one = [self.reasoning_budget_end_tag or ""]
         ends = tuple(filter(None, one if self.reasoning_budget_end_tags is None else self.reasoning_budget_end_tags))
         return (self.reasoning_budget_start_tag, ends) if self.reasoning_budget_start_tag and ends else None
-
-    @property
-    def system_text(self) -> str:
-        """The text of ``system_prompt`` (llama-server in 2024: for all later requests, here for this one).
-
-        Raises `InvalidRequest`.
-        """
-        given = self.system_prompt
-        text = given.get("prompt", "") if isinstance(given, dict) else given or ""
-        if not isinstance(text, str):
-            raise field_error("system_prompt", "must be a string, or an object with the string 'prompt'")
-        return text

@@ -2,9 +2,10 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import orjson
+from pydantic import WithJsonSchema
 
 from server.chat.conversation import Media
 from server.dialects.common import Json
@@ -17,7 +18,7 @@ from server.dialects.completions.prompt import (
     read_object,
     read_prompt,
 )
-from server.dialects.fields import Body, parse, wrong_type
+from server.dialects.fields import Body, Prompt, parse, wrong_type
 from server.dialects.warnings import fields_of, unused_fields
 from server.media.source import NOTHING_SEEN, Seen
 from server.pool.model import LoadedModel
@@ -36,8 +37,8 @@ class TokenizeBody(Body):
     """
 
     model: str | None = None
-    content: Any = None
-    prompt: Any = None
+    content: Prompt = None
+    prompt: Prompt = None
     add_special: bool | None = None
     add_special_tokens: bool | None = None
     parse_special: bool = True
@@ -48,7 +49,7 @@ class DetokenizeBody(Body):
     """The body of ``POST /detokenize``."""
 
     model: str | None = None
-    tokens: Any = None
+    tokens: Annotated[Any, WithJsonSchema({"type": "array", "items": {"type": "integer"}})] = None
 
 
 TOKENIZE_FIELDS = fields_of(TokenizeBody, content=PROMPT, prompt=PROMPT)

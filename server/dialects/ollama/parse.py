@@ -37,6 +37,9 @@ from server.dialects.fields import (
     MAX_MESSAGES,
     Body,
     CountOrAll,
+    Messages,
+    Objects,
+    Strings,
     Whole,
     as_array,
     as_object,
@@ -51,7 +54,7 @@ from server.dialects.generation import (
     MAX_TOP_LOGPROBS,
     GenerationFields,
     Logprobs,
-    StopField,
+    Stop,
     engine_request,
     prepared_request,
 )
@@ -61,7 +64,7 @@ from server.dialects.ollama.errors import error_line
 from server.dialects.ollama.models import can_think
 from server.dialects.ollama.write import LastLine, OllamaWriter, Reply
 from server.dialects.sampling import SamplingFields
-from server.dialects.warnings import Fields, fields_of, unknown_fields
+from server.dialects.warnings import Fields, deprecated_fields, fields_of, unknown_fields
 from server.engine.media import MediaPrompt
 from server.engine.request import Request
 from server.errors import InvalidRequest, NotSupported, short
@@ -78,7 +81,6 @@ _MAX_CHARS = 64
 FOR_EVER = -1.0
 MAX_S = 1e3 * MAX_MAGNITUDE  # longer is for ever
 
-OLDER_OPTIONS = ("penalize_newline", "tfs_z")
 LOAD_OPTIONS = (
     *("num_ctx", "num_batch", "num_gpu", "main_gpu", "use_mmap", "use_mlock", "num_thread", "numa", "low_vram"),
     *("f16_kv", "logits_all", "vocab_only", "embedding_only", "draft_num_predict", "num_gqa", "rope_frequency_base"),
@@ -113,10 +115,7 @@ def _unused(body: Mapping[str, Any], options: Mapping[str, Any]) -> Iterator[str
         yield "shift: is the model's setting context_shift"
     if body.get("truncate") is True and "input" not in body:
         yield "truncate: no message is left out, a prompt that does not fit is an error"
-    if options.get("penalize_newline") is False:
-        yield "options penalize_newline: llama.cpp penalizes new lines like any other token"
-    if options.get("tfs_z") not in (None, 1):
-        yield "options tfs_z: llama.cpp has no tail free sampling any more"
+    yield from deprecated_fields(options, "options.")
 
 
 KeepAlive = Annotated[
@@ -243,9 +242,10 @@ def _several(schema: object) -> object:
     return schema
 
 
-class Options(SamplingFields, StopField):
+class Options(SamplingFields):
     """``options``: Ollama's names for limits, and llama.cpp's sampling fields."""
 
+    stop: Stop = None
     num_predict: Annotated[Whole, AfterValidator(within(-2, INT32_MAX))] | None = None
     num_keep: CountOrAll | None = None
 
@@ -255,7 +255,7 @@ class AskBody(Body):
 
     model: str | None = None
     stream: bool | None = None
-    format: Any = None
+    format: Annotated[Any, WithJsonSchema({"anyOf": [{"enum": ["json", ""]}, {"type": "object"}]})] = None
     think: bool | Literal["low", "medium", "high", "max"] | None = None
     options: Options | None = None
     keep_alive: KeepAlive | None = None
@@ -268,8 +268,8 @@ class AskBody(Body):
 class OllamaChatBody(AskBody):
     """The body of ``POST /api/chat``."""
 
-    messages: Any = None
-    tools: Any = None
+    messages: Messages = None
+    tools: Objects = None
 
 
 class OllamaGenerateBody(AskBody):
@@ -281,13 +281,13 @@ class OllamaGenerateBody(AskBody):
     template: str | None = None
     raw: bool | None = None
     context: list[Whole] | None = None
-    images: Any = None
+    images: Strings = None
 
 
 _CALL = Fields("type id", function=Fields("name arguments index"))
 _MESSAGE = Fields("role content images thinking tool_name name tool_call_id", tool_calls=_CALL)
 _FUNCTION = Fields("type", function=Fields("name description parameters strict"))
-OPTIONS = fields_of(Options, names=" ".join((*LOAD_OPTIONS, *OLDER_OPTIONS)))
+OPTIONS = fields_of(Options, names=" ".join(LOAD_OPTIONS))
 """The known members of ``options``; `fields.without_effect` reports those without effect."""
 CHAT_FIELDS = fields_of(OllamaChatBody, options=OPTIONS, messages=_MESSAGE, tools=_FUNCTION)
 GENERATE_FIELDS = fields_of(OllamaGenerateBody, options=OPTIONS)

@@ -9,7 +9,7 @@ import numpy as np
 import orjson
 from pydantic import AfterValidator
 
-from server.dialects.fields import INT32_MAX, Body, Whole, field_error, parse, within
+from server.dialects.fields import INT32_MAX, Body, TextOrStrings, Whole, field_error, parse, within
 from server.dialects.ollama.parse import OPTIONS, KeepAlive, without_effect
 from server.dialects.vectors.embeddings import MAX_INPUTS
 from server.dialects.vectors.encoding import EUCLIDEAN, normalized
@@ -23,7 +23,7 @@ class EmbedBody(Body):
     """The body of ``POST /api/embed``."""
 
     model: str | None = None
-    input: Any = None
+    input: TextOrStrings = None
     truncate: bool | None = None
     dimensions: Annotated[Whole, AfterValidator(within(0, INT32_MAX))] | None = None
     keep_alive: KeepAlive | None = None

@@ -5,16 +5,15 @@ reasoning is (`server.dialects.reasoning_cipher`), so a client can keep it for a
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import orjson
 
 from server.chat.conversation import Message
 from server.dialects.common import Json, random_id
-from server.dialects.dialect import NO_CALLER, Caller, Generation, ParsedRequest, Writer
+from server.dialects.dialect import NO_CALLER, Caller, Generation, ParsedRequest
 from server.dialects.reasoning_cipher import COMPACTION, ReasoningCipher
-from server.engine.request import Event
 from server.errors import InvalidRequest
 from server.media.source import Seen
 from server.pool.model import LoadedModel
@@ -69,48 +68,27 @@ class CompactionRequest(ParsedRequest):
     def generation(self, model: LoadedModel, seen: Seen, caller: Caller = NO_CALLER) -> Generation:
         """See `ParsedRequest`."""
         found = self.summary.generation(model, seen, caller)
-        return found.written_by(CompactedReply(found.writer, self.messages, self.cipher))
+        before = self.messages[:-1]  # without the instruction to summarize
+        return replace(found, convert=lambda response: compacted(response, before, self.cipher))
 
 
-class CompactedReply:
-    """Collects the summary that `writer` collects, and writes the compacted conversation.
-
-    `messages` are the conversation's, with the instruction to summarize at the end.
-    """
-
-    def __init__(self, writer: Writer, messages: Sequence[Message], cipher: ReasoningCipher) -> None:
-        self._writer = writer
-        self._messages = messages[:-1]
-        self._cipher = cipher
-
-    def feed(self, prompt: int, event: Event) -> list[bytes]:
-        """See `Writer`; a compaction is never streamed."""
-        raise NotImplementedError
-
-    def finish(self) -> list[bytes]:
-        """See `feed`."""
-        raise NotImplementedError
-
-    def add(self, prompt: int, event: Event) -> None:
-        """Take one event."""
-        self._writer.add(prompt, event)
-
-    def body(self) -> Json:
-        """Return the reply, after the summary has finished."""
-        response = self._writer.body()
-        assert isinstance(response, dict)
-        parts = [part for item in response["output"] if item["type"] == "message" for part in item["content"]]
-        summary = "".join(part["text"] for part in parts if part["type"] == "output_text").strip()
-        content = orjson.dumps({"summary": summary, "messages": _newest(self._messages)}).decode()
-        encrypted = self._cipher.encrypt(content, COMPACTION)
-        item = {"id": f"cmp_{random_id()}", "type": "compaction", "encrypted_content": encrypted}
-        return {
-            "id": response["id"],
-            "object": "response.compaction",
-            "created_at": response["created_at"],
-            "output": [item],
-            "usage": response["usage"],
-        }
+def compacted(response: Json, messages: Sequence[Message], cipher: ReasoningCipher) -> Json:
+    """Return the reply, from the `response` with the summary of `messages`."""
+    parts = [part for item in response["output"] if item["type"] == "message" for part in item["content"]]
+    summary = "".join(part["text"] for part in parts if part["type"] == "output_text").strip()
+    content = orjson.dumps({"summary": summary, "messages": _newest(messages)}).decode()
+    item = {
+        "id": f"cmp_{random_id()}",
+        "type": "compaction",
+        "encrypted_content": cipher.encrypt(content, COMPACTION),
+    }
+    return {
+        "id": response["id"],
+        "object": "response.compaction",
+        "created_at": response["created_at"],
+        "output": [item],
+        "usage": response["usage"],
+    }
 
 
 def _newest(messages: Sequence[Message]) -> list[str]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import AfterValidator, Field
 
 from server.chat.assembler import Assembler
 from server.chat.conversation import Conversation, Media, Message
@@ -18,7 +18,18 @@ from server.dialects.chat.schemas import TOOL_CHOICE
 from server.dialects.common import Header, Json, random_id
 from server.dialects.constraints import read_shape
 from server.dialects.dialect import NO_CALLER, Caller, Dialect, Generation, ParsedRequest
-from server.dialects.fields import Body, Count, Whole, field_error, parse
+from server.dialects.fields import (
+    Body,
+    Count,
+    Object,
+    Objects,
+    Refused,
+    TextOrObject,
+    TextOrObjects,
+    Whole,
+    field_error,
+    parse,
+)
 from server.dialects.generation import INNER_FIELDS, MAX_TOP_LOGPROBS, Limit, Logprobs, prepared_request, token_limit
 from server.dialects.mcp import ToolRounds
 from server.dialects.reasoning_cipher import NO_CIPHER, ReasoningCipher
@@ -70,22 +81,38 @@ class TextOptions(Body):
     verbosity: Literal["low", "medium", "high"] | None = None
 
 
+def _checked_metadata(value: object) -> dict[str, str]:
+    if not isinstance(value, dict) or not all(isinstance(text, str) for text in value.values()):
+        raise ValueError("must be an object of strings")
+    if len(value) > MAX_METADATA:
+        raise ValueError(f"must have at most {MAX_METADATA} pairs")
+    if any(len(key) > MAX_METADATA_KEY_CHARS or len(text) > MAX_METADATA_CHARS for key, text in value.items()):
+        raise ValueError(f"keys must have at most {MAX_METADATA_KEY_CHARS} characters, values {MAX_METADATA_CHARS}")
+    return value
+
+
+def _checked_conversation(value: object) -> object:
+    if not isinstance(value["id"] if isinstance(value, dict) and "id" in value else value, str):
+        raise ValueError("must be the id of a conversation, or an object with it")
+    return value
+
+
 class ResponsesBody(ReasoningFields):
     """The body of ``POST /v1/responses``: OpenAI's fields, and llama.cpp's of a chat."""
 
-    input: Any = None
+    input: TextOrObjects = None
     instructions: str | None = None
     previous_response_id: str | None = None
     store: bool | None = None
-    metadata: Any = None
+    metadata: Annotated[Object, AfterValidator(_checked_metadata)] = None
     max_output_tokens: Limit | None = None
     max_tool_calls: Count | None = None
     include: list[str] | None = None
     top_logprobs: Annotated[Whole, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     reasoning: ReasoningOptions | None = None
     text: TextOptions | None = None
-    tools: Any = None
-    tool_choice: Any = None
+    tools: Objects = None
+    tool_choice: TextOrObject = None
     parallel_tool_calls: bool | None = None
     parse_tool_calls: bool | None = None
     logprobs: bool | None = None
@@ -93,15 +120,10 @@ class ResponsesBody(ReasoningFields):
     continue_final_message: bool | Literal["content", "reasoning_content"] | None = None
     truncation: Literal["disabled", "auto"] | None = None
     background: bool | None = None
-    conversation: Any = None
-    prompt: Any = None
-    context_management: Any = None
+    conversation: Annotated[TextOrObject, AfterValidator(_checked_conversation)] = None
+    prompt: Refused = None
+    context_management: Objects = None
     generate: bool | None = None
-
-    @field_validator("metadata")
-    @classmethod
-    def _readable_metadata(cls, value: object) -> object:
-        return _checked_metadata(value)
 
     @property
     def generates(self) -> bool:
@@ -124,13 +146,6 @@ class ResponsesBody(ReasoningFields):
         given = self.conversation
         return given.get("id") if isinstance(given, dict) else given
 
-    @field_validator("conversation")
-    @classmethod
-    def _names_a_conversation(cls, value: object) -> object:
-        if not isinstance(value["id"] if isinstance(value, dict) and "id" in value else value, str):
-            raise ValueError("must be the id of a conversation, or an object with it")
-        return value
-
 
 def read_metadata(body: Mapping[str, Any]) -> dict[str, str]:
     """Return a body's ``metadata``, empty for none. Raises `InvalidRequest`."""
@@ -138,16 +153,6 @@ def read_metadata(body: Mapping[str, Any]) -> dict[str, str]:
         return {} if body.get("metadata") is None else _checked_metadata(body["metadata"])
     except ValueError as error:
         raise field_error("metadata", str(error)) from None
-
-
-def _checked_metadata(value: object) -> dict[str, str]:
-    if not isinstance(value, dict) or not all(isinstance(text, str) for text in value.values()):
-        raise ValueError("must be an object of strings")
-    if len(value) > MAX_METADATA:
-        raise ValueError(f"must have at most {MAX_METADATA} pairs")
-    if any(len(key) > MAX_METADATA_KEY_CHARS or len(text) > MAX_METADATA_CHARS for key, text in value.items()):
-        raise ValueError(f"keys must have at most {MAX_METADATA_KEY_CHARS} characters, values {MAX_METADATA_CHARS}")
-    return value
 
 
 FIELDS = INNER_FIELDS | fields_of(

@@ -8,12 +8,12 @@ from typing import Annotated, Any
 
 import numpy as np
 import orjson
-from pydantic import AfterValidator
+from pydantic import AfterValidator, WithJsonSchema
 
 from server.chat.conversation import Media, MediaKind
 from server.dialects.common import Json
 from server.dialects.completions.prompt import PROMPT, GivenPrompt, TextWithMedia, read_mixed, read_object, read_prompt
-from server.dialects.fields import INT32_MAX, Body, Whole, field_error, parse, within
+from server.dialects.fields import INT32_MAX, Body, Prompt, Whole, field_error, parse, within
 from server.dialects.media import link
 from server.dialects.vectors.encoding import MAX_NORM, base64_floats, normalized
 from server.dialects.warnings import ByType, Fields, fields_of
@@ -25,7 +25,7 @@ from server.pool.model import LoadedModel
 
 MAX_INPUTS = 2048
 """Most texts of one request; OpenAI's limit."""
-_FORMATS = ("float", "base64")
+_FORMATS = ["float", "base64"]
 _FORMS = (
     '"prompt" elements must be a string, a list of tokens, a JSON object containing a prompt string, or a list of '
     "mixed strings & tokens."
@@ -44,9 +44,9 @@ class EmbeddingsBody(Body):
     """The body of every embeddings endpoint. ``user`` and other fields of OpenAI's change nothing."""
 
     model: str | None = None
-    input: Any = None
-    content: Any = None
-    encoding_format: Any = None
+    input: Prompt = None
+    content: Prompt = None
+    encoding_format: Annotated[Any, WithJsonSchema({"enum": _FORMATS})] = None
     dimensions: Annotated[Whole, AfterValidator(within(1, INT32_MAX))] | None = None
     embd_normalize: Annotated[Whole, AfterValidator(within(-1, MAX_NORM))] | None = None
 

@@ -10,12 +10,12 @@ import re
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import orjson
 
 from server.dialects.common import Json
-from server.dialects.fields import Body, Count, field_error, parse
+from server.dialects.fields import Body, Count, Strings, Text, field_error, parse
 from server.dialects.vectors.embeddings import MAX_INPUTS
 from server.dialects.warnings import Fields, fields_of
 from server.engine.runner_api import Pooling, Vectors
@@ -31,9 +31,9 @@ class RerankBody(Body):
     """The body of every rerank endpoint."""
 
     model: str | None = None
-    query: Any = None
-    documents: Any = None
-    texts: Any = None
+    query: Text = None
+    documents: Strings = None
+    texts: Strings = None
     top_n: Count | None = None
     return_documents: bool | None = None
     return_text: bool | None = None

@@ -20,6 +20,7 @@ from server.errors import InvalidRequest, ModelNotFound
 from server.pool.spec import Task
 from server.routes.batch_runner import UNFINISHED, BatchInput, batch_input, read_lines
 from server.routes.inference.files import read_expiry
+from server.routes.openapi import HI, READS, describe
 from server.routes.services import caller_of, owner_of, services
 from server.routes.stored import ListQuery, change_object, find_object, list_reply, not_found, read_limit, remove_object
 from server.state.batches import Outcome
@@ -30,6 +31,7 @@ from server.transport.errors import json_reply
 from server.transport.keys import ANYBODY
 
 router = APIRouter(tags=["batches"])
+_EXAMPLE = {"input_file_id": "file-x", "endpoint": "/v1/chat/completions", "completion_window": "24h"}
 ENDPOINTS = ("/v1/chat/completions", "/v1/responses", "/v1/completions", "/v1/embeddings")
 MAX_REQUESTS = 100_000
 _MESSAGES = Fields("", requests=Fields("custom_id", params=MESSAGE_FIELDS))
@@ -54,6 +56,7 @@ _TIMES = (
 
 
 @router.post("/v1/batches")
+@describe("$Batch", example=_EXAMPLE, errors=(*READS, 404))
 async def create_batch(request: Request) -> Response:
     """Start a batch of the requests in an uploaded file."""
     body = await read_json(request)
@@ -95,6 +98,7 @@ async def create_batch(request: Request) -> Response:
 
 
 @router.get("/v1/batches")
+@describe("$ObjectList", errors=(400,))
 async def list_batches(request: Request) -> Response:
     """The batches of this client."""
     query = ListQuery.of(request)
@@ -110,18 +114,21 @@ async def list_batches(request: Request) -> Response:
 
 
 @router.get("/v1/batches/{batch_id}")
+@describe("$Batch", errors=(404,))
 async def get_batch(request: Request, batch_id: str) -> Response:
     """A batch and how far it is."""
     return json_reply(await _openai(request, await _found(request, batch_id, "openai")))
 
 
 @router.post("/v1/batches/{batch_id}/cancel")
+@describe("$Batch", errors=(404,))
 async def cancel_batch(request: Request, batch_id: str) -> Response:
     """Cancel a batch. Results so far are kept. One that has ended stays as it is."""
     return json_reply(await _openai(request, await _cancel(request, batch_id, "openai")))
 
 
 @router.post("/v1/messages/batches")
+@describe("$MessageBatch", example={"requests": [{"custom_id": "a", "params": HI}]}, errors=READS)
 async def create_message_batch(request: Request) -> Response:
     """Start a batch of Messages requests."""
     headers, found = await read_as(
@@ -141,6 +148,7 @@ async def create_message_batch(request: Request) -> Response:
 
 
 @router.get("/v1/messages/batches")
+@describe("$MessageBatches", errors=(400,))
 async def list_message_batches(request: Request) -> Response:
     """The batches of Messages requests of this client."""
     query = request.query_params
@@ -161,12 +169,14 @@ async def list_message_batches(request: Request) -> Response:
 
 
 @router.get("/v1/messages/batches/{batch_id}")
+@describe("$MessageBatch", errors=(404,))
 async def get_message_batch(request: Request, batch_id: str) -> Response:
     """A batch of Messages requests and how far it is."""
     return json_reply(await _anthropic(request, await _found(request, batch_id, "anthropic")))
 
 
 @router.get("/v1/messages/batches/{batch_id}/results")
+@describe(media="application/x-jsonl", errors=(400, 404))
 async def get_message_batch_results(request: Request, batch_id: str) -> Response:
     """The results of a batch that has ended, one JSON object on each line, in the order of the requests."""
     if (await _found(request, batch_id, "anthropic"))["status"] in UNFINISHED:
@@ -180,12 +190,14 @@ async def get_message_batch_results(request: Request, batch_id: str) -> Response
 
 
 @router.post("/v1/messages/batches/{batch_id}/cancel")
+@describe("$MessageBatch", errors=(404,))
 async def cancel_message_batch(request: Request, batch_id: str) -> Response:
     """Cancel a batch of Messages requests. Results so far are kept."""
     return json_reply(await _anthropic(request, await _cancel(request, batch_id, "anthropic")))
 
 
 @router.delete("/v1/messages/batches/{batch_id}")
+@describe("$DeletedBatch", errors=(400, 404))
 async def delete_message_batch(request: Request, batch_id: str) -> Response:
     """Delete a batch that has ended, and its results."""
     if (await _found(request, batch_id, "anthropic"))["status"] in UNFINISHED:

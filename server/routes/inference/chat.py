@@ -5,8 +5,9 @@ from functools import partial
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from server.dialects.chat.parse import CHAT, apply_template, input_tokens, read_control
+from server.dialects.chat.parse import CHAT, ChatBody, ControlBody, apply_template, input_tokens, read_control
 from server.routes.generate import answer, compute
+from server.routes.openapi import HI, READS, RUNS, describe
 from server.routes.services import caller_of, services
 from server.transport.body import read_as, read_json
 from server.transport.errors import json_reply
@@ -17,6 +18,7 @@ router = APIRouter(tags=["chat"])
 
 @router.post("/v1/chat/completions")
 @router.post("/chat/completions")
+@describe("$ChatCompletion", ChatBody, HI, "$ChatCompletionChunk", errors=RUNS, loads=True)
 async def chat_completions(request: Request) -> Response:
     """OpenAI chat completions, with llama.cpp's sampling fields."""
     return await answer(request, CHAT)
@@ -24,6 +26,7 @@ async def chat_completions(request: Request) -> Response:
 
 @router.post("/v1/chat/completions/input_tokens")
 @router.post("/chat/completions/input_tokens")
+@describe("$InputTokens", ChatBody, HI, errors=RUNS, loads=True)
 async def chat_input_tokens(request: Request) -> Response:
     """How many tokens a chat body's prompt has, without generating."""
     chat = await read_as(request, CHAT.parse)
@@ -31,6 +34,7 @@ async def chat_input_tokens(request: Request) -> Response:
 
 
 @router.post("/apply-template")
+@describe("$Rendered", ChatBody, HI, errors=RUNS, loads=True)
 async def post_apply_template(request: Request) -> Response:
     """The prompt that a chat body renders to, without generating."""
     chat = await read_as(request, CHAT.parse)
@@ -39,6 +43,7 @@ async def post_apply_template(request: Request) -> Response:
 
 
 @router.post("/v1/chat/completions/control")
+@describe("$Success", ControlBody, {"id": "chatcmpl-1", "action": "reasoning_end"}, errors=(*READS, 404))
 async def control(request: Request) -> Response:
     """``{"id": completion, "action": "reasoning_end"}`` ends the reasoning of a chat started with
     ``reasoning_control``; ``"cancel"`` (not in llama-server) ends any request, whose client gets an error.

@@ -3,15 +3,19 @@
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from server.dialects.completions.parse import COMPLETIONS
-from server.dialects.native.infill import INFILL
+from server.dialects.completions.parse import COMPLETIONS, CompletionBody
+from server.dialects.native.infill import INFILL, InfillBody
 from server.dialects.native.parse import NATIVE
+from server.dialects.native.schemas import NativeBody
 from server.routes.generate import answer
+from server.routes.openapi import RUNS, describe
 
 router = APIRouter(tags=["completions"])
+_GAP = {"input_prefix": "def add(a, b):\n    return ", "input_suffix": "\n", "n_predict": 16}
 
 
 @router.post("/v1/completions")
+@describe("$Completion", CompletionBody, {"prompt": "Once", "max_tokens": 16}, "$Completion", errors=RUNS)
 async def openai_completions(request: Request) -> Response:
     """OpenAI completions, with llama.cpp's sampling fields."""
     return await answer(request, COMPLETIONS)
@@ -19,12 +23,14 @@ async def openai_completions(request: Request) -> Response:
 
 @router.post("/completion")
 @router.post("/completions")
+@describe("$NativeCompletion", NativeBody, {"prompt": "Once", "n_predict": 16}, "$NativeChunk", errors=RUNS)
 async def native_completions(request: Request) -> Response:
     """A native completion of one prompt or of several."""
     return await answer(request, NATIVE)
 
 
 @router.post("/infill")
+@describe("$NativeCompletion", InfillBody, _GAP, "$NativeChunk", errors=RUNS, loads=True)
 async def infill(request: Request) -> Response:
     """Code between a prefix and a suffix."""
     return await answer(request, INFILL)

@@ -12,6 +12,7 @@ from server.dialects.responses.parse import read_metadata
 from server.dialects.responses.schemas import ITEM
 from server.dialects.warnings import Fields, as_header, unused_fields
 from server.errors import InvalidRequest, NotFound, short
+from server.routes.openapi import READS, describe
 from server.routes.services import owner_of, services
 from server.routes.stored import (
     change_object,
@@ -27,12 +28,14 @@ from server.transport.body import read_as, read_json, read_optional_as
 from server.transport.errors import json_reply
 
 router = APIRouter(tags=["conversations"])
+_MESSAGE = {"role": "user", "content": "Hi"}
 _NEW = Fields("metadata", items=ITEM)
 MAX_NEW_ITEMS = 20
 """Items of one request that adds to a conversation, as at OpenAI."""
 
 
 @router.post("/v1/conversations")
+@describe("$Conversation", example={"items": [_MESSAGE], "metadata?": {"*": "foxes"}}, errors=READS)
 async def create_conversation(request: Request) -> Response:
     """Create a conversation, with up to 20 items."""
     found = {"id": f"conv_{random_id()}", "object": "conversation", "created_at": int(time.time())}
@@ -47,12 +50,14 @@ async def create_conversation(request: Request) -> Response:
 
 
 @router.get("/v1/conversations/{conversation_id}")
+@describe("$Conversation", errors=(404,))
 async def get_conversation(request: Request, conversation_id: str) -> Response:
     """Return a conversation of this client."""
     return json_reply(await find_object(request, "conversation", conversation_id))
 
 
 @router.post("/v1/conversations/{conversation_id}")
+@describe("$Conversation", example={"metadata": {"topic": "foxes"}}, errors=(*READS, 404))
 async def update_conversation(request: Request, conversation_id: str) -> Response:
     """Replace a conversation's metadata."""
     body = await read_json(request)
@@ -64,6 +69,7 @@ async def update_conversation(request: Request, conversation_id: str) -> Respons
 
 
 @router.delete("/v1/conversations/{conversation_id}")
+@describe("$Deleted", errors=(404,))
 async def delete_conversation(request: Request, conversation_id: str) -> Response:
     """Delete a conversation and its items. Responses that were added to it stay."""
     await remove_object(request, "conversation", conversation_id)
@@ -71,6 +77,7 @@ async def delete_conversation(request: Request, conversation_id: str) -> Respons
 
 
 @router.get("/v1/conversations/{conversation_id}/items")
+@describe("$ObjectList", errors=(400, 404))
 async def list_conversation_items(request: Request, conversation_id: str) -> Response:
     """List the items of a conversation."""
     await find_object(request, "conversation", conversation_id)
@@ -78,6 +85,7 @@ async def list_conversation_items(request: Request, conversation_id: str) -> Res
 
 
 @router.post("/v1/conversations/{conversation_id}/items")
+@describe("$ObjectList", example={"items": [_MESSAGE]}, errors=(*READS, 404))
 async def create_conversation_items(request: Request, conversation_id: str) -> Response:
     """Add up to 20 items to the end of a conversation."""
     headers, items = await read_as(
@@ -90,6 +98,7 @@ async def create_conversation_items(request: Request, conversation_id: str) -> R
 
 
 @router.get("/v1/conversations/{conversation_id}/items/{item_id}")
+@describe({}, errors=(404,))
 async def get_conversation_item(request: Request, conversation_id: str, item_id: str) -> Response:
     """Return one item of a conversation."""
     await find_object(request, "conversation", conversation_id)
@@ -100,6 +109,7 @@ async def get_conversation_item(request: Request, conversation_id: str, item_id:
 
 
 @router.delete("/v1/conversations/{conversation_id}/items/{item_id}")
+@describe("$Conversation", errors=(404,))
 async def delete_conversation_item(request: Request, conversation_id: str, item_id: str) -> Response:
     """Delete one item of a conversation, and return the conversation."""
     found = await find_object(request, "conversation", conversation_id)

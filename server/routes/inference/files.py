@@ -15,12 +15,14 @@ from server.dialects.common import Json
 from server.dialects.warnings import Fields, as_header, unused_fields
 from server.errors import InvalidRequest
 from server.routes.batch_runner import new_file
+from server.routes.openapi import FORM, READS, describe
 from server.routes.services import owner_of, services
 from server.routes.stored import ListQuery, find_object, list_reply, remove_object
 from server.transport.body import read_form
 from server.transport.errors import json_reply
 
 router = APIRouter(tags=["files"])
+_FILE = ("$File", "$AnthropicFile")
 PURPOSES = ("assistants", "batch", "evals", "fine-tune", "user_data", "vision")
 MAX_FILES, DEFAULT_FILES = 10_000, 10_000
 MIN_EXPIRY_S, MAX_EXPIRY_S = 3600, 30 * 86400
@@ -32,6 +34,7 @@ _PAGE = "page_"
 
 
 @router.post("/v1/files")
+@describe(_FILE, example={"file": "", "purpose": "batch"}, errors=READS, takes=FORM)
 async def upload_file(request: Request) -> Response:
     """Store a file of a form with ``file``, ``purpose`` (not in Anthropic's API) and optionally an expiry."""
     form = await read_form(request)
@@ -78,6 +81,7 @@ def read_expiry(given: object, field: str) -> int:
 
 
 @router.get("/v1/files")
+@describe("$ObjectList", errors=(400,))
 async def list_files(request: Request) -> Response:
     """The files of this client, optionally of one ``purpose``."""
     if _speaks_anthropic(request):
@@ -95,12 +99,14 @@ async def list_files(request: Request) -> Response:
 
 
 @router.get("/v1/files/{file_id}")
+@describe(_FILE, errors=(404,))
 async def get_file(request: Request, file_id: str) -> Response:
     """Return a file's description."""
     return json_reply(_shown(request, await find_object(request, "file", file_id)))
 
 
 @router.get("/v1/files/{file_id}/content")
+@describe(media="application/octet-stream", errors=(404,))
 async def get_file_content(request: Request, file_id: str) -> Response:
     """Return a file's bytes."""
     await find_object(request, "file", file_id)
@@ -109,6 +115,7 @@ async def get_file_content(request: Request, file_id: str) -> Response:
 
 
 @router.delete("/v1/files/{file_id}")
+@describe("$Deleted", errors=(404,))
 async def delete_file(request: Request, file_id: str) -> Response:
     """Delete a file."""
     await remove_object(request, "file", file_id)

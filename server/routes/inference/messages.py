@@ -17,9 +17,10 @@ from server.dialects.messages.mcp import (
     uses_mcp,
     with_functions,
 )
-from server.dialects.messages.parse import MESSAGES, MessagesRequest, count_message_tokens, parse_messages
+from server.dialects.messages.parse import MESSAGES, MessagesBody, MessagesRequest, count_message_tokens, parse_messages
 from server.routes.generate import compute, respond
 from server.routes.mcp import offer, server_tools
+from server.routes.openapi import HI, RUNS, describe
 from server.routes.services import services
 from server.transport.body import read_as, read_later
 
@@ -27,12 +28,14 @@ router = APIRouter(tags=["messages"])
 
 
 @router.post("/v1/messages")
+@describe("$AnthropicMessage", MessagesBody, HI, "$AnthropicEvent", errors=RUNS, loads=True)
 async def post_messages(request: Request) -> Response:
     """A message that answers a conversation, whole or as a stream of typed events."""
     return await respond(request, MESSAGES, await _parsed(request))
 
 
 @router.post("/v1/messages/count_tokens")
+@describe("$InputTokens", MessagesBody, HI, errors=RUNS, loads=True)
 async def post_count_tokens(request: Request) -> Response:
     """How many tokens a body's prompt has, without generating."""
     parsed = await _parsed(request, generate=False)

@@ -12,9 +12,9 @@ from fastapi.responses import Response
 from server.dialects.common import Json
 from server.dialects.dialect import Dialect
 from server.dialects.ollama.models import running, shown, tags
-from server.dialects.ollama.parse import OLLAMA_CHAT, OLLAMA_GENERATE, OllamaRequest
+from server.dialects.ollama.parse import OLLAMA_CHAT, OLLAMA_GENERATE, OllamaChatBody, OllamaGenerateBody, OllamaRequest
 from server.dialects.ollama.pull import SUCCESS, hub_name, pull_lines
-from server.dialects.ollama.vectors import Embed, embed_job, read_embed, read_old_embed
+from server.dialects.ollama.vectors import Embed, EmbedBody, OldEmbedBody, embed_job, read_embed, read_old_embed
 from server.dialects.warnings import as_header
 from server.errors import (
     DownloadFailed,
@@ -32,6 +32,7 @@ from server.pool.spec import Task
 from server.pool.state import ModelState, Status
 from server.routes.embed import embed, read_able
 from server.routes.generate import respond
+from server.routes.openapi import FINDS, HI, NDJSON, READS, RUNS, TEXT, describe
 from server.routes.services import lease_for, sees_files, services, target_of
 from server.telemetry.record import RECORD
 from server.transport.body import read_as, read_json
@@ -39,30 +40,35 @@ from server.transport.errors import JSON_TYPE, json_reply
 from server.transport.sse import NDJSON_TYPE, event_stream, while_connected
 
 router = APIRouter(prefix="/api", tags=["ollama"])
+_FEW = {"options": {"num_predict": 16}, "stream": False}
 
 VERSION = "0.24.0"
 """The Ollama version whose API this is; clients check it before using new features."""
 
 
 @router.get("/version")
+@describe("$OllamaVersion")
 async def version() -> Response:
     """The version of Ollama whose API is spoken."""
     return json_reply({"version": VERSION})
 
 
 @router.get("/tags")
+@describe("$OllamaTags")
 async def list_tags(request: Request) -> Response:
     """Every configured model."""
     return json_reply(tags(services(request).pool.states()))
 
 
 @router.get("/ps")
+@describe("$OllamaPs")
 async def list_running(request: Request) -> Response:
     """The models in memory, and until when they stay."""
     return json_reply(running(services(request).pool.states()))
 
 
 @router.post("/show")
+@describe("$OllamaShown", example={"model": "demo"}, errors=(*READS, 404))
 async def show(request: Request) -> Response:
     """Return a model's template, parameters and facts from its file, without loading it."""
     given = await read_json(request)
@@ -70,6 +76,15 @@ async def show(request: Request) -> Response:
 
 
 @router.post("/chat")
+@describe(
+    "$OllamaAnswer",
+    OllamaChatBody,
+    {"messages": HI["messages"], **_FEW},
+    "$OllamaAnswer",
+    NDJSON,
+    errors=RUNS,
+    loads=True,
+)
 async def post_chat(request: Request) -> Response:
     """A message that answers a conversation: lines of JSON as it is written, or one object with ``"stream": false``.
     Without messages the model is only loaded, or freed with ``"keep_alive": 0``."""
@@ -77,6 +92,7 @@ async def post_chat(request: Request) -> Response:
 
 
 @router.post("/generate")
+@describe("$OllamaText", OllamaGenerateBody, {"prompt": "Hi", **_FEW}, "$OllamaText", NDJSON, errors=RUNS)
 async def post_generate(request: Request) -> Response:
     """As `/api/chat`, for a prompt: a user message, a raw prompt (``raw``), or a prefix with a ``suffix``."""
     return await _answer(request, OLLAMA_GENERATE)
@@ -93,12 +109,14 @@ async def _answer(request: Request, dialect: Dialect[OllamaRequest]) -> Response
 
 
 @router.post("/embed")
+@describe("$OllamaVectors", EmbedBody, {"input": ["Hi", "Hello"]}, errors=RUNS, loads=True)
 async def post_embed(request: Request) -> Response:
     """Vectors of length 1, one for each text."""
     return await _embed(request, await read_able(request, "embed", read_embed))
 
 
 @router.post("/embeddings")
+@describe("$OllamaVector", OldEmbedBody, {"prompt": "Hi"}, errors=RUNS, loads=True)
 async def post_embeddings(request: Request) -> Response:
     """Return the embedding of one text; superseded by `/api/embed`."""
     return await _embed(request, await read_able(request, "embed", read_old_embed))
@@ -117,6 +135,9 @@ async def _embed(request: Request, wanted: Embed) -> Response:
 
 
 @router.post("/pull")
+@describe(
+    "$OllamaPulled", None, {"model": "demo", "stream?": False}, "$OllamaPulled", NDJSON, errors=(*READS, *FINDS, 501)
+)
 async def pull(request: Request) -> Response:
     """Download ``owner/name[:quantization]``: lines of progress, or the last one with ``"stream": false``. Updates an
     existing model if its hub is reachable. Follows a running download; a download started here stops when its client
@@ -200,6 +221,7 @@ async def _last(lines: AsyncGenerator[Json, None]) -> Json:
 
 
 @router.delete("/delete")
+@describe(media=TEXT, example={"model": "org/model-GGUF:Q8_0"}, errors=(*READS, *FINDS))
 async def delete(request: Request) -> Response:
     """Unload a model of the hub's cache, or stop its download, and delete its files."""
     name = _model(await read_json(request))
@@ -213,6 +235,7 @@ async def delete(request: Request) -> Response:
 @router.post("/push")
 @router.post("/create")
 @router.post("/copy")
+@describe(status=None, errors=(501,))
 async def manage(request: Request) -> Response:
     """Refused: models are files of a hub or of the configuration, not layers of Ollama's own store."""
     raise _only_ollamas(target_of(request).path.rpartition("/")[2])
@@ -220,6 +243,7 @@ async def manage(request: Request) -> Response:
 
 @router.post("/blobs/{digest}")
 @router.get("/blobs/{digest}")
+@describe(status=None, errors=(501,))
 async def blobs(digest: str) -> Response:
     """Refused, as what would be made of them is."""
     raise _only_ollamas(f"blobs/{short(digest)}")

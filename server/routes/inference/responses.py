@@ -31,6 +31,7 @@ from server.dialects.responses.mcp import (
 from server.dialects.responses.parse import (
     RESPONSES,
     ResponseRequest,
+    ResponsesBody,
     new_response_id,
     parse_response,
     response_fields,
@@ -41,6 +42,7 @@ from server.routes.background import BackgroundRun, unpacked
 from server.routes.batch_runner import POLL_S
 from server.routes.generate import Exchange, compute, respond
 from server.routes.mcp import offer, server_tools
+from server.routes.openapi import RUNS, describe
 from server.routes.services import Services, caller_of, owner_of, services
 from server.routes.stored import find_object, list_items, object_reply, remove_object
 from server.state.objects import Json, Objects
@@ -76,6 +78,14 @@ class ConnectionMemory:
 
 @router.post("/v1/responses")
 @router.post("/responses")
+@describe(
+    "$OpenAIResponse",
+    ResponsesBody,
+    {"input": "Hi", "max_output_tokens": 16},
+    "$ResponseEvent",
+    errors=RUNS,
+    loads=True,
+)
 async def create_response(request: Request) -> Response:
     """OpenAI Responses, with llama.cpp's fields."""
     asked = await _read(request)
@@ -261,6 +271,7 @@ async def _start_in_background(request: Request, asked: ResponseRequest) -> Resp
 
 @router.post("/v1/responses/input_tokens")
 @router.post("/responses/input_tokens")
+@describe("$InputTokens", ResponsesBody, {"input": "Hi"}, errors=RUNS, loads=True)
 async def count_input_tokens(request: Request) -> Response:
     """Return the number of prompt tokens of a body without generating."""
     asked = await _read(request)
@@ -269,6 +280,7 @@ async def count_input_tokens(request: Request) -> Response:
 
 @router.post("/v1/responses/compact")
 @router.post("/responses/compact")
+@describe("$CompactedResponse", ResponsesBody, {"input": "Hi"}, errors=RUNS, loads=True)
 async def compact_response(request: Request) -> Response:
     """Return a conversation as one opaque item, which later requests send in its place."""
     return await respond(request, RESPONSES, CompactionRequest.of(await _read(request, compaction_body)))
@@ -276,6 +288,7 @@ async def compact_response(request: Request) -> Response:
 
 @router.get("/v1/responses/{response_id}")
 @router.get("/responses/{response_id}")
+@describe("$OpenAIResponse", errors=(404,))
 async def get_response(request: Request, response_id: str) -> Response:
     """Return a stored response of this client; with ``stream``, the events of a background response after
     ``starting_after``, and those that follow while it is generated."""
@@ -308,6 +321,7 @@ async def _each(events: Iterable[bytes]) -> AsyncGenerator[bytes, None]:
 
 @router.delete("/v1/responses/{response_id}")
 @router.delete("/responses/{response_id}")
+@describe("$Deleted", errors=(404,))
 async def delete_response(request: Request, response_id: str) -> Response:
     """Delete a stored response of this client. Responses that continue it stay usable."""
     run = services(request).background.find(owner_of(request), response_id)
@@ -319,6 +333,7 @@ async def delete_response(request: Request, response_id: str) -> Response:
 
 @router.post("/v1/responses/{response_id}/cancel")
 @router.post("/responses/{response_id}/cancel")
+@describe("$OpenAIResponse", errors=(400, 404))
 async def cancel_response(request: Request, response_id: str) -> Response:
     """Cancel a background response. One that has ended stays as it is."""
     response = await find_object(request, "response", response_id)
@@ -334,6 +349,7 @@ async def cancel_response(request: Request, response_id: str) -> Response:
 
 @router.get("/v1/responses/{response_id}/input_items")
 @router.get("/responses/{response_id}/input_items")
+@describe("$ObjectList", errors=(400, 404))
 async def list_input_items(request: Request, response_id: str) -> Response:
     """List the items of a response's own input, without those of the responses that it continues."""
     await find_object(request, "response", response_id)

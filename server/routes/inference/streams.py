@@ -7,6 +7,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from server.errors import InvalidRequest, ModelLoading, NotFound
+from server.routes.openapi import FINDS, READS, describe
 from server.routes.services import services, stream_owner
 from server.transport.body import read_json
 from server.transport.errors import json_reply
@@ -19,6 +20,7 @@ _GONE = "Stream not found or expired"
 
 
 @router.get("/v1/stream")
+@describe(stream={}, errors=(400, *FINDS))
 async def read_stream(request: Request, conv_id: str = "") -> Response:
     """Return a conversation's stream from byte ``from``. 503 while its model is loading, 400 if that byte is no longer
     stored.
@@ -40,6 +42,7 @@ async def read_stream(request: Request, conv_id: str = "") -> Response:
 
 
 @router.post("/v1/streams/lookup")
+@describe(["$KeptStream"], example={"conversation_ids": ["c1"]}, errors=READS)
 async def look_up_streams(request: Request) -> Response:
     """Return the state of the existing streams among ``{"conversation_ids": [...]}``, with variants
     ``{id}::{model}``.
@@ -50,6 +53,7 @@ async def look_up_streams(request: Request) -> Response:
 
 
 @router.delete("/v1/stream")
+@describe(errors=(400,), status=204)
 async def stop_stream(request: Request, conv_id: str = "") -> Response:
     """Stop a conversation's stream and its generation. Returns 204, also if there is none."""
     stream = services(request).streams.stop(stream_owner(request), _named(conv_id))

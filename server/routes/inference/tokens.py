@@ -5,8 +5,16 @@ from functools import partial
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from server.dialects.native.tokens import detokenize, read_detokenize, read_tokenize, tokenize
+from server.dialects.native.tokens import (
+    DetokenizeBody,
+    TokenizeBody,
+    detokenize,
+    read_detokenize,
+    read_tokenize,
+    tokenize,
+)
 from server.routes.generate import compute
+from server.routes.openapi import FINDS, READS, describe
 from server.routes.services import lease_for, services
 from server.transport.body import read_as
 from server.transport.errors import json_reply
@@ -15,6 +23,7 @@ router = APIRouter(tags=["tokens"])
 
 
 @router.post("/tokenize")
+@describe("$Tokens", TokenizeBody, {"content": "Hi"}, errors=(*READS, *FINDS), loads=True)
 async def post_tokenize(request: Request) -> Response:
     """Tokens of a text, or of one with media."""
     wanted = await read_as(request, read_tokenize)
@@ -22,6 +31,7 @@ async def post_tokenize(request: Request) -> Response:
 
 
 @router.get("/tokenizer_info")
+@describe("$TokenizerInfo", errors=FINDS, loads=True)
 async def tokenizer_info(request: Request, model: str = "") -> Response:
     """vLLM's endpoint: what a client needs besides `/tokenize` to count tokens as the model does
     (lm-evaluation-harness).
@@ -44,6 +54,7 @@ async def tokenizer_info(request: Request, model: str = "") -> Response:
 
 
 @router.post("/detokenize")
+@describe("$Detokenized", DetokenizeBody, {"tokens": [72, 105]}, errors=(*READS, *FINDS), loads=True)
 async def post_detokenize(request: Request) -> Response:
     """Text of tokens."""
     wanted = await read_as(request, read_detokenize)

@@ -6,19 +6,30 @@ from fastapi.responses import Response
 from server.dialects.transcriptions.parse import TRANSCRIPTIONS, Task
 from server.dialects.transcriptions.write import rendered
 from server.routes.generate import Exchange
+from server.routes.openapi import FORM, RUNS, describe
 from server.transport.body import read_form
 
 router = APIRouter(tags=["transcriptions"])
+_FORM = {"file": "", "response_format": "json", "model?": "demo", "prompt?": "", "temperature?": 0.5}
 
 
 @router.post("/v1/audio/transcriptions")
 @router.post("/audio/transcriptions")
+@describe(
+    "$Transcript",
+    example=_FORM | {"language?": "en", "stream?": False},
+    stream="$TranscriptEvent",
+    errors=RUNS,
+    loads=True,
+    takes=FORM,
+)
 async def post_transcription(request: Request) -> Response:
     """The text of a recording, as JSON, plain text or subtitles, or as events while it is generated."""
     return await _answer(request, "transcribe")
 
 
 @router.post("/v1/audio/translations")
+@describe("$Transcript", example=_FORM, errors=RUNS, loads=True, takes=FORM)
 async def post_translation(request: Request) -> Response:
     """The English text of a recording in another language, as JSON, plain text or subtitles."""
     return await _answer(request, "translate")

@@ -5,16 +5,19 @@ from fastapi.responses import Response
 
 from server.dialects.completions.prompt import prompt_media
 from server.dialects.vectors.embeddings import FIELDS as EMBEDDINGS
-from server.dialects.vectors.embeddings import embeddings_job, read_embeddings
-from server.dialects.vectors.rerank import COHERE_FIELDS, read_rerank, rerank_job
+from server.dialects.vectors.embeddings import EmbeddingsBody, embeddings_job, read_embeddings
+from server.dialects.vectors.rerank import COHERE_FIELDS, RerankBody, read_rerank, rerank_job
 from server.dialects.vectors.rerank import FIELDS as RERANK
 from server.dialects.warnings import Fields, as_header, unused_fields
 from server.routes.embed import embed, read_able
+from server.routes.openapi import RUNS, describe
 
 router = APIRouter(tags=["vectors"])
+_RANKED = {"query": "a planet", "documents": ["Mars", "a panda"]}
 
 
 @router.post("/v1/embeddings")
+@describe("$Embeddings", EmbeddingsBody, {"input": ["Hi", "Hello"]}, errors=RUNS, loads=True)
 async def openai_embeddings(request: Request) -> Response:
     """OpenAI embeddings."""
     return await _embeddings(request, openai=True)
@@ -22,6 +25,7 @@ async def openai_embeddings(request: Request) -> Response:
 
 @router.post("/embedding")
 @router.post("/embeddings")
+@describe(["$NativeEmbedding"], EmbeddingsBody, {"content": "Hi"}, errors=RUNS, loads=True)
 async def native_embeddings(request: Request) -> Response:
     """llama-server's own reply: a list, with a vector for each token where the pooling is none."""
     return await _embeddings(request, openai=False)
@@ -47,12 +51,14 @@ async def _embeddings(request: Request, *, openai: bool) -> Response:
 @router.post("/reranking")
 @router.post("/v1/rerank")
 @router.post("/v1/reranking")
+@describe(("$Reranked", ["$TeiRank"]), RerankBody, _RANKED, errors=RUNS, loads=True)
 async def rerank(request: Request) -> Response:
     """Documents by their relevance to a query, in Jina's shape or, where ``texts`` is given, in TEI's."""
     return await _rerank(request, RERANK)
 
 
 @router.post("/v2/rerank")
+@describe("$CohereReranked", RerankBody, _RANKED | {"top_n": 1}, errors=RUNS, loads=True)
 async def cohere_rerank(request: Request) -> Response:
     """Documents by their relevance to a query, in the shape of Cohere's second API."""
     return await _rerank(request, COHERE_FIELDS, cohere=True)

@@ -10,6 +10,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from server.errors import InvalidRequest, LlamapoolError, NotFound, short
+from server.routes.openapi import HI, READS, describe
 from server.routes.services import caller_of, services
 from server.transport.body import read_json
 from server.transport.errors import error_body, json_reply
@@ -41,6 +42,9 @@ _FORMATS = {alias(path): path for path in reversed(PATHS)} | {path: path for pat
 
 
 @router.post("/predict")
+@describe(
+    "$Predictions", example={"instances": [{"@requestFormat": "chatCompletions", **HI}]}, errors=(*READS, 404, 429)
+)
 async def predict(request: Request) -> Response:
     """Run up to 128 requests at once and return their replies in the same order (Vertex AI's protocol)."""
     instances = (await read_json(request)).get("instances")

@@ -17,6 +17,7 @@ from server.errors import (
 )
 from server.pool.pool import Pool
 from server.pool.state import ModelState, Status
+from server.routes.openapi import FINDS, describe
 from server.routes.services import caller_of, services
 from server.transport.errors import json_reply
 from server.transport.sse import HEAD_ONLY
@@ -41,6 +42,7 @@ class SlotCounts:
 
 @router.get("/health")
 @router.get("/v1/health")
+@describe("$Health", errors=FINDS)
 async def health(request: Request, model: str = "", fail_on_no_slot: str = "") -> Response:
     """llama-server's health: 503 "Loading model" while the only model loads; with several models the server's own
     state.
@@ -67,6 +69,7 @@ async def health(request: Request, model: str = "", fail_on_no_slot: str = "") -
 
 
 @router.get("/")
+@describe(media="text/html", errors=(404,))
 async def root(request: Request) -> Response:
     """Serve the web UI; 404 with ``--no-ui``. HEAD always succeeds, because Ollama's clients send one first."""
     if request.scope.get(HEAD_ONLY):
@@ -75,6 +78,7 @@ async def root(request: Request) -> Response:
 
 
 @router.get("/livez")
+@describe("$Health")
 async def livez(request: Request) -> Response:
     """Return 200 while the event loop runs and steps end; a failure deserves a restart. ``memory`` reports low memory,
     which a restart would not help.
@@ -88,6 +92,7 @@ async def livez(request: Request) -> Response:
 
 
 @router.get("/readyz")
+@describe("$Health", errors=(503,))
 async def readyz(request: Request) -> Response:
     """200 once no model that loads at start is still loading and one of them serves; failed ones are named.
 

@@ -5,6 +5,7 @@ from pathlib import PurePath
 from fastapi import APIRouter, Request, Response
 
 from server.dialects.adapters import adapter_objects, read_scales
+from server.routes.openapi import FINDS, RUNS, describe
 from server.routes.services import lease_for, sees_files
 from server.transport.body import read_array
 from server.transport.errors import json_reply
@@ -13,6 +14,7 @@ router = APIRouter(tags=["models"])
 
 
 @router.get("/lora-adapters")
+@describe(["$LoraAdapter"], errors=(400, *FINDS, 501), loads=True)
 async def adapters(request: Request, model: str = "") -> Response:
     """Return the loaded adapters with their scales. Loads or wakes the model unless ``autoload`` is off."""
     with await lease_for(request, model or None) as lease:
@@ -24,6 +26,7 @@ async def adapters(request: Request, model: str = "") -> Response:
 
 
 @router.post("/lora-adapters")
+@describe("$Success", example=[{"id": 0, "scale": 1.0}], errors=RUNS, loads=True)
 async def set_adapters(request: Request, model: str = "") -> Response:
     """Set default scales for new requests; adapters that are not listed are disabled."""
     body = await read_array(request)

@@ -3,12 +3,14 @@
 from fastapi import APIRouter, Request, Response
 
 from server.errors import NotSupported
+from server.routes.openapi import TEXT, describe
 from server.routes.services import services
 
 router = APIRouter(tags=["monitoring"])
 
 
 @router.get("/metrics")
+@describe(media=TEXT, errors=(404, 501))
 async def metrics(request: Request, model: str = "") -> Response:
     """llama-server's metrics with a label ``model``, histograms, HTTP and process metrics.
 

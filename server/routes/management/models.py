@@ -24,6 +24,7 @@ from server.pool.events import (
 from server.pool.pool import Pool
 from server.pool.protocols import FileProgress, ModelInfo
 from server.pool.state import ModelFacts, ModelState, Status
+from server.routes.openapi import FINDS, READS, describe
 from server.routes.services import sees_files, services
 from server.telemetry.record import RECORD
 from server.transport.body import read_json
@@ -41,6 +42,7 @@ _STATUS_NAMES = {  # tools/server/server-models.h, server_model_status_to_string
 
 @router.get("/v1/models")
 @router.get("/models")
+@describe("$Models", errors=(503,))
 async def list_models(request: Request, reload: str = "") -> Response:
     """Every configured model with its status; OpenAI's keys, Ollama's (as llama-server) and the router's in one.
 
@@ -62,6 +64,7 @@ async def list_models(request: Request, reload: str = "") -> Response:
 
 
 @router.get("/models/sse")
+@describe(stream="$ModelEvent")
 async def model_events(request: Request) -> Response:
     """Status changes and load progress as they happen; llama-server's shapes. Ends when the server stops."""
     used = services(request)
@@ -70,6 +73,7 @@ async def model_events(request: Request) -> Response:
 
 
 @router.get("/v1/models/{model_id:path}")
+@describe("$Model", errors=(404,))
 async def show_model(request: Request, model_id: str) -> Response:
     """One model by id or alias. The id may contain slashes."""
     states = services(request).pool.states()
@@ -81,6 +85,7 @@ async def show_model(request: Request, model_id: str) -> Response:
 
 
 @router.post("/models/load")
+@describe("$Success", example={"model": "demo"}, errors=(*READS, *FINDS))
 async def load_model(request: Request) -> Response:
     """Begin to load ``{"model": id}``; the reply doesn't wait for it."""
     await services(request).pool.load(await _named_model(request))
@@ -88,6 +93,7 @@ async def load_model(request: Request) -> Response:
 
 
 @router.post("/models/unload")
+@describe("$Success", example={"model": "demo"}, errors=(*READS, *FINDS))
 async def unload_model(request: Request) -> Response:
     """Begin to unload ``{"model": id}``, or stop its load; the reply doesn't wait for it."""
     await services(request).pool.unload(await _named_model(request))
@@ -95,6 +101,7 @@ async def unload_model(request: Request) -> Response:
 
 
 @router.post("/models/pin")
+@describe("$Success", example={"model": "demo", "pinned?": False}, errors=(*READS, *FINDS))
 async def pin_model(request: Request) -> Response:
     """Pin ``{"model": id, "pinned": true}`` until the server ends."""
     body = await read_json(request)
@@ -106,6 +113,7 @@ async def pin_model(request: Request) -> Response:
 
 
 @router.post("/models")
+@describe("$Success", example={"model": "ggml-org/tinygemma3-GGUF:Q8_0"}, errors=(*READS, *FINDS, 501))
 async def download_model(request: Request) -> Response:
     """Begin to download ``{"model": "owner/name[:quantization]"}`` into the hub's cache; the reply doesn't wait."""
     await services(request).pool.download(await _named_model(request))
@@ -113,6 +121,7 @@ async def download_model(request: Request) -> Response:
 
 
 @router.delete("/models")
+@describe("$Success", errors=(400, *FINDS))
 async def remove_model(request: Request, model: str = "") -> Response:
     """Unload a model of the hub's cache, or stop its download, and delete its files."""
     await services(request).pool.remove(model_named(request, {"model": model}))

@@ -12,6 +12,7 @@ from server.errors import InvalidRequest, NotSupported, short
 from server.media.decode import reads_video
 from server.pool.state import ModelFacts, ModelState, Status
 from server.routes.management.models import memory_object
+from server.routes.openapi import FINDS, READS, describe
 from server.routes.services import Services, lease_for, sees_files, services
 from server.templates.capabilities import Capabilities
 from server.transport.body import read_optional_json
@@ -24,6 +25,7 @@ MEDIA_MARKER = "<__media__>"
 
 
 @router.get("/props")
+@describe("$Props", errors=(400, *FINDS), loads=True)
 async def props(request: Request, model: str = "") -> Response:
     """Return a model's properties. A sleeping model is not woken; an unloaded one is loaded unless ``autoload`` is off.
     With several models and none named: the server's own.
@@ -44,6 +46,7 @@ async def props(request: Request, model: str = "") -> Response:
 
 
 @router.post("/props")
+@describe("$Success", example={}, errors=(*READS, 404, 501))
 async def change_props(request: Request) -> Response:
     """Return ``{"success": true}`` if started with ``--props``. As in llama-server no property can be changed; an
     attempt is refused with its name, where llama-server reports success.

@@ -10,6 +10,7 @@ from server.errors import InvalidRequest, NotSupported
 from server.pool.model import LoadedModel
 from server.pool.saved import slots as saved_slots
 from server.pool.saved.slot_files import SavedFiles, check_name
+from server.routes.openapi import RUNS, describe
 from server.routes.services import cache_owner, caller_of, lease_for, services
 from server.transport.body import read_json, read_optional_json
 from server.transport.errors import json_reply
@@ -21,6 +22,7 @@ ACTIONS = ("save", "restore", "erase")
 
 
 @router.post("/slots/{id_slot}")
+@describe("$SlotAction", example={"filename": "talk.bin", "model?": "demo"}, errors=RUNS, loads=True)
 async def act_on_slot(request: Request, id_slot: str, action: str = "", model: str = "") -> Response:
     """``action`` is save, restore or erase; waits until the slot is idle. The query or the body names the model."""
     used = services(request)

@@ -10,6 +10,7 @@ from server.engine.snapshots import SlotSnapshot
 from server.errors import InvalidRequest, ModelLoading, NotSupported, Unavailable
 from server.pool.state import ModelState
 from server.routes.management.health import NO_SLOT, is_pending
+from server.routes.openapi import FINDS, describe
 from server.routes.services import cache_owner, caller_of, services
 from server.transport.errors import json_reply
 
@@ -17,6 +18,7 @@ router = APIRouter(tags=["monitoring"])
 
 
 @router.get("/slots")
+@describe(["$Slot"], errors=(400, *FINDS, 501))
 async def slots(request: Request, model: str = "", fail_on_no_slot: str = "") -> Response:
     """One entry per slot. Never loads or wakes a model: a sleeping one shows its slots idle.
 

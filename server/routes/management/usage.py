@@ -9,6 +9,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request, Response
 
 from server.errors import InvalidRequest
+from server.routes.openapi import describe
 from server.routes.services import caller_of, services
 from server.state.usage import UsageRow
 from server.transport.errors import json_reply
@@ -18,6 +19,7 @@ COLUMNS = ("day", "key", "model", "requests", "prompt_tokens", "cached_tokens", 
 
 
 @router.get("/v1/usage")
+@describe("$UsageReport", errors=(400, 503))
 async def usage(
     request: Request,
     start: str = "",

@@ -74,15 +74,9 @@ async def test_a_streamed_call_has_the_log_probabilities_of_the_whole_reply(serv
     assert any("tool_calls" in choice["delta"] and choice.get("logprobs") for choice in choices)
 
 
-async def test_a_function_of_2023_is_called(serve: Serve) -> None:
+async def test_functions_of_2023_are_ignored_with_a_warning(serve: Serve) -> None:
     loader, models = with_tools(CALL)
-    body = {"messages": HI, "functions": [TOOL["function"]], "temperature": 0}
+    body = {"messages": HI, "functions": [TOOL["function"]], "function_call": "auto"}
     async with serve(loader, models=models) as api:
-        for choice in ("auto", {"name": "f"}):
-            (got,) = (await api.client.post("/v1/chat/completions", json=body | {"function_call": choice})).json()[
-                "choices"
-            ]
-            assert got["finish_reason"] == "function_call"
-            assert got["message"]["function_call"] == {"name": "f", "arguments": '{"a": 1}'}
-        refused = await api.client.post("/v1/chat/completions", json=body | {"tools": [TOOL]})
-        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "tools")
+        reply = await api.client.post("/v1/chat/completions", json=body)
+    assert (reply.status_code, reply.headers["x-llamapool-warning"]) == (200, "functions is ignored: send tools")

@@ -266,7 +266,7 @@ async def test_a_damaged_file_in_a_request_is_read_or_refused(hearing: Api, name
 
 async def test_a_picture_that_stands_in_a_prompt_too_often_is_told(hearing: Api) -> None:
     data = base64.b64encode(media_file("tiny.png")).decode()
-    body = {"prompt": "[img-1]" * 257, "image_data": [{"id": 1, "data": data}], "n_predict": 1}
+    body = {"prompt": {"prompt_string": "<__media__>" * 257, "multimodal_data": [data] * 257}, "n_predict": 1}
     reply = await hearing.client.post("/completion", json=body)
     assert (reply.status_code, "at most 256 files, this one shows 257" in reply.text) == (400, True)
 

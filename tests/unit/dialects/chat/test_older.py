@@ -15,6 +15,7 @@ ANY = ByType({})
         ({"samplers": "kfypmt"}, "tfs_z in samplers"),
         ({"penalize_nl": False}, "penalize_nl"),
         ({"system_prompt": {"prompt": "x"}}, "system_prompt is ignored"),
+        ({"functions": [{"name": "f"}]}, "functions is ignored: send tools"),
         ({"image_data": [{"data": "x", "id": 1}]}, "image_data"),
     ],
 )
@@ -49,13 +50,6 @@ def test_a_field_that_nobody_knows_is_named_and_a_hint_is_not() -> None:
     }
     header = as_header(unused_fields(body, Fields("temperature")))[WARNING_HEADER]
     assert header == "'max_token' is ignored: unknown field"
-
-
-def test_several_are_in_one_header_and_a_system_prompt_may_hold() -> None:
-    old = {"tfs_z": 0, "system_prompt": "x", "prompt": "[img-1]", "image_data": [{"id": 1}]}
-    header = as_header(unused_fields(old, ANY, native=True))[WARNING_HEADER]
-    assert header.split("; ")[1:] == ["system_prompt holds for this request only"]
-    assert unused_fields({"prompt": [1, 2], "image_data": [{"id": 1}]}, ANY, native=True)
 
 
 def test_what_a_wire_format_leaves_out_stands_behind_it_once_each_and_in_one_line_of_ascii(

@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from server.dialects.native.parse import parse_native, tokens_of
+from server.dialects.native.parse import parse_native
 from server.dialects.native.write import NativeWriter
 from server.engine.request import RANDOM_SEED, Request, SamplingParams
 from server.errors import InvalidRequest
@@ -102,17 +102,6 @@ def test_an_empty_prompt_is_refused_where_the_model_adds_nothing(monkeypatch: py
     monkeypatch.setattr(model.vocab, "tokenize", lambda *_, **__: [])
     with pytest.raises(InvalidRequest, match="is empty"):
         requests(model, prompt="")
-
-
-@pytest.mark.parametrize("system", ["s", {"prompt": "s", "anti_prompt": "User:", "assistant_name": "A:"}])
-def test_a_system_prompt_comes_before_each_prompt(system: object) -> None:
-    wanted = parse_native({"prompt": ["a", [98]], "system_prompt": system})
-    assert [prompt.tokens for prompt in tokens_of(wanted, make_model())] == [[BOS, 115, 97], [BOS, 115, 98]]
-
-
-@pytest.mark.parametrize("system", ["", {}, None, {"anti_prompt": "x"}])
-def test_no_system_prompt_changes_nothing(system: object) -> None:
-    assert requests(system_prompt=system)[0].prompt == [BOS, 97]
 
 
 @pytest.mark.parametrize(

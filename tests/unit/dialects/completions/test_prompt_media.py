@@ -2,7 +2,7 @@
 
 import pytest
 
-from server.dialects.completions.prompt import prompt_media, prompt_text, read_prompt, read_prompts, with_images
+from server.dialects.completions.prompt import prompt_media, prompt_text, read_prompt, read_prompts
 from server.dialects.vectors.embeddings import read_embeddings
 from server.errors import InvalidRequest
 from server.media.bitmap import Bitmap, Video
@@ -14,8 +14,8 @@ SEEING = make_model(media=FakeReader(FakeVocab(), frozenset({"image"})))
 SEEN: Seen = {MediaUrl("aa"): Bitmap("image", 2, 1, b"", "a"), MediaUrl("bb"): Bitmap("image", 3, 1, b"", "b")}
 
 
-def shown(prompt: object, *, model: object = SEEING, image_data: object = None) -> str:
-    (read,) = (with_images(each, image_data) for each in read_prompts(prompt))
+def shown(prompt: object, *, model: object = SEEING) -> str:
+    (read,) = read_prompts(prompt)
     return prompt_text(read_prompt(read, model, SEEN, "prompt").tokens, model)  # type: ignore[arg-type]
 
 
@@ -34,19 +34,6 @@ def test_one_file_may_come_without_a_list() -> None:
 
 def test_a_marker_without_files_is_text() -> None:
     assert shown("a <__media__>") == "<s>a <__media__>"
-
-
-def test_old_images_stand_where_they_are_named_and_other_brackets_are_text() -> None:
-    data = [{"data": "aa", "id": 3}, {"data": "bb", "id": 12}]
-    assert shown("[img-12] a [img-3] [img-4]", image_data=data) == "<s>(image 3x1) a (image 2x1) [img-4]"
-    assert shown("[img-12] a [img-3]", image_data=data, model=make_model()) == "<s>[img-12] a [img-3]"
-
-
-@pytest.mark.parametrize("data", [5, {"data": "aa"}, ["aa"], [{"id": 1}], [{"data": 1, "id": 1}]])
-def test_old_images_of_another_form_are_refused(data: object) -> None:
-    with pytest.raises(InvalidRequest) as caught:
-        with_images("[img-1]", data)
-    assert (caught.value.param or "").startswith("image_data")
 
 
 def test_a_model_that_sees_nothing_is_given_none() -> None:

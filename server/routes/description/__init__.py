@@ -1,1 +1,0 @@
-"""The OpenAPI document: `openapi` serves it, `operations` describes endpoints, `replies` their replies."""

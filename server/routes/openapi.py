@@ -1,0 +1,296 @@
+"""`/openapi.json`, built when it is first asked for, and `/docs` with assets from a package instead of a CDN.
+
+Each handler's `describe` names its body, its replies and errors. Bodies are the models that parse them. Replies, which
+writers produce as bytes, are the examples in ``replies.json``: the schema has the types of the example's values.
+``name?`` is optional, ``"$Name"`` refers to another example, ``"a | b"`` lists values, ``*`` is any name, null is any
+value, and ``#`` is the description. A test compares every example with the server's own replies.
+"""
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import Any, TypeVar
+
+import orjson
+from fastapi import APIRouter, FastAPI, Request
+from fastapi.openapi.docs import get_swagger_ui_html
+from fastapi.openapi.utils import get_openapi
+from fastapi.responses import Response
+from fastapi.routing import APIRoute
+
+from server.dialects.common import Json, openai_error, speaks_openai
+from server.dialects.messages.errors import anthropic_error, speaks_anthropic
+from server.dialects.ollama.errors import ollama_error, speaks_ollama
+from server.dialects.vectors.rerank import cohere_error, speaks_cohere
+from server.errors import NotFound
+from server.transport.endpoints import OPEN_PATHS
+
+router = APIRouter(include_in_schema=False)
+Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
+JSON, SSE, NDJSON = "application/json", "text/event-stream", "application/x-ndjson"
+TEXT, FORM = "text/plain", "multipart/form-data"
+FINDS = (404, 503)
+"""Errors of an endpoint that needs a model: not found, failed to load, server stopping."""
+READS = (400, 408, 413, 415)
+RUNS = (*READS, *FINDS, 429, 501)
+"""Errors of an endpoint that computes: besides the others, the queue is full, or the model cannot do it."""
+HI: Json = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 16}
+_OPERATION = "openapi_operation"
+_REF = "#/components/schemas/{model}"
+_LIMITS = {"ge": "minimum", "le": "maximum", "gt": "exclusiveMinimum", "lt": "exclusiveMaximum"}
+_TYPES = {bool: "boolean", int: "integer", float: "number", str: "string"}
+_ABOUT = (
+    "llama-server's API, OpenAI's, Anthropic's and Ollama's over a pool of models. Fields that no endpoint knows are "
+    "ignored, and named in `X-Llamapool-Warning`; null is the same as absent. `model` may be left out where one model "
+    "can do it; a request with `?autoload=false` loads none."
+)
+_AUTOLOAD: Json = {
+    "name": "autoload",
+    "in": "query",
+    "required": False,
+    "schema": {"type": "boolean"},
+    "description": "false: an error where the model is not loaded; true: load it. Absent: as the server was started.",
+}
+_SECURITY: Json = {
+    "bearer": {"type": "http", "scheme": "bearer"},
+    "x-api-key": {"type": "apiKey", "in": "header", "name": "X-Api-Key"},
+}
+_ERRORS = {
+    400: ("invalid_request_error", "The request is invalid; the message names the field."),
+    401: ("authentication_error", "The API key is missing or invalid."),
+    404: ("not_found_error", "No such model or object."),
+    408: ("invalid_request_error", "The body did not arrive in time."),
+    413: ("invalid_request_error", "The body is too large."),
+    415: ("invalid_request_error", "The body is compressed."),
+    429: ("unavailable_error", "The queue is full; `Retry-After` says when to retry."),
+    501: ("not_supported_error", "The server or the model was started without this feature."),
+    503: ("unavailable_error", "The model cannot be loaded, or the server is stopping."),
+}
+_ASSETS = {
+    "swagger-ui-bundle.js": "application/javascript",
+    "swagger-ui.css": "text/css",
+    "favicon-32x32.png": "image/png",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One endpoint. ``reply``: of success, None for text. ``stream``: each event or line of ``media``.
+
+    Both are values of examples, a tuple for alternatives. ``example`` is of the body, ``body`` its model, None for a
+    body like the example. ``status``: of success, None = never. ``loads``: whether it loads a model unless ``autoload``
+    in its query says otherwise. ``takes``: the body's type.
+    """
+
+    reply: Any = None
+    body: Any = None
+    example: Any = None
+    stream: Any = None
+    media: str = SSE
+    errors: tuple[int, ...] = ()
+    status: int | None = 200
+    loads: bool = False
+    takes: str = JSON
+
+
+def describe(*args: Any, **fields: Any) -> Callable[[Endpoint], Endpoint]:
+    """Describe a handler by an `Operation` of these fields."""
+
+    def described(endpoint: Endpoint) -> Endpoint:
+        vars(endpoint)[_OPERATION] = Operation(*args, **fields)
+        return endpoint
+
+    return described
+
+
+def operation_of(endpoint: Callable[..., Any]) -> Operation:
+    """Return the description of a handler."""
+    found: Operation = vars(endpoint)[_OPERATION]
+    return found
+
+
+def use_document(app: FastAPI, routers: Sequence[APIRouter]) -> None:
+    """Make `app.openapi` return the document of `routers`."""
+    app.openapi = cache(lambda: document(app, routers))  # type: ignore[method-assign]
+
+
+def document(app: FastAPI, routers: Sequence[APIRouter]) -> Json:
+    """Return the OpenAPI 3.1 document; its paths are relative to its own location."""
+    found = get_openapi(title=app.title, version=app.version, description=_ABOUT, routes=app.routes)
+    schemas = _Schemas()
+    for route in (route for router in routers for route in router.routes):
+        if isinstance(route, APIRoute) and route.include_in_schema:
+            for method in route.methods or ():
+                shown = found["paths"][route.path_format][method.lower()]
+                _fill(shown, route.path, operation_of(route.endpoint), schemas)
+    found["components"] = {"schemas": dict(sorted(schemas.named.items())), "securitySchemes": _SECURITY}
+    found["security"] = [{}, {"bearer": []}, {"x-api-key": []}]
+    found["servers"] = [{"url": "."}]  # relative to the document, below the API prefix and a proxy's
+    return found
+
+
+class _Schemas:
+    """The schemas of models and examples. ``named``: those that others refer to."""
+
+    def __init__(self) -> None:
+        self.named: dict[str, Json] = {}
+        self._examples: Json = orjson.loads(resources.files("server.routes").joinpath("replies.json").read_bytes())
+
+    def of_model(self, model: Any) -> Json:
+        """Return the reference to a pydantic model's schema."""
+        schema = model.model_json_schema(ref_template=_REF)
+        self.named |= {name: _plain(each) for name, each in schema.pop("$defs", {}).items()}
+        self.named[model.__name__] = _plain(schema)
+        return {"$ref": _REF.format(model=model.__name__)}
+
+    def of(self, example: Any) -> Json:
+        """Return the schema of a value like `example`."""
+        match example:
+            case None:
+                return {}
+            case tuple():
+                return {"anyOf": [self.of(each) for each in example]}
+            case list():
+                return {"type": "array", "items": self.of(example[0]) if example else {}}
+            case dict():
+                return self._object(example)
+            case str() if example.startswith("$"):
+                name = example[1:]
+                if name not in self.named:
+                    self.named[name] = self.of(self._examples[name]) | {"example": self.value(example)}
+                return {"$ref": _REF.format(model=name)}
+            case str() if " | " in example:
+                return {"enum": [None if value == "null" else value for value in example.split(" | ")]}
+        return {"type": _TYPES[type(example)]}
+
+    def _object(self, example: Json) -> Json:
+        members = {name.removesuffix("?"): self.of(value) for name, value in example.items() if name not in "#*"}
+        schema: Json = {"type": "object", "properties": members} if members else {"type": "object"}
+        required = [name for name in example if name not in "#*" and not name.endswith("?")]
+        if "#" in example:
+            schema["description"] = example["#"]
+        if "*" in example:
+            schema["additionalProperties"] = self.of(example["*"])
+        return schema | ({"required": required} if required else {})
+
+    def value(self, example: Any) -> Any:
+        """Return an instance: an example without notation and without optional members."""
+        match example:
+            case tuple():
+                return self.value(example[0])
+            case list():
+                return [self.value(each) for each in example]
+            case dict():
+                return {name: self.value(value) for name, value in example.items() if name[-1] not in "#*?"}
+            case str() if example.startswith("$"):
+                return self.value(self._examples[example[1:]])
+            case str():
+                return example.split(" | ")[0]
+        return example
+
+
+def _plain(schema: Any) -> Any:
+    """pydantic's schema without titles, "or null" (which is the same as absent), and limits in its own words."""
+    if isinstance(schema, list):
+        return [_plain(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    found = {
+        _LIMITS.get(key, key): _plain(value) for key, value in schema.items() if key not in ("title", "properties")
+    }
+    if found.get("default", 0) is None:
+        del found["default"]
+        found["anyOf"] = [each for each in found.get("anyOf", []) if each != {"type": "null"}]
+        if len(found["anyOf"]) < 2:
+            found |= found.pop("anyOf")[0] if found["anyOf"] else {}
+        if not found.get("anyOf", True):
+            del found["anyOf"]
+    if "description" in found:
+        found["description"] = _markdown(found["description"])
+    if "properties" in schema:
+        found["properties"] = {name: _plain(each) for name, each in schema["properties"].items()}
+    return found
+
+
+def _fill(shown: Json, path: str, operation: Operation, schemas: _Schemas) -> None:
+    """Complete FastAPI's description of a route."""
+    text = _markdown(shown.pop("description", ""))
+    shown["summary"] = re.split(r"(?<=[.;:]) ", text.split("\n\n")[0], maxsplit=1)[0].rstrip(".;:")
+    shown["description"] = text
+    if operation.loads:
+        shown["parameters"] = [*shown.get("parameters", ()), _AUTOLOAD]
+    if operation.example is not None:
+        model = operation.body
+        schema = schemas.of(operation.example) if model is None else schemas.of_model(model)
+        content = {"schema": schema, "example": schemas.value(operation.example)}
+        shown["requestBody"] = {"required": True, "content": {operation.takes: content}}
+    shown["responses"] = {}
+    if operation.status == 204:
+        shown["responses"]["204"] = {"description": "Done"}
+    elif operation.status is not None:
+        shown["responses"]["200"] = {"description": "OK", "content": _content(operation, schemas)}
+    for status in sorted({*operation.errors} if path in OPEN_PATHS else {*operation.errors, 401}):
+        error = _error(path, status)
+        content = {"schema": schemas.of(error), "example": error}
+        shown["responses"][str(status)] = {"description": _ERRORS[status][1], "content": {JSON: content}}
+    if path in OPEN_PATHS:
+        shown["security"] = []
+
+
+def _error(path: str, status: int) -> Json:
+    """Return an error of the endpoint at `path` in the words of its API."""
+    kind, message = _ERRORS[status]
+    error: Json = {"error": {"code": status, "message": message, "type": kind}}
+    for speaks, convert in (
+        (speaks_anthropic, anthropic_error),
+        (speaks_ollama, ollama_error),
+        (speaks_cohere, cohere_error),
+        (speaks_openai, openai_error),
+    ):
+        if speaks(path):
+            return convert(status, error)
+    return error
+
+
+def _content(operation: Operation, schemas: _Schemas) -> Json:
+    found: Json = {}
+    if operation.reply is not None:
+        found[JSON] = {"schema": schemas.of(operation.reply)}
+    if operation.stream is not None:
+        found[operation.media] = {"schema": schemas.of(operation.stream)}
+    return found or {operation.media: {"schema": {"type": "string"}}}
+
+
+def _markdown(text: str) -> str:
+    """Convert a docstring's ``names`` to Markdown."""
+    return text.replace("``", "`")
+
+
+@router.get("/openapi.json")
+def openapi(request: Request) -> Response:
+    """Return the description of every endpoint. In a thread: building it takes a while, the first time."""
+    return Response(orjson.dumps(request.app.openapi()), media_type=JSON)
+
+
+@router.get("/docs")
+async def docs() -> Response:
+    """Serve Swagger UI. Its URLs are relative, so it works under any proxy prefix."""
+    return get_swagger_ui_html(
+        openapi_url="openapi.json",
+        title="Llamapool",
+        swagger_js_url="docs/swagger-ui-bundle.js",
+        swagger_css_url="docs/swagger-ui.css",
+        swagger_favicon_url="docs/favicon-32x32.png",
+        swagger_ui_parameters={"docExpansion": "none", "defaultModelsExpandDepth": 0, "filter": True},
+    )
+
+
+@router.get("/docs/{name}")
+def asset(name: str) -> Response:
+    """A file of the page, read in a thread."""
+    if name not in _ASSETS:
+        raise NotFound("File Not Found")
+    body = resources.files("fastapi_swagger.resources").joinpath(name).read_bytes()
+    return Response(body, media_type=_ASSETS[name], headers={"Cache-Control": "max-age=86400"})
