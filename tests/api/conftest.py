@@ -10,8 +10,8 @@ import asyncio
 import json
 import socket
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass, replace
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from dataclasses import dataclass, field, replace
 from types import FrameType
 from typing import Any, Protocol
 
@@ -172,10 +172,13 @@ class Live:
     api: Api
     server: LiveServer
     port: int
+    writers: list[asyncio.StreamWriter] = field(default_factory=list)
+    """Of all connections: a transport that is left open is an error of whatever test runs when it is collected."""
 
     async def connect(self, raw: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """A new connection on which `raw` was sent."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        self.writers.append(writer)
         writer.write(raw)
         await writer.drain()
         return reader, writer
@@ -221,12 +224,18 @@ def live() -> GoLive:
             async with httpx.AsyncClient(base_url=url, timeout=TIMEOUT_S, verify=False) as client:
                 api = Api(app, client, loader)
                 await api.settled()
+                running_live = Live(api, server, port)
                 try:
-                    yield Live(api, server, port)
+                    yield running_live
                     await check_nothing_leaked(api)
                 finally:
+                    for writer in running_live.writers:
+                        writer.close()
                     server.should_exit = True
                     await running
+                    for writer in running_live.writers:
+                        with suppress(OSError):  # reset by the server, or aborted by the test
+                            await writer.wait_closed()
         assert all(weights.closed for weights in loader.loaded), "weights outlive the server"
 
     return start

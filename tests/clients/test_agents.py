@@ -4,13 +4,10 @@ Through OpenAI's own client (chat), and through an agent library, Pydantic AI, o
 speak. Anthropic's and OpenAI's Responses clients have their loops in the tests of these APIs.
 """
 
-import json
 from collections.abc import AsyncIterator, Callable
 from typing import Any, Literal
 
 import pytest
-from openai import OpenAI
-from openai.types.chat import ChatCompletionMessage, ChatCompletionMessageParam
 from pydantic import BaseModel
 from pydantic_ai import Agent, NativeOutput, ToolOutput
 from pydantic_ai.models import Model
@@ -25,9 +22,6 @@ from tests.support.real_server import RealServer
 
 QUESTION = "What is the weather in Paris?"
 SUNNY = '{"temperature": 21, "condition": "sunny"}'
-CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
-FUNCTION = {"name": "get_weather", "description": "Get the weather in a city", "parameters": CITY}
-NAMED = {"type": "function", "function": {"name": "get_weather"}}
 HAS_SCHEMAS = ModelProfile(supports_json_schema_output=True)  # the library asks a table of Claude's models
 GREEDY = ModelSettings(temperature=0, max_tokens=200)
 
@@ -37,34 +31,6 @@ class Report(BaseModel):
 
     city: Literal["Paris", "Rome"]
     sunny: bool
-
-
-def say(client: OpenAI, messages: list[ChatCompletionMessageParam], *, stream: bool, **more: Any) -> Any:
-    """One turn: its only choice."""
-    options: dict[str, Any] = {"model": "demo", "messages": messages, "temperature": 0, "max_tokens": 200, **more}
-    options["tools"] = [{"type": "function", "function": FUNCTION}]
-    if not stream:
-        return client.chat.completions.create(**options).choices[0]
-    with client.chat.completions.stream(**options) as running:
-        return running.get_final_completion().choices[0]
-
-
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("choice", ["auto", "required", NAMED], ids=["auto", "required", "named"])
-def test_the_chat_client_goes_through_the_loop(demo_client: OpenAI, choice: Any, stream: bool) -> None:
-    messages: list[ChatCompletionMessageParam] = [{"role": "user", "content": QUESTION}]
-    first = say(demo_client, messages, stream=stream, tool_choice=choice)
-    assert first.finish_reason == "tool_calls"
-    message: ChatCompletionMessage = first.message
-    (call,) = message.tool_calls or []
-    assert call.type == "function"
-    assert (call.function.name, json.loads(call.function.arguments)) == ("get_weather", {"city": "Paris"})
-    messages.append(message.model_dump(exclude_none=True, include={"role", "content", "tool_calls"}))  # type: ignore[arg-type]
-    messages.append({"role": "tool", "tool_call_id": call.id, "content": SUNNY})
-    last = say(demo_client, messages, stream=stream)
-    assert last.finish_reason == "stop"
-    assert "sunny" in last.message.content
-    assert "21" in last.message.content
 
 
 @pytest.fixture(params=["chat", "responses", "messages"])

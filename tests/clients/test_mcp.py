@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from anthropic import Anthropic
 from anthropic.types.beta import BetaMessage
 from openai import OpenAI
 from openai.types.responses import Response, ResponseStreamEvent
@@ -56,39 +55,3 @@ def test_openais_client_gets_the_loop_in_one_response(client: OpenAI) -> None:
     assert last.response.output_text == whole.output_text
     after = client.responses.create(model="demo", input="Thanks.", tools=[TOOL], previous_response_id=whole.id)
     assert not any(item.type == "mcp_list_tools" for item in after.output)
-
-
-def test_openais_client_approves_a_call(client: OpenAI) -> None:
-    careful: Any = {**TOOL, "require_approval": "always"}
-    first = client.responses.create(model="demo", input=QUESTION, tools=[careful], tool_choice=CHOICE, temperature=0)
-    request = first.output[-1]
-    assert request.type == "mcp_approval_request"
-    second = client.responses.create(
-        model="demo",
-        previous_response_id=first.id,
-        tools=[careful],
-        input=[{"type": "mcp_approval_response", "approval_request_id": request.id, "approve": True}],
-    )
-    called = second.output[0]
-    assert called.type == "mcp_call"
-    assert (called.approval_request_id, called.status) == (request.id, "completed")
-
-
-def test_anthropics_client_gets_the_loop_in_one_message(served: RealServer) -> None:
-    asked: Any = {
-        **{"model": "demo", "max_tokens": 300, "messages": [{"role": "user", "content": QUESTION}]},
-        "extra_body": {"temperature": 0},
-        "mcp_servers": [{"type": "url", "name": "calc", "url": "", "tool_configuration": {"allowed_tools": ["add"]}}],
-        "tool_choice": {"type": "any"},
-        "betas": ["mcp-client-2025-04-04"],
-    }
-    with Anthropic(base_url=served.base_url, api_key="none", max_retries=0, timeout=REPLY_S) as claude:
-        whole = claude.beta.messages.create(**asked)
-        MESSAGE.validate_python(json.loads(whole.to_json()))
-        use, result, *_ = whole.content
-        assert (use.type, result.type) == ("mcp_tool_use", "mcp_tool_result")
-        assert result.tool_use_id == use.id
-        assert not result.is_error
-        with claude.beta.messages.stream(**asked) as stream:
-            final = stream.get_final_message()
-        assert [block.type for block in final.content] == [block.type for block in whole.content]

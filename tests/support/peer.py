@@ -75,7 +75,7 @@ def build(folder: Path | None = None, sources: Path | None = None, jobs: int = 0
     objects = folder / "objects"
     objects.mkdir(parents=True, exist_ok=True)
     print(f"compiling {server}: some minutes, once", file=sys.stderr)
-    tree = _unpacked(folder, sources, "tools/server", _INCLUDES)
+    tree = _unpacked(folder, sources, _INCLUDES)
     (objects / "ui.h").write_text(_PAGE_H)
     (objects / "ui.cpp").write_text(_PAGE_CPP)
     flags = [*_FLAGS, f"-I{objects}", *(f"-I{tree / include}" for include in _INCLUDES)]
@@ -97,7 +97,7 @@ def rpc_backend(folder: Path | None = None, sources: Path | None = None) -> Path
     if backend.exists():
         return backend
     folder.mkdir(parents=True, exist_ok=True)
-    tree = _unpacked(folder, sources, "ggml/src/ggml-rpc", ("ggml/src",))
+    tree = _unpacked(folder, sources, ("ggml/include", "ggml/src"))
     files = [tree / "ggml" / "src" / "ggml-rpc" / name for name in ("ggml-rpc.cpp", "transport.cpp")]
     defined = [f"-DGGML_{name}" for name in ("BACKEND_DL", "BACKEND_SHARED", "BACKEND_BUILD", "SHARED")]
     found = [word for place in libraries for word in (f"-L{place}", f"-Wl,-rpath,{place}")]
@@ -130,11 +130,11 @@ def _has_tls(folders: tuple[Path, ...]) -> bool:
     return b"libssl.so" in _library(folders, "llama-common").read_bytes()
 
 
-def _unpacked(folder: Path, archive: Path | None, needed: str, parts: Iterable[str]) -> Path:
-    """llama.cpp's tree out of the source distribution, those parts of it; they are there where what is `needed` is."""
+def _unpacked(folder: Path, archive: Path | None, parts: Iterable[str]) -> Path:
+    """Return llama.cpp's tree from the source distribution, with `parts` of it, which are unpacked where one lacks."""
     name = f"llama_cpp_python-{version(PACKAGE)}"
     tree = folder / name / "vendor" / "llama.cpp"
-    if (tree / needed).exists():
+    if all((tree / part).exists() for part in parts):
         return tree
     archive = archive or next(folder.glob(f"{name}.tar.gz"), None)
     if archive is None:

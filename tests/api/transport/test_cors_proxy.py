@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import httpx
 import pytest
@@ -27,10 +27,16 @@ async def target(reply: bytes = PAGE) -> AsyncIterator[tuple[str, list[bytes]]]:
         writer.write(reply)
         await writer.drain()
         writer.close()
+        with suppress(OSError):  # reset by a client that has read enough
+            await writer.wait_closed()
+        answered.release()
 
+    answered = asyncio.Semaphore(0)
     server = await asyncio.start_server(answer, "127.0.0.1", 0)
     async with server:
         yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", came
+        for _ in came:
+            await answered.acquire()
 
 
 async def test_only_headers_with_the_prefix_go_on(serve: Serve) -> None:

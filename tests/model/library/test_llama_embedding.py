@@ -5,7 +5,6 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from server.engine.runner_api import Pooling
@@ -14,7 +13,6 @@ from server.llama.context.embedding_params import embedding_params
 from server.llama.context.embedding_runner import LlamaEmbeddingRunner
 from server.llama.weights.model import LlamaWeights
 from server.pool.spec import LoadParams
-from tests.model.native_context import native_context
 from tests.model.native_fixtures import load
 from tests.support.closeness import same_vectors
 from tests.support.ggufs import (
@@ -48,24 +46,6 @@ def embedder(path: Path, **native: Any) -> Iterator[LlamaEmbeddingRunner]:
 
 def tokens(runner: LlamaEmbeddingRunner, *texts: str) -> list[list[int]]:
     return [runner.vocab.tokenize(text, add_special=True, parse_special=True) for text in texts]
-
-
-@pytest.mark.parametrize("name", EMBEDDERS)
-def test_vectors_are_the_librarys_own_alone_and_together(gguf_folder: Path, name: str) -> None:
-    path = gguf_file(gguf_folder, MODELS[name])
-    with embedder(path) as runner:
-        inputs = tokens(runner, *TEXTS)
-        alone = [runner.embed([each])[0] for each in inputs]
-        together = runner.embed(inputs)
-        assert all(same_vectors(a, b) for a, b in zip(alone, together, strict=True))
-        assert runner.info.pooling == (MODELS[name].pooling or "none")
-    with native_context(path, embeddings=True, flash_attn_type=0) as native:
-        for text, each, vectors in zip(TEXTS, inputs, alone, strict=True):
-            if MODELS[name].pooling == "none":
-                expected = np.stack([native.embedding(text, token) for token in range(len(each))])
-            else:
-                expected = native.embedding(text)[None]
-            assert same_vectors(vectors, expected[:, : vectors.shape[1]]), text
 
 
 @pytest.mark.parametrize("pooling", ["none", "mean", "cls", "last"])
@@ -242,14 +222,3 @@ def test_weights_that_are_not_numbers_fail_at_the_engine_not_here(gguf_folder: P
     model = TinyModel(pooling="mean", nan_weights=True)
     with embedder(gguf_file(gguf_folder, model)) as runner:
         assert runner.embed([[5, 6]])[0].shape == (1, 64)
-
-
-def test_paraphrases_are_nearer_than_other_texts() -> None:
-    with embedder(DEMO, warmup=True) as runner:
-        pairs = [
-            "What is the capital of France?",
-            "Which city is the capital of France?",
-            "Tell me a story about a fox.",
-        ]
-        one, same, other = (vectors[0] / np.linalg.norm(vectors[0]) for vectors in runner.embed(tokens(runner, *pairs)))
-    assert one @ same > one @ other + 0.2

@@ -29,48 +29,6 @@ def normalized(p: Probabilities) -> Probabilities:
     return scaled
 
 
-def test_an_idle_chain_draws_from_the_models_own_distribution(ready: LlamaRunner) -> None:
-    assert np.allclose(left_over(ready, PLAIN), raw_probabilities(ready), atol=1e-6)
-
-
-def test_top_k_keeps_the_k_best(ready: LlamaRunner) -> None:
-    p = raw_probabilities(ready)
-    kept = p >= np.sort(p)[-5]
-    assert np.allclose(left_over(ready, replace(PLAIN, top_k=5)), normalized(p * kept), atol=1e-6)
-
-
-def test_top_p_keeps_the_smallest_set_that_reaches_p(ready: LlamaRunner) -> None:
-    p = raw_probabilities(ready)
-    order = np.argsort(-p)
-    n = int(np.searchsorted(np.cumsum(p[order]), 0.7)) + 1
-    kept = np.isin(np.arange(len(p)), order[:n])
-    assert np.allclose(left_over(ready, replace(PLAIN, top_p=0.7)), normalized(p * kept), atol=1e-5)
-
-
-def test_min_p_keeps_what_is_near_the_best(ready: LlamaRunner) -> None:
-    p = raw_probabilities(ready)
-    kept = p >= 0.2 * p.max()
-    assert np.allclose(left_over(ready, replace(PLAIN, min_p=0.2)), normalized(p * kept), atol=1e-6)
-
-
-def test_min_keep_overrules_min_p(ready: LlamaRunner) -> None:
-    assert (left_over(ready, replace(PLAIN, min_p=1.0)) > 0).sum() == 1
-    assert (left_over(ready, replace(PLAIN, min_p=1.0, min_keep=3)) > 0).sum() == 3
-
-
-def test_top_n_sigma_keeps_what_is_within_n_deviations_of_the_best_logit(ready: LlamaRunner) -> None:
-    p = raw_probabilities(ready)
-    logits = np.log(p)
-    kept = logits >= logits.max() - 1.0 * logits.std()
-    assert np.allclose(left_over(ready, replace(PLAIN, top_n_sigma=1.0)), normalized(p * kept), atol=1e-5)
-
-
-@pytest.mark.parametrize("temperature", [0.3, 2.0])
-def test_temperature_divides_the_logits(ready: LlamaRunner, temperature: float) -> None:
-    p = raw_probabilities(ready) ** (1 / temperature)
-    assert np.allclose(left_over(ready, replace(PLAIN, temperature=temperature)), normalized(p), atol=1e-6)
-
-
 def test_the_default_order_is_top_k_top_p_min_p_then_temperature(ready: LlamaRunner) -> None:
     params = SamplingParams(top_k=40, top_p=0.95, min_p=0.05, temperature=0.8, seed=1)
     p = raw_probabilities(ready)
@@ -79,18 +37,6 @@ def test_the_default_order_is_top_k_top_p_min_p_then_temperature(ready: LlamaRun
     p = p * np.isin(np.arange(len(p)), order[: int(np.searchsorted(np.cumsum(p[order]), 0.95)) + 1])
     p = normalized(p * (p >= 0.05 * p.max()))
     assert np.allclose(left_over(ready, params), normalized(p ** (1 / 0.8)), atol=1e-5)
-
-
-def test_the_order_can_be_chosen(ready: LlamaRunner) -> None:
-    params = replace(PLAIN, temperature=5.0, min_p=0.5)
-    late = left_over(ready, params)
-    early = left_over(ready, replace(params, samplers=("temperature", "min_p")))
-    assert (late > 0).sum() < (early > 0).sum()
-
-
-def test_samplers_left_out_do_nothing(ready: LlamaRunner) -> None:
-    params = replace(PLAIN, top_k=1, temperature=0.1, samplers=("min_p",))
-    assert np.allclose(left_over(ready, params), raw_probabilities(ready), atol=1e-6)
 
 
 @pytest.mark.parametrize("temperature", [0.0, -1.0])
@@ -138,29 +84,6 @@ def test_ignore_eos_forbids_every_end_token(ready: LlamaRunner) -> None:
     assert all(left_over(ready, PLAIN)[token] > 0.0 for token in ready.vocab.eog)
 
 
-def test_penalties_see_the_prompt_and_only_its_last_tokens(ready: LlamaRunner) -> None:
-    p = raw_probabilities(ready)
-    params = replace(PLAIN, presence_penalty=2.0, repeat_last_n=2)
-    changed = left_over(ready, params, prompt=[11, 12, 13])
-    expected = p.copy()
-    expected[[12, 13]] *= np.exp(-2.0)
-    assert np.allclose(changed, normalized(expected), atol=1e-6)
-
-
-def test_a_penalty_over_the_whole_context_sees_all_of_the_prompt(ready: LlamaRunner) -> None:
-    params = replace(PLAIN, presence_penalty=2.0, repeat_last_n=-1)
-    expected = raw_probabilities(ready)
-    expected[list(range(100))] *= np.exp(-2.0)
-    assert np.allclose(left_over(ready, params, prompt=list(range(100))), normalized(expected), atol=1e-6)
-
-
-def test_frequency_counts(ready: LlamaRunner) -> None:
-    expected = raw_probabilities(ready)
-    expected[5] *= np.exp(-3 * 0.5)
-    changed = left_over(ready, replace(PLAIN, frequency_penalty=0.5), prompt=[5, 5, 5])
-    assert np.allclose(changed, normalized(expected), atol=1e-6)
-
-
 def test_accepted_tokens_are_penalized(ready: LlamaRunner) -> None:
     sampler = ready.sampler(replace(PLAIN, presence_penalty=50.0), [])
     drawn = [ready.sample(0, sampler) for _ in range(40)]
@@ -185,13 +108,6 @@ def test_dry_breakers_of_any_text_are_harmless(ready: LlamaRunner) -> None:
     for _ in range(2):  # the second one is a copy of the first
         sampler = ready.sampler(params, [1, 2, 3] * 20)
         assert 0 <= ready.sample(0, sampler) < ready.vocab.n_tokens
-
-
-def test_xtc_can_drop_the_best(ready: LlamaRunner) -> None:
-    p = raw_probabilities(ready)
-    changed = left_over(ready, replace(PLAIN, xtc_probability=1.0, xtc_threshold=float(np.sort(p)[-3]) * 0.999))
-    assert changed[int(p.argmax())] == 0.0
-    assert (changed > 0).sum() == len(p) - 2
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,8 @@ from tests.support.ggufs import TinyModel, gguf_file
 from tests.support.oracle import Value, oracle
 from tests.support.real_server import EXACT, ROOT, llamapool
 
+DEMO = ROOT / "models" / "demo.gguf"
+CHAT = "/v1/chat/completions"
 N_SLOTS = 8
 N_CTX = 8 * 1024
 WAIT_QUIETLY = {"OMP_WAIT_POLICY": "passive"}  # idle compute threads leave the cores to the other server
@@ -32,7 +34,36 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
 def demo() -> Iterator[Pair]:
     """Both on ``models/demo.gguf``, whose template knows tools and thoughts."""
     with ExitStack() as stack:
-        yield start_pair(stack, ROOT / "models" / "demo.gguf")
+        yield start_pair(stack, DEMO)
+
+
+THINK = """
+{%- for message in messages %}
+{%- if message.role == 'assistant' %}
+{%- set content = message.content.split('</think>')[-1].lstrip('\\n') %}
+{{- '<|im_start|>assistant\\n' + content + '<|im_end|>\\n' }}
+{%- else %}
+{{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}
+{%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+{{- '<|im_start|>assistant\\n<think>\\n' }}
+{%- endif %}
+"""
+"""As that of QwQ and DeepSeek R1: the prompt opens the thoughts."""
+
+
+@pytest.fixture(scope="session")
+def thinking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    """Both on the default model with `THINK` and a message for the end of a spent budget; two slots of 4096 tokens."""
+    file = tmp_path_factory.mktemp("template") / "think.jinja"
+    file.write_text(THINK)
+    message = " That is enough."
+    flags = ("--chat-template-file", file, "--reasoning-budget-message", message)
+    params: dict[str, Value] = {"chat_template": THINK, "use_jinja": True}
+    params |= {"sampling.reasoning_budget_message": message}
+    with ExitStack() as stack:
+        yield start_pair(stack, DEMO, n_parallel=2, flags=flags, params=params)
 
 
 def start_pair(
@@ -43,11 +74,13 @@ def start_pair(
     n_parallel: int = N_SLOTS,
     flags: Sequence[object] = (),
     params: Mapping[str, Value] | None = None,
+    environment: Mapping[str, str] | None = None,
 ) -> Pair:
-    """Start both, then wait for both; what `flags` say to Llamapool, `params` say to llama-server.
+    """Start both, then wait for both. `params` tell llama-server what `flags` tell Llamapool.
 
-    Nothing is guessed, unless `flags` say so: whether that pays depends on the machine, and replies tell of it.
+    Speculation is off unless `flags` turn it on: its use depends on the machine, and replies report it.
     """
+    environment = {**WAIT_QUIETLY, **(environment or {})}
     theirs = oracle(
         model,
         n_ctx=n_ctx,
@@ -55,11 +88,11 @@ def start_pair(
         n_threads=1,
         alias="tiny",
         params={"flash_attn_type": 0, "cache_type_k": 0, "cache_type_v": 0, **(params or {})},  # as `EXACT`
-        environment=WAIT_QUIETLY,
+        environment=environment,
     )
     stack.callback(theirs.stop)
     every = ("-c", n_ctx, "-np", n_parallel, "-t", 1, "-a", "tiny", "--metrics", "--spec-type", "none", *EXACT, *flags)
-    ours = llamapool(model, *map(str, every), environment=WAIT_QUIETLY)
+    ours = llamapool(model, *map(str, every), environment=environment)
     stack.callback(ours.stop)
     theirs.wait_until_ready()
     ours.wait_until_ready()

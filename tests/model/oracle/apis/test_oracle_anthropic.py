@@ -5,18 +5,12 @@ one greedy answer, which both compute alike.
 """
 
 import json
-from collections.abc import Iterator
-from contextlib import ExitStack
 from itertools import groupby
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.model.oracle.comparison import Pair, shape_differences
-from tests.model.oracle.conftest import start_pair
-from tests.model.oracle.generation.test_oracle_control import TEMPLATE
-from tests.support.real_server import ROOT
 
 URL = "/v1/messages"
 FRANCE = [{"role": "user", "content": "What is the capital of France?"}]
@@ -31,20 +25,6 @@ COUNTS = ("cache_creation_input_tokens", "cache_read_input_tokens", "input_token
 """Of the prompt. Anthropic's streams say them again at the end, and clients of today read them there."""
 THINK = {"chat_template_kwargs": {"enable_thinking": True}}
 """Llamapool takes Anthropic's ``thinking``, which llama-server reads without turning anything on."""
-
-
-@pytest.fixture(scope="module")
-def thinker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    """Both servers with a template that always lets the model think."""
-    file = Path(tmp_path_factory.mktemp("template") / "think.jinja")
-    file.write_text(TEMPLATE)
-    with ExitStack() as stack:
-        yield start_pair(
-            stack,
-            ROOT / "models" / "demo.gguf",
-            flags=("--chat-template-file", file),
-            params={"chat_template": TEMPLATE, "use_jinja": True},
-        )
 
 
 def body(messages: object = FRANCE, **more: object) -> dict[str, Any]:
@@ -108,8 +88,8 @@ def test_a_tools_input_is_streamed_by_the_same_events(demo: Pair) -> None:
         assert list(json.loads("".join(deltas))) == ["city"]
 
 
-def test_thoughts_and_their_signature_have_the_same_events_in_blocks_that_do_not_overlap(thinker: Pair) -> None:
-    ours, theirs = thinker.native_events(URL, body())
+def test_thoughts_and_their_signature_have_the_same_events_in_blocks_that_do_not_overlap(thinking: Pair) -> None:
+    ours, theirs = thinking.native_events(URL, body())
     assert shape_differences(ours[1], theirs[1]) == {"+content_block.signature"}
     assert sorted(order(ours), key=str) == sorted(order(theirs), key=str)
     assert order(ours)[1:5] == [
@@ -118,7 +98,7 @@ def test_thoughts_and_their_signature_have_the_same_events_in_blocks_that_do_not
         ("content_block_delta", 0, "signature_delta"),
         ("content_block_stop", 0, ""),
     ]
-    whole = thinker.post(URL, body())
+    whole = thinking.post(URL, body())
     assert shape_differences(*whole) == {"+usage.cache_creation_input_tokens", "+usage.output_tokens_details"}
     assert [block["type"] for block in whole[0]["content"]] == [block["type"] for block in whole[1]["content"]]
 

@@ -12,11 +12,9 @@ import numpy as np
 import pytest
 
 from tests.model.oracle.comparison import Pair, shape_differences
-from tests.model.oracle.conftest import WAIT_QUIETLY
+from tests.model.oracle.conftest import start_pair
 from tests.support.closeness import same_vectors
 from tests.support.ggufs import BERT, MODELS, TinyModel, gguf_file
-from tests.support.oracle import oracle
-from tests.support.real_server import llamapool
 
 POOLING = {"none": 0, "mean": 1, "cls": 2, "last": 3, "rank": 4}
 TEXTS: list[Any] = [
@@ -47,21 +45,9 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
             if key in started:
                 return started[key]
             path = gguf_file(folder, model)
-            params: dict[str, Any] = {"embedding": embeds, "flash_attn_type": 0, "cache_type_k": 0, "cache_type_v": 0}
-            flags = ["-c", "1024", "-np", "2", "-t", "1", "-a", "tiny", "-fa", "off", "-ctk", "f32", "-ctv", "f32"]
-            flags += ["--embeddings"] * embeds
-            if pooling:
-                params["pooling_type"] = POOLING[pooling]
-                flags += ["--pooling", pooling]
-            theirs = oracle(
-                path, n_ctx=1024, n_parallel=2, n_threads=1, alias="tiny", params=params, environment=WAIT_QUIETLY
-            )
-            stack.callback(theirs.stop)
-            ours = llamapool(path, *flags, environment=WAIT_QUIETLY)
-            stack.callback(ours.stop)
-            theirs.wait_until_ready()
-            ours.wait_until_ready()
-            started[key] = Pair(ours, theirs)
+            params: dict[str, Any] = {"embedding": embeds} | ({"pooling_type": POOLING[pooling]} if pooling else {})
+            flags = ["--embeddings"] * embeds + (["--pooling", pooling] if pooling else [])
+            started[key] = start_pair(stack, path, n_ctx=1024, n_parallel=2, flags=flags, params=params)
             return started[key]
 
         yield pair

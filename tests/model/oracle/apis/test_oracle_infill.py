@@ -10,7 +10,7 @@ import pytest
 from tests.model.oracle.comparison import ONLY_ASCII, Pair, rounded
 from tests.model.oracle.conftest import start_pair
 from tests.support.ggufs import NO_FIM, PLAIN, REPO_FIM, TinyModel, gguf_file
-from tests.support.real_server import ROOT
+from tests.support.real_server import llamapool
 
 N_CTX, N_BATCH = 512, 256
 GREEDY = {"temperature": 0, "n_predict": 6, "ignore_eos": True, "logit_bias": ONLY_ASCII, "cache_prompt": False}
@@ -85,15 +85,12 @@ def test_what_is_missing_is_a_clients_mistake(infill: Pair, body: dict[str, Any]
 
 
 def test_the_suffix_comes_first_where_asked_for(tmp_path: Path) -> None:
-    """The oracle's wheel has no such option: it gets the prompt as it should be."""
-    with ExitStack() as stack:
-        flags = ["--spm-infill"]
-        pair = start_pair(stack, gguf_file(tmp_path, PLAIN), n_ctx=N_CTX, n_parallel=1, flags=flags)
-        ours = pair.ours.post("/infill", {**GREEDY, "input_prefix": "the fox", "input_suffix": " dog"})
+    """The oracle has no such option: the prompt is compared with its text."""
+    with llamapool(gguf_file(tmp_path, PLAIN), "-c", str(N_CTX), "-t", "1", "--spm-infill") as ours:
+        reply = ours.post("/infill", {**GREEDY, "input_prefix": "the fox", "input_suffix": " dog"})
         prompt = "<|fim_suffix|> dog<|fim_prefix|>the fox<|fim_middle|>"
-        theirs = pair.theirs.post("/completion", {**GREEDY, "prompt": prompt})
-        assert ours["prompt"] == theirs["prompt"]
-        assert ours["content"] == theirs["content"]
+        plain = ours.post("/completion", {**GREEDY, "prompt": prompt})
+    assert (reply["prompt"], reply["content"]) == (plain["prompt"], plain["content"])
 
 
 def test_a_model_without_the_tokens_says_so(tmp_path: Path) -> None:
@@ -107,13 +104,9 @@ def test_a_model_without_the_tokens_says_so(tmp_path: Path) -> None:
         assert "suffix" in refused.json()["error"]["message"]
 
 
-def test_the_demo_model_fills_a_gap() -> None:
-    with ExitStack() as stack:
-        pair = start_pair(stack, ROOT / "models" / "demo.gguf", n_ctx=2048, n_parallel=1)
-        body = {"input_prefix": "def add(a, b):\n    return ", "input_suffix": "\n", "temperature": 0}
-        ours, theirs = pair.post("/infill", body)
-        assert ours["content"] == theirs["content"] == "a + b"
-        reply = pair.ours.post(
-            "/v1/completions", {"prompt": body["input_prefix"], "suffix": body["input_suffix"], "temperature": 0}
-        )
-        assert reply["choices"][0]["text"] == "a + b"
+def test_the_demo_model_fills_a_gap(demo: Pair) -> None:
+    body = {"input_prefix": "def add(a, b):\n    return ", "input_suffix": "\n", "temperature": 0}
+    ours, theirs = demo.post("/infill", body)
+    assert ours["content"] == theirs["content"] == "a + b"
+    body = {"prompt": body["input_prefix"], "suffix": body["input_suffix"], "temperature": 0}
+    assert demo.ours.post("/v1/completions", body)["choices"][0]["text"] == "a + b"

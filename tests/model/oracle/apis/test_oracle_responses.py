@@ -1,15 +1,13 @@
 """The Responses API against llama-server's, which has fewer fields and events of OpenAI's."""
 
 import json
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
 from tests.model.oracle.comparison import ONLY_ASCII, Pair, shape_differences
-from tests.model.oracle.conftest import start_pair
-from tests.support.real_server import ROOT, RealServer
+from tests.support.real_server import RealServer
 
 URL = "/v1/responses"
 GREEDY: dict[str, Any] = {"temperature": 0, "max_output_tokens": 12, "logit_bias": ONLY_ASCII, "ignore_eos": True}
@@ -56,13 +54,6 @@ def names(body: Mapping[str, Any]) -> str:
 def test_the_prompt_has_the_same_tokens(pair: Pair, body: dict[str, Any], path: str) -> None:
     ours, theirs = pair.post(path, body)
     assert ours == theirs
-
-
-@pytest.fixture(scope="module")
-def demo() -> Iterator[Pair]:
-    """Both servers on ``models/demo.gguf``, whose template knows tools; what depends on the weights is not compared."""
-    with ExitStack() as stack:
-        yield start_pair(stack, ROOT / "models" / "demo.gguf", n_parallel=1)
 
 
 @pytest.mark.parametrize("body", LOOPS, ids=names)

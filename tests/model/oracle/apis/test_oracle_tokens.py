@@ -47,20 +47,3 @@ def test_tokenize_of_other_values(pair: Pair, body: dict[str, Any]) -> None:
 def test_detokenize(pair: Pair, tokens: list[int]) -> None:
     ours, theirs = pair.post("/detokenize", {"tokens": tokens})
     assert ours == theirs
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        {"messages": [{"role": "user", "content": "hi"}]},
-        {"messages": [{"role": "system", "content": "s"}, {"role": "user", "content": "日本"}]},
-        {"messages": [{"role": "user", "content": "hi"}], "add_generation_prompt": False},
-        {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "so"}]},
-        {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}]},
-        {"messages": [{"role": "user", "content": "hi"}], "chat_template_kwargs": {"x": 1}},
-    ],
-    ids=str,
-)
-def test_apply_template(pair: Pair, body: dict[str, Any]) -> None:
-    ours, theirs = pair.post("/apply-template", body)
-    assert ours == theirs

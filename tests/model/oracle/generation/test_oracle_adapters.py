@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 
 from tests.model.oracle.comparison import ONLY_ASCII, Pair, rounded, shape_differences
+from tests.model.oracle.conftest import start_pair
 from tests.support.ggufs import gguf_file, lora_file
-from tests.support.oracle import Value, oracle
-from tests.support.real_server import ROOT, llamapool
+from tests.support.oracle import Value
+from tests.support.real_server import ROOT
 
 DEMO, PIRATE = ROOT / "models" / "demo.gguf", ROOT / "models" / "demo-lora.gguf"
 QUESTIONS = ("What is the capital of France?", "What colour is the sky?", "Hello!", "What is 2 + 3?")
@@ -28,14 +29,8 @@ def start(stack: ExitStack, model: Path, lora: Path, slots: Path) -> Pair:
     for folder in folders:
         folder.mkdir()
     params: dict[str, Value] = {"lora_adapters": [str(lora)], "slot_save_path": f"{folders[1]}/"}
-    theirs = oracle(model, n_ctx=2048, n_parallel=2, n_threads=1, params=params)
-    stack.callback(theirs.stop)
-    flags = ("-c", 2048, "-np", 2, "-t", 1, "--lora", lora, "--slot-save-path", folders[0])
-    ours = llamapool(model, *map(str, flags))
-    stack.callback(ours.stop)
-    theirs.wait_until_ready()
-    ours.wait_until_ready()
-    return Pair(ours, theirs)
+    flags = ("--lora", lora, "--slot-save-path", folders[0])
+    return start_pair(stack, model, n_ctx=2048, n_parallel=2, flags=flags, params=params)
 
 
 @pytest.fixture(scope="module")

@@ -1,35 +1,13 @@
 """Thoughts whose budget is spent: both servers end them at the same token and go on alike."""
 
-from collections.abc import Iterator
-from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.model.oracle.comparison import Pair
-from tests.model.oracle.conftest import start_pair
-from tests.model.oracle.generation.test_oracle_control import CHAT, DEMO, TEMPLATE
+from tests.model.oracle.conftest import CHAT
 
-N_CTX = 1024
-OPENS_ITSELF = TEMPLATE.replace("assistant\\n<think>\\n' }}\n{%- endif %}\n", "assistant\\n' }}\n{%- endif %}\n")
 QUESTIONS = ("What is the capital of France?", "Add 17 and 25.")
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    """Both servers on the default model with a template that always lets it think, and a message of its own."""
-    file = Path(tmp_path_factory.mktemp("template") / "think.jinja")
-    file.write_text(TEMPLATE)
-    message = " That is enough."
-    flags = ("--chat-template-file", file, "--reasoning-budget-message", message)
-    params: dict[str, str | bool] = {
-        "chat_template": TEMPLATE,
-        "use_jinja": True,
-        "sampling.reasoning_budget_message": message,
-    }
-    with ExitStack() as stack:
-        yield start_pair(stack, DEMO, n_ctx=N_CTX, n_parallel=2, flags=flags, params=params)
 
 
 def chat(question: str, **more: Any) -> dict[str, Any]:
@@ -45,35 +23,35 @@ def message(reply: Any) -> tuple[str, str, int]:
 
 @pytest.mark.parametrize("question", QUESTIONS)
 @pytest.mark.parametrize("budget", [1, 2, 5, 9, 1000])
-def test_thoughts_end_at_the_same_token(pair: Pair, question: str, budget: int) -> None:
-    ours, theirs = pair.post(CHAT, chat(question, thinking_budget_tokens=budget))
+def test_thoughts_end_at_the_same_token(thinking: Pair, question: str, budget: int) -> None:
+    ours, theirs = thinking.post(CHAT, chat(question, thinking_budget_tokens=budget))
     assert message(ours) == message(theirs)
     if budget < 10:
         assert message(ours)[0].endswith("That is enough.")
 
 
 @pytest.mark.parametrize("given", ["", " Now: ", "Genug, 日本!\n"])
-def test_a_request_may_bring_its_own_message(pair: Pair, given: str) -> None:
+def test_a_request_may_bring_its_own_message(thinking: Pair, given: str) -> None:
     asked = chat(QUESTIONS[0], reasoning_budget_tokens=6, reasoning_budget_message=given)
-    ours, theirs = pair.post(CHAT, asked)
+    ours, theirs = thinking.post(CHAT, asked)
     assert message(ours) == message(theirs)
     assert message(ours)[0].endswith(given.strip())
 
 
-def test_streams_end_them_at_the_same_token(pair: Pair) -> None:
+def test_streams_end_them_at_the_same_token(thinking: Pair) -> None:
     def joined(events: list[Any], name: str) -> str:
         return "".join(event["choices"][0]["delta"].get(name) or "" for event in events if event["choices"]).strip()
 
-    ours, theirs = pair.events(CHAT, chat(QUESTIONS[1], thinking_budget_tokens=4))
+    ours, theirs = thinking.events(CHAT, chat(QUESTIONS[1], thinking_budget_tokens=4))
     for name in ("reasoning_content", "content"):
         assert joined(ours, name) == joined(theirs, name) != ""
 
 
-def test_native_completions_name_the_tags_themselves(pair: Pair) -> None:
+def test_native_completions_name_the_tags_themselves(thinking: Pair) -> None:
     """A model that does nothing but open thoughts; each of them has a budget of its own."""
     tags = {"reasoning_budget_start_tag": "<think>", "reasoning_budget_end_tags": ["</think>"]}
     body = {"prompt": "Well", "temperature": 0, "n_predict": 24, "logit_bias": [["<think>", 100]]}
     body |= {"reasoning_budget_tokens": 5, "reasoning_budget_message": " Well.", **tags, "return_tokens": True}
-    ours, theirs = pair.post("/completion", body)
+    ours, theirs = thinking.post("/completion", body)
     assert ours["tokens"] == theirs["tokens"]
     assert ours["content"].count(" Well.</think>") > 1

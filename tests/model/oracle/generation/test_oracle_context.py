@@ -7,10 +7,8 @@ from typing import Any
 import pytest
 
 from tests.model.oracle.comparison import ONLY_ASCII, Pair
-from tests.model.oracle.conftest import WAIT_QUIETLY
+from tests.model.oracle.conftest import start_pair
 from tests.support.ggufs import TinyModel, gguf_file
-from tests.support.oracle import oracle
-from tests.support.real_server import llamapool
 
 GREEDY: dict[str, Any] = {"temperature": 0, "ignore_eos": True, "logit_bias": ONLY_ASCII, "return_tokens": True}
 N_CTX = 256  # llama.cpp's smallest
@@ -21,16 +19,9 @@ def shifting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     """One slot of 256 tokens each, with context shift."""
     model = gguf_file(tmp_path_factory.mktemp("gguf"), TinyModel())
     with ExitStack() as stack:
-        theirs = oracle(
-            *(model,), n_ctx=N_CTX, n_parallel=1, n_threads=1, params={"ctx_shift": True}, environment=WAIT_QUIETLY
+        yield start_pair(
+            stack, model, n_ctx=N_CTX, n_parallel=1, flags=("--context-shift",), params={"ctx_shift": True}
         )
-        stack.callback(theirs.stop)
-        flags = ("-c", str(N_CTX), "-np", "1", "-t", "1", "--context-shift")
-        ours = llamapool(model, *flags, environment=WAIT_QUIETLY)
-        stack.callback(ours.stop)
-        theirs.wait_until_ready()
-        ours.wait_until_ready()
-        yield Pair(ours, theirs)
 
 
 @pytest.mark.parametrize("options", [{}, {"n_keep": 8}, {"n_keep": -1}, {"n_keep": 4, "n_discard": 20}])

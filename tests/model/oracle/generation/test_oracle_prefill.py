@@ -1,15 +1,12 @@
 """A JSON text that the assistant has begun, and a schema: both servers go on with it."""
 
 import json
-from collections.abc import Iterator
-from contextlib import ExitStack
 from typing import Any
 
 import pytest
 
 from tests.model.oracle.comparison import Pair
-from tests.model.oracle.conftest import start_pair
-from tests.model.oracle.generation.test_oracle_control import CHAT, DEMO
+from tests.model.oracle.conftest import CHAT
 
 SCHEMA = {
     "type": "object",
@@ -17,12 +14,6 @@ SCHEMA = {
     "required": ["city", "sure"],
     "additionalProperties": False,
 }
-
-
-@pytest.fixture(scope="module")
-def pair() -> Iterator[Pair]:
-    with ExitStack() as stack:
-        yield start_pair(stack, DEMO, n_ctx=1024, n_parallel=2, params={"use_jinja": True})
 
 
 def chat(begun: str) -> dict[str, Any]:
@@ -39,16 +30,16 @@ def chat(begun: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("begun", ["{", '{"city": "R', '{"city": "Paris", "sure": t', '{"city": "Rome", "sure": true}'])
-def test_a_schema_holds_for_the_whole_message(pair: Pair, begun: str) -> None:
-    for reply in pair.post(CHAT, chat(begun)):
+def test_a_schema_holds_for_the_whole_message(demo: Pair, begun: str) -> None:
+    for reply in demo.post(CHAT, chat(begun)):
         content = reply["choices"][0]["message"]["content"]
         assert content.startswith(begun)
         assert set(json.loads(content)) == {"city", "sure"}
 
 
-def test_what_is_no_beginning_of_it_is_left_as_it_is(pair: Pair) -> None:
+def test_what_is_no_beginning_of_it_is_left_as_it_is(demo: Pair) -> None:
     """llama-server refuses it."""
-    ours, theirs = pair.request("POST", CHAT, chat("Here: "))
+    ours, theirs = demo.request("POST", CHAT, chat("Here: "))
     assert theirs.status == 400
     content = ours.json()["choices"][0]["message"]["content"]
     assert set(json.loads(content.removeprefix("Here: "))) == {"city", "sure"}

@@ -13,11 +13,9 @@ import pytest
 
 from tests.media_files import PICTURES, media_file
 from tests.model.oracle.comparison import Pair
-from tests.model.oracle.conftest import WAIT_QUIETLY
+from tests.model.oracle.conftest import start_pair
 from tests.support.ggufs import PLAIN, gguf_file
 from tests.support.ggufs.projector import TinyProjector, projector_file
-from tests.support.oracle import oracle
-from tests.support.real_server import EXACT, llamapool
 
 FILES = Path(__file__).parents[3] / "media_files"
 MARKER = "<__media__>"
@@ -47,30 +45,12 @@ def site() -> Iterator[str]:
 def with_projector(folder: Path, projector: TinyProjector) -> Iterator[Pair]:
     """Both servers with it, on one model; both read files and, ours with leave, addresses of this machine."""
     model, path = gguf_file(folder, PLAIN), str(projector_file(folder, projector))
-    params: dict[str, str | int] = {
-        "mmproj.path": path,
-        "media_path": f"{FILES}/",
-        "slot_save_path": f"{folder}/",
-        "flash_attn_type": 0,
-    }
-    environment = {**WAIT_QUIETLY, "LLAMA_MEDIA_MARKER": MARKER}
-    flags = ["--mmproj", path, "--media-path", str(FILES), "--media-fetch", "127.0.0.1", "--spec-type", "none"]
-    flags += ["--slot-save-path", str(folder)]
+    params: dict[str, str | int] = {"mmproj.path": path, "media_path": f"{FILES}/", "slot_save_path": f"{folder}/"}
+    params |= {"warmup": False}
+    flags = ("--mmproj", path, "--media-path", FILES, "--media-fetch", "127.0.0.1", "--slot-save-path", folder)
+    environment = {"LLAMA_MEDIA_MARKER": MARKER}
     with ExitStack() as stack:
-        theirs = oracle(
-            *(model,),
-            n_ctx=4096,
-            n_parallel=2,
-            n_threads=1,
-            params={**params, "cache_type_k": 0, "cache_type_v": 0, "warmup": False},
-            environment=environment,
-        )
-        stack.callback(theirs.stop)
-        ours = llamapool(model, "-c", "4096", "-np", "2", "-t", "1", *EXACT, *flags, environment=environment)
-        stack.callback(ours.stop)
-        theirs.wait_until_ready()
-        ours.wait_until_ready()
-        yield Pair(ours, theirs)
+        yield start_pair(stack, model, n_ctx=4096, n_parallel=2, flags=flags, params=params, environment=environment)
 
 
 @pytest.fixture(scope="module")
@@ -91,20 +71,15 @@ def image(url: str) -> dict[str, Any]:
     return {"type": "image_url", "image_url": {"url": url}}
 
 
-def both(pair: Pair, path: str, body: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    found = [server.post(path, body) for server in (pair.ours, pair.theirs)]
-    return found[0], found[1]
-
-
 def check_chat(pair: Pair, body: dict[str, Any]) -> None:
-    ours, theirs = both(pair, CHAT, body)
+    ours, theirs = pair.post(CHAT, body)
     said = [reply["choices"][0]["message"]["content"] for reply in (ours, theirs)]
     assert said[0].rstrip("\ufffd") == said[1].rstrip("\ufffd")  # of a character that the limit has cut
     for count in ("prompt_tokens", "completion_tokens"):
         assert ours["usage"][count] == theirs["usage"][count]
-    ours, theirs = both(pair, COUNT, body)
+    ours, theirs = pair.post(COUNT, body)
     assert ours["input_tokens"] == theirs["input_tokens"]
-    ours, theirs = both(pair, "/apply-template", body)
+    ours, theirs = pair.post("/apply-template", body)
     assert ours["prompt"] == theirs["prompt"]
 
 
@@ -149,9 +124,9 @@ def test_anthropics_images_and_counts(seeing: Pair) -> None:
     source = {"type": "base64", "media_type": "image/png", "data": PNG}
     parts = [text("What is this?"), {"type": "image", "source": source}]
     body = {"messages": [{"role": "user", "content": parts}], **GREEDY}
-    ours, theirs = both(seeing, "/v1/messages", body)
+    ours, theirs = seeing.post("/v1/messages", body)
     assert ours["content"] == theirs["content"]
-    ours, theirs = both(seeing, "/v1/messages/count_tokens", body)
+    ours, theirs = seeing.post("/v1/messages/count_tokens", body)
     assert ours["input_tokens"] == theirs["input_tokens"]
 
 
@@ -161,7 +136,7 @@ def test_responses_images_and_counts(seeing: Pair) -> None:
         {"type": "input_image", "image_url": f"data:image/png;base64,{PNG}"},
     ]
     body = {"input": [{"role": "user", "content": parts}], "temperature": 0, "max_output_tokens": 8}
-    ours, theirs = both(seeing, "/v1/responses", body)
+    ours, theirs = seeing.post("/v1/responses", body)
     said = [reply["output"][-1]["content"][0]["text"] for reply in (ours, theirs)]
     assert said[0] == said[1]
     assert ours["usage"]["input_tokens"] == theirs["usage"]["input_tokens"]
@@ -173,7 +148,7 @@ def test_responses_images_and_counts(seeing: Pair) -> None:
 def test_prompts_with_markers(seeing: Pair, prompt: str, files: list[str]) -> None:
     given = {"prompt_string": prompt.replace("{}", MARKER), "multimodal_data": files}
     body = {"prompt": given, "n_predict": 8, "temperature": 0, "ignore_eos": True, "return_tokens": True}
-    ours, theirs = both(seeing, "/completion", body)
+    ours, theirs = seeing.post("/completion", body)
     for key in ("content", "tokens", "tokens_evaluated", "prompt"):
         assert ours[key] == theirs[key], key
 
@@ -182,7 +157,7 @@ def test_saved_slots_have_their_pictures(seeing: Pair) -> None:
     """Each its own: the wheel's llama-server has another version of the file, which is refused both ways."""
     given: dict[str, Any] = {"prompt_string": f"Once {MARKER} there was {MARKER} and", "multimodal_data": [PNG, JPEG]}
     body = {"prompt": given, "n_predict": 4, "temperature": 0, "ignore_eos": True, "id_slot": 0, "cache_prompt": True}
-    both(seeing, "/completion", body)
+    seeing.post("/completion", body)
     found = []
     for server in (seeing.ours, seeing.theirs):
         file = {"filename": f"{server.port}.bin"}
@@ -211,15 +186,15 @@ def test_saved_slots_have_their_pictures(seeing: Pair) -> None:
 )
 def test_errors_say_what_llama_server_says(seeing: Pair, part: dict[str, Any]) -> None:
     """Where a client's mistake is a 500 there, it is a 400 here."""
-    ours, theirs = (server.request("POST", CHAT, chat(text("a"), part)) for server in (seeing.ours, seeing.theirs))
+    ours, theirs = seeing.request("POST", CHAT, chat(text("a"), part))
     assert ours.status == 400
     assert theirs.status in (400, 500)
     assert theirs.json()["error"]["message"] in ours.json()["error"]["message"]
 
 
 def test_what_the_models_take_is_told_alike(seeing: Pair) -> None:
-    ours, theirs = (server.get("/props") for server in (seeing.ours, seeing.theirs))
+    ours, theirs = seeing.get("/props")
     assert ours["media_marker"] == theirs["media_marker"] == MARKER
     assert ours["modalities"] == theirs["modalities"]
-    ours, theirs = (server.get("/v1/models")["models"][0] for server in (seeing.ours, seeing.theirs))
+    ours, theirs = (reply["models"][0] for reply in seeing.get("/v1/models"))
     assert ours["capabilities"] == theirs["capabilities"]

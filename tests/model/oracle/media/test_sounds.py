@@ -11,7 +11,6 @@ from tests.model.oracle.comparison import Pair
 from tests.model.oracle.media.test_requests import (
     CHAT,
     MARKER,
-    both,
     chat,
     check_chat,
     image,
@@ -69,7 +68,7 @@ def test_several_sounds_stand_in_order(hearing: Pair, parts: tuple[dict[str, Any
 def test_prompts_with_markers_of_sounds(hearing: Pair) -> None:
     given = {"prompt_string": f"Hear {MARKER} and {MARKER}.", "multimodal_data": [WAV, MP3]}
     body = {"prompt": given, "n_predict": 5, "temperature": 0, "ignore_eos": True, "return_tokens": True}
-    ours, theirs = both(hearing, "/completion", body)
+    ours, theirs = hearing.post("/completion", body)
     for key in ("content", "tokens", "tokens_evaluated", "prompt"):
         assert ours[key] == theirs[key], key
 
@@ -90,7 +89,7 @@ def test_transcriptions(hearing: Pair, fields: dict[str, str]) -> None:
 
 @pytest.mark.parametrize("part", [sound("aGVsbG8gd29ybGQ="), sound("!"), image(WAV[:40])])
 def test_errors_say_what_llama_server_says(hearing: Pair, part: dict[str, Any]) -> None:
-    ours, theirs = (server.request("POST", CHAT, chat(text("a"), part)) for server in (hearing.ours, hearing.theirs))
+    ours, theirs = hearing.request("POST", CHAT, chat(text("a"), part))
     assert ours.status == 400
     assert theirs.status in (400, 500)
     assert theirs.json()["error"]["message"] in ours.json()["error"]["message"]
