@@ -88,7 +88,9 @@ class FileVocabulary:
     """`server.pool.protocols.Vocabulary` of a file."""
 
     def __init__(self, spec: ModelSpec) -> None:
-        native = replace(spec.native, devices=((),), n_gpu_layers=0, tensor_overrides=(), mlock=False)
+        # Nothing that names a device: another process has them, and asking one can wait for ever.
+        given = spec.native
+        native = LoadParams(devices=((),), n_gpu_layers=0, metadata_overrides=given.metadata_overrides, numa=given.numa)
         files = check_files(spec.id, spec.path, native.metadata_overrides)
         start_backend(native.numa)
         params = model_params(spec.id, native, files)

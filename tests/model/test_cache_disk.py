@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.support.ggufs import MODELS, gguf_file
-from tests.support.real_server import RealServer, llamapool
+from tests.support.real_server import EXACT, RealServer, llamapool
 
 PROMPT = "the quick brown fox jumps over the lazy dog and then the other animals of the forest come together " * 12
 
@@ -20,22 +20,7 @@ def ask(server: RealServer, prompt: list[int]) -> dict[str, Any]:
 @pytest.mark.parametrize("kind", ["no-template", "recurrent", "hybrid", "sliding-window"])
 def test_a_conversation_goes_on_in_the_next_process(kind: str, gguf_folder: Path, tmp_path: Path) -> None:
     path = gguf_file(gguf_folder, MODELS[kind])
-    flags = (
-        "-c",
-        "2048",
-        "-np",
-        "1",
-        "-t",
-        "1",
-        "-fa",
-        "off",
-        "-ctk",
-        "f32",
-        "-ctv",
-        "f32",
-        "--no-warmup",
-        "--metrics",
-    )
+    flags = ("-c", "2048", "-np", "1", "-t", "1", *EXACT, "--no-warmup", "--metrics")
     disk = ("--cache-disk", "100", "--cache-disk-path", str(tmp_path))
     with llamapool(path, *flags) as server:  # what must come
         prompt = server.post("/tokenize", {"content": PROMPT, "add_special": True})["tokens"]
@@ -48,6 +33,8 @@ def test_a_conversation_goes_on_in_the_next_process(kind: str, gguf_folder: Path
         reply = ask(server, [*prompt, *first["tokens"], *range(300, 310)])
         assert reply["tokens"] == second["tokens"]
         assert reply["timings"]["cache_n"] == len(prompt) + 15
+    if kind != "no-template":
+        return  # a file is checked in the same way for every kind
     (file,) = tmp_path.rglob("*.state")
     content = file.read_bytes()
     file.write_bytes(content[:1000] + bytes([content[1000] ^ 1]) + content[1001:])

@@ -23,7 +23,6 @@ FILES = Path(__file__).parents[1] / "media_files"
 PICTURE = base64.b64encode(media_file("tiny.png")).decode()
 URL = f"data:image/png;base64,{PICTURE}"
 SOUND = base64.b64encode(media_file("tiny.wav")).decode()
-CUT_OFF = base64.b64encode(media_file("tiny.mp4")[:99]).decode()
 PROJECTOR = TinyProjector("mlp")
 TEXT = "What is this:"
 FEW: dict[str, Any] = {"temperature": 0, "max_tokens": 4}
@@ -50,25 +49,6 @@ def anthropic_image(source: dict[str, str]) -> dict[str, Any]:
 
 
 BASE64 = {"type": "base64", "media_type": "image/png", "data": PICTURE}
-
-
-def test_what_the_model_takes_is_told_everywhere(server: RealServer) -> None:
-    assert server.get("/props")["modalities"] == {"vision": True, "video": True, "audio": False}
-    for path in ("/models", "/v1/models"):
-        found = server.get(path)
-        assert found["data"][0]["architecture"]["input_modalities"] == ["text", "image"]
-        assert found["models"][0]["capabilities"] == ["completion", "multimodal"]
-    assert "vision" in server.post("/api/show", {"model": found["data"][0]["id"]})["capabilities"]
-
-
-@pytest.mark.parametrize(
-    "url", [URL, PICTURE, "file://tiny.png", PICTURE.rstrip("="), f"{PICTURE[:40]}\n{PICTURE[40:]}"]
-)
-def test_a_picture_is_the_same_from_wherever_it_comes(server: RealServer, url: str) -> None:
-    said = server.post("/v1/chat/completions", shown(url))
-    whole = server.post("/v1/chat/completions", shown(URL) | {"cache_prompt": False})
-    assert said["choices"][0]["message"] == whole["choices"][0]["message"]
-    assert said["usage"]["prompt_tokens"] == whole["usage"]["prompt_tokens"]
 
 
 def test_every_wire_format_shows_the_same(server: RealServer) -> None:
@@ -177,14 +157,6 @@ def test_a_rendered_prompt_shows_where_pictures_are(server: RealServer) -> None:
     marker = server.get("/props")["media_marker"]
     prompt = server.post("/apply-template", shown("https://nowhere.example/a.png"))["prompt"]
     assert f"{TEXT}{marker}<|im_end|>" in prompt
-
-
-def test_streams_begin_and_end_as_without_pictures(server: RealServer) -> None:
-    reply = server.request("POST", "/v1/chat/completions", shown(URL) | {"stream": True})
-    assert reply.status == 200
-    assert reply.body.rstrip().endswith(b"data: [DONE]")
-    wrong = server.request("POST", "/v1/chat/completions", shown("malformed!") | {"stream": True})
-    assert (wrong.status, "Invalid base64 value" in wrong.json()["error"]["message"]) == (400, True)
 
 
 @pytest.mark.parametrize(

@@ -15,12 +15,6 @@ from tests.support.ggufs import TinyModel, gguf_file
 TEXTS = ["", " ", "hello world", "ünïcödé ☃ 🙂", "a\x00b", "\x00", "<|im_start|>user\n", "x" * 3000, "\r\n\t"]
 
 
-@pytest.mark.parametrize("text", TEXTS)
-def test_text_comes_back_from_its_tokens(tiny_vocab: LlamaVocab, text: str) -> None:
-    tokens = tiny_vocab.tokenize(text, add_special=False, parse_special=False)
-    assert tiny_vocab.detokenize(tokens) == text.encode()
-
-
 def test_special_tokens_are_parsed_only_on_request(tiny_vocab: LlamaVocab) -> None:
     text = "<|im_start|>"
     assert tiny_vocab.tokenize(text, add_special=False, parse_special=True) == [395]
@@ -90,12 +84,6 @@ def test_threads_may_tokenize_at_the_same_time(tiny_vocab: LlamaVocab) -> None:
 
     with ThreadPoolExecutor(8) as pool:
         assert list(pool.map(there_and_back, texts)) == [text.encode() for text in texts]
-
-
-def test_a_very_long_word_is_tokenized(tiny_vocab: LlamaVocab) -> None:
-    text = "ab" * 50_000
-    tokens = tiny_vocab.tokenize(text, add_special=False, parse_special=False)
-    assert tiny_vocab.detokenize(tokens) == text.encode()
 
 
 def test_a_large_vocabulary_is_read_whole(gguf_folder: Path) -> None:
