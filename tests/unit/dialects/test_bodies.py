@@ -60,7 +60,6 @@ CHAT = {
         },
         {"role": "tool", "tool_call_id": "c1", "content": "r", "name": "f"},
         {"role": "function", "name": "f", "content": "r"},
-        {"role": "assistant", "function_call": {"name": "f", "arguments": "{}"}},
         {"role": "user", "content": "x"},
     ],
     "tools": [
@@ -217,7 +216,6 @@ GENERATION = {
 COMPLETION = {"prompt": ["a", [1, 2]], "logprobs": 1, "stop": ["x"], "stream_options": {}, "logit_bias": [[1, 1]]}
 NATIVE = {
     "prompt": ["a", {"prompt_string": "x"}, {"prompt_string": "x", "multimodal_data": ["aa"]}],
-    "image_data": [{"data": "aa", "id": 1}],
     "grammar_triggers": [{"type": 1, "value": "x"}],
     "preserved_tokens": ["x"],
     "json_schema": PARAMETERS,
