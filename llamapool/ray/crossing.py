@@ -5,9 +5,8 @@ from dataclasses import dataclass
 
 from starlette.types import Message, Scope
 
-from server.dialects.common import event, openai_error, typed_event
-from server.dialects.messages.errors import error_event, speaks_anthropic
-from server.dialects.ollama.errors import error_line, speaks_ollama
+from server.dialects.common import event, typed_event
+from server.dialects.errors import anthropic_error_event, error_line, openai_error, speaks_anthropic, speaks_ollama
 from server.errors import Unavailable
 from server.transport.errors import error_body
 from server.transport.sse import EVENTS_TYPE, NDJSON_TYPE
@@ -137,7 +136,7 @@ def last_words(path: str, headers: Headers) -> bytes:
     if not kind.startswith(EVENTS_TYPE.encode()):
         return b""
     if speaks_anthropic(path):
-        return error_event(status, body)
+        return anthropic_error_event(status, body)
     if path.endswith("/responses"):
         error = body["error"]
         return typed_event({"type": "error", "code": error["type"], "message": error["message"], "param": None})

@@ -6,7 +6,6 @@ import string
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from http import HTTPStatus
 from typing import Any
 
 import orjson
@@ -18,22 +17,6 @@ LLAMA_CPP = "b11312-0c1e57098"
 """llama.cpp's build and commit in llama-cpp-python 0.3.36, in llama-server's format."""
 FINGERPRINT = f"{LLAMA_CPP}-llamapool-{__version__}"
 DONE = b"data: [DONE]\n\n"
-CONTEXT_EXCEEDED = "context_length_exceeded"
-"""OpenAI's code for a prompt that is too long, which agents look for to know when to make it shorter."""
-_CODES = {
-    401: "invalid_api_key",
-    403: "insufficient_permissions",
-    404: "not_found",
-    405: "method_not_allowed",
-    408: "request_timeout",
-    413: "request_too_large",
-    415: "unsupported_media_type",
-    429: "rate_limit_exceeded",
-    501: "not_supported",
-    503: "service_unavailable",
-}
-"""OpenAI's code for a status, unless the error has its own."""
-_UNVERSIONED = ("/chat/completions", "/chat/completions/input_tokens", "/responses", "/audio/transcriptions")
 _ALPHABET = (string.digits + string.ascii_letters).encode()
 _TO_ALPHABET = bytes(_ALPHABET[i % len(_ALPHABET)] for i in range(256))
 _LOWEST_FLOAT = -3.4028234663852886e38  # llama-server's value for log 0, because JSON has no -inf
@@ -153,39 +136,6 @@ def shown_piece(piece: bytes) -> str:
         if n < n_bytes:
             return piece[:-n].decode("utf-8", "replace")
     return piece.decode("utf-8", "replace")
-
-
-def openai_error(status: int, body: Json) -> Json:
-    """Return an error's body as OpenAI's API has it: llama-server's, with ``param`` and OpenAI's string as ``code``."""
-    detail: Json = body["error"]
-    return {"error": {**detail, "param": detail.get("param"), "code": _openai_code(status, detail)}}
-
-
-def _openai_code(status: int, detail: Json) -> str:
-    """Return the string by which OpenAI's clients recognize an error."""
-    param, message = detail.get("param"), detail["message"]
-    if isinstance(detail["code"], str):
-        return detail["code"]
-    if "n_prompt_tokens" in detail:
-        return CONTEXT_EXCEEDED
-    if param == "previous_response_id" and message.endswith("not found."):
-        return "previous_response_not_found"  # Codex sends the whole conversation then
-    if param == "model" and status == HTTPStatus.NOT_FOUND:
-        return "model_not_found"
-    if param and status == HTTPStatus.BAD_REQUEST:
-        return "missing_required_parameter" if message.endswith("is required") else "invalid_value"
-    return _CODES.get(status, "invalid_request" if status < HTTPStatus.INTERNAL_SERVER_ERROR else "server_error")
-
-
-def speaks_openai(path: str) -> bool:
-    """Return whether the endpoint at `path` (with any prefix) reports errors as OpenAI's API does.
-
-    These are the endpoints under ``/v1`` that no other dialect claims, and llama-server's other names of them. Health
-    checks stay llama-server's.
-    """
-    if path.endswith("/v1/health"):
-        return False
-    return "/v1/" in path or path.endswith(_UNVERSIONED) or "/responses/" in path
 
 
 def event(body: Json) -> bytes:

@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from server.chat.conversation import Media
-from server.dialects.common import Json, event, openai_error
+from server.dialects.common import Json, event
+from server.dialects.errors import openai_error
 from server.engine.request import Adapters, Event, Request
 from server.errors import PermissionDenied
 from server.media.source import Seen

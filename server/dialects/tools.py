@@ -5,11 +5,11 @@ Every dialect also accepts the other dialects' forms (OpenAI's of chat and of Re
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from server.chat.conversation import NO_PARAMETERS, Tool, Tools
-from server.dialects.fields import as_object, objects_in, wrong_type
+from server.dialects.fields import as_object, json_text, objects_in, wrong_type
 from server.dialects.tool_types import RESPONSES, ToolType, left_out_reason
 from server.dialects.warnings import NO_TOOL_LEFT, left_out, shown
 from server.errors import InvalidRequest
@@ -243,3 +243,38 @@ def _among(given: Mapping[str, Any]) -> ToolChoice:
         else:
             warnings.append(f"{left_out('allowed tools', str(kind), 1)}: {left_out_reason(str(kind))}")
     return ToolChoice(_MODES[mode], allowed=tuple(allowed), warnings=tuple(warnings))
+
+
+class DeferredTools:
+    """Collects the tools that messages introduce. ``waiting``: tools of the request with ``defer_loading``, by name."""
+
+    def __init__(self, waiting: Mapping[str, Tool]) -> None:
+        self.waiting = waiting
+        self.introduced: dict[str, Tool] = {}
+
+    def introduce(self, tool: Tool) -> str:
+        """Return the text that defines `tool`, which may be called from there on."""
+        self.introduced[tool.name] = tool
+        shown = {"description": tool.description, "name": tool.name, "parameters": tool.parameters}
+        return f"<function>{json_text(shown)}</function>\n"
+
+    def refer(self, name: str) -> str:
+        """Return the definition of the tool that a message refers to, or its name if there is no such tool."""
+        tool = self.introduced.get(name) or self.waiting.get(name)
+        return name if tool is None else self.introduce(tool)
+
+    def with_offered(self, offered: Sequence[Tool], required: str = "") -> tuple[Tool, ...]:
+        """Return the `offered` tools and the introduced ones, which are deferred.
+
+        Templates explain how to call tools, so nothing is deferred if no tool is offered, or if the client requires
+        a call of a waiting tool, named by `required`. An introduced definition replaces an offered one of the same
+        name.
+        """
+        forced = {required: self.waiting[required]} if required in self.waiting else {}
+        added = {**forced, **self.introduced}
+        kept = []
+        for tool in offered:
+            other = added.pop(tool.name, tool)
+            kept.append(tool if (other.function, other.text) == (tool.function, tool.text) else other)
+        deferred = bool(kept) and not forced
+        return (*kept, *(replace(tool, deferred=deferred) for tool in added.values()))

@@ -12,8 +12,7 @@ from server.dialects.common import Json, members
 from server.dialects.completions.prompt import prompt_text
 from server.dialects.dialect import Caller, Generation, Writer
 from server.dialects.generation import GenerationFields
-from server.dialects.native.settings import whole_settings
-from server.dialects.native.write import Finals, NativeWriter
+from server.dialects.native.write import Finals, NativeWriter, whole_settings
 from server.engine.request import Event, Finished
 from server.pool.model import LoadedModel
 

@@ -8,10 +8,10 @@
 ``GET  /models/sse``                                events: status changes, load progress
 ``GET  /props``, ``POST /props``                    `props`: one model's properties
 ``GET  /slots``                                     `slots`: what every slot does
-``POST /slots/{id}?action=...``                     `slot_actions`: save, restore, erase a slot
-``GET/POST /lora-adapters``                         `lora`: the adapters of all requests
+``POST /slots/{id}?action=...``                     `slots`: save, restore, erase a slot
+``GET/POST /lora-adapters``                         `props`: the adapters of all requests
 ``GET  /metrics``                                   `metrics`: Prometheus
-``GET  /v1/usage``                                  `usage`: requests and tokens by key, model and day
+``GET  /v1/usage``                                  `metrics`: requests and tokens by key, model and day
 ``POST /v1/chat/completions  /apply-template``      `chat`: OpenAI chat; also without ``/v1``
 ``POST /v1/chat/completions/input_tokens``          `chat`: count a prompt's tokens
 ``POST /v1/chat/completions/control``               `chat`: end a running chat's reasoning
@@ -28,7 +28,7 @@
 ``POST /v1/completions``                            `completions`: OpenAI text completions
 ``POST /completion  /completions  /infill``         `completions`: llama-server's own
 ``POST /v1/audio/transcriptions  /translations``    `transcriptions`: the text of a recording
-``POST /v1/moderations``                            `moderations`: not supported (501)
+``POST /v1/moderations``                            `completions`: not supported (501)
 ``POST /v1/embeddings  /embedding  /embeddings``    `vectors`: OpenAI's reply, and llama-server's own
 ``POST /rerank  /reranking  /v2/rerank``            `vectors`: scores; the first two also under ``/v1``
 ``POST /tokenize  /detokenize``                     `tokens`; ``GET /tokenizer_info`` as in vLLM
@@ -43,7 +43,7 @@
 ==================================================  =============================================
 
 `inference` has the endpoints that use a model, `management` those for status and administration; `openapi`
-describes them. `generate` and `embed` make the HTTP replies of `inference`, `session` leads a request through the
+describes them. `generate` makes the HTTP replies of `inference`, `session` leads a request through the
 pool and the engine, `running` has the completions in progress. `background` generates responses without their client,
 `batch_runner` runs batches, and `stored` pages lists.
 """

@@ -20,10 +20,8 @@ from fastapi.openapi.utils import get_openapi
 from fastapi.responses import Response
 from fastapi.routing import APIRoute
 
-from server.dialects.common import Json, openai_error, speaks_openai
-from server.dialects.messages.errors import anthropic_error, speaks_anthropic
-from server.dialects.ollama.errors import ollama_error, speaks_ollama
-from server.dialects.vectors.rerank import cohere_error, speaks_cohere
+from server.dialects.common import Json
+from server.dialects.errors import error_of_api
 from server.errors import NotFound
 from server.transport.endpoints import OPEN_PATHS
 
@@ -232,26 +230,12 @@ def _fill(shown: Json, path: str, operation: Operation, schemas: _Schemas) -> No
     elif operation.status is not None:
         shown["responses"]["200"] = {"description": "OK", "content": _content(operation, schemas)}
     for status in sorted({*operation.errors} if path in OPEN_PATHS else {*operation.errors, 401}):
-        error = _error(path, status)
+        kind, message = _ERRORS[status]
+        error = error_of_api(path, status, {"error": {"code": status, "message": message, "type": kind}})
         content = {"schema": schemas.of(error), "example": error}
-        shown["responses"][str(status)] = {"description": _ERRORS[status][1], "content": {JSON: content}}
+        shown["responses"][str(status)] = {"description": message, "content": {JSON: content}}
     if path in OPEN_PATHS:
         shown["security"] = []
-
-
-def _error(path: str, status: int) -> Json:
-    """Return an error of the endpoint at `path` in the words of its API."""
-    kind, message = _ERRORS[status]
-    error: Json = {"error": {"code": status, "message": message, "type": kind}}
-    for speaks, convert in (
-        (speaks_anthropic, anthropic_error),
-        (speaks_ollama, ollama_error),
-        (speaks_cohere, cohere_error),
-        (speaks_openai, openai_error),
-    ):
-        if speaks(path):
-            return convert(status, error)
-    return error
 
 
 def _content(operation: Operation, schemas: _Schemas) -> Json:

@@ -14,7 +14,7 @@ from fastapi import Request as HttpRequest
 from server.chat.conversation import Media
 from server.chat.prompt import can_show
 from server.dialects.dialect import Caller, Generation
-from server.dialects.vectors.encoding import VectorJob
+from server.dialects.vectors.embeddings import VectorJob
 from server.engine.cache_scope import cache_scope, is_lasting
 from server.engine.request import Event, Failed, Finished, Sink, Started, Text
 from server.engine.sequence import Ticket

@@ -15,7 +15,7 @@ from typing import Final
 
 from starlette.types import Scope
 
-from server.dialects.messages.errors import speaks_anthropic
+from server.dialects.errors import speaks_anthropic
 from server.errors import NotFound, PermissionDenied, QueueFull, ShuttingDown
 from server.transport.auth import Access
 from server.transport.cors import CorsPolicy, Guard, ReplyHeaders

@@ -15,10 +15,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Scope
 
-from server.dialects.common import openai_error, speaks_openai
-from server.dialects.messages.errors import anthropic_error, speaks_anthropic
-from server.dialects.ollama.errors import ollama_error, speaks_ollama
-from server.dialects.vectors.rerank import cohere_error, speaks_cohere
+from server.dialects.errors import error_of_api
 from server.errors import (
     AuthenticationFailed,
     ContextExceeded,
@@ -71,14 +68,6 @@ EXPECTED = (LlamapoolError, RequestValidationError, ValidationError, RecursionEr
 """Errors that endpoints raise to be answered; any other one is a fault of ours."""
 
 ErrorReply = tuple[int, dict[str, Any], dict[str, str]]
-_SPOKEN = (
-    (speaks_anthropic, anthropic_error),
-    (speaks_ollama, ollama_error),
-    (speaks_cohere, cohere_error),
-    (speaks_openai, openai_error),
-)
-"""APIs with errors of their own: which paths are theirs, and the body from the status and llama-server's body. The
-first that matches counts."""
 
 
 def error_body(error: Exception) -> ErrorReply:
@@ -105,11 +94,7 @@ def error_response(error: Exception, scope: Scope) -> Response:
     if record is not None:
         record.error = reason_of(error)
     status, body, headers = error_body(error)
-    for speaks, written in _SPOKEN:
-        if speaks(target.path):
-            body = written(status, body)
-            break
-    return json_reply(body, status=status, headers=headers)
+    return json_reply(error_of_api(target.path, status, body), status=status, headers=headers)
 
 
 def add_error_handlers(app: FastAPI) -> None:

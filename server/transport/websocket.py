@@ -15,7 +15,7 @@ import orjson
 from starlette.types import Message, Scope
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from server.dialects.common import openai_error
+from server.dialects.errors import openai_error
 from server.transport.admission import admission_of
 from server.transport.limits import TooManyBodies
 

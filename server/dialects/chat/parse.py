@@ -37,9 +37,17 @@ from server.dialects.fields import (
     text_of,
     wrong_type,
 )
-from server.dialects.generation import INNER_FIELDS, MAX_PROBS, GenerationFields, Logprobs, prepared_request
+from server.dialects.generation import (
+    INNER_FIELDS,
+    MAX_PROBS,
+    GenerationFields,
+    Logprobs,
+    ReasoningFields,
+    prepared_request,
+    read_thinking,
+    template_kwargs,
+)
 from server.dialects.media import file_of, image_source, link
-from server.dialects.thinking import ReasoningFields, read_thinking, template_kwargs
 from server.dialects.tool_types import left_out_reason
 from server.dialects.tools import choose, function_tool, name_and_description, read_choice, tool_list
 from server.dialects.verbose import verbose

@@ -11,7 +11,6 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, WithJsonSchema
 
 from server.dialects.common import Header
-from server.dialects.completions.logprobs import Echo, echo
 from server.dialects.completions.prompt import (
     PROMPT,
     GivenPrompt,
@@ -21,7 +20,7 @@ from server.dialects.completions.prompt import (
     read_prompts,
     tokenize_mixed,
 )
-from server.dialects.completions.write import CompletionForm, CompletionWriter
+from server.dialects.completions.write import CompletionForm, CompletionWriter, Echo, echo
 from server.dialects.constraints import read_shape
 from server.dialects.dialect import NO_CALLER, Caller, Dialect, Generation, ParsedRequest
 from server.dialects.fields import Prompt, Whole, field_error, out_of_range, parse

@@ -14,28 +14,58 @@ from server.chat.prepare import prepare, prompt_of
 from server.dialects.chat.schemas import TOOL_CHOICE
 from server.dialects.common import Header, Json, random_id
 from server.dialects.dialect import NO_CALLER, Caller, Dialect, Generation, ParsedRequest
+from server.dialects.errors import anthropic_error_event
 from server.dialects.fields import Body, Count, Messages, Objects, Strings, TextOrObject, TextOrObjects, parse
 from server.dialects.generation import (
     ADAPTER,
+    UNSAID_BUDGET,
     GenerationFields,
+    ReasoningOption,
     ServingFields,
+    asked_to_think,
     prepared_request,
     read_stop,
+    template_kwargs,
 )
 from server.dialects.mcp import ServerTools, ToolRounds
-from server.dialects.messages.errors import error_event
 from server.dialects.messages.messages import read_conversation
-from server.dialects.messages.schemas import BLOCK, MESSAGE, TOOL
 from server.dialects.messages.tools import read_tools
 from server.dialects.messages.write import NO_SERVER_TOOLS, PING, MessageWriter, Names
 from server.dialects.reasoning_cipher import NO_CIPHER, ReasoningCipher
 from server.dialects.sampling import SamplingFields
-from server.dialects.thinking import UNSAID_BUDGET, ReasoningOption, asked_to_think, template_kwargs
-from server.dialects.warnings import Fields, fields_of, left_out, unused_fields
+from server.dialects.warnings import ByType, Fields, fields_of, left_out, unused_fields
 from server.errors import InvalidRequest
 from server.media.source import NOTHING_SEEN, Seen
 from server.pool.model import LoadedModel
 from server.structured.response_format import ANY_OBJECT, ResponseFormat
+
+_SOURCE = Fields("type media_type data url file_id")
+_TEXT = Fields("type text citations")
+_IMAGE = Fields("type", source=_SOURCE)
+_SHOWN = {
+    "text": _TEXT,
+    "image": _IMAGE,
+    "document": Fields(
+        "type title context citations", source=_SOURCE | Fields("", content=ByType({"text": _TEXT, "image": _IMAGE}))
+    ),
+    "search_result": Fields("type source title citations", content=ByType({"text": _TEXT})),
+    "tool_reference": Fields("type tool_name"),
+}
+_CALL = Fields("type id name input caller server_name toolset_name")
+BLOCK = ByType(
+    {
+        **_SHOWN,
+        **dict.fromkeys(("tool_use", "server_tool_use", "mcp_tool_use"), _CALL),
+        "tool_result": Fields("type tool_use_id is_error toolset_name", content=ByType(_SHOWN)),
+        "thinking": Fields("type thinking signature"),
+        "redacted_thinking": Fields("type data"),
+        "mcp_tool_listing": Fields("type mcp_server_name tools"),
+    }
+)
+MESSAGE = Fields("role output_config", content=BLOCK)
+_TOOL = Fields("type name description input_schema strict defer_loading eager_input_streaming")
+TOOL = ByType({"": _TOOL, "custom": _TOOL})  # for other types, the API defines the fields
+
 
 DEFAULT_MAX_TOKENS = 4096
 """llama-server's, for a body without ``max_tokens``."""
@@ -213,4 +243,4 @@ def count_message_tokens(conversation: Conversation, model: LoadedModel, seen: S
     return {"input_tokens": prompt_of(conversation, model).count(model, seen)}
 
 
-MESSAGES = Dialect(parse_messages, error_event, PING)
+MESSAGES = Dialect(parse_messages, anthropic_error_event, PING)

@@ -10,11 +10,11 @@ from functools import partial
 from typing import Any
 
 from server.chat.conversation import NO_PARAMETERS, Tool, Tools
-from server.dialects.deferred_tools import DeferredTools
 from server.dialects.fields import as_object, wrong_type
 from server.dialects.tool_types import TOOLSETS, Toolset, ToolType, anthropic_type, left_out_reason
 from server.dialects.tools import (
     ClientName,
+    DeferredTools,
     ToolChoice,
     choose,
     is_strict,

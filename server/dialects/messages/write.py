@@ -15,6 +15,7 @@ message is not repeated.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 from types import MappingProxyType
 
 import orjson
@@ -265,3 +266,29 @@ def _stop(end: Finished, *, called: bool) -> Json:
     if end.reason is FinishReason.STOP:
         return {"stop_reason": "stop_sequence", "stop_sequence": end.stopping_word}
     return {"stop_reason": "tool_use" if called else "end_turn", "stop_sequence": None}
+
+
+ANTHROPIC_VERSION = "anthropic-version"
+"""The header that all of them send."""
+
+
+def anthropic_models(models: Sequence[Json]) -> Json:
+    """The list, which is one page."""
+    ids = [model["id"] for model in models]
+    page = {"has_more": False, "first_id": ids[0] if ids else None, "last_id": ids[-1] if ids else None}
+    return {"object": "list", "data": [anthropic_model(model) for model in models], **page}
+
+
+def anthropic_model(model: Json) -> Json:
+    """Convert an entry of OpenAI's list. Input and output limits are known once the model has been loaded."""
+    n_ctx = model.get("meta", {}).get("n_ctx")
+    return {
+        "type": "model",
+        **model,
+        "display_name": model["id"],
+        "created_at": datetime.fromtimestamp(model["created"], UTC).isoformat().replace("+00:00", "Z"),
+        "max_input_tokens": n_ctx,
+        "max_tokens": n_ctx,
+        "lifecycle": "active",
+        **dict.fromkeys(("capabilities", "line", "deprecated_at", "retires_at")),
+    }

@@ -6,37 +6,114 @@ handle_completions_impl).
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import orjson
+from pydantic import AfterValidator, WithJsonSchema
 
 from server.chat.prompt import allowance, ended_by
 from server.dialects.common import Json, random_id
 from server.dialects.completions.prompt import (
     PROMPT,
     GivenPrompt,
+    Mixed,
     prompt_media,
     prompt_text,
     read_filled,
+    read_mixed,
     read_prompts,
+    tokenize_mixed,
 )
 from server.dialects.constraints import conflict, guide
 from server.dialects.dialect import NO_CALLER, Caller, Dialect, Generation, ParsedRequest
-from server.dialects.fields import field_error, parse
-from server.dialects.generation import INNER_FIELDS, check_totals, engine_request, refuse_thinking
-from server.dialects.native.schemas import NativeBody
-from server.dialects.native.settings import whole_settings
-from server.dialects.native.write import Finals, NativeWriter
-from server.dialects.warnings import fields_of, unused_fields
+from server.dialects.fields import Object, Objects, Prompt, Strings, field_error, json_type, parse
+from server.dialects.generation import (
+    INNER_FIELDS,
+    MAX_PROBS,
+    GenerationFields,
+    Logprobs,
+    check_totals,
+    engine_request,
+    refuse_thinking,
+)
+from server.dialects.native.fim import Extra, Gap, extra_tokens, fim_tokens, fitting_extra, require_fim
+from server.dialects.native.write import Finals, NativeWriter, whole_settings
+from server.dialects.warnings import Fields, fields_of, unused_fields
 from server.engine.media import MediaPrompt
 from server.engine.request import Request
+from server.errors import InvalidRequest
 from server.formats.parsing.reasoning import open_reasoning
 from server.media.source import NOTHING_SEEN, Seen
 from server.pool.model import LoadedModel
 from server.structured.constraint import Constraint
 from server.structured.lazy import Lazy, compiled
 from server.structured.reasoning_end import UNLIMITED
-from server.structured.response_format import ResponseFormat
+from server.structured.response_format import ANY_OBJECT, ResponseFormat
+
+MAX_RESPONSE_FIELDS = 256
+MAX_PATH_CHARS = 256
+
+
+def read_logprobs(value: object) -> int:
+    """Return a count; a boolean is 0 or 1. Raises ValueError with the reason."""
+    if not isinstance(value, int):
+        raise ValueError(f"type must be number, but is {json_type(value)}")
+    if value > MAX_PROBS:
+        raise ValueError(f"must be at most {MAX_PROBS}, got {value}")
+    return int(value)
+
+
+def read_paths(value: object) -> tuple[str, ...]:
+    """Return the paths of response fields. Raises ValueError with the reason."""
+    if not isinstance(value, list):
+        raise ValueError(f"type must be array, but is {json_type(value)}")
+    if len(value) > MAX_RESPONSE_FIELDS:
+        raise ValueError(f"must have at most {MAX_RESPONSE_FIELDS} entries")
+    for path in value:
+        if not isinstance(path, str):
+            raise ValueError(f"type must be string, but is {json_type(path)}")
+        if len(path) > MAX_PATH_CHARS:
+            raise ValueError(f"an entry must have at most {MAX_PATH_CHARS} characters")
+    return tuple(value)
+
+
+class NativeBody(GenerationFields):
+    """Fields of a native completion in addition to the common ones. ``response_format`` has no effect."""
+
+    prompt: Prompt = None
+    response_fields: Annotated[Strings, AfterValidator(read_paths)] = None
+    logprobs: Annotated[Any, AfterValidator(read_logprobs), WithJsonSchema({"type": ["integer", "boolean"]})] = None
+    reasoning_format: Literal["none", "auto", "deepseek", "deepseek-legacy"] | None = None
+    response_format: Object = None
+    reasoning_budget_start_tag: str | None = None
+    reasoning_budget_end_tag: str | None = None
+    reasoning_budget_end_tags: list[str] | None = None
+    generation_prompt: str | None = None
+
+    @property
+    def wanted_probs(self) -> Logprobs:
+        """``n_probs``, or ``logprobs``, which llama-server takes as another name of it."""
+        n = self.n_probs if self.n_probs is not None else self.logprobs or 0
+        return Logprobs(n > 0, max(n, 0))
+
+    @property
+    def schema_wanted(self) -> object | None:
+        """The JSON Schema that the output must match; a grammar counts before it, as in llama-server."""
+        if self.grammar or self.json_schema is None:
+            return None
+        return ANY_OBJECT if self.json_schema == {} else self.json_schema
+
+    @property
+    def thinking_tags(self) -> tuple[str, tuple[str, ...]] | None:
+        """Return the text that opens reasoning, and the texts that close it, the first of which is forced at the
+        budget.
+
+        None if the request has no tags, so that reasoning can't be detected.
+        """
+        one = [self.reasoning_budget_end_tag or ""]
+        ends = tuple(filter(None, one if self.reasoning_budget_end_tags is None else self.reasoning_budget_end_tags))
+        return (self.reasoning_budget_start_tag, ends) if self.reasoning_budget_start_tag and ends else None
+
 
 FIELDS = INNER_FIELDS | fields_of(NativeBody, prompt=PROMPT)
 """The fields of the body, at any depth."""
@@ -173,3 +250,99 @@ def _grammar_source(body: NativeBody) -> str:
     if schema is None:
         return body.grammar or ""
     return f"%llguidance {{}}\nstart: %json {orjson.dumps(schema).decode()}"
+
+
+MAX_FILES = 1024
+
+
+class InfillBody(NativeBody):
+    """The body of ``POST /infill``."""
+
+    input_prefix: Prompt = None
+    input_suffix: Prompt = None
+    input_extra: Objects = None
+
+
+INFILL_FIELDS = INNER_FIELDS | fields_of(InfillBody, input_extra=Fields("filename text"))
+"""The fields of the body, at any depth."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InfillRequest(ParsedRequest):
+    """An infill request before a model tokenizes it."""
+
+    options: InfillBody
+    prefix: Mixed
+    suffix: Mixed
+    prompt: str
+    files: list[Extra]
+
+    def generation(self, model: LoadedModel, seen: Seen = NOTHING_SEEN, caller: Caller = NO_CALLER) -> Generation:
+        """Return the request and the writer of its reply; blocking, for a thread.
+
+        Raises `InvalidRequest`, and `NotSupported` for a model without the tokens for it.
+        """
+        require_fim(model.vocab)
+        return generation(self.options, lambda: [MediaPrompt(infill_tokens(self, model))], model, caller)
+
+
+def parse_infill(given: dict[str, Any]) -> InfillRequest:
+    """Validate the fields that don't depend on a model. Raises `InvalidRequest`."""
+    body = parse(InfillBody, given)
+    refuse_thinking(body)
+    if body.prompt is not None and not isinstance(body.prompt, str):
+        raise InvalidRequest('"prompt" must be a string', "prompt")
+    for name in ("input_prefix", "input_suffix"):
+        if getattr(body, name) is None:
+            raise InvalidRequest(f'"{name}" is required', name)
+    options = body.model_copy(update=dict.fromkeys(("prompt", "input_prefix", "input_suffix", "input_extra")))
+    return InfillRequest(
+        options=options,
+        warnings=unused_fields(given, INFILL_FIELDS, ignored_format(body)),
+        prefix=read_mixed(body.input_prefix, "input_prefix"),
+        suffix=read_mixed(body.input_suffix, "input_suffix"),
+        prompt=body.prompt or "",
+        files=_read_files(body.input_extra),
+    )
+
+
+INFILL = Dialect(parse_infill)
+
+
+def _read_files(value: object) -> list[Extra]:
+    if value is None:
+        return []
+    if not isinstance(value, list):
+        raise InvalidRequest('"input_extra" must be an array of {"filename": string, "text": string}', "input_extra")
+    if len(value) > MAX_FILES:
+        raise InvalidRequest(f'"input_extra" must have at most {MAX_FILES} entries', "input_extra")
+    return [_file(entry, f"input_extra.{index}") for index, entry in enumerate(value)]
+
+
+def _file(entry: object, path: str) -> Extra:
+    text = entry.get("text") if isinstance(entry, dict) else None
+    if not isinstance(entry, dict) or not isinstance(text, str):
+        raise InvalidRequest('extra_context chunk must contain a "text" field with a string value', f"{path}.text")
+    filename = entry.get("filename", "tmp")
+    if not isinstance(filename, str):
+        raise InvalidRequest('extra_context chunk\'s "filename" field must be a string', f"{path}.filename")
+    return Extra(text, filename)
+
+
+def infill_tokens(infill: InfillRequest, model: LoadedModel) -> list[int]:
+    """Return the prompt, cut to a batch: of a long prefix keep the end, of the suffix and the files the start and the
+    end.
+    """
+    vocab, spec = model.vocab, model.spec
+    gap = Gap(
+        prefix=tokenize_mixed(vocab, infill.prefix, "input_prefix", add_special=False, parse_special=False),
+        suffix=tokenize_mixed(vocab, infill.suffix, "input_suffix", add_special=False, parse_special=False),
+        prompt=vocab.tokenize(infill.prompt, add_special=False, parse_special=True),
+    )
+    extra = fitting_extra(
+        extra_tokens(vocab, infill.files),
+        n_ctx=model.engine.n_ctx_seq,
+        n_batch=spec.native.n_batch,
+        n_predict=spec.n_predict,
+    )
+    return fim_tokens(vocab, gap.cut(spec.native.n_batch), extra, suffix_first=spec.spm_infill)

@@ -6,11 +6,13 @@ Fields from a model's file are empty until the model has been loaded. Nothing he
 import hashlib
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Sequence
 from datetime import UTC, datetime, timedelta
 
 from server.dialects.common import Json
+from server.pool.events import DownloadEnded, DownloadProgress, PoolEvent, StatusChanged
 from server.pool.footprint import HOST, totals
+from server.pool.names import LATEST
 from server.pool.protocols import ModelInfo
 from server.pool.state import ModelState, Status
 from server.templates.template import ChatTemplate
@@ -175,3 +177,31 @@ def _size(state: ModelState) -> int:
 def _digest(state: ModelState) -> str:
     """64 hexadecimal digits, as Ollama's clients expect, of the place and time: reading a whole file takes long."""
     return hashlib.sha256(f"{state.spec.path} {_modified(state)}".encode()).hexdigest()
+
+
+_HUBS = ("hf.co/", "huggingface.co/")
+SUCCESS: Json = {"status": "success"}
+
+
+def hub_name(name: str) -> str:
+    """Convert Ollama's ``hf.co/owner/name[:quantization]`` to ``owner/name[:quantization]``."""
+    name = name.removesuffix(LATEST)
+    return next((name.removeprefix(hub) for hub in _HUBS if name.startswith(hub)), name)
+
+
+async def pull_lines(model: str, events: AsyncIterable[PoolEvent]) -> AsyncIterator[Json]:
+    """Yield the progress of the download of `model`, up to ``success`` or ``error``."""
+    yield {"status": "pulling manifest"}
+    failure = f"the download of '{model}' was stopped"
+    async for event in events:
+        match event:
+            case DownloadProgress(name, files) if name == model:
+                for file in files:
+                    part = file.url.rpartition("/")[2]
+                    yield {"status": f"pulling {part}", "digest": part, "total": file.total, "completed": file.done}
+            case StatusChanged(name, Status.FAILED, _, reason) if name == model:
+                failure = reason
+            case DownloadEnded(name, ok) if name == model:
+                yield SUCCESS if ok else {"error": failure}
+                return
+    yield {"error": "the server is stopping"}

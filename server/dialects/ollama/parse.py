@@ -31,6 +31,7 @@ from server.dialects.chat.parse import read_tools
 from server.dialects.common import random_id
 from server.dialects.completions.prompt import check_token
 from server.dialects.dialect import NO_CALLER, Caller, Dialect, Generation, ParsedRequest
+from server.dialects.errors import error_line
 from server.dialects.fields import (
     INT32_MAX,
     MAX_MAGNITUDE,
@@ -60,7 +61,6 @@ from server.dialects.generation import (
 )
 from server.dialects.media import link
 from server.dialects.native.fim import Gap, fim_tokens, require_fim
-from server.dialects.ollama.errors import error_line
 from server.dialects.ollama.models import can_think
 from server.dialects.ollama.write import LastLine, OllamaWriter, Reply
 from server.dialects.sampling import SamplingFields

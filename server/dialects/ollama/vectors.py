@@ -11,8 +11,7 @@ from pydantic import AfterValidator
 
 from server.dialects.fields import INT32_MAX, Body, TextOrStrings, Whole, field_error, parse, within
 from server.dialects.ollama.parse import OPTIONS, KeepAlive, without_effect
-from server.dialects.vectors.embeddings import MAX_INPUTS
-from server.dialects.vectors.encoding import EUCLIDEAN, normalized
+from server.dialects.vectors.embeddings import EUCLIDEAN, MAX_INPUTS, normalized
 from server.dialects.warnings import Fields, fields_of, unknown_fields
 from server.engine.runner_api import Pooling, Vectors
 from server.errors import InvalidRequest
@@ -63,7 +62,7 @@ class Embed:
 
 @dataclass(frozen=True, slots=True)
 class EmbedJob:
-    """`server.dialects.vectors.encoding.VectorJob`, one vector for each text."""
+    """`server.dialects.vectors.embeddings.VectorJob`, one vector for each text."""
 
     inputs: list[list[int]]
     request: Embed

@@ -7,19 +7,19 @@ text is omitted with a warning.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from dataclasses import field as default
 from typing import Any
 
 import orjson
 
 from server.chat.conversation import Call, Media, MediaKind, Message, Part, TextPart, text_content
+from server.dialects.common import Json, random_id
 from server.dialects.custom_tools import input_arguments
 from server.dialects.fields import MAX_MESSAGES, as_object, json_text, objects_in, string_of, wrong_type
 from server.dialects.media import file_of, image_source, link
 from server.dialects.reasoning_cipher import COMPACTION, NO_CIPHER, REASONING, ReasoningCipher, TamperedReasoning
 from server.dialects.responses.compaction import compacted_text
-from server.dialects.responses.history import NO_HISTORY, History
 from server.dialects.responses.mcp import ApprovedCall, reader_name
 from server.dialects.responses.tools import ToolReader
 from server.dialects.tool_types import called
@@ -27,6 +27,72 @@ from server.dialects.tools import model_name
 from server.dialects.warnings import FOREIGN_REASONING, left_out
 from server.errors import InvalidRequest
 from server.media.source import Source
+
+_PREFIXES = {
+    "message": "msg",
+    "reasoning": "rs",
+    "function_call": "fc",
+    "custom_tool_call": "ctc",
+    "compaction": "cmp",
+}
+_PART_DEFAULTS: Mapping[object, Json] = {
+    "output_text": {"annotations": []},
+    "input_image": {"detail": "auto"},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """``items`` precede the input. ``named_by``: the field of the body that names them, for errors. ``referenced``:
+    stored items by the ids that the input refers to.
+    """
+
+    items: Sequence[Json] = ()
+    named_by: str = "previous_response_id"
+    referenced: Mapping[str, Json] = field(default_factory=dict)
+
+
+NO_HISTORY = History()
+
+
+def references(items: object) -> set[str]:
+    """Return the ids of the stored items that an input refers to."""
+    if not isinstance(items, list):
+        return set()
+    found = (item.get("id") for item in items if isinstance(item, dict) and is_reference(item))
+    return {item_id for item_id in found if isinstance(item_id, str)}
+
+
+def is_reference(item: Mapping[str, Any]) -> bool:
+    """Return whether an item refers to a stored one: ``{"type": "item_reference", "id": ...}``, the type optional."""
+    return item.get("type") == "item_reference" or set(item) == {"id"}
+
+
+def items_to_store(given: object, history: History = NO_HISTORY) -> list[Json]:
+    """Return the items of an input, each with an id: a text is one message, a reference the item that it names."""
+    if given is None:
+        return []
+    if isinstance(given, str):
+        given = [{"role": "user", "content": [{"type": "input_text", "text": given}]}]
+    return [_with_id(history.referenced[item["id"]] if is_reference(item) else item) for item in given]  # type: ignore[attr-defined]
+
+
+def _with_id(item: Json) -> Json:
+    """Return an input item as OpenAI's API lists it: with the fields that a client may omit."""
+    kind = item.get("type") or "message"
+    item_id = item.get("id")
+    if not isinstance(item_id, str) or not item_id:
+        item_id = f"{_PREFIXES.get(kind, 'item')}_{random_id()}"
+    listed = {**item, "id": item_id, "type": kind, "status": item.get("status") or "completed"}
+    if kind != "message":
+        return listed
+    content = item.get("content")
+    if isinstance(content, str):
+        content = [{"type": "output_text" if item.get("role") == "assistant" else "input_text", "text": content}]
+    if isinstance(content, list):
+        listed["content"] = [{**_PART_DEFAULTS.get(part.get("type"), {}), **part} for part in content]
+    return listed
+
 
 _ROLES = ("user", "assistant", "system", "developer")
 _TEXTS = {

@@ -14,7 +14,7 @@ from server.chat.conversation import Conversation, Media, Message
 from server.chat.prepare import Prepared, prepare
 from server.chat.truncation import fits, truncated
 from server.dialects.chat.parse import chat_logprobs
-from server.dialects.chat.schemas import TOOL_CHOICE
+from server.dialects.chat.schemas import FORMAT, TOOL_CHOICE
 from server.dialects.common import Header, Json, random_id
 from server.dialects.constraints import read_shape
 from server.dialects.dialect import NO_CALLER, Caller, Dialect, Generation, ParsedRequest
@@ -30,22 +30,73 @@ from server.dialects.fields import (
     field_error,
     parse,
 )
-from server.dialects.generation import INNER_FIELDS, MAX_TOP_LOGPROBS, Limit, Logprobs, prepared_request, token_limit
+from server.dialects.generation import (
+    INNER_FIELDS,
+    MAX_TOP_LOGPROBS,
+    Limit,
+    Logprobs,
+    ReasoningFields,
+    prepared_request,
+    read_thinking,
+    template_kwargs,
+    token_limit,
+)
 from server.dialects.mcp import ToolRounds
 from server.dialects.reasoning_cipher import NO_CIPHER, ReasoningCipher
-from server.dialects.responses.history import NO_HISTORY, History, items_to_store
-from server.dialects.responses.input import read_input
+from server.dialects.responses.input import NO_HISTORY, History, items_to_store, read_input
 from server.dialects.responses.items import OutputItems
 from server.dialects.responses.mcp import ApprovedCall, McpRounds
-from server.dialects.responses.schemas import ITEM, TEXT_FORMAT, TOOL
 from server.dialects.responses.tools import ClientTools, ToolReader
 from server.dialects.responses.write import EARLY_PING, Keep, ResponseFrame, ResponseWriter, failed_early
-from server.dialects.thinking import ReasoningFields, read_thinking, template_kwargs
-from server.dialects.warnings import Fields, fields_of, shown, unused_fields
+from server.dialects.warnings import ByType, Fields, fields_of, shown, unused_fields
 from server.engine.request import Request
 from server.errors import InvalidRequest
 from server.media.source import NOTHING_SEEN, Seen
 from server.pool.model import LoadedModel
+
+_TEXT = Fields("type text annotations logprobs")
+_MEDIA = Fields("type data url file_data format", image_url=Fields("url"), video_url=Fields("url data"))
+_PART = ByType(
+    {
+        **dict.fromkeys(("input_text", "output_text", "text", "summary_text", "reasoning_text"), _TEXT),
+        "refusal": Fields("type refusal"),
+        "input_image": Fields("type file_id", image_url=Fields("url")),
+        "input_file": Fields("type file_data file_url file_id filename detail"),
+        "input_audio": _MEDIA | Fields("", input_audio=Fields("data url format")),
+        "input_video": _MEDIA | Fields("", input_video=Fields("data url format")),
+    }
+)
+_MESSAGE = Fields("type id role status phase", content=_PART)
+_OUTPUT = Fields("type id call_id status name namespace caller", output=_PART)
+_CALLABLE = {
+    "function": Fields("type name description parameters strict defer_loading"),
+    "custom": Fields("type name description defer_loading", format=FORMAT),
+}
+TOOL = ByType(
+    {
+        **_CALLABLE,
+        "namespace": Fields("type name description", tools=ByType(_CALLABLE)),
+        **dict.fromkeys(("local_shell", "apply_patch", "computer"), Fields("type allowed_callers")),
+        "computer_use_preview": Fields("type display_width display_height environment"),
+        "shell": Fields("type allowed_callers", environment=Fields("type skills")),
+        "tool_search": Fields("type execution description parameters"),
+    }
+)
+ITEM = ByType(
+    {
+        **dict.fromkeys(("", "message"), _MESSAGE),
+        "function_call": Fields("type id call_id name namespace arguments status caller async"),
+        "custom_tool_call": Fields("type id call_id name namespace input status caller async"),
+        **dict.fromkeys(("function_call_output", "custom_tool_call_output"), _OUTPUT),
+        "reasoning": Fields("type id status encrypted_content", content=_PART, summary=_PART),
+        **dict.fromkeys(("compaction", "compaction_summary"), Fields("type id encrypted_content created_by")),
+        "item_reference": Fields("type id"),
+        "additional_tools": Fields("type id role", tools=TOOL),
+        "tool_search_output": Fields("type id call_id execution status created_by", tools=TOOL),
+    }
+)
+TEXT_FORMAT = Fields("type name description schema strict")
+
 
 MAX_METADATA = 16
 MAX_METADATA_KEY_CHARS = 64

@@ -14,12 +14,12 @@ from typing import Any
 from server.chat.conversation import NO_PARAMETERS, Tool, Tools
 from server.dialects.common import Json
 from server.dialects.custom_tools import GrammarBudget, custom_tool
-from server.dialects.deferred_tools import DeferredTools
 from server.dialects.fields import as_object, json_text, objects_in, wrong_type
 from server.dialects.tool_types import RESPONSES, ToolType, left_out_reason
 from server.dialects.tools import (
     MAX_TOOLS,
     ClientName,
+    DeferredTools,
     Named,
     choose,
     function_tool,

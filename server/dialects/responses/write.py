@@ -19,7 +19,8 @@ import orjson
 
 from server.chat.conversation import Message
 from server.dialects import common as wire
-from server.dialects.common import CONTEXT_EXCEEDED, Json
+from server.dialects.common import Json
+from server.dialects.errors import CONTEXT_EXCEEDED
 from server.dialects.mcp import Outcome, ServerCall
 from server.dialects.responses.items import (
     Addition,

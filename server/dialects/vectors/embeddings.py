@@ -2,9 +2,10 @@
 handle_embeddings_impl). Beyond it: ``dimensions``, and a limit to the number of inputs.
 """
 
+import base64
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Protocol
 
 import numpy as np
 import orjson
@@ -15,13 +16,49 @@ from server.dialects.common import Json
 from server.dialects.completions.prompt import PROMPT, GivenPrompt, TextWithMedia, read_mixed, read_object, read_prompt
 from server.dialects.fields import INT32_MAX, Body, Prompt, Whole, field_error, parse, within
 from server.dialects.media import link
-from server.dialects.vectors.encoding import MAX_NORM, base64_floats, normalized
 from server.dialects.warnings import ByType, Fields, fields_of
 from server.engine.media import MediaPrompt
 from server.engine.runner_api import Pooling, Vectors
 from server.errors import InvalidRequest
 from server.media.source import NOTHING_SEEN, Seen
 from server.pool.model import LoadedModel
+
+NONE, MAX_ABSOLUTE, TAXICAB, EUCLIDEAN = -1, 0, 1, 2
+MAX_NORM = 1000
+_INT16_RANGE = 32760.0
+
+
+class VectorJob(Protocol):
+    """The inputs to compute, and the writer of the response."""
+
+    @property
+    def inputs(self) -> Sequence[Sequence[int] | MediaPrompt]:
+        """Return the tokens of each input, with its media."""
+
+    def reply(self, found: Sequence[Vectors]) -> bytes:
+        """The reply's JSON; blocking, for a thread."""
+
+
+def normalized(vectors: Vectors, norm: int) -> Vectors:
+    """Each row at length 1 under `norm` (llama.cpp common/common.cpp, common_embd_normalize): -1 as it is, 0 the
+    largest component at 32760, 1 taxicab, 2 euclidean, p the p-norm. A row of zeros stays one."""
+    if norm == NONE:
+        return vectors
+    rows = vectors.astype(np.float64)
+    largest = np.abs(rows).max(axis=1, keepdims=True)
+    if norm == MAX_ABSOLUTE:
+        length = largest / _INT16_RANGE
+    else:  # scaled by the largest value, whose power could overflow
+        parts = np.abs(np.divide(rows, largest, out=np.zeros_like(rows), where=largest > 0))
+        length = largest * (parts**norm).sum(axis=1, keepdims=True) ** (1.0 / norm)
+    result: Vectors = np.divide(rows, length, out=np.zeros_like(rows), where=length > 0).astype(np.float32)
+    return result
+
+
+def base64_floats(vector: Vectors) -> str:
+    """The numbers as little-endian 32-bit floats, as OpenAI's ``encoding_format: base64``."""
+    return base64.b64encode(vector.astype("<f4").tobytes()).decode("ascii")
+
 
 MAX_INPUTS = 2048
 """Most texts of one request; OpenAI's limit."""
@@ -67,7 +104,7 @@ class ParsedEmbeddings:
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingsJob:
-    """`server.dialects.vectors.encoding.VectorJob`: one vector for each text, or with pooling none one for each
+    """`server.dialects.vectors.embeddings.VectorJob`: one vector for each text, or with pooling none one for each
     token."""
 
     inputs: list[MediaPrompt]

@@ -57,7 +57,7 @@ class Rerank:
 
 @dataclass(frozen=True, slots=True)
 class RerankJob:
-    """`server.dialects.vectors.encoding.VectorJob`: one input for each document."""
+    """`server.dialects.vectors.embeddings.VectorJob`: one input for each document."""
 
     inputs: list[list[int]]
     request: Rerank
@@ -115,16 +115,6 @@ def read_rerank(given: object, *, cohere: bool = False) -> Rerank:
     texts = [_text(document, f"{given_as}.{index}") for index, document in enumerate(documents)]
     shape: ResponseFormat = "cohere" if cohere else "jina" if body.texts is None else "tei"
     return Rerank(body, body.query, texts, shape)
-
-
-def speaks_cohere(path: str) -> bool:
-    """Return whether the endpoint at `path` (with any prefix) is of Cohere's API."""
-    return path.endswith("/v2/rerank")
-
-
-def cohere_error(_: int, error: Json) -> Json:
-    """Return an error's body as Cohere's API has it."""
-    return {"message": error["error"]["message"]}
 
 
 def rerank_job(request: Rerank, model: LoadedModel) -> RerankJob:

@@ -12,7 +12,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from server.dialects.common import random_id
-from server.dialects.messages.errors import anthropic_error
+from server.dialects.errors import anthropic_error
 from server.dialects.messages.parse import FIELDS as MESSAGE_FIELDS
 from server.dialects.responses.parse import read_metadata
 from server.dialects.warnings import Fields, as_header, unused_fields

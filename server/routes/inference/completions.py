@@ -4,9 +4,8 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from server.dialects.completions.parse import COMPLETIONS, CompletionBody
-from server.dialects.native.infill import INFILL, InfillBody
-from server.dialects.native.parse import NATIVE
-from server.dialects.native.schemas import NativeBody
+from server.dialects.native.parse import INFILL, NATIVE, InfillBody, NativeBody
+from server.errors import NotSupported
 from server.routes.generate import answer
 from server.routes.openapi import RUNS, describe
 
@@ -34,3 +33,13 @@ async def native_completions(request: Request) -> Response:
 async def infill(request: Request) -> Response:
     """Code between a prefix and a suffix."""
     return await answer(request, INFILL)
+
+
+@router.post("/v1/moderations")
+@describe(status=None, errors=(501,))
+async def create_moderation() -> Response:
+    """Refuse: no model here returns OpenAI's categories of harmful content with scores."""
+    raise NotSupported(
+        "moderations: this server has no classifier for OpenAI's categories of harmful content; load a guard model "
+        "such as Llama Guard and ask it at /v1/chat/completions"
+    )

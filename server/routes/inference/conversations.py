@@ -6,10 +6,8 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from server.dialects.common import random_id
-from server.dialects.responses.history import items_to_store
-from server.dialects.responses.input import read_input
-from server.dialects.responses.parse import read_metadata
-from server.dialects.responses.schemas import ITEM
+from server.dialects.responses.input import items_to_store, read_input
+from server.dialects.responses.parse import ITEM, read_metadata
 from server.dialects.warnings import Fields, as_header, unused_fields
 from server.errors import InvalidRequest, NotFound, short
 from server.routes.openapi import READS, describe

@@ -11,9 +11,8 @@ from fastapi.responses import Response
 
 from server.dialects.common import Json
 from server.dialects.dialect import Dialect
-from server.dialects.ollama.models import running, shown, tags
+from server.dialects.ollama.models import SUCCESS, hub_name, pull_lines, running, shown, tags
 from server.dialects.ollama.parse import OLLAMA_CHAT, OLLAMA_GENERATE, OllamaChatBody, OllamaGenerateBody, OllamaRequest
-from server.dialects.ollama.pull import SUCCESS, hub_name, pull_lines
 from server.dialects.ollama.vectors import Embed, EmbedBody, OldEmbedBody, embed_job, read_embed, read_old_embed
 from server.dialects.warnings import as_header
 from server.errors import (
@@ -30,8 +29,8 @@ from server.pool.names import LATEST
 from server.pool.pool import Pool
 from server.pool.spec import Task
 from server.pool.state import ModelState, Status
-from server.routes.embed import embed, read_able
 from server.routes.generate import respond
+from server.routes.inference.vectors import embed, read_able
 from server.routes.openapi import FINDS, HI, NDJSON, READS, RUNS, TEXT, describe
 from server.routes.services import lease_for, sees_files, services, target_of
 from server.telemetry.record import RECORD

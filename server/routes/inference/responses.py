@@ -17,7 +17,7 @@ from fastapi.responses import Response
 from server.dialects.chat.parse import input_tokens
 from server.dialects.common import Header, typed_event
 from server.dialects.responses.compaction import CompactionRequest, compaction_body
-from server.dialects.responses.history import NO_HISTORY, History, references
+from server.dialects.responses.input import NO_HISTORY, History, references
 from server.dialects.responses.mcp import (
     McpRounds,
     is_mcp,

@@ -2,7 +2,7 @@
 
 from fastapi import APIRouter
 
-from server.routes.management import health, lora, metrics, models, page, props, slot_actions, slots, usage
+from server.routes.management import health, metrics, models, page, props, slots
 
-_MODULES = (health, models, props, slots, slot_actions, lora, metrics, usage, page)
+_MODULES = (health, models, props, slots, metrics, page)
 ROUTERS: tuple[APIRouter, ...] = tuple(module.router for module in _MODULES)

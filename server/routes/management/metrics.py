@@ -1,10 +1,18 @@
 """Prometheus' view of the server."""
 
-from fastapi import APIRouter, Request, Response
+import csv
+import io
+from collections.abc import Sequence
+from datetime import UTC, date, datetime
+from typing import Annotated, Any
 
-from server.errors import NotSupported
+from fastapi import APIRouter, Query, Request, Response
+
+from server.errors import InvalidRequest, NotSupported
 from server.routes.openapi import TEXT, describe
-from server.routes.services import services
+from server.routes.services import caller_of, services
+from server.state.usage import UsageRow
+from server.transport.errors import json_reply
 
 router = APIRouter(tags=["monitoring"])
 
@@ -28,3 +36,62 @@ async def metrics(request: Request, model: str = "") -> Response:
             "Process-Start-Time-Unix": str(int(used.metrics.started_at)),
         },
     )
+
+
+COLUMNS = ("day", "key", "model", "requests", "prompt_tokens", "cached_tokens", "completion_tokens")
+
+
+@router.get("/v1/usage")
+@describe("$UsageReport", errors=(400, 503))
+async def usage(
+    request: Request,
+    start: str = "",
+    end: str = "",
+    key: str = "",
+    model: str = "",
+    form: Annotated[str, Query(alias="format")] = "json",
+) -> Response:
+    """The usage of this key, or of all keys for the scope ``metrics`` and on a server without keys.
+
+    Days are in UTC, written ``YYYY-MM-DD``, from ``start`` (the first of this month) to ``end`` (today). ``key`` and
+    ``model`` select rows. ``format=csv`` returns a table.
+    """
+    today = datetime.now(UTC).date()
+    first, last = _day(start, "start", today.replace(day=1)), _day(end, "end", today)
+    if form not in ("json", "csv"):
+        raise InvalidRequest("format: must be json or csv", "format")
+    caller, used = caller_of(request), services(request)
+    own = caller is not None and not caller.sees_all
+    name = caller.name if own and caller is not None else key or None
+    rows = await used.usage.find(first.isoformat(), last.isoformat(), name, model or None)
+    if form == "csv":
+        return Response(_csv(rows), media_type="text/csv")
+    found: dict[str, Any] = {"object": "list", "data": [dict(zip(COLUMNS, _values(row), strict=True)) for row in rows]}
+    if caller is not None and caller.name:
+        day, month = used.usage.spent(caller.name)
+        limits = caller.limits
+        found["budget"] = {
+            "day": {"used": day, "limit": limits.tokens_per_day or None},
+            "month": {"used": month, "limit": limits.tokens_per_month or None},
+        }
+    return json_reply(found)
+
+
+def _day(given: str, name: str, otherwise: date) -> date:
+    try:
+        return date.fromisoformat(given) if given else otherwise
+    except ValueError:
+        raise InvalidRequest(f"{name}: must be a day such as 2026-11-24", name) from None
+
+
+def _values(row: UsageRow) -> tuple[str | int, ...]:
+    counts = row.counts
+    return row.day, row.key, row.model, counts.requests, counts.prompt, counts.cached, counts.completion
+
+
+def _csv(rows: Sequence[UsageRow]) -> str:
+    text = io.StringIO()
+    writer = csv.writer(text)
+    writer.writerow(COLUMNS)
+    writer.writerows(map(_values, rows))
+    return text.getvalue()

@@ -8,7 +8,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from server.dialects import common as wire
-from server.dialects.messages.models import ANTHROPIC_VERSION, anthropic_model, anthropic_models
+from server.dialects.messages.write import ANTHROPIC_VERSION, anthropic_model, anthropic_models
 from server.engine.runner_api import Pooling
 from server.errors import ConfigError, InvalidRequest, ModelNotFound, Unavailable
 from server.pool.events import (

@@ -2,20 +2,22 @@
 several models).
 """
 
+from pathlib import PurePath
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
+from server.dialects.adapters import adapter_objects, read_scales
 from server.dialects.common import FINGERPRINT
-from server.dialects.native.settings import generation_settings
+from server.dialects.native.write import generation_settings
 from server.errors import InvalidRequest, NotSupported, short
 from server.media.decode import reads_video
 from server.pool.state import ModelFacts, ModelState, Status
 from server.routes.management.models import memory_object
-from server.routes.openapi import FINDS, READS, describe
+from server.routes.openapi import FINDS, READS, RUNS, describe
 from server.routes.services import Services, lease_for, sees_files, services
 from server.templates.capabilities import Capabilities
-from server.transport.body import read_optional_json
+from server.transport.body import read_array, read_optional_json
 from server.transport.errors import json_reply
 from server.transport.options import HttpOptions
 
@@ -138,3 +140,26 @@ def template_caps(caps: Capabilities, *, thinking: bool) -> dict[str, bool]:
         "supports_tools": caps.tools,
         "supports_typed_content": caps.typed_content,
     }
+
+
+@router.get("/lora-adapters")
+@describe(["$LoraAdapter"], errors=(400, *FINDS, 501), loads=True)
+async def adapters(request: Request, model: str = "") -> Response:
+    """Return the loaded adapters with their scales. Loads or wakes the model unless ``autoload`` is off."""
+    with await lease_for(request, model or None) as lease:
+        shown = adapter_objects(lease.model.engine.adapters, lease.model.vocab)
+    if not sees_files(request):
+        for adapter in shown:
+            adapter["path"] = PurePath(adapter["path"]).name
+    return json_reply(shown)
+
+
+@router.post("/lora-adapters")
+@describe("$Success", example=[{"id": 0, "scale": 1.0}], errors=RUNS, loads=True)
+async def set_adapters(request: Request, model: str = "") -> Response:
+    """Set default scales for new requests; adapters that are not listed are disabled."""
+    body = await read_array(request)
+    with await lease_for(request, model or None) as lease:
+        engine = lease.model.engine
+        engine.set_adapter_scales(read_scales(body, engine.adapters))
+    return json_reply({"success": True})

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from server.dialects.chat.parse import ChatBody
 from server.dialects.completions.parse import CompletionBody
 from server.dialects.messages.parse import MessagesBody
-from server.dialects.native.infill import InfillBody
-from server.dialects.native.schemas import NativeBody
+from server.dialects.native.parse import InfillBody, NativeBody
 from server.dialects.ollama.parse import OllamaChatBody, OllamaGenerateBody
 from server.dialects.responses.parse import ResponsesBody
 from tests.api.conftest import Api, Serve

@@ -22,8 +22,7 @@ from llamapool.client.slots import SlotsClientAPI
 from server.dialects.chat.parse import FIELDS as CHAT
 from server.dialects.completions.parse import CompletionBody
 from server.dialects.messages.parse import MessagesBody
-from server.dialects.native.infill import InfillBody
-from server.dialects.native.schemas import NativeBody
+from server.dialects.native.parse import InfillBody, NativeBody
 from server.dialects.responses.parse import FIELDS as RESPONSES
 from server.dialects.warnings import fields_of
 from tests.support.real_server import ROOT

@@ -14,8 +14,7 @@ import pytest
 from server.dialects.chat.parse import parse_chat
 from server.dialects.completions.parse import parse_completion
 from server.dialects.messages.parse import parse_messages
-from server.dialects.native.infill import parse_infill
-from server.dialects.native.parse import parse_native
+from server.dialects.native.parse import parse_infill, parse_native
 from server.dialects.native.tokens import read_detokenize, read_tokenize
 from server.dialects.ollama.parse import parse_chat as read_ollama_chat
 from server.dialects.ollama.parse import parse_generate

@@ -10,9 +10,9 @@ from openai.types.chat import ChatCompletionMessageParam, ChatCompletionToolUnio
 from openai.types.responses import FunctionToolParam, ResponseInputItemParam
 
 from server.dialects.chat import schemas as chat
-from server.dialects.messages import schemas as messages
-from server.dialects.responses import schemas as responses
-from server.dialects.thinking import ReasoningFields
+from server.dialects.generation import ReasoningFields
+from server.dialects.messages import parse as messages
+from server.dialects.responses import parse as responses
 from server.dialects.warnings import WARNING_HEADER, ByType, Known, as_header, fields_of, unknown_fields
 
 

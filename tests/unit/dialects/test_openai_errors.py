@@ -3,7 +3,7 @@
 import pytest
 
 from server import errors
-from server.dialects.common import openai_error, speaks_openai
+from server.dialects.errors import openai_error, speaks_openai
 from server.transport.body import BodyTimeout, BodyTooLarge
 from server.transport.errors import error_body
 from server.transport.limits import RateLimited

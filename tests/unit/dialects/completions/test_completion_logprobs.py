@@ -5,8 +5,7 @@ import json
 import pytest
 
 from server.dialects.common import Header
-from server.dialects.completions.logprobs import Echo, PromptLists, TokenLists, echo
-from server.dialects.completions.write import CompletionForm, CompletionWriter
+from server.dialects.completions.write import CompletionForm, CompletionWriter, Echo, PromptLists, TokenLists, echo
 from server.engine.media import MediaPrompt, MediaSpan
 from server.engine.request import Finished, FinishReason, PromptLogprobs, Started, Text, Timings, TokenLogprob
 from tests.support.fakes import FakeVocab

@@ -1,5 +1,4 @@
-from server.dialects.completions.logprobs import Echo
-from server.dialects.completions.write import CompletionForm, CompletionWriter
+from server.dialects.completions.write import CompletionForm, CompletionWriter, Echo
 from server.engine.request import FinishReason, Progress, TokenLogprob
 from tests.unit.dialects.builders import HEADER, chunks, finished, logprob, started, text
 

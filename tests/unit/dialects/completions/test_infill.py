@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 
 from server.dialects.native.fim import Extra, Gap, extra_tokens, fim_tokens, fitting_extra, require_fim
-from server.dialects.native.infill import infill_tokens, parse_infill
+from server.dialects.native.parse import infill_tokens, parse_infill
 from server.errors import NotSupported
 from tests.support.fakes import BOS, FakeVocab
 from tests.unit.dialects.builders import make_model

@@ -4,7 +4,7 @@ import orjson
 import pytest
 
 from server.chat.prepare import prompt_of
-from server.dialects.messages.errors import anthropic_error, error_event, speaks_anthropic
+from server.dialects.errors import anthropic_error, anthropic_error_event, speaks_anthropic
 from server.dialects.messages.parse import DEFAULT_MAX_TOKENS, count_message_tokens, parse_messages
 from server.engine.request import SamplingParams
 from server.errors import InvalidRequest
@@ -187,7 +187,7 @@ def test_an_unknown_model_is_told_in_the_words_that_claude_code_looks_for() -> N
 
 def test_a_stream_that_fails_says_the_same_in_its_last_event() -> None:
     given = {"error": {"code": 400, "message": "no", "type": "x", "n_prompt_tokens": 300, "n_ctx": 256}}
-    name, data = error_event(400, given).decode().rstrip().split("\n")
+    name, data = anthropic_error_event(400, given).decode().rstrip().split("\n")
     assert name == "event: error"
     assert orjson.loads(data.removeprefix("data: ")) == {
         "type": "error",

@@ -4,7 +4,7 @@ import pytest
 
 from server.chat.conversation import Message
 from server.chat.prepare import prompt_of
-from server.dialects.responses.history import History
+from server.dialects.responses.input import History
 from server.dialects.responses.parse import ResponseRequest, parse_response
 from server.dialects.tools import ClientName
 from server.errors import InvalidRequest

@@ -4,8 +4,7 @@ import pytest
 
 from server.chat.conversation import Media, Message, TextPart, template_messages
 from server.dialects.responses import input as responses_input
-from server.dialects.responses.history import History
-from server.dialects.responses.input import read_input
+from server.dialects.responses.input import History, read_input
 from server.errors import InvalidRequest
 from server.media.source import MediaUrl, StoredFile
 

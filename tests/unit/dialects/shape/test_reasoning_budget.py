@@ -5,9 +5,9 @@ import pytest
 from server.chat.prompt import ReasoningBudget, allowance
 from server.dialects.chat.parse import ChatBody, parse_chat
 from server.dialects.fields import parse
+from server.dialects.generation import UNSAID_BUDGET
 from server.dialects.messages.parse import parse_messages
 from server.dialects.native.parse import parse_native
-from server.dialects.thinking import UNSAID_BUDGET
 from server.engine.request import Request
 from server.errors import InvalidRequest
 from server.pool.spec import ChatParams

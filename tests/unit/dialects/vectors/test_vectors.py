@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from server.dialects.vectors.encoding import base64_floats, normalized
+from server.dialects.vectors.embeddings import base64_floats, normalized
 from server.engine.runner_api import Vectors
 
 ROWS = np.array([[3.0, -4.0], [0.0, 0.0], [0.5, 0.5]], np.float32)
