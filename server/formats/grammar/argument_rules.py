@@ -74,7 +74,7 @@ def _json_value(schema: Any, root: Mapping[str, Any], text: LarkText) -> str:
 
 
 def _json_object(schema: Mapping[str, Any], root: Mapping[str, Any], text: LarkText) -> str:
-    space = f"({text.terminal(_SPACE)})?"
+    space = json_space(text)
     found = properties_of(schema)
     members = [
         (_member(text.literal(json.dumps(key, ensure_ascii=False)), part, root, space, text), needed)
@@ -88,12 +88,17 @@ def _json_object(schema: Mapping[str, Any], root: Mapping[str, Any], text: LarkT
     return text.rule(f'"{{" {space} {listed}')
 
 
+def json_space(text: LarkText) -> str:
+    """Return the element for optional white space between JSON tokens."""
+    return f"({text.terminal(_SPACE)})?"
+
+
 def _member(key: str, schema: Any, root: Mapping[str, Any], space: str, text: LarkText) -> str:
     return text.rule(f'{key} {space} ":" {space} {_json_value(schema, root, text)}')
 
 
 def _json_list(schema: Mapping[str, Any], root: Mapping[str, Any], text: LarkText) -> str:
-    space = f"({text.terminal(_SPACE)})?"
+    space = json_space(text)
     item = _json_value(schema["items"], root, text)
     least, most = schema.get("minItems", 0), schema.get("maxItems")
     more = f'({space} "," {space} {item}){{{max(least - 1, 0)},{"" if most is None else most - 1}}}'

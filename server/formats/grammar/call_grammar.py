@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from server.errors import InvalidRequest
-from server.formats.grammar.argument_rules import argument_rule, text_argument_rule
+from server.formats.grammar.argument_rules import argument_rule, json_space, text_argument_rule
 from server.formats.grammar.lark_text import ControlToken, LarkText
 from server.formats.grammar.nested_rules import nested_rule
-from server.formats.parameter_schema import object_schema
 from server.formats.tool_call_syntax import (
     TOOL_NAME,
     Arguments,
@@ -53,10 +52,8 @@ def calls_lark(
     """
     text = LarkText(control, tags)
     try:
-        if form.whole is not None and any("text" in function for function in functions):
+        if form.whole is not None:
             calls = _whole(form.whole, functions, text, parallel=parallel)
-        elif form.whole is not None:
-            calls = f"%json {json.dumps(_message_schema(form.whole, functions, parallel=parallel))}"
         else:
             calls = _calls(form, functions, text, parallel=parallel and form.several)
             calls = f"{_lead(form, functions, text)} {calls}"
@@ -149,16 +146,24 @@ def _lead(form: ToolCallSyntax, functions: Sequence[Function], text: LarkText) -
 
 
 def _whole(whole: WholeJson, functions: Sequence[Function], text: LarkText, *, parallel: bool) -> str:
-    """Return the rule for `_message_schema` if a function has a text grammar, which no schema can express."""
+    """Return the rule of calls as one JSON value, in the lexemes of ``%json``, so that an answer may be one, too."""
+    space = json_space(text)
     calls = []
     for function in functions:
-        opening = text.literal(f'{{"name": {json.dumps(function["name"])}, "{whole.arguments}": ')
-        calls.append(text.rule(f'{opening} {_arguments_of(JsonArguments(), function, text)} "}}"'))
+        name = _json_member("name", text.literal(json.dumps(function["name"], ensure_ascii=False)), text)
+        arguments = _json_member(whole.arguments, _arguments_of(JsonArguments(), function, text), text)
+        calls.append(text.rule(f'"{{" {space} {name} {space} "," {space} {arguments} {space} "}}"'))
     one = f"({' | '.join(calls)})"
     if not whole.list_key:
         return one
-    again = f' (", " {one})*' if parallel else ""
-    return f'{text.literal(f"{{{json.dumps(whole.list_key)}: [")} {one}{again} "]}}"'
+    again = f'({space} "," {space} {one})*' if parallel else ""
+    listed = _json_member(whole.list_key, f'"[" {space} {one} {again} {space} "]"', text)
+    return f'"{{" {space} {listed} {space} "}}"'
+
+
+def _json_member(key: str, value: str, text: LarkText) -> str:
+    space = json_space(text)
+    return f'{text.literal(json.dumps(key))} {space} ":" {space} {value}'
 
 
 def _arguments(form: ToolCallSyntax, function: Function, text: LarkText) -> str:
@@ -185,39 +190,6 @@ def _written(name: str, form: ToolCallSyntax) -> str:
             "tools",
         )
     return name
-
-
-def _message_schema(whole: WholeJson, functions: Sequence[Function], *, parallel: bool) -> dict[str, Any]:
-    place = f"#/properties/{whole.list_key}/items" if whole.list_key else "#"
-    options = []
-    for number, function in enumerate(functions):
-        here = f"{place}/anyOf/{number}" if len(functions) > 1 else place
-        options.append(_call_schema(function["name"], object_schema(function), whole.arguments, here))
-    call = {"anyOf": options} if len(options) > 1 else options[0]
-    if not whole.list_key:
-        return call
-    listed = {"type": "array", "items": call, "minItems": 1} | ({} if parallel else {"maxItems": 1})
-    return _object({whole.list_key: listed})
-
-
-def _call_schema(name: str, parameters: Any, key: str, place: str) -> dict[str, Any]:
-    return _object({"name": {"const": name}, key: moved(parameters, f"{place}/properties/{key}")})
-
-
-def _object(properties: Mapping[str, Any]) -> dict[str, Any]:
-    return {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
-
-
-def moved(schema: Any, place: str) -> Any:
-    """Return a schema with its references adjusted to its new position."""
-    if isinstance(schema, list):
-        return [moved(part, place) for part in schema]
-    if not isinstance(schema, dict):
-        return schema
-    return {
-        key: place + part[1:] if key == "$ref" and isinstance(part, str) and part[:1] == "#" else moved(part, place)
-        for key, part in schema.items()
-    }
 
 
 def loosened(function: Function) -> Function:
