@@ -45,7 +45,7 @@ class McpServer:
 
 @dataclass(frozen=True, slots=True)
 class McpRules:
-    """What requests may do: the `labels` of configured servers that they may use, the server that stands for web
+    """What requests may do: the `labels` of configured servers that they may use, the server that replaces web
     search ("" = none), and the limits of one response."""
 
     labels: tuple[str, ...] = ()
@@ -97,23 +97,10 @@ def read_servers(given: Mapping[str, Any]) -> dict[str, McpServer]:
         if entry.url and not is_web_url(entry.url):
             raise ValueError(f"{label}.url: should be an http or https URL")
         if not entry.disabled and (entry.command or entry.url):
-            found[label] = _server(label, entry)
+            env, headers = tuple(entry.env.items()), tuple(entry.headers.items())
+            given = entry.model_dump(include={"command", "args", "cwd", "url", "description", "allowed_tools"})
+            found[label] = McpServer(label, env=env, headers=headers, timeout_s=entry.timeout_ms / 1e3, **given)
     return found
-
-
-def _server(label: str, entry: _Entry) -> McpServer:
-    return McpServer(
-        label,
-        entry.command,
-        entry.args,
-        tuple(entry.env.items()),
-        entry.cwd,
-        entry.url,
-        tuple(entry.headers.items()),
-        entry.timeout_ms / 1e3,
-        entry.description,
-        entry.allowed_tools,
-    )
 
 
 def is_web_url(url: str) -> bool:

@@ -25,12 +25,12 @@ from server.mcp.config import McpServer
 from server.mcp.http import http_client
 from server.mcp.results import Json, McpFault, McpImage, McpResult, McpTool
 from server.media.fetch import AllowedHosts
+from server.sandbox.process import public_environment
 
 logger = logging.getLogger(__name__)
 MAX_TOOLS = 1024
 MAX_LIST_PAGES = 100
 MAX_IMAGES = 16
-_SECRET = ("LLAMA_", "LLAMAPOOL_", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
 _LOG_CHARS = 4096
 logging.getLogger("mcp").setLevel(logging.CRITICAL)  # it logs a traceback for errors that calls raise anyway
 
@@ -122,11 +122,10 @@ class Connection:
             async with http_client(server.headers, self._sites) as client:
                 yield streamable_http_client(server.url, http_client=client)
             return
-        environment = {name: value for name, value in os.environ.items() if not name.startswith(_SECRET)}
         program = StdioServerParameters(
             command=server.command,
             args=list(server.args),
-            env={**environment, **dict(server.env)},
+            env={**public_environment(), **dict(server.env)},
             cwd=server.cwd,
             encoding_error_handler="replace",
         )

@@ -23,6 +23,12 @@ _BOOT = (
     "main(sys.argv[1], float(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]))"
 )
 _INHERITED = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "TZ")  # to find libpython, and for strftime_now; no secrets
+_SECRET = ("LLAMA_", "LLAMAPOOL_", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
+
+
+def public_environment() -> dict[str, str]:
+    """Return the environment for programs that must not have the server's options and keys."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(_SECRET)}
 
 
 @dataclass(frozen=True, slots=True)

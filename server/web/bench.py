@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from server.errors import InvalidRequest
+from server.sandbox.process import public_environment
 
 SCENARIOS = (
     *("one", "slots", "prefix", "long", "conversations", "rate", "constrained", "partial", "half", "left", "edit"),
@@ -22,7 +23,6 @@ SCENARIOS = (
 )
 """The available scenarios, without those that need a different type of model or the server's own CPUs."""
 MOST_CLIENTS = 64
-_SECRET = ("LLAMA_", "LLAMAPOOL_", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
 Json = dict[str, Any]
 
 
@@ -91,8 +91,10 @@ async def _result(order: Order, scenario: str, address: Address, seed: int) -> J
 
 
 async def _run(words: Sequence[str], key: str) -> tuple[str, str]:
-    env = {name: value for name, value in os.environ.items() if not name.startswith(_SECRET)}
-    env |= {"OPENAI_API_KEY": key, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    env = public_environment() | {
+        "OPENAI_API_KEY": key,
+        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+    }
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "server", "bench", *words), stdout=PIPE, stderr=PIPE, env=env, start_new_session=True
     )

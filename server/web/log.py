@@ -31,7 +31,7 @@ class RecentLog(logging.Handler):
         """Keep one."""
         try:
             text = record.getMessage()
-        except Exception:  # noqa: BLE001 - a message that can't be written is the other handlers' to tell of
+        except Exception:  # noqa: BLE001 - the other handlers report a message that can't be formatted
             text = str(record.msg)
         if record.exc_info and record.exc_info[1] is not None:
             text += f"\n{type(record.exc_info[1]).__name__}: {record.exc_info[1]}"

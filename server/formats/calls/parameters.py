@@ -4,12 +4,14 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from server.formats.calls import python_calls
 from server.formats.calls.json_text import encodable, escaped
 from server.formats.parameter_schema import NOT_STRING, STRING, kind_of, member, types_of
 from server.formats.parsing.reader import EndOfText, NotMarkup, Reader, Steps
 from server.formats.parsing.stream_parser import StreamParser, anywhere
+from server.formats.tool_call_syntax import Parameters, ToolCallSyntax
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +105,23 @@ def invokes(blocks: tuple[str, ...], prefix: str = "") -> ParameterCalls:
         end=f"</{prefix}invoke>",
         closings=tuple(f"</{prefix}{name}>" for name in blocks),
         type_in=re.compile(r'\s*string="(true|false)"'),
+    )
+
+
+def invoke_syntax(block: str, prefix: str = "", *, typed: bool = False, **options: Any) -> ToolCallSyntax:
+    """Return the syntax of `invokes` in a block of that name. ``typed``: parameters have the attribute ``string``."""
+    string, other = ('" string="true">', '" string="false">') if typed else ('">', None)
+    opening, closing = f'<{prefix}parameter name="', f"</{prefix}parameter>"
+    return ToolCallSyntax(
+        f'<{prefix}invoke name="',
+        ('">\n',),
+        open=f"<{prefix}{block}>\n",
+        close=f"\n</{prefix}{block}>",
+        joint="\n",
+        trigger=f"<{prefix}{block}>",
+        arguments=Parameters(opening, string, closing, "\n", f"</{prefix}invoke>", before_json_value=other),
+        rest_of_list=True,
+        **options,
     )
 
 

@@ -6,10 +6,10 @@ Each constant is followed by its models and an example of their output.
 import re
 
 from server.formats.calls.json_calls import call_object, json_arguments
-from server.formats.calls.parameters import invokes
+from server.formats.calls.parameters import invoke_syntax, invokes
 from server.formats.parsing.reader import NotMarkup, Steps
 from server.formats.parsing.stream_parser import StreamParser
-from server.formats.tool_call_syntax import TOOL_NAME, Parameters, ToolCallSyntax
+from server.formats.tool_call_syntax import TOOL_NAME, ToolCallSyntax
 from server.formats.tool_format import ToolFormat
 
 _START, _CHANNEL, _MESSAGE = "<|start|>assistant", "<|channel|>", "<|message|>"
@@ -198,17 +198,7 @@ MUSE = ToolFormat(
     turn_start=_START,
     leads=(f"{_RECIPIENT_IS}user{_MESSAGE}",),
     again=_START,
-    forced=ToolCallSyntax(
-        '<atem:invoke name="',
-        ('">\n',),
-        lead=(_RECIPIENT_IS, _MESSAGE),
-        open="<atem:function_calls>\n",
-        close="\n</atem:function_calls>",
-        joint="\n",
-        arguments=Parameters('<atem:parameter name="', '">', "</atem:parameter>", joint="\n", end="</atem:invoke>"),
-        trigger="<atem:function_calls>",
-        rest_of_list=True,
-    ),
+    forced=invoke_syntax("function_calls", "atem:", lead=(_RECIPIENT_IS, _MESSAGE)),
 )
 """Muse: messages with a recipient; the prompt ends before the first one::
 

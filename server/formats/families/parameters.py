@@ -6,35 +6,12 @@ Each constant is followed by its models and an example of their output.
 import re
 
 from server.formats.calls.json_calls import JsonCalls, json_or
-from server.formats.calls.parameters import Argument, ParameterCalls, invokes, typed_call
+from server.formats.calls.parameters import Argument, ParameterCalls, invoke_syntax, invokes, typed_call
 from server.formats.parsing.frame import Frame
 from server.formats.parsing.reader import NotMarkup, Steps
 from server.formats.parsing.stream_parser import StreamParser, anywhere
 from server.formats.tool_call_syntax import Parameters, ToolCallSyntax
 from server.formats.tool_format import ToolFormat
-
-
-def _invoke_syntax(block: str, prefix: str = "", *, typed: bool = False) -> ToolCallSyntax:
-    """Return the syntax of `invokes` in a block of that name. ``typed``: parameters have the attribute ``string``."""
-    string, other = ('" string="true">', '" string="false">') if typed else ('">', None)
-    return ToolCallSyntax(
-        f'<{prefix}invoke name="',
-        ('">\n',),
-        open=f"<{prefix}{block}>\n",
-        close=f"\n</{prefix}{block}>",
-        joint="\n",
-        trigger=f"<{prefix}{block}>",
-        arguments=Parameters(
-            f'<{prefix}parameter name="',
-            string,
-            f"</{prefix}parameter>",
-            joint="\n",
-            end=f"</{prefix}invoke>",
-            before_json_value=other,
-        ),
-        rest_of_list=True,
-    )
-
 
 _DSML = "｜DSML｜"
 _SPACED = f"{_DSML} "
@@ -54,10 +31,10 @@ DEEPSEEK_DSML = ToolFormat(
     parse=_deepseek,
     recognised_by=((_DSML, "invoke"),),
     tags=(_DSML,),
-    forced=_invoke_syntax("function_calls", _DSML, typed=True),
+    forced=invoke_syntax("function_calls", _DSML, typed=True),
     variants=(
-        (f"{_DSML}tool_calls", _invoke_syntax("tool_calls", _DSML, typed=True)),
-        (f"{_SPACED}calls", _invoke_syntax("calls", _SPACED, typed=True)),
+        (f"{_DSML}tool_calls", invoke_syntax("tool_calls", _DSML, typed=True)),
+        (f"{_SPACED}calls", invoke_syntax("calls", _SPACED, typed=True)),
     ),
 )
 """DeepSeek V3.2 (function_calls) and V4 (tool_calls): invocations whose parameters specify whether they are strings::
@@ -78,7 +55,7 @@ GIGACHAT_35 = ToolFormat(
     parse=invokes(("tool_calls",), _GCML).parse,
     recognised_by=((_GCML,),),
     tags=(_GCML,),
-    forced=_invoke_syntax("tool_calls", _GCML, typed=True),
+    forced=invoke_syntax("tool_calls", _GCML, typed=True),
 )
 """GigaChat 3.5: DeepSeek's invocations with another prefix::
 
@@ -94,7 +71,7 @@ MINIMAX_M2 = ToolFormat(
     parse=invokes(("minimax:tool_call",)).parse,
     recognised_by=(("<minimax:tool_call>",),),
     tags=("<minimax:tool_call>", "</minimax:tool_call>"),
-    forced=_invoke_syntax("minimax:tool_call"),
+    forced=invoke_syntax("minimax:tool_call"),
 )
 """MiniMax M2: invocations in a block; the schema determines the types::
 
@@ -114,7 +91,7 @@ DOTS = ToolFormat(
     parse=anywhere(json_or(JsonCalls((_DOTS,), _DOTS_END), invokes(("dots_function_call",)).calls), _DOTS),
     recognised_by=((_DOTS,),),
     tags=(_DOTS, _DOTS_END),
-    forced=_invoke_syntax("dots_function_call"),
+    forced=invoke_syntax("dots_function_call"),
 )
 """dots: invocations in a block, as MiniMax M2's; JSON in the same block is parsed as well::
 
@@ -153,9 +130,7 @@ STEP3 = ToolFormat(
         open=_BEGIN,
         close=_END,
         joint="\n",
-        arguments=Parameters(
-            '<steptml:parameter name="', '">', "</steptml:parameter>", joint="\n", end="</steptml:invoke>"
-        ),
+        arguments=invoke_syntax("", "steptml:").arguments,
         trigger=_BEGIN,
         rest_of_list=True,
     ),

@@ -17,22 +17,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from server.sandbox.process import public_environment
 from server.web.tools.catalogue import MOST_OUTPUT_BYTES, MOST_SHELL_S
 
 WORK_S = 30.0
 _MOST_ANSWER_BYTES = 64 << 20
 _READ_BYTES = 4096
 _BOOT = "import sys; sys.path[:] = sys.argv[1:]; from server.web.tools.work import main; main()"
-_SECRET = ("LLAMA_", "LLAMAPOOL_", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
 Json = dict[str, Any]
-
-
-def _environment() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if not name.startswith(_SECRET)}
-
-
-def _import_paths() -> list[str]:
-    return [os.path.abspath(path) for path in sys.path]
 
 
 async def work(tool: str, params: Json, folder: Path | None) -> Json:
@@ -40,12 +32,12 @@ async def work(tool: str, params: Json, folder: Path | None) -> Json:
     request = json.dumps({"tool": tool, "params": params}).encode()
     try:
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-I", "-B", "-c", _BOOT, *_import_paths()),
+            *(sys.executable, "-I", "-B", "-c", _BOOT, *map(os.path.abspath, sys.path)),
             stdin=PIPE,
             stdout=PIPE,
             stderr=DEVNULL,
             cwd=folder,
-            env=_environment(),
+            env=public_environment(),
             start_new_session=True,
             limit=_MOST_ANSWER_BYTES,
         )
@@ -75,7 +67,7 @@ async def shell(params: Json, folder: Path | None) -> AsyncGenerator[str, None]:
             stdout=PIPE,
             stderr=STDOUT,
             cwd=folder,
-            env=_environment(),
+            env=public_environment(),
             start_new_session=True,
         )
     except (OSError, ValueError) as error:

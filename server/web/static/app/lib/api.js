@@ -114,7 +114,7 @@ export async function json(path, options) {
 }
 
 /**
- * The events of a stream as they come.
+ * Yields the events of a stream as they arrive.
  * @param {Response} reply
  * @returns {AsyncGenerator<{event: string, data: any}>}
  */

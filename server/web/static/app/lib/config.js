@@ -1,4 +1,4 @@
-// What the server tells a page to begin with.
+// The web UI's configuration from the server.
 import { json } from "./api.js";
 import { signal } from "./dom.js";
 

@@ -17,7 +17,7 @@ const MATHS = [
 /** @param {string} text */
 const escaped = (text) => text.replace(/[&<>"]/g, (c) => `&#${c.charCodeAt(0)};`);
 
-/** Maths at the beginning of `text`. A lone dollar is money: what it opens must not begin or end with a space. */
+/** Maths at the start of `text`. A lone dollar is money: what it opens must not begin or end with a space. */
 function mathsAt(/** @type {string} */ text) {
   for (const { open, close, display } of MATHS) {
     if (!text.startsWith(open)) continue;
@@ -52,7 +52,7 @@ const mathsRule = (level) => ({
 
 /** HTML that a model may mean: such tags alone, without attributes. What else looks like a tag is shown as it was written. */
 const NO_TAG = /<(?!\/?(?:b|i|u|s|em|strong|mark|small|sub|sup|kbd|br|hr|details|summary)\s*\/?>)/gi;
-/** Pictures that come with the text. Others would be a request, to this server or another, that nobody here has made. */
+/** Images inside the text. Others would make the browser send a request that the user has not made. */
 const PICTURE = /^data:image\/(png|jpeg|gif|webp);base64,/i;
 
 const marked = new Marked({ gfm: true, breaks: true });
@@ -110,7 +110,7 @@ function blocksOf(text, known, growing) {
   const links = Object.assign(known.links, fresh.links);
   const tokens = [...known.settled, ...fresh];
   if (growing && fresh.length > 3) {
-    const settled = fresh.slice(0, -3); // a list goes on behind an empty line
+    const settled = fresh.slice(0, -3); // a list may continue after an empty line
     known.settled.push(...settled);
     known.length += settled.reduce((sum, { raw }) => sum + raw.length, 0);
   }

@@ -45,7 +45,7 @@ export async function follow(stop) {
 }
 
 /**
- * Until `signal`; comes back when the connection does.
+ * Reads until `signal`, and reconnects.
  * @param {AbortSignal} signal @param {(event: any) => void} say
  */
 async function followed(signal, say) {

@@ -1,4 +1,4 @@
-// Each view has its address, behind the #: so the page needs nothing of the server, or of a proxy, but its files.
+// Each view's URL differs only after the #, so the server and proxies only need to serve files.
 import { computed, signal } from "./dom.js";
 
 const hash = signal(location.hash);

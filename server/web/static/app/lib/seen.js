@@ -1,5 +1,5 @@
-// Whether anybody sees this page. A browser opens six connections to a server, for all of its tabs together: one behind
-// others holds none that waits for news.
+// Whether the user sees this page. A browser opens six connections to a server for all tabs together, so a hidden tab
+// holds none for live events.
 
 /** The longest pause before what broke off, or was refused for want of a key, is asked again, in milliseconds. */
 export const LONGEST_PAUSE = 8000;

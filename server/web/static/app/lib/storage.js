@@ -1,5 +1,5 @@
-// What this browser remembers beside the chats: a few short words. Where it may not (cookies are blocked, the storage is full),
-// they hold until the page is left.
+// Short values that this browser stores besides the chats. If it can't (blocked cookies, full storage), they last until the
+// page is closed.
 
 /** @type {Map<string, string>} */
 const here = new Map();

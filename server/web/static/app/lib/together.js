@@ -10,7 +10,7 @@ const HELLO = "hello";
  * @param {string} name @param {AbortSignal} signal until when this tab takes part
  * @param {(say: (said: any) => void) => Promise<T>} work ends with `signal`
  * @param {(said: any) => void} heard
- * @param {() => any[]} [known] what a tab is told that comes later
+ * @param {() => any[]} [known] what a tab that opens later receives
  * @returns {Promise<T | undefined>} what the work gave, if it was done here
  */
 export async function together(name, signal, work, heard, known = () => []) {

@@ -1,4 +1,4 @@
-// How fast: scenarios of `llamapool bench`, against this server and, if wanted, another address beside it.
+// Benchmark: scenarios of `llamapool bench` against this server and, optionally, another URL.
 import { ApiError, call, events } from "../../lib/api.js";
 import { config } from "../../lib/config.js";
 import { classes, html, useRef, useState } from "../../lib/dom.js";

@@ -10,7 +10,7 @@ import { serverTools } from "./tools.js";
 
 /** @typedef {import("./store.js").Settings} Settings */
 
-/** Words for the numbers that are always shown; the others go by their names in the API. @type {Record<string, string>} */
+/** Labels of the numbers that are always shown; others have their API names. @type {Record<string, string>} */
 const WORDS = { temperature: "temperature", top_p: "topP", top_k: "topK", min_p: "minP", max_tokens: "maxTokens", seed: "seed" };
 
 /** What the chosen model's requests have where they say nothing, as far as it is loaded. @returns {Record<string, any>} */

@@ -87,8 +87,8 @@ async function table(name) {
   return (await database())?.transaction(name).objectStore(name);
 }
 
-/** Change both tables, or neither: whether it was done. Where the storage is full, what is said goes on, and the page says that
- *  it is not kept.
+/** Change both tables or neither; returns whether it succeeded. If the storage is full, the chat continues, and the page says
+ *  that it is not stored.
  *  @param {(chats: IDBObjectStore, messages: IDBObjectStore) => void} work */
 async function changed(work) {
   const base = await database();
@@ -207,8 +207,8 @@ export async function exported() {
 }
 
 /**
- * Reads what `exported` gave: all of it, or nothing. A chat that is here already stays; one that went on differently, here or
- * there, is another chat. Raises a sentence for the user where nothing was read.
+ * Reads what `exported` gave: all of it, or nothing. Existing chats stay; one that continued differently in either place
+ * becomes another chat. Throws a message for the user if nothing was read.
  * @param {string} text
  */
 export async function imported(text) {

@@ -1,4 +1,4 @@
-// The chat: what was said, a place to write, the settings of this chat, and the chats beside it.
+// The chat: messages, input, settings, and the list of chats.
 import { json } from "../../lib/api.js";
 import { config } from "../../lib/config.js";
 import { batch, classes, computed, html, signal, useEffect, useLayoutEffect, useMemo, useRef, useState } from "../../lib/dom.js";
@@ -331,7 +331,7 @@ const Composer = () => {
   const field = useRef(/** @type {HTMLTextAreaElement | null} */ (null));
   const busy = path.value.map((message) => running.value.get(message.id)).find(Boolean);
   const last = path.value.at(-1);
-  const wrote = useRef(false); // since when it is over is told to those who don't see it
+  const wrote = useRef(false); // announces the end to screen readers
   useEffect(() => {
     if (busy) wrote.current = true;
   }, [Boolean(busy)]);
