@@ -4,6 +4,7 @@ The application does this at the start of its lifespan. uvicorn opens its listen
 configuration again for each new connection, so what is set here holds for every connection.
 """
 
+import asyncio
 import inspect
 import logging
 import math
@@ -130,13 +131,16 @@ def configure(server: ServerSettings) -> None:
     for name, value in limits.items():
         if getattr(config, name) == _DEFAULTS[name]:
             setattr(config, name, value)
-    logging.getLogger("uvicorn.error").addFilter(_is_no_refused_socket)
+    logging.getLogger("uvicorn.error").addFilter(_is_worth_logging)
     config.encoded_headers = [header for header in config.encoded_headers if header != (b"server", b"uvicorn")]
 
 
-def _is_no_refused_socket(record: logging.LogRecord) -> bool:
-    """Return False for the error that uvicorn 0.54 logs for each WebSocket that was refused with an HTTP status."""
-    return record.msg != "ASGI callable returned without completing handshake."
+def _is_worth_logging(record: logging.LogRecord) -> bool:
+    """Return False for the error that uvicorn logs for each WebSocket that was refused with an HTTP status, and for
+    tracebacks of requests that it cancels at shutdown, whose number it logs.
+    """
+    cancelled = record.exc_info is not None and isinstance(record.exc_info[1], asyncio.CancelledError)
+    return not cancelled and record.msg != "ASGI callable returned without completing handshake."
 
 
 def _path(given: str | PathLike[str] | None) -> Path | None:

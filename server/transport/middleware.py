@@ -45,6 +45,7 @@ MAX_AUDIT_QUERY = 200
 """Characters of a query that the audit log contains."""
 
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+_NO_GZIP = re.compile(rb"gzip\s*;\s*q=0(\.0*)?\s*(,|$)", re.IGNORECASE)
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 _QUIET = frozenset(
     {*OPEN_PATHS, "/metrics", "/props", "/models", "/v1/models", "/api/tags", "/api/ps", "/page/log", "/page/config"}
@@ -120,6 +121,8 @@ class Middleware:
             return
         exchange = _Exchange(send, method, target.received, headers, self._cors.headers(origin))
         scope[RECORD] = exchange.record
+        if _NO_GZIP.search(headers.get(b"accept-encoding", b"")):  # Starlette compresses if it finds the word gzip
+            scope["headers"] = [pair for pair in scope["headers"] if pair[0] != b"accept-encoding"]
         if method == "HEAD":  # of every path that has a GET, as in llama-server
             scope |= {"method": "GET", HEAD_ONLY: True}
         await self._serve(headers, scope, receive, exchange)
