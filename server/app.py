@@ -32,16 +32,13 @@ from server.media.loader import MediaLoader
 from server.metrics.exposition import Metrics
 from server.options.server import VERBOSITY_DETAILED, ServerSettings
 from server.options.values import ANYWHERE
-from server.pool.events import StatusChanged
-from server.pool.load.assembly import Factories
-from server.pool.load.loading import chat_template
-from server.pool.load.progress import show_load_progress
+from server.pool.events import StatusChanged, show_load_progress
 from server.pool.load_queue import PoolLimits, log_failure
+from server.pool.loading import Factories, chat_template
 from server.pool.model import compile_grammars
 from server.pool.pool import Pool
 from server.pool.protocols import Loader
-from server.pool.saved.address_files import UrlFiles
-from server.pool.saved.slot_files import SavedFiles, SlotFiles
+from server.pool.saved.store import SavedFiles, SlotFiles, UrlFiles
 from server.pool.spec import ModelSpec
 from server.reload import Reload, key_ring
 from server.routes import include_routes

@@ -43,7 +43,7 @@ from server.options.sources import (
 from server.options.specs import model_spec, without_effect
 from server.options.values import device_sets, tensor_override
 from server.pool.catalogue import problem_of
-from server.pool.saved.slot_file import signing_key
+from server.pool.saved.format import signing_key
 from server.pool.spec import ModelSpec
 from server.templates.template import ChatTemplate
 from server.transport.endpoints import UNKNOWN, endpoint_of

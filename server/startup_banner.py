@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 
 from server import __version__
 from server.logs import NO_ADAPTERS
-from server.pool.footprint import Memory, readable
-from server.pool.load.lifecycle import described
+from server.pool.lifecycle import described
+from server.pool.memory import Memory, readable
 from server.pool.pool import Pool
 from server.pool.spec import Task
 from server.pool.state import ModelFacts, ModelState, Status

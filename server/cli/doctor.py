@@ -12,7 +12,7 @@ from typing import Literal
 from server import __version__
 from server.errors import ConfigError, LlamapoolError
 from server.listen import check_reach, open_listeners
-from server.pool.footprint import HOST, readable
+from server.pool.memory import HOST, readable
 from server.pool.protocols import Loader
 from server.pool.spec import ModelSpec
 from server.settings import Settings, check_files, load_settings, model_specs
@@ -140,7 +140,7 @@ def _models(settings: Settings) -> Iterator[Finding]:
 def _template(loader: Loader, spec: ModelSpec) -> str:
     """Return what the chat template supports. Raises LlamapoolError if it does not compile."""
     from server.app import isolated_renderer
-    from server.pool.load.loading import chat_template
+    from server.pool.loading import chat_template
 
     info = loader.describe(spec)
     if not info.generates:

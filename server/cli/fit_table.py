@@ -4,8 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from server.errors import ModelFailed
-from server.pool.budget import Budget
-from server.pool.footprint import Footprint, Memory, readable, totals
+from server.pool.memory import Budget, Footprint, Memory, readable, totals
 from server.pool.protocols import Loader
 from server.pool.spec import ModelSpec
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from server.errors import ConfigError
 from server.llama.library import C, bind, start_backend, supports_gpu_offload
-from server.pool.footprint import Memory
+from server.pool.memory import Memory
 from server.pool.spec import LoadParams
 
 CPU, GPU, _INTEGRATED = 0, 1, 2  # enum ggml_backend_dev_type

@@ -23,7 +23,7 @@ from server.llama.weights.draft import DraftWeights
 from server.llama.weights.model import LlamaWeights
 from server.llama.weights.params import model_params, warn_of_no_effect
 from server.media.bitmap import BitmapKind
-from server.pool.footprint import Fit, Footprint, Memory
+from server.pool.memory import Fit, Footprint, Memory
 from server.pool.protocols import ModelInfo, Weights
 from server.pool.spec import DraftFile, LoadParams, ModelSpec
 

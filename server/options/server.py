@@ -29,7 +29,7 @@ from server.options.values import (
     read_text,
     split_list,
 )
-from server.pool.budget import Budget, read_budget
+from server.pool.memory import Budget, read_budget
 
 
 class HubSettings(SettingsModel):

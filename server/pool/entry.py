@@ -7,9 +7,9 @@ from math import inf
 
 from server.engine.request import Adapters
 from server.media.bitmap import BitmapKind
-from server.pool.footprint import Fit
-from server.pool.load.downloads import Download
-from server.pool.load.loading import Load
+from server.pool.downloads import Download
+from server.pool.loading import Load
+from server.pool.memory import Fit
 from server.pool.model import Lease, LoadedModel
 from server.pool.policy import Candidate
 from server.pool.spec import ModelSpec

@@ -9,11 +9,11 @@ from functools import partial
 
 from server.errors import ModelFailed, NoRoom
 from server.pool import policy
-from server.pool.budget import Budget, needed
+from server.pool.downloads import Downloads
 from server.pool.entry import Entry
 from server.pool.events import DownloadEnded, FanOut
-from server.pool.load.downloads import Downloads
-from server.pool.load.lifecycle import Lifecycle
+from server.pool.lifecycle import Lifecycle
+from server.pool.memory import Budget, needed
 from server.pool.model import Lease
 from server.pool.state import LOADABLE, OCCUPYING, Status
 

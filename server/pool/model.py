@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Self
 from server.engine.snapshots import SlotSnapshot
 from server.engine.stats import EngineStats, combined
 from server.errors import NotSupported
-from server.pool.footprint import Fit
+from server.pool.memory import Fit
 from server.pool.protocols import Embedder, Generator, MediaReader, ModelEngine, ModelInfo, Weights
 from server.pool.spec import ModelSpec
 from server.structured.grammar.sandbox import Sandbox

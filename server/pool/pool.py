@@ -20,13 +20,13 @@ from server.errors import (
     ShuttingDown,
     Unavailable,
 )
+from server.pool.downloads import Downloads
 from server.pool.entry import Entry, check_integrity
 from server.pool.events import FanOut, ModelRemoved, ModelsReloaded, Subscription
-from server.pool.footprint import Memory
-from server.pool.load.assembly import Factories
-from server.pool.load.downloads import Downloads
-from server.pool.load.lifecycle import Lifecycle
+from server.pool.lifecycle import Lifecycle
 from server.pool.load_queue import LoadQueue, PoolLimits, log_failure
+from server.pool.loading import Factories
+from server.pool.memory import Memory
 from server.pool.model import Lease
 from server.pool.names import LATEST, Names
 from server.pool.protocols import Fetcher, Loader

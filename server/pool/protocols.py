@@ -16,7 +16,7 @@ from server.engine.sequence import Ticket
 from server.engine.snapshots import ChoiceView, InstanceView, SlotSnapshot, TierView
 from server.engine.stats import EngineStats
 from server.media.bitmap import Bitmap, BitmapKind
-from server.pool.footprint import Fit, Footprint, Memory
+from server.pool.memory import Fit, Footprint, Memory
 from server.pool.spec import ModelSpec
 from server.vocab import Vocab
 

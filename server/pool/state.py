@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from server.errors import InternalError
 from server.media.bitmap import BitmapKind
-from server.pool.footprint import Fit, Footprint
+from server.pool.memory import Fit, Footprint
 from server.pool.protocols import FileProgress, ModelInfo
 from server.pool.spec import ModelSpec
 from server.templates.template import ChatTemplate

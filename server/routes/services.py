@@ -14,7 +14,7 @@ from server.media.loader import MediaLoader
 from server.metrics.exposition import Metrics
 from server.pool.model import Lease
 from server.pool.pool import Pool
-from server.pool.saved.slot_files import SavedFiles
+from server.pool.saved.store import SavedFiles
 from server.pool.spec import Task
 from server.routes.background import BackgroundRuns
 from server.routes.batch_runner import BatchRunner

@@ -21,7 +21,7 @@ from server.llama.fit.measure import Measure
 from server.llama.loader import LlamaLoader
 from server.llama.sampling.sampler import NativeSampler
 from server.llama.weights.model import LlamaWeights
-from server.pool.footprint import HOST
+from server.pool.memory import HOST
 from server.pool.spec import LoadParams, ModelSpec
 from tests.model.native_fixtures import Entry
 from tests.model.test_draft_model import token_ids

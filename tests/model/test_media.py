@@ -22,7 +22,7 @@ from server.llama.media.chunks import NativeChunk
 from server.llama.media.projector import Projector
 from server.media.bitmap import Bitmap
 from server.pool.protocols import Weights
-from server.pool.saved.embedding_folder import EmbeddingFolder
+from server.pool.saved.state_cache import EmbeddingFolder
 from server.pool.spec import LoadParams, ModelSpec
 from tests.model.native_fixtures import Entry, raw_logits
 from tests.support.ggufs import PLAIN, SLIDING_WINDOW, TinyModel, gguf_file, truncated

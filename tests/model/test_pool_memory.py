@@ -9,10 +9,9 @@ from typing import Any, cast
 
 from server.llama.loader import LlamaLoader
 from server.llama.weights.model import LlamaWeights
-from server.pool.budget import Amount, Budget
-from server.pool.footprint import HOST, totals
-from server.pool.load.assembly import Factories
 from server.pool.load_queue import PoolLimits
+from server.pool.loading import Factories
+from server.pool.memory import HOST, Amount, Budget, totals
 from server.pool.pool import Pool
 from server.pool.protocols import Weights
 from server.pool.spec import LoadParams, ModelSpec

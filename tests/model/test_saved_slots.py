@@ -13,7 +13,7 @@ import pytest
 from server.engine.lora import NO_ADAPTERS
 from server.engine.prefix_cache import SlotState
 from server.llama.library import C
-from server.pool.saved.slot_file import STATE_MAGIC, STATE_VERSION, Description, encode
+from server.pool.saved.format import STATE_MAGIC, STATE_VERSION, Description, encode
 from tests.model.native_fixtures import open_runner, prefill, prompt_tokens
 from tests.support.ggufs import MODELS, gguf_file
 from tests.support.real_server import ROOT, RealServer, llamapool

@@ -18,7 +18,7 @@ from server.engine.request import Adapters, SamplingParams, TokenLogprob
 from server.engine.runner_api import BatchEntry, DraftRunner, EmbedderInfo, MediaEncoder, Pooling, RunnerInfo, Vectors
 from server.errors import InternalError, Interrupted, ModelFailed
 from server.media.bitmap import Bitmap, BitmapKind
-from server.pool.footprint import HOST, Bytes, Fit, Footprint, Memory
+from server.pool.memory import HOST, Bytes, Fit, Footprint, Memory
 from server.pool.protocols import MediaReader, ModelInfo
 from server.pool.spec import ModelSpec
 from server.vocab import PlainText

@@ -13,7 +13,7 @@ from pathlib import Path
 from server.engine.media import MediaPrompt, MediaSpan, Spans, media_tokens
 from server.engine.runner_api import BatchEntry, Vectors
 from server.media.bitmap import Bitmap
-from server.pool.footprint import HOST, Bytes, Fit, Footprint
+from server.pool.memory import HOST, Bytes, Fit, Footprint
 from server.pool.protocols import Loader
 from server.pool.spec import ModelSpec
 from tests.support.fakes import (

@@ -12,8 +12,7 @@ import pytest
 
 from server.cli.fit_table import fit_table
 from server.errors import ModelFailed
-from server.pool.budget import Budget, read_budget
-from server.pool.footprint import HOST, Bytes, Fit, Memory
+from server.pool.memory import HOST, Budget, Bytes, Fit, Memory, read_budget
 from server.pool.protocols import ModelInfo
 from server.pool.spec import LoadParams, ModelSpec
 from server.pool.state import ModelFacts, ModelState, Status

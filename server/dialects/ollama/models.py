@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 
 from server.dialects.common import Json
 from server.pool.events import DownloadEnded, DownloadProgress, PoolEvent, StatusChanged
-from server.pool.footprint import HOST, totals
+from server.pool.memory import HOST, totals
 from server.pool.names import LATEST
 from server.pool.protocols import ModelInfo
 from server.pool.state import ModelState, Status

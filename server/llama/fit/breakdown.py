@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from server.llama.devices import CPU, device_of_buffers, split_over_several
 from server.llama.library import C, bind
-from server.pool.footprint import HOST, Bytes, Footprint, added
+from server.pool.memory import HOST, Bytes, Footprint, added
 
 _SYMBOL = "_Z26llama_get_memory_breakdownPK13llama_context"
 _ROOT, _COUNT = 2, 5  # words of the map: unused, the header's color, root, leftmost, rightmost, number of nodes

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from server.errors import ModelFailed
-from server.pool.footprint import HOST, Footprint, readable, totals
+from server.pool.memory import HOST, Footprint, readable, totals
 from server.pool.spec import ALL_THAT_FIT, LoadParams
 
 Measured = Callable[[LoadParams], Footprint]

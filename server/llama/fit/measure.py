@@ -19,7 +19,7 @@ from server.llama.fit.breakdown import breakdown, without_weights
 from server.llama.library import C, collect_errors, reason, start_backend
 from server.llama.sampling.graph import largest_chains
 from server.llama.weights.params import model_params
-from server.pool.footprint import HOST, Bytes, Footprint, added
+from server.pool.memory import HOST, Bytes, Footprint, added
 from server.pool.spec import DraftFile, LoadParams, ModelSpec
 
 _LOAD_PLAIN = 0  # enum llama_load_mode: nothing is mapped

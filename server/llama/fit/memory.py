@@ -8,7 +8,7 @@ from server.llama.devices import device_memory
 from server.llama.files.gguf_header import BLOCKS, GgufHeader
 from server.llama.files.roles import roles
 from server.llama.fit.choose import DeviceBudget, ModelShape
-from server.pool.footprint import HOST, Memory
+from server.pool.memory import HOST, Memory
 from server.pool.spec import LoadParams
 from server.sandbox.memory import available_bytes, total_bytes
 

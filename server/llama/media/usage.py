@@ -13,7 +13,7 @@ from server.llama.fit.breakdown import Tree, tree_nodes
 from server.llama.library import bind
 from server.llama.media.bindings import M, start_media
 from server.llama.media.projector import check_is_projector, projector_params
-from server.pool.footprint import HOST, Bytes, Footprint, added
+from server.pool.memory import HOST, Bytes, Footprint, added
 from server.pool.spec import LoadParams
 
 _SYMBOL = "_Z21mtmd_get_memory_usagePKc19mtmd_context_params"

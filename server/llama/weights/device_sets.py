@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from server.engine.runner_api import EmbeddingRunner, Runner
-from server.pool.footprint import Footprint, added
+from server.pool.memory import Footprint, added
 from server.pool.protocols import MediaReader, ModelInfo, Weights
 from server.pool.spec import ModelSpec
 from server.vocab import Vocab

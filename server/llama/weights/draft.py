@@ -13,7 +13,7 @@ from server.llama.files.model_file import ModelFiles
 from server.llama.fit.breakdown import Taken
 from server.llama.fit.memory import check_kv_fits
 from server.llama.library import C, collect_errors, fast, reason
-from server.pool.footprint import Footprint
+from server.pool.memory import Footprint
 from server.pool.spec import DraftFile
 from server.sandbox.memory import available_bytes
 

@@ -34,7 +34,7 @@ from server.llama.vocab import LlamaVocab
 from server.llama.weights.adapters import apply_configured, load_adapters
 from server.llama.weights.control_vectors import read_control_vectors
 from server.llama.weights.draft import DraftWeights
-from server.pool.footprint import Footprint, added
+from server.pool.memory import Footprint, added
 from server.pool.protocols import ModelInfo
 from server.pool.spec import ModelSpec
 from server.sandbox.memory import available_bytes

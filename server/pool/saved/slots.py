@@ -1,19 +1,143 @@
-"""Saves a slot of a model to a file and brings it back, here or in another process of the same configuration."""
+"""Saves a slot of a model to a file and restores it, here or in another process of the same configuration.
+
+A saved slot is restored only if everything that its cells depend on besides their tokens is equal (`origin_of`).
+"""
 
 import asyncio
 import logging
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from server.engine.cache_scope import cache_scope, owner_of
 from server.engine.lora import NEVER, AdapterSet, default_set
 from server.engine.media import Spans
 from server.engine.prefix_cache import SlotState
+from server.engine.request import Adapters
 from server.errors import InvalidRequest
 from server.pool.model import LoadedModel
-from server.pool.saved.slot_file import encode, open_saved, read_foreign
-from server.pool.saved.slot_files import SavedFiles
-from server.pool.saved.slot_origin import NO_PROJECTOR, describe, tuning_here
+from server.pool.saved.format import Description, LoraSet, encode, open_saved, read_foreign
+from server.pool.saved.store import SavedFiles
+
+_NAMES = {
+    "model": "the model",
+    "n_ctx": "the slot's context size",
+    "cache_types": "the KV cache's types (keys/values)",
+    "layout": "the KV cache's layout",
+    "rope": "the RoPE settings",
+    "control_vectors": "the control vectors",
+}
+_LORA = "the LoRA set"
+_FIRST_TRAINED = ".rope.scaling.original_context_length"
+
+
+def origin_of(model: LoadedModel) -> dict[str, str | int]:
+    """The facts of `model`, all but its LoRA set, in the order of `_NAMES`. No paths: another machine has others."""
+    native, engine = model.spec.native, model.engine
+    streams = 1 if native.unified else engine.n_slots_each  # of each instance
+    scaling = (native.rope_scale, native.rope_freq_base, native.rope_freq_scale, native.yarn_orig_ctx)
+    yarn = (native.yarn_ext_factor, native.yarn_attn_factor, native.yarn_beta_slow, native.yarn_beta_fast)
+    return {
+        "model": model.info.fingerprint,
+        "n_ctx": engine.n_ctx_seq,
+        "cache_types": f"{native.cache_type_k}/{native.cache_type_v}",
+        "layout": f"{streams} streams, flash attention {native.flash_attn}, "
+        f"sliding windows {'whole' if native.swa_full else 'cut'}",
+        "rope": " ".join(map(str, (native.rope_scaling or "default", *scaling, *yarn))),
+        "control_vectors": model.info.control_vectors,
+    }
+
+
+def origin_of_cells(model: LoadedModel, library: str) -> dict[str, str | int]:
+    """What cells depend on, however long the context is, for states that only this program reads: as `origin_of`, and
+    the `library` that wrote them, since another build may write them in another form.
+
+    The number of slots counts where each has a stream of cells of its own: the library writes it into a state and
+    refuses any other (src/llama-kv-cache.cpp, state_read). The length counts where the rotation differs for contexts
+    longer than the model was first trained for (src/llama-model.cpp, get_rope_factors).
+    """
+    origin = origin_of(model)
+    first_trained = [n for key, n in model.info.metadata.items() if key.endswith(_FIRST_TRAINED)]
+    n_ctx, longer = model.engine.n_ctx_seq, False
+    if first_trained and first_trained[0].isdecimal():
+        longer = n_ctx > int(first_trained[0])
+    return origin | {"n_ctx": "longer than trained" if longer else "any", "library": library}
+
+
+def describe(model: LoadedModel, saved: SlotState) -> Description:
+    """Return the description that is saved with the state of `saved`."""
+    adapter_set = saved.adapter_set
+    return Description(
+        origin=origin_of(model),
+        lora=_by_content(model, adapter_set.adapters),
+        lora_start=None if adapter_set.start == NEVER else adapter_set.start,
+        lora_for_all=_by_content(model, default_set(model.engine.adapters)),
+        n_tokens=len(saved.tokens),
+        n_exact=None if saved.n_exact == NEVER else saved.n_exact,
+        scope=adapter_set.scope,
+        checkpoints=tuple((c.n_tokens, len(c.state)) for c in saved.checkpoints),
+        media=projector_of(model) if saved.media else "",
+    )
+
+
+NO_PROJECTOR = "Cannot restore media tokens without an mmproj"
+"""llama-server's words (server-common.cpp, server_tokens::deserialize)."""
+
+
+def projector_of(model: LoadedModel) -> str:
+    """What the embeddings of its media depend on; "" without a projector."""
+    return "" if model.media is None else model.media.fingerprint
+
+
+def tuning_here(model: LoadedModel, saved: Description) -> AdapterSet:
+    """Under what `saved` was computed, with the adapters' ids of `model`.
+
+    Raises `InvalidRequest` that names everything that differs. The LoRA set fits when requests that name none get
+    the set of the cells; or what they got where it was saved: there the cells are a request's with its own ``lora``.
+    """
+    faults = [_fault(_NAMES[key], saved.origin.get(key), here) for key, here in origin_of(model).items()]
+    set_now = _by_content(model, default_set(model.engine.adapters))
+    adapters = adapters_here(model, saved.lora)
+    if adapters is None or set_now not in (saved.lora, saved.lora_for_all):
+        faults.append(_fault(_LORA, _shown(saved.lora), _shown(set_now)))
+    if saved.media and model.media is None:
+        raise InvalidRequest(NO_PROJECTOR)
+    if saved.media:
+        faults.append(_fault("the projector", saved.media, projector_of(model)))
+    differing = [fault for fault in faults if fault]
+    if differing or adapters is None:
+        raise InvalidRequest(f"it was saved elsewhere: {'; '.join(differing)}")
+    return tuning_of(saved, adapters)
+
+
+def tuning_of(saved: Description, adapters: Adapters) -> AdapterSet:
+    """Under what `saved` was computed, by these `adapters`."""
+    return AdapterSet(adapters, NEVER if saved.lora_start is None else saved.lora_start, saved.scope)
+
+
+def _fault(name: str, there: object, here: object) -> str:
+    return "" if there == here else f"{name} differs (in the file: {there or 'none'}, here: {here or 'none'})"
+
+
+def _by_content(model: LoadedModel, adapters: Adapters) -> LoraSet:
+    content = model.info.adapter_fingerprints
+    return tuple(sorted((content[id_], scale) for id_, scale in adapters))
+
+
+def adapters_here(model: LoadedModel, lora: LoraSet) -> Adapters | None:
+    """The adapters' ids; None when one of them is not loaded here. The same file may be loaded several times."""
+    ids: dict[str, list[int]] = {}
+    for id_, content in enumerate(model.info.adapter_fingerprints):
+        ids.setdefault(content, []).append(id_)
+    try:
+        return tuple(sorted((ids[content].pop(0), scale) for content, scale in lora))
+    except (KeyError, IndexError):
+        return None
+
+
+def _shown(lora: Sequence[tuple[str, float]]) -> str:
+    return ", ".join(f"{content[:8]} at {scale:g}" for content, scale in lora)
+
 
 logger = logging.getLogger(__name__)
 

@@ -27,9 +27,8 @@ from server.engine.request import Event, Failed, Request
 from server.engine.sequence import Ticket
 from server.errors import CONTAINED
 from server.media.bitmap import Bitmap
-from server.pool.footprint import Fit, Memory
-from server.pool.load.assembly import Factories, assemble
-from server.pool.load.loading import Load
+from server.pool.loading import Factories, Load, assemble
+from server.pool.memory import Fit, Memory
 from server.pool.model import LoadedModel
 from server.pool.protocols import Loader, ModelInfo
 from server.pool.spec import ModelSpec

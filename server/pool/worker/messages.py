@@ -40,7 +40,7 @@ from server.engine.snapshots import ChoiceView, InstanceView, SlotSnapshot, Tier
 from server.engine.stats import EngineStats
 from server.errors import CONTAINED, InternalError, LlamapoolError
 from server.media.bitmap import Bitmap, BitmapKind
-from server.pool.footprint import Footprint
+from server.pool.memory import Footprint
 from server.pool.protocols import ModelInfo
 from server.structured.reasoning_end import ReasoningSwitch
 from server.vocab import Vocab
@@ -49,7 +49,7 @@ LONG_BYTES = 1 << 16
 _READ_BYTES = 1 << 18
 _HEADER = struct.Struct("<II")
 _OURS = ("server.engine.", "server.pool.", "server.media.", "server.structured.")
-_ACTIVE = ("server.pool.worker.parent", "server.pool.worker.proxies", "server.pool.load")
+_ACTIVE = ("server.pool.worker.parent", "server.pool.worker.proxies", "server.pool.lifecycle", "server.pool.loading")
 """Modules whose dataclasses do something when they are created."""
 _STANDARD = {("builtins", "set"), ("builtins", "range"), ("pathlib", "PosixPath"), ("pathlib._local", "PosixPath")}
 log = logging.getLogger(__name__)

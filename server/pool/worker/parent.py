@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from server.engine.request import Request
 from server.errors import InternalError, LlamapoolError, ModelEnded, ModelFailed, ModelRestarting, Unavailable
 from server.media.bitmap import Bitmap
-from server.pool.footprint import Fit, Footprint, Memory
+from server.pool.memory import Fit, Footprint, Memory
 from server.pool.protocols import Loader
 from server.pool.spec import ModelSpec
 from server.pool.worker.environment import child_environment

@@ -24,7 +24,7 @@ from server.engine.stats import EngineStats, combined
 from server.engine.stats import ended as without_gauges
 from server.errors import InternalError, InvalidRequest, LlamapoolError, ModelEnded, QueueFull, ShuttingDown
 from server.media.bitmap import Bitmap, BitmapKind
-from server.pool.footprint import Fit, Footprint, Memory
+from server.pool.memory import Fit, Footprint, Memory
 from server.pool.protocols import Loader, MediaReader, ModelInfo, Vocabulary
 from server.pool.spec import ModelSpec
 from server.pool.worker.messages import (

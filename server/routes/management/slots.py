@@ -12,7 +12,7 @@ from server.engine.snapshots import SlotSnapshot
 from server.errors import InvalidRequest, ModelLoading, NotSupported, Unavailable
 from server.pool.model import LoadedModel
 from server.pool.saved import slots as saved_slots
-from server.pool.saved.slot_files import SavedFiles, check_name
+from server.pool.saved.store import SavedFiles, check_name
 from server.pool.state import ModelState
 from server.routes.management.health import NO_SLOT, is_pending
 from server.routes.openapi import FINDS, RUNS, describe

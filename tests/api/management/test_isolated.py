@@ -16,8 +16,8 @@ import pytest
 from server.app import create_app
 from server.engine.block_events import BlocksStored
 from server.media import header
-from server.pool.footprint import Fit, Footprint, Memory
-from server.pool.saved.embedding_folder import SUFFIX
+from server.pool.memory import Fit, Footprint, Memory
+from server.pool.saved.state_cache import SUFFIX
 from server.pool.spec import ModelSpec
 from server.pool.worker import parent
 from server.pool.worker.proxies import IsolatedEngine, IsolatedWeights

@@ -10,7 +10,7 @@ import pytest
 from server.errors import ModelFailed
 from server.llama.files.chat_templates import built_in_template
 from server.llama.loader import LlamaLoader
-from server.pool.load.loading import chat_template
+from server.pool.loading import chat_template
 from server.pool.spec import ChatParams, ModelSpec
 from server.templates.built_in import names, source_of
 from server.templates.jinja import environment

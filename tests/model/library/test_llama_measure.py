@@ -12,7 +12,7 @@ from server.errors import ModelFailed
 from server.llama.fit import measure
 from server.llama.library import C, start_backend
 from server.llama.loader import LlamaLoader
-from server.pool.footprint import HOST, Footprint, held, totals
+from server.pool.memory import HOST, Footprint, held, totals
 from server.pool.spec import DraftFile, LoadParams, ModelSpec, ScaledFile
 from tests.model.native_fixtures import open_runner
 from tests.support.ggufs import MODELS, TinyModel, gguf_file, truncated

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from server.errors import ModelFailed
 from server.llama.fit.choose import DeviceBudget, Fitted, ModelShape, choose, holds
-from server.pool.footprint import HOST, Bytes, Footprint, totals
+from server.pool.memory import HOST, Bytes, Footprint, totals
 from server.pool.spec import ALL_LAYERS, LoadParams, TensorOverride
 
 GIB = 1 << 30

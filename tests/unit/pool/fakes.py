@@ -12,8 +12,8 @@ from server.engine.engine import Engine
 from server.engine.request import Adapters
 from server.engine.runner_api import Runner
 from server.errors import ModelFailed
-from server.pool.load.assembly import EmbedderFactory, Factories
 from server.pool.load_queue import PoolLimits
+from server.pool.loading import EmbedderFactory, Factories
 from server.pool.model import Lease
 from server.pool.pool import Pool
 from server.pool.protocols import Fetcher

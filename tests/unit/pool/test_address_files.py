@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from server.errors import ConfigError, InternalError, InvalidRequest, PermissionDenied
-from server.pool.saved.address_files import UrlFiles
-from server.pool.saved.slot_files import SavedFiles, SlotFiles
+from server.pool.saved.store import SavedFiles, SlotFiles, UrlFiles
 
 
 @pytest.fixture(params=["folder", "address"])

@@ -4,7 +4,7 @@ from typing import Any, cast
 import pytest
 
 from server.errors import InvalidRequest, ModelFailed
-from server.pool.load.loading import Load
+from server.pool.loading import Load
 from server.pool.spec import LoadParams, ModelSpec
 from server.structured.response_format import ResponseFormat
 from tests.unit.clock import Clock

@@ -11,8 +11,7 @@ from server.engine.lora import NEVER, NO_ADAPTERS
 from server.engine.media import MediaSpan, Spans, media_tokens
 from server.engine.prefix_cache import SlotState
 from server.errors import InvalidRequest
-from server.pool.saved.media_record import read_record
-from server.pool.saved.slot_file import DATA_PREFIX, Description, encode, open_saved, read_foreign
+from server.pool.saved.format import DATA_PREFIX, Description, encode, open_saved, read_foreign, read_record
 
 PREFIX = DATA_PREFIX + bytes(4)
 NORMAL, MROPE, HUNYUAN = 0, 1, 2

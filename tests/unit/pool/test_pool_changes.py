@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from server.errors import ModelFailed, ModelNotFound, Unavailable
-from server.pool.budget import Amount, Budget
-from server.pool.footprint import Footprint
+from server.pool.memory import Amount, Budget, Footprint
 from server.pool.protocols import FileProgress
 from server.pool.spec import ModelSpec, RemoteFiles
 from server.pool.state import Status

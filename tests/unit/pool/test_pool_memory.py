@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
 
 from server.errors import InvalidRequest, ModelFailed, NoRoom
-from server.pool.budget import Amount, Budget
-from server.pool.footprint import HOST, Bytes, Fit, Footprint
+from server.pool.memory import HOST, Amount, Budget, Bytes, Fit, Footprint
 from server.pool.policy import MEASURING_S
 from server.pool.spec import ModelSpec
 from server.pool.state import Status

@@ -8,7 +8,7 @@ import pytest
 
 from server.errors import ShuttingDown, Unavailable
 from server.pool.events import LoadProgress, Subscription
-from server.pool.load.assembly import Factories
+from server.pool.loading import Factories
 from server.pool.pool import Pool
 from server.pool.state import Status
 from tests.support.fakes import FakeLoader

@@ -4,8 +4,7 @@ import logging
 
 import pytest
 
-from server.pool.events import DownloadEnded, DownloadProgress, FanOut, LoadProgress, StatusChanged
-from server.pool.load.progress import show_load_progress
+from server.pool.events import DownloadEnded, DownloadProgress, FanOut, LoadProgress, StatusChanged, show_load_progress
 from server.pool.protocols import FileProgress
 from server.pool.state import Status
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from server.engine.lora import NO_ADAPTERS, AdapterSet
 from server.engine.prefix_cache import Checkpoint, SlotState
 from server.errors import InternalError, InvalidRequest
-from server.pool.saved.slot_file import DATA_PREFIX, Description, encode, open_saved, read_foreign
+from server.pool.saved.format import DATA_PREFIX, Description, encode, open_saved, read_foreign
 
 DESCRIPTION = Description({"model": "abc", "n_ctx": 256}, (("lora", 0.5),), 3, (), 3, 2)
 PREFIX = DATA_PREFIX + bytes(4)

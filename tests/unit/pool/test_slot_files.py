@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server.errors import InternalError, InvalidRequest, PermissionDenied
-from server.pool.saved.slot_files import STALE_S, SlotFiles, check_name
+from server.pool.saved.store import STALE_S, SlotFiles, check_name
 
 BAD_NAMES = [
     *("", ".", "..", "../x", "a/b", "/etc/passwd", "a\\b", "..\\x", "a\0b", "a\nb", "x..y", "x.", "x ", " x"),

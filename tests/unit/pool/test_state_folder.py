@@ -15,8 +15,8 @@ from server.engine.prefix_cache import Checkpoint, SlotState
 from server.errors import InternalError, InvalidRequest
 from server.pool.model import LoadedModel
 from server.pool.protocols import ModelInfo
-from server.pool.saved.slot_file import DATA_PREFIX
-from server.pool.saved.state_folder import StateFolder, folder_name
+from server.pool.saved.format import DATA_PREFIX
+from server.pool.saved.state_cache import StateFolder, folder_name
 from server.pool.spec import LoadParams, ModelSpec
 
 STATE = DATA_PREFIX + bytes(4) + b"state of the library"
@@ -221,7 +221,7 @@ def test_states_of_other_settings_and_versions_are_there_when_these_come_back(
 
 def test_states_of_an_older_llamapool_stay_where_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as older:
-        for module in ("slot_file", "state_folder"):
+        for module in ("format", "state_cache"):
             older.setattr(f"server.pool.saved.{module}.FORMAT", 0)
         save(tmp_path)
     assert opened_and_closed(tmp_path, model()) == []

@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from server.errors import LlamapoolError
-from server.pool.load.loading import chat_template
+from server.pool.loading import chat_template
 from server.pool.protocols import ModelInfo
 from server.pool.spec import ChatParams
 from tests.unit.pool.fakes import spec

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from server.engine.encode import EmbeddingCache
 from server.errors import InternalError
-from server.pool.saved.embedding_folder import SUFFIX, EmbeddingFolder
+from server.pool.saved.state_cache import SUFFIX, EmbeddingFolder
 
 
 class Files:

@@ -12,7 +12,7 @@ import pytest
 from server.engine.params import EngineParams
 from server.engine.request import Request
 from server.media.bitmap import Bitmap
-from server.pool.footprint import Fit
+from server.pool.memory import Fit
 from server.pool.spec import ModelSpec
 from server.pool.worker.child import Served, Worker
 from server.pool.worker.messages import Encoder, HandleTable

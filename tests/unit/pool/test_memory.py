@@ -2,8 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.pool.budget import Amount, Budget, needed, read_budget
-from server.pool.footprint import HOST, Bytes, Memory
+from server.pool.memory import HOST, Amount, Budget, Bytes, Memory, needed, read_budget
 from server.pool.spec import ALL_LAYERS, LoadParams, ModelSpec
 from tests.unit.pool.fakes import spec
 

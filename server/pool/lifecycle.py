@@ -11,9 +11,8 @@ from server.engine.lora import default_set
 from server.errors import InternalError, LlamapoolError, ModelFailed
 from server.pool.entry import Entry
 from server.pool.events import FanOut, LoadProgress, StatusChanged
-from server.pool.footprint import Footprint, Memory, held, readable, totals
-from server.pool.load.assembly import Factories, assemble
-from server.pool.load.loading import Load
+from server.pool.loading import Factories, Load, assemble
+from server.pool.memory import Footprint, Memory, held, readable, totals
 from server.pool.model import LoadedModel
 from server.pool.protocols import Loader
 from server.pool.spec import ModelSpec

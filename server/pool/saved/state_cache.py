@@ -1,11 +1,11 @@
-"""The folder of a model's prompt states on disk (``cache_disk``): saved slots' files, see `slot_file`.
+"""What a model caches on disk (``cache_disk``): prompt states (`StateFolder`), embeddings of media (`EmbeddingFolder`).
 
-A model's folder has one in it for everything that its cells depend on (`slot_origin.origin_of_cells`), which one
-process at a time uses, or all that share it. So nothing of what other settings, adapters or versions can use is lost
-when this one begins; it goes, the oldest first, when all of the model's files together become too many. All blocking.
+The folder of a model id contains one folder per `slots.origin_of_cells`, so that other settings, adapters or versions
+keep their states. One process at a time uses such a folder, unless it is shared. The oldest files are removed when all
+files of the model exceed the limit. A shared folder is listed again for states of other processes (`others`).
+A URL is always shared and has no locks; files of other settings there are removed by rules of the store.
 
-Who shares it looks at what others have written since (`others`). An address is such a folder elsewhere: without locks,
-and what other settings have left there is the store's to remove (its rules for old files).
+Keys of embeddings include the projector and its settings, so any process may read and write them. All methods block.
 """
 
 import fcntl
@@ -23,10 +23,9 @@ from server.engine.lora import AdapterSet
 from server.engine.prefix_cache import CacheEntry, SlotState
 from server.errors import InternalError, InvalidRequest, LlamapoolError, without_credentials
 from server.pool.model import LoadedModel
-from server.pool.saved.address_files import UrlFiles
-from server.pool.saved.slot_file import FORMAT, Description, encode, open_saved
-from server.pool.saved.slot_files import Listed, SavedFiles, SlotFiles
-from server.pool.saved.slot_origin import adapters_here, describe, origin_of_cells, projector_of, tuning_of
+from server.pool.saved.format import FORMAT, Description, encode, open_saved
+from server.pool.saved.slots import adapters_here, describe, origin_of_cells, projector_of, tuning_of
+from server.pool.saved.store import Listed, SavedFiles, SlotFiles, UrlFiles
 
 log = logging.getLogger(__name__)
 
@@ -206,3 +205,61 @@ class StateFolder:
         locked, self._locked = self._locked, None
         if locked is not None:
             os.close(locked)
+
+
+EMBEDDINGS_SUFFIX = ".embeddings"
+_DIGEST_BYTES = 32
+
+
+class EmbeddingFolder:
+    """`server.engine.encode.EmbeddingFiles` for the model of this id."""
+
+    def __init__(self, model_id: str, root: Path) -> None:
+        self._path = root / folder_name(model_id) / "media"
+        self._files = SlotFiles(self._path)
+
+    def index(self) -> list[tuple[bytes, int]]:
+        """Keys and bytes, what was used last at the end. Raises `InternalError`."""
+        try:
+            self._path.mkdir(mode=0o700, parents=True, exist_ok=True)  # embeddings reveal images
+            self._files.remove_stale()
+        except OSError as error:
+            raise InternalError(f"{self._path}: {error.strerror or error}") from error
+        found = sorted(self._files.listed(), key=lambda one: one.age_s, reverse=True)
+        ours = [one for one in found if one.name.endswith(EMBEDDINGS_SUFFIX)]
+        keys = [(one.name.removesuffix(EMBEDDINGS_SUFFIX), one.n_bytes - _DIGEST_BYTES) for one in ours]
+        return [(bytes.fromhex(name), size) for name, size in keys if _is_hex(name) and size > 0]
+
+    def read(self, key: bytes) -> bytes | None:
+        """None for a file that is gone, or not what was written; then it is removed."""
+        try:
+            with self._files.opened(_name(key)) as (file, size):
+                content = file.read(size)
+        except InvalidRequest:
+            return None
+        data, digest = content[:-_DIGEST_BYTES], content[-_DIGEST_BYTES:]
+        if _embedding_digest(key, data) != digest:
+            self.remove(key)
+            return None
+        self._files.used(_name(key))
+        return data
+
+    def write(self, key: bytes, data: bytes) -> None:
+        """Whole or not at all. Raises `InternalError`."""
+        self._files.write(_name(key), (data, _embedding_digest(key, data)))
+
+    def remove(self, key: bytes) -> None:
+        """One that is gone already is no error. Raises `InternalError`."""
+        self._files.remove(_name(key))
+
+
+def _name(key: bytes) -> str:
+    return f"{key.hex()}{EMBEDDINGS_SUFFIX}"
+
+
+def _is_hex(name: str) -> bool:
+    return bool(name) and len(name) % 2 == 0 and all(char in "0123456789abcdef" for char in name)
+
+
+def _embedding_digest(key: bytes, data: bytes) -> bytes:
+    return hashlib.blake2b(data, digest_size=_DIGEST_BYTES, key=key).digest()

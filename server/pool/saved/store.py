@@ -1,25 +1,37 @@
-"""The folder of saved slots. Any number of processes may save to it and restore from it at once.
+"""Files by name: in a folder (`SlotFiles`), or at a URL of an object store by fsspec (`UrlFiles`). All methods block.
 
-A file appears, or replaces an older one, by a rename once all of it is on the disk; a reader of the older one
-reads that to its end. Names cannot leave the folder, and links in it are not followed. All blocking.
+Any number of processes may write and read at once. A file in a folder appears or is replaced by a rename after all of
+it is on the disk. Names cannot leave the folder, and links in it are not followed. A file at a URL appears with the end
+of its upload; a reader of the older file at worst finds it damaged, since every byte is hashed. A URL needs the package
+that fsspec names (s3fs for ``s3://``).
 """
 
 import contextlib
 import errno
 import fcntl
+import io
 import math
 import os
 import re
 import secrets
 import stat
+import tempfile
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import Any, BinaryIO, Protocol, cast
 
-from server.errors import InternalError, InvalidRequest, PermissionDenied
+from server.errors import (
+    ConfigError,
+    InternalError,
+    InvalidRequest,
+    LlamapoolError,
+    PermissionDenied,
+    without_credentials,
+)
 
 MAX_NAME_BYTES = 255
 STALE_S = 24 * 3600.0
@@ -49,7 +61,7 @@ class Listed:
 
 
 class SavedFiles(Protocol):
-    """Files by name: in a folder (`SlotFiles`), or elsewhere (`address_files`)."""
+    """Files by name: in a folder (`SlotFiles`), or at a URL (`UrlFiles`)."""
 
     secret: bytes
 
@@ -210,3 +222,100 @@ def _open_to_read(name: str, folder: int) -> int:
         if error.errno == errno.ENXIO:  # a socket
             raise InvalidRequest("Unable to restore slot: it is not a file", "filename") from None
         raise
+
+
+_IN_MEMORY = 64 << 20  # bytes; more are kept in a file until they are sent
+_BLOCK = 8 << 20  # bytes that are read at once
+
+
+class UrlFiles:
+    """`SavedFiles` at a URL. Its options are those of fsspec's own environment and configuration files
+    (FSSPEC_S3_ENDPOINT_URL, AWS_PROFILE …). Raises ConfigError where its package is not there."""
+
+    def __init__(self, address: str, quota: int = 0, secret: bytes = b"") -> None:
+        import fsspec  # not where nobody needs it
+
+        self.address = address.rstrip("/")
+        self._quota = quota
+        self.secret = secret
+        try:
+            self._store, self._path = fsspec.core.url_to_fs(self.address)  # type: ignore[no-untyped-call]
+        except (ImportError, ValueError) as error:
+            raise ConfigError(f"{without_credentials(address)}: {error}; for s3:// pip install s3fs") from None
+
+    def of(self, owner: str) -> "UrlFiles":
+        """Those of one owner."""
+        return UrlFiles(f"{self.address}/{owner}", self._quota, self.secret) if owner else self
+
+    def _at(self, name: str) -> str:
+        return f"{self._path}/{name}"
+
+    def write(self, name: str, parts: Iterable[bytes | memoryview]) -> int:
+        """Save a file whole or not at all; its bytes. Raises `InternalError` with the store's reason, and
+        `PermissionDenied` where it would be too much."""
+        with _told(self.address, "save"), tempfile.SpooledTemporaryFile(_IN_MEMORY) as kept:
+            for each in parts:
+                kept.write(each)
+            n_bytes = kept.tell()
+            others = sum(one.n_bytes for one in self.listed() if one.name != name) if self._quota else 0
+            if self._quota and others + n_bytes > self._quota:
+                raise too_much(self._quota)
+            kept.seek(0)
+            self._store.makedirs(self._path, exist_ok=True)
+            with self._store.open(self._at(name), "wb", block_size=_BLOCK) as file:
+                while block := kept.read(_BLOCK):
+                    file.write(block)
+            return n_bytes
+
+    @contextmanager
+    def opened(self, name: str) -> Iterator[tuple[BinaryIO, int]]:
+        """A saved file and its size. Raises `InvalidRequest` when there is none."""
+        with _told(self.address, "restore"), self._store.open(self._at(name), "rb", block_size=_BLOCK) as file:
+            n_bytes = file.seek(0, io.SEEK_END)
+            file.seek(0)
+            yield cast(BinaryIO, file), n_bytes
+
+    def listed(self) -> list[Listed]:
+        """What is there. Raises `InternalError`."""
+        with _told(self.address, "find"):
+            try:
+                self._store.invalidate_cache(self._path)  # others write here, too
+                found: list[dict[str, Any]] = self._store.ls(self._path, detail=True)
+            except FileNotFoundError:
+                return []
+        names = [(one["name"].rsplit("/", 1)[-1], one) for one in found if one["type"] == "file"]
+        return [Listed(name, one["size"], _age_s(one)) for name, one in names]
+
+    def used(self, name: str) -> None:
+        """A store knows when a file was written, not when it was read."""
+
+    def remove(self, name: str) -> None:
+        """One that is gone already is no error. Raises `InternalError`."""
+        with _told(self.address, "remove"):
+            try:
+                self._store.rm_file(self._at(name))
+            except FileNotFoundError:
+                return
+
+    def remove_stale(self) -> None:
+        """Nothing: an upload that doesn't end is no file."""
+
+
+def _age_s(found: dict[str, Any]) -> float:
+    at = found.get("LastModified") or found.get("mtime") or found.get("created")
+    at = at.timestamp() if isinstance(at, datetime) else at
+    return max(time.time() - at, 0.0) if isinstance(at, int | float) else 0.0
+
+
+@contextmanager
+def _told(address: str, verb: str) -> Iterator[None]:
+    try:
+        yield
+    except (LlamapoolError, PermissionDenied):
+        raise
+    except FileNotFoundError:
+        raise InvalidRequest(f"Unable to {verb} slot: there is no such file", "filename") from None
+    except Exception as error:  # each store's package has errors of its own
+        raise InternalError(
+            f"Unable to {verb} slot: {without_credentials(address)}: {error or type(error).__name__}"
+        ) from error

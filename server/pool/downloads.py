@@ -15,7 +15,8 @@ from server.pool.state import Status
 
 if TYPE_CHECKING:
     from server.pool.entry import Entry
-    from server.pool.load.lifecycle import Lifecycle
+    from server.pool.lifecycle import Lifecycle
+
 
 log = logging.getLogger(__name__)
 

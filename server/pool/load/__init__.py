@@ -1,1 +1,0 @@
-"""Loading and freeing a model: its files, its load, its progress."""
