@@ -42,6 +42,8 @@ def load(path: Path, engine: EngineParams = ENGINE, **native: Any) -> LlamaWeigh
         "n_threads": 1,
         "n_threads_batch": 1,
         "flash_attn": "off",
+        "cache_type_k": "f32",
+        "cache_type_v": "f32",
     }
     spec = ModelSpec("tiny", path, native=LoadParams(**(params | native)), engine=engine)
     return cast(LlamaWeights, LlamaLoader().load(spec, lambda _: True))

@@ -29,7 +29,15 @@ ENGINE = EngineParams(spec_type="lookup", check_integrity=True, cache_ram=0)
 
 def load(path: Path, *, unified: bool) -> LlamaWeights:
     native = LoadParams(
-        n_ctx=3 * 640, n_parallel=3, n_ubatch=64, n_threads=1, n_threads_batch=1, kv_unified=unified, flash_attn="off"
+        n_ctx=3 * 640,
+        n_parallel=3,
+        n_ubatch=64,
+        n_threads=1,
+        n_threads_batch=1,
+        kv_unified=unified,
+        flash_attn="off",
+        cache_type_k="f32",
+        cache_type_v="f32",
     )
     spec = ModelSpec("tiny", path, native=native, engine=ENGINE)
     return cast(LlamaWeights, LlamaLoader().load(spec, lambda _: True))

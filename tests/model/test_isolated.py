@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tests.support.real_server import ROOT, RealServer, llamapool
+from tests.support.real_server import EXACT, ROOT, RealServer, llamapool
 
 DEMO, PIRATE = ROOT / "models" / "demo.gguf", ROOT / "models" / "demo-lora.gguf"
 DEADLINE_S = 60.0
@@ -39,7 +39,20 @@ def wait_gone(pid: int) -> None:
 
 
 def test_slots_adapters_grammars_and_counts_pass_the_border_and_survive_a_kill(tmp_path: Path) -> None:
-    flags = ("--isolation", "process", "-c", 1024, "-np", 2, "-t", 1, "--slot-save-path", tmp_path, "--no-warmup")
+    flags = (
+        "--isolation",
+        "process",
+        "-c",
+        1024,
+        "-np",
+        2,
+        "-t",
+        1,
+        "--slot-save-path",
+        tmp_path,
+        "--no-warmup",
+        *EXACT,
+    )
     with llamapool(DEMO, *map(str, (*flags, "--lora", PIRATE, "--lora-init-without-apply", "--metrics"))) as server:
         plain = server.post("/v1/chat/completions", {**CHAT, "id_slot": 0})
         assert plain["timings"]["prompt_n"] > 10

@@ -49,7 +49,8 @@ def picture(number: int, width: int = 100, height: int = 80) -> Bitmap:
 
 def specification(folder: Path, kind: str, **native: Any) -> ModelSpec:
     model, projector = MODELS[kind]
-    params = {"n_ctx": 2048, "n_parallel": 4, "n_threads": 1, "warmup": False, "fit": False} | native
+    exact = {"flash_attn": "off", "cache_type_k": "f32", "cache_type_v": "f32"}  # alike in batches of every shape
+    params = {"n_ctx": 2048, "n_parallel": 4, "n_threads": 1, "warmup": False, "fit": False, **exact, **native}
     return ModelSpec(
         "tiny", gguf_file(folder, model), mmproj=projector_file(folder, projector), native=LoadParams(**params)
     )

@@ -1,6 +1,5 @@
 import threading
 
-import httpx
 import pytest
 
 from server.pool.state import Status
@@ -12,13 +11,6 @@ TWO = {"a": {"path": "a.gguf", "load": "startup"}, "b": {"path": "b.gguf", "load
 
 
 IDLE = {"status": "ok", "slots_idle": 4, "slots_processing": 0}
-
-
-@pytest.mark.parametrize("path", ["/health", "/v1/health", "/livez", "/readyz"])
-async def test_a_server_whose_model_is_loaded_is_well(client: httpx.AsyncClient, path: str) -> None:
-    reply = await client.get(path)
-    assert (reply.status_code, reply.json()) == (200, IDLE if path.endswith("health") else {"status": "ok"})
-    assert (await client.head(path)).status_code == 200
 
 
 async def test_busy_slots_are_told_from_idle_ones(live: GoLive) -> None:
@@ -60,23 +52,6 @@ async def test_a_full_server_fails_for_those_who_ask_for_a_slot(live: GoLive) ->
         writer.close()
 
 
-async def test_the_slots_of_all_instances_and_models_are_summed(serve: Serve) -> None:
-    models = {"a": {"path": "a.gguf", "load": "startup", "instances": 2}, "b": {"path": "b.gguf", "load": "startup"}}
-    async with serve(models=models) as api:
-        assert (await api.client.get("/health")).json()["slots_idle"] == 12
-        assert (await api.client.get("/health?model=a")).json()["slots_idle"] == 8
-        assert (await api.client.get("/health?model=b")).json()["slots_idle"] == 4
-
-
-async def test_of_one_of_several_models_its_own_state_counts(serve: Serve) -> None:
-    async with serve(FakeLoader(failing={"b": "no such file"}), models=TWO, wait=False) as api:
-        await api.settled()
-        assert (await api.client.get("/health?model=a")).status_code == 200
-        reply = await api.client.get("/health?model=b")
-        assert reply.status_code == 503
-        assert "no such file" in reply.json()["error"]["message"]
-
-
 async def test_who_has_no_key_is_not_told_the_models(serve: Serve) -> None:
     async with serve(models=TWO, server={"api_keys": ["secret"]}) as api:
         for name in ("a", "other"):
@@ -111,12 +86,6 @@ async def test_who_has_no_key_is_not_told_why_it_is_not_ready(serve: Serve) -> N
             assert "/secret/path" in (await api.client.get(path, headers=key)).text
 
 
-async def test_an_unloaded_model_has_no_slots_and_is_not_full(serve: Serve) -> None:
-    async with serve(models={"a": {"path": "a.gguf", "load": "on_demand"}}) as api:
-        reply = await api.client.get("/health?fail_on_no_slot=1")
-        assert (reply.status_code, reply.json()) == (200, IDLE | {"slots_idle": 0})
-
-
 async def test_a_sleeping_models_slots_are_idle(serve: Serve) -> None:
     models = {"demo": {"path": "demo.gguf", "load": "startup", "sleep_idle_seconds": 1}}
     async with serve(models=models) as api:
@@ -146,38 +115,6 @@ async def test_while_the_only_model_loads_it_says_so(serve: Serve) -> None:
                 break
         assert (await api.client.get("/health")).status_code == 200
         assert (await api.client.get("/readyz")).status_code == 200
-
-
-async def test_one_failed_model_leaves_the_others_serving_and_is_named(serve: Serve) -> None:
-    async with serve(FakeLoader(failing={"b": "no such file"}), models=TWO, wait=False) as api:
-        await api.settled()
-        assert (await api.client.get("/health")).status_code == 200
-        reply = await api.client.get("/readyz")
-        assert (reply.status_code, reply.json()) == (200, {"status": "ok", "failed": {"b": "no such file"}})
-
-
-async def test_when_every_model_failed_the_server_is_not_ready(serve: Serve) -> None:
-    async with serve(FakeLoader(failing={"a": "too big", "b": "no such file"}), models=TWO, wait=False) as api:
-        await api.settled()
-        reply = await api.client.get("/readyz")
-        assert reply.status_code == 503
-        message = reply.json()["error"]["message"]
-        assert "too big" in message
-        assert "no such file" in message
-
-
-async def test_the_only_model_failed_is_not_well(serve: Serve) -> None:
-    async with serve(FakeLoader(failing={"demo": "no such file"}), wait=False) as api:
-        await api.settled()
-        reply = await api.client.get("/health")
-        assert reply.status_code == 503
-        assert "no such file" in reply.json()["error"]["message"]
-
-
-async def test_models_on_demand_do_not_delay_readiness(serve: Serve) -> None:
-    async with serve(models={"a": {"path": "a.gguf", "load": "on_demand"}}) as api:
-        assert (await api.client.get("/readyz")).status_code == 200
-        assert (await api.client.get("/health")).status_code == 200
 
 
 async def test_a_model_whose_step_thread_has_failed_is_not_ready(serve: Serve) -> None:

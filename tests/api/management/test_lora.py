@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import httpx
 import pytest
 
 from server.engine.lora import Adapter
@@ -28,11 +27,6 @@ async def text(api: Any, **more: Any) -> str:
     assert reply.status_code == 200, reply.text
     content: str = reply.json()["content"]
     return content
-
-
-async def test_a_model_without_adapters_has_an_empty_list(client: httpx.AsyncClient) -> None:
-    assert (await client.get("/lora-adapters")).json() == []
-    assert (await client.post("/lora-adapters", json=[])).json() == {"success": True}
 
 
 async def test_adapters_are_shown_as_llama_server_shows_them(serve: Serve) -> None:

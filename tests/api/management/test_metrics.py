@@ -2,7 +2,6 @@ import threading
 from importlib.metadata import version
 from pathlib import Path
 
-import httpx
 import pytest
 
 from server.pool.state import Status
@@ -16,20 +15,6 @@ def sample(text: str, line_start: str) -> float:
     """The value of the one sample whose line starts so."""
     (line,) = [line for line in text.splitlines() if line.startswith(line_start)]
     return float(line.rsplit(" ", 1)[1])
-
-
-async def test_without_the_flag_there_are_none(client: httpx.AsyncClient) -> None:
-    reply = await client.get("/metrics")
-    assert (reply.status_code, reply.json()) == (
-        501,
-        {
-            "error": {
-                "code": 501,
-                "message": "This server does not support metrics endpoint. Start it with `--metrics`",
-                "type": "not_supported_error",
-            }
-        },
-    )
 
 
 async def test_tokens_of_a_request_are_counted_under_its_model(serve: Serve) -> None:
@@ -134,14 +119,6 @@ async def test_llama_servers_names_are_of_all_models_together(serve: Serve, monk
         assert sample(text, 'llamapool_tokens_predicted_total{model="b"}') == 3
         again = llama_servers((await api.client.get("/metrics")).text)
         assert again["llamacpp:predicted_tokens_seconds"] == found["llamacpp:predicted_tokens_seconds"]
-
-
-async def test_the_metrics_of_a_model_that_was_never_loaded_are_zeros_and_load_nothing(serve: Serve) -> None:
-    async with serve(models=TWO, server={"metrics": True}) as api:
-        found = llama_servers((await api.client.get("/metrics?model=b")).text)
-        assert found["llamacpp:n_decode_total"] == ("counter", 0)
-        assert api.pool.state("b").status is Status.UNLOADED
-        assert (await api.client.get("/metrics?model=nope")).status_code == 404
 
 
 async def test_openmetrics_on_request(serve: Serve) -> None:

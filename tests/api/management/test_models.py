@@ -82,36 +82,6 @@ async def test_an_unloaded_model_is_listed_with_its_status(serve: Serve) -> None
         assert "meta" not in second
 
 
-async def test_one_model_is_shown_by_id_and_alias_with_slashes(serve: Serve) -> None:
-    async with serve(models=TWO) as api:
-        for name in ("org/a:Q8", "first", "org%2Fa%3AQ8"):
-            reply = await api.client.get(f"/v1/models/{name}")
-            assert (reply.status_code, reply.json()["id"]) == (200, "org/a:Q8")
-
-
-async def test_an_unknown_model_gets_a_404_that_lists_the_known_ones(serve: Serve) -> None:
-    async with serve(models=TWO) as api:
-        error = {
-            "code": 404,
-            "message": "model 'gpt-9' not found; known models: b, org/a:Q8",
-            "type": "not_found_error",
-            "param": "model",
-        }
-        for reply in (
-            await api.client.get("/v1/models/gpt-9"),
-            await api.client.post("/models/load", json={"model": "gpt-9"}),
-            await api.client.post("/models/unload", json={"model": "gpt-9"}),
-            await api.client.get("/props?model=gpt-9"),
-            await api.client.post("/v1/completions", json={"model": "gpt-9", "prompt": "x"}),
-        ):
-            named = {"code": "model_not_found"} if "/v1/" in str(reply.request.url) else {}
-            assert (reply.status_code, reply.json()) == (404, {"error": error | named})
-
-
-async def test_even_the_only_model_is_shown_under_its_own_names_alone(client: httpx.AsyncClient) -> None:
-    assert (await client.get("/v1/models/gpt-9")).status_code == 404
-
-
 async def test_a_model_is_loaded_and_unloaded(serve: Serve) -> None:
     async with serve(models=TWO) as api:
         with api.pool.subscribe() as events:
@@ -125,28 +95,6 @@ async def test_a_model_is_loaded_and_unloaded(serve: Serve) -> None:
             await reached(api, events, "b", Status.UNLOADED)
             reply = await api.client.post("/models/unload", json={"model": "b"})
             assert (reply.status_code, reply.json()["error"]["message"]) == (400, "model is not running")
-
-
-async def test_a_load_needs_a_name(client: httpx.AsyncClient) -> None:
-    for body in ({}, {"model": ""}, {"model": 3}):
-        reply = await client.post("/models/load", json=body)
-        assert (reply.status_code, reply.json()["error"]["param"]) == (400, "model")
-
-
-async def test_a_failed_load_shows_its_reason_and_requests_get_a_503(serve: Serve) -> None:
-    async with serve(FakeLoader(failing={"b": "not a GGUF file"}), models=TWO) as api:
-        reply = await api.client.post("/v1/completions", json={"model": "b", "prompt": "x"})
-        assert reply.status_code == 503
-        assert reply.json()["error"]["message"] == "model 'b' failed to load: not a GGUF file"
-        status = (await api.client.get("/models")).json()["data"][1]["status"]
-        assert status == {
-            "value": "unloaded",
-            "args": B_ARGS,
-            "preset": B,
-            "failed": True,
-            "exit_code": 1,
-            "reason": "not a GGUF file",
-        }
 
 
 async def test_progress_is_shown_while_a_model_loads(serve: Serve) -> None:

@@ -3,7 +3,6 @@ import threading
 import httpx
 
 from tests.api.conftest import GoLive, Serve, chat_request, idle
-from tests.api.management.test_models import TWO
 from tests.api.management.test_props import RECORDED_PARAMS
 from tests.support.fakes import FakeLoader, FakeRunner
 
@@ -11,13 +10,6 @@ from tests.support.fakes import FakeLoader, FakeRunner
 async def test_idle_slots_are_listed(client: httpx.AsyncClient) -> None:
     reply = await client.get("/slots")
     assert reply.json() == [{"id": i, "n_ctx": 256, "speculative": False, "is_processing": False} for i in range(4)]
-
-
-async def test_without_slots_the_reply_names_the_flag(serve: Serve) -> None:
-    async with serve(server={"slots": False}) as api:
-        reply = await api.client.get("/slots")
-        message = "This server does not support slots endpoint. Start it with `--slots`"
-        assert (reply.status_code, reply.json()["error"]["message"]) == (501, message)
 
 
 async def test_a_busy_slot_shows_its_request_but_not_its_text(live: GoLive) -> None:
@@ -55,18 +47,3 @@ async def test_an_idle_slot_keeps_its_last_requests_parameters_and_none_of_its_c
         assert (slot["n_prompt_tokens_processed"], slot["n_prompt_tokens_cache"]) == (0, 0)
         assert (slot["params"]["max_tokens"], slot["params"]["temperature"]) == (3, 0.25)
         assert slot["next_token"] == [{"has_next_token": False, "has_new_line": False, "n_remain": -1, "n_decoded": 0}]
-
-
-async def test_an_idle_server_has_a_slot_for_who_asks(client: httpx.AsyncClient) -> None:
-    assert (await client.get("/slots?fail_on_no_slot=1")).status_code == 200
-
-
-async def test_of_several_models_one_is_named(serve: Serve) -> None:
-    async with serve(models=TWO) as api:
-        assert len((await api.client.get("/slots?model=first")).json()) == 4
-
-
-async def test_looking_at_slots_loads_nothing(serve: Serve) -> None:
-    async with serve(models=TWO) as api:
-        reply = await api.client.get("/slots?model=b")
-        assert (reply.status_code, reply.json()["error"]["message"]) == (400, "model is not loaded")
