@@ -77,13 +77,6 @@ def demo() -> Iterator[RealServer]:
 
 
 @pytest.fixture
-def demo_client(demo: RealServer) -> Iterator[OpenAI]:
-    """A client of the default model."""
-    with OpenAI(base_url=f"{demo.base_url}/v1", api_key="sk-no-key-required", max_retries=0, timeout=REPLY_S) as openai:
-        yield openai
-
-
-@pytest.fixture
 def client(server: RealServer) -> Iterator[OpenAI]:
     """The synchronous client, as a user makes it; an error is raised at once instead of tried again."""
     with OpenAI(
@@ -98,11 +91,4 @@ async def async_client(server: RealServer) -> AsyncIterator[AsyncOpenAI]:
     async with AsyncOpenAI(
         base_url=f"{server.base_url}/v1", api_key="sk-no-key-required", max_retries=0, timeout=REPLY_S
     ) as openai:
-        yield openai
-
-
-@pytest.fixture
-def keyed_client(guarded: RealServer) -> Iterator[OpenAI]:
-    """A client with the right key for `guarded`."""
-    with OpenAI(base_url=f"{guarded.base_url}/v1", api_key=API_KEY, max_retries=0, timeout=REPLY_S) as openai:
         yield openai
