@@ -1,13 +1,11 @@
 """Bytes and their times to what a client saw."""
 
-import json
-
 import pytest
 
-from server.bench.connection import Arrival, WholeReply
+from server.bench.connection import Arrival
 from server.bench.errors import BadReply, Refused, UnknownModel
-from server.bench.reply import read_answer, read_stream, refusal
-from tests.unit.bench.scripted import delta_event, events, text_event, usage_event
+from server.bench.reply import read_stream, refusal
+from tests.unit.bench.scripted import events, text_event, usage_event
 
 STREAM = [text_event("a"), text_event("b"), text_event("", "length"), usage_event(10, 2, 4)]
 
@@ -40,22 +38,6 @@ def test_llama_servers_timings_say_what_was_computed() -> None:
     assert (record.n_predicted, record.n_prompt, record.n_computed) == (5, 12, 3)
 
 
-def test_a_server_without_usage_has_its_events_counted_and_nothing_guessed() -> None:
-    record = read_stream(0.0, arrivals(events([text_event("a"), text_event("b", "length")], chunked=True)))
-    assert (record.n_predicted, record.n_prompt, record.n_computed) == (2, None, None)
-
-
-def test_cached_tokens_that_are_not_told_are_not_taken_for_none() -> None:
-    record = read_stream(0.0, arrivals(events([text_event("a"), usage_event(10, 1)], chunked=True)))
-    assert (record.n_prompt, record.n_computed) == (10, None)
-
-
-def test_a_chats_role_is_no_token_and_thoughts_are() -> None:
-    stream = [delta_event(role="assistant", content=""), delta_event(reasoning="h"), delta_event(content="i")]
-    record = read_stream(0.0, arrivals(events(stream, chunked=True)))
-    assert (record.text, record.events) == ("hi", [2.0, 3.0])
-
-
 def test_a_stream_without_its_end_is_an_error_unless_it_was_cut_on_purpose() -> None:
     pieces = arrivals(events([text_event("a"), text_event("b")], chunked=True, done=False)[:-2])
     with pytest.raises(BadReply, match="without \\[DONE\\]"):
@@ -67,12 +49,6 @@ def test_an_error_in_the_middle_of_a_stream_is_told() -> None:
     stream = [text_event("a"), {"error": {"message": "out of memory"}}]
     with pytest.raises(BadReply, match="out of memory"):
         read_stream(0.0, arrivals(events(stream, chunked=True)))
-
-
-def test_a_chat_reply_is_read_as_a_whole() -> None:
-    body = {"choices": [{"message": {"content": "hi"}}], "usage": {"prompt_tokens": 4, "completion_tokens": 1}}
-    record = read_answer(WholeReply(200, json.dumps(body).encode(), 1.0, 3.0))
-    assert (record.text, record.sent, record.done, record.n_prompt) == ("hi", 1.0, 3.0, 4)
 
 
 @pytest.mark.parametrize(

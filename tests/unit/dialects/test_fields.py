@@ -75,25 +75,3 @@ def test_past_a_soft_limit_a_value_becomes_the_limit(name: str, value: float, li
 def test_the_message_shows_the_value_but_never_much_of_it() -> None:
     assert "got 1.5" in refused(count=1.5).message
     assert len(refused(number="x" * 100_000).message) < 200
-
-
-def test_null_is_the_same_as_absent() -> None:
-    assert parse(Sample, {"count": None, "flag": None}) == Sample()
-
-
-def test_a_whole_number_may_be_written_with_a_point() -> None:
-    assert parse(Sample, {"count": 40.0}).count == 40
-
-
-def test_an_integer_is_a_number() -> None:
-    assert parse(Sample, {"number": 2}).number == 2
-
-
-def test_unknown_fields_are_ignored() -> None:
-    assert parse(Sample, {"foo": object()}) == Sample()
-
-
-@pytest.mark.parametrize("body", [[], "text", 5, None])
-def test_a_body_that_is_no_object_is_refused(body: object) -> None:
-    with pytest.raises(InvalidRequest):
-        parse(Sample, body)

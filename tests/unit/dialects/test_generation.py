@@ -21,23 +21,6 @@ def refused(**fields: Any) -> InvalidRequest:
     return caught.value
 
 
-def test_the_names_of_the_token_limit_have_llama_servers_precedence() -> None:
-    assert request().max_tokens == -1
-    assert request(max_tokens=3).max_tokens == 3
-    assert request(max_tokens=3, max_completion_tokens=4).max_tokens == 4
-    model: Any = make_model()
-    body = parse(GenerationFields, {"max_tokens": 3, "max_completion_tokens": 4, "n_predict": 0})
-    assert engine_request(body, model, request_id="r", prompt=[1]).max_tokens == 0
-
-
-def test_the_models_limit_is_a_default_and_no_ceiling() -> None:
-    assert request(n_predict=10).max_tokens == 10
-    model: Any = make_model(n_predict=10)
-    for given, expected in ((5, 5), (50, 50), (-1, 10)):
-        body = parse(GenerationFields, {"max_tokens": given})
-        assert engine_request(body, model, request_id="r", prompt=[1]).max_tokens == expected
-
-
 @pytest.mark.parametrize(("stop", "expected"), [("a", ("a",)), (["a", "", "b"], ("a", "b")), ("", ()), (None, ())])
 def test_stop_is_one_string_or_a_list(stop: object, expected: tuple[str, ...]) -> None:
     assert request(stop=stop).stop == expected
@@ -77,10 +60,6 @@ def test_a_wrong_field_is_refused_by_name(name: str, value: object) -> None:
     error = refused(**{name: value})
     assert error.param == name
     assert name in error.message
-
-
-def test_a_field_within_stream_options_is_named_with_its_path() -> None:
-    assert refused(stream_options={"include_usage": "yes"}).param == "stream_options.include_usage"
 
 
 ADAPTERS = (Adapter(0, "a.gguf", 1.0), Adapter(1, "b.gguf", 1.0))
@@ -160,42 +139,3 @@ def test_the_rest_of_the_fields_reaches_the_engine() -> None:
 
 def test_progress_is_only_for_streams() -> None:
     assert not request(return_progress=True).return_progress
-
-
-WITHOUT_EFFECT = (
-    # llama-server's: native replies and debugging
-    "response_fields",
-    "chat_format",
-    # OpenAI's: accounting and routing at OpenAI, hints
-    *("metadata", "store", "service_tier"),
-    *("prompt_cache_retention", "prediction", "verbosity"),
-)
-"""Fields that clients send, and that may be ignored since no reply would be another one."""
-
-
-def test_fields_without_effect_are_taken_whatever_they_hold() -> None:
-    fields: dict[str, Any] = dict.fromkeys(WITHOUT_EFFECT, "anything")
-    request(**fields)
-    assert not set(WITHOUT_EFFECT) & set(GenerationFields.model_fields)
-
-
-@pytest.mark.parametrize(
-    ("given", "client"),
-    [
-        ({}, ""),
-        ({"user": "anna"}, "anna"),
-        ({"user": "anna", "safety_identifier": "hash"}, "hash"),
-        ({"user": 5}, ""),
-        ({"user": ["anna"]}, ""),
-    ],
-)
-def test_priority_and_user_reach_the_engine(given: dict[str, Any], client: str) -> None:
-    got = request(priority=-3, **given)
-    assert (got.priority, got.client) == (-3, client)
-    assert request().priority == 0
-
-
-@pytest.mark.parametrize("priority", [2**31, -(2**31) - 1, 1.5, "high", True])
-def test_a_priority_is_a_number_of_32_bits(priority: object) -> None:
-    with pytest.raises(InvalidRequest, match="Field 'priority'"):
-        request(priority=priority)

@@ -41,13 +41,6 @@ def test_a_value_of_another_server_is_no_error() -> None:
         assert CIPHER.decrypt(foreign) is None
 
 
-def test_a_rotated_key_still_decrypts() -> None:
-    before = ReasoningCipher([OLD]).encrypt("x")
-    rotated = ReasoningCipher([NEW, OLD])
-    assert rotated.decrypt(before) == "x"
-    assert CIPHER.decrypt(rotated.encrypt("y")) == "y"
-
-
 def test_the_secret_is_beside_the_state_file_and_outlives_the_server(tmp_path: Path) -> None:
     [first] = reasoning_secrets(None, tmp_path / "state.sqlite3")
     assert reasoning_secrets(None, tmp_path / "state.sqlite3") == [first]

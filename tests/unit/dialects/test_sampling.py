@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from server.dialects.fields import parse
 from server.dialects.sampling import NEVER, SamplingFields, sampling_params
-from server.engine.request import DEFAULT_SAMPLERS, RANDOM_SEED, SamplingParams
+from server.engine.request import RANDOM_SEED, SamplingParams
 from server.errors import InvalidRequest
 from tests.support.fakes import FakeVocab
 
@@ -33,33 +33,9 @@ def test_without_fields_the_models_defaults_count() -> None:
     assert params(defaults) == defaults
 
 
-def test_fields_override_the_defaults() -> None:
-    got = params(SamplingParams(temperature=0.1), temperature=0.9, top_p=0.5, mirostat=2, ignore_eos=True)
-    assert (got.temperature, got.top_p, got.mirostat, got.ignore_eos) == (0.9, 0.5, 2, True)
-
-
-def test_a_negative_temperature_is_greedy_and_a_negative_top_k_is_off() -> None:
-    got = params(temperature=-1, top_k=-5)
-    assert (got.temperature, got.top_k) == (0.0, 0)
-
-
-def test_windows_are_cut_to_the_context() -> None:
-    got = params(repeat_last_n=2**31 - 1, dry_penalty_last_n=-1, dry_allowed_length=10**9)
-    assert (got.repeat_last_n, got.dry_penalty_last_n, got.dry_allowed_length) == (N_CTX, N_CTX, N_CTX)
-
-
-def test_sizes_are_cut_to_the_vocabulary() -> None:
-    got = params(top_k=10**9, min_keep=10**9)
-    assert (got.top_k, got.min_keep) == (260, 260)
-
-
 @pytest.mark.parametrize(("seed", "expected"), [(-1, RANDOM_SEED), (5, 5), (2**32 + 5, 5), (2**63 - 1, RANDOM_SEED)])
 def test_a_seed_is_taken_modulo_32_bits(seed: int, expected: int) -> None:
     assert params(seed=seed).seed == expected
-
-
-def test_a_dry_base_below_one_is_the_default() -> None:
-    assert params(dry_base=0.5).dry_base == 1.75
 
 
 @pytest.mark.parametrize(
@@ -85,23 +61,6 @@ def test_soft_limits_clamp_as_llama_servers(name: str, value: Any, expected: flo
 @pytest.mark.parametrize("samplers", [["top_k", "tfs_z", "temperature"], "kft", ["tfs-z", "top_k", "temperature"]])
 def test_tail_free_sampling_of_older_clients_is_left_out(samplers: object) -> None:
     assert params(samplers=samplers).samplers == ("top_k", "temperature")
-
-
-def test_samplers_come_as_names_with_aliases_or_as_letters() -> None:
-    assert params(samplers=["Top-K", "temp", "nucleus"]).samplers == ("top_k", "temperature", "top_p")
-    assert params(samplers="edskypmxt").samplers == (
-        "penalties",
-        "dry",
-        "top_n_sigma",
-        "top_k",
-        "typ_p",
-        "top_p",
-        "min_p",
-        "xtc",
-        "temperature",
-    )
-    assert params(samplers=[]).samplers == ()
-    assert params().samplers == DEFAULT_SAMPLERS
 
 
 @pytest.mark.parametrize(
@@ -155,10 +114,3 @@ def test_any_value_is_either_taken_or_refused(fields: dict[str, Any]) -> None:
         return
     assert 0 <= got.seed <= 0xFFFFFFFF
     assert 0 <= got.repeat_last_n <= N_CTX
-
-
-def test_whether_tokens_may_be_chosen_in_the_graph_is_a_requests_own() -> None:
-    there = SamplingParams(backend_sampling=True)
-    assert params(there).backend_sampling
-    assert not params(there, backend_sampling=False).backend_sampling
-    assert params(backend_sampling=True).backend_sampling  # for which its context may not be made: `Session` says so

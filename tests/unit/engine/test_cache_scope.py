@@ -15,7 +15,7 @@ from server.engine.request import Finished, Progress, Request, Started
 from server.engine.sequence import Sequence
 from server.errors import PermissionDenied
 from tests.support.fakes import FakeRunner
-from tests.unit.engine.builders import GREEDY, alone, engine_over, request, run
+from tests.unit.engine.builders import alone, engine_over, request, run
 from tests.unit.engine.kv.test_caches_random import chat, chats, runner
 from tests.unit.engine.kv.test_disk import Files, still
 
@@ -64,15 +64,6 @@ async def test_an_equal_prompt_of_another_scope_is_computed_anew_and_shows_nothi
         assert counts == {cached}
         assert reply.finished[0].timings.cache_n == cached
         assert reply.text == replies[0].text
-
-
-async def test_nobody_waits_for_a_prefix_that_another_scope_computes() -> None:
-    async with engine_over(FakeRunner(n_seq=4, n_ctx_seq=512)) as engine:
-        same = await run(engine, *(replace(request(TEXT), cache_scope="ada/") for _ in range(3)))
-        other = await run(engine, *(replace(request(TEXT), cache_scope=f"{name}/") for name in "xyz"))
-    n = len(request(TEXT).prompt)
-    assert sorted(reply.finished[0].n_cached for reply in same) == [0, n - 1, n - 1]
-    assert [reply.finished[0].n_cached for reply in other] == [0, 0, 0]
 
 
 async def test_choices_of_a_request_of_its_own_scope_share_its_prompt() -> None:
@@ -198,11 +189,3 @@ def _common(a: list[int], b: list[int]) -> int:
     """Of a prompt and one before it, with what may have followed: its reply, cut at the next turn."""
     n = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
     return n if n < len(b) else n + 4
-
-
-async def test_the_watch_sees_what_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    watched = Watched(monkeypatch)
-    async with engine_over(FakeRunner(n_seq=1, n_ctx_seq=512)) as engine:
-        for _ in range(2):
-            await run(engine, request(TEXT, sampling=GREEDY))
-    assert watched.n_used == 1

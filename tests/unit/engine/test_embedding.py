@@ -66,15 +66,6 @@ class ConcurrencyLimiter:
         self._steps.release(n)
 
 
-async def test_a_request_gets_its_vectors_in_order() -> None:
-    runner = FakeEmbeddingRunner()
-    inputs = texts("one", "three", "to", "one")
-    async with engine_over(runner) as engine:
-        found = await engine.submit(inputs)
-    assert equal(found, runner, inputs)
-    assert runner.batches == [[3, 5, 2, 3]]
-
-
 async def test_what_was_given_up_is_not_counted_for_as_long_as_it_hangs() -> None:
     gate = ConcurrencyLimiter()
     async with engine_over(gate.runner) as engine:
@@ -87,28 +78,6 @@ async def test_what_was_given_up_is_not_counted_for_as_long_as_it_hangs() -> Non
         await engine.wait_idle()
         assert (engine.stats.n_processing, engine.stats.n_deferred) == (0, 0)
         gate.open()
-
-
-async def test_what_waits_is_computed_together_whoever_asked() -> None:
-    gate = ConcurrencyLimiter()
-    async with engine_over(gate.runner) as engine:
-        first = engine.submit(texts("first"))
-        await gate.entered()
-        others = [engine.submit(texts(f"text {i}")) for i in range(5)]
-        gate.open()
-        await asyncio.gather(first, *others)
-    assert gate.runner.batches == [[5], [6] * 5]
-
-
-async def test_requests_in_preparation_are_waited_for() -> None:
-    runner = FakeEmbeddingRunner()
-    async with engine_over(runner, gather_ms=60_000.0) as engine:
-        with engine.preparing(), engine.preparing():
-            first = engine.submit(texts("one"))
-            await asyncio.sleep(0)
-            second = engine.submit(texts("two"))
-        await asyncio.gather(first, second)
-    assert runner.batches == [[3, 3]]
 
 
 async def test_200_requests_at_once_get_each_their_own() -> None:
@@ -125,13 +94,6 @@ async def test_200_requests_at_once_get_each_their_own() -> None:
     assert (stats.n_processing, stats.n_deferred) == (0, 0)
 
 
-async def test_a_vector_for_each_token_without_pooling() -> None:
-    runner = FakeEmbeddingRunner(pooling=Pooling.NONE)
-    async with engine_over(runner) as engine:
-        (found,) = await engine.submit(texts("four"))
-    assert found.shape == (4, 4)
-
-
 async def test_two_instances_share_the_work() -> None:
     gates = ConcurrencyLimiter(n_seq=1), ConcurrencyLimiter(n_seq=1)
     async with engine_over(*(gate.runner for gate in gates)) as engine:
@@ -145,19 +107,6 @@ async def test_two_instances_share_the_work() -> None:
             gate.open()
         await asyncio.gather(*requests)
     assert sorted(gate.runner.batches for gate in gates) == [[[3]], [[5]]]
-
-
-async def test_the_inputs_of_one_request_go_to_whatever_instance_is_free() -> None:
-    gates = ConcurrencyLimiter(n_seq=1), ConcurrencyLimiter(n_seq=1)
-    async with engine_over(*(gate.runner for gate in gates)) as engine:
-        asked = texts("one", "three", "seventh")
-        request = engine.submit(asked)
-        for gate in gates:
-            await gate.entered()
-        for gate in gates:
-            gate.open()
-        assert equal(await request, gates[0].runner, asked)
-    assert sorted(size for gate in gates for (size,) in gate.runner.batches) == [3, 5, 7]
 
 
 async def test_a_failed_instance_takes_along_what_it_computes_and_others_go_on() -> None:
@@ -195,30 +144,6 @@ async def test_slots_show_what_is_computed() -> None:
 
 
 # ---- what ends early
-
-
-async def test_a_cancelled_request_leaves_the_queue_by_the_next_step() -> None:
-    gate = ConcurrencyLimiter(n_seq=2)
-    async with engine_over(gate.runner) as engine:
-        large = engine.submit(texts(*["text"] * 1000))
-        await gate.entered()
-        small = engine.submit(texts("small"))
-        large.cancel()
-        await asyncio.sleep(0)  # the loop tells the engine
-        gate.open()
-        await small
-    assert gate.runner.batches == [[4, 4], [5]]
-
-
-async def test_a_request_that_was_cancelled_before_its_turn_costs_nothing() -> None:
-    gate = ConcurrencyLimiter()
-    async with engine_over(gate.runner) as engine:
-        first, second = engine.submit(texts("one")), engine.submit(texts("two"))
-        first.cancel()
-        second.cancel()
-        gate.open()
-        await engine.wait_idle()
-    assert sum(map(sum, gate.runner.batches)) <= 6
 
 
 async def test_a_full_queue_says_when_to_come_back() -> None:

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from server.engine.lora import Adapter
-from server.engine.request import Adapters, Failed, FinishReason, Progress, SamplingParams, Started, Text
+from server.engine.request import Adapters, Failed, FinishReason, Progress, SamplingParams, Started
 from server.engine.runner_api import BatchEntry
 from server.engine.scheduler import TokenRun
 from server.errors import ContextExceeded, InternalError, InvalidRequest, QueueFull, ShuttingDown
@@ -30,67 +30,11 @@ async def test_a_request_gets_its_text_and_one_finish() -> None:
     assert isinstance(reply.events[0], Started)
 
 
-async def test_max_tokens_ends_with_limit() -> None:
-    async with engine_over(FakeRunner()) as engine:
-        (reply,) = await run(engine, request("abc", max_tokens=5))
-    assert len(reply.text) == 5
-    assert reply.finished[0].reason is FinishReason.LIMIT
-    assert not reply.finished[0].truncated
-
-
-async def test_zero_tokens_fill_the_cache_and_say_nothing() -> None:
-    async with engine_over(FakeRunner()) as engine:
-        (reply,) = await run(engine, request("abc", max_tokens=0))
-        (second,) = await run(engine, request("abcd", max_tokens=1))
-    assert reply.text == ""
-    assert reply.finished[0].n_predicted == 0
-    assert second.started.n_cached == 4
-
-
-async def test_the_context_end_truncates() -> None:
-    async with engine_over(FakeRunner(n_ctx_seq=10)) as engine:
-        (reply,) = await run(engine, request("abcd", max_tokens=-1))
-    assert reply.finished[0].reason is FinishReason.LIMIT
-    assert reply.finished[0].truncated
-    assert len(reply.text) == 5
-
-
-@pytest.mark.timeout(60)
-async def test_what_runs_is_not_held_up_for_requests_that_are_still_prepared() -> None:
-    endless, joins = request("abc", max_tokens=-1), request("def")
-    steps = threading.Semaphore(2)
-    async with (
-        engine_over(FakeRunner(n_seq=2, n_ctx_seq=10**6, steps=steps), gather_ms=1e9) as engine,
-        events_of(engine, endless) as stream,
-    ):
-        await anext(stream)
-        with engine.preparing():
-            joining = asyncio.ensure_future(run(engine, joins))  # its coming has the step thread look at who comes
-            await asyncio.sleep(0)
-            steps.release(20)
-            (reply,) = await joining
-            assert reply.text == alone(joins)
-        steps.release(10**6)
-
-
 async def test_concurrent_requests_say_what_each_says_alone() -> None:
     requests = [request(f"prompt number {i}", max_tokens=20) for i in range(24)]
     async with engine_over(FakeRunner(n_seq=8)) as engine:
         replies = await run(engine, *requests)
     assert [r.text for r in replies] == [alone(r) for r in requests]
-
-
-async def test_tokens_that_are_sampled_together_are_the_same() -> None:
-    prompts = [f"prompt {i}" for i in range(4)]
-    sampling = [SamplingParams(temperature=0.8, seed=i) for i in range(4)]
-    requests = [request(p, sampling=s, max_tokens=12) for p, s in zip(prompts, sampling, strict=True)]
-    async with engine_over(FakeRunner()) as engine:
-        alone = [(await run(engine, r))[0].text for r in requests]
-    runner = FakeRunner(together=True)
-    async with engine_over(runner) as engine:
-        assert [reply.text for reply in await run(engine, *requests)] == alone
-    n_prompt = len(requests[0].prompt)  # which a sampler has seen, too
-    assert [len(sampler.accepted) for sampler in runner.samplers] == [n_prompt + 12] * 4  # none twice
 
 
 async def test_a_sequence_whose_token_can_not_be_sampled_fails_alone() -> None:
@@ -135,13 +79,6 @@ async def test_a_long_prompt_does_not_stall_running_slots() -> None:
     assert all(1 in dict(batch).values() for batch in mixed)
 
 
-async def test_a_prefix_in_the_same_slot_is_not_computed_again() -> None:
-    async with engine_over(FakeRunner(n_seq=1)) as engine:
-        await run(engine, request("shared prefix of some length, then A"))
-        (reply,) = await run(engine, request("shared prefix of some length, then B"))
-    assert reply.started.n_cached == len("shared prefix of some length, then ") + 1
-
-
 async def test_eight_cold_requests_compute_a_shared_prefix_once() -> None:
     runner = FakeRunner(n_seq=8, n_ctx_seq=1024)
     prefix = "p" * 500
@@ -164,19 +101,6 @@ async def test_n_choices_come_from_one_prefill() -> None:
     assert sum(n for batch in runner.batches for _, n in batch) < 301 + 3 * 8 + 3
 
 
-async def test_more_choices_than_slots_are_served_in_turn() -> None:
-    async with engine_over(FakeRunner(n_seq=2)) as engine:
-        (reply,) = await run(engine, request("q" * 100, n=5, max_tokens=3))
-    assert sorted(reply.finished) == [0, 1, 2, 3, 4]
-
-
-async def test_a_model_that_cannot_forget_a_part_computes_anew() -> None:
-    requests = [request("common beginning, " + tail) for tail in ("one", "two", "three")]
-    async with engine_over(FakeRunner(n_seq=2, partial_removal=False)) as engine:
-        replies = [(await run(engine, r))[0] for r in requests]
-    assert [r.text for r in replies] == [alone(r) for r in requests]
-
-
 async def test_cells_that_run_out_park_a_victim_and_everybody_ends_well() -> None:
     runner = FakeRunner(n_seq=4, n_ctx_seq=400, n_cells=400, unified=True)
     requests = [request(f"{i} " + "y" * 30, max_tokens=150) for i in range(4)]
@@ -184,14 +108,6 @@ async def test_cells_that_run_out_park_a_victim_and_everybody_ends_well() -> Non
         replies = await run(engine, *requests)
         assert engine.stats.n_preempted > 0
     assert [r.text for r in replies] == [alone(r) for r in requests]
-
-
-async def test_idle_caches_give_way_before_anybody_is_parked() -> None:
-    runner = FakeRunner(n_seq=4, n_ctx_seq=200, n_cells=200, unified=True)
-    async with engine_over(runner) as engine:
-        for i in range(6):
-            await run(engine, request(f"{i}" * 60))
-        assert engine.stats.n_preempted == 0
 
 
 async def test_one_request_that_fills_unified_cells_alone_is_truncated() -> None:
@@ -215,14 +131,6 @@ async def test_a_cancel_in_the_middle_of_a_prefill_frees_the_slot() -> None:
         assert reply.text == alone(request("next"))
         assert not engine.busy
     assert len(runner.batches) < 20, "the cancelled prompt was computed to its end"
-
-
-async def test_leaving_a_stream_cancels_its_request() -> None:
-    async with engine_over(FakeRunner(n_ctx_seq=100_000, n_seq=1)) as engine:
-        async with events_of(engine, request("abc", max_tokens=90_000)) as stream:
-            await anext(stream)
-        (reply,) = await run(engine, request("next"))
-        assert reply.finished
 
 
 async def test_a_full_queue_says_when_to_come_back() -> None:
@@ -290,15 +198,6 @@ async def test_an_unexpected_exception_ends_requests_but_not_the_engine() -> Non
         assert "ZeroDivision" not in reply.error.message
         (reply,) = await run(engine, request("abc"))
         assert reply.text == alone(request("abc"))
-
-
-async def test_stop_strings_are_never_shown_in_part() -> None:
-    async with engine_over(FakeRunner(replies={"go": " one STOP two"})) as engine:
-        (reply,) = await run(engine, request("go", max_tokens=30, stop=("STOP", "never")))
-    assert reply.text == " one "
-    assert reply.finished[0].reason is FinishReason.STOP
-    assert reply.finished[0].stopping_word == "STOP"
-    assert all("S" not in e.text for e in reply.events if isinstance(e, Text))
 
 
 async def test_closing_fails_what_is_open() -> None:
@@ -404,41 +303,6 @@ def test_any_mix_of_requests_gives_each_what_it_gets_alone(
     asyncio.run(scenario())
 
 
-async def test_a_poisoned_first_batch_fails_alone_while_others_go_on() -> None:
-    """Also on a model that can't forget a part of a sequence, where innocent ones are computed anew."""
-    poison = ord("!")
-
-    def refuse(entries: object) -> None:
-        if any(poison in e.tokens for e in entries):  # type: ignore[attr-defined]
-            raise InternalError("llama_decode failed (-1)")
-
-    for partial_removal in (True, False):
-        runner = FakeRunner(n_seq=4, on_decode=refuse, partial_removal=partial_removal)
-        good = [request(f"good {i}", max_tokens=60) for i in range(3)]
-        async with engine_over(runner) as engine:
-            bad, *replies = await run(engine, request("!bad"), *good)
-        assert isinstance(bad.error, InternalError)
-        assert [r.text for r in replies] == [alone(r) for r in good]
-
-
-async def test_after_a_fault_streams_that_are_computed_anew_all_go_on_together() -> None:
-    n_decodes = 0
-
-    def refuse_once(entries: Sequence[BatchEntry]) -> None:
-        nonlocal n_decodes
-        n_decodes += 1
-        if n_decodes == 10:
-            raise InternalError("llama_decode failed (-2)")
-
-    runner = FakeRunner(n_seq=4, on_decode=refuse_once, partial_removal=False)
-    requests = [request(f"{i} all the same", max_tokens=60) for i in range(4)]
-    async with engine_over(runner) as engine:
-        replies = await run(engine, *requests)
-    assert [r.text for r in replies] == [alone(r) for r in requests]
-    assert len(runner.batches) < 10 + 4 + 4 + 60  # each alone past the fault; one after the other would take 200
-    assert {len(batch) for batch in runner.batches[-30:]} == {4}
-
-
 @pytest.mark.parametrize("partial_removal", [True, False])
 async def test_a_request_with_several_choices_at_fault_fails_alone_and_once(partial_removal: bool) -> None:
     def refuse(entries: Sequence[BatchEntry]) -> None:
@@ -452,22 +316,6 @@ async def test_a_request_with_several_choices_at_fault_fails_alone_and_once(part
         bad, reply = await run(engine, request("bad", n=3, max_tokens=60), good)
     assert [type(event) for event in bad.events].count(Failed) == 1
     assert reply.text == alone(good)
-
-
-async def test_a_pinned_slot_of_the_second_instance_survives_a_full_queue() -> None:
-    runners = [FakeRunner(n_seq=1, steps=threading.Semaphore(0)) for _ in range(2)]
-    async with engine_over(*runners, max_queue=0) as engine:
-        running = events_of(engine, request("a", id_slot=1))
-        pinned = request("b", id_slot=1)
-        with pytest.raises(QueueFull):
-            events_of(engine, pinned)
-        for runner in runners:
-            assert runner.steps is not None
-            runner.steps.release(1000)
-        async for _ in running:
-            pass
-        (reply,) = await run(engine, pinned)
-        assert reply.finished[0].id_slot == 1
 
 
 async def test_a_step_with_decodes_and_a_long_prompt_fits_the_batch() -> None:

@@ -13,7 +13,6 @@ from server.engine.media import (
     media_tokens,
     n_up_to,
     position,
-    span_at,
     whole,
 )
 
@@ -71,18 +70,3 @@ def test_what_is_dropped_moves_what_follows(text: tuple[list[int], list[int], Sp
     start = data.draw(st.sampled_from(places))
     end = data.draw(st.sampled_from([n for n in places if n >= start]))
     check_spans(dropped(spans, start, end), tokens[:start] + tokens[end:])
-
-
-def test_numbers_tell_media_apart() -> None:
-    one = media_tokens("a", 0, 300)
-    assert all(token < -1 for token in one)
-    assert all(token >= -(1 << 31) for token in one)
-    assert one == media_tokens("a", 0, 300)
-    assert not set(one) & set(media_tokens("b", 0, 300))
-    assert one[:10] != media_tokens("a", 1, 300)[:10]
-    assert one[:10] != media_tokens("a", 0, 10)
-
-
-def test_the_span_at_a_place_is_its_own_or_the_next() -> None:
-    spans = (MediaSpan(2, 3, 3, True, "a"), MediaSpan(5, 2, 1, False, "b"))
-    assert [span_at(spans, at) for at in range(8)] == [spans[0]] * 5 + [spans[1]] * 2 + [None]

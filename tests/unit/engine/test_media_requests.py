@@ -83,40 +83,6 @@ async def test_one_whose_state_took_long_to_load_keeps_nobody_out_while_its_pict
         assert engine.stats.n_ram_hits == 1
 
 
-async def test_the_same_picture_of_several_is_encoded_once() -> None:
-    encoder = FakeEncoder()
-    async with engine_over(FakeRunner(encoder=encoder)) as engine:
-        requests = [seen([f"{number}: ", picture("a"), " well?"]) for number in range(6)]
-        replies = await run(engine, *requests)
-        assert encoder.batches == [["a"]]
-        again = await run(engine, seen(["another one: ", picture("a"), picture("b")]))
-        assert encoder.batches == [["a"], ["b"]]
-        assert all(reply.error is None for reply in [*replies, *again])
-
-
-async def test_different_pictures_are_encoded_together_as_far_as_the_projector_takes_them() -> None:
-    encoder = FakeEncoder(most=3)
-    async with engine_over(FakeRunner(encoder=encoder)) as engine:
-        await run(engine, seen(["two: ", picture("a"), picture("b"), picture("c"), picture("d"), "."]))
-        assert sorted(name for batch in encoder.batches for name in batch) == ["a", "b", "c", "d"]
-        assert max(map(len, encoder.batches)) > 1
-
-
-async def test_pictures_that_are_seen_at_once_share_a_decode_where_they_have_one_size() -> None:
-    runner = FakeRunner(encoder=FakeEncoder())
-    assert (runner.info.n_seq, runner.info.n_ubatch) == (4, 64)
-    sizes = (20, 20, 20, 24)
-    async with engine_over(runner, check_integrity=True) as engine:
-        parts = [picture(f"of {n}", n, causal=False) for n in sizes]
-        await run(engine, *(seen([part], max_tokens=1) for part in parts))  # their embeddings are kept from here on
-        runner.batches.clear()
-        with_text = [seen([f"{number}: ", part, " well?"]) for number, part in enumerate(parts)]
-        assert [reply.error for reply in await run(engine, *with_text)] == [None] * 4
-    decoded = [sorted(n for _, n in batch) for batch in runner.batches]
-    assert [20, 20, 20] in decoded
-    assert [24] in decoded
-
-
 async def test_a_batch_that_is_refused_in_the_middle_of_a_picture_ends_nobody() -> None:
     """The picture goes whole, so that what was to follow its first part can't be tried by itself."""
     refused: list[int] = []
@@ -150,25 +116,6 @@ async def test_who_leaves_while_waiting_for_a_picture_frees_the_slot_and_is_not_
         assert (await stays)[0].error is None
         assert (await run(engine, seen(["see ", picture("c")])))[0].error is None
         assert ["b"] not in encoder.batches
-
-
-async def test_a_picture_that_cant_be_encoded_fails_its_request_alone() -> None:
-    encoder = FakeEncoder(most=4)
-    async with engine_over(FakeRunner(encoder=encoder)) as engine:
-        good, bad, text = await run(
-            engine, seen(["good ", picture("a")]), seen(["bad ", picture("broken")]), seen(["text"])
-        )
-        assert (good.error, text.error) == (None, None)
-        assert isinstance(bad.error, InternalError)
-        assert (await run(engine, seen(["bad ", picture("broken")])))[0].error is not None
-
-
-@pytest.mark.timeout(60)
-async def test_who_waits_for_the_slot_of_a_picture_that_cant_be_encoded_gets_it() -> None:
-    async with engine_over(FakeRunner(n_seq=1, encoder=FakeEncoder())) as engine:
-        bad, text = await run(engine, seen(["bad ", picture("broken")]), seen(["text"]))
-        assert isinstance(bad.error, InternalError)
-        assert text.error is None
 
 
 @pytest.mark.timeout(60)

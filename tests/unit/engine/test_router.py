@@ -3,7 +3,6 @@
 import asyncio
 import math
 import random
-import threading
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -17,7 +16,6 @@ from server.engine.runner_api import BatchEntry
 from server.engine.sequence import Ticket
 from server.errors import InternalError, QueueFull, ShuttingDown
 from tests.support.fakes import FakeRunner
-from tests.unit.clock import Clock
 from tests.unit.engine.builders import Reply, alone, engine_over, request, run
 from tests.unit.engine.events import EventStream, events_of
 
@@ -67,21 +65,6 @@ async def test_who_waits_behind_a_long_stream_changes_over_when_another_instance
         await engine.wait_idle()
 
 
-async def test_two_long_requests_run_on_two_instances_at_the_same_time() -> None:
-    gate = threading.Barrier(2, timeout=60)
-    both = [runner(on_decode=lambda _: gate.wait()) for _ in range(2)]  # a step of one takes a step of the other
-    async with engine_over(*both) as engine:
-        replies = await run(engine, *(request(f"number {i}", max_tokens=50) for i in range(2)))
-    assert sorted(reply.finished[0].id_slot for reply in replies) == [0, 1]
-
-
-async def test_requests_with_one_beginning_stay_together_while_there_is_a_slot() -> None:
-    async with engine_over(runner(n_seq=4), runner(n_seq=4)) as engine:
-        replies = await run(engine, *(request(f"{BEGINNING * 5}{i}") for i in range(4)))
-        again = await run(engine, *(request(f"{BEGINNING * 5}{i}, again") for i in range(4)))
-    assert {reply.finished[0].id_slot // 4 for reply in replies + again} == {0}
-
-
 async def test_requests_with_one_cache_key_prefer_one_instance_unless_the_prefix_says_otherwise() -> None:
     async def instances(engine: Engine, *prompts: str, **fields: Any) -> set[int]:
         found = [await run(engine, request(prompt, **fields)) for prompt in prompts]
@@ -102,73 +85,6 @@ async def test_requests_with_one_cache_key_prefer_one_instance_unless_the_prefix
         assert len({home(engine, stream.ticket)[0] for stream in busy}) > 1
         for stream in busy:
             stream.cancel()
-
-
-async def test_a_request_that_names_a_slot_waits_for_it() -> None:
-    async with engine_over(runner(on_decode=takes_time), runner(on_decode=takes_time)) as engine:
-        long = await begun(events_of(engine, request("for long", max_tokens=FOR_EVER, id_slot=0)))
-        pinned = events_of(engine, request("pinned", id_slot=0))
-        for i in range(20):  # after each, the second instance is idle
-            (other,) = await run(engine, request(f"other {i}"))
-            assert other.finished[0].id_slot == 1
-        assert home(engine, pinned.ticket) == [0]
-        long.cancel()
-        assert (await reply_of(pinned)).finished[0].id_slot == 0
-
-
-async def test_who_waits_for_cells_changes_over_to_an_instance_that_has_them_all() -> None:
-    both = [runner(n_seq=2, n_ctx_seq=4000, n_cells=4000, unified=True, on_decode=takes_time) for _ in range(2)]
-    clock = Clock()
-    async with engine_over(*both, clock=clock) as engine:
-        streams = [
-            await begun(events_of(engine, request(f"{i}" * 500, max_tokens=FOR_EVER, id_slot=2 * i))) for i in range(2)
-        ]
-        large = events_of(engine, request("1" * 400 + "x" * 3500))
-        assert home(engine, large.ticket) == [1]
-        assert large.ticket is not None
-        streams[0].cancel()
-        clock.now = large.ticket.ready_at[0]  # before the other may take it, cells or none
-        engine._wake_all()
-        assert (await reply_of(large)).finished[0].id_slot < 2
-        streams[1].cancel()
-
-
-async def test_the_most_urgent_changes_over_first() -> None:
-    clock = Clock()
-    async with engine_over(runner(on_decode=takes_time), runner(on_decode=takes_time), clock=clock) as engine:
-        long = await begun(events_of(engine, request("for long", max_tokens=FOR_EVER, id_slot=0)))
-        pinned = [events_of(engine, request(f"{i}", max_tokens=FOR_EVER, id_slot=1)) for i in range(8)]
-        ended: list[str] = []
-
-        async def end(stream: EventStream, name: str) -> None:
-            await reply_of(stream)
-            ended.append(name)
-
-        names = {"late": 5, "plain": 0, "urgent": -5}
-        streams = {name: events_of(engine, request(name, priority=priority)) for name, priority in names.items()}
-        for stream in pinned:
-            stream.cancel()
-        # All of them from one moment on, however far apart they came.
-        clock.now = max(ticket.ready_at[1] for stream in streams.values() if (ticket := stream.ticket))
-        engine._wake_all()
-        await asyncio.gather(*(end(stream, name) for name, stream in streams.items()))
-        assert ended == ["urgent", "plain", "late"]
-        long.cancel()
-
-
-async def test_who_waits_for_an_instance_when_the_engine_closes_fails_once() -> None:
-    steps = threading.Semaphore(0)
-    async with engine_over(runner(steps=steps), runner()) as engine:
-        stuck = events_of(engine, request("for long", max_tokens=FOR_EVER, id_slot=0))
-        waits = events_of(engine, request(BEGINNING, id_slot=-1))
-        third = [events_of(engine, request(f"{i}")) for i in range(3)]
-        closing = asyncio.create_task(engine.close())
-        await asyncio.sleep(0)
-        steps.release(1000)
-        replies = [await reply_of(stream) for stream in (stuck, waits, *third)]
-        await closing
-    for reply in replies:
-        assert len(reply.finished) + (reply.error is not None) == 1
 
 
 class Ending:

@@ -9,11 +9,6 @@ from server import formats
 from server.formats import recognition
 from server.formats.tool_format import ToolFormat
 from tests.support.real_server import ROOT
-from tests.unit.formats import further_outputs
-from tests.unit.formats.reading import every_character, forced_call_grammar, parser, read, template
-from tests.unit.formats.recorded import FULL, TOOLS, Recorded
-from tests.unit.formats.test_recognition import rendering, speaker
-from tests.unit.structured.builders import BYTES, matches
 
 BLOCK = re.compile(r"```python\n# (\S+)\.py\n(.*?)```", re.DOTALL)
 
@@ -35,18 +30,6 @@ def family(monkeypatch: pytest.MonkeyPatch) -> ToolFormat:
     monkeypatch.setitem(formats.BY_NAME, made.name, made)
     monkeypatch.setattr(recognition, "FORMATS", (made, *formats.FORMATS))
     return made
-
-
-def test_one_file_and_a_sample_make_a_family(family: ToolFormat) -> None:
-    sample = eval(blocks()["tests/unit/formats/further_outputs"], vars(further_outputs))
-    assert isinstance(sample, Recorded)
-    for cuts in ((), every_character(sample.text)):
-        found = read(parser(sample.format, sign=sample.sign), sample.text, cuts)
-        assert (found.content, found.reasoning, tuple(found.calls)) == (sample.content, sample.reasoning, sample.calls)
-    forced = BYTES.lark(forced_call_grammar(template(family.name), TOOLS, name="", parallel=True))
-    assert matches(forced.fork(), f"<otter_call>get_weather\n{FULL}\n</otter_call>")
-    assert not matches(forced.fork(), '<otter_call>get_weather\n{"city": 5}\n</otter_call>')
-    assert speaker(rendering(family)).chat_format().tool_format is family
 
 
 def test_everything_that_the_page_points_to_is_there() -> None:

@@ -62,51 +62,12 @@ CASES: list[tuple[str, str, Meant]] = [
 ]
 
 
-@pytest.mark.parametrize(("form", "text", "expected"), CASES)
-def test_whole_or_character_by_character_a_call_is_the_same(form: str, text: str, expected: Meant) -> None:
-    assert read_as(form, text, []) == expected
-    assert read_as(form, text, list(range(1, len(text)))) == expected
-
-
 @settings(max_examples=200, deadline=None)
 @given(st.sampled_from(CASES), st.data())
 def test_any_split_gives_the_same(case: tuple[str, str, Meant], data: st.DataObject) -> None:
     form, text, expected = case
     cuts = data.draw(st.sets(st.integers(1, len(text) - 1), max_size=8))
     assert read_as(form, text, sorted(cuts)) == expected
-
-
-def test_only_the_first_call_counts_without_parallel_calls() -> None:
-    call = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
-    assert read_as("hermes", call + call, [], parallel=False) == ("", [("f", "{}")])
-
-
-def test_ids_are_as_long_as_the_template_wants_them() -> None:
-    made = parser("mistral")
-    found = read(made, '[TOOL_CALLS][{"name": "f", "arguments": {}}]')
-    assert [len(call_id) for call_id in found.ids] == [9]
-    assert [len(call_id) for call_id in read(parser("hermes"), CASES[0][1]).ids] == [32]
-
-
-@pytest.mark.parametrize(
-    ("form", "text", "call_id"),
-    [
-        ("kimi-k2", "<|tool_call_begin|>functions.f:3<|tool_call_argument_begin|>{}", "functions.f:3"),
-        ("mistral-args", "[TOOL_CALLS]f[CALL_ID]a1b2c3d4e[ARGS]{}", "a1b2c3d4e"),
-        ("solar", "<|tool_call:begin|>a1b2c3<|tool_call:name|>f<|tool_call:args|>{}", "a1b2c3"),
-    ],
-)
-def test_ids_that_a_model_is_used_to_are_its_own(form: str, text: str, call_id: str) -> None:
-    assert read(parser(form), text).ids == [call_id]
-
-
-@pytest.mark.parametrize("taken", [frozenset[str](), frozenset(["functions.f:0"])])
-def test_an_id_that_a_model_writes_twice_is_its_own_once(taken: frozenset[str]) -> None:
-    call = "<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{}<|tool_call_end|>"
-    made = template("kimi-k2").chat_format().parser([{"name": "f"}], taken=taken)
-    first, second = read(made, call * 2).ids
-    assert (first == "functions.f:0") == (not taken)
-    assert second not in (first, "functions.f:0")
 
 
 def test_the_tags_of_the_format_are_shown() -> None:
@@ -167,28 +128,6 @@ def test_a_forced_call_takes_what_the_parser_reads_and_nothing_else(
         assert matches(either.fork(), two)
         single = BYTES.lark(forced_call_grammar(speaker, TOOLS, name="", parallel=False))
         assert not matches(single, two)
-
-
-def test_a_tag_that_is_a_control_token_is_named_by_its_id() -> None:
-    speaker = ChatTemplate(SOURCES["mistral"], bos_token="", eos_token="")
-    lark = forced_call_grammar(speaker, TOOLS, name="", parallel=True, control={"[TOOL_CALLS]": 258}.get)
-    constraint = BYTES.lark(lark)
-    assert not constraint.allows(ord("["))
-    assert constraint.allows(258)
-    constraint.accept(258)
-    assert constraint.allows(ord("["))
-
-
-@pytest.mark.parametrize("source", SOURCES)
-def test_a_call_and_a_json_answer_can_stand_side_by_side(source: str) -> None:
-    speaker = ChatTemplate(SOURCES[source], bos_token="", eos_token="")
-    calls = forced_call_grammar(speaker, TOOLS, name="", parallel=True).removeprefix("start")
-    answer = '{"type": "object", "properties": {"answer": {"type": "integer"}}, "required": ["answer"]}'
-    grammar = BYTES.lark(f"start: calls | answer\ncalls{calls}answer: %json {answer}\n")
-    assert matches(grammar.fork(), '{"answer": 3}')
-    assert not matches(grammar.fork(), '{"question": 3}')
-    if source == "llama3":
-        assert matches(grammar.fork(), '{"name": "move", "parameters": {"at": 3}}')
 
 
 def test_arguments_that_nest_too_deeply_are_text() -> None:

@@ -1,6 +1,5 @@
 """Markup of calls in reasoning: only mentioned if the reasoning ends, calls if it never does."""
 
-import json
 from typing import Any
 
 import pytest
@@ -9,8 +8,6 @@ from server import formats
 from server.formats.parsing.reasoning import reasoning_tags_of
 from tests.unit.formats.reading import Read, every_character, parser, read
 from tests.unit.formats.recorded import PARIS, RECORDED, Recorded
-
-ENDS = {"harmony": "<|start|>assistant<|channel|>final<|message|>", "muse": "<|start|>assistant to=user<|message|>"}
 
 
 def tags(form: str) -> tuple[str, str]:
@@ -67,18 +64,6 @@ def test_a_call_that_reasoning_mentions_is_reasoning(form: str, prefilled: bool)
     assert found.reasoning.split() == thought.split()
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_a_call_in_reasoning_that_never_ends_is_a_call(form: str) -> None:
-    recorded = first(form)
-    assert recorded is not None
-    found = both_ways(form, f"{tags(form)[0]}I look.{calls_of(recorded)}", "")
-    assert [(name, json.loads(arguments)) for name, arguments in found.calls] == [
-        (name, json.loads(arguments)) for name, arguments in recorded.calls
-    ]
-    assert found.reasoning == "I look."
-    assert not found.content
-
-
 @pytest.mark.parametrize("mention", ["<tool_call>", "<tool_call> tags", '<tool_call>{"a": 1}</tool_call>'])
 def test_markup_that_is_no_call_is_reasoning_in_one_piece(mention: str) -> None:
     made = parser("hermes", sign="</think>")
@@ -92,31 +77,6 @@ def test_markup_that_is_no_call_is_reasoning_in_one_piece(mention: str) -> None:
 
 
 CALL = f'<tool_call>\n{{"name": "get_weather", "arguments": {PARIS}}}\n</tool_call>'
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_reasoning_after_a_call_is_streamed_before_it_ends(form: str) -> None:
-    recorded = first(form)
-    assert recorded is not None
-    opening, closing = tags(form)
-    made = parser(
-        form, sign="" if formats.BY_NAME[form].reads_reasoning else closing, prompt=formats.BY_NAME[form].turn_start
-    )
-    found = Read()
-    found.take(made.feed(f"{opening}I could write {calls_of(recorded)} but need not"))
-    assert found.reasoning.rstrip().endswith("but need not")
-    for char in " and I go on":
-        found.take(made.feed(char))
-    assert found.reasoning.endswith("and I go on"[:-1]) or found.reasoning.endswith("and I go on")
-    found.take(made.feed(f"{closing}It is sunny."))
-    found.take(made.finish())
-    assert not found.calls
-
-
-def test_a_call_after_a_mentioned_one_counts() -> None:
-    found = both_ways("hermes", f"<think>Not {CALL} but{CALL}\n{CALL}", "")
-    assert (found.reasoning, found.content) == (f"Not {CALL} but", "")
-    assert found.calls == [("get_weather", PARIS)] * 2
 
 
 @pytest.mark.parametrize(("prompt", "before"), [("", "<think>One.</think>\n\n"), ("<think>\n\n</think>\n\n", "")])
@@ -153,20 +113,6 @@ def test_reasoning_between_calls_is_reasoning() -> None:
     assert (found.reasoning, found.content, len(found.calls)) == ("One.\nTwo.", "", 2)
 
 
-def test_tags_stay_text_in_arguments_and_without_a_first_block() -> None:
-    given = '{"city": "a</think>\\n<think>b"}'
-    call = f'<tool_call>\n{{"name": "get_weather", "arguments": {given}}}\n</tool_call>'
-    assert both_ways("hermes", f"<think>One.</think>{call}", "").calls == [("get_weather", given)]
-    plain = read(parser("hermes"), "Hi.\n<think>x</think>")
-    assert (plain.content, plain.reasoning) == ("Hi.\n<think>x</think>", "")
-
-
 def test_reasoning_that_was_cut_off_after_a_mention_is_reasoning() -> None:
     found = both_ways("hermes", "<think>I write <tool_call>, then", "")
     assert (found.reasoning, found.content, found.calls) == ("I write <tool_call>, then", "", [])
-
-
-def test_a_mention_is_no_call_where_reasoning_stays_in_the_content_either() -> None:
-    text = '<think>As <tool_call>{"name": "get_time", "arguments": {}}</tool_call> says.</think>Yes.'
-    found = read(parser("hermes", sign="</think>", reasoning_format="none"), text)
-    assert (found.content, found.reasoning, found.calls) == (text, "", [])

@@ -81,27 +81,3 @@ def test_reasoning_before_a_forced_call_stays_where_it_is() -> None:
         made = chat_format.parser(functions_of(TOOLS), reasoning_format=reasoning_format, forced=True)
         found = cut(made, said, in_one_piece=False)
         assert (found.content.strip(), found.reasoning, found.calls) == (content, reasoning, [])
-
-
-@pytest.mark.parametrize("recorded", CALLS, ids=lambda recorded: recorded.format)
-@pytest.mark.parametrize("in_one_piece", [True, False])
-def test_half_a_marker_after_a_complete_call_is_content(recorded: Recorded, in_one_piece: bool) -> None:
-    """The client pays for these tokens, and no call has begun."""
-
-    def found(after: str) -> tuple[list[tuple[str, str]], str]:
-        made = parser(recorded.format, sign=recorded.sign, prompt=recorded.prompt)
-        message = cut(made, recorded.text + after, in_one_piece=in_one_piece)
-        return message.calls, "".join(message.content.split())
-
-    calls, content = found("")
-    if recorded.reasoning and not found("\nAnd")[0]:
-        return  # calls in reasoning that does not end
-    for half in {opening.strip()[:-2].partition(">")[0] for opening in formats.BY_NAME[recorded.format].openings}:
-        assert found(f"\n{half}") == (calls, content + "".join(half.split()))
-
-
-@pytest.mark.parametrize("text", ["1 <", "a [T", "> ", "a < b", "<tool_cal> is a tag", "`<tool_call>`, they say"])
-def test_what_a_model_ends_itself_and_what_is_no_markup_is_content(text: str) -> None:
-    assert cut(parser("hermes"), text, in_one_piece=False).content.strip() == text.strip() or "<tool_call>" in text
-    made = parser("hermes")
-    assert "".join(piece.text for piece in [*made.feed(text), *made.finish()]) == text  # type: ignore[union-attr]

@@ -38,18 +38,6 @@ def damaged(text: str, chance: random.Random) -> str:
     )
 
 
-@pytest.mark.parametrize("text", WRITTEN)
-@pytest.mark.parametrize("size", [1, 2, 7, 1000])
-def test_what_is_json_is_sent_as_it_was_written(text: str, size: int) -> None:
-    told, stream = sent([text[at : at + size] for at in range(0, len(text), size)])
-    assert ("".join(told).strip(), stream.is_cut) == (text.strip(), False)
-
-
-def test_a_text_is_sent_while_it_is_written_and_a_key_with_its_value() -> None:
-    told, _ = sent(['{"a', '": ', '"Pa', "ri", 's", "n": 1', "2}"])
-    assert told == ["{", "", '"a": "Pa', "ri", 's"', ', "n": 12', "}"]
-
-
 @pytest.mark.parametrize("start", range(0, 3000, 1000))
 def test_what_is_damaged_anywhere_is_an_object_and_the_same_in_pieces_as_in_one(start: int) -> None:
     for seed in range(start, start + 1000):
@@ -79,12 +67,3 @@ def test_what_is_cut_off_anywhere_is_sent_as_far_as_it_goes(text: str) -> None:
 
 def cut_off(text: str) -> Any:
     return pydantic_core.from_json(object_text(text, whole=True))
-
-
-def test_a_long_text_costs_no_more_for_each_piece() -> None:
-    """A piece is looked at once: what is kept of a text in one string is nothing."""
-    stream = ObjectStream()
-    stream.feed('{"a": "')
-    for _ in range(1000):
-        assert stream.feed("words and ") == "words and "
-        assert stream._unread == ""

@@ -7,7 +7,7 @@ import pytest
 from server import formats
 from server.formats.written import calls_text
 from tests.unit.formats.reading import every_character, forced_call_grammar, parser, read, template
-from tests.unit.formats.recorded import RECORDED, TOOLS, Recorded, tool
+from tests.unit.formats.recorded import tool
 from tests.unit.structured.builders import WORDS, matches
 
 NAMES = (
@@ -34,21 +34,3 @@ def test_the_grammar_and_the_parser_take_the_same_names(name: str, sign: str) ->
             found = read(parser(name, sign=sign, prompt=prompt, tools=tools), text, cuts)
             calls = [(called, json.loads(arguments)) for called, arguments in found.calls]
             assert (calls, found.content.strip()) == ([(function, {"city": "Paris"})], "")
-
-
-@pytest.mark.parametrize("recorded", RECORDED, ids=lambda recorded: recorded.format)
-def test_a_familys_own_output_is_read_with_any_name(recorded: Recorded) -> None:
-    """In each family's documented syntax, as its models write it, beside text and reasoning."""
-    for function in NAMES:
-
-        def renamed(text: str, function: str = function) -> str:
-            return text.replace("get_weather", function)
-
-        functions = (each["function"] for each in TOOLS)
-        tools = [tool(renamed(each["name"]), each["parameters"]) for each in functions]
-        text = renamed(recorded.text)
-        for cuts in ([], every_character(text)):
-            made = parser(recorded.format, sign=recorded.sign, prompt=renamed(recorded.prompt), tools=tools)
-            found = read(made, text, cuts)
-            assert found.calls == [(renamed(name), arguments) for name, arguments in recorded.calls]
-            assert (found.content, found.reasoning) == (renamed(recorded.content), renamed(recorded.reasoning))

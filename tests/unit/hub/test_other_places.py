@@ -48,13 +48,6 @@ def test_an_address_is_downloaded_once_without_the_hubs_token(remote: StandInHub
     assert remote.asked[-1].token == "hf_secret"
 
 
-def test_every_part_of_an_address_comes_and_to_the_place_that_is_named(remote: StandInHub, tmp_path: Path) -> None:
-    url = f"{remote.url}/o/n/resolve/{COMMIT}/m-F16-00001-of-00002.gguf"
-    place = tmp_path / "here-00001-of-00002.gguf"
-    fetched(Hub(tmp_path / "cache", retry_wait_s=0), RemoteFiles(url=url), place)
-    assert (tmp_path / "here-00002-of-00002.gguf").read_bytes() == MODEL + b"\2"
-
-
 @pytest.mark.parametrize(("end", "kind"), [("missing.gguf", NotFound), ("m.gguf", DownloadFailed)])
 def test_an_address_that_fails(remote: StandInHub, tmp_path: Path, end: str, kind: type[LlamapoolError]) -> None:
     offline = kind is DownloadFailed
@@ -174,16 +167,3 @@ def test_an_image_with_another_content_than_its_digest(tmp_path: Path) -> None:
 def test_what_is_no_image(text: str) -> None:
     with pytest.raises(ValueError, match="NAME:TAG"):
         Image.parse(text)
-
-
-@pytest.mark.parametrize(
-    ("text", "base"),
-    [
-        ("registry.example/ai/x:1", "https://registry.example/v2/ai/x"),
-        ("127.0.0.1:5000/x", "http://127.0.0.1:5000/v2/x"),
-        ("localhost/x", "http://localhost/v2/x"),
-        ("10.0.0.1:5000/x", "https://10.0.0.1:5000/v2/x"),
-    ],
-)
-def test_only_this_machines_registry_is_asked_without_encryption(text: str, base: str) -> None:
-    assert Image.parse(text).base == base

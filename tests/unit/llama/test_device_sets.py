@@ -5,8 +5,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
-import pytest
-
 from server.errors import ModelFailed
 from server.llama.weights.device_sets import load_by_devices
 from server.pool.protocols import Weights
@@ -54,19 +52,6 @@ def spec(*devices: Devices) -> ModelSpec:
     return ModelSpec("m", Path("m.gguf"), native=LoadParams(instances=len(devices), devices=devices))
 
 
-def test_one_set_for_all_instances_is_one_load() -> None:
-    loads = FakeLoads()
-    weights: Any = load_by_devices(spec(None), loads, lambda _: True)
-    assert loads.made == [weights]
-
-
-def test_instances_on_equal_sets_share_weights() -> None:
-    loads = FakeLoads()
-    weights: Any = load_by_devices(spec(("A", "B"), ("A", "B"), ("A", "B")), loads, lambda _: True)
-    assert loads.made == [weights]
-    assert weights.runner() == ("generates", ("A", "B"))
-
-
 def test_each_distinct_set_is_loaded_once_and_its_instances_get_their_contexts_there() -> None:
     loads = FakeLoads()
     weights: Any = load_by_devices(spec(("B",), ("A",), ("B",), ()), loads, lambda _: True)
@@ -79,23 +64,3 @@ def test_closing_frees_every_load() -> None:
     loads = FakeLoads()
     load_by_devices(spec(("A",), ("B",)), loads, lambda _: True).close()
     assert [made.closed for made in loads.made] == [True, True]
-
-
-def test_a_failing_load_frees_those_before_it() -> None:
-    loads = FakeLoads(failing=2)
-    with pytest.raises(ModelFailed, match="no memory left"):
-        load_by_devices(spec(("A",), ("B",), ("C",)), loads, lambda _: True)
-    assert [made.closed for made in loads.made] == [True, True]
-
-
-def test_progress_runs_once_from_zero_to_one_over_all_loads() -> None:
-    seen: list[float] = []
-    load_by_devices(spec(("A",), ("B",)), FakeLoads(), lambda fraction: seen.append(fraction) is None)  # type: ignore[func-returns-value]
-    assert seen == [0.0, 0.25, 0.5, 0.5, 0.75, 1.0]
-
-
-def test_stopping_in_the_second_load_frees_the_first() -> None:
-    loads = FakeLoads()
-    with pytest.raises(ModelFailed, match="stopped"):
-        load_by_devices(spec(("A",), ("B",)), loads, lambda fraction: fraction < 0.7)
-    assert [made.closed for made in loads.made] == [True]

@@ -1,8 +1,6 @@
 """What is chosen for a model of 8 layers on machines with one, two and no devices; the sizes are made up."""
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -10,8 +8,8 @@ from hypothesis import strategies as st
 
 from server.errors import ModelFailed
 from server.llama.fit.choose import DeviceBudget, Fitted, ModelShape, choose, holds
-from server.pool.memory import HOST, Bytes, Footprint, totals
-from server.pool.spec import ALL_LAYERS, LoadParams, TensorOverride
+from server.pool.memory import HOST, Bytes, Footprint
+from server.pool.spec import LoadParams
 
 GIB = 1 << 30
 N_LAYER, N_CTX_TRAIN = 8, 131072
@@ -55,50 +53,11 @@ def chosen(machine: Machine, shape: ModelShape, native: LoadParams | None = None
     return choose("model", native or LoadParams(), shape, room(**free), machine)
 
 
-def test_where_all_fits_nothing_is_changed() -> None:
-    choice = chosen(Machine(), DENSE, CPU=32)
-    assert choice.native == LoadParams(n_ctx=N_CTX_TRAIN)
-    assert choice.notes == ()
-
-
 def test_each_separate_slot_gets_the_whole_context_where_memory_allows() -> None:
     assert chosen(Machine(), replace(DENSE, n_streams=4), SEPARATE, CPU=100).native.n_ctx == 4 * N_CTX_TRAIN
     less = chosen(Machine(), replace(DENSE, n_streams=4), SEPARATE, CPU=32).native.n_ctx
     assert less < 4 * N_CTX_TRAIN
     assert less % (4 * 256) == 0
-
-
-def test_an_unset_context_is_shortened_to_what_fits() -> None:
-    choice = chosen(Machine(), DENSE, CPU=16)
-    assert 40000 < choice.native.n_ctx < N_CTX_TRAIN
-    assert 14.5 * GIB < totals(choice.footprint)[HOST] <= 15 * GIB
-    assert "instead of 131072" in choice.notes[0]
-
-
-def test_a_context_that_was_set_is_kept() -> None:
-    kept = LoadParams(n_ctx=N_CTX_TRAIN)
-    with pytest.raises(ModelFailed, match=r"context of 131072 tokens .* smaller n_ctx, or leave it out"):
-        chosen(Machine(), DENSE, kept, CPU=16)
-
-
-def test_no_context_is_shorter_than_fit_ctx() -> None:
-    """What should stay free is taken before a model is refused."""
-    assert chosen(Machine(), DENSE, CPU=10.1).native.n_ctx == 4096
-    with pytest.raises(ModelFailed, match=r"needs 9.6 GiB of CPU memory with a context of 4096 tokens"):
-        chosen(Machine(), DENSE, CPU=9)
-    with pytest.raises(ModelFailed, match=r"with a context of 131072 tokens .* fit_ctx"):
-        chosen(Machine(), DENSE, LoadParams(fit_ctx=1 << 31), CPU=16)
-
-
-def test_layers_that_a_device_has_no_room_for_stay_on_the_processor() -> None:
-    choice = chosen(Machine("CUDA0"), DENSE, CPU=64, CUDA0=6)
-    assert 0 < choice.native.n_gpu_layers <= 5
-    assert totals(choice.footprint)["CUDA0"] <= 5 * GIB
-    assert not holds(
-        room(CUDA0=6).ample, Machine("CUDA0")(replace(choice.native, n_gpu_layers=choice.native.n_gpu_layers + 1))
-    )
-    assert choice.native.n_ctx == 4096
-    assert "of 9 layers on the CPU: the devices have no more room" in choice.notes[-1]
 
 
 def test_experts_leave_a_device_before_layers_do() -> None:
@@ -110,30 +69,9 @@ def test_experts_leave_a_device_before_layers_do() -> None:
     assert (tiny.native.n_cpu_moe, tiny.native.n_gpu_layers > 0) == (N_LAYER, True)
 
 
-@pytest.mark.parametrize(
-    "said",
-    [
-        {"n_gpu_layers": ALL_LAYERS},
-        {"n_gpu_layers": 9},
-        {"cpu_moe": True},
-        {"n_cpu_moe": 1},
-        {"tensor_split": (1.0, 2.0)},
-        {"tensor_overrides": (TensorOverride("x", "CPU"),)},
-    ],
-    ids=str,
-)
-def test_where_a_placement_is_set_it_stays(said: Mapping[str, Any]) -> None:
-    with pytest.raises(ModelFailed, match="of CUDA0 memory"):
-        chosen(Machine("CUDA0"), DENSE, replace(LoadParams(), **said), CPU=64, CUDA0=6)
-
-
 def test_the_processor_must_hold_what_the_devices_do_not() -> None:
     with pytest.raises(ModelFailed, match="of CPU memory"):
         chosen(Machine("CUDA0"), DENSE, CPU=3, CUDA0=6)
-
-
-def test_a_device_that_does_not_say_how_much_it_has_is_taken_as_large() -> None:
-    assert chosen(Machine("Vulkan0"), DENSE, CPU=8).native.n_ctx == N_CTX_TRAIN
 
 
 @given(

@@ -24,19 +24,6 @@ def good(folder: Path) -> Path:
     return gguf_file(folder, TinyModel(n_vocab=300, n_embd=32))
 
 
-def test_a_header_tells_metadata_and_tensors(good: Path) -> None:
-    header = read_header(good)
-    assert header.version == 3
-    assert header.metadata["general.architecture"] == "llama"
-    assert header.integer("llama.block_count") == 2
-    assert header.integer("llama.no_such_key", 7) == 7
-    assert header.lengths["tokenizer.ggml.tokens"] == 300
-    assert "tokenizer.ggml.tokens" not in header.metadata
-    by_name = {tensor.name: tensor for tensor in header.tensors}
-    assert by_name["token_embd.weight"].shape == (32, 300)
-    assert max(tensor.end for tensor in header.tensors) <= good.stat().st_size
-
-
 def test_every_truncation_is_noticed(good: Path, folder: Path) -> None:
     data = good.read_bytes()
     path = folder / "cut.gguf"

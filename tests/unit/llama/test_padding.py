@@ -37,10 +37,6 @@ def test_a_gap_between_sequences_separates_groups() -> None:
     assert padded_lengths(entries, 9, 512) == [6, 6, 7]
 
 
-def test_a_prompt_that_continues_in_the_next_step_is_not_padded() -> None:
-    assert padded_lengths([Run(0, 0, [1] * 5), Run(1, 0, [1] * 6, n_outputs=1)], 9, 512) == [5, 6]
-
-
 @given(st.lists(st.integers(1, 40), max_size=12), st.floats(0, 12), st.integers(1, 200))
 def test_padding_never_costs_more_than_it_saves(lengths: list[int], evaluation_tokens: float, n_ubatch: int) -> None:
     def cost(each: list[int]) -> float:

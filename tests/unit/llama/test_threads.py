@@ -116,12 +116,6 @@ def test_a_priority_that_the_system_refuses_ends_the_load(
         threads.bound(ModelSpec("m", Path("m.gguf"), engine=EngineParams(prio=prio)))
 
 
-def test_trying_a_priority_leaves_this_thread_alone() -> None:
-    before = os.getpriority(os.PRIO_PROCESS, 0)
-    threads.bound(ModelSpec("m", Path("m.gguf"), engine=EngineParams(prio=-1)))
-    assert os.getpriority(os.PRIO_PROCESS, 0) == before
-
-
 def test_a_system_without_priorities_of_threads_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threads, "PRIORITIES_BY_THREAD", False)
     with pytest.raises(ModelFailed, match="prio: this system gives no priorities to threads"):

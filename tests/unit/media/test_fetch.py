@@ -78,11 +78,6 @@ async def test_a_name_with_one_inner_address_is_not_asked() -> None:
             await fetcher(AllowedHosts(hosts=("example.com",)), ["10.0.0.1"]).fetch(f"http://example.com:{port}/")
 
 
-async def test_an_address_that_is_named_as_one_is_asked_whatever_it_is() -> None:
-    async with site(ok(b"picture")) as port:
-        assert await MediaFetcher(AllowedHosts(hosts=("127.0.0.1",))).fetch(f"http://127.0.0.1:{port}/") == b"picture"
-
-
 async def test_what_was_resolved_is_what_is_connected_to() -> None:
     resolved: list[str] = []
 
@@ -96,13 +91,6 @@ async def test_what_was_resolved_is_what_is_connected_to() -> None:
     assert resolved == ["example.com"]
     assert backend.connected == [(OUTER, 8080)]
     assert backend.sent.startswith(b"GET /a%20b?c=%C3%A4 HTTP/1.1\r\nHost: example.com:8080\r\n")
-
-
-async def test_tls_is_asked_for_the_name_and_not_for_the_address() -> None:
-    backend = Recording(b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\nx")
-    await MediaFetcher(ANYWHERE, resolve=leading_to([OUTER]), backend=backend).fetch("https://example.com/")
-    assert backend.connected == [(OUTER, 443)]
-    assert backend.tls_names == ["example.com"]
 
 
 async def test_a_redirect_is_followed_and_checked_like_the_first_address() -> None:

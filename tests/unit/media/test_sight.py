@@ -1,6 +1,5 @@
 """From what a request says to what a model is shown."""
 
-import asyncio
 import base64
 import threading
 from collections.abc import AsyncIterator
@@ -112,30 +111,6 @@ async def test_what_all_requests_take_together_is_bounded_and_given_back(
     assert len(decoder.decoded) == 2
     held.pop()
     assert await sight.see([Shown(b"another")], READER)
-
-
-async def test_whoever_leaves_waits_for_no_decoder(sight: MediaLoader, decoder: Counting) -> None:
-    decoder.gate.clear()
-    waiting = asyncio.create_task(sight.see([Shown(as_url(b"a"))], READER))
-    await asyncio.sleep(0)
-    waiting.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await waiting
-
-
-@pytest.mark.parametrize(
-    ("url", "data"),
-    [
-        ("aGk=", b"hi"),
-        ("aGk", b"hi"),
-        ("aG\nk=", b"hi"),
-        ("-_8=", b"\xfb\xff"),
-        ("data:image/png;base64,aGk=", b"hi"),
-        ("data:audio/wav;base64,aGk=", b"hi"),
-    ],
-)
-def test_base64_is_read_as_clients_write_it(url: str, data: bytes) -> None:
-    assert inline(url) == data
 
 
 @pytest.mark.parametrize(

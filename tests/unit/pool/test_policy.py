@@ -22,38 +22,6 @@ def queue(*ids: str, since: float = 0.0) -> list[Waiting]:
     return [Waiting(model, since) for model in ids]
 
 
-def test_without_a_limit_everything_wanted_is_loaded() -> None:
-    decision = decide(unloaded("a", "b"), queue("b", "a"), models_max=0, now=0, patience_s=PATIENCE_S)
-    assert decision.load == ("b", "a")
-    assert not decision.evict
-
-
-def test_free_places_go_to_the_first_in_the_queue() -> None:
-    decision = decide(unloaded("a", "b", "c"), queue("c", "a", "b"), models_max=2, now=0, patience_s=PATIENCE_S)
-    assert decision.load == ("c", "a")
-
-
-def test_the_least_recently_used_idle_model_leaves() -> None:
-    models = [ready("new", 5), ready("old", 1), ready("busy", 0, idle=False), *unloaded("x")]
-    decision = decide(models, queue("x"), models_max=3, now=9, patience_s=PATIENCE_S)
-    assert decision.evict == ("old",)
-    assert not decision.load
-    assert not decision.give_way
-
-
-def test_a_place_that_becomes_free_by_itself_costs_nobody_else_theirs() -> None:
-    models = [ready("a"), Candidate("b", Status.DRAINING, leaving=True), *unloaded("x")]
-    decision = decide(models, queue("x"), models_max=2, now=100, patience_s=PATIENCE_S)
-    assert not decision.evict
-    assert not decision.give_way
-
-
-def test_a_leaving_model_that_is_wanted_again_needs_a_place_in_its_turn() -> None:
-    models = [ready("a"), Candidate("b", Status.DRAINING, leaving=True), *unloaded("x")]
-    decision = decide(models, queue("x", "b"), models_max=2, now=0, patience_s=PATIENCE_S)
-    assert decision.evict == ("a",)
-
-
 def test_a_busy_model_gives_way_only_to_a_queue_that_lost_its_patience() -> None:
     models = [ready("a", 3, idle=False), ready("b", 1, idle=False), *unloaded("x")]
 
@@ -62,12 +30,6 @@ def test_a_busy_model_gives_way_only_to_a_queue_that_lost_its_patience() -> None
 
     assert at(9.9) == frozenset()
     assert at(10) == {"b"}
-
-
-def test_who_gives_way_keeps_doing_so_while_it_is_needed() -> None:
-    models = [ready("a", 1, idle=False), ready("b", 3, idle=False, giving_way=True), *unloaded("x")]
-    assert decide(models, queue("x"), models_max=2, now=50, patience_s=PATIENCE_S).give_way == {"b"}
-    assert not decide(models, queue("b"), models_max=2, now=50, patience_s=PATIENCE_S).give_way
 
 
 def test_a_model_of_the_start_that_finds_no_room_is_left_out_once_the_others_are_loaded() -> None:
@@ -82,20 +44,6 @@ def test_a_model_of_the_start_that_finds_no_room_is_left_out_once_the_others_are
     decision = decide(others, start, models_max=0, now=99, patience_s=PATIENCE_S, budget={"CPU": 100})
     assert (decision.load, decision.left_out, decision.evict) == ((), ("x",), ())
     assert decide(others, queue("x"), models_max=0, now=0, patience_s=PATIENCE_S, budget={"CPU": 100}).evict == ("a",)
-
-
-def test_sleep_is_due_after_idling_long_enough() -> None:
-    models = [
-        ready("a", 10, sleep_idle_s=5),
-        ready("busy", 10, sleep_idle_s=5, idle=False),
-        ready("never", 0),
-        Candidate("out", Status.UNLOADED, sleep_idle_s=5),
-    ]
-    assert overdue(models, 14.9) == []
-    assert overdue(models, 15) == ["a"]
-    assert next_sleep(models, 12) == 15
-    assert next_sleep([models[1]], 12) == 17
-    assert next_sleep(models[2:], 12) is None
 
 
 TIMES = st.floats(0, 100)
@@ -190,11 +138,6 @@ def evicted(models: list[Candidate], need: int, room: int, *, models_max: int = 
 def test_where_bytes_are_short_the_least_valuable_leaves(cheap: Candidate, dear: Candidate) -> None:
     for models in ([cheap, dear], [dear, cheap]):
         assert evicted(models, need=50, room=sum(m.taken["CPU"] for m in models)) == ("cheap",)
-
-
-def test_where_only_a_place_is_short_the_least_recently_used_leaves() -> None:
-    dear = sized("dear", 10, 100, 10, 20, 30)
-    assert evicted([dear, sized("cheap", 10, 1, 31)], need=10, room=1000, models_max=2) == ("dear",)
 
 
 def test_a_use_counts_half_as_much_after_a_half_life() -> None:

@@ -25,15 +25,6 @@ async def test_callers_of_one_model_share_its_load() -> None:
         assert s.pool.state("a").n_leases == 0
 
 
-async def test_a_loaded_model_is_leased_at_once() -> None:
-    async with pool_of("a", "b") as s:
-        with await loaded(s, "a") as first:
-            with await s.pool.acquire("a") as second:
-                assert second.model is first.model
-            s.pool.check_integrity()
-            assert s.pool.state("a").n_leases == 1
-
-
 async def test_a_lease_is_released_once() -> None:
     async with pool_of("a") as s:
         lease, other = await loaded(s, "a"), await s.pool.acquire("a")
@@ -78,13 +69,6 @@ async def test_a_caller_cancelled_in_the_moment_of_its_lease_gives_it_back() -> 
         assert s.pool.state("a").n_leases == 0
 
 
-async def test_startup_models_load_without_being_asked() -> None:
-    async with pool_of(spec("a", load="startup"), "b") as s:
-        await s.pool.start()
-        await s.work()
-        assert s.statuses() == {"a": READY, "b": UNLOADED}
-
-
 async def test_while_the_only_model_loads_at_startup_requests_are_told_so() -> None:
     async with pool_of(spec("a", load="startup")) as s:
         await s.pool.start()
@@ -94,54 +78,13 @@ async def test_while_the_only_model_loads_at_startup_requests_are_told_so() -> N
         (await s.pool.acquire("any")).release()
 
 
-async def test_among_several_a_request_waits_for_a_startup_load() -> None:
-    async with pool_of(spec("a", load="startup"), "b") as s:
-        await s.pool.start()
-        task = acquiring(s, "a")
-        await s.work()
-        task.result().release()
-
-
 def test_more_startup_models_than_places_stop_the_start() -> None:
     models = [spec(m, load="startup") for m in "abc"]
     with pytest.raises(ConfigError, match="3 models have 'load: startup', but models_max is 2"):
         Setup(*models, models_max=2)
 
 
-async def test_instances_share_weights() -> None:
-    async with pool_of(spec("a", instances=2)) as s:
-        (await loaded(s, "a")).release()
-        assert len(s.engines.made[0].runners) == 2
-        assert len(s.loader.open) == 1
-
-
-async def test_facts_and_grammar_of_a_loaded_model() -> None:
-    async with pool_of("a") as s:
-        with await loaded(s, "a") as lease:
-            assert lease.model.grammar is lease.model.grammar
-        state = s.pool.state("a")
-        assert state.progress == 1.0
-        assert state.info is not None
-        assert state.info.n_vocab == 260
-        assert state.facts is not None
-        assert state.facts.n_slots == 4
-
-
 # ---- failing
-
-
-async def test_a_failed_load_shows_its_reason_and_leaves_the_others_serving() -> None:
-    async with pool_of("a", "b") as s:
-        other = await loaded(s, "b")
-        s.loader.failing["a"] = ModelFailed("a", "no such file")
-        tasks = [acquiring(s, "a"), acquiring(s, "a")]
-        await s.work()
-        for task in tasks:
-            assert isinstance(task.exception(), ModelFailed)
-        assert tasks[0].exception() is not tasks[1].exception()
-        assert (s.status("a"), s.pool.state("a").failure) == (FAILED, "no such file")
-        assert s.status("b") is READY
-        other.release()
 
 
 async def test_after_a_failure_requests_get_the_reason_until_one_may_try_again() -> None:
@@ -158,17 +101,6 @@ async def test_after_a_failure_requests_get_the_reason_until_one_may_try_again()
         assert s.pool.state("a").failure == ""
 
 
-async def test_an_explicit_load_tries_again_at_once() -> None:
-    async with pool_of("a", "b") as s:
-        s.loader.failing["a"] = ModelFailed("a", "out of memory")
-        with pytest.raises(ModelFailed):
-            await loaded(s, "a")
-        s.loader.failing.clear()
-        await s.pool.load("a")
-        await s.work()
-        assert s.status("a") is READY
-
-
 async def test_an_unexpected_error_of_the_loader_is_a_failure_like_any_other(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -177,16 +109,6 @@ async def test_an_unexpected_error_of_the_loader_is_a_failure_like_any_other(
         with pytest.raises(ModelFailed, match="OSError: bus error"):
             await loaded(s, "a")
         assert "bus error" in caplog.text
-
-
-async def test_a_panic_of_a_rust_library_is_a_failure_like_any_other() -> None:
-    class PanicException(BaseException):
-        """As pyo3's, which is no Exception."""
-
-    async with pool_of("a") as s:
-        s.loader.failing["a"] = PanicException("index out of bounds")
-        with pytest.raises(ModelFailed, match="PanicException: index out of bounds"):
-            await loaded(s, "a")
 
 
 async def test_when_the_engine_cannot_start_what_was_loaded_is_freed() -> None:

@@ -13,7 +13,6 @@ from hypothesis.stateful import initialize, invariant, precondition, rule
 
 from server.errors import InvalidRequest, ModelFailed, NoRoom
 from server.pool.memory import HOST, Amount, Budget, Bytes, Fit, Footprint
-from server.pool.policy import MEASURING_S
 from server.pool.spec import ModelSpec
 from server.pool.state import Status
 from tests.support.fakes import FakeWeights
@@ -63,58 +62,6 @@ def sized_pool(*models: ModelSpec | str, loader: Sized | None = None, budget: in
     return pool_of(*models, loader=loader or Sized(), budget=Budget(Amount(budget)), **limits)
 
 
-async def test_idle_models_leave_until_the_next_one_fits() -> None:
-    async with sized_pool("m0", "m1", "m2", "m8") as s:
-        for model in ("m0", "m1", "m2"):
-            (await loaded(s, model)).release()
-            s.clock.now += 1
-        assert s.loader.held == 290
-        (await loaded(s, "m8")).release()
-        assert s.statuses() == {
-            **{"m0": Status.UNLOADED, "m1": Status.UNLOADED},
-            **{"m2": Status.READY, "m8": Status.READY},
-        }
-
-
-async def test_no_more_leave_than_must() -> None:
-    """The least recently used one is too small to be of use beside the other, so it stays."""
-    async with sized_pool("m9", "m0", "m1", "m2", "m3") as s:
-        for model in ("m9", "m0", "m1", "m3"):
-            (await loaded(s, model)).release()
-            s.clock.now += 1
-        (await loaded(s, "m2")).release()
-        assert [model for model, status in s.statuses().items() if status is Status.UNLOADED] == ["m0"]
-
-
-async def test_who_was_used_often_outlives_who_was_used_last() -> None:
-    async with sized_pool("m0", "m1", "m2", "m3") as s:
-        for model in ("m0", "m0", "m0", "m1", "m2"):
-            (await loaded(s, model)).release()
-            s.clock.now += 1
-        (await loaded(s, "m3")).release()
-        assert [model for model, status in s.statuses().items() if status is Status.UNLOADED] == ["m1"]
-
-
-async def test_a_pinned_model_never_leaves() -> None:
-    async with sized_pool(spec("m0", pinned=True), "m1", "m8") as s:
-        for model in ("m0", "m1", "m8"):
-            (await loaded(s, model)).release()
-            s.clock.now += 1
-        assert s.status("m0") is Status.READY
-        assert s.status("m1") is Status.UNLOADED
-
-
-async def test_what_can_never_fit_fails_with_the_numbers_and_costs_nobody_a_place() -> None:
-    async with sized_pool(spec("m0", pinned=True), "m1", "huge", loader=Sized(LEAST | {"huge": 250})) as s:
-        for model in ("m0", "m1"):
-            (await loaded(s, model)).release()
-        waiting = acquiring(s, "huge")
-        await s.work()
-        with pytest.raises(ModelFailed, match="needs 250, and 100 are free"):
-            await waiting
-        assert s.status("m1") is Status.READY
-
-
 async def test_models_of_the_start_that_do_not_fit_together_do_not_evict_one_another() -> None:
     startup = [spec(model, load="startup") for model in ("m0", "m1", "m2", "m8")]
     async with sized_pool(*startup) as s:
@@ -124,26 +71,6 @@ async def test_models_of_the_start_that_do_not_fit_together_do_not_evict_one_ano
         assert not s.pool.starting
         (await loaded(s, "m8")).release()
         assert s.status("m8") is Status.READY
-
-
-async def test_a_model_that_takes_long_to_measure_holds_up_the_others_for_a_while_only() -> None:
-    async with sized_pool("m0", "m1") as s:
-        slow = acquiring(s, "m0")
-        await spin()
-        quick = acquiring(s, "m1")
-        await spin()
-        s.threads.run(1)  # the slow one's measure waits for its disk
-        await spin()
-        assert not s.threads.jobs[1:]
-        s.clock.now += MEASURING_S
-        s.pool.tick()
-        for _ in range(2):  # fits, loads
-            await spin()
-            s.threads.run(1)
-        await spin()
-        (await asyncio.wait_for(quick, 60)).release()
-        await s.work()
-        (await asyncio.wait_for(slow, 60)).release()
 
 
 async def test_a_model_that_is_unloaded_while_it_is_measured_at_the_start_is_measured_and_loaded_again() -> None:
@@ -156,22 +83,6 @@ async def test_a_model_that_is_unloaded_while_it_is_measured_at_the_start_is_mea
         asked = acquiring(s, "m0")
         await s.work()
         (await asyncio.wait_for(asked, 60)).release()
-
-
-async def test_requests_wait_in_order_for_models_at_work() -> None:
-    async with sized_pool("m0", "m1", "m2", "m8", "m9") as s:
-        leases = [await loaded(s, model) for model in ("m0", "m1", "m2")]
-        large, small = acquiring(s, "m8"), acquiring(s, "m9")
-        await s.work()
-        assert s.status("m9") is Status.UNLOADED  # 10 are free, but they are some of those that m8 waits for
-        leases[0].release()
-        await s.work()
-        assert not large.done()
-        leases[1].release()
-        await s.work()
-        (await large).release()
-        (await small).release()
-        leases[2].release()
 
 
 async def test_requests_that_waited_too_long_are_told_when_to_come_back() -> None:
@@ -212,18 +123,6 @@ async def test_a_model_that_took_more_than_was_measured_costs_idle_ones_their_pl
         assert s.status("m0") is Status.UNLOADED
         assert loader.held == 250
     assert "model 'm2' took 150 bytes of CPU, 90 bytes were expected" in caplog.text
-
-
-async def test_prompt_states_share_what_models_leave() -> None:
-    async with sized_pool("m9", "m7", budget=400) as s:
-        (await loaded(s, "m9")).release()
-        assert [engine.cache_limit for engine in s.engines.made] == [100]  # a quarter of all at most
-        (await loaded(s, "m7")).release()
-        assert [engine.cache_limit for engine in s.engines.made] == [50, 50]
-    async with sized_pool("m0", "m1", budget=220) as s:
-        (await loaded(s, "m0")).release()
-        (await loaded(s, "m1")).release()
-        assert [engine.cache_limit for engine in s.engines.made] == [10, 10]
 
 
 async def test_a_model_that_had_all_it_could_have_is_not_measured_again() -> None:

@@ -10,68 +10,6 @@ UNLOADED, _, READY, DRAINING, SLEEPING, _, _ = Status
 # ---- models_max
 
 
-async def test_the_least_recently_used_idle_model_makes_room() -> None:
-    async with pool_of("a", "b", "c", models_max=2) as s:
-        for model in "aba":
-            (await loaded(s, model)).release()
-            s.clock.now += 1
-        (await loaded(s, "c")).release()
-        assert s.statuses() == {"a": READY, "b": UNLOADED, "c": READY}
-        assert len(s.loader.open) == 2
-
-
-async def test_a_busy_model_is_waited_for_not_evicted() -> None:
-    async with pool_of("a", "b", models_max=1) as s:
-        held = await loaded(s, "a")
-        task = acquiring(s, "b")
-        await s.work()
-        assert s.pool.state("b").queued
-        assert s.status("a") is READY
-        held.release()
-        await s.work()
-        assert s.statuses() == {"a": UNLOADED, "b": READY}
-        task.result().release()
-
-
-async def test_a_model_whose_engine_still_works_is_not_idle() -> None:
-    async with pool_of("a", "b", models_max=1) as s:
-        (await loaded(s, "a")).release()
-        s.engines.made[0].busy = True
-        task = acquiring(s, "b")
-        await s.work()
-        assert s.status("a") is READY
-        s.engines.made[0].busy = False
-        await s.later(0.1)
-        task.result().release()
-
-
-async def test_the_queue_is_served_in_order_of_arrival() -> None:
-    async with pool_of("a", "b", "c", models_max=1) as s:
-        held = await loaded(s, "a")
-        first, second = acquiring(s, "c"), acquiring(s, "b")
-        await s.work()
-        held.release()
-        await s.work()
-        assert first.done()
-        assert not second.done()
-        first.result().release()
-        await s.work()
-        second.result().release()
-
-
-async def test_many_requests_for_one_model_cost_one_place() -> None:
-    async with pool_of("a", "b", "c", models_max=2) as s:
-        held = await loaded(s, "a")
-        (await loaded(s, "b")).release()
-        tasks = [acquiring(s, "c") for _ in range(3)]
-        await s.work()
-        assert s.statuses() == {"a": READY, "b": UNLOADED, "c": READY}
-        held.release()
-        for task in tasks:
-            task.result().release()
-        assert s.status("a") is READY
-
-
 async def test_a_client_that_leaves_the_queue_costs_nobody_a_place() -> None:
     async with pool_of("a", "b", models_max=1) as s:
         held = await loaded(s, "a")
@@ -82,23 +20,6 @@ async def test_a_client_that_leaves_the_queue_costs_nobody_a_place() -> None:
         held.release()
         await s.work()
         assert s.statuses() == {"a": READY, "b": UNLOADED}
-
-
-async def test_steady_traffic_on_one_model_cannot_keep_another_out() -> None:
-    async with pool_of("a", "b", models_max=1, patience_s=10) as s:
-        held = await loaded(s, "a")
-        waiting = acquiring(s, "b")
-        await s.work()
-        (await s.pool.acquire("a")).release()  # not yet out of patience
-        await s.later(10)
-        late = acquiring(s, "a")
-        await s.work()
-        assert not late.done()
-        held.release()
-        await s.work()
-        waiting.result().release()
-        await s.work()
-        late.result().release()
 
 
 async def test_who_was_held_back_is_served_when_the_other_gives_up() -> None:
@@ -130,41 +51,6 @@ async def test_an_idle_model_sleeps_and_the_next_request_wakes_it() -> None:
         assert s.status("a") is SLEEPING
         (await loaded(s, "a")).release()
         assert s.status("a") is READY
-
-
-async def test_a_model_at_work_does_not_sleep() -> None:
-    async with pool_of(spec("a", sleep_idle_s=60)) as s:
-        lease = await loaded(s, "a")
-        await s.later(1000)
-        assert s.status("a") is READY
-        lease.release()
-        s.engines.made[0].busy = True
-        await s.later(1000)
-        s.engines.made[0].busy = False
-        await s.later(59)
-        assert s.status("a") is READY
-        await s.later(1)
-        assert s.status("a") is SLEEPING
-
-
-async def test_a_request_that_comes_while_a_model_falls_asleep_waits_and_wakes_it() -> None:
-    async with pool_of(spec("a", sleep_idle_s=60), autoload=False) as s:
-        await s.pool.load("a")
-        await s.work()
-        s.clock.now += 60
-        s.pool.tick()
-        assert s.status("a") is DRAINING
-        task = acquiring(s, "a")
-        await s.work()
-        task.result().release()
-
-
-async def test_tick_says_when_it_is_needed_next() -> None:
-    async with pool_of(spec("a", sleep_idle_s=60)) as s:
-        assert s.pool.tick() is None
-        (await loaded(s, "a")).release()
-        s.clock.now += 20
-        assert s.pool.tick() == pytest.approx(40)
 
 
 async def test_the_pool_ticks_by_itself_once_started() -> None:

@@ -4,13 +4,9 @@ import asyncio
 import threading
 from typing import Any, cast
 
-import pytest
-
-from server.errors import ShuttingDown, Unavailable
 from server.pool.events import LoadProgress, Subscription
 from server.pool.loading import Factories
 from server.pool.pool import Pool
-from server.pool.state import Status
 from tests.support.fakes import FakeLoader
 from tests.unit.pool.fakes import spec
 
@@ -41,25 +37,3 @@ async def test_a_load_in_a_thread_with_a_real_engine_is_shared() -> None:
         lease.release()
     await asyncio.wait_for(pool.close(), 60)
     assert [w.closed for w in loader.loaded] == [True]
-
-
-@pytest.mark.parametrize("how", ["unload", "close"])
-async def test_a_load_in_a_thread_stops_when_its_result_is_no_longer_wanted(how: str) -> None:
-    gate = threading.Event()
-    loader = FakeLoader(gate=gate)
-    pool = Pool([spec("a"), spec("b")], loader, factories=FACTORIES)
-    events = pool.subscribe()
-    task = asyncio.ensure_future(pool.acquire("a"))
-    await asyncio.wait_for(progress(events), 60)
-    if how == "unload":
-        await pool.unload("a")
-        closing = None
-    else:
-        closing = asyncio.ensure_future(pool.close())
-    with pytest.raises(Unavailable if how == "unload" else ShuttingDown):
-        await asyncio.wait_for(task, 60)
-    gate.set()
-    await asyncio.wait_for(pool.settled(), 60)
-    assert pool.state("a").status is Status.UNLOADED
-    assert loader.loaded == []
-    await asyncio.wait_for(closing or pool.close(), 60)

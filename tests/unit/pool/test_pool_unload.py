@@ -4,22 +4,12 @@ import pytest
 
 from server.errors import InvalidRequest, ModelNotFound, ShuttingDown, Unavailable
 from server.pool.state import Status
-from tests.unit.pool.fakes import Setup, acquiring, loaded, pool_of, spec, spin
+from tests.unit.pool.fakes import acquiring, loaded, pool_of, spin
 
 UNLOADED, _, READY, DRAINING, _, _, _ = Status
 
 
 # ---- load and unload
-
-
-async def test_without_autoload_an_unloaded_model_is_the_clients_mistake() -> None:
-    async with pool_of("a", "b", autoload=False) as s:
-        with pytest.raises(InvalidRequest, match="model is not loaded"):
-            await s.pool.acquire("a")
-        await s.pool.load("a")
-        task = acquiring(s, "a")
-        await s.work()
-        task.result().release()
 
 
 async def test_a_request_may_override_autoload() -> None:
@@ -55,18 +45,6 @@ async def test_load_and_unload_can_be_waited_for() -> None:
         assert task.done()
 
 
-async def test_unload_lets_running_requests_finish() -> None:
-    async with pool_of("a", "b") as s:
-        lease = await loaded(s, "a")
-        await s.pool.unload("a")
-        await s.work()
-        assert s.status("a") is DRAINING
-        assert not s.engines.made[0].closed
-        lease.release()
-        await s.work()
-        assert s.status("a") is UNLOADED
-
-
 async def test_after_the_grace_requests_are_cut_off_and_weights_wait_for_the_last_lease() -> None:
     async with pool_of("a", "b", stop_timeout_s=0) as s:
         lease = await loaded(s, "a")
@@ -78,43 +56,6 @@ async def test_after_the_grace_requests_are_cut_off_and_weights_wait_for_the_las
         lease.release()
         await s.work()
         assert s.loader.open == []
-
-
-async def test_a_request_during_an_unload_is_served_by_the_next_load() -> None:
-    async with pool_of("a", "b") as s:
-        lease = await loaded(s, "a")
-        await s.pool.unload("a")
-        task = acquiring(s, "a")
-        await s.work()
-        lease.release()
-        await s.work()
-        assert task.result().model is not lease.model
-        task.result().release()
-
-
-async def test_unload_cancels_a_load_under_way() -> None:
-    async with pool_of("a", "b") as s:
-        task = acquiring(s, "a")
-        await spin()
-        await s.pool.unload("a")
-        again = acquiring(s, "a")
-        await spin()
-        assert isinstance(task.exception(), Unavailable)
-        s.threads.run()
-        await spin()
-        assert len(s.loader.weights) == 0, "the load was not cancelled"
-        await s.work()
-        again.result().release()
-
-
-async def test_unload_takes_a_waiting_model_out_of_the_queue() -> None:
-    async with pool_of("a", "b", models_max=1) as s:
-        lease = await loaded(s, "a")
-        await s.pool.load("b")
-        await s.pool.unload("b")
-        lease.release()
-        await s.work()
-        assert s.statuses() == {"a": READY, "b": UNLOADED}
 
 
 async def test_unload_cancels_a_load_that_has_ended_but_is_not_yet_seen() -> None:
@@ -150,18 +91,6 @@ async def test_closing_cancels_loads_and_tells_those_who_wait() -> None:
         assert s.loader.weights == []
 
 
-async def test_closing_waits_for_leases_before_it_frees() -> None:
-    async with pool_of("a") as s:
-        lease = await loaded(s, "a")
-        closing = asyncio.ensure_future(s.pool.close(30))
-        await s.work()
-        assert not s.engines.made[0].closed
-        lease.release()
-        await s.work()
-        await closing
-        assert s.loader.open == []
-
-
 async def test_closing_shortens_the_grace_of_an_unload_under_way() -> None:
     async with pool_of("a", stop_timeout_s=1000, abandon_s=1000) as s:
         lease = await loaded(s, "a")
@@ -173,31 +102,3 @@ async def test_closing_shortens_the_grace_of_an_unload_under_way() -> None:
         lease.release()
         await s.work()
         await closing
-
-
-async def test_a_lease_that_is_never_released_keeps_its_weights_but_not_the_server(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    s = Setup(spec("a"), abandon_s=0)
-    lease = await loaded(s, "a")
-    await asyncio.wait_for(s.pool.close(0), 60)
-    assert s.engines.made[0].closed
-    assert s.loader.open
-    assert "1 leases were never released" in caplog.text
-    s.pool.check_integrity()
-    lease.release()
-
-
-async def test_closing_twice_is_closing_once() -> None:
-    async with pool_of("a") as s:
-        (await loaded(s, "a")).release()
-        both = asyncio.gather(s.pool.close(), s.pool.close())
-        await s.work()
-        await asyncio.wait_for(both, 60)
-
-
-async def test_closing_ends_subscriptions() -> None:
-    async with pool_of("a") as s:
-        events = s.pool.subscribe()
-        await s.pool.close()
-        assert [e async for e in events] == []

@@ -111,12 +111,6 @@ def test_foreign_files_are_refused(content: bytes) -> None:
     refusal(WHOLE[:4] + content)
 
 
-def test_a_mixture_of_two_saves_is_refused() -> None:
-    other = b"".join(encode(SlotState([7, 8, 9], PREFIX + b"STATE OF THE LIBRARY", NO_ADAPTERS, 2), DESCRIPTION))
-    content, foot = len(WHOLE) - WHOLE.index(b'{"'), WHOLE.index(b'{"')
-    assert refusal(WHOLE[:foot] + other[-content:]) == "it is damaged: its content is not what was saved"
-
-
 THEIRS = WHOLE[: WHOLE.index(b'{"')]  # what llama-server writes
 OLDER = struct.pack("<III3i", 0x67677371, 3, 3, 7, 8, 9) + b"state of the library"  # before tokens were packed
 
@@ -183,10 +177,6 @@ def forged(description: dict[str, object], without: Sequence[str] = ()) -> bytes
     return WHOLE[:at] + end + hashlib.blake2b(end, digest_size=32).digest()
 
 
-def test_a_forged_description_with_the_right_types_is_read() -> None:
-    assert read(forged({"n_exact": 1, "lora": [["lora", 2]]}))[0].n_exact == 1
-
-
 @pytest.mark.parametrize("later", [("checkpoints", "media", "scope"), ("media", "scope"), ("scope",)])
 def test_what_an_older_version_saved_is_read(later: tuple[str, ...]) -> None:
     """The first one, and those before media and scopes, wrote all but these."""
@@ -215,11 +205,6 @@ def test_a_description_with_other_fields_is_refused() -> None:
 )
 def test_a_description_of_other_types_is_refused(changed: dict[str, object]) -> None:
     assert refusal(forged(changed)) == "its description cannot be read: a value has the wrong type"
-
-
-def test_the_sequences_number_is_no_part_of_the_file() -> None:
-    other = SlotState(SAVED.tokens, DATA_PREFIX + b"\3\0\0\0" + b"state of the library", SAVED.adapter_set, 2)
-    assert b"".join(encode(other, DESCRIPTION)) == WHOLE
 
 
 def test_a_state_of_another_form_is_not_saved() -> None:

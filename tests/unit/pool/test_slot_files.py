@@ -51,12 +51,6 @@ def content(folder: Path, name: str) -> bytes:
         return found
 
 
-def test_a_file_comes_back(tmp_path: Path) -> None:
-    assert SlotFiles(tmp_path).write("a", [b"one ", b"two"]) == 7
-    assert content(tmp_path, "a") == b"one two"
-    assert os.listdir(tmp_path) == ["a"]
-
-
 def test_a_save_that_fails_leaves_the_older_file(tmp_path: Path) -> None:
     files = SlotFiles(tmp_path)
     files.write("a", [b"old"])
@@ -68,49 +62,6 @@ def test_a_save_that_fails_leaves_the_older_file(tmp_path: Path) -> None:
     with pytest.raises(InternalError, match="Unable to save slot: No space left on device"):
         files.write("a", broken())
     assert content(tmp_path, "a") == b"old"
-    assert os.listdir(tmp_path) == ["a"]
-
-
-def test_a_file_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    done: list[str] = []
-    fsync, replace = os.fsync, os.replace
-
-    def note_fsync(descriptor: int) -> None:
-        done.append("folder" if os.path.isdir(f"/proc/self/fd/{descriptor}") else "file")
-        fsync(descriptor)
-
-    def note_replace(*args: object, **kwargs: object) -> None:
-        done.append("rename")
-        replace(*args, **kwargs)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(os, "fsync", note_fsync)
-    monkeypatch.setattr(os, "replace", note_replace)
-    SlotFiles(tmp_path).write("a", [b"x"])
-    assert done == ["file", "rename", "folder"]
-
-
-def test_who_reads_meanwhile_reads_the_older_file_to_its_end(tmp_path: Path) -> None:
-    files = SlotFiles(tmp_path)
-    files.write("a", [b"old"])
-    with files.opened("a") as (file, size):
-        files.write("a", [b"new content"])
-        assert (file.read(), size) == (b"old", 3)
-    assert content(tmp_path, "a") == b"new content"
-
-
-def test_saves_under_one_name_at_once_leave_one_whole_file(tmp_path: Path) -> None:
-    together = threading.Barrier(8)
-
-    def parts(n: int) -> Iterator[bytes]:
-        together.wait(60)
-        for _ in range(100):
-            yield b"%d" % n * 1000
-
-    with ThreadPoolExecutor(8) as threads:
-        sizes = list(threads.map(lambda n: SlotFiles(tmp_path).write("a", parts(n)), range(8)))
-    found = content(tmp_path, "a")
-    assert sizes == [100_000] * 8
-    assert (len(found), len(set(found))) == (100_000, 1)
     assert os.listdir(tmp_path) == ["a"]
 
 

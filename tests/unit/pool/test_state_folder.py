@@ -16,7 +16,7 @@ from server.errors import InternalError, InvalidRequest
 from server.pool.model import LoadedModel
 from server.pool.protocols import ModelInfo
 from server.pool.saved.format import DATA_PREFIX
-from server.pool.saved.state_cache import StateFolder, folder_name
+from server.pool.saved.state_cache import StateFolder
 from server.pool.spec import LoadParams, ModelSpec
 
 STATE = DATA_PREFIX + bytes(4) + b"state of the library"
@@ -54,28 +54,6 @@ def save(root: Path, saved: SlotState = SAVED, of: LoadedModel | None = None) ->
     n_bytes = folder.write("a.state", saved)
     folder.close()
     return n_bytes
-
-
-def test_what_is_written_comes_back(tmp_path: Path) -> None:
-    n_bytes = save(tmp_path)
-    folder, (entry,) = opened(tmp_path)
-    assert entry.saved == SAVED.without_bytes
-    assert (entry.name, entry.size) == ("a.state", n_bytes)
-    assert folder.read("a.state") == SAVED
-    folder.close()
-
-
-def test_its_age_is_the_time_of_its_last_use(tmp_path: Path) -> None:
-    save(tmp_path)
-    (path,) = tmp_path.rglob("a.state")
-    os.utime(path, (time.time() - 1000,) * 2)
-    folder, (entry,) = opened(tmp_path)
-    assert -1100 < entry.used_at <= -1000
-    folder.used("a.state")
-    folder.close()
-    folder, (entry,) = opened(tmp_path)
-    assert entry.used_at > -100
-    folder.close()
 
 
 def test_lora_sets_come_back_under_the_ids_of_today(tmp_path: Path) -> None:
@@ -116,14 +94,6 @@ def test_no_truncated_file_is_read(tmp_path: Path) -> None:
         folder, entries = opened(tmp_path)
         assert entries == []
         assert files(tmp_path) == []
-        folder.close()
-
-
-def test_states_outlive_another_number_of_slots_where_these_share_their_cells(tmp_path: Path) -> None:
-    save(tmp_path, of=model(unified=True))
-    for here, found in ((model(unified=True, n_slots=9), 1), (model(n_slots=1), 1), (model(n_slots=2), 0)):
-        folder, entries = opened(tmp_path, here)
-        assert len(entries) == found  # the library refuses a state of another number of streams
         folder.close()
 
 
@@ -206,19 +176,6 @@ def opened_and_closed(root: Path, of: LoadedModel) -> list[Any]:
     return entries
 
 
-def test_states_of_other_settings_and_versions_are_there_when_these_come_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    save(tmp_path)
-    other = model()
-    other.spec = replace(other.spec, native=LoadParams(cache_type_k="q8_0"))
-    assert opened_and_closed(tmp_path, other) == []
-    with monkeypatch.context() as patch:
-        patch.setattr("importlib.metadata.version", lambda name: "9.9.9")
-        assert opened_and_closed(tmp_path, model()) == []
-    assert len(opened_and_closed(tmp_path, model())) == 1
-
-
 def test_states_of_an_older_llamapool_stay_where_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as older:
         for module in ("format", "state_cache"):
@@ -290,14 +247,6 @@ def test_others_can_not_read_it(tmp_path: Path) -> None:
     (folder,) = (tmp_path / "states").iterdir()
     assert folder.stat().st_mode & 0o077 == 0
     assert all(path.stat().st_mode & 0o077 == 0 for path in folder.iterdir())
-
-
-def test_each_model_has_its_own_folder(tmp_path: Path) -> None:
-    names = ["m", "M", "org/m", "org_m", "..", "", "ü" * 300, "a" * 300]
-    assert len({folder_name(name) for name in names}) == len(names)
-    for name in names:
-        assert len(folder_name(name)) < 100
-        assert (tmp_path / folder_name(name)).resolve().parent == tmp_path.resolve()
 
 
 def test_a_folder_that_cannot_be_is_said_so(tmp_path: Path) -> None:

@@ -17,12 +17,6 @@ def test_a_model_is_rendered_by_its_own_templates() -> None:
     assert template.tool_source == "tools"
 
 
-def test_a_configured_template_replaces_all_of_the_models_own() -> None:
-    template = chat_template(INFO, spec("a", chat=ChatParams(template="mine")))
-    assert template.source == "mine"
-    assert template.tool_source == "mine"
-
-
 def test_a_template_that_does_not_compile_is_an_error_with_words() -> None:
     with pytest.raises(LlamapoolError):
         chat_template(replace(INFO, chat_template="{% if"), spec("a"))

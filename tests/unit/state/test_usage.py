@@ -7,7 +7,7 @@ import pytest
 
 from server.errors import Unavailable
 from server.state.database import Database
-from server.state.usage import Counts, UsageLedger, UsageRow
+from server.state.usage import Counts, UsageLedger
 from tests.unit.clock import Clock
 
 NOON = 1_795_521_600.0  # 2026-11-24 12:00 UTC
@@ -21,27 +21,6 @@ def clock() -> Clock:
 
 def used(ledger: UsageLedger, key: str = "ada", model: str = "demo", n: int = 1) -> None:
     ledger.add(key, model, prompt=10 * n, cached=4 * n, completion=n)
-
-
-async def test_usage_is_summed_by_key_model_and_day_and_selected_by_each(tmp_path: Path, clock: Clock) -> None:
-    database = Database(tmp_path / "state")
-    ledger = UsageLedger(database, clock)
-    used(ledger)
-    used(ledger)
-    used(ledger, "bert")
-    used(ledger, "ada", "other")
-    assert await ledger.find("2026-11-24", "2026-11-24", "ada") == [
-        UsageRow("ada", "demo", "2026-11-24", Counts(2, 20, 8, 2)),
-        UsageRow("ada", "other", "2026-11-24", Counts(1, 10, 4, 1)),
-    ]
-    clock.now += DAY_S
-    used(ledger)
-    assert [row.day for row in await ledger.find("2026-11-01", "2026-11-30", "ada", "demo")] == [
-        "2026-11-24",
-        "2026-11-25",
-    ]
-    assert await ledger.find("2026-11-25", "2026-11-30", "bert") == []
-    database.close()
 
 
 async def test_what_a_key_has_spent_begins_again_with_the_day_and_the_month(tmp_path: Path, clock: Clock) -> None:

@@ -1,21 +1,13 @@
 """Lark, regex and choice; forks, ends and limits of every constraint."""
 
 import json
-import threading
 
 import pytest
 
 from server.errors import InvalidRequest
 from server.structured.grammar.compiler import GrammarCompiler
-from tests.support.fakes import EOS, IM_END, FakeVocab
-from tests.unit.structured.builders import BYTES, WORDS, WordVocab, allowed, matches
-
-
-def test_a_regex_matches_the_whole_output() -> None:
-    for pattern in ("a+b", "^a+b$", "(?:a)+b"):
-        assert matches(BYTES.regex(pattern), "aab")
-        assert not matches(BYTES.regex(pattern), "aabx")
-    assert matches(BYTES.regex(r"a\$"), "a$")
+from tests.support.fakes import FakeVocab
+from tests.unit.structured.builders import BYTES, WordVocab, allowed, matches
 
 
 @pytest.mark.parametrize(("n_bytes", "is_taken"), [(1024, True), (1025, False)])
@@ -29,20 +21,6 @@ def test_a_vocabulary_with_a_token_too_long_for_llguidance_is_told_to_who_asks(n
     else:
         with pytest.raises(InvalidRequest, match="a token of 1025 bytes"):
             compiler.regex("a+")
-
-
-def test_a_choice_takes_one_option_whole() -> None:
-    options = ["a", "ab", 'x"\n', "é"]
-    for option in options:
-        assert matches(BYTES.choice(options), option)
-    assert not matches(BYTES.choice(options), "aba")
-
-
-def test_lark_with_an_inline_schema() -> None:
-    schema = '{"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}'
-    lark = f'start: "<" body ">"\nbody: %json {schema}'
-    assert matches(BYTES.lark(lark), '<{"a": 1}>')
-    assert not matches(BYTES.lark(lark), '<{"a": "1"}>')
 
 
 @pytest.mark.parametrize(
@@ -112,37 +90,6 @@ def test_forks_are_independent() -> None:
     assert matches(BYTES.choice(["abc", "abd"]), "abd"), "a compiled grammar that is kept must not have moved"
 
 
-def test_at_the_end_only_end_tokens_are_left() -> None:
-    constraint = BYTES.choice(["a"])
-    assert not constraint.finished
-    assert not constraint.allows(EOS)
-    constraint.accept(ord("a"))
-    assert constraint.finished
-    assert allowed(constraint.mask(), FakeVocab.n_tokens) == {EOS, IM_END}
-    assert constraint.allows(EOS)
-    assert constraint.allows(IM_END)
-    assert not constraint.allows(ord("a"))
-    constraint.accept(EOS)
-
-
-def test_an_end_that_is_optional_leaves_both_ways() -> None:
-    constraint = BYTES.regex("a+")
-    constraint.accept(ord("a"))
-    assert not constraint.finished
-    assert constraint.complete
-    assert constraint.allows(EOS)
-    assert constraint.allows(ord("a"))
-
-
-def test_a_character_may_come_in_several_tokens() -> None:
-    vocab, constraint = WordVocab(), WORDS.choice(["é€😀"])
-    for piece in ("é€".encode(), b"\xf0", "😀".encode()[1:]):
-        token = vocab.words.index(piece)
-        assert constraint.allows(token)
-        constraint.accept(token)
-    assert constraint.finished
-
-
 def test_a_token_that_is_not_allowed_is_an_error_and_not_garbage() -> None:
     constraint = BYTES.choice(["ab"])
     with pytest.raises(InvalidRequest, match="cannot be kept to the grammar"):
@@ -162,29 +109,6 @@ def test_a_vocabulary_without_an_end_token_still_ends() -> None:
     constraint.accept(ord("a"))
     assert constraint.finished
     assert not allowed(constraint.mask(), Endless.n_tokens)
-
-
-def test_a_vocabulary_is_read_once_and_only_when_needed() -> None:
-    class Counting(FakeVocab):
-        n_read = 0
-
-        def piece(self, token: int, *, special: bool = True) -> bytes:
-            Counting.n_read += token == 0
-            return super().piece(token, special=special)
-
-    compiler = GrammarCompiler(Counting())
-    assert Counting.n_read == 0
-    results: list[bool] = []
-    threads = [
-        threading.Thread(target=lambda n=n: results.append(matches(compiler.choice([f"w{n % 3}"]), f"w{n % 3}")))
-        for n in range(8)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert results == [True] * 8
-    assert Counting.n_read == 3, "its bytes, and twice to see whether it is special"
 
 
 def test_no_grammar_brings_the_process_down() -> None:

@@ -5,11 +5,9 @@ import random
 
 import pytest
 
-from server.errors import InvalidRequest
 from server.structured.grammar.compiler import GrammarCompiler
 from server.structured.grammar.limits import MAX_CALLS_CHARS
 from server.structured.grammar.matcher import MatcherConstraint
-from server.structured.grammar.sandbox import Sandbox
 from server.structured.text_grammar import TextGrammar
 from tests.unit.structured.builders import BYTES, WORDS, WordVocab, allowed, matches
 
@@ -113,42 +111,10 @@ def test_characters_are_not_escaped_by_their_code_points() -> None:
     assert not matches(in_json(grammar), '"x\\u00e9\\n"')
 
 
-def test_a_token_may_hold_the_end_of_the_call_and_the_start_of_the_text() -> None:
-    made = WORDS.lark(f'start: "{{" "\\"" {text_grammar("regex", "hello").in_json()} "\\"" "}}\\n"')
-    for token in (WordVocab.words.index(b'{"'), WordVocab.words.index(b"hello"), ord('"')):
-        assert made.allows(token)
-        made.accept(token)
-    assert made.allows(WordVocab.words.index(b"}\n"))
-    assert not made.allows(WordVocab.bos)
-
-
 def test_a_text_with_an_end_in_it_is_kept_out() -> None:
     grammar = text_grammar("lark", 'start: /[^!]+/ "!"')
     assert matches(up_to("</v>", grammar), "a</w!</v>")
     assert not matches(up_to("</v>", grammar), "a</v>b!</v>")
-
-
-@pytest.mark.parametrize("compiler", [BYTES, GrammarCompiler(WordVocab(), Sandbox())], ids=["here", "sandbox"])
-@pytest.mark.parametrize(
-    ("syntax", "definition"),
-    [
-        ("lark", "nothing"),
-        ("lark", "start: a"),
-        ("lark", 'start: ("a"'),
-        ("lark", "start: /(?=a)b/"),
-        ("lark", r"start: /\bab/"),
-        ("lark", 'start: a\na: a "x"'),
-        ("lark", text_grammar("regex", "a").in_json()),
-        ("lark", "start: a0\n" + "".join(f"a{n}: a{n + 1}\n" for n in range(600)) + 'a600: "x"'),
-        ("regex", "(a"),
-        ("regex", "[a"),
-        ("regex", "[]"),
-    ],
-    ids=lambda value: value[:30] if isinstance(value, str) else "",
-)
-def test_what_can_not_be_enforced_is_refused(syntax: str, definition: str, compiler: GrammarCompiler) -> None:
-    with pytest.raises(InvalidRequest):
-        in_json(text_grammar(syntax, definition), compiler)
 
 
 def test_a_constraint_can_be_made_again_from_its_recipe() -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
 from server.errors import InvalidRequest
-from tests.unit.structured.builders import BYTES, WORDS, WordVocab, allowed, matches, walk
+from tests.unit.structured.builders import BYTES, WORDS, WordVocab, matches, walk
 
 PERSON = {
     "type": "object",
@@ -49,17 +49,6 @@ def test_any_walk_over_json_object_is_an_object(seed: int) -> None:
     assert isinstance(json.loads(walk(WORDS.json_object(), WordVocab(), seed)), dict)
 
 
-def test_the_mask_and_allows_agree() -> None:
-    vocab, constraint = WordVocab(), WORDS.json_schema({"type": "array", "items": {"type": "string"}})
-    for byte in b'["\xc3\xa9a", "':
-        allowed_now = {token for token in range(vocab.n_tokens) if constraint.allows(token)}
-        assert allowed(constraint.mask(), vocab.n_tokens) <= allowed_now
-        constraint.accept(byte)
-    assert not constraint.allows(vocab.eos)
-    assert not constraint.allows(-1)
-    assert not constraint.allows(vocab.n_tokens)
-
-
 def test_properties_keep_the_order_of_the_schema_and_white_space_ends() -> None:
     schema = {"type": "object", "properties": {"b": {"type": "null"}, "a": {"type": "null"}}, "required": ["b", "a"]}
     assert matches(BYTES.json_schema(schema), '{"b":null,"a":null}')
@@ -75,24 +64,6 @@ def test_a_special_token_is_never_a_part_of_json() -> None:
     constraint.accept(ord('"'))
     assert constraint.allows(ord("<"))
     assert not any(constraint.allows(token) for token in range(vocab.bos, vocab.n_tokens))
-
-
-def test_a_property_may_be_called_like_a_keyword() -> None:
-    schema = {
-        "type": "object",
-        "properties": {"format": {"const": "x"}, "$ref": {"type": "null"}, "not": {"type": "null"}},
-        "required": ["format", "$ref", "not"],
-    }
-    assert matches(BYTES.json_schema(schema), '{"format":"x","$ref":null,"not":null}')
-
-
-def test_an_integer_ends_where_llama_servers_does() -> None:
-    for schema in ({"type": "integer"}, {"oneOf": [{"type": "integer"}, {"type": "null"}]}):
-        constraint = WORDS.json_schema(schema)
-        assert matches(constraint, b"-" + b"9" * 16)
-        assert not matches(constraint, b"1" + b"0" * 17)
-    assert matches(WORDS.json_schema({"type": "integer", "minimum": 10**17}), b"1" + b"0" * 17)
-    assert matches(WORDS.json_schema({"allOf": [{"type": "integer"}, {"minimum": 10**17}]}), b"1" + b"0" * 17)
 
 
 ONE = {"type": "object", "properties": {"a": {"type": "null"}}}
@@ -125,33 +96,6 @@ def test_an_object_has_no_properties_but_those_it_lists(schema: dict[str, Any], 
     Draft202012Validator(schema).validate(json.loads(f'{begun}"b":1{end}'))
 
 
-def test_a_negation_lists_no_properties() -> None:
-    schema = {"type": "object", "not": {"properties": {"a": {"type": "null"}}}}
-    assert matches(BYTES.json_schema(schema), '{"a":1,"b":1}')
-
-
-JOINED = {"allOf": [{"$ref": "#/$defs/one"}, {"properties": {"b": {}}}]}
-TWICE = {**ONE, "patternProperties": {"^x": {**ONE, "properties": {"b": {}}}}}
-
-
-@pytest.mark.parametrize(
-    ("schema", "value", "may_be"),
-    [
-        ({"x": ONE, "y": JOINED}, {"x": {}, "y": {"b": 1}}, True),
-        ({"x": ONE, "y": JOINED}, {"x": {"b": 1}}, False),
-        ({"x": {"$ref": "#/$defs/two"}, "y": JOINED}, {"x": {"b": 1}}, False),
-        ({"x": {"$ref": "#/$defs/one"}, "y": JOINED}, {"x": {"b": 1}}, True),
-        ({"y": {"allOf": [{"$ref": "#/$defs/on"}, {"properties": {"n": JOINED}}]}}, {"y": {"n": {"b": 1}}}, True),
-        ({"y": {**TWICE, "properties": {"x": ONE}}}, {"y": {"x": {"a": None, "b": 1}}}, True),
-    ],
-)
-def test_only_objects_that_are_joined_with_others_stay_open(schema: object, value: object, *, may_be: bool) -> None:
-    definitions = {"one": ONE, "two": {**ONE}, "on": {"properties": {"n": {"$ref": "#/$defs/one"}}}}
-    whole = {"type": "object", "properties": schema, "$defs": definitions}
-    assert matches(BYTES.json_schema(whole), json.dumps(value, separators=(",", ":"))) is may_be
-    Draft202012Validator(whole).validate(value)
-
-
 @pytest.mark.parametrize(("tags", "more"), [(("cat", "dog"), False), (("cat", "cat"), True)])
 def test_alternatives_that_a_text_tells_apart_have_what_they_list(tags: tuple[str, str], *, more: bool) -> None:
     one, other = (
@@ -162,43 +106,6 @@ def test_alternatives_that_a_text_tells_apart_have_what_they_list(tags: tuple[st
     union = BYTES.json_schema({"oneOf": refs, "$defs": {"one": one, "other": other}})
     assert matches(union.fork(), '{"kind":"cat","a":null}') is not more  # of one kind both would match
     assert matches(union.fork(), '{"kind":"cat","b":1,"c":1}') is more
-
-
-def test_an_object_that_needs_more_properties_than_it_lists_gets_them() -> None:
-    assert matches(BYTES.json_schema({**ONE, "required": ["a"], "minProperties": 2}), '{"a":null,"b":1}')
-    needed = BYTES.json_schema({**ONE, "required": ["b"]})
-    assert matches(needed.fork(), '{"a":null,"b":1}')
-    assert not matches(needed.fork(), '{"b":1,"c":1}')
-
-
-def test_alternatives_that_overlap_are_not_told_apart_by_what_they_do_not_list() -> None:
-    schema = {"oneOf": [ONE, {"type": "object", "properties": {"b": {"type": "null"}}}]}
-    constraint = BYTES.json_schema(schema)
-    assert not matches(constraint.fork(), '{"a":null}')
-    assert not matches(constraint.fork(), "{}")
-
-
-def test_an_unknown_format_is_an_annotation() -> None:
-    assert matches(BYTES.json_schema({"type": "string", "format": "password"}), '"x"')
-
-
-def test_an_older_draft_is_read_as_its_own() -> None:
-    schema = {
-        "$schema": "http://json-schema.org/draft-07/schema#",
-        "type": "array",
-        "items": [{"type": "null"}],
-        "additionalItems": False,
-    }
-    assert matches(BYTES.json_schema(schema), "[null]")
-
-
-def test_a_list_of_items_without_a_named_draft_is_an_older_drafts() -> None:
-    schema = {"type": "array", "items": [{"type": "null"}, {"const": 1}], "additionalItems": False}
-    assert matches(BYTES.json_schema(schema), "[null, 1]")
-    assert not matches(BYTES.json_schema(schema), "[1]")
-    named = {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
-    with pytest.raises(InvalidRequest, match=r"json_schema\.items"):
-        BYTES.json_schema(named)
 
 
 @pytest.mark.parametrize(

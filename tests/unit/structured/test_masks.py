@@ -1,12 +1,10 @@
 """Masks of several constraints in one call."""
 
-import json
-
 import pytest
 
 from server.errors import InvalidRequest
 from server.structured.grammar.matcher import Masks
-from tests.unit.structured.builders import WORDS, matches
+from tests.unit.structured.builders import WORDS
 
 MASKS = Masks()
 
@@ -20,30 +18,6 @@ def test_masks_computed_together_are_those_computed_alone() -> None:
     n_bytes = made[0].n_mask_bytes
     assert [bytes(mask) for mask in together if not isinstance(mask, Exception)] == [mask[:n_bytes] for mask in alone]
     assert len(together) == len(alone)
-
-
-def test_one_that_gave_up_is_its_own_failure() -> None:
-    good, bad = WORDS.regex("ab"), WORDS.regex("ab")
-    with pytest.raises(InvalidRequest):
-        bad.accept(ord("x"))
-    first, second, third = MASKS.compute([good, bad, good.fork()])
-    assert isinstance(second, InvalidRequest)
-    assert "cannot be kept to the grammar" in second.message
-    assert not isinstance(first, Exception)
-    assert not isinstance(third, Exception)
-    assert bytes(first) == bytes(third) == good.mask()[: good.n_mask_bytes]
-
-
-def test_a_long_reply_without_a_mask_does_not_run_out_of_the_lexers_fuel() -> None:
-    names = [f"n{number}" for number in range(12)]
-    words = {"type": "string", "minLength": 1, "pattern": r"^(?:\S+\s+){0,29}\S+$"}
-    schema = {
-        "type": "object",
-        "properties": {name: {**words, "maxLength": 300 + n} for n, name in enumerate(names)},
-        "required": names,
-        "additionalProperties": False,
-    }
-    assert matches(WORDS.json_schema(schema), json.dumps(dict.fromkeys(names, "some words of a text")))
 
 
 @pytest.mark.parametrize("together", [False, True])

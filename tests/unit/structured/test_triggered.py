@@ -8,7 +8,6 @@ from server.structured.grammar.triggered import ReasoningTags, Rules, TriggeredC
 from tests.unit.structured.builders import WORDS, WordVocab, allowed
 
 VOCAB = WordVocab()
-TOOL = VOCAB.bos + 3  # the control token <tool>
 
 
 def triggered(
@@ -62,19 +61,6 @@ def test_behind_a_marker_only_its_grammar_holds_however_it_is_cut(before: str, c
     text = f"{before}<hello>{call} world {before}<hello>{call}"
     assert takes(triggered("<hello>"), tokens_of(text.encode(), data))
     assert not takes(triggered("<hello>"), tokens_of(f"{before}<hello>=12;".encode(), data))
-
-
-def test_inside_of_a_call_the_text_may_not_end() -> None:
-    made = triggered("<hello>")
-    assert takes(made, list(b"<hello>=tr"))
-    assert not made.allows(VOCAB.eos)
-    assert VOCAB.eos not in allowed(made.mask(), VOCAB.n_tokens)
-
-
-def test_a_control_token_is_a_marker_only_where_it_is_shown() -> None:
-    assert takes(triggered("<tool>"), [TOOL, *b"hm"])
-    assert not takes(triggered("<tool>", shown=frozenset({TOOL})), [TOOL, *b"hm"])
-    assert takes(triggered("<tool>", shown=frozenset({TOOL})), [*b"hm", TOOL, *b"=null; hm"])
 
 
 def test_a_marker_of_the_beginning_means_nothing_later() -> None:

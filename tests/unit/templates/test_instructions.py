@@ -31,34 +31,10 @@ def template(source: str = PLAIN, form: str = "auto") -> ChatTemplate:
 
 
 @pytest.mark.parametrize("form", ["generic", "gemma3", "pythonic", "deepseek"])
-def test_the_example_in_the_instructions_is_what_the_parser_reads(form: str) -> None:
-    text = template(form=form).render([{"role": "user", "content": "hi"}], tools=TOOLS).text
-    assert '"name": "get_weather"' in text
-    example = text.partition("in this form:\n")[2].partition("\nYou get")[0].replace("function_name", "get_time")
-    found = read(parser(form), example.replace("parameter", "zone"))
-    assert [(name, arguments.replace(" ", "")) for name, arguments in found.calls] == [("get_time", '{"zone":"value"}')]
-    assert not found.content
-
-
-def test_instructions_follow_the_system_message() -> None:
-    system = {"role": "system", "content": "Be brief."}
-    text = template().render([system, {"role": "user", "content": "hi"}], tools=TOOLS).text
-    assert text.startswith("<system>Be brief.\n\nYou can call functions.")
-    assert text.endswith("<user>hi\n<assistant>")
-
-
-@pytest.mark.parametrize("form", ["generic", "gemma3", "pythonic", "deepseek"])
 def test_calls_of_the_history_are_text_that_reads_as_those_calls(form: str) -> None:
     text = template(form=form).render(HISTORY, tools=TOOLS).text
     said = text.partition("<assistant>I look.\n\n")[2].partition("\n<user>")[0]
     assert read(parser(form), said).calls == [("get_weather", PARIS), ("get_weather", ROME)]
-
-
-def test_results_are_the_users_and_joined_with_what_follows() -> None:
-    text = template().render(HISTORY, tools=TOOLS).text
-    assert "<tool>" not in text
-    results = "Result of get_weather:\n\nsunny\n\nResult of get_weather:\n\nrainy"
-    assert text.endswith(f"<user>{results}\n\nThanks\n<assistant>")
 
 
 def test_typed_content_keeps_its_parts() -> None:
@@ -71,8 +47,3 @@ def test_typed_content_keeps_its_parts() -> None:
     text = template(PARTS).render(history, tools=TOOLS).text
     assert text.endswith("<user>[Result of get_weather:\n\na][b]")
     assert text.startswith("<system>[You can call functions.")
-
-
-def test_a_template_that_knows_calls_gets_them_as_they_are() -> None:
-    source = "{{ tools | tojson if tools }}" + PLAIN
-    assert "You can call functions" not in template(source).render([HISTORY[0]], tools=TOOLS).text

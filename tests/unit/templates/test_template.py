@@ -17,64 +17,13 @@ def template(source: str = "", **options: str) -> ChatTemplate:
     return ChatTemplate(source, bos_token="<s>", eos_token="</s>", **options)  # type: ignore[arg-type]
 
 
-def test_no_template_means_chatml() -> None:
-    rendered = template().render([{"role": "system", "content": "Be brief."}, USER])
-    assert rendered.text == (
-        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
-    )
-    assert rendered.generation_prompt == "<|im_start|>assistant\n"
-
-
 def test_a_built_in_template_goes_by_its_name() -> None:
     assert template("chatml").render([USER]) == template().render([USER])
-
-
-def test_chatml_shows_tools_calls_and_results() -> None:
-    messages: list[dict[str, Any]] = [
-        USER,
-        {"role": "assistant", "content": "", "tool_calls": [CALL]},
-        {"role": "tool", "content": "18 C"},
-    ]
-    text = template().render(messages, tools=[TOOL]).text
-    assert '"name": "get_weather"' in text
-    assert '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>' in text
-    assert "<tool_response>\n18 C\n</tool_response>" in text
-
-
-def test_text_parts_become_one_string_for_a_plain_template() -> None:
-    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
-    assert "user\na\nb<|im_end|>" in template().render([{"role": "user", "content": parts}]).text
 
 
 def test_a_template_that_wants_parts_gets_parts() -> None:
     source = "{% for m in messages %}{% for p in m.content %}[{{ p.text }}]{% endfor %}{% endfor %}"
     assert template(source).render([USER]).text == "[hi]"
-
-
-def test_arguments_become_an_object_for_a_template_that_iterates_them() -> None:
-    source = (
-        "{{ tools | tojson if tools }}{% for m in messages %}{{ m.content }}"
-        "{% for c in m.tool_calls or [] %}{% for k, v in c.function.arguments.items() %}{{ k }}={{ v }}{% endfor %}"
-        "{% endfor %}{% endfor %}"
-    )
-    text = (
-        template(source).render([USER, {"role": "assistant", "content": "", "tool_calls": [CALL]}], tools=[TOOL]).text
-    )
-    assert text.endswith("hicity=Paris")
-
-
-def test_a_system_message_moves_into_the_user_message_where_there_is_no_such_role() -> None:
-    source = (
-        "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
-        "<{{ m.role }}>{{ m.content }}{% endfor %}"
-    )
-    assert template(source).render([{"role": "system", "content": "S"}, USER]).text == "<user>S\nhi"
-
-
-def test_the_templates_own_complaint_reaches_the_client() -> None:
-    source = "{% if messages | length > 1 %}{{ raise_exception('one at a time') }}{% endif %}{{ messages[0].content }}"
-    with pytest.raises(InvalidRequest, match="one at a time"):
-        template(source).render([USER, ANSWER])
 
 
 def test_a_template_that_fails_is_a_bad_request_and_no_crash() -> None:
@@ -123,42 +72,12 @@ def test_an_effort_that_changes_the_prompt_is_found() -> None:
     assert not template().capabilities.reasoning_effort
 
 
-@pytest.mark.parametrize(
-    ("condition", "kept"),
-    [("true", True), ("preserve_thinking", True), ("not clear_thinking", True), ("loop.index > 3", False)],
-)
-def test_reasoning_of_earlier_turns_that_can_be_kept_is_found(condition: str, kept: bool) -> None:
-    source = (
-        "{% for m in messages %}{% if "
-        + condition
-        + " %}{{ m.reasoning_content }}{% endif %}{{ m.content }}{% endfor %}"
-    )
-    assert template(source).capabilities.preserve_reasoning is kept
-
-
 def test_template_arguments_reach_the_template_but_cannot_replace_its_tokens() -> None:
     source = "{{ mood }}{{ bos_token }}{{ messages[0].content }}"
     assert template(source).render([USER], kwargs={"mood": "calm "}).text == "calm <s>hi"
     for name in ("messages", "tools", "add_generation_prompt", "bos_token", "eos_token"):
         with pytest.raises(InvalidRequest, match=f"chat_template_kwargs.{name}"):
             template(source).render([USER], kwargs={name: []})
-
-
-def test_arguments_go_before_the_servers_own_variables() -> None:
-    source = "{{ date_string }}{{ functions }}{{ enable_thinking }}{{ messages[0].content }}"
-    given = {"date_string": "1 ", "functions": "2 ", "enable_thinking": False}
-    assert template(source).render([USER], kwargs=given).text == "1 2 Falsehi"
-
-
-def test_a_last_message_is_continued() -> None:
-    rendered = template().render([USER, {"role": "assistant", "content": "Once upon"}], continue_final_message=True)
-    assert rendered.text.endswith("<|im_start|>assistant\nOnce upon")
-
-
-def test_a_message_is_cut_where_a_trimming_template_ends_it() -> None:
-    source = "{% for m in messages %}<{{ m.role }}>{{ m.content | trim }}{% endfor %}"
-    messages = [USER, {"role": "assistant", "content": " Once upon "}]
-    assert template(source).render(messages, continue_final_message=True).text == "<user>hi<assistant>Once upon"
 
 
 def test_a_message_is_continued_where_the_template_shows_no_answers_or_part_of_them() -> None:
@@ -230,54 +149,12 @@ def test_arguments_that_are_no_object_are_closed_or_become_one(written: str, sho
     assert text == f"hi{shown}"
 
 
-def test_the_bos_token_that_tokenizing_adds_is_not_written_twice() -> None:
-    source = "{{ bos_token }}{{ messages[0].content }}"
-    assert template(source).render([USER]).text == "hi"
-    own = ChatTemplate(source, bos_token="<s>", eos_token="", add_bos=False)
-    assert own.render([USER]).text == "<s>hi"
-    assert template(source).render([{"role": "user", "content": "<s>"}]).text == "<s>"
-
-
-QWEN3 = (
-    "{% for m in messages %}<{{ m.role }}>{% if m.reasoning_content %}<think>\n{{ m.reasoning_content }}\n</think>\n\n"
-    "{% endif %}{{ m.content }}{% endfor %}{% if add_generation_prompt %}<assistant>"
-    "{% if enable_thinking is defined and enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}{% endif %}"
-)
-
-
-@pytest.mark.parametrize(
-    ("message", "wanted", "end"),
-    [
-        ({"content": "Once"}, True, "Once"),
-        ({"content": "Once", "reasoning_content": "so"}, True, "<think>\nso\n</think>\n\nOnce"),
-        ({"content": "", "reasoning_content": "so"}, True, "<think>\nso"),
-        ({"content": "x", "reasoning_content": "so"}, "reasoning_content", "<think>\nso"),
-        ({"content": "", "reasoning_content": "so"}, "content", "<think>\nso\n</think>\n\n"),
-    ],
-)
-def test_reasoning_of_a_continued_message_is_written_as_the_template_writes_them(
-    message: dict[str, str], wanted: Any, end: str
-) -> None:
-    messages = [USER, {"role": "assistant", **message}]
-    for thinking in (True, False):
-        rendered = template(QWEN3).render(messages, continue_final_message=wanted, enable_thinking=thinking)
-        assert rendered.text == f"<user>hi<assistant>{end}"
-        assert rendered.generation_prompt == f"<assistant>{end}"
-
-
 def test_reasoning_that_only_the_opening_has_is_closed_before_content() -> None:
     source = "{{ messages[0].content }}>{% if add_generation_prompt and enable_thinking %}<think>\\n{% endif %}"
     messages = [USER, {"role": "assistant", "content": "Once"}]
     assert template(source).render(messages, continue_final_message=True).text == "hi><think></think>Once"
     plain = template(source).render(messages, continue_final_message=True, enable_thinking=False)
     assert plain.text == "hi>Once"
-
-
-def test_a_developer_is_a_system_unless_the_template_tells_them_apart() -> None:
-    message = {"role": "developer", "content": "S"}
-    assert "<|im_start|>system\nS" in template().render([message, USER]).text
-    source = "{% for m in messages %}{{ '!' if m.role == 'developer' }}{{ m.role }}:{{ m.content }}{% endfor %}"
-    assert template(source).render([message, USER]).text.startswith("!developer:S")
 
 
 def test_a_tool_use_template_serves_requests_with_tools_only() -> None:
@@ -339,14 +216,6 @@ def test_deeply_nested_arguments_are_refused() -> None:
         deep = [deep]
     with pytest.raises(InvalidRequest, match="RecursionError"):
         template("{{ x | tojson if x is defined }}{{ messages[0].content }}").render([USER], kwargs={"x": deep})
-
-
-def test_loop_variables_still_work_under_the_meter() -> None:
-    source = (
-        "{% for m in messages %}{{ loop.index }}/{{ loop.length }}{{ '.' if loop.last else ',' }}"
-        "{{ loop.nextitem.content if loop.nextitem is defined }}{% else %}none{% endfor %}"
-    )
-    assert template(source).render([USER, ANSWER]).text == "1/2,b2/2."
 
 
 def test_markup_in_a_message_is_text() -> None:

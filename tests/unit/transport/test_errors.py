@@ -1,5 +1,3 @@
-import logging
-
 import pytest
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ValidationError
@@ -59,11 +57,6 @@ def test_a_full_queue_says_when_to_come_back() -> None:
     assert error_body(errors.NoRoom("demo", 60.0, 10))[2] == {"Retry-After": "10"}
 
 
-def test_a_wrong_field_is_named() -> None:
-    _, body, _ = error_body(errors.InvalidRequest("messages.0.role: no such role", "messages.0.role"))
-    assert body["error"]["param"] == "messages.0.role"
-
-
 def test_pydantic_findings_become_one_message_with_the_field() -> None:
     class Message(BaseModel):
         role: str
@@ -81,15 +74,6 @@ def test_pydantic_findings_become_one_message_with_the_field() -> None:
 def test_a_wrong_query_parameter_is_named() -> None:
     error = RequestValidationError([{"loc": ("query", "n"), "msg": "Input should be a number", "type": "int"}])
     assert error_body(error)[1]["error"]["message"] == "n: Input should be a number"
-
-
-def test_what_was_not_expected_is_logged_and_not_shown(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.ERROR):
-        code, body, _ = error_body(KeyError("the password"))
-    assert code == 500
-    assert body["error"]["type"] == "server_error"
-    assert "password" not in body["error"]["message"]
-    assert "the password" in caplog.text
 
 
 def test_a_body_that_nests_too_deeply_for_python_is_the_clients_fault() -> None:

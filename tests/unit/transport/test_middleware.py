@@ -13,7 +13,7 @@ from server.errors import QueueFull
 from server.telemetry.record import Record
 from server.transport.admission import admission_of
 from server.transport.keys import KeyStore, plain_key
-from server.transport.middleware import CLIENT_GONE, Middleware, request_id
+from server.transport.middleware import CLIENT_GONE, Middleware
 from server.transport.options import HttpOptions
 
 
@@ -59,16 +59,6 @@ def raising(error: Exception, *, after: str = "") -> Any:
         raise error
 
     return app
-
-
-async def test_a_reply_passes_with_two_headers_more() -> None:
-    connection = Recorder(PlainTextResponse("hello"))
-    await connection.request(x_request_id="r-1")
-    assert connection.status == 200
-    assert connection.headers[b"server"] == b"llamapool"
-    assert connection.headers[b"x-request-id"] == b"r-1"
-    assert connection.sent[1]["body"] == b"hello"
-    assert connection.counted == [("/v1/models", "GET", 200)]
 
 
 async def test_what_escapes_the_application_is_answered() -> None:
@@ -183,9 +173,3 @@ async def test_other_kinds_of_connections_pass_untouched() -> None:
     connection = Recorder(app, keys=("k",))
     await connection.gateway({"type": "lifespan"}, connection.receive, connection.send)
     assert seen == ["lifespan"]
-
-
-@pytest.mark.parametrize("given", [b"", b"a b", b"a\r\nb", b"x" * 129, b"\xc3\xbc"])
-def test_a_request_id_from_outside_is_taken_only_when_it_is_plain(given: bytes) -> None:
-    assert request_id({b"x-request-id": b"abc.DEF-1:2_3"}) == b"abc.DEF-1:2_3"
-    assert request_id({b"x-request-id": given}) != given

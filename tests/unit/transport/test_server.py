@@ -42,26 +42,6 @@ async def test_the_second_signal_ends_the_process_whichever_it_is(
     assert ended == [128 + signal.SIGINT]
 
 
-async def test_without_uvicorn_no_handler_is_touched() -> None:
-    before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
-    StopSignals(lambda: None).install()
-    assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
-
-
-async def test_sigterm_is_announced_and_the_listener_stays_open_for_a_while(uvicorn_server: uvicorn.Server) -> None:
-    begun, left = asyncio.Event(), asyncio.Event()
-    loop = asyncio.get_running_loop()
-    started = loop.time()
-    StopSignals(begun.set, leave=left.set, delay_s=0.05).install()
-    signal.raise_signal(signal.SIGTERM)
-    await asyncio.wait_for(left.wait(), 60)
-    assert not begun.is_set()
-    assert not uvicorn_server.should_exit
-    await asyncio.wait_for(begun.wait(), 60)
-    assert uvicorn_server.should_exit
-    assert loop.time() - started >= 0.05
-
-
 async def test_ctrl_c_does_not_wait(uvicorn_server: uvicorn.Server) -> None:
     begun = asyncio.Event()
     StopSignals(begun.set, delay_s=3600).install()

@@ -186,21 +186,6 @@ def test_what_is_below_the_prefix(path: str, root: str, prefix: str, local: str,
     assert (target.path, target.is_bare) == (local, bare)
 
 
-def test_the_base_is_what_clients_of_this_port_write() -> None:
-    """uvicorn adds its root path to what was asked for; a mount point is part of it."""
-    assert under_a_root_path("GET", "/health").base == ""
-    assert behind_a_prefix("GET", "/health").base == "/llm"
-    assert mounted("/m", root="/r", prefix="/p")("GET", "/health").base == "/m/p"
-
-
-def test_the_application_sees_the_path_that_was_checked() -> None:
-    scope = {**scope_of("GET", "/r/llm/health", "/r"), "path_params": {"path": "health"}, "route": object()}
-    inner = Resolver("/llm").target(scope).scope(scope)
-    assert (inner["path"], inner["root_path"]) == ("/health", "")
-    assert inner.keys().isdisjoint({"route", "path_params"})
-    assert scope["path"] == "/r/llm/health"
-
-
 @pytest.mark.parametrize("n", [1, 10, 10_000])
 def test_endless_encoding_has_no_canonical_form(n: int) -> None:
     assert canonical("/%" + "25" * n + "2f") == ("/" if n < 2 else None)

@@ -1,5 +1,3 @@
-from typing import Any
-
 import pytest
 
 from server.chat.conversation import Call, Message, TextPart, Tool, template_messages
@@ -22,56 +20,12 @@ def test_messages_keep_what_templates_may_read_and_nothing_else() -> None:
     ]
 
 
-def test_null_content_is_empty_text() -> None:
-    given = [{"role": "assistant", "content": None, "tool_calls": [CALL]}]
-    assert template_messages(read_messages(given)) == [{"role": "assistant", "content": "", "tool_calls": [CALL]}]
-
-
-def test_parts_stay_parts() -> None:
-    parts = [{"type": "text", "text": "a", "cache": 1}, {"type": "refusal", "refusal": "b"}]
-    assert template_messages(read_messages([user(parts)]))[0]["content"] == [
-        {"type": "text", "text": "a"},
-        {"type": "text", "text": "b"},
-    ]
-
-
 def test_tools_get_llama_servers_form() -> None:
     bare = {"type": "function", "function": {"name": "g", "strict": True}}
     got = tools_of([TOOL, bare], None, None)
     assert got.tools[0].function == TOOL["function"]
     assert got.tools[1] == Tool("g", strict=True, at="tools.1.function.parameters")
     assert got.callable
-
-
-@pytest.mark.parametrize(
-    ("choice", "expected"),
-    [
-        (None, ("auto", "")),
-        ("auto", ("auto", "")),
-        ("none", ("none", "")),
-        ("required", ("required", "")),
-        ({"type": "function", "function": {"name": "f"}}, ("required", "f")),
-    ],
-)
-def test_a_choice_is_a_mode_or_a_name(choice: object, expected: tuple[str, str]) -> None:
-    got = tools_of([TOOL], choice, None)
-    assert (got.choice, got.name) == expected
-
-
-@pytest.mark.parametrize(
-    ("given", "thought"),
-    [
-        ({"reasoning": "so"}, "so"),
-        ({"thinking": "so", "reasoning": "no"}, "so"),
-        ({"reasoning_content": "so", "reasoning": "no"}, "so"),
-        ({"reasoning_content": "", "reasoning": "no"}, None),
-        ({"reasoning_content": None, "thinking": [{"type": "x"}], "reasoning": "so"}, "so"),
-        ({"reasoning": {"effort": "low"}}, None),
-    ],
-)
-def test_thoughts_go_by_the_names_of_other_servers_too(given: dict[str, Any], thought: str | None) -> None:
-    [message] = read_messages([{"role": "assistant", "content": "hi", **given}])
-    assert message.reasoning == (thought or "")
 
 
 def test_what_no_model_can_be_shown_is_skipped_and_told() -> None:
@@ -120,26 +74,6 @@ def test_tools_that_no_model_can_use_are_skipped_and_told() -> None:
     assert warnings == ["tools of type 'web_search' are left out: only the provider's servers execute them"]
     only = read_tools([{"type": "web_search"}], "required", None, warnings)
     assert (only.tools.choice, only.tools.callable) == ("auto", False)
-
-
-@pytest.mark.parametrize(
-    ("choice", "expected"),
-    [
-        ("any", ("required", "", ["f", "patch"])),
-        ({"type": "any"}, ("required", "", ["f", "patch"])),
-        ({"type": "tool", "name": "f"}, ("required", "f", ["f", "patch"])),
-        ({"type": "function", "name": "f"}, ("required", "f", ["f", "patch"])),
-        ({"type": "custom", "custom": {"name": "patch"}}, ("required", "patch", ["f", "patch"])),
-        (
-            {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [TOOL]}},
-            ("required", "", ["f"]),
-        ),
-        ({"type": "allowed_tools", "allowed_tools": {"tools": [{"type": "mcp"}]}}, ("auto", "", [])),
-    ],
-)
-def test_a_choice_in_other_words(choice: object, expected: tuple[str, str, list[str]]) -> None:
-    got = tools_of([TOOL, PATCH], choice)
-    assert (got.choice, got.name, [tool.name for tool in got.tools]) == expected
 
 
 @pytest.mark.parametrize(

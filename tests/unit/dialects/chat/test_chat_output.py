@@ -60,13 +60,6 @@ def test_nothing_asked_for_is_no_constraint() -> None:
     assert constraint(tools=choosing("none")) is None
 
 
-def test_a_call_that_the_model_opens_is_kept_to_its_schema() -> None:
-    made = constraint(tools=choosing("auto"))
-    assert accepts(made, f"I look.\n{CALL}\nAnd <tool_ca again:\n{CALL}{CALL} Done.")
-    for wrong in (CALL.replace("5", '"5"'), CALL.replace('"f"', '"g"'), "<tool_call>Hm"):
-        assert not accepts(constraint(tools=choosing("auto")), f"I look. {wrong}")
-
-
 def test_calls_in_thoughts_are_thoughts() -> None:
     for opened, text in (("", "<think>"), ("assistant\n<think>\n", "")):
         made = constraint(tools=choosing("auto"), opened=opened, template=HERMES + "<think></think>")
@@ -87,23 +80,6 @@ def test_a_schema_that_cannot_be_kept_leaves_the_name_unless_the_function_is_str
         with pytest.raises(InvalidRequest, match="uniqueItems") as caught:
             constraint(tools=tools)
         assert caught.value.param == "tools.0.function.parameters"
-
-
-def test_each_function_is_compiled_alone_once_after_a_grammar_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    odd = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
-    given = [{"name": f"f{n}", "parameters": odd, "strict": n == 2} for n in range(3)]
-    n_compiled: list[int] = []
-    lark = GrammarCompiler.lark
-
-    def counting(compiler: GrammarCompiler, text: str, **options: Any) -> Any:
-        n_compiled.append(sum(f'f{n}"' in text or f"f{n}\\" in text for n in range(3)))
-        return lark(compiler, text, **options)
-
-    monkeypatch.setattr(GrammarCompiler, "lark", counting)
-    with pytest.raises(InvalidRequest, match="uniqueItems") as caught:
-        constraint(tools=tools_of([{"type": "function", "function": each} for each in given], "auto", None))
-    assert caught.value.param == "tools.2.function.parameters"
-    assert n_compiled == [3, 1, 1, 1]
 
 
 def test_a_token_that_ends_a_marker_may_go_on_as_the_call_does() -> None:
@@ -130,16 +106,6 @@ def test_a_token_that_ends_a_marker_may_go_on_as_the_call_does() -> None:
     assert accepts(copy, " in prose")
 
 
-def test_a_required_tool_leaves_nothing_but_calls() -> None:
-    assert accepts(constraint(tools=choosing("required")), CALL)
-    assert not accepts(constraint(tools=choosing("required")), "Hello")
-
-
-def test_with_tools_a_schema_holds_for_what_is_no_call() -> None:
-    for text, fits in ((CALL, True), ('{"b": 1}', True), ('{"b": 2}', False), ("Hello", False)):
-        assert accepts(constraint(tools=choosing("auto"), response_format=FORMAT), text) is fits
-
-
 def test_parameters_that_cannot_be_kept_are_named_whatever_holds_beside_them() -> None:
     odd = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
     tools = [{"type": "function", "function": {"name": "f", "parameters": odd}}]
@@ -151,34 +117,12 @@ def test_parameters_that_cannot_be_kept_are_named_whatever_holds_beside_them() -
             assert caught.value.param == "tools.0.function.parameters"
 
 
-def test_opened_thoughts_come_before_the_constraint() -> None:
-    made = constraint(opened="assistant\n<think>\n", response_format=FORMAT)
-    assert accepts(made, 'I think.</think>\n\n{"b": 1}')
-
-
-def test_closed_thoughts_do_not() -> None:
-    assert not accepts(constraint(opened="<think></think>", response_format=FORMAT), "I think")
-
-
 @pytest.mark.parametrize("wanted", [True, False])
 def test_the_configured_template_arguments_say_whether_to_think(wanted: bool) -> None:
     model: Any = make_model(template="{{ messages }}<think></think>")
     model.spec = replace(model.spec, chat=ChatParams(template_kwargs={"enable_thinking": wanted}))
     conversation = Conversation((Message("user", "hi"),))
     assert render(conversation, model.template.chat_format(tools=False), model).thinks is wanted
-
-
-def test_tags_of_one_token_are_shown() -> None:
-    class Tagged(FakeVocab):
-        def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
-            known = {"<think>": 1, "</think>": 2, "<tool_call>": 3, "</tool_call>": 4}
-            return [known[text]]
-
-    model: Any = make_model(template=HERMES)
-    model.vocab = Tagged()
-    assert shown_to(Tools(), model) == {1, 2}
-    assert shown_to(choosing("auto"), model) == {1, 2, 3, 4}
-    assert shown_to(Tools(), make_model(template=HERMES)) == frozenset()
 
 
 def test_tags_of_a_format_that_frames_content_are_shown_without_tools_too() -> None:

@@ -2,7 +2,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from server.dialects.chat.write import ChatReplyOptions, ChatWriter
-from server.engine.request import Event, FinishReason, Progress
+from server.engine.request import Event, Progress
 from server.formats.parsing.pieces import ContentText, Piece, Reasoning, ToolCallArguments, ToolCallBegin
 from tests.unit.dialects.builders import HEADER, Scripted, chunks, finished, logprob, started, text
 
@@ -54,10 +54,6 @@ def test_a_stream_is_openais_to_the_letter() -> None:
     assert len({(chunk["id"], chunk["created"]) for chunk in parsed}) == 1
 
 
-def test_an_empty_reply_still_begins_with_the_role() -> None:
-    assert deltas(streamed(finished())) == [{"role": "assistant", "content": ""}, {}]
-
-
 def test_usage_comes_alone_and_only_when_asked_for() -> None:
     parsed = streamed(started(), text("a"), finished(), include_usage=True)
     assert parsed[-1]["choices"] == []
@@ -67,40 +63,6 @@ def test_usage_comes_alone_and_only_when_asked_for() -> None:
     assert not any("usage" in chunk for chunk in parsed[:-1])
 
 
-def test_each_choice_has_its_role_its_end_and_counts_in_usage() -> None:
-    parsed = streamed(started(0), started(1), text("a", 1), text("b", 0), finished(1), finished(0), include_usage=True)
-    by_choice = [[c["delta"] for p in parsed for c in p["choices"] if c["index"] == i] for i in (0, 1)]
-    assert by_choice == [
-        [{"role": "assistant", "content": ""}, {"content": "b"}, {}],
-        [{"role": "assistant", "content": ""}, {"content": "a"}, {}],
-    ]
-    assert parsed[-1]["usage"]["completion_tokens"] == 6
-    assert parsed[-1]["usage"]["prompt_tokens"] == 5
-
-
-def test_reasoning_and_calls_stream_in_their_own_deltas() -> None:
-    parsed = streamed(started(), text("think"), text("both"), text("call"), text("args"), finished())
-    assert deltas(parsed)[1:] == [
-        {"reasoning_content": "hmm"},
-        {"reasoning_content": "so"},
-        {"content": "then"},
-        {"tool_calls": [{"index": 0, "id": "c1", "type": "function", "function": {"name": "f", "arguments": ""}}]},
-        {"tool_calls": [{"index": 0, "function": {"arguments": '{"a"'}}]},
-        {"tool_calls": [{"index": 0, "function": {"arguments": ":1}"}}]},
-        {},
-    ]
-    assert parsed[-1]["choices"][0]["finish_reason"] == "tool_calls"
-
-
-def test_a_call_cut_off_by_the_limit_has_length_as_reason() -> None:
-    parsed = streamed(started(), text("call"), finished(reason=FinishReason.LIMIT))
-    assert parsed[-1]["choices"][0]["finish_reason"] == "length"
-
-
-def test_what_a_parser_held_back_comes_before_the_end() -> None:
-    assert deltas(streamed(started(), text("hold"), finished()))[1:] == [{"content": "held"}, {}]
-
-
 def test_progress_comes_with_the_role_once() -> None:
     parsed = streamed(Progress(0, 10, 2, 2, 0.0), Progress(0, 10, 2, 10, 3.0), started(), text("a"), finished())
     assert deltas(parsed) == [{"role": "assistant", "content": ""}, {"content": ""}, {"content": "a"}, {}]
@@ -108,27 +70,10 @@ def test_progress_comes_with_the_role_once() -> None:
     assert parsed[1]["timings"]["prompt_n"] == 8
 
 
-def test_logprobs_ride_on_the_last_chunk_of_their_text_and_are_never_lost() -> None:
-    parsed = streamed(
-        started(),
-        text("both", logprobs=[logprob(b"x")]),
-        text("hold", logprobs=[logprob(b"y")]),
-        text("", logprobs=[logprob(b"z")]),
-        finished(),
-    )
-    shown = [[t["token"] for t in c["choices"][0].get("logprobs", {}).get("content", [])] for c in parsed]
-    assert shown == [[], [], ["x"], ["y", "z"], []]
-
-
 def test_logprobs_without_any_text_get_a_chunk_of_their_own() -> None:
     parsed = streamed(started(), text("", logprobs=[logprob(b"z")]), finished())
     assert parsed[1]["choices"][0]["delta"] == {"content": ""}
     assert parsed[1]["choices"][0]["logprobs"]["content"][0]["token"] == "z"
-
-
-def test_timings_per_token_ride_on_each_text() -> None:
-    parsed = streamed(started(), text("both", timed=True), finished())
-    assert ["timings" in chunk for chunk in parsed] == [False, False, True, True]
 
 
 def test_a_reply_has_llama_servers_keys_in_its_order() -> None:
@@ -139,28 +84,9 @@ def test_a_reply_has_llama_servers_keys_in_its_order() -> None:
     assert body["usage"]["prompt_tokens_details"] == {"cached_tokens": 2}
 
 
-def test_a_message_gathers_reasoning_and_calls() -> None:
-    body = replied(text("think"), text("both"), text("call"), text("args"), finished())
-    assert body["choices"][0] == {
-        "finish_reason": "tool_calls",
-        "index": 0,
-        "message": {
-            "role": "assistant",
-            "content": "then",
-            "reasoning_content": "hmmso",
-            "tool_calls": [{"type": "function", "function": {"name": "f", "arguments": '{"a":1}'}, "id": "c1"}],
-        },
-    }
-
-
 def test_logprobs_of_a_reply_are_those_of_all_tokens() -> None:
     body = replied(text("a", logprobs=[logprob(b"a")]), text("b", logprobs=[logprob(b"b")]), finished())
     assert [t["token"] for t in body["choices"][0]["logprobs"]["content"]] == ["a", "b"]
-
-
-def test_choices_are_sorted_by_index() -> None:
-    body = replied(text("b", 1), finished(1), text("a", 0), finished(0))
-    assert [(c["index"], c["message"]["content"]) for c in body["choices"]] == [(0, "a"), (1, "b")]
 
 
 def test_a_custom_tools_call_has_its_input_as_it_was_meant() -> None:

@@ -6,8 +6,7 @@ from server.chat.prepare import prompt_of
 from server.dialects.chat.parse import ChatRequest, apply_template, parse_chat
 from server.errors import InvalidRequest
 from server.pool.spec import ChatParams
-from tests.support.fakes import BOS, IM_START
-from tests.unit.dialects.builders import chunks, finished, make_model, started, text
+from tests.unit.dialects.builders import finished, make_model, started, text
 
 SHOWS_EVERYTHING = (
     "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
@@ -34,26 +33,6 @@ def refused(messages: object = HI, **fields: object) -> InvalidRequest:
     with pytest.raises(InvalidRequest) as caught:
         chat(messages, **fields).generation(make_model())
     return caught.value
-
-
-def test_a_chat_is_rendered_and_tokenized_with_special_tokens() -> None:
-    (request,) = chat().generation(make_model()).requests
-    assert request.prompt[:2] == [BOS, IM_START]
-    assert bytes(t for t in request.prompt if t < 256).endswith(b"assistant\n")
-
-
-def test_apply_template_gives_the_text() -> None:
-    prompt = apply_template(chat().conversation, make_model())["prompt"]
-    assert prompt == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
-
-
-def test_a_last_assistant_message_is_continued() -> None:
-    prefilled = [*HI, {"role": "assistant", "content": "so"}]
-    assert apply_template(chat(prefilled).conversation, make_model())["prompt"].endswith("<|im_start|>assistant\nso")
-    kept = make_model(chat=ChatParams(prefill_assistant=False))
-    assert apply_template(chat(prefilled).conversation, kept)["prompt"].endswith(
-        "so<|im_end|>\n<|im_start|>assistant\n"
-    )
 
 
 @pytest.mark.parametrize(
@@ -104,13 +83,6 @@ def test_what_a_model_wrote_may_end_a_conversation() -> None:
     assert apply_template(chat([*HI, *twice]).conversation, make_model())["prompt"].endswith("b")
 
 
-def test_a_stream_repeats_it_on_demand() -> None:
-    body = chat([*HI, {"role": "assistant", "content": "so "}], stream=True, echo=True)
-    writer: Any = body.generation(make_model()).writer
-    parsed = chunks([*writer.feed(0, started()), *writer.feed(0, text("it is"))])
-    assert [c["choices"][0]["delta"].get("content") for c in parsed] == ["", "so ", "it is"]
-
-
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
@@ -157,28 +129,6 @@ def test_thinking_is_switched_by_whoever_says_so(fields: dict[str, Any], thinkin
     assert shown(**fields).split("|")[1] == thinking
 
 
-def test_a_template_that_knows_no_end_of_thoughts_thinks_only_when_asked() -> None:
-    template = SHOWS_EVERYTHING.replace("</think>", "")
-
-    def thinking(params: ChatParams | None = None, **fields: object) -> str:
-        model = make_model(template=template, chat=params)
-        return prompt_of(chat(**fields).conversation, model).rendered.text.split("|")[1]
-
-    assert thinking() == "False"
-    assert thinking(enable_thinking=True) == "True"
-    assert thinking(chat_template_kwargs={"enable_thinking": True}) == "True"
-    assert thinking(ChatParams(reasoning="on")) == "True"
-
-
-def test_reasoning_effort_reaches_the_template() -> None:
-    assert shown(reasoning_effort="low").split("|")[2] == "low"
-
-
-def test_tools_reach_the_template_also_where_none_may_be_called() -> None:
-    assert shown(tools=[TOOL]).split("|")[3] == "f,"
-    assert shown(tools=[TOOL], tool_choice="none").split("|")[3] == "f,"
-
-
 @pytest.mark.parametrize(
     ("fields", "wanted", "n_top"),
     [
@@ -195,18 +145,3 @@ def test_logprobs_are_asked_for_in_openais_words_or_llama_cpps(
 ) -> None:
     (request,) = chat(**fields).generation(make_model()).requests
     assert (request.want_logprobs, request.n_probs) == (wanted, n_top)
-
-
-def test_what_sdks_send_beside_is_taken() -> None:
-    chat(
-        user="u",
-        metadata={"a": "b"},
-        store=True,
-        service_tier="auto",
-        parallel_tool_calls=True,
-        modalities=["text"],
-        tools=None,
-        tool_choice=None,
-        seed=None,
-        unknown_field={"x": 1},
-    )

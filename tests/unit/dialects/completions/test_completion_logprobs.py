@@ -2,15 +2,11 @@
 
 import json
 
-import pytest
-
 from server.dialects.common import Header
 from server.dialects.completions.write import CompletionForm, CompletionWriter, Echo, PromptLists, TokenLists, echo
 from server.engine.media import MediaPrompt, MediaSpan
 from server.engine.request import Finished, FinishReason, PromptLogprobs, Started, Text, Timings, TokenLogprob
 from tests.support.fakes import FakeVocab
-
-LISTS = ["tokens", "token_logprobs", "top_logprobs", "text_offset"]
 
 
 def token(piece: bytes, logprob: float, *top: TokenLogprob, ends: bool = False) -> TokenLogprob:
@@ -35,31 +31,6 @@ def test_alternatives_are_named_by_their_text_and_hold_the_token_itself() -> Non
     assert TokenLists(0).of([token(b"x", -0.1, best)])["top_logprobs"] == [{"x": -0.1}]
 
 
-@pytest.mark.parametrize(
-    ("text", "pieces", "offsets"),
-    [
-        ("the fox", [b"the", b" fox"], [0, 3]),
-        ("the fox", [b"<s>", b"the", b" fox"], [0, 0, 3]),  # a first token that the vocabulary adds
-        ("the fox", [b"<s>", b" the", b" fox"], [0, 0, 3]),  # and a space
-        ("<s>the", [b"<s>", b"the"], [0, 3]),
-        ("né!", ["né".encode()[:2], "é".encode()[1:], b"!"], [0, 1, 2]),
-    ],
-)
-def test_the_offsets_of_a_prompt_are_those_of_its_text(text: str, pieces: list[bytes], offsets: list[int]) -> None:
-    scores = [token(piece, -1.0) for piece in pieces[1:]]
-    prompt = PromptLists(Echo(text, tuple(pieces)))
-    prompt.add(scores[:1])
-    assert prompt.complete is (len(scores) == 1)
-    prompt.add(scores[1:])
-    assert prompt.complete
-    lists = prompt.followed_by()
-    assert list(lists) == LISTS
-    assert lists["text_offset"] == offsets
-    assert lists["token_logprobs"] == [None, *[-1.0] * len(scores)]
-    assert lists["top_logprobs"][0] is None
-    assert {len(values) for values in lists.values()} == {len(pieces)}
-
-
 def test_media_have_no_log_probabilities_and_stand_where_their_marker_is() -> None:
     spans = (MediaSpan(2, 2, 2, True, "a"), MediaSpan(4, 1, 1, True, "b"))
     prompt = MediaPrompt([FakeVocab.bos, ord("x"), -5, -6, -7, ord(" "), ord("y")], spans)
@@ -71,13 +42,6 @@ def test_media_have_no_log_probabilities_and_stand_where_their_marker_is() -> No
     assert found["text_offset"] == [0, 0, 1, 4, 4, 7, 8]
     assert found["token_logprobs"] == [None, -1.0, None, None, None, -2.0, -3.0]
     assert found["top_logprobs"][2:5] == [None] * 3
-
-
-def test_what_a_video_becomes_takes_nothing_of_the_text() -> None:
-    pieces = [b"Video:", b"<m>", b"", b"[0m]", b"<m>", b"and"]
-    lists = PromptLists(Echo("<m>and", tuple(pieces), b"<m>"))
-    lists.add([None, None, token(b"[0m]", -1.0), None, token(b"and", -1.0)])
-    assert lists.followed_by()["text_offset"] == [0, 0, 3, 3, 3, 3]
 
 
 def test_a_stream_holds_back_choices_that_start_before_the_prompt_is_scored() -> None:

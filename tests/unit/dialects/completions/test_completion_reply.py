@@ -57,13 +57,6 @@ def test_the_end_token_is_no_entry_of_the_logprobs() -> None:
     assert CompletionWriter(HEADER, [Echo()], CompletionForm(n=1, include_usage=False)).feed(0, end) == []
 
 
-def test_a_choice_without_tokens_is_never_the_best() -> None:
-    reply = CompletionWriter(HEADER, [Echo()], CompletionForm(n=2, best=1))
-    for event in (finished(0), text("a", 1, logprobs=[logprob(b"a", -9.0)]), finished(1)):
-        reply.add(0, event)
-    assert reply.body()["choices"][0]["text"] == "a"
-
-
 def test_a_stream_ends_with_reason_usage_and_done() -> None:
     stream = CompletionWriter(HEADER, [Echo()], CompletionForm(n=1, include_usage=False))
     raw = [c for e in (started(), text("é"), text(""), finished()) for c in stream.feed(0, e)] + stream.finish()
@@ -84,12 +77,6 @@ def test_with_include_usage_there_is_one_chunk_of_its_own() -> None:
     assert [chunk["choices"] for chunk in parsed if "usage" in chunk] == [[]]
     assert parsed[-1]["usage"]["completion_tokens"] == 6
     assert set(parsed[-1]["timings"]) == TIMINGS
-
-
-def test_an_echo_is_the_first_chunk() -> None:
-    stream = CompletionWriter(HEADER, [Echo("Say ")], CompletionForm(n=1, include_usage=False))
-    raw = [c for e in (started(), text("hi")) for c in stream.feed(0, e)]
-    assert [c["choices"][0]["text"] for c in chunks(raw)] == ["Say ", "hi"]
 
 
 def test_logprobs_timings_and_progress_ride_on_chunks() -> None:

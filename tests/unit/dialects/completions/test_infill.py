@@ -2,10 +2,9 @@ from typing import Any
 
 import pytest
 
-from server.dialects.native.fim import Extra, Gap, extra_tokens, fim_tokens, fitting_extra, require_fim
+from server.dialects.native.fim import Extra, Gap, fitting_extra
 from server.dialects.native.parse import infill_tokens, parse_infill
-from server.errors import NotSupported
-from tests.support.fakes import BOS, FakeVocab
+from tests.support.fakes import BOS
 from tests.unit.dialects.builders import make_model
 
 PRE, SUF, MID, REPO, SEP = 1, 2, 3, 4, 5
@@ -17,20 +16,6 @@ def tokens(model: Any = None, **body: object) -> list[int]:
     return infill_tokens(parse_infill(given), model or make_model())
 
 
-def test_prefix_and_prompt_come_before_the_suffix() -> None:
-    assert tokens() == [BOS, PRE, *b"ab", SUF, *b"cd", MID]
-    assert tokens(prompt="x<s>") == [BOS, PRE, *b"abx", BOS, SUF, *b"cd", MID]
-
-
-def test_suffix_first_where_the_model_wants_it() -> None:
-    assert tokens(make_model(spm_infill=True), prompt="x") == [BOS, SUF, *b"cd", PRE, *b"abx", MID]
-
-
-def test_markup_in_code_is_text_and_token_ids_are_taken() -> None:
-    assert tokens(input_prefix="<s>")[1:5] == [PRE, *b"<s>"]
-    assert tokens(input_prefix=[97, "b"], input_suffix=[99]) == [BOS, PRE, *b"ab", SUF, 99, MID]
-
-
 def test_further_files_come_first_in_the_pattern_of_the_vocabulary() -> None:
     files = [{"text": "T", "filename": "f"}, {"text": "U"}]
     plain = tokens(make_model(n_ctx=9000), input_extra=files)
@@ -38,11 +23,6 @@ def test_further_files_come_first_in_the_pattern_of_the_vocabulary() -> None:
     repo = tokens(make_model(n_ctx=9000, fim="repo"), input_extra=files)
     head = [REPO, *b"myproject\n", SEP, *b"f\nT", SEP, *b"tmp\nU", SEP, *b"filename\n"]
     assert repo == [*head, BOS, PRE, *b"ab", SUF, *b"cd", MID]
-
-
-def test_a_repository_is_named_without_further_files_too() -> None:
-    assert extra_tokens(FakeVocab("repo"), []) == [REPO, *b"myproject\n", SEP, *b"filename\n"]
-    assert extra_tokens(FakeVocab(), []) == []
 
 
 def test_a_batch_takes_the_end_of_a_prefix_and_the_beginning_of_a_suffix() -> None:
@@ -68,25 +48,6 @@ def test_the_models_own_batch_and_context_count() -> None:
     model = make_model(n_ctx=60, n_batch=40)
     found = tokens(model, input_prefix="p" * 100, input_suffix="s" * 100, input_extra=[{"text": "e" * 100}])
     assert found == [*b"e" * 22, BOS, PRE, *b"p" * 30, SUF, *b"s" * 8, MID]
-
-
-def test_no_bos_where_the_model_wants_none() -> None:
-    vocab = FakeVocab()
-    vocab.add_bos = False
-    assert fim_tokens(vocab, Gap([97], [98])) == [PRE, 97, SUF, 98, MID]
-
-
-def test_a_model_without_the_tokens_can_not_do_it() -> None:
-    with pytest.raises(NotSupported) as caught:
-        parse_infill({"input_prefix": "", "input_suffix": ""}).generation(make_model(fim="none"))
-    assert caught.value.message == (
-        "Infill is not supported by this model: prefix token is missing. suffix token is missing. "
-        "middle token is missing. "
-    )
-    vocab = FakeVocab()
-    vocab.fim_middle = -1
-    with pytest.raises(NotSupported, match=r"model: middle token is missing. $"):
-        require_fim(vocab)
 
 
 def test_all_options_of_a_completion_are_taken() -> None:

@@ -4,38 +4,12 @@ import pytest
 
 from server.dialects.native.parse import parse_native
 from server.dialects.native.write import NativeWriter
-from server.engine.request import RANDOM_SEED, Request, SamplingParams
+from server.engine.request import RANDOM_SEED, Request
 from server.errors import InvalidRequest
-from server.pool.spec import ChatParams
 from tests.support.fakes import BOS
-from tests.unit.dialects.builders import FakeConstraint, finished, make_model
+from tests.unit.dialects.builders import finished, make_model
 
 Body = dict[str, Any]
-SETTINGS = [
-    *("seed", "temperature", "dynatemp_range", "dynatemp_exponent", "top_k", "top_p"),
-    *("min_p", "top_n_sigma", "xtc_probability", "xtc_threshold", "typical_p", "repeat_last_n"),
-    *("repeat_penalty", "presence_penalty", "frequency_penalty", "dry_multiplier", "dry_base", "dry_allowed_length"),
-    *("dry_penalty_last_n", "dry_sequence_breakers", "mirostat", "mirostat_tau", "mirostat_eta", "adaptive_target"),
-    *("adaptive_decay", "stop", "max_tokens", "n_predict", "n_keep", "n_discard"),
-    *("ignore_eos", "stream", "logit_bias", "n_probs", "min_keep", "grammar"),
-    *(
-        "grammar_lazy",
-        "grammar_triggers",
-        "preserved_tokens",
-        "chat_format",
-        "reasoning_format",
-        "reasoning_in_content",
-    ),
-    *(
-        "generation_prompt",
-        "samplers",
-        "speculative.types",
-        "timings_per_token",
-        "post_sampling_probs",
-        "backend_sampling",
-    ),
-    "lora",
-]
 
 
 def requests(model: Any = None, **body: object) -> list[Request]:
@@ -78,21 +52,6 @@ def test_a_prompt_of_another_form_is_refused_in_llama_servers_words(prompt: obje
     assert "elements must be a string, a list of tokens" in message
 
 
-@pytest.mark.parametrize("n", [1, 3])
-def test_n_probs_and_logprobs_are_one_field(n: int) -> None:
-    for body in ({"n_probs": n}, {"logprobs": n}, {"n_probs": n, "logprobs": 7}):
-        (request,) = requests(**body)
-        assert (request.n_probs, request.want_logprobs) == (n, True)
-
-
-@pytest.mark.parametrize(
-    "body", [{}, {"n_probs": 0}, {"n_probs": -1}, {"logprobs": False}, {"n_probs": 0, "logprobs": 5}]
-)
-def test_no_probabilities_are_computed_unasked(body: Body) -> None:
-    (request,) = requests(**body)
-    assert (request.n_probs, request.want_logprobs) == (0, False)
-
-
 def test_logprobs_may_be_a_switch() -> None:
     assert requests(logprobs=True)[0].n_probs == 1
 
@@ -104,23 +63,6 @@ def test_an_empty_prompt_is_refused_where_the_model_adds_nothing(monkeypatch: py
         requests(model, prompt="")
 
 
-@pytest.mark.parametrize(
-    ("body", "kind"),
-    [
-        ({"json_schema": {"type": "string"}}, "json_schema"),
-        ({"json_schema": {}}, "json_object"),
-        ({"json_schema": True}, "json_schema"),
-        ({"grammar": "root ::= x"}, "gbnf"),
-        ({"grammar": "root ::= x", "json_schema": {}}, "gbnf"),
-        ({"grammar": "", "json_schema": {}}, "json_object"),
-    ],
-)
-def test_a_grammar_counts_before_a_schema(body: Body, kind: str) -> None:
-    constraint = requests(**body)[0].constraint
-    assert isinstance(constraint, FakeConstraint)
-    assert constraint.kind == kind
-
-
 def test_response_format_is_no_field_of_a_native_body() -> None:
     assert requests(response_format="text")[0].constraint is None
 
@@ -129,10 +71,6 @@ def test_each_prompt_has_a_constraint_and_an_id_of_its_own() -> None:
     first, second = requests(prompt=["a", "b"], json_schema={})
     assert first.constraint is not second.constraint
     assert first.id != second.id
-
-
-def test_settings_have_every_key_of_llama_server_in_its_order() -> None:
-    assert list(settings()) == SETTINGS
 
 
 @pytest.mark.parametrize(
@@ -172,13 +110,3 @@ def test_settings_show_what_it_came_to() -> None:
         {"bias": None, "token": 259},
     ]
     assert settings(json_schema={"type": "string"})["grammar"] == '%llguidance {}\nstart: %json {"type":"string"}'
-
-
-def test_settings_without_fields_are_the_models() -> None:
-    model = make_model(
-        sampling=SamplingParams(top_k=3, seed=9), n_predict=12, chat=ChatParams(reasoning_format="deepseek-legacy")
-    )
-    shown = settings(model, stream=True)
-    assert (shown["top_k"], shown["seed"], shown["n_predict"]) == (3, 9, 12)
-    assert (shown["reasoning_format"], shown["reasoning_in_content"]) == ("deepseek-legacy", True)
-    assert settings()["reasoning_format"] == "deepseek"

@@ -6,7 +6,7 @@ import orjson
 import pytest
 
 from server.dialects.native.write import Finals, NativeWriter, picked
-from server.engine.request import Finished, FinishReason, Progress, Request, Text, Timings, TokenLogprob
+from server.engine.request import Finished, FinishReason, Progress, Request, Timings, TokenLogprob
 from tests.unit.dialects.builders import chunks, finished, logprob, started, text
 
 SETTINGS = {"n_predict": 4, "post_sampling_probs": False, "speculative.types": "none"}
@@ -46,49 +46,6 @@ def test_a_reply_has_llama_servers_keys_in_its_order() -> None:
     assert (body["id_slot"], body["has_new_line"], body["truncated"]) == (6, True, True)
     assert (body["stop_type"], body["stopping_word"], body["prompt"]) == ("word", "!", "P")
     assert body["timings"]["predicted_n"] == 3
-
-
-@pytest.mark.parametrize(("reason", "said"), [(FinishReason.EOS, "eos"), (FinishReason.LIMIT, "limit")])
-def test_the_reason_is_said_in_llama_servers_words(reason: FinishReason, said: str) -> None:
-    assert reply(finished(reason=reason))["stop_type"] == said
-
-
-def test_tokens_are_shown_where_asked_for() -> None:
-    assert reply(text("ab"), Text(0, "", (2,)), finished(), return_tokens=True)["tokens"] == [97, 98, 2]
-
-
-def test_several_choices_are_an_array_in_their_order() -> None:
-    writer = NativeWriter(finals(2, ("P", "Q")), [])
-    for prompt in (1, 0):
-        for index in (1, 0):
-            writer.add(prompt, text(f"{prompt}{index}", index))
-            writer.add(prompt, finished(index))
-    body = writer.body()
-    assert isinstance(body, list)
-    assert [(c["index"], c["content"], c["prompt"]) for c in body] == [
-        (0, "00", "P"),
-        (1, "01", "P"),
-        (2, "10", "Q"),
-        (3, "11", "Q"),
-    ]
-
-
-def test_probabilities_are_logarithms_of_the_models_own() -> None:
-    top = (logprob(b"b", -0.25, token=2), logprob(b"\xff", -math.inf, token=3))
-    body = reply(text("a", logprobs=[logprob(b"a", -0.5, top=top)]), finished())
-    assert list(body) == [*KEYS, "completion_probabilities"]
-    assert body["completion_probabilities"] == [
-        {
-            "id": 1,
-            "token": "a",
-            "bytes": [97],
-            "logprob": -0.5,
-            "top_logprobs": [
-                {"id": 2, "token": "b", "bytes": [98], "logprob": -0.25},
-                {"id": 3, "token": "\ufffd", "bytes": [255], "logprob": -3.4028234663852886e38},
-            ],
-        }
-    ]
 
 
 def test_after_sampling_they_are_plain_and_none_is_zero() -> None:
@@ -140,18 +97,6 @@ def test_a_stream_has_its_tokens_and_ends_with_the_whole_object() -> None:
     assert first["tokens_evaluated"] == 3
     assert list(last) == KEYS
     assert (last["content"], last["tokens"], last["stop"]) == ("", [], True)
-
-
-def test_a_token_without_text_is_streamed_and_nothing_is_not() -> None:
-    (only,) = stream(Text(0, "", (2,)), Text(0, "", ()))
-    assert only["tokens"] == [2]
-
-
-def test_choices_of_several_prompts_are_counted_apart() -> None:
-    writer = NativeWriter(finals(2, ("P", "Q")), [Request("a", [1]), Request("b", [1, 2])])
-    raw = [c for p, i in ((0, 0), (1, 1), (1, 1)) for c in writer.feed(p, text("x", i))]
-    shown = [(c["index"], c["tokens_predicted"], c["tokens_evaluated"]) for c in chunks(raw)]
-    assert shown == [(0, 1, 1), (3, 1, 2), (3, 2, 2)]
 
 
 def test_timings_and_probabilities_ride_on_chunks_where_asked_for() -> None:

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from server.chat.conversation import Media, Message, TextPart, Tools, template_messages, template_tools
-from server.dialects.messages.messages import read_conversation, steady_system
+from server.chat.conversation import Media, Message, TextPart, Tools, template_messages
+from server.dialects.messages.messages import read_conversation
 from server.dialects.messages.tools import read_tools
 from server.errors import InvalidRequest
 from server.media.source import MediaUrl, StoredFile
@@ -55,42 +55,9 @@ def image(media_type: str = "image/png") -> Block:
     return {"type": "image", "source": {"type": "base64", "media_type": media_type, "data": "iVBORw0KGgo="}}
 
 
-def test_the_system_prompt_comes_first() -> None:
-    assert shown("Be brief.", [HI]) == [{"role": "system", "content": "Be brief."}, HI]
-
-
 def test_the_blocks_of_a_system_prompt_are_one_text() -> None:
     blocks = [text("Be "), {**text("brief."), "cache_control": {"type": "ephemeral"}}]
     assert shown(blocks, [HI])[0] == {"role": "system", "content": "Be brief."}
-
-
-@pytest.mark.parametrize("empty", [None, "", [], [text("")]])
-def test_an_empty_system_prompt_is_none(empty: object) -> None:
-    assert shown(empty, [HI]) == [HI]
-
-
-def test_text_blocks_are_parts_without_what_only_anthropic_reads() -> None:
-    given = user({**text("a"), "cache_control": {"type": "ephemeral"}}, text("b"))
-    assert shown(None, [given]) == [{"role": "user", "content": [text("a"), text("b")]}]
-
-
-def test_calls_keep_their_ids_and_get_json_text_as_arguments() -> None:
-    [_, message] = shown(None, [HI, assistant(text("Let me see."), use())])
-    assert message == {
-        "role": "assistant",
-        "content": [text("Let me see.")],
-        "tool_calls": [
-            {"id": "c1", "type": "function", "function": {"name": "look", "arguments": '{"at":"sky"}'}},
-        ],
-    }
-
-
-def test_ids_and_thoughts_that_a_client_has_not_kept_are_none() -> None:
-    thought = {"type": "thinking", "thinking": None, "signature": ""}
-    found = shown(None, [HI, assistant(thought, {**use(), "id": None}), user({**result(), "tool_use_id": None})])
-    assert [message["role"] for message in found] == ["user", "assistant", "tool"]
-    assert "id" not in found[1]["tool_calls"][0]
-    assert "reasoning_content" not in found[1]
 
 
 def test_reasoning_is_put_apart_and_another_servers_is_left_out_with_a_warning() -> None:
@@ -103,36 +70,6 @@ def test_reasoning_is_put_apart_and_another_servers_is_left_out_with_a_warning()
     assert message["content"] == ""
 
 
-def test_a_result_is_a_message_of_the_tool_that_was_called() -> None:
-    found = shown(None, [HI, assistant(use()), user(result())])
-    assert found[2:] == [{"role": "tool", "content": "blue", "tool_call_id": "c1", "name": "look"}]
-
-
-def test_results_stand_next_to_their_calls_whatever_else_the_message_says() -> None:
-    given = user(text("And now?"), result("one"), result("two", "c2"))
-    found = shown(None, [HI, assistant(use(), use("c2")), given])
-    assert [message["role"] for message in found] == ["user", "assistant", "tool", "tool", "user"]
-    assert [message["content"] for message in found[2:]] == ["one", "two", [text("And now?")]]
-
-
-@pytest.mark.parametrize(
-    ("content", "said"), [("a", "a"), (None, ""), ([], ""), ([text("a"), text("b")], "ab")], ids=str
-)
-def test_a_result_is_text(content: object, said: str) -> None:
-    [message] = shown(None, [user(result(content, is_error=True))])
-    assert message["content"] == said
-    assert "name" not in message  # of a call that the conversation does not have
-
-
-@pytest.mark.parametrize("role", ["user", "assistant"])
-def test_a_message_without_blocks_is_left_out(role: str) -> None:
-    assert shown(None, [HI, {"role": role, "content": []}]) == [HI]
-
-
-def test_a_system_message_may_stand_in_the_middle() -> None:
-    assert shown("a", [HI, {"role": "system", "content": "b"}, HI])[2] == {"role": "system", "content": "b"}
-
-
 def test_arguments_nest_as_deeply_as_can_be_read() -> None:
     text = '{"a":[0,"é",' * 500 + '{"b":{},"c":[]}' + ",null]}" * 500
     told = shown(None, [HI, assistant(use(input=orjson.loads(text)))])
@@ -142,15 +79,6 @@ def test_arguments_nest_as_deeply_as_can_be_read() -> None:
 @pytest.mark.parametrize("messages", [[], [user()], [assistant()], [{"role": "assistant"}]])
 def test_nothing_may_have_been_said_yet(messages: list[Block]) -> None:
     assert shown("Be brief.", messages) == [{"role": "system", "content": "Be brief."}]
-
-
-@pytest.mark.parametrize(
-    ("given", "arguments"),
-    [('{"at": "s', '{"at": "s'), ("", ""), (None, "{}"), ([1], "[1]"), (5, "5")],
-)
-def test_a_call_comes_back_as_the_model_wrote_it(given: object, arguments: str) -> None:
-    [_, message], warnings = read([HI, assistant(use(input=given))])
-    assert (message.calls[0].arguments, warnings) == (arguments, [])
 
 
 @pytest.mark.parametrize(
@@ -167,16 +95,6 @@ def test_a_document_of_text_is_framed_by_its_title(source: Block, said: str) -> 
     start = '<document name="A &quot;&lt;tale&gt;&quot;" type="text/plain">\nContext: by N.\n'
     assert message.content == (TextPart(f"{start}{said}\n</document>", plain=True),)
     assert warnings == ["messages.0.content.0.citations is ignored: replies cite no documents"]
-
-
-def test_a_document_may_hold_images_between_its_lines() -> None:
-    [message], _ = read([user(document({"type": "content", "content": [text("a"), image(), text("b")]}))])
-    first, picture, last = message.parts
-    assert (first, last) == (
-        TextPart('<document type="text/plain">\na\n', plain=True),
-        TextPart("b\n</document>", plain=True),
-    )
-    assert isinstance(picture, Media)
 
 
 @pytest.mark.parametrize(
@@ -216,21 +134,6 @@ def test_media_are_named_so_that_claude_code_finds_the_block_and_leaves_it_out()
     assert warnings == []
 
 
-@pytest.mark.parametrize("source", [None, {}, {"type": "url", "url": "https://a.example/b.png"}, {"type": "\n"}])
-def test_an_image_may_come_from_anywhere(source: object) -> None:
-    [message], _ = read([user({"type": "image", "source": source})])
-    assert isinstance(message.content[0], Media)
-    assert message.content[0].placeholder.isprintable()
-
-
-def test_what_a_tool_has_shown_stays_in_order() -> None:
-    given = result([text("a"), text("b"), image(), text("c"), {"type": "tool_reference", "tool_name": "look"}])
-    [message] = shown(None, [user(given)])
-    texts = [part["text"] for part in message["content"]]
-    assert (texts[0], texts[2]) == ("ab", "clook")
-    assert "image/png" in texts[1]
-
-
 def loaded(*messages: Block, tools: object = None, choice: object = None) -> tuple[list[str], Tools]:
     """The texts of a conversation, and the tools that may be called behind it."""
     warnings: list[str] = []
@@ -245,21 +148,6 @@ FETCH: Block = {"name": "fetch", "description": "Gets it.", "input_schema": {"ty
 LOOK: Block = {"name": "look", "input_schema": {"type": "object"}}
 FOUND = {"type": "tool_reference", "tool_name": "fetch"}
 DEFINITION = '<function>{"description":"Gets it.","name":"fetch","parameters":{"type":"object"}}</function>\n'
-
-
-def test_a_deferred_tool_is_told_of_where_it_is_found_and_may_be_called_from_then_on() -> None:
-    hidden, tools = loaded(HI, tools=[LOOK, FETCH])
-    assert [tool.name for tool in tools.tools] == ["look"]
-    texts, tools = loaded(HI, assistant(use()), user(result([FOUND, FOUND])), tools=[FETCH, LOOK])
-    assert texts[-1] == DEFINITION * 2
-    assert [(tool.name, tool.deferred) for tool in tools.tools] == [("look", False), ("fetch", True)]
-    assert [tool["function"]["name"] for tool in template_tools(tools.tools)] == ["look"]
-    assert hidden == ["Hi"]
-
-
-def test_a_deferred_tool_that_must_be_called_is_told_of_at_once() -> None:
-    _, tools = loaded(HI, tools=[LOOK, FETCH], choice={"type": "tool", "name": "fetch"})
-    assert [(tool.name, tool.deferred) for tool in tools.tools] == [("look", False), ("fetch", False)]
 
 
 def test_where_no_other_tool_is_told_of_a_deferred_one_says_how_to_call() -> None:
@@ -325,20 +213,6 @@ def test_calls_that_anthropics_servers_carried_out_stand_as_calls_with_their_res
     assert (messages[4].text, messages[5].text) == ("blue!", "It is blue.")
 
 
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [
-        ({"type": "web_search_tool_result_error", "error_code": "unavailable"}, "unavailable"),
-        ({"type": "web_fetch_result", "content": document({"type": "base64", "data": "JVBERi0="})}, "web_fetch_result"),
-        ({"type": "code_execution_result", "stdout": "4", "encrypted_stdout": "JVBERi0="}, '"stdout":"4"'),
-    ],
-)
-def test_results_in_shapes_of_their_own_are_json_without_what_nobody_can_read(content: Block, said: str) -> None:
-    [message], _ = read([assistant({"type": "x_tool_result", "tool_use_id": "s1", "content": content})])
-    assert said in message.text
-    assert "JVBERi0=" not in message.text
-
-
 @pytest.mark.parametrize(("content", "said"), [("All before.", ["All before.", "Hi"]), (None, ["Hi"])])
 def test_a_summary_stands_for_the_turns_before_it(content: object, said: list[str]) -> None:
     found, _ = read([assistant({"type": "compaction", "content": content}), HI])
@@ -351,19 +225,6 @@ def test_a_stamp_that_is_new_in_each_session_and_request_does_not_spoil_the_cach
     found = shown([text(stamp.format("1c0", "a5145", "")), text(rest)], [HI])
     assert found == shown(stamp.format("8a5", "0b1c2", rest), [HI])
     assert found[0]["content"] == stamp.format("fff", "fffff", rest)
-
-
-@pytest.mark.parametrize(
-    "other",
-    [
-        "Be brief. cch=a5145;",
-        "x-anthropic-billing-header: none",
-        "x-anthropic-billing-header: cch=a5145",
-        "x-anthropic-billing-header: cc_version=2.1; cc_entrypoint=cli;Be brief.",
-    ],
-)
-def test_other_system_prompts_stay_as_they_are(other: str) -> None:
-    assert steady_system(other) == other
 
 
 JSON = st.recursive(

@@ -91,64 +91,7 @@ def gathered(events: Sequence[Any]) -> Any:
 
 
 CALLS = (ToolCallBegin(0, "c1", "f"), ToolCallArguments(0, '{"a": '), ToolCallArguments(0, "1}"))
-CALL = {"type": "tool_use", "id": "c1", "name": "f", "input": {"a": 1}}
 THOUGHT = {"type": "thinking", "thinking": "Hm.", "signature": ""}
-SAYS: list[tuple[list[list[Piece]], list[dict[str, Any]]]] = [
-    ([[]], []),
-    ([[ContentText("He")], [ContentText("llo")]], [{"type": "text", "text": "Hello"}]),
-    ([[Reasoning("H"), Reasoning("m.")], [ContentText("Yes.")]], [THOUGHT, {"type": "text", "text": "Yes."}]),
-    ([[*CALLS]], [CALL]),
-    ([[ContentText("Let me see.")], [*CALLS]], [{"type": "text", "text": "Let me see."}, CALL]),
-    ([[Reasoning("Hm."), *CALLS]], [THOUGHT, CALL]),
-    ([[ToolCallBegin(0, "c1", "f")]], [{**CALL, "input": {}}]),
-    (
-        [[*CALLS], [ToolCallBegin(1, "c2", "g"), ToolCallArguments(1, "{}")]],
-        [CALL, {"type": "tool_use", "id": "c2", "name": "g", "input": {}}],
-    ),
-    ([[*CALLS, ContentText("So.")]], [CALL, {"type": "text", "text": "So."}]),
-    (
-        [[ContentText("a"), Reasoning("Hm."), ContentText("b")]],
-        [{"type": "text", "text": "a"}, THOUGHT, {"type": "text", "text": "b"}],
-    ),
-]
-
-
-@pytest.mark.parametrize(
-    ("pieces", "details"),
-    [
-        (
-            [[Reasoning("H")], [Reasoning("m.")], [ContentText("Yes.")]],
-            {"output_tokens_details": {"thinking_tokens": 2}},
-        ),
-        ([[ContentText("Yes.")]], {}),
-    ],
-)
-def test_tokens_of_thoughts_are_told_apart_where_there_are_some(
-    pieces: list[list[Piece]], details: dict[str, Any]
-) -> None:
-    events = run(n_texts=len(pieces))
-    assert whole(lambda: Script(*pieces), events)["usage"] == USAGE | details
-    assert streamed(lambda: Script(*pieces), events)[-2]["usage"] == USAGE | details
-
-
-@pytest.mark.parametrize(("pieces", "content"), SAYS)
-def test_a_message_has_its_blocks_in_the_order_in_which_they_were_written(
-    pieces: list[list[Piece]], content: list[dict[str, Any]]
-) -> None:
-    events = run(n_texts=len(pieces))
-    message = whole(lambda: Script(*pieces), events)
-    assert gathered(streamed(lambda: Script(*pieces), events)) == message
-    message["usage"].pop("output_tokens_details", None)
-    assert message == {
-        "id": "msg_1",
-        "type": "message",
-        "role": "assistant",
-        "content": content,
-        "model": "demo",
-        "stop_reason": "tool_use" if any(block["type"] == "tool_use" for block in content) else "end_turn",
-        "stop_sequence": None,
-        "usage": USAGE,
-    }
 
 
 @pytest.mark.parametrize("show", [True, False])
@@ -209,13 +152,6 @@ def test_a_stream_that_ends_before_any_text_is_whole_too() -> None:
     assert [event["type"] for event in events] == ["message_start", "message_delta", "message_stop"]
 
 
-def test_a_thinking_block_ends_with_a_signature() -> None:
-    events = streamed(lambda: Script([Reasoning("Hm."), ContentText("a")]), run())
-    assert [event["delta"]["type"] for event in events if event["type"] == "content_block_delta"] == [
-        *("thinking_delta", "signature_delta", "text_delta")
-    ]
-
-
 def test_thoughts_that_are_not_to_be_shown_leave_an_empty_block() -> None:
     events = run()
     message = whole(lambda: Script([Reasoning("Hm."), ContentText("a")]), events, show_reasoning=False)
@@ -254,14 +190,6 @@ def test_thoughts_that_are_not_to_be_shown_leave_an_empty_block() -> None:
 )
 def test_arguments_are_read_as_they_were_written_or_up_to_where_they_were_cut_off(written: str, read: bytes) -> None:
     assert object_text(written, whole=True).encode() == read
-
-
-def test_arguments_deeper_than_json_writers_go_are_passed_on() -> None:
-    deep = '{"a":' * 500 + "1" + "}" * 500
-    message = MessageWriter(HEADER, lambda: Script([ToolCallBegin(0, "c1", "f"), ToolCallArguments(0, deep)]))
-    for event in run():
-        message.add(0, event)
-    assert deep.encode() in orjson.dumps(message.body())
 
 
 @pytest.mark.parametrize("written", ["[1, 2]", "5", '"a"', "a city", '{"a" 1}', "{'a': 1}", "{a: 1}"])

@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from server.chat.conversation import Tool, Tools
+from server.chat.conversation import Tools
 from server.dialects.messages import tools as wire
 from server.errors import InvalidRequest
 
@@ -29,26 +29,12 @@ def read_tools(tools: object, choice: object) -> Tools:
     return found
 
 
-def without(name: str) -> dict[str, Any]:
-    return {key: value for key, value in TOOL.items() if key != name}
-
-
-def test_a_tool_is_a_function_with_its_schema_as_parameters() -> None:
-    [tool] = read_tools([{**TOOL, "type": "custom", "cache_control": {}, "strict": True}], None).tools
-    assert tool == Tool("f", "d", TOOL["input_schema"], strict=True, at="tools.0.input_schema")
-
-
 def test_a_strict_tool_is_kept_to_its_schema_or_refused() -> None:
     others = [{**TOOL, "name": "g", "strict": False}, {**TOOL, "name": "h", "strict": None}]
     assert read_tools([{**TOOL, "strict": True}, *others], None).strict == {"f"}
     with pytest.raises(InvalidRequest) as caught:
         read_tools([TOOL, {**others[0], "strict": "yes"}], None)
     assert caught.value.param == "tools.1.strict"
-
-
-def test_an_empty_schema_takes_nothing_and_a_description_may_be_missing() -> None:
-    [tool] = read_tools([{**without("description"), "input_schema": {}}], None).tools
-    assert tool.function == {"name": "f", "description": "", "parameters": {"type": "object", "properties": {}}}
 
 
 @pytest.mark.parametrize(
@@ -68,17 +54,6 @@ def test_a_choice_says_what_may_be_called(choice: object, mode: str, name: str) 
     assert (tools.choice, tools.name, tools.parallel) == (mode, name, None)
 
 
-@pytest.mark.parametrize(("single", "parallel"), [(True, False), (False, None), (None, None)])
-def test_parallel_calls_can_be_disabled(single: object, parallel: bool | None) -> None:
-    choice = {"type": "any", "disable_parallel_tool_use": single}
-    assert read_tools([TOOL], choice).parallel is parallel
-
-
-@pytest.mark.parametrize("kind", ["auto", "none"])
-def test_a_choice_that_asks_for_nothing_needs_no_tools(kind: str) -> None:
-    assert not read_tools(None, {"type": kind}).callable
-
-
 def test_tools_of_anthropics_servers_are_skipped_and_told() -> None:
     warnings: list[str] = []
     found = wire.read_tools([*SERVERS, TOOL], {"type": "any"}, warnings).tools()
@@ -89,26 +64,6 @@ def test_tools_of_anthropics_servers_are_skipped_and_told() -> None:
     assert [warning.split(": ")[1].split()[0] for warning in warnings] == ["only"] * 5 + ["no"] * 2
 
 
-def test_a_choice_among_tools_that_are_all_skipped_asks_for_nothing() -> None:
-    warnings: list[str] = []
-    found = wire.read_tools([SEARCH], {"type": "any"}, warnings).tools()
-    assert not found.callable
-    assert found.choice == "auto"
-    assert warnings[1].startswith("tool_choice is ignored: ")
-
-
 def test_a_tool_of_ones_own_may_have_the_name_of_one_that_is_skipped() -> None:
     own = {**TOOL, "name": "web_search"}
     assert wire.read_tools([SEARCH, own], {"type": "tool", "name": "web_search"}, []).tools().name == "web_search"
-
-
-def test_tools_that_only_anthropics_servers_could_search_are_told_of_at_once() -> None:
-    search, later = {"type": "tool_search_tool_bm25_20251119", "name": "search"}, {**TOOL, "defer_loading": True}
-    warnings: list[str] = []
-    assert [tool.name for tool in wire.read_tools([search, later], None, warnings).tools().tools] == ["f"]
-
-
-def test_where_all_tools_wait_none_must_be_called() -> None:
-    warnings: list[str] = []
-    assert wire.read_tools([{**TOOL, "defer_loading": True}], {"type": "any"}, warnings).tools().choice == "auto"
-    assert warnings[0].startswith("tool_choice is ignored: ")

@@ -12,7 +12,7 @@ from pydantic import TypeAdapter
 from server.dialects.common import Header
 from server.dialects.messages.parse import MessagesRequest, parse_messages
 from server.dialects.messages.write import MessageWriter
-from server.dialects.tool_types import ANTHROPIC, TOOLSETS
+from server.dialects.tool_types import ANTHROPIC
 from server.engine.request import Event
 from server.errors import InvalidRequest
 from server.formats.parsing.pieces import Piece, ToolCallArguments, ToolCallBegin
@@ -121,23 +121,6 @@ def test_the_memory_tools_commands_are_the_sdks() -> None:
     members = ANTHROPIC["memory"].parameters["properties"]
     assert {each["properties"]["command"]["const"] for each in known} == set(members["command"]["enum"])
     assert {name for each in known for name in each["properties"]} == set(members)
-
-
-@pytest.mark.parametrize("kind", TOOLSETS)
-def test_each_member_of_a_toolset_is_a_function_and_a_block_of_the_sdk(kind: str) -> None:
-    toolset = TOOLSETS[kind]
-    asked = read(tools=[{"type": kind, "configs": {name: {"enabled": True} for name in toolset.members}}])
-    assert [tool.name for tool in asked.conversation.tools.tools] == [f"{toolset.name}__{n}" for n in toolset.members]
-    names = {each["properties"]["name"]["const"] for each in blocks(toolset.name)}
-    assert names == set(toolset.members)
-    for name, tool in zip(toolset.members, asked.conversation.tools.tools, strict=True):
-        whole, streamed = said(asked, tool.name, example(dict(tool.parameters)))
-        assert whole == streamed
-        assert whole.items() >= {"name": name, "toolset_name": toolset.name}.items()
-        found = MEMBERS[toolset.name].validate_python(whole)
-        assert not getattr(found.input, "model_extra", None)  # the SDK knows each of our parameters
-        back = read(messages=[{"role": "assistant", "content": [whole]}]).conversation.messages[0]
-        assert back.calls[0].name == tool.name
 
 
 def blocks(family: str) -> list[dict[str, Any]]:

@@ -48,13 +48,6 @@ CALLS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"actions": [{"type": "click", "x": 1, "y": 2, "button": "left"}], "pending_safety_checks": []},
     ),
 }
-NOTHING: dict[str, dict[str, Any]] = {
-    "local_shell": {"action": {"type": "exec", "env": {}, "command": []}},
-    "shell": {"action": {"commands": []}},
-    "apply_patch": {"operation": {"type": "update_file", "path": "", "diff": ""}, "status": "in_progress"},
-    "tool_search": {"arguments": {}},
-    "computer": {"actions": []},
-}
 FIELDS = {"id": "resp_1", "created_at": 1, "model": "demo", "parallel_tool_calls": True, "tool_choice": "auto"}
 EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 
@@ -103,16 +96,6 @@ def streamed(
     return events
 
 
-def test_each_type_is_a_function_and_a_reply_repeats_it() -> None:
-    asked = read(tools=TOOLS)
-    assert [tool.name for tool in asked.conversation.tools.tools] == list(CALLS)
-    assert asked.warnings == []
-    assert list(asked.tools.shown) == TOOLS
-    shell, search = (next(t for t in asked.conversation.tools.tools if t.name == n) for n in ("shell", "tool_search"))
-    assert '"name":"pdf"' in shell.description
-    assert (search.description, search.parameters) == ("Finds.", SEARCH_PARAMETERS)
-
-
 @pytest.mark.parametrize("name", CALLS)
 def test_a_call_is_the_item_that_the_client_expects_and_goes_back_as_it_was(name: str) -> None:
     tools = read(tools=TOOLS).tools
@@ -137,18 +120,6 @@ def test_a_call_is_the_item_that_the_client_expects_and_goes_back_as_it_was(name
     assert done == events[-1]["response"]["output"][0]
     back = read(tools=TOOLS, input=[{"role": "user", "content": "hi"}, item]).conversation.messages[1]
     assert [(call.name, orjson.loads(call.arguments), call.id) for call in back.calls] == [(name, arguments, "c1")]
-
-
-@pytest.mark.parametrize("name", CALLS)
-@pytest.mark.parametrize("reason", [FinishReason.LIMIT, FinishReason.EOS], ids=["cut off", "wrong arguments"])
-def test_a_call_that_can_not_be_executed_does_nothing(name: str, reason: FinishReason) -> None:
-    """A cut command is another command: ``rm -r /a/b`` becomes ``rm -r /a``."""
-    tools = read(tools=TOOLS).tools
-    written = orjson.dumps(CALLS[name][0]).decode()[:-2] if reason is FinishReason.LIMIT else '["wrong", 1, 2, 3]'
-    item = whole(tools, name, written, reason)
-    assert item.items() >= {"status": "incomplete", **NOTHING[name]}.items()
-    done = [each for each in streamed(tools, name, written, reason) if each["type"] == "response.output_item.done"]
-    assert {**done[0]["item"], "id": ""} == {**item, "id": ""}
 
 
 def test_a_shells_commands_have_events_of_their_own() -> None:
@@ -244,34 +215,6 @@ DEFINITION = (
 )
 
 
-def searched(**fields: Any) -> ResponseRequest:
-    call = {"type": "tool_search_call", "call_id": "c", "execution": "client", "arguments": {"goal": "notes"}}
-    out = {"type": "tool_search_output", "call_id": "c", "execution": "client", "status": "completed", "tools": [FOUND]}
-    return read(**{"tools": TOOLS, "input": [{"role": "user", "content": "hi"}, call, out], **fields})
-
-
-def test_a_tool_that_a_search_finds_is_defined_there_and_may_be_called() -> None:
-    asked = searched()
-    [_, call, result] = asked.conversation.messages
-    assert (call.calls[0].name, result.role, result.text, result.call_id) == ("tool_search", "tool", DEFINITION, "c")
-    found = asked.conversation.tools.tools[-1]
-    assert (found.name, found.deferred) == ("mcp__notes__add", True)
-    named = asked.tools.named("mcp__notes__add")
-    assert (named.name, named.namespace) == ("add", "mcp__notes")
-
-
-def test_a_tool_that_waits_is_offered_where_it_must_be_called_or_nothing_searches_for_it() -> None:
-    later = {"type": "function", "name": "later", "defer_loading": True}
-    hidden, forced, told = (
-        read(tools=[SEARCH, later]),
-        read(tools=[SEARCH, later], tool_choice={"type": "function", "name": "later"}),
-        read(tools=[later]),
-    )
-    assert [tool.name for tool in hidden.conversation.tools.tools] == ["tool_search"]
-    assert [(tool.name, tool.deferred) for tool in forced.conversation.tools.tools][1:] == [("later", False)]
-    assert [(tool.name, tool.deferred) for tool in told.conversation.tools.tools] == [("later", False)]
-
-
 def test_tools_that_a_client_adds_are_defined_where_it_adds_them() -> None:
     added = {"type": "additional_tools", "role": "developer", "tools": [FOUND]}
     turn = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes"}]
@@ -281,9 +224,3 @@ def test_tools_that_a_client_adds_are_defined_where_it_adds_them() -> None:
     last = after.conversation.messages[-1]
     assert (last.role, last.text) == ("developer", f"These functions can be called from now on:\n{DEFINITION}")
     assert after.conversation.tools.tools[-1].deferred
-
-
-def test_a_search_that_finds_nothing_says_so() -> None:
-    out = {"type": "tool_search_output", "call_id": "c", "tools": []}
-    asked = read(tools=TOOLS, input=[{"role": "user", "content": "hi"}, out])
-    assert asked.conversation.messages[-1].text == "No tool was found."

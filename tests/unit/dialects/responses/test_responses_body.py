@@ -2,11 +2,8 @@ from typing import Any
 
 import pytest
 
-from server.chat.conversation import Message
 from server.chat.prepare import prompt_of
-from server.dialects.responses.input import History
 from server.dialects.responses.parse import ResponseRequest, parse_response
-from server.dialects.tools import ClientName
 from server.errors import InvalidRequest
 from server.structured.response_format import ResponseFormat
 from server.structured.text_grammar import TextGrammar
@@ -32,37 +29,6 @@ def test_options_are_the_chats_under_other_names() -> None:
     body = asked.options
     assert (body.model, body.n_predict, body.temperature, body.reasoning_effort) == ("m", 7, 0.5, "high")
     assert (body.stream, body.top_k, body.chat_template_kwargs) == (True, 3, {"a": 1})
-
-
-def test_instructions_are_the_first_message() -> None:
-    asked = read(instructions="be brief")
-    assert list(asked.conversation.messages) == [Message("system", "be brief"), Message("user", "hi")]
-
-
-def test_the_history_comes_before_the_input_and_after_the_instructions() -> None:
-    history = History([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}])
-    asked = parse_response({"input": "c", "previous_response_id": "resp_1", "instructions": "new"}, history)
-    assert [(message.role, message.text) for message in asked.conversation.messages] == [
-        ("system", "new"),
-        ("user", "a"),
-        ("assistant", "b"),
-        ("user", "c"),
-    ]
-
-
-@pytest.mark.parametrize("choice", [{"name": "f"}, {"function": {"name": "f"}}])
-def test_functions_become_a_chats_tools(choice: dict[str, Any]) -> None:
-    tools = read(tools=[TOOL], tool_choice={"type": "function", **choice}, parallel_tool_calls=False).conversation.tools
-    function = {"name": "f", "description": "d", "parameters": {"type": "object"}}
-    assert [tool.function for tool in tools.tools] == [function]
-    assert (tools.choice, tools.name, tools.parallel) == ("required", "f", False)
-
-
-def test_a_reply_repeats_the_tools_flat() -> None:
-    given = [TOOL, {"type": "function", "name": "g", "strict": False}]
-    first, second = read(tools=given).tools.shown
-    assert first == {**TOOL, "strict": True}
-    assert (second["name"], second["strict"]) == ("g", False)
 
 
 @pytest.mark.parametrize(
@@ -104,16 +70,6 @@ def test_what_has_no_effect_is_said() -> None:
     ]
 
 
-def test_tools_that_no_model_here_can_use_are_left_out() -> None:
-    given = [TOOL, {"type": "web_search"}, {"type": "mcp", "server_label": "x"}, {"type": "web_search"}]
-    asked = read(tools=given)
-    assert [tool.name for tool in asked.conversation.tools.tools] == ["f"]
-    assert [warning.split(":")[0] for warning in asked.warnings] == [
-        "tools of type 'web_search' are left out (2)",
-        "tools of type 'mcp' are left out",
-    ]
-
-
 def test_a_choice_among_tools_that_are_all_left_out_asks_for_nothing() -> None:
     asked = read(tools=[{"type": "web_search"}], tool_choice="required")
     assert asked.conversation.tools.choice == "auto"
@@ -121,27 +77,6 @@ def test_a_choice_among_tools_that_are_all_left_out_asks_for_nothing() -> None:
 
 
 NAMESPACE = {"type": "namespace", "name": "n", "description": "About n.", "tools": [TOOL, {**TOOL, "name": "g"}]}
-
-
-def test_a_namespaces_tools_are_functions_with_its_name_in_front() -> None:
-    asked = read(tools=[TOOL, NAMESPACE])
-    tools = asked.conversation.tools.tools
-    assert [(tool.name, tool.description) for tool in tools] == [
-        ("f", "d"),
-        ("n__f", "About n.\n\nd"),
-        ("n__g", "d"),
-    ]
-    assert asked.tools.named("n__g") == ClientName("g", "n")
-    assert asked.tools.named("invented") == ClientName("invented")
-
-
-def test_tools_among_the_input_join_the_others() -> None:
-    custom = {"type": "custom", "name": "exec", "description": "runs"}
-    more = {"type": "additional_tools", "role": "developer", "tools": [{**NAMESPACE, "name": "functions"}, custom]}
-    asked = read(tools=[TOOL], input=[more, {"role": "user", "content": "hi"}])
-    assert [tool.name for tool in asked.conversation.tools.tools] == ["f", "g", "exec"]
-    assert asked.tools.named("exec") == ClientName("exec", custom=True)
-    assert asked.conversation.tools.tools[2].parameters["required"] == ["input"]
 
 
 @pytest.mark.parametrize(

@@ -8,14 +8,6 @@ from server.dialects.responses.input import History, read_input
 from server.errors import InvalidRequest
 from server.media.source import MediaUrl, StoredFile
 
-CALL = {"type": "function_call", "call_id": "c1", "name": "f", "arguments": '{"a":1}'}
-CHAT_CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"a":1}'}}
-
-
-def thoughts(*texts: str) -> dict[str, Any]:
-    content = [{"type": "reasoning_text", "text": text} for text in texts]
-    return {"type": "reasoning", "id": "rs_1", "summary": [], "content": content}
-
 
 def output_text(text: str) -> dict[str, Any]:
     content = [{"type": "output_text", "text": text, "annotations": []}]
@@ -28,72 +20,6 @@ def messages(*items: object) -> list[Message]:
 
 def read(*items: object) -> list[dict[str, Any]]:
     return template_messages(messages(*items))
-
-
-def test_a_text_is_the_users_message() -> None:
-    assert read_input("hi").messages == [Message("user", "hi")]
-
-
-def test_the_input_follows_the_history() -> None:
-    found = read_input("b", History([{"role": "user", "content": "a"}]))
-    assert found.messages == [Message("user", "a"), Message("user", "b")]
-    assert found.n_before == 1
-
-
-@pytest.mark.parametrize("role", ["user", "system", "developer", "assistant"])
-def test_a_message_keeps_its_role_and_text(role: str) -> None:
-    assert read({"role": role, "content": "hi"}) == [{"role": role, "content": "hi"}]
-    typed = {"role": role, "type": "message", "content": [{"type": "input_text", "text": "hi"}]}
-    assert read(typed) == [{"role": role, "content": "hi"}]
-
-
-def test_several_parts_stay_apart() -> None:
-    parts = [{"type": "input_text", "text": "a"}, {"type": "input_text", "text": "b"}]
-    [message] = read({"role": "user", "content": parts})
-    assert message["content"] == [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
-
-
-def test_what_the_model_wrote_in_a_turn_is_one_message() -> None:
-    second = {**CALL, "call_id": "c2"}
-    assert read({"role": "user", "content": "q"}, thoughts("hmm"), output_text("so"), CALL, second) == [
-        {"role": "user", "content": "q"},
-        {
-            "role": "assistant",
-            "content": "so",
-            "reasoning_content": "hmm",
-            "tool_calls": [CHAT_CALL, {**CHAT_CALL, "id": "c2"}],
-        },
-    ]
-
-
-def test_a_calls_output_ends_the_turn() -> None:
-    output = {"type": "function_call_output", "call_id": "c1", "output": "42"}
-    assert read(CALL, output, output_text("it is 42")) == [
-        {"role": "assistant", "content": "", "tool_calls": [CHAT_CALL]},
-        {"role": "tool", "tool_call_id": "c1", "content": "42"},
-        {"role": "assistant", "content": "it is 42"},
-    ]
-
-
-def test_an_output_may_have_parts() -> None:
-    parts = [{"type": "input_text", "text": "4"}, {"type": "input_text", "text": "2"}]
-    [message] = read({"type": "function_call_output", "call_id": "c", "output": parts})
-    assert [part["text"] for part in message["content"]] == ["4", "2"]
-
-
-def test_thoughts_of_one_turn_are_joined_and_a_refusal_is_text() -> None:
-    refusal = {"role": "assistant", "content": [{"type": "refusal", "refusal": "no"}]}
-    assert read(thoughts("a"), thoughts("b", "c"), refusal) == [
-        {"role": "assistant", "content": "no", "reasoning_content": "a\nb\nc"}
-    ]
-
-
-@pytest.mark.parametrize("content", [None, []])
-def test_thoughts_without_their_text_are_their_summary_or_left_out(content: object) -> None:
-    item = {"type": "reasoning", "summary": [], "content": content, "encrypted_content": "x"}
-    assert read(item, output_text("so")) == [{"role": "assistant", "content": "so"}]
-    item["summary"] = [{"type": "summary_text", "text": "in short"}]
-    assert read(item)[0]["reasoning_content"] == "in short"
 
 
 def test_a_reference_stands_for_the_item_of_a_stored_response() -> None:
@@ -177,22 +103,6 @@ def test_what_a_server_has_called_itself_is_a_call_and_its_result() -> None:
     ]
 
 
-def test_what_has_no_text_is_left_out_with_a_warning() -> None:
-    kinds = (
-        "web_search_call",
-        "image_generation_call",
-        "compaction",
-        "mcp_approval_request",
-        "file_search_call",
-        "new\n",
-    )
-    found = read_input([{"type": kind, "id": "x"} for kind in (*kinds, "compaction")] + [output_text("so")])
-    assert found.messages == [Message("assistant", "so")]
-    assert len(found.warnings) == len(kinds)
-    assert "input items of type 'compaction' are left out (2): no text that a model could read" in found.warnings
-    assert all("\n" not in warning for warning in found.warnings)
-
-
 def test_parts_are_texts_media_and_documents() -> None:
     data = "data:application/pdf;base64,AA=="
     parts = [
@@ -235,12 +145,6 @@ def test_a_video_is_found_wherever_clients_write_it(part: dict[str, Any]) -> Non
     assert (found.kind, found.source) == ("video", MediaUrl("data:video/mp4;base64,AA=="))
 
 
-def test_a_wrong_tool_among_the_items_is_named_with_its_path() -> None:
-    with pytest.raises(InvalidRequest) as caught:
-        read_input([{"type": "additional_tools", "role": "developer", "tools": [1]}])
-    assert caught.value.param == "input.0.tools.0"
-
-
 @pytest.mark.parametrize(
     ("item", "text"),
     [
@@ -253,20 +157,9 @@ def test_the_output_of_a_patch_may_be_its_status(item: dict[str, Any], text: str
     assert told(message) == ("tool", text)
 
 
-def test_the_output_of_a_local_shell_may_have_the_id_of_the_item() -> None:
-    call = {"type": "local_shell_call", "id": "lsh_1", "call_id": "c", "action": {"type": "exec", "command": ["ls"]}}
-    found = messages(call, {"type": "local_shell_call_output", "id": "lsh_1", "output": "x"})
-    assert (found[0].calls[0].id, found[1].call_id) == ("c", "c")
-
-
 def test_a_conversation_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(responses_input, "MAX_MESSAGES", 2)
     before = History([{"role": "user", "content": "x"}])
     read_input([{"role": "user", "content": "x"}], before)
     with pytest.raises(InvalidRequest, match="at most 2"):
         read_input([{"role": "user", "content": "x"}] * 2, before)
-
-
-def test_a_call_without_arguments_has_none() -> None:
-    item = {"type": "function_call", "call_id": "c1", "name": "f", "arguments": None}
-    assert read(item)[0]["tool_calls"][0]["function"]["arguments"] == "{}"

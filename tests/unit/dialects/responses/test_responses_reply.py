@@ -15,7 +15,7 @@ from server.dialects.tools import ClientName
 from server.engine.request import Event, FinishReason, Progress
 from server.formats.parsing.pieces import ContentText, Piece, Reasoning, ToolCallArguments, ToolCallBegin
 from server.routes.background import split_events
-from tests.unit.dialects.builders import Scripted, finished, logprob, started, text
+from tests.unit.dialects.builders import Scripted, finished, started, text
 
 TOOLS = ClientTools(names={"n__f": ClientName("f", "n"), "patch": ClientName("patch", custom=True)})
 FIELDS = {"id": "resp_1", "created_at": 1, "model": "demo", "parallel_tool_calls": True, "tools": []}
@@ -80,19 +80,6 @@ def without_ids(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{**item, "id": ""} for item in items]
 
 
-def test_a_text_is_one_message() -> None:
-    reply = whole(started(), text("Hello "), text("there"), finished())
-    [item] = reply["output"]
-    assert (reply["status"], item["type"], item["status"], item["role"]) == (
-        "completed",
-        "message",
-        "completed",
-        "assistant",
-    )
-    assert item["content"] == [{"type": "output_text", "text": "Hello there", "annotations": [], "logprobs": []}]
-    assert item["id"].startswith("msg_")
-
-
 def test_the_events_of_a_text_come_in_openais_order() -> None:
     events = streamed(started(), text("Hello "), text("there"), finished())
     assert [event["type"].removeprefix("response.") for event in events] == [
@@ -111,40 +98,6 @@ def test_the_events_of_a_text_come_in_openais_order() -> None:
     assert events[3]["part"]["text"] == ""
     assert (events[6]["text"], events[7]["part"]["text"]) == ("Hello there", "Hello there")
     assert {event["item_id"] for event in events[3:8]} == {events[2]["item"]["id"]}
-
-
-def test_thoughts_are_an_item_in_front() -> None:
-    events = streamed(started(), text("<think>"), text("hmm"), text("</think>"), text("yes"), finished())
-    assert [event["type"].removeprefix("response.") for event in events[2:8]] == [
-        "output_item.added",
-        "content_part.added",
-        "reasoning_text.delta",
-        "reasoning_text.done",
-        "content_part.done",
-        "output_item.done",
-    ]
-    assert events[7]["item"]["content"] == [{"type": "reasoning_text", "text": "hmm"}]
-    assert [event["output_index"] for event in events if "output_index" in event] == [0] * 6 + [1] * 6
-    assert events[-1]["response"]["usage"]["output_tokens_details"] == {"reasoning_tokens": len("<think>hmm")}
-
-
-def test_calls_are_items_with_their_arguments_in_pieces() -> None:
-    events = streamed(*CALLED)
-    calls = [event for event in events if "function_call" in event["type"]]
-    assert [event["type"].removeprefix("response.function_call_arguments.") for event in calls] == [
-        "delta",
-        "delta",
-        "done",
-        "delta",
-        "done",
-    ]
-    assert (calls[2]["arguments"], calls[4]["arguments"]) == ('{"a":1}', "{}")
-    added = [event["item"] for event in events if event["type"] == "response.output_item.added"]
-    assert [(item["type"], item.get("arguments"), item.get("call_id"), item.get("name")) for item in added] == [
-        ("message", None, None, None),
-        ("function_call", "", "c1", "f"),
-        ("function_call", "", "c2", "g"),
-    ]
 
 
 @pytest.mark.parametrize(
@@ -172,13 +125,6 @@ def test_a_stream_ends_with_what_the_whole_reply_says(events: tuple[Event, ...])
     assert deltas == Response.model_validate(last).output_text
 
 
-def test_a_limit_leaves_the_last_item_incomplete() -> None:
-    *_, last = streamed(started(), text("both"), finished(reason=FinishReason.LIMIT))
-    assert last["type"] == "response.incomplete"
-    assert last["response"]["incomplete_details"] == {"reason": "max_output_tokens"}
-    assert [item["status"] for item in last["response"]["output"]] == ["completed", "incomplete"]
-
-
 def test_white_space_between_items_is_no_message_and_in_front_of_text_it_stays() -> None:
     assert [item["type"] for item in whole(*CALLED)["output"]] == ["message", "function_call", "function_call"]
     [item] = whole(started(), text("\n"), text(" a"), finished())["output"]
@@ -187,38 +133,11 @@ def test_white_space_between_items_is_no_message_and_in_front_of_text_it_stays()
     assert item["content"][0]["text"] == " "
 
 
-def test_nothing_is_no_item() -> None:
-    events = streamed(started(), finished())
-    assert [event["type"] for event in events] == ["response.created", "response.in_progress", "response.completed"]
-    assert events[-1]["response"]["output"] == []
-
-
 def test_content_that_the_prompt_began_is_a_part_of_the_message() -> None:
     events = started(), text(" there"), finished()
     assert whole(*events, prefill="Hello")["output"][0]["content"][0]["text"] == "Hello there"
     stream = streamed(*events, prefill="Hello")
     assert [event["delta"] for event in stream if "delta" in event] == ["Hello", " there"]
-
-
-def test_usage() -> None:
-    usage = whole(started(), text("x"), finished(n_prompt=5, n_cached=2, n_predicted=3))["usage"]
-    assert (usage["input_tokens"], usage["output_tokens"], usage["total_tokens"]) == (5, 3, 8)
-    assert usage["input_tokens_details"]["cached_tokens"] == 2
-    assert usage["output_tokens_details"] == {"reasoning_tokens": 0}
-
-
-def test_log_probabilities_are_those_of_the_text_alone() -> None:
-    events = (
-        started(),
-        text("hmm", logprobs=[logprob(b"hmm")]),
-        text("yes", logprobs=[logprob(b"yes", top=[logprob(b"no", -2)])]),
-        text("call", logprobs=[logprob(b"{")]),
-        finished(),
-    )
-    [entry] = whole(*events)["output"][1]["content"][0]["logprobs"]
-    assert (entry["token"], entry["logprob"], entry["top_logprobs"][0]["token"]) == ("yes", -0.5, "no")
-    deltas = [event["logprobs"] for event in streamed(*events) if event["type"] == "response.output_text.delta"]
-    assert deltas == [[entry]]
 
 
 def test_progress_and_timings_stand_beside_the_fields() -> None:

@@ -146,22 +146,6 @@ def test_a_call_may_come_instead_or_must(signs: str, prompt: str, thoughts: str,
     assert (found.calls, found.content, found.reasoning) == ([("f", '{"a": 5}')], "", "Hm." if thoughts else "")
 
 
-@pytest.mark.parametrize(("signs", "prompt", "thoughts", "lead", "call"), CASES)
-def test_thoughts_need_not_come(signs: str, prompt: str, thoughts: str, lead: str, call: str) -> None:
-    begun = prompt.endswith(("<|open|>think<|sep|>", "<|START_THINKING|>"))
-    if not begun:
-        assert accepts(made(signs, prompt, Tools(), response_format=FORMAT), lead + ANSWER)
-        assert accepts(made(signs, prompt, choosing("required")), call)
-
-
-@pytest.mark.parametrize(("signs", "prompt", "thoughts", "lead", "call"), CASES)
-def test_an_answer_that_the_prompt_has_begun_goes_on_at_once(
-    signs: str, prompt: str, thoughts: str, lead: str, call: str
-) -> None:
-    begun = prompt + thoughts + lead
-    assert accepts(made(signs, begun, Tools(), fresh=False, response_format=FORMAT), ANSWER)
-
-
 def test_a_grammar_of_ones_own_holds_from_the_first_token_on_where_an_answer_has_no_markup() -> None:
     plain, framed = "<tool_call></tool_call><think></think>", "<|channel|>analysis<|message|>"
     grammar = 'root ::= "<think>a</think>b" | "yes"'
@@ -169,12 +153,6 @@ def test_a_grammar_of_ones_own_holds_from_the_first_token_on_where_an_answer_has
         assert accepts(made(plain, "assistant\n", Tools(), grammar=grammar), text) is fits
     text = TURNS[framed][1] + TURNS[framed][2] + "yes"
     assert accepts(made(framed, "<|start|>assistant", Tools(), grammar=grammar), text)
-
-
-def test_where_thoughts_stay_in_the_content_none_come_before_a_schema() -> None:
-    model = model_of("<tool_call></tool_call><think></think>")
-    answer = answer_of(model, "assistant\n", reasoning_format="none", response_format=FORMAT)
-    assert not accepts(answer, "<think>a</think>" + ANSWER)
 
 
 @pytest.mark.parametrize("signs", ["<tool_call></tool_call><think></think>", "<|channel|>analysis<|message|>"])
@@ -191,11 +169,6 @@ def test_a_json_text_that_the_prompt_has_begun_is_gone_on_with(signs: str) -> No
                 model_of(signs), begun, tools=tools, opens=False, prefilled=begun, response_format=FORMAT
             )
             assert accepts(answer, rest) is fits
-
-
-def test_a_grammar_of_ones_own_begins_behind_the_prompt() -> None:
-    model, grammar = model_of("<think></think>"), 'root ::= "yes"'
-    assert accepts(answer_of(model, "ye", opens=False, prefilled="ye", grammar=grammar), "yes")
 
 
 def test_a_very_long_beginning_is_refused() -> None:

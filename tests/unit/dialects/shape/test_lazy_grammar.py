@@ -70,15 +70,6 @@ def test_everything_may_come_until_a_word_does_and_then_the_grammar_holds() -> N
     assert made.masked_by() is not None
 
 
-def test_before_a_trigger_the_text_may_end() -> None:
-    made = native(grammar_triggers=[WORD]).constraint
-    assert takes(made, b"Hello")
-    assert made is not None
-    assert made.allows(EOS)
-    assert not made.finished
-    assert made.masked_by() is None
-
-
 def test_what_would_go_on_wrongly_behind_a_word_does_not_come() -> None:
     made = native(Split(), grammar_triggers=[WORD]).constraint
     assert takes(made, b"<cal")
@@ -107,11 +98,6 @@ def test_a_pattern_begins_it(kind: int, pattern: str, before: bytes) -> None:
     assert not made.allows(ord("x"))
     assert takes(made, b".")
     assert made.finished
-
-
-def test_a_pattern_of_the_whole_text_has_no_beginning_elsewhere() -> None:
-    made = native(grammar_triggers=[{"type": 3, "value": "<call>"}]).constraint
-    assert takes(made, b"I say <call> and go on")
 
 
 def test_what_would_go_on_wrongly_behind_a_pattern_does_not_come() -> None:

@@ -40,14 +40,6 @@ def test_the_budget_has_many_names(body: dict[str, object], budget: int | None) 
     assert parse(ChatBody, body).asked_budget == budget
 
 
-@pytest.mark.parametrize("name", ["reasoning_budget_tokens", "thinking_token_budget", "thinking_budget"])
-@pytest.mark.parametrize("value", [-2, 1.5, "many", True])
-def test_a_wrong_budget_is_refused_by_name(name: str, value: object) -> None:
-    with pytest.raises(InvalidRequest) as caught:
-        parse(ChatBody, {name: value})
-    assert caught.value.param == name
-
-
 def test_a_request_that_says_nothing_gets_what_the_model_has() -> None:
     chat = ChatParams(reasoning_budget=4, reasoning_budget_message="m")
     assert allowance(None, None, chat) == allowance(-1, None, chat) == ReasoningBudget(4, "m")
@@ -72,16 +64,6 @@ def chat_request(params: ChatParams | None = None, **fields: object) -> Request:
     model = make_model(template=THINKS, chat=params)
     (request,) = parse_chat({"messages": HI, **fields}).generation(model).requests
     return request
-
-
-def test_a_chat_is_kept_to_its_budget() -> None:
-    assert said(chat_request(thinking_budget=2).constraint, "abcd") == "ab</think>cd"
-    with_message = chat_request(thinking_budget=2, reasoning_budget_message="!")
-    assert said(with_message.constraint, "abcd") == "ab!</think>cd"
-    model_says = ChatParams(reasoning_budget=1, reasoning_budget_message="?")
-    assert said(chat_request(model_says).constraint, "abcd") == "a?</think>bcd"
-    assert chat_request().constraint is None
-    assert chat_request(reasoning_budget_message="!").constraint is None
 
 
 def test_without_thoughts_in_the_prompt_those_that_come_all_the_same_end_at_once() -> None:

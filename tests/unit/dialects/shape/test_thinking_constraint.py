@@ -5,7 +5,7 @@ import pytest
 
 from server.errors import InternalError
 from server.structured.after_reasoning import MAX_SPACES, AfterReasoning, Framing
-from tests.support.fakes import EOS, FakeVocab
+from tests.support.fakes import FakeVocab
 from tests.unit.dialects.chat.test_chat_output import accepts
 
 
@@ -46,14 +46,6 @@ def thinking(answer: bytes = b"ok") -> AfterReasoning:
     return behind(Only(answer), FakeVocab())
 
 
-def test_thoughts_may_not_end_the_output() -> None:
-    made = thinking()
-    assert not made.allows(EOS)
-    mask = made.mask()
-    assert not mask[EOS // 8] >> EOS % 8 & 1
-    assert mask[ord("a") // 8] >> ord("a") % 8 & 1
-
-
 def test_between_thoughts_and_answer_white_space_is_free_but_not_for_ever() -> None:
     made = thinking()
     for token in b"x</t>" + b"\n" * MAX_SPACES:
@@ -62,18 +54,6 @@ def test_between_thoughts_and_answer_white_space_is_free_but_not_for_ever() -> N
     assert not made.allows(ord("\n"))
     assert made.mask() == b"answer"
     assert accepts(made, "ok")
-
-
-def test_white_space_that_the_answer_begins_with_is_the_answers() -> None:
-    assert accepts(thinking(b"\nok"), "</t>\nok")
-
-
-def test_a_fork_goes_its_own_way() -> None:
-    made = thinking()
-    made.accept(ord("a"))
-    copy = made.fork()
-    assert accepts(made, "</t>ok")
-    assert accepts(copy, "b</t>ok")
 
 
 def test_a_token_that_closes_and_goes_on_is_not_allowed() -> None:
@@ -125,11 +105,6 @@ class Masked(Only):
         return bytes(mask)
 
 
-@pytest.mark.parametrize("text", ["ok", "<t>hm</t>ok", "\n<t>hm</t>\n\nok", "<t></t>ok", "\nok", "\n\n<t>a</t>ok"])
-def test_thoughts_may_come_first(text: str) -> None:
-    assert accepts(may_think(), text)
-
-
 @pytest.mark.parametrize("text", ["no", "<u>", "<t>hm</t>no", "\nno", "<\nt>", "o\nk", "<t>a</t><t>b</t>ok", "\n" * 9])
 def test_and_nothing_else(text: str) -> None:
     assert not accepts(may_think(), text)
@@ -148,17 +123,6 @@ def test_white_space_leaves_both_ways_open() -> None:
     assert not made.allows(ord("\n"))
 
 
-def test_an_answer_may_begin_as_thoughts_do() -> None:
-    for text in ("<table>", "<t>hm</t><table>"):
-        assert accepts(may_think(b"<table>"), text)
-    assert not accepts(may_think(b"<table>"), "<tin>")
-    made = may_think(b"<table>")
-    made.accept(ord("<"))
-    copy = made.fork()
-    assert accepts(copy, "table>")
-    assert accepts(made, "t>hm</t><table>")
-
-
 def test_the_mask_of_the_beginning_has_both_ways() -> None:
     made = may_think()
     assert bits(made.mask()) == {ord("<"), ord("o")}
@@ -173,12 +137,6 @@ def test_the_mask_of_the_beginning_has_both_ways() -> None:
     assert bits(made.mask()) == {ord("s")}
 
 
-@pytest.mark.parametrize("text", ["L:ok", "<t>hm</t>again L:ok"])
-def test_markup_stands_in_front_of_the_answer(text: str) -> None:
-    for made in (may_think(lead=b"L:", again=b"again "), may_think(lead=b"L:", again=b"again ").fork()):
-        assert accepts(made, text)
-
-
 @pytest.mark.parametrize("text", ["ok", "<t>hm</t>ok", "<t>hm</t>L:ok", "again L:ok", "L: ok"])
 def test_markup_is_not_left_out(text: str) -> None:
     assert not accepts(may_think(lead=b"L:", again=b"again "), text)
@@ -188,24 +146,3 @@ def test_without_thoughts_only_the_markup_comes() -> None:
     made = AfterReasoning(Only(b"ok"), FakeVocab(), Framing(b"<t>", b"</t>", b"L:"), begun=False, may_think=False)
     assert bits(made.mask()) == {ord("L")}
     assert accepts(made, "L:ok")
-
-
-def test_markup_may_come_in_any_tokens_and_is_offered_as_the_model_spells_it() -> None:
-    class Long(FakeVocab):
-        def piece(self, token: int, *, special: bool = True) -> bytes:
-            return {1: b"<|lead|>", 2: b"lead"}.get(token) or super().piece(token, special=special)
-
-        def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
-            return [1] if text == "<|lead|>" else super().tokenize(text, add_special=False, parse_special=True)
-
-    def lead() -> AfterReasoning:
-        made = Framing(b"<t>", b"</t>", b"<|lead|>")
-        return AfterReasoning(Only(b"ok"), Long(), made, begun=False, may_think=False)
-
-    assert bits(lead().mask()) == {1}
-    for tokens in ([1], [*b"<|", 2, *b"|>"]):
-        made = lead()
-        for token in tokens:
-            assert made.allows(token)
-            made.accept(token)
-        assert accepts(made, "ok")

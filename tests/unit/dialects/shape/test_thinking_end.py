@@ -8,7 +8,7 @@ from server.errors import InvalidRequest
 from server.formats.parsing.reasoning import open_reasoning
 from server.structured.after_reasoning import AfterReasoning, Framing
 from server.structured.constraint import Constraint
-from server.structured.reasoning_end import ReasoningEnd, ReasoningSwitch, cuts_character
+from server.structured.reasoning_end import ReasoningEnd, ReasoningSwitch
 from tests.support.fakes import EOS, FakeVocab
 
 TAGS = ("<think>", "</think>")
@@ -92,77 +92,6 @@ def say(constraint: ReasoningEnd, text: str | bytes) -> bytes:
     return said
 
 
-def test_until_the_switch_is_turned_everything_passes() -> None:
-    constraint, _ = control()
-    assert say(constraint, "well</think>Hi") == b"well</think>Hi"
-    assert not constraint.finished
-
-
-def test_a_turned_switch_closes_the_thoughts_and_the_answer_follows() -> None:
-    constraint, switch = control()
-    assert say(constraint, "I wonder") == b"I wonder"
-    switch.end()
-    assert not constraint.allows(EOS)
-    assert say(constraint, "Hi") == b"</think>Hi"
-
-
-def test_thoughts_that_the_model_opens_itself_are_found() -> None:
-    constraint, switch = control(begun=False)
-    assert say(constraint, "\n<think>") == b"\n<think>"
-    switch.end()
-    assert say(constraint, "Hi") == b"</think>Hi"
-
-
-@pytest.mark.parametrize("said", ["", "\n<thi", "Hello <thin", "<think>a</think>b"])
-def test_where_nothing_is_being_thought_nothing_changes(said: str) -> None:
-    constraint, switch = control(begun=False)
-    say(constraint, said)
-    switch.end()
-    assert say(constraint, "Hi") == b"Hi"
-
-
-def test_it_acts_on_the_present_thoughts_only() -> None:
-    constraint, switch = control(begun=False)
-    switch.end()
-    assert say(constraint, "<think>hm") == b"<think>hm"
-    switch.end()
-    assert say(constraint, "a") == b"</think>a"
-    switch.end()
-    assert say(constraint, "b") == b"b"
-
-
-def test_a_second_call_while_the_tag_is_written_changes_nothing() -> None:
-    constraint, switch = control()
-    switch.end()
-    assert constraint.allows(ord("<"))
-    constraint.accept(ord("<"))
-    switch.end()
-    assert say(constraint, "Hi") == b"/think>Hi"
-
-
-def test_a_character_is_not_cut() -> None:
-    constraint, switch = control()
-    first, *rest = "日".encode()
-    say(constraint, bytes([first]))
-    switch.end()
-    assert say(constraint, bytes(rest) + b"!") == bytes(rest) + b"</think>!"
-
-
-def test_a_tag_that_the_model_has_closed_just_now_is_not_closed_again() -> None:
-    constraint, switch = control()
-    say(constraint, "hm</think>")
-    switch.end()
-    assert say(constraint, "Hi") == b"Hi"
-
-
-def test_what_the_answer_must_match_holds_behind_the_forced_tag() -> None:
-    constraint, switch = control(behind(b"{}"))
-    say(constraint, "hm")
-    switch.end()
-    assert say(constraint, "{}") == b"</think>{}"
-    assert constraint.finished
-
-
 def test_choices_share_the_switch_and_nothing_else() -> None:
     constraint, switch = control()
     fork = constraint.fork()
@@ -171,34 +100,6 @@ def test_choices_share_the_switch_and_nothing_else() -> None:
     switch.end()
     assert say(constraint, "c") == b"c"
     assert say(fork, "y") == b"</think>y"
-
-
-def test_a_fork_in_the_middle_of_the_tag_goes_on_there() -> None:
-    constraint, switch = control()
-    switch.end()
-    assert constraint.allows(ord("<"))
-    constraint.accept(ord("<"))
-    assert say(constraint.fork(), "!") == b"/think>!"
-    assert say(constraint, "!") == b"/think>!"
-
-
-@pytest.mark.parametrize(
-    ("text", "cut"),
-    [
-        (b"", False),
-        (b"a", False),
-        ("é".encode(), False),
-        ("é".encode()[:1], True),
-        ("日".encode()[:2], True),
-        ("🙂".encode()[:1], True),
-        ("🙂".encode()[:3], True),
-        ("🙂".encode(), False),
-        (b"\x80\x80\x80\x80", False),
-        (b"a\x80", False),
-    ],
-)
-def test_a_cut_character_is_one_that_may_still_be_completed(text: bytes, cut: bool) -> None:
-    assert cuts_character(text) is cut
 
 
 @pytest.mark.parametrize(
@@ -219,10 +120,6 @@ def test_thoughts_end_when_their_tokens_are_spent(n: int, prompt: str, wanted: s
     assert say(budget(n, prompt=prompt), wanted) == said.encode()
 
 
-def test_the_closing_message_comes_in_front_of_the_tag() -> None:
-    assert say(budget(2, " Enough.", prompt="<think>"), "abcd") == b"ab Enough.</think>cd"
-
-
 def test_a_budget_does_not_cut_a_character() -> None:
     assert say(budget(2, prompt="<think>"), "日本") == "日</think>本".encode()
     assert say(budget(4, ".", prompt="<think>"), "日é!") == "日é.</think>!".encode()
@@ -240,17 +137,6 @@ def test_in_an_answer_of_a_shape_nothing_is_opened_anew() -> None:
     constraint = budget(2, prompt="<think>", inner=inner)
     assert say(constraint, 'ab"<think>abc"') == b'ab</think>"<think>abc"'
     assert constraint.finished
-
-
-def test_other_markup_ends_thoughts_too() -> None:
-    assert say(budget(12, prompt="<think>", others=("<tool>",)), "hm<tool>{a: 1}") == b"hm<tool>{a: 1}"
-
-
-def test_a_fork_has_spent_as_much() -> None:
-    constraint = budget(3, prompt="<think>")
-    say(constraint, "ab")
-    assert say(constraint.fork(), "cd") == b"c</think>d"
-    assert say(constraint, "cd") == b"c</think>d"
 
 
 @pytest.mark.parametrize("message", ["a</think>b", "<think>", "<tool>"])

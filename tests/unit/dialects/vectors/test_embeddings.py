@@ -66,18 +66,6 @@ def test_every_form_of_input(given: object, tokens: list[list[int]]) -> None:
     assert tokens_of(job({"content": given}, openai=False)) == tokens
 
 
-def test_openais_reply() -> None:
-    found = reply(job({"input": ["ab", "c"], "model": "text-embedding-3-small", "user": "u"}))
-    assert {key: found[key] for key in ("model", "object", "usage")} == {
-        "model": "text-embedding-3-small",
-        "object": "list",
-        "usage": {"prompt_tokens": 5, "total_tokens": 5},
-    }
-    assert [(entry["index"], entry["object"]) for entry in found["data"]] == [(0, "embedding"), (1, "embedding")]
-    assert np.linalg.norm(found["data"][0]["embedding"]) == pytest.approx(1.0)
-    assert reply(job({"input": "a"}))["model"] == "demo"
-
-
 def test_base64_holds_the_same_numbers() -> None:
     (entry,) = reply(job({"input": "ab", "encoding_format": "base64"}))["data"]
     (plain,) = reply(job({"input": "ab", "encoding_format": "float"}))["data"]
@@ -85,39 +73,8 @@ def test_base64_holds_the_same_numbers() -> None:
     assert np.allclose(np.frombuffer(base64.b64decode(entry["embedding"]), "<f4"), plain["embedding"])
 
 
-def test_the_native_reply_is_a_list_of_rows() -> None:
-    found = reply(job({"input": ["a", "b"]}, openai=False))
-    assert [entry["index"] for entry in found] == [0, 1]
-    assert np.shape(found[0]["embedding"]) == (1, 4)
-
-
 def test_content_gets_the_native_reply_everywhere() -> None:
     assert isinstance(reply(job({"content": "a"})), list)
-
-
-def test_without_pooling_every_token_has_its_vector_as_it_is() -> None:
-    made = job({"input": "ab", "embd_normalize": 2}, openai=False, of=model(Pooling.NONE))
-    (entry,) = reply(made, Pooling.NONE)
-    assert entry["embedding"] == [[256, 257, 258, 259], [97, 98, 99, 100], [98, 99, 100, 101]]
-
-
-def test_scores_of_a_reranker_are_not_normalized() -> None:
-    made = job({"input": "ab"}, openai=False, of=model(Pooling.RANK))
-    (entry,) = reply(made, Pooling.RANK)
-    assert entry["embedding"][0][1] == 256 + 97 + 98
-
-
-def test_dimensions_cut_and_normalize_again() -> None:
-    whole = np.array(reply(job({"input": "ab"}))["data"][0]["embedding"])
-    cut = np.array(reply(job({"input": "ab", "dimensions": 2}))["data"][0]["embedding"])
-    assert cut.shape == (2,)
-    assert np.allclose(cut, whole[:2] / np.linalg.norm(whole[:2]))
-
-
-def test_the_requests_norm_comes_before_the_models() -> None:
-    raw = job({"input": "a", "embd_normalize": -1}, of=model(norm=2))
-    assert reply(raw)["data"][0]["embedding"] == [450.0, 353.0, 2.0, 1.0]
-    assert np.abs(reply(job({"input": "a"}, of=model(norm=1)))["data"][0]["embedding"]).sum() == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize(

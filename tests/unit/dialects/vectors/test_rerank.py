@@ -50,43 +50,6 @@ def reply(made: RerankJob, *scores: float) -> Any:
     return orjson.loads(made.reply([np.array([[score, 0.0]], np.float32) for score in scores]))
 
 
-def test_jinas_reply_is_ordered_by_score() -> None:
-    found = reply(job(model_name="x", model="jina-reranker"), 0.5, 2.0, -1.0)
-    assert found == {
-        "model": "jina-reranker",
-        "object": "list",
-        "usage": {"prompt_tokens": 9, "total_tokens": 9},
-        "results": [
-            {"index": 1, "relevance_score": 2.0},
-            {"index": 0, "relevance_score": 0.5},
-            {"index": 2, "relevance_score": -1.0},
-        ],
-    }
-
-
-def test_teis_reply_is_a_list() -> None:
-    made = job(documents=None, texts=["a", "b"])
-    assert reply(made, 0.5, 2.0) == [{"index": 1, "score": 2.0}, {"index": 0, "score": 0.5}]
-
-
-def test_texts_come_back_where_they_are_asked_for() -> None:
-    assert reply(job(documents=None, texts=["a", "b"], return_text=True), 1, 2)[0] == {
-        "index": 1,
-        "score": 2.0,
-        "text": "b",
-    }
-    assert reply(job(return_documents=True, top_n=1), 1, 2, 3)["results"] == [
-        {"index": 2, "relevance_score": 3.0, "document": {"text": "c"}}
-    ]
-
-
-@pytest.mark.parametrize(("top_n", "expected"), [(None, 3), (2, 2), (3, 3), (99, 3), (0, 0)])
-def test_top_n(top_n: int | None, expected: int) -> None:
-    assert len(reply(job(top_n=top_n), 1, 2, 3)["results"]) == expected
-    tei = reply(job(documents=None, texts=["a", "b", "c"], top_n=top_n), 1, 2, 3)
-    assert len(tei) == expected
-
-
 def test_equal_scores_keep_their_order() -> None:
     assert [entry["index"] for entry in reply(job(), 1, 1, 1)["results"]] == [0, 1, 2]
 
@@ -131,10 +94,6 @@ def test_the_models_own_template_is_filled_once() -> None:
     filled = job(model(template="<s>{query}|{document}|{query}"), query="{document}", documents=["{query}"]).inputs
     assert FakeVocab().detokenize(filled[0]) == b"<s>{document}|{query}|{document}"
     assert filled[0][0] == BOS
-
-
-def test_documents_may_be_objects() -> None:
-    assert job(documents=[{"text": "a"}]).inputs == job(documents=["a"]).inputs
 
 
 def test_a_model_that_is_no_reranker_says_what_to_configure() -> None:

@@ -1,15 +1,12 @@
 """Norms and base64."""
 
-import base64
-import struct
-
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from server.dialects.vectors.embeddings import base64_floats, normalized
+from server.dialects.vectors.embeddings import normalized
 from server.engine.runner_api import Vectors
 
 ROWS = np.array([[3.0, -4.0], [0.0, 0.0], [0.5, 0.5]], np.float32)
@@ -32,11 +29,6 @@ def test_each_row_has_length_one_under_its_norm(norm: int, first: list[float]) -
     assert found.dtype == np.float32
 
 
-def test_a_high_norm_of_large_numbers_stays_a_number() -> None:
-    found = normalized(np.array([[1e30, -1e30, 1.0]], np.float32), 1000)
-    assert np.allclose(found, [[1.0, -1.0, 0.0]], atol=1e-3)
-
-
 @given(
     hnp.arrays(np.float32, (3, 5), elements=st.floats(-1e6, 1e6, width=32)),
     st.sampled_from([1, 2, 3, 7, 64]),
@@ -45,8 +37,3 @@ def test_norms_hold_for_any_rows(rows: Vectors, norm: int) -> None:
     found = normalized(rows, norm).astype(np.float64)
     lengths = (np.abs(found) ** norm).sum(axis=1) ** (1 / norm)
     assert np.allclose(lengths[np.abs(rows).max(axis=1) > 1e-30], 1.0, atol=1e-4)
-
-
-def test_base64_is_little_endian_floats() -> None:
-    vector = np.array([1.5, -2.0], np.float32)
-    assert struct.unpack("<2f", base64.b64decode(base64_floats(vector))) == (1.5, -2.0)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from server.engine.encode import EmbeddingCache, Encoder, scoped_key
+from server.engine.encode import EmbeddingCache, Encoder
 
 
 @dataclass(frozen=True)
@@ -24,22 +24,6 @@ class Projector:
     def encode(self, chunks: Sequence[Any]) -> list[bytes]:
         self.keys += [chunk.key for chunk in chunks]
         return [b"embeddings of " + chunk.key for chunk in chunks]
-
-
-def test_embeddings_are_shared_within_a_scope() -> None:
-    projector = Projector()
-    encoder = Encoder(projector, EmbeddingCache(1 << 20))
-    try:
-        for scope in ("", "ada/", "ada/", "bert/", "", "ada/salt"):
-            come = threading.Event()
-            encoding = encoder.ask(Chunk(b"cat"), come.set, scope)  # type: ignore[arg-type]
-            assert encoding.done or come.wait(60)
-            assert encoding.embeddings == b"embeddings of cat"
-            encoder.leave(encoding)
-    finally:
-        encoder.stop()
-        assert encoder.join(60)
-    assert projector.keys == [b"cat"] * 4
 
 
 class Panic(BaseException):
@@ -67,10 +51,3 @@ def test_a_fault_of_the_projector_ends_who_asked_and_no_thread() -> None:
     finally:
         encoder.stop()
         assert encoder.join(60)
-
-
-def test_keys_differ_by_scope_however_long_it_is() -> None:
-    long = "a" * 200
-    keys = [scoped_key(b"cat", scope) for scope in ("", "a/", "b/", long, long + "b")]
-    assert len(set(keys)) == 5
-    assert keys[0] == b"cat"

@@ -1,14 +1,13 @@
 """Several constrained sequences in a step: what each gets is what it gets alone, and they share the cost of masks."""
 
 import json
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from server.engine.request import Request, SamplingParams
 from server.errors import InvalidRequest
-from server.structured.grammar.matcher import Masks, MatcherConstraint
+from server.structured.grammar.matcher import MatcherConstraint
 from tests.support.fakes import FakeRunner
 from tests.unit.engine.builders import Reply, engine_over, request, run
 from tests.unit.structured.builders import BYTES
@@ -44,31 +43,6 @@ async def test_together_each_says_what_it_says_alone(options: dict[str, Any]) ->
     for both in zip(together, apart, strict=True):
         probs = [[event.logprobs for event in each.events if hasattr(event, "logprobs")] for each in both]
         assert sorted(map(repr, probs[0])) == sorted(map(repr, probs[1]))
-
-
-async def test_masks_of_a_step_are_computed_in_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes: list[int] = []
-    compute = Masks.compute
-
-    def spied(self: Masks, constraints: list[MatcherConstraint]) -> Any:
-        sizes.append(len(constraints))
-        return compute(self, constraints)
-
-    def never(self: MatcherConstraint) -> bytes:
-        raise AssertionError("a mask was computed by itself")
-
-    requests = wanted(4)
-    monkeypatch.setattr(Masks, "compute", spied)
-    monkeypatch.setattr(MatcherConstraint, "mask", never)
-    for limit in ("SLOW_S", "REFILL_S"):  # on a busy machine a call may take as long
-        monkeypatch.setattr(f"server.structured.grammar.matcher.{limit}", float("inf"))
-    runner = FakeRunner(n_seq=4)
-    async with engine_over(runner) as engine:
-        # all four in every step, with the same text: a mask that one of them needs, each of them needs
-        requests = [replace(each, prompt=requests[0].prompt) for each in requests]
-        replies = await run(engine, *requests)
-    assert all(json.loads(reply.text) for reply in replies)
-    assert set(sizes) == {4}
 
 
 async def test_one_that_cannot_go_on_fails_alone() -> None:

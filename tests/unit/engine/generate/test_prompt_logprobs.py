@@ -1,16 +1,10 @@
 """Log probabilities of prompt tokens: each once and in order, whatever else happens to their sequence."""
 
-import threading
-from collections.abc import Sequence
-
 import pytest
 
 from server.engine.request import PromptLogprobs, Request, Started, TokenLogprob
-from server.engine.runner_api import BatchEntry
-from server.errors import InternalError
 from tests.support.fakes import FakeRunner
 from tests.unit.engine.builders import Reply, engine_over, request, run
-from tests.unit.engine.events import events_of
 
 TEXT = "a prompt that is longer than the outputs of a step"
 
@@ -47,16 +41,6 @@ async def test_every_token_but_the_first_has_one_given_those_before_it(n_more_ou
     assert reply.finished[0].n_predicted == 1
 
 
-async def test_nothing_comes_from_a_cache_and_everything_stays_in_it() -> None:
-    async with engine_over(FakeRunner(n_more_outputs=8)) as engine:
-        await run(engine, request(TEXT))
-        (reply,) = await run(engine, scored(TEXT))
-        (later,) = await run(engine, request(TEXT))
-    assert found(reply) == expected(scored(TEXT))
-    assert reply.started.n_cached == 0
-    assert later.started.n_cached == len(scored(TEXT).prompt) - 1
-
-
 @pytest.mark.parametrize("max_tokens", [0, 5])
 async def test_the_first_choice_alone_computes_them(max_tokens: int) -> None:
     async with engine_over(FakeRunner(n_seq=3, n_more_outputs=8)) as engine:
@@ -85,32 +69,3 @@ async def test_what_was_scored_before_a_parking_is_not_scored_again() -> None:
         assert engine.stats.n_preempted > 0
     assert first.finished[0].n_predicted == 300
     assert found(second) == expected(long)
-
-
-async def test_a_batch_that_fails_costs_no_score() -> None:
-    """The library refuses one batch of two sequences: both are decoded alone, and none is counted twice."""
-    failed: list[bool] = []
-
-    def refuse(entries: Sequence[BatchEntry]) -> None:
-        if len(entries) > 1 and not failed:
-            failed.append(True)
-            raise InternalError("refused")
-
-    texts = [TEXT, TEXT[::-1]]
-    async with engine_over(FakeRunner(n_seq=2, n_more_outputs=16, on_decode=refuse)) as engine:
-        replies = await run(engine, *(scored(text) for text in texts))
-    assert failed
-    assert [found(reply) for reply in replies] == [expected(scored(text)) for text in texts]
-
-
-async def test_a_cancelled_one_frees_its_slot() -> None:
-    steps = threading.Semaphore(3)
-    runner = FakeRunner(n_seq=1, n_ctx_seq=2048, n_more_outputs=1, steps=steps)
-    async with engine_over(runner) as engine:
-        async with events_of(engine, scored(TEXT * 20)) as stream:
-            async for _ in stream:
-                break
-        steps.release(1000)
-        (reply,) = await run(engine, request("next"))
-    assert reply.finished[0].n_predicted == 8
-    assert sum(n for batch in runner.batches for _, n in batch) < 4 + len("next") + 1 + 8

@@ -19,15 +19,6 @@ def feed_all(stream: TextStream, pieces: list[bytes]) -> list[str]:
     return [*shown, rest.text] if rest is not None else shown
 
 
-def test_a_character_split_over_tokens_is_shown_whole() -> None:
-    raw = "é✓".encode()
-    assert [t for t in feed_all(TextStream(), [raw[i : i + 1] for i in range(len(raw))]) if t] == ["é", "✓"]
-
-
-def test_an_unfinished_character_becomes_a_replacement_at_the_end() -> None:
-    assert "".join(feed_all(TextStream(), [b"a", b"\xe2\x9c"])) == "a\ufffd"
-
-
 def test_the_beginning_of_a_character_is_kept_for_its_end_and_shown_when_none_comes() -> None:
     stream = TextStream()
     shown = stream.feed(0, b"a\xc3", None)
@@ -35,15 +26,6 @@ def test_the_beginning_of_a_character_is_kept_for_its_end_and_shown_when_none_co
     assert stream.feed(1, b"b", None) == Text(0, "\ufffdb", (1,))
     assert stream.feed(2, b"\xe2\x9c", None) is None
     assert stream.feed(3, b"\x93c", None) == Text(0, "✓c", (2, 3))
-
-
-def test_held_text_is_released_when_the_stop_does_not_come() -> None:
-    stream = TextStream(("END",))
-    assert stream.feed(0, b"E", None) is None
-    shown = stream.feed(1, b"X", None)
-    assert shown is not None
-    assert shown.text == "EX"
-    assert shown.tokens == (0, 1)
 
 
 def test_the_earliest_of_several_stops_wins_and_takes_its_tokens_along() -> None:

@@ -114,15 +114,6 @@ def test_what_was_put_there_is_found_and_read() -> None:
         assert disk.kept.n_hits == 1
 
 
-def test_it_is_there_after_a_restart() -> None:
-    files = Files()
-    put(files, state(TEXT))
-    with disk_over(files) as disk:
-        assert disk.kept.match(TEXT, NO_ADAPTERS, 0)[1] == 100
-    with disk_over(files, can_cut=False) as disk:
-        assert disk.kept.match(TEXT[:90], NO_ADAPTERS, 0) == (None, 0)
-
-
 def test_the_least_valuable_files_go_when_there_is_no_room() -> None:
     files = Files()
     put(files, *(state([i, *TEXT], float(i)) for i in range(5)), limit=3 * SIZE)
@@ -130,12 +121,6 @@ def test_the_least_valuable_files_go_when_there_is_no_room() -> None:
     with disk_over(files, 2 * SIZE) as disk:
         assert len(disk.kept) == 2
     assert len(files.saved) == 2
-
-
-def test_a_longer_state_of_the_same_text_replaces_the_file() -> None:
-    files = Files()
-    put(files, state(TEXT), state(TEXT + TEXT))
-    assert [len(s.tokens) for s in files.saved.values()] == [200]
 
 
 def test_what_is_not_trusted_any_more_goes() -> None:
@@ -161,20 +146,6 @@ def test_a_damaged_file_is_dropped() -> None:
         assert disk.kept.match(TEXT, NO_ADAPTERS, 0) == (None, 0)
         assert disk.n_dropped == 1
     assert not files.saved
-
-
-def test_a_file_that_went_for_another_one_before_it_was_read_was_not_damaged() -> None:
-    files = Files()
-    put(files, state(TEXT))
-    with disk_over(files, limit=SIZE) as disk:
-        entry, _ = disk.kept.match(TEXT, NO_ADAPTERS, 0)
-        assert entry is not None
-        disk.put(state(TEXT[::-1]))
-        disk._writer.submit(lambda: None).result(60)
-        assert entry not in disk.kept
-        files.damaged = {entry.name}
-        assert disk.read(entry).result(60) is None
-        assert (disk.n_dropped, len(disk.kept)) == (0, 1)
 
 
 def test_a_file_that_holds_other_tokens_than_its_index_is_dropped() -> None:
@@ -209,12 +180,6 @@ def test_a_full_disk_loses_the_state_and_nothing_else() -> None:
         disk.put(state(TEXT))
         disk._writer.submit(lambda: None).result(60)
         assert len(disk.kept) == 1
-
-
-def test_a_state_larger_than_the_limit_is_not_written() -> None:
-    files = Files()
-    put(files, state(TEXT), limit=500)
-    assert not files.saved
 
 
 # ---- with an engine
@@ -253,49 +218,6 @@ async def on_disk(prompt: str) -> Files:
     async with engine_on(files) as engine:
         await run(engine, request(prompt))
     return files
-
-
-async def test_others_go_on_while_one_waits_for_the_disk() -> None:
-    files = await on_disk("a" * 300)
-    files.gate.clear()
-    async with engine_on(files) as engine:
-        waits = asyncio.ensure_future(run(engine, request("a" * 300 + "b")))
-        await asyncio.to_thread(files.reading.wait, 60)
-        (other,) = await run(engine, request("something else"))
-        assert other.text == alone(request("something else"))
-        assert not waits.done()
-        files.gate.set()
-        (reply,) = await waits
-    assert reply.started.n_cached == 301
-    assert reply.text == alone(request("a" * 300 + "b"))
-
-
-async def test_twins_read_a_file_once() -> None:
-    files = await on_disk("a" * 300)
-    files.gate.clear()
-    async with engine_on(files, n_seq=4) as engine:
-        twins = asyncio.ensure_future(run(engine, *(request("a" * 300 + end) for end in "bcd")))
-        await asyncio.to_thread(files.reading.wait, 60)
-        await run(engine, request("something else"))
-        files.gate.set()
-        replies = await twins
-    assert [r.started.n_cached for r in replies] == [301] * 3
-    assert files.n_reads == 1
-
-
-async def test_the_wait_for_the_disk_ends_with_the_request() -> None:
-    files = await on_disk("a" * 300)
-    files.gate.clear()
-    async with engine_on(files) as engine:
-        waits = asyncio.ensure_future(run(engine, request("a" * 300 + "b")))
-        await asyncio.to_thread(files.reading.wait, 60)
-        waits.cancel()
-        await asyncio.wait([waits])
-        (other,) = await run(engine, request("something else"))
-        files.gate.set()
-        assert other.text == alone(request("something else"))
-        await engine.wait_idle()
-        assert engine.stats.n_processing == 0
 
 
 async def test_a_damaged_file_costs_a_computation_and_no_more() -> None:

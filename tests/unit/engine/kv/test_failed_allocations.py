@@ -108,24 +108,6 @@ async def test_a_parked_one_whose_state_fails_is_computed_anew(error: Exception)
         assert [reply.text for reply in replies] == [alone(one) for one in asked]
 
 
-@pytest.mark.parametrize("error", FAILURES, ids=NAMES)
-async def test_a_slot_that_cannot_be_saved_or_restored_is_the_askers_matter_alone(error: Exception) -> None:
-    runner = Failing(n_seq=1, n_ctx_seq=256)
-    async with engine_over(runner, clock=still) as engine:
-        asked = request("a" + LONG)
-        await run(engine, asked)
-        saved = await engine.save_slot(0)
-        for broken in ("save", "load"):
-            runner.error, runner.broken = error, broken
-            with pytest.raises(type(error)):
-                await (engine.save_slot(0) if broken == "save" else engine.restore_slot(0, saved))
-            (reply,) = await run(engine, asked)
-            assert (reply.error, reply.text) == (None, alone(asked))
-        runner.broken = ""
-        await engine.restore_slot(0, saved)
-        assert (await engine.save_slot(0)).tokens == saved.tokens
-
-
 async def test_a_batch_without_memory_is_decoded_piece_by_piece() -> None:
     def fails_together(entries: Sequence[BatchEntry]) -> None:
         if len(entries) > 1:

@@ -10,9 +10,6 @@ from server.engine.lora import NEVER, NO_ADAPTERS
 from server.engine.prefix_cache import CacheEntry, Fetch, SlotState, in_ram
 from server.engine.request import Request
 from server.engine.sequence import Sequence, Ticket
-from tests.support.fakes import FakeRunner
-from tests.unit.engine.builders import engine_over, request, run
-from tests.unit.engine.kv.test_disk import Files, still
 
 
 class Disk:
@@ -78,15 +75,6 @@ def test_large_states_are_read_one_by_one() -> None:
     assert queue.start() == ["b"]
 
 
-def test_those_who_want_the_same_share_one_reading() -> None:
-    queue = Queue("a", "a", "b", "a")
-    assert queue.start() == ["a", "b"]
-    queue.disk.arrival("a")
-    queue.sequences.append(queue.wants("a", 5.0))
-    assert queue.start() == []
-    assert queue.held() == ["a", "a", "b", "a", "a"]
-
-
 def test_for_the_first_in_the_queue_the_last_gives_way() -> None:
     queue = Queue("a", "b", "c")
     queue.start()
@@ -98,16 +86,6 @@ def test_for_the_first_in_the_queue_the_last_gives_way() -> None:
     assert queue.start() == ["b", "c"]
 
 
-def test_the_oldest_is_read_though_others_always_come_first() -> None:
-    queue = Queue("b", "c")
-    queue.start()
-    queue.sequences.append(queue.wants("old", -1.0))
-    assert queue.start() == ["old"]
-    queue.sequences.insert(0, queue.wants("urgent", 9.0))
-    assert queue.start() == ["urgent"]
-    assert queue.held() == ["urgent", "old"]
-
-
 def test_what_was_waited_for_in_vain_is_let_go_and_makes_room() -> None:
     queue = Queue("a", "b", "c", most=1)
     queue.start()
@@ -116,23 +94,3 @@ def test_what_was_waited_for_in_vain_is_let_go_and_makes_room() -> None:
     assert queue.held() == []
     assert queue.start(100.0) == ["b"]
     assert (disk_cache.wait_s(queue.sequences, 100.0) or 0.0) >= LEAST_S
-
-
-def test_a_file_that_was_damaged_holds_nothing() -> None:
-    queue = Queue("a", "b", most=1)
-    queue.start()
-    queue.disk.reading["a"].set_result(None)
-    assert queue.start() == ["b"]
-
-
-async def test_a_crowd_comes_back_from_disk_a_few_at_a_time() -> None:
-    files = Files()
-    names = "abcdefghij"
-    async with engine_over(FakeRunner(n_seq=2, n_ctx_seq=1024), cache_ram=0, cache_disk=1, clock=still) as engine:
-        await engine.use_disk(files)
-        for name in names:
-            await run(engine, request(name * 300))
-    async with engine_over(FakeRunner(n_seq=2, n_ctx_seq=1024), cache_ram=0, cache_disk=1, clock=still) as engine:
-        await engine.use_disk(files)
-        replies = await run(engine, *(request(name * 300 + "!", priority=i % 3) for i, name in enumerate(names)))
-    assert [r.started.n_cached for r in replies] == [301] * 10

@@ -1,14 +1,11 @@
 """What is saved when a model is unloaded: after its requests were told, and never all of it in memory at once."""
 
 import asyncio
-import threading
 
 import pytest
 
 from server.engine import disk_cache
 from server.engine.prefix_cache import SlotState
-from server.engine.request import Event, Failed
-from server.errors import ShuttingDown
 from tests.support.fakes import FakeRunner
 from tests.unit.engine.builders import engine_over, request, run
 from tests.unit.engine.kv.test_disk import Files, still
@@ -22,64 +19,6 @@ class Counting(Files):
     def write(self, name: str, saved: SlotState) -> int:
         assert self.gate.wait(60)
         return super().write(name, saved)
-
-
-async def test_running_requests_are_told_before_anything_is_saved() -> None:
-    told, runs = threading.Event(), asyncio.Event()
-    seen: list[Event] = []
-    waited: list[bool] = []
-
-    class Saving(FakeRunner):
-        def seq_save(self, seq: int) -> bytes:
-            waited.append(told.wait(10))
-            return super().seq_save(seq)
-
-    def sink(events: list[Event]) -> None:
-        seen.extend(events)
-        runs.set()
-        if any(isinstance(event, Failed) for event in events):
-            told.set()
-
-    steps = threading.Semaphore(5)
-    async with engine_over(Saving(n_seq=2, n_ctx_seq=512, steps=steps), clock=still, cache_disk=1) as engine:
-        await engine.use_disk(Files())
-        engine.submit(request("a" * 100, max_tokens=200), sink)
-        await runs.wait()
-        closing = asyncio.ensure_future(engine.close())
-        await asyncio.sleep(0)  # it has begun
-        steps.release(1000)
-        await closing
-    assert waited == [True], "the request waits for the caches to be saved"
-    (failed,) = [event for event in seen if isinstance(event, Failed)]
-    assert isinstance(failed.error, ShuttingDown)
-
-
-async def test_slots_are_taken_out_one_by_one_as_they_are_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(disk_cache, "MAX_PENDING", 1)
-    files = Counting()
-    runner = FakeRunner(n_seq=4, n_ctx_seq=512)
-    n_saved, saving = 0, threading.Event()
-    save = runner.seq_save
-
-    def counted(seq: int) -> bytes:
-        nonlocal n_saved
-        n_saved += 1
-        saving.set()
-        if n_saved > 1:
-            assert len(files.saved) == n_saved - 1, "one was copied before the one ahead of it was written"
-        return save(seq)
-
-    monkeypatch.setattr(runner, "seq_save", counted)
-    async with engine_over(runner, clock=still, cache_disk=1) as engine:
-        await engine.use_disk(files)
-        await run(engine, *(request(letter * 100) for letter in "abcd"))
-        files.gate.clear()
-        closing = asyncio.ensure_future(engine.close())
-        assert await asyncio.to_thread(saving.wait, 60)
-        assert n_saved == 1
-        files.gate.set()
-        await closing
-    assert n_saved == len(files.saved) == 4
 
 
 async def test_the_most_valuable_are_written_first(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,17 +62,6 @@ class Saving(FakeRunner):
     def seq_save(self, seq: int) -> bytes:
         self.n_saved += 1
         return super().seq_save(seq)
-
-
-async def test_what_is_on_disk_already_is_not_taken_out_at_the_end() -> None:
-    files = Files()
-    for n_saved in (1, 0):
-        runner = Saving(n_seq=2, n_ctx_seq=512)
-        async with engine_over(runner, clock=still, cache_disk=1, cache_ram=1) as engine:
-            await engine.use_disk(files)
-            await run(engine, request("a" * 100))
-        assert runner.n_saved == n_saved
-    assert len(files.saved) == 1
 
 
 async def test_what_is_too_large_for_ram_and_on_disk_already_is_not_taken_out() -> None:

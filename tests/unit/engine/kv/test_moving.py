@@ -3,10 +3,9 @@
 import pytest
 
 from server.engine.disk_cache import DiskCache
-from server.engine.kv_store import SHARE, Cells
+from server.engine.kv_store import Cells
 from server.engine.params import EngineParams
 from server.engine.placement import Placement
-from server.engine.prefix_cache import size_of
 from server.engine.request import Request
 from server.engine.scheduler import ALONE_S, Scheduler
 from server.engine.sequence import Phase, Sequence, Slot, Ticket
@@ -118,40 +117,6 @@ def test_what_takes_longer_than_a_step_is_not_saved_while_others_generate(setup:
     assert not setup.keep(1)
 
 
-def test_what_is_quick_is_saved_while_others_generate(setup: Setup) -> None:
-    setup.runner.seconds = STEP_S / 2
-    setup.generate()
-    assert setup.keep(0)
-    assert setup.keep(1)
-
-
-def test_a_step_that_has_saved_for_long_enough_leaves_the_rest_to_the_next(setup: Setup) -> None:
-    setup.runner.seconds = STEP_S * SHARE * 0.6
-    setup.generate()
-    offloader = setup.cells.offloader
-    setup.scheduler.spent_s = 0.0
-    setup.keep(0)
-    assert not offloader.busy
-    setup.keep(1)
-    assert offloader.busy
-    setup.scheduler.spent_s = 0.0
-    assert not offloader.busy
-
-
-def test_without_others_everything_is_saved_in_one_step(setup: Setup) -> None:
-    setup.runner.seconds = 2 * STEP_S
-    setup.keep(0)
-    assert not setup.cells.offloader.busy
-    assert setup.keep(1)
-
-
-def test_what_computing_does_faster_is_not_saved(setup: Setup) -> None:
-    setup.runner.seconds = STEP_S / 2
-    assert setup.keep(0)
-    setup.scheduler.move_cost.observe_computed(100_000, 1.0)  # tokens in a second: 200 in 2 ms
-    assert not setup.keep(1)
-
-
 def test_slow_checkpoints_are_not_made_while_others_generate() -> None:
     setup = Setup(Slow(partial_removal=False))
     setup.runner.seconds = 2 * STEP_S
@@ -203,19 +168,6 @@ def test_a_load_holds_nobody_up_for_longer_than_a_step(
     assert setup.keep(1) == loads
 
 
-def test_a_prompt_whose_state_takes_too_long_to_load_is_placed_to_be_computed(setup: Setup) -> None:
-    setup.runner.seconds = 2 * STEP_S
-    setup.keep(0)
-    setup.cells.clear(setup.slots[0])
-    setup.computes(STEP_S * 4)
-    setup.generate()
-    ticket = Ticket(Request("q", [0] * 201), lambda events: None, 0.0)
-    setup.scheduler.waiting.append(Sequence(ticket, 0, [0] * 201))
-    placement = setup.scheduler.place()
-    assert placement is not None
-    assert placement.source is None
-
-
 @pytest.mark.parametrize("phase", [Phase.DECODE, Phase.PREFILL])
 @pytest.mark.parametrize(("steps", "saves"), [(0.9, True), (1.1, False)])
 def test_a_victim_is_saved_only_where_that_takes_no_longer_than_a_step(
@@ -265,43 +217,3 @@ def test_a_slot_that_takes_too_long_is_not_written_for_others(setup: Setup) -> N
     assert not setup.cells.offloader.offer()
     disk.close()
     assert not files.saved
-
-
-def test_a_victim_is_saved_where_nobody_else_generates(setup: Setup) -> None:
-    setup.computes(STEP_S)
-    setup.runner.seconds = 2 * STEP_S
-    setup.keep(1)
-    assert setup.preempt().preempted is not None
-
-
-@pytest.mark.parametrize("limit", [0, 1000])
-def test_a_state_larger_than_its_tier_is_never_copied(setup: Setup, limit: int) -> None:
-    setup.scheduler.ram.limit = limit
-    setup.runner.seconds = 1.0
-    assert not setup.keep(0)
-    assert setup.runner.now == 0.0
-
-
-def test_the_sizes_that_are_asked_for_first_are_those_of_the_states(setup: Setup) -> None:
-    slot = setup.slots[0]
-    size = size_of(setup.runner.seq_size(slot.id), len(slot.tokens), slot.checkpoints)
-    setup.scheduler.ram.limit = size - 1
-    assert not setup.keep(0)
-    setup.scheduler.ram.limit = size
-    assert setup.keep(0)
-    assert setup.scheduler.ram.size == size
-
-
-def test_what_is_too_large_for_both_tiers_is_never_copied_and_what_the_disk_has_room_for_goes_there() -> None:
-    setup = Setup(Slow())
-    files = Files()
-    setup.scheduler.ram.limit = 100
-    setup.runner.seconds = 1.0
-    for limit, n_files in ((1000, 0), (1 << 20, 1)):
-        disk = DiskCache(files, limit, still, lambda: None, can_cut=True)
-        disk.ready.result(60)
-        setup.scheduler.placer.disk = disk
-        setup.keep(0)
-        disk.close()
-        assert len(files.saved) == n_files
-        assert setup.runner.now == n_files

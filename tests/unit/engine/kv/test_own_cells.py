@@ -72,35 +72,6 @@ def setup() -> Setup:
     return Setup()
 
 
-def test_what_nobody_shares_is_shifted_in_place(setup: Setup) -> None:
-    setup.shift(0, 10, 40)
-    assert setup.runner.n_saved == 0
-    assert setup.slots[0].tokens == [*range(10), *range(50, 100)]
-
-
-@pytest.mark.parametrize(("n_shared", "n_saved"), [(10, 0), (50, 0), (51, 1), (90, 1)])
-@pytest.mark.parametrize("shifted", [0, 2])
-def test_cells_that_another_slot_holds_are_not_moved(setup: Setup, n_shared: int, n_saved: int, shifted: int) -> None:
-    setup.copy(0, 2, n_shared)
-    other = 2 - shifted
-    before = list(setup.slots[other].tokens)
-    if shifted == 2 and n_shared <= 50:  # it goes on by itself
-        more = list(range(500, 600 - n_shared))
-        setup.runner.cells[2] += more
-        setup.runner.computed_by[2] += [()] * len(more)
-        setup.slots[2].tokens += more
-    setup.shift(shifted, 10, 40)
-    assert setup.runner.n_saved == n_saved
-    assert setup.slots[other].tokens == before
-
-
-def test_who_shared_once_and_has_left_is_forgotten(setup: Setup) -> None:
-    setup.copy(0, 2, 90)
-    setup.cells.clear(setup.slots[2])
-    setup.shift(0, 10, 40)
-    assert setup.runner.n_saved == 0
-
-
 def test_a_copy_of_a_copy_shares_with_both(setup: Setup) -> None:
     setup.copy(0, 2, 90)
     setup.cells.clear(setup.slots[1])

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import pytest
 
 from server.engine.engine import Engine
-from server.engine.prefix_cache import Checkpoint, StateCache
 from server.engine.request import Request
 from server.engine.runner_api import BatchEntry
 from tests.support.fakes import IM_END, FakeRunner, FakeVocab
@@ -106,25 +105,6 @@ def test_random_load_keeps_to_the_limit(limit: int, *, unified: bool, cut: bool,
     asyncio.run(scenario())
 
 
-async def test_a_parked_one_that_is_cancelled_gives_its_bytes_back() -> None:
-    runner = FakeRunner(n_seq=2, n_ctx_seq=1000, n_cells=1000, unified=True, n_batch=512)
-    async with engine_over(runner, cache_ram=1) as engine:
-        seen: list[int] = []
-
-        def look(_entries: Sequence[BatchEntry]) -> None:
-            preempted = [s for s in engine._instances[0].scheduler.waiting if s.preempted is not None]
-            seen.append(engine._ram.n_beside)
-            for sequence in preempted:
-                engine.cancel(sequence.ticket)
-
-        runner.on_decode = look
-        for letter in "ab":
-            engine.submit(request(letter * 400, max_tokens=300), lambda events: None)
-        await engine.wait_idle()
-        assert max(seen) > 0
-        assert engine._ram.n_beside == 0
-
-
 async def test_without_room_in_ram_who_is_parked_is_computed_anew_and_its_state_is_not_copied() -> None:
     runner = FakeRunner(n_seq=2, n_ctx_seq=1000, n_cells=1000, unified=True, n_batch=512)
     saved: list[int] = []
@@ -138,29 +118,6 @@ async def test_without_room_in_ram_who_is_parked_is_computed_anew_and_its_state_
         computed = sum(n for batch in runner.batches for _, n in batch)
         assert computed > 2 * 700  # the state of neither was kept
         assert not saved
-
-
-def test_a_state_that_several_hold_counts_once() -> None:
-    cache = StateCache(200)
-    shared, own = bytes(100), bytes(range(50))
-    assert cache.hold([shared, own], 0.0) == []
-    assert cache.hold([shared], 0.0) == []
-    assert cache.n_beside == 150
-    assert cache.hold([shared, bytes(51)], 0.0) is None
-    cache.let_go([shared, own])
-    assert cache.n_beside == 100
-    cache.let_go([shared])
-    assert cache.n_beside == 0
-
-
-def test_what_is_held_beside_the_entries_has_the_limit_too() -> None:
-    cache = StateCache(100)
-    old = Checkpoint(10, bytes(80))
-    assert cache.make_room_beside(80, 0.0) == []
-    assert cache.hold([old.state], 0.0) == []
-    assert cache.make_room_beside(30, 0.0) is None
-    cache.let_go([old.state])
-    assert cache.make_room_beside(30, 0.0) == []
 
 
 async def test_a_checkpoint_that_finds_no_room_costs_idle_slots_none_of_theirs() -> None:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from server.engine.request import Request, SamplingParams, Timings
+from server.engine.request import Request, Timings
 from server.engine.runner_api import BatchEntry
 from server.errors import InternalError
 from tests.support.fakes import FakeRunner
@@ -27,25 +27,6 @@ def timings(reply: Reply) -> Timings:
     return reply.finished[0].timings
 
 
-async def test_a_good_draft_model_saves_steps(machine: Machine) -> None:
-    runner = drafted(machine, wrong=10)
-    wanted = request("hello", max_tokens=100)
-    (reply,) = await answers(machine, runner, wanted)
-    assert reply.text == alone(wanted)
-    assert len(runner.batches) < 40
-    assert timings(reply).draft_n_accepted > 60
-    assert timings(reply).draft_n >= timings(reply).draft_n_accepted
-
-
-async def test_a_draft_model_that_is_never_right_is_left_alone(machine: Machine) -> None:
-    runner = drafted(machine, wrong=100)
-    wanted = request("hello", max_tokens=200)
-    (reply,) = await answers(machine, runner, wanted)
-    assert reply.text == alone(wanted)
-    assert timings(reply).draft_n_accepted == 0
-    assert timings(reply).draft_n < 40
-
-
 async def test_all_slots_are_drafted_for_in_one_decode(machine: Machine) -> None:
     runner = drafted(machine, n_seq=4, n_batch=128)
     wanted = [request(f"prompt {i}", max_tokens=60) for i in range(4)]
@@ -55,33 +36,11 @@ async def test_all_slots_are_drafted_for_in_one_decode(machine: Machine) -> None
     assert max(len(batch) for batch in runner.draft.batches) == 4
 
 
-async def test_a_long_prompt_is_read_in_parts_before_it_is_drafted_for(machine: Machine) -> None:
-    runner = drafted(machine, n_ctx_seq=2048, n_batch=512)
-    wanted = request("abc" * 400, max_tokens=400)
-    (reply,) = await answers(machine, runner, wanted)
-    assert reply.text == alone(wanted)
-    assert timings(reply).draft_n_accepted > 100
-    assert isinstance(runner.draft, FakeDraft)
-    assert max(max(batch) for batch in runner.draft.batches) <= 64
-
-
 async def test_a_long_prompt_of_a_short_answer_is_not_read_at_all(machine: Machine) -> None:
     runner = drafted(machine, n_ctx_seq=2048, n_batch=512)
     await answers(machine, runner, request("abc" * 400, max_tokens=8))
     assert isinstance(runner.draft, FakeDraft)
     assert runner.draft.batches == []
-
-
-async def test_a_conversation_goes_on_from_what_the_draft_holds(machine: Machine) -> None:
-    runner = drafted(machine, n_seq=1, n_ctx_seq=2048)
-    async with engine_over(runner, clock=machine, spec_type="draft-simple") as engine:
-        (first,) = await run(engine, request("hello", max_tokens=100))
-        assert isinstance(runner.draft, FakeDraft)
-        n_before = len(runner.draft.batches)
-        again = request("hello" + first.text + "!", max_tokens=40)
-        (second,) = await run(engine, again)
-        assert second.text == alone(again)
-        assert max(max(batch) for batch in runner.draft.batches[n_before:]) < 20
 
 
 async def test_another_slot_takes_over_what_the_draft_holds(machine: Machine) -> None:
@@ -164,23 +123,3 @@ async def test_what_was_guessed_and_dropped_is_not_read_twice(machine: Machine) 
     await answers(machine, runner, wanted)
     assert len(read) > 40
     assert [tokens for tokens in read if tokens != text[: len(tokens)]] == []
-
-
-async def test_a_context_shift_leaves_the_draft_in_step(machine: Machine) -> None:
-    texts = []
-    for spec_type in ("none", "draft-simple"):
-        runner = drafted(machine, n_seq=1, n_ctx_seq=64)
-        async with engine_over(runner, clock=machine, spec_type=spec_type, context_shift=True) as engine:
-            (reply,) = await run(engine, request("hello", max_tokens=200))
-        texts.append(reply.text)
-        assert reply.finished[0].n_predicted == 200
-    assert texts[0] == texts[1]
-
-
-async def test_seeded_choices_are_the_same(machine: Machine) -> None:
-    replies = []
-    for spec_type in ("none", "draft-simple"):
-        wanted = request("hello", max_tokens=50, n=3, sampling=SamplingParams(seed=5))
-        async with engine_over(drafted(machine), clock=machine, spec_type=spec_type) as engine:
-            replies.append((await run(engine, wanted))[0])
-    assert replies[0].texts == replies[1].texts

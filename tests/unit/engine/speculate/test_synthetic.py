@@ -18,13 +18,6 @@ async def answer(rates: tuple[float, ...], *wanted: Request) -> list[tuple[str, 
     return [(reply.text, reply.finished[0].timings) for reply in replies]
 
 
-async def test_what_is_never_taken_leaves_the_text_and_is_counted() -> None:
-    wanted = request("hello", max_tokens=20)
-    ((text, timings),) = await answer((0.0,) * 4, wanted)
-    assert text == alone(wanted)
-    assert (timings.draft_n > 40, timings.draft_n_accepted) == (True, 0)
-
-
 async def test_what_is_always_taken_is_the_drafts_and_not_the_models() -> None:
     wanted = replace(request("hello", max_tokens=40), sampling=SamplingParams(temperature=0, ignore_eos=True))
     ((text, timings),) = await answer((1.0,) * 4, wanted)
@@ -51,7 +44,3 @@ def test_a_step_has_the_length_that_was_asked_for(length: float) -> None:
     rates = rates_of_length(length, 3)
     assert 1 + sum(rates) == pytest.approx(length)
     assert conditional(rates) == pytest.approx([rates[0]] * 3)
-
-
-def test_chances_behind_one_that_never_comes() -> None:
-    assert conditional((0.5, 0.0, 0.0)) == (0.5, 0.0, 0.0)

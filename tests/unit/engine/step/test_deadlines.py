@@ -38,17 +38,6 @@ async def test_who_waits_too_long_for_a_slot_ends_and_who_has_one_does_not() -> 
         assert (done.error, done.text) == (None, alone(request("first")))
 
 
-async def test_choices_that_wait_for_a_slot_of_their_own_request_are_not_late() -> None:
-    clock = Clock()
-
-    def decode(_entries: object) -> None:
-        clock.now += 3.0
-
-    async with engine_over(FakeRunner(n_seq=1, on_decode=decode), clock=clock, queue_timeout_s=5.0) as engine:
-        (reply,) = await run(engine, request("x", n=4, max_tokens=3))
-    assert (reply.error, sorted(reply.finished)) == (None, [0, 1, 2, 3])
-
-
 @pytest.mark.parametrize("n", [1, 3])
 async def test_a_request_that_takes_too_long_ends_in_its_middle(n: int) -> None:
     clock, steps = Clock(), threading.Semaphore(0)
@@ -78,23 +67,3 @@ async def test_limits_count_from_the_first_time_that_a_request_was_asked() -> No
         assert isinstance(late.error, TooLate)
         (reply,) = await run(engine, request("x"))
         assert reply.error is None
-
-
-async def test_without_limits_nobody_is_late() -> None:
-    clock = Clock()
-    async with engine_over(FakeRunner(), clock=clock) as engine:
-        asked = asyncio.ensure_future(run(engine, request("x")))
-        clock.now = 1e9
-        (reply,) = await asked
-        assert reply.error is None
-
-
-async def test_who_is_asked_again_waits_for_a_slot_anew() -> None:
-    clock = Clock()
-    clock.now = 100.0
-    async with engine_over(FakeRunner(n_seq=1), clock=clock, queue_timeout_s=10.0, request_timeout_s=60.0) as engine:
-        asked = replace(request("x"), arrived_at=70.0)  # it had a slot of a process that has ended
-        (reply,) = await run(engine, asked)
-        assert (reply.error, reply.text) == (None, alone(request("x")))
-        assert reply.started is not None
-        assert reply.started.queue_s < 1.0

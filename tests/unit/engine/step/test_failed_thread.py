@@ -30,18 +30,6 @@ async def test_requests_of_a_failed_thread_end_and_later_ones_are_refused() -> N
         assert not engine.busy
 
 
-async def test_what_reaches_a_thread_that_has_just_failed_is_answered() -> None:
-    """Between the failure and the refusal, that is: here the engine has not heard of it yet."""
-    async with engine_over(FakeRunner(on_decode=panics)) as engine:
-        await run(engine, request("one"))
-        (instance,) = engine._instances
-        failure, instance.failure = instance.failure, ""
-        engine._queue._closed.clear()
-        (reply,) = await run(engine, request("two"))
-        assert failure in str(reply.error)
-        instance.failure = failure
-
-
 async def test_who_asked_for_the_command_that_failed_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     runner = FakeRunner()
     async with engine_over(runner) as engine:

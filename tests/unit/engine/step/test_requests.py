@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from server.engine.params import EngineParams
-from server.engine.queue import MAX_BYPASSES, REPLY_CELLS, ModelQueue
+from server.engine.queue import ModelQueue
 from server.engine.request import BATCH_PRIORITY
 from server.engine.requests import Mailbox, Requests
 from server.engine.runner_api import BatchEntry
@@ -15,7 +15,6 @@ from server.engine.scheduler import Scheduler
 from server.engine.sequence import Ticket
 from server.engine.snapshots import SnapshotPublisher
 from server.engine.stats import EngineStats
-from server.errors import InternalError
 from tests.support.fakes import FakeRunner
 from tests.unit.engine.builders import Reply, alone, engine_over, request, run
 from tests.unit.engine.events import events_of
@@ -60,16 +59,6 @@ class Desk:
         return placement.sequence.ticket
 
 
-async def test_it_takes_who_is_next_for_its_slots_and_leaves_the_rest_to_others() -> None:
-    desk = Desk(n_seq=2)
-    late, first, second, urgent = desk.ask("late", priority=1), desk.ask("1"), desk.ask("2"), desk.ask("u", priority=-1)
-    assert desk.receive() == [first, urgent]
-    assert {id(desk.place()), id(desk.place())} == {id(first), id(urgent)}
-    assert desk.receive() == []
-    assert desk.queue.take(1, 1, lambda: math.inf, 0.0) == [second]
-    assert desk.queue.expected(0) == [late]
-
-
 async def test_choices_count_and_a_request_is_taken_whole() -> None:
     desk = Desk(n_seq=2)
     several, other = desk.ask("several", n=3), desk.ask("other")
@@ -88,38 +77,6 @@ async def test_who_costs_least_elsewhere_is_taken_when_computing_it_anew_would_h
     assert desk.requests.next_look_s(3.0) is None
 
 
-async def test_a_client_of_many_requests_shares_the_slots_of_all_instances_with_who_comes_later() -> None:
-    desk = Desk(n_seq=2)
-    flood = [desk.ask(f"{i}" * 9, client="flood") for i in range(9)]
-    assert desk.receive() == flood[:2]
-    few = [desk.ask(f"{i}" * 9, client="few") for i in range(2)]
-    assert desk.queue.take(1, 2, lambda: math.inf, 0.0) == few
-
-
-async def test_urgent_requests_without_end_do_not_starve_the_rest() -> None:
-    desk = Desk()
-    patient = desk.ask("patient", priority=1)
-    taken: list[Ticket] = []
-    for i in range(MAX_BYPASSES):
-        desk.ask(f"urgent {i}")
-        taken += desk.queue.take(1, 1, lambda: math.inf, 0.0)
-    assert patient in taken
-
-
-async def test_who_finds_too_few_cells_is_left_to_others_for_a_while() -> None:
-    desk = Desk(n_seq=3, n_cells=1000)
-    runs = desk.ask("x" * 400)
-    assert desk.receive() == [runs]
-    desk.place()
-    large = desk.ask("y" * 800, anyway_at=7.0)
-    small = desk.ask("z")
-    assert desk.receive() == [small]
-    assert desk.scheduler.free_cells() < 801 + REPLY_CELLS
-    assert desk.requests.next_look_s(0.0) == 7.0
-    desk.now = 7.0
-    assert desk.receive() == [large]
-
-
 async def test_who_is_cancelled_before_anybody_took_it_ends() -> None:
     desk = Desk()
     desk.ask("runs")
@@ -132,19 +89,6 @@ async def test_who_is_cancelled_before_anybody_took_it_ends() -> None:
     await asyncio.sleep(0)
     assert desk.ended == [waits]
     assert not len(desk.scheduler.waiting)
-
-
-async def test_what_an_instance_computed_counts_where_all_choose_who_is_next() -> None:
-    desk = Desk()
-    first = desk.ask("a" * 500, client="greedy")
-    desk.receive()
-    desk.place()
-    desk.scheduler.commit(desk.scheduler.plan(), 0.1)
-    desk.requests.fail_all(InternalError("it ends"))
-    desk.queue.left(first)
-    desk.ask("again", client="greedy")
-    modest = desk.ask("modest", client="modest")
-    assert desk.receive() == [modest]
 
 
 async def test_who_waited_too_long_for_any_instance_ends() -> None:
@@ -168,16 +112,6 @@ async def test_who_names_an_instance_that_takes_no_more_is_its_own_or_refused() 
     assert desk.receive() == []
     assert desk.queue.take(1, 1, lambda: math.inf, 0.0) == [free]
     assert desk.queue.n_load == 2
-
-
-async def test_an_instance_that_is_alone_takes_everybody_as_they_came() -> None:
-    queue = ModelQueue()
-    asked = [Ticket(request(f"{i}", priority=-i), lambda events: None, 0.0) for i in range(5)]
-    assert all(queue.add(ticket) for ticket in asked)
-    assert queue.take(0, 0, lambda: 0.0, 0.0) == asked
-    for ticket in asked:
-        queue.left(ticket)
-    assert (queue.n_load, queue.open, dict(queue._held)) == (0, {}, {})
 
 
 async def test_a_live_request_interrupts_the_prefill_of_a_batch_request() -> None:

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from server.engine.lora import Adapter
-from server.engine.request import Adapters, FinishReason
-from server.errors import InternalError, InvalidRequest, ShuttingDown
+from server.engine.request import FinishReason
+from server.errors import InternalError, InvalidRequest
 from tests.support.fakes import FakeRunner
 from tests.unit.engine.builders import Reply, alone, engine_over, request, run
 from tests.unit.engine.events import events_of
@@ -36,29 +36,6 @@ async def test_a_restored_prefix_is_used_though_another_slot_has_it_and_it_is_to
     assert (reply.started.n_cached, other.started.n_cached) == (5, 5)
 
 
-async def test_a_busy_slot_is_saved_when_it_is_idle() -> None:
-    runner = FakeRunner(n_seq=1, steps=threading.Semaphore(1))
-    async with engine_over(runner) as engine:
-        stream = events_of(engine, request("abc"))
-        await anext(aiter(stream))  # the first token is there, so the slot is busy
-        saving = asyncio.ensure_future(engine.save_slot(0))
-        assert runner.steps is not None
-        runner.steps.release(100)
-        async for _ in stream:
-            pass
-        saved = await asyncio.wait_for(saving, 60)
-    assert len(saved.tokens) == 4 + 7
-
-
-async def test_an_erased_slot_is_empty() -> None:
-    async with engine_over(FakeRunner(n_seq=1)) as engine:
-        await run(engine, request("abc"))
-        assert await engine.erase_slot(0) == 4 + 7
-        assert await engine.erase_slot(0) == 0
-        (again,) = await run(engine, request("abc"))
-    assert again.started.n_cached == 0
-
-
 async def test_a_refused_state_leaves_the_slot_empty_and_usable() -> None:
     async with engine_over(FakeRunner(n_seq=1)) as engine:
         await run(engine, request("abc"))
@@ -72,36 +49,6 @@ async def test_a_refused_state_leaves_the_slot_empty_and_usable() -> None:
         (reply,) = await run(engine, request("abc"))
     assert reply.started.n_cached == 0
     assert reply.text == alone(request("abc"))
-
-
-async def test_a_restored_state_takes_the_room_of_idle_caches() -> None:
-    runner = FakeRunner(n_seq=3, n_ctx_seq=100, n_cells=100, unified=True)
-    async with engine_over(runner) as engine:
-        await run(engine, request("a" * 50))
-        saved = await engine.save_slot(0)
-        await engine.erase_slot(0)
-        await run(engine, request("b" * 70))
-        await engine.restore_slot(2, saved)
-        (reply,) = await run(engine, request("a" * 50 + "!"))
-    assert reply.started.n_cached == 51
-
-
-async def test_a_command_that_waits_for_a_slot_ends_with_the_engine() -> None:
-    runner = FakeRunner(n_seq=1, steps=threading.Semaphore(1))
-    async with engine_over(runner) as engine:
-        stream = events_of(engine, request("abc"))
-        await anext(aiter(stream))  # the first token is there, so the slot is busy
-        saving = asyncio.ensure_future(engine.save_slot(0))
-        await asyncio.sleep(0)
-        closing = asyncio.ensure_future(engine.close())
-        await asyncio.sleep(0)  # it has said that the thread is to stop
-        assert runner.steps is not None
-        runner.steps.release(100)
-        await asyncio.wait({saving}, timeout=60)
-        with pytest.raises(ShuttingDown):
-            saving.result()
-        stream.cancel()
-        await closing
 
 
 async def test_a_prefix_made_under_one_lora_set_is_never_reused_under_another() -> None:
@@ -184,20 +131,6 @@ async def test_a_shift_that_the_library_refuses_ends_that_request_alone(monkeypa
     assert again.text == alone(request("abcdefgh", max_tokens=5))
 
 
-async def test_a_lora_set_that_the_library_refuses_fails_its_requests_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(adapters: Adapters) -> None:
-        if adapters:
-            raise InternalError("llama_set_adapter_lora failed")
-
-    runner = FakeRunner(n_seq=4, adapters=(Adapter(0, "a"),))
-    monkeypatch.setattr(runner, "use_adapters", refuse)
-    plain = request("abc", adapters=(), max_tokens=30)
-    async with engine_over(runner) as engine:
-        tuned, reply = await run(engine, request("xyz", adapters=((0, 1.0),)), plain)
-    assert isinstance(tuned.error, InternalError)
-    assert reply.text == alone(plain)
-
-
 async def test_without_context_shift_a_full_context_ends_the_request() -> None:
     async with engine_over(FakeRunner(n_seq=1, n_ctx_seq=32)) as engine:
         (reply,) = await run(engine, request("abcdefgh", max_tokens=100))
@@ -213,27 +146,6 @@ async def test_shifted_cells_are_no_exact_prefix_for_others() -> None:
         assert held.startswith("abcdefgh")
         (reply,) = await run(engine, request(held, max_tokens=1))
     assert reply.started.n_cached == 9
-
-
-async def test_moved_cells_are_reused_only_where_it_is_asked_for() -> None:
-    cached, prompt = "s" + "o" * 20 + "middle of the text", "s" + "middle of the text" + "!"
-    for n_cache_reuse, n_cached in ((0, 2), (8, 20)):
-        async with engine_over(FakeRunner(n_seq=1)) as engine:
-            await run(engine, request(cached, max_tokens=1))
-            (reply,) = await run(engine, request(prompt, n_cache_reuse=n_cache_reuse))
-            assert reply.started.n_cached == n_cached
-            assert reply.text == alone(request(prompt))
-
-
-async def test_the_next_turn_goes_on_behind_cells_that_were_moved_for_the_one_before() -> None:
-    cached, prompt = "s" + "o" * 20 + "middle of the text", "s" + "middle of the text" + "!"
-    async with engine_over(FakeRunner(n_seq=1)) as engine:
-        await run(engine, request(cached, max_tokens=1))
-        (first,) = await run(engine, request(prompt, n_cache_reuse=8))
-        turn = request(prompt + first.text + " and more", n_cache_reuse=8)
-        (second,) = await run(engine, turn)
-        assert second.started.n_cached == len(request(prompt + first.text).prompt) - 1
-        assert second.text == alone(turn)
 
 
 async def test_a_line_with_too_little_indentation_ends_the_reply() -> None:

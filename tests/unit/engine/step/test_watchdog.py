@@ -4,7 +4,6 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
-from typing import cast
 
 import pytest
 
@@ -14,7 +13,7 @@ from server.engine.runner_api import BatchEntry
 from server.errors import InternalError, Unavailable
 from tests.support.fakes import FakeRunner
 from tests.unit.clock import Clock
-from tests.unit.engine.builders import Reply, alone, engine_over, request, run
+from tests.unit.engine.builders import Reply, alone, request, run
 
 pytestmark = pytest.mark.timeout(60)
 LIMIT_S = 10.0
@@ -88,18 +87,6 @@ async def test_a_step_that_hangs_ends_its_requests_and_fails_the_model(
             await engine.close()
 
 
-async def test_a_step_that_comes_back_after_all_ends_its_thread_in_order(hang: Hang) -> None:
-    async with hanging(hang) as (engine, clock, asked):
-        for clock.now in (0.0, LIMIT_S + 1):
-            engine.check_progress(LIMIT_S)
-        await asked
-        hang.end.set()
-        (instance,) = engine._instances
-        assert await asyncio.to_thread(instance.join, 60)
-        assert cast(FakeRunner, instance.runner).closed
-        await engine.close()
-
-
 async def test_commands_of_a_hung_instance_end_too(hang: Hang) -> None:
     async with hanging(hang) as (engine, clock, asked):
         saving = asyncio.ensure_future(engine.save_slot(0))
@@ -140,27 +127,3 @@ async def test_other_instances_go_on(hang: Hang) -> None:
         assert reply.text == alone(request("two"))
         (pinned,) = await run(engine, request("three", id_slot=0))  # to the one that hangs
         assert isinstance(pinned.error, InternalError)
-
-
-async def test_a_thread_that_has_ended_in_order_does_not_hang() -> None:
-    """Its model is still there, as long as somebody holds a lease."""
-    clock = Clock()
-    async with engine_over(FakeRunner(), clock=clock) as engine:
-        await engine.close()
-        for clock.now in (0.0, LIMIT_S + 1):
-            engine.check_progress(LIMIT_S)
-        assert (engine.hangs, engine.failure) == (False, "")
-
-
-async def test_who_rests_or_steps_is_left_alone() -> None:
-    clock = Clock()
-    async with engine_over(FakeRunner(), clock=clock) as engine:
-        for step in range(5):
-            while not all(instance.at_rest for instance in engine._instances):  # noqa: ASYNC110 - it tells nobody
-                await asyncio.sleep(0)
-            engine.check_progress(LIMIT_S)
-            clock.now += LIMIT_S * 2
-            engine.check_progress(LIMIT_S)
-            (reply,) = await run(engine, request(f"request {step}"))
-            assert reply.text == alone(request(f"request {step}"))
-        assert not engine.hangs

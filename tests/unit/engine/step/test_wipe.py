@@ -3,8 +3,6 @@
 from collections.abc import Sequence
 from typing import Any
 
-import pytest
-
 from server.engine.lora import Adapter
 from server.engine.runner_api import BatchEntry
 from server.errors import NotNumbers
@@ -65,17 +63,6 @@ async def test_who_makes_no_numbers_by_himself_fails() -> None:
         runner.bad_set = ()
         (after,) = await run(engine, request("a" * 100))
         assert after.error is None
-
-
-@pytest.mark.parametrize("adapters", [(), ADAPTERS])
-async def test_a_model_that_makes_none_ends_each_request_in_time(adapters: tuple[Adapter, ...]) -> None:
-    class Broken(Spoilt):
-        def sample(self, output: int, sampler: FakeSampler) -> int:
-            raise NotNumbers
-
-    async with engine_over(Broken(adapters=adapters)) as engine:
-        (reply,) = await run(engine, request("a" * 100))
-        assert isinstance(reply.error, NotNumbers)
 
 
 async def test_a_prompt_that_is_being_read_is_not_at_fault_for_others() -> None:
