@@ -38,18 +38,6 @@ def wait_gone(pid: int) -> None:
         time.sleep(0.01)
 
 
-def ask_again(server: RealServer) -> dict[str, Any]:
-    """Send `CHAT` until the model's next process has it: a load that takes long is a 503 with Retry-After."""
-    deadline = time.monotonic() + DEADLINE_S
-    while (reply := server.request("POST", "/v1/chat/completions", CHAT)).status == 503:
-        assert "retry-after" in reply.headers
-        assert time.monotonic() < deadline, reply
-        time.sleep(0.1)
-    assert reply.status == 200, reply
-    found: dict[str, Any] = reply.json()
-    return found
-
-
 def test_slots_adapters_grammars_and_counts_pass_the_border_and_survive_a_kill(tmp_path: Path) -> None:
     flags = (
         "--isolation",
@@ -77,7 +65,7 @@ def test_slots_adapters_grammars_and_counts_pass_the_border_and_survive_a_kill(t
         os.kill(model_process(server), signal.SIGTERM)  # as when all of a group get one: the server decides
         assert server.get("/health")
         os.kill(model_process(server), signal.SIGKILL)
-        again = ask_again(server)  # with the scales as they were
+        again = server.post("/v1/chat/completions", CHAT)  # waits, and finds the scales as they were
         assert again["choices"][0]["message"]["content"] == arrr
         server.request("POST", "/lora-adapters", [{"id": 0, "scale": 0.0}])
         server.post("/slots/0?action=restore", {"filename": "a.slot"})
