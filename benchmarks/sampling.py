@@ -13,8 +13,7 @@ from functools import partial
 import numpy as np
 
 from server.llama.library import fast
-from server.llama.sampling.candidates import Candidates, Logits, apply_unlocked
-from server.llama.sampling.parallel import ParallelSampling, threads_for
+from server.llama.sampling.candidates import Candidates, Logits, ParallelSampling, apply_unlocked, threads_for
 from server.llama.sampling.sampler import NativeSampler, new_chain
 
 

@@ -47,7 +47,7 @@ GREEDY = SamplingParams(temperature=0.0, ignore_eos=True)
 ASKED = ("Tell me a story about a {}.", "Tell me a long story about a {} and its friend.", "Write a story with a {}.")
 REAL = ("file", "quote", "other")
 RENAMED = (  # a function; its new name; the file
-    ("fingerprint", "digest", "server/llama/files/fingerprint.py"),
+    ("fingerprint", "digest", "server/llama/files/model_file.py"),
     ("turn_ends", "ends_of_turns", "server/llama/files/roles.py"),
     ("spec_type", "kinds", "server/options/specs.py"),
 )

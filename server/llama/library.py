@@ -18,7 +18,7 @@ from typing import Any
 
 import llama_cpp.llama_cpp as _bindings
 
-from server.errors import InternalError
+from server.errors import InternalError, ModelFailed
 
 SWITCH_INTERVAL_S = 0.0005
 """How long a thread that returns from a long native call waits for a busy Python thread to release the GIL. Python's
@@ -187,6 +187,15 @@ def reason(errors: list[str], otherwise: str) -> str:
         return otherwise
     head, separator, rest = telling[-1].partition(": ")
     return rest if separator and head.isidentifier() else telling[-1]
+
+
+def new_context(model: int, params: ctypes.Structure, name: str, what: str) -> int:
+    """Return a new native context; blocking. Raises `ModelFailed`: `what` with the library's reason."""
+    with collect_errors() as errors:
+        context: int | None = C.llama_init_from_model(model, params)
+    if not context:
+        raise ModelFailed(name, f"{what}: {reason(errors, 'the library gave no reason')}")
+    return context
 
 
 def supports_gpu_offload() -> bool:

@@ -60,7 +60,7 @@ def generate(
     runner: LlamaRunner, tokens: Sequence[int], n: int, params: SamplingParams = GREEDY, seq: int = 0
 ) -> list[int]:
     """`n` tokens after `tokens`, which are prefilled into the emptied `seq`."""
-    runner.clear(seq)
+    runner.seq_remove(seq, 0)
     prefill(runner, seq, tokens)
     sampler = runner.sampler(params, tokens)
     pos = len(tokens)

@@ -239,7 +239,7 @@ def test_a_chain_goes_on_in_another_slot_and_on_the_processor(tmp_path: Path) ->
         found = []
         for seq, in_graph in places:
             runner.sample_in_graph(seq, sampler if in_graph else None)
-            runner.clear(seq)
+            runner.seq_remove(seq, 0)
             assert runner.decode([Entry(seq, 0, [5, 9])])
             assert sampler.seq == (seq if in_graph else -1)
             found.append(runner.sample(0, sampler))
@@ -273,6 +273,6 @@ def test_a_context_has_room_for_the_largest_chain_from_the_beginning(tmp_path: P
         assert breakdown(runner._open())[HOST].compute <= taken
         for sampler in samplers:
             sampler.close()
-        runner.clear(0)
+        runner.seq_remove(0, 0)
     for each in (runner, plain, weights, without):
         each.close()

@@ -167,7 +167,7 @@ def test_pictures_of_several_sequences_are_seen_at_once(gguf_folder: Path, *, un
         assert runner.decode(entries)
         together = [raw_logits(runner, output) for output in range(3)]
         for entry, expected in zip(entries, together, strict=True):
-            runner.clear(entry.seq)
+            runner.seq_remove(entry.seq, 0)
             assert runner.decode([entry])
             assert raw_logits(runner) == pytest.approx(expected, abs=1e-2)
         assert np.abs(np.subtract(together[0], together[1])).max() > 0.1

@@ -11,7 +11,7 @@ import openai
 import pytest
 
 from server.app import PICTURES
-from server.llama.media.bindings import M, start_media
+from server.llama.media.chunks import M, start_media
 from server.media.bitmap import bitmaps_of
 from server.media.decode import Decoder
 from tests.media_files import SOUNDS, media_file

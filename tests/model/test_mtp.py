@@ -14,7 +14,7 @@ from server.engine.request import Request, SamplingParams
 from server.engine.runner_api import BatchEntry
 from server.errors import ModelFailed
 from server.llama.context.batch import Run
-from server.llama.context.mtp import READ, LlamaMtpHeads
+from server.llama.context.draft_runner import READ, LlamaMtpHeads
 from server.llama.context.runner import LlamaRunner
 from server.llama.loader import LlamaLoader
 from server.llama.weights.model import LlamaWeights

@@ -45,7 +45,7 @@ def step(scheduler: Scheduler, cells: Cells, runner: LlamaRunner) -> None:
 def test_text_is_what_it_is_alone(runner: LlamaRunner, copies: bool) -> None:
     prompts = [prompt_tokens(runner.vocab, text) for text in TEXTS]
     expected = [generate(runner, prompt, N, seq=3) for prompt in prompts]
-    runner.clear(3)
+    runner.seq_remove(3, 0)
     scheduler = Scheduler(runner.info, EngineParams(cache_ram=0))
     cells = Cells(runner, scheduler, lambda: 0.0)
     running = []
@@ -85,7 +85,7 @@ def test_padded_runs_continue_as_if_they_were_not_padded(runner: LlamaRunner, mo
     monkeypatch.setattr(runner, "_evaluation_tokens", 9.0)
     prompts = [prompt_tokens(runner.vocab, TEXTS[0])[:n] for n in (5, 7, 4)]
     expected = [generate(runner, prompt, N, seq=3) for prompt in prompts]
-    runner.clear(3)
+    runner.seq_remove(3, 0)
     samplers = [runner.sampler(GREEDY, prompt) for prompt in prompts]
     try:
         assert runner.decode([Run(seq, 0, prompt, n_outputs=1) for seq, prompt in enumerate(prompts)])
@@ -99,7 +99,7 @@ def test_padded_runs_continue_as_if_they_were_not_padded(runner: LlamaRunner, mo
     finally:
         for seq, sampler in enumerate(samplers):
             sampler.close()
-            runner.clear(seq)
+            runner.seq_remove(seq, 0)
 
 
 def test_evaluations_and_copies_are_timed(runner: LlamaRunner) -> None:

@@ -1,23 +1,39 @@
-"""A draft model's context: decodes, and returns the most probable next token."""
+"""The context of a draft model, and of a model's own MTP (NextN) heads: a second context on the same weights, whose
+graph is the layer after the model's last one.
+
+The heads read each token with the model's hidden state one position before it, which the model's own decode outputs
+(llama.cpp common/speculative.cpp, common_speculative_impl_draft_mtp). They follow every decode, prefill included.
+Decoded tokens are buffered until there are enough or a draft is needed; both are then read in one decode, where
+llama-server needs two. States loaded from RAM or disk have no hidden states: the heads start after them, with a
+lower acceptance rate for a while.
+"""
 
 import ctypes
+import logging
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
+import llama_cpp.llama_cpp_ext as _bindings
 import numpy as np
+import numpy.typing as npt
 
 from server.engine.runner_api import BatchEntry, RunnerInfo
-from server.errors import InternalError
-from server.llama.context.batch import Batch
-from server.llama.context.sequences import Sequences
+from server.errors import CONTAINED, InternalError
+from server.llama.context.batch import Batch, Run
+from server.llama.context.sequences import NativeSequences
 from server.llama.context.thread_pools import ThreadPools
 from server.llama.library import C, collect_errors, fast, reason
 from server.llama.sampling.candidates import Logits
 
+log = logging.getLogger(__name__)
+
+
 _FAR = 16.0  # what lies so far below the highest logit does not change the sum
 
 
-class LlamaDraftRunner:
+class LlamaDraftRunner(NativeSequences):
     """`server.engine.runner_api.DraftRunner` over a native context, used by one thread.
 
     Tokens after the first `n_shared` of its `n_vocab` do not exist in the target model.
@@ -34,21 +50,14 @@ class LlamaDraftRunner:
         pools: ThreadPools | None = None,
         on_close: Callable[[], None],
     ) -> None:
-        self.info = info
-        self._context: int | None = context
+        super().__init__(context, info)
         self._batch = Batch(info.n_batch, info.n_seq, n_vocab)
         self._n_shared = min(n_shared, n_vocab)
         self._deferred = deferred
         self._pools = pools
         self._on_close = on_close
         self._outputs: list[int] = []
-        self._sequences = Sequences(context, info, 0, self.decode)
         self._logits_type = ctypes.c_float * n_vocab
-
-    def _open(self) -> int:
-        if self._context is None:
-            raise InternalError("a draft context was used after it was closed")
-        return self._context
 
     def decode(self, entries: Sequence[BatchEntry]) -> bool:
         """Decode in one call. True: done. False: no KV room, and nothing was changed. Raises `InternalError`."""
@@ -63,7 +72,7 @@ class LlamaDraftRunner:
                 C.llama_synchronize(context)
         if self._pools is not None:
             self._pools.leave()
-        self._sequences.decoded(status)
+        self._settled(status)
         if status not in (0, 1):
             raise InternalError(f"llama_decode returned {status}: {reason(errors, 'no reason given')}")
         self._outputs = outputs if status == 0 else []
@@ -85,16 +94,6 @@ class LlamaDraftRunner:
         near = logits[logits > highest - _FAR]
         return token, 1.0 / float(np.exp(near - highest).sum())
 
-    def seq_remove(self, seq: int, pos: int) -> bool:
-        """Forget positions >= `pos` of `seq`; False when that can't be."""
-        self._open()
-        return self._sequences.remove(seq, pos)
-
-    def seq_copy(self, source: int, target: int) -> None:
-        """Make `target`, which must be empty, a copy of the whole of `source`."""
-        self._open()
-        self._sequences.copy(source, target)
-
     def close(self) -> None:
         """Free the context; every later call raises. Once is enough."""
         context, self._context = self._context, None
@@ -103,3 +102,198 @@ class LlamaDraftRunner:
             if self._pools is not None:
                 self._pools.close()
             self._on_close()
+
+
+Rows = npt.NDArray[np.float32]
+
+READ = 32  # buffered tokens at most
+_KEPT = 129  # hidden states kept per sequence: the longest draft and the token before it
+
+_ext: Any = _bindings  # C++ names, which llama-cpp-python binds as "not part of the stable API"
+
+
+@dataclass(slots=True)
+class _Followed:
+    """The state of a sequence. The heads hold positions up to ``n_read``; ``tokens`` follow, with the hidden state
+    before each in ``rows``. ``seen``: hidden states of positions up to ``end``.
+    """
+
+    n_read: int = 0
+    tokens: list[int] = field(default_factory=list)
+    rows: list[Rows] = field(default_factory=list)
+    seen: Rows | None = None
+    draft_rows: Rows | None = None  # the hidden state of the heads after the last draft token
+
+    @property
+    def end(self) -> int:
+        return self.n_read + len(self.tokens)
+
+    def begin(self, pos: int) -> None:
+        """Drop everything and continue at `pos`."""
+        self.n_read, self.tokens, self.rows, self.seen, self.draft_rows = pos, [], [], None, None
+
+
+class LlamaMtpHeads(LlamaDraftRunner):
+    """`server.engine.runner_api.MtpHeads` for the native context `target`."""
+
+    def __init__(
+        self,
+        target: int,
+        heads: int,
+        info: RunnerInfo,
+        n_vocab: int,
+        n_embd: int,
+        *,
+        deferred: bool,
+        pools: ThreadPools | None = None,
+        on_close: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`n_embd`: numbers of a hidden state."""
+        super().__init__(heads, info, n_vocab, n_vocab, deferred=deferred, pools=pools, on_close=on_close)
+        self._target, self._n_embd = target, n_embd
+        self._followed = [_Followed() for _ in range(info.n_seq)]
+        self._none = np.zeros(n_embd, np.float32)
+        self._states = np.zeros((info.n_batch, n_embd), np.float32)
+        self._batch.native.embd = self._states.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
+        self._failed = False
+        _ext.llama_set_embeddings_nextn(target, True, False)  # of every token
+        _ext.llama_set_embeddings_nextn(heads, True, True)  # of those with logits
+
+    # ---- what the model did
+
+    def follow(self, entries: Sequence[BatchEntry]) -> None:
+        """Record that the model decoded `entries`, which are text. Never fails: after an error no more drafts are
+        made.
+        """
+        if self._failed:
+            return
+        try:
+            self._follow(entries)
+            if sum(len(each.tokens) for each in self._followed) > READ:
+                self._read_all()
+        except CONTAINED as error:
+            log.warning("a model's MTP heads failed; it continues without them: %s", error)
+            self._failed = True
+
+    def _follow(self, entries: Sequence[BatchEntry]) -> None:
+        n = sum(len(entry.tokens) for entry in entries)
+        address = _ext.llama_get_embeddings_nextn(self._target)
+        if not address:
+            raise InternalError("the library has no hidden states of the last decode")
+        states = np.ctypeslib.as_array(address, (n, self._n_embd))
+        at = 0
+        for entry in entries:
+            rows = states[at : at + len(entry.tokens)]
+            at += len(rows)
+            self._add(entry.seq, entry.pos, entry.tokens, rows)
+
+    def _add(self, seq: int, pos: int, tokens: Sequence[int], rows: Rows) -> None:
+        one = self._followed[seq]
+        if pos < one.end:
+            self.cut(seq, pos)
+        before = None if pos else self._none
+        if pos and one.end == pos and one.seen is not None:
+            before = one.seen[-1]
+        if before is None or one.end != pos:
+            self.forget(seq)
+            one.begin(pos + (before is None))
+        own = rows[-_KEPT:].copy()
+        states = [row for row in (before,) if row is not None] + list(rows[:-1].copy())
+        one.tokens += tokens[len(tokens) - len(states) :]
+        one.rows += states
+        earlier = one.seen[len(own) - _KEPT :] if one.seen is not None and len(own) < _KEPT else None
+        one.seen = own if earlier is None else np.concatenate((earlier, own))
+
+    def _read_all(self) -> None:
+        """Decode all buffered tokens."""
+        for seq, one in enumerate(self._followed):
+            while one.tokens:
+                n = min(len(one.tokens), self.info.n_batch)
+                if not self._decode([(Run(seq, one.n_read, one.tokens[:n]), one.rows[:n])]):
+                    self.forget(seq)
+                    break
+                one.n_read += n
+                del one.tokens[:n], one.rows[:n]
+
+    def cut(self, seq: int, pos: int) -> None:
+        """The model has forgotten the positions of `seq` from `pos` on."""
+        one = self._followed[seq]
+        if pos >= one.end:
+            return
+        n_gone = one.end - pos
+        seen = one.seen[:-n_gone] if one.seen is not None and n_gone < len(one.seen) else None
+        if pos > one.n_read:
+            del one.tokens[pos - one.n_read :], one.rows[pos - one.n_read :]
+        elif pos > 0 and self.seq_remove(seq, pos):
+            one.tokens, one.rows, one.n_read = [], [], pos
+        else:
+            self.forget(seq)
+            return
+        one.seen, one.draft_rows = seen, None
+
+    def forget(self, seq: int) -> None:
+        """Record that the contents of `seq` are unknown."""
+        self.seq_remove(seq, 0)
+        self._followed[seq].begin(0)
+
+    def copied(self, source: int, target: int) -> None:
+        """Record that the empty `target` now holds what `source` holds."""
+        self.forget(target)
+        one = self._followed[source]
+        self.seq_copy(source, target)
+        self._followed[target] = _Followed(one.n_read, list(one.tokens), list(one.rows), one.seen)
+
+    # ---- drafts
+
+    def ready(self, seq: int, pos: int) -> bool:
+        """Whether drafts can be made after the first `pos` positions of `seq`."""
+        one = self._followed[seq]
+        return not self._failed and one.end == pos and one.seen is not None
+
+    def decode(self, entries: Sequence[BatchEntry]) -> bool:
+        """Decode one token of each sequence, after the model's tokens or after the last draft token. As
+        `LlamaDraftRunner.decode`; `end_draft` removes the draft tokens.
+        """
+        runs = [self._run(entry) for entry in entries]
+        if not self._decode(runs):
+            return False
+        context = self._open()
+        for entry, output in zip(entries, self._outputs, strict=True):
+            one = self._followed[entry.seq]
+            if one.draft_rows is None:
+                one.n_read, one.tokens, one.rows = one.end, [], []
+            row = _ext.llama_get_embeddings_nextn_ith(context, output)
+            if not row:
+                raise InternalError("the library has no hidden state after a draft token")
+            one.draft_rows = np.ctypeslib.as_array(row, (self._n_embd,)).copy()
+        return True
+
+    def _run(self, entry: BatchEntry) -> tuple[Run, list[Rows]]:
+        one = self._followed[entry.seq]
+        if one.draft_rows is not None:
+            return Run(entry.seq, entry.pos, entry.tokens, n_outputs=1), [one.draft_rows]
+        if one.seen is None or one.end != entry.pos:
+            raise InternalError(f"sequence {entry.seq} was followed to {one.end}, not to {entry.pos}")
+        return (
+            Run(entry.seq, one.n_read, [*one.tokens, *entry.tokens], n_outputs=1),
+            [*one.rows, one.seen[-1]],
+        )
+
+    def end_draft(self, seqs: Sequence[int]) -> None:
+        """Remove the draft tokens of `seqs` from the cells."""
+        for seq in seqs:
+            one = self._followed[seq]
+            if one.draft_rows is not None:
+                one.draft_rows = None
+                if not self.seq_remove(seq, one.n_read):
+                    self.forget(seq)
+
+    def _decode(self, runs: Sequence[tuple[Run, Sequence[Rows]]]) -> bool:
+        rows = [row for _, before in runs for row in before]
+        if len(rows) > len(self._states):
+            raise InternalError(
+                f"a batch of {len(rows)} tokens for MTP heads; at most {len(self._states)} are possible"
+            )
+        for at, row in enumerate(rows):
+            self._states[at] = row
+        return super().decode([run for run, _ in runs])

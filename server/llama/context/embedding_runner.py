@@ -13,7 +13,7 @@ from server.errors import InternalError, ModelFailed
 from server.llama.context.batch import Batch, Run
 from server.llama.context.thread_pools import ThreadPools, thread_pools
 from server.llama.files.roles import POOLING_TYPES
-from server.llama.library import C, collect_errors, reason
+from server.llama.library import C, collect_errors, new_context, reason
 from server.llama.media.batch import EmbeddingBatch
 from server.llama.media.chunks import NativeChunk
 from server.llama.media.projector import Projector
@@ -186,10 +186,7 @@ def open_embedding_runner(
 ) -> LlamaEmbeddingRunner:
     """A new context that `adapt` may change; blocking. Raises `ModelFailed` when the library refuses it, or the first
     computation."""
-    with collect_errors() as errors:
-        context = C.llama_init_from_model(model, params)
-    if not context:
-        raise ModelFailed(spec.id, f"no context that embeds: {reason(errors, 'the library gave no reason')}")
+    context = new_context(model, params, spec.id, "no context that embeds")
     try:
         adapt(context)
         info = embedder_info(context, model, spec.native)

@@ -2,6 +2,8 @@
 
 import ctypes
 import math
+import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
@@ -11,21 +13,43 @@ from server.engine.request import Adapters, SamplingParams, TokenLogprob
 from server.engine.runner_api import BatchEntry, RunnerInfo
 from server.errors import InternalError, Interrupted, NotNumbers
 from server.llama.context.batch import Batch
-from server.llama.context.draft_runner import LlamaDraftRunner
-from server.llama.context.interruption import Interruption
-from server.llama.context.mtp import LlamaMtpHeads
+from server.llama.context.draft_runner import LlamaDraftRunner, LlamaMtpHeads
 from server.llama.context.padding import padded_lengths
-from server.llama.context.sequences import Sequences
+from server.llama.context.sequences import NativeSequences
 from server.llama.context.thread_pools import ThreadPools
 from server.llama.library import C, collect_errors, fast, reason
 from server.llama.media.batch import EmbeddingBatch
 from server.llama.media.projector import Projector
 from server.llama.neighbours import ComputeThreads
-from server.llama.sampling.candidates import Candidates, Logits, allowed_tokens, apply_unlocked
+from server.llama.sampling.candidates import Candidates, Logits, ParallelSampling, allowed_tokens, apply_unlocked
 from server.llama.sampling.graph import GraphSampling
-from server.llama.sampling.parallel import ParallelSampling
 from server.llama.sampling.sampler import NativeSampler, SamplerFactory
 from server.llama.vocab import LlamaVocab
+
+
+class Interruption:
+    """The abort callback of one context. ``allow`` is called by the thread that decodes."""
+
+    def __init__(self, context: int) -> None:
+        self._text = ctypes.create_string_buffer(2)
+        self._is_allowed = False
+        self._lock = threading.Lock()
+        if sys.platform != "win32":  # there, strlen is not among the process's own symbols
+            strlen = ctypes.cast(ctypes.CDLL(None).strlen, C.ggml_abort_callback)
+            C.llama_set_abort_callback(context, strlen, ctypes.addressof(self._text))
+
+    def allow(self, *, wanted: bool) -> None:
+        """Allow or forbid interruption, and withdraw an earlier request."""
+        with self._lock:
+            self._is_allowed = wanted
+            self._text[0] = b"\0"
+
+    def request(self) -> None:
+        """Interrupt the decode if that is allowed now. Thread-safe."""
+        with self._lock:
+            if self._is_allowed:
+                self._text[0] = b"\1"
+
 
 # a chain over more candidates takes longer than getting the GIL back: let other threads run meanwhile
 _HOLD_GIL_UP_TO = 1 << 16
@@ -34,7 +58,7 @@ _ABORTED = 2  # status of llama_decode
 _LOWEST = -3.4028234663852886e38  # what llama-server prints for a probability of 0
 
 
-class LlamaRunner:
+class LlamaRunner(NativeSequences):
     """`server.engine.runner_api.Runner` over a native context, used by one thread.
 
     ``adapters`` were loaded with the weights, each with its native pointer. If ``info.deferred``, the device
@@ -60,10 +84,9 @@ class LlamaRunner:
         encoder: Projector | None = None,
         evaluation_tokens: float = 0.0,
     ) -> None:
+        super().__init__(context, info, n_swa, stateful=stateful)
         self._evaluation_tokens = evaluation_tokens
-        self._context: int | None = context
         self.vocab = vocab
-        self.info = info
         self.draft = draft
         self.heads = heads
         self.encoder = encoder
@@ -77,7 +100,6 @@ class LlamaRunner:
         self._media = EmbeddingBatch(info.n_batch, info.n_seq, encoder.n_embd, mrope=encoder.mrope) if encoder else None
         self._outputs: list[int] = []
         self._checked: dict[int, Logits] = {}  # by output: those of this decode that are known to be numbers
-        self._sequences = Sequences(context, info, n_swa, self._decode_entries, stateful=stateful)
         self._samplers = SamplerFactory(vocab, info.n_ctx_seq)
         small = vocab.n_tokens <= _HOLD_GIL_UP_TO
         self._sample = fast.sampler_sample if small else C.llama_sampler_sample
@@ -88,11 +110,6 @@ class LlamaRunner:
         self._stop = Interruption(context)
         self._rows: Logits | None = None  # of the last decode, once somebody has asked for any
         self._seen = (0, 0, np.empty((0, 0), np.float32))  # where such were last, how many, and the view of them
-
-    def _open(self) -> int:
-        if self._context is None:
-            raise InternalError("a context was used after it was closed")
-        return self._context
 
     def decode(self, entries: Sequence[BatchEntry]) -> bool:
         """Decode in one call. True: done. False: no KV room, and nothing was changed.
@@ -132,7 +149,7 @@ class LlamaRunner:
         if not self._decode_native(context, self._batch.native, self._batch.fill(entries, padded)):
             return False
         for entry, n, n_padded in zip(entries, lengths, padded, strict=True):
-            if n < n_padded and not self._sequences.remove(entry.seq, entry.pos + n):
+            if n < n_padded and not super().seq_remove(entry.seq, entry.pos + n):
                 raise InternalError(f"the padding of sequence {entry.seq} was not removed")
         return True
 
@@ -160,7 +177,7 @@ class LlamaRunner:
                 C.llama_synchronize(context)
         if self._pools is not None:
             self._pools.leave()
-        self._sequences.decoded(status)
+        self._settled(status)
         if status == 1:
             return False
         if status == _ABORTED:
@@ -171,11 +188,9 @@ class LlamaRunner:
         return True
 
     def interruptible(self, *, wanted: bool) -> None:
-        """Let `interrupt` end a decode early from now on, or no longer."""
         self._stop.allow(wanted=wanted)
 
     def interrupt(self) -> None:
-        """End an interruptible decode early. Thread-safe."""
         self._stop.request()
 
     def sampler(self, params: SamplingParams, prompt: Sequence[int]) -> NativeSampler:
@@ -184,12 +199,10 @@ class LlamaRunner:
         return self._samplers.build(params, prompt)
 
     def sample_in_graph(self, seq: int, sampler: NativeSampler | None) -> None:
-        """From the next decode on, sample `seq` with `sampler` in the graph if possible; None: on the CPU."""
         self._open()
         self._graph.attach(seq, sampler)
 
     def sample(self, output: int, sampler: NativeSampler) -> int:
-        """Sample from the `output`-th wanted logits of the last decode and accept the token."""
         if sampler in self._graph:
             return self._graph.sample(self._outputs[output], sampler)
         if sampler.lowered is not None and (best := self._highest(output)) not in sampler.lowered:
@@ -214,13 +227,11 @@ class LlamaRunner:
         return token
 
     def propose(self, output: int, sampler: NativeSampler) -> int:
-        """Sample without accepting."""
         if not sampler.remembers:  # then accepting changes nothing, and the library's own loop is the faster one
             return self.sample(output, sampler)
         return self._candidates.choose(sampler, self._logits(output))
 
     def accept(self, sampler: NativeSampler, token: int) -> None:
-        """Accept `token` into the chain."""
         self._check_token(token)
         fast.sampler_accept(sampler.chain, token)
 
@@ -253,32 +264,18 @@ class LlamaRunner:
         return self.vocab.piece(token, special=False)
 
     def seq_remove(self, seq: int, pos: int) -> bool:
-        """Remove positions >= `pos`. Return False, with nothing changed, if the rest could not be continued."""
-        self._open()
-        removed = self._sequences.remove(seq, pos)
+        removed = super().seq_remove(seq, pos)
         if self.heads is not None and removed:
             self.heads.cut(seq, pos)
         return removed
 
-    def clear(self, seq: int) -> None:
-        """Forget the whole sequence; never fails."""
-        self.seq_remove(seq, 0)
-
     def seq_copy(self, source: int, target: int) -> None:
-        """Make `target` a copy of the whole of `source`; the target must be empty."""
-        self._open()
-        self._sequences.copy(source, target)
+        super().seq_copy(source, target)
         if self.heads is not None:
             self.heads.copied(source, target)
 
     def seq_drop(self, seq: int, start: int, end: int) -> None:
-        """Remove positions `start` to `end` of `seq` and shift later ones down. Raises `InternalError` if the memory
-        cannot shift; requires unshared cells.
-        """
-        self._open()
-        if not self.info.can_shift:
-            raise InternalError("this model's cells can't get other positions")
-        self._sequences.drop(seq, start, end)
+        super().seq_drop(seq, start, end)
         if self.heads is not None:
             self.heads.forget(seq)
 
@@ -293,48 +290,18 @@ class LlamaRunner:
             raise InternalError(f"the library refused the LoRA set {adapters}")
         self._adapters_now = adapters
 
-    def seq_size(self, seq: int, *, partial: bool = False) -> int:
-        """Bytes that `seq_save`, or `seq_checkpoint` where `partial`, would give; nothing is copied for it."""
-        self._open()
-        return self._sequences.size(seq, partial=partial)
-
-    def seq_save(self, seq: int) -> bytes:
-        """The library's own state of one sequence, for `seq_load` of this runner or of one with the same settings.
-
-        The logits of the last decode may be gone after it, as after `seq_load`.
-        """
-        self._open()
-        return self._sequences.save(seq)
-
     def seq_load(self, seq: int, state: bytes, n_pos: int) -> bool:
-        """Replace the contents of `seq`. Return False, with `seq` empty, if there is no room or the state does not have
-        `n_pos` positions. The library trusts the state: external data must be verified before.
-        """
-        self._open()
         if self.heads is not None:
             self.heads.forget(seq)
-        return self._sequences.load(seq, state, n_pos)
-
-    def seq_floor(self, seq: int) -> int:
-        """Return the smallest position to which `seq_remove` can surely truncate `seq`, besides 0."""
-        self._open()
-        return self._sequences.floor(seq)
-
-    def seq_checkpoint(self, seq: int) -> bytes:
-        """Return the part of the current state that `seq_remove` cannot restore."""
-        self._open()
-        return self._sequences.checkpoint(seq)
+        return super().seq_load(seq, state, n_pos)
 
     def seq_rewind(self, seq: int, checkpoint: bytes, n_pos: int) -> bool:
-        """Restore `seq` to `checkpoint`. Return False, with `seq` empty, on failure."""
-        self._open()
-        back = self._sequences.rewind(seq, checkpoint, n_pos)
+        back = super().seq_rewind(seq, checkpoint, n_pos)
         if self.heads is not None:
             self.heads.cut(seq, n_pos if back else 0)
         return back
 
     def wipe(self) -> None:
-        """Zero all cells."""
         C.llama_memory_clear(C.llama_get_memory(self._open()), True)
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
 """The sequences of one context's KV cache: forgetting, copying, saving and loading them."""
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -15,35 +15,37 @@ _WHOLE, _PARTIAL = 0, 1  # LLAMA_STATE_SEQ_FLAGS_NONE, LLAMA_STATE_SEQ_FLAGS_PAR
 _BYTE_POINTER = ctypes.POINTER(ctypes.c_uint8)
 
 
-class Sequences:
-    """Operations on sequences. Between separate KV streams, copied cells move inside the *next* decode, while saving
-    and loading are immediate. `_pending` holds copies not carried out yet, and `_settle` carries them out.
+class NativeSequences:
+    """The sequences of one context, as in `server.engine.runner_api.Runner`. Every call after `close` raises
+    `InternalError`.
+
+    Between separate KV streams, copied cells move inside the *next* decode, while saving and loading are immediate.
+    `_pending` holds copies not carried out yet, and `_settle` carries them out.
     """
 
-    def __init__(
-        self,
-        context: int,
-        info: RunnerInfo,
-        n_swa: int,
-        decode: Callable[[Sequence[BatchEntry]], bool],
-        *,
-        stateful: bool = False,
-    ) -> None:
+    def __init__(self, context: int, info: RunnerInfo, n_swa: int = 0, *, stateful: bool = False) -> None:
         """``stateful``: recurrent or hybrid."""
-        self._context = context
+        self.info = info
+        self._context: int | None = context
         self._memory = C.llama_get_memory(context)
-        self._info = info
         self._n_swa = n_swa
         self._stateful = stateful
-        self._decode = decode
         self._pending: set[int] = set()
 
-    def decoded(self, status: int) -> None:
-        """A decode was tried; only a batch refused at once (-1) leaves the pending copies undone."""
+    def _open(self) -> int:
+        if self._context is None:
+            raise InternalError("a context was used after it was closed")
+        return self._context
+
+    def _decode_entries(self, entries: Sequence[BatchEntry]) -> bool:
+        raise NotImplementedError
+
+    def _settled(self, status: int) -> None:
+        """Record a decode: only a batch refused at once (-1) leaves the pending copies undone."""
         if status != -1:
             self._pending.clear()
 
-    def remove(self, seq: int, pos: int) -> bool:
+    def seq_remove(self, seq: int, pos: int) -> bool:
         """Remove positions >= `pos`. Return False, with nothing changed, if the rest could not be continued.
 
         A sliding-window cache keeps only the last positions, so the rest must still cover the window of `pos`
@@ -60,19 +62,21 @@ class Sequences:
                 return False
         return bool(fast.memory_seq_rm(self._memory, seq, pos, -1))
 
-    def copy(self, source: int, target: int) -> None:
+    def seq_copy(self, source: int, target: int) -> None:
         """The whole of `source` into the empty `target`."""
         self._check(source)
         self._check(target)
         if source == target or fast.memory_seq_pos_max(self._memory, target) >= 0:
             raise InternalError(f"sequence {source} cannot be copied into {target}, which is not empty")
         fast.memory_seq_cp(self._memory, source, target, -1, -1)
-        if not self._info.unified:
+        if not self.info.unified:
             self._pending |= {source, target}
 
-    def drop(self, seq: int, start: int, end: int) -> None:
+    def seq_drop(self, seq: int, start: int, end: int) -> None:
         """Remove positions `start` to `end` and shift later ones down. Requires shiftable, unshared cells."""
         self._check(seq)
+        if not self.info.can_shift:
+            raise InternalError("this model's cells can't get other positions")
         if not 0 <= start < end:
             raise InternalError(f"positions {start} to {end} of sequence {seq} cannot be dropped")
         self._settle(seq)
@@ -80,19 +84,19 @@ class Sequences:
             raise InternalError(f"sequence {seq} cannot forget positions {start} to {end}")
         fast.memory_seq_add(self._memory, seq, end, -1, start - end)
 
-    def save(self, seq: int) -> bytes:
+    def seq_save(self, seq: int) -> bytes:
         """Raises `InternalError` when the library fails."""
         self._check(seq)
         self._settle(seq)
         return self._state(seq, _WHOLE)
 
-    def size(self, seq: int, *, partial: bool = False) -> int:
-        """Bytes that `save`, or `checkpoint` where `partial`, would give. Raises `InternalError` as they do."""
+    def seq_size(self, seq: int, *, partial: bool = False) -> int:
+        """Bytes that `seq_save`, or `seq_checkpoint` where `partial`, would give. Raises `InternalError` as they do."""
         self._check(seq)
         return self._size(seq, _PARTIAL if partial else _WHOLE)
 
     def _size(self, seq: int, flags: int) -> int:
-        size: int = C.llama_state_seq_get_size_ext(self._context, seq, flags)
+        size: int = C.llama_state_seq_get_size_ext(self._open(), seq, flags)
         if not size:  # the library has caught an exception of its own; even an empty sequence has a head
             raise InternalError(f"the library does not know the size of the state of sequence {seq}")
         return size
@@ -104,11 +108,11 @@ class Sequences:
         except MemoryError:
             raise InternalError(f"there is no memory for the state of sequence {seq}, {size} bytes") from None
         start = ctypes.cast(ctypes.addressof(ctypes.c_uint8.from_buffer(view)), _BYTE_POINTER)
-        if C.llama_state_seq_get_data_ext(self._context, start, size, seq, flags) != size:
+        if C.llama_state_seq_get_data_ext(self._open(), start, size, seq, flags) != size:
             raise InternalError(f"the state of sequence {seq} could not be saved")
         return state
 
-    def load(self, seq: int, state: bytes, n_pos: int) -> bool:
+    def seq_load(self, seq: int, state: bytes, n_pos: int) -> bool:
         """Return False, with `seq` empty, if the last position of the state is not `n_pos` - 1 or the cache has no
         room.
         """
@@ -124,27 +128,27 @@ class Sequences:
 
     def _set_state(self, seq: int, state: bytes, flags: int) -> bool:
         start = ctypes.cast(np.frombuffer(state, np.uint8).ctypes.data, _BYTE_POINTER)
-        size: int = C.llama_state_seq_set_data_ext(self._context, start, len(state), seq, flags)
+        size: int = C.llama_state_seq_set_data_ext(self._open(), start, len(state), seq, flags)
         return size == len(state)
 
-    def floor(self, seq: int) -> int:
-        """Return the smallest position to which `remove` can truncate `seq`, besides 0."""
+    def seq_floor(self, seq: int) -> int:
+        """Return the smallest position to which `seq_remove` can truncate `seq`, besides 0."""
         self._check(seq)
-        if self._info.can_cut:
+        if self.info.can_cut:
             return 0
         if self._n_swa and not self._stateful:
             oldest: int = fast.memory_seq_pos_min(self._memory, seq)
             return oldest + self._n_swa if oldest > 0 else 0
         return int(fast.memory_seq_pos_max(self._memory, seq)) + 1
 
-    def checkpoint(self, seq: int) -> bytes:
-        """Return the part that `remove` cannot restore (recurrent states, sliding-window cells), for `rewind`."""
+    def seq_checkpoint(self, seq: int) -> bytes:
+        """Return the part that `seq_remove` cannot restore (recurrent states, window cells), for `seq_rewind`."""
         self._check(seq)
         if self._n_swa:
             self._settle(seq)
         return self._state(seq, _PARTIAL)
 
-    def rewind(self, seq: int, state: bytes, n_pos: int) -> bool:
+    def seq_rewind(self, seq: int, state: bytes, n_pos: int) -> bool:
         """Restore the `n_pos` positions at the time of `state`; truncatable cells are still present. After a copy
         between streams a recurrent state is present at once, a window's cells are not.
         """
@@ -164,15 +168,15 @@ class Sequences:
         """Carry out pending copies from or to `seq` by decoding one token where it disturbs nothing."""
         if seq not in self._pending:
             return
-        last = [fast.memory_seq_pos_max(self._memory, s) for s in range(self._info.n_seq)]
+        last = [fast.memory_seq_pos_max(self._memory, s) for s in range(self.info.n_seq)]
         # an empty sequence if there is one; else the end of one with room, which is cut again
-        order = sorted(range(self._info.n_seq), key=last.__getitem__)
+        order = sorted(range(self.info.n_seq), key=last.__getitem__)
         for candidate in order:
             pos = last[candidate] + 1
-            if pos >= self._info.n_ctx_seq:
+            if pos >= self.info.n_ctx_seq:
                 break
             before = self._state(candidate, _PARTIAL) if pos and self._stateful else b""
-            self._decode([Run(candidate, pos, (0,))])
+            self._decode_entries([Run(candidate, pos, (0,))])
             if before and not self._set_state(candidate, before, _PARTIAL):
                 raise InternalError("a recurrent state could not be put back")
             if not fast.memory_seq_rm(self._memory, candidate, pos if pos else -1, -1):
@@ -181,5 +185,6 @@ class Sequences:
         raise InternalError("a pending copy could not be settled: every sequence is full")
 
     def _check(self, seq: int) -> None:
-        if not 0 <= seq < self._info.n_seq:
-            raise InternalError(f"sequence {seq} of {self._info.n_seq}")
+        self._open()
+        if not 0 <= seq < self.info.n_seq:
+            raise InternalError(f"sequence {seq} of {self.info.n_seq}")

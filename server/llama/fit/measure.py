@@ -64,7 +64,7 @@ class Measure:
         name, path = self._spec.id, self._spec.mmproj
         if path is None:
             return {}
-        from server.llama.media.usage import projector_memory  # libmtmd is loaded only if needed
+        from server.llama.media.projector import projector_memory  # libmtmd is loaded only if needed
 
         read_gguf(name, path)
         return projector_memory(name, path, native)

@@ -1,20 +1,35 @@
 """A prompt with media as the library tokenizes it: chunks of text, and media to be encoded."""
 
+import atexit
 import ctypes
 import hashlib
 import struct
 import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
 
+import llama_cpp.mtmd_cpp as _bindings
 import numpy as np
 from numpy.typing import NDArray
 
 from server.errors import InternalError, InvalidRequest
-from server.llama.library import collect_errors, reason
-from server.llama.media.bindings import AUDIO, TEXT, M
+from server.llama.library import C, collect_errors, log_callback, reason
 from server.media.bitmap import Bitmap
 from server.vocab import PlainText
+
+M: Any = _bindings  # their annotations describe the C types, not what ctypes takes and returns
+
+TEXT, IMAGE, AUDIO = M.MTMD_INPUT_CHUNK_TYPE_TEXT, M.MTMD_INPUT_CHUNK_TYPE_IMAGE, M.MTMD_INPUT_CHUNK_TYPE_AUDIO
+
+
+@cache
+def start_media() -> None:
+    """Only the first call does something."""
+    M.mtmd_helper_log_set(log_callback, None)
+    atexit.register(lambda: M.mtmd_helper_log_set(C.llama_log_callback(), None))
+
 
 Positions = NDArray[np.int32]
 _LOUDEST = 1e6  # full scale is 1

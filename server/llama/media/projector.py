@@ -3,6 +3,7 @@
 import ctypes
 import logging
 import secrets
+import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -15,15 +16,15 @@ import numpy as np
 
 from server.engine.media import MediaPrompt, MediaSpan, media_tokens
 from server.errors import InternalError, InvalidRequest, ModelFailed
-from server.llama.devices import find_devices, offloads
-from server.llama.files.fingerprint import fingerprint
+from server.llama.devices import CPU, devices, find_devices, offloads
 from server.llama.files.gguf_header import GgufHeader
-from server.llama.files.model_file import read_gguf
-from server.llama.library import C, collect_errors, reason
-from server.llama.media.bindings import M, start_media
-from server.llama.media.chunks import Causal, Chunks, NativeChunk, TextChunk
+from server.llama.files.model_file import fingerprint, read_gguf
+from server.llama.fit.breakdown import Tree, tree_nodes
+from server.llama.library import C, bind, collect_errors, reason
+from server.llama.media.chunks import Causal, Chunks, M, NativeChunk, TextChunk, start_media
 from server.llama.threads import n_threads
 from server.media.bitmap import Bitmap, BitmapKind
+from server.pool.memory import HOST, Bytes, Footprint, added
 from server.pool.spec import LoadParams
 
 logger = logging.getLogger("llamapool.llama")
@@ -268,3 +269,23 @@ def _fill(batch: int, context: int, chunks: Sequence[NativeChunk]) -> list[int]:
             return found
         found.append(pointer)
     return found
+
+
+_SYMBOL = "_Z21mtmd_get_memory_usagePKc19mtmd_context_params"
+_NODE_WORDS = 6  # color, parent, left, right; device and bytes
+
+
+def projector_memory(name: str, path: Path | None, native: LoadParams) -> Footprint:
+    """Return the memory of the projector at `path`; empty without one, or if the library does not know. Raises
+    `ModelFailed`.
+    """
+    library = M._libmtmd
+    if path is None or sys.platform != "linux" or not hasattr(library, _SYMBOL):
+        return {}
+    check_is_projector(name, path, read_gguf(name, path))
+    start_media()
+    params = projector_params(name, native, "<__media__>")
+    measure = bind(library, _SYMBOL, Tree, ctypes.c_char_p, M.mtmd_context_params)
+    names = {device.pointer: HOST if device.type == CPU else device.name for device in devices()}
+    entries = [words[-2:] for words in tree_nodes(measure(str(path).encode(), params), _NODE_WORDS)]
+    return added({names.get(device, HOST): Bytes(weights=n_bytes)} for device, n_bytes in entries)

@@ -13,9 +13,8 @@ from dataclasses import dataclass
 
 from server.engine.lora import Adapter
 from server.errors import ModelFailed
-from server.llama.files.fingerprint import fingerprint
 from server.llama.files.gguf_header import BLOCKS, GgufHeader, Tensor
-from server.llama.files.model_file import ModelFiles, read_gguf
+from server.llama.files.model_file import ModelFiles, fingerprint, read_gguf
 from server.llama.library import C, collect_errors, reason
 from server.pool.spec import LoadParams, ScaledFile
 

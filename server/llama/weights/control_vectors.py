@@ -10,9 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from server.errors import ModelFailed
-from server.llama.files.fingerprint import fingerprint
 from server.llama.files.gguf_header import GgufHeader, Tensor
-from server.llama.files.model_file import read_gguf
+from server.llama.files.model_file import fingerprint, read_gguf
 from server.llama.library import C, collect_errors, reason
 from server.pool.spec import LoadParams, ScaledFile
 

@@ -12,7 +12,7 @@ from server.llama.devices import offloads, used_devices
 from server.llama.files.model_file import ModelFiles
 from server.llama.fit.breakdown import Taken
 from server.llama.fit.memory import check_kv_fits
-from server.llama.library import C, collect_errors, fast, reason
+from server.llama.library import C, fast, new_context
 from server.pool.memory import Footprint
 from server.pool.spec import DraftFile
 from server.sandbox.memory import available_bytes
@@ -48,12 +48,7 @@ class DraftWeights:
         name = f"{self._name}, draft_model"
         params = context_params(name, replace(self._file.native, n_ctx=n_ctx))
         check_kv_fits(name, self._header, params, n_ctx, offloaded=offloads(self._file.native))
-        with collect_errors() as errors:
-            context = C.llama_init_from_model(model, params)
-        if not context:
-            raise ModelFailed(
-                name, f"no context of n_ctx {params.n_ctx}: {reason(errors, 'the library gave no reason')}"
-            )
+        context = new_context(model, params, name, f"no context of n_ctx {params.n_ctx}")
         self._taken.count(context)
         n_seq, unified = int(params.n_seq_max), bool(params.kv_unified)
         n_ctx_seq = min(C.llama_n_ctx_seq(context), C.llama_model_n_ctx_train(model))

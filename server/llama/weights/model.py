@@ -11,23 +11,21 @@ from functools import partial
 from server.engine.runner_api import RunnerInfo
 from server.errors import InternalError, ModelFailed
 from server.llama.context.cost import ContextCost, measure, piece_s
+from server.llama.context.draft_runner import LlamaMtpHeads
 from server.llama.context.embedding_params import embedding_params
 from server.llama.context.embedding_runner import LlamaEmbeddingRunner, open_embedding_runner
-from server.llama.context.mtp import LlamaMtpHeads
 from server.llama.context.params import can_cut, generator_params, heads_params, stateful, windowed
 from server.llama.context.runner import LlamaRunner
 from server.llama.context.thread_pools import thread_pools
 from server.llama.devices import offloads, used_devices
-from server.llama.files.chat_templates import built_in_template
-from server.llama.files.fingerprint import fingerprint
-from server.llama.files.model_file import ModelFiles
+from server.llama.files.description import built_in_template
+from server.llama.files.model_file import ModelFiles, fingerprint
 from server.llama.files.roles import Roles, is_encoder, roles
 from server.llama.fit.breakdown import Taken
 from server.llama.fit.measure import adapters
 from server.llama.fit.memory import check_kv_fits
-from server.llama.library import C, collect_errors, reason
-from server.llama.media.projector import Projector
-from server.llama.media.usage import projector_memory
+from server.llama.library import C, collect_errors, new_context, reason
+from server.llama.media.projector import Projector, projector_memory
 from server.llama.neighbours import ComputeThreads
 from server.llama.sampling.graph import largest_chains, take_off
 from server.llama.vocab import LlamaVocab
@@ -82,24 +80,23 @@ class LlamaWeights:
             self.info = replace(self.info, media=self.media.kinds, media_marker=self.media.marker)
         self._media_memory = projector_memory(spec.id, spec.mmproj if self._owns_media else None, spec.native)
 
-    def runner(self) -> LlamaRunner:
-        """A new context; blocking. Raises `ModelFailed` when the settings or the memory do not allow it."""
+    def _open(self) -> int:
         with self._lock:
             if self._model is None:
                 raise InternalError(f"model '{self._spec.id}' was unloaded")
-            model = self._model
+            return self._model
+
+    def runner(self) -> LlamaRunner:
+        """A new context; blocking. Raises `ModelFailed` when the settings or the memory do not allow it."""
+        model = self._open()
         name, native = self._spec.id, self._spec.native
         params = generator_params(model, self._spec)
         check_kv_fits(name, self._header, params, self.info.n_ctx_train, offloaded=offloads(native))
         samples = self._spec.engine.backend_sampling
-        with collect_errors() as errors, largest_chains(model, params) if samples else nullcontext():
-            context = C.llama_init_from_model(model, params)
-            if context and samples:
+        with largest_chains(model, params) if samples else nullcontext():
+            context = new_context(model, params, name, f"no context of n_ctx {params.n_ctx}")
+            if samples:
                 take_off(context, params.n_seq_max)
-        if not context:
-            raise ModelFailed(
-                name, f"no context of n_ctx {params.n_ctx}: {reason(errors, 'the library gave no reason')}"
-            )
         try:
             runner = self._wrap(context, model, params)
         except BaseException:
@@ -118,8 +115,7 @@ class LlamaWeights:
     def _wrap(self, context: int, model: int, params: ctypes.Structure) -> LlamaRunner:
         if not C.llama_get_memory(context):
             raise ModelFailed(self._spec.id, "the model keeps no memory of its context, so it cannot generate text")
-        self._taken.count(context)
-        self._add_control_vectors(context)
+        self._count(context)
         unified, n_seq, cost = bool(params.kv_unified), int(params.n_seq_max), ContextCost()
         if self._spec.native.warmup:
             # libgomp keeps a team of compute threads for each thread that ever decoded, and stops spinning when
@@ -172,12 +168,7 @@ class LlamaWeights:
     def _heads(self, target: int, model: int, info: RunnerInfo) -> LlamaMtpHeads:
         """Return the model's MTP heads for the context `target`. Raises `ModelFailed`."""
         params = heads_params(model, self._spec, target)
-        with collect_errors() as errors:
-            context = C.llama_init_from_model(model, params)
-        if not context:
-            raise ModelFailed(
-                self._spec.id, f"no context of its MTP heads: {reason(errors, 'the library gave no reason')}"
-            )
+        context = new_context(model, params, self._spec.id, "no context of its MTP heads")
         self._taken.count(context)
         return LlamaMtpHeads(
             *(target, context, replace(info, n_batch=C.llama_n_batch(context)), self.vocab.n_tokens),
@@ -186,14 +177,14 @@ class LlamaWeights:
             pools=thread_pools(self._spec.native, params),
         )
 
-    def _add_control_vectors(self, context: int) -> None:
+    def _count(self, context: int) -> None:
+        self._taken.count(context)
         if self._control is not None:
             self._control.apply(context, self._spec.id)
 
     def _adapt(self, context: int) -> None:
         """Embeddings are computed with the scales of the configuration."""
-        self._taken.count(context)
-        self._add_control_vectors(context)
+        self._count(context)
         apply_configured(context, self._spec.id, self._adapters)
 
     def _largest_batch(self, context: int, model: int) -> int:
@@ -205,10 +196,7 @@ class LlamaWeights:
 
     def embedding_runner(self) -> LlamaEmbeddingRunner:
         """As `runner`, a context that embeds."""
-        with self._lock:
-            if self._model is None:
-                raise InternalError(f"model '{self._spec.id}' was unloaded")
-            model = self._model
+        model = self._open()
         params = embedding_params(model, self._spec.id, self._header, self._spec.native)
         if not is_encoder(self._header):
             offloaded = offloads(self._spec.native)

@@ -8,7 +8,7 @@ import llama_cpp as C  # noqa: N812
 import pytest
 
 from server.errors import ModelFailed
-from server.llama.files.chat_templates import built_in_template
+from server.llama.files.description import built_in_template
 from server.llama.loader import LlamaLoader
 from server.pool.loading import chat_template
 from server.pool.spec import ChatParams, ModelSpec

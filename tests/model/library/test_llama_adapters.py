@@ -12,8 +12,8 @@ from gguf import GGUFWriter
 from server.engine.request import Adapters
 from server.errors import ModelFailed
 from server.llama.context.runner import LlamaRunner
-from server.llama.files.fingerprint import fingerprint
 from server.llama.files.gguf_header import read_header
+from server.llama.files.model_file import fingerprint
 from server.llama.library import C
 from server.pool.spec import ScaledFile
 from tests.model.native_fixtures import load, open_runner, prefill, prompt_tokens, raw_logits
@@ -36,7 +36,7 @@ def control(gguf_folder: Path) -> Path:
 
 def logits(runner: LlamaRunner, adapters: Adapters = ()) -> list[float]:
     """After the standard prompt, read from the beginning under `adapters`."""
-    runner.clear(0)
+    runner.seq_remove(0, 0)
     runner.use_adapters(adapters)
     prefill(runner, 0, prompt_tokens(runner.vocab))
     return raw_logits(runner)

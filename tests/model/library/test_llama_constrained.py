@@ -58,7 +58,7 @@ def test_propose_and_accept_are_sample(runner: LlamaRunner, change: dict[str, An
     params = replace(PLAIN, **change)
     tokens = prompt_tokens(runner.vocab)
     expected = generate(runner, tokens, 20, params)
-    runner.clear(0)
+    runner.seq_remove(0, 0)
     prefill(runner, 0, tokens)
     sampler = runner.sampler(params, tokens)
     out: list[int] = []
@@ -102,7 +102,7 @@ def test_a_large_vocabulary_gives_the_gil_away_and_the_same_tokens(gguf_folder: 
     with open_runner(gguf_file(gguf_folder, TinyModel(n_vocab=70_000, n_embd=32))) as runner:
         tokens = prompt_tokens(runner.vocab)
         expected = generate(runner, tokens, 5, params)
-        runner.clear(0)
+        runner.seq_remove(0, 0)
         prefill(runner, 0, tokens)
         sampler = runner.sampler(params, tokens)
         assert runner.propose(0, sampler) == expected[0]

@@ -64,7 +64,7 @@ class Random:
             self._clear(seq)
 
     def _clear(self, seq: int) -> None:
-        self.runner.clear(seq)
+        self.runner.seq_remove(seq, 0)
         self.held[seq] = []
 
 
@@ -80,7 +80,7 @@ def test_a_decode_is_not_changed_by_what_went_before(gguf_folder: Path, kind: st
         for step in range(N_STEPS):
             sequences.disturb()
             for tokens, logits in sequences.decode()[step % N_SEQ :][:1]:
-                alone.clear(0)
+                alone.seq_remove(0, 0)
                 assert alone.decode([Entry(0, 0, tokens)])
                 worst = max(worst, float(np.abs(np.array(logits) - raw_logits(alone)).max()))
     assert worst < ALIKE

@@ -35,7 +35,7 @@ def test_outputs_are_counted_among_the_wanted_logits_only(runner: LlamaRunner) -
     tokens = prompt_tokens(runner.vocab)
     prefill(runner, 0, tokens)
     expected = raw_logits(runner)
-    runner.clear(0)
+    runner.seq_remove(0, 0)
     assert runner.decode([Entry(1, 0, tokens[:5], n_outputs=0), Entry(0, 0, tokens)])
     assert same_vectors(raw_logits(runner, 0), expected)
     with pytest.raises(InternalError, match="output 1"):
@@ -70,7 +70,7 @@ def test_cells_behind_what_two_sequences_share_move_and_the_other_stays(runner_o
         assert runner.decode([Entry(1, n, tokens[n : n + 1], n_outputs=1)])
         expected = raw_logits(runner)
         prefill(runner, 0, tokens)
-        runner.clear(1)
+        runner.seq_remove(1, 0)
         runner.seq_copy(0, 1)
         assert runner.seq_remove(1, n)
         runner.seq_drop(0, 2, n)
@@ -82,11 +82,11 @@ def test_saving_a_copy_before_the_next_decode_saves_its_content(runner: LlamaRun
     """Between streams the cells move inside the next decode: saving must not run ahead of it."""
     tokens = prompt_tokens(runner.vocab)
     expected = generate(runner, tokens, 2)
-    runner.clear(0)
+    runner.seq_remove(0, 0)
     prefill(runner, 0, tokens[:-1])
     runner.seq_copy(0, 1)
     state = runner.seq_save(1)
-    runner.clear(1)
+    runner.seq_remove(1, 0)
     assert runner.seq_load(1, state, len(tokens) - 1)
     assert runner.decode([Entry(1, len(tokens) - 1, tokens[-1:])])
     assert runner.sample(0, runner.sampler(GREEDY, tokens)) == expected[0]
@@ -99,8 +99,8 @@ def test_loading_over_the_source_of_a_copy_does_not_change_the_copy(runner: Llam
     other = runner.seq_save(1)
     for seq in (2, 3):
         prefill(runner, seq, [7] * 20)
-    runner.clear(0)
-    runner.clear(1)
+    runner.seq_remove(0, 0)
+    runner.seq_remove(1, 0)
     prefill(runner, 0, tokens[:-1])
     runner.seq_copy(0, 1)
     assert runner.seq_load(0, other, len(tokens))
@@ -214,7 +214,7 @@ def test_a_recurrent_state_has_no_way_back(recurrent_path: Path) -> None:
     with open_runner(recurrent_path) as runner:
         tokens = prompt_tokens(runner.vocab)
         expected = generate(runner, tokens, 5)
-        runner.clear(0)
+        runner.seq_remove(0, 0)
         prefill(runner, 0, tokens)
         assert not runner.seq_remove(0, len(tokens) - 1)
         assert runner.seq_remove(0, len(tokens))
@@ -229,7 +229,7 @@ def test_a_recurrent_state_has_no_way_back(recurrent_path: Path) -> None:
 def test_an_interrupted_decode_leaves_the_sequence_as_it_was(runner: LlamaRunner) -> None:
     prompt = prompt_tokens(runner.vocab, "The quick brown fox jumps over the lazy dog.")
     expected = generate(runner, prompt, 8)
-    runner.clear(0)
+    runner.seq_remove(0, 0)
     runner.interrupt()  # nothing is interruptible: it has no effect
     assert runner.decode([Entry(0, 0, prompt[:4])])
     runner.interruptible(wanted=True)

@@ -10,7 +10,7 @@ import pytest
 from server.engine.request import SamplingParams
 from server.errors import InternalError
 from server.llama.context.runner import LlamaRunner
-from server.llama.sampling import parallel as parallel_sampling
+from server.llama.sampling import candidates as parallel_sampling
 from tests.model.native_fixtures import GREEDY, PLAIN, Entry, open_runner, prompt_tokens
 from tests.support.ggufs import TinyModel, gguf_file
 
@@ -35,7 +35,7 @@ def _decoded(runner: LlamaRunner) -> list[list[int]]:
     tokens = prompt_tokens(runner.vocab)
     prompts = [tokens[: 3 + i] for i in range(4)]
     for seq in range(4):
-        runner.clear(seq)
+        runner.seq_remove(seq, 0)
     assert runner.decode([Entry(seq, 0, prompt) for seq, prompt in enumerate(prompts)])
     return prompts
 

@@ -32,7 +32,7 @@ async def test_each_is_that_of_the_logits_before_it(gguf_folder: Path, model: Ti
     for at, (token, following) in enumerate(pairwise(tokens)):
         assert runner.decode([Entry(0, at, [token])])
         alone.append(runner.logprobs(0, following, 3))
-    runner.clear(0)
+    runner.seq_remove(0, 0)
     engine = Engine([runner], EngineParams(check_integrity=True), asyncio.get_running_loop())
     try:
         plain = Request("plain", tokens, GREEDY, max_tokens=2)
@@ -63,7 +63,7 @@ def test_a_batch_has_outputs_for_so_many_prompt_tokens_and_one_for_each_sequence
         tokens = [5] * (most + 1)
         assert runner.decode([Entry(0, 0, tokens, n_outputs=len(tokens)), Entry(1, 0, tokens)])
         assert runner.logprobs(most, 5, 1).top[0].logprob <= 0.0
-        runner.clear(0)
-        runner.clear(1)
+        runner.seq_remove(0, 0)
+        runner.seq_remove(1, 0)
         with pytest.raises(InternalError, match=f"{most + 3} outputs; at most {most + 2}"):
             runner.decode([Entry(0, 0, [5] * (most + 3), n_outputs=most + 3)])
