@@ -8,16 +8,18 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit, urlunsplit
 
 from server.errors import DownloadFailed, NotFound
 from server.hub.cache import PARTIAL
-from server.pool.protocols import FileProgress
+
+if TYPE_CHECKING:
+    from server.pool.protocols import FileProgress  # half of a download process's start time
 
 REPORT_INTERVAL_S = 0.1  # as llama-server (server-models.cpp, server_download_state)
 _BOOT = "import sys; sys.path[:] = sys.argv[1:]; from server.hub.child import main; main()"
-Report = Callable[[FileProgress], None]
+Report = Callable[["FileProgress"], None]
 StillWanted = Callable[[], bool]
 """Whether the result is still wanted; called every `REPORT_INTERVAL_S`."""
 
@@ -118,6 +120,8 @@ class DownloadProcess:
 
     def download(self, file: WantedFile, lock: Path, report: Report, wanted: StillWanted) -> None:
         """Download a file unless it exists. Raises as `call`."""
+        from server.pool.protocols import FileProgress
+
         last = -1
 
         def poll() -> None:
