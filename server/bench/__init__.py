@@ -5,13 +5,11 @@ llama-server, Ollama or vLLM in the same way. ``benchmarks/`` starts servers and
 
 | file | what it holds |
 |---|---|
-| `command.py` | the command line |
+| `command.py` | the command line; figures as a table and as JSON |
 | `scenarios.py` | what each scenario sends, and which figures it gives |
 | `prompts.py` | texts and request bodies |
 | `session.py` | requests in flight: streams, kept connections |
 | `connection.py`, `target.py` | HTTP/1.1 with one timestamp per arrival; the address |
 | `reply.py` | bytes and their times to a `ClientRecord`, after the end |
 | `figures.py` | records to figures |
-| `neighbour.py` | a process that keeps one core busy |
-| `report.py` | figures as a table and as JSON |
 """

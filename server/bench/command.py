@@ -8,22 +8,75 @@ import argparse
 import asyncio
 import json
 import os
+import statistics
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
 from tqdm import tqdm
 
 from server.bench.errors import BenchError, Unreachable
+from server.bench.figures import Figures
 from server.bench.probe import find_model, prepare
-from server.bench.report import ScenarioResult, document, table
 from server.bench.scenarios import SCENARIOS, Scenario, Setting, named, run
 from server.bench.session import ModelClient
 from server.bench.target import parse_target
 
 OK, WRONG = 0, 2
+
+
+@dataclass(slots=True)
+class ScenarioResult:
+    """What one scenario gave in each round, or why it gave nothing."""
+
+    scenario: Scenario
+    rounds: list[Figures] = field(default_factory=list)
+    failure: str = ""
+
+    def values(self, figure: str) -> list[float]:
+        """Of one figure, round by round."""
+        return [figures[figure] for figures in self.rounds if figure in figures]
+
+    @property
+    def figures(self) -> list[str]:
+        """Names of all figures, in the order in which they came."""
+        return list(dict.fromkeys(figure for figures in self.rounds for figure in figures))
+
+
+def table(outcomes: Sequence[ScenarioResult]) -> str:
+    """Plain text: median, and the least and the most where there were several rounds."""
+    rows = [("scenario", "figure", "median", "least to most")]
+    for outcome in outcomes:
+        name = outcome.scenario.name
+        for figure in outcome.figures:
+            values = outcome.values(figure)
+            span = f"{shown(min(values))} to {shown(max(values))}" if len(values) > 1 else ""
+            rows.append((name, figure, shown(statistics.median(values)), span))
+            name = ""
+        if outcome.failure:
+            rows.append((name, "not measured", outcome.failure, ""))
+    widths = [max(len(row[column]) for row in rows if row[1] != "not measured") for column in range(4)]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    )
+
+
+def document(outcomes: Sequence[ScenarioResult], **about: object) -> dict[str, Any]:
+    """For programs; every round's figures."""
+    return {
+        **about,
+        "scenarios": [
+            {"name": o.scenario.name, "title": o.scenario.title, "rounds": o.rounds, "failure": o.failure or None}
+            for o in outcomes
+        ],
+    }
+
+
+def shown(value: float) -> str:
+    """Three digits are enough."""
+    return f"{value:.2f}" if value < 10 else f"{value:.1f}" if value < 100 else f"{value:.0f}"
 
 
 def main(words: Sequence[str]) -> int:
@@ -105,11 +158,10 @@ def measure(
     """Every scenario once in each round. Raises `Unreachable` when the server is gone."""
     outcomes = [ScenarioResult(scenario) for scenario in scenarios]
     with tqdm(total=n_rounds * len(scenarios), unit="run", disable=quiet or None, file=sys.stderr, leave=False) as bar:
-        watched = replace(session, on_reply=_Replies(bar))
         for n in range(n_rounds):
             for outcome in outcomes:
                 bar.set_description(f"round {n + 1}/{n_rounds} {outcome.scenario.name}")
-                _measure_one(outcome, watched, replace(setting, seed=setting.seed + n))
+                _measure_one(outcome, session, replace(setting, seed=setting.seed + n))
                 bar.update()
     return outcomes
 
@@ -123,19 +175,6 @@ def _measure_one(outcome: ScenarioResult, session: ModelClient, setting: Setting
         raise
     except BenchError as error:
         outcome.failure = str(error)
-
-
-class _Replies:
-    """Counts replies beside the bar; drawing is bounded by the bar's own interval."""
-
-    def __init__(self, bar: "tqdm[Any]") -> None:
-        self._bar = bar
-        self._n = 0
-
-    def __call__(self) -> None:
-        self._n += 1
-        self._bar.set_postfix_str(f"{self._n} replies", refresh=False)
-        self._bar.update(0)
 
 
 def _write(outcomes: Sequence[ScenarioResult], chosen: argparse.Namespace, session: ModelClient) -> None:

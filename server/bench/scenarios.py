@@ -6,7 +6,11 @@ the same seed two servers get the same prompts.
 
 import asyncio
 import json
-from collections.abc import Callable, Coroutine, Sequence
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -14,10 +18,33 @@ from typing import Any
 from server.bench import figures
 from server.bench.errors import BenchError
 from server.bench.figures import Figures
-from server.bench.neighbour import busy_core
 from server.bench.prompts import RandomText
 from server.bench.reply import ClientRecord
 from server.bench.session import ModelClient
+
+_LOOP = """
+import os, sys
+if core := sys.argv[1]:
+    os.sched_setaffinity(0, {int(core)})
+print("busy", flush=True)
+while True:
+    pass
+"""
+
+
+@contextmanager
+def busy_core() -> Iterator[None]:
+    """Keep one core busy in another process, pinned to the last core that this process may use, if possible."""
+    core = str(max(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else ""
+    process = subprocess.Popen([sys.executable, "-S", "-c", _LOOP, core], stdout=subprocess.PIPE)  # noqa: S603 - our own
+    try:
+        assert process.stdout is not None
+        process.stdout.readline()
+        yield
+    finally:
+        process.kill()
+        process.communicate()
+
 
 CONVERSATIONS, TURNS = 32, 6
 TEXTS = 256

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self, TypeVar
 
@@ -18,16 +18,11 @@ Fields = dict[str, Any]
 T = TypeVar("T")
 
 
-def _nothing() -> None:
-    """Nobody looks at the progress."""
-
-
 @dataclass(frozen=True, slots=True)
 class ModelClient:
     """Sends requests to one model.
 
-    ``extra`` is merged into every body, where None takes a field out; ``limit_s`` bounds each request; ``on_reply`` is
-    called after each.
+    ``extra`` is merged into every body, where None removes a field; ``limit_s`` bounds each request.
     """
 
     target: Target
@@ -35,7 +30,6 @@ class ModelClient:
     chat: bool = False
     extra: Mapping[str, Any] = field(default_factory=dict)
     limit_s: float = 600.0
-    on_reply: Callable[[], None] = _nothing
 
     def body(self, turns: Sequence[str], n_predict: int, *, stream: bool = True, **fields: object) -> Fields:
         """A greedy request of exactly `n_predict` tokens; `turns` are the user's and the model's, in turn."""
@@ -81,7 +75,6 @@ class ModelClient:
         """One request and the object it answers. Raises `BenchError`."""
         async with Connection(self.target) as connection:
             answer = await self._within(connection.exchange("POST", path, self._payload(body)))
-        self.on_reply()
         return read_json(answer), ClientRecord(sent=answer.sent, done=answer.done)
 
     async def get(self, path: str) -> dict[str, Any]:
@@ -99,7 +92,6 @@ class ModelClient:
                 while waiting:
                     answer = await self._within(connection.exchange("POST", self.path, waiting.pop()))
                     records.append(read_answer(answer))
-                    self.on_reply()
 
         await _all(client() for _ in range(n_parallel))
         return records
@@ -166,7 +158,6 @@ class LiveStream:
                 raise
         if not self._arrivals:
             raise BadReply("the server hung up without a reply")
-        self._session.on_reply()
         return read_stream(self._sent, self._arrivals, cut=self._cut)
 
 

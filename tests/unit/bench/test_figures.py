@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 
 from server.bench import figures
+from server.bench.command import ScenarioResult, document, table
 from server.bench.errors import BenchError
 from server.bench.prompts import SYLLABLES, RandomText
 from server.bench.reply import ClientRecord
-from server.bench.report import ScenarioResult, document, table
 from server.bench.scenarios import SCENARIOS, named
 from server.bench.target import parse_target
 

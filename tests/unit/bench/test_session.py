@@ -6,7 +6,8 @@ import pytest
 
 from server.bench.errors import BadReply, BenchError, Unreachable
 from server.bench.probe import find_model, words_per_word
-from server.bench.session import STARTED_EVENTS, ModelClient
+from server.bench.reply import ClientRecord
+from server.bench.session import STARTED_EVENTS, Fields, ModelClient
 from server.bench.target import Target
 from tests.unit.bench.scripted import events, reply, scripted, text_event, usage_event
 
@@ -58,18 +59,18 @@ async def test_short_requests_share_a_connection_where_the_server_lets_them(fram
 async def test_at_most_so_many_streams_run_at_once() -> None:
     running, most = 0, 0
 
-    def answer(path: str, body: object) -> list[bytes]:
-        nonlocal running, most
-        running += 1
-        most = max(most, running)
-        return events([text_event("a")], chunked=False)
+    class Counting(ModelClient):
+        async def stream(self, body: Fields, *, path: str = "") -> ClientRecord:
+            nonlocal running, most
+            running += 1
+            most = max(most, running)
+            try:
+                return await ModelClient.stream(self, body, path=path)
+            finally:
+                running -= 1
 
-    def ended() -> None:
-        nonlocal running
-        running -= 1
-
-    async with scripted(answer) as server:
-        session = ModelClient(server.target, "m", on_reply=ended)
+    async with scripted(lambda path, body: events([text_event("a")], chunked=False)) as server:
+        session = Counting(server.target, "m")
         records = await session.streams([session.body(["hi"], 1)] * 6, n_parallel=2)
     assert len(records) == 6
     assert most <= 2
