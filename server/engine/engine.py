@@ -306,6 +306,27 @@ class Engine(Instances[Instance]):
 
         return await self._command(id_slot, erase)
 
+    async def reset_cache(self) -> int:
+        """Drop every cached KV state in slots, in RAM and on disk; return the number of dropped tokens.
+
+        A busy slot is cleared once it is idle.
+        """
+
+        def clear(cells: Cells, slot: Slot, _now: float) -> int:
+            n = len(slot.tokens)
+            cells.clear(slot)
+            return n
+
+        n_tokens = sum(await asyncio.gather(*[self._command(i, clear) for i in range(self.n_slots)]))
+        for entry in self._ram:
+            self._ram.remove(entry)
+            n_tokens += len(entry.tokens)
+        if (disk := self._disk) is not None:
+            for entry in disk.kept:
+                disk.drop(entry)
+                n_tokens += len(entry.tokens)
+        return n_tokens
+
     async def _command(self, id_slot: int, work: Callable[[Cells, Slot, float], T]) -> T:
         self._check_open()
         self.bounds.check_slot(id_slot)

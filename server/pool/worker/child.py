@@ -311,6 +311,7 @@ class Served:
                 "save_slot": generator.save_slot,
                 "restore_slot": generator.restore_slot,
                 "erase_slot": generator.erase_slot,
+                "reset_cache": generator.reset_cache,
                 "block_changes": generator.block_changes,
             }
         if self._embedder is not None:

@@ -381,6 +381,11 @@ class IsolatedEngine(EngineProxy):
         self._check_slot(id_slot)
         return int(await self.supervisor.call("erase_slot", id_slot, owner))
 
+    async def reset_cache(self) -> int:
+        """Drop every cached KV state and return the number of dropped tokens."""
+        self._check_open()
+        return int(await self.supervisor.call("reset_cache"))
+
     def _check_slot(self, id_slot: int) -> None:
         self._check_open()
         self._bounds.check_slot(id_slot)

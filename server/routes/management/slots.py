@@ -130,6 +130,19 @@ async def act_on_slot(request: Request, id_slot: str, action: str = "", model: s
         )
 
 
+@router.post("/cache/reset")
+@describe({"n_dropped": 19}, example={"model?": "demo"}, errors=RUNS, loads=False)
+async def reset_cache(request: Request) -> Response:
+    """Drop a model's cached KV states of all keys: in slots, in RAM and on disk. Waits until each slot is idle.
+
+    A model that is not loaded has none in slots or RAM; it is not loaded for this.
+    """
+    model = _named(await read_optional_json(request))
+    loaded = services(request).pool.state(model).loaded
+    n = 0 if loaded is None else await while_connected(request, loaded.engine.reset_cache())
+    return json_reply({"n_dropped": n})
+
+
 def file_owner(request: Request) -> str:
     """In whose folder files lie: with several keys each has one."""
     caller = caller_of(request)

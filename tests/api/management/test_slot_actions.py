@@ -61,6 +61,19 @@ async def test_without_a_folder_the_reply_names_the_flag(client: httpx.AsyncClie
         assert reply.json()["error"]["type"] == "not_supported_error"
 
 
+async def test_a_reset_drops_what_slots_and_ram_hold(serve: Serve) -> None:
+    loader = FakeLoader(runner=lambda: FakeRunner(n_seq=2))
+    async with serve(loader, models={"demo": {**MODEL, "cache_ram": 64}}) as api:
+        for prompt in (PROMPT, "Another one " * 10, "And a third one " * 8):  # one is offloaded to RAM
+            await complete(api, -1, prompt)
+        assert (await complete(api, -1))["timings"]["cache_n"] > 0
+        assert (await api.client.post("/cache/reset", json={"model": "demo"})).json()["n_dropped"] > 3 * 100
+        assert (await complete(api, -1))["timings"]["cache_n"] == 0
+        assert (await api.client.post("/cache/reset")).json()["n_dropped"] > N_PROMPT - 1
+        assert (await api.client.post("/cache/reset")).json() == {"n_dropped": 0}
+        assert message(await api.client.post("/cache/reset", json={"model": 1})) == "model: must be a string"
+
+
 async def test_saving_and_restoring_reply_as_llama_server(serve_slots: Serve, tmp_path: Path) -> None:
     async with serve_slots() as api:
         content = await complete(api, 1)
