@@ -4,8 +4,9 @@ import math
 import secrets
 import string
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any
 
 import orjson
@@ -136,6 +137,17 @@ def shown_piece(piece: bytes) -> str:
         if n < n_bytes:
             return piece[:-n].decode("utf-8", "replace")
     return piece.decode("utf-8", "replace")
+
+
+def rfc3339(seconds: float) -> str:
+    """Return unix seconds as a time in UTC such as ``2026-11-24T00:00:00Z``."""
+    return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")
+
+
+def page_of(data: Sequence[Json], *, has_more: bool) -> Json:
+    """Return one page of a list: its objects, and the ids of the first and the last."""
+    first, last = (data[0]["id"], data[-1]["id"]) if data else (None, None)
+    return {"data": data, "has_more": has_more, "first_id": first, "last_id": last}
 
 
 def event(body: Json) -> bytes:

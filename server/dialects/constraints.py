@@ -177,6 +177,9 @@ def _guided_schema(field: str, value: Any) -> Any:
     return value or ANY_OBJECT if isinstance(value, dict) else value
 
 
+_SHAPING = frozenset(ConstraintFields.model_fields)
+
+
 def read_shape(
     fields: ConstraintFields, form: dict[str, Any] | None = None, *, at: str = "response_format", flat: bool = False
 ) -> ResponseFormat | None:
@@ -185,6 +188,8 @@ def read_shape(
     `form` at `at` is the dialect's equivalent of ``response_format``; if `flat`, its schema is next to its name.
     Raises `InvalidRequest`.
     """
+    if form is None and _SHAPING.isdisjoint(fields.model_fields_set):
+        return None  # as of most requests
     form = fields.response_format if form is None else form
     shape = _format_shape(form, at, flat=flat)
     guided = guide(fields)

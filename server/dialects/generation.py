@@ -352,8 +352,18 @@ class ReasoningFields(GenerationFields):
         return self.thinking.budget_tokens if given is None and self.thinking is not None else given
 
 
+_REASONING = frozenset(
+    (
+        *(set(ReasoningFields.model_fields) - set(GenerationFields.model_fields)),
+        *("reasoning_control", "reasoning_budget_tokens", "thinking_budget_tokens", "reasoning_budget_message"),
+    )
+)
+
+
 def read_thinking(body: ReasoningFields) -> ReasoningSettings:
     """Return the reasoning settings. Raises `InvalidRequest`."""
+    if _REASONING.isdisjoint(body.model_fields_set):
+        return ReasoningSettings()  # as of most requests
     asked = None if body.thinking is None else body.thinking.wanted
     return ReasoningSettings(
         wanted=asked_to_think(body.chat_template_kwargs, body.enable_thinking, asked),

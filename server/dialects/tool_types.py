@@ -267,7 +267,6 @@ _POINT = _numbers("x and y in pixels from the top left corner.", 2)
 _CHORD = _string("Keys that are held down meanwhile, such as ctrl+shift.")
 _DIRECTION = _one_of("Where to.", "up", "down", "left", "right")
 _SECONDS = _integer("Seconds.")
-_CLICK: Mapping[str, Schema] = {"coordinate_": _POINT, "text_": _CHORD}
 _REGION = _numbers("Left, top, right and bottom edge in pixels.", 4)
 
 
@@ -325,14 +324,41 @@ ANTHROPIC: Mapping[str, ToolType] = {
 }
 """Of Anthropic, by the tool's ``type``; without a date for all versions that have no row of their own."""
 
-_TAB: Mapping[str, Schema] = {"tab_id_": _string("The tab; the active one by default.")}
 _AT = _object(type={"type": "string", "enum": ["coordinate"]}, x=_X, y=_Y)
 _REF = _object(type={"type": "string", "enum": ["ref"]}, ref=_string("An element that read_page or find returned."))
-_TARGET: Json = {"anyOf": [_AT, _REF], "description": "A point of the page or an element."}
-_BROWSER_CLICK = {"target": _TARGET, "modifiers_": _CHORD, **_TAB}
-_KEYS = _string("Keys such as ctrl+s.")
-_REPEAT = _integer("How often; 1 by default.")
-_TEXT = _string("The text.")
+_MEMBERS: Mapping[str, Schema] = {
+    "coordinate": _POINT,
+    "start_coordinate": _POINT,
+    "region": _REGION,
+    "scroll_direction": _DIRECTION,
+    "scroll_amount": _integer("Steps of the wheel."),
+    "duration": _SECONDS,
+    "repeat": _integer("How often; 1 by default."),
+    "text": _string("The text."),
+    "text:keys": _string("Keys such as ctrl+s."),
+    "text:held": _CHORD,
+    "text:code": _string("The code, without return."),
+    "modifiers": _CHORD,
+    "tab_id": _string("The tab; the active one by default."),
+    "tab_id:one": _string("The tab."),
+    "url": _string("An address, or back, forward or reload."),
+    "target": {"anyOf": [_AT, _REF], "description": "A point of the page or an element."},
+    "target:point": _AT,
+    "target:element": _REF,
+    "from": _AT,
+    "depth": _integer("The deepest level; 15 by default."),
+    "filter": _one_of("Which elements; those in view by default.", "all", "interactive"),
+    "ref": _string("The element to begin with; the whole page by default."),
+    "query": _string("What to look for."),
+    "value": {
+        "anyOf": [{"type": "string"}, {"type": "number"}, {"type": "boolean"}],
+        "description": "The value; true or false for a checkbox.",
+    },
+    "paths": _list("Paths of files.", {"type": "string"}),
+    "document_ids": _list("Ids of files that are prepared.", {"type": "string"}),
+    "scroll_amount:few": _integer("Steps, 1 to 10; 3 by default."),
+}
+"""Members of the functions of toolsets. A name after the colon tells apart what one member means in them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -344,111 +370,86 @@ class Toolset:
     off: frozenset[str] = frozenset()
 
 
+def _toolset(name: str, functions: Mapping[str, tuple[str, str]], *off: str) -> Toolset:
+    """Return a toolset of functions: the description and the `_MEMBERS` of each, ``?`` after optional ones."""
+    members = {}
+    for function, (description, given) in functions.items():
+        found = {}
+        for member in given.split():
+            key = member.rstrip("?")
+            found[key.partition(":")[0] + "_" * member.endswith("?")] = _MEMBERS[key]
+        members[function] = (description, _object(**found))
+    return Toolset(name, members, frozenset(off))
+
+
 TOOLSETS: Mapping[str, Toolset] = {
-    "computer_toolset_20260801": Toolset(
+    "computer_toolset_20260801": _toolset(
         "computer",
         {
-            "key": ("Presses keys.", _object(text=_KEYS, repeat_=_REPEAT)),
-            "hold_key": ("Holds keys down.", _object(text=_KEYS, duration=_SECONDS)),
-            "type": ("Types a text.", _object(text=_TEXT)),
-            "cursor_position": ("Returns where the cursor is.", _object()),
-            "mouse_move": ("Moves the cursor without a click.", _object(coordinate=_POINT)),
-            "left_mouse_down": ("Presses the left button and holds it.", _object()),
-            "left_mouse_up": ("Releases the left button.", _object()),
-            "left_click": ("Clicks at a point or where the cursor is.", _object(**_CLICK)),
-            "left_click_drag": (
-                "Drags from one point to another.",
-                _object(start_coordinate=_POINT, coordinate=_POINT, text_=_CHORD),
-            ),
-            "right_click": ("Clicks with the right button.", _object(**_CLICK)),
-            "middle_click": ("Clicks with the middle button.", _object(**_CLICK)),
-            "double_click": ("Clicks twice.", _object(**_CLICK)),
-            "triple_click": ("Clicks three times.", _object(**_CLICK)),
+            "key": ("Presses keys.", "text:keys repeat?"),
+            "hold_key": ("Holds keys down.", "text:keys duration"),
+            "type": ("Types a text.", "text"),
+            "cursor_position": ("Returns where the cursor is.", ""),
+            "mouse_move": ("Moves the cursor without a click.", "coordinate"),
+            "left_mouse_down": ("Presses the left button and holds it.", ""),
+            "left_mouse_up": ("Releases the left button.", ""),
+            "left_click": ("Clicks at a point or where the cursor is.", "coordinate? text:held?"),
+            "left_click_drag": ("Drags from one point to another.", "start_coordinate coordinate text:held?"),
+            "right_click": ("Clicks with the right button.", "coordinate? text:held?"),
+            "middle_click": ("Clicks with the middle button.", "coordinate? text:held?"),
+            "double_click": ("Clicks twice.", "coordinate? text:held?"),
+            "triple_click": ("Clicks three times.", "coordinate? text:held?"),
             "scroll": (
                 "Turns the wheel at a point or where the cursor is.",
-                _object(scroll_direction=_DIRECTION, scroll_amount=_integer("Steps of the wheel."), **_CLICK),
+                "scroll_direction scroll_amount coordinate? text:held?",
             ),
-            "wait": ("Waits.", _object(duration=_SECONDS)),
-            "screenshot": ("Returns a screenshot.", _object()),
-            "zoom": ("Returns an enlarged part of the screen.", _object(region=_REGION)),
+            "wait": ("Waits.", "duration"),
+            "screenshot": ("Returns a screenshot.", ""),
+            "zoom": ("Returns an enlarged part of the screen.", "region"),
         },
     ),
-    "browser_toolset_20260801": Toolset(
+    "browser_toolset_20260801": _toolset(
         "browser",
         {
-            "navigate": (
-                "Opens an address, or goes back, forward or reloads.",
-                _object(url=_string("An address, or back, forward or reload."), **_TAB),
-            ),
-            "list_tabs": ("Lists the open tabs.", _object()),
-            "new_tab": ("Opens an empty tab and returns its id.", _object()),
-            "switch_tab": ("Makes a tab the active one.", _object(tab_id=_string("The tab."))),
-            "close_tab": ("Closes a tab.", _object(tab_id=_string("The tab."))),
+            "navigate": ("Opens an address, or goes back, forward or reloads.", "url tab_id?"),
+            "list_tabs": ("Lists the open tabs.", ""),
+            "new_tab": ("Opens an empty tab and returns its id.", ""),
+            "switch_tab": ("Makes a tab the active one.", "tab_id:one"),
+            "close_tab": ("Closes a tab.", "tab_id:one"),
             "read_page": (
                 "Returns the page's accessibility tree with references such as ref_7.",
-                _object(
-                    depth_=_integer("The deepest level; 15 by default."),
-                    filter_=_one_of("Which elements; those in view by default.", "all", "interactive"),
-                    ref_=_string("The element to begin with; the whole page by default."),
-                    **_TAB,
-                ),
+                "depth? filter? ref? tab_id?",
             ),
-            "get_page_text": ("Returns the page's text.", _object(**_TAB)),
-            "read_console": ("Returns what the console has written since the last call.", _object(**_TAB)),
-            "read_network": ("Returns the requests since the last call.", _object(**_TAB)),
-            "find": ("Finds elements by a description.", _object(query=_string("What to look for."), **_TAB)),
-            "form_input": (
-                "Sets the value of a form's element.",
-                _object(
-                    target=_REF,
-                    value={
-                        "anyOf": [{"type": "string"}, {"type": "number"}, {"type": "boolean"}],
-                        "description": "The value; true or false for a checkbox.",
-                    },
-                    **_TAB,
-                ),
-            ),
-            "file_upload": (
-                "Puts files into a file element.",
-                _object(
-                    target=_REF,
-                    paths_=_list("Paths of files.", {"type": "string"}),
-                    document_ids_=_list("Ids of files that are prepared.", {"type": "string"}),
-                    **_TAB,
-                ),
-            ),
-            "scroll_to": ("Scrolls until an element is in view.", _object(target=_REF, **_TAB)),
-            "screenshot": ("Returns a screenshot of the page.", _object(**_TAB)),
-            "zoom": ("Returns an enlarged part of the page.", _object(region=_REGION, **_TAB)),
-            "left_click": ("Clicks.", _object(**_BROWSER_CLICK)),
-            "right_click": ("Clicks with the right button.", _object(**_BROWSER_CLICK)),
-            "middle_click": ("Clicks with the middle button.", _object(**_BROWSER_CLICK)),
-            "double_click": ("Clicks twice.", _object(**_BROWSER_CLICK)),
-            "triple_click": ("Clicks three times.", _object(**_BROWSER_CLICK)),
-            "hover": ("Moves the cursor over a place without a click.", _object(target=_TARGET, **_TAB)),
-            "left_click_drag": ("Drags from one point to another.", _object(**{"from": _AT}, target=_AT, **_TAB)),
-            "left_mouse_down": ("Presses the left button and holds it.", _object(target=_AT, **_TAB)),
-            "left_mouse_up": ("Releases the left button.", _object(target=_AT, **_TAB)),
-            "mouse_move": ("Moves the cursor without a click.", _object(target=_AT, **_TAB)),
-            "scroll": (
-                "Turns the wheel.",
-                _object(
-                    scroll_direction=_DIRECTION,
-                    target=_AT,
-                    scroll_amount_=_integer("Steps, 1 to 10; 3 by default."),
-                    **_TAB,
-                ),
-            ),
-            "type": ("Types a text.", _object(text=_TEXT, **_TAB)),
-            "key": ("Presses keys.", _object(text=_KEYS, repeat_=_REPEAT, **_TAB)),
-            "hold_key": ("Holds keys down.", _object(text=_KEYS, duration=_SECONDS, **_TAB)),
-            "wait": ("Waits.", _object(duration=_SECONDS, **_TAB)),
+            "get_page_text": ("Returns the page's text.", "tab_id?"),
+            "read_console": ("Returns what the console has written since the last call.", "tab_id?"),
+            "read_network": ("Returns the requests since the last call.", "tab_id?"),
+            "find": ("Finds elements by a description.", "query tab_id?"),
+            "form_input": ("Sets the value of a form's element.", "target:element value tab_id?"),
+            "file_upload": ("Puts files into a file element.", "target:element paths? document_ids? tab_id?"),
+            "scroll_to": ("Scrolls until an element is in view.", "target:element tab_id?"),
+            "screenshot": ("Returns a screenshot of the page.", "tab_id?"),
+            "zoom": ("Returns an enlarged part of the page.", "region tab_id?"),
+            "left_click": ("Clicks.", "target modifiers? tab_id?"),
+            "right_click": ("Clicks with the right button.", "target modifiers? tab_id?"),
+            "middle_click": ("Clicks with the middle button.", "target modifiers? tab_id?"),
+            "double_click": ("Clicks twice.", "target modifiers? tab_id?"),
+            "triple_click": ("Clicks three times.", "target modifiers? tab_id?"),
+            "hover": ("Moves the cursor over a place without a click.", "target tab_id?"),
+            "left_click_drag": ("Drags from one point to another.", "from target:point tab_id?"),
+            "left_mouse_down": ("Presses the left button and holds it.", "target:point tab_id?"),
+            "left_mouse_up": ("Releases the left button.", "target:point tab_id?"),
+            "mouse_move": ("Moves the cursor without a click.", "target:point tab_id?"),
+            "scroll": ("Turns the wheel.", "scroll_direction target:point scroll_amount:few? tab_id?"),
+            "type": ("Types a text.", "text tab_id?"),
+            "key": ("Presses keys.", "text:keys repeat? tab_id?"),
+            "hold_key": ("Holds keys down.", "text:keys duration tab_id?"),
+            "wait": ("Waits.", "duration tab_id?"),
             "javascript_exec": (
                 "Runs JavaScript in the page and returns the value of its last expression.",
-                _object(text=_string("The code, without return."), **_TAB),
+                "text:code tab_id?",
             ),
         },
-        off=frozenset(["file_upload", "javascript_exec"]),
+        *("file_upload", "javascript_exec"),
     ),
 }
 """Of Anthropic, by the ``type`` of the entry. A model calls a member ``computer__left_click``."""

@@ -10,6 +10,7 @@ from typing import Self
 from fastapi import Request
 from fastapi.responses import Response
 
+from server.dialects.common import page_of
 from server.errors import InvalidRequest, NotFound, short
 from server.routes.services import owner_of, services
 from server.state.objects import Json, Kind, Page
@@ -77,6 +78,16 @@ class ListQuery:
             raise InvalidRequest("order: must be asc or desc", "order")
         return cls(query.get("after") or None, limit, order == "desc")
 
+    async def find(self, request: Request, kind: Kind, label: str | None = None) -> Page:
+        """Return the page of the client's objects, optionally of those with a label."""
+        return await services(request).state.find(
+            *(owner_of(request), kind),
+            after=self.after,
+            limit=self.limit,
+            newest_first=self.newest_first,
+            label=label,
+        )
+
 
 async def list_items(request: Request, object_id: str, *, is_output: bool | None = None) -> Response:
     """Return the page of an object's items that the query asks for."""
@@ -93,10 +104,8 @@ async def list_items(request: Request, object_id: str, *, is_output: bool | None
 
 async def list_reply(request: Request, found: Page, headers: Mapping[str, str] | None = None) -> Response:
     """Return a page as OpenAI's list object, with extra `headers`."""
-    ids = [each["id"] for each in found.data]
-    edges = {"first_id": ids[0] if ids else None, "last_id": ids[-1] if ids else None}
-    page = {"object": "list", "data": found.data, **edges, "has_more": found.has_more}
-    return await object_reply(request, page, headers)
+    page = page_of(found.data, has_more=found.has_more)
+    return await object_reply(request, {"object": "list", **page}, headers)
 
 
 async def object_reply(request: Request, value: Json, headers: Mapping[str, str] | None = None) -> Response:

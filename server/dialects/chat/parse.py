@@ -221,6 +221,8 @@ class ChatTools:
 
 def read_tools(tools: object, choice: object, parallel: bool | None, warnings: list[str]) -> ChatTools:
     """Validate both fields together; adds unsupported tools to `warnings`. Raises `InvalidRequest`."""
+    if tools is None and choice is None:
+        return ChatTools(Tools(parallel=parallel))
     reader = _ToolReader(warnings)
     found = tool_list(tools, reader.read, "function.name")
     return ChatTools(

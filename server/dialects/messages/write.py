@@ -15,14 +15,13 @@ message is not repeated.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
 from types import MappingProxyType
 
 import orjson
 
 from server.chat.assembler import Assembler, Delta, Item, Kind, NewParser
 from server.chat.conversation import Call, Message
-from server.dialects.common import Header, Json, random_id, typed_event
+from server.dialects.common import Header, Json, page_of, random_id, rfc3339, typed_event
 from server.dialects.mcp import CallableTool, Outcome, ServerCall
 from server.dialects.messages.mcp import result_block
 from server.dialects.reasoning_cipher import NO_CIPHER
@@ -274,9 +273,7 @@ ANTHROPIC_VERSION = "anthropic-version"
 
 def anthropic_models(models: Sequence[Json]) -> Json:
     """The list, which is one page."""
-    ids = [model["id"] for model in models]
-    page = {"has_more": False, "first_id": ids[0] if ids else None, "last_id": ids[-1] if ids else None}
-    return {"object": "list", "data": [anthropic_model(model) for model in models], **page}
+    return {"object": "list", **page_of([anthropic_model(model) for model in models], has_more=False)}
 
 
 def anthropic_model(model: Json) -> Json:
@@ -286,7 +283,7 @@ def anthropic_model(model: Json) -> Json:
         "type": "model",
         **model,
         "display_name": model["id"],
-        "created_at": datetime.fromtimestamp(model["created"], UTC).isoformat().replace("+00:00", "Z"),
+        "created_at": rfc3339(model["created"]),
         "max_input_tokens": n_ctx,
         "max_tokens": n_ctx,
         "lifecycle": "active",

@@ -8,7 +8,7 @@ sends ``[0]``.
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import orjson
@@ -173,12 +173,9 @@ class NativeWriter:
         )
 
 
-_BEFORE_DRY = (
-    *("seed", "temperature", "dynatemp_range", "dynatemp_exponent", "top_k", "top_p", "min_p", "top_n_sigma"),
-    *("xtc_probability", "xtc_threshold", "typical_p", "repeat_last_n", "repeat_penalty", "presence_penalty"),
-    *("frequency_penalty", "dry_multiplier", "dry_base", "dry_allowed_length", "dry_penalty_last_n"),
-)
-_BEHIND_DRY = ("mirostat", "mirostat_tau", "mirostat_eta", "adaptive_target", "adaptive_decay")
+_OTHERS = ("min_keep", "ignore_eos", "logit_bias", "samplers", "backend_sampling")
+_NUMBERS = tuple(each.name for each in fields(SamplingParams) if each.name not in _OTHERS)
+"""Sampling parameters in llama-server's order, which is that of their fields."""
 _LONG = frozenset(
     ("dry_sequence_breakers", "stop", "logit_bias", "grammar", "grammar_lazy", "grammar_triggers", "preserved_tokens")
 )
@@ -206,9 +203,8 @@ def whole_settings(request: Request, vocab: Vocab, *, lora: Adapters, **given: o
 def _settings(request: Request, given: Mapping[str, Any], lora: Adapters) -> dict[str, Any]:
     sampling = request.sampling
     return {
-        **{name: getattr(sampling, name) for name in _BEFORE_DRY},
+        **{name: getattr(sampling, name) for name in _NUMBERS},
         "dry_sequence_breakers": list(sampling.dry_sequence_breakers),
-        **{name: getattr(sampling, name) for name in _BEHIND_DRY},
         "stop": list(request.stop),
         "max_tokens": request.max_tokens,
         "n_predict": request.max_tokens,

@@ -7,9 +7,9 @@ import hashlib
 import re
 import time
 from collections.abc import AsyncIterable, AsyncIterator, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 
-from server.dialects.common import Json
+from server.dialects.common import Json, rfc3339
 from server.pool.events import DownloadEnded, DownloadProgress, PoolEvent, StatusChanged
 from server.pool.memory import HOST, totals
 from server.pool.names import LATEST
@@ -24,11 +24,6 @@ _LEFT_OUT = ("general.name", "tokenizer.chat_template")  # as in Ollama: it has 
 _SCALES = ((10**12, "T"), (10**9, "B"), (10**6, "M"), (10**3, "K"))
 _QUANTIZATION = re.compile(r"(?:all )?(?P<type>\w+)(?: - (?P<size>[SML])\w*)?")
 _PARAMETERS = ("temperature", "top_k", "top_p", "min_p", "repeat_penalty")
-
-
-def timestamp(seconds: float) -> str:
-    """Unix seconds as Go writes a time."""
-    return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")
 
 
 def tags(states: Sequence[ModelState]) -> Json:
@@ -105,7 +100,7 @@ def _loaded(state: ModelState, expiry: float) -> Json:
         "size": size,
         "digest": _digest(state),
         "details": _details(state.info),
-        "expires_at": timestamp(expiry),
+        "expires_at": rfc3339(expiry),
         "size_vram": sum(n_bytes for device, n_bytes in taken.items() if device != HOST),
         "context_length": 0 if facts is None else facts.n_ctx_seq,
     }
@@ -159,7 +154,7 @@ def _value(text: str) -> object:
 
 def _modified(state: ModelState) -> str:
     try:
-        return timestamp(state.spec.path.stat().st_mtime)
+        return rfc3339(state.spec.path.stat().st_mtime)
     except OSError:
         return _UNKNOWN_TIME
 

@@ -16,8 +16,7 @@ from dataclasses import dataclass, replace
 import orjson
 
 from server.chat.assembler import Assembler, Delta, Item, Kind, NewParser
-from server.dialects.common import Json, probabilities
-from server.dialects.ollama.models import timestamp
+from server.dialects.common import Json, probabilities, rfc3339
 from server.engine.request import Event, Finished, FinishReason, Text, TokenLogprob
 from server.formats.arguments import object_text
 
@@ -35,7 +34,7 @@ class Reply:
 
     def line(self, text: str = "", **more: object) -> Json:
         """A line with more of a message's keys."""
-        head: Json = {"model": self.model, "created_at": timestamp(time.time())}
+        head: Json = {"model": self.model, "created_at": rfc3339(time.time())}
         if self.chat:
             return {**head, "message": {"role": "assistant", "content": text, **more}, "done": False}
         return {**head, "response": text, **more, "done": False}

@@ -5,13 +5,12 @@ import re
 import time
 from collections.abc import Mapping
 from dataclasses import asdict
-from datetime import UTC, datetime
 from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from server.dialects.common import random_id
+from server.dialects.common import page_of, random_id, rfc3339
 from server.dialects.errors import anthropic_error
 from server.dialects.messages.parse import FIELDS as MESSAGE_FIELDS
 from server.dialects.responses.parse import read_metadata
@@ -101,14 +100,7 @@ async def create_batch(request: Request) -> Response:
 @describe("$ObjectList", errors=(400,))
 async def list_batches(request: Request) -> Response:
     """The batches of this client."""
-    query = ListQuery.of(request)
-    found = await services(request).state.find(
-        *(owner_of(request), "batch"),
-        after=query.after,
-        limit=query.limit,
-        newest_first=query.newest_first,
-        label="openai",
-    )
+    found = await ListQuery.of(request).find(request, "batch", "openai")
     shown = [await _openai(request, batch) for batch in found.data]
     return await list_reply(request, Page(shown, found.has_more))
 
@@ -156,16 +148,9 @@ async def list_message_batches(request: Request) -> Response:
     after, before = query.get("after_id"), query.get("before_id")
     if after and before:
         raise InvalidRequest("before_id: cannot be combined with after_id; send one", "before_id")
-    found = await services(request).state.find(
-        *(owner_of(request), "batch"),
-        after=after or before or None,
-        limit=limit,
-        newest_first=not before,
-        label="anthropic",
-    )
+    found = await ListQuery(after or before or None, limit, not before).find(request, "batch", "anthropic")
     shown = [await _anthropic(request, batch) for batch in (found.data[::-1] if before else found.data)]
-    ids = [each["id"] for each in shown] or [None]
-    return json_reply({"data": shown, "has_more": found.has_more, "first_id": ids[0], "last_id": ids[-1]})
+    return json_reply(page_of(shown, has_more=found.has_more))
 
 
 @router.get("/v1/messages/batches/{batch_id}")
@@ -308,7 +293,7 @@ def _results_url(request: Request, batch_id: str) -> str:
 
 
 def _rfc3339(at: int | None) -> str | None:
-    return None if at is None else datetime.fromtimestamp(at, UTC).isoformat().replace("+00:00", "Z")
+    return None if at is None else rfc3339(at)
 
 
 def _message_lines(given: object) -> BatchInput:

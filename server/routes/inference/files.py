@@ -6,12 +6,11 @@ the same files.
 
 import mimetypes
 import time
-from datetime import UTC, datetime
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from server.dialects.common import Json
+from server.dialects.common import Json, page_of, rfc3339
 from server.dialects.warnings import Fields, as_header, unused_fields
 from server.errors import InvalidRequest
 from server.routes.batch_runner import new_file
@@ -88,13 +87,7 @@ async def list_files(request: Request) -> Response:
         return await _anthropic_list(request)
     query = ListQuery.of(request, max_limit=MAX_FILES, default_limit=DEFAULT_FILES)
     purpose = request.query_params.get("purpose")
-    found = await services(request).state.find(
-        *(owner_of(request), "file"),
-        after=query.after,
-        limit=query.limit,
-        newest_first=query.newest_first,
-        label=purpose or None,
-    )
+    found = await query.find(request, "file", purpose or None)
     return await list_reply(request, found)
 
 
@@ -139,14 +132,10 @@ def _shown(request: Request, file: Json) -> Json:
         "filename": file["filename"],
         "mime_type": mimetypes.guess_type(file["filename"])[0] or "application/octet-stream",
         "size_bytes": file["bytes"],
-        "created_at": _rfc3339(file["created_at"]),
-        "expires_at": None if expires_at is None else _rfc3339(expires_at),
+        "created_at": rfc3339(file["created_at"]),
+        "expires_at": None if expires_at is None else rfc3339(expires_at),
         "downloadable": True,
     }
-
-
-def _rfc3339(at: int) -> str:
-    return datetime.fromtimestamp(at, UTC).isoformat().replace("+00:00", "Z")
 
 
 async def _anthropic_list(request: Request) -> Response:
@@ -154,16 +143,7 @@ async def _anthropic_list(request: Request) -> Response:
     query = ListQuery.of(request, max_limit=MAX_ANTHROPIC_FILES)
     given = request.query_params
     after = given.get("page", "").removeprefix(_PAGE) or given.get("after_id") or None
-    found = await services(request).state.find(
-        owner_of(request), "file", after=after, limit=query.limit, newest_first=True
-    )
-    ids = [each["id"] for each in found.data]
-    last_id = ids[-1] if ids else None
-    reply = {
-        "data": [_shown(request, each) for each in found.data],
-        "has_more": found.has_more,
-        "first_id": ids[0] if ids else None,
-        "last_id": last_id,
-        "next_page": f"{_PAGE}{last_id}" if found.has_more else None,
-    }
+    found = await ListQuery(after, query.limit, True).find(request, "file")
+    reply = page_of([_shown(request, each) for each in found.data], has_more=found.has_more)
+    reply["next_page"] = f"{_PAGE}{reply['last_id']}" if found.has_more else None
     return json_reply(reply)
