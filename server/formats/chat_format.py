@@ -56,11 +56,8 @@ class ChatFormat:
 
         llama-server calls these preserved tokens (common/chat.cpp).
         """
-        return (*self.reasoning_tags, *self.call_tags(calls=calls))
-
-    def call_tags(self, *, calls: bool) -> tuple[str, ...]:
-        """The format's own part of `tags`."""
-        return self.tool_format.tags if calls or self.tool_format.framed else ()
+        own = self.tool_format.tags if calls or self.tool_format.framed else ()
+        return (*self.reasoning_tags, *own)
 
     def parser(
         self,

@@ -8,7 +8,7 @@ import re
 from server.formats.calls.json_calls import call_object, json_arguments
 from server.formats.calls.parameters import invoke_syntax, invokes
 from server.formats.parsing.reader import NotMarkup, Steps
-from server.formats.parsing.stream_parser import StreamParser
+from server.formats.parsing.stream_parser import Parse, StreamParser
 from server.formats.tool_call_syntax import TOOL_NAME, ToolCallSyntax
 from server.formats.tool_format import ToolFormat
 
@@ -19,15 +19,21 @@ _CHANNEL_NAME = re.compile(r"<\|channel\|> ?(\w+)")
 _RECIPIENT = re.compile(r"\bto=([^\s<]+)")
 
 
-def _harmony(turn: StreamParser) -> Steps[None]:
-    """Parse message by message; text without a header is content."""
-    while True:
-        yield from turn.attempt("", _channel_message(turn))
-        found = _ENDS[0]
-        while found in _ENDS:
-            found = yield from turn.content_until(*_STARTS, _CHANNEL, *_ENDS)
-        if found == _CHANNEL:
-            turn.back(found)
+def _by_message(read: Parse, starts: tuple[str, ...], ends: tuple[str, ...], inside: tuple[str, ...] = ()) -> Parse:
+    """Create a parser of messages, each read by `read` after one of `starts` or from one of `inside` on. Text without a
+    header is content.
+    """
+
+    def parse(turn: StreamParser) -> Steps[None]:
+        while True:
+            yield from turn.attempt("", read(turn))
+            found = ends[0]
+            while found in ends:
+                found = yield from turn.content_until(*starts, *inside, *ends)
+            if found in inside:
+                turn.back(found)
+
+    return parse
 
 
 def _channel_message(turn: StreamParser) -> Steps[None]:
@@ -64,7 +70,7 @@ def _function(turn: StreamParser, header: str) -> str:
 _TO = " to=functions."
 HARMONY = ToolFormat(
     name="harmony",
-    parse=_harmony,
+    parse=_by_message(_channel_message, _STARTS, _ENDS, inside=(_CHANNEL,)),
     recognised_by=((_CHANNEL, _MESSAGE, "analysis"),),
     tags=("<|start|>", "<|end|>", _MESSAGE, _CHANNEL, "<|constrain|>", "<|call|>", "<|return|>"),
     framed=True,
@@ -105,17 +111,6 @@ _THINKING, _TEXT, _CALL = "<|content_thinking|>", "<|content_text|>", "<|content
 _BLOCK_ENDS = ("<|end_message|>", "<|content_model_end_sampling|>")
 
 
-def _inkling(turn: StreamParser) -> Steps[None]:
-    """Parse block by block; text without markup is content."""
-    while True:
-        yield from turn.attempt("", _block(turn))
-        found = _BLOCK_ENDS[0]
-        while found in _BLOCK_ENDS:
-            found = yield from turn.content_until(_MODEL, _THINKING, _TEXT, _CALL, *_BLOCK_ENDS)
-        if found != _MODEL:
-            turn.back(found)
-
-
 def _block(turn: StreamParser) -> Steps[None]:
     name = yield from turn.match(TOOL_NAME)
     kind = yield from turn.expect(_CALL) if name else turn.expect(_THINKING, _TEXT, _CALL)
@@ -133,7 +128,7 @@ def _block(turn: StreamParser) -> Steps[None]:
 
 INKLING = ToolFormat(
     name="inkling",
-    parse=_inkling,
+    parse=_by_message(_block, (_MODEL,), _BLOCK_ENDS, inside=(_THINKING, _TEXT, _CALL)),
     recognised_by=((_MODEL, _CALL),),
     tags=(_MODEL, _THINKING, _TEXT, _CALL, *_BLOCK_ENDS),
     framed=True,
@@ -162,14 +157,6 @@ _MESSAGE_ENDS = ("<|eom|>", "<|eot|>")
 _INVOKES = invokes(("function_calls",), prefix="atem:")
 
 
-def _muse(turn: StreamParser) -> Steps[None]:
-    """Parse message by message; text without a header is content."""
-    while True:
-        yield from turn.attempt("", _message(turn))
-        while (yield from turn.content_until(_START, *_MESSAGE_ENDS)) in _MESSAGE_ENDS:
-            pass
-
-
 def _message(turn: StreamParser) -> Steps[None]:
     header = yield from turn.expect(_RECIPIENT_IS, _MESSAGE)
     recipient, _ = (yield from turn.word(_MESSAGE)) if header == _RECIPIENT_IS else ("user", "")
@@ -186,7 +173,7 @@ def _message(turn: StreamParser) -> Steps[None]:
 
 MUSE = ToolFormat(
     name="muse",
-    parse=_muse,
+    parse=_by_message(_message, (_START,), _MESSAGE_ENDS),
     recognised_by=(("<atem:function_calls>", "<|eom|>"),),
     tags=(
         *("<|start|>", _MESSAGE, *_MESSAGE_ENDS, "<atem:function_calls>", "</atem:function_calls>"),

@@ -4,6 +4,7 @@ Each constant is followed by its models and an example of their output.
 """
 
 import re
+from dataclasses import replace
 
 from server.formats.calls import json_text
 from server.formats.calls.json_calls import JsonCalls, NamedCalls, json_arguments, json_or
@@ -57,6 +58,18 @@ _DEEPSEEK = NamedCalls(
 )
 
 
+_DS_SYNTAX = ToolCallSyntax(
+    _DS_CALL, (_SEP,), _DS_END, _BEGIN, _END, trigger=_BEGIN, triggers=_MISSPELT, rest_of_list=True
+)
+_DS_FENCED = replace(
+    _DS_SYNTAX,
+    before=f"{_DS_CALL}function{_SEP}",
+    after_name=("\n```json\n",),
+    after=f"\n```{_DS_END}",
+    joint="\n",
+)
+
+
 def _deepseek(turn: StreamParser) -> Steps[None]:
     """Parse calls in their section, or without it."""
     while True:
@@ -76,32 +89,8 @@ DEEPSEEK = ToolFormat(
     recognised_by=((_BEGIN,),),
     tags=(_BEGIN, _END, _DS_CALL, _SEP, _DS_END),
     also_opened_by=(_DS_CALL,),
-    forced=ToolCallSyntax(
-        _DS_CALL,
-        (_SEP,),
-        _DS_END,
-        open=_BEGIN,
-        close=_END,
-        trigger=_BEGIN,
-        triggers=_MISSPELT,
-        rest_of_list=True,
-    ),
-    variants=(
-        (
-            "```json",
-            ToolCallSyntax(
-                f"{_DS_CALL}function{_SEP}",
-                ("\n```json\n",),
-                f"\n```{_DS_END}",
-                open=_BEGIN,
-                close=_END,
-                joint="\n",
-                trigger=_BEGIN,
-                triggers=_MISSPELT,
-                rest_of_list=True,
-            ),
-        ),
-    ),
+    forced=_DS_SYNTAX,
+    variants=(("```json", _DS_FENCED),),
 )
 """DeepSeek R1, V3 and their distillations, and DeepSeek V3.1::
 

@@ -5,7 +5,7 @@ Each constant is followed by its models and an example of their output.
 
 from server.formats.calls import python_calls
 from server.formats.parsing.reader import NotMarkup, Steps
-from server.formats.parsing.stream_parser import StreamParser, anywhere
+from server.formats.parsing.stream_parser import Parse, StreamParser, anywhere
 from server.formats.tool_call_syntax import python_list
 from server.formats.tool_format import ToolFormat
 
@@ -46,16 +46,20 @@ get_time(zone="Europe/Paris", exact=true)</function_calls>
 _TAGS = ("<|python_start|>", "<|python_tag|>", "<|python_end|>")
 
 
-def _pythonic(turn: StreamParser) -> Steps[None]:
-    """Parse a list at the start, or after a tag."""
-    if (yield from turn.begins_with("[")):
-        yield from turn.attempt("", python_calls.calls(turn), doubtful=True)
-    yield from anywhere(python_calls.calls, *_TAGS[:2], silent=_TAGS[2:])(turn)
+def _or_list(parse: Parse) -> Parse:
+    """Create a parser of a list of calls at the start; `parse` parses the rest."""
+
+    def either(turn: StreamParser) -> Steps[None]:
+        if (yield from turn.begins_with("[")):
+            yield from turn.attempt("", python_calls.calls(turn), doubtful=True)
+        yield from parse(turn)
+
+    return either
 
 
 PYTHONIC = ToolFormat(
     name="pythonic",
-    parse=_pythonic,
+    parse=_or_list(anywhere(python_calls.calls, *_TAGS[:2], silent=_TAGS[2:])),
     recognised_by=(("[func_name1(",), ("[func1(params_name1=",)),
     tags=_TAGS,
     forced=python_list("[", "]", elsewhere=("<|python_start|>[",), by_name=True, at_start=True),
@@ -67,13 +71,6 @@ PYTHONIC = ToolFormat(
 """
 
 _FENCE, _FENCE_END = "```tool_code", "```"
-
-
-def _gemma3(turn: StreamParser) -> Steps[None]:
-    """Parse a list at the start, or fences anywhere."""
-    if (yield from turn.begins_with("[")):
-        yield from turn.attempt("", python_calls.calls(turn), doubtful=True)
-    yield from anywhere(_fence, _FENCE)(turn)
 
 
 def _fence(turn: StreamParser) -> Steps[None]:
@@ -95,7 +92,7 @@ def _fence(turn: StreamParser) -> Steps[None]:
 
 GEMMA_3 = ToolFormat(
     name="gemma3",
-    parse=_gemma3,
+    parse=_or_list(anywhere(_fence, _FENCE)),
     recognised_by=(("<start_of_turn>", "tool_code"), ("<start_of_turn>", "[func_name1(")),
     forced=python_list(f"{_FENCE}\n", f"\n{_FENCE_END}", joint="\n", trigger=_FENCE),
 )

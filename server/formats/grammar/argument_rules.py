@@ -77,13 +77,13 @@ def _json_object(schema: Mapping[str, Any], root: Mapping[str, Any], text: LarkT
     space = json_space(text)
     found = properties_of(schema)
     members = [
-        (_member(text.literal(json.dumps(key, ensure_ascii=False)), part, root, space, text), needed)
+        (_member(text.literal(json.dumps(key, ensure_ascii=False)), part, root, text), needed)
         for key, (part, needed) in found.items()
     ]
     more, other = others_of(schema), ""
     if more is not False:
         named = "|".join(escaped(json.dumps(key, ensure_ascii=False)) for key in found)
-        other = _member(text.terminal(f"{_JSON_KEY} & ~/{named}/"), more, root, space, text)
+        other = _member(text.terminal(f"{_JSON_KEY} & ~/{named}/"), more, root, text)
     listed = text.in_any_order(members, f'{space} "}}"', f'{space} "," {space}', other)
     return text.rule(f'"{{" {space} {listed}')
 
@@ -93,8 +93,14 @@ def json_space(text: LarkText) -> str:
     return f"({text.terminal(_SPACE)})?"
 
 
-def _member(key: str, schema: Any, root: Mapping[str, Any], space: str, text: LarkText) -> str:
-    return text.rule(f'{key} {space} ":" {space} {_json_value(schema, root, text)}')
+def _member(key: str, schema: Any, root: Mapping[str, Any], text: LarkText) -> str:
+    return text.rule(json_member(key, _json_value(schema, root, text), text))
+
+
+def json_member(key: str, value: str, text: LarkText) -> str:
+    """Return the elements of an object's member."""
+    space = json_space(text)
+    return f'{key} {space} ":" {space} {value}'
 
 
 def _json_list(schema: Mapping[str, Any], root: Mapping[str, Any], text: LarkText) -> str:

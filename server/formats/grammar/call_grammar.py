@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from server.errors import InvalidRequest
-from server.formats.grammar.argument_rules import argument_rule, json_space, text_argument_rule
+from server.formats.grammar.argument_rules import argument_rule, json_member, json_space, text_argument_rule
 from server.formats.grammar.lark_text import ControlToken, LarkText
 from server.formats.grammar.nested_rules import nested_rule
 from server.formats.tool_call_syntax import (
@@ -147,23 +147,18 @@ def _lead(form: ToolCallSyntax, functions: Sequence[Function], text: LarkText) -
 
 def _whole(whole: WholeJson, functions: Sequence[Function], text: LarkText, *, parallel: bool) -> str:
     """Return the rule of calls as one JSON value, in the lexemes of ``%json``, so that an answer may be one, too."""
-    space = json_space(text)
+    space, key = json_space(text), text.literal(json.dumps(whole.arguments))
     calls = []
     for function in functions:
-        name = _json_member("name", text.literal(json.dumps(function["name"], ensure_ascii=False)), text)
-        arguments = _json_member(whole.arguments, _arguments_of(JsonArguments(), function, text), text)
+        name = json_member(text.literal('"name"'), text.literal(json.dumps(function["name"], ensure_ascii=False)), text)
+        arguments = json_member(key, _arguments_of(JsonArguments(), function, text), text)
         calls.append(text.rule(f'"{{" {space} {name} {space} "," {space} {arguments} {space} "}}"'))
     one = f"({' | '.join(calls)})"
     if not whole.list_key:
         return one
     again = f'({space} "," {space} {one})*' if parallel else ""
-    listed = _json_member(whole.list_key, f'"[" {space} {one} {again} {space} "]"', text)
+    listed = json_member(text.literal(json.dumps(whole.list_key)), f'"[" {space} {one} {again} {space} "]"', text)
     return f'"{{" {space} {listed} {space} "}}"'
-
-
-def _json_member(key: str, value: str, text: LarkText) -> str:
-    space = json_space(text)
-    return f'{text.literal(json.dumps(key))} {space} ":" {space} {value}'
 
 
 def _arguments(form: ToolCallSyntax, function: Function, text: LarkText) -> str:

@@ -1,6 +1,7 @@
 """The parsers' output: parts of a message in order."""
 
 from dataclasses import dataclass, replace
+from itertools import groupby
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,17 +42,12 @@ def joined(pieces: list[Piece]) -> list[Piece]:
     """Join adjacent pieces of the same type."""
     if len(pieces) < 2:
         return pieces
-    runs: list[list[Piece]] = []
-    for piece in pieces:
-        if runs and type(runs[-1][0]) is type(piece) and not isinstance(piece, ToolCallBegin):
-            runs[-1].append(piece)
+    found: list[Piece] = []
+    for kind, run in groupby(pieces, type):
+        same = list(run)
+        if kind is ToolCallBegin or len(same) == 1:
+            found += same
         else:
-            runs.append([piece])
-    return [_one(run) for run in runs]
-
-
-def _one(run: list[Piece]) -> Piece:
-    first = run[0]
-    if len(run) == 1 or isinstance(first, ToolCallBegin):
-        return first
-    return replace(first, text="".join(piece.text for piece in run if not isinstance(piece, ToolCallBegin)))
+            text = "".join([piece.text for piece in same])  # type: ignore[union-attr]
+            found.append(replace(same[0], text=text))  # type: ignore[arg-type]
+    return found

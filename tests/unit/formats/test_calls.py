@@ -71,12 +71,10 @@ def test_any_split_gives_the_same(case: tuple[str, str, Meant], data: st.DataObj
 
 
 def test_the_tags_of_the_format_are_shown() -> None:
-    assert ChatTemplate("", bos_token="", eos_token="").chat_format().call_tags(calls=True) == (
-        "<tool_call>",
-        "</tool_call>",
-    )
-    assert ChatTemplate("", bos_token="", eos_token="").chat_format().call_tags(calls=False) == ()
-    assert "<|channel|>" in template("harmony").chat_format().call_tags(calls=False)
+    hermes = ChatTemplate("", bos_token="", eos_token="").chat_format()
+    assert hermes.tags(calls=True) == ("<think>", "</think>", "<tool_call>", "</tool_call>")
+    assert hermes.tags(calls=False) == ("<think>", "</think>")
+    assert "<|channel|>" in template("harmony").chat_format().tags(calls=False)
 
 
 POINT = {
