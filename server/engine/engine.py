@@ -8,7 +8,6 @@ from pathlib import PurePath
 from typing import TypeVar
 
 from server.engine import snapshots
-from server.engine.block_events import BlockReport, Blocks, HeldText
 from server.engine.cache_scope import owner_of
 from server.engine.disk_cache import DiskCache, StateFiles
 from server.engine.encode import EmbeddingCache, EmbeddingFiles, Encoder
@@ -25,7 +24,7 @@ from server.engine.requests import Command, Mailbox, Outlet
 from server.engine.routing import route
 from server.engine.runner_api import Runner
 from server.engine.sequence import Slot, Ticket
-from server.engine.snapshots import ChoiceView, InstanceView, SlotSnapshot, TierView, snapshot
+from server.engine.snapshots import ChoiceView, HeldText, InstanceView, SlotSnapshot, TierView, snapshot
 from server.engine.stats import EngineStats
 from server.errors import InternalError, PermissionDenied, QueueFull
 
@@ -55,7 +54,6 @@ class Engine(Instances[Instance]):
         self._disk: DiskCache | None = None
         self._kept: dict[str, TierView] = {}
         self._kept_at = 0.0
-        self._blocks = Blocks()
         self._loop = loop
         self._queue = ModelQueue(len(runners))
         info = runners[0].info
@@ -236,11 +234,7 @@ class Engine(Instances[Instance]):
         found = [one for instance in self._instances for one in instance.snapshots.ended.copy()]
         return sorted(found, key=attrgetter("ended_at"))
 
-    async def block_changes(self) -> BlockReport:
-        """Return the prompt blocks stored and removed, in slots and RAM, since the last call. For a single caller."""
-        return self._blocks.update(self._held())
-
-    def _held(self) -> Iterator[HeldText]:
+    def held_texts(self) -> Iterator[HeldText]:
         """Iterate over plain text computed by the base model."""
         for i, instance in enumerate(self._instances):
             for slot in instance.scheduler.slots:

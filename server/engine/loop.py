@@ -3,7 +3,6 @@
 import logging
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from server.engine.disk_cache import give_up_late, wait_s
@@ -19,7 +18,7 @@ from server.engine.requests import Command, Mailbox, Requests
 from server.engine.runner_api import Runner
 from server.engine.sampling import NextTokens
 from server.engine.scheduler import Scheduler, TokenRun, batches, is_batch
-from server.engine.sequence import Phase, Sequence, Slot, Ticket, log_fields
+from server.engine.sequence import Phase, Sequence, Slot, log_fields
 from server.engine.snapshots import SnapshotPublisher
 from server.engine.speculate.speculation import speculation
 from server.errors import CONTAINED, ContextExceeded, Interrupted, LlamapoolError, NotNumbers, ShuttingDown
@@ -29,107 +28,6 @@ log = logging.getLogger(__name__)
 
 MAX_FAULTS = 2  # recomputations without progress after which a sequence is considered faulty
 MAX_NOT_FINITE = 8  # the same for non-finite logits, where an adapter may have left them in the cells
-
-
-@dataclass(eq=False)
-class Faults:
-    """Used by the step thread. `take_results` processes a successful decode, `fail` ends a request."""
-
-    _runner: Runner
-    _scheduler: Scheduler
-    _cells: Cells
-    _clock: Callable[[], float]
-    _take_results: Callable[[list[TokenRun], float], object]
-    _fail: Callable[[Ticket, Exception], None]
-
-    def recover(self, entries: list[TokenRun], error: Exception) -> None:
-        """Decode each of `entries` alone after the library rejected their batch, so that only faulty ones fail.
-
-        If the model's memory cannot be truncated, the sequence is preempted and recomputed, in quarantine (alone in
-        its steps) until it is past the fault, at most `MAX_FAULTS` times. The same holds for a medium that was
-        decoded in part.
-        """
-        about = log_fields(*(entry.sequence.request for entry in entries))
-        log.error(
-            "a decode of %d sequences failed, each is tried by itself; a smaller n_batch takes less memory: %r",
-            len(entries),
-            error,
-            extra=about,
-        )
-        kept = [entry for entry in entries if self._rewind(entry, error)]
-        if len(entries) == 1:
-            for entry in kept:
-                self._fail(entry.sequence.ticket, error)
-            return
-        for entry in kept:
-            if entry.sequence.slot is not None:  # otherwise another choice of its request failed
-                self._decode_alone(entry)
-
-    def wipe(self, not_finite: list[Sequence]) -> None:
-        """Recover from logits of `not_finite` that are not numbers. The cause is their own computation (an extreme LoRA
-        scale) or a value that another sequence left in the cells, because 0 times NaN is NaN.
-
-        All cells are zeroed. Sequences with finite logits resume from their states; others are recomputed. A
-        sequence whose logits are not finite again without any cache is faulty, and so is, immediately, one computed
-        by an adapter.
-        """
-        about = log_fields(*(sequence.request for sequence in not_finite))
-        log.error(
-            "the logits of %d sequences are not numbers, every cell is wiped; look at LoRA scales, and --check-tensors",
-            len(not_finite),
-            extra=about,
-        )
-        now = self._clock()
-        most = MAX_NOT_FINITE if self._runner.adapters else MAX_FAULTS
-        for sequence in list(self._scheduler.active()):
-            slot = sequence.slot
-            if slot is None:  # another choice of its request has failed
-                continue
-            if sequence not in not_finite and sequence.phase is Phase.DECODE:
-                self._cells.preempt(sequence, now)
-                continue
-            tuned = bool(sequence.next_adapters)
-            sequence.n_faults += tuned or sequence in not_finite
-            if sequence.n_faults > (1 if tuned else most):
-                self._fail(sequence.ticket, NotNumbers())
-            else:
-                self._scheduler.preempt(sequence, now)
-            self._cells.clear(slot)
-        for slot in self._scheduler.slots:
-            self._cells.evict(slot, now)
-        for sequence in not_finite:
-            self._cells.offloader.drop_cached(sequence)
-        self._runner.wipe()
-
-    def _decode_alone(self, entry: TokenRun) -> None:
-        started = self._clock()
-        try:
-            self._runner.use_adapters(entry.sequence.next_adapters)
-            if self._runner.decode([entry]):
-                self._take_results([entry], self._clock() - started)
-        except CONTAINED as own:
-            if self._rewind(entry, own):
-                self._fail(entry.sequence.ticket, own)
-
-    def _rewind(self, entry: TokenRun, error: Exception) -> bool:
-        """Remove what a failed decode may have left. Return False if the sequence cannot continue from there."""
-        sequence = entry.sequence
-        slot = sequence.slot
-        if slot is None:  # another choice of its request has failed
-            return False
-        n = len(slot.tokens)
-        can_forget = self._cells.truncate(slot, n)
-        if can_forget and len(slot.tokens) == n:
-            return True
-        if not can_forget:
-            self._cells.clear(slot)
-        sequence.n_faults += 1
-        sequence.quarantined_until = max(sequence.quarantined_until, entry.at + len(entry.tokens))
-        if sequence.n_faults > MAX_FAULTS:
-            self._fail(sequence.ticket, error)
-        elif not can_forget:
-            self._scheduler.preempt(sequence, self._clock())
-        return False
 
 
 class Instance(StepThread):
@@ -164,7 +62,6 @@ class Instance(StepThread):
         self._next_tokens = NextTokens(
             runner, params, first_slot, self.cells, self._requests, mailbox, self.stats, self._speculation, clock
         )
-        self._faults = Faults(runner, self.scheduler, self.cells, clock, self._take_results, self._requests.fail)
         self._commands: deque[Command[Any]] = deque()  # appended on the event loop, executed on the step thread
         self._stepped = False
         self._unseen = 0, 0.0  # tokens and seconds of decodes that the device may still be computing
@@ -305,7 +202,7 @@ class Instance(StepThread):
                 self.cells.truncate(entry.sequence.held, entry.at)
             return False
         except CONTAINED as error:
-            self._faults.recover(entries, error)
+            self._recover(entries, error)
             return False
         if not decoded:
             if self._speculation is not None and any(entry.draft_tokens for entry in entries):
@@ -356,8 +253,97 @@ class Instance(StepThread):
                 self._report_progress(entry.sequence, now)
         not_finite = self._next_tokens.take([e for e in entries if e.n_outputs])
         if not_finite:
-            self._faults.wipe(not_finite)
+            self._wipe(not_finite)
         return not not_finite
+
+    def _recover(self, entries: list[TokenRun], error: Exception) -> None:
+        """Decode each of `entries` alone after the library rejected their batch, so that only faulty ones fail.
+
+        If the model's memory cannot be truncated, the sequence is preempted and recomputed, in quarantine (alone in
+        its steps) until it is past the fault, at most `MAX_FAULTS` times. The same holds for a medium that was
+        decoded in part.
+        """
+        about = log_fields(*(entry.sequence.request for entry in entries))
+        log.error(
+            "a decode of %d sequences failed, each is tried by itself; a smaller n_batch takes less memory: %r",
+            len(entries),
+            error,
+            extra=about,
+        )
+        kept = [entry for entry in entries if self._rewind(entry, error)]
+        if len(entries) == 1:
+            for entry in kept:
+                self._requests.fail(entry.sequence.ticket, error)
+            return
+        for entry in kept:
+            if entry.sequence.slot is not None:  # otherwise another choice of its request failed
+                self._decode_alone(entry)
+
+    def _wipe(self, not_finite: list[Sequence]) -> None:
+        """Recover from logits of `not_finite` that are not numbers. The cause is their own computation (an extreme LoRA
+        scale) or a value that another sequence left in the cells, because 0 times NaN is NaN.
+
+        All cells are zeroed. Sequences with finite logits resume from their states; others are recomputed. A
+        sequence whose logits are not finite again without any cache is faulty, and so is, immediately, one computed
+        by an adapter.
+        """
+        about = log_fields(*(sequence.request for sequence in not_finite))
+        log.error(
+            "the logits of %d sequences are not numbers, every cell is wiped; look at LoRA scales, and --check-tensors",
+            len(not_finite),
+            extra=about,
+        )
+        now = self._clock()
+        most = MAX_NOT_FINITE if self.runner.adapters else MAX_FAULTS
+        for sequence in list(self.scheduler.active()):
+            slot = sequence.slot
+            if slot is None:  # another choice of its request has failed
+                continue
+            if sequence not in not_finite and sequence.phase is Phase.DECODE:
+                self.cells.preempt(sequence, now)
+                continue
+            tuned = bool(sequence.next_adapters)
+            sequence.n_faults += tuned or sequence in not_finite
+            if sequence.n_faults > (1 if tuned else most):
+                self._requests.fail(sequence.ticket, NotNumbers())
+            else:
+                self.scheduler.preempt(sequence, now)
+            self.cells.clear(slot)
+        for slot in self.scheduler.slots:
+            self.cells.evict(slot, now)
+        for sequence in not_finite:
+            self.cells.offloader.drop_cached(sequence)
+        self.runner.wipe()
+
+    def _decode_alone(self, entry: TokenRun) -> None:
+        started = self._clock()
+        try:
+            self.runner.use_adapters(entry.sequence.next_adapters)
+            if self.runner.decode([entry]):
+                self._take_results([entry], self._clock() - started)
+        except CONTAINED as own:
+            if self._rewind(entry, own):
+                self._requests.fail(entry.sequence.ticket, own)
+
+    def _rewind(self, entry: TokenRun, error: Exception) -> bool:
+        """Remove what a failed decode may have left. Return False if the sequence cannot continue from there."""
+        sequence = entry.sequence
+        slot = sequence.slot
+        if slot is None:  # another choice of its request has failed
+            return False
+        n = len(slot.tokens)
+        can_forget = self.cells.truncate(slot, n)
+        if can_forget and len(slot.tokens) == n:
+            return True
+        if not can_forget:
+            self.cells.clear(slot)
+        sequence.n_faults += 1
+        sequence.quarantined_until = max(sequence.quarantined_until, entry.at + len(entry.tokens))
+        if sequence.n_faults > MAX_FAULTS:
+            self._requests.fail(sequence.ticket, error)
+        elif not can_forget:
+            self.scheduler.preempt(sequence, self._clock())
+        return False
 
     def _seen(self, entries: list[TokenRun], seconds: float) -> tuple[float, bool]:
         """Return the duration of `entries` and whether it is known. A decode without outputs returns before the device

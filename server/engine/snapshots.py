@@ -9,7 +9,7 @@ apart.
 
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 from functools import cmp_to_key
@@ -260,6 +260,19 @@ def snapshot(slot: Slot, first_id: int, n_ctx: int, spec_type: str) -> SlotSnaps
         has_new_line=sequence.text.has_new_line,
         scope=sequence.adapter_set.scope,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class HeldText:
+    """What one slot or cached entry holds: the first `n` of `tokens`, which must not change meanwhile. ``key``
+    identifies it; ``medium`` is "GPU" (KV cells on any device) or "CPU" (RAM). ``salt``: its cache namespace.
+    """
+
+    key: Hashable
+    tokens: Seq[int]
+    n: int
+    medium: str
+    salt: str = ""
 
 
 @dataclass(frozen=True, slots=True)

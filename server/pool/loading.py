@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from server.engine.embedding import EmbeddingEngine
-from server.engine.engine import Engine
 from server.engine.params import EngineParams
 from server.engine.prefix_cache import MIB
 from server.engine.runner_api import EmbeddingRunner, Runner
 from server.errors import InvalidRequest, ModelFailed
+from server.pool.block_events import ReportingEngine
 from server.pool.memory import Fit, totals
 from server.pool.model import GrammarFactory, LoadedModel, compile_grammars
 from server.pool.protocols import Embedder, Generator, Loader, ModelInfo, Weights
@@ -209,7 +209,7 @@ class Load:
         return not self.cancelled
 
 
-EngineFactory = Callable[[Sequence[Runner], EngineParams, asyncio.AbstractEventLoop], Engine]
+EngineFactory = Callable[[Sequence[Runner], EngineParams, asyncio.AbstractEventLoop], ReportingEngine]
 EmbedderFactory = Callable[[Sequence[EmbeddingRunner], EngineParams, asyncio.AbstractEventLoop], EmbeddingEngine]
 InThread = Callable[[Callable[[], Any]], Awaitable[Any]]
 
@@ -220,7 +220,7 @@ class Factories:
     None = worker processes are unavailable.
     """
 
-    engine: EngineFactory = Engine
+    engine: EngineFactory = ReportingEngine
     embedder: EmbedderFactory = EmbeddingEngine
     template: TemplateFactory = chat_template
     grammar: GrammarFactory = compile_grammars
@@ -232,7 +232,7 @@ async def assemble(load: Load, parts: LoadedParts, factories: Factories, in_thre
     spec, loop = load.spec, asyncio.get_running_loop()
     generator: Generator | None = parts.generator
     embedder: Embedder | None = parts.embedder
-    here: Engine | None = None
+    here: ReportingEngine | None = None
     try:
         if load.cancelled:
             raise ModelFailed(spec.id, "the load was cancelled")

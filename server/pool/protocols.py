@@ -6,7 +6,6 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from server.engine.block_events import BlockReport
 from server.engine.lora import Adapter
 from server.engine.media import MediaPrompt
 from server.engine.prefix_cache import SlotState
@@ -16,6 +15,7 @@ from server.engine.sequence import Ticket
 from server.engine.snapshots import ChoiceView, InstanceView, SlotSnapshot, TierView
 from server.engine.stats import EngineStats
 from server.media.bitmap import Bitmap, BitmapKind
+from server.pool.block_events import BlockReport
 from server.pool.memory import Fit, Footprint, Memory
 from server.pool.spec import ModelSpec
 from server.vocab import Vocab

@@ -177,12 +177,15 @@ class FakeRunner:
         self.batches: list[list[tuple[int, int]]] = []
         self.closed = False
         self._may_interrupt = self._is_interrupted = False
+        self._interruption = threading.Lock()
 
     def interruptible(self, *, wanted: bool) -> None:
-        self._may_interrupt, self._is_interrupted = wanted, False
+        with self._interruption:
+            self._may_interrupt, self._is_interrupted = wanted, False
 
     def interrupt(self) -> None:
-        self._is_interrupted = self._may_interrupt
+        with self._interruption:  # otherwise a request that arrives as a decode ends interrupts every later one
+            self._is_interrupted = self._may_interrupt
 
     def decode(self, entries: Sequence[BatchEntry]) -> bool:
         assert not self.closed

@@ -21,12 +21,12 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar, cast
 
 from server.engine.embedding import EmbeddingEngine
-from server.engine.engine import Engine
 from server.engine.media import MediaChunk, MediaPrompt, MediaSpan
 from server.engine.request import Event, Failed, Request
 from server.engine.sequence import Ticket
 from server.errors import CONTAINED
 from server.media.bitmap import Bitmap
+from server.pool.block_events import ReportingEngine
 from server.pool.loading import Factories, Load, assemble
 from server.pool.memory import Fit, Memory
 from server.pool.model import LoadedModel
@@ -226,7 +226,7 @@ class Worker:
         load.take(fit)
         parts = await self.in_thread(load.run)
         outlet = _Outlet(self.endpoint, self._loop)
-        factories = Factories(engine=partial(Engine, outlet=outlet.post), template=_no_template)
+        factories = Factories(engine=partial(ReportingEngine, outlet=outlet.post), template=_no_template)
         model = await assemble(load, parts, factories, self.in_thread)
         self.served = Served(self, model, outlet)
         self.functions.update(self.served.functions())
@@ -283,7 +283,7 @@ class Served:
         self._worker, self.model, self.outlet = worker, model, outlet
         outlet.status, outlet.clean = self._status, self._clean
         self._loop = asyncio.get_running_loop()
-        assert model.generator is None or isinstance(model.generator, Engine)
+        assert model.generator is None or isinstance(model.generator, ReportingEngine)
         assert model.embedding is None or isinstance(model.embedding, EmbeddingEngine)
         self._generator, self._embedder = model.generator, model.embedding
         self.tickets: dict[int, Ticket] = {}
@@ -442,14 +442,14 @@ class Served:
             self._views.cancel()
             self._views = None
 
-    async def _send_views(self, engine: Engine) -> None:
+    async def _send_views(self, engine: ReportingEngine) -> None:
         while True:
             self._worker.endpoint.post(Views(engine.views(), engine.ended(), engine.cached_states()))
             await asyncio.sleep(VIEWS_INTERVAL_S)
 
     # ---- other calls
 
-    def _engine(self, name: str) -> Engine | EmbeddingEngine:
+    def _engine(self, name: str) -> ReportingEngine | EmbeddingEngine:
         engine = self._generator if name == "generator" else self._embedder
         assert engine is not None
         return engine

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from server.engine.block_events import BlockReport
 from server.engine.embedding import check_input
 from server.engine.lora import Adapter, check_adapters, rescaled
 from server.engine.media import MediaPrompt, Spans
@@ -24,6 +23,7 @@ from server.engine.stats import EngineStats, combined
 from server.engine.stats import ended as without_gauges
 from server.errors import InternalError, InvalidRequest, LlamapoolError, ModelEnded, QueueFull, ShuttingDown
 from server.media.bitmap import Bitmap, BitmapKind
+from server.pool.block_events import BlockReport
 from server.pool.memory import Fit, Footprint, Memory
 from server.pool.protocols import Loader, MediaReader, ModelInfo, Vocabulary
 from server.pool.spec import ModelSpec

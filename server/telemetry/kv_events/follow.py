@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from server.engine.block_events import BlockReport, BlocksRemoved, BlocksStored
 from server.errors import ConfigError, Unavailable
+from server.pool.block_events import BlockReport, BlocksRemoved, BlocksStored
 from server.pool.state import ModelState
 
 EVERY_S = 0.2

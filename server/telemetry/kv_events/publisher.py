@@ -17,9 +17,9 @@ import msgpack
 import zmq
 import zmq.asyncio
 
-from server.engine.block_events import BlocksRemoved, BlocksStored
 from server.engine.prefix_cache import BLOCK
 from server.errors import ConfigError
+from server.pool.block_events import BlocksRemoved, BlocksStored
 
 KEPT = 10_000
 """Number of messages that can be replayed."""

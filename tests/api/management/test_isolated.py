@@ -14,8 +14,8 @@ import orjson
 import pytest
 
 from server.app import create_app
-from server.engine.block_events import BlocksStored
 from server.media import header
+from server.pool.block_events import BlocksStored
 from server.pool.memory import Fit, Footprint, Memory
 from server.pool.saved.state_cache import SUFFIX
 from server.pool.spec import ModelSpec

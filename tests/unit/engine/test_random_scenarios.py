@@ -375,7 +375,7 @@ class Scenario:
         if rng.random() < 0.1:
             engine.limit_caches(rng.choice([-1, 0, 2000, 10**6]))
         if rng.random() < 0.1:
-            await engine.block_changes()
+            list(engine.held_texts())
             engine.views()
             engine.cached_states()
             assert len(engine.slots()) == self.n_slots

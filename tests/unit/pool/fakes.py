@@ -8,10 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
-from server.engine.engine import Engine
 from server.engine.request import Adapters
 from server.engine.runner_api import Runner
 from server.errors import ModelFailed
+from server.pool.block_events import ReportingEngine
 from server.pool.load_queue import PoolLimits
 from server.pool.loading import EmbedderFactory, Factories
 from server.pool.model import Lease
@@ -65,11 +65,11 @@ class Engines:
         self.made: list[FakeEngine] = []
         self.failing = False
 
-    def __call__(self, runners: Sequence[Runner], params: object, loop: object) -> Engine:
+    def __call__(self, runners: Sequence[Runner], params: object, loop: object) -> ReportingEngine:
         if self.failing:
             raise RuntimeError("no thread for the engine")
         self.made.append(FakeEngine(runners))
-        return cast(Engine, self.made[-1])
+        return cast(ReportingEngine, self.made[-1])
 
 
 class FakeEngine:

@@ -13,22 +13,11 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 
+from server.engine.engine import Engine
 from server.engine.prefix_cache import BLOCK, common_prefix
+from server.engine.snapshots import HeldText
 
 Hash = bytes
-
-
-@dataclass(frozen=True, slots=True)
-class HeldText:
-    """What one slot or cached entry holds: the first `n` of `tokens`, which must not change meanwhile. ``key``
-    identifies it; ``medium`` is "GPU" (KV cells on any device) or "CPU" (RAM). ``salt``: its cache namespace.
-    """
-
-    key: Hashable
-    tokens: Sequence[int]
-    n: int
-    medium: str
-    salt: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,3 +140,14 @@ def _cbor_head(major: int, n: int) -> bytes:
         if n < 1 << 8 * size:
             return bytes([major << 5 | more]) + n.to_bytes(size, "big")
     raise ValueError(n)
+
+
+class ReportingEngine(Engine):
+    """An engine that reports the changes of its cached blocks."""
+
+    _blocks: Blocks | None = None
+
+    async def block_changes(self) -> BlockReport:
+        """Return the prompt blocks stored and removed, in slots and RAM, since the last call. For a single caller."""
+        self._blocks = self._blocks or Blocks()
+        return self._blocks.update(self.held_texts())

@@ -1,16 +1,16 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.engine.block_events import (
+from server.engine.prefix_cache import BLOCK
+from server.engine.snapshots import HeldText
+from server.pool.block_events import (
     Blocks,
     BlocksRemoved,
     BlocksStored,
-    HeldText,
     block_hash,
     hash_of_none,
     shown,
 )
-from server.engine.prefix_cache import BLOCK
 
 GPU = "GPU"
 
