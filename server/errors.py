@@ -148,7 +148,7 @@ class ModelRestarting(Unavailable):
     """A model's process that has ended several times is started again, but not at once."""
 
     def __init__(self, model: str, reason: str, retry_after_s: int) -> None:
-        super().__init__(f"model '{model}' is loaded again in {retry_after_s} s at most: {reason}")
+        super().__init__(f"model '{model}' restarts within {retry_after_s} s: {reason}")
         self.retry_after_s = retry_after_s
 
 
@@ -164,7 +164,9 @@ class MediaFull(QueueFull):
     """The decoded media of requests take all the memory that there is for them."""
 
     def __init__(self, retry_after_s: int) -> None:
-        Unavailable.__init__(self, f"other requests' media take all memory for it, retry in {retry_after_s} s")
+        Unavailable.__init__(
+            self, f"the memory for decoded media is in use by other requests, retry in {retry_after_s} s"
+        )
         self.retry_after_s = retry_after_s
 
 
@@ -181,7 +183,7 @@ class NoRoom(Unavailable):
 
     def __init__(self, model: str, waited_s: float, retry_after_s: int) -> None:
         super().__init__(
-            f"model '{model}' waited {waited_s:.0f} s for room beside the models at work, retry in {retry_after_s} s"
+            f"model '{model}' waited {waited_s:.0f} s for memory; the other models are busy, retry in {retry_after_s} s"
         )
         self.retry_after_s = retry_after_s
 
@@ -208,7 +210,7 @@ class NotNumbers(InternalError):
     """The model computed logits that are not numbers, of this sequence or over what another one left in the cells."""
 
     def __init__(self) -> None:
-        super().__init__("the model computed logits that are not numbers")
+        super().__init__("the model computed non-finite logits")
 
 
 CONTAINED: tuple[type[Exception], ...] = (LlamapoolError, MemoryError)

@@ -100,7 +100,7 @@ def guide(fields: ConstraintFields) -> ResponseFormat | None:
     """Return the requested response format. Raises `InvalidRequest` for several, naming two, and for an invalid one."""
     if fields.guided_whitespace_pattern is not None:
         raise InvalidRequest(
-            "guided_whitespace_pattern: is not supported, white space is the model's", "guided_whitespace_pattern"
+            "guided_whitespace_pattern: is not supported; the model chooses white space", "guided_whitespace_pattern"
         )
     given = {f"guided_{kind}": (kind, getattr(fields, f"guided_{kind}")) for kind in _KINDS}
     given |= _members(fields.structured_outputs)
@@ -171,7 +171,7 @@ def _guided_schema(field: str, value: Any) -> Any:
         try:
             value = json.loads(value)
         except (ValueError, RecursionError) as error:
-            raise InvalidRequest(f"{field}: is no JSON: {error}", field) from None
+            raise InvalidRequest(f"{field}: is not JSON: {error}", field) from None
     if not isinstance(value, dict | bool):
         raise wrong_type(field, "a JSON Schema, an object or a boolean", value)
     return value or ANY_OBJECT if isinstance(value, dict) else value

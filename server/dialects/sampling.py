@@ -66,7 +66,7 @@ def _bias_pair(index: int, pair: object) -> tuple[int | str, float]:
         raise ValueError(f"entry {index} must be a [token, bias] pair")
     token, bias = pair
     if isinstance(token, bool) or not isinstance(token, int | str):
-        raise ValueError(f"entry {index}: the token must be an id or a text")
+        raise ValueError(f"entry {index}: the token must be a token id or a string")
     if bias is False:
         return token, NEVER
     if isinstance(bias, bool) or not isinstance(bias, int | float):

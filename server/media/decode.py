@@ -124,7 +124,7 @@ class Decoder:
         try:
             return [each.data for each in bitmaps_of(self._decoded(data, sample_rate, "", document))]
         except Unreadable as fault:  # decoding succeeded before, so the server is overloaded
-            raise InvalidRequest(f"a file that was read before can't be read again: {fault}") from None
+            raise InvalidRequest(f"a media file can't be read again: {fault}") from None
 
     def _decoded(self, data: bytes, sample_rate: int, name: str, document: DocumentHints | None) -> Decoded:
         if document is None:
@@ -289,7 +289,7 @@ class _Again:
             if self._found is None:
                 self._found = self._decode()
             if len(self._found) != self._n:
-                raise InvalidRequest("a file that was read before can't be read again: it has become another")
+                raise InvalidRequest("a media file changed while the request was waiting")
             return self._found[i]
 
 

@@ -208,7 +208,7 @@ class _Share:
         """Raises `InvalidRequest`, before the rest is decoded."""
         self.n_bytes += n_bytes
         if self.n_bytes > MAX_DECODED_BYTES:
-            raise InvalidRequest(f"all media of a request may have {MAX_DECODED_BYTES} bytes when they are decoded")
+            raise InvalidRequest(f"the media of a request may have at most {MAX_DECODED_BYTES} bytes after decoding")
 
 
 class _Held:
@@ -240,7 +240,7 @@ def check_shown(bitmaps: Sequence[Bitmap]) -> None:
     if len(bitmaps) > MAX_FILES:
         raise InvalidRequest(f"a prompt may show at most {MAX_FILES} files, this one shows {len(bitmaps)}")
     if sum(len(each.data) for each in bitmaps) > MAX_DECODED_BYTES:
-        raise InvalidRequest(f"all media of a prompt may have {MAX_DECODED_BYTES} bytes when they are decoded")
+        raise InvalidRequest(f"the media of a prompt may have at most {MAX_DECODED_BYTES} bytes after decoding")
 
 
 def inline(url: str, *, any_type: bool = False) -> bytes:

@@ -105,29 +105,29 @@ class ChatSettings(SettingsModel):
     template llama.cpp does not recognize then fails to load.
     """
     chat_template_kwargs: JsonObject = option({}, "--chat-template-kwargs", env=True, metavar="JSON", check=_variables)
-    """JSON object of additional template variables."""
+    """JSON object of additional template variables for all requests."""
     reasoning_format: Literal["none", "deepseek", "deepseek-legacy", "auto"] = option(
         "auto", "--reasoning-format", env="LLAMA_ARG_THINK", metavar="FORMAT"
     )
     """Where reasoning is returned: none = in content, deepseek = reasoning_content, deepseek-legacy = both."""
     reasoning: Switch = option("auto", "-rea --reasoning", env=True)
-    """Allow reasoning; auto = as the template does."""
+    """Let the model reason before it answers: on, off, or auto = the template's default."""
     reasoning_effort: str = option("default", "--reasoning-effort", env=True, metavar="LEVEL")
-    """Template variable reasoning_effort (minimal, low, medium, high, ...); default = unset."""
+    """Value of the template variable reasoning_effort (minimal, low, medium, high, ...); default = not set."""
     reasoning_budget: Int = option(-1, "--reasoning-budget", env="LLAMA_ARG_THINK_BUDGET", ge=-1, le=2**31 - 1)
-    """Most reasoning tokens before reasoning is ended; -1 = unlimited, 0 = no reasoning."""
+    """Maximum number of reasoning tokens; then the server ends the reasoning. -1 = unlimited, 0 = no reasoning."""
     reasoning_budget_message: str = option(
         "", "--reasoning-budget-message", env="LLAMA_ARG_THINK_BUDGET_MESSAGE", metavar="MESSAGE", max_length=4096
     )
     """Text inserted before the end-of-reasoning tag when the budget is used up."""
     reasoning_preserve: Bool = option(True, "--reasoning-preserve", env=True, off=True)
-    """Template variable preserve_reasoning: keep the reasoning of all previous turns in the prompt."""
+    """Keep the reasoning of all previous turns in the prompt (template variable preserve_reasoning)."""
     prefill_assistant: Bool = option(True, "--prefill-assistant", env=True, off=True)
-    """Continue the last message if it is an assistant message."""
+    """Continue the last message of a chat if it is an assistant message, instead of starting a new one."""
     tool_format: str = option("auto", metavar="NAME", check=_tool_format)
     """Syntax of tool calls and reasoning: a name from docs/tool-formats.md; auto = detected from the template."""
     spm_infill: Bool = option(False, "--spm-infill")
-    """Order of /infill prompts: suffix, prefix, middle instead of prefix, suffix, middle."""
+    """Put the suffix before the prefix in /infill prompts, for models trained that way."""
 
     @model_validator(mode="after")
     def _one_template(self) -> "ChatSettings":
@@ -156,13 +156,13 @@ class MediaSettings(SettingsModel):
     mmproj_device: OneDeviceSet = option((AUTO,), "-mmdev --mmproj-device", env="MTMD_BACKEND_DEVICE", metavar="NAME")
     """Device of the projector: a name from --list-devices, none, or auto = the model's first device."""
     image_min_tokens: Int = option(-1, "--image-min-tokens", env=True, ge=-1)
-    """Least tokens per image, for projectors with dynamic resolution; -1 = as in the file."""
+    """Minimum number of tokens per image, for projectors with dynamic resolution; -1 = the projector's value."""
     image_max_tokens: Int = option(-1, "--image-max-tokens", env=True, ge=-1)
-    """Most tokens per image, for projectors with dynamic resolution: larger images are scaled down; -1 = as in the
-    file.
+    """Maximum number of tokens per image, for projectors with dynamic resolution: larger images are scaled
+    down. -1 = the projector's value. Lower it for faster prefill.
     """
     mtmd_batch_max_tokens: Int = option(1024, "--mtmd-batch-max-tokens", env=True, ge=1)
-    """Most image tokens that are encoded in one batch."""
+    """Maximum number of image tokens that the projector encodes in one batch."""
     media_cache: Int = option(256, "--media-cache", metavar="MIB", ge=0)
     """MiB of cached image and audio embeddings, shared by all slots and conversations; with cache_disk_path half of it
     on disk. 256 MiB hold about a hundred images of 256 tokens at embedding size 2560. 0 = off. Counts towards
@@ -191,57 +191,57 @@ class SamplingSettings(SettingsModel):
     group: ClassVar[str] = "Sampling defaults"
 
     n_predict: Int = option(-1, "-n --predict --n-predict", env="LLAMA_ARG_N_PREDICT", ge=-1)
-    """Most tokens of a completion without max_tokens; -1 = until the context is full."""
+    """Maximum number of tokens of a reply that sets no max_tokens; -1 = until the context is full."""
     reverse_prompt: TextList = option((), "-r --reverse-prompt", metavar="TEXT", text=unescape, repeat=True)
-    """Stop strings of requests without any."""
+    """Stop string of requests that set none; the flag may be repeated."""
     grammar: str = option("", "--grammar", metavar="GBNF", replaces=("grammar_file", "json_schema", "json_schema_file"))
     """GBNF grammar for requests without a grammar, schema or tools."""
     grammar_file: FilePath | None = option(
         None, "--grammar-file", replaces=("grammar", "json_schema", "json_schema_file")
     )
-    """File with the grammar."""
+    """File with a GBNF grammar; see grammar."""
     json_schema: JsonObject = option(
         {}, "-j --json-schema", metavar="JSON", replaces=("grammar", "grammar_file", "json_schema_file")
     )
-    """JSON Schema instead of the grammar; reasoning before it is allowed."""
+    """JSON Schema for requests without a grammar, schema or tools; it applies after the reasoning."""
     json_schema_file: FilePath | None = option(
         None, "-jf --json-schema-file", replaces=("grammar", "grammar_file", "json_schema")
     )
-    """File with the JSON Schema."""
+    """File with a JSON Schema; see json_schema."""
     special: Bool = option(False, "-sp --special")
     """Render control tokens as text, including end-of-generation tokens."""
     samplers: Samplers = option(DEFAULT_SAMPLERS, "--samplers", metavar="A;B;C", replaces=("sampler_seq",))
-    """Samplers in order, separated by ';'."""
+    """Names of the samplers in the order in which they run, separated by ';'."""
     sampler_seq: SamplerChars = option("", "--sampler-seq --sampling-seq", metavar="LETTERS", replaces=("samplers",))
     """Samplers as one letter each, e.g. edskypmxt; empty = as samplers."""
     seed: Int = option(-1, "-s --seed", ge=-1, le=0xFFFFFFFF)
-    """Random seed; -1 = a new one per request."""
+    """Random seed of requests that set none; -1 = a random seed per request."""
     ignore_eos: Bool = option(False, "--ignore-eos")
     """Never sample an end-of-generation token."""
     temperature: Float = option(0.8, "--temp --temperature", env="LLAMA_ARG_TEMPERATURE")
-    """Temperature; 0 or less = greedy."""
+    """Sampling temperature; higher values give more varied text, 0 or less = greedy."""
     top_k: Int = option(40, "--top-k", env=True)
     """Keep the k most likely tokens; 0 = off."""
     top_p: Float = option(0.95, "--top-p", env=True, ge=0)
-    """Keep the most likely tokens up to this probability; 1 = off."""
+    """Keep the most likely tokens whose probabilities add up to this value; 1 = off."""
     min_p: Float = option(0.05, "--min-p", env=True, ge=0)
-    """Drop tokens below this part of the best one's probability; 0 = off."""
+    """Drop tokens whose probability is below this fraction of the most probable token's; 0 = off."""
     top_n_sigma: Float = option(-1.0, "--top-nsigma --top-n-sigma")
     """Keep tokens within n standard deviations of the best logit; negative = off."""
     xtc_probability: Float = option(0.0, "--xtc-probability", ge=0)
     """Probability that XTC removes the top tokens; 0 = off."""
     xtc_threshold: Float = option(0.1, "--xtc-threshold", ge=0)
-    """XTC: probability threshold; above 0.5 = off."""
+    """XTC: tokens above this probability may be removed; above 0.5 = off."""
     typical_p: Float = option(1.0, "--typical --typical-p", ge=0)
-    """Locally typical sampling; 1 = off."""
+    """Locally typical sampling: probability mass to keep; 1 = off."""
     repeat_last_n: Int = option(64, "--repeat-last-n", ge=0)
     """Number of last tokens that penalties consider; 0 = off."""
     repeat_penalty: Float = option(1.0, "--repeat-penalty", env=True, gt=0)
-    """Penalty for repeated tokens; 1 = off."""
+    """Factor that reduces the logits of repeated tokens; 1 = off."""
     presence_penalty: Float = option(0.0, "--presence-penalty", env=True)
-    """Penalty for tokens that occurred; 0 = off."""
+    """Value subtracted from the logits of tokens that occurred; 0 = off."""
     frequency_penalty: Float = option(0.0, "--frequency-penalty", env=True)
-    """Penalty proportional to how often a token occurred; 0 = off."""
+    """Value subtracted from a token's logit for each occurrence; 0 = off."""
     dry_multiplier: Float = option(0.0, "--dry-multiplier", ge=0)
     """DRY: penalty multiplier; 0 = off."""
     dry_base: Float = option(1.75, "--dry-base", ge=1)
@@ -257,9 +257,9 @@ class SamplingSettings(SettingsModel):
     mirostat: Int = option(0, "--mirostat", ge=0, le=2)
     """Mirostat version; replaces all samplers except temperature; 0 = off."""
     mirostat_tau: Float = option(5.0, "--mirostat-ent", ge=0)
-    """Mirostat: target entropy."""
+    """Mirostat: target entropy (tau)."""
     mirostat_eta: Float = option(0.1, "--mirostat-lr", ge=0)
-    """Mirostat: learning rate."""
+    """Mirostat: learning rate (eta)."""
     adaptive_target: Float = option(-1.0, "--adaptive-target", le=1)
     """Adaptive-p: target probability of selected tokens; negative = off."""
     adaptive_decay: Float = option(0.9, "--adaptive-decay", ge=0, le=0.99)
@@ -267,9 +267,9 @@ class SamplingSettings(SettingsModel):
     dynatemp_range: Float = option(0.0, "--dynatemp-range", ge=0)
     """Dynamic temperature: range around the temperature; 0 = off."""
     dynatemp_exponent: Float = option(1.0, "--dynatemp-exp")
-    """Dynamic temperature: exponent."""
+    """Dynamic temperature: exponent that maps entropy to temperature."""
     min_keep: Int = option(0, ge=0)
-    """Least tokens that top-p, min-p, typical and XTC keep."""
+    """Minimum number of tokens that top-p, min-p, typical and XTC keep."""
     backend_sampling: Bool = option(False, "-bs --backend-sampling", env="LLAMA_ARG_BACKEND_SAMPLING")
     """Sample in the compute graph for requests that need no logits (docs/speculation.md). A request opts out with
     backend_sampling: false.
@@ -330,25 +330,27 @@ class SpeculationSettings(SettingsModel):
     docs/speculation.md.
     """
     spec_lookup_size: Int = option(3, "--spec-lookup-size-n", ge=1, le=64)
-    """N-gram size of auto lookup."""
+    """Length of the n-gram that auto lookup searches in the text, in tokens. Lower it for more drafts, raise it for a
+    higher acceptance rate.
+    """
     spec_lookup_max: Int = option(16, "--spec-lookup-size-m", ge=1, le=128)
-    """Most draft tokens of auto lookup."""
+    """Maximum draft length of auto lookup, in tokens."""
     spec_ngram_simple_size_n: Int = option(12, "--spec-ngram-simple-size-n", ge=1, le=1024)
-    """N-gram size of ngram-simple."""
+    """N-gram size of ngram-simple, in tokens."""
     spec_ngram_simple_size_m: Int = option(48, "--spec-ngram-simple-size-m", ge=1, le=1024)
-    """Most draft tokens of ngram-simple."""
+    """Maximum draft length of ngram-simple, in tokens."""
     spec_ngram_map_k_size_n: Int = option(12, "--spec-ngram-map-k-size-n", ge=1, le=1024)
-    """N-gram size of ngram-map-k."""
+    """N-gram size of ngram-map-k, in tokens."""
     spec_ngram_map_k_size_m: Int = option(48, "--spec-ngram-map-k-size-m", ge=1, le=1024)
-    """Most draft tokens of ngram-map-k."""
+    """Maximum draft length of ngram-map-k, in tokens."""
     spec_ngram_map_k4v_size_n: Int = option(12, "--spec-ngram-map-k4v-size-n", ge=1, le=1024)
-    """N-gram size of ngram-map-k4v."""
+    """N-gram size of ngram-map-k4v, in tokens."""
     spec_ngram_map_k4v_size_m: Int = option(48, "--spec-ngram-map-k4v-size-m", ge=1, le=1024)
-    """Most draft tokens of ngram-map-k4v."""
+    """Maximum draft length of ngram-map-k4v, in tokens."""
     spec_ngram_mod_n_match: Int = option(24, "--spec-ngram-mod-n-match", ge=1, le=1024)
-    """N-gram size of ngram-mod."""
+    """N-gram size of ngram-mod, in tokens."""
     spec_ngram_mod_n_max: Int = option(64, "--spec-ngram-mod-n-max", ge=0, le=1024)
-    """Most draft tokens of ngram-mod."""
+    """Maximum draft length of ngram-mod, in tokens."""
     draft_model: FilePath | None = option(
         None, "-md --model-draft --spec-draft-model", env="LLAMA_ARG_SPEC_DRAFT_MODEL", replaces=("draft_hf",)
     )
@@ -362,11 +364,13 @@ class SpeculationSettings(SettingsModel):
     )
     """Hugging Face repository of the draft model; same syntax as hf."""
     spec_draft_max: Int = option(16, "--spec-draft-n-max --draft --draft-n --draft-max", env=True, ge=1, le=128)
-    """Most draft tokens per step from the draft model or MTP heads; the actual number adapts to what pays."""
+    """Maximum number of draft tokens per step from the draft model or MTP heads; the engine uses fewer when that is
+    faster.
+    """
     spec_draft_min: Int = option(0, "--spec-draft-n-min --draft-min --draft-n-min", env=True, ge=0, le=128)
-    """Drop drafts with fewer tokens."""
+    """Minimum draft length; shorter drafts are dropped."""
     spec_draft_p_min: Float = option(0.0, "--spec-draft-p-min --draft-p-min", env=True, metavar="P", ge=0, le=1)
-    """Stop drafting at a token below this probability."""
+    """Stop a draft at the first token that the draft model gives a probability below this; 0 = off."""
     spec_synth_rates: Proportions = option((), "--spec-synth-rates", env=True, metavar="P0,P1,...")
     """For benchmarks: accept the first, second, ... draft token at random with these rates, whatever the model says;
     the text is meaningless. Needs spec_draft_max rates, non-increasing.
@@ -508,15 +512,15 @@ class ContextSettings(SettingsModel):
         return self
 
     n_ctx: Int = option(-1, "-c --ctx-size", env=True, ge=-1)
-    """Context size in tokens, for all slots of an instance together. -1 = the training context (per slot with separate
-    KV) or what fits (fit); 0 = the full training context or an error.
+    """Context size in tokens, for all slots of an instance together. Raise it for long prompts; it costs memory. -1 =
+    the training context (per slot with separate KV) or what fits (fit); 0 = the full training context or an error.
     """
     fit: OnOff = option("on", "-fit --fit", env=True)
     """Reduce the context (if n_ctx is -1) and the GPU layers (if n_gpu_layers is auto) until the model fits the free
     memory.
     """
     fit_target: Sizes = option((1024,), "-fitt --fit-target", env=True, metavar="MIB,...", min_length=1)
-    """MiB to keep free, on every device or per device; without devices, of RAM."""
+    """MiB that fit keeps free: one value for every device, or one per device; without devices, of RAM."""
     fit_ctx: Int = option(4096, "-fitc --fit-ctx", env=True, ge=1)
     """Smallest context that fit chooses, in tokens per slot with separate KV."""
     kv_unified_per_slot: Int = option(0, "--kv-unified-per-slot", env=True, ge=0)
@@ -524,19 +528,21 @@ class ContextSettings(SettingsModel):
     slot. 0 = no limit.
     """
     n_parallel: Int = option(-1, "-np --parallel", env="LLAMA_ARG_N_PARALLEL", ge=-1, le=MAX_SLOTS, check=without_zero)
-    """Slots per instance. -1 = 4 with a unified KV cache; for embedding models the texts per decode, -1 = 64."""
+    """Slots per instance: requests that decode at the same time. Raise it for more users; with separate KV each slot
+    gets its share of n_ctx. -1 = 4 with a unified KV cache. For embedding models: texts per decode, -1 = 64.
+    """
     kv_unified: AutoBool = option(None, "-kvu --kv-unified", env=True, off=("-no-kvu", "--no-kv-unified"))
     """Use one KV cache for all slots instead of a fixed share per slot; auto = only if n_parallel is -1."""
     n_batch: Int = option(2048, "-b --batch-size", env="LLAMA_ARG_BATCH", ge=1)
-    """Logical batch size: most tokens per llama_decode call."""
+    """Logical batch size: maximum number of tokens per llama_decode call."""
     n_ubatch: Int = option(512, "-ub --ubatch-size", env="LLAMA_ARG_UBATCH", ge=1)
-    """Physical batch size: most tokens computed at once. Determines the size of the compute buffer."""
+    """Physical batch size: maximum number of tokens computed at once. Lower it to save memory in compute buffers."""
     flash_attn: Switch = option("auto", "-fa --flash-attn", env=True)
     """Flash attention; auto = where supported. On many CPUs, off decodes up to twice as fast beyond some thousand
     tokens of context and prefills a quarter slower, with larger compute buffers (benchmarks/experiments.md).
     """
     cache_type_k: CacheType = option("f16", "-ctk --cache-type-k", env=True, metavar="TYPE")
-    """Data type of the keys in the KV cache."""
+    """Data type of the keys in the KV cache. q8_0 takes about half of the memory of f16."""
     cache_type_v: CacheType = option("f16", "-ctv --cache-type-v", env=True, metavar="TYPE")
     """Data type of the values in the KV cache. A quantized type needs flash attention."""
     swa_full: Bool = option(False, "--swa-full", env=True)
@@ -590,7 +596,7 @@ class HardwareSettings(SettingsModel):
     because llama.cpp aborts on device errors; otherwise none.
     """
     pinned: Bool = option(False)
-    """Never unload the model for others."""
+    """Never unload the model to free memory for another model."""
     instances: Int = option(1, ge=1, le=64)
     """Number of contexts over the same weights, each with its own slots and step thread. For several GPUs, NUMA nodes,
     or many cores.
@@ -630,11 +636,11 @@ class HardwareSettings(SettingsModel):
     split_mode: Literal["none", "layer", "row", "tensor"] = option("layer", "-sm --split-mode", env=True)
     """How to split a model across GPUs. fit does not support tensor."""
     tensor_split: Proportions = option((), "-ts --tensor-split", env=True, metavar="N0,N1,...")
-    """Proportions of the model per GPU, e.g. 3,1."""
+    """Share of the model for each GPU, e.g. 3,1 = three quarters and one quarter."""
     main_gpu: Int = option(0, "-mg --main-gpu", env=True, ge=0)
     """GPU for the whole model (split_mode none) or for small tensors (row)."""
     kv_offload: Bool = option(True, "-kvo --kv-offload", env=True, off=("-nkvo", "--no-kv-offload"))
-    """Keep the KV cache on the GPU."""
+    """Keep the KV cache on the GPU. Off = in RAM: frees GPU memory, but is slower."""
     op_offload: Bool = option(True, "--op-offload", off=True)
     """Run large operations on host tensors on the GPU."""
     load_mode: LoadMode = option("auto", "-lm --load-mode", env=True, replaces=("mmap", "mlock"))
@@ -671,7 +677,7 @@ class SchedulingSettings(SettingsModel):
     share, and to some extent urgent requests, may queue up to twice as many.
     """
     queue_timeout_s: Float = option(0.0, ge=0)
-    """Seconds a request may wait for a slot; then 503 with Retry-After. 0 = unlimited."""
+    """Seconds that a request may wait for a slot; then it gets 503 with Retry-After. 0 = unlimited."""
     request_timeout_s: Float = option(0.0, ge=0)
     """Seconds from a request's arrival to its end; then 503, or an error event in a stream. 0 = unlimited."""
     target_itl_ms: Float = option(300.0, ge=0)
@@ -679,7 +685,9 @@ class SchedulingSettings(SettingsModel):
     only, with full batches.
     """
     min_chunk: Int = option(64, ge=1)
-    """Smallest number of prefill tokens per step."""
+    """Minimum number of prefill tokens per step while slots decode. Raise it for a faster first token, lower it for
+    smaller gaps in running streams.
+    """
     cache_prompt: Bool = option(True, "--cache-prompt", env=True, off=True)
     """Reuse the KV cache of common prompt prefixes."""
     cache_ram: Int = option(-2, "-cram --cache-ram", env=True, metavar="MIB", ge=-2)
@@ -688,14 +696,14 @@ class SchedulingSettings(SettingsModel):
     together.
     """
     ctx_checkpoints: Int = option(32, "-ctxcp --ctx-checkpoints --swa-checkpoints", env=True, ge=0)
-    """Most checkpoints per slot, for models whose memory cannot be truncated (recurrent, hybrid, sliding window).
-    Without a checkpoint such a prompt is recomputed from the start. 0 = none.
+    """Maximum number of checkpoints per slot, for models whose memory cannot be truncated (recurrent, hybrid, sliding
+    window). Without a checkpoint such a prompt is recomputed from the start. 0 = none.
     """
     checkpoint_min_step: Int = option(
         8192, "-cms --checkpoint-min-step", env="LLAMA_ARG_CHECKPOINT_MIN_SPACING_NT", ge=0
     )
-    """Least tokens between checkpoints in the middle of a prompt. The ends of the system prompt, the last turn and the
-    prompt, and places where another prompt diverged, always get one. 0 = one per turn.
+    """Minimum number of tokens between checkpoints in the middle of a prompt. The ends of the system prompt, the last
+    turn and the prompt, and places where another prompt diverged, always get one. 0 = one per turn.
     """
     cache_disk: Int = option(0, "--cache-disk", metavar="MIB", ge=0)
     """MiB of disk, in cache_disk_path, for KV states evicted from RAM; they survive a restart. 0 = off."""
@@ -710,13 +718,15 @@ class SchedulingSettings(SettingsModel):
     context_shift: Bool = option(False, "--context-shift", env=True, off=True)
     """When a slot's context is full, drop the older half after the kept prefix and continue."""
     n_keep: Int = option(0, "--keep", ge=-1)
-    """Default of n_keep: prompt tokens kept by a context shift; -1 = all."""
+    """Prompt tokens that a context shift keeps, for requests that set no n_keep; -1 = all."""
     n_cache_reuse: Int = option(0, "--cache-reuse", env=True, ge=0)
-    """Default of n_cache_reuse: shortest run of cached tokens reused at another position; 0 = off."""
+    """Shortest run of cached tokens that may be reused at another position, for requests that set no n_cache_reuse; 0 =
+    off.
+    """
     slot_prompt_similarity: Float = option(0.1, "-sps --slot-prompt-similarity", ge=0, le=1)
     """Share of a prompt that must match a slot's tokens to prefer that slot; 0 = off."""
     gather_ms: Float = option(4.0, ge=0, le=1000)
-    """Longest wait in ms for requests in preparation, so that they join one batch."""
+    """Maximum wait in ms for requests in preparation, so that they join one batch."""
     check_integrity: Bool = option(False)
     """Verify the accounting of slots and KV cells after every step (slow; for debugging)."""
 
@@ -767,7 +777,7 @@ class ModelSettings(ProjectorSettings, ModelDefaults):
     models it lists.
     """
     hf_file: str = option("", "-hff --hf-file", env=True, metavar="FILE")
-    """File of that repository, instead of a quantization."""
+    """Name of a file in the repository hf, instead of a quantization."""
     model_url: Url = option("", "-mu --model-url", env=True, metavar="URL", replaces=("hf", "hf_file", "docker_repo"))
     """URL of the GGUF file; downloaded to path if given, otherwise into the cache."""
     docker_repo: ImageName = option(
@@ -781,4 +791,4 @@ class ModelSettings(ProjectorSettings, ModelDefaults):
     aliases: TextList = option((), "-a --alias", env=True, metavar="A,B", text=split_list, repeat=True)
     """Additional model names that requests may use, separated by commas. For -m, the first one is the model's id."""
     tags: TextList = option((), "--tags", env=True, metavar="A,B", text=split_list, repeat=True)
-    """Tags shown in /v1/models."""
+    """Tags of the model in /v1/models, separated by commas; they have no other effect."""

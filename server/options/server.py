@@ -42,7 +42,7 @@ class HubSettings(SettingsModel):
     hf_token: str = option("", "-hft --hf-token", env="HF_TOKEN", metavar="TOKEN", secret=True)
     """Access token of the Hugging Face hub; empty = the token stored by Hugging Face's tools."""
     offline: Bool = option(False, "--offline", env=True)
-    """Do not contact any hub; use the cache only."""
+    """Use cached models only and send no request to a hub. A model that is not cached is an error."""
     docker_registry: Annotated[str, BeforeValidator(read_registry)] = option("", metavar="HOST")
     """Registry for -dr names without one, such as ai/gemma3."""
     models_cache: AutoBool = option(None, off=("--no-models-cache",))
@@ -61,17 +61,17 @@ class FetchSettings(SettingsModel):
     *.example.com). Private networks are refused whatever a name resolves to, except IP addresses listed here.
     """
     media_path: FilePath | None = option(None, "--media-path", metavar="FOLDER")
-    """Folder for file:// URLs in requests, relative to it; empty = off."""
+    """Folder that file:// URLs in requests are relative to; empty = file:// URLs are refused."""
     video_fps: Float = option(4.0, "--video-fps", env=True, allow_inf_nan=False)
     """Video frames per second that a model is shown; 0 or less = all frames. Needs llamapool[video]."""
     video_timestamp_interval: Int = option(5000, "--video-timestamp-interval", env=True, metavar="MS")
     """Milliseconds between timestamps inserted among video frames; 0 or less = none."""
     document_pages: Int = option(500, "--document-pages", ge=1)
-    """Most pages of a PDF in a request; a longer one is refused."""
+    """Maximum number of pages of a PDF in a request; a longer PDF is refused."""
     document_bytes: Int = option(32 * MIB, "--document-bytes", ge=1024)
-    """Most bytes of a document in a request: PDF, text, Markdown, CSV or HTML."""
+    """Maximum size in bytes of a document in a request: PDF, text, Markdown, CSV or HTML."""
     document_seconds: Float = option(20.0, "--document-seconds", gt=0, allow_inf_nan=False)
-    """Most CPU seconds for extracting the text of a document and rendering its pages."""
+    """Maximum CPU time in seconds for extracting the text of a document and rendering its pages."""
 
 
 class McpSettings(SettingsModel):
@@ -104,11 +104,11 @@ class McpSettings(SettingsModel):
     mcp_web_search: str = option("", metavar="LABEL")
     """Label of the MCP server that implements the Responses API's web_search; empty = web_search is skipped."""
     mcp_max_rounds: Int = option(16, ge=1, le=128)
-    """Most rounds of tool calls within one response; then the model must answer."""
+    """Maximum number of rounds of tool calls within one response; then the model must answer."""
     mcp_max_s: Int = option(600, ge=1)
-    """Most seconds for all tool calls of one response."""
+    """Maximum time in seconds for all tool calls of one response."""
     mcp_max_chars: Int = option(100_000, ge=1)
-    """Most characters of a tool result given to the model; the rest is truncated."""
+    """Maximum number of characters of a tool result that the model sees; the rest is truncated."""
 
 
 TOOLS = (
@@ -233,7 +233,7 @@ class ListenSettings(SettingsModel):
     These endpoints are then refused on the main port. 0 = off.
     """
     admin_host: str = option("127.0.0.1", metavar="HOST")
-    """Address of the administration port."""
+    """Address on which the administration port listens."""
     api_prefix: str = option("", "--api-prefix", env=True, metavar="PATH", check=_prefix)
     """Prefix of every endpoint's path, e.g. /llm."""
     predict_route: str = option("", metavar="PATH", check=_prefix)
@@ -313,7 +313,7 @@ def _key_list(text: str) -> list[str]:
 
 def _no_empty_key(key: str) -> None:
     if not key.strip():
-        raise ValueError("holds an empty key; give a key, or leave the option out to serve everybody")
+        raise ValueError("contains an empty key; give a key, or leave the option out to serve everybody")
 
 
 class AccessSettings(SettingsModel):
@@ -358,7 +358,7 @@ class AccessSettings(SettingsModel):
     models, keys and adapters, but contain no prompts.
     """
     slots: Bool = option(True, "--slots", env="LLAMA_ARG_ENDPOINT_SLOTS", off=True)
-    """Serve GET /slots."""
+    """Serve GET /slots, which shows the state of each slot."""
     slot_save_path: Place | None = option(None, "--slot-save-path", metavar="FOLDER")
     """Folder, or URL such as s3://bucket/folder (docs/scaling.md), for POST /slots/{id}?action=save|restore|erase;
     empty = off.
@@ -395,7 +395,7 @@ class PoolSettings(SettingsModel):
     models_dir: FilePath | None = option(None, "--models-dir", env=True, metavar="FOLDER")
     """Folder to serve models from: each GGUF file, split model and multimodal folder, under its name."""
     models_preset: FilePath | None = option(None, "--models-preset", env=True)
-    """llama-server's INI file with one section per model."""
+    """INI preset file in llama-server's format, with one section per model."""
     rpc: TextList = option((), "--rpc", env=True, metavar="HOST:PORT,...", text=split_list, check=_endpoint)
     """Addresses of llama.cpp rpc-servers whose devices are used like GPUs. The library needs its RPC backend, and ends
     the process if such a machine stops answering.
@@ -405,7 +405,7 @@ class PoolSettings(SettingsModel):
     the others are unaffected.
     """
     models_max: Int = option(4, "--models-max", env=True, ge=0)
-    """Most loaded models; the least recently used idle model is unloaded for another one. 0 = unlimited."""
+    """Maximum number of loaded models; the least recently used idle model is unloaded for another. 0 = unlimited."""
     memory: str = option("", metavar="AMOUNT", check=read_budget)
     """Memory budget of all models: 80%, 12GiB, or per device CPU=12GiB,CUDA0=80%. Empty = the memory free at the first
     load, minus 1 GiB or a quarter. Idle models with the lowest value per byte are unloaded first.
@@ -441,7 +441,7 @@ class LogSettings(SettingsModel):
     replies contain `__verbose`, as with `"verbose": true` in a request.
     """
     log_disable: Bool = option(False, "--log-disable")
-    """Disable logging."""
+    """Write no log at all."""
     log_jsonl: Bool = option(False, "--log-jsonl", env=True, off=True)
     """Write one JSON object per line: type, time (Unix seconds), level, origin, msg, and for requests their id and
     timings.
@@ -482,8 +482,8 @@ class ServerSettings(
             found = self.api_key_file.stat()
             if found.st_size > MAX_KEY_FILE_BYTES or S_ISCHR(found.st_mode):
                 raise ConfigError(
-                    f"server.api_key_file: {self.api_key_file} is no text file of at most {MAX_KEY_FILE_BYTES} bytes; "
-                    "check the path"
+                    f"server.api_key_file: {self.api_key_file} is not a text file of at most "
+                    f"{MAX_KEY_FILE_BYTES} bytes; check the path"
                 )
             lines = self.api_key_file.read_text(encoding="utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as error:
@@ -492,7 +492,7 @@ class ServerSettings(
         keys = [line for line in lines if line.strip() and not line.startswith("#")]
         if not keys:
             raise ConfigError(
-                f"server.api_key_file: {self.api_key_file} holds no key; add one, or leave the option out to serve "
+                f"server.api_key_file: {self.api_key_file} contains no key; add one, or leave the option out to serve "
                 "everybody"
             )
         return (*self.api_keys, *keys)

@@ -60,7 +60,7 @@ class MemoryShort(Stopped):
 
 
 class Killed(Stopped):
-    """The process was killed from outside, such as by the kernel's OOM killer."""
+    """The process was killed, such as by the kernel's OOM killer."""
 
 
 class Processes:

@@ -48,7 +48,7 @@ class TooManyValues(InvalidRequest):
     """The body holds more JSON values than the server takes apart (HTTP 413)."""
 
     def __init__(self) -> None:
-        super().__init__(f"the request body holds more than {MAX_VALUES} JSON values")
+        super().__init__(f"the request body contains more than {MAX_VALUES} JSON values")
 
 
 class UnsupportedEncoding(InvalidRequest):
@@ -180,8 +180,8 @@ def parse_value(body: bytes, expected: str = "a JSON object") -> Any:
         place = f"at line {error.lineno}, column {error.colno}: {error.msg}"
         path = _half_character(body) if _SURROGATE.search(body) else ""
         if path:
-            reason = "half of a character, as text has that was cut at a number of UTF-16 units"
-            raise InvalidRequest(f"{path}: holds {reason}; not valid JSON {place}", path) from None
+            reason = "half of a character: the text was cut between two UTF-16 units"
+            raise InvalidRequest(f"{path}: contains {reason}; not valid JSON {place}", path) from None
         raise InvalidRequest(f"the request body is not valid JSON {place}") from None
 
 
@@ -251,7 +251,7 @@ async def read_form(request: Request) -> Form:
     try:
         parsed = await parser.parse()
     except (MultiPartException, KeyError, UnicodeDecodeError) as fault:
-        raise InvalidRequest(f"the request body is no form that can be read: {fault}") from None
+        raise InvalidRequest(f"the request body is not a valid form: {fault}") from None
     try:
         fields: dict[str, list[str]] = {}
         files: dict[str, bytes] = {}

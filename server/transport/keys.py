@@ -241,11 +241,11 @@ def read_entries(path: Path) -> tuple[KeyEntry, ...]:
         with path.open("rb") as file:
             text = file.read(MAX_BYTES + 1)
         if len(text) > MAX_BYTES:
-            raise ConfigError(f"{path}: larger than {MAX_BYTES} bytes; it is no file of keys")
+            raise ConfigError(f"{path}: larger than {MAX_BYTES} bytes; it is not a keys file")
         found: Any = yaml.safe_load(text.decode("utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         reason = _unread(error)
-        raise ConfigError(f"{path}: the file of keys (server.keys_file) cannot be read: {reason}") from None
+        raise ConfigError(f"{path}: the keys file (server.keys_file) cannot be read: {reason}") from None
     try:
         entries = _KeyFile.model_validate({} if found is None else found).keys
     except ValidationError as error:
@@ -298,9 +298,7 @@ def _take_over(path: Path, status: os.stat_result) -> None:
     try:
         os.chown(path, status.st_uid, status.st_gid)
     except PermissionError:
-        raise ConfigError(
-            f"{path.parent}: the file of keys belongs to another user or group; run this as root"
-        ) from None
+        raise ConfigError(f"{path.parent}: the keys file belongs to another user or group; run this as root") from None
     path.chmod(status.st_mode & 0o777)
 
 

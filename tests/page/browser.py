@@ -250,7 +250,11 @@ def test_a_file_of_chats_is_read_whole_or_not_at_all(visit: Visit, tmp_path: Pat
         expect(page.locator(".chat-list [role=alert]")).to_have_count(failed)
         expect(page.locator(".list li")).to_have_count(n)
     expect(page.locator(".chat-list [role=alert]")).to_contain_text("chat 1 of the file")
-    for text, reason in (("{", "no JSON"), ("null", "no file of chats"), ('{"format": "others"}', "no file of chats")):
+    for text, reason in (
+        ("{", "not JSON"),
+        ("null", "not an export of chats"),
+        ('{"format": "others"}', "not an export of chats"),
+    ):
         file.write_text(text)
         page.set_input_files("input[type=file]", str(file))
         expect(page.locator(".chat-list [role=alert]")).to_contain_text(reason)
@@ -389,11 +393,11 @@ def test_without_storage_a_chat_goes_on_and_says_that_it_is_not_kept(
     )
     page = visit.open("nowhere/%")
     page.click(".language")
-    page.wait_for_selector("text=Worüber sprechen wir?")
+    page.wait_for_selector("text=Wie kann ich helfen?")
     page.click(".language")
     say(page, "Hello!")
     answered(page)
-    expect(page.locator(".talk .notice")).to_contain_text("This browser cannot store more")
+    expect(page.locator(".talk .notice")).to_contain_text("storage is full")
     page.evaluate("location.hash = '#/engine'")
     page.wait_for_selector(".slot")
     visit.close()
@@ -449,7 +453,7 @@ def test_chats_are_found_by_what_was_said(visit: Visit, tmp_path: Path) -> None:
     page.fill(".search input", "question 2")
     page.wait_for_selector(".list a:has-text('From a file')")
     page.fill(".search input", "giraffe")
-    page.wait_for_selector("text=Nothing found")
+    page.wait_for_selector("text=No matches")
     with page.expect_download() as download:
         page.click("button[aria-label='Export all chats']")
     assert len(json.loads(Path(download.value.path()).read_text())["chats"][0]["messages"]) == 6
@@ -475,7 +479,11 @@ def test_a_slot_is_saved_erased_and_restored(visit: Visit, server: RealServer) -
     server.request("POST", "/completion", body)
     page = visit.open("engine")
     slot = page.locator(".slot").nth(3)
-    for action, said in (("Save", "is in slot-3.bin"), ("Erase", "is empty"), ("Restore", "holds slot-3.bin again")):
+    for action, said in (
+        ("Save", "was saved to slot-3.bin"),
+        ("Erase", "was erased"),
+        ("Restore", "was restored from slot-3.bin"),
+    ):
         slot.locator(f"button:has-text('{action}')").click()
         page.wait_for_selector(f"text={said}")
 
@@ -558,9 +566,9 @@ def test_kept_states_are_told_one_by_one(visit: Visit, server: RealServer) -> No
     page.get_by_role("listbox").focus()
     page.keyboard.press("ArrowRight")
     expect(tiles.nth(1)).to_have_attribute("aria-selected", "true")
-    expect(page.locator(".chosen-state")).to_have_text(re.compile(r"tokens, .+ last used .+ uses?, value "))
+    expect(page.locator(".chosen-state")).to_have_text(re.compile(r"tokens, .+ last used .+ uses?, priority "))
     page.click("summary:has-text('Show as a table')")
-    expect(page.locator(".kept-table th")).to_have_text(["Tokens", "Size", "Last used", "Uses", "Value"])
+    expect(page.locator(".kept-table th")).to_have_text(["Tokens", "Size", "Last used", "Uses", "Eviction priority"])
     expect(page.locator(".tree .leaf.kept").first).to_have_text("RAM")
 
 
@@ -617,7 +625,7 @@ def test_the_bench_measures_two_addresses(visit: Visit, guarded: RealServer) -> 
     page.get_by_label("Compare with another URL").fill(guarded.base_url)
     page.get_by_label("Its API key").fill(KEY)
     page.click("button:has-text('Run')")
-    expect(page.locator("svg.beside rect")).to_have_count(2)
+    expect(page.locator("svg.compare rect")).to_have_count(2)
     page.wait_for_selector("td:has-text('TTFT p50 ms')")
     assert page.locator(".failure").count() == 0
     page.get_by_label("Its API key").fill("wrong")
@@ -804,10 +812,10 @@ def test_what_was_refused_once_comes_back_with_the_same_key(visit: Visit) -> Non
 def test_german(browser: Any, server: RealServer) -> None:
     visit = Visit(browser, server.base_url, locale="de-DE")
     page = visit.open()
-    page.wait_for_selector("text=Worüber sprechen wir?")
+    page.wait_for_selector("text=Wie kann ich helfen?")
     assert page.evaluate("document.documentElement.lang") == "de"
     page.click(".language")
-    page.wait_for_selector("text=What shall we talk about?")
+    page.wait_for_selector("text=How can I help?")
     visit.close()
 
 

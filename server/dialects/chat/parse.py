@@ -290,7 +290,7 @@ def read_control(given: object) -> Control:
     if not body.id:
         raise InvalidRequest("missing completion id", "id")
     if body.action not in (REASONING_END, CANCEL):
-        raise InvalidRequest(f"unknown control action; there are '{REASONING_END}' and '{CANCEL}'", "action")
+        raise InvalidRequest(f"unknown control action; known: '{REASONING_END}' and '{CANCEL}'", "action")
     return Control(body.id, body.model or None, cancel=body.action == CANCEL)
 
 

@@ -94,7 +94,7 @@ def read_filled(prompt: GivenPrompt, model: LoadedModel, seen: Seen, path: str) 
     """Return the tokens of a prompt to complete. Raises `InvalidRequest` if there are none."""
     tokens = read_prompt(prompt, model, seen, path)
     if not tokens.tokens:
-        raise InvalidRequest(f"{path}: is empty, and the model begins texts with no token of its own", path)
+        raise InvalidRequest(f"{path}: is empty, and the model has no start token", path)
     return tokens
 
 
@@ -118,11 +118,13 @@ def read_mixed(value: object, path: str) -> Mixed:
     if isinstance(value, str):
         return value
     if not isinstance(value, list):
-        raise InvalidRequest(f"{path}: must be a text or a list of token ids and texts, not {json_kind(value)}", path)
+        raise InvalidRequest(
+            f"{path}: must be a string or a list of token ids and strings, not {json_kind(value)}", path
+        )
     for index, entry in enumerate(value):
         if not isinstance(entry, str) and not _is_token(entry):
             where = f"{path}.{index}"
-            raise InvalidRequest(f"{where}: must be a token id or a text, not {json_kind(entry)}", where)
+            raise InvalidRequest(f"{where}: must be a token id or a string, not {json_kind(entry)}", where)
     return value
 
 
@@ -152,7 +154,7 @@ def read_object(value: dict[str, Any], path: str) -> GivenPrompt:
         return read_mixed(value["prompt_string"], f"{path}.prompt_string")
     text = value["prompt_string"]
     if not isinstance(text, str):
-        raise InvalidRequest(f"{path}.prompt_string: must be a text", f"{path}.prompt_string")
+        raise InvalidRequest(f"{path}.prompt_string: must be a string", f"{path}.prompt_string")
     files = [given] if isinstance(given, str) else given
     if not isinstance(files, list):
         raise InvalidRequest(f"{where}: must be a list of files in base64, not {json_kind(given)}", where)

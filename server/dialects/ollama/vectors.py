@@ -130,9 +130,14 @@ def embed_job(request: Embed, model: LoadedModel) -> EmbedJob:
     loaded = time.perf_counter()
     info = model.embedder.info
     if info.pooling is Pooling.NONE:
-        raise InvalidRequest("input: the model's pooling is none, which gives no single vector", "input")
+        raise InvalidRequest(
+            "input: the model's pooling type is none, which returns one vector per token; choose another pooling type",
+            "input",
+        )
     if request.dimensions > info.n_embd:
-        raise field_error("dimensions", f"the model's vectors have {info.n_embd}, but {request.dimensions} are wanted")
+        raise field_error(
+            "dimensions", f"the model's vectors have {info.n_embd} dimensions; {request.dimensions} were requested"
+        )
     longest = info.longest if request.truncate else None
     return EmbedJob([_tokens(text, model, longest) for text in request.texts], request, model.spec.id, loaded)
 

@@ -314,7 +314,7 @@ def parse_response(
     _check_state(body)
     form = None if body.text is None else body.text.format
     if form is not None and body.response_format:
-        raise InvalidRequest("text.format: can't be used beside response_format", "text.format")
+        raise InvalidRequest("text.format: can't be used together with response_format", "text.format")
     shape = read_shape(body) if form is None else read_shape(body, form, at="text.format", flat=True)
     if body.n_choices != 1:
         raise field_error("n" if body.n_cmpl is None else "n_cmpl", "a response has one choice")

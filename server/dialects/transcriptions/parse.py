@@ -60,7 +60,7 @@ class TranscriptionRequest(ParsedRequest):
             raise NotSupported("The current model does not support audio input.")
         audio, *more = (bitmap for found in seen.values() for bitmap in bitmaps_of(found))
         if more or audio.kind != "audio":
-            raise InvalidRequest("file: it is no sound", "file")
+            raise InvalidRequest("file: is not an audio file", "file")
         header = Header(model.spec.id, f"transcript-{random_id()}")
         logprobs = Logprobs(self.format == "verbose_json")
         prepared = prepare(_conversation(self, model), model, seen)

@@ -160,7 +160,9 @@ def embeddings_job(
     if openai and info.pooling is Pooling.NONE:
         raise InvalidRequest("Pooling type 'none' is not OAI compatible. Please use a different pooling type")
     if body.dimensions is not None and body.dimensions > info.n_embd:
-        raise field_error("dimensions", f"the model's vectors have {info.n_embd}, but {body.dimensions} are asked for")
+        raise field_error(
+            "dimensions", f"the model's vectors have {info.n_embd} dimensions; {body.dimensions} were requested"
+        )
     norm = model.spec.embd_normalize if body.embd_normalize is None else body.embd_normalize
     return EmbeddingsJob(
         inputs=[_input(prompt, model, seen) for prompt in request.prompts],

@@ -309,7 +309,7 @@ def _message_lines(given: object) -> BatchInput:
             raise InvalidRequest(f"{at}.params: must be the body of a message", f"{at}.params")
         custom_id = each.get("custom_id")
         if not isinstance(custom_id, str) or not custom_id or custom_id in seen:
-            raise InvalidRequest(f"{at}.custom_id: must be a text that no other request has", f"{at}.custom_id")
+            raise InvalidRequest(f"{at}.custom_id: must be a string that is unique in the batch", f"{at}.custom_id")
         seen.add(custom_id)
         requests.append((index, custom_id, each["params"]))
     return batch_input(requests, [])

@@ -133,7 +133,7 @@ async def reload_models(pool: Pool) -> None:
     try:
         await pool.reload()
     except ConfigError as error:
-        raise Unavailable(f"the models are as they were: {error.message}") from None
+        raise Unavailable(f"no model was changed: {error.message}") from None
 
 
 async def _named_model(request: Request) -> str:

@@ -57,7 +57,7 @@ async def bodies(request: Request, request_id: Annotated[str, Query(alias="id")]
     """Return the bodies of the request with this ``X-Request-Id`` and of its reply; needs ``log_bodies``."""
     found = services(request).bodies.of(request_id)
     if found is None:
-        raise NotFound("its bodies were not kept: log_bodies is off, or others came after it")
+        raise NotFound("its bodies are not stored: log_bodies is off, or newer requests replaced them")
     return json_reply({"path": found.path, "request": found.request.shown, "reply": found.reply.shown})
 
 
@@ -68,7 +68,7 @@ async def bench(request: Request) -> Response:
     body = await read_json(request)
     host, port = request.scope.get("server") or ("", None)
     if port is None:
-        raise NotSupported("over a Unix socket there is no address to measure")
+        raise NotSupported("the benchmark needs a TCP address, and this server listens on a Unix socket only")
     host = f"[{host}]" if ":" in host else host
     own = f"{request.scope['scheme']}://{host}:{port}{target_of(request).base}"
     order = read_order(body, Address("this", own, model_named(request, body), given_key(request.headers)))
@@ -130,7 +130,7 @@ async def call_tool(request: Request) -> Response:
             finally:
                 stopping.cancel()
     if request.headers.get("x-tool-runtime"):
-        raise NotSupported("x-tool-runtime: tools work on this machine only")
+        raise NotSupported("x-tool-runtime: tools run on this machine only")
     tool = used.tools.asked(name, params, stream=stream is True)
     folder = Path(request.headers["x-tool-cwd"]) if request.headers.get("x-tool-cwd") else None
     if tool.name == SHELL:

@@ -100,7 +100,7 @@ class EmbeddedTexts(MatcherConstraint):
                 if self.allows(token):
                     bits[token // 8] |= np.uint8(1 << token % 8)
         if not bits.any():
-            raise InvalidRequest("the output cannot be kept to the grammar of the tool's input", self._param)
+            raise InvalidRequest("the output cannot be constrained to the grammar of the tool's input", self._param)
         return bits.tobytes()
 
     def masked_by(self) -> MatcherConstraint | None:

@@ -46,7 +46,7 @@ class Patterns:
                 raise ValueError(f"pattern {pattern!r}: {said} (the syntax is RE2's)") from None
             size += made[-1].programsize
         if size > _MAX_SIZE:
-            raise ValueError(f"the patterns are too large: {size} instructions of RE2's, where {_MAX_SIZE} may be")
+            raise ValueError(f"the patterns are too large: {size} RE2 instructions, at most {_MAX_SIZE} are allowed")
         return cls(tuple(made))
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -118,7 +118,7 @@ class MatcherConstraint:
         taken = self._matcher.consume_token(token)
         self._count(time.thread_time() - began)
         if not taken or self._slow_s > MAX_SLOW_S:
-            raise self.failure() or InternalError(f"the matcher neither took token {token} nor said why")
+            raise self.failure() or InternalError(f"the matcher rejected token {token} without a reason")
 
     @property
     @contained

@@ -73,7 +73,7 @@ class Sandbox:
                 if isinstance(stopped, TookTooLong) or (is_fresh and not isinstance(stopped, Killed)):
                     raise InvalidRequest(f"{param}: {_TOO_MUCH.format(stopped)}", param) from None
                 if is_fresh:
-                    raise InternalError(f"the process that compiled {param} was killed from outside") from None
+                    raise InternalError(f"the process that compiled {param} was killed") from None
                 continue  # an earlier grammar may be the cause
             except BaseException:
                 self._end(worker)

@@ -99,7 +99,7 @@ def _try_out(matcher: llguidance.LLMatcher, param: str, prefix: str) -> None:
                 break
         if walked.is_error():
             reason = first_line(walked.get_error())
-            raise InvalidRequest(f"{prefix}: it can't be followed within the limits of a token: {reason}", param)
+            raise InvalidRequest(f"{prefix}: it exceeds the limits of one token: {reason}", param)
 
 
 def _any_token(mask: bytes, chance: random.Random) -> int:

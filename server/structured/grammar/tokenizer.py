@@ -68,7 +68,7 @@ class TokenTable:
         longest = max(map(len, tokens))
         if longest > MAX_TOKEN_BYTES:  # llguidance panics
             raise InvalidRequest(
-                f"no constraint can be held with this model: its vocabulary has a token of {longest} bytes"
+                f"constrained decoding is not possible with this model: its vocabulary has a token of {longest} bytes"
             )
         special = sorted({*special_tokens(vocab), *ends})
         return cls(tuple(tokens), tuple(special), vocab.bos, tuple(ends))

@@ -154,4 +154,4 @@ async def test_who_finds_no_room_for_a_model_is_told_when_to_come_back(serve: Se
         with await api.pool.acquire("first"):
             reply = await api.client.post("/v1/completions", json={"model": "b", "prompt": "Hi"})
         assert (reply.status_code, reply.headers["retry-after"]) == (503, "10")
-        assert "model 'b' waited 0 s for room beside the models at work" in reply.json()["error"]["message"]
+        assert "model 'b' waited 0 s for memory; the other models are busy" in reply.json()["error"]["message"]

@@ -96,7 +96,7 @@ async def test_what_all_take_together_is_counted_before_the_rest_is_decoded(
     sight: MediaLoader, decoder: Counting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("server.media.loader.MAX_DECODED_BYTES", 2500)
-    with pytest.raises(InvalidRequest, match="2500 bytes when they are decoded"):
+    with pytest.raises(InvalidRequest, match="2500 bytes after decoding"):
         await sight.see([Shown(b"large%d" % n) for n in range(100)], READER)
     assert len(decoder.decoded) < 20
 

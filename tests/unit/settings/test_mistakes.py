@@ -108,13 +108,13 @@ def test_no_value_in_the_yaml_does_worse_than_a_config_error(
 def test_a_key_file_without_a_key_does_not_open_the_server(tmp_path: Path, text: str) -> None:
     (tmp_path / "keys").write_text(text)
     settings = load_settings([*MODEL, "--api-key-file", str(tmp_path / "keys")], {})
-    with pytest.raises(ConfigError, match="holds no key"):
+    with pytest.raises(ConfigError, match="contains no key"):
         settings.server.all_api_keys()
 
 
 def test_a_key_file_that_never_ends_is_refused() -> None:
     settings = load_settings([*MODEL, "--api-key-file", "/dev/zero"], {})
-    with pytest.raises(ConfigError, match="no text file"):
+    with pytest.raises(ConfigError, match="not a text file"):
         settings.server.all_api_keys()
 
 

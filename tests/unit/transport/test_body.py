@@ -57,7 +57,7 @@ def test_what_is_not_json_is_refused_with_its_place(body: bytes, position: str) 
     ],
 )
 def test_half_a_character_is_named_by_its_field(body: bytes, path: str) -> None:
-    with pytest.raises(InvalidRequest, match=rf"^{path}: holds half of a character") as caught:
+    with pytest.raises(InvalidRequest, match=rf"^{path}: contains half of a character") as caught:
         parse_object(body)
     assert caught.value.param == path
 

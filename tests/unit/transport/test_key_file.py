@@ -86,7 +86,7 @@ def test_a_file_that_is_no_yaml_is_not_shown(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_not_there_is_a_mistake(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"the file of keys \(server.keys_file\) cannot be read: No such file"):
+    with pytest.raises(ConfigError, match=r"the keys file \(server.keys_file\) cannot be read: No such file"):
         read_keys(tmp_path / "none.yaml")
 
 

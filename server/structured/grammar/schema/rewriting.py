@@ -207,7 +207,7 @@ class Rewriter:
         for key in ("const", "enum"):
             if key in own and (inexact := next(_inexact(own[key]), None)) is not None:
                 raise InvalidRequest(
-                    f"{place}: the keyword '{key}' cannot be enforced: {str(inexact)[:40]} is no double",
+                    f"{place}: the keyword '{key}' cannot be enforced: {str(inexact)[:40]} is not a double",
                     place,
                 )
         for key, inclusive, towards in _BOUNDS:

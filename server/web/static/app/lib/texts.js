@@ -35,7 +35,7 @@ lost: The server cannot be reached. Retrying… | Der Server ist nicht erreichba
 newVersion: The server has a newer version of this page. | Der Server hat eine neuere Version dieser Seite.
 reload: Reload | Neu laden
 keyTitle: This server requires an API key | Dieser Server verlangt einen API-Schlüssel
-keyAbout: Ask the operator of the server for a key (llamapool keys add). It is stored in this browser only. | Schlüssel vergibt der Betreiber des Servers (llamapool keys add). Er wird nur in diesem Browser gespeichert.
+keyAbout: The operator of the server creates keys with llamapool keys add FILE NAME (--keys-file), or sets one with --api-key. The key is stored in this browser only. | API-Schlüssel erstellt der Betreiber des Servers mit llamapool keys add DATEI NAME (--keys-file), oder er setzt einen mit --api-key. Der Schlüssel wird nur in diesem Browser gespeichert.
 keyLabel: API key | API-Schlüssel
 keyWrong: The server rejected this key. | Der Server hat diesen Schlüssel abgelehnt.
 keyUse: Use it | Verwenden
@@ -51,7 +51,7 @@ unloaded: not loaded | nicht geladen
 sleeping: sleeping | schläft
 downloading: downloading | wird heruntergeladen
 failed: failed | fehlgeschlagen
-draining: stopping | wird beendet
+draining: draining | wird entladen
 load: Load | Laden
 unload: Unload | Entladen
 cancel: Cancel | Abbrechen
@@ -69,9 +69,9 @@ importNoChats: the file is not an export of chats from this page | die Datei ist
 importNoChat: chat {0} of the file is incomplete | Chat {0} der Datei ist unvollständig
 importNoRoom: the browser has no storage left | der Speicher des Browsers ist voll
 removeChat: Delete chat | Chat löschen
-nothingFound: Nothing found | Nichts gefunden
-notKept: This browser cannot store more. Chats are lost when the page is closed; export those that you need. | Dieser Browser kann nichts mehr speichern. Chats gehen beim Schließen der Seite verloren; exportiere, was du brauchst.
-greeting: What shall we talk about? | Worüber sprechen wir?
+nothingFound: No matches | Keine Treffer
+notKept: The browser's storage is full. New chats are lost when the page is closed; export those that you need. | Der Speicher des Browsers ist voll. Neue Chats gehen beim Schließen der Seite verloren; exportiere, was du brauchst.
+greeting: How can I help? | Wie kann ich helfen?
 greetingAbout: Messages are sent to your server only. | Nachrichten gehen nur an deinen Server.
 ideas: Examples | Beispiele
 ideaSky: Why is the sky blue? | Warum ist der Himmel blau?
@@ -199,24 +199,24 @@ part_prefill: Prefill | Prefill
 part_decode: Decode | Decode
 promptOf: {0} prompt tokens, {1} cached | {0} Prompt-Tokens, {1} aus dem Cache
 written: {0} generated | {0} generiert
-nothingHeld: All slots are empty. | Alle Slots sind leer.
+nothingHeld: All slots are empty. Prefixes appear here after the first request. | Alle Slots sind leer. Nach der ersten Anfrage erscheinen hier die Präfixe.
 sharedBy: {0} tokens in {1} | {0} Tokens in {1}
 sharedFurther: {0} more in {1} | {0} weitere in {1}
 tier_ram: RAM | RAM
-tier_disk: Disk | Platte
+tier_disk: Disk | Disk
 tierHolds: {0} {0|state|states}, {1}, {2} {2|hit|hits} | {0} {0|Zustand|Zustände}, {1}, {2} Treffer
 tierMap: {0} cached {0|state|states}; arrow keys select one | {0} {0|Zustand|Zustände} im Cache; Pfeiltasten wählen einen aus
-tierState: {0} {0|token|tokens}, {1}, last used {2} ago, {3} {3|use|uses}, value {4} | {0} {0|Token|Tokens}, {1}, zuletzt vor {2}, {3}-mal benutzt, Nutzen {4}
-tierLegend: Width: bytes. Pale: not used recently. Line: the value of keeping the state, from its tokens and last use; the state with the lowest value per byte is evicted first. Uses count since the state was cached.
-  | Breite: Bytes. Blass: länger nicht benutzt. Linie: Nutzen des Zustands aus Tokens und letzter Nutzung; der Zustand mit dem geringsten Nutzen je Byte wird zuerst verdrängt. Nutzungen zählen, seit der Zustand im Cache ist.
-tierMore: {0} {0|token|tokens}, value {1} | {0} {0|Token|Tokens}, Nutzen {1}
+tierState: {0} {0|token|tokens}, {1}, last used {2} ago, {3} {3|use|uses}, priority {4} | {0} {0|Token|Tokens}, {1}, zuletzt vor {2}, {3}-mal benutzt, Priorität {4}
+tierLegend: Width: bytes. Pale: not used recently. Line: eviction priority, from the state's tokens and last use; the state with the lowest priority per byte is evicted first. Uses count since the state was cached.
+  | Breite: Bytes. Blass: länger nicht benutzt. Linie: Priorität im Cache, aus Tokens und letzter Nutzung; der Zustand mit der niedrigsten Priorität je Byte wird zuerst verdrängt. Nutzungen zählen, seit der Zustand im Cache ist.
+tierMore: {0} {0|token|tokens}, priority {1} | {0} {0|Token|Tokens}, Priorität {1}
 uses: {0} {0|use|uses} | {0}-mal
 asTable: Show as a table | Als Tabelle anzeigen
 keptTokens: Tokens | Tokens
 keptBytes: Size | Größe
 keptAge: Last used | Zuletzt benutzt
 keptUses: Uses | Nutzungen
-keptWorth: Value | Nutzen
+keptWorth: Eviction priority | Priorität im Cache
 
 # models
 parameters: Parameters | Parameter
@@ -243,7 +243,7 @@ asked: requested | angefordert
 lastHour: the last hour | die letzte Stunde
 noSamples: The first values appear after twenty seconds. | Die ersten Werte erscheinen nach zwanzig Sekunden.
 firstTokens: Time to first token | Zeit bis zum ersten Token
-gaps: Inter-token latency | Latenz zwischen Tokens
+gaps: Inter-token latency | Inter-Token-Latenz
 tokenRates: Tokens per second | Tokens pro Sekunde
 load_: Requests | Anfragen
 memory: Memory | Speicher
@@ -285,7 +285,7 @@ itlZero: ITL is 0 if several tokens arrive in one chunk, because steps are faste
 scene_one: one stream | ein Stream
 scene_slots: one stream per client | ein Stream je Client
 scene_prefix: requests that share a prefix of 700 words | Anfragen mit einem gemeinsamen Präfix von 700 Wörtern
-scene_long: a long prompt while other requests decode | ein langer Prompt, während andere Anfragen dekodieren
+scene_long: a long prompt while other requests decode | ein langer Prompt, während andere Anfragen generieren
 scene_conversations: 32 alternating conversations | 32 abwechselnde Gespräche
 scene_rate: one token per request | ein Token je Anfrage
 scene_constrained: output constrained by a schema | Ausgabe nach einem Schema
@@ -306,7 +306,7 @@ from_none: no cache | ohne Cache
 from_slot: slot {0}, in place | aus Slot {0}, direkt
 from_copy: slot {0}, copied | aus Slot {0}, kopiert
 from_ram: RAM | aus dem RAM
-from_disk: disk | von der Platte
+from_disk: disk | von der Disk
 recomputedBecause: {0} recomputed: {1} | {0} neu berechnet: {1}
 recomputed_last: the last token is always computed, for the next one | das letzte Token wird immer berechnet, für das nächste
 recomputed_off: the request disabled the prompt cache | die Anfrage hat den Prompt-Cache abgeschaltet
@@ -328,8 +328,8 @@ role_tool: tool | Tool
 role_template: template | Template
 greedy: Greedy: always the most probable token | Greedy: immer das wahrscheinlichste Token
 answerMe: Generate | Generieren
-sure: sure | sicher
-unsure: unsure | unsicher
+sure: probable | wahrscheinlich
+unsure: improbable | unwahrscheinlich
 perplexity: perplexity {0} | Perplexität {0}
 instead: Alternatives | Alternativen
 maskSize: Tokens that the grammar allows here: {0}. | Von der Grammatik hier erlaubte Tokens: {0}.
