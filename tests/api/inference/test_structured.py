@@ -203,7 +203,7 @@ async def test_vllms_fields_shape_chats_and_completions(
         ({"structured_outputs": {"structural_tag": "a"}}, "structured_outputs.structural_tag", "not supported"),
         ({"guided_choice": []}, "guided_choice", "a list of one string or more"),
         ({"guided_choice": "a"}, "guided_choice", "a list of one string or more"),
-        ({"guided_json": "{"}, "guided_json", "is no JSON"),
+        ({"guided_json": "{"}, "guided_json", "is not JSON"),
         ({"guided_json": 5}, "guided_json", "a JSON Schema"),
         ({"guided_json": {"type": 5}}, "guided_json.type", "not a valid JSON Schema"),
         ({"guided_regex": 5}, "guided_regex", "a text"),
