@@ -30,7 +30,7 @@ from server.dialects.fields import (
 )
 from server.dialects.sampling import SamplingFields, check_together, sampling_params
 from server.dialects.warnings import Fields
-from server.engine.media import Spans
+from server.engine.media import MediaPrompt, Spans
 from server.engine.request import Request
 from server.pool.model import LoadedModel
 from server.structured.constraint import Constraint
@@ -287,6 +287,38 @@ def prepared_request(
     )
     check_totals([request], model.engine.n_ctx_seq)
     return request
+
+
+def prompt_requests(
+    fields: GenerationFields,
+    model: LoadedModel,
+    request_id: str,
+    prompts: Sequence[MediaPrompt],
+    constraint: Constraint | None,
+    logprobs: Logprobs,
+    *,
+    n: int | None = None,
+    prompt_logprobs: bool = False,
+    caller: Caller = NO_CALLER,
+) -> list[Request]:
+    """Return one engine request per prompt of a completion. Raises `InvalidRequest`, `PermissionDenied`."""
+    requests = [
+        engine_request(
+            fields,
+            model,
+            request_id=request_id if len(prompts) == 1 else f"{request_id}-{number}",
+            prompt=prompt.tokens,
+            media=prompt.spans,
+            logprobs=logprobs,
+            constraint=constraint.fork() if constraint is not None and number else constraint,
+            n=n,
+            prompt_logprobs=prompt_logprobs,
+            caller=caller,
+        )
+        for number, prompt in enumerate(prompts)
+    ]
+    check_totals(requests, model.engine.n_ctx_seq)
+    return requests
 
 
 def check_totals(requests: Sequence[Request], n_ctx: int) -> None:

@@ -30,8 +30,7 @@ from server.dialects.generation import (
     MAX_PROBS,
     GenerationFields,
     Logprobs,
-    check_totals,
-    engine_request,
+    prompt_requests,
     refuse_thinking,
 )
 from server.dialects.native.fim import Gap, fim_tokens, require_fim
@@ -145,28 +144,18 @@ def prepare_completion(
     """Tokenize and compile; blocking, for a thread. Raises `InvalidRequest`."""
     body = completion.options
     constraint = compiled(read_shape(body) or model.spec.shape, body.lazy, model.vocab, model.grammar)
-    requests, echoes = [], []
-    for number, prompt in enumerate(completion.prompts):
-        path = "prompt" if len(completion.prompts) == 1 else f"prompt.{number}"
-        tokens = _tokens(body, prompt, path, model, seen)
-        n = _best_of(body)
-        request = engine_request(
-            body,
-            model,
-            request_id=request_id if len(completion.prompts) == 1 else f"{request_id}-{number}",
-            prompt=tokens.tokens,
-            media=tokens.spans,
-            # The log probabilities by which the choices are compared.
-            logprobs=_logprobs(body) if n is None else replace(_logprobs(body), wanted=True),
-            constraint=constraint.fork() if constraint is not None and number else constraint,
-            n=n,
-            prompt_logprobs=_scores_prompt(body),
-            caller=caller,
-        )
-        requests.append(request)
-        echoes.append(_echo(body, prompt, tokens, model))
-    check_totals(requests, model.engine.n_ctx_seq)
-    return CompletionJob(requests, echoes)
+    prompts, paths = completion.prompts, ["prompt"]
+    if len(prompts) > 1:
+        paths = [f"prompt.{number}" for number in range(len(prompts))]
+    tokens = [_tokens(body, prompt, path, model, seen) for prompt, path in zip(prompts, paths, strict=True)]
+    logprobs, n = _logprobs(body), _best_of(body)
+    if n is not None:  # the choices are compared by them
+        logprobs = replace(logprobs, wanted=True)
+    scores = _scores_prompt(body)
+    requests = prompt_requests(
+        *(body, model, request_id, tokens, constraint, logprobs), n=n, prompt_logprobs=scores, caller=caller
+    )
+    return CompletionJob(requests, [_echo(body, *each, model) for each in zip(prompts, tokens, strict=True)])
 
 
 def _tokens(body: CompletionBody, prompt: GivenPrompt, path: str, model: LoadedModel, seen: Seen) -> MediaPrompt:

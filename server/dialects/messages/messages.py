@@ -16,7 +16,7 @@ from server.dialects.fields import MAX_MESSAGES, as_array, as_object, as_string,
 from server.dialects.mcp import function_name
 from server.dialects.media import document_at, kind_of_type
 from server.dialects.messages.mcp import LISTING
-from server.dialects.messages.tools import DeferredDefinitions
+from server.dialects.messages.tools import ToolReader
 from server.dialects.reasoning_cipher import NO_CIPHER, ReasoningCipher, TamperedReasoning
 from server.dialects.tools import model_name
 from server.dialects.warnings import FOREIGN_REASONING, left_out
@@ -40,16 +40,14 @@ def string_or_none(block: Block, name: str, path: str) -> str:
     return "" if block.get(name, block) is None else string_of(block, name, path)
 
 
-def read_parts(
-    block: Block, kind: str, path: str, warnings: list[str], later: DeferredDefinitions
-) -> list[Part] | None:
+def read_parts(block: Block, kind: str, path: str, warnings: list[str], tools: ToolReader) -> list[Part] | None:
     """Return the content of a block; None if this type of block has no content for a model.
 
     Adds fields without effect to `warnings`. Media have paths such as ``messages.0.content.1.image``: Claude Code
     reads from an error which block to omit, and retries. Raises `InvalidRequest`.
     """
     if kind in _TOOL_CHANGES:
-        text = _tool_change(block, kind, path, later)
+        text = _tool_change(block, kind, path, tools)
         return None if text is None else [TextPart(text)]
     citations = block.get("citations")
     if kind in _CITED and isinstance(citations, dict) and citations.get("enabled"):
@@ -58,7 +56,7 @@ def read_parts(
     return None if read is None else read(block, path)
 
 
-def read_result(given: object, path: str, warnings: list[str], later: DeferredDefinitions) -> Content:
+def read_result(given: object, path: str, warnings: list[str], tools: ToolReader) -> Content:
     """Return a tool result: a text, or blocks, whose texts are concatenated, as in llama-server.
 
     Adds omitted blocks to `warnings`. Raises `InvalidRequest`.
@@ -71,7 +69,7 @@ def read_result(given: object, path: str, warnings: list[str], later: DeferredDe
     for index, entry in enumerate(given):
         where = f"{path}.{index}"
         block, kind = typed(entry, where)
-        shown = read_parts(block, kind, where, warnings, later)
+        shown = read_parts(block, kind, where, warnings, tools)
         if shown is None:
             skip(kind, warnings)
         else:
@@ -214,15 +212,17 @@ def _compaction(block: Block, _: str) -> list[Part]:
     return [TextPart(text)] if isinstance(text, str) else []
 
 
-def _tool_change(block: Block, kind: str, path: str, later: DeferredDefinitions) -> str | None:
+def _tool_change(block: Block, kind: str, path: str, tools: ToolReader) -> str | None:
     """Return the text for a tool that is found, added or withdrawn; None for Anthropic's server tools."""
     if kind == "tool_reference":
-        return later.tell(string_of(block, "tool_name", path))
+        return tools.later.refer(string_of(block, "tool_name", path))
     match block.get("tool"):
         case {"type": "tool_reference", "name": str(name)}:
-            return later.tell(name) if kind == "tool_addition" else f"[The tool {name} can't be called any more.]\n"
+            return (
+                tools.later.refer(name) if kind == "tool_addition" else f"[The tool {name} can't be called any more.]\n"
+            )
         case {"type": "tool_definition", "definition": definition} if kind == "tool_addition":
-            return later.define(definition, f"{path}.tool.definition")
+            return tools.define(definition, f"{path}.tool.definition")
     return None
 
 
@@ -256,12 +256,12 @@ def read_conversation(
     system: object,
     messages: object,
     warnings: list[str],
-    later: DeferredDefinitions,
+    tools: ToolReader,
     cipher: ReasoningCipher = NO_CIPHER,
 ) -> list[Message]:
     """Return the messages, the system prompt first.
 
-    Adds omitted content to `warnings` and introduced tools to `later`. `cipher` decrypts reasoning. A message
+    Adds omitted content to `warnings` and introduced tools to `tools`. `cipher` decrypts reasoning. A message
     without blocks and an empty system prompt are omitted. There may be no message at all, as in llama-server: then
     the model starts. Raises `InvalidRequest` with a path such as ``messages.0.content.1.text``.
     """
@@ -273,7 +273,7 @@ def read_conversation(
         raise InvalidRequest(f"messages: must have at most {MAX_MESSAGES} messages", "messages")
     names = dict[str, str]()
     for index, message in enumerate(messages):
-        found += _message(message, f"messages.{index}", names, warnings, later, cipher)
+        found += _message(message, f"messages.{index}", names, warnings, tools, cipher)
     return found
 
 
@@ -313,7 +313,7 @@ def _message(
     path: str,
     names: dict[str, str],
     warnings: list[str],
-    later: DeferredDefinitions,
+    tools: ToolReader,
     cipher: ReasoningCipher,
 ) -> list[Message]:
     given = as_object(given, path)
@@ -329,7 +329,7 @@ def _message(
         return [Message(role, content)]
     if not isinstance(content, list):
         raise wrong_type(f"{path}.content", "a string or an array of blocks", content)
-    turn = _Turn(role, names, warnings, later, cipher)
+    turn = _Turn(role, names, warnings, tools, cipher)
     for index, block in enumerate(content):
         where = f"{path}.content.{index}"
         turn.take(*typed(block, where), where)
@@ -343,7 +343,7 @@ class _Turn:
     role: str
     names: dict[str, str]
     warnings: list[str]
-    later: DeferredDefinitions
+    tools: ToolReader
     cipher: ReasoningCipher
     parts: list[Part] = field(default_factory=list)
     reasoning: list[str] = field(default_factory=list)
@@ -363,7 +363,7 @@ class _Turn:
             self._require(kind, path, "user", "assistant")
             self._result(block, kind, path)
         else:
-            shown = read_parts(block, kind, path, self.warnings, self.later)
+            shown = read_parts(block, kind, path, self.warnings, self.tools)
             if shown is None:
                 skip(kind, self.warnings)
             else:
@@ -420,5 +420,5 @@ class _Turn:
             self._end()
         given, where = block.get("content"), f"{path}.content"
         own = kind == "tool_result"
-        content = read_result(given, where, self.warnings, self.later) if own else read_server_result(given, where)
+        content = read_result(given, where, self.warnings, self.tools) if own else read_server_result(given, where)
         self.done.append(Message("tool", content, call_id=call_id, name=self.names.get(call_id, "")))

@@ -172,8 +172,7 @@ def parse_messages(
         body = body.model_copy(update={"max_tokens": DEFAULT_MAX_TOKENS})
     warnings = list(_left_out(given))
     given_tools = read_tools(body.tools, body.tool_choice, warnings)
-    later = given_tools.later()
-    messages = read_conversation(body.system, body.messages, warnings, later, cipher)
+    messages = read_conversation(body.system, body.messages, warnings, given_tools, cipher)
     tools = given_tools.tools()
     config = body.output_config or OutputConfig()
     conversation = Conversation(
@@ -189,7 +188,7 @@ def parse_messages(
         warnings=unused_fields(given, FIELDS, warnings),
         conversation=conversation,
         cipher=cipher,
-        names=given_tools.reader.names,
+        names=given_tools.names,
         show_reasoning=body.thinking is None or body.thinking.display != "omitted",
     )
 

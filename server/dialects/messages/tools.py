@@ -30,46 +30,7 @@ from server.errors import InvalidRequest, short
 _SEARCH = "tool_search_tool"
 
 
-class DeferredDefinitions:
-    """Tools that the messages introduce: references to tools with ``defer_loading``, and definitions."""
-
-    def __init__(self, deferred: DeferredTools, reader: "ToolReader") -> None:
-        self._deferred = deferred
-        self._reader = reader
-
-    def tell(self, name: str) -> str:
-        """Return the text for a reference to a tool."""
-        return self._deferred.refer(name)
-
-    def define(self, given: object, path: str) -> str | None:
-        """Return the text of a definition, None if no model could use the tool. Raises `InvalidRequest`."""
-        tools = self._reader.read(as_object(given, path), path)
-        return "".join(map(self._deferred.introduce, tools)) or None
-
-
-@dataclass(frozen=True, slots=True)
-class DeclaredTools:
-    """Both fields, parsed. ``deferred`` collects the tools that messages introduce."""
-
-    offered: tuple[Tool, ...]
-    deferred: DeferredTools
-    choice: ToolChoice
-    reader: "ToolReader"
-
-    def later(self) -> DeferredDefinitions:
-        """Return the reader for tools in messages."""
-        return DeferredDefinitions(self.deferred, self.reader)
-
-    def tools(self) -> Tools:
-        """Return the tools, with those that the messages introduced. Raises `InvalidRequest`."""
-        find = partial(meant, names=self.reader.names)
-        required = next(iter(find(self.choice.one))) if self.choice.one is not None and self.deferred.waiting else ""
-        every = self.deferred.with_offered(self.offered, required)
-        skipped = self.reader.skips or bool(self.deferred.waiting)
-        return choose(every, self.choice, None, self.reader.warnings, skipped=skipped, find=find)
-
-
-def read_tools(tools: object, choice: object, warnings: list[str]) -> DeclaredTools:
+def read_tools(tools: object, choice: object, warnings: list[str]) -> "ToolReader":
     """Validate both fields together; adds tools that the model doesn't get to `warnings`.
 
     Tools with ``defer_loading`` wait until a message introduces them, unless Anthropic's servers would search them.
@@ -86,14 +47,15 @@ def read_tools(tools: object, choice: object, warnings: list[str]) -> DeclaredTo
             one.at,
         )
     waits = set() if any(kind.startswith(_SEARCH) for kind in reader.kinds.values()) else reader.deferred
-    waiting = {tool.name: tool for tool in found if tool.name in waits}
-    offered = tuple(tool for tool in found if tool.name not in waits)
-    return DeclaredTools(offered, DeferredTools(waiting), wanted, reader)
+    reader.later = DeferredTools({tool.name: tool for tool in found if tool.name in waits})
+    reader.offered = tuple(tool for tool in found if tool.name not in waits)
+    reader.choice = wanted
+    return reader
 
 
 @dataclass(slots=True)
 class ToolReader:
-    """Reads entries of ``tools`` one by one.
+    """Reads the tools of a request, then those that its messages introduce, then which of them may be called.
 
     ``names``: the client's names of functions, by the model's. ``kinds``: the types of the tools that are left out, by
     their names. ``deferred``: the names of functions that are not to be shown at once.
@@ -104,6 +66,21 @@ class ToolReader:
     kinds: dict[str, str] = field(default_factory=dict)
     deferred: set[str] = field(default_factory=set)
     skips: bool = False
+    offered: tuple[Tool, ...] = ()
+    choice: ToolChoice = field(default_factory=ToolChoice)
+    later: DeferredTools = field(default_factory=lambda: DeferredTools({}))
+
+    def tools(self) -> Tools:
+        """Return the tools, with those that the messages introduced. Raises `InvalidRequest`."""
+        find = partial(meant, names=self.names)
+        required = next(iter(find(self.choice.one))) if self.choice.one is not None and self.later.waiting else ""
+        every = self.later.with_offered(self.offered, required)
+        skipped = self.skips or bool(self.later.waiting)
+        return choose(every, self.choice, None, self.warnings, skipped=skipped, find=find)
+
+    def define(self, given: object, path: str) -> str | None:
+        """Return the text of a definition, None if no model could use the tool. Raises `InvalidRequest`."""
+        return "".join(map(self.later.introduce, self.read(as_object(given, path), path))) or None
 
     def read(self, given: Mapping[str, Any], path: str) -> list[Tool]:
         """Return the functions of one entry, none for a tool that is left out. Raises `InvalidRequest`."""

@@ -32,8 +32,7 @@ from server.dialects.generation import (
     MAX_PROBS,
     GenerationFields,
     Logprobs,
-    check_totals,
-    engine_request,
+    prompt_requests,
     refuse_thinking,
 )
 from server.dialects.native.fim import Extra, Gap, extra_tokens, fim_tokens, fitting_extra, require_fim
@@ -174,20 +173,7 @@ def generation(
     )
     prompts = tokenize()
     request_id = f"cmpl-{random_id()}"
-    requests = [
-        engine_request(
-            body,
-            model,
-            request_id=request_id if len(prompts) == 1 else f"{request_id}-{number}",
-            prompt=prompt.tokens,
-            media=prompt.spans,
-            logprobs=body.wanted_probs,
-            constraint=constraint.fork() if constraint is not None and number else constraint,
-            caller=caller,
-        )
-        for number, prompt in enumerate(prompts)
-    ]
-    check_totals(requests, model.engine.n_ctx_seq)
+    requests = prompt_requests(body, model, request_id, prompts, constraint, body.wanted_probs, caller=caller)
     finals = Finals(
         model=model.spec.id,
         n=body.n_choices,

@@ -18,7 +18,7 @@ HI: Block = {"role": "user", "content": "Hi"}
 def read(messages: object, system: object = None) -> tuple[list[Message], list[str]]:
     """The conversation, and what is left out."""
     warnings: list[str] = []
-    return read_conversation(system, messages, warnings, read_tools(None, None, warnings).later()), warnings
+    return read_conversation(system, messages, warnings, read_tools(None, None, warnings)), warnings
 
 
 def shown(system: object, messages: object) -> list[dict[str, Any]]:
@@ -138,7 +138,7 @@ def loaded(*messages: Block, tools: object = None, choice: object = None) -> tup
     """The texts of a conversation, and the tools that may be called behind it."""
     warnings: list[str] = []
     given = read_tools(tools, choice, warnings)
-    later = given.later()
+    later = given
     found = read_conversation(None, list(messages), warnings, later)
     assert warnings == []
     return [message.text for message in found], given.tools()

@@ -104,7 +104,7 @@ def test_whatever_a_model_writes_can_be_sent_back(before: list[Piece], arguments
     content = whole(lambda: Script(pieces), run(FinishReason.LIMIT), show_reasoning=show)["content"]
     warnings: list[str] = []
     [message] = read_conversation(
-        None, [{"role": "assistant", "content": content}], warnings, read_tools(None, None, warnings).later()
+        None, [{"role": "assistant", "content": content}], warnings, read_tools(None, None, warnings)
     )
     assert warnings == []
     assert message.reasoning == "".join(piece.text for piece in before if isinstance(piece, Reasoning) and show)
