@@ -22,7 +22,7 @@ from starlette.middleware.gzip import GZipMiddleware
 from server import __version__, logs
 from server.dialects.reasoning_cipher import ReasoningCipher
 from server.errors import ConfigError
-from server.hub.fetcher import HubFetcher
+from server.hub.hub import HubFetcher
 from server.mcp.config import ANY_LABEL, McpRules, named, read_servers
 from server.mcp.servers import McpServers
 from server.media.decode import Cut, Decoder

@@ -19,8 +19,7 @@ from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSett
 
 from server.errors import ConfigError
 from server.hub.cache import cache_folder
-from server.hub.fetcher import HubFetcher
-from server.hub.hub import Hub
+from server.hub.hub import Hub, HubFetcher
 from server.options.flags import Flags, read_flags
 from server.options.model import WHERE, ModelDefaults, ModelSettings
 from server.options.option import SettingsModel, Table

@@ -15,8 +15,7 @@ import pytest
 
 from server.errors import DownloadFailed, LlamapoolError, NotFound
 from server.hub.cache import cache_folder
-from server.hub.fetcher import HubFetcher
-from server.hub.hub import Files, Hub
+from server.hub.hub import Files, Hub, HubFetcher
 from server.hub.process import Cancelled
 from server.hub.reference import Reference
 from server.pool.protocols import FileProgress

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from server.errors import ConfigError, DownloadFailed, LlamapoolError, NotFound
-from server.hub.fetcher import HubFetcher
-from server.hub.hub import Hub
+from server.hub.hub import Hub, HubFetcher
 from server.hub.reference import Image
 from server.pool.spec import NOT_HERE, ModelSpec, RemoteFiles
 from tests.support.stand_in_hub import COMMIT, StandInHub, stand_in_hub
