@@ -21,6 +21,15 @@ def refused(**fields: Any) -> InvalidRequest:
     return caught.value
 
 
+def test_the_names_of_the_token_limit_have_llama_servers_precedence() -> None:
+    assert request().max_tokens == -1
+    assert request(max_tokens=3).max_tokens == 3
+    assert request(max_tokens=3, max_completion_tokens=4).max_tokens == 4
+    model: Any = make_model()
+    body = parse(GenerationFields, {"max_tokens": 3, "max_completion_tokens": 4, "n_predict": 0})
+    assert engine_request(body, model, request_id="r", prompt=[1]).max_tokens == 0
+
+
 @pytest.mark.parametrize(("stop", "expected"), [("a", ("a",)), (["a", "", "b"], ("a", "b")), ("", ()), (None, ())])
 def test_stop_is_one_string_or_a_list(stop: object, expected: tuple[str, ...]) -> None:
     assert request(stop=stop).stop == expected
@@ -139,3 +148,19 @@ def test_the_rest_of_the_fields_reaches_the_engine() -> None:
 
 def test_progress_is_only_for_streams() -> None:
     assert not request(return_progress=True).return_progress
+
+
+@pytest.mark.parametrize(
+    ("given", "client"),
+    [
+        ({}, ""),
+        ({"user": "anna"}, "anna"),
+        ({"user": "anna", "safety_identifier": "hash"}, "hash"),
+        ({"user": 5}, ""),
+        ({"user": ["anna"]}, ""),
+    ],
+)
+def test_priority_and_user_reach_the_engine(given: dict[str, Any], client: str) -> None:
+    got = request(priority=-3, **given)
+    assert (got.priority, got.client) == (-3, client)
+    assert request().priority == 0

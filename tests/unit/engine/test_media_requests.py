@@ -98,7 +98,7 @@ async def test_a_batch_that_is_refused_in_the_middle_of_a_picture_ends_nobody() 
     async with engine_over(runner, check_integrity=True) as engine:
         alone = [(await run(engine, request))[0].text for request in requests]
     runner = FakeRunner(encoder=FakeEncoder(), n_batch=48, on_decode=refuse)
-    async with engine_over(runner, check_integrity=True) as engine:
+    async with engine_over(runner, target_itl_ms=0.0) as engine:
         replies = await run(engine, *requests)
     assert refused
     assert [(reply.error, reply.text) for reply in replies] == [(None, text) for text in alone]

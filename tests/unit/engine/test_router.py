@@ -67,8 +67,12 @@ async def test_who_waits_behind_a_long_stream_changes_over_when_another_instance
 
 async def test_requests_with_one_cache_key_prefer_one_instance_unless_the_prefix_says_otherwise() -> None:
     async def instances(engine: Engine, *prompts: str, **fields: Any) -> set[int]:
-        found = [await run(engine, request(prompt, **fields)) for prompt in prompts]
-        return {reply.finished[0].id_slot // 4 for replies in found for reply in replies}
+        found = set()
+        for prompt in prompts:
+            (reply,) = await run(engine, request(prompt, **fields))
+            found.add(reply.finished[0].id_slot // 4)
+            await engine.wait_idle()  # otherwise the slot of the last reply may still count as busy
+        return found
 
     async with engine_over(*(runner(n_seq=4) for _ in range(4))) as engine:
         by_key = [

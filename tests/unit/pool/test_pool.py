@@ -69,6 +69,13 @@ async def test_a_caller_cancelled_in_the_moment_of_its_lease_gives_it_back() -> 
         assert s.pool.state("a").n_leases == 0
 
 
+async def test_startup_models_load_without_being_asked() -> None:
+    async with pool_of(spec("a", load="startup"), "b") as s:
+        await s.pool.start()
+        await s.work()
+        assert s.statuses() == {"a": READY, "b": UNLOADED}
+
+
 async def test_while_the_only_model_loads_at_startup_requests_are_told_so() -> None:
     async with pool_of(spec("a", load="startup")) as s:
         await s.pool.start()
@@ -109,6 +116,16 @@ async def test_an_unexpected_error_of_the_loader_is_a_failure_like_any_other(
         with pytest.raises(ModelFailed, match="OSError: bus error"):
             await loaded(s, "a")
         assert "bus error" in caplog.text
+
+
+async def test_a_panic_of_a_rust_library_is_a_failure_like_any_other() -> None:
+    class PanicException(BaseException):
+        """As pyo3's, which is no Exception."""
+
+    async with pool_of("a") as s:
+        s.loader.failing["a"] = PanicException("index out of bounds")
+        with pytest.raises(ModelFailed, match="PanicException: index out of bounds"):
+            await loaded(s, "a")
 
 
 async def test_when_the_engine_cannot_start_what_was_loaded_is_freed() -> None:

@@ -56,6 +56,19 @@ def save(root: Path, saved: SlotState = SAVED, of: LoadedModel | None = None) ->
     return n_bytes
 
 
+def test_its_age_is_the_time_of_its_last_use(tmp_path: Path) -> None:
+    save(tmp_path)
+    (path,) = tmp_path.rglob("a.state")
+    os.utime(path, (time.time() - 1000,) * 2)
+    folder, (entry,) = opened(tmp_path)
+    assert -1100 < entry.used_at <= -1000
+    folder.used("a.state")
+    folder.close()
+    folder, (entry,) = opened(tmp_path)
+    assert entry.used_at > -100
+    folder.close()
+
+
 def test_lora_sets_come_back_under_the_ids_of_today(tmp_path: Path) -> None:
     other = Adapter(0, "other.gguf", 0.5)
     save(tmp_path, replace(SAVED, adapter_set=AdapterSet(((0, 0.5),), 1)), model(adapters=(LORA,)))

@@ -26,6 +26,14 @@ def test_a_template_that_wants_parts_gets_parts() -> None:
     assert template(source).render([USER]).text == "[hi]"
 
 
+def test_a_system_message_moves_into_the_user_message_where_there_is_no_such_role() -> None:
+    source = (
+        "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
+        "<{{ m.role }}>{{ m.content }}{% endfor %}"
+    )
+    assert template(source).render([{"role": "system", "content": "S"}, USER]).text == "<user>S\nhi"
+
+
 def test_a_template_that_fails_is_a_bad_request_and_no_crash() -> None:
     source = "{{ messages[0].content }}{% if messages | length > 1 %}{{ 1 / 0 }}{{ messages.foo() }}{% endif %}"
     broken = template("{{ messages[5].content.x.y }}")
@@ -147,6 +155,33 @@ def test_arguments_that_are_no_object_are_closed_or_become_one(written: str, sho
     bad = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": written}}
     text = template(source).render([USER, {"role": "assistant", "content": "", "tool_calls": [bad]}]).text
     assert text == f"hi{shown}"
+
+
+QWEN3 = (
+    "{% for m in messages %}<{{ m.role }}>{% if m.reasoning_content %}<think>\n{{ m.reasoning_content }}\n</think>\n\n"
+    "{% endif %}{{ m.content }}{% endfor %}{% if add_generation_prompt %}<assistant>"
+    "{% if enable_thinking is defined and enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}{% endif %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("message", "wanted", "end"),
+    [
+        ({"content": "Once"}, True, "Once"),
+        ({"content": "Once", "reasoning_content": "so"}, True, "<think>\nso\n</think>\n\nOnce"),
+        ({"content": "", "reasoning_content": "so"}, True, "<think>\nso"),
+        ({"content": "x", "reasoning_content": "so"}, "reasoning_content", "<think>\nso"),
+        ({"content": "", "reasoning_content": "so"}, "content", "<think>\nso\n</think>\n\n"),
+    ],
+)
+def test_reasoning_of_a_continued_message_is_written_as_the_template_writes_them(
+    message: dict[str, str], wanted: Any, end: str
+) -> None:
+    messages = [USER, {"role": "assistant", **message}]
+    for thinking in (True, False):
+        rendered = template(QWEN3).render(messages, continue_final_message=wanted, enable_thinking=thinking)
+        assert rendered.text == f"<user>hi<assistant>{end}"
+        assert rendered.generation_prompt == f"<assistant>{end}"
 
 
 def test_reasoning_that_only_the_opening_has_is_closed_before_content() -> None:

@@ -57,6 +57,11 @@ def test_a_full_queue_says_when_to_come_back() -> None:
     assert error_body(errors.NoRoom("demo", 60.0, 10))[2] == {"Retry-After": "10"}
 
 
+def test_a_wrong_field_is_named() -> None:
+    _, body, _ = error_body(errors.InvalidRequest("messages.0.role: no such role", "messages.0.role"))
+    assert body["error"]["param"] == "messages.0.role"
+
+
 def test_pydantic_findings_become_one_message_with_the_field() -> None:
     class Message(BaseModel):
         role: str

@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from server.dialects.warnings import WARNING_HEADER, ByType, as_header, unused_fields
+from server.dialects.warnings import WARNING_HEADER, ByType, Fields, as_header, unused_fields
 
 ANY = ByType({})
 
@@ -23,3 +23,16 @@ def test_what_has_no_effect_is_named(body: dict[str, Any], named: str) -> None:
     header = as_header(unused_fields(body, ANY))[WARNING_HEADER]
     assert header.startswith(named)
     assert header.isascii()
+
+
+def test_a_field_that_nobody_knows_is_named_and_a_hint_is_not() -> None:
+    body = {
+        "max_token": 5,
+        "temperature": 1,
+        "metadata": {"a": "b"},
+        "prompt_cache_retention": "24h",
+        "stpo": None,
+        "tfs_z": 1,
+    }
+    header = as_header(unused_fields(body, Fields("temperature")))[WARNING_HEADER]
+    assert header == "'max_token' is ignored: unknown field"

@@ -4,7 +4,7 @@ import pytest
 from server.dialects.common import Json
 from server.dialects.native.tokens import detokenize, read_detokenize, read_tokenize, tokenize
 from server.errors import InvalidRequest
-from tests.support.fakes import FakeVocab
+from tests.support.fakes import BOS, FakeVocab
 from tests.unit.dialects.builders import make_model
 
 
@@ -14,6 +14,14 @@ def tokens(**body: object) -> Json:
 
 def content(**body: object) -> Json:
     return detokenize(read_detokenize(body), FakeVocab())
+
+
+def test_a_text_becomes_tokens() -> None:
+    assert tokens(content="hi") == {"tokens": [104, 105]}
+    assert tokens(content="hi", add_special=True) == {"tokens": [BOS, 104, 105]}
+    assert tokens(content="<s>") == {"tokens": [BOS]}
+    assert tokens(content="<s>", parse_special=False) == {"tokens": [60, 115, 62]}
+    assert tokens(content=[104, "i"]) == {"tokens": [104, 105]}
 
 
 def test_without_content_there_are_no_tokens() -> None:

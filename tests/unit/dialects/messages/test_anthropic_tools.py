@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from server.chat.conversation import Tools
+from server.chat.conversation import Tool, Tools
 from server.dialects.messages import tools as wire
 from server.errors import InvalidRequest
 
@@ -29,6 +29,11 @@ def read_tools(tools: object, choice: object) -> Tools:
     return found
 
 
+def test_a_tool_is_a_function_with_its_schema_as_parameters() -> None:
+    [tool] = read_tools([{**TOOL, "type": "custom", "cache_control": {}, "strict": True}], None).tools
+    assert tool == Tool("f", "d", TOOL["input_schema"], strict=True, at="tools.0.input_schema")
+
+
 def test_a_strict_tool_is_kept_to_its_schema_or_refused() -> None:
     others = [{**TOOL, "name": "g", "strict": False}, {**TOOL, "name": "h", "strict": None}]
     assert read_tools([{**TOOL, "strict": True}, *others], None).strict == {"f"}
@@ -52,6 +57,12 @@ def test_a_strict_tool_is_kept_to_its_schema_or_refused() -> None:
 def test_a_choice_says_what_may_be_called(choice: object, mode: str, name: str) -> None:
     tools = read_tools([TOOL], choice)
     assert (tools.choice, tools.name, tools.parallel) == (mode, name, None)
+
+
+@pytest.mark.parametrize(("single", "parallel"), [(True, False), (False, None), (None, None)])
+def test_parallel_calls_can_be_disabled(single: object, parallel: bool | None) -> None:
+    choice = {"type": "any", "disable_parallel_tool_use": single}
+    assert read_tools([TOOL], choice).parallel is parallel
 
 
 def test_tools_of_anthropics_servers_are_skipped_and_told() -> None:

@@ -215,6 +215,18 @@ DEFINITION = (
 )
 
 
+def test_a_tool_that_waits_is_offered_where_it_must_be_called_or_nothing_searches_for_it() -> None:
+    later = {"type": "function", "name": "later", "defer_loading": True}
+    hidden, forced, told = (
+        read(tools=[SEARCH, later]),
+        read(tools=[SEARCH, later], tool_choice={"type": "function", "name": "later"}),
+        read(tools=[later]),
+    )
+    assert [tool.name for tool in hidden.conversation.tools.tools] == ["tool_search"]
+    assert [(tool.name, tool.deferred) for tool in forced.conversation.tools.tools][1:] == [("later", False)]
+    assert [(tool.name, tool.deferred) for tool in told.conversation.tools.tools] == [("later", False)]
+
+
 def test_tools_that_a_client_adds_are_defined_where_it_adds_them() -> None:
     added = {"type": "additional_tools", "role": "developer", "tools": [FOUND]}
     turn = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes"}]

@@ -31,6 +31,13 @@ def test_options_are_the_chats_under_other_names() -> None:
     assert (body.stream, body.top_k, body.chat_template_kwargs) == (True, 3, {"a": 1})
 
 
+def test_a_reply_repeats_the_tools_flat() -> None:
+    given = [TOOL, {"type": "function", "name": "g", "strict": False}]
+    first, second = read(tools=given).tools.shown
+    assert first == {**TOOL, "strict": True}
+    assert (second["name"], second["strict"]) == ("g", False)
+
+
 @pytest.mark.parametrize(
     ("given", "schema"),
     [

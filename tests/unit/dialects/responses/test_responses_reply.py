@@ -140,6 +140,13 @@ def test_content_that_the_prompt_began_is_a_part_of_the_message() -> None:
     assert [event["delta"] for event in stream if "delta" in event] == ["Hello", " there"]
 
 
+def test_usage() -> None:
+    usage = whole(started(), text("x"), finished(n_prompt=5, n_cached=2, n_predicted=3))["usage"]
+    assert (usage["input_tokens"], usage["output_tokens"], usage["total_tokens"]) == (5, 3, 8)
+    assert usage["input_tokens_details"]["cached_tokens"] == 2
+    assert usage["output_tokens_details"] == {"reasoning_tokens": 0}
+
+
 def test_progress_and_timings_stand_beside_the_fields() -> None:
     events = streamed(Progress(0, 10, 2, 6, 5.0), started(), text("x", timed=True), finished())
     assert [event["type"] for event in events[:3]] == [

@@ -155,6 +155,12 @@ def test_a_grammar_of_ones_own_holds_from_the_first_token_on_where_an_answer_has
     assert accepts(made(framed, "<|start|>assistant", Tools(), grammar=grammar), text)
 
 
+def test_where_thoughts_stay_in_the_content_none_come_before_a_schema() -> None:
+    model = model_of("<tool_call></tool_call><think></think>")
+    answer = answer_of(model, "assistant\n", reasoning_format="none", response_format=FORMAT)
+    assert not accepts(answer, "<think>a</think>" + ANSWER)
+
+
 @pytest.mark.parametrize("signs", ["<tool_call></tool_call><think></think>", "<|channel|>analysis<|message|>"])
 def test_a_json_text_that_the_prompt_has_begun_is_gone_on_with(signs: str) -> None:
     for tools in (Tools(), choosing("auto")):

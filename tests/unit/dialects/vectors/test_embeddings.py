@@ -66,6 +66,18 @@ def test_every_form_of_input(given: object, tokens: list[list[int]]) -> None:
     assert tokens_of(job({"content": given}, openai=False)) == tokens
 
 
+def test_openais_reply() -> None:
+    found = reply(job({"input": ["ab", "c"], "model": "text-embedding-3-small", "user": "u"}))
+    assert {key: found[key] for key in ("model", "object", "usage")} == {
+        "model": "text-embedding-3-small",
+        "object": "list",
+        "usage": {"prompt_tokens": 5, "total_tokens": 5},
+    }
+    assert [(entry["index"], entry["object"]) for entry in found["data"]] == [(0, "embedding"), (1, "embedding")]
+    assert np.linalg.norm(found["data"][0]["embedding"]) == pytest.approx(1.0)
+    assert reply(job({"input": "a"}))["model"] == "demo"
+
+
 def test_base64_holds_the_same_numbers() -> None:
     (entry,) = reply(job({"input": "ab", "encoding_format": "base64"}))["data"]
     (plain,) = reply(job({"input": "ab", "encoding_format": "float"}))["data"]

@@ -50,6 +50,17 @@ def reply(made: RerankJob, *scores: float) -> Any:
     return orjson.loads(made.reply([np.array([[score, 0.0]], np.float32) for score in scores]))
 
 
+def test_texts_come_back_where_they_are_asked_for() -> None:
+    assert reply(job(documents=None, texts=["a", "b"], return_text=True), 1, 2)[0] == {
+        "index": 1,
+        "score": 2.0,
+        "text": "b",
+    }
+    assert reply(job(return_documents=True, top_n=1), 1, 2, 3)["results"] == [
+        {"index": 2, "relevance_score": 3.0, "document": {"text": "c"}}
+    ]
+
+
 def test_equal_scores_keep_their_order() -> None:
     assert [entry["index"] for entry in reply(job(), 1, 1, 1)["results"]] == [0, 1, 2]
 

@@ -27,6 +27,13 @@ def test_a_conversation_beyond_the_slots_comes_back_from_the_tier() -> None:
     assert cache.match([1, 2, 3, 4], AdapterSet(((0, 1.0),), 0), 0) == (None, 0)
 
 
+def test_a_later_turn_takes_the_place_of_an_earlier_one() -> None:
+    cache = StateCache(10_000)
+    cache.put(ram_state([1, 2]), 0.0)
+    cache.put(ram_state([1, 2, 3]), 1.0)
+    assert [e.tokens for e in cache] == [[1, 2, 3]]
+
+
 def test_length_is_worth_what_it_takes() -> None:
     cache = StateCache(2500)
     cache.put(ram_state([1] * 90, size=1800), 0.0)

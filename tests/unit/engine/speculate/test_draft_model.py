@@ -27,6 +27,15 @@ def timings(reply: Reply) -> Timings:
     return reply.finished[0].timings
 
 
+async def test_a_draft_model_that_is_never_right_is_left_alone(machine: Machine) -> None:
+    runner = drafted(machine, wrong=100)
+    wanted = request("hello", max_tokens=200)
+    (reply,) = await answers(machine, runner, wanted)
+    assert reply.text == alone(wanted)
+    assert timings(reply).draft_n_accepted == 0
+    assert timings(reply).draft_n < 40
+
+
 async def test_all_slots_are_drafted_for_in_one_decode(machine: Machine) -> None:
     runner = drafted(machine, n_seq=4, n_batch=128)
     wanted = [request(f"prompt {i}", max_tokens=60) for i in range(4)]
@@ -34,6 +43,16 @@ async def test_all_slots_are_drafted_for_in_one_decode(machine: Machine) -> None
     assert [reply.text for reply in replies] == [alone(each) for each in wanted]
     assert isinstance(runner.draft, FakeDraft)
     assert max(len(batch) for batch in runner.draft.batches) == 4
+
+
+async def test_a_long_prompt_is_read_in_parts_before_it_is_drafted_for(machine: Machine) -> None:
+    runner = drafted(machine, n_ctx_seq=2048, n_batch=512)
+    wanted = request("abc" * 400, max_tokens=400)
+    (reply,) = await answers(machine, runner, wanted)
+    assert reply.text == alone(wanted)
+    assert timings(reply).draft_n_accepted > 100
+    assert isinstance(runner.draft, FakeDraft)
+    assert max(max(batch) for batch in runner.draft.batches) <= 64
 
 
 async def test_a_long_prompt_of_a_short_answer_is_not_read_at_all(machine: Machine) -> None:
@@ -123,3 +142,14 @@ async def test_what_was_guessed_and_dropped_is_not_read_twice(machine: Machine) 
     await answers(machine, runner, wanted)
     assert len(read) > 40
     assert [tokens for tokens in read if tokens != text[: len(tokens)]] == []
+
+
+async def test_a_context_shift_leaves_the_draft_in_step(machine: Machine) -> None:
+    texts = []
+    for spec_type in ("none", "draft-simple"):
+        runner = drafted(machine, n_seq=1, n_ctx_seq=64)
+        async with engine_over(runner, clock=machine, spec_type=spec_type, context_shift=True) as engine:
+            (reply,) = await run(engine, request("hello", max_tokens=200))
+        texts.append(reply.text)
+        assert reply.finished[0].n_predicted == 200
+    assert texts[0] == texts[1]

@@ -51,6 +51,18 @@ async def test_a_refused_state_leaves_the_slot_empty_and_usable() -> None:
     assert reply.text == alone(request("abc"))
 
 
+async def test_a_restored_state_takes_the_room_of_idle_caches() -> None:
+    runner = FakeRunner(n_seq=3, n_ctx_seq=100, n_cells=100, unified=True)
+    async with engine_over(runner) as engine:
+        await run(engine, request("a" * 50))
+        saved = await engine.save_slot(0)
+        await engine.erase_slot(0)
+        await run(engine, request("b" * 70))
+        await engine.restore_slot(2, saved)
+        (reply,) = await run(engine, request("a" * 50 + "!"))
+    assert reply.started.n_cached == 51
+
+
 async def test_a_prefix_made_under_one_lora_set_is_never_reused_under_another() -> None:
     async with engine_over(FakeRunner(adapters=(PIRATE,))) as engine:
         prompt = "z" * 80

@@ -5,6 +5,7 @@ import gc
 import io
 import pickle
 import socket
+import tracemalloc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import fields, replace
@@ -224,6 +225,22 @@ def links() -> Iterator[tuple[Link, "asyncio.Queue[tuple[bytes, Buffers] | None]
     finally:
         sender.close()
         receiver.close()
+
+
+async def test_a_long_value_is_received_in_place() -> None:
+    """Its bytes are allocated once: a copy of gigabytes would stop the event loop."""
+    n = 64 * BIG
+    state = bytes(n)
+    with links() as (sender, received):
+        tracemalloc.start()
+        try:
+            sender.post((b"head", [state]))
+            message = await received.get()
+            _, peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+    assert message == (b"head", [state])
+    assert peak < n + 32 * BIG
 
 
 async def test_messages_arrive_whole_and_in_order_before_the_end_of_the_connection() -> None:
