@@ -1,11 +1,14 @@
 """Complements of string sets as regular expressions without look-around."""
 
+import json
 import re
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.structured.grammar.schema.language import none_of
+from server.structured.grammar.schema.language import none_of, readable
+from tests.unit.structured.builders import BYTES, matches
 
 WORDS = st.lists(st.text("ab-]^\\é\n", min_size=1, max_size=4), min_size=1, max_size=5)
 
@@ -13,3 +16,25 @@ WORDS = st.lists(st.text("ab-]^\\é\n", min_size=1, max_size=4), min_size=1, max
 @given(WORDS, st.text("ab-]^\\é\nc", max_size=5))
 def test_none_of_matches_all_but_the_words(words: list[str], text: str) -> None:
     assert bool(re.fullmatch(none_of(words).strip("^$"), text)) == (text not in words)
+
+
+def test_a_long_name_pattern_without_anchors_is_followed_next_to_uris() -> None:
+    """MaskBench's Github_trivial o78117."""
+    schema = {"patternProperties": {"[A-Za-z0-9-_.:]{1,255}": {"type": "string", "format": "uri"}}}
+    instance = {f"child-{n}": f"https://example.com/child{n}" for n in range(6)}
+    assert matches(BYTES.json_schema(schema), json.dumps(instance))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "shorter"),
+    [
+        ("[A-Za-z0-9_.:]{1,255}", "[A-Za-z0-9_.:]"),
+        (r"\d{2,5}-\d+", r"\d{2}-\d"),
+        (".*x.*", "x"),
+        (r"\.{2,9}", r"\.{2,9}"),
+        ("[a]+|b", "[a]+|b"),
+        ("^[a]+$", "^[a]+$"),
+    ],
+)
+def test_no_more_of_the_outer_classes_is_kept_than_a_match_needs(pattern: str, shorter: str) -> None:
+    assert readable(pattern) == shorter
