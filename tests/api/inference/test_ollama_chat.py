@@ -250,7 +250,12 @@ async def test_what_has_no_effect_is_named_in_a_header(serve: Serve) -> None:
         body = {"messages": [HI], "options": {"num_ctx": 8192, "mood": 1, "tfs_z": 0.5, "min_p": 0.1}, "shift": True}
         reply = await api.client.post(CHAT, json={"model": "demo", **body})
     warning = reply.headers["x-llamapool-warning"]
-    for part in ("num_ctx: are set where", "'options.mood' is ignored", "tfs_z: llama.cpp", "shift: is"):
+    for part in (
+        "num_ctx: are set where",
+        "'options.mood' is ignored",
+        "options.tfs_z is ignored: llama.cpp",
+        "shift: is",
+    ):
         assert part in warning
     assert "min_p" not in warning
 
