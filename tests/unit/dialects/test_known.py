@@ -13,7 +13,7 @@ from server.dialects.chat import schemas as chat
 from server.dialects.generation import ReasoningFields
 from server.dialects.messages import parse as messages
 from server.dialects.responses import parse as responses
-from server.dialects.warnings import ByType, Known, fields_of, unknown_fields
+from server.dialects.warnings import WARNING_HEADER, ByType, Known, as_header, fields_of, unknown_fields
 
 
 def typed_dicts(kind: Any) -> list[Any]:
@@ -70,3 +70,20 @@ def test_schemas_in_a_schema_are_described_with_it() -> None:
         "'thinking.budget' is ignored: unknown field",
         "'stream_options.b' is ignored: unknown field",
     ]
+
+
+def test_a_similar_known_name_is_suggested_at_the_place_of_the_field() -> None:
+    header = as_header(
+        unknown_fields(
+            {"messages": [{"contents": 1, "role": "user"}]}, fields_of(ReasoningFields, messages=chat.MESSAGE)
+        )
+    )
+    assert header[WARNING_HEADER] == "'messages[0].contents' is ignored: unknown field (did you mean 'content'?)"
+
+
+def test_many_unknown_fields_are_counted_and_odd_names_are_one_line_of_ascii() -> None:
+    body = {f"{n}é\r\n{'x' * 500}": 1 for n in range(1000)} | {"tools": [{"type": ["x"]}, {"type": {}}, 5, [[[{}]]]]}
+    header = as_header(unknown_fields(body, fields_of(ReasoningFields, tools=chat.TOOL)))[WARNING_HEADER]
+    assert header.isascii()
+    assert header.isprintable()
+    assert header.endswith("and 992 more")

@@ -41,3 +41,15 @@ def test_a_reply_whose_masks_take_too_long_ends_with_a_reason(
     assert not slow.allows(ord("a"))
     with pytest.raises(InvalidRequest, match="more than 0 s"):
         slow.accept(ord("a"))
+
+
+def test_one_that_gave_up_is_its_own_failure() -> None:
+    good, bad = WORDS.regex("ab"), WORDS.regex("ab")
+    with pytest.raises(InvalidRequest):
+        bad.accept(ord("x"))
+    first, second, third = MASKS.compute([good, bad, good.fork()])
+    assert isinstance(second, InvalidRequest)
+    assert "cannot be kept to the grammar" in second.message
+    assert not isinstance(first, Exception)
+    assert not isinstance(third, Exception)
+    assert bytes(first) == bytes(third) == good.mask()[: good.n_mask_bytes]
