@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from server.errors import ConfigError
-from server.pool.spec import ModelSpec
+from server.pool.spec import ModelSpec, ScaledFile
 from server.settings import check_files, load_settings, model_specs
 
 
@@ -153,3 +153,10 @@ def test_a_projector_that_is_none_is_said_so(folder: Path) -> None:
 def test_an_empty_folder(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no model is configured"):
         specs("--models-dir", str(tmp_path), "--no-models-cache")
+
+
+def test_a_preset_takes_lora_and_lora_scaled_together(tmp_path: Path) -> None:
+    text = "[m]\nmodel = m.gguf\nlora = a.gguf\nlora-scaled = b.gguf:0.5\ncontrol-vector-layer-range = 1 4\n"
+    native = specs("--models-preset", preset(tmp_path, text))["m"].native
+    assert native.lora == (ScaledFile(Path("a.gguf"), 1.0), ScaledFile(Path("b.gguf"), 0.5))
+    assert native.control_vector_layer_range == (1, 4)
