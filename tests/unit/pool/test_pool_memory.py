@@ -93,7 +93,7 @@ async def test_requests_that_waited_too_long_are_told_when_to_come_back() -> Non
         await s.later(59)
         assert not waiting.done()
         await s.later(1)
-        with pytest.raises(NoRoom, match="waited 60 s for room") as refused:
+        with pytest.raises(NoRoom, match="waited 60 s for memory") as refused:
             await waiting
         assert refused.value.retry_after_s > 0
         for lease in leases:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from server.engine.encode import EmbeddingCache
 from server.errors import InternalError
-from server.pool.saved.state_cache import SUFFIX, EmbeddingFolder
+from server.pool.saved.state_cache import EMBEDDINGS_SUFFIX, EmbeddingFolder
 
 
 class Files:
@@ -106,7 +106,7 @@ def test_files_are_checked(tmp_path: Path) -> None:
     folder.write(b"two", b"others")
     assert sorted(folder.index()) == [(b"one", 7), (b"two", 6)]
     assert folder.read(b"one") == b"numbers"
-    (path,) = tmp_path.rglob(f"{b'two'.hex()}{SUFFIX}")
+    (path,) = tmp_path.rglob(f"{b'two'.hex()}{EMBEDDINGS_SUFFIX}")
     path.write_bytes(b"O" + path.read_bytes()[1:])
     assert folder.read(b"two") is None
     assert not path.exists()
