@@ -17,7 +17,7 @@ from server.app import create_app
 from server.media import header
 from server.pool.block_events import BlocksStored
 from server.pool.memory import Fit, Footprint, Memory
-from server.pool.saved.state_cache import SUFFIX
+from server.pool.saved.state_cache import EMBEDDINGS_SUFFIX
 from server.pool.spec import ModelSpec
 from server.pool.worker import parent
 from server.pool.worker.proxies import IsolatedEngine, IsolatedWeights
@@ -303,7 +303,7 @@ async def test_a_picture_that_was_seen_before_is_neither_decoded_nor_encoded(
         assert await ask(first, id_slot=2, cache_prompt=False) == said
         assert (len(decoded), engine(api).stats.n_media_encoded) == (1, 1)
 
-        await until(lambda: not disk or any(tmp_path.rglob(f"*{SUFFIX}")))
+        await until(lambda: not disk or any(tmp_path.rglob(f"*{EMBEDDINGS_SUFFIX}")))
         os.kill(engine(api).supervisor.pid, signal.SIGKILL)
         await is_back(api)
         assert await ask(first, cache_prompt=False) == said

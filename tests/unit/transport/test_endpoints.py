@@ -70,7 +70,7 @@ def test_what_changes_the_server_is_known() -> None:
         *(("POST", "/api/pull"), ("DELETE", "/api/delete")),
         *(("GET", "/cors-proxy"), ("POST", "/cors-proxy"), ("POST", "/tools"), ("POST", "/models/pin")),
         *(("POST", "/page/bench"), ("GET", "/page/log"), ("GET", "/page/bodies")),
-        *(("POST", "/lora-adapters"), ("POST", "/props"), ("POST", "/slots/{id_slot}")),
+        *(("POST", "/lora-adapters"), ("POST", "/props"), ("POST", "/slots/{id_slot}"), ("POST", "/cache/reset")),
     }
     assert {(each.method, each.path) for each in ENDPOINTS if each.is_of_this_machine} == {
         *(("POST", "/models"), ("DELETE", "/models"), ("POST", "/api/pull"), ("DELETE", "/api/delete")),
