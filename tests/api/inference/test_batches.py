@@ -75,6 +75,33 @@ async def test_a_file_is_uploaded_listed_read_and_deleted(serve: Serve) -> None:
     assert deleted.deleted
 
 
+async def test_files_and_batches_are_listed_in_pages(serve: Serve) -> None:
+    async with opened(serve) as (api, client):
+        files = [(await client.files.create(file=(f"{n}.txt", b"x"), purpose="user_data")).id for n in range(3)]
+        upwards = client.files.list(purpose="user_data", order="asc", limit=2)
+        assert [each.id async for each in upwards] == files
+        before = client.files.list(purpose="user_data", after=files[2], order="desc")
+        assert [each.id async for each in before] == files[1::-1]
+        batches = [(await start(client, [line(n)])).id for n in range(3)]
+        assert [each.id async for each in client.batches.list(after=batches[2])] == batches[1::-1]
+        for batch_id in batches:
+            await ended(api, client, batch_id)
+
+
+async def test_message_batches_are_listed_in_pages(serve: Serve) -> None:
+    async with opened(serve) as (api, _):
+        http = httpx2.AsyncClient(transport=httpx2.ASGITransport(api.app), base_url="http://test")
+        client = AsyncAnthropic(base_url="http://test", api_key="sk-one", http_client=http, max_retries=0)
+        params: Any = {"model": "demo", "max_tokens": 20, "messages": [{"role": "user", "content": "number 4"}]}
+        request: Any = {"custom_id": "one", "params": params}
+        ids = [(await client.messages.batches.create(requests=[request])).id for _ in range(3)]
+        for batch_id in ids:
+            while (await client.messages.batches.retrieve(batch_id)).processing_status != "ended":
+                pass
+        assert [each.id for each in (await client.messages.batches.list(after_id=ids[2], limit=1)).data] == [ids[1]]
+        assert [each.id for each in (await client.messages.batches.list(before_id=ids[0])).data] == ids[:0:-1]
+
+
 async def _pages(found: Any) -> Any:
     return found
 
