@@ -98,7 +98,11 @@ class Hub:
 
     def _refs(self, repository: str) -> dict[str, Any]:
         commit = commit_of(repository)
-        return {"branches": [{"name": "main", "ref": "refs/heads/main", "targetCommit": commit}]}
+        return {
+            "branches": [{"name": "main", "ref": "refs/heads/main", "targetCommit": commit}],
+            "converts": [],
+            "tags": [],
+        }
 
     def _tree(self, repository: str) -> list[dict[str, Any]]:
         root = self._repositories / repository
