@@ -21,7 +21,7 @@ COMPILER, WALKER = GrammarCompiler(VOCAB), Walker(VOCAB)
         {"type": "string", "pattern": "ipv6$"},
         {"type": "string", "pattern": r"^(.+\/)+(.+)\.(ya?ml)(@.+)?$"},
         {"type": "string", "pattern": "^(a|b+x)c$"},
-        {"type": "array", "items": {"type": "string", "pattern": "x-(one|other)$"}, "minItems": 3},
+        {"type": "array", "uniqueItems": True, "items": {"type": "string", "pattern": "x-(one|other)$"}, "minItems": 3},
         {"type": "object", "patternProperties": {"ipv6$": {"type": "null"}}, "additionalProperties": False},
         {"type": "string", "pattern": 'says "no"$'},
     ],

@@ -25,6 +25,7 @@ SCHEMA = {
         "tags": {
             "type": "array",
             "items": {"enum": ["é", "b", "c"]},
+            "uniqueItems": True,
             "minItems": 2,
             "maxItems": 3,
         },

@@ -11,36 +11,44 @@ import llguidance
 from server.errors import InvalidRequest
 from server.structured.grammar.gbnf import parse_gbnf
 from server.structured.grammar.gbnf_lark import to_lark
-from server.structured.grammar.json_schema import grammar_text, unsupported, written
+from server.structured.grammar.json_schema import grammar_text, part_text, unsupported, written
 from server.structured.grammar.lark import checked_lark, lark_with_texts, without_anchors
 from server.structured.grammar.limits import MAX_TEXT_CHARS, PARSER_LIMITS
 from server.structured.grammar.matcher import first_line
 from server.structured.grammar.panics import contained
+from server.structured.grammar.tokenizer import byte_tokenizer
+from server.structured.grammar.unique.places import UniquePlaces
+from server.structured.grammar.unique.values import check_enough_values
 
 PARSE_FAILED = "Failed to initialize samplers: failed to parse grammar"  # llama-server's words
 
 
 @dataclass(frozen=True, slots=True)
 class SchemaGrammar:
-    """A schema for llguidance.
+    """A schema for llguidance, with the positions of unique items, which it can't express; None for none.
 
-    ``narrowed``: a keyword whose rewritten form may reject some valid values, "" for none. ``unique``: the rewritten
-    schema if it requires unique items, which llguidance can't express.
+    ``narrowed``: a keyword whose rewritten form may reject some valid values, "" for none.
     """
 
     schema: Any
     text: str
     narrowed: str
-    unique: dict[str, Any] | None
+    unique: UniquePlaces | None
 
     def as_json(self) -> Any:
         """Plain values for another process, without the schema."""
-        return [self.text, self.narrowed, self.unique]
+        unique = None if self.unique is None else [self.unique.document, self.unique.first]
+        return [self.text, self.narrowed, unique]
 
     @classmethod
     def from_json(cls, schema: Any, found: Any) -> "SchemaGrammar":
         """Read `as_json` of `schema`."""
-        return cls(schema, *found)
+        text, narrowed, unique = found
+        return cls(schema, text, narrowed, None if unique is None else UniquePlaces(*unique))
+
+    def matcher_of_bytes(self) -> llguidance.LLMatcher:
+        """Compile it for tokens that are single bytes. Raises `InvalidRequest`."""
+        return self.matcher(byte_tokenizer())
 
     def matcher(self, tokenizer: llguidance.LLTokenizer) -> llguidance.LLMatcher:
         """Compile it. Raises `InvalidRequest` that names the place in the schema."""
@@ -79,8 +87,14 @@ class LarkGrammar:
 
 def schema_grammar(schema: object) -> SchemaGrammar:
     """Rewrite a JSON Schema. Raises `InvalidRequest` that names the place."""
-    found = written(schema, "json_schema")
-    return SchemaGrammar(schema, found.text, found.narrowed, found.document if found.unique else None)
+    text, unique, narrowed = written(schema, "json_schema")
+    if unique is not None:
+        check_enough_values(unique.document, _matcher_of_part)
+    return SchemaGrammar(schema, text, narrowed, unique)
+
+
+def _matcher_of_part(schema: dict[str, Any]) -> llguidance.LLMatcher:
+    return matcher_of(byte_tokenizer(), grammar_text(part_text(schema)), "json_schema", "json_schema")
 
 
 def gbnf_grammar(text: str, token_id: Callable[[str], int | None], ends: AbstractSet[int]) -> LarkGrammar:

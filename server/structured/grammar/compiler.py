@@ -32,7 +32,7 @@ from server.structured.grammar.panics import contained
 from server.structured.grammar.sandbox import GBNF, GRAMMAR, LARK, SCHEMA, Sandbox
 from server.structured.grammar.schema.plain import is_plain
 from server.structured.grammar.tokenizer import TokenTable, end_tokens, special_tokens
-from server.structured.grammar.unique_items import UniqueItems
+from server.structured.grammar.unique.items import ItemEnds, UniqueItems
 from server.vocab import Vocab
 
 T = TypeVar("T")
@@ -103,6 +103,7 @@ class GrammarCompiler:
         self._lock = Lock()
         self._tokenizer: llguidance.LLTokenizer | None = None
         self._table = b""
+        self._item_ends: ItemEnds | None = None
         self._text_tokens: TextTokens | None = None
         self._compiled: NewestValues[MatcherConstraint] = NewestValues(_CACHED)
         self._made: NewestValues[object] = NewestValues(_CACHED)
@@ -128,7 +129,9 @@ class GrammarCompiler:
             grammar = SchemaGrammar.from_json(schema, found)
         recipe = Recipe("json_schema", text or "", "json_schema")
         made = self._constraint(grammar.matcher(self._all_tokens()), recipe)
-        return made if grammar.unique is None else UniqueItems(made, grammar.unique, self._vocab)
+        if grammar.unique is None:
+            return made
+        return UniqueItems.over(made, grammar.unique, self._all_item_ends(), grammar.matcher_of_bytes())
 
     def made_anew(self, recipe: Recipe) -> MatcherConstraint:
         """A constraint that a compiler over the same vocabulary has made, and that has taken ``recipe.begun`` since."""
@@ -248,6 +251,12 @@ class GrammarCompiler:
         """The vocabulary as the sandbox reads it."""
         self._all_tokens()
         return self._table
+
+    def _all_item_ends(self) -> ItemEnds:
+        with self._lock:
+            if self._item_ends is None:
+                self._item_ends = ItemEnds(self._vocab)
+            return self._item_ends
 
     def _all_text_tokens(self) -> TextTokens:
         markers = self.markers([])

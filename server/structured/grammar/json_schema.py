@@ -32,6 +32,7 @@ from server.structured.grammar.schema.document import Document, unenforceable
 from server.structured.grammar.schema.keywords import LISTS, MAPS, SINGLE
 from server.structured.grammar.schema.language import readable
 from server.structured.grammar.schema.rewriting import Rewriter
+from server.structured.grammar.unique.places import UniquePlaces
 
 ANY_OBJECT = {"type": "object"}
 LARGEST_INTEGER = 10**16 - 1
@@ -54,24 +55,22 @@ _CONTROL = re.compile(r"\\u00[01]")  # a character without a short escape, as JS
 
 
 class Written(NamedTuple):
-    """A schema for llguidance.
+    """A schema for llguidance, and the first position of unique items, which it can't express; None for none.
 
-    ``unique``: the first place of unique items, which it can't express. ``narrowed``: a keyword whose rewritten form
-    may reject some valid values. "" for none.
+    ``narrowed``: a keyword whose rewritten form may reject some valid values, "" for none.
     """
 
     text: str
-    document: dict[str, Any]
-    unique: str
+    unique: UniquePlaces | None
     narrowed: str
 
 
 def schema_text(schema: object) -> str:
     """A grammar's ``%json`` as JSON for llguidance, with our whitespace. Raises `InvalidRequest` with its place."""
-    found = written(schema, "%json")
-    if found.unique:
-        raise unenforceable("uniqueItems", found.unique)
-    return found.text
+    text, unique, _ = written(schema, "%json")
+    if unique is not None:
+        raise unenforceable("uniqueItems", unique.first)
+    return text
 
 
 def written(schema: object, what: str) -> Written:
@@ -93,13 +92,19 @@ def written(schema: object, what: str) -> Written:
     if '"oneOf"' in text and (rewriter.narrowed or "oneOf constraints" in _problem(text)):
         rewriter = Rewriter(plain, what, document.places, exclusive=True)
         rewritten = _rewritten(rewriter, what)
+    unique = UniquePlaces(rewritten, rewriter.unique) if rewriter.unique else None
     # Runs after the search for overlaps: closed branches overlap less than the client's.
-    return Written(_text(_closed_document(rewritten)), rewritten, rewriter.unique, rewriter.narrowed)
+    return Written(_text(_closed_document(rewritten)), unique, rewriter.narrowed)
 
 
 def grammar_text(schema: str) -> str:
     """llguidance's grammar of a `schema_text`."""
     return f'{{"grammars": [{{"json_schema": {schema}}}]}}'
+
+
+def part_text(schema: dict[str, Any]) -> str:
+    """Return a part of a rewritten document, with its ``$defs``, as JSON for llguidance."""
+    return _text(_closed_document(schema))
 
 
 def _problem(text: str) -> str:

@@ -57,6 +57,8 @@ def answerer() -> Answer:
 def _schema(vocabulary: _Vocabulary, schema: Any) -> Any:
     grammar = schema_grammar(schema)
     _try_out(grammar.matcher(vocabulary.tokenizer), "json_schema", "json_schema")
+    if grammar.unique is not None:
+        grammar.matcher_of_bytes()
     return grammar.as_json()
 
 

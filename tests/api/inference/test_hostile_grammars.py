@@ -57,6 +57,17 @@ TEXTS: dict[str, tuple[str, dict[str, Any]]] = {
     "characters": ("guided_grammar", {"guided_grammar": 'root ::= "' + "a" * 20_000 + '"'}),
     "tokens": ("grammar", {"grammar": "root ::= " + " ".join(f"<[{n}]>" for n in range(19_000))}),
     "a wrong rule at the end": ("grammar", {"grammar": 'root ::= "a" # ' + "c" * 250_000 + "\n?"}),
+    "unique items without enough values": (
+        "json_schema",
+        {
+            "json_schema": {
+                "properties": {
+                    str(n): {"uniqueItems": True, "minItems": 400, "items": {"enum": list(range(n, n + 400))}}
+                    for n in range(40)
+                }
+            }
+        },
+    ),
 }
 
 

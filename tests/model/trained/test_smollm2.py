@@ -62,7 +62,7 @@ PERSON = {
     "properties": {
         "name": {"type": "string", "minLength": 2, "maxLength": 20},
         "age": {"type": "integer", "minimum": 18, "maximum": 90},
-        "languages": {"type": "array", "items": {"enum": ["en", "fr", "de"]}, "minItems": 1, "maxItems": 4},
+        "languages": {"type": "array", "items": {"enum": ["en", "fr", "de"]}, "minItems": 1, "uniqueItems": True},
     },
     "required": ["name", "age", "languages"],
     "additionalProperties": False,

@@ -83,8 +83,10 @@ def test_a_pattern_that_no_step_could_follow_is_refused_before_a_reply_begins(co
 
 
 def test_a_grammar_means_the_same_with_a_sandbox(compiler: GrammarCompiler) -> None:
+    unique = compiler.json_schema({"type": "array", "items": {"enum": ["a", "b"]}, "uniqueItems": True})
     made: list[tuple[MatcherConstraint, str, str]] = [
         (compiler.json_schema(DATE), '"2026-11-23"', '"today"'),
+        (unique, '["a", "b"]', '["a", "a"]'),
         (compiler.lark("start: %json " + '{"format": "date", "type": "string"}'), '"2026-11-23"', "1"),
         (compiler.gbnf('root ::= "a" [0-9]+'), "a12", "b"),
         (compiler.regex("a+b"), "aab", "b"),

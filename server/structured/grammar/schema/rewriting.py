@@ -15,7 +15,7 @@ from server.structured.grammar.schema.document import unenforceable
 from server.structured.grammar.schema.formats import FORMATS
 from server.structured.grammar.schema.keywords import LISTS, MAPS, SINGLE, Schema
 from server.structured.grammar.schema.negation import Negations, any_of
-from server.structured.grammar.unique_items import MARK
+from server.structured.grammar.unique.places import MARK
 
 MAX_SCHEMAS = 40_000  # of the document as it is rewritten
 MAX_ALTERNATIVES = 64  # that one keyword may become

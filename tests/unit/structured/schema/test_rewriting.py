@@ -179,7 +179,7 @@ LEAVES = st.sampled_from(
             {"type": "object", "propertyNames": {"pattern": "^[a-c]"}, "minProperties": 1},
             {"patternProperties": {"^a": {"type": "integer"}, "^[^a]": {"type": "null"}}},
             {"type": "object", "properties": {"a": {"type": "null"}}, "additionalProperties": {"type": "string"}},
-            {"type": "array", "prefixItems": [{"const": 1}], "items": {"type": "boolean"}},
+            {"type": "array", "prefixItems": [{"const": 1}], "items": {"type": "boolean"}, "uniqueItems": True},
             {"dependentRequired": {"a": ["b"]}},
             {"multipleOf": 0.5},
         ),
