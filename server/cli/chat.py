@@ -78,17 +78,20 @@ class _Chat:
             reasoning = False
             try:
                 for delta in _deltas(response):
-                    thought, content = delta.get("reasoning_content") or "", delta.get("content") or ""
-                    if sys.stdout.isatty() and bool(thought) != reasoning and thought + content:
-                        print(_DIM if thought else _PLAIN + "\n", end="")
-                        reasoning = bool(thought)
-                    print(thought * sys.stdout.isatty() + content, end="", flush=True)
+                    # reasoning is for people; a pipe gets the reply only
+                    thinking = (delta.get("reasoning_content") or "") if sys.stdout.isatty() else ""
+                    content = delta.get("content") or ""
+                    if (thinking or content) and bool(thinking) != reasoning:
+                        reasoning = bool(thinking)
+                        print(_DIM if reasoning else _PLAIN + "\n", end="")
+                    print(thinking + content, end="", flush=True)
                     reply += content
             except KeyboardInterrupt:
                 print(f"{_PLAIN}[stopped]", end="")
             except (OSError, HTTPException) as error:
                 raise LlamapoolError(f"the connection ended during the reply: {error}") from None
-        print()
+            finally:
+                print(_PLAIN if reasoning else "")
         self._messages = [*messages, {"role": "assistant", "content": reply}]
 
 

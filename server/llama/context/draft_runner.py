@@ -61,6 +61,9 @@ class LlamaDraftRunner(NativeSequences):
 
     def decode(self, entries: Sequence[BatchEntry]) -> bool:
         """Decode in one call. True: done. False: no KV room, and nothing was changed. Raises `InternalError`."""
+        return self._decode_entries(entries)
+
+    def _decode_entries(self, entries: Sequence[BatchEntry]) -> bool:
         context = self._open()
         self._outputs = []
         outputs = self._batch.fill(entries)
@@ -296,4 +299,4 @@ class LlamaMtpHeads(LlamaDraftRunner):
             )
         for at, row in enumerate(rows):
             self._states[at] = row
-        return super().decode([run for run, _ in runs])
+        return self._decode_entries([run for run, _ in runs])

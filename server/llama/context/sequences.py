@@ -1,6 +1,7 @@
 """The sequences of one context's KV cache: forgetting, copying, saving and loading them."""
 
 import ctypes
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 import numpy as np
@@ -15,7 +16,7 @@ _WHOLE, _PARTIAL = 0, 1  # LLAMA_STATE_SEQ_FLAGS_NONE, LLAMA_STATE_SEQ_FLAGS_PAR
 _BYTE_POINTER = ctypes.POINTER(ctypes.c_uint8)
 
 
-class NativeSequences:
+class NativeSequences(ABC):
     """The sequences of one context, as in `server.engine.runner_api.Runner`. Every call after `close` raises
     `InternalError`.
 
@@ -37,8 +38,9 @@ class NativeSequences:
             raise InternalError("a context was used after it was closed")
         return self._context
 
+    @abstractmethod
     def _decode_entries(self, entries: Sequence[BatchEntry]) -> bool:
-        raise NotImplementedError
+        """Decode in one call, without the MTP heads that `Runner.decode` updates. Returns and raises as that."""
 
     def _settled(self, status: int) -> None:
         """Record a decode: only a batch refused at once (-1) leaves the pending copies undone."""
