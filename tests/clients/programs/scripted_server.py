@@ -29,8 +29,7 @@ def main() -> int:
 
     def recorded(*given: Any, **named: Any) -> FastAPI:
         made = make(*given, **named)
-        assert made.middleware_stack is not None
-        made.middleware_stack = Recorder(made.middleware_stack, own.record)
+        made.middleware_stack = Recorder(made.build_middleware_stack(), own.record)
         return made
 
     app.create_app = recorded
