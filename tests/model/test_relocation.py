@@ -77,10 +77,11 @@ def test_text_is_what_it_is_alone(runner: LlamaRunner, copies: bool) -> None:
         cells.clear(slot)
 
 
+# the server pads only where a sequence can be truncated, which the other memories cannot
+@pytest.mark.parametrize("runner", ["no-template"], indirect=True)
 def test_padded_runs_continue_as_if_they_were_not_padded(runner: LlamaRunner, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Adjacent sequences of 5, 7 and 4 tokens are evaluated together where padding can be truncated again."""
-    if not runner.info.can_cut:
-        pytest.skip("sequences of this model cannot be truncated, so the server never pads them")
+    """Adjacent sequences of 5, 7 and 4 tokens are evaluated together."""
+    assert runner.info.can_cut
     # no constructor of the fixture sets the cost, which the server measures
     monkeypatch.setattr(runner, "_evaluation_tokens", 9.0)
     prompts = [prompt_tokens(runner.vocab, TEXTS[0])[:n] for n in (5, 7, 4)]
