@@ -9,16 +9,14 @@ from typing import Any
 import llguidance
 
 from server.errors import InvalidRequest
-from server.structured.grammar.gbnf import parse_gbnf
-from server.structured.grammar.gbnf_lark import to_lark
-from server.structured.grammar.json_schema import grammar_text, part_text, unsupported, written
+from server.structured.grammar.gbnf import to_lark
+from server.structured.grammar.json_schema import grammar_text, unsupported, written
 from server.structured.grammar.lark import checked_lark, lark_with_texts, without_anchors
 from server.structured.grammar.limits import MAX_TEXT_CHARS, PARSER_LIMITS
 from server.structured.grammar.matcher import first_line
 from server.structured.grammar.panics import contained
 from server.structured.grammar.tokenizer import byte_tokenizer
 from server.structured.grammar.unique.places import UniquePlaces
-from server.structured.grammar.unique.values import check_enough_values
 
 PARSE_FAILED = "Failed to initialize samplers: failed to parse grammar"  # llama-server's words
 
@@ -88,19 +86,13 @@ class LarkGrammar:
 def schema_grammar(schema: object) -> SchemaGrammar:
     """Rewrite a JSON Schema. Raises `InvalidRequest` that names the place."""
     text, unique, narrowed = written(schema, "json_schema")
-    if unique is not None:
-        check_enough_values(unique.document, _matcher_of_part)
     return SchemaGrammar(schema, text, narrowed, unique)
-
-
-def _matcher_of_part(schema: dict[str, Any]) -> llguidance.LLMatcher:
-    return matcher_of(byte_tokenizer(), grammar_text(part_text(schema)), "json_schema", "json_schema")
 
 
 def gbnf_grammar(text: str, token_id: Callable[[str], int | None], ends: AbstractSet[int]) -> LarkGrammar:
     """Convert GBNF. Raises `InvalidRequest`. ``token_id``: finds a token by its text. ``ends``: the end tokens."""
     try:
-        return LarkGrammar(to_lark(parse_gbnf(text), token_id, ends))
+        return LarkGrammar(to_lark(text, token_id, ends))
     except InvalidRequest as error:
         raise InvalidRequest(f"{PARSE_FAILED}: {error.message}", "grammar") from None
 

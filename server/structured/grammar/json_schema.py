@@ -35,8 +35,6 @@ from server.structured.grammar.schema.rewriting import Rewriter
 from server.structured.grammar.unique.places import UniquePlaces
 
 ANY_OBJECT = {"type": "object"}
-LARGEST_INTEGER = 10**16 - 1
-"""Of 16 digits (llama.cpp common/json-schema-to-grammar.cpp, PRIMITIVE_RULES, integral-part)."""
 _DATA = ("const", "enum", "required")
 _GENERATED_PLACE = re.compile(r" while processing json-schema:///#/\$defs/\d+")
 _COUNTS_PROPERTIES = frozenset(["minProperties", "maxProperties"])
@@ -102,11 +100,6 @@ def grammar_text(schema: str) -> str:
     return f'{{"grammars": [{{"json_schema": {schema}}}]}}'
 
 
-def part_text(schema: dict[str, Any]) -> str:
-    """Return a part of a rewritten document, with its ``$defs``, as JSON for llguidance."""
-    return _text(_closed_document(schema))
-
-
 def _problem(text: str) -> str:
     """Return llguidance's error for a schema, such as branches of a `oneOf` that it can't distinguish."""
     problem: str = llguidance.LLMatcher.validate_grammar(grammar_text(text))
@@ -116,8 +109,7 @@ def _problem(text: str) -> str:
 def _rewritten(rewriter: Rewriter, what: str) -> dict[str, Any]:
     rewritten = rewriter.rewritten()
     _check_references(rewritten, what)
-    made: dict[str, Any] = _with_readable_patterns(rewritten)
-    return made if _has_long_numbers(made) else _with_bounds(made)
+    return rewritten
 
 
 def _text(rewritten: dict[str, Any]) -> str:
@@ -127,42 +119,6 @@ def _text(rewritten: dict[str, Any]) -> str:
     # With \u, a listed name could be spelled as an unlisted one, which a different subschema applies to.
     options = {**_OPTIONS, "json_allowed_escapes": _SHORT_ESCAPES}
     return json.dumps({**rewritten, "x-guidance": options}, ensure_ascii=False)
-
-
-def _has_long_numbers(value: object) -> bool:
-    """Return whether a number in the schema exceeds the default integer bounds."""
-    if isinstance(value, int | float):
-        return abs(value) >= LARGEST_INTEGER
-    return any(map(_has_long_numbers, _children(value)))
-
-
-def _with_bounds(schema: Any) -> Any:
-    """Integers without bounds get those of llama-server: a model that can't end a number writes digits to its limit."""
-    if not isinstance(schema, dict):
-        return schema
-    made = {key: _below(key, value, _with_bounds) for key, value in schema.items()}
-    types = schema.get("type", ())
-    if "integer" in types and "number" not in types and not {"multipleOf", "const", "enum"} & schema.keys():
-        if not {"minimum", "exclusiveMinimum"} & schema.keys():
-            made["minimum"] = -LARGEST_INTEGER
-        if not {"maximum", "exclusiveMaximum"} & schema.keys():
-            made["maximum"] = LARGEST_INTEGER
-    return made
-
-
-def _with_readable_patterns(schema: Any) -> Any:
-    if not isinstance(schema, dict):
-        return schema
-    made = {key: _below(key, value, _with_readable_patterns) for key, value in schema.items()}
-    if "pattern" in made:
-        made["pattern"] = readable(made["pattern"])
-    if "patternProperties" in made:
-        named = made["patternProperties"]
-        names = [readable(name) for name in named]
-        made["patternProperties"] = dict(
-            zip(names if len(set(names)) == len(names) else named, named.values(), strict=True)
-        )
-    return made
 
 
 def _closed_document(document: dict[str, Any]) -> dict[str, Any]:
@@ -322,13 +278,11 @@ def unsupported(error: str, schema: object, narrowed: str) -> InvalidRequest:
     """llguidance's refusal, with the place of the keyword it names, or of the one that leaves nothing."""
     if narrowed and error.startswith("Unsatisfiable"):
         return InvalidRequest(f"{narrowed} cannot be enforced, or nothing matches: {error}", narrowed.split(": ")[0])
-    found = re.search(r'Unimplemented keys: \["([^"]+)"', error)
-    keyword = found[1] if found else "oneOf" if "oneOf constraints" in error else ""
-    place = _place_of(keyword, schema)
-    if keyword == "oneOf":
+    if "oneOf constraints" in error:
+        place = next(
+            (place for place, value in _places(schema) if isinstance(value, dict) and "oneOf" in value), "json_schema"
+        )
         return InvalidRequest(f"{place}: 'oneOf' whose branches may overlap cannot be enforced, use 'anyOf'", place)
-    if keyword:
-        return InvalidRequest(f"{place}: the keyword '{keyword}' cannot be enforced", place)
     for keyword, place in _patterns_in(error, schema) if "regex" in error else ():
         return InvalidRequest(f"{place}: the keyword '{keyword}' cannot be enforced: {error}", place)
     return InvalidRequest(f"json_schema: {_GENERATED_PLACE.sub('', error)}", "json_schema")
@@ -350,13 +304,6 @@ def _patterns_in(error: str, schema: object) -> Iterator[tuple[str, str]]:
 def _as_quoted(pattern: str) -> str:
     """A pattern as llguidance may write it: slashes not escaped, classes spelled out."""
     return readable(pattern).replace("\\/", "/").replace("\\w", "[0-9a-zA-Z_]").replace("\\d", "[0-9]")
-
-
-def _place_of(keyword: str, schema: object) -> str:
-    for place, value in _places(schema):
-        if isinstance(value, dict) and keyword in value and not place.endswith(".properties"):
-            return place
-    return "json_schema"
 
 
 def _places(schema: object) -> Iterator[tuple[str, object]]:

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
@@ -15,8 +15,6 @@ from server.errors import InvalidRequest
 from server.structured.grammar.compiler import GrammarCompiler
 from server.structured.grammar.matcher import MatcherConstraint
 from server.structured.grammar.unique import items as unique_items
-from server.structured.grammar.unique.cursor import Cursor
-from server.structured.grammar.unique.places import UniquePlaces
 from tests.unit.structured.builders import BYTES, WORDS, WordVocab, allowed, matches, walk
 
 UNIQUE = {"type": "array", "uniqueItems": True}
@@ -104,11 +102,6 @@ def test_nothing_is_begun_that_can_only_repeat(items: Any, text: str, allowed_ne
         assert '"' not in next_bytes(constraint)
 
 
-def test_a_number_in_an_object_ends_only_where_the_object_can_still_differ() -> None:
-    constraint = after({**UNIQUE, "items": PAIR}, '[{"k":1,"l":"a"},{"k":1,"l":"b"},{"k":1')
-    assert not constraint.allows(ord(" "))  # white space ends the number, too
-
-
 @pytest.mark.parametrize("text", ['["a","b",', '["a","b", "'])
 def test_a_token_that_ends_an_item_and_goes_on_is_refused_where_no_other_is_left(text: str) -> None:
     class Joined(WordVocab):
@@ -126,18 +119,6 @@ def test_a_token_that_ends_an_item_and_goes_on_is_refused_where_no_other_is_left
     assert constraint.allows(ord('"'))
 
 
-@pytest.mark.parametrize(
-    ("items", "n_values"),
-    [({"enum": ["a", "b"]}, 2), ({"type": "boolean"}, 2), ({"type": "string", "maxLength": 0}, 1), (PAIR, 4)],
-)
-def test_more_items_than_there_are_values_are_refused_at_once(items: Any, n_values: int) -> None:
-    BYTES.json_schema({"properties": {"x": {**UNIQUE, "items": items, "minItems": n_values}}})
-    with pytest.raises(
-        InvalidRequest, match=rf"x: the keyword 'uniqueItems' .* {n_values + 1} different .* {n_values}$"
-    ):
-        BYTES.json_schema({"properties": {"x": {**UNIQUE, "items": items, "minItems": n_values + 1}}})
-
-
 def test_tokens_that_the_grammar_refuses_are_not_read() -> None:
     class Odd(WordVocab):
         words = (*WordVocab.words, b'"]}', b'"}]', b'"{')
@@ -149,14 +130,6 @@ def test_tokens_that_the_grammar_refuses_are_not_read() -> None:
     for byte in b'[{"n":"a"},{"n":"a':
         constraint.accept(byte)
     assert allowed(constraint.mask(), 256) == set(b"abcdefghijklmnopqrstuvwxyz")
-
-
-def test_names_that_no_schema_lists_share_a_cache_entry() -> None:
-    places = UniquePlaces({"properties": {"a": UNIQUE}, "additionalProperties": {"items": UNIQUE}}, "")
-    assert places.property(places.root, "b") == places.property(places.root, "c") != places.property(places.root, "a")
-    below = places.property(places.root, "b")
-    assert places.item(below, 0) == places.item(below, 10**6)
-    assert len(places._below) == 3
 
 
 def test_a_token_of_several_bytes_is_looked_through() -> None:
@@ -173,23 +146,6 @@ def test_a_token_of_several_bytes_is_looked_through() -> None:
     constraint.accept(ord('"'))
     constraint.accept(hello)
     assert not constraint.allows(ord('"'))
-
-
-def test_inside_a_string_only_tokens_that_end_it_are_looked_through(monkeypatch: pytest.MonkeyPatch) -> None:
-    constraint = WORDS.json_schema({**UNIQUE, "items": {"type": "array", "items": {"type": "string"}}})
-    for byte in b'[["hello"],["hell':
-        constraint.accept(byte)
-    looked: list[bytes] = []
-    may_take = Cursor.may_take
-
-    def noted(cursor: Cursor, piece: bytes, state: Any) -> bool:
-        looked.append(piece)
-        return may_take(cursor, piece, state)
-
-    monkeypatch.setattr(Cursor, "may_take", noted)
-    constraint.mask()
-    assert b'"' in looked
-    assert all(b'"' in piece for piece in looked)
 
 
 def test_a_fork_goes_its_own_way() -> None:
@@ -247,10 +203,7 @@ ITEMS: list[tuple[Any, float]] = [
 @given(st.sampled_from(ITEMS), st.integers(0, 4), st.integers(0, 2**32))
 def test_whatever_is_written_is_unique_and_never_in_a_dead_end(items: tuple[Any, float], least: int, seed: int) -> None:
     schema = {**UNIQUE, "items": items[0], "minItems": least}
-    if least > max(1, items[1]):
-        with pytest.raises(InvalidRequest, match="uniqueItems"):
-            WORDS.json_schema(schema)
-        return
+    assume(least <= max(1, items[1]))  # otherwise nothing matches
     Draft202012Validator(schema).validate(json.loads(walk(WORDS.json_schema(schema), WordVocab(), seed, at_most=25)))
 
 

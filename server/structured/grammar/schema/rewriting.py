@@ -14,11 +14,14 @@ from server.structured.grammar.schema.disjoint import Disjointness
 from server.structured.grammar.schema.document import unenforceable
 from server.structured.grammar.schema.formats import FORMATS
 from server.structured.grammar.schema.keywords import LISTS, MAPS, SINGLE, Schema
+from server.structured.grammar.schema.language import readable
 from server.structured.grammar.schema.negation import Negations, any_of
 from server.structured.grammar.unique.places import MARK
 
 MAX_SCHEMAS = 40_000  # of the document as it is rewritten
 MAX_ALTERNATIVES = 64  # that one keyword may become
+LARGEST_INTEGER = 10**16 - 1
+"""Of 16 digits (llama.cpp common/json-schema-to-grammar.cpp, PRIMITIVE_RULES, integral-part)."""
 _NO_MORE = {"additionalProperties": False}
 
 
@@ -55,6 +58,7 @@ class Rewriter:
         self._negations = Negations(self._definitions)
         self._disjoint = Disjointness(self._definitions)
         self._fractions = frozenset(map(math.floor, _fractions(root)))
+        self._bounds_integers = not _has_long_numbers(root)
         self._left = MAX_SCHEMAS
         self.narrowed = ""
         self.unique = ""
@@ -76,7 +80,7 @@ class Rewriter:
         more: list[Schema] = []
         for rewrite in (
             *(self._unevaluated, self._not, self._if, self._dependent, self._names, self._counted, self._one_of),
-            *(self._contains, self._unique, self._text, self._numbers),
+            *(self._contains, self._unique, self._text, self._numbers, self._integers),
         ):
             more += rewrite(own, place)
         out: dict[str, Any] = {}
@@ -88,6 +92,11 @@ class Rewriter:
                 out[key] = {name: self._schema(each, f"{below}.{name}") for name, each in value.items()}
             else:
                 out[key] = self._schema(value, below) if key in SINGLE or key == "items" else value
+        if "pattern" in out:
+            out["pattern"] = readable(out["pattern"])
+        named = {readable(name): each for name, each in out.get("patternProperties", {}).items()}
+        if named and len(named) == len(out["patternProperties"]):
+            out["patternProperties"] = named
         if False in more:
             return False  # and so an object may be left open around a property that may not be
         if more:
@@ -195,6 +204,8 @@ class Rewriter:
 
     def _unique(self, own: dict[str, Any], place: str) -> list[Schema]:
         if own.pop("uniqueItems", False) and own.get("maxItems", 2) > 1:
+            if "prefixItems" in own and own.get("minItems", 0) > 1:  # the last item may have no other value left
+                raise unenforceable("uniqueItems", place)
             own[MARK] = place
             self.unique = self.unique or place
         return []
@@ -218,6 +229,18 @@ class Rewriter:
                 own[inclusive] = max(bound, other) if way > 0 else min(bound, other)
             elif key != inclusive and key in own and own[key] - (way < 0) in self._fractions:
                 own[key] += way * _CLOSE
+        return []
+
+    def _integers(self, own: dict[str, Any], _: str) -> list[Schema]:
+        """Bound integers as llama-server does: a model that can't end a number writes digits to its limit."""
+        types, keys = own.get("type", ()), own.keys()
+        is_integer = "integer" in types and "number" not in types
+        if not self._bounds_integers or not is_integer or {"multipleOf", "const", "enum"} & keys:
+            return []
+        if not {"minimum", "exclusiveMinimum"} & keys:
+            own["minimum"] = -LARGEST_INTEGER
+        if not {"maximum", "exclusiveMaximum"} & keys:
+            own["maximum"] = LARGEST_INTEGER
         return []
 
     def _one_of(self, own: dict[str, Any], place: str) -> list[Schema]:
@@ -258,6 +281,15 @@ def _fractions(value: Any) -> Iterator[float]:
         bounds = (value.get(key) for key, _, _ in _BOUNDS)
         yield from (each for each in bounds if isinstance(each, float) and math.isfinite(each) and each % 1)
         yield from _fractions(list(value.values()))
+
+
+def _has_long_numbers(value: Any) -> bool:
+    """Return whether a number exceeds the default integer bounds."""
+    if isinstance(value, int | float):
+        return abs(value) >= LARGEST_INTEGER
+    return any(
+        map(_has_long_numbers, value.values() if isinstance(value, dict) else value if isinstance(value, list) else ())
+    )
 
 
 def _inexact(value: Any) -> Iterator[int]:
