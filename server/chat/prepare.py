@@ -131,7 +131,7 @@ def _limited(
     """
     if prompt.allowed.budget == UNLIMITED and switch is None:
         return constraint
-    free = constraint is None or isinstance(constraint, TriggeredConstraint)
+    free = constraint is None or (isinstance(constraint, TriggeredConstraint) and not constraint.is_lazy)
     if not free and not isinstance(constraint, AfterReasoning):
         return constraint
     return ended_by(

@@ -6,7 +6,6 @@ common/parsers/gpt-oss.cpp); here they wrap any constraint.
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from enum import Enum
 from typing import TYPE_CHECKING
 
 from server.errors import InternalError
@@ -16,7 +15,7 @@ from server.vocab import Vocab
 if TYPE_CHECKING:  # llguidance takes its time to import
     from server.structured.grammar.matcher import MatcherConstraint
 
-MAX_SPACES = 8  # whitespace tokens between the reasoning and the reply
+MAX_SPACES = 8  # whitespace tokens before the reply
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,173 +28,135 @@ class Framing:
     again: bytes = b""
 
 
-class _State(Enum):
-    BEGINNING = 0  # either the reasoning or the reply starts
-    THINKING = 1
-    BETWEEN = 2
-    LEAD = 3  # required markup
-    ANSWER = 4
-
-
 class AfterReasoning:
     """Accepts any text without an end of generation up to the closing tag, then whitespace or markup, then what `inner`
     accepts.
 
-    ``begun``: the prompt opened the reasoning. ``may_think``: the model may open it at the start of its turn.
+    ``begun``: the prompt opened the reasoning. ``may_think``: the model may open it at the start of its turn. The text
+    then leads to reasoning or to a reply, as long as it fits both.
     """
 
-    __slots__ = ("_framing", "_free", "_inner", "_n_spaces", "_state", "_tail", "_trial", "_vocab", "_wanted")
+    __slots__ = (
+        *("_framing", "_free", "_is_thinking", "_later", "_lead", "_may_skip", "_n_spaces", "_opening", "_reply"),
+        *("_tail", "_vocab"),
+    )
 
     def __init__(self, inner: Constraint, vocab: Vocab, framing: Framing, *, begun: bool, may_think: bool) -> None:
-        self._inner = inner
+        may_think = may_think and not begun
         self._vocab = vocab
         self._framing = framing
-        self._tail = b""  # of the reasoning; at the start, all text so far
-        self._wanted = framing.lead  # remaining required markup
-        self._n_spaces = 0
-        self._trial: Constraint | None = None  # a possible reply, while the text may still open the reasoning
         self._free = _without(b"\xff" * ((vocab.n_tokens + 31) // 32 * 4), vocab.eog)
-        self._state = _State.LEAD if framing.lead else _State.ANSWER
-        if begun:
-            self._state = _State.THINKING
-        elif may_think:
-            self._state = _State.BEGINNING
-            self._trial = None if framing.lead else inner.fork()
+        self._is_thinking = begun
+        self._tail = b""  # of the reasoning
+        self._later = inner if begun or may_think else None  # for the reply after reasoning, if there may be some
+        self._reply = None if begun else inner.fork() if may_think else inner  # None if reasoning comes first
+        self._lead = framing.lead  # remaining markup before the reply
+        self._opening: bytes | None = None  # the remaining opening tag; None if no reasoning may begin
+        if may_think:
+            self._opening = framing.opening if framing.lead else framing.opening.lstrip()
+        self._may_skip = may_think and not framing.lead  # whether whitespace is skipped here
+        self._n_spaces = 0
 
     def fork(self) -> "AfterReasoning":
-        """An independent copy in the same state."""
-        copy = AfterReasoning(self._inner.fork(), self._vocab, self._framing, begun=False, may_think=False)
-        copy._trial = None if self._trial is None else self._trial.fork()
-        copy._tail, copy._wanted = self._tail, self._wanted
-        copy._n_spaces, copy._state = self._n_spaces, self._state
+        """Return an independent copy in the same state."""
+        copy = AfterReasoning.__new__(AfterReasoning)
+        for name in self.__slots__:
+            setattr(copy, name, getattr(self, name))
+        copy._later = None if self._later is None else self._later.fork()
+        copy._reply = None if self._reply is None else self._reply.fork()
         return copy
 
     def allows(self, token: int) -> bool:
         """Return whether `token` may be next."""
-        match self._state:
-            case _State.BEGINNING:
-                return self._opens(token) or self._answers(token) or self._skips(token)
-            case _State.THINKING:
-                return token not in self._vocab.eog and not self._rest(token)
-            case _State.LEAD:
-                return self._leads(token)
-        return self._is_space(token) or self._inner.allows(token)
+        if self._is_thinking:
+            return token not in self._vocab.eog and not self._rest(token)
+        return self._replies(token) or bool(self._opens(token)) or self._skips(token)
 
     def mask(self) -> "memoryview | bytes | bytearray":
         """Return the allowed tokens. Between reasoning and reply, these are those of the reply and one tokenization of
         the markup.
         """
-        match self._state:
-            case _State.BEGINNING:
-                opened = self._opened[len(self._tail) :] if self._tail else self._framing.opening
-                if self._trial is None:
-                    return self._only(opened, self._wanted)
-                return _joined(self._trial.mask(), self._only(opened))
-            case _State.THINKING if not self._closing_begun():
+        if self._is_thinking:
+            if not self._closing_begun():
                 return self._free
-            case _State.THINKING:
-                # the closing tag is half written: no token may complete it and begin the answer
-                return _without(self._free, (t for t in range(self._vocab.n_tokens) if self._rest(t)))
-            case _State.LEAD:
-                return self._only(self._wanted)
-        return self._inner.mask()
+            # the closing tag is half written: no token may complete it and begin the answer
+            return _without(self._free, (t for t in range(self._vocab.n_tokens) if self._rest(t)))
+        opening = self._framing.opening if self._may_skip and self._opening else self._opening or b""
+        if self._reply is None or self._lead:
+            return self._only(opening, b"" if self._reply is None else self._lead)
+        mask = self._reply.mask()
+        return _joined(mask, self._only(opening)) if opening else mask
 
     def masked_by(self) -> "MatcherConstraint | None":
-        """Return the reply's grammar after the reasoning."""
-        return self._inner.masked_by() if self._state in (_State.BETWEEN, _State.ANSWER) else None
+        """Return the reply's grammar if only the reply may follow."""
+        return None if self._reply is None or self._opening is not None or self._lead else self._reply.masked_by()
 
     def accept(self, token: int) -> None:
         """Advance. Raises `InternalError` for a token that closes the reasoning and also starts the reply."""
-        match self._state:
-            case _State.BEGINNING:
-                self._begin(token)
-            case _State.THINKING:
-                self._think(token)
-            case _State.LEAD:
-                self._wanted = self._wanted[len(self._vocab.piece(token)) :]
-                self._state = _State.LEAD if self._wanted else _State.ANSWER
-            case _State.BETWEEN if self._is_space(token) and not self._inner.allows(token):
-                self._n_spaces += 1
-            case _:
-                self._state = _State.ANSWER
-                self._inner.accept(token)
+        if self._is_thinking:
+            self._think(token)
+            return
+        replies, opened = self._replies(token), self._opens(token)
+        if self._skips(token) and (self._opening is not None or not replies):
+            self._n_spaces += 1
+            if replies and self._reply is not None:
+                self._reply.accept(token)
+            return
+        self._may_skip = False
+        if opened and self._opening is not None and opened.startswith(self._opening):
+            self._is_thinking, self._tail = True, opened[len(self._opening) :]
+            self._opening = self._reply = None
+            return
+        self._opening = self._opening[len(opened) :] if opened and self._opening is not None else None
+        if opened and not replies:
+            self._reply = None
+        elif self._lead:
+            self._lead = self._lead[len(self._vocab.piece(token)) :]
+        elif self._reply is not None:
+            self._reply.accept(token)
+        if self._opening is None:
+            self._later = None
 
     @property
     def finished(self) -> bool:
-        """Whether the answer is complete."""
-        if self._state is _State.BEGINNING:
-            return self._trial is not None and self._trial.finished
-        return self._state is _State.ANSWER and self._inner.finished
-
-    def _begin(self, token: int) -> None:
-        opens, answers, piece = self._opens(token), self._answers(token), self._vocab.piece(token)
-        if self._skips(token):
-            self._n_spaces += 1
-            if answers and self._trial is not None:
-                self._trial.accept(token)
-            return
-        if opens and (text := self._opening(piece)).startswith(self._opened):
-            self._trial, self._tail = None, text[len(self._opened) :]
-            self._state = _State.THINKING
-            return
-        if not answers:  # then the reasoning is opening
-            self._trial, self._wanted = None, b""
-        elif self._trial is not None:
-            self._trial.accept(token)
-        else:
-            self._wanted = self._wanted[len(piece) :]
-        if opens:
-            self._tail = self._opening(piece)
-            return
-        if self._trial is not None:
-            self._inner, self._trial = self._trial, None
-        self._state = _State.LEAD if self._wanted else _State.ANSWER
+        """Return whether the reply is complete."""
+        return self._reply is not None and not self._lead and self._reply.finished
 
     def _think(self, token: int) -> None:
         if self._rest(token):
             raise InternalError("a token ends the reasoning and starts the reply")
         self._tail += self._vocab.piece(token)
         if self._framing.closing in self._tail:
-            self._wanted = self._framing.again + self._framing.lead
-            self._state = _State.LEAD if self._wanted else _State.BETWEEN
+            self._is_thinking, self._reply, self._later = False, self._later, None
+            self._lead = self._framing.again + self._framing.lead
+            self._may_skip = not self._lead
         self._tail = self._tail[-len(self._framing.closing) :]
 
-    def _opens(self, token: int) -> bool:
-        """Return whether `token` continues the opening tag."""
-        text = self._opening(self._vocab.piece(token))
-        return (
-            bool(text)
-            and token not in self._vocab.eog
-            and (text.startswith(self._opened) or self._opened.startswith(text))
-        )
+    def _opens(self, token: int) -> bytes:
+        """Return the text of `token` that continues the opening tag; b"" if it doesn't."""
+        if self._opening is None or token in self._vocab.eog:
+            return b""
+        text = self._vocab.piece(token)
+        text = text.lstrip() if self._may_skip else text
+        return text if text and (text.startswith(self._opening) or self._opening.startswith(text)) else b""
 
-    def _opening(self, piece: bytes) -> bytes:
-        """Return the part of the opening markup so far, extended by `piece`."""
-        text = self._tail + piece
-        return text if self._framing.lead else text.lstrip()
-
-    @property
-    def _opened(self) -> bytes:
-        """Return the text that opens the reasoning. Leading whitespace is included if replies have markup too."""
-        return self._framing.opening if self._framing.lead else self._framing.opening.lstrip()
+    def _replies(self, token: int) -> bool:
+        """Return whether `token` continues the reply or the markup before it."""
+        if self._reply is None:
+            return False
+        if not self._lead:
+            return self._reply.allows(token)
+        piece = self._vocab.piece(token)
+        return bool(piece) and self._lead.startswith(piece)
 
     def _skips(self, token: int) -> bool:
-        """Return whether `token` is leading whitespace."""
+        """Return whether `token` is whitespace before the reasoning or the reply."""
         return (
-            not (self._framing.lead or self._tail)
+            self._may_skip
             and self._n_spaces < MAX_SPACES
             and token not in self._vocab.eog
             and self._vocab.piece(token).isspace()
         )
-
-    def _answers(self, token: int) -> bool:
-        if self._trial is not None:
-            return self._trial.allows(token)
-        return self._leads(token)
-
-    def _leads(self, token: int) -> bool:
-        piece = self._vocab.piece(token)
-        return bool(piece) and self._wanted.startswith(piece)
 
     def _only(self, *texts: bytes) -> bytearray:
         """Return a mask of the tokens that continue these texts, one for each."""
@@ -221,14 +182,6 @@ class AfterReasoning:
         """Return the text of `token` after the closing tag, without whitespace."""
         _, closed, rest = (self._tail + self._vocab.piece(token)).partition(self._framing.closing)
         return rest.strip() if closed else b""
-
-    def _is_space(self, token: int) -> bool:
-        return (
-            self._state is _State.BETWEEN
-            and self._n_spaces < MAX_SPACES
-            and token not in self._vocab.eog
-            and self._vocab.piece(token).isspace()
-        )
 
 
 def _joined(one: "memoryview | bytes | bytearray", other: bytearray) -> bytes:

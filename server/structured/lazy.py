@@ -1,4 +1,4 @@
-"""A grammar that waits: it holds from a trigger on.
+"""A grammar that applies from a trigger on.
 
 llama-server's ``grammar_lazy`` (tools/server/server-schema.cpp, server_grammar_trigger).
 """
@@ -14,7 +14,6 @@ from server.vocab import Vocab
 
 if TYPE_CHECKING:  # llguidance takes its time to import
     from server.structured.grammar.compiler import GrammarCompiler
-    from server.structured.grammar.lazy_grammar import Triggers
     from server.structured.grammar.matcher import MatcherConstraint
 
 TOKEN, WORD, PATTERN, PATTERN_FULL = range(4)
@@ -58,21 +57,29 @@ class Lazy:
     def held(
         self, constraint: "MatcherConstraint | None", vocab: Vocab, grammar: "GrammarCompiler"
     ) -> Constraint | None:
-        """`constraint`, from the first trigger on. Raises `InvalidRequest`."""
+        """Return the constraint that `constraint` applies from the first trigger on. Raises `InvalidRequest`."""
         shown = self.shown(vocab)
         if not shown:
             raise _refused("Error: no triggers set for lazy grammar!")
         if constraint is None:
             return None
-        from server.structured.grammar.lazy_grammar import LazyGrammar
+        from server.structured.grammar.lazy_grammar import LazyGrammar, Patterns
+        from server.structured.grammar.triggered import Rules, TriggeredConstraint
 
-        lazy = LazyGrammar(constraint, _triggers(shown, vocab, grammar))
-        for trigger in _spelled(shown):
-            token, text = trigger.get("token", -1), _text(trigger, vocab)
-            if not (lazy.takes(text) or constraint.fork().allows(token)):
-                said = text.decode(errors="replace")
-                raise _refused(f"the grammar can't begin with {said!r}; it describes its trigger, too")
-        return lazy
+        texts = [_text(trigger, vocab) for trigger in shown if trigger["type"] in (TOKEN, WORD)]
+        try:
+            patterns = Patterns.compiled([_searched(each) for each in shown if each["type"] in (PATTERN, PATTERN_FULL)])
+        except ValueError as error:
+            raise _refused(str(error)) from None
+        markers = grammar.markers([text.decode("utf-8", "replace") for _, text in texts])
+        for token, text in texts:
+            if not (markers.feed(constraint.fork(), text) or constraint.allows(token)):
+                raise _refused(
+                    f"the grammar can't begin with {text.decode(errors='replace')!r}; it describes its trigger, too"
+                )
+        words = tuple(text for token, text in texts if token < 0)
+        tokens = frozenset(token for token, _ in texts if token >= 0)
+        return TriggeredConstraint(Rules((), markers, lazy=LazyGrammar(constraint, words, tokens, patterns)))
 
 
 def compiled(
@@ -87,26 +94,6 @@ def _refused(reason: str) -> InvalidRequest:
     return InvalidRequest(f"Field '{_FIELD}': {reason}", _FIELD)
 
 
-def _triggers(shown: list[dict[str, Any]], vocab: Vocab, grammar: "GrammarCompiler") -> "Triggers":
-    from server.structured.grammar.lazy_grammar import Patterns, Triggers
-
-    try:
-        patterns = Patterns.compiled(
-            [_searched(trigger) for trigger in shown if trigger["type"] in (PATTERN, PATTERN_FULL)]
-        )
-    except ValueError as error:
-        raise _refused(str(error)) from None
-    words = tuple(trigger["value"].encode() for trigger in shown if trigger["type"] == WORD)
-    tokens = frozenset(trigger["token"] for trigger in shown if trigger["type"] == TOKEN)
-    markers = grammar.markers([_text(trigger, vocab).decode("utf-8", "replace") for trigger in _spelled(shown)])
-    return Triggers(words, tokens, markers, patterns)
-
-
-def _spelled(shown: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Those whose text is known beforehand."""
-    return [trigger for trigger in shown if trigger["type"] in (TOKEN, WORD)]
-
-
 def _searched(trigger: Mapping[str, Any]) -> str:
     """A pattern to look for; one for the whole text gets its anchors (llama.cpp common/sampling.cpp)."""
     pattern = str(trigger["value"])
@@ -115,8 +102,8 @@ def _searched(trigger: Mapping[str, Any]) -> str:
     return f"{'' if pattern.startswith('^') else '^'}{pattern}{'' if pattern.endswith('$') else '$'}"
 
 
-def _text(trigger: Mapping[str, Any], vocab: Vocab) -> bytes:
-    """Return the text that the grammar starts with."""
+def _text(trigger: Mapping[str, Any], vocab: Vocab) -> tuple[int, bytes]:
+    """Return the token of a trigger, -1 for a word, and the text that the grammar starts with."""
     if trigger["type"] == WORD:
-        return str(trigger["value"]).encode()
-    return vocab.piece(trigger["token"])
+        return -1, str(trigger["value"]).encode()
+    return trigger["token"], vocab.piece(trigger["token"])

@@ -1,8 +1,10 @@
-"""Free text in which a marker starts a constrained part: tool calls that a model opens itself."""
+"""Free text in which a marker starts a constrained part: a tool call, or a lazy grammar (`lazy_grammar`)."""
 
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
+from server.errors import InvalidRequest
+from server.structured.grammar.lazy_grammar import MAX_CHECKED, LazyGrammar
 from server.structured.grammar.markers import Markers
 from server.structured.grammar.matcher import MatcherConstraint
 
@@ -24,7 +26,8 @@ class Rules:
     """The rules for all choices of a request.
 
     ``shown``: control tokens whose text counts; others have no text. ``reasoning``: the reasoning tags, between which
-    no marker counts; reasoning is at the start, or ``anywhere``.
+    no marker counts; reasoning is at the start, or ``anywhere``. ``lazy``: the grammar that a trigger starts,
+    instead of tags.
     """
 
     begun: tuple[TriggeredTag, ...]
@@ -32,6 +35,7 @@ class Rules:
     shown: frozenset[int] = frozenset()
     reasoning: ReasoningTags | None = None
     anywhere: bool = False
+    lazy: LazyGrammar | None = None
 
     @property
     def opening(self) -> bytes:
@@ -65,62 +69,92 @@ class TriggeredConstraint:
     allowed if the grammar accepts the continuation.
     """
 
-    __slots__ = ("_free", "_inner", "_rules")
+    __slots__ = ("_free", "_inner", "_refused", "_rules")
 
     def __init__(self, rules: Rules, *, thinking: bool = False) -> None:
         self._rules = rules
         self._free = _Free(thinking=thinking, may_think=rules.reasoning is not None and not thinking)
         self._inner: MatcherConstraint | None = None
+        self._refused = -1  # the last token, if a trigger refused it
+
+    @property
+    def is_lazy(self) -> bool:
+        """Return whether it is a lazy grammar."""
+        return self._rules.lazy is not None
 
     def fork(self) -> "TriggeredConstraint":
         """An independent copy in the same state."""
         copy = TriggeredConstraint(self._rules)
-        copy._free = self._free
+        copy._free, copy._refused = self._free, self._refused
         copy._inner = None if self._inner is None else self._inner.fork()
         return copy
 
     def allows(self, token: int) -> bool:
         """Return whether `token` may be next."""
         if self._inner is None:
-            return self._free_allows(token)
-        return self._inner.allows(token) or (self._inner.complete and self._free_allows(token))
+            allowed = self._free_allows(token)
+            self._refused = -1 if allowed else token
+            return allowed
+        return self._inner.allows(token) or (self._may_leave and self._free_allows(token))
 
     def mask(self) -> bytes:
-        """The allowed tokens. Outside of a call all but those that open one wrongly."""
+        """Return the allowed tokens. Outside of a constrained part these are all except those that start one wrongly.
+
+        If a trigger's pattern ends inside the rejected token, only the tokens that contain the same byte are checked,
+        and at most `MAX_CHECKED` of them are allowed.
+        """
         inner = self.masked_by()
         if inner is not None:
             return inner.mask()
-        bits = bytearray(b"\xff" * self._rules.markers.n_mask_bytes)
-        for token in self._rules.markers.crossing:
-            if not self.allows(token):
-                bits[token // 8] &= ~(1 << token % 8)
+        markers, lazy, refused = self._rules.markers, self._rules.lazy, self._refused
+        bits = bytearray(b"\xff" * markers.n_mask_bytes)
+        checked, cleared = [*markers.crossing], [refused] if refused >= 0 else []
+        if lazy is not None:
+            byte = lazy.end_of_pattern(self._free.tail, markers.piece(refused, shown=True))
+            of_patterns = () if byte is None else markers.with_inside(byte)
+            checked += [*lazy.tokens, *of_patterns[:MAX_CHECKED]]
+            cleared += of_patterns[MAX_CHECKED:]
+        cleared += [token for token in checked if not self.allows(token)]
+        for token in cleared:
+            bits[token // 8] &= ~(1 << token % 8)
+        self._refused = refused
         return bytes(bits)
 
     def masked_by(self) -> MatcherConstraint | None:
-        """The grammar of the call that is being written; elsewhere most tokens are free."""
-        return self._inner if self._inner is not None and not self._inner.complete else None
+        """Return the grammar of the constrained part; None elsewhere, where most tokens are free."""
+        return None if self._inner is None or self._may_leave else self._inner
 
     def accept(self, token: int) -> None:
-        """Advance by an allowed token."""
-        if self._inner is not None:
-            if self._inner.allows(token):
-                self._inner.accept(token)
-                if self._inner.finished:
-                    self._leave()
-                return
-            self._leave()
-        self._free, found = self._after(token)
-        if found is not None:
-            begun, rest = found
-            self._inner = begun.constraint.fork()
-            self._rules.markers.feed(self._inner, rest)
-            if self._inner.finished:
+        """Advance by an allowed token. Raises `InvalidRequest` for one that ends a trigger's pattern where the grammar
+        can't continue.
+        """
+        self._refused = -1
+        if self._inner is not None and (not self._may_leave or self._inner.allows(token)):
+            self._inner.accept(token)
+        else:
+            if self._inner is not None:
                 self._leave()
+            self._free, found = self._after(token)
+            if found is not None:
+                constraint, text = found
+                self._inner = constraint.fork()
+                if not self._start(self._inner, token, text) and self._rules.lazy is not None:
+                    shown = text.decode(errors="replace")
+                    raise InvalidRequest(
+                        f"grammar_triggers: the grammar can't begin with {shown!r}, where a pattern ends"
+                    )
+        if self._inner is not None and self._rules.lazy is None and self._inner.finished:
+            self._leave()
 
     @property
     def finished(self) -> bool:
-        """Return False: after a call, anything may follow."""
-        return False
+        """Return whether a lazy grammar is complete. After a call, anything may follow."""
+        return self._rules.lazy is not None and self._inner is not None and self._inner.finished
+
+    @property
+    def _may_leave(self) -> bool:
+        """Return whether free text may follow here."""
+        return self._rules.lazy is None and self._inner is not None and self._inner.complete
 
     def _leave(self) -> None:
         """Return to free text after a call. It is not the start of a message."""
@@ -128,12 +162,24 @@ class TriggeredConstraint:
 
     def _free_allows(self, token: int) -> bool:
         _, found = self._after(token)
-        if found is None or not found[1]:
-            return True
-        return self._rules.markers.feed(found[0].constraint.fork(), found[1])
+        return found is None or not found[1] or self._start(found[0].fork(), token, found[1])
 
-    def _after(self, token: int) -> tuple[_Free, tuple[TriggeredTag, bytes] | None]:
-        """Return the state after a token of free text, and the marker that it completes with the following text."""
+    def _start(self, constraint: MatcherConstraint, token: int, text: bytes) -> bool:
+        """Advance by the text from the constraint's start on, or by a trigger's token if the grammar names it."""
+        lazy = self._rules.lazy
+        if lazy is not None and token in lazy.tokens and constraint.allows(token):
+            constraint.accept(token)
+            return True
+        return self._rules.markers.feed(constraint, text)
+
+    def _after(self, token: int) -> tuple[_Free, tuple[MatcherConstraint, bytes] | None]:
+        """Return the state after a token of free text, and the constraint that it starts with the text for it."""
+        lazy = self._rules.lazy
+        if lazy is not None:
+            piece = self._rules.markers.piece(token, shown=True)
+            begun = lazy.begun(self._free.tail + piece) if token not in lazy.tokens else piece
+            free = _Free(tail=(self._free.tail + piece)[-max(lazy.n_seen, self._rules.markers.longest) :])
+            return free, None if begun is None else (lazy.constraint, begun)
         piece = self._rules.markers.piece(token, shown=token in self._rules.shown)
         if not piece:
             return self._free, None
@@ -184,19 +230,19 @@ class TriggeredConstraint:
             return _Free(thinking=True), begun[len(opening) :]
         return replace(free, may_think=opening.startswith(begun)), text
 
-    def _marked(self, free: _Free) -> tuple[_Free, tuple[TriggeredTag, bytes] | None]:
+    def _marked(self, free: _Free) -> tuple[_Free, tuple[MatcherConstraint, bytes] | None]:
         """Find the first marker in the tail, and markers at the start in the head."""
         places = ((free.tail.find(begun.marker), begun) for begun in self._rules.begun if not begun.at_start)
         found = [(at, begun) for at, begun in places if at >= 0]
         if found:
             at, begun = min(found, key=lambda each: (each[0], -len(each[1].marker)))
-            return free, (begun, free.tail[at + len(begun.marker) :])
+            return free, (begun.constraint, free.tail[at + len(begun.marker) :])
         head = free.head
         if head is not None:
             start = head.lstrip()
             for begun in self._rules.begun:
                 if begun.at_start and start.startswith(marker := begun.marker.lstrip()):
-                    return free, (begun, start[len(marker) :])
+                    return free, (begun.constraint, start[len(marker) :])
             if len(head) > self._rules.markers.longest and not free.may_think:
                 head = None
         tail = free.tail[-max(self._rules.markers.longest, len(self._rules.opening)) :]
