@@ -12,6 +12,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
@@ -64,10 +66,13 @@ class Killed(Stopped):
 
 
 class Processes:
-    """A pool that starts a process on demand, one per concurrent caller. Thread-safe."""
+    """A pool that starts a process on demand, one per concurrent caller. Thread-safe.
 
-    def __init__(self, function: str, limits: WorkLimits) -> None:
-        self._function, self._limits = function, limits
+    ``max_idle``: of processes that wait for work.
+    """
+
+    def __init__(self, function: str, limits: WorkLimits, max_idle: int = 64) -> None:
+        self._function, self._limits, self._max_idle = function, limits, max_idle
         self._idle: list[Process] = []
         self._busy: set[Process] = set()
         self._lock = Lock()
@@ -75,7 +80,7 @@ class Processes:
 
     @property
     def at_work(self) -> list["Process"]:
-        """Those that work on something now."""
+        """Return the processes that are working."""
         with self._lock:
             return list(self._busy)
 
@@ -88,58 +93,73 @@ class Processes:
         except Killed:  # the request did not cause it
             return self._answer(what, request)
 
+    @contextmanager
+    def borrowed(self, key: bytes = b"") -> Iterator["Process"]:
+        """Lend an idle process with that `key`, otherwise a new one, in place of the oldest if there are too many."""
+        process = self._taken(key)
+        try:
+            yield process
+        finally:
+            self._give_back(process)
+
     def warm(self) -> None:
-        """Have one that waits, so that the first to ask need not wait for its start."""
+        """Start a process, so that the next request need not wait for it."""
         if not self._closed and not self._idle:
             self._give_back(Process(self._function, self._limits))
 
-    def close(self) -> None:
-        """End the processes; those at work end with their work."""
+    def close(self, *, kill: bool = False) -> None:
+        """End the processes; those at work end with their work, or now if `kill`."""
         with self._lock:
             self._closed = True
             idle, self._idle = self._idle, []
+            for process in self._busy if kill else ():
+                process.kill()
         for process in idle:
             process.stop()
 
     def _answer(self, what: bytes, request: tuple[bytes, ...]) -> tuple[bytes, bytes]:
-        process = self._taken() or Process(self._function, self._limits)
-        with self._lock:
-            self._busy.add(process)
-        try:
-            kind, answer, lasts = process.ask(what, *request)
-        except BaseException:
-            process.stop()
-            raise
-        finally:
-            with self._lock:
-                self._busy.discard(process)
-        if lasts:
-            self._give_back(process)
-        else:
-            process.stop()
+        with self.borrowed() as process:
+            kind, answer, _ = process.ask(what, *request)
         return kind, answer
 
-    def _taken(self) -> "Process | None":
+    def _taken(self, key: bytes) -> "Process":
+        found: Process | None = None
+        ended: list[Process] = []
         with self._lock:
-            while self._idle:
-                process = self._idle.pop()
-                if process.lives:
-                    return process
-                process.stop()
-        return None
+            for process in reversed(self._idle[:]):
+                if found is None and process.key is key:
+                    self._idle.remove(process)
+                    if process.lives:
+                        found = process
+                    else:
+                        ended.append(process)
+            if found is None and len(self._idle) >= self._max_idle:
+                ended.append(self._idle.pop(0))
+        for process in ended:
+            process.stop()
+        found = found or Process(self._function, self._limits, key)
+        with self._lock:
+            self._busy.add(found)
+        return found
 
     def _give_back(self, process: "Process") -> None:
         with self._lock:
-            if not self._closed:
+            self._busy.discard(process)
+            is_kept = process.is_reusable and not self._closed and len(self._idle) < self._max_idle
+            if is_kept:
                 self._idle.append(process)
-                return
-        process.stop()
+        if not is_kept:
+            process.stop()
 
 
 class Process:
-    """One process. Only `kill` may be called while another thread uses it."""
+    """One process. Only `kill` may be called while another thread uses it.
 
-    def __init__(self, function: str, limits: WorkLimits) -> None:
+    ``key``: names what it has been prepared for. ``n_done``: answered requests. ``is_reusable``: whether it is idle.
+    """
+
+    def __init__(self, function: str, limits: WorkLimits, key: bytes = b"") -> None:
+        self.key, self.n_done, self.is_reusable = key, 0, True
         self._limits = limits
         self._reason = ""
         numbers = (limits.cpu_s, limits.memory_bytes, limits.answer_bytes)
@@ -173,6 +193,7 @@ class Process:
         Raises `Stopped` if the request exceeded a limit; then the process can't be reused.
         """
         deadline = time.monotonic() + self._limits.wall_s
+        self.is_reusable = False
         try:
             self._write(HEAD.pack(what, sum(map(len, request)), True), deadline)
             for part in request:
@@ -180,11 +201,14 @@ class Process:
             kind, size, lasts = HEAD.unpack(self._read(HEAD.size, deadline))
             if size > self._limits.answer_bytes:
                 raise Stopped(f"the answer has more than {self._limits.answer_bytes} bytes")
-            return kind, self._read(size, deadline), lasts
+            answer = self._read(size, deadline)
         except TimeoutError:
             raise NoAnswer(f"it took more than {self._limits.wall_s:g} s") from None
         except (EOFError, BrokenPipeError):
             raise self._end() from None
+        self.n_done += 1
+        self.is_reusable = lasts
+        return kind, answer, lasts
 
     def _end(self) -> Stopped:
         status = self._process.wait()

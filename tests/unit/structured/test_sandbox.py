@@ -186,8 +186,8 @@ def test_a_thread_that_must_not_wait_gets_what_is_cached_or_plain(compiler: Gram
 
 def test_a_process_that_was_killed_from_outside_is_replaced(compiler: GrammarCompiler, sandbox: Sandbox) -> None:
     compiler.json_schema({"format": "time", "type": "string"})
-    (idle, *_) = sandbox._idle
-    os.kill(idle.process.pid, signal.SIGKILL)
+    (idle, *_) = sandbox._processes._idle
+    os.kill(idle.pid, signal.SIGKILL)
     assert matches(
         compiler.json_schema({"format": "uuid", "type": "string"}).fork(), f'"{"0" * 8}-0000-4000-8000-{"0" * 12}"'
     )
@@ -201,7 +201,7 @@ def test_several_models_share_the_processes(sandbox: Sandbox) -> None:
     for number in range(2):
         for compiler in compilers:
             assert matches(compiler.regex(f"a{{{number + 1}}}"), "a" * (number + 1))
-    assert len(sandbox._idle) <= 2
+    assert len(sandbox._processes._idle) <= 2
 
 
 def test_short_memory_ends_the_largest_sandbox_and_says_so() -> None:
