@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from server.formats.calls import python_calls
+from server.formats.calls.json_calls import json_arguments
 from server.formats.calls.json_text import encodable, escaped
 from server.formats.parameter_schema import NOT_STRING, STRING, kind_of, member, types_of
 from server.formats.parsing.reader import EndOfText, NotMarkup, Reader, Steps
 from server.formats.parsing.stream_parser import StreamParser, anywhere
-from server.formats.tool_call_syntax import Parameters, ToolCallSyntax
+from server.formats.tool_call_syntax import TOOL_NAME, Parameters, ToolCallSyntax
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +32,9 @@ class ParameterCalls:
     ``name_end``, ``key_end``: the text after a name; two texts if attributes may be between them. ``key``: markup
     before a parameter's name. ``value_end``, ``end``: markup after a value and after the last one. ``closings``:
     markup after all calls. ``verbatim``: markup before and after a value that is a string in any case. ``type_in``:
-    matches a parameter's attributes; its group is ``string``, ``true`` or another type.
+    matches a parameter's attributes; its group is ``string``, ``str``, ``true`` or another type. ``silent``: markup
+    without meaning. ``bare_name``: the name ends at white space, one of ``name_end`` or other markup, and the arguments
+    may be one JSON object.
     """
 
     openings: tuple[str, ...]
@@ -44,10 +47,12 @@ class ParameterCalls:
     closings: tuple[str, ...] = ()
     verbatim: tuple[str, str] | None = None
     type_in: re.Pattern[str] | None = None
+    silent: tuple[str, ...] = ()
+    bare_name: bool = False
 
     def parse(self, turn: StreamParser) -> Steps[None]:
         """Parse an output: calls at any position."""
-        yield from anywhere(self.calls, *self.openings)(turn)
+        yield from anywhere(self.calls, *self.openings, silent=self.silent)(turn)
 
     def calls(self, turn: StreamParser) -> Steps[None]:
         """Parse the calls after one of the openings. Raises `NotMarkup`."""
@@ -66,8 +71,28 @@ class ParameterCalls:
     def named_call(self, turn: StreamParser) -> Steps[None]:
         """Parse a call after the markup before its name."""
         turn.certain()
-        name, _ = yield from _name(turn, self.name_end)
+        if self.bare_name:
+            name = yield from self._bare_name(turn)
+            if (yield from turn.peek()) == "{":
+                yield from json_arguments(turn, name)
+                yield from turn.spaces()
+                if (yield from turn.take(self.end)):
+                    turn.mark()
+                return
+            turn.back((yield from turn.expect(self.key, self.end)))
+            if not name:
+                raise NotMarkup
+        else:
+            name, _ = yield from _name(turn, self.name_end)
         yield from typed_call(turn, name, lambda: self._argument(turn))
+
+    def _bare_name(self, turn: StreamParser) -> Steps[str]:
+        yield from turn.spaces()
+        name = yield from turn.match(TOOL_NAME)
+        yield from turn.spaces()
+        yield from turn.take(*self.name_end)
+        yield from turn.spaces()
+        return name
 
     def _argument(self, turn: StreamParser) -> Steps[Argument | None]:
         yield from turn.spaces()
@@ -77,7 +102,7 @@ class ParameterCalls:
         if self.verbatim and (yield from turn.take(self.verbatim[0])):
             return Argument(key, self.verbatim[1:], STRING)
         given = self.type_in.match(attributes) if self.type_in else None
-        types = None if given is None else STRING if given[1] in ("string", "true") else NOT_STRING
+        types = None if given is None else STRING if given[1] in ("string", "str", "true") else NOT_STRING
         return Argument(key, (self.value_end,), types)
 
 
