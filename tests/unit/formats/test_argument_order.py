@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from server.formats import BY_NAME
+from server.formats.written import calls_text
 from tests.unit.formats.reading import forced_call_grammar, parser, read, template
 from tests.unit.structured.builders import BYTES, matches
 
@@ -20,44 +22,10 @@ SCHEMA: dict[str, Any] = {
     "required": ["city"],
     "$defs": {"n": {"type": "integer", "maximum": 9}},
 }
-NS = "]<]minimax[>["
-OPEN, CLOSE = "<tool_call>", "</tool_call>"
-
-
-def as_text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
-
-
-def elements(before: str, before_value: str, after: str, given: list[tuple[str, Any]]) -> str:
-    return "".join(
-        f"{before}{key}{before_value.format(key)}{as_text(value)}{after.format(key)}" for key, value in given
-    )
-
-
-def members(given: list[tuple[str, Any]]) -> str:
-    return ", ".join(f'"{key}": {json.dumps(value)}' for key, value in given)
 
 
 def written(form: str, given: list[tuple[str, Any]]) -> str:
-    match form:
-        case "hermes":
-            return f'{OPEN}\n{{"name": "f", "arguments": {{{members(given)}}}}}\n{CLOSE}'
-        case "qwen3-coder":
-            inside = elements("<parameter=", ">\n", "\n</parameter>\n", given)
-            return f"{OPEN}\n<function=f>\n{inside}</function>\n{CLOSE}"
-        case "lfm2":
-            inside = ", ".join(f"{key}={value!r}" for key, value in given)
-            return f"<|tool_call_start|>[f({inside})]<|tool_call_end|>"
-        case "gemma4":
-            inside = ",".join(
-                f'{key}:<|"|>{value}<|"|>' if isinstance(value, str) else f"{key}:{json.dumps(value)}"
-                for key, value in given
-            )
-            return f"<|tool_call>call:f{{{inside}}}<tool_call|>"
-        case "minimax-m3":
-            inside = elements(f"{NS}<", ">", f"{NS}</{{}}>", given)
-            return f'{NS}{OPEN}\n{NS}<invoke name="f">{inside}{NS}</invoke>\n{NS}{CLOSE}'
-    raise AssertionError(form)
+    return calls_text(BY_NAME[form].forced, [("f", json.dumps(dict(given)))])
 
 
 FORMS = ["hermes", "qwen3-coder", "lfm2", "gemma4", "minimax-m3"]

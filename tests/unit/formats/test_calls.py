@@ -1,13 +1,10 @@
-"""The forms of tool calls: read in any split, nothing lost; and grammars that force them."""
+"""The forms of tool calls: read in any split, nothing lost."""
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from server.templates.template import ChatTemplate
-from tests.unit.formats.reading import forced_call_grammar, parser, read, template
+from tests.unit.formats.reading import parser, read, template
 from tests.unit.formats.recorded import tool
-from tests.unit.structured.builders import BYTES, matches
 
 Meant = tuple[str, list[tuple[str, str]]]
 
@@ -71,61 +68,10 @@ def test_any_split_gives_the_same(case: tuple[str, str, Meant], data: st.DataObj
 
 
 def test_the_tags_of_the_format_are_shown() -> None:
-    hermes = ChatTemplate("", bos_token="", eos_token="").chat_format()
+    hermes = template("hermes").chat_format()
     assert hermes.tags(calls=True) == ("<think>", "</think>", "<tool_call>", "</tool_call>")
     assert hermes.tags(calls=False) == ("<think>", "</think>")
     assert "<|channel|>" in template("harmony").chat_format().tags(calls=False)
-
-
-POINT = {
-    "type": "object",
-    "properties": {"at": {"$ref": "#/$defs/n"}},
-    "required": ["at"],
-    "$defs": {"n": {"type": "integer"}},
-}
-TOOLS = [
-    {"type": "function", "function": {"name": "move", "parameters": POINT}},
-    {"type": "function", "function": {"name": "move_all"}},
-]
-SOURCES = {
-    "hermes": "{{ tools }}{{ messages }}<tool_call></tool_call>",
-    "llama3": '{{ tools }}{{ messages }}<|python_tag|>{"name": "x", "parameters": {}}',
-    "mistral": "{{ tools }}{{ messages }}[TOOL_CALLS]",
-}
-
-
-@pytest.mark.parametrize(
-    ("source", "wrap", "key", "joint"),
-    [
-        ("hermes", "<tool_call>\n{}\n</tool_call>", "arguments", "\n"),
-        ("llama3", "{}", "parameters", ""),
-        ("mistral", "[TOOL_CALLS][{}]", "arguments", ""),
-    ],
-)
-def test_a_forced_call_takes_what_the_parser_reads_and_nothing_else(
-    source: str, wrap: str, key: str, joint: str
-) -> None:
-    speaker = ChatTemplate(SOURCES[source], bos_token="", eos_token="")
-    form = speaker.chat_format().tool_format.name
-
-    def call(name: str, arguments: str) -> str:
-        return wrap.replace("{}", f'{{"name": "{name}", "{key}": {arguments}}}')
-
-    either = BYTES.lark(forced_call_grammar(speaker, TOOLS, name="", parallel=True))
-    assert matches(either.fork(), call("move", '{"at": 3}'))
-    assert matches(either.fork(), call("move_all", '{"any": [1]}'))
-    assert not matches(either.fork(), call("move", '{"at": "3"}'))
-    assert not matches(either.fork(), "Hello")
-    named = BYTES.lark(forced_call_grammar(speaker, TOOLS, name="move", parallel=True))
-    assert matches(named.fork(), call("move", '{"at": 3}'))
-    assert not matches(named.fork(), call("move_all", "{}"))
-    found = read(parser(form, tools=TOOLS), call("move", '{"at": 3}'))
-    assert (found.content, found.calls) == ("", [("move", '{"at": 3}')])
-    if joint:
-        two = call("move", '{"at": 3}') + joint + call("move_all", "{}")
-        assert matches(either.fork(), two)
-        single = BYTES.lark(forced_call_grammar(speaker, TOOLS, name="", parallel=False))
-        assert not matches(single, two)
 
 
 def test_arguments_that_nest_too_deeply_are_text() -> None:

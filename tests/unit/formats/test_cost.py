@@ -61,24 +61,6 @@ def test_long_content_reasoning_and_arguments_cost_the_same_for_each_character(r
     check(made)
 
 
-@pytest.mark.parametrize("filler", [" ", "\n", "<", "[", "`", ">", '"'])
-@pytest.mark.parametrize("form", ["hermes", "qwen3-coder", "generic", "harmony", "functionary-v3.2", "gemma3"])
-def test_white_space_and_half_markup_cost_the_same_for_each_character(form: str, filler: str) -> None:
-    made = parser(form)
-    made.feed("So " + filler)
-    check(made, filler)
-
-
-@pytest.mark.parametrize(
-    "text", ['<tool_call>{"arguments": {"a": "', '<tool_call>{"name": "f", "arguments": "', "<think>"]
-)
-def test_what_must_be_held_until_its_end_is_not_looked_at_again(text: str) -> None:
-    made = parser("hermes", sign="</think>")
-    made.feed(text)
-    check(made)
-    check(made, " ")
-
-
 def copied(monkeypatch: pytest.MonkeyPatch, form: str, text: str) -> int:
     """Characters that readers copy for a text that comes all at once: what they consume, and the rest each time."""
     n_copied = 0

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from server.formats import BY_NAME, FORMATS, recognised
-from server.formats.tool_call_syntax import JsonArguments, Markup, Parameters, parts
-from server.formats.tool_format import ToolFormat
+from server.formats.tool_call_syntax import Parameters
 from server.templates.built_in import format_of, names
 from server.templates.template import ChatTemplate
 from tests.support.downloads import TEMPLATES, needs_templates
@@ -141,37 +140,6 @@ def test_what_a_template_renders_counts_more_than_its_signs() -> None:
     built = HERMES.replace("OPEN", "{{ '<tool' ~ '_call>' }}").replace("CLOSE", "{{ '</tool' ~ '_call>' }}")
     assert recognised(built).name == "generic"
     assert speaker(built).chat_format().tool_format.name == "hermes"
-
-
-def rendering(form: ToolFormat) -> str:
-    """A template that shows calls as the format's grammar has them, without any of its signs in the source."""
-
-    def shown(markup: Markup) -> str:
-        pieces = (part if isinstance(part, str) else "0" for part in parts(markup))
-        return "{{ " + " ~ ".join(repr(char) for char in "".join(pieces)) + " }}" if any(parts(markup)) else ""
-
-    shape = form.forced
-    one = shown(shape.before) + "{{ c.function.name }}" + shown(shape.after_name[0])
-    one += "{{ c.function.arguments | tojson }}" + shown(shape.after)
-    calls = f"{{% for c in m.tool_calls %}}{{{{ '' if loop.first else {shape.joint!r} }}}}{one}{{% endfor %}}"
-    around = f"{{% if m.tool_calls %}}{shown(shape.open)}{calls}{shown(shape.close)}{{% endif %}}"
-    return (
-        "{{ tools | tojson if tools }}{% for m in messages %}{{ m.role }}: {{ m.content }}"
-        + around
-        + "<eot>{% endfor %}"
-        "{% if add_generation_prompt %}assistant: {% endif %}"
-    )
-
-
-SAME = {"ernie": "hermes", "functionary-v3.2": "glm4", "granite3": "phi4-mini", "hunyuan-a13b": "tool-calls-tag"}
-"""Those that write calls as another does; what else the models write shows in the template's source."""
-
-
-@pytest.mark.parametrize("form", [form for form in FORMATS if isinstance(form.forced.arguments, JsonArguments)])
-def test_a_call_in_a_formats_own_shape_is_recognised_as_that_format(form: ToolFormat) -> None:
-    found = speaker(rendering(form)).chat_format()
-    assert found.tool_format.name == SAME.get(form.name, form.name)
-    assert not found.doubt
 
 
 def test_a_template_whose_calls_nobody_reads_is_doubted() -> None:
