@@ -14,6 +14,16 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # it would tell that t
 transformers = pytest.importorskip("transformers", reason="transformers is not installed (extra dev)")
 
 
+TEXT_ARGUMENTS = frozenset(
+    """
+    HuggingFaceTB-SmolLM3-3B LFM2-8B-A1B LFM2.5-Instruct deepseek-ai-DeepSeek-R1-Distill-Llama-8B google-gemma-2-2b-it
+    ibm-granite-granite-3.3-2B-Instruct llama-cpp-rwkv-world meetkai-functionary-medium-v3.2
+    microsoft-Phi-3.5-mini-instruct
+    """.split()  # noqa: SIM905
+)
+"""Templates that write the arguments of a call as they are, so these must be JSON text, or that write no calls."""
+
+
 @cache
 def _tokenizer() -> Any:
     tokenizers = pytest.importorskip("tokenizers")

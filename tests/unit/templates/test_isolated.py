@@ -178,29 +178,12 @@ def test_text_has_an_end() -> None:
     renderer.close()
 
 
-def test_large_chats_go_through(isolated: IsolatedRenderer) -> None:
-    messages = [{"role": "user", "content": "word " * 50_000} for _ in range(20)]
-    text = isolated.render("{% for m in messages %}{{ m.content }}{% endfor %}", {"messages": messages})
-    assert text == "word " * 1_000_000
-
-
 def test_what_nests_too_deeply_for_another_process_is_refused(isolated: IsolatedRenderer) -> None:
     deep: list[Any] = []
     for _ in range(100_000):
         deep = [deep]
     with pytest.raises(RenderFault, match="RecursionError"):
         isolated.render("{{ 1 }}", {"x": deep})
-
-
-def test_threads_render_at_the_same_time(isolated: IsolatedRenderer) -> None:
-    gate = threading.Barrier(3)
-
-    def render(number: int) -> str:
-        gate.wait()
-        return isolated.render("{% for i in range(2000) %}{{ n }}{% endfor %}", {"n": number})
-
-    with ThreadPoolExecutor(3) as threads:
-        assert list(threads.map(render, range(3))) == [str(n) * 2000 for n in range(3)]
 
 
 def test_a_process_that_has_died_is_replaced() -> None:
@@ -245,18 +228,6 @@ def test_the_process_knows_the_time_zone_and_no_secret(monkeypatch: pytest.Monke
     (worker,) = renderer._processes._idle
     assert b"secret" not in Path(f"/proc/{worker.pid}/environ").read_bytes()
     renderer.close()
-
-
-def test_no_process_is_left_after() -> None:
-    renderer = IsolatedRenderer()
-    renderer.render("{{ 1 }}", {})
-    (worker,) = renderer._processes._idle
-    renderer.close()
-    assert not worker.lives
-    with pytest.raises(ProcessLookupError):
-        os.kill(worker.pid, 0)
-    assert renderer.render("{{ 2 }}", {}) == "2"  # a late request is answered, too
-    assert not renderer._processes._idle
 
 
 def test_a_model_with_an_endless_template_is_refused_when_it_is_loaded(hasty: IsolatedRenderer) -> None:
