@@ -14,10 +14,7 @@ from server.errors import InvalidRequest
 from server.structured.grammar.limits import (
     MAX_GBNF_ITEMS,
     MAX_REPETITIONS,
-    MAX_RULE_CHAIN,
     MAX_TEXT_CHARS,
-    Node,
-    check_chain,
 )
 
 _MAX_CODE_POINT = 0x10FFFF
@@ -50,9 +47,8 @@ class _Converter:
         self._line = 1
         self._names: dict[str, str] = {}  # Lark's name of each rule of the text
         self._rules: dict[str, str] = {}
-        self._uses: dict[str, list[str]] = {}
         self._references: list[tuple[str, int]] = []  # the name of a rule and the line of its use
-        self._rule = ""  # the current rule
+        self._n_groups = 0
         self._n_items = 0
 
     def lark(self) -> str:
@@ -67,8 +63,6 @@ class _Converter:
         for name, line in self._references:
             if self._names[name] not in self._rules:
                 raise InvalidRequest(f"line {line}: rule '{name}' is not defined")
-        nodes = {rule: Node(1, tuple(uses)) for rule, uses in self._uses.items()}
-        check_chain(nodes, ["start"], MAX_RULE_CHAIN, "the grammar")
         return "".join(f"{rule}: {body}\n" for rule, body in self._rules.items())
 
     def _fail(self, message: str) -> NoReturn:
@@ -120,23 +114,20 @@ class _Converter:
     def _rule_name(self, name: str) -> str:
         return self._names.setdefault(name, "start" if name == "root" else f"r{len(self._names)}")
 
-    def _use(self, rule: str) -> str:
-        self._uses[self._rule].append(rule)
-        return rule
+    def _group_name(self) -> str:
+        self._n_groups += 1
+        return f"g{self._n_groups}"
 
     def _define(self, rule: str, depth: int) -> None:
         """Read alternatives as the body of a rule."""
         if depth > _MAX_GROUP_DEPTH:
             self._fail(f"groups nested deeper than {_MAX_GROUP_DEPTH}")
-        outer, self._rule = self._rule, rule
-        self._uses[rule] = []
         options = [self._sequence(depth)]
         while self._peek() == "|":
             self._take()
             self._space(newlines=True)
             options.append(self._sequence(depth))
         self._rules[rule] = " | ".join(options)
-        self._rule = outer
 
     def _sequence(self, depth: int) -> str:
         items: list[str] = []
@@ -166,19 +157,19 @@ class _Converter:
         if _is_word(char):
             name = self._name("a rule name")
             self._references.append((name, self._line))
-            return [self._use(self._rule_name(name))]
+            return [self._rule_name(name)]
         return None
 
     def _group(self, depth: int) -> str:
         opened = self._line
         self._take()
         self._space(newlines=True)
-        rule = f"g{len(self._uses)}"
+        rule = self._group_name()
         self._define(rule, depth + 1)
         if self._peek() != ")":
             self._fail(f"expected ')' for the '(' of line {opened}")
         self._take()
-        return self._use(rule)
+        return rule
 
     def _literal(self) -> list[str]:
         opened = self._line
@@ -274,9 +265,9 @@ class _Converter:
         if high == 0:
             return []
         if len(item) != 1:
-            rule = f"g{len(self._uses)}"
-            self._uses[rule], self._rules[rule] = [], " ".join(item) or '""'
-            item = [self._use(rule)]
+            rule = self._group_name()
+            self._rules[rule] = " ".join(item) or '""'
+            item = [rule]
         return [item[0] + _BOUNDS.get((low, high), f"{{{low},{'' if high is None else high}}}")]
 
     def _counts(self) -> tuple[int, int | None]:

@@ -22,11 +22,8 @@ from jsonschema.validators import validator_for
 from server.errors import InvalidRequest
 from server.structured.grammar.limits import (
     MAX_EXPLAINED_NODES,
-    MAX_SCHEMA_CHAIN,
     MAX_SCHEMA_DEPTH,
     MAX_SCHEMA_NODES,
-    Node,
-    check_chain,
 )
 from server.structured.grammar.schema.document import Document, unenforceable
 from server.structured.grammar.schema.keywords import LISTS, MAPS, SINGLE
@@ -35,13 +32,12 @@ from server.structured.grammar.schema.rewriting import Rewriter
 from server.structured.grammar.unique.places import UniquePlaces
 
 ANY_OBJECT = {"type": "object"}
-_DATA = ("const", "enum", "required")
 _GENERATED_PLACE = re.compile(r" while processing json-schema:///#/\$defs/\d+")
 _COUNTS_PROPERTIES = frozenset(["minProperties", "maxProperties"])
 _IN_PLACE = ("$ref", "anyOf", "oneOf")
 _OF_OBJECTS = frozenset(["properties", "patternProperties", "additionalProperties", "required"]) | _COUNTS_PROPERTIES
 _SAYS_WHICH = frozenset(["additionalProperties", "patternProperties", "const", "enum"]) | _COUNTS_PROPERTIES
-_NO_SCHEMAS = (*_DATA, "default", "examples")
+_NO_SCHEMAS = ("const", "enum", "required", "default", "examples")
 _OPTIONS = {
     "whitespace_flexible": False,
     "whitespace_pattern": r"( |\n{1,2}[ \t]{0,20})",
@@ -226,23 +222,13 @@ def _repeats(_: Any, wanted: bool, items: Any, __: Any) -> Iterator[ValidationEr
 
 
 def _check_references(schema: dict[str, Any], what: str) -> None:
-    """Raise `InvalidRequest` for references of a rewritten document that are too deep or have no end.
+    """Raise `InvalidRequest` for a definition that only refers to itself.
 
-    All references must be to "#" or to one of its definitions. A value that must match a definition which only refers
-    to itself has no end: llguidance compiles such a schema, and a reply could not be completed.
+    A value that must match it has no end: llguidance compiles such a schema, and a reply could not be completed.
     """
-    definitions = schema.get("$defs", {})
-    parts = {"#": {key: value for key, value in schema.items() if key != "$defs"}}
-    parts |= {f"#/$defs/{name}": definition for name, definition in definitions.items()}
-    nodes = {name: Node(*_measure(part)) for name, part in parts.items()}
-    check_chain(nodes, ["#"], MAX_SCHEMA_CHAIN, what)
-    used, waiting = {"#"}, ["#"]
-    while waiting:
-        below = set(nodes[waiting.pop()].uses) - used
-        used |= below
-        waiting += below
+    parts = {f"#/$defs/{name}": definition for name, definition in schema.get("$defs", {}).items()} | {"#": schema}
     try:
-        TopologicalSorter({name: _joined_in_place(parts[name]) for name in used}).prepare()
+        TopologicalSorter({name: _joined_in_place(part) for name, part in parts.items()}).prepare()
     except CycleError:
         raise InvalidRequest(f"{what}: a '$ref' leads back to itself with nothing in between", what) from None
 
@@ -253,25 +239,6 @@ def _joined_in_place(schema: Any) -> list[str]:
         return []
     found = [schema["$ref"]] if "$ref" in schema else []
     return found + [name for part in schema.get("allOf", ()) for name in _joined_in_place(part)]
-
-
-def _measure(schema: object) -> tuple[int, tuple[str, ...]]:
-    """Return the depth of a schema and its references."""
-    uses: list[str] = []
-    depth = 0
-    level = [schema]
-    while level:
-        depth += 1
-        below: list[object] = []
-        for value in level:
-            if isinstance(value, dict):
-                if isinstance(value.get("$ref"), str):
-                    uses.append(value["$ref"])
-                below += [child for key, child in value.items() if key not in _DATA]
-            elif isinstance(value, list):
-                below += value
-        level = below
-    return depth, tuple(uses)
 
 
 def unsupported(error: str, schema: object, narrowed: str) -> InvalidRequest:

@@ -7,21 +7,11 @@ from typing import Any
 
 from server.errors import InvalidRequest
 from server.structured.grammar.json_schema import schema_text
-from server.structured.grammar.limits import MAX_RULE_CHAIN, Node, check_chain
 
-_TOKENS = re.compile(
+_KEYWORDS = re.compile(
     r"""
-    (?P<skip>[ \t\r\n]+ | //[^\n]* | \#[^\n]*)
-  | (?P<json>%json\b)
-  | (?P<text>%text\b)
-  | (?P<directive>%[a-z_]+)
-  | (?P<string>"(?:\\.|[^"\\\n])*"i?)
-  | (?P<regex>/(?!/)(?:\\.|[^/\\\n])+/[imslux]*)
-  | (?P<special><[^>\n]+>)
-  | (?P<head>(?P<name>[A-Za-z_][A-Za-z0-9_-]*)(?:::_)?(?:\.-?\d+)?(?:\[[^\]\n]*\])?[ \t]*:(?!:))
-  | (?P<use>[A-Za-z_][A-Za-z0-9_-]*)
-  | (?P<open>[(\[{]) | (?P<close>[)\]}])
-  | (?P<other>.)
+    //[^\n]* | \#[^\n]* | "(?:\\.|[^"\\\n])*" | /(?!/)(?:\\.|[^/\\\n])+/  # comments, strings and regexes are skipped
+  | (?P<keyword>%(?:json|text|lark)\b)
     """,
     re.VERBOSE | re.DOTALL,
 )
@@ -41,7 +31,7 @@ def without_anchors(regex: str) -> str:
 
 
 def checked_lark(text: str, max_chars: int) -> str:
-    """Check a client's Lark grammar for size, depth and every ``%json``. Raises InvalidRequest. llguidance reports
+    """Check a client's Lark grammar for its size and every ``%json``. Raises InvalidRequest. llguidance reports
     other errors.
     """
     grammar, texts, _ = lark_with_texts(text, max_chars, ())
@@ -58,39 +48,26 @@ def lark_with_texts(text: str, max_chars: int, special: Iterable[int]) -> tuple[
     """
     if len(text) > max_chars:
         raise InvalidRequest(f"the grammar has {len(text)} characters, {max_chars} are allowed")
-    weights: dict[str, int] = {}
-    uses: dict[str, list[str]] = {}
     out: list[str] = []
     texts: list[dict[str, Any]] = []
     hole = next((token for token in special if f"<[{token}]>" not in text), -1)
-    rule, level, pos = "", 0, 0
-    while match := _TOKENS.match(text, pos):
-        pos = match.end()
-        kind = match.lastgroup
-        if kind == "directive" and match.group() == "%lark":
-            raise InvalidRequest("%lark inside a Lark grammar is not supported: write its rules into the grammar")
-        if kind in ("head", "name"):
-            rule, level = match.group("name"), 0
-            weights.setdefault(rule, 1)
-        elif kind == "use":
-            uses.setdefault(rule, []).append(match.group())
-        elif kind == "open":
-            level += 1
-            weights[rule] = max(weights.get(rule, 1), level + 1)
-        elif kind == "close":
-            level -= 1
-        if kind == "text":
-            found, pos = _inline_json(text, pos, "%text")
-            if found not in texts:
-                texts.append(found)
-            out.append(f"<[{hole}]> " * (texts.index(found) + 1))
+    n_copied = pos = 0
+    while match := _KEYWORDS.search(text, pos):
+        pos, keyword = match.end(), match["keyword"]
+        if keyword is None:
             continue
-        out.append(match.group())
-        if kind == "json":
-            schema, pos = _inline_json(text, pos, "%json")
-            out.append(" " + schema_text(schema))
-    nodes = {name: Node(weight, tuple(uses.get(name, ()))) for name, weight in weights.items()}
-    check_chain(nodes, nodes, MAX_RULE_CHAIN, "the grammar")
+        if keyword == "%lark":
+            raise InvalidRequest("%lark inside a Lark grammar is not supported: write its rules into the grammar")
+        out.append(text[n_copied : match.start()])
+        found, pos = _inline_json(text, pos, keyword)
+        n_copied = pos
+        if keyword == "%json":
+            out.append(f"%json {schema_text(found)}")
+            continue
+        if found not in texts:
+            texts.append(found)
+        out.append(f"<[{hole}]> " * (texts.index(found) + 1))
+    out.append(text[n_copied:])
     if texts and hole < 0:
         raise InvalidRequest("no grammar of a tool's input can be enforced: the vocabulary has no control token for it")
     return "".join(out), texts, hole

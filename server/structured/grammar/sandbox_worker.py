@@ -3,7 +3,9 @@
 import json
 import pickle
 import random
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from typing import Any
 
@@ -12,6 +14,7 @@ import llguidance
 from server.errors import InvalidRequest
 from server.sandbox.worker import Answer
 from server.structured.grammar.build import LarkGrammar, gbnf_grammar, lark_grammar, matcher_of, schema_grammar
+from server.structured.grammar.limits import SANDBOX_STACK_BYTES
 from server.structured.grammar.matcher import first_line
 from server.structured.grammar.sandbox import DONE, GBNF, GRAMMAR, LARK, REFUSED, SCHEMA, VOCABULARY
 from server.structured.grammar.tokenizer import TokenTable
@@ -39,7 +42,9 @@ class _Vocabulary:
 
 
 def answerer() -> Answer:
-    """Return the function that answers requests."""
+    """Return the function that answers requests. A grammar that overflows the thread's stack ends the process."""
+    threading.stack_size(SANDBOX_STACK_BYTES)
+    thread = ThreadPoolExecutor(1)
     vocabulary: list[_Vocabulary] = []
 
     def answer(what: bytes, request: bytes) -> tuple[bytes, bytes]:
@@ -47,7 +52,8 @@ def answerer() -> Answer:
             vocabulary[:] = [_Vocabulary(pickle.loads(request))]  # noqa: S301 - of the server's own
             return DONE, b""
         try:
-            return DONE, json.dumps(_TRIES[what](vocabulary[0], json.loads(request))).encode()
+            made = thread.submit(_TRIES[what], vocabulary[0], json.loads(request)).result()
+            return DONE, json.dumps(made).encode()
         except InvalidRequest as error:
             return REFUSED, json.dumps([error.message, error.param]).encode()
 

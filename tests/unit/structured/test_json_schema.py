@@ -139,13 +139,10 @@ def test_a_schema_too_deep_or_too_large_is_refused() -> None:
     deep: dict[str, Any] = {}
     for _ in range(1000):
         deep = {"items": deep}
-    chain = {f"d{n}": {"items": {"$ref": f"#/$defs/d{n + 1}"}} for n in range(900)}
     with pytest.raises(InvalidRequest, match="deeper than"):
         BYTES.json_schema(deep)
     with pytest.raises(InvalidRequest, match="values"):
         BYTES.json_schema({"enum": list(range(60_000))})
-    with pytest.raises(InvalidRequest, match="levels of references"):
-        BYTES.json_schema({"$ref": "#/$defs/d0", "$defs": {**chain, "d900": {"type": "null"}}})
     huge = BYTES.json_schema({"type": "string", "minLength": 10**8})
     assert not matches(huge, '"short"')
 

@@ -1,5 +1,6 @@
 """Grammars are compiled in a process that can be stopped: what takes too much costs that process and nothing else."""
 
+import json
 import os
 import signal
 import threading
@@ -70,10 +71,39 @@ def test_a_schema_that_explodes_is_refused_and_the_next_grammar_is_compiled(limi
 
 
 def test_a_schema_that_explodes_inside_of_lark_is_refused(compiler: GrammarCompiler) -> None:
-    import json
-
     with pytest.raises(InvalidRequest, match="was stopped"):
         compiler.lark("start: %json " + json.dumps(exploding_schema()))
+
+
+CHAIN = {
+    f"d{n}": {"properties": {"x": {"anyOf": [{"$ref": f"#/$defs/d{n + 1}"}, {"type": "null"}]}}} for n in range(1000)
+}
+DEEP = json.dumps({"$ref": "#/$defs/d0", "$defs": {**CHAIN, "d1000": {"type": "null"}}})
+RULES = 3000
+
+
+@pytest.mark.parametrize(
+    "lark",
+    [
+        f"start: body\nbody: %json {DEEP}",
+        "start: " + "(" * 100_000 + '"a"' + ")" * 100_000,
+        "start: a0\n" + "".join(f"a{n}: a{n + 1}\n" for n in range(RULES)) + f'a{RULES}: "x"',
+        "start: A0\n" + "".join(f'A{n}: "y" A{n + 1}\n' for n in range(RULES)) + f'A{RULES}: "x"',
+    ],
+    ids=["schema", "groups", "rules", "terminals"],
+)
+def test_a_grammar_that_overflows_the_stack_is_refused(compiler: GrammarCompiler, lark: str) -> None:
+    """Found with llguidance 1.9.1: each ends the process that compiles it."""
+    with pytest.raises(InvalidRequest, match=r"crashed|too deep|recursion"):
+        compiler.lark(lark)
+    assert matches(compiler.lark('start: "a"'), "a")
+
+
+def test_chains_of_other_grammars_are_refused(compiler: GrammarCompiler) -> None:
+    with pytest.raises(InvalidRequest):
+        compiler.gbnf("root ::= a0\n" + "".join(f"a{n} ::= a{n + 1}\n" for n in range(RULES)) + f'a{RULES} ::= "x"')
+    with pytest.raises(InvalidRequest):
+        compiler.json_schema(json.loads(DEEP))
 
 
 def test_a_pattern_that_no_step_could_follow_is_refused_before_a_reply_begins(compiler: GrammarCompiler) -> None:
