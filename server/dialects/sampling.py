@@ -10,18 +10,13 @@ key is a token id or a text whose tokens are all meant; ``false`` means never.
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import AfterValidator, Field, WithJsonSchema
+from pydantic import AfterValidator, Field, WithJsonSchema, create_model
 
 from server.dialects.fields import (
-    MAX_MAGNITUDE,
     Body,
-    Count,
-    CountOrAll,
-    Fraction,
     Number,
-    SoftCount,
     Strings,
     TextOrStrings,
     Whole,
@@ -30,7 +25,15 @@ from server.dialects.fields import (
     within,
 )
 from server.dialects.warnings import GONE_SAMPLERS
-from server.engine.request import SAMPLER_LETTERS, SAMPLERS, Request, SamplingParams, sampler_named
+from server.engine.request import (
+    PARAMETERS,
+    SAMPLER_LETTERS,
+    SAMPLERS,
+    Parameter,
+    Request,
+    SamplingParams,
+    sampler_named,
+)
 from server.vocab import Vocab
 
 Biases = tuple[tuple[int | str, float], ...]
@@ -158,44 +161,42 @@ def _known(name: object, sampler: str | None) -> str:
     return sampler
 
 
-class SamplingFields(Body):
+def _body_type(name: str, kind: type, parameter: Parameter) -> Any:
+    """Return the type of a parameter's field in a body."""
+    if name == "repeat_penalty":
+        return RepeatPenalty
+    if parameter.hard is not None:
+        return Annotated[Whole if kind is int else kind, AfterValidator(within(*parameter.hard))]
+    number: Any = {int: Whole, float: Number}.get(kind, kind)
+    return number if parameter.soft is None else Annotated[number, AfterValidator(clamped(*parameter.soft))]
+
+
+if TYPE_CHECKING:
+
+    class _Parameters(Body):
+        dry_base: float | None = None
+        temperature: float | None = None
+        top_k: int | None = None
+        top_p: float | None = None
+
+else:
+    _Parameters = create_model(
+        "_Parameters",
+        __base__=Body,
+        **{name: (_body_type(name, *known) | None, None) for name, known in PARAMETERS.items()},
+    )
+
+
+class SamplingFields(_Parameters):
     """Every field of `SamplingParams` under its llama-server name; absent = the model's own default."""
 
     seed: Seed | None = None
-    temperature: Annotated[Number, AfterValidator(clamped(0.0, MAX_MAGNITUDE))] | None = None
-    dynatemp_range: Number | None = None
-    dynatemp_exponent: Number | None = None
-    top_k: SoftCount | None = None
-    top_p: Fraction | None = None
-    min_p: Fraction | None = None
-    top_n_sigma: Number | None = None
-    xtc_probability: Fraction | None = None
-    xtc_threshold: Fraction | None = None
-    typical_p: Number | None = None
-    repeat_last_n: CountOrAll | None = None
-    repeat_penalty: RepeatPenalty | None = None
-    presence_penalty: Number | None = None
-    frequency_penalty: Number | None = None
-    dry_multiplier: Number | None = None
-    dry_base: Number | None = None
-    dry_allowed_length: Count | None = None
-    dry_penalty_last_n: CountOrAll | None = None
     dry_sequence_breakers: Annotated[Strings, AfterValidator(read_breakers)] = None
-    mirostat: Annotated[Whole, AfterValidator(clamped(0, 2))] | None = None
-    mirostat_tau: Number | None = None
-    mirostat_eta: Number | None = None
-    adaptive_target: Annotated[Number, AfterValidator(clamped(-MAX_MAGNITUDE, 1.0))] | None = None
-    adaptive_decay: Annotated[float, AfterValidator(within(0.0, 0.99))] | None = None
-    min_keep: Count | None = None
-    ignore_eos: bool | None = None
-    backend_sampling: bool | None = None
     samplers: Annotated[TextOrStrings, AfterValidator(read_samplers)] = None
     logit_bias: Annotated[Any, AfterValidator(read_logit_bias), WithJsonSchema(_BIAS_SCHEMA)] = None
 
 
-_PLAIN_FIELDS = tuple(
-    set(SamplingFields.model_fields) - {"seed", "samplers", "logit_bias", "dry_sequence_breakers", "dry_base"}
-)
+_PLAIN_FIELDS = tuple(set(PARAMETERS) - {"dry_base"})
 
 
 def sampling_params(fields: SamplingFields, defaults: SamplingParams, vocab: Vocab, n_ctx: int) -> SamplingParams:

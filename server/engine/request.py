@@ -2,10 +2,10 @@
 pass before it is queued.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
-from typing import TypeAlias
+from typing import Any, TypeAlias, TypeVar, cast
 
 from server.engine.media import Spans
 from server.errors import ContextExceeded, InvalidRequest
@@ -45,39 +45,113 @@ def sampler_named(name: str) -> str | None:
 
 
 @dataclass(frozen=True, slots=True)
+class Parameter:
+    """How clients and operators set a sampling parameter besides its name and type.
+
+    ``flags`` and ``env``: see `server.options.option.option`, as ``limits`` of options. In a request, a value past
+    ``soft`` becomes the limit, and a value past ``hard`` is an error. A float without either is limited to a million.
+    """
+
+    flags: str
+    env: str | bool
+    soft: tuple[float, float] | None
+    hard: tuple[float, float] | None
+    limits: Mapping[str, Any]
+
+
+T = TypeVar("T", bound=float)
+_INT32_MAX = 2**31 - 1
+
+
+def _parameter(
+    default: T,
+    flags: str = "",
+    *,
+    env: str | bool = "",
+    soft: tuple[float, float] | None = None,
+    hard: tuple[float, float] | None = None,
+    **limits: float,
+) -> T:
+    """Return a dataclass field with its `Parameter`."""
+    return field(default=default, metadata={"parameter": Parameter(flags, env, soft, hard, limits)})
+
+
+@dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """llama-server's sampler chain with its defaults (llama.cpp common/common.h, common_params_sampling)."""
+    """llama-server's sampler chain with its defaults (llama.cpp common/common.h, common_params_sampling).
+
+    This is the table of sampling parameters: request bodies, flags, YAML, their documentation, ``/props`` and the web
+    UI derive from it. A field's docstring documents the option.
+    """
 
     seed: int = RANDOM_SEED
-    temperature: float = 0.8
-    dynatemp_range: float = 0.0
-    dynatemp_exponent: float = 1.0
-    top_k: int = 40
-    top_p: float = 0.95
-    min_p: float = 0.05
-    top_n_sigma: float = -1.0
-    xtc_probability: float = 0.0
-    xtc_threshold: float = 0.1
-    typical_p: float = 1.0
-    repeat_last_n: int = 64
-    repeat_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    dry_multiplier: float = 0.0
-    dry_base: float = 1.75
-    dry_allowed_length: int = 2
-    dry_penalty_last_n: int = 64
+    temperature: float = _parameter(0.8, "--temp --temperature", env="LLAMA_ARG_TEMPERATURE", soft=(0.0, 1e6))
+    """Sampling temperature; higher values give more varied text, 0 or less = greedy."""
+    dynatemp_range: float = _parameter(0.0, "--dynatemp-range", ge=0)
+    """Dynamic temperature: range around the temperature; 0 = off."""
+    dynatemp_exponent: float = _parameter(1.0, "--dynatemp-exp")
+    """Dynamic temperature: exponent that maps entropy to temperature."""
+    top_k: int = _parameter(40, "--top-k", env=True, soft=(0, _INT32_MAX))
+    """Keep the k most likely tokens; 0 = off."""
+    top_p: float = _parameter(0.95, "--top-p", env=True, soft=(0.0, 1.0), ge=0)
+    """Keep the most likely tokens whose probabilities add up to this value; 1 = off."""
+    min_p: float = _parameter(0.05, "--min-p", env=True, soft=(0.0, 1.0), ge=0)
+    """Drop tokens whose probability is below this fraction of the most probable token's; 0 = off."""
+    top_n_sigma: float = _parameter(-1.0, "--top-nsigma --top-n-sigma")
+    """Keep tokens within n standard deviations of the best logit; negative = off."""
+    xtc_probability: float = _parameter(0.0, "--xtc-probability", soft=(0.0, 1.0), ge=0)
+    """Probability that XTC removes the top tokens; 0 = off."""
+    xtc_threshold: float = _parameter(0.1, "--xtc-threshold", soft=(0.0, 1.0), ge=0)
+    """XTC: tokens above this probability may be removed; above 0.5 = off."""
+    typical_p: float = _parameter(1.0, "--typical --typical-p", ge=0)
+    """Locally typical sampling: probability mass to keep; 1 = off."""
+    repeat_last_n: int = _parameter(64, "--repeat-last-n", hard=(-1, _INT32_MAX), ge=0)
+    """Number of last tokens that penalties consider; 0 = off."""
+    repeat_penalty: float = _parameter(1.0, "--repeat-penalty", env=True, gt=0)
+    """Factor that reduces the logits of repeated tokens; 1 = off."""
+    presence_penalty: float = _parameter(0.0, "--presence-penalty", env=True)
+    """Value subtracted from the logits of tokens that occurred; 0 = off."""
+    frequency_penalty: float = _parameter(0.0, "--frequency-penalty", env=True)
+    """Value subtracted from a token's logit for each occurrence; 0 = off."""
+    dry_multiplier: float = _parameter(0.0, "--dry-multiplier", ge=0)
+    """DRY: penalty multiplier; 0 = off."""
+    dry_base: float = _parameter(1.75, "--dry-base", ge=1)
+    """DRY: base of the exponential penalty."""
+    dry_allowed_length: int = _parameter(2, "--dry-allowed-length", hard=(0, _INT32_MAX), ge=0)
+    """DRY: repetitions up to this length are not penalized."""
+    dry_penalty_last_n: int = _parameter(64, "--dry-penalty-last-n", hard=(-1, _INT32_MAX), ge=0)
+    """DRY: number of last tokens considered; 0 = off."""
     dry_sequence_breakers: tuple[str, ...] = ("\n", ":", '"', "*")
-    mirostat: int = 0
-    mirostat_tau: float = 5.0
-    mirostat_eta: float = 0.1
-    adaptive_target: float = -1.0
-    adaptive_decay: float = 0.9
-    min_keep: int = 0
-    ignore_eos: bool = False
+    mirostat: int = _parameter(0, "--mirostat", soft=(0, 2), ge=0, le=2)
+    """Mirostat version; replaces all samplers except temperature; 0 = off."""
+    mirostat_tau: float = _parameter(5.0, "--mirostat-ent", ge=0)
+    """Mirostat: target entropy (tau)."""
+    mirostat_eta: float = _parameter(0.1, "--mirostat-lr", ge=0)
+    """Mirostat: learning rate (eta)."""
+    adaptive_target: float = _parameter(-1.0, "--adaptive-target", soft=(-1e6, 1.0), le=1)
+    """Adaptive-p: target probability of selected tokens; negative = off."""
+    adaptive_decay: float = _parameter(0.9, "--adaptive-decay", hard=(0.0, 0.99), ge=0, le=0.99)
+    """Adaptive-p: decay of the moving average; higher values adapt more slowly."""
+    min_keep: int = _parameter(0, hard=(0, _INT32_MAX), ge=0)
+    """Minimum number of tokens that top-p, min-p, typical and XTC keep."""
+    ignore_eos: bool = _parameter(False, "--ignore-eos")
+    """Never sample an end-of-generation token."""
     logit_bias: tuple[tuple[int, float], ...] = ()
     samplers: tuple[str, ...] = DEFAULT_SAMPLERS
-    backend_sampling: bool = False  # in the compute graph, if nothing else needs the logits
+    backend_sampling: bool = _parameter(False, "-bs --backend-sampling", env="LLAMA_ARG_BACKEND_SAMPLING")
+    """Sample in the compute graph for requests that need no logits (docs/speculation.md). A request opts out with
+    backend_sampling: false.
+    """
+
+
+PARAMETERS: Mapping[str, tuple[type, Parameter]] = {
+    each.name: (cast(type, each.type), each.metadata["parameter"])
+    for each in fields(SamplingParams)
+    if "parameter" in each.metadata
+}
+"""The type and the `Parameter` of each number and switch of `SamplingParams`. Other fields have their own parsers."""
+NUMBERS = tuple(each.name for each in fields(SamplingParams) if each.type in (int, float))
+"""Names of the parameters that are numbers."""
 
 
 class FinishReason(StrEnum):

@@ -5,12 +5,14 @@ dataclasses (`LoadParams`, `EngineParams`, `ChatParams`, `SamplingParams`) have 
 are llama-server's (llama.cpp common/arg.cpp); a field without any is Llamapool's own.
 """
 
+from collections.abc import Mapping
+from dataclasses import asdict
 from itertools import pairwise
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, ConfigDict, WithJsonSchema, model_validator
+from pydantic import BeforeValidator, ConfigDict, WithJsonSchema, create_model, model_validator
 
-from server.engine.request import DEFAULT_SAMPLERS
+from server.engine.request import DEFAULT_SAMPLERS, PARAMETERS, SamplingParams
 from server.formats import BY_NAME
 from server.options.option import SettingsModel, option
 from server.options.values import (
@@ -185,10 +187,23 @@ class ProjectorSettings(SettingsModel):
     """URL of the projector; downloaded to mmproj if given, otherwise into the cache."""
 
 
-class SamplingSettings(SettingsModel):
-    """Defaults of the requests' sampling parameters."""
-
+class _SamplingGroup(SettingsModel):
     group: ClassVar[str] = "Sampling defaults"
+
+
+_DEFAULTS = asdict(SamplingParams())
+_TYPES: Mapping[type, Any] = {int: Int, float: Float, bool: Bool}
+_FIELDS: Any = {
+    name: (_TYPES[kind], option(_DEFAULTS[name], known.flags, env=known.env, **known.limits))
+    for name, (kind, known) in PARAMETERS.items()
+}
+_Parameters: Any = create_model("_Parameters", __base__=_SamplingGroup, **_FIELDS)
+
+
+class SamplingSettings(_Parameters):
+    """Defaults of the requests' sampling parameters: those of `SamplingParams`, and what else shapes replies."""
+
+    documented_by: ClassVar[type] = SamplingParams
 
     n_predict: Int = option(-1, "-n --predict --n-predict", env="LLAMA_ARG_N_PREDICT", ge=-1)
     """Maximum number of tokens of a reply that sets no max_tokens; -1 = until the context is full."""
@@ -216,64 +231,10 @@ class SamplingSettings(SettingsModel):
     """Samplers as one letter each, e.g. edskypmxt; empty = as samplers."""
     seed: Int = option(-1, "-s --seed", ge=-1, le=0xFFFFFFFF)
     """Random seed of requests that set none; -1 = a random seed per request."""
-    ignore_eos: Bool = option(False, "--ignore-eos")
-    """Never sample an end-of-generation token."""
-    temperature: Float = option(0.8, "--temp --temperature", env="LLAMA_ARG_TEMPERATURE")
-    """Sampling temperature; higher values give more varied text, 0 or less = greedy."""
-    top_k: Int = option(40, "--top-k", env=True)
-    """Keep the k most likely tokens; 0 = off."""
-    top_p: Float = option(0.95, "--top-p", env=True, ge=0)
-    """Keep the most likely tokens whose probabilities add up to this value; 1 = off."""
-    min_p: Float = option(0.05, "--min-p", env=True, ge=0)
-    """Drop tokens whose probability is below this fraction of the most probable token's; 0 = off."""
-    top_n_sigma: Float = option(-1.0, "--top-nsigma --top-n-sigma")
-    """Keep tokens within n standard deviations of the best logit; negative = off."""
-    xtc_probability: Float = option(0.0, "--xtc-probability", ge=0)
-    """Probability that XTC removes the top tokens; 0 = off."""
-    xtc_threshold: Float = option(0.1, "--xtc-threshold", ge=0)
-    """XTC: tokens above this probability may be removed; above 0.5 = off."""
-    typical_p: Float = option(1.0, "--typical --typical-p", ge=0)
-    """Locally typical sampling: probability mass to keep; 1 = off."""
-    repeat_last_n: Int = option(64, "--repeat-last-n", ge=0)
-    """Number of last tokens that penalties consider; 0 = off."""
-    repeat_penalty: Float = option(1.0, "--repeat-penalty", env=True, gt=0)
-    """Factor that reduces the logits of repeated tokens; 1 = off."""
-    presence_penalty: Float = option(0.0, "--presence-penalty", env=True)
-    """Value subtracted from the logits of tokens that occurred; 0 = off."""
-    frequency_penalty: Float = option(0.0, "--frequency-penalty", env=True)
-    """Value subtracted from a token's logit for each occurrence; 0 = off."""
-    dry_multiplier: Float = option(0.0, "--dry-multiplier", ge=0)
-    """DRY: penalty multiplier; 0 = off."""
-    dry_base: Float = option(1.75, "--dry-base", ge=1)
-    """DRY: base of the exponential penalty."""
-    dry_allowed_length: Int = option(2, "--dry-allowed-length", ge=0)
-    """DRY: repetitions up to this length are not penalized."""
-    dry_penalty_last_n: Int = option(64, "--dry-penalty-last-n", ge=0)
-    """DRY: number of last tokens considered; 0 = off."""
     dry_sequence_breakers: Breakers = option(
         ("\n", ":", '"', "*"), "--dry-sequence-breaker", metavar="TEXT", text=unescape, repeat=True
     )
     """DRY: strings that interrupt a repetition; the flag may be repeated; none = no breakers."""
-    mirostat: Int = option(0, "--mirostat", ge=0, le=2)
-    """Mirostat version; replaces all samplers except temperature; 0 = off."""
-    mirostat_tau: Float = option(5.0, "--mirostat-ent", ge=0)
-    """Mirostat: target entropy (tau)."""
-    mirostat_eta: Float = option(0.1, "--mirostat-lr", ge=0)
-    """Mirostat: learning rate (eta)."""
-    adaptive_target: Float = option(-1.0, "--adaptive-target", le=1)
-    """Adaptive-p: target probability of selected tokens; negative = off."""
-    adaptive_decay: Float = option(0.9, "--adaptive-decay", ge=0, le=0.99)
-    """Adaptive-p: decay of the moving average; higher values adapt more slowly."""
-    dynatemp_range: Float = option(0.0, "--dynatemp-range", ge=0)
-    """Dynamic temperature: range around the temperature; 0 = off."""
-    dynatemp_exponent: Float = option(1.0, "--dynatemp-exp")
-    """Dynamic temperature: exponent that maps entropy to temperature."""
-    min_keep: Int = option(0, ge=0)
-    """Minimum number of tokens that top-p, min-p, typical and XTC keep."""
-    backend_sampling: Bool = option(False, "-bs --backend-sampling", env="LLAMA_ARG_BACKEND_SAMPLING")
-    """Sample in the compute graph for requests that need no logits (docs/speculation.md). A request opts out with
-    backend_sampling: false.
-    """
     logit_bias: LogitBias = option(
         (), "-l --logit-bias", metavar="TOKEN_ID+BIAS", text=lambda text: text.split(","), repeat=True
     )

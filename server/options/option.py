@@ -107,10 +107,14 @@ def _checked(check: Callable[[Any], object], default: object) -> Callable[[T], T
 def descriptions(model: type[SettingsModel]) -> Mapping[str, str]:
     """Return the docstring of each field, including inherited ones; "" if only bytecode is installed.
 
+    A class whose fields derive from another one names that as ``documented_by``.
+
     pydantic can read docstrings too, but would do so at every start.
     """
     found = dict.fromkeys(model.model_fields, "")
-    for owner in reversed(model.__mro__[: model.__mro__.index(SettingsModel)]):
+    owners = reversed(model.__mro__[: model.__mro__.index(SettingsModel)])
+    sources = (source for owner in owners for source in (owner, vars(owner).get("documented_by")) if source)
+    for owner in sources:
         try:
             (made,) = ast.parse(inspect.getsource(owner)).body
         except OSError:

@@ -174,8 +174,8 @@ def _engine_params(settings: ModelSettings) -> EngineParams:
 
 def _sampling_params(settings: ModelSettings) -> SamplingParams:
     values = _same_names(SamplingParams, settings)
-    values["seed"] = settings.seed & 0xFFFFFFFF
-    values["temperature"] = max(settings.temperature, 0.0)  # as llama-server's --temp
+    values["seed"] &= 0xFFFFFFFF
+    values["temperature"] = max(values["temperature"], 0.0)  # as llama-server's --temp
     if settings.sampler_seq:
         values["samplers"] = tuple(SAMPLER_LETTERS[letter] for letter in settings.sampler_seq)
     return SamplingParams(**values)

@@ -8,6 +8,7 @@ import math
 import secrets
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import fields
 
 from server.engine.request import RANDOM_SEED, SAMPLERS, SamplingParams
 from server.errors import InternalError, InvalidRequest
@@ -17,12 +18,10 @@ from server.llama.vocab import LlamaVocab
 MAX_BREAKERS = 128
 _MAX_FLOAT = 3.4028234663852886e38
 _MAX_INT = (1 << 31) - 1
-_FLOATS = (
-    *("temperature", "dynatemp_range", "dynatemp_exponent", "top_p", "min_p", "top_n_sigma", "xtc_probability"),
-    *("xtc_threshold", "typical_p", "repeat_penalty", "presence_penalty", "frequency_penalty", "dry_multiplier"),
-    *("dry_base", "mirostat_tau", "mirostat_eta", "adaptive_target", "adaptive_decay"),
+_FLOATS, _INTS = (
+    tuple(each.name for each in fields(SamplingParams) if each.type is kind and each.name != "seed")
+    for kind in (float, int)
 )
-_INTS = ("top_k", "repeat_last_n", "dry_allowed_length", "dry_penalty_last_n", "min_keep")
 
 
 def check_sampling(params: SamplingParams, n_vocab: int) -> None:

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import orjson
 from fastapi import APIRouter, Query, Request, Response
 
+from server.engine.request import NUMBERS
 from server.errors import InvalidRequest, NotFound, NotSupported, ShuttingDown
 from server.routes.management.models import model_named
 from server.routes.services import caller_of, services, target_of
@@ -43,7 +44,7 @@ async def config(request: Request) -> Response:
     used = services(request)
     has_tools = bool(used.tools or used.mcp.configured)
     known = {"settings": used.options.ui_settings, "tools": has_tools, "log_bodies": used.bodies.on}
-    return json_reply(known | {"scenarios": SCENARIOS})
+    return json_reply(known | {"scenarios": SCENARIOS, "sampling": NUMBERS})
 
 
 @router.get("/page/log")

@@ -1,3 +1,4 @@
+import re
 from dataclasses import fields as dataclass_fields
 from typing import Any
 
@@ -7,9 +8,10 @@ from hypothesis import strategies as st
 
 from server.dialects.fields import parse
 from server.dialects.sampling import NEVER, SamplingFields, sampling_params
-from server.engine.request import RANDOM_SEED, SamplingParams
+from server.engine.request import PARAMETERS, RANDOM_SEED, SamplingParams
 from server.errors import InvalidRequest
 from tests.support.fakes import FakeVocab
+from tests.support.real_server import ROOT
 
 N_CTX = 128
 
@@ -114,3 +116,8 @@ def test_any_value_is_either_taken_or_refused(fields: dict[str, Any]) -> None:
         return
     assert 0 <= got.seed <= 0xFFFFFFFF
     assert 0 <= got.repeat_last_n <= N_CTX
+
+
+def test_every_parameter_reaches_the_native_sampler() -> None:
+    source = (ROOT / "server/llama/sampling/sampler.py").read_text()
+    assert {name for name in PARAMETERS if not re.search(rf"\bp(arams)?\.{name}\b", source)} == {"backend_sampling"}

@@ -2,7 +2,7 @@
 import { address, apiKey, ApiError, call, events, json } from "../../lib/api.js";
 import { signal } from "../../lib/dom.js";
 import { t } from "../../lib/texts.js";
-import { messageOf, messages, MORE_SAMPLING, SAMPLING, saveMessage, tellOtherTabs } from "./store.js";
+import { messageOf, messages, moreSampling, SAMPLING, saveMessage, tellOtherTabs } from "./store.js";
 
 /**
  * @typedef {import("./store.js").Message} Message
@@ -35,7 +35,7 @@ function numeric(name, text) {
 export function requestBody(model, settings, path, stream) {
   /** @type {Record<string, any>} */
   const body = { model, messages: conversation(settings.system, path) };
-  for (const name of [...SAMPLING, ...MORE_SAMPLING]) {
+  for (const name of [...SAMPLING, ...moreSampling()]) {
     const value = numeric(name, settings[name] ?? "");
     if (value !== undefined) body[name] = value;
   }

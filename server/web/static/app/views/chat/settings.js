@@ -5,7 +5,7 @@ import { html, useEffect, useState } from "../../lib/dom.js";
 import { IconButton } from "../../lib/icons.js";
 import { chosen } from "../../lib/models.js";
 import { t } from "../../lib/texts.js";
-import { MORE_SAMPLING, SAMPLING } from "./store.js";
+import { moreSampling, SAMPLING } from "./store.js";
 import { serverTools } from "./tools.js";
 
 /** @typedef {import("./store.js").Settings} Settings */
@@ -38,7 +38,7 @@ export const SettingsPanel = ({ settings, onChange, onClose }) => {
   const number = (name) => html`<label class="field" key=${name}>${WORDS[name] ? t(WORDS[name]) : name}
     <input inputmode="decimal" value=${settings[name] ?? ""} placeholder=${shown(name)} onInput=${input(name)} />
   </label>`;
-  const used = [...MORE_SAMPLING, "samplers"].filter((name) => settings[name]?.trim()).length;
+  const used = [...moreSampling(), "samplers"].filter((name) => settings[name]?.trim()).length;
   /** @param {keyof Settings} name */
   const input = (name) => (/** @type {any} */ event) => onChange({ ...settings, [name]: event.target.value });
   /** @param {keyof Settings} name @param {string} label @param {number} rows @param {boolean} code */
@@ -58,7 +58,7 @@ export const SettingsPanel = ({ settings, onChange, onClose }) => {
       <fieldset><legend>${t("sampling")}</legend>
         <div class="numbers">${SAMPLING.map(number)}</div>
         <details class="more"><summary>${used ? t("moreUsed", used) : t("more")}</summary>
-          <div class="numbers">${MORE_SAMPLING.map(number)}</div>
+          <div class="numbers">${moreSampling().map(number)}</div>
           <label class="field">samplers
             <input value=${settings.samplers ?? ""} placeholder=${shown("samplers")} spellcheck="false" onInput=${input("samplers")} />
           </label>

@@ -18,17 +18,11 @@ import { t } from "../../lib/texts.js";
 
 /** Numbers that a request may have, by the API's names: those that are always shown, then those that are folded. */
 export const SAMPLING = ["temperature", "top_p", "top_k", "min_p", "max_tokens", "seed"];
-export const MORE_SAMPLING = [
-  ...["repeat_penalty", "repeat_last_n", "presence_penalty", "frequency_penalty"],
-  ...["dry_multiplier", "dry_base", "dry_allowed_length", "dry_penalty_last_n"],
-  ...["xtc_probability", "xtc_threshold", "typical_p", "top_n_sigma"],
-  ...["dynatemp_range", "dynatemp_exponent", "adaptive_target", "adaptive_decay"],
-  ...["mirostat", "mirostat_tau", "mirostat_eta", "min_keep"],
-];
+export const moreSampling = () => config.value.sampling.filter((name) => !SAMPLING.includes(name));
 
 /** @type {Settings} */
 export const DEFAULTS = {
-  ...Object.fromEntries([...SAMPLING, ...MORE_SAMPLING].map((name) => [name, ""])),
+  ...Object.fromEntries(SAMPLING.map((name) => [name, ""])),
   ...{ system: "", thinking: "auto", schema: "", grammar: "", tools: "", samplers: "" },
 };
 
@@ -155,7 +149,7 @@ export async function removeChat(id) {
 export function defaults() {
   const given = config.value.settings;
   const text = (/** @type {string} */ name) => (given[name] === undefined || given[name] === null ? "" : String(given[name]));
-  const numbers = Object.fromEntries([...SAMPLING, ...MORE_SAMPLING, "samplers"].map((name) => [name, text(name)]));
+  const numbers = Object.fromEntries([...SAMPLING, ...moreSampling(), "samplers"].map((name) => [name, text(name)]));
   return { ...DEFAULTS, ...numbers, typical_p: numbers.typical_p || text("typ_p"), system: text("systemMessage") };
 }
 
