@@ -61,28 +61,26 @@ class Caller:
 NO_CALLER = Caller()
 
 
-class Writer(Protocol):
-    """Writes one reply from the events of all requests, which are numbered as in `Generation`.
+class Writer(ABC):
+    """Writes one reply: folds the events of all requests, which are numbered as in `Generation`.
 
-    For a stream, send what `feed` returns for each event, then what `finish` returns. For a whole reply, `add` each
-    event, then take `body`. Both have the same deltas and items (`server.chat.assembler`).
+    For a stream, send what `feed` returns for each event, then what `finish` returns. For a whole reply, set
+    ``streams`` to false, `feed` each event, then take `body`; writers may then save the work of writing events.
     """
 
+    streams = True
+
+    @abstractmethod
     def feed(self, prompt: int, event: Event) -> list[bytes]:
         """Take one event. Return the server-sent events that follow from it, each one whole."""
-        ...
 
+    @abstractmethod
     def finish(self) -> list[bytes]:
         """Return the last events of the stream."""
-        ...
 
-    def add(self, prompt: int, event: Event) -> None:
-        """Take one event of a whole reply."""
-        ...
-
+    @abstractmethod
     def body(self) -> Json | list[Json]:
         """Return the whole reply, after every choice has finished."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,8 +47,8 @@ def _finals(generation: Generation, fields: GenerationFields, model: LoadedModel
     )
 
 
-@dataclass(slots=True)
-class _VerboseWriter:
+@dataclass
+class _VerboseWriter(Writer):
     """Adds the native response: next to the choices of a whole reply (with several choices, that of the first), and
     without its text to the first event of each choice's end in a stream.
     """
@@ -58,6 +58,8 @@ class _VerboseWriter:
     finals: Finals
 
     def feed(self, prompt: int, event: Event) -> list[bytes]:
+        self.inner.streams = self.native.streams = self.streams
+        self.native.feed(prompt, event)
         chunks = self.inner.feed(prompt, event)
         if not (isinstance(event, Finished) and chunks and chunks[0].endswith(_END)):
             return chunks
@@ -66,10 +68,6 @@ class _VerboseWriter:
 
     def finish(self) -> list[bytes]:
         return self.inner.finish()
-
-    def add(self, prompt: int, event: Event) -> None:
-        self.inner.add(prompt, event)
-        self.native.add(prompt, event)
 
     def body(self) -> Json | list[Json]:
         native = self.native.body()

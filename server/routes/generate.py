@@ -154,12 +154,13 @@ class Exchange:
 
     async def _whole(self, generation: Generation) -> Json | list[Json]:
         session, writer = self._session, generation.writer
+        writer.streams = False
         try:
             while True:
                 while session.open:
                     number, events = await session.next()
                     for item in events:
-                        writer.add(number, item)
+                        writer.feed(number, item)
                 if generation.follow_up is None:
                     break
                 async for _ in generation.follow_up.act():

@@ -15,6 +15,7 @@ from server.chat.assembler import Assembler, Delta, Item, Kind, NewParser
 from server.dialects import common as wire
 from server.dialects.common import Header, Json
 from server.dialects.custom_tools import CustomInput, custom_input
+from server.dialects.dialect import Writer
 from server.dialects.usage import Usage
 from server.engine.request import Event, Finished, Progress, Started, Text, TokenLogprob
 
@@ -43,9 +44,10 @@ class _Choice:
     head: bytes
     began: bool = False
     inputs: dict[int, CustomInput] = field(default_factory=dict)
+    rest: Sequence[TokenLogprob] = ()  # of tokens without text
 
 
-class ChatWriter:
+class ChatWriter(Writer):
     """Writes a chat's reply. `opening` is content at the prompt's end, which each choice repeats."""
 
     def __init__(
@@ -74,16 +76,9 @@ class ChatWriter:
             }
         )
 
-    def add(self, _prompt: int, event: Event) -> None:
-        """Take one event of a whole reply."""
-        if isinstance(event, Text):
-            self._choice(event.index).message.feed(event)
-        elif isinstance(event, Finished):
-            self._choice(event.index).message.finish(event)
-
     def body(self) -> Json:
         """Return the whole reply, after every choice has finished."""
-        choices = [(index, choice.message) for index, choice in sorted(self._choices.items())]
+        choices = sorted(self._choices.items())
         return {
             "choices": [self._shown(index, choice) for index, choice in choices],
             "created": self._header.created,
@@ -92,13 +87,14 @@ class ChatWriter:
             "object": "chat.completion",
             "usage": self._usage().openai(),
             "id": self._header.id,
-            "timings": wire.timings(choices[0][1].finished.timings),
+            "timings": wire.timings(choices[0][1].message.finished.timings),
         }
 
-    def _shown(self, index: int, choice: Assembler) -> Json:
-        reason = wire.finish_reason(choice.finished.reason, called=choice.called)
-        entry: Json = {"finish_reason": reason, "index": index, "message": self._message(choice)}
-        logprobs = [*(each for item in choice.items for each in item.logprobs), *choice.rest()]
+    def _shown(self, index: int, choice: _Choice) -> Json:
+        message = choice.message
+        reason = wire.finish_reason(message.finished.reason, called=message.called)
+        entry: Json = {"finish_reason": reason, "index": index, "message": self._message(message)}
+        logprobs = [*(each for item in message.items for each in item.logprobs), *choice.rest]
         if logprobs:
             entry["logprobs"] = wire.logprobs(logprobs, after_sampling=self._options.after_sampling)
         return entry
@@ -161,6 +157,8 @@ class ChatWriter:
 
     def _text(self, choice: _Choice, event: Text) -> list[bytes]:
         deltas = choice.message.feed(event)
+        if not self.streams:
+            return []
         if len(deltas) == 1 and deltas[0].item.kind is Kind.TEXT and not (event.timings or deltas[0].logprobs):
             return [self._chunk(choice, _content(deltas[0].text))]  # the shortest way for nearly all tokens
         timings = wire.members({"timings": wire.timings(event.timings)}) if event.timings else b""
@@ -186,8 +184,9 @@ class ChatWriter:
             if rest := given.finish(choice.message.calls[index].text):
                 call = {"index": index, "custom": {"input": rest}}
                 chunks.append(self._chunk(choice, b'"tool_calls":[' + orjson.dumps(call) + b"]"))
-        if left := choice.message.rest():
-            chunks.append(self._chunk(choice, _EMPTY, b"", self._logprobs(left)))
+        choice.rest = choice.message.rest()
+        if choice.rest:
+            chunks.append(self._chunk(choice, _EMPTY, b"", self._logprobs(choice.rest)))
         reason = wire.finish_reason(event.reason, called=choice.message.called).encode()
         extra = b"" if self._include_usage else wire.members({"timings": wire.timings(event.timings)})
         chunks.append(

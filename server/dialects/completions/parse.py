@@ -14,15 +14,15 @@ from server.dialects.common import Header
 from server.dialects.completions.prompt import (
     PROMPT,
     GivenPrompt,
+    PromptRequest,
     TextWithMedia,
     prompt_media,
-    read_filled,
     read_prompts,
     tokenize_mixed,
 )
 from server.dialects.completions.write import CompletionForm, CompletionWriter, Echo, echo
 from server.dialects.constraints import read_shape
-from server.dialects.dialect import NO_CALLER, Caller, Dialect, Generation, ParsedRequest
+from server.dialects.dialect import NO_CALLER, Caller, Dialect, Generation
 from server.dialects.fields import Prompt, Whole, field_error, out_of_range, parse
 from server.dialects.generation import (
     INNER_FIELDS,
@@ -37,7 +37,6 @@ from server.dialects.native.fim import Gap, fim_tokens, require_fim
 from server.dialects.verbose import verbose
 from server.dialects.warnings import fields_of, unused_fields
 from server.engine.media import MediaPrompt
-from server.engine.request import Request
 from server.errors import NotSupported
 from server.media.source import NOTHING_SEEN, Seen
 from server.pool.model import LoadedModel
@@ -71,35 +70,52 @@ FIELDS = INNER_FIELDS | fields_of(CompletionBody, prompt=PROMPT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CompletionRequest(ParsedRequest):
+class CompletionRequest(PromptRequest):
     """A completion request before a model tokenizes it."""
 
     options: CompletionBody
-    prompts: list[GivenPrompt]
 
     def generation(self, model: LoadedModel, seen: Seen = NOTHING_SEEN, caller: Caller = NO_CALLER) -> Generation:
         """Return the requests and the writer of their reply; blocking, for a thread. Raises `InvalidRequest`."""
-        header = Header(model.spec.id)
-        job = prepare_completion(self, model, header.id, seen, caller)
-        body, n = self.options, self.options.n_generated
+        header, body, n = Header(model.spec.id), self.options, self.options.n_generated
+        constraint = compiled(read_shape(body) or model.spec.shape, body.lazy, model.vocab, model.grammar)
+        tokens = self._around_gap(model) if body.suffix else self.tokens(model, seen)
+        logprobs, compares = _logprobs(body), n > body.n_choices
+        if compares and n > MAX_CHOICES:
+            raise field_error("best_of", out_of_range(1, MAX_CHOICES, n))
         form = CompletionForm(
             n=n,
-            best=body.n_choices if n > body.n_choices else 0,
-            logprobs=_logprobs(body).wanted,
+            best=body.n_choices if compares else 0,
+            logprobs=logprobs.wanted,
             lists=_lists(body),
             after_sampling=bool(body.post_sampling_probs),
             include_usage=body.include_usage,
         )
-        writer = CompletionWriter(header, job.echoes, form)
-        return verbose(Generation(job.requests, writer), body, model, caller)
+        requests = prompt_requests(
+            *(body, model, header.id, tokens, constraint),
+            replace(logprobs, wanted=logprobs.wanted or compares),
+            n=n if compares else None,
+            prompt_logprobs=_scores_prompt(body),
+            caller=caller,
+        )
+        echoes = [_echo(body, *each, model) for each in zip(self.prompts, tokens, strict=True)]
+        return verbose(Generation(requests, CompletionWriter(header, echoes, form)), body, model, caller)
 
-
-@dataclass(frozen=True, slots=True)
-class CompletionJob:
-    """The engine requests, one per prompt. ``echoes``: the prompts, if requested."""
-
-    requests: list[Request]
-    echoes: list[Echo]
+    def _around_gap(self, model: LoadedModel) -> list[MediaPrompt]:
+        """Return each prompt as the tokens around the gap between it and the ``suffix``. Raises `InvalidRequest`."""
+        vocab, found = model.vocab, []
+        for prompt, path in zip(self.prompts, self.paths, strict=True):
+            if isinstance(prompt, TextWithMedia):
+                raise field_error("suffix", "can't be used with media")
+            prefix = tokenize_mixed(vocab, prompt, path, add_special=False, parse_special=False)
+            suffix = vocab.tokenize(self.options.suffix or "", add_special=False, parse_special=False)
+            try:
+                require_fim(vocab)
+            except NotSupported as error:
+                raise field_error("suffix", error.message) from None
+            tokens = fim_tokens(vocab, Gap(prefix, suffix), suffix_first=model.spec.spm_infill)
+            found.append(MediaPrompt(tokens))
+        return found
 
 
 def parse_completion(given: dict[str, Any]) -> CompletionRequest:
@@ -132,56 +148,6 @@ def _check_best_of(body: CompletionBody) -> None:
         raise field_error("best_of", f"must be at least n ({body.n_choices}), got {body.best_of}")
     if body.stream and body.best_of > body.n_choices:
         raise field_error("best_of", "can't be streamed: which choices are best shows at the end")
-
-
-def prepare_completion(
-    completion: CompletionRequest,
-    model: LoadedModel,
-    request_id: str,
-    seen: Seen = NOTHING_SEEN,
-    caller: Caller = NO_CALLER,
-) -> CompletionJob:
-    """Tokenize and compile; blocking, for a thread. Raises `InvalidRequest`."""
-    body = completion.options
-    constraint = compiled(read_shape(body) or model.spec.shape, body.lazy, model.vocab, model.grammar)
-    prompts, paths = completion.prompts, ["prompt"]
-    if len(prompts) > 1:
-        paths = [f"prompt.{number}" for number in range(len(prompts))]
-    tokens = [_tokens(body, prompt, path, model, seen) for prompt, path in zip(prompts, paths, strict=True)]
-    logprobs, n = _logprobs(body), _best_of(body)
-    if n is not None:  # the choices are compared by them
-        logprobs = replace(logprobs, wanted=True)
-    scores = _scores_prompt(body)
-    requests = prompt_requests(
-        *(body, model, request_id, tokens, constraint, logprobs), n=n, prompt_logprobs=scores, caller=caller
-    )
-    return CompletionJob(requests, [_echo(body, *each, model) for each in zip(prompts, tokens, strict=True)])
-
-
-def _tokens(body: CompletionBody, prompt: GivenPrompt, path: str, model: LoadedModel, seen: Seen) -> MediaPrompt:
-    """The tokens of one prompt, with a ``suffix`` those around the gap between both."""
-    vocab = model.vocab
-    if body.suffix:
-        if isinstance(prompt, TextWithMedia):
-            raise field_error("suffix", "can't be used with media")
-        prefix = tokenize_mixed(vocab, prompt, path, add_special=False, parse_special=False)
-        suffix = vocab.tokenize(body.suffix, add_special=False, parse_special=False)
-        try:
-            require_fim(vocab)
-        except NotSupported as error:
-            raise field_error("suffix", error.message) from None
-        return MediaPrompt(fim_tokens(vocab, Gap(prefix, suffix), suffix_first=model.spec.spm_infill))
-    return read_filled(prompt, model, seen, path)
-
-
-def _best_of(body: CompletionBody) -> int | None:
-    """Return the number of choices for ``best_of``, None if it is not greater than ``n``. Raises `InvalidRequest`."""
-    n = body.n_generated
-    if n == body.n_choices:
-        return None
-    if n > MAX_CHOICES:
-        raise field_error("best_of", out_of_range(1, MAX_CHOICES, n))
-    return n
 
 
 def _echo(body: CompletionBody, prompt: GivenPrompt, tokens: MediaPrompt, model: LoadedModel) -> Echo:

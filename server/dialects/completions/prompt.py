@@ -11,6 +11,7 @@ from typing import Any
 
 from server.chat.conversation import Media, unseen
 from server.chat.prompt import can_show, read_parts
+from server.dialects.dialect import ParsedRequest
 from server.dialects.fields import json_kind
 from server.dialects.warnings import Fields
 from server.engine.media import MediaPrompt
@@ -55,6 +56,27 @@ def read_prompts(value: object) -> list[GivenPrompt]:
     return [_prompt(entry, f"prompt.{index}") for index, entry in enumerate(value)]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptRequest(ParsedRequest):
+    """A request to complete prompts, before a model tokenizes them."""
+
+    prompts: list[GivenPrompt]
+
+    @property
+    def paths(self) -> list[str]:
+        """Return the path of each prompt in the client's body."""
+        n = len(self.prompts)
+        return ["prompt"] if n == 1 else [f"prompt.{number}" for number in range(n)]
+
+    def tokens(self, model: LoadedModel, seen: Seen) -> list[MediaPrompt]:
+        """Return the tokens of each prompt. Raises `InvalidRequest` for an empty one."""
+        found = [read_prompt(prompt, model, seen, path) for prompt, path in zip(self.prompts, self.paths, strict=True)]
+        for path, prompt in zip(self.paths, found, strict=True):
+            if not prompt.tokens:
+                raise InvalidRequest(f"{path}: is empty, and the model has no start token", path)
+        return found
+
+
 def prompt_media(prompts: Sequence[GivenPrompt]) -> tuple[Media, ...]:
     """The media of them all."""
     return tuple(medium for prompt in prompts if isinstance(prompt, TextWithMedia) for medium in prompt.media)
@@ -88,14 +110,6 @@ def prompt_text(tokens: Sequence[int], model: LoadedModel) -> str:
     """Of a prompt its text, without media, as llama-server shows it."""
     text = model.vocab.detokenize([token for token in tokens if token >= 0])
     return text.decode("utf-8", "replace")
-
-
-def read_filled(prompt: GivenPrompt, model: LoadedModel, seen: Seen, path: str) -> MediaPrompt:
-    """Return the tokens of a prompt to complete. Raises `InvalidRequest` if there are none."""
-    tokens = read_prompt(prompt, model, seen, path)
-    if not tokens.tokens:
-        raise InvalidRequest(f"{path}: is empty, and the model has no start token", path)
-    return tokens
 
 
 def tokenize_mixed(vocab: Vocab, prompt: Mixed, path: str, *, add_special: bool, parse_special: bool) -> list[int]:

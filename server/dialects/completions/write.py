@@ -15,11 +15,13 @@ import orjson
 
 from server.dialects import common as wire
 from server.dialects.common import Header, Json
+from server.dialects.dialect import Writer
 from server.dialects.usage import Usage
 from server.engine.media import MediaPrompt
 from server.engine.request import Event, Finished, Progress, PromptLogprobs, Started, Text, TokenLogprob
 from server.vocab import Vocab
 
+_LISTS = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
 _MAYBE_ADDED = 2  # tokens at the prompt's start that its text may lack
 
 
@@ -45,7 +47,7 @@ class PromptLists:
         self._at = 0  # the bytes of the text that tokens have taken
         self._n_chars = 0
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._lists: Json = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+        self._lists: Json = {name: [] for name in _LISTS}
         if echo.pieces:
             self._add(echo.pieces[0], None)
 
@@ -145,9 +147,12 @@ def _top(text: str, token: TokenLogprob) -> dict[str, float]:
 
 @dataclass(slots=True)
 class _Choice:
+    """The fold of a choice's deltas. ``scores``: log probabilities of its tokens, for ``best``."""
+
     prompt: int
     text: list[str]
-    logprobs: list[TokenLogprob] = field(default_factory=list)
+    logprobs: list[Json] = field(default_factory=list)
+    scores: list[float] = field(default_factory=list)
     end: Finished | None = None
 
 
@@ -168,7 +173,7 @@ class CompletionForm:
     include_usage: bool = False
 
 
-class CompletionWriter:
+class CompletionWriter(Writer):
     """Writes a ``text_completion``.
 
     In a stream, the log probabilities of a prompt are sent with its echo at the start of every choice. A choice that
@@ -191,17 +196,6 @@ class CompletionWriter:
         }
         self._id = header.id
         self._common = wire.members({**self._head, "id": header.id})
-
-    def add(self, prompt: int, event: Event) -> None:
-        """Take one event of a whole reply."""
-        if isinstance(event, Text):
-            choice = self._choices[prompt * self._n + event.index]
-            choice.text.append(event.text)
-            choice.logprobs += event.logprobs
-        elif isinstance(event, PromptLogprobs):
-            self._prompts[prompt].add(event.tokens)
-        elif isinstance(event, Finished):
-            self._choices[prompt * self._n + event.index].end = event
 
     def body(self) -> Json:
         """Return the whole reply, after every choice has finished."""
@@ -239,13 +233,13 @@ class CompletionWriter:
 
     def _shown_logprobs(self, choice: _Choice) -> Json | None:
         prompt = self._prompts[choice.prompt]
-        shown = wire.of_text(choice.logprobs)
-        if not self._form.logprobs or not (shown or prompt.wanted):
+        content, *lists = (
+            [entry for delta in choice.logprobs for entry in delta.get(name, ())] for name in ("content", *_LISTS)
+        )
+        if not self._form.logprobs or not (content or prompt.wanted):
             return None
-        logprobs = wire.logprobs(shown, after_sampling=self._form.after_sampling)
-        if self._form.lists:
-            logprobs |= prompt.followed_by(TokenLists(len(self._echoes[choice.prompt].text)).of(choice.logprobs))
-        return logprobs
+        generated = dict(zip(_LISTS, lists, strict=True))
+        return {"content": content, **(prompt.followed_by(generated) if self._form.lists else {})}
 
     def feed(self, prompt: int, event: Event) -> list[bytes]:
         """The chunks that follow from one event of a prompt's request."""
@@ -262,7 +256,14 @@ class CompletionWriter:
     def _written(self, prompt: int, event: Event) -> list[bytes]:
         match event:
             case Text(text=text, timings=timings):
-                logprobs = self._shown(prompt * self._n + event.index, event.logprobs)
+                index = prompt * self._n + event.index
+                logprobs = self._shown(index, event.logprobs)
+                if not self.streams:
+                    choice = self._choices[index]
+                    choice.text.append(text)
+                    choice.logprobs += [logprobs] if logprobs else []
+                    choice.scores += (token.logprob for token in event.logprobs)
+                    return []
                 if not text and logprobs is None:
                     return []
                 extra = wire.members({"timings": wire.timings(timings)}) if timings else b""
@@ -286,6 +287,7 @@ class CompletionWriter:
 
     def _last(self, prompt: int, end: Finished) -> bytes:
         self._ends.append((prompt, end))
+        self._choices[prompt * self._n + end.index].end = end
         extra: Json = {}
         if not self._form.include_usage:
             extra = {"usage": Usage.of([(prompt, end)]).openai(), "timings": wire.timings(end.timings)}
@@ -318,4 +320,4 @@ class CompletionWriter:
 
 
 def _mean_logprob(choice: _Choice) -> float:
-    return fmean(token.logprob for token in choice.logprobs) if choice.logprobs else -math.inf
+    return fmean(choice.scores) if choice.scores else -math.inf

@@ -8,6 +8,7 @@ for its tools. This API has no approvals.
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from server.chat.conversation import Tool
 from server.dialects.common import Json
 from server.dialects.fields import as_object, objects_in, wrong_type
 from server.dialects.mcp import (
@@ -169,23 +170,19 @@ def offer_tools(offered: Sequence[OfferedServer], tools: object) -> dict[str, Ca
     return named_tools(offered, {str(entry.get("name")) for entry in own if isinstance(entry, dict)})
 
 
-def with_functions(given: Mapping[str, Any], mcp: Mapping[str, CallableTool]) -> Json:
-    """Return the body with functions in place of its MCP servers and toolsets."""
-    tools = [
-        entry for entry in (given.get("tools") or []) if not (isinstance(entry, dict) and entry.get("type") == TOOLSET)
-    ]
-    functions = [
-        {
-            "name": name,
-            "description": known.tool.description,
-            "input_schema": {**known.tool.schema, "type": "object"},
-        }
+def without_toolsets(tools: object) -> object:
+    """Return the entries of ``tools`` that are no toolsets."""
+    if not isinstance(tools, list):
+        return tools
+    return [entry for entry in tools if not (isinstance(entry, dict) and entry.get("type") == TOOLSET)]
+
+
+def functions(mcp: Mapping[str, CallableTool]) -> list[Tool]:
+    """Return the functions that represent the tools of MCP servers."""
+    return [
+        Tool(name, known.tool.description, {**known.tool.schema, "type": "object"}, at="mcp_servers")
         for name, known in mcp.items()
     ]
-    body = {name: value for name, value in given.items() if name not in ("mcp_servers", "tools")}
-    if not tools and not functions:  # no server could list its tools; the response reports it
-        return {**body, "tool_choice": None}
-    return {**body, "tools": [*tools, *functions]}
 
 
 def unlisted(offered: Iterable[OfferedServer]) -> list[str]:

@@ -3,7 +3,7 @@
 llama.cpp's sampling fields are accepted in addition. `write` creates the response.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -27,7 +27,8 @@ from server.dialects.generation import (
     read_stop,
     template_kwargs,
 )
-from server.dialects.mcp import ServerTools, ToolRounds
+from server.dialects.mcp import CallableTool, ServerTools, ToolRounds
+from server.dialects.messages.mcp import functions, without_toolsets
 from server.dialects.messages.messages import read_conversation
 from server.dialects.messages.tools import read_tools
 from server.dialects.messages.write import NO_SERVER_TOOLS, PING, MessageWriter, Names
@@ -162,16 +163,24 @@ class MessagesRequest(ParsedRequest):
 
 
 def parse_messages(
-    given: dict[str, Any], cipher: ReasoningCipher = NO_CIPHER, *, generate: bool = True
+    given: dict[str, Any],
+    cipher: ReasoningCipher = NO_CIPHER,
+    *,
+    generate: bool = True,
+    mcp: Mapping[str, CallableTool] | None = None,
 ) -> MessagesRequest:
-    """Validate the fields that don't depend on a model. `cipher`: encrypts and decrypts reasoning. Raises
-    `InvalidRequest`.
+    """Validate the fields that don't depend on a model. Raises `InvalidRequest`.
+
+    `cipher`: encrypts and decrypts reasoning. `mcp`: the tools of the body's MCP servers by the model's names, None
+    where the server allows none.
     """
     body = parse(MessagesBody, given)
     if generate and body.max_tokens is None:
         body = body.model_copy(update={"max_tokens": DEFAULT_MAX_TOKENS})
-    warnings = list(_left_out(given))
-    given_tools = read_tools(body.tools, body.tool_choice, warnings)
+    warnings = list(_left_out(given, has_mcp=mcp is not None))
+    own = body.tools if mcp is None else without_toolsets(body.tools)
+    choice = None if mcp is not None and not (own or mcp) else body.tool_choice  # no server could list its tools
+    given_tools = read_tools(own, choice, warnings, functions(mcp or {}))
     messages = read_conversation(body.system, body.messages, warnings, given_tools, cipher)
     tools = given_tools.tools()
     config = body.output_config or OutputConfig()
@@ -193,10 +202,10 @@ def parse_messages(
     )
 
 
-def _left_out(given: dict[str, Any]) -> Iterator[str]:
+def _left_out(given: dict[str, Any], *, has_mcp: bool) -> Iterator[str]:
     """Return warnings for functions of Anthropic's servers that this server lacks."""
     for name in _SERVERS_OWN:
-        if given.get(name):
+        if given.get(name) and not (has_mcp and name == "mcp_servers"):
             reason = (
                 "this server allows no MCP servers" if name == "mcp_servers" else "only Anthropic's servers have it"
             )

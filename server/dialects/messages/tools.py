@@ -4,7 +4,7 @@ A tool with an ``input_schema`` is a function. The types whose calls the client 
 functions of `tool_types`. Tools of other types are left out, and are an error only where `tool_choice` names one.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -30,15 +30,16 @@ from server.errors import InvalidRequest, short
 _SEARCH = "tool_search_tool"
 
 
-def read_tools(tools: object, choice: object, warnings: list[str]) -> "ToolReader":
-    """Validate both fields together; adds tools that the model doesn't get to `warnings`.
+def read_tools(tools: object, choice: object, warnings: list[str], mcp: Sequence[Tool] = ()) -> "ToolReader":
+    """Validate both fields together; adds tools that the model doesn't get to `warnings`. `mcp`: further functions.
 
     Tools with ``defer_loading`` wait until a message introduces them, unless Anthropic's servers would search them.
     Raises `InvalidRequest` with the path.
     """
     wanted = read_choice(choice)
     reader = ToolReader(warnings)
-    found = tool_list(tools, reader.read, "name")
+    found = (*tool_list(tools, reader.read, "name"), *mcp)
+    reader.names |= {tool.name: ClientName(tool.name) for tool in mcp}
     one = wanted.one
     if one is not None and one.name in reader.kinds and all(tool.name != one.name for tool in found):
         raise InvalidRequest(

@@ -22,6 +22,7 @@ import orjson
 from server.chat.assembler import Assembler, Delta, Item, Kind, NewParser
 from server.chat.conversation import Call, Message
 from server.dialects.common import Header, Json, page_of, random_id, rfc3339, typed_event
+from server.dialects.dialect import Writer
 from server.dialects.mcp import CallableTool, Outcome, ServerCall
 from server.dialects.messages.mcp import result_block
 from server.dialects.reasoning_cipher import NO_CIPHER
@@ -51,7 +52,7 @@ NO_NAMES: Names = MappingProxyType({})
 NO_SERVER_TOOLS: Mapping[str, CallableTool] = MappingProxyType({})
 
 
-class MessageWriter:
+class MessageWriter(Writer):
     """Writes a message.
 
     ``show_reasoning=False`` leaves the text of thinking blocks empty. `server_tools`: the tools that this server
@@ -138,13 +139,6 @@ class MessageWriter:
     def _stop(self) -> Json:
         return _stop(self._said.finished, called=self.waits_for_client)
 
-    def add(self, _prompt: int, event: Event) -> None:
-        """Take one event of a whole reply."""
-        if isinstance(event, Text):
-            self._said.feed(event)
-        elif isinstance(event, Finished):
-            self._said.finish(event)
-
     def body(self) -> Json:
         """Return the whole message, after it has finished."""
         return _message(self._header, [*self._blocks, *self._round_blocks()], self._stop(), self._usage)
@@ -206,7 +200,7 @@ class MessageWriter:
 
     def _written(self, deltas: list[Delta]) -> list[bytes]:
         events: list[bytes] = []
-        for delta in deltas:
+        for delta in deltas if self.streams else ():
             if delta.begins:
                 events += self._next(delta.item)
             text = delta.text

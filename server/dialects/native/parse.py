@@ -15,11 +15,10 @@ from server.chat.prompt import allowance, ended_by
 from server.dialects.common import Json, random_id
 from server.dialects.completions.prompt import (
     PROMPT,
-    GivenPrompt,
     Mixed,
+    PromptRequest,
     prompt_media,
     prompt_text,
-    read_filled,
     read_mixed,
     read_prompts,
     tokenize_mixed,
@@ -119,15 +118,14 @@ FIELDS = INNER_FIELDS | fields_of(NativeBody, prompt=PROMPT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NativeRequest(ParsedRequest):
+class NativeRequest(PromptRequest):
     """A native completion request before a model tokenizes it."""
 
     options: NativeBody
-    prompts: list[GivenPrompt]
 
     def generation(self, model: LoadedModel, seen: Seen = NOTHING_SEEN, caller: Caller = NO_CALLER) -> Generation:
         """Return the requests and the writer of their reply; blocking, for a thread. Raises `InvalidRequest`."""
-        return generation(self.options, lambda: tokens_of(self, model, seen), model, caller)
+        return generation(self.options, lambda: self.tokens(model, seen), model, caller)
 
 
 def parse_native(given: dict[str, Any]) -> NativeRequest:
@@ -153,15 +151,6 @@ def ignored_format(body: NativeBody) -> list[str]:
     """Return a warning for a ``response_format``, which llama-server ignores here, too."""
     said = "response_format is ignored: send json_schema or grammar, as to llama-server"
     return [said] if body.response_format else []
-
-
-def tokens_of(completion: NativeRequest, model: LoadedModel, seen: Seen = NOTHING_SEEN) -> list[MediaPrompt]:
-    """The tokens of each prompt. Raises `InvalidRequest`."""
-    n = len(completion.prompts)
-    return [
-        read_filled(prompt, model, seen, "prompt" if n == 1 else f"prompt.{number}")
-        for number, prompt in enumerate(completion.prompts)
-    ]
 
 
 def generation(

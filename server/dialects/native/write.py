@@ -15,6 +15,7 @@ import orjson
 
 from server.dialects import common as wire
 from server.dialects.common import Json
+from server.dialects.dialect import Writer
 from server.engine.request import Adapters, Event, Finished, Progress, Request, SamplingParams, Text
 from server.vocab import Vocab
 
@@ -93,7 +94,7 @@ class _Choice:
     end: Finished | None = None
 
 
-class NativeWriter:
+class NativeWriter(Writer):
     """Writes a native reply: an object, or an array of them where there are several choices."""
 
     def __init__(self, finals: Finals, requests: Sequence[Request], *, return_tokens: bool = False) -> None:
@@ -104,18 +105,6 @@ class NativeWriter:
         self._choices = {
             finals.index(p, choice): _Choice(p) for p in range(len(finals.prompts)) for choice in range(finals.n)
         }
-
-    def add(self, prompt: int, event: Event) -> None:
-        """Take one event of a whole reply."""
-        if isinstance(event, Text):
-            choice = self._choices[self._finals.index(prompt, event.index)]
-            choice.text.append(event.text)
-            choice.tokens += event.tokens
-            # Written at once: thousands of alternatives for each token, written at the end, would stop the event loop.
-            written = wire.probabilities(event.logprobs, after_sampling=self._finals.post_sampling)
-            choice.probabilities += (orjson.Fragment(orjson.dumps(entry)) for entry in written)
-        elif isinstance(event, Finished):
-            self._choices[self._finals.index(prompt, event.index)].end = event
 
     def body(self) -> Json | list[Json]:
         """Return the whole reply, after every choice has finished."""
@@ -131,8 +120,12 @@ class NativeWriter:
         """The chunks that follow from one event of a prompt's request."""
         match event:
             case Text():
+                if not self.streams:
+                    self._collect(self._choices[self._finals.index(prompt, event.index)], event)
+                    return []
                 return [self._text(prompt, event)] if event.text or event.tokens else []
             case Finished():
+                self._choices[self._finals.index(prompt, event.index)].end = event
                 return [wire.event(self._finals.final(prompt, event))]
             case Progress():
                 return [self._progress(prompt, event)]
@@ -141,6 +134,13 @@ class NativeWriter:
     def finish(self) -> list[bytes]:
         """Return nothing: each choice has its own last event."""
         return []
+
+    def _collect(self, choice: _Choice, event: Text) -> None:
+        choice.text.append(event.text)
+        choice.tokens += event.tokens
+        # Serialized per token: thousands of alternatives for each, serialized at the end, would stop the event loop.
+        written = wire.probabilities(event.logprobs, after_sampling=self._finals.post_sampling)
+        choice.probabilities += (orjson.Fragment(orjson.dumps(entry)) for entry in written)
 
     def _text(self, prompt: int, event: Text) -> bytes:
         extra: Json = {}

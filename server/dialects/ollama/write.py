@@ -17,6 +17,7 @@ import orjson
 
 from server.chat.assembler import Assembler, Delta, Item, Kind, NewParser
 from server.dialects.common import Json, probabilities, rfc3339
+from server.dialects.dialect import Writer
 from server.engine.request import Event, Finished, FinishReason, Text, TokenLogprob
 from server.formats.arguments import object_text
 
@@ -69,7 +70,7 @@ class LastLine:
         return found if self.prompt is None else {**found, "context": self.prompt + generated}
 
 
-class OllamaWriter:
+class OllamaWriter(Writer):
     """Writes a reply as lines; a whole reply is one object with the members of all lines.
 
     A call is written when the next item starts, because clients expect whole calls.
@@ -85,15 +86,15 @@ class OllamaWriter:
 
     def feed(self, _prompt: int, event: Event) -> list[bytes]:
         """Return the lines that follow from one event."""
-        return [orjson.dumps(line) + b"\n" for line in self._lines(event)]
+        lines = self._lines(event)
+        if not self.streams:
+            self._all += lines
+            return []
+        return [orjson.dumps(line) + b"\n" for line in lines]
 
     def finish(self) -> list[bytes]:
         """Return nothing: the last line came with the end."""
         return []
-
-    def add(self, _prompt: int, event: Event) -> None:
-        """Take one event of a whole reply."""
-        self._all += self._lines(event)
 
     def body(self) -> Json:
         """Return the whole reply, after it has finished."""

@@ -7,9 +7,9 @@ operator configured one for it.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Self
 
-from server.chat.conversation import Call, Conversation, Message
+from server.chat.conversation import Call, Conversation, Message, Tool
 from server.dialects.common import Json, random_id
 from server.dialects.fields import as_object, wrong_type
 from server.dialects.mcp import (
@@ -38,7 +38,6 @@ from server.mcp.results import McpTool
 
 _SEARCH = "web_search"
 _SHOWN = ("type", "server_label", "server_url", "server_description", "allowed_tools", "require_approval")
-_ENTRY = "mcp_entry"  # a key of the namespaces that represent entries of the body
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,85 +141,78 @@ def offer_tools(offered: Sequence[OfferedServer], tools: Sequence[Any]) -> dict[
     return named_tools(offered, taken)
 
 
-def with_functions(
-    given: Mapping[str, Any],
-    places: Mapping[int, McpRequest],
-    mcp: Mapping[str, CallableTool],
-    offered: Sequence[OfferedServer],
-) -> Json:
-    """Return the body with functions in place of its servers, in ``tools`` and in ``tool_choice``."""
-    by_label: dict[str, list[Json]] = {}
-    for name, known in mcp.items():
-        parameters = {**known.tool.schema, "type": "object"}
-        function = {"name": name, "description": known.tool.description, "parameters": parameters, "strict": False}
-        by_label.setdefault(known.server.label, []).append({"type": "function", **function})
-    tools = []
-    for place, entry in enumerate(given["tools"]):
-        request = places.get(place)
-        if request is None:
-            tools.append(entry)
-            continue
-        functions = by_label.get(request.label, [])
-        server = next(each.server for each in offered if each.request is request)
-        about = request.description or server.description
-        if functions and about:
-            functions[0]["description"] = "\n\n".join(filter(None, [about, functions[0]["description"]]))
-        tools.append({"type": "namespace", "name": "functions", "tools": functions, _ENTRY: place})
-    return {**given, "tools": tools, "tool_choice": _choice(given.get("tool_choice"), mcp, tools)}
+@dataclass(frozen=True, slots=True)
+class McpFunctions:
+    """The functions that represent a body's MCP servers: by the place of their entry in ``tools``, and ``tools`` by the
+    model's names.
+    """
 
+    by_place: Mapping[int, Sequence[Tool]]
+    tools: Mapping[str, CallableTool]
 
-def _choice(given: Any, mcp: Mapping[str, CallableTool], tools: Sequence[Json]) -> Any:
-    """``tool_choice`` in terms of functions. Raises `InvalidRequest`."""
-    if given == "required" and not mcp and all(_ENTRY in entry for entry in tools):
-        return "auto"  # no server could list its tools; the response reports it
-    if not isinstance(given, dict):
-        return given
-    if given.get("type") == "allowed_tools" and isinstance(given.get("tools"), list):
-        listed = [
-            function
-            for place, entry in enumerate(given["tools"])
-            for function in (
-                _chosen(entry, f"tool_choice.tools.{place}", mcp)
-                if isinstance(entry, dict) and entry.get("type") == "mcp"
-                else [entry]
-            )
+    @classmethod
+    def of(
+        cls, places: Mapping[int, McpRequest], tools: Mapping[str, CallableTool], offered: Sequence[OfferedServer]
+    ) -> Self:
+        """Return the functions of the servers at `places`. The first function of a server describes the server, too."""
+        by_place: dict[int, list[Tool]] = {}
+        for place, request in places.items():
+            server = next(each.server for each in offered if each.request is request)
+            about = request.description or server.description
+            functions = by_place[place] = []
+            for name, known in tools.items():
+                if known.server.label == request.label:
+                    description = "\n\n".join(filter(None, [about, known.tool.description]))
+                    schema = {**known.tool.schema, "type": "object"}
+                    functions.append(Tool(name, description, schema, at=f"tools.{place}"))
+                    about = ""
+        return cls(by_place, tools)
+
+    def choice(self, given: Any, n_entries: int) -> Any:
+        """Return ``tool_choice`` as functions. `n_entries`: the length of ``tools``. Raises `InvalidRequest`."""
+        if given == "required" and not self.tools and len(self.by_place) == n_entries:
+            return "auto"  # no server could list its tools; the response reports it
+        if not isinstance(given, dict):
+            return given
+        if given.get("type") == "allowed_tools" and isinstance(given.get("tools"), list):
+            listed = [
+                function
+                for place, entry in enumerate(given["tools"])
+                for function in (
+                    self._chosen(entry, f"tool_choice.tools.{place}")
+                    if isinstance(entry, dict) and entry.get("type") == "mcp"
+                    else [entry]
+                )
+            ]
+            return {**given, "tools": listed}
+        if given.get("type") != "mcp":
+            return given
+        chosen = self._chosen(given, "tool_choice")
+        return chosen[0] if len(chosen) == 1 else {"type": "allowed_tools", "mode": "required", "tools": chosen}
+
+    def _chosen(self, entry: Mapping[str, Any], at: str) -> list[Json]:
+        label, tool = entry.get("server_label"), entry.get("name")
+        names = [
+            name
+            for name, known in self.tools.items()
+            if known.server.label == label and (tool is None or known.tool.name == tool)
         ]
-        return {**given, "tools": listed}
-    if given.get("type") != "mcp":
-        return given
-    chosen = _chosen(given, "tool_choice", mcp)
-    return chosen[0] if len(chosen) == 1 else {"type": "allowed_tools", "mode": "required", "tools": chosen}
+        if not names:
+            raise InvalidRequest(f"{at}: no MCP server of the request has such a tool", at)
+        return [{"type": "function", "name": name} for name in names]
 
 
-def _chosen(entry: Mapping[str, Any], at: str, mcp: Mapping[str, CallableTool]) -> list[Json]:
-    label, tool = entry.get("server_label"), entry.get("name")
-    names = [
-        name for name, known in mcp.items() if known.server.label == label and (tool is None or known.tool.name == tool)
-    ]
-    if not names:
-        raise InvalidRequest(f"{at}: no MCP server of the request has such a tool", at)
-    return [{"type": "function", "name": name} for name in names]
-
-
-def shown_tools(shown: Iterable[Json], given: Sequence[Any]) -> list[Json]:
-    """Return the tools as a reply repeats them and as it is stored: the body's own entries, without secrets.
+def shown_server(entry: Json) -> Json:
+    """Return an entry of ``tools`` as a reply repeats it and as it is stored: without secrets.
 
     Secrets may be in headers, in an unknown field, and in a URL's path or query: as at OpenAI, only its origin is left.
     """
-    found = []
-    for entry in shown:
-        place = entry.get(_ENTRY)
-        if place is None:
-            found.append(entry)
-            continue
-        if given[place]["type"] != "mcp":
-            found.append(given[place])
-            continue
-        own = {name: value for name, value in given[place].items() if name in _SHOWN}
-        if own.get("server_url"):
-            own["server_url"] = origin_of(own["server_url"])
-        found.append({**own, "headers": None})
-    return found
+    if entry["type"] != "mcp":
+        return entry
+    own = {name: value for name, value in entry.items() if name in _SHOWN}
+    if own.get("server_url"):
+        own["server_url"] = origin_of(own["server_url"])
+    return {**own, "headers": None}
 
 
 def list_item(offered: OfferedServer) -> Json:

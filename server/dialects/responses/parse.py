@@ -45,7 +45,7 @@ from server.dialects.mcp import ToolRounds
 from server.dialects.reasoning_cipher import NO_CIPHER, ReasoningCipher
 from server.dialects.responses.input import NO_HISTORY, History, items_to_store, read_input
 from server.dialects.responses.items import OutputItems
-from server.dialects.responses.mcp import ApprovedCall, McpRounds
+from server.dialects.responses.mcp import ApprovedCall, McpFunctions, McpRounds
 from server.dialects.responses.tools import ClientTools, ToolReader
 from server.dialects.responses.write import EARLY_PING, Keep, ResponseFrame, ResponseWriter, failed_early
 from server.dialects.warnings import ByType, Fields, fields_of, shown, unused_fields
@@ -303,12 +303,12 @@ def parse_response(
     given: Mapping[str, Any],
     history: History = NO_HISTORY,
     cipher: ReasoningCipher = NO_CIPHER,
-    client_body: Mapping[str, Any] | None = None,
+    mcp: McpFunctions | None = None,
 ) -> ResponseRequest:
     """Validate the fields that don't depend on a model.
 
-    `history`: the earlier items. `cipher`: encrypts and decrypts reasoning. `client_body`: the body before the
-    server changed it, None if it is `given`. Raises `InvalidRequest`.
+    `history`: the earlier items. `cipher`: encrypts and decrypts reasoning. `mcp`: the functions that represent MCP
+    servers among the tools. Raises `InvalidRequest`.
     """
     body = parse(ResponsesBody, given)
     _check_state(body)
@@ -318,9 +318,10 @@ def parse_response(
     shape = read_shape(body) if form is None else read_shape(body, form, at="text.format", flat=True)
     if body.n_choices != 1:
         raise field_error("n" if body.n_cmpl is None else "n_cmpl", "a response has one choice")
-    reader = ToolReader(body.tools)
+    reader = ToolReader(body.tools, {} if mcp is None else mcp.by_place)
     read = read_input(body.input, history, tools=reader, cipher=cipher)
-    tools = reader.finish(body.tool_choice, body.parallel_tool_calls)
+    choice = body.tool_choice if mcp is None else mcp.choice(body.tool_choice, len(body.tools))
+    tools = reader.finish(choice, body.parallel_tool_calls)
     if tools.tools.callable and body.grammar:
         raise InvalidRequest("grammar: Cannot use custom grammar constraints with tools.", "grammar")
     # A response's instructions come first and hold for that response only, so the history has none.
@@ -344,7 +345,7 @@ def parse_response(
     return ResponseRequest(
         options=options,
         media=conversation.media,
-        warnings=unused_fields(client_body or given, FIELDS, warnings),
+        warnings=unused_fields(given, FIELDS, warnings),
         conversation=conversation,
         tools=tools,
         history=history,

@@ -9,12 +9,14 @@ and are only an error if ``tool_choice`` names one.
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any
 
 from server.chat.conversation import NO_PARAMETERS, Tool, Tools
 from server.dialects.common import Json
 from server.dialects.custom_tools import GrammarBudget, custom_tool
 from server.dialects.fields import as_object, json_text, objects_in, wrong_type
+from server.dialects.responses.mcp import shown_server
 from server.dialects.tool_types import RESPONSES, ToolType, left_out_reason
 from server.dialects.tools import (
     MAX_TOOLS,
@@ -52,8 +54,8 @@ class ClientTools:
 class ToolReader:
     """Reads the tools of a request, then those that its input introduces, then which of them may be called."""
 
-    def __init__(self, given: object = None) -> None:
-        """Read ``tools``. Raises `InvalidRequest`."""
+    def __init__(self, given: object = None, mcp: Mapping[int, Sequence[Tool]] = MappingProxyType({})) -> None:
+        """Read ``tools``. `mcp`: the functions of MCP servers, by the place of their entry. Raises `InvalidRequest`."""
         self._offered: dict[str, Tool] = {}
         self._names: dict[str, ClientName] = {}
         self._shown: list[Json] = []
@@ -63,7 +65,12 @@ class ToolReader:
         # Without a search by the client nothing would ever load the tools that wait.
         entries = list(_entries(given, "tools"))
         defers = any(entry.get("type") == "tool_search" and entry.get("execution") == "client" for entry, _ in entries)
-        for entry, path in entries:
+        for place, (entry, path) in enumerate(entries):
+            if place in mcp:
+                self._shown.append(shown_server(entry))
+                self._offered |= {tool.name: tool for tool in mcp[place]}
+                self._names |= {tool.name: ClientName(tool.name) for tool in mcp[place]}
+                continue
             self._shown.append(_shown(entry))
             for tool, where, later in self._read(entry, path):
                 if tool.name in self._offered or tool.name in waiting:

@@ -20,6 +20,7 @@ import orjson
 from server.chat.conversation import Message
 from server.dialects import common as wire
 from server.dialects.common import Json
+from server.dialects.dialect import Writer
 from server.dialects.errors import CONTEXT_EXCEEDED
 from server.dialects.mcp import Outcome, ServerCall
 from server.dialects.responses.items import (
@@ -125,7 +126,7 @@ def _part_kind(item: OutputItem) -> str:
     return f"response.{part}"
 
 
-class ResponseWriter:
+class ResponseWriter(Writer):
     """Writes a response. `prefill`: the content that the prompt has begun. `lead`: finished items before the output."""
 
     def __init__(
@@ -137,7 +138,6 @@ class ResponseWriter:
         self._lead = lead
         self._earlier = EarlierRounds(list(lead))
         self._end: Finished | None = None
-        self._has_begun = False
         self._n_events = 0
         self._open: OutputItem | None = None
         self._head = b""  # the bytes before a delta of the open item
@@ -190,17 +190,6 @@ class ResponseWriter:
 
     def _server_items(self) -> list[OutputItem]:
         return [item for item in self._output.items if item.type == "mcp_call"]
-
-    def add(self, _prompt: int, event: Event) -> None:
-        """Take one event of a whole reply."""
-        if not self._has_begun:
-            self._has_begun = True
-            self._output.begin(self._prefill)
-        if isinstance(event, Text):
-            self._output.feed(event)
-        elif isinstance(event, Finished):
-            self._output.finish(event)
-            self._end = event
 
     def body(self) -> Json:
         """Return the whole response, after it has finished."""
@@ -272,7 +261,7 @@ class ResponseWriter:
 
     def _added(self, additions: list[Addition]) -> list[bytes]:
         events = []
-        for addition in additions:
+        for addition in additions if self.streams else ():
             if addition.item is not self._open:
                 events += self._close("completed") + self._start(addition.item)
             if addition.text and not _is_whole(addition.item):
@@ -361,6 +350,8 @@ class ResponseWriter:
         return [*events[:-1], events[-1].removesuffix(b"}\n\n") + timings + b"}\n\n"]
 
     def _event(self, kind: str, body: Json) -> bytes:
+        if not self.streams:
+            return b""
         data = orjson.dumps({"type": kind, "sequence_number": self._number(), **body})
         return b"event: " + kind.encode() + b"\ndata: " + data + b"\n\n"
 

@@ -10,6 +10,7 @@ import orjson
 
 from server.chat.assembler import Assembler, Delta, Kind
 from server.dialects.common import DONE, Json, event
+from server.dialects.dialect import Writer
 from server.dialects.usage import Usage
 from server.engine.request import Event, Finished, Text
 from server.formats.parsing.reasoning import OutputParser
@@ -30,7 +31,7 @@ class Recording:
     temperature: float
 
 
-class TranscriptWriter:
+class TranscriptWriter(Writer):
     """Writes a transcript: events, or an object that has the text of other formats (`rendered`)."""
 
     def __init__(self, parser: OutputParser, recording: Recording) -> None:
@@ -42,6 +43,8 @@ class TranscriptWriter:
     def feed(self, _prompt: int, item: Event) -> list[bytes]:
         """Return the bytes for one event."""
         if isinstance(item, Text):
+            self._tokens += item.tokens
+            self._logprobs += (token.logprob for token in item.logprobs)
             return _deltas(self._said.feed(item))
         if isinstance(item, Finished):
             return [*_deltas(self._said.finish(item)), event(self._done())]
@@ -50,15 +53,6 @@ class TranscriptWriter:
     def finish(self) -> list[bytes]:
         """The end."""
         return [DONE]
-
-    def add(self, _prompt: int, item: Event) -> None:
-        """Take one event of a whole reply."""
-        if isinstance(item, Text):
-            self._tokens += item.tokens
-            self._logprobs += (token.logprob for token in item.logprobs)
-            self._said.feed(item)
-        elif isinstance(item, Finished):
-            self._said.finish(item)
 
     def body(self) -> Json:
         """The reply; of formats that are no JSON it has the text alone, under ``text``."""

@@ -15,7 +15,6 @@ from server.dialects.messages.mcp import (
     read_mcp,
     unlisted,
     uses_mcp,
-    with_functions,
 )
 from server.dialects.messages.parse import MESSAGES, MessagesBody, MessagesRequest, count_message_tokens, parse_messages
 from server.routes.generate import compute, respond
@@ -55,13 +54,12 @@ async def _parsed(request: Request, *, generate: bool = True) -> MessagesRequest
         return given
     named = read_mcp(given, request.headers.get("anthropic-beta", ""))
     # Nothing is connected to for a body that is wrong anyway.
-    without = {**with_functions(given, {}), "tool_choice": None}
-    await read_later(request, lambda: parse(without))
+    await read_later(request, lambda: parse({**given, "tool_choice": None}, mcp={}))
     offered = await offer(request, named, "name", pinned_lists(given))
     mcp = offer_tools(offered, given.get("tools"))
 
     def with_mcp() -> MessagesRequest:
-        parsed = parse(with_functions(given, mcp))
+        parsed = parse(given, mcp=mcp)
         warnings = [*parsed.warnings, *unlisted(offered)]
         listings = listing_blocks(offered) if has_toolsets(given) else ()
         return replace(parsed, server_tools=server_tools(servers, mcp), listings=listings, warnings=warnings)

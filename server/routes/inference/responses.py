@@ -19,14 +19,13 @@ from server.dialects.common import Header, typed_event
 from server.dialects.responses.compaction import CompactionRequest, compaction_body
 from server.dialects.responses.input import NO_HISTORY, History, references
 from server.dialects.responses.mcp import (
+    McpFunctions,
     McpRounds,
     is_mcp,
     known_lists,
     list_item,
     offer_tools,
     read_mcp,
-    shown_tools,
-    with_functions,
 )
 from server.dialects.responses.parse import (
     RESPONSES,
@@ -142,12 +141,9 @@ async def _read(request: Request, change: Callable[[Json], Json] = lambda given:
     mcp = offer_tools(offered, found["tools"])
 
     def with_mcp() -> ResponseRequest:
-        asked = parse_response(with_functions(found, places, mcp, offered), history, cipher, found)
-        tools = replace(asked.tools, shown=shown_tools(asked.tools.shown, found["tools"]))
-        options = asked.options.model_copy(update={"tool_choice": found.get("tool_choice")})
+        asked = parse_response(found, history, cipher, McpFunctions.of(places, mcp, offered))
         lead = [list_item(each) for each in offered if not each.is_known]
-        rounds = McpRounds(mcp, server_tools(servers, mcp, options.max_tool_calls), lead)
-        return replace(asked, tools=tools, options=options, mcp=rounds)
+        return replace(asked, mcp=McpRounds(mcp, server_tools(servers, mcp, asked.options.max_tool_calls), lead))
 
     return await read_later(request, with_mcp)
 

@@ -143,8 +143,9 @@ def fed(writer: Any, events: list[Event]) -> list[bytes]:
 
 
 def added(writer: Any, events: list[Event]) -> None:
+    writer.streams = False
     for event in events:
-        writer.add(0, event)
+        writer.feed(0, event)
 
 
 @given(turns())

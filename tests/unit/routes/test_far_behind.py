@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import pytest
 
-from server.dialects.dialect import Dialect, Generation
+from server.dialects.dialect import Dialect, Generation, Writer
 from server.engine.request import Event, Text
 from server.routes.generate import Exchange
 from server.routes.services import Services
@@ -15,7 +15,7 @@ from server.routes.session import FAR_BEHIND, Session
 MANY = FAR_BEHIND
 
 
-class Letters:
+class Letters(Writer):
     """Writes each text, and opens nothing else."""
 
     def feed(self, prompt: int, event: Event) -> list[bytes]:
@@ -24,9 +24,6 @@ class Letters:
 
     def finish(self) -> list[bytes]:
         return [b"end"]
-
-    def add(self, prompt: int, event: Event) -> None:
-        raise NotImplementedError
 
     def body(self) -> dict[str, Any]:
         raise NotImplementedError

@@ -39,7 +39,7 @@ def deltas(parsed: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 def replied(*events: Event) -> dict[str, Any]:
     reply = ChatWriter(HEADER, ScriptedParser)
     for event in events:
-        reply.add(0, event)
+        reply.feed(0, event)
     return reply.body()
 
 
@@ -97,7 +97,7 @@ def test_a_custom_tools_call_has_its_input_as_it_was_meant() -> None:
         ChatWriter(HEADER, ScriptedParser, include_usage=False, options=words),
     )
     for event in events:
-        reply.add(0, event)
+        reply.feed(0, event)
     calls = [
         {"type": "function", "function": {"name": "f", "arguments": '{"a":1}'}, "id": "c1"},
         {"type": "custom", "custom": {"name": "patch", "input": "a\nb"}, "id": "c2"},

@@ -68,7 +68,7 @@ def test_a_whole_reply_repeats_the_beginning_of_a_continued_message(stream: bool
         assert b"so " not in b"".join(part for event in events for part in writer.feed(0, event))
     else:
         for event in events:
-            writer.add(0, event)
+            writer.feed(0, event)
         assert writer.body()["choices"][0]["message"]["content"] == "so it is"
 
 

@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from server.dialects.completions.parse import parse_completion, prepare_completion
+from server.dialects.completions.parse import parse_completion
 from server.errors import InvalidRequest
 from tests.support.fakes import BOS
 from tests.unit.dialects.builders import make_model
@@ -11,13 +11,13 @@ Body = dict[str, Any]
 
 
 def prompts(prompt: object, **fields: object) -> list[list[int]]:
-    job = prepare_completion(parse_completion({"prompt": prompt, **fields}), make_model(), "r")
+    job = parse_completion({"prompt": prompt, **fields}).generation(make_model())
     return [request.prompt for request in job.requests]
 
 
 def refused(body: Body) -> InvalidRequest:
     with pytest.raises(InvalidRequest) as caught:
-        prepare_completion(parse_completion(body), make_model(), "r")
+        parse_completion(body).generation(make_model())
     return caught.value
 
 
@@ -103,7 +103,7 @@ def test_what_changes_nothing_is_taken(fields: Body) -> None:
     ],
 )
 def test_logprobs_is_a_count_or_a_switch(fields: Body, wanted: bool, n_top: int) -> None:
-    job = prepare_completion(parse_completion({"prompt": "a", **fields}), make_model(), "r")
+    job = parse_completion({"prompt": "a", **fields}).generation(make_model())
     assert (job.requests[0].want_logprobs, job.requests[0].n_probs) == (wanted, n_top)
 
 
@@ -117,16 +117,16 @@ def test_best_of_generates_more_than_it_shows_with_what_they_are_compared_by() -
 
 def test_a_suffix_makes_the_prompt_the_text_in_front_of_a_gap() -> None:
     completion = parse_completion({"prompt": ["ab", [99]], "suffix": "d<s>"})
-    job = prepare_completion(completion, make_model(), "r")
+    job = completion.generation(make_model())
     suffix = list(b"d<s>")
     assert [r.prompt for r in job.requests] == [[BOS, 1, 97, 98, 2, *suffix, 3], [BOS, 1, 99, 2, *suffix, 3]]
-    (other, *_) = prepare_completion(completion, make_model(spm_infill=True), "r").requests
+    (other, *_) = completion.generation(make_model(spm_infill=True)).requests
     assert other.prompt == [BOS, 2, *suffix, 1, 97, 98, 3]
 
 
 def test_a_suffix_needs_a_model_that_fills_gaps() -> None:
     with pytest.raises(InvalidRequest, match="prefix token is missing") as caught:
-        prepare_completion(parse_completion({"prompt": "a", "suffix": "b"}), make_model(fim="none"), "r")
+        parse_completion({"prompt": "a", "suffix": "b"}).generation(make_model(fim="none"))
     assert caught.value.param == "suffix"
 
 
@@ -135,8 +135,3 @@ def test_each_prompt_of_a_batch_gets_a_constraint_of_its_own() -> None:
     requests = parse_completion(body).generation(make_model()).requests
     assert requests[0].constraint is not requests[1].constraint
     assert requests[0].id != requests[1].id
-
-
-def test_an_echo_of_tokens_is_their_text() -> None:
-    job = prepare_completion(parse_completion({"prompt": [[104, 105], "x"], "echo": True}), make_model(), "r")
-    assert [echo.text for echo in job.echoes] == ["hi", "x"]

@@ -40,7 +40,7 @@ def run(reason: FinishReason = FinishReason.EOS, n_texts: int = 1, word: str = "
 def whole(script: Callable[[], Script], events: Sequence[Event], **options: Any) -> Any:
     reply = MessageWriter(HEADER, script, **options)
     for event in events:
-        reply.add(0, event)
+        reply.feed(0, event)
     return orjson.loads(orjson.dumps(reply.body()))
 
 

@@ -59,7 +59,7 @@ def said(asked: MessagesRequest, name: str, arguments: dict[str, Any]) -> list[d
     reply, stream = MessageWriter(header, Parser, names=asked.names), MessageWriter(header, Parser, names=asked.names)
     raw: list[bytes] = []
     for event in events:
-        reply.add(0, event)
+        reply.feed(0, event)
         raw += stream.feed(0, event)
     message = orjson.loads(orjson.dumps(reply.body()))
     for adapter in WHOLE:

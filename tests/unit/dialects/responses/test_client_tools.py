@@ -77,7 +77,7 @@ def feeds(reason: FinishReason) -> Sequence[Event]:
 def whole(tools: ClientTools, name: str, arguments: str, reason: FinishReason = FinishReason.EOS) -> dict[str, Any]:
     reply = ResponseWriter(ResponseFrame({**FIELDS, "tools": tools.shown}), output(tools, name, arguments))
     for event in feeds(reason):
-        reply.add(0, event)
+        reply.feed(0, event)
     body = orjson.loads(orjson.dumps(reply.body()))
     TypeAdapter(Response).validate_python(body)
     item: dict[str, Any] = body["output"][0]

@@ -49,7 +49,7 @@ class ScriptedParser(Scripted):
 def whole(*events: Event, prefill: str = "") -> dict[str, Any]:
     reply = ResponseWriter(ResponseFrame(FIELDS), OutputItems(Assembler(ScriptedParser()), TOOLS), prefill=prefill)
     for event in events:
-        reply.add(0, event)
+        reply.feed(0, event)
     body: dict[str, Any] = orjson.loads(orjson.dumps(reply.body()))
     Response.model_validate(body)
     return body

@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 
 from server.dialects.chat.parse import parse_chat
-from server.dialects.completions.parse import parse_completion, prepare_completion
+from server.dialects.completions.parse import parse_completion
 from server.dialects.native.parse import parse_native
 from server.engine.request import Request
 from server.errors import InvalidRequest
@@ -137,7 +137,7 @@ def test_a_schema_may_wait_too_and_every_wire_format_knows_it() -> None:
     chat = {"messages": [{"role": "user", "content": "Hi"}], **lazy}
     made = [
         parse_chat(chat).generation(model_of()).requests[0].constraint,
-        prepare_completion(parse_completion({"prompt": "p", **lazy}), model_of(), "1").requests[0].constraint,
+        parse_completion({"prompt": "p", **lazy}).generation(model_of()).requests[0].constraint,
         native(grammar=None, **lazy).constraint,
     ]
     for constraint in made:
