@@ -1,18 +1,14 @@
 """What agents send (Claude Code 2.1, Codex 0.169, opencode), as chats whose every text is a needle.
 
-`unshown` finds the first text that a prompt does not show in its place. Run this file to count, over the templates of
-the source distribution, the shapes that are answered with no text lost.
+`unshown` finds the first text that a prompt does not show in its place.
 """
 
-import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from server.errors import InvalidRequest
 from server.templates.template import ChatTemplate
-from tests.support.downloads import TEMPLATE_NAMES
 from tests.unit.templates.conversations import TOOLS, Chat, Message, says
-from tests.unit.templates.corpus import BUILT_IN, template_of
 
 Texts = list[str]
 
@@ -214,20 +210,3 @@ def answer(template: ChatTemplate, chat: Chat) -> str:
         return f"400 {error.message}"
     missing = unshown(chat.messages, prompt)
     return f"lost {missing}" if missing else ""
-
-
-def _main() -> None:
-    for what, names in (("the source distribution", TEMPLATE_NAMES), ("built in", BUILT_IN)):
-        good = n_all = 0
-        for name in names:
-            for shape, chat in shapes().items():
-                why = answer(template_of(name), chat)
-                n_all += 1
-                good += not why
-                if why and "-v" in sys.argv:
-                    print(f"{name}: {shape}: {why}")
-        print(f"templates of {what}: {good} of {n_all}")
-
-
-if __name__ == "__main__":
-    _main()
