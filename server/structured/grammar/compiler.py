@@ -8,30 +8,23 @@ import pickle
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from threading import Lock
-from typing import Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar, cast
 
 import llguidance
 
 from server.errors import InvalidRequest
 from server.structured.grammar.attempt import CompileLater, may_wait
-from server.structured.grammar.build import (
-    LarkGrammar,
-    SchemaGrammar,
-    gbnf_grammar,
-    lark_grammar,
-    matcher_of,
-    schema_grammar,
-)
+from server.structured.grammar.build import SCHEMA, Grammar, Kind, build
 from server.structured.grammar.embedded_text import EmbeddedText, EmbeddedTexts, TextTokens
 from server.structured.grammar.json_schema import ANY_OBJECT
 from server.structured.grammar.lark import literal, without_anchors
-from server.structured.grammar.limits import MAX_CALLS_CHARS, MAX_TEXT_CHARS
+from server.structured.grammar.limits import MAX_TEXT_CHARS
 from server.structured.grammar.markers import MarkerIndex, Markers
 from server.structured.grammar.matcher import MatcherConstraint, Recipe
 from server.structured.grammar.panics import contained
-from server.structured.grammar.sandbox import GBNF, GRAMMAR, LARK, SCHEMA, Sandbox
+from server.structured.grammar.sandbox import Sandbox
 from server.structured.grammar.schema.plain import is_plain
-from server.structured.grammar.tokenizer import TokenTable, end_tokens, special_tokens
+from server.structured.grammar.tokenizer import TokenTable, byte_tokenizer, end_tokens, special_tokens
 from server.structured.grammar.unique.items import ItemEnds, UniqueItems
 from server.vocab import Vocab
 
@@ -99,93 +92,79 @@ class GrammarCompiler:
     def __init__(self, vocab: Vocab, sandbox: Sandbox | None = None) -> None:
         self._vocab = vocab
         self._sandbox = sandbox
-        self._ends = frozenset(end_tokens(vocab))
+        self.ends = frozenset(end_tokens(vocab))
         self._lock = Lock()
         self._tokenizer: llguidance.LLTokenizer | None = None
         self._table = b""
         self._item_ends: ItemEnds | None = None
         self._text_tokens: TextTokens | None = None
         self._compiled: NewestValues[MatcherConstraint] = NewestValues(_CACHED)
-        self._made: NewestValues[object] = NewestValues(_CACHED)
+        self._remembered: NewestValues[object] = NewestValues(_CACHED)
         self._index = MarkerIndex(vocab)
 
     def prepare(self) -> None:
         """Read the vocabulary now."""
         self._all_tokens()
 
-    def json_schema(self, schema: object) -> MatcherConstraint:
-        """JSON that validates against `schema` (Draft 2020-12, or the draft that its `$schema` names)."""
-        try:
-            text = json.dumps(schema)
-        except (ValueError, TypeError, RecursionError):  # no JSON, or too deep: `written` raises the specific error
-            return self._json_schema(schema, None)
-        return self._compiled.get(f"json_schema {text}", lambda: self._json_schema(schema, text)).fork()
+    @property
+    def special(self) -> list[int]:
+        """Return the control tokens except those that end the output."""
+        return [token for token in special_tokens(self._vocab) if token not in self.ends]
 
-    def _json_schema(self, schema: object, text: str | None) -> MatcherConstraint:
-        if self._sandbox is None or text is None or is_plain(schema):
-            grammar = schema_grammar(schema)
-        else:
-            found = self._sandbox.compile(self._sent_tokens(), SCHEMA, text.encode(), "json_schema")
-            grammar = SchemaGrammar.from_json(schema, found)
-        recipe = Recipe("json_schema", text or "", "json_schema")
-        made = self._constraint(grammar.matcher(self._all_tokens()), recipe)
-        if grammar.unique is None:
-            return made
-        return UniqueItems.over(made, grammar.unique, self._all_item_ends(), grammar.matcher_of_bytes())
+    def json_schema(self, schema: object) -> MatcherConstraint:
+        """Return JSON that validates against `schema` (Draft 2020-12, or the draft that its `$schema` names)."""
+        return self._made("schema", schema, SCHEMA)
 
     def made_anew(self, recipe: Recipe) -> MatcherConstraint:
-        """A constraint that a compiler over the same vocabulary has made, and that has taken ``recipe.begun`` since."""
-        if recipe.kind == "json_schema":
-            made = self.json_schema(json.loads(recipe.text))
-        elif recipe.kind == "lark":
-            made = self.lark(recipe.text, max_chars=MAX_CALLS_CHARS)
-        else:
-            made = self._of_grammar(recipe.text, recipe.param)
+        """Return a constraint that a compiler over the same vocabulary has made, after ``recipe.begun``."""
+        made = self._made(*json.loads(recipe.request))
         if recipe.begun:
             self.markers([recipe.begun.decode()]).feed(made, recipe.begun)
         return made
 
-    def json_object(self) -> MatcherConstraint:
-        """Any JSON object."""
-        return self.json_schema(ANY_OBJECT)
+    def _made(self, kind: Kind, request: Any, param: str) -> MatcherConstraint:
+        """Return the constraint of what `build` makes of a request. ``param``: the field that errors name."""
+        try:
+            text = json.dumps([kind, request, param])
+        except (ValueError, TypeError, RecursionError):  # no JSON, or too deep: `build` raises the specific error
+            return self._compile(kind, request, param, "")
+        return self._compiled.get(text, lambda: self._compile(kind, request, param, text)).fork()
 
-    def gbnf(self, text: str) -> MatcherConstraint:
-        """llama.cpp's grammar format (grammars/README.md), matched exactly as written."""
-        return self._compiled.get(f"gbnf {text}", lambda: self._gbnf(text)).fork()
-
-    def _gbnf(self, text: str) -> MatcherConstraint:
-        if self._sandbox is None:
-            return self._of_lark(gbnf_grammar(text, self.token_id, self._ends))
-        found = self._sandbox.compile(self._sent_tokens(), GBNF, json.dumps(text).encode(), "grammar")
-        return self._of_lark(LarkGrammar.from_json(found))
-
-    def lark(self, text: str, *, max_chars: int = MAX_TEXT_CHARS) -> MatcherConstraint:
-        """llguidance's dialect of Lark: rule `start`, inline ``%json {...}``."""
-        return self._compiled.get(f"lark {max_chars} {text}", lambda: self._lark(text, max_chars)).fork()
-
-    def _lark(self, text: str, max_chars: int) -> MatcherConstraint:
-        if self._sandbox is None:
-            special = (token for token in special_tokens(self._vocab) if token not in self._ends)
-            grammar = lark_grammar(text, max_chars, special)
+    def _compile(self, kind: Kind, request: Any, param: str, text: str) -> MatcherConstraint:
+        if self._sandbox is None or not text or (kind == "schema" and is_plain(request)):
+            grammar = build(kind, request, self)
         else:
-            request = json.dumps([text, max_chars]).encode()
-            grammar = LarkGrammar.from_json(self._sandbox.compile(self._sent_tokens(), LARK, request, "grammar"))
-        made = self._of_lark(grammar)
+            grammar = Grammar.from_json(self._sandbox.compile(self._sent_tokens(), text.encode(), param))
+        made = self._constraint(grammar, request, text)
+        if grammar.unique is not None:
+            bytewise = grammar.matcher(byte_tokenizer(), request)
+            return UniqueItems.over(made, grammar.unique, self._all_item_ends(), bytewise)
         if not grammar.texts:
             return made
-        made.recipe = Recipe("lark", text, grammar.param)
         texts = tuple(
             EmbeddedText(
-                *(self._of_lark(inner), place.get("escaped", False), place.get("end", "").encode()),
+                *(self._constraint(inner, None, ""), place.get("escaped", False), place.get("end", "").encode()),
                 tuple(each.encode() for each in place.get("never", ())),
             )
             for inner, place in grammar.texts
         )
         return EmbeddedTexts(made, texts, grammar.hole, self._all_text_tokens())
 
-    def _of_lark(self, grammar: LarkGrammar) -> MatcherConstraint:
-        recipe = Recipe("grammar", grammar.text, grammar.param)
-        return self._constraint(grammar.matcher(self._all_tokens()), recipe)
+    def _constraint(self, grammar: Grammar, request: Any, text: str) -> MatcherConstraint:
+        matcher = grammar.matcher(self._all_tokens(), request)
+        return MatcherConstraint(matcher, self._vocab.n_tokens, self.ends, grammar.param, Recipe(text))
+
+    def json_object(self) -> MatcherConstraint:
+        """Return any JSON object."""
+        return self.json_schema(ANY_OBJECT)
+
+    def gbnf(self, text: str) -> MatcherConstraint:
+        """Return llama.cpp's grammar format (grammars/README.md), matched exactly as written."""
+        return self._made("gbnf", text, "grammar")
+
+    def lark(self, text: str, *, max_chars: int = MAX_TEXT_CHARS) -> MatcherConstraint:
+        """Return llguidance's dialect of Lark: rule `start`, inline ``%json {...}``."""
+        return self._made("lark", [text, max_chars], "grammar")
 
     def markers(self, texts: Sequence[str]) -> Markers:
         """Return how the vocabulary tokenizes these markers in free text."""
@@ -194,23 +173,24 @@ class GrammarCompiler:
 
     def remembered(self, key: str, make: Callable[[], T]) -> T:
         """Return `make()`, cached by key; for results that combine several grammars."""
-        return cast(T, self._made.get(key, make))
+        return cast(T, self._remembered.get(key, make))
 
     def regex(self, pattern: str) -> MatcherConstraint:
-        """The whole output matches `pattern` (Rust regex syntax, no look-around); `^` and `$` at its ends are fine."""
+        """Return text that matches `pattern` (Rust regex syntax, no look-around); `^` and `$` at its ends are fine."""
         if len(pattern) > MAX_TEXT_CHARS:
             raise InvalidRequest(f"the regex has {len(pattern)} characters, {MAX_TEXT_CHARS} are allowed", "regex")
         grammar = llguidance.LLMatcher.grammar_from_regex(without_anchors(pattern))
-        return self._of_grammar(grammar, "regex", "invalid regex")
+        return self._made("grammar", [grammar, "regex", "invalid regex"], "regex")
 
     def choice(self, options: Sequence[str]) -> MatcherConstraint:
-        """Exactly one of `options`."""
+        """Return exactly one of `options`."""
         if not options:
             raise InvalidRequest("choice needs at least one option", "choice")
         if sum(map(len, options)) > MAX_TEXT_CHARS:
             raise InvalidRequest(f"the choices have more than {MAX_TEXT_CHARS} characters in all", "choice")
         # One terminal: alternatives that begin alike must stay open side by side.
-        return self._of_grammar("start: CHOICE\nCHOICE: " + "\n  | ".join(map(literal, options)) + "\n", "choice")
+        grammar = "start: CHOICE\nCHOICE: " + "\n  | ".join(map(literal, options)) + "\n"
+        return self._made("grammar", [grammar, "choice", "choice"], "choice")
 
     def token_id(self, text: str) -> int | None:
         """Return the one token, special or not, whose whole text is `text`; None if there is none."""
@@ -223,19 +203,6 @@ class GrammarCompiler:
         """Like `token_id`, for control tokens only: those that no text of a grammar matches."""
         token = self.token_id(text)
         return token if token is not None and not self._vocab.piece(token, special=False) else None
-
-    def _of_grammar(self, grammar: str, param: str, prefix: str = "") -> MatcherConstraint:
-        return self._compiled.get(grammar, lambda: self._compiled_grammar(grammar, param, prefix or param)).fork()
-
-    def _compiled_grammar(self, grammar: str, param: str, prefix: str) -> MatcherConstraint:
-        if self._sandbox is not None:
-            self._sandbox.compile(self._sent_tokens(), GRAMMAR, json.dumps([grammar, param, prefix]).encode(), param)
-        return self._constraint(
-            matcher_of(self._all_tokens(), grammar, param, prefix), Recipe("grammar", grammar, param)
-        )
-
-    def _constraint(self, matcher: llguidance.LLMatcher, recipe: Recipe) -> MatcherConstraint:
-        return MatcherConstraint(matcher, self._vocab.n_tokens, self._ends, recipe.param, recipe)
 
     @contained
     def _all_tokens(self) -> llguidance.LLTokenizer:

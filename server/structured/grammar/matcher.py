@@ -7,7 +7,7 @@ import os
 import re
 import time
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import llguidance
 import numpy as np
@@ -21,11 +21,11 @@ _SOURCE_LINE = re.compile(r"\s*\d+ \| ")
 
 class Recipe(NamedTuple):
     """What a constraint was made of, for a compiler elsewhere over the same vocabulary (`GrammarCompiler.made_anew`).
-    ``begun``: the text that it has taken since."""
 
-    kind: Literal["grammar", "json_schema", "lark"] = "grammar"
-    text: str = ""
-    param: str = ""
+    ``request``: its kind, the client's request and its field, as JSON. ``begun``: the text that it has taken since.
+    """
+
+    request: str = ""
     begun: bytes = b""
 
 

@@ -13,10 +13,10 @@ from server.sandbox.process import Killed, MemoryShort, NoAnswer, Process, Proce
 from server.sandbox.worker import FAULT
 from server.structured.grammar.attempt import MAX_SANDBOX_S, CompileCancelled, CompileLater, current, may_wait
 
-VOCABULARY, SCHEMA, GBNF, LARK, GRAMMAR = b"v", b"s", b"b", b"l", b"g"
-"""Requests: a pickled `TokenTable`; in JSON a schema, GBNF, ``[lark, max_chars]``, or ``[grammar, param, prefix]``."""
+VOCABULARY, COMPILE = b"v", b"c"
+"""Requests: a pickled `TokenTable`; in JSON the kind and the request for `build`, and the field that errors name."""
 DONE, REFUSED = b"d", b"r"
-"""What is answered, in JSON: what `build` has made of it, or the message and field of an `InvalidRequest`."""
+"""Replies, in JSON: `Grammar.as_json`, or the message and field of an `InvalidRequest`."""
 ANSWERER = "server.structured.grammar.sandbox_worker:answerer"
 LIMITS = WorkLimits(cpu_s=1.5, wall_s=15.0, memory_bytes=460 << 20, answer_bytes=32 << 20)
 """Of one grammar. The memory includes a vocabulary, about 100 MB for 150,000 tokens."""
@@ -32,7 +32,7 @@ class Sandbox:
         self._processes = Processes(ANSWERER, limits, max_idle)
         self._closed = False
 
-    def compile(self, vocabulary: bytes, what: bytes, request: bytes, param: str) -> Any:
+    def compile(self, vocabulary: bytes, request: bytes, param: str) -> Any:
         """Compile a grammar there; returns what `sandbox_worker` answers.
 
         ``vocabulary``: a pickled `TokenTable`. ``param``: the field that a refusal names. Raises `InvalidRequest` for a
@@ -51,7 +51,7 @@ class Sandbox:
                 with self._processes.borrowed(vocabulary) as process:
                     is_fresh = not process.n_done
                     with attempt.working(process.kill):
-                        kind, answer = self._asked(process, vocabulary, what, request)
+                        kind, answer = self._asked(process, vocabulary, request)
                 break
             except Stopped as stopped:
                 if attempt.cancelled:
@@ -84,13 +84,13 @@ class Sandbox:
         self._closed = True
         self._processes.close(kill=True)
 
-    def _asked(self, process: Process, vocabulary: bytes, what: bytes, request: bytes) -> tuple[bytes, bytes]:
+    def _asked(self, process: Process, vocabulary: bytes, request: bytes) -> tuple[bytes, bytes]:
         if not process.n_done:
             kind, answer, _ = process.ask(VOCABULARY, vocabulary)
             if kind == FAULT:
                 process.is_reusable = False
                 raise InternalError(f"the sandbox can't read the vocabulary: {answer.decode(errors='replace')[:400]}")
-        kind, answer, lasts = process.ask(what, request)
+        kind, answer, lasts = process.ask(COMPILE, request)
         if not lasts:
             raise Stopped(f"it took more than {self._limits.memory_bytes >> 20} MiB of memory")
         return kind, answer

@@ -4,7 +4,6 @@ import json
 import pickle
 import random
 import threading
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from typing import Any
@@ -13,11 +12,11 @@ import llguidance
 
 from server.errors import InvalidRequest
 from server.sandbox.worker import Answer
-from server.structured.grammar.build import LarkGrammar, gbnf_grammar, lark_grammar, matcher_of, schema_grammar
+from server.structured.grammar.build import Grammar, Kind, build
 from server.structured.grammar.limits import SANDBOX_STACK_BYTES
 from server.structured.grammar.matcher import first_line
-from server.structured.grammar.sandbox import DONE, GBNF, GRAMMAR, LARK, REFUSED, SCHEMA, VOCABULARY
-from server.structured.grammar.tokenizer import TokenTable
+from server.structured.grammar.sandbox import DONE, REFUSED, VOCABULARY
+from server.structured.grammar.tokenizer import TokenTable, byte_tokenizer
 
 _N_WALKS, _N_STEPS = 2, 24
 """Tokens that a grammar is tried with: some fail at the first text that they are given."""
@@ -52,7 +51,7 @@ def answerer() -> Answer:
             vocabulary[:] = [_Vocabulary(pickle.loads(request))]  # noqa: S301 - of the server's own
             return DONE, b""
         try:
-            made = thread.submit(_TRIES[what], vocabulary[0], json.loads(request)).result()
+            made = thread.submit(_built, vocabulary[0], *json.loads(request)).result()
             return DONE, json.dumps(made).encode()
         except InvalidRequest as error:
             return REFUSED, json.dumps([error.message, error.param]).encode()
@@ -60,44 +59,16 @@ def answerer() -> Answer:
     return answer
 
 
-def _schema(vocabulary: _Vocabulary, schema: Any) -> Any:
-    grammar = schema_grammar(schema)
-    _try_out(grammar.matcher(vocabulary.tokenizer), "json_schema", "json_schema")
+def _built(vocabulary: _Vocabulary, kind: Kind, request: Any, _: str) -> Any:
+    grammar = build(kind, request, vocabulary)
+    for each in (grammar, *(inner for inner, _ in grammar.texts)):
+        _try_out(each.matcher(vocabulary.tokenizer, request), each)
     if grammar.unique is not None:
-        grammar.matcher_of_bytes()
+        grammar.matcher(byte_tokenizer(), request)
     return grammar.as_json()
 
 
-def _gbnf(vocabulary: _Vocabulary, text: str) -> Any:
-    return _tried(gbnf_grammar(text, vocabulary.token_id, vocabulary.ends), vocabulary)
-
-
-def _lark(vocabulary: _Vocabulary, given: Any) -> Any:
-    text, max_chars = given
-    return _tried(lark_grammar(text, max_chars, vocabulary.special), vocabulary)
-
-
-def _tried(grammar: LarkGrammar, vocabulary: _Vocabulary) -> Any:
-    for each in (grammar, *(text for text, _ in grammar.texts)):
-        _try_out(each.matcher(vocabulary.tokenizer), each.param, each.prefix)
-    return grammar.as_json()
-
-
-def _grammar(vocabulary: _Vocabulary, given: Any) -> Any:
-    grammar, param, prefix = given
-    _try_out(matcher_of(vocabulary.tokenizer, grammar, param, prefix), param, prefix)
-    return None
-
-
-_TRIES: dict[bytes, Callable[[_Vocabulary, Any], Any]] = {
-    SCHEMA: _schema,
-    GBNF: _gbnf,
-    LARK: _lark,
-    GRAMMAR: _grammar,
-}
-
-
-def _try_out(matcher: llguidance.LLMatcher, param: str, prefix: str) -> None:
+def _try_out(matcher: llguidance.LLMatcher, grammar: Grammar) -> None:
     """Generate random allowed tokens. Raises `InvalidRequest` if the matcher fails, as it would during a reply."""
     for seed in range(_N_WALKS):
         chance, walked = random.Random(seed), matcher.deep_copy()  # noqa: S311 - to be the same each time
@@ -107,7 +78,7 @@ def _try_out(matcher: llguidance.LLMatcher, param: str, prefix: str) -> None:
                 break
         if walked.is_error():
             reason = first_line(walked.get_error())
-            raise InvalidRequest(f"{prefix}: it exceeds the limits of one token: {reason}", param)
+            raise InvalidRequest(f"{grammar.prefix}: it exceeds the limits of one token: {reason}", grammar.param)
 
 
 def _any_token(mask: bytes, chance: random.Random) -> int:
