@@ -150,6 +150,7 @@ check: $(VENV)/.installed-dev
 	for each in demo-model demo-vision; do (cd extras/$$each && ../../$(BIN)/mypy --config-file ../mypy.ini .) || exit 1; done
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/vulture
+	$(BIN)/python -m tests.unit.test_language
 
 # At most 30 minutes on a quiet machine with two cores; the first time some more, to compile llama-server. A run that was
 # cut off, or that other processes disturbed, continues where it was. Its JSON is committed with what `make figures` writes.

@@ -18,7 +18,7 @@ __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> object:
-    """Of the client; imported when it is asked for, since the server needs no httpx."""
+    """Import the client on first use, because the server does not need httpx."""
     if name.startswith("_"):
         raise AttributeError(f"module 'llamapool' has no attribute {name!r}")
     return getattr(import_module("llamapool.client"), name)

@@ -97,9 +97,9 @@ def create_app(
     in_process: Callable[[], Loader] | None = None,
     sandbox: Sandbox | None = None,
 ) -> FastAPI:
-    """The application. It loads and serves nothing before its lifespan starts.
+    """Return the application. It loads and serves nothing before its lifespan starts.
 
-    `addresses`: where it will be, for its first screen; `loader` replaces the native library's (tests), and
+    `addresses`: its URLs, for the startup banner; `loader` replaces the native library's (tests), and
     `in_process` what makes one in a model's own process; `sandbox` replaces the one that compiles grammars; `reread`
     says what the settings are now, for ``GET /models?reload=1`` and after a download. Raises `ConfigError`.
     """
@@ -221,7 +221,7 @@ def n_slots(pool: Pool) -> int:
 
 
 def slot_files_of(server: ServerSettings) -> SavedFiles | None:
-    """Where slots are saved; None = nowhere. Raises ConfigError when the secret can't be read."""
+    """Return the store of saved slots, None if there is none. Raises ConfigError if the secret cannot be read."""
     place, quota = server.slot_save_path, server.slot_save_quota * MIB
     if place is None:
         return None
@@ -296,7 +296,7 @@ def http_options(server: ServerSettings) -> HttpOptions:
 
 
 def cors_origins(server: ServerSettings) -> str:
-    """With tools of this machine only pages that are served from it may call, unless others are named."""
+    """Return the allowed origins. With built-in tools the default is this machine's own pages."""
     has_tools = server.enabled_tools or server.mcp_servers
     if has_tools and "cors_origins" not in server.model_fields_set:
         return "" if server.closed else "localhost"
@@ -475,7 +475,7 @@ def warn_of_workers(argv: Sequence[str], environ: Mapping[str, str]) -> None:
     several = environ.get("WEB_CONCURRENCY", "1") not in ("", "0", "1")
     if spawned or several or environ.get("SERVER_SOFTWARE", "").startswith("gunicorn"):
         logger.warning(
-            "this is one of several worker processes: each loads every model into memory anew and has its own "
+            "this is one of several worker processes: each loads every model again and has its own "
             "queue, cache and metrics; start one worker and set n_parallel or instances instead"
         )
 

@@ -39,8 +39,7 @@ def short(words: str) -> str:
 
 
 def without_credentials(address: str) -> str:
-    """An address as others may see it: its user and password, and the values in its query, are masked, since tokens
-    and signatures stand there."""
+    """Return the URL with user, password and query values masked, because they may be secrets."""
     place, mark, query = address.partition("?")
     names = [each.partition("=") for each in query.split("&")]
     values = [f"{name}={MASK}" if equals else MASK for name, equals, _ in names] if query else []

@@ -1,7 +1,7 @@
 """How the process logs: llama-server's --log-* and --verbosity, as a configuration of `logging`.
 
 Everything that logs does so through `logging`; structlog writes the lines, with what the emitter gave as ``extra`` and
-what is bound to its context (`structlog.contextvars`): the id of the request at hand. As text these stand behind the
+what is bound to its context (`structlog.contextvars`): the id of the request at hand. As text these follow the
 message as ``name=value``, as JSON they are keys of their own.
 """
 
@@ -70,7 +70,7 @@ def as_text(
 ) -> str:
     """``time level origin: message name=value …``, the parts as configured; the level is its first letter.
 
-    ``screen``: what a person reads as it comes: the first screen has neither there.
+    ``screen``: the output is a terminal, where the startup banner has neither.
     """
     line, bare = str(event["event"]), screen and event.get(NO_ADAPTERS, False)
     if prefix and not bare:
@@ -111,9 +111,9 @@ def configure(settings: LogSettings) -> None:
 
 
 def log_config(settings: LogSettings) -> dict[str, Any]:
-    """For `logging.config.dictConfig`. Raises nothing; a log file is opened when it is applied.
+    """Return the argument of `logging.config.dictConfig`, which opens the log file.
 
-    The file may be moved or cut while it is written to: who rotates logs does either.
+    Log rotation may move or truncate the file while it is written.
     """
     if settings.log_disable:
         return _with_audit(_tree({"none": {"class": "logging.NullHandler"}}, {}, logging.CRITICAL), settings.audit_log)

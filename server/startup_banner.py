@@ -99,7 +99,7 @@ def _free(memory: Mapping[str, Memory], budget: Mapping[str, int]) -> list[str]:
 
 
 def _curl(states: Sequence[ModelState], address: str, *, has_keys: bool) -> list[str]:
-    """For a model that is loaded, else one that may be: the first that generates, embeds or ranks; none where all have
+    """Return a curl command for the first loaded (or loadable) model that generates, embeds or ranks; [] if all have
     failed."""
     working = sorted((state for state in states if not state.failed), key=lambda state: state.loaded is None)
     able = [(state, path, body) for task, path, body in _TRIED for state in working if _can(state, task)]
@@ -115,7 +115,7 @@ def _curl(states: Sequence[ModelState], address: str, *, has_keys: bool) -> list
 
 
 def _can(state: ModelState, task: Task) -> bool:
-    """By the settings, and by what the model turned out to be."""
+    """Return whether settings and model allow the task."""
     if task == "generate":
         return state.info.generates if state.info is not None else state.spec.configured_for(task)
     embeds = state.info is None or state.info.embeds

@@ -5,7 +5,7 @@ from typing import Any
 
 
 def body_of(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The ``locals()`` of a method whose parameters are the body's fields.
+    """Return the ``locals()`` of a method whose parameters are the body's fields.
 
     ``self`` is left out, ``kwargs`` are fields beside the others, and None means that the server's default applies.
     """

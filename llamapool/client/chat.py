@@ -63,7 +63,7 @@ class ChatCompletionsAPI(EndpointFamily):
         repeat_penalty: float | None = 1.1,
         **kwargs: Any,
     ) -> CompletionResponse | EventStream:
-        """One chat completion, or with `stream` an iterator of its chunks.
+        """Return a chat completion, or with `stream` an iterator of its chunks.
 
         The defaults are this method's, and they are sent; what is None is left out of the body, so that the server's
         own applies. `kwargs` are further fields of the body. Raises `LlamaCppError`.
@@ -74,7 +74,7 @@ class ChatCompletionsAPI(EndpointFamily):
         return CompletionResponse.from_reply(self._transport.post("/v1/chat/completions", body))
 
     def render(self, messages: Messages, model: str | None = None, **kwargs: Unpack[ChatFields]) -> str:
-        """The prompt that `messages` make, with `tools` and other fields of a chat."""
+        """Return the prompt that the template renders from `messages`, `tools` and other fields of a chat."""
         return str(required(self._transport.post_object("/apply-template", body_of(locals())), "prompt"))
 
     def input_tokens(self, messages: Messages, model: str | None = None, **kwargs: Unpack[ChatFields]) -> int:
@@ -83,6 +83,6 @@ class ChatCompletionsAPI(EndpointFamily):
         return int(required(reply, "input_tokens"))
 
     def end_reasoning(self, completion_id: str) -> bool:
-        """End the thoughts of a running chat that was started with ``reasoning_control=True``. True: they end."""
+        """End the reasoning of a running chat that was started with ``reasoning_control=True``. True: it ends."""
         body = {"id": completion_id, "action": "reasoning_end"}
         return self._transport.post_object("/v1/chat/completions/control", body).get("success") is True

@@ -44,7 +44,7 @@ class LlamaCppClient(CompletionCalls, EmbeddingCalls, TextCalls, ServerCalls):
 
     @classmethod
     def with_http_client(cls, http_client: httpx.Client) -> Self:
-        """A client over `http_client`, for a CA, a proxy or a Unix socket of your own. Its ``base_url`` is the server.
+        """Return a client that uses `http_client` (your own CA, proxy or Unix socket) and its ``base_url``.
 
         Closing the client closes it.
         """
@@ -53,7 +53,7 @@ class LlamaCppClient(CompletionCalls, EmbeddingCalls, TextCalls, ServerCalls):
         return client
 
     def for_model(self, model: str) -> Self:
-        """The same client, same connections, that asks for `model` wherever a call does not name another.
+        """Return a client with the same connections that uses `model` unless a call names another one.
 
         For a server of several models: ``/slots``, ``/tokenize``, ... have no parameter for it here.
         """

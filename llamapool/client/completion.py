@@ -93,7 +93,7 @@ class CompletionCalls:
     ) -> str | CompletionResponse | EventStream: ...
 
     def simple_completion(self, prompt: str, **kwargs: Any) -> str | CompletionResponse | EventStream:
-        """The text that completes `prompt`, with `complete`'s parameters.
+        """Return the text that completes `prompt`, with the parameters of `complete`.
 
         The whole response where it is not one text (``n_cmpl``, ``response_fields``), an iterator with ``stream``.
         """

@@ -32,7 +32,7 @@ class Usage:
 
     @classmethod
     def from_reply(cls, usage: Raw) -> Self:
-        """From OpenAI's ``usage``; what embeds has no ``completion_tokens``."""
+        """Parse OpenAI's ``usage``. Embeddings have no ``completion_tokens``."""
         n_prompt = int(usage.get("prompt_tokens") or 0)
         n_completion = int(usage.get("completion_tokens") or 0)
         return cls(n_prompt, n_completion, int(usage.get("total_tokens") or n_prompt + n_completion))
@@ -54,7 +54,7 @@ class Timings:
 
     @classmethod
     def from_reply(cls, timings: Raw) -> Self:
-        """From a reply's ``timings``; what an older server lacks, or writes as null, is 0."""
+        """Parse a reply's ``timings``. A field that an older server omits or sets to null is 0."""
         return cls(
             prompt_n=int(timings.get("prompt_n") or 0),
             prompt_ms=float(timings.get("prompt_ms") or 0.0),
@@ -79,7 +79,7 @@ class Message:
 
     @classmethod
     def from_reply(cls, message: Raw) -> Self:
-        """From a chat choice's ``message``."""
+        """Parse the ``message`` of a chat choice."""
         return cls(
             role=str(message.get("role") or "assistant"),
             content=str(message.get("content") or ""),
@@ -105,7 +105,7 @@ class Choice:
 
     @classmethod
     def from_reply(cls, choice: Raw, position: int) -> Self:
-        """From one of OpenAI's ``choices``."""
+        """Parse one of OpenAI's ``choices``."""
         message = choice.get("message")
         return cls(
             index=int(choice.get("index", position)),
@@ -117,7 +117,7 @@ class Choice:
 
     @classmethod
     def from_native(cls, reply: Raw, position: int) -> Self:
-        """From a native reply, or one of an array of them."""
+        """Parse a native reply, or one element of an array of replies."""
         reason = _FINISH_REASONS.get(_stop_type(reply) or StopType.NONE)
         return cls(index=position, text=reply.get("content"), finish_reason=reason, raw=reply)
 
@@ -138,7 +138,7 @@ class CompletionResponse:
 
     @classmethod
     def from_reply(cls, reply: Any) -> Self:
-        """From OpenAI's reply. Raises `UnexpectedReply`."""
+        """Parse OpenAI's reply. Raises `UnexpectedReply`."""
         found = as_object(reply)
         choices = as_objects(found.get("choices"))
         usage, timings = found.get("usage"), found.get("timings")
@@ -156,7 +156,7 @@ class CompletionResponse:
 
     @classmethod
     def from_native(cls, reply: Any, n_per_prompt: int = 1) -> Self:
-        """From llama-server's own reply, which has no id ("") and no time (now).
+        """Parse llama-server's native reply, which has no id ("") and no time (now).
 
         Several replies become several choices; usage counts each prompt once and every answer. Timings are those of
         the only reply: several overlap, and each choice's ``raw`` has its own. Raises `UnexpectedReply`.

@@ -20,5 +20,5 @@ def connection_errors() -> Iterator[None]:
 
 
 def _words(error: httpx.RequestError) -> str:
-    """The error with its address; httpx often has no more than a name for it."""
+    """Return the error with its URL, because httpx often gives only a name."""
     return f"{error.request.method} {error.request.url}: {str(error) or type(error).__name__}"

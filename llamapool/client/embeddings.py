@@ -17,7 +17,7 @@ class EmbeddingsClientAPI(EndpointFamily):
         encoding_format: str = "float",
         dimensions: int | None = None,
     ) -> EmbeddingsResponse:
-        """A vector for each text. With "base64" a third of the bytes travel; the vectors are decoded either way.
+        """Return an embedding for each text. "base64" sends a third of the bytes; the result is the same.
 
         Raises `LlamaCppError`; a model without pooling is a `BadRequest`: use ``client.embed``.
         """
@@ -30,7 +30,7 @@ class EmbeddingCalls:
     _transport: Transport
 
     def embed(self, content: str | list[str], embd_normalize: int = 2) -> list[list[float]]:
-        """A vector for each text or, from a model without pooling, one for each token of each text.
+        """Return an embedding for each text or, without pooling, one for each token of each text.
 
         `embd_normalize`: -1 none, 0 largest absolute value, 1 taxicab, 2 Euclidean, p the p-norm. Without pooling
         vectors are never normalized.
@@ -38,6 +38,6 @@ class EmbeddingCalls:
         return vectors(self._transport.post("/embedding", body_of(locals())))
 
     def rerank(self, query: str, documents: list[str], top_n: int | None = None) -> RerankResponse:
-        """How well each document answers `query`, best first; the best `top_n`, or all."""
+        """Return a score for each document, best first: the best `top_n`, or all."""
         body: dict[str, Any] = body_of(locals())
         return RerankResponse.from_reply(self._transport.post_object("/v1/rerank", body), documents)

@@ -108,7 +108,7 @@ _STATUS_OF_TYPE = {
 
 
 def api_error(status: int | None, body: Any, retry_after: str | None = None) -> ApiError:
-    """The error for a reply of `status`, with what its `body` says; None is for an error inside a stream.
+    """Return the error for a reply with `status` and `body`. None: an error inside a stream.
 
     Reads ``{"error": {"code", "message", "type"}}``, ``{"error": text}``, ``{"message": text}`` and plain text. Inside
     a stream, whose status was a success, ``code`` is the status if it is a number; otherwise ``type`` says it.
@@ -125,7 +125,7 @@ def api_error(status: int | None, body: Any, retry_after: str | None = None) -> 
 
 
 def _shown(said: Any) -> str:
-    """What an error without a ``message`` says."""
+    """Return the text of an error that has no ``message``."""
     text = str(said or "").strip()
     return text if len(text) <= _SHOWN_CHARS else text[:_SHOWN_CHARS] + "…"
 

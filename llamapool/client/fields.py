@@ -13,7 +13,7 @@ Extra = list[dict[str, str]]
 
 
 class SamplingFields(TypedDict, total=False):
-    """How tokens are chosen, and where: of all that generates."""
+    """Fields of every request that generates: sampling, slot, cache."""
 
     seed: int | None
     temperature: float | None
@@ -55,7 +55,7 @@ class SamplingFields(TypedDict, total=False):
 
 
 class GenerationFields(SamplingFields, total=False):
-    """Of llama-server's own calls, chat and completions."""
+    """Fields of native completions, chat completions and completions."""
 
     stream_options: Object | None
     max_completion_tokens: int | None
@@ -95,7 +95,7 @@ class GenerationFields(SamplingFields, total=False):
 
 
 class CompletionFields(GenerationFields, total=False):
-    """Of ``/completion``."""
+    """Fields of ``/completion``."""
 
     model: str | None
     max_tokens: int | None
@@ -110,13 +110,13 @@ class CompletionFields(GenerationFields, total=False):
 
 
 class InfillFields(CompletionFields, total=False):
-    """Of ``/infill``."""
+    """Fields of ``/infill``."""
 
     n_predict: int | None
 
 
 class TextFields(GenerationFields, total=False):
-    """Of ``/v1/completions``."""
+    """Fields of ``/v1/completions``."""
 
     n_predict: int | None
     max_tokens: int | None
@@ -128,7 +128,7 @@ class TextFields(GenerationFields, total=False):
 
 
 class ConversationFields(GenerationFields, total=False):
-    """Of chats and Responses."""
+    """Fields of chat completions and Responses."""
 
     n_predict: int | None
     max_tokens: int | None
@@ -151,7 +151,7 @@ class ConversationFields(GenerationFields, total=False):
 
 
 class ChatFields(ConversationFields, total=False):
-    """Of ``/v1/chat/completions`` and ``/apply-template``."""
+    """Fields of ``/v1/chat/completions`` and ``/apply-template``."""
 
     echo: bool | None
     modalities: list[str] | None
@@ -160,7 +160,7 @@ class ChatFields(ConversationFields, total=False):
 
 
 class MessageFields(SamplingFields, total=False):
-    """Of ``/v1/messages``."""
+    """Fields of ``/v1/messages``."""
 
     system: str | Objects | None
     stop_sequences: list[str] | None
@@ -174,7 +174,7 @@ class MessageFields(SamplingFields, total=False):
 
 
 class ResponseFields(ConversationFields, total=False):
-    """Of ``/v1/responses``."""
+    """Fields of ``/v1/responses``."""
 
     instructions: str | None
     previous_response_id: str | None

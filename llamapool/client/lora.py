@@ -14,7 +14,7 @@ class LoraClientAPI(EndpointFamily):
     """``client.lora``. All raise `LlamaCppError`."""
 
     def list(self) -> Adapters:
-        """Every adapter that the server has loaded, with the scale that applies to requests without their own."""
+        """Return the loaded adapters with their default scales."""
         return [LoraAdapter.from_reply(adapter) for adapter in as_objects(self._transport.get("/lora-adapters"))]
 
     def set_scales(self, adapters: Scales) -> bool:

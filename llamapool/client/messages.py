@@ -32,7 +32,7 @@ class MessageResponse:
 
     @classmethod
     def from_reply(cls, reply: Any) -> Self:
-        """From Anthropic's reply. Raises `UnexpectedReply`."""
+        """Parse Anthropic's reply. Raises `UnexpectedReply`."""
         found = as_object(reply)
         usage = found.get("usage") or {}
         return cls(
@@ -80,7 +80,7 @@ class MessagesClientAPI(EndpointFamily):
         stream: bool = False,
         **kwargs: Any,
     ) -> MessageResponse | EventStream:
-        """The next message, or with `stream` an iterator of Anthropic's events. `kwargs` are fields of the body."""
+        """Return the reply, or with `stream` an iterator of Anthropic's events. `kwargs` are fields of the body."""
         body = body_of(locals())
         if stream:
             return self._transport.stream("/v1/messages", body)

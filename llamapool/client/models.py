@@ -14,16 +14,16 @@ class ModelsClientAPI(EndpointFamily):
     """``client.models``. All raise `LlamaCppError`."""
 
     def list(self) -> Models:
-        """Every model that the server knows."""
+        """Return all configured models."""
         reply = as_object(self._transport.get("/v1/models"))
         return [ModelInfo.from_reply(model) for model in as_objects(reply.get("data"))]
 
     def retrieve(self, model: str) -> ModelInfo:
-        """One of them."""
+        """Return one model."""
         return ModelInfo.from_reply(as_object(self._transport.get(f"/v1/models/{quote(model)}")))
 
     def events(self) -> EventStream:
-        """What happens to models from now on: changes of status, progress of loads. It has no end of its own."""
+        """Yield changes of status and the progress of loads, without end."""
         return self._transport.stream_get("/models/sse")
 
     def load(self, model: str) -> bool:

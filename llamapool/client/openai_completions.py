@@ -39,14 +39,14 @@ class CompletionsClientAPI(EndpointFamily):
     def create(
         self, prompt: Prompt, model: str | None = None, *, stream: bool = False, **kwargs: Any
     ) -> CompletionResponse | EventStream:
-        """What follows `prompt`, or with `stream` an iterator of its chunks. `kwargs` are fields of the body."""
+        """Return a completion, or with `stream` an iterator of its chunks. `kwargs` are fields of the body."""
         body = body_of(locals())
         if stream:
             return self._transport.stream("/v1/completions", body)
         return CompletionResponse.from_reply(self._transport.post("/v1/completions", body))
 
     def score(self, prompt: Prompt, model: str | None = None, **kwargs: Unpack[TextFields]) -> list[TokenScore]:
-        """The log probability of each token of `prompt` under those before it; Llamapool only."""
+        """Return the log probability of each token of `prompt`, given the tokens before it. Llamapool only."""
         body = body_of({**kwargs, "prompt": prompt, "model": model, "echo": True, "logprobs": 1, "max_tokens": 0})
         reply = CompletionResponse.from_reply(self._transport.post("/v1/completions", body))
         found = (reply.choices[0].raw if reply.choices else {}).get("logprobs")

@@ -23,7 +23,7 @@ class EmbeddingData:
 
     @classmethod
     def from_reply(cls, entry: Raw, position: int) -> Self:
-        """From one of ``data``. Raises `UnexpectedReply`."""
+        """Parse one element of ``data``. Raises `UnexpectedReply`."""
         vector = entry.get("embedding")
         if isinstance(vector, str):
             vector = _floats(vector)
@@ -44,7 +44,7 @@ class EmbeddingsResponse:
 
     @classmethod
     def from_reply(cls, reply: Raw) -> Self:
-        """From the whole reply. Raises `UnexpectedReply`."""
+        """Parse the reply. Raises `UnexpectedReply`."""
         usage = reply.get("usage")
         return cls(
             object=str(reply.get("object") or "list"),
@@ -75,7 +75,7 @@ class RerankResponse:
 
     @classmethod
     def from_reply(cls, reply: Raw, documents: list[str]) -> Self:
-        """From the whole reply to `documents`. Raises `UnexpectedReply`."""
+        """Parse the reply for `documents`. Raises `UnexpectedReply`."""
         usage = reply.get("usage")
         results = []
         for entry in as_objects(reply.get("results")):
@@ -119,12 +119,12 @@ class HealthStatus:
 
     @classmethod
     def from_reply(cls, reply: Raw) -> Self:
-        """From a reply of status 200."""
+        """Parse a reply with status 200."""
         return cls(str(reply.get("status") or "ok"), reply.get("slots_idle"), reply.get("slots_processing"), reply)
 
     @classmethod
     def from_error(cls, error: ApiError) -> Self:
-        """From any other: 503 "Loading model", or ``{"status": "loading model"}`` before 2024, is "loading"."""
+        """Parse an error. 503 "Loading model", or ``{"status": "loading model"}`` before 2024, is "loading"."""
         body = error.body if isinstance(error.body, dict) else {}
         loading = f"{body.get('status') or error.message}".lower().startswith("loading")
         status = "loading" if loading and error.status == 503 else "error"
@@ -145,7 +145,7 @@ class SlotInfo:
 
     @classmethod
     def from_reply(cls, slot: Raw) -> Self:
-        """From one of ``/slots``; a slot that has had no request lacks most fields. Raises `UnexpectedReply`."""
+        """Parse one element of ``/slots``. A slot without a request lacks most fields. Raises `UnexpectedReply`."""
         params = slot.get("params") or {}
         return cls(
             id=int(required(slot, "id")),
@@ -169,7 +169,7 @@ class LoraAdapter:
 
     @classmethod
     def from_reply(cls, adapter: Raw) -> Self:
-        """From one of ``/lora-adapters``. Raises `UnexpectedReply`."""
+        """Parse one element of ``/lora-adapters``. Raises `UnexpectedReply`."""
         identity, scale = required(adapter, "id"), required(adapter, "scale")
         return cls(int(identity), str(adapter.get("path") or ""), float(scale), adapter)
 
@@ -188,7 +188,7 @@ class ModelInfo:
 
     @classmethod
     def from_reply(cls, model: Raw) -> Self:
-        """From one of ``data``. Raises `UnexpectedReply`."""
+        """Parse one element of ``data``. Raises `UnexpectedReply`."""
         return cls(
             id=str(required(model, "id")),
             object=str(model.get("object") or "model"),
@@ -201,7 +201,7 @@ class ModelInfo:
 
 
 def vectors(reply: Any) -> list[list[float]]:
-    """Every vector of ``/embedding``, texts in their order: one for each text or, without pooling, for each token.
+    """Return the embeddings of ``/embedding`` in the order of the texts: one per text or, without pooling, per token.
 
     Reads ``[{"index", "embedding": [[...], ...]}, ...]`` and what llama-server before 2025 sent: one object, and a
     single vector in ``embedding``. Raises `UnexpectedReply`.

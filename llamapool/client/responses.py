@@ -34,7 +34,7 @@ class ResponseReply:
 
     @classmethod
     def from_reply(cls, reply: Any) -> Self:
-        """From OpenAI's reply. Raises `UnexpectedReply`."""
+        """Parse OpenAI's reply. Raises `UnexpectedReply`."""
         found = as_object(reply)
         usage = found.get("usage") or {}
         return cls(
@@ -73,14 +73,14 @@ class ResponsesClientAPI(EndpointFamily):
         stream: bool = False,
         **kwargs: Any,
     ) -> ResponseReply | EventStream:
-        """A response, or with `stream` an iterator of its events. `kwargs` are fields of the body."""
+        """Return a response, or with `stream` an iterator of its events. `kwargs` are fields of the body."""
         body = body_of(locals())
         if stream:
             return self._transport.stream("/v1/responses", body)
         return ResponseReply.from_reply(self._transport.post("/v1/responses", body))
 
     def retrieve(self, response_id: str) -> ResponseReply:
-        """One that the server has stored; Llamapool only, as `delete` and `input_tokens`."""
+        """Return a stored response. Llamapool only, like `delete` and `input_tokens`."""
         return ResponseReply.from_reply(self._transport.get(_path(response_id)))
 
     def delete(self, response_id: str) -> bool:

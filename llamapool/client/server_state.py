@@ -19,7 +19,7 @@ class ServerCalls:
         return self._health(None)
 
     def is_ready(self) -> bool:
-        """Whether the server answers "ok"; False also when it does not answer."""
+        """Return whether the server answers "ok". False also if it does not answer."""
         return self._is_ready(None)
 
     def wait_until_ready(self, timeout: float = 60.0, poll_interval: float = 1.0) -> bool:
@@ -33,7 +33,7 @@ class ServerCalls:
         return True
 
     def props(self) -> dict[str, Any]:
-        """The server's properties: ``default_generation_settings``, ``total_slots``, ``chat_template``, ..."""
+        """Return the server's properties: ``default_generation_settings``, ``total_slots``, ``chat_template``, ..."""
         return as_object(self._transport.get("/props"))
 
     def set_props(self, **kwargs: Any) -> dict[str, Any]:

@@ -20,7 +20,7 @@ def as_objects(reply: Any) -> list[dict[str, Any]]:
 
 
 def required(reply: dict[str, Any], name: str) -> Any:
-    """A field without which the reply means nothing."""
+    """Return a required field of a reply."""
     if reply.get(name) is None:
         raise UnexpectedReply(f"the reply has no {name!r}", reply)
     return reply[name]

@@ -1,6 +1,6 @@
 """Server-sent events, from bytes (WHATWG HTML, 9.2.6 "Interpreting an event stream").
 
-Lines end with LF, CR or CRLF and with nothing else: the line separators of Unicode, which may stand in a model's text,
+Lines end with LF, CR or CRLF and with nothing else: the line separators of Unicode, which a model's text may contain,
 do not end one.
 """
 
@@ -30,7 +30,7 @@ class SseDecoder:
         self._data: list[str] = []
 
     def feed(self, chunk: bytes) -> list[Event]:
-        """The events that `chunk` completes."""
+        """Yield the events that `chunk` completes."""
         if self._after_cr and chunk:
             chunk = chunk.removeprefix(b"\n")
             self._after_cr = False
@@ -44,14 +44,14 @@ class SseDecoder:
         return [event for line in lines if (event := self._line(line)) is not None]
 
     def finish(self) -> list[Event]:
-        """The event whose blank line is missing at the end of the stream, as some servers leave it."""
+        """Yield the last event, whose blank line some servers omit."""
         last = self._line(b"".join(self._cut))
         self._cut = []
         event = last or self._dispatch()
         return [] if event is None else [event]
 
     def _line(self, line: bytes) -> Event | None:
-        """The event that this line ends."""
+        """Yield the event that this line completes."""
         if self._at_start:
             line = line.removeprefix(_BOM)
             self._at_start = False
@@ -69,7 +69,7 @@ class SseDecoder:
         return None
 
     def _dispatch(self) -> Event | None:
-        """The event gathered so far; one without data is none."""
+        """Yield the collected event, if it has data."""
         event = Event(self._name or "message", "\n".join(self._data)) if self._data else None
         self._name, self._data = "", []
         return event

@@ -44,7 +44,7 @@ class EventStream(Iterator[dict[str, Any]]):
 
 
 def _objects(response: httpx.Response) -> Generator[dict[str, Any], None, None]:
-    """The JSON object of each event up to `DONE` or the end."""
+    """Yield the JSON object of each event, up to `DONE` or the end."""
     try:
         done = False
         for event in _events(response):
@@ -56,7 +56,7 @@ def _objects(response: httpx.Response) -> Generator[dict[str, Any], None, None]:
 
 
 def _events(response: httpx.Response) -> Iterator[Event]:
-    """The events of the body."""
+    """Yield the events of the body."""
     decoder = SseDecoder()
     with connection_errors():
         for chunk in response.iter_bytes():
@@ -65,7 +65,7 @@ def _events(response: httpx.Response) -> Iterator[Event]:
 
 
 def _object(event: Event) -> dict[str, Any]:
-    """The event's JSON; an error is raised."""
+    """Return the event's JSON. Raises the error that it contains."""
     try:
         found = json.loads(event.data)
     except ValueError:

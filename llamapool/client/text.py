@@ -17,7 +17,7 @@ class TextCalls:
     def tokenize(
         self, content: str, add_special: bool = False, parse_special: bool = True, with_pieces: bool = False
     ) -> TokenizeResponse:
-        """The tokens of `content`; with `add_special` BOS and EOS as the model wants them."""
+        """Return the tokens of `content`. `add_special` adds BOS and EOS as the model requires."""
         tokens = required(self._transport.post_object("/tokenize", body_of(locals())), "tokens")
         if not isinstance(tokens, list):
             raise UnexpectedReply("'tokens' is not an array", tokens)
@@ -28,5 +28,5 @@ class TextCalls:
         return as_object(self._transport.get("/tokenizer_info"))
 
     def detokenize(self, tokens: list[int]) -> str:
-        """The text of `tokens`."""
+        """Return the text of `tokens`."""
         return str(required(self._transport.post_object("/detokenize", body_of(locals())), "content"))

@@ -24,7 +24,7 @@ Body = dict[str, Any] | list[Any]
 
 
 def new_http_client(base_url: str, api_key: str | None, timeout_s: float, verify_ssl: bool) -> httpx.Client:
-    """The connection pool for one server; `base_url` may have a path (llama-server's ``--api-prefix``)."""
+    """Return the connection pool for one server; `base_url` may have a path (llama-server's ``--api-prefix``)."""
     headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
     limits = httpx.Limits(max_connections=100, max_keepalive_connections=20, keepalive_expiry=_IDLE_S)
     return httpx.Client(base_url=base_url, headers=headers, timeout=timeout_s, verify=verify_ssl, limits=limits)
@@ -39,35 +39,35 @@ class Transport:
         self.model = model
 
     def get(self, path: str, params: Mapping[str, str] | None = None, timeout_s: float | None = None) -> Any:
-        """The JSON of a GET. Raises `LlamaCppError`, as all of these do."""
+        """Return the JSON of a GET. Raises `LlamaCppError`, like the other methods."""
         return _json(self._get(path, params, timeout_s))
 
     def get_text(self, path: str) -> str:
-        """The text of a GET."""
+        """Return the text of a GET."""
         return self._get(path, None, None).text
 
     def delete(self, path: str, params: Mapping[str, str] | None = None) -> Any:
-        """The JSON of a DELETE."""
+        """Return the JSON of a DELETE."""
         with connection_errors():
             response = self.http.send(self.http.build_request("DELETE", path, params=params))
         return _json(_successful(response))
 
     def post(self, path: str, body: Body, params: Mapping[str, str] | None = None) -> Any:
-        """The JSON of a POST."""
+        """Return the JSON of a POST."""
         with connection_errors():
             response = self.http.send(self._post_request(path, body, params))
         return _json(_successful(response))
 
     def post_object(self, path: str, body: Body, params: Mapping[str, str] | None = None) -> dict[str, Any]:
-        """The JSON of a POST that answers with an object."""
+        """Return the JSON object of a POST."""
         return as_object(self.post(path, body, params))
 
     def stream(self, path: str, body: Body) -> EventStream:
-        """The events of a streamed POST; returns when its head has come."""
+        """Return the events of a streamed POST, after its head has arrived."""
         return self._stream(self._post_request(path, body, None))
 
     def stream_get(self, path: str) -> EventStream:
-        """The events of a streamed GET."""
+        """Return the events of a streamed GET."""
         return self._stream(self.http.build_request("GET", path))
 
     def _stream(self, request: httpx.Request) -> EventStream:
@@ -118,7 +118,7 @@ def _successful(response: httpx.Response) -> httpx.Response:
 
 
 def _refusal(response: httpx.Response) -> ApiError:
-    """The error that a complete reply tells of."""
+    """Return the error that a complete reply contains."""
     try:
         body = response.json()
     except ValueError:
@@ -127,7 +127,7 @@ def _refusal(response: httpx.Response) -> ApiError:
 
 
 def _json(response: httpx.Response) -> Any:
-    """The body as JSON. Raises `UnexpectedReply`."""
+    """Return the body as JSON. Raises `UnexpectedReply`."""
     try:
         return json.loads(response.content)
     except ValueError:

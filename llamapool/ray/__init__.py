@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def build(arguments: dict[str, Any]) -> "Application":
-    """The Serve application, out of `application.Arguments`. Raises pydantic's ValidationError."""
+    """Return the Serve application for `application.Arguments`. Raises pydantic's ValidationError."""
     from llamapool.ray.application import Arguments, application
 
     return application(Arguments.model_validate(arguments))

@@ -15,7 +15,7 @@ PREFIX_ROUTER = "llamapool.ray.router.PrefixRouter"
 
 
 class Scale(BaseModel):
-    """As many replicas as `requests` at once on each of them need, within bounds."""
+    """Autoscaling: enough replicas for `requests` concurrent requests each, within bounds."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -26,7 +26,7 @@ class Scale(BaseModel):
     down_after_s: Annotated[float, Field(ge=0)] = 600.0
 
     def autoscaling(self) -> AutoscalingConfig:
-        """As Serve has it."""
+        """Return Serve's autoscaling configuration."""
         return AutoscalingConfig(
             min_replicas=self.least,
             max_replicas=self.most,
@@ -38,7 +38,7 @@ class Scale(BaseModel):
 
 
 class Arguments(BaseModel):
-    """Of ``llamapool.ray:build``, on the command line or in Serve's YAML.
+    """Arguments of ``llamapool.ray:build``, on the command line or in Serve's YAML.
 
     ``flags`` are the server's, of one replica; ``actor`` is Ray's ``ray_actor_options`` of a replica (``num_gpus: 1``);
     ``waiting``: requests that a replica takes at once, those that wait in its queues included.
@@ -57,12 +57,12 @@ class Arguments(BaseModel):
     @field_validator("flags", mode="before")
     @classmethod
     def words(cls, value: object) -> object:
-        """On a command line they are one text."""
+        """Split the flags, which a command line passes as one text."""
         return shlex.split(value) if isinstance(value, str) else value
 
 
 def application(arguments: Arguments) -> serve.Application:
-    """Not deployed yet."""
+    """Return the application, which is not deployed yet."""
     scaled = arguments.replicas
     replicas = serve.deployment(Replica).options(
         **({"num_replicas": scaled} if isinstance(scaled, int) else {"autoscaling_config": scaled.autoscaling()}),

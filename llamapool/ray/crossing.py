@@ -36,7 +36,7 @@ class Sent:
     scheme: str
 
     def scope(self) -> Scope:
-        """As ASGI has it."""
+        """Return the ASGI scope."""
         return {
             "type": "http",
             "asgi": {"version": "3.0", "spec_version": "2.3"},
@@ -78,7 +78,7 @@ class Exchange:
         self._taken = asyncio.Event()
 
     async def receive(self) -> Message:
-        """The body, then nothing until the client has left."""
+        """Return the body, then wait until the client disconnects."""
         body, self._body = self._body, None
         if body is not None:
             return {"type": "http.request", "body": body, "more_body": False}
@@ -100,17 +100,17 @@ class Exchange:
             await self._taken.wait()
 
     def end(self) -> None:
-        """The application has returned."""
+        """Mark the reply as complete, because the application has returned."""
         self._ended = True
         self._changed.set()
 
     def leave(self) -> None:
-        """The client is gone."""
+        """Record that the client disconnected."""
         self._left.set()
         self._taken.set()
 
     async def next(self) -> Head | bytes | None:
-        """What comes next of the reply; None at its end."""
+        """Return the next part of the reply, None at its end."""
         while True:
             self._changed.clear()
             head, self._head = self._head, None
@@ -128,7 +128,7 @@ class Exchange:
 
 
 def last_words(path: str, headers: Headers) -> bytes:
-    """The last event of a stream whose replica has ended, in the words of its API; nothing for what is no stream."""
+    """Return the error event of a stream whose replica ended, in the format of its API; b"" if it is no stream."""
     status, body, _ = error_body(ReplicaLost())
     kind = next((value for name, value in headers if name.lower() == b"content-type"), b"")
     if kind.startswith(NDJSON_TYPE.encode()) and speaks_ollama(path):

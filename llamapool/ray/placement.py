@@ -1,6 +1,6 @@
-"""To which replica a request goes: where it is expected to cost least. Pure.
+"""Choose the replica where a request is expected to cost least. Pure.
 
-Nobody here has a tokenizer, so cost is counted in characters of the body's text, about four to a token. What a request
+The front has no tokenizer, so cost is counted in characters of the body's text, about four to a token. What a request
 costs at a replica: its own text without the beginning that the replica has seen, once to itself and once to others,
 what the streams there take from it, and, where every slot is taken, the time until one is free; and a load, where the
 model is not in memory. The rule is the engine's own between instances (`server.engine.routing`), which knows tokens.
@@ -27,7 +27,7 @@ _PROMPT = ("tools", "instructions", "system", "messages", "input", "prompt", "in
 
 @dataclass(frozen=True, slots=True)
 class Aim:
-    """What a request is for. ``replica``: the only one that it may go to, "" = any."""
+    """The target of a request. ``replica``: the only replica that may answer, "" = any."""
 
     model: str = ""
     text: str = ""
@@ -35,7 +35,7 @@ class Aim:
 
 
 def aim_of(body: bytes, replica: str = "") -> Aim:
-    """Of a request's body, whatever it is: what is no JSON is refused by the replica."""
+    """Return the target of a request's body. The replica refuses a body that is no JSON."""
     try:
         read = json.loads(body) if body else None
     except (ValueError, RecursionError):
@@ -50,7 +50,7 @@ def aim_of(body: bytes, replica: str = "") -> Aim:
 
 
 def pieces(aim: Aim) -> list[int]:
-    """The hash of the beginning up to the end of each whole piece; of this process only."""
+    """Return the hash of the prefix up to the end of each whole piece. Valid in this process only."""
     at, found = hash(aim.model), []
     for end in range(PIECE, len(aim.text) + 1, PIECE):
         at = hash((at, aim.text[end - PIECE : end]))
@@ -69,8 +69,8 @@ class Candidate:
 
 
 class Placement:
-    """What was sent where. The end of a text is forgotten before its beginning, and what was not asked for longest
-    first."""
+    """The prefixes that each replica has received. The end of a text is dropped before its start, the least recently
+    used first."""
 
     def __init__(self, most: int = MOST_PIECES) -> None:
         self._seen: OrderedDict[int, set[str]] = OrderedDict()  # a piece's hash, and who has seen it
@@ -98,7 +98,7 @@ class Placement:
             self._seen = OrderedDict((at, left) for at, who in self._seen.items() if (left := who - gone))
 
     def known(self, aim: Aim, replicas: Iterable[str]) -> Mapping[str, int]:
-        """Characters of the text that each of them has seen, from its beginning."""
+        """Return the number of characters of the text, from its start, that each replica has seen."""
         known = dict.fromkeys(replicas, 0)
         having = set(known)
         for i, at in enumerate(pieces(aim)):

@@ -40,7 +40,7 @@ class Replica:
             await lifespan.__aexit__(None, None, None)
 
     async def answer(self, sent: Sent, aim: Aim) -> AsyncGenerator[Head | bytes, None]:
-        """The reply's head, then its body; closing it is the client's leaving. `aim` is for the router."""
+        """Yield the reply's head, then its body. Closing the generator cancels the request. The router uses `aim`."""
         exchange = Exchange(sent, self._id)
         app = asyncio.create_task(self._app(sent.scope(), exchange.receive, exchange.send))
         app.add_done_callback(lambda _: exchange.end())
@@ -65,7 +65,7 @@ class Replica:
                 raise Unavailable(f"model '{state.spec.id}': {state.failure}")
 
     def record_routing_stats(self) -> dict[str, object]:
-        """For the router, each second: names of the models in memory, and their slots."""
+        """Return the names of the loaded models and their slots. The router calls this each second."""
         ready = [state for state in self._services.pool.states() if state.status is Status.READY]
         return {
             "models": [name for state in ready for name in (state.spec.id, *state.spec.aliases)],

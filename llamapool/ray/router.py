@@ -19,7 +19,7 @@ class PrefixRouter(RequestRouter):
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
-        """The cheapest first; one that takes no more is passed over."""
+        """Return the replicas, cheapest first. A full replica is skipped."""
         if pending_request is not None:
             pending_request.routing_context.should_backoff = True  # all were tried
         by_id = {replica.replica_id.unique_id: replica for replica in candidate_replicas}
@@ -53,5 +53,5 @@ class PrefixRouter(RequestRouter):
 
 
 def aim_of(pending: PendingRequest | None) -> Aim:
-    """What the front has said about a request."""
+    """Return the target that the front has attached to a request."""
     return next((one for one in (pending.args if pending else ()) if isinstance(one, Aim)), Aim())

@@ -36,7 +36,7 @@ class ScenarioResult:
     failure: str = ""
 
     def values(self, figure: str) -> list[float]:
-        """Of one figure, round by round."""
+        """Return one figure of each round."""
         return [figures[figure] for figures in self.rounds if figure in figures]
 
     @property
@@ -64,7 +64,7 @@ def table(outcomes: Sequence[ScenarioResult]) -> str:
 
 
 def document(outcomes: Sequence[ScenarioResult], **about: object) -> dict[str, Any]:
-    """For programs; every round's figures."""
+    """Return every round's figures as a JSON object."""
     return {
         **about,
         "scenarios": [

@@ -114,7 +114,7 @@ async def _open(target: Target) -> tuple[asyncio.StreamReader, asyncio.StreamWri
 
 
 def status_of(head: bytes) -> int:
-    """Of a reply's first line. Raises `BadReply`."""
+    """Parse the status of a reply's first line. Raises `BadReply`."""
     found = re.match(rb"HTTP/1\.[01] (\d{3})", head)
     if found is None:
         raise BadReply(f"not an HTTP reply: {head[:200].decode(errors='replace')!r}")

@@ -17,7 +17,7 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 
 def first_s(record: ClientRecord) -> float:
-    """From sending to the first token; a reply without text counts to its end."""
+    """Return the seconds from sending to the first token, or to the end of a reply without text."""
     return (record.events[0] if record.events else record.done) - record.sent
 
 
@@ -27,13 +27,13 @@ def gaps_s(record: ClientRecord) -> list[float]:
 
 
 def token_s(record: ClientRecord) -> float:
-    """For each token after the first; what comes in one piece has gaps of 0, and this is their mean."""
+    """Return the mean seconds per token after the first. Tokens of one chunk have gaps of 0."""
     between = record.events[-1] - record.events[0] if record.events else 0.0
     return between / max(len(record.events) - 1, 1)
 
 
 def span_s(records: Sequence[ClientRecord]) -> float:
-    """From the first request to the last answer."""
+    """Return the seconds from the first request to the last reply."""
     return max(record.done for record in records) - min(record.sent for record in records)
 
 

@@ -85,7 +85,7 @@ class _Clock:
 
 
 def _chunks(raw: bytes, at: int) -> Iterator[tuple[int, bytes]]:
-    """Where the data of each HTTP chunk begins, and the data; the last may be cut off."""
+    """Yield the offset and the data of each HTTP chunk. The last one may be truncated."""
     while (line_end := raw.find(b"\r\n", at)) >= 0:
         try:
             n_bytes = int(raw[at:line_end].split(b";")[0], 16)
@@ -145,7 +145,7 @@ def _take(value: dict[str, Any], record: ClientRecord) -> bool:
 
 
 def _take_usage(usage: dict[str, Any], record: ClientRecord) -> None:
-    """Cached tokens that are not told are not guessed: a server without the detail may have a cache all the same."""
+    """Read the token counts. Without the detail, cached tokens are unknown, not 0: the server may have a cache."""
     record.n_predicted = int(usage.get("completion_tokens") or record.n_predicted)
     if not isinstance(usage.get("prompt_tokens"), int):
         return
@@ -156,7 +156,7 @@ def _take_usage(usage: dict[str, Any], record: ClientRecord) -> None:
 
 
 def _text_of(choice: dict[str, Any]) -> str:
-    """What a choice says: a completion's text, a message's or a delta's content and thoughts."""
+    """Return a choice's text: a completion's text, or the content and reasoning of a message or delta."""
     said = choice.get("delta") or choice.get("message") or {}
     parts = (choice.get("text"), *(said.get(name) for name in ("reasoning_content", "reasoning", "content")))
     return "".join(part for part in parts if isinstance(part, str))

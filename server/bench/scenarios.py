@@ -336,7 +336,7 @@ SCENARIOS = (
 
 
 def named(names: str) -> list[Scenario]:
-    """Of a comma-separated list, in the order of `SCENARIOS`; "all" is every one. Raises `BenchError`."""
+    """Return the named scenarios ("all" = every one) in the order of `SCENARIOS`. Raises `BenchError`."""
     wanted = {name.strip() for name in names.split(",") if name.strip()}
     known = {scenario.name for scenario in SCENARIOS}
     if wanted == {"all"}:

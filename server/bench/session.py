@@ -162,7 +162,7 @@ class LiveStream:
 
 
 async def _all(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """As `asyncio.gather`, but the first failure ends the others and comes through as it is."""
+    """Run the calls like `asyncio.gather`. The first failure cancels the others and is raised unchanged."""
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(call) for call in calls]

@@ -48,7 +48,7 @@ class Target:
 
 
 def parse_target(url: str, api_key: str = "", *, insecure: bool = False) -> Target:
-    """Of ``http[s]://host[:port][/path][/v1]``; `insecure` takes any certificate. Raises `BenchError`."""
+    """Parse ``http[s]://host[:port][/path][/v1]``. `insecure` accepts any certificate. Raises `BenchError`."""
     try:
         parts = urlsplit(url if "//" in url else f"http://{url}")
         port = parts.port

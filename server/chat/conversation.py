@@ -253,7 +253,7 @@ can't be shown.
 
 
 def template_messages(messages: Sequence[Message], mark: Mark = lambda _: None) -> list[dict[str, Any]]:
-    """In the form that chat templates take (Hugging Face's, which is OpenAI's), media by their marks."""
+    """Return the messages in the format of chat templates (OpenAI's), with marks in place of media."""
     return [_template_message(message, mark) for message in messages]
 
 

@@ -185,7 +185,7 @@ class Prompt:
     parts: tuple[str | Media, ...] = ()
 
     def read(self, model: LoadedModel, seen: Seen) -> MediaPrompt:
-        """As the model reads it. Raises `InvalidRequest`."""
+        """Tokenize the prompt and its media for the model. Raises `InvalidRequest`."""
         return read_parts(self.parts, model, seen)
 
     def count(self, model: LoadedModel, seen: Seen) -> int:
@@ -317,7 +317,7 @@ def render(conversation: Conversation, chat_format: ChatFormat, model: LoadedMod
 
 
 def _shown(rendered: RenderedPrompt, marks: Marks, model: LoadedModel) -> RenderedPrompt:
-    """With the model's marker in place of this request's marks."""
+    """Replace this request's marks by the model's marker."""
     marker = "" if model.media is None else model.media.marker
     return RenderedPrompt(marks.replaced(rendered.text, marker), marks.replaced(rendered.generation_prompt, marker))
 

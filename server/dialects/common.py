@@ -87,7 +87,7 @@ def logprobs(tokens: Iterable[TokenLogprob], *, after_sampling: bool = False) ->
 
 
 def of_text(tokens: Iterable[TokenLogprob]) -> list[TokenLogprob]:
-    """Without the end token, which llama-server's ``logprobs`` list and OpenAI's do not."""
+    """Drop the end token, which llama-server's ``logprobs`` list and OpenAI's do not."""
     return [token for token in tokens if not token.ends]
 
 

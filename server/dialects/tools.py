@@ -38,7 +38,7 @@ def tool_list(given: object, read: Callable[[dict[str, Any], str], Iterable[Tool
 
 
 def name_and_description(given: Mapping[str, Any], path: str) -> tuple[str, str]:
-    """Of a tool or its function at `path`; "" for no description. Raises `InvalidRequest`."""
+    """Return name and description of a tool or function at `path`; "" = no description. Raises `InvalidRequest`."""
     name, description = given.get("name"), given.get("description")
     if not isinstance(name, str) or not name:
         raise wrong_type(f"{path}.name", "a name", name)
@@ -224,7 +224,7 @@ def _named(given: Mapping[str, Any], path: str) -> Named:
 
 
 def _among(given: Mapping[str, Any]) -> ToolChoice:
-    """Those that are listed, in a chat one level deeper, without those of types that are left out."""
+    """Return the listed tools (one level deeper in a chat), without unsupported types."""
     path, inner = "tool_choice", given
     if "allowed_tools" in given:
         path = f"{path}.allowed_tools"

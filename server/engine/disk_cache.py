@@ -108,7 +108,7 @@ class DiskCache:
         return self._files.follow_s is not None
 
     def wants(self, one: Slot | CacheEntry, n_lost: int) -> bool:
-        """As `StateCache.wants`; states being written count as present."""
+        """Decide like `StateCache.wants`; states being written count as present."""
         wanted = self._usable and self.kept.wants(one, n_lost)
         with self._lock:
             return wanted and not any(

@@ -335,7 +335,7 @@ class PrefixIndex:
 
 
 def _in_common(a: Sequence[int], b: Sequence[int], n_blocks: int) -> int:
-    """As `common_prefix`, for texts that share exactly `n_blocks` blocks by their hashes."""
+    """Return the `common_prefix` of texts that share exactly `n_blocks` blocks by their hashes."""
     start, end = n_blocks * BLOCK, (n_blocks + 1) * BLOCK
     return start + common_prefix(a[start:end], b[start:end])
 

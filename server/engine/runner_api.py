@@ -149,7 +149,7 @@ class Runner(Protocol):
         """
 
     def interruptible(self, *, wanted: bool) -> None:
-        """From now on, `interrupt` may end a decode early. Call it before and after each such decode."""
+        """Let `interrupt` end a decode early. Call it before and after each such decode."""
 
     def interrupt(self) -> None:
         """End an interruptible decode early: it raises `server.errors.Interrupted` and leaves positions of its batch in
@@ -160,7 +160,7 @@ class Runner(Protocol):
         """Return a new sampler chain that has accepted the prompt's tokens."""
 
     def sample_in_graph(self, seq: int, sampler: OwnSampler | None) -> None:
-        """From the next decode on, sample `seq` with `sampler` in the compute graph if possible; only `sample` may then
+        """Sample `seq` with `sampler` in the compute graph from the next decode on, if possible; only `sample` may then
         be used. None: read logits.
         """
 

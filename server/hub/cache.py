@@ -43,7 +43,7 @@ home = Path.home
 
 
 def cache_folder(env: Mapping[str, str]) -> Path:
-    """Where the cache is, by the variables of llama.cpp and Hugging Face."""
+    """Return the cache's folder by the variables of llama.cpp and Hugging Face."""
     for variable, below in _FOLDERS:
         if base := env.get(variable):
             return Path(base).expanduser() / below
@@ -84,7 +84,7 @@ class Snapshot:
     files: Mapping[str, Path]
 
     def listing(self) -> list[HubFile]:
-        """Its files in that order."""
+        """Return its files in that order."""
         return [HubFile(name, path.stat().st_size) for name, path in self.files.items()]
 
 
@@ -154,7 +154,7 @@ class Cache:
         return self.folder / ".locks" / self._base(repository).name / f"{oid}.lock"
 
     def place(self, repository: str, commit: str, name: str) -> Path:
-        """Where a file of a commit is found under its name."""
+        """Return the path of a commit's file under its name."""
         assert is_commit(commit), "commits are checked where they come in"
         assert is_inside(name), "names are checked where they come in"
         return self._base(repository) / "snapshots" / commit / name
@@ -294,5 +294,5 @@ def _holds_more_than_siblings(base: Path) -> bool:
 
 
 def _bytes_below(base: Path) -> int:
-    """Of the files themselves; links count for nothing."""
+    """Return the bytes of the files, without links."""
     return sum(path.lstat().st_size for path in base.rglob("*") if path.is_file() and not path.is_symlink())

@@ -139,7 +139,7 @@ class Hub:
     # ---- other places
 
     def url_place(self, url: str) -> Path:
-        """Where the file of an address is kept: under its own name, apart from others of that name."""
+        """Return the cached path of a URL's file: its own name in a folder per URL."""
         name = unquote(urlsplit(url).path).rpartition("/")[2]
         below = self.cache.folder / "urls" / hashlib.sha256(url.encode()).hexdigest()[:16]
         return below / (name if is_inside(name) else "model.gguf")
@@ -168,7 +168,7 @@ class Hub:
             self._fetch_one(WantedFile(name, source, part, partial, found["size"], headers=headers), report, wanted)
 
     def image_place(self, image: str) -> Path:
-        """Where the model of an image is kept. Raises `ConfigError`."""
+        """Return the cached path of a container image's model. Raises `ConfigError`."""
         return self.cache.folder / "images" / self._image(image).file_name
 
     def _image(self, text: str) -> Image:
@@ -299,7 +299,7 @@ class HubFetcher:
         return _placed(_placed_draft(spec, draft), model)
 
     def _addressed(self, spec: ModelSpec, remote: RemoteFiles) -> ModelSpec:
-        """Of an address or an image the place is known before it is there."""
+        """Set the path of a URL's or image's file, which is known before the download."""
         if remote.mmproj_url and spec.mmproj is None:
             spec = replace(spec, mmproj=self._hub.url_place(remote.mmproj_url))
         if remote.url and spec.path == NOT_HERE:

@@ -187,6 +187,6 @@ def offloads(native: LoadParams) -> bool:
 
 
 def device_array(names: Sequence[str]) -> "ctypes.Array[ctypes.c_void_p]":
-    """For ``llama_model_params.devices``, which must be referenced until the model is loaded. Raises ValueError."""
+    """Return ``llama_model_params.devices``. Keep a reference until the model is loaded. Raises ValueError."""
     pointers = [device.pointer for device in find_devices(names)]
     return (_PTR * (len(pointers) + 1))(*pointers, None)

@@ -54,7 +54,7 @@ class LlamaLoader:
         return Fit(replace(spec, native=chosen.native), chosen.footprint, chosen.notes)
 
     def least(self, spec: ModelSpec) -> Footprint:
-        """As `fit`, with the shortest context that may be chosen."""
+        """Return the footprint with the shortest context that `fit` may choose."""
         native, files = spec.native, check_files(spec.id, spec.path, spec.native.metadata_overrides)
         if not _can_measure(native):
             return {}
@@ -80,7 +80,7 @@ class LlamaLoader:
         return describe(spec)
 
     def media(self, spec: ModelSpec) -> frozenset[BitmapKind]:
-        """By the header of the projector's file."""
+        """Return the supported media by the header of the projector's file."""
         return media_kinds(spec)
 
 
@@ -119,18 +119,18 @@ def open_loader(remote: tuple[str, ...] = ()) -> LlamaLoader:
 
 
 def _can_measure(native: LoadParams) -> bool:
-    """Not where tensors are split: the library's own fit does not measure that either."""
+    """Return False if tensors are split, which the library's own fit does not measure either."""
     return can_tell() and native.split_mode != "tensor"
 
 
 def _measure(spec: ModelSpec, files: ModelFiles) -> Measure:
-    """With the draft model, where the model is one that generates."""
+    """Return the measure, with the draft model if the model generates."""
     drafts = spec.draft is not None and roles(files.header, spec.native).generates
     return Measure(spec, files, _beside(spec.draft, spec.native) if drafts and spec.draft is not None else None)
 
 
 def _load(spec: ModelSpec, progress: Callable[[float], bool], first: Weights | None) -> LlamaWeights:
-    """As `LlamaLoader.load`, on the first set of devices; the `first` load's projector serves the others, too."""
+    """Load on the first set of devices. The `first` load's projector serves the other sets, too."""
     if spec.native.mtp:
         check_heads(spec.id, check_files(spec.id, spec.path, spec.native.metadata_overrides))
     model, files = _open(spec.id, spec.path, spec.native, progress)

@@ -62,7 +62,7 @@ def _placed(spec: ModelSpec) -> ModelSpec:
 
 
 def _check_priority(spec: ModelSpec) -> None:
-    """By taking it, in a thread that ends."""
+    """Check the priority by setting it in a temporary thread."""
     prio = spec.engine.prio
     if not prio:
         return
@@ -77,7 +77,7 @@ def _check_priority(spec: ModelSpec) -> None:
 
 
 def _with_threads(spec: ModelSpec, n: int) -> ModelSpec:
-    """At least one, and only where the number is automatic."""
+    """Set `n` threads, at least one, if the number is automatic."""
 
     def counted(native: LoadParams) -> LoadParams:
         return replace(native, n_threads=max(n, 1)) if native.n_threads < 0 else native

@@ -59,7 +59,7 @@ class FetchLimits:
 
 
 async def resolved(host: str, port: int) -> Sequence[str]:
-    """By the system."""
+    """Resolve the host by the system."""
     loop = asyncio.get_running_loop()
     found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return [str(entry[4][0]) for entry in found]

@@ -82,7 +82,7 @@ def _frames(_: bytes, wanted: Json, data: bytes) -> tuple[Json, bytes]:
 
 
 def _at_rate(decoded: Iterator[VideoFrame], stream: VideoStream, rate: float) -> Iterator[NDArray[np.uint8]]:
-    """Those of a constant rate, (height, width, 3), upright."""
+    """Yield frames at a constant rate, (height, width, 3), upright."""
     stream.thread_type = "NONE"
     stream.codec_context.thread_count = 1
     graph = av.filter.Graph()

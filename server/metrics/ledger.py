@@ -48,7 +48,7 @@ class Ledger:
             account.engine = engine
 
     def totals(self) -> dict[str, EngineStats]:
-        """By model id, over all loads; gauges are of the present one."""
+        """Return the stats by model id over all loads; gauges are those of the current load."""
         return {
             model: combined(account.past, account.engine.stats) if account.engine else account.past
             for model, account in self._counters.items()

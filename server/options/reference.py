@@ -140,7 +140,7 @@ def _groups(table: Table) -> Iterator[tuple[str, list[OptionRow]]]:
 
 
 def completion(table: Table, commands: Iterable[str]) -> str:
-    """For bash: ``source <(llamapool --completion-bash)``. Files where a flag wants a value."""
+    """Return the bash completion: ``source <(llamapool --completion-bash)``. A flag's value completes to files."""
     valued = sorted(flag for entry in table if not entry.is_switch for flag in entry.flags)
     words = " ".join(sorted({*commands, *table.by_flag, *SHORTHANDS, "--help", "--version"}))
     return f"""\

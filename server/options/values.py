@@ -44,7 +44,7 @@ def read_switch(value: object) -> object:
 
 
 def read_on_off(value: object) -> str:
-    """As `read_bool`, for llama-server's flags that take the word."""
+    """Parse like `read_bool`, for llama-server's flags that take a word."""
     return "on" if read_bool(value) else "off"
 
 

@@ -107,5 +107,5 @@ class Downloads:
             self._fan_out.publish(DownloadProgress(entry.id, tuple(download.files.values())))
 
     def close(self) -> None:
-        """No further ones."""
+        """Refuse further downloads."""
         self._threads.shutdown(wait=False)

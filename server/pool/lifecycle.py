@@ -113,7 +113,7 @@ class Lifecycle:
 
     @contextlib.contextmanager
     def _watched(self, loader: Loader) -> Iterator[None]:
-        """While it is at work."""
+        """Register the loader while it works."""
         if isinstance(loader, IsolatedLoader):
             self._at_work.add(loader)
         try:
@@ -122,7 +122,7 @@ class Lifecycle:
             self._at_work -= {loader}
 
     def check_progress(self, limit_s: float) -> None:
-        """To be called now and then: processes that measure or load a model and get no further are ended."""
+        """End processes that measure or load a model without progress. Call it periodically."""
         for loader in self._at_work:
             loader.check_progress(limit_s)
 
@@ -304,7 +304,7 @@ class Lifecycle:
     # ---- freeing
 
     def begin_drain(self, entry: Entry, target: Status) -> None:
-        """No lease from now on; `drain` must follow."""
+        """Refuse further leases; `drain` must follow."""
         entry.after_drain = target
         entry.giving_way = entry.cut_off = False
         entry.keep_alive_s = None

@@ -236,7 +236,7 @@ class LoadQueue:
             self._fan_out.publish(DownloadEnded(entry.id, ok))
 
     async def _fetched(self, entry: Entry, ok: bool) -> None:
-        """Of a model that is loaded now, where it is still wanted."""
+        """Continue the load of a downloaded model if it is still wanted."""
         if entry.status is Status.FAILED:
             entry.starting = False
             entry.refuse(lambda: ModelFailed(entry.id, entry.failure))

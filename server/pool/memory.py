@@ -108,7 +108,7 @@ class Amount:
     part: float | None = None
 
     def of(self, memory: Memory) -> int:
-        """In bytes."""
+        """Return the limit in bytes."""
         return self.n_bytes if self.part is None else int(memory.total * self.part)
 
 

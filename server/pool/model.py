@@ -33,7 +33,7 @@ def compile_grammars(vocab: Vocab, sandbox: Sandbox | None = None) -> "GrammarCo
 
 
 def cannot_generate(model: str) -> NotSupported:
-    """For a model that only embeds; the first two sentences are llama-server's of old."""
+    """Return the error of a model that only embeds. The first two sentences are llama-server's."""
     return NotSupported(
         "This server does not support completions. Start it without `--embeddings`. "
         f"Model '{model}' embeds or reranks and does not generate: name another one"
@@ -41,7 +41,7 @@ def cannot_generate(model: str) -> NotSupported:
 
 
 def cannot_embed(model: str) -> NotSupported:
-    """For a model that only generates, or is not loaded for embedding."""
+    """Return the error of a model that only generates, or is not loaded for embedding."""
     return NotSupported(
         "This server does not support embeddings. Start it with `--embeddings`"
         f" (in the configuration: `embedding: true` for model '{model}')"
@@ -49,7 +49,7 @@ def cannot_embed(model: str) -> NotSupported:
 
 
 def cannot_rerank(model: str) -> NotSupported:
-    """For a model whose pooling is another one than rank."""
+    """Return the error of a model whose pooling is not rank."""
     return NotSupported(
         "This server does not support reranking. Start it with `--reranking`"
         f" (in the configuration: `reranking: true` for a model that is a reranker; '{model}' is not loaded as one)"

@@ -31,14 +31,14 @@ class Names:
         self._specs = list(specs)
 
     def exact(self, name: str) -> ModelSpec:
-        """By id or alias, with or without `LATEST`; raises `ModelNotFound`."""
+        """Return a model by id or alias, with or without `LATEST`. Raises `ModelNotFound`."""
         found = self.find(name)
         if found is None:
             raise ModelNotFound(name, [s.id for s in self._specs])
         return found
 
     def find(self, name: str) -> ModelSpec | None:
-        """As `exact`, but None for an unknown name."""
+        """Return the `exact` model, None for an unknown name."""
         return _first(name, self._asked, self._by_name)
 
     def resolve(self, name: str | None, task: Task = "generate") -> ModelSpec:

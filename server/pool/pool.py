@@ -124,7 +124,7 @@ class Pool:
         return entry.state(queued=entry.id in self._turns.queue, now=self._clock())
 
     async def describe(self, name: str | None) -> ModelState:
-        """As `state`, with the facts of the file if the model is not loaded. Raises `ModelNotFound`, `ModelFailed`."""
+        """Return the `state`, with facts of the file if it is not loaded. Raises `ModelNotFound`, `ModelFailed`."""
         entry = self._entries[self.resolve(name).id]
         if entry.facts is not None:
             return self._state(entry)
@@ -133,7 +133,7 @@ class Pool:
         return replace(state, facts=state.facts or facts)
 
     def check_progress(self, limit_s: float) -> None:
-        """To be called now and then: engines that have been at one step for `limit_s` seconds are given up, and so are
+        """Give up engines whose step takes more than `limit_s` seconds. Call it periodically. It also ends
         processes whose load gets no further."""
         self._lifecycle.check_progress(limit_s)
         for entry in self._entries.values():
@@ -157,12 +157,12 @@ class Pool:
         return self._turns.budget
 
     def budget_of(self, memory: Mapping[str, Memory]) -> Mapping[str, int]:
-        """As `budget`; before the first measurement, what it would be with this `memory`."""
+        """Return the `budget`; before the first measurement, the budget for this `memory`."""
         limit = self.limits.budget
         return self.budget or (limit.limits(memory) if limit is not None else {})
 
     async def memory(self) -> Mapping[str, Memory]:
-        """Of the machine and its devices, now."""
+        """Return the current memory of the machine and its devices."""
         return await self._lifecycle.memory(list(self._entries.values()))
 
     def subscribe(self) -> Subscription:
@@ -398,7 +398,7 @@ class Pool:
         self._turns.advance()
 
     async def _beside(self, work: Callable[..., T], *arguments: object) -> T:
-        """In a thread that loads don't need."""
+        """Run `work` in a thread that loads do not need."""
         return await asyncio.to_thread(work, *arguments)
 
     # ---- start and end

@@ -100,7 +100,7 @@ class Generator(ModelEngine, Protocol):
         """The loaded LoRA adapters, by id, with the scales of requests that ask for none."""
 
     def set_adapter_scales(self, scales: Adapters) -> None:
-        """These scales, and 0 for all others. Raises `InvalidRequest`."""
+        """Set these scales, and 0 for all other adapters. Raises `InvalidRequest`."""
 
     def submit(self, request: Request, sink: Sink) -> Ticket:
         """Queue a request; events go to `sink` on the event loop. Raises immediate errors."""
@@ -186,7 +186,7 @@ class Weights(Protocol):
         """A new context over these weights; blocking. Raises `server.errors.ModelFailed` when memory is short."""
 
     def embedding_runner(self) -> EmbeddingRunner:
-        """As `runner`, a context that embeds."""
+        """Return a context that embeds, like `runner`."""
 
     def footprint(self) -> Footprint:
         """The memory of the weights and all contexts over them; empty if unknown."""
@@ -260,7 +260,7 @@ class Loader(Protocol):
         """Describe the file without loading it. Raises `server.errors.ModelFailed`."""
 
     def vocabulary(self, spec: ModelSpec) -> Vocabulary:
-        """Of the file, without its weights. Raises `server.errors.ModelFailed`."""
+        """Read the vocabulary without the weights. Raises `server.errors.ModelFailed`."""
 
     def media(self, spec: ModelSpec) -> frozenset[BitmapKind]:
         """Return the media that its projector supports, quickly; nothing if unreadable."""

@@ -77,7 +77,7 @@ def check_pattern(pattern: str) -> None:
 
 
 def compiled(pattern: str) -> re.Pattern[str]:
-    """For `re`, with the library's meaning. Raises ValueError for syntax that is not common to both, and re.error."""
+    """Compile with the library's meaning. Raises ValueError for syntax that is not common to both, and re.error."""
     return re.compile("".join(_python(token.text) + token.repeat for token in _tokens(pattern)), re.ASCII)
 
 

@@ -176,7 +176,7 @@ class Session:
             )
 
     def _abort(self) -> None:
-        """Somebody else ends it: whoever waits for its events gets an error, and closes."""
+        """Cancel the request by the operator: the reader of its events gets an error, and closes."""
         self._take(0, [Failed(Unavailable("the request was cancelled by the operator of this server"))])
 
     @property
@@ -354,7 +354,7 @@ def _with_new_grammars(work: Callable[[LoadedModel], T], model: LoadedModel, att
 
 
 def session_of(request: HttpRequest, keep_alive_s: float | None = None, salt: str | None = None) -> Session:
-    """The session of whoever sent `request`, whose body has that `salt`; None = may have one of its own."""
+    """Return the session of the client that sent `request` with this `salt`; None = it may have its own."""
     found = services(request)
 
     def client(end_user: str) -> str:

@@ -21,7 +21,7 @@ class Constraint(Protocol):
         """A bit per token, little-endian 32-bit words, 1 = allowed; at least ceil(n_vocab / 32) words."""
 
     def masked_by(self) -> "MatcherConstraint | None":
-        """Whose mask `mask` gives now, so that it can be computed with others'; None where it is made otherwise."""
+        """Return the constraint whose mask is next, to compute it with others; None if it needs no mask."""
 
     def accept(self, token: int) -> None:
         """Advance by an allowed token."""

@@ -38,7 +38,7 @@ class Lazy:
     kept: tuple[str, ...] = ()
 
     def shown(self, vocab: Vocab) -> list[dict[str, Any]]:
-        """As llama-server shows them: a word of one token is that token. Raises `InvalidRequest`."""
+        """Return the triggers in llama-server's form: a word of one token is that token. Raises `InvalidRequest`."""
         kept, found = preserved(self.kept, vocab), []
         for trigger in self.triggers:
             shown = dict(trigger)

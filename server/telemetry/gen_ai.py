@@ -33,7 +33,7 @@ _FURTHER = [0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 
 
 
 def operation_of(path: str) -> str:
-    """By a route's path, without the server's prefix."""
+    """Return the operation of a route's path without the server's prefix."""
     return _OPERATIONS.get(path, _OTHER)
 
 

@@ -26,7 +26,7 @@ _NS = 1_000_000_000
 
 
 class Tracing:
-    """Use on the event loop. A processor of `provider` sends spans from its own thread."""
+    """Use on the event loop. A span processor of `provider` sends spans from its own thread."""
 
     def __init__(self, provider: TracerProvider, version: str = "", metrics: GenAiMetrics | None = None) -> None:
         self._provider = provider

@@ -67,7 +67,7 @@ class InProcess:
             raise RenderFault(_message(error)) from error
 
     def render_opened(self, source: str, arguments: Mapping[str, Any]) -> tuple[str, str]:
-        """As `render`, twice."""
+        """Render with and without the generation prompt."""
         opened, closed = ({**arguments, "add_generation_prompt": opens} for opens in (True, False))
         return self.render(source, opened), self.render(source, closed)
 

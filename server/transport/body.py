@@ -81,17 +81,17 @@ async def read_later(request: Request, read: Callable[[], T]) -> T:
 
 
 async def read_optional_as(request: Request, read: Callable[[dict[str, Any]], T]) -> T:
-    """As `read_as`; no body at all is an empty object."""
+    """Read the body like `read_as`; a missing body is an empty object."""
     return await _parsed(request, lambda held: read(parse_object(held.pop()) if held[0].strip() else {}))
 
 
 async def read_optional_json(request: Request) -> dict[str, Any]:
-    """As `read_json`; no body at all is an empty object."""
+    """Read the body like `read_json`; a missing body is an empty object."""
     return await read_optional_as(request, lambda given: given)
 
 
 async def read_array(request: Request) -> Any:
-    """As `read_json`, of a body that is to be an array; its items, and that it is one, are for the caller to check."""
+    """Read the body like `read_json`. The caller checks that it is an array, and its items."""
     return await _parsed(request, lambda held: parse_value(held.pop(), "a JSON array"))
 
 
@@ -107,8 +107,8 @@ async def _parsed(request: Request, parse: Callable[[list[bytes]], T]) -> T:
 
 
 def _undisturbed(held: list[bytearray], parse: Callable[[list[bytearray]], T]) -> T:
-    """Without the garbage collector, which would walk all containers again and again while they become more, and hold
-    up every thread."""
+    """Parse without the garbage collector, which would walk the growing containers again and again, and block
+    every thread."""
     collects = gc.isenabled()
     gc.disable()
     try:

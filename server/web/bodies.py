@@ -27,7 +27,7 @@ class BodyStart:
 
     @property
     def shown(self) -> dict[str, Any]:
-        """For the page."""
+        """The object that the web UI shows."""
         return {"text": self.kept.decode("utf-8", "replace"), "n_bytes": self.n_bytes}
 
 
@@ -49,7 +49,7 @@ class Bodies:
         self._exchanges: deque[Exchange] = deque(maxlen=MOST_KEPT)
 
     def of(self, request_id: str) -> Exchange | None:
-        """The newest of that id."""
+        """Return the newest exchange with this id."""
         return next((one for one in reversed(self._exchanges) if one.id == request_id), None)
 
     def around(self, app: ASGIApp) -> ASGIApp:

@@ -64,7 +64,7 @@ class FileSource(Protocol):
         """Return whether there is a file at `path`. Fast."""
 
     def read(self, path: str) -> PageFile | None:
-        """The file at `path`. May take a while, so not on the event loop."""
+        """Return the file at `path`. Blocking."""
 
 
 class BuiltIn:
@@ -76,7 +76,7 @@ class BuiltIn:
 
     @cached_property
     def version(self) -> str:
-        """Of the page: changes with any of its files."""
+        """The version of the web UI: a hash of all its files."""
         digest = hashlib.sha256()
         for name, body in sorted(self._sources.items()):
             digest.update(f"{name}\0{len(body)}\0".encode() + body)
@@ -113,7 +113,7 @@ class BuiltIn:
         return path in self._top or (path.startswith(f"/{APP}/") and path in self._paths)
 
     def read(self, path: str) -> PageFile | None:
-        """The file at `path`."""
+        """Return the file at `path`."""
         return self._files.get(path)
 
     def _made(self, path: str, name: str) -> PageFile:
@@ -139,7 +139,7 @@ class Folder:
         return path == "/sw.js" or self._place(path) is not None
 
     def read(self, path: str) -> PageFile | None:
-        """The file at `path`."""
+        """Return the file at `path`."""
         place = self._place(path)
         if place is not None:
             try:
@@ -168,12 +168,12 @@ class NoPage:
         return path == "/sw.js"
 
     def read(self, path: str) -> PageFile | None:
-        """The file at `path`."""
+        """Return the file at `path`."""
         return page_file(REMOVE_WORKER, ".js") if self.has(path) else None
 
 
 def page_file(body: bytes, suffix: str, cache: str = ASKED) -> PageFile:
-    """A file whose name ends in `suffix`."""
+    """Return a file whose name ends in `suffix`."""
     media_type = _TYPES.get(suffix) or mimetypes.types_map.get(suffix, "application/octet-stream")
     gzipped = None if suffix in _PLAIN else gzip.compress(body, 9, mtime=0)
     if gzipped is not None and len(gzipped) >= len(body):

@@ -36,7 +36,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class _Totals:
-    """Of one engine when it was looked at last."""
+    """Totals of one engine at the last sample."""
 
     first_token: tuple[int, ...] = ()
     gap: tuple[int, ...] = ()
@@ -80,7 +80,7 @@ class History:
         self.n_samples = 0
 
     async def keep(self) -> None:
-        """Sample until cancelled."""
+        """Take samples until cancelled."""
         while True:
             await asyncio.sleep(EVERY_S)
             self.sample()
@@ -120,12 +120,12 @@ class History:
         )
 
     def shown(self) -> list[dict[str, object]]:
-        """All samples, the oldest first."""
+        """Return all samples, the oldest first."""
         return [asdict(sample) for sample in self.samples]
 
 
 def quantiles(counts: Sequence[int], wanted: Iterable[float] = (0.5, 0.95)) -> tuple[float, float] | None:
-    """Two quantiles of a histogram with the engine's bounds, linear within a bound; None of nothing."""
+    """Return two quantiles of a histogram, interpolated within the engine's bounds; None if it is empty."""
     n = sum(counts)
     if not n:
         return None

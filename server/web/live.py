@@ -73,7 +73,7 @@ class Live:
         self._watch()
 
     def end(self) -> None:
-        """One of them looks no longer."""
+        """Unregister a reader."""
         self._n_watchers -= 1
         if not self._n_watchers:
             self._watch()
@@ -209,7 +209,7 @@ class _Clock:
 
 
 def choice_object(choice: ChoiceView, at: _Clock) -> Json:
-    """One choice of a request."""
+    """Return one choice of a request as JSON."""
     return {
         "request": choice.request,
         "log": choice.log_id,
@@ -229,7 +229,7 @@ def choice_object(choice: ChoiceView, at: _Clock) -> Json:
 
 
 def ended_object(choice: ChoiceView, model: str, at: _Clock) -> Json:
-    """One that has ended."""
+    """Return a finished choice as JSON."""
     ended = {"model": model, "slot": choice.slot, "ended": at.ms(choice.ended_at), "outcome": choice.outcome}
     return choice_object(choice, at) | ended
 

@@ -28,7 +28,7 @@ class RecentLog(logging.Handler):
         self._n_lines = 0
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Keep one."""
+        """Store a record."""
         try:
             text = record.getMessage()
         except Exception:  # noqa: BLE001 - the other handlers report a message that can't be formatted
@@ -40,7 +40,7 @@ class RecentLog(logging.Handler):
         self._lines.append(Line(self._n_lines, record.created, record.levelname[0], origin, text[:MOST_CHARS]))
 
     def after(self, number: int) -> list[Line]:
-        """Those with a higher number, the oldest first."""
+        """Return the lines with a higher number, the oldest first."""
         self.acquire()
         try:
             return [line for line in self._lines if line.number > number]

@@ -1,15 +1,23 @@
-"""The documentation uses the field's terms (docs/glossary.md). A hit names the line and the better word."""
+"""The project's style for everything that people read: documentation, docstrings, web UI, options, errors, log lines.
 
+``python -m tests.unit.test_language`` (part of ``make check``) prints each hit with its place. Private terms and
+docstring fragments are errors. Long sentences and functions whose docstring begins with a noun are counted, and listed
+with ``-v``. Vale is not used: its packages on PyPI and npm download the program from GitHub when they run.
+"""
+
+import ast
 import re
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = sorted([*ROOT.glob("docs/**/*.md"), ROOT / "README.md", ROOT / "SECURITY.md"])
 TERMS = {
     r"thoughts": "reasoning",
-    r"(?:shared )?beginnings?": "prefix, start",
+    r"shared beginning|beginnings": "prefix, start",
     r"kept states?": "cached KV state",
     r"(?:un)?park(?:ed|s)?": "preempted, resumed",
     r"guess(?:ed|es)": "draft tokens",
@@ -20,24 +28,152 @@ TERMS = {
     r"tak(?:e|es|en) back|took back": "rolled back",
     r"seeing in": "observability",
     r"pictures?|sounds?": "image, audio",
-    r"processors?": "CPU",
+    r"(?<!span )processors?": "CPU",
     r"first screen": "startup banner",
+    r"but for": "except",
+    r"stands? (?:in|beside|behind|there)": "is, contains",
+    r"whoever": "name the actor",
 }
-_TERM = re.compile(rf"\b({'|'.join(TERMS)})\b", re.IGNORECASE)
-_QUOTED = re.compile(r"```.*?^```|`[^`\n]*`|\]\([^)]*\)", re.MULTILINE | re.DOTALL)
+"""Private terms of earlier versions, and the field's terms (docs/glossary.md)."""
+FRAGMENTS = re.compile(
+    r"(?:Of|From|As|In|By|For|With|Without|While|When|Where|Which|Whose|Its|Those|These|Not|No|At|On|To)\b"
+)
+"""First words that make a function's docstring a fragment; a docstring begins with a verb."""
+NOUNS = re.compile(r"(?:The|A|An|One|Whether|How|What|Why|All|Every|Each)\b")
+"""First words of a docstring that names a thing, which is right for a property or a class."""
+LONG_SENTENCE = 25  # words
+_TERM = re.compile(rf"\b(?:{'|'.join(TERMS)})\b", re.IGNORECASE)
+_QUOTED = re.compile(r"```.*?^```|``[^`\n]*``|`[^`\n]*`|\]\([^)]*\)|<!--.*?-->|\"[^\"\n]*\"", re.MULTILINE | re.DOTALL)
+_SENTENCE = re.compile(r"(?<=[.!?:;])\s+|\n\s*\n|\n\s*[-|#]|\s\|\s")
+_LEVELS = ("debug", "info", "warning", "error", "critical", "exception")
+_PAGES = ("README.md", "SECURITY.md", "CHANGELOG.md", "docs/**/*.md", "examples/*.md", "extras/**/*.md")
+_VALUE = re.compile(r"%[-.0-9]*[a-z]|\{[^}]*\}")
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_a_page_uses_standard_terms(page: Path) -> None:
-    """Code, names in backticks and links are not prose."""
-    prose = _QUOTED.sub(lambda quoted: "\n" * quoted[0].count("\n"), page.read_text())
-    hits = [
-        f"{number}: {hit[0]} (better: {better(hit[0])})"
-        for number, line in enumerate(prose.splitlines(), 1)
-        for hit in _TERM.finditer(line)
-    ]
-    assert hits == []
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A piece of text that people read.
+
+    ``kind``: page, docstring, ui, option, error or log. ``function``: the name of the function that a docstring
+    describes, "" for properties and everything else.
+    """
+
+    kind: str
+    place: str
+    text: str
+    function: str = ""
 
 
-def better(word: str) -> str:
-    return next(term for pattern, term in TERMS.items() if re.fullmatch(pattern, word, re.IGNORECASE))
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """A violation, with what to write instead."""
+
+    text: Text
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.text.place}: {self.message}"
+
+
+@cache
+def texts() -> list[Text]:
+    """Return everything that people read."""
+    return list(_texts())
+
+
+def _texts() -> Iterator[Text]:
+    for pattern in _PAGES:
+        for page in sorted(ROOT.glob(pattern)):
+            for number, line in enumerate(_prose(page.read_text()).splitlines(), 1):
+                yield Text("page", f"{page.relative_to(ROOT)}:{number}", line)
+    strings = ROOT / "server/web/static/app/lib/texts.js"
+    for number, line in enumerate(strings.read_text().splitlines(), 1):
+        if found := re.match(r"(\w+): (.+?)\s+\| ", line):
+            yield Text("ui", f"{strings.relative_to(ROOT)}:{number}", _VALUE.sub("N", found[2]))
+    for folder in ("server", "llamapool"):
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            yield from _of_module(path)
+
+
+def _prose(text: str) -> str:
+    """Blank out code, names in backticks and links."""
+    return _QUOTED.sub(lambda quoted: "\n" * quoted[0].count("\n") + " X ", text)
+
+
+def _of_module(path: Path) -> Iterator[Text]:
+    place = path.relative_to(ROOT)
+    options = place.parts[:2] == ("server", "options")
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            if doc := ast.get_docstring(node):
+                yield Text("docstring", f"{place}:{node.body[0].lineno}", _prose(doc), _function(node))
+            if options and isinstance(node, ast.ClassDef):
+                for item in node.body[1:]:
+                    if isinstance(item, ast.Expr) and isinstance(item.value, ast.Constant):
+                        yield Text("option", f"{place}:{item.lineno}", _prose(str(item.value.value)))
+        elif isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
+            for text in _strings(node.exc):
+                yield Text("error", f"{place}:{node.lineno}", text)
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _LEVELS:
+            for text in _strings(node):
+                yield Text("log", f"{place}:{node.lineno}", text)
+
+
+def _function(node: ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> str:
+    if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+        return ""
+    return "" if any("property" in ast.unparse(one) for one in node.decorator_list) else node.name
+
+
+def _strings(call: ast.Call) -> Iterator[str]:
+    """Yield the constant parts of a message."""
+    for argument in call.args[:1]:
+        parts = [part.value for part in ast.walk(argument) if isinstance(part, ast.Constant)]
+        yield " ".join(str(part) for part in parts if isinstance(part, str))
+
+
+def private_terms() -> Iterator[Hit]:
+    for text in texts():
+        for hit in _TERM.finditer(text.text):
+            better = next(term for pattern, term in TERMS.items() if re.fullmatch(pattern, hit[0], re.IGNORECASE))
+            yield Hit(text, f"{hit[0]} (better: {better})")
+
+
+def fragments(first_words: re.Pattern[str] = FRAGMENTS) -> Iterator[Hit]:
+    """Yield functions whose docstring begins with one of these words. Properties may begin with a noun."""
+    for text in texts():
+        if text.function and first_words.match(text.text):
+            yield Hit(text, f'{text.function}: begin with a verb, not "{text.text[:40]}"')
+
+
+def long_sentences() -> Iterator[Hit]:
+    for text in texts():
+        for sentence in _SENTENCE.split(text.text):
+            if (n := len(sentence.split())) > LONG_SENTENCE:
+                yield Hit(text, f"{n} words: {' '.join(sentence.split())[:80]}")
+
+
+def test_standard_terms_are_used() -> None:
+    assert [str(hit) for hit in private_terms()] == []
+
+
+def test_docstrings_of_functions_are_no_fragments() -> None:
+    assert [str(hit) for hit in fragments()] == []
+
+
+def main() -> int:
+    """Print errors and the number of warnings. Returns 1 if there is an error."""
+    errors = [*private_terms(), *fragments()]
+    warnings = [*long_sentences(), *fragments(NOUNS)]
+    for hit in [*errors, *(warnings if "-v" in sys.argv[1:] else ())]:
+        print(hit)
+    counts = Counter(hit.text.kind for hit in long_sentences())
+    long = ", ".join(f"{kind} {n}" for kind, n in counts.items())
+    nouns = len(list(fragments(NOUNS)))
+    print(f"style: {len(errors)} errors. Warnings: {nouns} docstrings of functions begin with a noun;")
+    print(f"sentences of more than {LONG_SENTENCE} words: {long or 0}")
+    return int(bool(errors))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -107,7 +107,7 @@ def read_prompt(
 
 
 def prompt_text(tokens: Sequence[int], model: LoadedModel) -> str:
-    """Of a prompt its text, without media, as llama-server shows it."""
+    """Return the prompt's text without media, as llama-server shows it."""
     text = model.vocab.detokenize([token for token in tokens if token >= 0])
     return text.decode("utf-8", "replace")
 

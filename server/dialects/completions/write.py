@@ -96,7 +96,7 @@ class PromptLists:
 
 
 def echo(vocab: Vocab, text: str, prompt: MediaPrompt, marker: str = "") -> Echo:
-    """Of a prompt whose tokens' log probabilities are shown; its `text` has a `marker` for each medium."""
+    """Return the echo of a prompt with log probabilities. `text` has a `marker` for each medium."""
     starts, encoded = {span.start for span in prompt.spans}, marker.encode()
     pieces = (
         vocab.piece(token) if token >= 0 else encoded if at in starts else b"" for at, token in enumerate(prompt.tokens)
@@ -112,7 +112,7 @@ class TokenLists:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def of(self, tokens: Sequence[TokenLogprob]) -> Json:
-        """Of the next tokens."""
+        """Return the lists for the next tokens."""
         texts = [_shown(token.piece) for token in tokens]
         offsets = []
         for token in tokens:
@@ -127,7 +127,7 @@ class TokenLists:
 
 
 def _shown(piece: bytes) -> str:
-    """As at OpenAI, whose tokens that are no whole characters are ``bytes:\\xe2\\x80``."""
+    """Return the token as OpenAI writes it: an incomplete character is ``bytes:\\xe2\\x80``."""
     try:
         return piece.decode()
     except UnicodeDecodeError:

@@ -138,7 +138,7 @@ def _server(
 
 
 def _configured(entry: Mapping[str, Any], at: str) -> Any:
-    """Which tools ``tool_configuration`` allows."""
+    """Return the tools that ``tool_configuration`` allows."""
     at = f"{at}.tool_configuration"
     given = as_object(entry.get("tool_configuration") or {}, at)
     if given.get("enabled") is False:
@@ -147,7 +147,7 @@ def _configured(entry: Mapping[str, Any], at: str) -> Any:
 
 
 def _enabled(entry: Mapping[str, Any], at: str) -> Any:
-    """Which tools a toolset enables."""
+    """Return the tools that a toolset enables."""
     default = as_object(entry.get("default_config") or {}, f"{at}.default_config").get("enabled")
     configs = as_object(entry.get("configs") or {}, f"{at}.configs")
     own = {}

@@ -92,7 +92,7 @@ def skip(kind: str, warnings: list[str]) -> None:
 
 
 def _joined(parts: Iterable[Part]) -> list[Part]:
-    """With texts that follow each other as one."""
+    """Join adjacent texts."""
     found: list[Part] = []
     for part in parts:
         last = found[-1] if found else None

@@ -104,7 +104,7 @@ def read_embed(given: dict[str, Any]) -> Embed:
 
 
 def read_old_embed(given: dict[str, Any]) -> Embed:
-    """As `read_embed`, of the older body, whose text is never cut."""
+    """Parse the older body like `read_embed`; its text is never truncated."""
     began = time.perf_counter()
     body = parse(OldEmbedBody, given)
     texts = [body.prompt] if body.prompt else []

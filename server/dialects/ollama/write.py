@@ -56,7 +56,7 @@ class LastLine:
     prompt: list[int] | None = None
 
     def keys(self, end: Finished, generated: list[int]) -> Json:
-        """Of the last line."""
+        """Return the fields of the last line."""
         found: Json = {
             "done": True,
             "done_reason": "length" if end.reason is FinishReason.LIMIT else "stop",

@@ -393,7 +393,7 @@ def _called(item: Mapping[str, Any], path: str) -> str:
 
 
 def _arguments(item: Mapping[str, Any], path: str) -> str:
-    """Of a function; null is none."""
+    """Return a function's arguments; null is an empty object."""
     return "{}" if item.get("arguments", item) is None else string_of(item, "arguments", path)
 
 

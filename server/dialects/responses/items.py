@@ -90,7 +90,7 @@ class OutputItem:
         return "summary_text" if self.summarizes else "reasoning_text"
 
     def part(self) -> Json:
-        """Its one part; a call has none."""
+        """Return its only part; a call has none."""
         part: Json = {"type": self.part_type, "text": self.text}
         return part | {"annotations": [], "logprobs": self.logprobs} if self.type == "message" else part
 

@@ -1,11 +1,11 @@
-"""The ``response`` object: OpenAI's fields with llama-server's among them, in one piece or as typed events::
+"""Write the ``response`` object, with OpenAI's and llama-server's fields, whole or as typed events::
 
     event: response.output_text.delta
     data: {"type": "response.output_text.delta", "item_id": "msg_x", ..., "delta": "Hi", "sequence_number": 4}
 
 The order is OpenAI's: ``response.created``, ``response.in_progress``; for each item ``response.output_item.added``, its
 part and deltas, what is done; at the end ``response.completed`` or ``response.incomplete``. There is no ``[DONE]``.
-llama-server's ``timings`` and ``prompt_progress`` stand beside the fields (server-task.cpp, to_json_oaicompat_resp).
+llama-server's ``timings`` and ``prompt_progress`` are additional fields (server-task.cpp, to_json_oaicompat_resp).
 """
 
 import time
@@ -343,7 +343,7 @@ class ResponseWriter(Writer):
 
     @staticmethod
     def _timed(events: list[bytes], event: Text) -> list[bytes]:
-        """With the timings, where they are wanted per token, in the last one."""
+        """Add the timings to the last event if the client wants them per token."""
         if event.timings is None or not events:
             return events
         timings = wire.members({"timings": wire.timings(event.timings)})

@@ -118,7 +118,7 @@ def _conversation(wanted: TranscriptionRequest, model: LoadedModel) -> Conversat
 
 
 def _numbers(said: Mapping[str, str]) -> dict[str, Any]:
-    """In a form everything is text."""
+    """Convert the texts of a form to numbers."""
     found: dict[str, Any] = {}
     for name in _NUMBERS:
         if not said.get(name):

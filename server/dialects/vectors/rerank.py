@@ -153,7 +153,7 @@ def _text(document: object, path: str) -> str:
 
 
 def _probability(vectors: Vectors) -> float:
-    """Of the first class: of a head with labels the library gives probabilities already, otherwise a logit."""
+    """Return the first class's probability. A head with labels gives probabilities, others a logit."""
     row = vectors[0]
     if len(row) > 1 and row.min() >= 0.0 and abs(float(row.sum()) - 1.0) < 1e-3:
         return float(row[0])

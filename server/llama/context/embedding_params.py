@@ -69,7 +69,7 @@ def _encoder_sizes(native: LoadParams, n_ctx: int, n_seq: int) -> _Sizes:
 
 
 def _decoder_sizes(native: LoadParams, n_ctx: int, n_seq: int, n_vocab: int, *, whole: bool) -> _Sizes:
-    """No more cells than one computation fills where an input must be whole."""
+    """Limit the cells to one computation if an input must not be split."""
     n_batch, n_ubatch = max(native.n_batch, native.n_ubatch), native.n_ubatch
     if whole:
         n_batch = n_ubatch = max(n_ubatch, min(n_batch, _MOST_LOGITS // n_vocab))

@@ -67,7 +67,7 @@ class LlamaEmbeddingRunner:
                 C.llama_memory_clear(self._memory, False)
 
     def embed_media(self, tokens: Sequence[int], media: Spans) -> Vectors:
-        """As `embed`, of one input with media, computed in parts. Raises `InternalError`."""
+        """Embed one input with media, computed in parts. Raises `InternalError`."""
         context = self._context
         if context is None or self._encoder is None:
             raise InternalError("a context was used after it was closed, or without a projector for media")

@@ -63,7 +63,7 @@ def can_cut(model: int, native: LoadParams) -> bool:
 
 
 def generator_params(model: int, spec: ModelSpec) -> ctypes.Structure:
-    """For a context that generates. Raises `ModelFailed`."""
+    """Return the parameters of a context that generates. Raises `ModelFailed`."""
     n_vocab = C.llama_vocab_n_tokens(C.llama_model_get_vocab(model))
     params = context_params(spec.id, spec.native, more_outputs(n_vocab, spec.native.n_slots, spec.engine))
     if spec.engine.backend_sampling:  # the graph has a sampler for each of them

@@ -246,7 +246,7 @@ class LlamaRunner(NativeSequences):
         return TokenLogprob(token, self._plain(token), _log(probability), top)
 
     def logprobs(self, output: int, token: int, n_top: int) -> TokenLogprob:
-        """From the raw logits of that output: the token's log probability and the `n_top` best, best first."""
+        """Return the token's log probability by the output's raw logits, and the `n_top` best tokens, best first."""
         self._check_token(token)
         logits = self._logits(output)
         highest = logits.max()
@@ -332,7 +332,7 @@ class LlamaRunner(NativeSequences):
         return token
 
     def _logits(self, output: int) -> Logits:
-        """As `_view`. Logits that are no numbers would make samplers read out of bounds, so they are refused here."""
+        """Return the `_view`. Refuse logits that are not numbers, because samplers would read out of bounds."""
         self._open()
         logits = self._checked.get(output)
         if logits is None:

@@ -78,7 +78,7 @@ class ThreadPools:
 
 
 def thread_pools(native: LoadParams, params: ctypes.Structure) -> ThreadPools | None:
-    """For a context with these parameters; None where its threads are placed as the library does."""
+    """Return the thread pools of a context; None if the library places its threads."""
     if native.placement is None:
         return None
     return ThreadPools(native.placement, params.n_threads, params.n_threads_batch)

@@ -100,7 +100,7 @@ def _text(header: GgufHeader, key: str) -> str:
 
 
 def _printed(value: Scalar) -> str:
-    """As the library prints scalars."""
+    """Format a scalar like the library."""
     if isinstance(value, bool):
         return "true" if value else "false"
     return f"{value:.6f}" if isinstance(value, float) else str(value)

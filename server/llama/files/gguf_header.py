@@ -138,7 +138,7 @@ class _Reader:
         return self._number(_FIXED[kind])
 
     def _array(self, key: str, metadata: dict[str, Scalar | tuple[Scalar, ...]], lengths: dict[str, int]) -> str:
-        """Its type's name."""
+        """Return its type's name."""
         kind, count = self._number("I"), self._number("Q")
         if kind == _STRING:
             lengths[key] = count

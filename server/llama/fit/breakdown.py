@@ -95,5 +95,5 @@ class Taken:
 
 
 def without_weights(footprint: Footprint) -> Footprint:
-    """Of a further context over the same weights."""
+    """Return the footprint of a further context over the same weights."""
     return {device: replace(taken, weights=0) for device, taken in footprint.items()}

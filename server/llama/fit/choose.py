@@ -90,7 +90,7 @@ def least_context(native: LoadParams, shape: ModelShape) -> int:
 
 
 def _part_that_fits(least: Mapping[str, int], most: Mapping[str, int], room: Mapping[str, int]) -> float:
-    """Of the way from least to most, 0 to 1."""
+    """Return the fraction of the way from least to most that fits, 0 to 1."""
     parts = [
         (room[name] - least.get(name, 0)) / (most[name] - least.get(name, 0))
         for name in most
@@ -110,7 +110,7 @@ def _can_place(native: LoadParams) -> bool:
 
 
 def _placed(chosen: Fitted, shape: ModelShape, room: DeviceBudget, measure: Measured) -> Fitted:
-    """As much on the devices as they hold: the first of a row of placements, each with less on them, that fits."""
+    """Place as much on the devices as fits: try placements with less and less on them."""
     steps = [replace(chosen.native, n_cpu_moe=n) for n in range(1, shape.n_layer + 1) if shape.has_experts]
     experts_off = steps[-1] if steps else chosen.native
     steps += [replace(experts_off, n_gpu_layers=n) for n in range(shape.n_layer, -1, -1)]

@@ -47,7 +47,7 @@ class Measure:
             C.llama_model_free(model)
 
     def __call__(self, native: LoadParams) -> Footprint:
-        """Of all instances, on all their sets of devices, with the draft model. Raises `ModelFailed`."""
+        """Return the footprint of all instances on their devices, with the draft model. Raises `ModelFailed`."""
         sets = native.devices * native.instances if len(native.devices) == 1 else native.devices
         parts: list[Footprint] = []
         counted: Counter[tuple[str, ...] | None] = Counter(sets)
@@ -82,7 +82,7 @@ class Measure:
         return [*taken, adapters(spec.native, taken[0])]
 
     def _guesser(self, draft: DraftFile, target: LoadParams, n_instances: int) -> list[Footprint]:
-        """Its contexts are as large as the target's."""
+        """Return the draft model's footprints; its contexts are as large as the target's."""
         native = replace(draft.native, n_ctx=target.n_ctx)
         if native.devices == (None,):
             native = replace(native, devices=target.devices)

@@ -58,7 +58,7 @@ def _row_bytes(n_elements: int, kind: int) -> int:
 
 
 def shape_of(header: GgufHeader, native: LoadParams) -> ModelShape:
-    """Of a model that is loaded with these parameters."""
+    """Return the shape of a model that is loaded with these parameters."""
     arch = header.metadata.get("general.architecture")
     return ModelShape(
         n_ctx_train=header.integer(f"{arch}.context_length"),

@@ -60,7 +60,7 @@ class NativeChunk:
         return self._owner.preprocessed(context, self._index, self._part)
 
     def positions(self, first: int) -> Positions:
-        """Of each token in M-RoPE's four coordinates, [4, n_tokens], when the first one's is `first`.
+        """Return each token's M-RoPE coordinates, [4, n_tokens], if the first token is at `first`.
 
         Their order is mtmd-helper-common.h's, set_position_mrope_2d and _1d.
         """
@@ -114,7 +114,7 @@ class Chunks:
         return int(M.mtmd_helper_get_n_tokens(self._pointer))
 
     def pointer(self, index: int) -> int:
-        """Of that chunk."""
+        """Return the pointer to the chunk."""
         return int(M.mtmd_input_chunks_get(self._pointer, index))
 
     def preprocessed(self, context: int, index: int, part: int) -> int:

@@ -67,7 +67,7 @@ class WeightsByInstance:
         return runner
 
     def embedding_runner(self) -> EmbeddingRunner:
-        """As `runner`, a context that embeds."""
+        """Return a context that embeds, like `runner`."""
         runner = self._of_instance(self._n_embedders).embedding_runner()
         self._n_embedders += 1
         return runner
@@ -76,7 +76,7 @@ class WeightsByInstance:
         return self._loaded[self._places[instance % len(self._places)]]
 
     def footprint(self) -> Footprint:
-        """Of all of them."""
+        """Return the footprint of all sets."""
         return added(weights.footprint() for weights in self._loaded)
 
     def close(self) -> None:

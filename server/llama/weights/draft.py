@@ -71,7 +71,7 @@ class DraftWeights:
         )
 
     def footprint(self) -> Footprint:
-        """Of the contexts made so far, with the weights once."""
+        """Return the footprint of the weights and of the contexts created so far."""
         return self._taken.footprint()
 
     def _forget(self) -> None:

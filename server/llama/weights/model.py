@@ -107,7 +107,7 @@ class LlamaWeights:
         return runner
 
     def footprint(self) -> Footprint:
-        """Of the contexts made so far, with the weights once; with the draft model's, and the projector."""
+        """Return the footprint of the weights, the contexts created so far, the draft model and the projector."""
         own = self._taken.footprint()
         drafts = self._draft.footprint() if self._draft is not None else {}
         return added([own, adapters(self._spec.native, own), drafts, self._media_memory])
@@ -195,7 +195,7 @@ class LlamaWeights:
         return int(max(min(n_batch, n_ubatch), n_seq) if windowed(model, self._spec.native) else n_batch)
 
     def embedding_runner(self) -> LlamaEmbeddingRunner:
-        """As `runner`, a context that embeds."""
+        """Return a context that embeds, like `runner`."""
         model = self._open()
         params = embedding_params(model, self._spec.id, self._header, self._spec.native)
         if not is_encoder(self._header):

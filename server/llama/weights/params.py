@@ -77,7 +77,7 @@ def override_array(native: LoadParams, files: ModelFiles) -> "ctypes.Array[_Over
 
 
 def tensor_names(files: ModelFiles) -> list[str]:
-    """Of all parts."""
+    """Return the tensor names of all parts."""
     return [tensor.name for _, header in files.parts for tensor in header.tensors]
 
 

@@ -181,7 +181,7 @@ class Opened:
     blake2b: str
 
     def read_text(self, n_vocab: int, adapter_set: AdapterSet) -> SlotState:
-        """Without the bytes of states. The text may be another one than what was written: `read` finds out.
+        """Read without the bytes of states. The text may be corrupt, which `read` detects.
 
         Raises `InvalidRequest` when it can't be one of this model.
         """

@@ -206,7 +206,7 @@ def _read(model: LoadedModel, files: SavedFiles, name: str) -> tuple[SlotState, 
 
 
 def _check_projector(model: LoadedModel, media: Spans) -> None:
-    """Without one nothing of these media could be computed again. Raises `InvalidRequest`."""
+    """Refuse media without a projector, which could not be recomputed. Raises `InvalidRequest`."""
     if media and model.media is None:
         raise InvalidRequest(NO_PROJECTOR)
 

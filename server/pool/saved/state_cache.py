@@ -186,7 +186,7 @@ class StateFolder:
             return found.read(self._model.vocab.n_tokens, adapter_set)
 
     def used(self, name: str) -> None:
-        """Its time of last use is the file's."""
+        """Set the file's time, which is the time of last use."""
         try:
             self._files.used(name)
         except LlamapoolError as error:

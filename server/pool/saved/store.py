@@ -172,7 +172,7 @@ class SlotFiles:
         return found
 
     def used(self, name: str) -> None:
-        """Its time of last use is the file's. Raises `InternalError`."""
+        """Set the file's time, which is the time of last use. Raises `InternalError`."""
         with self._opened_folder("use") as folder, contextlib.suppress(FileNotFoundError):
             os.utime(name, dir_fd=folder)
 
@@ -244,7 +244,7 @@ class UrlFiles:
             raise ConfigError(f"{without_credentials(address)}: {error}; for s3:// pip install s3fs") from None
 
     def of(self, owner: str) -> "UrlFiles":
-        """Those of one owner."""
+        """Return the files of one owner."""
         return UrlFiles(f"{self.address}/{owner}", self._quota, self.secret) if owner else self
 
     def _at(self, name: str) -> str:

@@ -378,7 +378,7 @@ class WorkerSupervisor:
             self._process.endpoint.notify(function, *arguments)
 
     def notify_soon(self, function: str, *arguments: object) -> None:
-        """As `notify`, from any thread, also after the event loop has ended."""
+        """Notify from any thread, also after the event loop has ended."""
         with contextlib.suppress(RuntimeError):
             self.loop.call_soon_threadsafe(self.notify, function, *arguments)
 
@@ -388,7 +388,7 @@ class WorkerSupervisor:
             self._process.submit(number, request)
 
     async def call(self, function: str, *arguments: object) -> Any:
-        """As `WorkerProcess.call`. Raises `ModelEnded` while no process serves."""
+        """Call a function of the process. Raises `ModelEnded` while no process serves."""
         if self._process is None or not self.up:
             raise ModelEnded(f"model '{self.name}' is being loaded again: {self.down}")
         return await self._process.call(function, *arguments)

@@ -93,7 +93,7 @@ async def post_chat(request: Request) -> Response:
 @router.post("/generate")
 @describe("$OllamaText", OllamaGenerateBody, {"prompt": "Hi", **_FEW}, "$OllamaText", NDJSON, errors=RUNS)
 async def post_generate(request: Request) -> Response:
-    """As `/api/chat`, for a prompt: a user message, a raw prompt (``raw``), or a prefix with a ``suffix``."""
+    """Generate from a prompt: a user message, a raw prompt (``raw``), or a prefix with a ``suffix``."""
     return await _answer(request, OLLAMA_GENERATE)
 
 

@@ -144,7 +144,7 @@ async def reset_cache(request: Request) -> Response:
 
 
 def file_owner(request: Request) -> str:
-    """In whose folder files lie: with several keys each has one."""
+    """Return the owner of the folder of files: with several keys, each has its own."""
     caller = caller_of(request)
     return caller.owner if caller is not None and services(request).keys.several else ""
 

@@ -170,7 +170,7 @@ class Masks:
         self._executor = llguidance.LLExecutor(min(os.cpu_count() or 1, MAX_THREADS))
 
     def compute(self, constraints: Sequence[MatcherConstraint]) -> list[memoryview | InvalidRequest]:
-        """For each what its `mask` would give, or the error that it would raise.
+        """Compute the mask of each constraint, or the error that it would raise.
 
         The CPU time of one mask is not known when several are computed in a call. So after a slow call each of its
         constraints computes the next mask by itself.

@@ -25,7 +25,7 @@ class PageTool:
     writes: bool = False
 
     def shown(self) -> Json:
-        """As llama-server's page reads it; ``definition`` is OpenAI's form."""
+        """Return the tool as llama-server's web UI reads it. ``definition`` has OpenAI's format."""
         schema: Json = {"type": "object", "properties": self.parameters}
         if self.n_needed:
             schema["required"] = list(self.parameters)[: self.n_needed]
@@ -145,7 +145,7 @@ EVERY = "all"
 
 
 class PageTools:
-    """Those that are on: `names`, or every one where ``all`` is among them. None: there are none on this server."""
+    """The enabled tools: `names`, or all if ``all`` is one of them."""
 
     def __init__(self, names: Sequence[str] = ()) -> None:
         self._on = {tool.name: tool for tool in ALL if EVERY in names or tool.name in names}
@@ -159,11 +159,11 @@ class PageTools:
         return frozenset(self._on)
 
     def shown(self) -> list[Json]:
-        """All of them."""
+        """Return all enabled tools."""
         return [tool.shown() for tool in self._on.values()]
 
     def asked(self, name: str, params: Json, *, stream: bool) -> PageTool:
-        """The tool of that name, for which `params` are complete. Raises `NotFound`, `InvalidRequest`."""
+        """Return the tool with this name after checking `params`. Raises `NotFound`, `InvalidRequest`."""
         tool = self._on.get(name)
         if tool is None:
             raise NotFound(f'unknown tool "{short(name)}"')

@@ -15,7 +15,7 @@ Json = dict[str, Any]
 
 
 def place_of(path: str) -> Path:
-    """A path as people write it: ``~`` is the home folder, the rest relative to the current one."""
+    """Return the absolute path. ``~`` is the home folder; other paths are relative to the current folder."""
     return Path(os.path.normpath(os.path.join(os.getcwd(), os.path.expanduser(path))))
 
 
@@ -57,7 +57,7 @@ def read_file(params: Json) -> Json:
 
 
 def write_file(params: Json) -> Json:
-    """A file with exactly that text, and the folders that lead to it."""
+    """Write a file with this content, and create its folders."""
     place, content = place_of(params["path"]), params["content"].encode("utf-8", "surrogatepass")
     place.parent.mkdir(parents=True, exist_ok=True)
     place.write_bytes(content)

@@ -32,7 +32,7 @@ class Listing:
 
 
 def file_glob_search(params: Json) -> Json:
-    """Names that fit."""
+    """Find files by name."""
     base, wanted, limit = place_of(params["path"]), params.get("type", "file"), params.get("limit", MOST_FOUND)
     if wanted not in ("file", "dir", "all"):
         return {"error": f'invalid type: {wanted} (expected "file", "dir" or "all")'}
@@ -55,7 +55,7 @@ def file_glob_search(params: Json) -> Json:
 
 
 def grep_search(params: Json) -> Json:
-    """Lines that fit, as grep writes them."""
+    """Find lines, in grep's output format."""
     source = re.escape(params["pattern"]) if params.get("literal") else params["pattern"]
     try:
         pattern = re.compile(source, re.IGNORECASE if params.get("ignore_case") else 0)
@@ -102,7 +102,7 @@ def lines_of(file: Path) -> list[str]:
 
 
 def listed(base: Path, max_depth: int, wanted: str) -> Listing:
-    """Everything of that kind; `max_depth` 0 = any depth."""
+    """List entries of this kind; `max_depth` 0 = any depth."""
     deep = max_depth if max_depth > 0 else 10**6
     if wanted == "file" and (known := _of_git(base)) is not None:
         return Listing([entry for entry in known if entry.count("/") < deep and (base / entry).is_file()])
@@ -119,7 +119,7 @@ def listed(base: Path, max_depth: int, wanted: str) -> Listing:
 
 
 def _of_git(base: Path) -> list[str] | None:
-    """The files that git would not ignore; None outside of a repository."""
+    """Return the files that git does not ignore; None outside of a repository."""
     asked = ("git", "-C", str(base), "ls-files", "-z", "--cached", "--others", "--exclude-standard")
     try:
         said = subprocess.run(asked, capture_output=True, timeout=LIST_S, check=False)  # noqa: S603 - no shell
@@ -146,7 +146,7 @@ def _below(folder: Path, prefix: str, deep: int, listing: Listing) -> Iterator[s
 
 
 def chosen(params: Json) -> "_Chosen":
-    """Which paths are wanted."""
+    """Return the filter for paths."""
     return _Chosen(_pattern(params.get("include", "**")), _pattern(params.get("exclude", "")))
 
 
@@ -161,7 +161,7 @@ class _Chosen:
 
 
 def _pattern(glob: str) -> "re.Pattern[str] | None":
-    """Of a path: a pattern without a slash is for its last part, others may begin anywhere (llama.cpp)."""
+    """Return a glob's regex. Without a slash it matches the last part of a path, else it starts at any folder."""
     if not glob:
         return None
     anchored = glob.startswith("/")

@@ -16,7 +16,7 @@ Json = dict[str, Any]
 
 
 def get_info(_: Json) -> Json:
-    """The system, and the folder that relative paths are in."""
+    """Return the operating system and the current folder."""
     return {"os": " ".join(platform.uname()).strip(), "cwd": os.getcwd()}
 
 
@@ -41,7 +41,7 @@ def answer(tool: str, params: Json) -> Json:
 
 
 def main() -> None:
-    """The process's whole life."""
+    """Run one tool."""
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     request = json.load(sys.stdin)
     json.dump(answer(request["tool"], request["params"]), sys.stdout)

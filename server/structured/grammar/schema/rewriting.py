@@ -183,7 +183,7 @@ class Rewriter:
         return more
 
     def _unevaluated(self, own: dict[str, Any], place: str) -> list[Schema]:
-        """Without applicators in place, unevaluated equals additional."""
+        """Return the unevaluated schemas; without applicators in place they equal the additional ones."""
         in_place = {"$ref", "allOf", "anyOf", "oneOf", "if", "not", "dependentSchemas"} & own.keys()
         for key, additional in (("unevaluatedProperties", "additionalProperties"), ("unevaluatedItems", "items")):
             value = own.pop(key, None)

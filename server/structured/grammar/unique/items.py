@@ -122,6 +122,6 @@ class UniqueItems(MatcherConstraint):
 
 
 def _set(bits: NDArray[np.uint8], tokens: NDArray[np.intp]) -> NDArray[np.intp]:
-    """Those of `tokens` whose bit is set."""
+    """Return the `tokens` whose bit is set."""
     found: NDArray[np.intp] = tokens[(bits[tokens // 8] >> (tokens % 8)) & 1 != 0]
     return found
