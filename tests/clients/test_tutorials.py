@@ -1,4 +1,4 @@
-"""Run every tutorial of docs/tutorials from its own text.
+"""Run every tutorial and how-to guide from its own text.
 
 A fence's title says what a block is: a file to write, ``server`` (a command that runs until the tutorial ends) or
 ``install`` (not run here). Other ``sh`` blocks run in order. Each line of a ``text`` block must occur in the output of
@@ -20,7 +20,13 @@ import pytest
 
 from tests.support.real_server import ROOT, RealServer, free_port
 
-TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.md"))
+DOCS = ROOT / "docs"
+TUTORIALS = [
+    *sorted(DOCS.glob("tutorials/*.md")),
+    *sorted(DOCS.glob("howto/*.md")),
+    DOCS / "from-ollama.md",
+    DOCS / "llama-server.md",
+]
 _FENCE = re.compile(r'^```(\w+)(?: title="([^"]+)")?\n(.*?)^```$', re.MULTILINE | re.DOTALL)
 _PORT = "8080"
 _BIN = Path(sys.executable).parent
