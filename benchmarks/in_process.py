@@ -9,7 +9,7 @@ from pathlib import Path
 import uvicorn
 
 from server.app import create_app
-from server.routes.management.health import is_pending
+from server.routes.health import is_pending
 from server.settings import load_settings
 
 DEFAULT_MODEL = Path(__file__).resolve().parents[1] / "models" / "demo.gguf"

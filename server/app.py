@@ -44,7 +44,7 @@ from server.reload import Reload, key_ring
 from server.routes import include_routes
 from server.routes.background import BackgroundRuns
 from server.routes.batch_runner import BatchRunner
-from server.routes.inference.responses import DAY_S, fail_interrupted
+from server.routes.responses import DAY_S, fail_interrupted
 from server.routes.services import Services
 from server.sandbox.memory import MemoryWatch
 from server.sandbox.process import Process

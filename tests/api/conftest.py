@@ -25,7 +25,7 @@ from server.options.model import ModelSettings
 from server.options.server import ServerSettings
 from server.options.sources import Origin
 from server.pool.pool import Pool
-from server.routes.management.health import is_pending
+from server.routes.health import is_pending
 from server.settings import Settings
 from server.structured.grammar.sandbox import Sandbox
 from tests.support.fakes import FakeLoader

@@ -12,7 +12,7 @@ from tests.support.fakes import FakeLoader
 from tests.support.real_server import ROOT
 
 BLOCK = re.compile(r"```python\n# (server/\S+)\.py\n(.*?)```", re.DOTALL)
-IN_ORDER = ("server/dialects/tgi/write", "server/dialects/tgi/parse", "server/routes/inference/tgi")
+IN_ORDER = ("server/dialects/tgi/write", "server/dialects/tgi/parse", "server/routes/tgi")
 
 
 @pytest.fixture

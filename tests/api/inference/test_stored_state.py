@@ -16,7 +16,7 @@ from openai.types.responses import CompactedResponse, Response, ResponseCompacti
 from pydantic import TypeAdapter
 
 from server.dialects.responses import compaction
-from server.routes.inference import responses
+from server.routes import responses
 from tests.api.conftest import Api, Serve
 from tests.api.official import opened as serving
 from tests.media_files import media_file

@@ -230,7 +230,7 @@ async def test_a_name_that_somebody_has_is_his(remote: StandInHub, tmp_path: Pat
 
 
 async def test_events_have_llama_servers_shapes(remote: StandInHub, tmp_path: Path) -> None:
-    from server.routes.management.models import event_object
+    from server.routes.models import event_object
 
     async with serving(remote, tmp_path) as api:
         seen = [event_object(event) for event in await download(api)]

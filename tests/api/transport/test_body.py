@@ -75,7 +75,7 @@ async def test_a_long_body_is_read_beside_the_event_loop_without_the_garbage_col
         raise InvalidRequest("this was read")
 
     module, _, name = reader.partition(".")
-    routes = import_module(f"server.routes.inference.{module}")
+    routes = import_module(f"server.routes.{module}")
     given = getattr(routes, name)
     monkeypatch.setattr(routes, name, replace(given, parse=refuse) if isinstance(given, Dialect) else refuse)
     for n in (1, 1 << 14):

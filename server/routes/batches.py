@@ -18,7 +18,7 @@ from server.dialects.warnings import Fields, as_header, unused_fields
 from server.errors import InvalidRequest, ModelNotFound
 from server.pool.spec import Task
 from server.routes.batch_runner import UNFINISHED, BatchInput, batch_input, read_lines
-from server.routes.inference.files import read_expiry
+from server.routes.files import read_expiry
 from server.routes.openapi import HI, READS, describe
 from server.routes.services import caller_of, owner_of, services
 from server.routes.stored import ListQuery, change_object, find_object, list_reply, not_found, read_limit, remove_object

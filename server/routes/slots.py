@@ -14,7 +14,7 @@ from server.pool.model import LoadedModel
 from server.pool.saved import slots as saved_slots
 from server.pool.saved.store import SavedFiles, check_name
 from server.pool.state import ModelState
-from server.routes.management.health import NO_SLOT, is_pending
+from server.routes.health import NO_SLOT, is_pending
 from server.routes.openapi import FINDS, RUNS, describe
 from server.routes.services import cache_owner, caller_of, lease_for, services
 from server.transport.body import read_json, read_optional_json

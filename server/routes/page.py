@@ -12,7 +12,7 @@ from fastapi import APIRouter, Query, Request, Response
 
 from server.engine.request import NUMBERS
 from server.errors import InvalidRequest, NotFound, NotSupported, ShuttingDown
-from server.routes.management.models import model_named
+from server.routes.models import model_named
 from server.routes.services import caller_of, services, target_of
 from server.transport.auth import given_key
 from server.transport.body import read_body, read_json

@@ -13,7 +13,7 @@ from server.dialects.native.write import generation_settings
 from server.errors import InvalidRequest, NotSupported, short
 from server.media.decode import reads_video
 from server.pool.state import ModelFacts, ModelState, Status
-from server.routes.management.models import memory_object
+from server.routes.models import memory_object
 from server.routes.openapi import FINDS, READS, RUNS, describe
 from server.routes.services import Services, lease_for, sees_files, services
 from server.templates.capabilities import Capabilities
