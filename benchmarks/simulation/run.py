@@ -164,11 +164,11 @@ class Simulation:
         for worker in self._workers:
             worker.settle()
         give_up_late(scheduler.waiting, clock.now)
-        while not cells.offloader.busy and (placement := scheduler.place()) is not None:
+        while not cells.busy and (placement := scheduler.place()) is not None:
             self.seen.n_disk_hits += isinstance(placement.source, CacheEntry) and placement.source not in scheduler.ram
             cells.prepare(placement, clock.now)
             scheduler.occupy(placement, clock.now)
-        cells.offloader.start_reading()
+        cells.start_reading()
         while (slots := scheduler.relocation(frozenset())) is not None:
             cells.relocate(*slots, clock.now)
             self.seen.n_relocations += 1

@@ -250,8 +250,7 @@ class DiskCache:
         self._remove(self.kept.make_room(state.size + _DESCRIPTION_BYTES, now))
         name = f"{secrets.token_hex(8)}.state"
         size = self._files.write(name, state.saved)
-        hashes = state.hashes.copy()
-        self._keep(CacheEntry(state.saved.without_bytes, size, state.used_at, state.can_cut, name, hashes=hashes), now)
+        self._keep(CacheEntry(state.saved.without_bytes, size, state.used_at, state.can_cut, name), now)
 
     def _read(self, entry: CacheEntry) -> CacheEntry | None:
         try:
@@ -259,7 +258,7 @@ class DiskCache:
             if (saved.tokens, saved.adapter_set) == (entry.tokens, entry.adapter_set):
                 self.kept.touch(entry, self._clock())
                 self._files.used(entry.name)
-                return in_ram(saved, entry.used_at, can_cut=self._can_cut, hashes=entry.hashes)
+                return in_ram(saved, entry.used_at, can_cut=self._can_cut)
             fault = "it has other tokens than when it was found"
         except LlamapoolError as error:
             fault = str(error)

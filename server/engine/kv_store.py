@@ -11,7 +11,6 @@ import math
 from collections.abc import Callable, Iterable
 
 from server.engine.cache_scope import is_lasting
-from server.engine.costs import FEW_PIECES
 from server.engine.disk_cache import DiskCache, start_reading
 from server.engine.lora import NEVER
 from server.engine.media import Spans, below, dropped, last_position, n_up_to, position, span_at, whole
@@ -42,19 +41,20 @@ longest inter-token gap compared with 1.0, at equal throughput and time to first
 """
 
 
-class Offloader:
-    """Moves states between the cells of one instance, RAM and disk."""
+class Cells:
+    """The cells of one instance, and the moves of states between them, RAM and disk."""
 
     def __init__(self, runner: Runner, scheduler: Scheduler, clock: Callable[[], float]) -> None:
         self._runner = runner
         self._scheduler = scheduler
         self._clock = clock
+        self._can_cut = runner.info.can_cut
+        self._checkpoint_s = 0.0  # duration of the last checkpoint
+        self.n_checkpoints = self.n_rewound = 0  # created, resumed from
         self.n_refused = 0  # states dropped because saving them would have stalled others
         scheduler.placer.may_load = self.may_load
 
-    @property
-    def disk(self) -> DiskCache | None:
-        return self._scheduler.placer.disk
+    # ---- the time that moves may take
 
     @property
     def _prompt_step_s(self) -> float:
@@ -66,7 +66,7 @@ class Offloader:
         step."""
         return 0 < self._scheduler.spent_s > self._others_step_s() * SHARE
 
-    def would_stop_others(self, seconds: float, besides: Sequence | None = None) -> bool:
+    def _stalls_others(self, seconds: float, besides: Sequence | None = None) -> bool:
         """Whether an operation of `seconds`, with what this step has spent, would stall other sequences for more than a
         step.
         """
@@ -84,85 +84,39 @@ class Offloader:
                 step_s = self._prompt_step_s
         return step_s
 
-    def _pieces_to_load(self, slot: Slot | None, n: int) -> int:
-        """Return the largest number of pieces that `n` tokens may be scattered over."""
-        if not self._runner.info.unified:
-            return 1
-        return min(n, 1 + sum(other.n_pieces for other in self._scheduler.slots if other is not slot and other.tokens))
-
-    def swap_out(self, slot: Slot) -> SlotState:
-        """Return the state of `slot`. Raises one of `CONTAINED` if the library fails or there is no memory."""
-        started = self._clock()
-        state = self._runner.seq_save(slot.id)
-        if not state:
-            raise InternalError(f"the library gave an empty state for slot {slot.id}")
-        seconds = self._clock() - started
-        self._scheduler.spent_s += seconds
-        if slot.tokens:
-            n_pieces = min(slot.n_pieces, len(slot.tokens)) or 1
-            self._scheduler.move_cost.observe_move(len(slot.tokens), len(state), seconds, n_pieces)
-        return SlotState(list(slot.tokens), state, slot.adapter_set, slot.n_exact, slot.checkpoints, slot.media)
-
-    def make_room(self, n_bytes: int, now: float) -> bool:
-        """Evict entries so that `n_bytes` more can be held in RAM besides them. Return False if there is no room."""
-        return self._gave_way(self._scheduler.ram.make_room_beside(n_bytes, now))
-
-    def hold(self, states: list[bytes], now: float) -> bool:
-        """Hold `states` in RAM besides the entries. Return False if there is no room."""
-        return self._gave_way(self._scheduler.ram.hold(states, now))
-
-    def _gave_way(self, evicted: list[CacheEntry] | None) -> bool:
-        self._to_disk(evicted or ())
-        return evicted is not None
-
-    def preempted_state(self, sequence: Sequence, now: float) -> SlotState | None:
-        """Return the state of a sequence to be preempted. None if moving it would stall others or there is no memory;
-        its tokens are then recomputed.
-        """
-        slot = sequence.held
-        n_bytes = 0 if slot.ends_inside else self._size(slot)
-        if not n_bytes or self.refuses(self._scheduler.move_cost.move_s(n_bytes, slot.n_pieces), sequence):
-            return None
-        try:
-            if self.make_room(n_bytes, now):
-                preempted = self.swap_out(slot)
-                if self.hold(preempted.states, now):  # the checkpoints belong to the slot and are held already
-                    return preempted
-        except CONTAINED as error:
-            what, about = "slot %d: its state could not be saved: %s", log_fields(sequence.request)
-            log.warning(what, slot.id, str(error) or repr(error), extra=about)
-            return None
-        what, about = "slot %d: no room in RAM for the state of a preempted request", log_fields(sequence.request)
-        log.info(what, slot.id, extra=about)
-        return None
-
     def may_load(self, saved: SlotState) -> bool:
         """Whether to load `saved`; otherwise its tokens are recomputed."""
-        n_pieces = self._pieces_to_load(None, len(saved.tokens))
-        return not self.refuses(self._scheduler.move_cost.move_s(len(saved.state), n_pieces))
+        return not self._refuses(len(saved.state))
 
-    def refuses(self, seconds: float, besides: Sequence | None = None) -> bool:
-        """Whether a move would stall others for more than a step. The first one is made in any case, to measure it."""
-        return bool(self._scheduler.move_cost.bandwidth) and self.would_stop_others(seconds, besides)
+    def _refuses(self, n_bytes: int, besides: Sequence | None = None) -> bool:
+        """Whether moving `n_bytes` would stall others for more than a step. The first move is made in any case, to
+        measure it.
+        """
+        cost = self._scheduler.move_cost
+        return bool(cost.bandwidth) and self._stalls_others(cost.move_s(n_bytes), besides)
+
+    # ---- between cells, RAM and disk
+
+    @property
+    def disk(self) -> DiskCache | None:
+        return self._scheduler.placer.disk
 
     def offload(self, slot: Slot, n_lost: int, now: float, incoming: CacheEntry | None = None) -> None:
         """Save an idle slot that is about to lose `n_lost` tokens, if that is useful and fast enough.
 
-        `coming` is loaded after it in the same step.
+        `incoming` is loaded after it in the same step.
         """
-        cost, ram, n = self._scheduler.move_cost, self._scheduler.ram, len(slot.tokens)
-        if not _is_reusable(slot) or not (ram.wants(slot, n_lost) if ram.limit else self._disk_wants(slot, n_lost)):
+        ram, disk, n = self._scheduler.ram, self.disk, len(slot.tokens)
+        disk_wants = disk is not None and disk.wants(slot, n_lost)
+        if not _is_reusable(slot) or not (ram.wants(slot, n_lost) if ram.limit else disk_wants):
             return
-        if not cost.pays(n, n_lost, slot.n_pieces) or not (n_bytes := self._size(slot)):
+        if not self._scheduler.move_cost.pays(n, n_lost) or not (n_bytes := self._size(slot)):
             return
         size = size_of(n_bytes, n, slot.checkpoints)
         to_ram = ram.limit != 0 and ram.fits(size)
-        if not to_ram and not (self.disk is not None and self.disk.takes(size) and self._disk_wants(slot, n_lost)):
+        if not to_ram and not (disk_wants and disk is not None and disk.takes(size)):
             return
-        load_s = 0.0
-        if incoming is not None:
-            load_s = cost.move_s(len(incoming.saved.state), self._pieces_to_load(slot, len(incoming.tokens)))
-        if self.refuses(cost.move_s(n_bytes, slot.n_pieces) + load_s):
+        if self._refuses(n_bytes + (len(incoming.saved.state) if incoming is not None else 0)):
             self.n_refused += 1
             log.debug("slot %d: %d tokens are not offloaded, saving them would stall other requests", slot.id, n)
             return
@@ -173,11 +127,80 @@ class Offloader:
             return
         if to_ram:
             self._to_disk(ram.put(entry, now))
-        if not to_ram or (self.disk is not None and self.disk.shared):
+        if not to_ram or (disk is not None and disk.shared):
             self._to_disk((entry,))
 
-    def _disk_wants(self, one: Slot | CacheEntry, n_lost: int) -> bool:
-        return self.disk is not None and self.disk.wants(one, n_lost)
+    def preempt(self, sequence: Sequence, now: float) -> None:
+        """Move a running sequence out of the cells and back into the queue. Its state is pinned in RAM, unless moving
+        it would stall others or there is no memory; its tokens are then recomputed.
+        """
+        slot, ram = sequence.held, self._scheduler.ram
+        n_bytes = 0 if slot.ends_inside else self._size(slot)
+        if n_bytes and not self._refuses(n_bytes, sequence):
+            if not self._gave_way(ram.make_room_beside(n_bytes, now)):
+                what, about = (
+                    "slot %d: no room in RAM for the state of a preempted request",
+                    log_fields(sequence.request),
+                )
+                log.info(what, slot.id, extra=about)
+            elif (entry := self._entry_of(slot)) is not None and self._gave_way(ram.pin(entry, now)):
+                sequence.preempted = entry
+        self._scheduler.preempt(sequence, now)
+        self.clear(slot)
+
+    def save(self, slot: Slot) -> SlotState:
+        """Return the state of `slot`, without an incomplete medium."""
+        if slot.ends_inside and not self.truncate(slot, len(slot.tokens)):
+            self.clear(slot)
+        return self._swap_out(slot)
+
+    def _swap_out(self, slot: Slot) -> SlotState:
+        """Return the state of `slot`. Raises one of `CONTAINED` if the library fails or there is no memory."""
+        started = self._clock()
+        state = self._runner.seq_save(slot.id)
+        if not state:
+            raise InternalError(f"the library gave an empty state for slot {slot.id}")
+        self._moved(len(slot.tokens), state, self._clock() - started)
+        return SlotState(list(slot.tokens), state, slot.adapter_set, slot.n_exact, slot.checkpoints, slot.media)
+
+    def _load(self, slot: Slot, state: bytes, n: int, media: Spans) -> bool:
+        """Load `state`, of `n` tokens, into the empty `slot`. Return False if there is no room."""
+        started = self._clock()
+        if not self._runner.seq_load(slot.id, state, last_position(media, n) + 1):
+            return False
+        self._moved(n, state, self._clock() - started)
+        return True
+
+    def _moved(self, n: int, state: bytes, seconds: float) -> None:
+        self._scheduler.spent_s += seconds
+        if n:
+            self._scheduler.move_cost.observe_move(n, len(state), seconds)
+
+    def _entry_of(self, slot: Slot) -> CacheEntry | None:
+        """Return the state of `slot` as a cache entry; None if the library fails or there is no memory."""
+        try:
+            return in_ram(self._swap_out(slot), slot.last_used, can_cut=self._can_cut)
+        except CONTAINED as error:
+            log.warning("slot %d: its state could not be kept: %s", slot.id, str(error) or repr(error))
+            return None
+
+    def _size(self, slot: Slot) -> int:
+        """Return the size in bytes of the state of `slot` without copying it; 0 if unknown."""
+        try:
+            return self._runner.seq_size(slot.id)
+        except CONTAINED as error:
+            log.warning("slot %d: the size of its state is not known: %s", slot.id, str(error) or repr(error))
+            return 0
+
+    def _to_disk(self, entries: Iterable[CacheEntry]) -> None:
+        if self.disk is not None:
+            for entry in entries:
+                self.disk.put(entry)
+
+    def _gave_way(self, evicted: list[CacheEntry] | None) -> bool:
+        """Write what RAM evicted to disk. Return False if RAM had no room (None)."""
+        self._to_disk(evicted or ())
+        return evicted is not None
 
     def drop_cached(self, sequence: Sequence) -> None:
         """Drop the RAM and disk entries that share a prefix with `sequence`: they may be the cause of its fault."""
@@ -187,13 +210,12 @@ class Offloader:
         while disk is not None and (entry := disk.kept.match(tokens, adapter_set, 0)[0]) is not None:
             disk.drop(entry)
 
-    def _size(self, slot: Slot) -> int:
-        """Return the size in bytes of the state of `slot` without copying it; 0 if unknown."""
-        try:
-            return self._runner.seq_size(slot.id)
-        except CONTAINED as error:
-            log.warning("slot %d: the size of its state is not known: %s", slot.id, str(error) or repr(error))
-            return 0
+    def start_reading(self) -> None:
+        """Start the disk reads that waiting sequences need."""
+        scheduler = self._scheduler
+        wanted = (s.fetch for s in scheduler.waiting if s.fetch is not None)
+        if self.disk is not None and any(fetch.future is None and not fetch.given_up for fetch in wanted):
+            start_reading(scheduler.in_turn(), self.disk, scheduler.move_cost, self._clock(), most=len(scheduler.slots))
 
     def offer(self) -> bool:
         """Write an idle slot for other processes if nothing runs or waits and it is fast enough. Return whether one was
@@ -207,47 +229,13 @@ class Offloader:
             if slot.offered is slot.last or not _is_reusable(slot) or not disk.wants(slot, n):
                 continue
             n_bytes = self._size(slot)
-            if not n_bytes or scheduler.move_cost.move_s(n_bytes, slot.n_pieces) > self._prompt_step_s:
+            if not n_bytes or scheduler.move_cost.move_s(n_bytes) > self._prompt_step_s:
                 continue
             if disk.takes(size_of(n_bytes, n, slot.checkpoints)):
                 slot.offered = slot.last
                 self._write_out(slot, disk)
                 return True
         return False
-
-    def _entry_of(self, slot: Slot) -> CacheEntry | None:
-        """Return the state of `slot` as a cache entry; None if the library fails or there is no memory."""
-        try:
-            saved = self.swap_out(slot)
-            return in_ram(saved, slot.last_used, can_cut=self._runner.info.can_cut, hashes=slot.hashes)
-        except CONTAINED as error:
-            log.warning("slot %d: its state could not be kept: %s", slot.id, str(error) or repr(error))
-            return None
-
-    def _to_disk(self, entries: Iterable[CacheEntry]) -> None:
-        if self.disk is not None:
-            for entry in entries:
-                self.disk.put(entry)
-
-    def load(self, slot: Slot, state: bytes, n: int, media: Spans) -> bool:
-        """Load `state`, of `n` tokens, into the empty `slot`. Return False if there is no room."""
-        started = self._clock()
-        if not self._runner.seq_load(slot.id, state, last_position(media, n) + 1):
-            return False
-        seconds = self._clock() - started
-        self._scheduler.spent_s += seconds
-        n_pieces = self._pieces_to_load(slot, n)
-        if n and n_pieces < FEW_PIECES:  # otherwise it is only an upper bound
-            self._scheduler.move_cost.observe_move(n, len(state), seconds)
-        slot.n_pieces = n_pieces
-        return True
-
-    def start_reading(self) -> None:
-        """Start the disk reads that waiting sequences need."""
-        scheduler = self._scheduler
-        wanted = (s.fetch for s in scheduler.waiting if s.fetch is not None)
-        if self.disk is not None and any(fetch.future is None and not fetch.given_up for fetch in wanted):
-            start_reading(scheduler.in_turn(), self.disk, scheduler.move_cost, self._clock(), most=len(scheduler.slots))
 
     def save_all(self, now: float) -> None:
         """Write RAM entries and slots to disk before they are freed, highest eviction priority first.
@@ -274,38 +262,20 @@ class Offloader:
         if (entry := self._entry_of(slot)) is not None:
             disk.put(entry)
 
-
-def _is_reusable(slot: Slot) -> bool:
-    """Whether a later request may continue from what `slot` holds."""
-    return not slot.ends_inside and is_lasting(slot.adapter_set.scope)
-
-
-class Cells:
-    """The only code that changes cells other than by decoding."""
-
-    def __init__(self, runner: Runner, scheduler: Scheduler, clock: Callable[[], float]) -> None:
-        self._runner = runner
-        self._scheduler = scheduler
-        self.offloader = Offloader(runner, scheduler, clock)
-        self._can_cut = runner.info.can_cut
-        self._clock = clock
-        self._checkpoint_s = 0.0  # duration of the last checkpoint
-        self.n_checkpoints = self.n_rewound = 0  # created, resumed from
+    # ---- the cells of a slot
 
     def clear(self, slot: Slot) -> None:
         """Remove everything from `slot`."""
         self._runner.seq_remove(slot.id, 0)
         self._share(slot, 0)
         slot.tokens, slot.media = [], ()
-        slot.hashes.forget()
-        slot.n_pieces = 0
         slot.n_exact = NEVER
         slot.floor = 0
         self._checkpoints_are(slot, ())
 
     def evict(self, slot: Slot, now: float) -> None:
         """Remove the cells of the idle `slot`, offloading them first if that is useful."""
-        self.offloader.offload(slot, len(slot.tokens), now)
+        self.offload(slot, len(slot.tokens), now)
         self.clear(slot)
 
     def truncate(self, slot: Slot, n: int) -> bool:
@@ -327,7 +297,6 @@ class Cells:
         self._share(slot, n)
         del slot.tokens[n:]
         slot.media = below(slot.media, n)
-        slot.hashes.cut(n)
 
     def _cut(self, slot: Slot, n: int) -> None:
         """Keep the first `n` tokens, by a checkpoint if necessary; otherwise nothing."""
@@ -412,12 +381,12 @@ class Cells:
             return
         if any(abs(n - c.n_tokens) < MIN_GAP for c in slot.checkpoints):
             return
-        if self._checkpoint_s and self.offloader.would_stop_others(self._checkpoint_s):
+        if self._checkpoint_s and self._stalls_others(self._checkpoint_s):
             return
         started = self._clock()
         try:
             n_bytes = self._runner.seq_size(slot.id, partial=True)
-            if not self._checkpoint_s and self.offloader.refuses(self._scheduler.move_cost.move_s(n_bytes)):
+            if not self._checkpoint_s and self._refuses(n_bytes):
                 return
             if not self._room_for_checkpoint(slot, n_bytes, started):
                 return
@@ -433,7 +402,7 @@ class Cells:
 
     def _room_for_checkpoint(self, slot: Slot, n_bytes: int, now: float) -> bool:
         """Make room in RAM for a checkpoint of `slot`; idle slots lose theirs first, lowest eviction priority first."""
-        while not self.offloader.make_room(n_bytes, now):
+        while not self._gave_way(self._scheduler.ram.make_room_beside(n_bytes, now)):
             others = [other for other in self._others(slot) if other.idle and other.checkpoints]
             n_idle = sum(len(c.state) for other in others for c in other.checkpoints)
             if not others or not self._scheduler.ram.has_room_beside(n_bytes - n_idle):
@@ -446,7 +415,7 @@ class Cells:
         before, slot.checkpoints = slot.checkpoints, ()
         if not (before or checkpoints):
             return
-        if checkpoints and self.offloader.hold([c.state for c in checkpoints], slot.last_used):
+        if checkpoints and self._gave_way(self._scheduler.ram.hold([c.state for c in checkpoints], slot.last_used)):
             slot.checkpoints = checkpoints
         self._scheduler.ram.let_go([c.state for c in before])
 
@@ -456,9 +425,7 @@ class Cells:
         """
         slot = placement.slot
         n_lost = len(slot.tokens) - (placement.n_kept if placement.source is slot else 0)
-        self.offloader.offload(
-            slot, n_lost, now, placement.source if isinstance(placement.source, CacheEntry) else None
-        )
+        self.offload(slot, n_lost, now, placement.source if isinstance(placement.source, CacheEntry) else None)
         try:
             self._bring(placement, now)
         except CONTAINED as error:
@@ -470,15 +437,8 @@ class Cells:
         slot, source, sequence = placement.slot, placement.source, placement.sequence
         if isinstance(source, CacheEntry):
             self.clear(slot)
-            if not self._put(slot, source.saved, now):
-                log.info("slot %d: no room for a cached state of %d tokens", slot.id, len(source.tokens))
-                return
-            if source in self._scheduler.ram:  # otherwise it came from disk
-                self._scheduler.ram.touch(source, now)
+            self._bring_entry(slot, source, sequence, now)
             self._cut(slot, placement.n_reuse)
-            return
-        if sequence.preempted is not None:
-            self._resume(slot, sequence, now)
             return
         if source is None:
             self.clear(slot)
@@ -488,7 +448,7 @@ class Cells:
             self._take_over(source, slot)
             slot.tokens, slot.media = list(source.tokens), source.media
             if self._runner.info.unified:
-                slot.n_shared, slot.shares_with, slot.n_pieces = len(slot.tokens), source, source.n_pieces
+                slot.n_shared, slot.shares_with = len(slot.tokens), source
             slot.n_exact = source.n_exact
             self._checkpoints_are(slot, source.checkpoints)
             self._look(slot)
@@ -498,6 +458,20 @@ class Cells:
         self._cut(slot, placement.n_reuse)
         if len(slot.tokens) >= MIN_PROMPT:
             self._checkpoint(slot)  # a turn ended here, and a later request may resume from it
+
+    def _bring_entry(self, slot: Slot, entry: CacheEntry, sequence: Sequence, now: float) -> None:
+        """Load `entry`. It leaves RAM if it is the state of `sequence`, which resumes."""
+        ram, resumes = self._scheduler.ram, entry is sequence.preempted
+        try:
+            if (resumes and not self.may_load(entry.saved)) or not self._put(slot, entry.saved, now):
+                what, about = "slot %d: no room or time for a cached state of %d tokens", log_fields(sequence.request)
+                log.info(what, slot.id, len(entry.tokens), extra=about)
+            elif entry in ram and not resumes:  # otherwise it came from disk
+                ram.touch(entry, now)
+        finally:
+            if resumes:
+                sequence.preempted = None
+                ram.remove(entry)
 
     def _move(self, placement: Placement, now: float) -> None:
         """Move runs of the slot's cells to their places in the new prompt."""
@@ -516,7 +490,6 @@ class Cells:
         self._runner.seq_remove(slot.id, len(kept))
         slot.tokens = kept
         slot.media = tuple(span.kept for span in below(placement.sequence.media, len(kept)))
-        slot.hashes.cut(placement.n_reuse)
 
     def _take_over(self, source: Slot, slot: Slot) -> None:
         """Copy what `source` holds to the empty `slot`. A separate stream is copied whole, so its state is moved
@@ -560,7 +533,7 @@ class Cells:
     def _carry(self, source: Slot, target: Slot) -> bool:
         """Copy the state of `source` to the empty `target`. Return False with `target` empty."""
         try:
-            return self.offloader.load(target, self.offloader.swap_out(source).state, len(source.tokens), source.media)
+            return self._load(target, self._swap_out(source).state, len(source.tokens), source.media)
         except CONTAINED as error:
             log.warning("slot %d: its sequence could not be brought to slot %d: %r", source.id, target.id, error)
             self.clear(target)
@@ -584,7 +557,6 @@ class Cells:
         self._checkpoints_are(slot, up_to(slot.checkpoints, keep))
         slot.tokens = list(sequence.base)
         slot.media = dropped(slot.media, keep, keep + discard)
-        slot.hashes.cut(keep)
 
     def _own(self, slot: Slot, start: int, now: float) -> bool:
         """Give `slot` its own cells from `start` on if others share them, because moving shared cells would move them
@@ -594,11 +566,11 @@ class Cells:
         """
         if self.n_held_elsewhere(slot) <= start:
             return True
-        if self.offloader.would_stop_others(self._scheduler.move_cost.round_trip_s(len(slot.tokens), slot.n_pieces)):
+        if self._stalls_others(self._scheduler.move_cost.round_trip_s(len(slot.tokens))):
             self.clear(slot)
             return False
         try:
-            own = self.offloader.swap_out(slot)
+            own = self._swap_out(slot)
             self.clear(slot)
             return self._put(slot, own, now)
         except CONTAINED as error:
@@ -629,12 +601,6 @@ class Cells:
         else:
             heir.n_shared, heir.shares_with = n, slot if n else None
 
-    def save(self, slot: Slot) -> SlotState:
-        """Return the state of `slot`, without an incomplete medium."""
-        if slot.ends_inside and not self.truncate(slot, len(slot.tokens)):
-            self.clear(slot)
-        return self.offloader.swap_out(slot)
-
     def restore(self, slot: Slot, saved: SlotState, now: float) -> None:
         """Replace the contents of `slot` by a saved state; idle caches make room.
 
@@ -656,7 +622,7 @@ class Cells:
         none.
         """
         n = len(saved.tokens)
-        while self._surely_full(slot, n) or not self.offloader.load(slot, saved.state, n, saved.media):
+        while self._surely_full(slot, n) or not self._load(slot, saved.state, n, saved.media):
             if not self._make_room(slot, n, now):
                 return False
         slot.tokens, slot.media, slot.n_exact = list(saved.tokens), saved.media, saved.n_exact
@@ -685,25 +651,10 @@ class Cells:
     def _others(self, slot: Slot) -> list[Slot]:
         return [s for s in self._scheduler.slots if s is not slot and s.tokens]
 
-    def preempt(self, sequence: Sequence, now: float) -> None:
-        """Move a running sequence out of the cells and back into the queue."""
-        slot = sequence.held
-        sequence.preempted = self.offloader.preempted_state(sequence, now)
-        self._scheduler.preempt(sequence, now)
-        self.clear(slot)
 
-    def _resume(self, slot: Slot, sequence: Sequence, now: float) -> None:
-        """Restore a preempted sequence; it is recomputed if its state does not fit."""
-        self.clear(slot)
-        preempted, sequence.preempted = sequence.preempted, None
-        assert preempted is not None
-        try:
-            if not (self.offloader.may_load(preempted) and self._put(slot, preempted, now)):
-                what = "slot %d: the state of a preempted request (%d tokens) does not fit; recomputing it"
-                log.info(what, slot.id, len(preempted.tokens), extra=log_fields(sequence.request))
-                self.clear(slot)
-        finally:
-            self._scheduler.ram.let_go(preempted.states)
+def _is_reusable(slot: Slot) -> bool:
+    """Whether a later request may continue from what `slot` holds."""
+    return not slot.ends_inside and is_lasting(slot.adapter_set.scope)
 
 
 def _own_cells(slots: Iterable[Slot]) -> int:

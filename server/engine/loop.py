@@ -93,7 +93,7 @@ class Instance(StepThread):
     def _free(self) -> None:
         if not self.failure:
             try:
-                self.cells.offloader.save_all(self._clock())
+                self.cells.save_all(self._clock())
             except Exception:  # the runner must be closed in any case
                 log.exception(
                     "prompt states could not be saved: they are computed again; this is a bug, please report it"
@@ -111,7 +111,7 @@ class Instance(StepThread):
         if self._stepped:
             return
         self._mailbox.post()
-        while not self._is_wanted and self.cells.offloader.offer():
+        while not self._is_wanted and self.cells.offer():
             pass
         if not self._is_wanted:
             now = self._clock()
@@ -163,7 +163,7 @@ class Instance(StepThread):
         earlier, they would wake the event loop only to wait for the GIL. Before anything slow they are posted at
         once.
         """
-        if self.params.drafts or self.scheduler.waiting or self.cells.offloader.busy:
+        if self.params.drafts or self.scheduler.waiting or self.cells.busy:
             self._mailbox.post()
         if self.scheduler.waiting:
             self._place()
@@ -176,9 +176,7 @@ class Instance(StepThread):
         entries = self.scheduler.plan(self._speculation.propose if self._speculation is not None else None)
         if not entries:
             self._unseen = 0, 0.0  # the device is idle
-            has_room = (
-                self.cells.offloader.busy or self.scheduler.kv_budget.changes > changes
-            )  # requests may fit only now
+            has_room = self.cells.busy or self.scheduler.kv_budget.changes > changes  # requests may fit only now
             self.scheduler.spent_s = 0.0
             return has_room and bool(self.scheduler.waiting or self._commands)
         for batch in batches(entries, self.runner.info.n_ubatch):
@@ -312,7 +310,7 @@ class Instance(StepThread):
         for slot in self.scheduler.slots:
             self.cells.evict(slot, now)
         for sequence in not_finite:
-            self.cells.offloader.drop_cached(sequence)
+            self.cells.drop_cached(sequence)
         self.runner.wipe()
 
     def _decode_alone(self, entry: TokenRun) -> None:
@@ -359,10 +357,10 @@ class Instance(StepThread):
 
     def _place(self) -> None:
         give_up_late(self.scheduler.waiting, self._clock())
-        if not self.cells.offloader.busy and (preempted := self.scheduler.preempts()) is not None:
+        if not self.cells.busy and (preempted := self.scheduler.preempts()) is not None:
             self.stats.n_preempted += 1
             self.cells.preempt(preempted, self._clock())
-        while not self.cells.offloader.busy and (placement := self.scheduler.place()) is not None:
+        while not self.cells.busy and (placement := self.scheduler.place()) is not None:
             sequence = placement.sequence
             now = self._clock()
             try:
@@ -383,7 +381,7 @@ class Instance(StepThread):
                 if placement.slot.idle:
                     self.cells.clear(placement.slot)
                 self._requests.fail(sequence.ticket, error)
-        self.cells.offloader.start_reading()
+        self.cells.start_reading()
 
     def _relocate(self) -> None:
         """Relocate sequences as long as that reduces evaluations profitably."""

@@ -1,6 +1,6 @@
 """Which slot a waiting sequence gets, and the source of its cached prefix. Pure.
 
-Slots are compared token by token instead of in a radix tree: see docs/adr/0002.
+Prompts are compared token by token, and not in a radix tree: see docs/adr/0002.
 """
 
 import math
@@ -10,7 +10,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
-from server.engine.costs import MoveCost, n_more_runs
+from server.engine.costs import MoveCost
 from server.engine.disk_cache import DiskCache
 from server.engine.lora import reusable
 from server.engine.media import Spans, whole
@@ -23,7 +23,10 @@ from server.engine.prefix_cache import (
     StateCache,
     checkpoint_positions,
     common_prefix,
+    longest_common,
+    longest_match,
 )
+from server.engine.relocation import n_more_runs
 from server.engine.runner_api import RunnerInfo
 from server.engine.sequence import Phase, Sequence, Slot, first_to_evict
 
@@ -145,7 +148,7 @@ class Placer:
         if (pinned >= 0 and not self.slots[pinned].idle) or self._keeps_waiting(sequence):
             return None
         if sequence.preempted is not None:
-            return Placement(sequence, self._anywhere(pinned), None, 0)
+            return Placement(sequence, self._anywhere(pinned), sequence.preempted, len(sequence.preempted.tokens))
         where, n = self._search(sequence)
         self._awaited.pop(sequence, None)
         if isinstance(where, Sequence):
@@ -239,16 +242,8 @@ class Placer:
             computing, n = self._awaited[sequence]
             if computing.slot is not None and computing.n_computed >= n and not computing.shifted:
                 best, longest = computing.slot, computing.slot.reusable(min(n, limit), wanted)
-        following = prompt[longest : longest + 1]
-        for slot in self.slots:
-            tokens = slot.tokens
-            if tokens[longest : longest + 1] == following:
-                n = slot.reusable(min(common_prefix(prompt, tokens), limit), wanted)
-                if n > longest:
-                    best, longest, following = slot, n, prompt[n : n + 1]
-                    if longest >= limit:
-                        break
-        return best, longest
+        found, n = longest_match(self.slots, prompt, wanted, longest, limit)
+        return (best, longest) if found is None else (found, n)
 
     def _own_match(self, slot: Slot, sequence: Sequence) -> int:
         """Return the length of the prefix in the slot's own cells."""
@@ -260,7 +255,7 @@ class Placer:
     def _stored(self, sequence: Sequence, n: int) -> tuple[CacheEntry | None, int]:
         """Return a cached entry that saves considerably more than the `n` tokens of a slot."""
         prompt, most = sequence.target, sequence.n_reusable
-        stored, n_stored = self.ram.match(prompt, sequence.adapter_set, n + MIN_TOKENS, sequence.hashes, most)
+        stored, n_stored = self.ram.match(prompt, sequence.adapter_set, n + MIN_TOKENS, most)
         fetched = sequence.fetch.found if sequence.fetch is not None else None
         if fetched is not None:
             n_fetched = fetched.reusable(min(common_prefix(prompt, fetched.tokens), most), sequence.adapter_set)
@@ -276,7 +271,7 @@ class Placer:
             return None
         if sequence.fetch is None:
             prompt, most = sequence.target, sequence.n_reusable
-            entry, n_disk = self.disk.kept.match(prompt, sequence.adapter_set, n + MIN_WAIT, sequence.hashes, most)
+            entry, n_disk = self.disk.kept.match(prompt, sequence.adapter_set, n + MIN_WAIT, most)
             if entry is not None:
                 sequence.fetch = Fetch(entry, n_disk)
         fetch = sequence.fetch
@@ -327,14 +322,8 @@ class Placer:
         if self.info.can_cut or not self.params.ctx_checkpoints:
             return ()
         target, adapter_set, slot = placement.sequence.target, placement.sequence.adapter_set, placement.slot
-        divergence = self.ram.divergence(target, adapter_set, placement.sequence.hashes)
-        for s in self.slots:
-            if (
-                s is not slot
-                and s.adapter_set == adapter_set
-                and s.tokens[divergence : divergence + 1] == target[divergence : divergence + 1]
-            ):
-                divergence = max(divergence, common_prefix(target, s.tokens))
+        others = [s for s in self.slots if s is not slot]
+        divergence = longest_common([*self.ram, *others], target, adapter_set)
         found = checkpoint_positions(
             target, len(slot.tokens), self.info.turn_ends, self.params.checkpoint_min_step, divergence
         )

@@ -1,8 +1,5 @@
-"""Cached prefixes as values: states of sequences, checkpoints inside them, prefix hashes and index, and the RAM tier
+"""Cached prefixes as values: states of sequences, checkpoints inside them, the search for a prefix, and the RAM tier
 (llama-server's ``--cache-ram``). Pure, except for a lock, because the instances of a model share the RAM tier.
-
-Tokens are hashed in blocks, each hash including the previous one, so equal prefixes have equal hashes. Matches found
-by hash are verified token by token, so collisions change nothing (docs/adr/0002).
 
 If a model's memory cannot be truncated (recurrent, hybrid, sliding window), a sequence can only be continued from
 its end or from a checkpoint. Checkpoints are created during prefill where another prompt is likely to diverge: at
@@ -12,13 +9,12 @@ renders what follows differently.
 
 import ctypes
 import threading
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from heapq import heapify, heappop
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from server.engine.lora import AdapterSet, reusable
 from server.engine.media import Spans, whole
@@ -140,77 +136,6 @@ def new_bytes(n: int) -> tuple[bytes, memoryview]:
     return made, memoryview((ctypes.c_ubyte * n).from_address(_address(made))).cast("B")
 
 
-BLOCK = 16  # tokens
-
-
-def _none(adapter_set: AdapterSet) -> int:
-    """Return the hash of the empty prefix."""
-    return hash((adapter_set.scope, adapter_set.at(0)))
-
-
-class PrefixHashes:
-    """The block hashes of one text that may grow or be truncated, computed on demand.
-
-    Code that changes hashed tokens must call `cut` or `forget`; appending needs no call.
-    """
-
-    __slots__ = ("_hashes",)
-
-    def __init__(self) -> None:
-        self._hashes: list[int] = []
-
-    def upto(self, n_blocks: int, tokens: Sequence[int], adapter_set: AdapterSet) -> list[int]:
-        """Return at least the hashes of the first `n_blocks` blocks of `tokens`, after that of the empty prefix.
-
-        The adapter set and namespace are part of the empty prefix's hash. The returned list is internal: read only.
-        """
-        hashes, none = self._hashes, _none(adapter_set)
-        if not hashes or hashes[0] != none:
-            hashes[:] = [none]
-        n_known = len(hashes) - 1
-        if n_known < n_blocks:
-            at = hashes[-1]
-            further = iter(tokens[n_known * BLOCK : n_blocks * BLOCK])
-            for block in zip(*[further] * BLOCK, strict=True):  # the fastest way to form blocks
-                at = hash((at, block))
-                hashes.append(at)
-        return hashes
-
-    def shared(self, other: "PrefixHashes") -> int:
-        """Return the common prefix in tokens, in whole blocks, as far as both are hashed. Compares hashes only; another
-        thread may change `other` meanwhile, so it is an estimate.
-        """
-        try:
-            return max(n_equal(self._hashes, other._hashes) - 1, 0) * BLOCK
-        except IndexError:  # it was truncated meanwhile
-            return 0
-
-    def cut(self, n_tokens: int) -> None:
-        """Keep the hashes of the first `n_tokens` tokens."""
-        del self._hashes[n_tokens // BLOCK + 1 :]
-
-    def forget(self) -> None:
-        """Drop all hashes."""
-        self._hashes = []
-
-    def fits(self, tokens: Sequence[int], adapter_set: AdapterSet) -> bool:
-        """Whether the hashes are correct for `tokens`; for tests."""
-        known = self._hashes
-        if not known or known[0] != _none(adapter_set):  # nothing is hashed, or it will be recomputed
-            return True
-        return known == PrefixHashes().upto(len(tokens) // BLOCK, tokens, adapter_set)[: len(known)]
-
-    def copy(self) -> "PrefixHashes":
-        other = PrefixHashes()
-        other._hashes = self._hashes.copy()
-        return other
-
-
-def n_equal(a: Sequence[int], b: Sequence[int]) -> int:
-    """Return the number of common leading hashes. Each covers everything before it, so a binary search suffices."""
-    return bisect_left(range(min(len(a), len(b))), True, key=lambda at: a[at] != b[at])
-
-
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
     """Return the number of leading tokens that `a` and `b` share.
 
@@ -233,117 +158,12 @@ def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
     return limit
 
 
-MOST = 16  # entries that one lookup compares
-
-
-class PrefixIndex:
-    """Entries by the hash of each of their whole-block prefixes, including the empty one."""
-
-    def __init__(self) -> None:
-        self._begins: dict[int, dict[int, CacheEntry]] = {}  # by identity, in insertion order
-        self._ends: dict[int, dict[int, CacheEntry]] = {}  # by the last hash
-
-    def add(self, entry: "CacheEntry") -> None:
-        """Add `entry`, whose tokens must not change any more."""
-        hashes, key, begins = self._hashes(entry), id(entry), self._begins
-        for each in hashes:
-            if each in begins:
-                begins[each][key] = entry
-            else:
-                begins[each] = {key: entry}
-        self._ends.setdefault(hashes[-1], {})[key] = entry
-
-    def remove(self, entry: "CacheEntry") -> None:
-        hashes, key = self._hashes(entry), id(entry)
-        for where, at in ((self._begins, hashes), (self._ends, hashes[-1:])):
-            for each in at:
-                del where[each][key]
-                if not where[each]:
-                    del where[each]
-
-    @staticmethod
-    def _hashes(entry: "CacheEntry") -> list[int]:
-        n_blocks = len(entry.tokens) // BLOCK
-        return entry.hashes.upto(n_blocks, entry.tokens, entry.adapter_set)[: n_blocks + 1]
-
-    def _deepest(
-        self, tokens: Sequence[int], adapter_set: AdapterSet, hashes: PrefixHashes | None, most: int
-    ) -> list[int]:
-        """Return the hashes of the longest prefix, within the first `most` tokens, that some entry shares."""
-        known, n_blocks = hashes or PrefixHashes(), most // BLOCK
-        low, step = 0, 8
-        while True:
-            high = min(low + step, n_blocks + 1)
-            found = known.upto(high - 1, tokens, adapter_set)
-            at = bisect_left(found, True, low, high, key=lambda each: each not in self._begins)
-            if at < high or high > n_blocks:
-                return found[:at]
-            low, step = high, step * 2
-
-    def match(
-        self,
-        prompt: Sequence[int],
-        wanted: AdapterSet,
-        at_least: int,
-        hashes: PrefixHashes | None = None,
-        most: int | None = None,
-    ) -> "tuple[CacheEntry | None, int]":
-        """Return the entry with the most reusable tokens, more than `at_least` and at most `most`, and that number.
-
-        May miss up to a block of tokens if more than `MOST` entries share a prefix. `hashes`: of the prompt, if
-        available.
-        """
-        best: CacheEntry | None = None
-        longest = at_least
-        most = len(prompt) if most is None else most
-        seen: set[int] = set()
-        path = self._deepest(prompt, wanted, hashes, most)
-        for n_blocks in range(len(path) - 1, -1, -1):
-            if longest >= (n_blocks + 1) * BLOCK or len(seen) >= MOST:  # no shorter prefix can be better
-                break
-            members = self._begins[path[n_blocks]]
-            if len(members) == len(seen):  # entries sharing more were already compared
-                continue
-            for entry in reversed(members.values()):  # newest first
-                if id(entry) in seen:
-                    continue
-                seen.add(id(entry))
-                n = entry.reusable(min(_in_common(prompt, entry.tokens, n_blocks), most), wanted)
-                if n > longest:
-                    best, longest = entry, n
-                if len(seen) >= MOST:
-                    break
-        if best is None or common_prefix(prompt, best.tokens) < longest:  # the latter: a hash collision
-            return None, 0
-        return best, longest
-
-    def divergence(self, prompt: Sequence[int], wanted: AdapterSet, hashes: PrefixHashes | None = None) -> int:
-        """Return the length of the longest prefix that `prompt` shares with some entry, accurate to one block."""
-        path = self._deepest(prompt, wanted, hashes, len(prompt))
-        entries = list(self._begins[path[-1]].values())[-MOST:] if path else []
-        return max((_in_common(prompt, entry.tokens, len(path) - 1) for entry in entries), default=0)
-
-    def within(
-        self, tokens: Sequence[int], adapter_set: AdapterSet, hashes: PrefixHashes | None = None
-    ) -> "list[CacheEntry]":
-        """Return the entries with the same adapter set that are equal to `tokens` or a prefix of them."""
-        path = self._deepest(tokens, adapter_set, hashes, len(tokens))
-        ending = [
-            entry for each in path for entry in self._ends.get(each, {}).values() if entry.adapter_set == adapter_set
-        ]
-        return [e for e in ending if len(e.tokens) <= len(tokens) and common_prefix(e.tokens, tokens) == len(e.tokens)]
-
-
-def _in_common(a: Sequence[int], b: Sequence[int], n_blocks: int) -> int:
-    """Return the `common_prefix` of texts that share exactly `n_blocks` blocks by their hashes."""
-    start, end = n_blocks * BLOCK, (n_blocks + 1) * BLOCK
-    return start + common_prefix(a[start:end], b[start:end])
-
-
+BLOCK = 16  # tokens: the unit of events about cached prefixes, and of views of them
 MIN_TOKENS = 16
 """Shorter prefixes are recomputed; for longer ones `MoveCost` compares times. A short conversation turn has 20 to 60
 tokens. Also the least gain for which another source (copy, entry, wait) is chosen.
 """
+MOST = 16  # comparisons that find a longer, but not reusable prefix, after which a search ends
 
 
 class Held(Protocol):
@@ -353,8 +173,49 @@ class Held(Protocol):
     def tokens(self) -> list[int]: ...
     @property
     def adapter_set(self) -> AdapterSet: ...
-    @property
-    def hashes(self) -> PrefixHashes: ...
+    def reusable(self, n: int, wanted: AdapterSet) -> int: ...
+
+
+H = TypeVar("H", bound=Held)
+
+
+def longest_match(
+    held: Iterable[H], prompt: Sequence[int], wanted: AdapterSet, at_least: int, most: int
+) -> tuple[H | None, int]:
+    """Return the one with the most reusable tokens of `prompt`, more than `at_least` and at most `most`, and how many.
+
+    Slots, RAM and disk are all searched by this. One token tells of most of them that they share no more than the best
+    so far, so thousands take less than a millisecond.
+    """
+    best, longest, n_vain = None, at_least, 0
+    if longest >= most:
+        return None, 0
+    following = prompt[longest]
+    for one in held:
+        tokens = one.tokens
+        if len(tokens) <= longest or tokens[longest] != following:
+            continue
+        common = min(common_prefix(prompt, tokens), most)
+        n = one.reusable(common, wanted)
+        if n > longest:
+            best, longest = one, n
+            if n >= most:
+                break
+            following = prompt[n]
+        elif common > longest:
+            n_vain += 1
+            if n_vain >= MOST:
+                break
+    return best, longest if best is not None else 0
+
+
+def longest_common(held: Iterable[Held], tokens: Sequence[int], adapter_set: AdapterSet) -> int:
+    """Return the longest prefix that `tokens` shares with one of `held`, whether it can be reused or not."""
+    longest = 0
+    for one in held:
+        if one.adapter_set == adapter_set and one.tokens[longest : longest + 1] == tokens[longest : longest + 1]:
+            longest = max(longest, common_prefix(tokens, one.tokens))
+    return longest
 
 
 AUTOMATIC = -2
@@ -372,7 +233,8 @@ class CacheEntry:
     """A cached KV state without a slot: in RAM, or on disk in the file ``name``, in which case ``saved`` has no bytes.
 
     ``size`` in bytes. ``can_cut``: it can be truncated anywhere; otherwise it is usable whole and at its
-    checkpoints. ``used_at`` determines its eviction priority; ``n_used`` counts uses.
+    checkpoints. ``used_at`` determines its eviction priority; ``n_used`` counts uses. ``pinned``: it is not evicted,
+    because it is the state of a preempted sequence.
     """
 
     saved: SlotState
@@ -381,11 +243,12 @@ class CacheEntry:
     can_cut: bool = True
     name: str = ""
     n_used: int = 0
-    hashes: PrefixHashes = field(default_factory=PrefixHashes)
+    pinned: bool = False
+    hashes: list[int] = field(default_factory=list)  # of its blocks, once an observer needed them
+    tokens: list[int] = field(init=False)  # those of `saved`, which searches read
 
-    @property
-    def tokens(self) -> list[int]:
-        return self.saved.tokens
+    def __post_init__(self) -> None:
+        self.tokens = self.saved.tokens
 
     @property
     def adapter_set(self) -> AdapterSet:
@@ -431,30 +294,28 @@ def size_of(n_state: int, n_tokens: int, checkpoints: Checkpoints) -> int:
     return n_state + 8 * n_tokens + sum(len(c.state) for c in checkpoints)
 
 
-def in_ram(saved: SlotState, used_at: float, *, can_cut: bool = True, hashes: PrefixHashes | None = None) -> CacheEntry:
-    """Return `saved` as a RAM entry; `hashes` of its tokens, if available."""
+def in_ram(saved: SlotState, used_at: float, *, can_cut: bool = True) -> CacheEntry:
+    """Return `saved` as a RAM entry."""
     size = size_of(len(saved.state), len(saved.tokens), saved.checkpoints)
-    known = PrefixHashes() if hashes is None else hashes.copy()
-    return CacheEntry(saved, size, used_at, can_cut, hashes=known)
+    return CacheEntry(saved, size, used_at, can_cut)
 
 
 @dataclass(slots=True)
 class StateCache:
     """Cached states of at most `limit` bytes; 0 = none, negative = unlimited.
 
-    Slot checkpoints and preempted states live in the same memory, count towards the limit, and displace entries. If
+    Slot checkpoints and pinned entries live in the same memory, count towards the limit, and displace other entries. If
     `limit` is 0 they get `limit_besides`. There a state counts once however many holders it has; a state held by a
     slot and an entry counts twice.
     """
 
     limit: int
     limit_besides: int = 0
-    size: int = 0  # bytes of the entries
-    n_beside: int = 0  # bytes of other holders
+    size: int = 0  # bytes of the entries that may be evicted
+    n_beside: int = 0  # bytes of checkpoints and pinned entries
     n_hits: int = 0  # entries used
     _entries: dict[int, CacheEntry] = field(default_factory=dict)
     _holders: Counter[int] = field(default_factory=Counter)  # by id of a state, which stays alive while it is held
-    _index: PrefixIndex = field(default_factory=PrefixIndex)
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
     def __len__(self) -> int:
@@ -473,7 +334,7 @@ class StateCache:
 
     def holds(self, one: Held) -> bool:
         """Whether nearly all of its tokens are available from an entry."""
-        return self.match(one.tokens, one.adapter_set, len(one.tokens) - MIN_TOKENS, one.hashes)[0] is not None
+        return self.match(one.tokens, one.adapter_set, len(one.tokens) - MIN_TOKENS)[0] is not None
 
     def wants(self, one: Held, n_lost: int) -> bool:
         """Whether to save its state when all but its first tokens, `n_lost` of them, are removed."""
@@ -520,7 +381,7 @@ class StateCache:
     def replace(self, one: Held) -> list[CacheEntry]:
         """Remove and return shorter entries of the same text before storing it."""
         with self._lock:
-            replaced = self._index.within(one.tokens, one.adapter_set, one.hashes)
+            replaced = [entry for entry in self._entries.values() if not entry.pinned and _is_within(entry, one)]
             for other in replaced:
                 self.remove(other)
         return replaced
@@ -536,8 +397,18 @@ class StateCache:
             self.replace(entry)
             evicted = self.make_room(entry.size, now)
             self._entries[id(entry)] = entry
-            self._index.add(entry)
             self.size += entry.size
+            return evicted
+
+    def pin(self, entry: CacheEntry, now: float) -> list[CacheEntry] | None:
+        """Store `entry` until it is removed; return the entries evicted for it. None, with nothing stored, if there
+        is no room.
+        """
+        with self._lock:
+            evicted = self.hold(entry.saved.states, now)
+            if evicted is not None:
+                entry.pinned = True
+                self._entries[id(entry)] = entry
             return evicted
 
     def limit_to(self, limit: int, now: float) -> list[CacheEntry]:
@@ -550,9 +421,9 @@ class StateCache:
         """Evict entries with the lowest eviction priority per byte until `n_bytes` more fit; return them."""
         evicted: list[CacheEntry] = []
         with self._lock:
-            if not self._entries or not 0 <= self.limit < self.n_bytes + n_bytes:
+            if not self.size or not 0 <= self.limit < self.n_bytes + n_bytes:
                 return evicted
-            entries = list(self._entries.values())
+            entries = [entry for entry in self._entries.values() if not entry.pinned]
             order = [(e.eviction_priority(now) / max(e.size, 1), i) for i, e in enumerate(entries)]
             heapify(order)
             while order and 0 <= self.limit < self.n_bytes + n_bytes:
@@ -561,27 +432,14 @@ class StateCache:
         return evicted
 
     def match(
-        self,
-        prompt: Sequence[int],
-        wanted: AdapterSet,
-        at_least: int,
-        hashes: PrefixHashes | None = None,
-        most: int | None = None,
+        self, prompt: Sequence[int], wanted: AdapterSet, at_least: int, most: int | None = None
     ) -> tuple[CacheEntry | None, int]:
-        """Return the entry with the most reusable tokens for `prompt`, more than `at_least` and at most `most`, and
-        that number.
-
-        `hashes`: of the prompt, if available; the same below.
-        """
+        """Return the `longest_match` among the entries; of equals the newest."""
         if not self._entries:
             return None, 0
         with self._lock:
-            return self._index.match(prompt, wanted, at_least, hashes, most)
-
-    def divergence(self, prompt: Sequence[int], wanted: AdapterSet, hashes: PrefixHashes | None = None) -> int:
-        """Return the longest prefix that `prompt` shares with an entry, whether it can be reused or not."""
-        with self._lock:
-            return self._index.divergence(prompt, wanted, hashes)
+            newest_first = reversed(self._entries.values())
+            return longest_match(newest_first, prompt, wanted, at_least, len(prompt) if most is None else most)
 
     def touch(self, entry: CacheEntry, now: float) -> None:
         with self._lock:
@@ -593,14 +451,24 @@ class StateCache:
         """Remove `entry` if present."""
         with self._lock:
             if self._entries.pop(id(entry), None) is not None:
-                self._index.remove(entry)
-                self.size -= entry.size
+                if entry.pinned:
+                    self.let_go(entry.saved.states)
+                else:
+                    self.size -= entry.size
 
     def check_integrity(self) -> None:
         """Verify that the bytes add up and respect the limit. Raises AssertionError."""
         with self._lock:
-            assert self.size == sum(e.size for e in self._entries.values())
-            assert self.limit < 0 or not self._entries or self.n_bytes <= self.limit
+            assert self.size == sum(e.size for e in self._entries.values() if not e.pinned)
+            assert self.limit < 0 or not self.size or self.n_bytes <= self.limit
+
+
+def _is_within(entry: CacheEntry, one: Held) -> bool:
+    """Whether `entry` has the text of `one` or a prefix of it."""
+    n = len(entry.tokens)
+    if n > len(one.tokens) or entry.adapter_set != one.adapter_set or entry.tokens[-1:] != one.tokens[n - 1 : n]:
+        return False
+    return common_prefix(entry.tokens, one.tokens) == n
 
 
 def state_cache(mib: int, free_bytes: int) -> StateCache:

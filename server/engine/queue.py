@@ -205,11 +205,8 @@ class ModelQueue:
 
     # ---- on step threads
 
-    def take(self, instance: int, n_free: int, free_cells: Callable[[], float], now: float) -> list[Ticket]:
-        """Take requests for `n_free` slots of `instance`, and all cancelled ones.
-
-        Requests that need more than its `free_cells` are left to other instances for a while.
-        """
+    def take(self, instance: int, n_free: int, now: float) -> list[Ticket]:
+        """Take requests for `n_free` slots of `instance`, and all cancelled ones."""
         if not self._waiting:
             return []
         with self._lock:
@@ -218,13 +215,12 @@ class ModelQueue:
             taken = self._take([ticket for ticket in self._waiting.values() if ticket.cancelled], instance)
             if n_free <= 0 or instance in self._closed:
                 return taken
-            cells = free_cells()
             while n_free > 0:
-                ready = [t for t in self._waiting.values() if _may_be_taken(t, instance, cells) <= now]
+                ready = [t for t in self._waiting.values() if _may_be_taken(t, instance) <= now]
                 if not ready:
                     break
                 taken += self._take([self._next(ready)], instance)
-                n_free, cells = n_free - taken[-1].request.n, cells - _n_cells(taken[-1], instance)
+                n_free -= taken[-1].request.n
         return taken
 
     def _next(self, ready: list[Ticket]) -> Ticket:
@@ -246,13 +242,12 @@ class ModelQueue:
             self._n_taken += 1
         return tickets
 
-    def next_s(self, instance: int, free_cells: Callable[[], float], now: float) -> float | None:
+    def next_s(self, instance: int, now: float) -> float | None:
         """Return the seconds until `instance` may take another request; None if there is none."""
         if not self._waiting:
             return None
         with self._lock:
-            cells = free_cells()
-            at = min((_may_be_taken(ticket, instance, cells) for ticket in self._waiting.values()), default=inf)
+            at = min((_may_be_taken(ticket, instance) for ticket in self._waiting.values()), default=inf)
         return None if at == inf else max(at - now, 0.0)
 
     def late(self, instance: int, is_late: Callable[[Ticket], bool]) -> list[Ticket]:
@@ -275,17 +270,13 @@ class ModelQueue:
             return [ticket for ticket in self._waiting.values() if ticket.instance == instance]
 
     def _has_taker(self, ticket: Ticket) -> bool:
-        return any(at < inf and i not in self._closed for i, at in enumerate(ticket.ready_at))
+        takers = range(self._n_instances) if ticket.shared_at < inf else (ticket.instance,)
+        return not self._closed.issuperset(takers)
 
 
-def _may_be_taken(ticket: Ticket, instance: int, cells: float) -> float:
-    """Return the time from which `instance`, with `cells` free cells, may take the ticket."""
-    at = ticket.ready_at[instance]
-    return at if _n_cells(ticket, instance) <= cells else max(at, ticket.anyway_at)
-
-
-def _n_cells(ticket: Ticket, instance: int) -> int:
-    return ticket.n_own[instance] + REPLY_CELLS * ticket.request.n
+def _may_be_taken(ticket: Ticket, instance: int) -> float:
+    """Return the time from which `instance` may take the ticket."""
+    return -inf if ticket.instance == instance else ticket.shared_at
 
 
 def admits(request: Request, open_: Collection[Ticket], n_slots: int, max_queue: int) -> bool:

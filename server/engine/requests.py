@@ -159,7 +159,7 @@ class Requests:
     def next_look_s(self, now: float) -> float | None:
         """Return the seconds until `expire` or `receive` must run without a wake-up."""
         scheduler = self._scheduler
-        takes_s = self._queue.next_s(self._instance, scheduler.free_cells, now) if scheduler.n_free > 0 else None
+        takes_s = self._queue.next_s(self._instance, now) if scheduler.n_free > 0 else None
         if not (self._is_limited and (self._open or len(self._queue))):
             return takes_s
         late_s = max(self._look_at - now, 0.0)
@@ -190,7 +190,7 @@ class Requests:
     def receive(self) -> None:
         """Take requests that there are slots for, and end cancelled ones."""
         scheduler = self._scheduler
-        taken = self._queue.take(self._instance, scheduler.n_free, scheduler.free_cells, self._clock())
+        taken = self._queue.take(self._instance, scheduler.n_free, self._clock())
         self._own(taken)
         for ticket in taken:
             try:
@@ -284,7 +284,7 @@ class Requests:
             constraint = request.constraint
             if constraint is not None and index:
                 constraint = constraint.fork()
-            sequence = Sequence(ticket, index, constraint=constraint, hashes=ticket.hashes.copy())
+            sequence = Sequence(ticket, index, constraint=constraint)
             self._scheduler.waiting.append(sequence)
 
     def _sequences(self) -> list[Sequence]:

@@ -13,15 +13,14 @@ import zlib
 from collections.abc import Collection, Iterable, Sequence
 
 from server.engine.loop import Instance
-from server.engine.lora import AdapterSet, reusable
+from server.engine.lora import reusable
 from server.engine.prefill import UNSEEN_RATE
-from server.engine.prefix_cache import BLOCK, PrefixHashes, common_prefix
+from server.engine.prefix_cache import common_prefix, longest_match
 from server.engine.request import Request
 from server.engine.sequence import Phase, Slot, Ticket
 from server.engine.stats import EngineStats
 
 MAX_CANDIDATES = 64  # requests of an instance that are checked
-MAX_COMPARED = 4096  # prompt tokens compared with each slot
 STREAM_TOKENS = 64
 """Assumed cost of a running sequence for a new request, in prompt tokens."""
 HINT_TOKENS = 2 * STREAM_TOKENS
@@ -31,31 +30,16 @@ SETTLED_S = 0.05
 
 
 def expected_prefix(ticket: Ticket, others: Sequence[Ticket]) -> int:
-    """Return how many leading tokens, in whole blocks, an instance computes for one of `others`, which wait or run
-    there. Checks the newest ones only, because requests with a common prefix arrive together.
+    """Return how many leading tokens an instance computes for one of `others`, which wait or run there. Checks the
+    newest ones only, because requests with a common prefix arrive together.
     """
-    ticket.hashes.upto(len(ticket.request.prompt) // BLOCK, ticket.request.prompt, ticket.adapter_set)
-    shared = (
-        reusable(ticket.hashes.shared(other.hashes), other.adapter_set, ticket.adapter_set)
-        for other in others[-MAX_CANDIDATES:]
-    )
-    return max(shared, default=0)
-
-
-def cached(prompt: list[int], wanted: AdapterSet, slots: Iterable[Slot], hashes: PrefixHashes) -> int:
-    """Return about how many leading tokens are in some slot's cells. Compares hashes, and at most `MAX_COMPARED` tokens
-    after them, so that long prompts do not block the event loop.
-    """
-    best = 0
-    hashes.upto(len(prompt) // BLOCK, prompt, wanted)
-    for slot in slots:
-        running = slot.sequence
-        n = min(hashes.shared(slot.hashes if running is None else running.hashes), len(slot.tokens))
-        if prompt[n : n + 1] == slot.tokens[n : n + 1]:
-            n += common_prefix(prompt[n : n + MAX_COMPARED], slot.tokens[n : n + MAX_COMPARED])
-        if n > best:
-            best = max(best, slot.reusable(n, wanted))
-    return best
+    prompt, longest = ticket.request.prompt, 0
+    for other in others[-MAX_CANDIDATES:]:
+        theirs = other.request.prompt
+        if theirs[longest : longest + 1] == prompt[longest : longest + 1]:
+            n = reusable(common_prefix(prompt, theirs), other.adapter_set, ticket.adapter_set)
+            longest = max(longest, n)
+    return longest
 
 
 def estimated_cost(
@@ -70,7 +54,7 @@ def estimated_cost(
     request = ticket.request
     n_own = len(request.prompt)
     if request.cache_prompt:
-        n_own = max(n_own - max(known, cached(request.prompt, ticket.adapter_set, slots, ticket.hashes)), 1)
+        n_own = max(n_own - max(known, longest_match(slots, request.prompt, ticket.adapter_set, 0, n_own)[1]), 1)
     running = [s for slot in slots if (s := slot.sequence) is not None]
     placed = {id(s.ticket) for s in running}
     n_load, n_before = 0, sum(max(len(s.target) - s.n_computed, 0) for s in running if s.phase is Phase.PREFILL)
@@ -104,20 +88,19 @@ def hinted_instance(request: Request, takers: Sequence[int]) -> int | None:
 
 
 def route(ticket: Ticket, open_: Iterable[Ticket], instances: Sequence[Instance], n_slots: int) -> None:
-    """Set which of `instances`, with `n_slots` slots each, may take `ticket` and from when: first the cheapest, later
-    the others.
+    """Set the cheapest of `instances`, with `n_slots` slots each, for `ticket`, and when the others may take it: after
+    as long as recomputing the cached prefix takes.
     """
     request = ticket.request
     there: list[list[Ticket]] = [[] for _ in instances]
     for other in open_:
         there[other.instance].append(other)
     stats = [one.stats for one in instances]
-    held, rate = held_tokens(stats), prompt_rate(stats)
+    held = held_tokens(stats)
     found = [
         estimated_cost(ticket, expected_prefix(ticket, others), one.scheduler.slots, others, held)
         for one, others in zip(instances, there, strict=True)
     ]
-    n_own = tuple(n for n, _ in found)
     takers = [i for i, one in enumerate(instances) if not one.failure]
     if request.id_slot >= 0:
         takers = [request.id_slot // n_slots]
@@ -127,10 +110,8 @@ def route(ticket: Ticket, open_: Iterable[Ticket], instances: Sequence[Instance]
         of_hinted - of_best <= HINT_TOKENS for of_hinted, of_best in zip(found[hinted], found[best], strict=True)
     ):
         best = hinted
-    has_slot = sum(other.request.n for other in there[best]) < n_slots
-    at = [math.inf] * len(instances)
-    for i in takers:
-        patience_s = max(n_own[i] - n_own[best], 0) / rate
-        at[i] = ticket.waits_since + (max(patience_s, SETTLED_S) if has_slot and i != best else patience_s)
-    anyway_at = max(at[i] for i in takers) + n_own[best] / rate
-    ticket.instance, ticket.ready_at, ticket.anyway_at, ticket.n_own = best, tuple(at), anyway_at, n_own
+    patience_s = max(max(found[i][0] for i in takers) - found[best][0], 0) / prompt_rate(stats)
+    if sum(other.request.n for other in there[best]) < n_slots:
+        patience_s = max(patience_s, SETTLED_S)
+    ticket.instance, ticket.n_to_compute = best, found[best][0]
+    ticket.shared_at = math.inf if request.id_slot >= 0 else ticket.waits_since + patience_s

@@ -35,7 +35,6 @@ class RunnerInfo:
         1  # outputs a batch may have besides one per sequence: for drafts and prompt log probabilities
     )
     free_bytes: int = 0  # free memory when the context was created; 0 = unknown
-    piece_s: float = 0.0  # assumed seconds per contiguous piece of unified cells when a state is copied
     turn_ends: frozenset[int] = frozenset()  # tokens that end a chat turn
     evaluation_s: float = 0.0  # seconds per additional graph evaluation in a step; 0 = not measured or never needed
     deferred: bool = False  # a decode without outputs returns before the device is done

@@ -9,13 +9,14 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from math import inf
 
-from server.engine.costs import MoveCost, best_relocation, between, n_runs
+from server.engine.costs import MoveCost
 from server.engine.media import MediaInput, MediaSpan, span_at
 from server.engine.params import EngineParams
 from server.engine.placement import Placement, Placer
 from server.engine.prefill import StepSize, in_order, portion
-from server.engine.prefix_cache import Checkpoint, PrefixHashes, StateCache, state_cache
+from server.engine.prefix_cache import Checkpoint, StateCache, state_cache
 from server.engine.queue import MAX_BYPASSES, OUTPUT_WEIGHT, REPLY_CELLS, Queue, TokenCounters
+from server.engine.relocation import best_relocation, n_runs
 from server.engine.request import BATCH_PRIORITY, Adapters
 from server.engine.runner_api import RunnerInfo
 from server.engine.sequence import Phase, Sequence, Slot, first_to_evict
@@ -151,8 +152,6 @@ class TokenRun:
 class Scheduler:
     """Queue, slots and budgets of one instance."""
 
-    _joining = staticmethod(between)
-
     def __init__(
         self,
         info: RunnerInfo,
@@ -164,7 +163,7 @@ class Scheduler:
         """Create the scheduler of instance number `instance`. Instances of a model share `counters` and `ram`."""
         self.info = info
         self.ram = state_cache(params.cache_ram, info.free_bytes) if ram is None else ram
-        self.move_cost = MoveCost(copy_s=info.copy_s, piece_s=info.piece_s)
+        self.move_cost = MoveCost(copy_s=info.copy_s)
         self.n_copies = 0  # sequence copies that the next batch carries out
         self.params = params
         self.slots = [Slot(i) for i in range(info.n_seq)]
@@ -178,7 +177,6 @@ class Scheduler:
         self.step_size_alone = StepSize(ALONE_S, *sizes, size=min(info.n_ubatch, info.n_batch))
         self.spent_s = 0.0  # seconds of this step spent on copies and moved states
         self._limit = info.n_batch
-        self._alone: Slot | None = None  # the only sequence of the last batch
         self._turns: list[StepSharers] = []  # rotation of LoRA sets; the first one is current
         self._turn_s = self._last_s = 0.0  # seconds of the current turn, and of its last step
         self.may_be_apart = False  # slots in use have changed since the last relocation check
@@ -234,13 +232,6 @@ class Scheduler:
         """Return the slots that are idle or held by batch sequences, less the requests that wait for one."""
         n_live = sum(not is_batch(s) for s in self.active())
         return len(self.slots) - n_live - sum(not is_batch(s) for s in self.waiting)
-
-    def free_cells(self) -> float:
-        """Return the KV cells left for new requests; infinite with separate KV and while no slot is held."""
-        room = self.kv_budget
-        room.measure()
-        free = self.info.n_cells if room.empty and self.waiting and self.info.unified else room.free
-        return free - sum(s.ticket.n_to_compute + REPLY_CELLS for s in self.waiting)
 
     def in_turn(self) -> list[Sequence]:
         """Return the waiting sequences in placement order."""
@@ -334,6 +325,11 @@ class Scheduler:
             if budget <= 0:
                 break
         return runs
+
+    @staticmethod
+    def _joining(prompts: AbstractSet[int], members: AbstractSet[int]) -> AbstractSet[int]:
+        """Return those of `prompts` with a neighbour of `members` on both sides."""
+        return {seq for seq in prompts if {seq - 1, seq + 1} <= members}
 
     def _prefill_run(
         self, s: Sequence, share: int, most: int, n_to_score: int, n_decode: int
@@ -447,8 +443,6 @@ class Scheduler:
             n_of_prompts += n
             if len(slot.tokens) == len(sequence.target):
                 sequence.phase, sequence.encodings = generating, {}
-        if self.info.unified:
-            self._count_pieces(entries)
         n_copies, self.n_copies = self.n_copies, 0
         if n_copies or not is_seen:
             return
@@ -457,18 +451,6 @@ class Scheduler:
         else:
             size = self.step_size_alone if n_prompts == len(entries) else self.step_size
             size.observe(n_tokens if self.info.unified else n_of_prompts, seconds)
-
-    def _count_pieces(self, entries: list[TokenRun]) -> None:
-        """Count contiguous pieces of unified cells: a sequence that is alone in consecutive batches continues its
-        piece.
-        """
-        alone = entries[0].sequence.slot if len(entries) == 1 else None
-        if alone is not None and alone is self._alone and alone.n_pieces:
-            return
-        self._alone = alone
-        for entry in entries:
-            if entry.sequence.slot is not None:
-                entry.sequence.slot.n_pieces += 1
 
     def victim(self, entries: list[TokenRun]) -> Slot | Sequence | None:
         """Return what to evict when cells ran out: an idle slot, or a sequence to preempt. None: retry with a smaller
@@ -497,7 +479,7 @@ class Scheduler:
         if sequence.slot is None:
             self.waiting.remove(sequence)
             if sequence.preempted is not None:
-                self.ram.let_go(sequence.preempted.states)
+                self.ram.remove(sequence.preempted)
         else:
             self._leave(sequence, now)
             self.kv_budget.left(ended=True)
@@ -510,9 +492,6 @@ class Scheduler:
         slot.sequence, sequence.slot, slot.last = None, None, sequence
         slot.last_used = now
         self.may_be_apart = True
-        if not sequence.shifted:  # it holds the sequence from position 0, whose hashes are known
-            slot.hashes, sequence.hashes = sequence.hashes, PrefixHashes()
-            slot.hashes.cut(len(slot.tokens))
 
     def preempt(self, sequence: Sequence, now: float) -> None:
         """Return a sequence to the head of the queue. Its generated tokens must be in the cells again before it
@@ -523,7 +502,7 @@ class Scheduler:
         sequence.target = sequence.content
         if len(sequence.output) > sequence.base_output:  # its last token is not in the cells
             del sequence.target[-1:]
-        sequence.hashes, sequence.n_rolled_back = PrefixHashes(), 0
+        sequence.n_rolled_back = 0
         sequence.phase = Phase.WAITING
         self.waiting.come_back(sequence)
 

@@ -8,7 +8,7 @@ from enum import Enum
 from server.engine.encode import Encoding
 from server.engine.lora import NEVER, NO_ADAPTERS, AdapterSet, reusable
 from server.engine.media import Spans, below, check_spans, position, span_at, whole
-from server.engine.prefix_cache import Checkpoints, Fetch, PrefixHashes, SlotState, eviction_priority, reach
+from server.engine.prefix_cache import CacheEntry, Checkpoints, Fetch, eviction_priority, reach
 from server.engine.request import Adapters, Request, Sink, Timings
 from server.engine.runner_api import Sampler
 from server.engine.speculate.cost import DraftState
@@ -23,9 +23,9 @@ class Ticket:
     ``submitted_at`` is the time of the first submission. ``waits_since`` is the time it was queued here; the two
     differ if the request was retried after its worker process ended.
 
-    ``ready_at`` is, per instance, the time from which that instance may take the request (infinity: never). An
-    instance with too few free cells may take it from ``anyway_at`` on. ``n_own`` is, per instance, the expected
-    number of prompt tokens to prefill.
+    ``shared_at`` is the time from which any instance may take the request instead of the cheapest one (infinity:
+    never).
+    ``n_to_compute`` is the expected number of prompt tokens to prefill in the cheapest one.
     """
 
     request: Request
@@ -34,19 +34,10 @@ class Ticket:
     n_open: int = 0  # choices that have not ended
     adapter_set: AdapterSet = NO_ADAPTERS
     cancelled: bool = False
-    ready_at: tuple[float, ...] = (-math.inf,)
-    anyway_at: float = -math.inf
-    n_own: tuple[int, ...] = (0,)
+    shared_at: float = -math.inf
+    n_to_compute: int = 0
     instance: int = 0  # the cheapest instance; after it left the `ModelQueue`, the one that took it
-    hashes: PrefixHashes = field(
-        default_factory=PrefixHashes
-    )  # of the prompt, computed as far as the event loop needed
     waits_since: float = 0.0
-
-    @property
-    def n_to_compute(self) -> int:
-        """Prompt tokens to prefill, as estimated when the request was routed."""
-        return self.n_own[self.instance]
 
 
 class Phase(Enum):
@@ -85,10 +76,9 @@ class Sequence:
     )
     n_draft: int = 0
     n_draft_accepted: int = 0
-    preempted: SlotState | None = None  # its KV state while it is preempted
+    preempted: CacheEntry | None = None  # its KV state, pinned in RAM while it waits to resume
     fetch: Fetch | None = None  # the disk read that it waits for
     checkpoint_positions: tuple[int, ...] = ()  # places in ``target`` at which a step ends and a checkpoint is made
-    hashes: PrefixHashes = field(default_factory=PrefixHashes)  # of ``target``
     media: Spans = ()  # in ``content``
     encodings: dict[int, Encoding] = field(default_factory=dict)  # of media that are not in the cells, by their start
     n_faults: int = 0  # failed batches after which it had to be recomputed
@@ -212,13 +202,11 @@ class Slot:
     last_used: float = 0.0
     n_shared: int = 0
     shares_with: "Slot | None" = None  # the slot whose cells it shares
-    n_pieces: int = 0  # upper bound of contiguous pieces of its unified cells; 0 = not counted
     n_requests: int = 0
     adapter_set: AdapterSet = NO_ADAPTERS
     n_exact: int = NEVER
     floor: int = 0  # it can be truncated to this many tokens or more; to fewer only at a checkpoint
     checkpoints: Checkpoints = ()
-    hashes: PrefixHashes = field(default_factory=PrefixHashes)  # of ``tokens``
     last: Sequence | None = None  # the last holder, for GET /slots
     offered: Sequence | None = None  # the last sequence whose state was written for other processes
 
@@ -244,7 +232,6 @@ class Slot:
     def check(self, n_ctx: int) -> None:
         """Verify that it holds at most `n_ctx` tokens and agrees with its sequence. Raises AssertionError."""
         assert len(self.tokens) <= n_ctx, f"slot {self.id} holds more than its context"
-        assert self.hashes.fits(self.tokens, self.adapter_set), f"slot {self.id} has another text's hashes"
         check_spans(self.media, self.tokens)
         n_there = 0 if self.shares_with is None else len(self.shares_with.tokens)
         assert 0 <= self.n_shared <= min(len(self.tokens), n_there), f"slot {self.id} shares more than is held"

@@ -8,6 +8,7 @@ apart.
 """
 
 import logging
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Hashable
 from collections.abc import Sequence as Seq
@@ -17,7 +18,8 @@ from heapq import nlargest
 from itertools import pairwise
 from typing import Literal, TypeAlias
 
-from server.engine.prefix_cache import BLOCK, StateCache, n_equal
+from server.engine.lora import AdapterSet
+from server.engine.prefix_cache import BLOCK, StateCache
 from server.engine.request import Adapters, Request
 from server.engine.scheduler import Scheduler, TokenRun
 from server.engine.sequence import Sequence, Slot, Ticket
@@ -145,6 +147,7 @@ class SnapshotPublisher:
     _n_steps: int = 0
     _ends: Seq[tuple[int, int]] = ()  # identifies the texts of `_shared`
     _shared: tuple[tuple[int, int, int], ...] = ()
+    _texts: dict[int, tuple[object, list[int]]] = field(default_factory=dict)  # block hashes per slot
 
     def step(self, entries: Seq[TokenRun], n_prompt: int, seconds: float) -> None:
         """Record that `entries` were decoded."""
@@ -191,13 +194,26 @@ class SnapshotPublisher:
     def _shared_prefixes(self, slots: Seq[Slot]) -> tuple[tuple[int, int, int], ...]:
         """Return `InstanceView.shared`, recomputed when a text has changed."""
         kept = self.kept
-        texts = [*map(_hashes, slots), *(text for _, text in kept)]
+        texts = [*map(self._hashes, slots), *(text for _, text in kept)]
         numbers = [*range(self._first_slot, self._first_slot + len(slots)), *(-number for number, _ in kept)]
         ends = [(number, text[-1] if text else 0) for number, text in zip(numbers, texts, strict=True)]
         if ends != self._ends:  # a text's last hash covers all of it
             self._ends = ends
             self._shared = tuple((numbers[a], numbers[b], n) for a, b, n in shared_prefixes(texts))
         return self._shared
+
+    def _hashes(self, slot: Slot) -> Seq[int]:
+        """Return the block hashes of the prompt or of the idle contents of `slot`, computed when they have changed."""
+        sequence = slot.sequence
+        if sequence is not None and sequence.shifted:  # shifted cells are no prefix of any text
+            return ()
+        text = slot.tokens if sequence is None else sequence.target[: len(slot.tokens)]
+        key = id(slot.tokens), slot.n_requests, slot.adapter_set
+        known_key, known = self._texts.get(slot.id, (None, []))
+        if known_key != key or len(known) > len(text) // BLOCK + 1:
+            known = []
+        self._texts[slot.id] = key, block_hashes(text, slot.adapter_set, known)
+        return known
 
     def _slot(self, slot: Slot) -> SlotView:
         sequence = slot.sequence
@@ -298,10 +314,28 @@ class TierView:
 
 def tier_view(cache: StateCache, now: float) -> tuple[TierView, list[EntryHashes]]:
     """Return the view of a cache tier, and the prefix hashes of the entries in it."""
+    n, n_bytes = len(cache), cache.size  # read first: a step thread may add entries
     found = nlargest(MAX_STATES, cache, key=lambda state: state.eviction_priority(now))
     views = [EntryView(id(s), len(s.tokens), s.size, s.used_at, s.n_used, s.eviction_priority(now)) for s in found]
-    texts: list[EntryHashes] = [(id(s), s.hashes.upto(len(s.tokens) // BLOCK, s.tokens, s.adapter_set)) for s in found]
-    return TierView(len(cache), cache.size, tuple(views)), texts
+    texts: list[EntryHashes] = [(id(s), block_hashes(s.tokens, s.adapter_set, s.hashes)) for s in found]
+    return TierView(n, n_bytes, tuple(views)), texts
+
+
+def block_hashes(tokens: Seq[int], adapter_set: AdapterSet, known: list[int]) -> list[int]:
+    """Extend `known`, the hashes of the first blocks of `tokens`, to all whole blocks. Each hash includes those before
+    it; the first one is that of the empty prefix, with adapter set and namespace.
+    """
+    if not known:
+        known.append(hash((adapter_set.scope, adapter_set.at(0))))
+    further = iter(tokens[(len(known) - 1) * BLOCK : len(tokens) // BLOCK * BLOCK])
+    for block in zip(*[further] * BLOCK, strict=True):  # the fastest way to form blocks
+        known.append(hash((known[-1], block)))
+    return known
+
+
+def n_equal(a: Seq[int], b: Seq[int]) -> int:
+    """Return the number of common leading hashes. Each covers everything before it, so a binary search suffices."""
+    return bisect_left(range(min(len(a), len(b))), True, key=lambda at: a[at] != b[at])
 
 
 def shared_prefixes(texts: Seq[Seq[int]]) -> list[tuple[int, int, int]]:
@@ -321,15 +355,3 @@ def shared_prefixes(texts: Seq[Seq[int]]) -> list[tuple[int, int, int]]:
     return [
         (one, other, (n - 1) * BLOCK) for one, other, n in pairs if n > 1
     ]  # the first hash is that of the empty prefix
-
-
-def _hashes(slot: Slot) -> Seq[int]:
-    """Return the hashes of a slot's tokens, computed as far as needed."""
-    sequence = slot.sequence
-    if sequence is None:
-        n = len(slot.tokens) // BLOCK
-        return slot.hashes.upto(n, slot.tokens, slot.adapter_set)[: n + 1]
-    if sequence.shifted:  # shifted cells are no prefix of any text
-        return ()
-    n = min(len(slot.tokens), len(sequence.target)) // BLOCK
-    return sequence.hashes.upto(n, sequence.target, sequence.adapter_set)[: n + 1]

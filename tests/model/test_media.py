@@ -332,40 +332,12 @@ async def test_a_full_context_is_shifted_and_no_picture_cut(gguf_folder: Path, k
         assert len(answer.tokens) == 250
 
 
-async def test_text_alone_is_shifted_and_moved_though_there_is_a_projector(gguf_folder: Path) -> None:
-    async with bench(gguf_folder, "mlp", EngineParams(context_shift=True), n_parallel=1, n_ctx=256) as b:
-        assert len((await b.ask(["hello and how are you"], max_tokens=400)).tokens) == 400
-
-
 async def test_mrope_goes_on_behind_a_picture_with_fewer_positions_than_tokens(gguf_folder: Path) -> None:
     async with bench(gguf_folder, "qwen2vl") as b:
         (span,) = b.request(["a ", picture(1, 160, 120), " b"]).media
         assert span.n_pos < span.n_tokens
         small = b.request(["a ", picture(1, 32, 32), " b"]).media[0]
         assert small.n_tokens < span.n_tokens
-
-
-async def test_a_request_that_leaves_while_its_picture_is_encoded_frees_its_slot(gguf_folder: Path) -> None:
-    async with bench(gguf_folder, "mlp", n_parallel=1) as b:
-        gone = b.engine.submit(b.request(QUESTION, id_slot=0), lambda _events: None)
-        b.engine.cancel(gone)
-        assert len((await b.ask(["still ", picture(5), " there"])).tokens) == 8
-        await b.engine.wait_idle()
-        b.engine.check_integrity()
-
-
-async def test_a_projector_that_fails_fails_one_request(gguf_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(self: Projector, chunks: Sequence[Any]) -> list[bytes]:
-        if chunks[0].id == picture(66).id:
-            raise InternalError("it can't be encoded")
-        return encode(self, chunks[:1])
-
-    encode = Projector.encode
-    monkeypatch.setattr(Projector, "encode", refuse)
-    async with bench(gguf_folder, "mlp") as b:
-        good, bad = await asyncio.gather(b.ask(["a ", picture(65)]), b.ask(["b ", picture(66)]), return_exceptions=True)
-        assert isinstance(good, Answer)
-        assert isinstance(bad, InternalError)
 
 
 async def test_a_picture_that_is_read_at_once_needs_a_large_enough_batch(gguf_folder: Path) -> None:
@@ -381,12 +353,6 @@ async def test_parts_of_a_picture_are_decoded_over_several_steps(gguf_folder: Pa
             whole = await b.ask(QUESTION, cache_prompt=False)
         async with bench(gguf_folder, kind, n_batch=16, n_ubatch=16) as b:
             assert (await b.ask(QUESTION, cache_prompt=False)).tokens == whole.tokens
-
-
-async def test_markers_in_a_text_are_text(gguf_folder: Path) -> None:
-    async with bench(gguf_folder, "mlp") as b:
-        request = b.request([f"what does {b.projector.marker} mean?", picture(1)])
-        assert len(request.media) == 1
 
 
 def test_a_projector_that_cannot_work_is_one_clear_line(gguf_folder: Path, tmp_path: Path) -> None:
@@ -427,13 +393,6 @@ def test_positions_that_are_looked_up_may_have_16_bits(gguf_folder: Path) -> Non
         encoded.append(np.frombuffer(weights.media.encode(chunks)[0], np.float32))
         weights.close()
     assert np.abs(encoded[0] - encoded[1]).max() < 0.05 * np.abs(encoded[0]).max()
-
-
-def test_a_model_without_a_projector_reads_text_only(gguf_folder: Path) -> None:
-    spec = ModelSpec("tiny", gguf_file(gguf_folder, PLAIN), native=LoadParams(n_ctx=256, warmup=False, fit=False))
-    weights = LlamaLoader().load(spec, lambda _: True)
-    assert weights.media is None
-    weights.close()
 
 
 async def test_an_engine_that_is_made_anew_encodes_nothing_again(gguf_folder: Path, tmp_path: Path) -> None:

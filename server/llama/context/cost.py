@@ -4,16 +4,11 @@ import time
 from dataclasses import dataclass
 
 from server.llama.context.batch import Batch, Run
-from server.llama.devices import offloads
 from server.llama.library import C
-from server.pool.spec import LoadParams
 
 REPEATS = 5  # of which the quickest counts: with other processes running a decode may take a hundred times as long
 LEAST_REPEATS = 2
 SLOW_S = 1.0  # no further repeats, when they have taken so long; one at all, when the run before them has
-HOST_COPY_S, DEVICE_COPY_S = 2e-8, 1e-5
-"""Of a few cells of one layer. Measured on a CPU (8 to 10 ns); of a device, what a synchronous copy is known to
-take at least."""
 MANY_TOKENS = 16  # per run, of which each takes about as long as a token of a prompt
 
 
@@ -24,19 +19,6 @@ class ContextCost:
     evaluation_s: float = 0.0  # that each one more of a step takes, of one token each
     evaluation_tokens: float = 0.0  # tokens of a longer run that take as long as one additional evaluation
     copy_s: float = 0.0  # of the stream of a sequence into another's
-
-
-def piece_s(model: int, native: LoadParams) -> float:
-    """Return the assumed seconds per contiguous piece of unified cells when a state is moved, besides its bytes.
-
-    The library copies one piece per layer for keys and one for values, or, if values are transposed (without flash
-    attention), one per element (llama-kv-cache.cpp, state_write_data).
-    """
-    n_values = 1
-    if native.flash_attn == "off":
-        n_values = C.llama_model_n_embd(model) * C.llama_model_n_head_kv(model) // max(C.llama_model_n_head(model), 1)
-    copy_s = DEVICE_COPY_S if offloads(native) else HOST_COPY_S
-    return float(C.llama_model_n_layer(model) * (1 + n_values) * copy_s)
 
 
 def measure(context: int, n_seq: int, n_vocab: int, token: int) -> ContextCost:

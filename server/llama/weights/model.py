@@ -10,7 +10,7 @@ from functools import partial
 
 from server.engine.runner_api import RunnerInfo
 from server.errors import InternalError, ModelFailed
-from server.llama.context.cost import ContextCost, measure, piece_s
+from server.llama.context.cost import ContextCost, measure
 from server.llama.context.draft_runner import LlamaMtpHeads
 from server.llama.context.embedding_params import embedding_params
 from server.llama.context.embedding_runner import LlamaEmbeddingRunner, open_embedding_runner
@@ -142,7 +142,6 @@ class LlamaWeights:
             n_draft_max=min(self._spec.engine.n_draft_max, n_more),
             n_more_outputs=n_more,
             free_bytes=available_bytes(),
-            piece_s=piece_s(model, self._spec.native),
             turn_ends=self.vocab.turn_ends(),
             evaluation_s=cost.evaluation_s,
             deferred=offloads(self._spec.native),

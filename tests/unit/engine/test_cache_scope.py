@@ -8,9 +8,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from server.engine.cache_scope import cache_scope, is_lasting, owner_of
-from server.engine.lora import NO_ADAPTERS, AdapterSet, reusable
+from server.engine.lora import AdapterSet, reusable
 from server.engine.placement import Placement, Placer, PrefixSource
-from server.engine.prefix_cache import BLOCK, CacheEntry, Fetch, PrefixHashes
+from server.engine.prefix_cache import CacheEntry, Fetch
 from server.engine.request import Finished, Progress, Request, Started
 from server.engine.sequence import Sequence
 from server.errors import PermissionDenied
@@ -44,13 +44,6 @@ def test_cells_of_another_scope_are_none(cells: str, wanted: str, start: int, n:
     for one, other in (((), ()), (adapted, adapted), ((), adapted)):
         found = reusable(n, AdapterSet(one, start, cells), AdapterSet(other, start, wanted))
         assert (found == 0) if cells != wanted else (found == n if one == other else found == min(n, start))
-
-
-def test_equal_texts_of_two_scopes_have_no_hash_in_common() -> None:
-    tokens = [*range(4 * BLOCK)]
-    all_hashes = [PrefixHashes().upto(4, tokens, AdapterSet(scope=scope)).copy() for scope in SCOPES]
-    assert len({one for hashes in all_hashes for one in hashes}) == 5 * len(SCOPES)
-    assert PrefixHashes().upto(4, tokens, NO_ADAPTERS) == all_hashes[0]
 
 
 async def test_an_equal_prompt_of_another_scope_is_computed_anew_and_shows_nothing() -> None:

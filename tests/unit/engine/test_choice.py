@@ -6,13 +6,10 @@ import pytest
 
 from server.engine.engine import Engine
 from server.engine.lora import NO_ADAPTERS, AdapterSet
-from server.engine.prefix_cache import BLOCK, PrefixHashes
 from server.engine.request import Request
 from server.engine.routing import (
     MAX_CANDIDATES,
-    MAX_COMPARED,
     STREAM_TOKENS,
-    cached,
     estimated_cost,
     expected_prefix,
     held_tokens,
@@ -21,12 +18,11 @@ from server.engine.sequence import Phase, Sequence, Slot, Ticket
 from server.engine.stats import EngineStats
 from tests.support.fakes import FakeRunner
 from tests.unit.engine.builders import engine_over, request, run
-from tests.unit.engine.counting import Counting
 from tests.unit.engine.events import events_of
 
 
 def ticket(n: int, *, n_expected: int = 0, **options: bool) -> Ticket:
-    return Ticket(Request(id="r", prompt=list(range(n)), **options), lambda events: None, 0.0, n_own=(n_expected,))  # type: ignore[arg-type]
+    return Ticket(Request(id="r", prompt=list(range(n)), **options), lambda events: None, 0.0, n_to_compute=n_expected)  # type: ignore[arg-type]
 
 
 def running(slot: Slot, n: int, *, phase: Phase, done: int) -> Ticket:
@@ -76,20 +72,18 @@ def test_a_full_instance_costs_the_time_until_a_slot_is_free() -> None:
     assert wait(ticket(100), slots, streams, stats=stats) == 100 + 2 * STREAM_TOKENS + 0.5 * 2000
 
 
-def test_what_comes_with_others_is_known_in_whole_blocks() -> None:
-    prompt = list(range(BLOCK * 3 + 5))
+def test_what_comes_with_others_is_known() -> None:
+    prompt = list(range(50))
 
     def asked(tokens: list[int], adapter_set: AdapterSet = NO_ADAPTERS) -> Ticket:
-        made = Ticket(Request(id="r", prompt=tokens), lambda events: None, 0.0, adapter_set=adapter_set)
-        expected_prefix(made, [])  # whoever was routed knows its hashes
-        return made
+        return Ticket(Request(id="r", prompt=tokens), lambda events: None, 0.0, adapter_set=adapter_set)
 
-    here, there = asked(prompt), asked([*prompt[:BLOCK], *[7] * BLOCK])
-    assert expected_prefix(asked(prompt), [here]) == 3 * BLOCK
-    assert expected_prefix(asked(prompt), [there]) == BLOCK
+    here, there = asked(prompt), asked([*prompt[:20], *[7] * 20])
+    assert expected_prefix(asked(prompt), [there, here]) == 50
+    assert expected_prefix(asked(prompt), [there]) == 20
     assert expected_prefix(asked([9, *prompt]), [here, there]) == 0
     assert expected_prefix(asked(prompt, AdapterSet(((0, 1.0),), 0)), [here]) == 0
-    assert expected_prefix(asked(prompt), [here, *[there] * MAX_CANDIDATES]) == BLOCK, "the last ones are looked at"
+    assert expected_prefix(asked(prompt), [here, *[there] * MAX_CANDIDATES]) == 20, "the last ones are looked at"
 
 
 def still() -> float:
@@ -140,21 +134,3 @@ async def test_one_instance_needs_no_choice(n: int) -> None:
     runner = FakeRunner()
     async with engine_over(runner) as engine:
         assert len(await run(engine, *[request(f"r{i}") for i in range(n)])) == n
-
-
-def test_a_prompt_is_hashed_once_and_not_compared_with_every_slot() -> None:
-    prompt = list(range(50_000))
-    slots = [Slot(i, [*prompt, i]) for i in range(4)]
-    for slot in slots:
-        slot.hashes.upto(len(prompt) // 16, slot.tokens, NO_ADAPTERS)
-    text, hashes = Counting(prompt), PrefixHashes()
-    assert cached(text, NO_ADAPTERS, slots, hashes) == len(prompt)
-    assert text.n_read <= len(prompt) + 4 * MAX_COMPARED
-    text.n_read = 0
-    for _ in range(10):
-        cached(text, NO_ADAPTERS, slots, hashes)
-    assert text.n_read <= 10 * 4 * MAX_COMPARED
-    strangers = [Slot(i, list(range(100_000 + i, 110_000))) for i in range(4)]
-    text.n_read = 0
-    assert cached(text, NO_ADAPTERS, strangers, hashes) == 0
-    assert text.n_read <= 4

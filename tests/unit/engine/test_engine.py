@@ -14,7 +14,7 @@ from server.engine.lora import Adapter
 from server.engine.request import Adapters, Failed, FinishReason, Progress, SamplingParams, Started
 from server.engine.runner_api import BatchEntry
 from server.engine.scheduler import TokenRun
-from server.errors import ContextExceeded, InternalError, InvalidRequest, QueueFull, ShuttingDown
+from server.errors import ContextExceeded, InternalError, InvalidRequest, ShuttingDown
 from tests.support.fakes import FakeRunner, FakeSampler
 from tests.unit.engine.builders import alone, engine_over, request, run
 from tests.unit.engine.events import events_of
@@ -101,15 +101,6 @@ async def test_n_choices_come_from_one_prefill() -> None:
     assert sum(n for batch in runner.batches for _, n in batch) < 301 + 3 * 8 + 3
 
 
-async def test_cells_that_run_out_park_a_victim_and_everybody_ends_well() -> None:
-    runner = FakeRunner(n_seq=4, n_ctx_seq=400, n_cells=400, unified=True)
-    requests = [request(f"{i} " + "y" * 30, max_tokens=150) for i in range(4)]
-    async with engine_over(runner) as engine:
-        replies = await run(engine, *requests)
-        assert engine.stats.n_preempted > 0
-    assert [r.text for r in replies] == [alone(r) for r in requests]
-
-
 async def test_one_request_that_fills_unified_cells_alone_is_truncated() -> None:
     runner = FakeRunner(n_seq=2, n_ctx_seq=64, n_cells=60, unified=True)
     async with engine_over(runner) as engine:
@@ -131,21 +122,6 @@ async def test_a_cancel_in_the_middle_of_a_prefill_frees_the_slot() -> None:
         assert reply.text == alone(request("next"))
         assert not engine.busy
     assert len(runner.batches) < 20, "the cancelled prompt was computed to its end"
-
-
-async def test_a_full_queue_says_when_to_come_back() -> None:
-    runner = FakeRunner(n_seq=1, steps=threading.Semaphore(0))
-    async with engine_over(runner, max_queue=2) as engine:
-        streams = [events_of(engine, request(f"r{i}")) for i in range(3)]
-        with pytest.raises(QueueFull) as full:
-            events_of(engine, request("one too many"))
-        assert full.value.retry_after_s >= 1
-        assert runner.steps is not None
-        runner.steps.release(1000)
-        for stream in streams:
-            async for _ in stream:
-                pass
-        assert not engine.busy
 
 
 @pytest.mark.parametrize(

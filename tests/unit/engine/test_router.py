@@ -113,9 +113,8 @@ class Ending:
 
 
 def mislead(ticket: Ticket, *_: object) -> None:
-    n, slot = len(ticket.request.prompt), ticket.request.id_slot
-    ticket.ready_at = (-math.inf,) * 3 if slot < 0 else (-math.inf, math.inf, math.inf)
-    ticket.n_own = (n,) * 3
+    ticket.n_to_compute = len(ticket.request.prompt)
+    ticket.shared_at = math.inf if ticket.request.id_slot >= 0 else -math.inf
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -1,7 +1,5 @@
 """When a state is cost saving."""
 
-import pytest
-
 from server.engine.costs import MoveCost
 from server.engine.prefix_cache import eviction_priority
 
@@ -30,25 +28,6 @@ def test_rates_follow_what_is_seen() -> None:
     assert cost.computed == 200
     cost.observe_computed(0, 1.0)
     assert cost.computed == 200
-
-
-def test_scattered_cells_take_longer_than_their_bytes() -> None:
-    cost = MoveCost(piece_s=1e-3)
-    cost.observe_move(100, 100_000, 0.001)  # 100 MB a second
-    assert cost.move_s(100_000) == pytest.approx(0.001)
-    assert cost.move_s(100_000, 1001) == pytest.approx(1.001)
-    cost.observe_computed(1000, 1.0)
-    assert cost.pays(100, 100)
-    assert not cost.pays(100, 100, 1001)
-
-
-def test_what_a_piece_takes_is_learned_and_does_not_spoil_what_a_byte_takes() -> None:
-    cost = MoveCost(piece_s=1e-3)
-    cost.observe_move(100, 100_000, 0.001)
-    for _ in range(20):
-        cost.observe_move(1000, 1_000_000, 0.01 + 1000 * 2e-6, n_pieces=1000)
-    assert cost.piece_s == pytest.approx(2e-6, rel=0.01)
-    assert cost.move_s(100_000) == pytest.approx(0.001)
 
 
 def test_value_grows_with_length_and_falls_with_time() -> None:

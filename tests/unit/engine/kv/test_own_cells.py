@@ -97,31 +97,6 @@ def test_runs_that_a_prompt_reuses_move_in_place(setup: Setup, n_shared: int, n_
     setup.check()
 
 
-async def test_pieces_of_cells_are_counted() -> None:
-    """Prompts come whole; streams that share steps take their cells in turn."""
-    runner = FakeRunner(n_seq=2, n_ctx_seq=500, n_cells=1000, unified=True, n_batch=512)
-    async with engine_over(runner) as engine:
-        slots = engine._instances[0].scheduler.slots
-        await run(engine, request("a" * 100, max_tokens=50))
-        assert [slot.n_pieces for slot in slots if slot.tokens] == [1]
-        await run(engine, *(request(letter * 100, max_tokens=50) for letter in "bc"))
-        for slot in slots:
-            assert 49 <= slot.n_pieces <= 53
-
-
-async def test_scattered_cells_are_not_saved_where_that_would_hold_others_up(setup: Setup) -> None:
-    slot = setup.slots[0]
-    setup.scheduler.ram.limit = -1
-    setup.scheduler.move_cost.bandwidth, setup.scheduler.move_cost.piece_s = 1e9, setup.scheduler.params.target_s / 50
-    setup.slots[1].sequence = setup.sequence(setup.slots[1], [1])
-    slot.n_pieces = 100
-    setup.cells.offloader.offload(slot, 100, 0.0)
-    assert (setup.runner.n_saved, setup.cells.offloader.n_refused) == (0, 1)
-    slot.n_pieces = 10
-    setup.cells.offloader.offload(slot, 100, 0.0)
-    assert (setup.runner.n_saved, setup.cells.offloader.n_refused) == (1, 1)
-
-
 @pytest.mark.parametrize("seed", range(20))
 def test_shared_cells_are_counted_once_whoever_leaves(seed: int) -> None:
     """Beside what is counted by the slots, the cells themselves: one object each."""

@@ -22,9 +22,6 @@ def bytes_held(engine: Engine) -> int:
     for instance in engine._instances:
         for slot in instance.scheduler.slots:
             found |= {id(c.state): len(c.state) for c in slot.checkpoints}
-        for sequence in list(instance.scheduler.waiting):
-            if sequence.preempted is not None:
-                found |= {id(state): len(state) for state in sequence.preempted.states}
     for entry in engine._ram:
         found |= {id(state): len(state) for state in entry.saved.states}
     return sum(found.values())

@@ -17,16 +17,6 @@ def ram_state(
     return CacheEntry(SlotState(tokens, b"", adapter_set, NEVER), size, used_at)
 
 
-def test_a_conversation_beyond_the_slots_comes_back_from_the_tier() -> None:
-    cache = StateCache(10_000)
-    cache.put(ram_state([1, 2, 3]), 0.0)
-    entry, n = cache.match([1, 2, 3, 4], NO_ADAPTERS, 0)
-    assert entry is not None
-    assert n == 3
-    assert cache.match([1, 2, 3, 4], NO_ADAPTERS, 3) == (None, 0)
-    assert cache.match([1, 2, 3, 4], AdapterSet(((0, 1.0),), 0), 0) == (None, 0)
-
-
 def test_a_later_turn_takes_the_place_of_an_earlier_one() -> None:
     cache = StateCache(10_000)
     cache.put(ram_state([1, 2]), 0.0)

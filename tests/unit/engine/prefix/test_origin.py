@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from server.engine.lora import AdapterSet
 from server.engine.placement import Placement, RecomputeReason, origin_of
-from server.engine.prefix_cache import BLOCK, PrefixHashes, SlotState, common_prefix, in_ram
+from server.engine.prefix_cache import BLOCK, SlotState, common_prefix, in_ram
 from server.engine.request import Request
 from server.engine.sequence import Sequence, Slot, Ticket
-from server.engine.snapshots import shared_prefixes
+from server.engine.snapshots import block_hashes, shared_prefixes
 from tests.unit.engine.counting import Counting
 
 NO_ADAPTERS = AdapterSet()
@@ -80,7 +80,7 @@ def test_of_many_slots_that_hold_the_same_beginning_none_is_read_for_it() -> Non
 @given(st.lists(st.lists(st.integers(0, 1), max_size=4), min_size=1, max_size=7))
 def test_the_pairs_tell_what_any_two_share(texts: list[list[int]]) -> None:
     blocks = [[token for block in text for token in [block] * BLOCK] for text in texts]
-    pairs = shared_prefixes([PrefixHashes().upto(len(tokens) // BLOCK, tokens, NO_ADAPTERS) for tokens in blocks])
+    pairs = shared_prefixes([block_hashes(tokens, NO_ADAPTERS, []) for tokens in blocks])
     groups = [{i: 10**9} for i in range(len(blocks))]  # from each, what it shares at least with whom it leads to
     for _ in blocks:
         for a, b, n in pairs:

@@ -5,13 +5,17 @@ from itertools import takewhile
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.engine.costs import MoveCost
-from server.engine.params import EngineParams
-from server.engine.placement import Placer
-from server.engine.prefix_cache import StateCache, common_prefix
-from server.engine.request import Request
-from server.engine.runner_api import RunnerInfo
-from server.engine.sequence import Sequence, Slot, Ticket
+from server.engine.lora import NEVER, NO_ADAPTERS, AdapterSet
+from server.engine.prefix_cache import (
+    CacheEntry,
+    Checkpoint,
+    SlotState,
+    StateCache,
+    common_prefix,
+    longest_common,
+    longest_match,
+)
+from tests.unit.engine.counting import Counting
 
 TOKENS = st.lists(st.integers(0, 2), max_size=60)
 
@@ -23,12 +27,34 @@ def test_it_is_the_longest_shared_beginning(head: list[int], a: list[int], b: li
     )
 
 
-@given(st.lists(st.integers(0, 2), min_size=1, max_size=30), st.lists(TOKENS, max_size=6))
-def test_the_match_is_at_least_as_long_as_any(prompt: list[int], caches: list[list[int]]) -> None:
-    slots = [Slot(i, tokens) for i, tokens in enumerate(caches)]
-    info = RunnerInfo(len(slots), 100, 100, 100, 100, unified=True)
-    placer = Placer(slots, StateCache(0), info, EngineParams(), MoveCost())
-    slot, n = placer._match(Sequence(Ticket(Request("r", [*prompt, 9]), lambda events: None, 0.0), 0))
-    assert n == max((common_prefix(prompt, c) for c in caches), default=0)
-    assert (slot is None) == (n == 0)
-    assert slot is None or common_prefix(prompt, slot.tokens) == n
+LORA = AdapterSet(((0, 1.0),), 0)
+SETS = st.sampled_from([NO_ADAPTERS, LORA, AdapterSet(((1, 1.0),), 19), AdapterSet(scope="ada/")])
+
+
+@given(
+    st.lists(st.tuples(TOKENS, SETS, st.booleans()), max_size=12), TOKENS, SETS, st.integers(0, 60), st.integers(0, 60)
+)
+def test_cached_entries_are_searched_for_the_longest(
+    kept: list[tuple[list[int], AdapterSet, bool]], prompt: list[int], wanted: AdapterSet, at_least: int, most: int
+) -> None:
+    """Entries that cannot be truncated have checkpoints after 8 and 32 tokens."""
+    cache, most = StateCache(-1), min(most, len(prompt))
+    checkpoints = (Checkpoint(8, b""), Checkpoint(32, b""))
+    for tokens, adapter_set, can_cut in kept:
+        cache.put(CacheEntry(SlotState(tokens, b"", adapter_set, NEVER, checkpoints), 1, 0.0, can_cut), 0.0)
+    longest = max((e.reusable(min(common_prefix(prompt, e.tokens), most), wanted) for e in cache), default=0)
+    found, n = cache.match(prompt, wanted, at_least, most)
+    assert n == (longest if longest > at_least else 0)
+    assert (found is None) == (n == 0)
+    same = (common_prefix(prompt, e.tokens) for e in cache if e.adapter_set == wanted)
+    assert longest_common(cache, prompt, wanted) == max(same, default=0)
+
+
+def test_of_many_entries_with_one_prefix_few_are_compared() -> None:
+    """Also if their memory cannot be truncated, so that the longer prefix of each is of no use."""
+    system = list(range(1000))
+    for can_cut in (True, False):
+        held = [Counting([*system, 5000 + i]) for i in range(1000)]
+        entries = [CacheEntry(SlotState(tokens, b"", NO_ADAPTERS, NEVER), 1, 0.0, can_cut) for tokens in held]
+        assert longest_match(entries, [*system, 7], NO_ADAPTERS, 0, 1001)[1] == (1000 if can_cut else 0)
+        assert sum(tokens.n_read for tokens in held) < 40 * len(system)

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.engine.costs import between, n_more_runs, n_runs
 from server.engine.kv_store import Cells
 from server.engine.params import EngineParams
+from server.engine.relocation import n_more_runs, n_runs
 from server.engine.request import Request
 from server.engine.runner_api import RunnerInfo
 from server.engine.scheduler import Scheduler, TokenRun, in_batch_order
@@ -26,57 +26,11 @@ def apart(ids: Iterable[int]) -> int:
     return evaluations([(seq, 1) for seq in sorted(ids)], 512)
 
 
-def test_only_neighbours_share_an_evaluation() -> None:
-    assert apart([0, 1, 2, 3]) == 1
-    assert apart([0, 2, 4, 6]) == 4
-    assert apart([0, 1, 3, 4, 7]) == 3
-    assert apart([]) == 0
-
-
-def test_a_batch_that_is_not_sorted_costs_more() -> None:
-    assert evaluations([(3, 1), (0, 1), (1, 1), (2, 1)], 512) == 2
-    assert evaluations([(0, 1), (2, 1), (3, 1), (1, 40)], 512) == 3
-    assert evaluations([(0, 1), (1, 40), (2, 1), (3, 1)], 512) == 2
-
-
-def test_each_length_is_an_evaluation_of_its_own() -> None:
-    assert evaluations([(0, 1), (1, 1), (2, 64)], 512) == 2
-    assert evaluations([(0, 1), (1, 3), (2, 1), (3, 4)], 512) == 3
-    assert evaluations([(0, 30), (1, 30)], 512) == 1
-
-
-def test_a_micro_batch_bounds_an_evaluation() -> None:
-    assert evaluations([(0, 1000)], 512) == 2
-    assert evaluations([(0, 300), (1, 300)], 512) == 2
-    assert evaluations([(seq, 1) for seq in range(6)], 4) == 2
-
-
-@pytest.mark.parametrize(("active", "of", "mean"), [(2, 4, 1.5), (4, 8, 2.5), (32, 64, 16.5), (100, 128, 22.7)])
-def test_what_random_slots_cost(active: int, of: int, mean: float) -> None:
-    """As simulated by who found it: half of the slots at random take a fourth of them in evaluations."""
-    draw = random.Random(1)
-    seen = [apart(draw.sample(range(of), active)) for _ in range(2000)]
-    assert sum(seen) / len(seen) == pytest.approx(mean, rel=0.05)
-
-
 @given(st.sets(st.integers(0, 40)), st.integers(0, 40))
 def test_runs_are_evaluations_of_one_token_each(ids: set[int], seq: int) -> None:
     assert n_runs(ids) == apart(ids)
     others = ids - {seq}
     assert n_runs(others | {seq}) == n_runs(others) + n_more_runs(seq, others)
-
-
-@given(st.permutations(range(10)), st.integers(0, 10), st.integers(10, 64))
-def test_sorted_is_never_worse_for_streams(order: list[int], n: int, n_ubatch: int) -> None:
-    batch = [(seq, 1) for seq in order[:n]]
-    assert evaluations(sorted(batch), n_ubatch) <= evaluations(batch, n_ubatch) <= n
-
-
-@given(st.lists(st.tuples(st.integers(0, 9), st.integers(1, 70)), unique_by=lambda run: run[0]), st.integers(10, 64))
-def test_every_token_is_evaluated_once(runs: list[tuple[int, int]], n_ubatch: int) -> None:
-    n_tokens = sum(n for _, n in runs)
-    assert n_tokens <= evaluations(runs, n_ubatch) * n_ubatch
-    assert evaluations(runs, n_ubatch) <= n_tokens
 
 
 def token_run(seq: int, n: int) -> TokenRun:
@@ -97,14 +51,6 @@ def test_a_long_prefill_between_decoding_sequences_joins_them() -> None:
     decode = [token_run(seq, 1) for seq in (1, 2, 4)]
     runs = [(run.seq, len(run.tokens)) for run in in_batch_order(decode, [token_run(3, 128)], is_split=True)]
     assert runs == [(1, 1), (2, 1), (3, 128), (4, 1)]
-
-
-@given(st.sets(st.integers(0, 20)), st.sets(st.integers(0, 20)))
-def test_prompts_between_others_are_those_with_two_neighbours(decoding: set[int], prompts: set[int]) -> None:
-    prompts -= decoding
-    members = decoding | prompts
-    joining = between(prompts, members)
-    assert joining == {seq for seq in prompts if seq - 1 in members and seq + 1 in members}
 
 
 # ---- in the scheduler

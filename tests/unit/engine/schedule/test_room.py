@@ -8,7 +8,7 @@ from server.engine.kv_store import Cells
 from server.engine.lora import NO_ADAPTERS
 from server.engine.params import EngineParams
 from server.engine.placement import Placement
-from server.engine.prefix_cache import SlotState
+from server.engine.prefix_cache import SlotState, in_ram
 from server.engine.request import Request
 from server.engine.scheduler import Scheduler
 from server.engine.sequence import Phase, Sequence, Slot, Ticket
@@ -84,12 +84,14 @@ class Setup:
         return sequence
 
     def preempt(self, sequence: Sequence, state: SlotState) -> None:
-        sequence.preempted = state
-        self.scheduler.ram.hold(state.states, 0.0)
+        sequence.preempted = in_ram(state, 0.0)
+        self.scheduler.ram.pin(sequence.preempted, 0.0)
 
     def bring_back(self, sequence: Sequence, slot: int) -> list[int]:
         """Into `slot`; what every slot holds then."""
-        self.cells.prepare(Placement(sequence, self.scheduler.slots[slot], None, 0), 10.0)
+        assert sequence.preempted is not None
+        entry = sequence.preempted
+        self.cells.prepare(Placement(sequence, self.scheduler.slots[slot], entry, len(entry.tokens)), 10.0)
         assert [len(s.tokens) for s in self.scheduler.slots] == [len(c) for c in self.runner.cells.values()]
         return [len(s.tokens) for s in self.scheduler.slots]
 
@@ -124,7 +126,7 @@ def test_caches_stay_when_a_state_is_refused_for_something_else() -> None:
     setup.fill(1, 100)
     sequence = setup.preempted(100)
     assert sequence.preempted is not None
-    setup.preempt(sequence, replace(sequence.preempted, state=b"not a state"))
+    setup.preempt(sequence, replace(sequence.preempted.saved, state=b"not a state"))
     assert setup.bring_back(sequence, 3) == [0, 100, 0, 0]
 
 
@@ -136,7 +138,7 @@ def test_separate_cells_have_nothing_to_give() -> None:
     setup.fill(0, 50)
     sequence = setup.preempted(20)
     assert sequence.preempted is not None
-    setup.preempt(sequence, replace(sequence.preempted, state=b"not a state"))
+    setup.preempt(sequence, replace(sequence.preempted.saved, state=b"not a state"))
     assert setup.bring_back(sequence, 1) == [50, 0]
 
 

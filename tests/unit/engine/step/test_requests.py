@@ -19,8 +19,6 @@ from tests.support.fakes import FakeRunner
 from tests.unit.engine.builders import Reply, alone, engine_over, request, run
 from tests.unit.engine.events import events_of
 
-NOW = (0.0, 0.0)
-
 
 class Desk:
     """The tickets of the first of two instances, without its thread."""
@@ -40,7 +38,7 @@ class Desk:
 
     def ask(self, text: str, *, n: int = 1, priority: int = 0, client: str = "", **own: Any) -> Ticket:
         wanted = request(text, n=n, priority=priority, client=client)
-        route: dict[str, Any] = {"ready_at": NOW, "anyway_at": math.inf, "n_own": (len(wanted.prompt),) * 2} | own
+        route: dict[str, Any] = {"shared_at": 0.0, "n_to_compute": len(wanted.prompt)} | own
         ticket = Ticket(wanted, lambda events: None, self.now, n_open=n, **route)
         assert self.queue.add(ticket)
         return ticket
@@ -69,7 +67,7 @@ async def test_choices_count_and_a_request_is_taken_whole() -> None:
 
 async def test_who_costs_least_elsewhere_is_taken_when_computing_it_anew_would_have_taken_as_long() -> None:
     desk = Desk()
-    wanted = desk.ask("cached in the other", ready_at=(2.5, 0.0), n_own=(100, 10))
+    wanted = desk.ask("cached in the other", instance=1, shared_at=2.5)
     assert desk.receive() == []
     assert desk.requests.next_look_s(0.5) == 2.0
     desk.now = 2.5
@@ -96,7 +94,7 @@ async def test_who_waited_too_long_for_any_instance_ends() -> None:
     desk.ask("runs")
     desk.receive()
     desk.place()
-    waits = desk.ask("waits", ready_at=(math.inf, 0.0))
+    waits = desk.ask("waits", instance=1, shared_at=math.inf)
     desk.now = 5.0
     desk.requests.expire(desk.now)
     desk.requests._mailbox.post()
@@ -106,11 +104,11 @@ async def test_who_waited_too_long_for_any_instance_ends() -> None:
 
 async def test_who_names_an_instance_that_takes_no_more_is_its_own_or_refused() -> None:
     desk = Desk()
-    pinned, free = desk.ask("pinned", ready_at=(0.0, math.inf)), desk.ask("free")
+    pinned, free = desk.ask("pinned", shared_at=math.inf), desk.ask("free")
     assert desk.queue.close(0) == [pinned]
-    assert not desk.queue.add(Ticket(request("late"), lambda events: None, 0.0, ready_at=pinned.ready_at))
+    assert not desk.queue.add(Ticket(request("late"), lambda events: None, 0.0, shared_at=math.inf))
     assert desk.receive() == []
-    assert desk.queue.take(1, 1, lambda: math.inf, 0.0) == [free]
+    assert desk.queue.take(1, 1, 0.0) == [free]
     assert desk.queue.n_load == 2
 
 
