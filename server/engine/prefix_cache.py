@@ -187,7 +187,7 @@ def longest_match(
     Slots, RAM and disk are all searched by this. One token tells of most of them that they share no more than the best
     so far, so thousands take less than a millisecond.
     """
-    best, longest, n_vain = None, at_least, 0
+    best, longest, n_vain = None, max(at_least, 0), 0
     if longest >= most:
         return None, 0
     following = prompt[longest]

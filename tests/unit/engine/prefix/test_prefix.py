@@ -48,6 +48,7 @@ def test_cached_entries_are_searched_for_the_longest(
     assert (found is None) == (n == 0)
     same = (common_prefix(prompt, e.tokens) for e in cache if e.adapter_set == wanted)
     assert longest_common(cache, prompt, wanted) == max(same, default=0)
+    cache.match([1], wanted, -15)  # a shorter text than what is worth keeping, as `StateCache.holds` asks
 
 
 def test_of_many_entries_with_one_prefix_few_are_compared() -> None:
