@@ -33,15 +33,6 @@ async def test_twelve_at_once_on_four_slots_each_get_their_own_answer(async_clie
     assert len(set(alone)) > 1
 
 
-async def test_cancelling_a_task_frees_its_slot(async_client: AsyncOpenAI, server: RealServer) -> None:
-    task = asyncio.create_task(async_client.chat.completions.create(**ENDLESS))
-    await asyncio.to_thread(wait_until, lambda: busy_slots(server) == 1, "the request runs")
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    await slots_are_free(server)
-
-
 async def test_a_client_timeout_frees_its_slot(async_client: AsyncOpenAI, server: RealServer) -> None:
     with pytest.raises(openai.APITimeoutError):
         await async_client.chat.completions.create(**ENDLESS, timeout=0.2)

@@ -67,27 +67,6 @@ def test_tokens_dimensions_and_user(embeddings: OpenAI) -> None:
         embeddings.embeddings.create(model="embed", input="x", dimensions=65)
 
 
-def test_what_a_model_cannot_do(embeddings: OpenAI) -> None:
-    with pytest.raises(openai.APIStatusError, match="does not support embeddings") as caught:
-        embeddings.embeddings.create(model="chat", input="x")
-    assert caught.value.status_code == 501
-    with pytest.raises(openai.APIStatusError, match="does not support completions"):
-        embeddings.chat.completions.create(model="embed", messages=[{"role": "user", "content": "hi"}])
-    with pytest.raises(openai.BadRequestError, match="not OAI compatible"):
-        embeddings.embeddings.create(model="tokens", input="x")
-    with pytest.raises(openai.NotFoundError, match="known models: chat, embed, ranker, tokens"):
-        embeddings.embeddings.create(model="text-embedding-3-small", input="x")
-
-
-def test_a_model_without_a_name_is_the_first_that_can(pool: RealServer) -> None:
-    assert (
-        pool.post("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1})["model"]
-        == "chat"
-    )
-    assert pool.post("/v1/embeddings", {"input": "x"})["model"] == "embed"
-    assert pool.post("/v1/rerank", {"query": "x", "documents": ["a"]})["model"] == "ranker"
-
-
 async def test_chats_and_200_texts_at_once(pool: RealServer) -> None:
     async with AsyncOpenAI(base_url=f"{pool.base_url}/v1", api_key="none", max_retries=0, timeout=REPLY_S) as client:
 

@@ -78,23 +78,6 @@ async def test_two_calls_are_two_blocks_unless_only_one_may_come(serve: Serve) -
     assert [len(found["content"]) for found in (both, one)] == [2, 1]
 
 
-async def test_thoughts_are_blocks_of_their_own(serve: Serve) -> None:
-    async with serve(scripted("<think>\nhmm\n</think>\n\nYes.")) as api:
-        found = await message(api, thinking={"type": "enabled", "budget_tokens": 1024})
-        streamed = await events(api)
-    counted = found["usage"]["output_tokens_details"]["thinking_tokens"]
-    assert 0 < counted < found["usage"]["output_tokens"]
-    assert streamed[-2]["usage"]["output_tokens_details"] == {"thinking_tokens": counted}
-    signature = found["content"][0]["signature"]
-    assert api.app.state.services.reasoning.decrypt(signature) == "hmm"
-    assert found["content"] == [
-        {"type": "thinking", "thinking": "hmm", "signature": signature},
-        {"type": "text", "text": "Yes."},
-    ]
-    opened = [event["content_block"]["type"] for event in streamed if event["type"] == "content_block_start"]
-    assert opened == ["thinking", "text"]
-
-
 async def test_a_full_context_is_its_own_reason(serve: Serve) -> None:
     async with serve(scripted("x" * 500)) as api:
         found, streamed = await message(api, max_tokens=64000), await events(api, max_tokens=64000)
@@ -249,24 +232,6 @@ async def test_sessions_of_claude_code_share_their_cached_prompt(serve: Serve) -
 async def test_a_conversation_may_have_no_message_yet(serve: Serve, messages: list[object]) -> None:
     async with serve() as api:
         assert (await message(api, messages=messages, max_tokens=None))["role"] == "assistant"
-
-
-@pytest.mark.parametrize("path", [URL, COUNT])
-async def test_every_error_has_anthropics_shape(serve: Serve, path: str) -> None:
-    models = {name: {"path": f"{name}.gguf", "load": "on_demand"} for name in ("one", "two")}
-    key = {"x-api-key": "secret"}
-    async with serve(
-        FakeLoader(failing={"two": "no such file"}), models=models, server={"api_keys": ["secret"]}
-    ) as api:
-        post = api.client.post
-        assert error(await post(path, json=BODY))[:2] == (401, "authentication_error")
-        assert error(await post(path, content=b"{", headers=key))[:2] == (400, "invalid_request_error")
-        assert error(await post(path, json={**BODY, "model": "three"}, headers=key))[:2] == (404, "not_found_error")
-        assert error(await post(path, json={**BODY, "model": "two"}, headers=key))[:2] == (503, "overloaded_error")
-        assert error(await api.client.get(path, headers=key))[:2] == (405, "invalid_request_error")
-        assert error(await post(f"{path}/x", headers=key))[:2] == (404, "not_found_error")
-        assert "error" in (await post("/v1/chat/completions")).json()
-        assert (await post(path, json={**BODY, "model": "one"}, headers=key)).status_code == 200
 
 
 async def test_models_are_listed_in_anthropics_words_too(serve: Serve) -> None:

@@ -145,14 +145,6 @@ async def test_a_request_may_have_adapters_of_its_own(serve: Serve) -> None:
     assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "lora")
 
 
-async def test_a_grammar_shapes_the_text(client: httpx.AsyncClient) -> None:
-    body = (await client.post(URL, json={**GREEDY, "grammar": 'root ::= "yes" | "no"', "n_predict": 9})).json()
-    assert body["content"] in ("yes", "no")
-    schema = {"enum": ["on", "off"]}
-    body = (await client.post(URL, json={**GREEDY, "json_schema": schema, "n_predict": 9})).json()
-    assert body["content"] in ('"on"', '"off"')
-
-
 async def test_a_slot_may_be_chosen(client: httpx.AsyncClient) -> None:
     for slot in (2, 0):
         assert (await client.post(URL, json={**GREEDY, "id_slot": slot})).json()["id_slot"] == slot

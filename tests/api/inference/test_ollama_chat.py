@@ -66,21 +66,6 @@ def content(found: list[Any]) -> str:
     return "".join(line["message"]["content"] for line in found)
 
 
-async def test_a_chat_comes_in_lines_and_ends_with_counts_in_nanoseconds(serve: Serve) -> None:
-    async with serve(scripted(Hi="Hello there!"), models=model()) as api:
-        found = await lines(api, messages=[HI])
-        reply = await whole(api, messages=[HI])
-    assert content(found) == reply["message"]["content"] == "Hello there!"
-    assert len(found) > 3
-    last = found[-1]
-    assert last["message"] == {"role": "assistant", "content": ""}
-    assert (last["done_reason"], last["prompt_eval_count"], last["eval_count"]) == ("stop", 22, 13)
-    assert last["total_duration"] >= last["load_duration"] >= 0
-    assert last["eval_duration"] > 1000
-    assert set(reply) == set(last)
-    assert "done_reason" not in found[0]
-
-
 async def test_results_of_tools_find_their_calls_without_ids(serve: Serve) -> None:
     template = (
         "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}"
@@ -232,17 +217,6 @@ async def test_keep_alive_is_for_keys_that_may_load(serve: Serve, tmp_path: Path
             assert reply.json()["done_reason"] == done
             assert ("x-llamapool-warning" in reply.headers) is (name == "ada")
         await until(lambda: api.pool.state("demo").loaded is None)
-
-
-async def test_images_further_back_leave_a_placeholder(serve: Serve) -> None:
-    history = [
-        HI | {"images": ["aGk="]},
-        {"role": "assistant", "content": "A cat."},
-        {"role": "user", "content": "Sure?"},
-    ]
-    replies: dict[str, Any] = {"Sure?": "Yes"}
-    async with serve(scripted(**replies), models=model()) as api:
-        assert (await whole(api, messages=history))["message"]["content"] == "Yes"
 
 
 async def test_what_has_no_effect_is_named_in_a_header(serve: Serve) -> None:

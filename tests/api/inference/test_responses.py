@@ -14,8 +14,6 @@ from tests.api.streams import posting
 from tests.support.fakes import FakeLoader, FakeRunner
 
 URL = "/v1/responses"
-TOOL = {"type": "function", "name": "f", "parameters": {"type": "object"}}
-CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
 CHATML = {"demo": {"path": "demo.gguf", "load": "startup", "chat_template": "chatml"}}
 KEYS = {"api_keys": ["sk-one", "sk-two"]}
 
@@ -46,21 +44,6 @@ async def ask(client: httpx.AsyncClient, said: Any = "Hi", **fields: Any) -> dic
         return body
     whole: dict[str, Any] = reply.json()
     return whole
-
-
-@pytest.mark.parametrize("stream", [False, True])
-async def test_a_call_its_output_and_the_answer(serve: Serve, stream: bool) -> None:
-    async with serve(says(Hi=CALL, tool="It is 42."), models=CHATML) as api:
-        first = await ask(api.client, tools=[TOOL], stream=stream)
-        [call] = first["output"]
-        assert (call["type"], call["name"], call["arguments"]) == ("function_call", "f", '{"a": 1}')
-        output = [{"type": "function_call_output", "call_id": call["call_id"], "output": "42"}]
-        by_id = await ask(api.client, output, tools=[TOOL], stream=stream, previous_response_id=first["id"])
-        sent = [{"role": "user", "content": "Hi"}, *first["output"], *output]
-        by_items = await ask(api.client, sent, tools=[TOOL], stream=stream, store=False)
-    for answer in (by_id, by_items):
-        assert answer["output"][0]["content"][0]["text"] == "It is 42."
-    assert by_id["usage"]["input_tokens"] == by_items["usage"]["input_tokens"]
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -99,14 +82,6 @@ async def test_truncation_auto_drops_the_oldest_items_so_that_the_prompt_fits(se
     assert min(warm) > 100
     assert (refused.status_code, refused.json()["error"]["code"]) == (400, "context_length_exceeded")
     assert (too_long.status_code, too_long.json()["error"]["code"]) == (400, "context_length_exceeded")
-
-
-async def test_thoughts_are_an_item_and_counted(serve: Serve) -> None:
-    async with serve(says(Hi="<think>\nhmm\n</think>\n\nYes.")) as api:
-        reply = await ask(api.client)
-    assert [item["type"] for item in reply["output"]] == ["reasoning", "message"]
-    assert reply["output"][0]["content"] == [{"type": "reasoning_text", "text": "hmm"}]
-    assert 0 < reply["usage"]["output_tokens_details"]["reasoning_tokens"] < reply["usage"]["output_tokens"]
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -162,13 +137,6 @@ async def test_instructions_hold_for_one_response(serve: Serve) -> None:
         ]
     assert plain["usage"]["input_tokens"] < told["usage"]["input_tokens"]
     assert counts[0] == counts[1]
-
-
-async def test_what_has_no_effect_is_named_in_a_header(client: httpx.AsyncClient) -> None:
-    body = {"input": "Hi", "max_output_tokens": 1, "reasoning": {"summary": "concise"}}
-    reply = await client.post(URL, json=body)
-    assert "reasoning.summary" in reply.headers["X-Llamapool-Warning"]
-    assert "X-Llamapool-Warning" not in (await client.post(URL, json={**body, "reasoning": None})).headers
 
 
 async def test_only_a_background_response_can_be_streamed_again(client: httpx.AsyncClient) -> None:

@@ -91,39 +91,6 @@ def test_lora_names_the_adapters_that_are_on(lora: object, expected: object) -> 
     )
 
 
-@pytest.mark.parametrize(
-    "lora",
-    [
-        5,
-        {"id": 0, "scale": 1},
-        [5],
-        [{}],
-        [{"id": 0}],
-        [{"scale": 1}],
-        [{"id": "0", "scale": 1}],
-        [{"id": True, "scale": 1}],
-        [{"id": 0, "scale": "1"}],
-        [{"id": 0, "scale": True}],
-        [{"id": 0, "scale": 1e9}],
-        [{"id": 0, "scale": 1}, {"id": 0, "scale": 2}],
-        [{"id": 2, "scale": 1}],
-        [{"id": -1, "scale": 1}],
-        [{"id": 0, "scale": 0}] * 2000,
-    ],
-    ids=str,
-)
-def test_a_wrong_lora_is_refused(lora: object) -> None:
-    model: Any = make_model(adapters=ADAPTERS)
-    with pytest.raises(InvalidRequest, match=r"^Field 'lora': "):
-        engine_request(parse(GenerationFields, {"lora": lora}), model, request_id="r", prompt=[1])
-
-
-@pytest.mark.parametrize("name", ["lora", "grammar_triggers", "preserved_tokens"])
-def test_neutral_values_of_unsupported_fields_are_fine(name: str) -> None:
-    neutral: dict[str, Any] = {name: []}
-    request(**neutral, grammar_lazy=False, n_indent=0, post_sampling_probs=False, reasoning_budget_tokens=-1)
-
-
 def test_the_rest_of_the_fields_reaches_the_engine() -> None:
     got = request(
         n=2,

@@ -36,13 +36,6 @@ def deltas(parsed: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     return [choice["delta"] for chunk in parsed for choice in chunk["choices"]]
 
 
-def replied(*events: Event) -> dict[str, Any]:
-    reply = ChatWriter(HEADER, ScriptedParser)
-    for event in events:
-        reply.feed(0, event)
-    return reply.body()
-
-
 def test_a_stream_is_openais_to_the_letter() -> None:
     parsed = streamed(started(), text("Hé"), text(" there"), finished())
     assert deltas(parsed) == [{"role": "assistant", "content": ""}, {"content": "Hé"}, {"content": " there"}, {}]
@@ -52,15 +45,6 @@ def test_a_stream_is_openais_to_the_letter() -> None:
     assert set(parsed[-1]) == {*KEYS, "timings"}
     assert {chunk["object"] for chunk in parsed} == {"chat.completion.chunk"}
     assert len({(chunk["id"], chunk["created"]) for chunk in parsed}) == 1
-
-
-def test_usage_comes_alone_and_only_when_asked_for() -> None:
-    parsed = streamed(started(), text("a"), finished(), include_usage=True)
-    assert parsed[-1]["choices"] == []
-    assert parsed[-1]["usage"]["total_tokens"] == 8
-    assert "timings" in parsed[-1]
-    assert "timings" not in parsed[-2]
-    assert not any("usage" in chunk for chunk in parsed[:-1])
 
 
 def test_progress_comes_with_the_role_once() -> None:
@@ -74,19 +58,6 @@ def test_logprobs_without_any_text_get_a_chunk_of_their_own() -> None:
     parsed = streamed(started(), text("", logprobs=[logprob(b"z")]), finished())
     assert parsed[1]["choices"][0]["delta"] == {"content": ""}
     assert parsed[1]["choices"][0]["logprobs"]["content"][0]["token"] == "z"
-
-
-def test_a_reply_has_llama_servers_keys_in_its_order() -> None:
-    body = replied(started(), text("a"), text("b"), finished(n_cached=2))
-    assert list(body) == ["choices", "created", "model", "system_fingerprint", "object", "usage", "id", "timings"]
-    assert body["object"] == "chat.completion"
-    assert body["choices"] == [{"finish_reason": "stop", "index": 0, "message": {"role": "assistant", "content": "ab"}}]
-    assert body["usage"]["prompt_tokens_details"] == {"cached_tokens": 2}
-
-
-def test_logprobs_of_a_reply_are_those_of_all_tokens() -> None:
-    body = replied(text("a", logprobs=[logprob(b"a")]), text("b", logprobs=[logprob(b"b")]), finished())
-    assert [t["token"] for t in body["choices"][0]["logprobs"]["content"]] == ["a", "b"]
 
 
 def test_a_custom_tools_call_has_its_input_as_it_was_meant() -> None:

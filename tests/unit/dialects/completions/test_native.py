@@ -6,7 +6,6 @@ from server.dialects.native.parse import parse_native
 from server.dialects.native.write import NativeWriter
 from server.engine.request import RANDOM_SEED, Request
 from server.errors import InvalidRequest
-from tests.support.fakes import BOS
 from tests.unit.dialects.builders import finished, make_model
 
 Body = dict[str, Any]
@@ -23,54 +22,11 @@ def settings(model: Any = None, **body: object) -> Body:
     return found
 
 
-def refused(**body: object) -> InvalidRequest:
-    with pytest.raises(InvalidRequest) as caught:
-        requests(**body)
-    return caught.value
-
-
-@pytest.mark.parametrize(
-    ("prompt", "expected"),
-    [
-        ("ab", [[BOS, 97, 98]]),
-        ([97, 98], [[97, 98]]),
-        ([97, "b", 99], [[97, 98, 99]]),
-        (["a", 98], [[BOS, 97, 98]]),
-        (["a", "b"], [[BOS, 97], [BOS, 98]]),
-        ([[97], [98, "c"], "d", {"prompt_string": "e"}], [[97], [98, 99], [BOS, 100], [BOS, 101]]),
-        ({"prompt_string": "<s>"}, [[BOS, BOS]]),
-        ({"prompt_string": [97, "b"]}, [[97, 98]]),
-    ],
-)
-def test_every_form_of_prompt_is_read(prompt: object, expected: list[list[int]]) -> None:
-    assert [request.prompt for request in requests(prompt=prompt)] == expected
-
-
-@pytest.mark.parametrize("prompt", [5, 1.5, True, {"x": 1}, {}, [{"y": 1}]])
-def test_a_prompt_of_another_form_is_refused_in_llama_servers_words(prompt: object) -> None:
-    message = refused(prompt=prompt).message
-    assert "elements must be a string, a list of tokens" in message
-
-
-def test_logprobs_may_be_a_switch() -> None:
-    assert requests(logprobs=True)[0].n_probs == 1
-
-
 def test_an_empty_prompt_is_refused_where_the_model_adds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     model = make_model()
     monkeypatch.setattr(model.vocab, "tokenize", lambda *_, **__: [])
     with pytest.raises(InvalidRequest, match="is empty"):
         requests(model, prompt="")
-
-
-def test_response_format_is_no_field_of_a_native_body() -> None:
-    assert requests(response_format="text")[0].constraint is None
-
-
-def test_each_prompt_has_a_constraint_and_an_id_of_its_own() -> None:
-    first, second = requests(prompt=["a", "b"], json_schema={})
-    assert first.constraint is not second.constraint
-    assert first.id != second.id
 
 
 @pytest.mark.parametrize(

@@ -122,16 +122,3 @@ def test_a_suffix_makes_the_prompt_the_text_in_front_of_a_gap() -> None:
     assert [r.prompt for r in job.requests] == [[BOS, 1, 97, 98, 2, *suffix, 3], [BOS, 1, 99, 2, *suffix, 3]]
     (other, *_) = completion.generation(make_model(spm_infill=True)).requests
     assert other.prompt == [BOS, 2, *suffix, 1, 97, 98, 3]
-
-
-def test_a_suffix_needs_a_model_that_fills_gaps() -> None:
-    with pytest.raises(InvalidRequest, match="prefix token is missing") as caught:
-        parse_completion({"prompt": "a", "suffix": "b"}).generation(make_model(fim="none"))
-    assert caught.value.param == "suffix"
-
-
-def test_each_prompt_of_a_batch_gets_a_constraint_of_its_own() -> None:
-    body = {"prompt": ["a", "b"], "response_format": {"type": "json_object"}}
-    requests = parse_completion(body).generation(make_model()).requests
-    assert requests[0].constraint is not requests[1].constraint
-    assert requests[0].id != requests[1].id

@@ -1,11 +1,10 @@
 from typing import Any
 
-import orjson
 import pytest
 
 from server.chat.prepare import prompt_of
-from server.dialects.errors import anthropic_error, anthropic_error_event, speaks_anthropic
-from server.dialects.messages.parse import DEFAULT_MAX_TOKENS, count_message_tokens, parse_messages
+from server.dialects.errors import anthropic_error
+from server.dialects.messages.parse import DEFAULT_MAX_TOKENS, parse_messages
 from server.engine.request import SamplingParams
 from server.errors import InvalidRequest
 from tests.unit.dialects.builders import FakeCompiler, FakeConstraint, make_model
@@ -46,23 +45,6 @@ def test_without_a_limit_llama_servers_holds() -> None:
     assert request(max_tokens=None).max_tokens == DEFAULT_MAX_TOKENS == 4096
 
 
-@pytest.mark.parametrize(
-    ("fields", "named"),
-    [
-        ({"mcp_servers": [{"type": "url", "name": "x", "url": "https://a.example"}]}, "mcp_servers"),
-        ({"container": "c"}, "container"),
-        ({"container": {"id": None, "skills": []}}, "container"),
-        ({"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}, "edits in context_management"),
-        ({"context_management": {"edits": [5]}}, "edits in context_management"),
-        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools of type 'web_search_20250305'"),
-        ({"messages": [{"role": "user", "content": [{"type": "x"}]}]}, "blocks of type 'x'"),
-    ],
-)
-def test_what_only_anthropics_servers_do_is_left_out_and_told(fields: dict[str, Any], named: str) -> None:
-    wanted = parse_messages(body(**fields))
-    assert [told.startswith(named) for told in wanted.warnings] == [True]
-
-
 def test_a_schema_that_cannot_be_held_is_named_as_the_client_calls_it() -> None:
     class Strict(FakeCompiler):
         def json_schema(self, schema: Any) -> FakeConstraint:
@@ -76,37 +58,6 @@ def test_a_schema_that_cannot_be_held_is_named_as_the_client_calls_it() -> None:
     assert caught.value.message == "output_config.format.schema: 'if' is not supported"
 
 
-def test_counting_needs_no_limit_and_gives_the_prompts_tokens() -> None:
-    wanted = parse_messages(body(max_tokens=None, system="Be brief."), generate=False)
-    n_prompt = len(request(system="Be brief.").prompt)
-    assert count_message_tokens(wanted.conversation, make_model()) == {"input_tokens": n_prompt}
-
-
 def test_an_unknown_model_is_told_in_the_words_that_claude_code_looks_for() -> None:
     given = {"error": {"code": 404, "message": "model 'x' not found", "type": "x", "param": "model"}}
     assert anthropic_error(404, given)["error"]["message"] == "model: model 'x' not found"
-
-
-def test_a_stream_that_fails_says_the_same_in_its_last_event() -> None:
-    given = {"error": {"code": 400, "message": "no", "type": "x", "n_prompt_tokens": 300, "n_ctx": 256}}
-    name, data = anthropic_error_event(400, given).decode().rstrip().split("\n")
-    assert name == "event: error"
-    assert orjson.loads(data.removeprefix("data: ")) == {
-        "type": "error",
-        "error": {"type": "invalid_request_error", "message": "prompt is too long: 300 tokens > 256 maximum"},
-    }
-
-
-@pytest.mark.parametrize(
-    ("path", "speaks"),
-    [
-        ("/v1/messages", True),
-        ("/llm/v1/messages", True),
-        ("/v1/messages/count_tokens", True),
-        ("/v1/messages/batches", True),
-        ("/v1/chat/completions", False),
-        ("/v1/messagesx", False),
-    ],
-)
-def test_the_path_says_whose_errors_are_expected(path: str, speaks: bool) -> None:
-    assert speaks_anthropic(path) is speaks

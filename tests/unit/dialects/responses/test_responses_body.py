@@ -16,28 +16,6 @@ def read(**fields: Any) -> ResponseRequest:
     return parse_response({"input": "hi", **fields})
 
 
-def test_options_are_the_chats_under_other_names() -> None:
-    asked = read(
-        model="m",
-        max_output_tokens=7,
-        temperature=0.5,
-        reasoning={"effort": "high"},
-        stream=True,
-        top_k=3,
-        chat_template_kwargs={"a": 1},
-    )
-    body = asked.options
-    assert (body.model, body.n_predict, body.temperature, body.reasoning_effort) == ("m", 7, 0.5, "high")
-    assert (body.stream, body.top_k, body.chat_template_kwargs) == (True, 3, {"a": 1})
-
-
-def test_a_reply_repeats_the_tools_flat() -> None:
-    given = [TOOL, {"type": "function", "name": "g", "strict": False}]
-    first, second = read(tools=given).tools.shown
-    assert first == {**TOOL, "strict": True}
-    assert (second["name"], second["strict"]) == ("g", False)
-
-
 @pytest.mark.parametrize(
     ("given", "schema"),
     [
@@ -65,16 +43,6 @@ def test_the_format_of_the_text(given: dict[str, Any], schema: object) -> None:
 def test_log_probabilities_come_where_they_are_asked_for(fields: dict[str, Any], wanted: tuple[Any, Any]) -> None:
     (request,) = read(**fields).generation(make_model()).requests
     assert (request.want_logprobs, request.n_probs) == wanted
-
-
-def test_what_has_no_effect_is_said() -> None:
-    assert "summary" in read(reasoning={"effort": "low", "summary": "concise"}).warnings[0]
-    assert read(reasoning={"effort": "low", "summary": "none"}).warnings == []
-    asked = read(context_management=[{"type": "compaction"}], include=["new.thing"])
-    assert [warning.split(" is ignored")[0] for warning in asked.warnings] == [
-        "context_management",
-        "include 'new.thing'",
-    ]
 
 
 def test_a_choice_among_tools_that_are_all_left_out_asks_for_nothing() -> None:

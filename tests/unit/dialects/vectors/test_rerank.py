@@ -10,7 +10,6 @@ import pytest
 
 from server.dialects.vectors.rerank import RerankJob, read_rerank, rerank_job
 from server.engine.runner_api import Pooling
-from server.errors import NotSupported
 from server.pool.model import LoadedModel
 from server.pool.protocols import ModelInfo
 from tests.support.fakes import BOS, EOS, FakeEmbeddingRunner, FakeVocab
@@ -48,17 +47,6 @@ def job(of: LoadedModel | None = None, **body: Any) -> RerankJob:
 
 def reply(made: RerankJob, *scores: float) -> Any:
     return orjson.loads(made.reply([np.array([[score, 0.0]], np.float32) for score in scores]))
-
-
-def test_texts_come_back_where_they_are_asked_for() -> None:
-    assert reply(job(documents=None, texts=["a", "b"], return_text=True), 1, 2)[0] == {
-        "index": 1,
-        "score": 2.0,
-        "text": "b",
-    }
-    assert reply(job(return_documents=True, top_n=1), 1, 2, 3)["results"] == [
-        {"index": 2, "relevance_score": 3.0, "document": {"text": "c"}}
-    ]
 
 
 def test_equal_scores_keep_their_order() -> None:
@@ -105,8 +93,3 @@ def test_the_models_own_template_is_filled_once() -> None:
     filled = job(model(template="<s>{query}|{document}|{query}"), query="{document}", documents=["{query}"]).inputs
     assert FakeVocab().detokenize(filled[0]) == b"<s>{document}|{query}|{document}"
     assert filled[0][0] == BOS
-
-
-def test_a_model_that_is_no_reranker_says_what_to_configure() -> None:
-    with pytest.raises(NotSupported, match=r"Start it with `--reranking`.*`reranking: true`"):
-        job(model(pooling=Pooling.MEAN))
