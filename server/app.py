@@ -54,7 +54,9 @@ from server.state.batches import BatchLines
 from server.state.database import open_database
 from server.state.objects import Json, Objects
 from server.state.reasoning_keys import reasoning_secrets
-from server.state.usage import UsageLedger
+from server.state.redis import SCHEMES, Redis
+from server.state.redis_objects import RedisObjects
+from server.state.usage import DatabaseUsage, RedisUsage, UsageLedger
 from server.structured.grammar.sandbox import Sandbox
 from server.telemetry.kv_events.follow import KvEvents
 from server.telemetry.record import Record
@@ -64,7 +66,9 @@ from server.transport.internal import InternalReply, post_json, revoked_key
 from server.transport.limits import Rates
 from server.transport.middleware import Middleware
 from server.transport.options import MAX_CONNECTIONS, MIB, CorsOptions, HttpOptions
+from server.transport.resumable import KeptStreams
 from server.transport.server import StopSignals, on_hangup
+from server.transport.shared_streams import SharedStreams
 from server.uvicorn_config import check_certificate, configure
 from server.web.bodies import Bodies
 from server.web.history import History
@@ -136,8 +140,9 @@ def create_app(
         """Processes that work for requests."""
         return [each for some in (sandbox, sight, renderer) if some is not None for each in some.at_work]
 
-    state = Objects(open_database(server.state), server.state_quota * MIB)
-    lines, usage = BatchLines(state.database), UsageLedger(state.database)
+    redis, state = state_of(server)
+    lines = BatchLines(state.database)
+    usage = UsageLedger(DatabaseUsage(state.database) if redis is None else RedisUsage(redis))
 
     async def call(key_name: str, path: str, body: bytes) -> InternalReply:
         """Send a batch's request to this application, in the name of the key that started the batch."""
@@ -170,7 +175,8 @@ def create_app(
         state=state,
         lines=lines,
         usage=usage,
-        rates=Rates(spent=usage.spent),
+        rates=Rates(spent=usage.spent, redis=redis),
+        streams=KeptStreams() if redis is None else SharedStreams(redis),
         batches=BatchRunner(
             *(state, lines, call, lambda: n_slots(pool), may_run),
             keep_s=server.state_days * DAY_S if server.state_days else None,
@@ -185,7 +191,7 @@ def create_app(
         openapi_url=None,  # `routes.openapi` has it, and the page over it
         redirect_slashes=False,  # as in llama-server a path with a slash more is another path
         lifespan=lifespan_of(
-            *(services, server, renderer, sandbox, addresses),
+            *(services, server, renderer, sandbox, addresses, redis),
             Reload(settings, ring, pool, reread),
             *(events, tracing),
         ),
@@ -213,6 +219,18 @@ def create_app(
         rates=services.rates,
     )
     return app
+
+
+def state_of(server: ServerSettings) -> tuple[Redis | None, Objects]:
+    """Return the Redis that replicas share, None without one, and the stored objects. Raises `ConfigError`.
+
+    With Redis, batches stay in the default state file.
+    """
+    quota = server.state_quota * MIB
+    if not server.state.startswith(SCHEMES):
+        return None, Objects(open_database(server.state), quota)
+    redis = Redis(server.state)
+    return redis, RedisObjects(open_database("auto", "batches"), quota, redis=redis)
 
 
 def n_slots(pool: Pool) -> int:
@@ -360,6 +378,7 @@ def lifespan_of(
     renderer: "IsolatedRenderer | None",
     sandbox: Sandbox | None,
     addresses: Sequence[str],
+    redis: Redis | None,
     reload: Reload,
     events: KvEvents | None = None,
     tracing: "Tracing | None" = None,
@@ -428,6 +447,8 @@ def lifespan_of(
             services.sight.close()
             await services.usage.close()
             await asyncio.to_thread(services.state.database.close)
+            if redis is not None:
+                await redis.close()
             if tracing is not None:
                 await asyncio.to_thread(tracing.close)
             if renderer is not None:

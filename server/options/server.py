@@ -171,9 +171,10 @@ class StateSettings(SettingsModel):
 
     group: ClassVar[str] = "State"
 
-    state: str = option("auto", "--state", metavar="FILE")
+    state: str = option("auto", "--state", metavar="FILE|URL")
     """SQLite file for stored responses, conversations, files and batches. auto = llamapool/state.sqlite3 in the XDG
-    state directory; memory = no file: everything is lost at exit.
+    state directory; memory = no file: everything is lost at exit. redis://, rediss:// or unix:// = a Redis server that
+    replicas share, which also has rate limits, usage and resumable streams (extra redis).
     """
     state_quota: Int = option(1024, metavar="MIB", ge=1)
     """MiB that each API key may store; without keys, all clients together. The least recently used responses are

@@ -11,7 +11,7 @@ from server.routes.openapi import FINDS, READS, describe
 from server.routes.services import services, stream_owner
 from server.transport.body import read_json
 from server.transport.errors import json_reply
-from server.transport.resumable import KeptStream
+from server.transport.resumable import ReadableStream
 from server.transport.sse import event_stream
 
 router = APIRouter(tags=["streams"])
@@ -25,7 +25,7 @@ async def read_stream(request: Request, conv_id: str = "") -> Response:
     """Return a conversation's stream from byte ``from``. 503 while its model is loading, 400 if that byte is no longer
     stored.
     """
-    stream = services(request).streams.find(stream_owner(request), _named(conv_id))
+    stream = await services(request).streams.find_shared(stream_owner(request), _named(conv_id))
     if stream is None:
         raise NotFound(_GONE)
     offset = _offset(request.query_params.get("from", ""))
@@ -49,20 +49,21 @@ async def look_up_streams(request: Request) -> Response:
     """
     wanted = (await read_json(request)).get("conversation_ids")
     names = [name for name in wanted if isinstance(name, str) and name] if isinstance(wanted, list) else []
-    return json_reply([stream_object(s) for s in services(request).streams.of(stream_owner(request), names)])
+    found = await services(request).streams.of_shared(stream_owner(request), names)
+    return json_reply([stream_object(stream) for stream in found])
 
 
 @router.delete("/v1/stream")
 @describe(errors=(400,), status=204)
 async def stop_stream(request: Request, conv_id: str = "") -> Response:
     """Stop a conversation's stream and its generation. Returns 204, also if there is none."""
-    stream = services(request).streams.stop(stream_owner(request), _named(conv_id))
+    stream = await services(request).streams.stop_shared(stream_owner(request), _named(conv_id))
     if stream is not None:
         await stream.stopped()
     return Response(status_code=204)
 
 
-def stream_object(stream: KeptStream) -> dict[str, Any]:
+def stream_object(stream: ReadableStream) -> dict[str, Any]:
     """llama-server's description; times are unix seconds, 0 = not yet."""
     return {
         "conversation_id": stream.conversation,

@@ -72,6 +72,8 @@ async def _predict(request: Request, index: int, instance: Any) -> Any:
         if is_limited:
             used.rates.enter(key)
         try:
+            if is_limited:
+                await used.rates.enter_shared(key)
             reply = await post_json(request.app, {}, used.options.api_prefix + path, orjson.dumps(body), key)
         finally:
             if is_limited:

@@ -109,8 +109,8 @@ def default_path() -> Path:
     return Path(base) / "llamapool" / "state.sqlite3"
 
 
-def open_database(place: str) -> "Database":
-    """Open the state of `place`: ``auto``, ``memory`` or a path.
+def open_database(place: str, contents: str = "responses, files and batches") -> "Database":
+    """Open the state of `place`: ``auto``, ``memory`` or a path. `contents` is what the log says is in it.
 
     ``auto`` is `default_path`; if that file cannot be written, the state is kept in memory and a warning says so.
     Raises `ConfigError` for any other path that cannot be opened.
@@ -123,7 +123,7 @@ def open_database(place: str) -> "Database":
     except ConfigError as error:
         if place != "auto":
             raise
-        logger.warning("%s; responses, files and batches are kept in memory and end with the server", error.message)
+        logger.warning("%s; %s are kept in memory and end with the server", error.message, contents)
         return Database(None)
 
 

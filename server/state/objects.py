@@ -30,6 +30,14 @@ _BODY, _DATA = -1, -2
 class QuotaExceeded(InvalidRequest):
     """The object does not fit into its owner's quota."""
 
+    @classmethod
+    def of(cls, quota_bytes: int) -> "QuotaExceeded":
+        """Return the error for a quota of `quota_bytes`."""
+        return cls(
+            f"the quota of {quota_bytes >> 20} MiB for stored objects is used up; delete files, conversations or "
+            "batches, or raise server.state_quota"
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Page:
@@ -212,7 +220,7 @@ class Objects:
                     (owner, kind, after),
                 ).fetchone()
                 if found is None:
-                    raise _unknown_cursor(after)
+                    raise unknown_cursor(after)
                 start = f" AND (created_at, rowid) {sign} (?, ?)"
                 values += tuple(found)
             rows = db.execute(
@@ -248,7 +256,7 @@ class Objects:
             if after is not None:
                 found = db.execute(f"SELECT position FROM items WHERE {chosen} AND id = ?", (*values, after)).fetchone()  # noqa: S608
                 if found is None:
-                    raise _unknown_cursor(after)
+                    raise unknown_cursor(after)
                 start = f" AND position {sign} ?"
                 values.append(found["position"])
             rows = db.execute(
@@ -378,17 +386,14 @@ class Objects:
                 (owner, keep),
             ).fetchone()
             if row is None:
-                quota = f"{self.quota_bytes >> 20} MiB"
-                raise QuotaExceeded(
-                    f"the quota of {quota} for stored objects is used up; delete files, conversations or batches, "
-                    "or raise server.state_quota"
-                )
+                raise QuotaExceeded.of(self.quota_bytes)
             db.execute("UPDATE objects SET hidden = 1 WHERE owner = ? AND id = ?", (owner, row["id"]))
             _drop_hidden(db, owner, row["id"])
             excess = _used_bytes(db, owner) - self.quota_bytes
 
 
-def _unknown_cursor(after: str) -> InvalidRequest:
+def unknown_cursor(after: str) -> InvalidRequest:
+    """Return the error for a page after an object that the list does not contain."""
     return InvalidRequest(f"after: no object with id '{short(after)}' in this list", "after")
 
 

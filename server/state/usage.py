@@ -1,19 +1,23 @@
-"""The ledger of requests and tokens by API key, model and day (UTC), in the server's state database.
+"""The ledger of requests and tokens by API key, model and day (UTC), in the server's state database or in Redis.
 
 Usage is added in memory and written at most `FLUSH_S` later in one transaction, so ``kill -9`` loses no more than that.
-Several servers may share the file: rows are increments, and each write reads the sums of all servers again.
+Several servers may share the file or Redis: rows are increments, and each write reads the sums of all servers again.
 """
 
 import asyncio
 import contextlib
 import sqlite3
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import astuple, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import astuple, dataclass, fields
 from datetime import UTC, datetime
+from typing import Any, Protocol
+
+import orjson
 
 from server.errors import Unavailable
 from server.state.database import Database
+from server.state.redis import PREFIX, Redis
 
 FLUSH_S = 0.5
 RETRY_S = 10.0
@@ -31,6 +35,8 @@ _FIND = """
 SELECT key, model, day, requests, prompt, cached, completion FROM token_usage
   WHERE day BETWEEN ? AND ? AND (? IS NULL OR key = ?) AND (? IS NULL OR model = ?) ORDER BY day, key, model
 """
+_DAYS_KEY, _DAY_KEY, _SPENT_KEY = PREFIX + "usage", PREFIX + "usage:", PREFIX + "spent:"
+_SPENT_TTL_S = 62 * 86_400
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +67,103 @@ class UsageRow:
     counts: Counts
 
 
+Added = Mapping[tuple[str, str, str], Counts]
+"""What was added, by key, model and day."""
+Spent = Sequence[tuple[str, int, int]]
+"""Keys with their tokens of a day and of its month."""
+
+
+class UsageStore(Protocol):
+    """Where the ledger is written. Both methods raise `Unavailable`."""
+
+    async def write(self, added: Added, today: str) -> Spent:
+        """Add to the rows and return what all servers have counted today and this month."""
+        ...
+
+    async def read(self, start: str, end: str, key: str | None, model: str | None) -> list[UsageRow]:
+        """Return the rows of the days `start` to `end`, optionally of one key and model, ordered by day."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class DatabaseUsage:
+    """Usage in the state database."""
+
+    database: Database
+
+    async def write(self, added: Added, today: str) -> Spent:
+        def work(connection: sqlite3.Connection) -> Spent:
+            connection.executemany(_ADD, [(*names, *astuple(counts)) for names, counts in added.items()])
+            return [tuple(row) for row in connection.execute(_SPENT, (today, f"{today[:7]}-%"))]
+
+        return await self.database.run(work)
+
+    async def read(self, start: str, end: str, key: str | None, model: str | None) -> list[UsageRow]:
+        def work(connection: sqlite3.Connection) -> list[UsageRow]:
+            found = connection.execute(_FIND, (start, end, key, key, model, model)).fetchall()
+            return [UsageRow(row[0], row[1], row[2], Counts(*row[3:])) for row in found]
+
+        return await self.database.run(work)
+
+
+@dataclass(frozen=True, slots=True)
+class RedisUsage:
+    """Usage in Redis: a hash of counts for each day, and the sums of keys for each day and month.
+
+    A write whose reply is lost is repeated, so an outage can count half a second of usage twice.
+    """
+
+    redis: Redis
+
+    async def write(self, added: Added, today: str) -> Spent:
+        sums = [_SPENT_KEY + today, _SPENT_KEY + today[:7]]
+
+        async def work(client: Any) -> list[dict[bytes, bytes]]:
+            async with client.pipeline(transaction=True) as pipe:
+                if added:
+                    pipe.sadd(_DAYS_KEY, *{day for _, _, day in added})
+                for (key, model, day), counts in added.items():
+                    for each in fields(counts):
+                        n: int = getattr(counts, each.name)
+                        if n:
+                            pipe.hincrby(_DAY_KEY + day, orjson.dumps([key, model, each.name]), n)
+                    for period in (day, day[:7]):
+                        pipe.hincrby(_SPENT_KEY + period, key, counts.prompt + counts.completion)
+                        pipe.expire(_SPENT_KEY + period, _SPENT_TTL_S)
+                for each_sum in sums:
+                    pipe.hgetall(each_sum)
+                found: list[dict[bytes, bytes]] = await pipe.execute()
+                return found[-len(sums) :]
+
+        of_day, of_month = await self.redis.call(work)
+        return [(key.decode(), int(of_day.get(key, 0)), int(n)) for key, n in of_month.items()]
+
+    async def read(self, start: str, end: str, key: str | None, model: str | None) -> list[UsageRow]:
+        all_days = await self.redis.do("smembers", _DAYS_KEY)
+        days = sorted(day for day in map(bytes.decode, all_days) if start <= day <= end)
+
+        async def work(client: Any) -> list[dict[bytes, bytes]]:
+            async with client.pipeline(transaction=False) as pipe:
+                for day in days:
+                    pipe.hgetall(_DAY_KEY + day)
+                return list(await pipe.execute())
+
+        rows = []
+        for day, found in zip(days, await self.redis.call(work), strict=True):
+            counts: dict[tuple[str, str], dict[str, int]] = {}
+            for packed, n in found.items():
+                of_key, of_model, what = orjson.loads(packed)
+                if key in (None, of_key) and model in (None, of_model):
+                    counts.setdefault((of_key, of_model), {})[what] = int(n)
+            rows += [UsageRow(*names, day, Counts(**each)) for names, each in sorted(counts.items())]
+        return rows
+
+
 class UsageLedger:
     """Counts usage. Used on the event loop; `clock` returns Unix seconds."""
 
-    def __init__(self, database: Database, clock: Callable[[], float] = time.time) -> None:
-        self._database, self._clock = database, clock
+    def __init__(self, store: UsageStore, clock: Callable[[], float] = time.time) -> None:
+        self._store, self._clock = store, clock
         self._pending: dict[tuple[str, str, str], Counts] = {}
         self._spent: dict[str, tuple[str, int, int]] = {}  # by key: the day, tokens of that day, of its month
         self._changed = asyncio.Event()
@@ -109,25 +207,15 @@ class UsageLedger:
         `Unavailable`.
         """
         await self._write()
-
-        def read(connection: sqlite3.Connection) -> list[UsageRow]:
-            found = connection.execute(_FIND, (start, end, key, key, model, model)).fetchall()
-            return [UsageRow(row[0], row[1], row[2], Counts(*row[3:])) for row in found]
-
-        return await self._database.run(read)
+        return await self._store.read(start, end, key, model)
 
     async def _write(self) -> None:
         async with self._writing:
             self._changed.clear()
             pending, self._pending = self._pending, {}
             today = self._day()
-
-            def write(connection: sqlite3.Connection) -> list[tuple[str, int, int]]:
-                connection.executemany(_ADD, [(*names, *astuple(counts)) for names, counts in pending.items()])
-                return [tuple(row) for row in connection.execute(_SPENT, (today, f"{today[:7]}-%"))]
-
             try:
-                found = await self._database.run(write)
+                found = await self._store.write(pending, today)
             except Unavailable:
                 for names, counts in pending.items():
                     self._pending[names] = self._pending.get(names, Counts()) + counts

@@ -21,7 +21,7 @@ from server.transport.auth import Access
 from server.transport.cors import CorsPolicy, Guard, ReplyHeaders
 from server.transport.endpoints import OPEN_PATHS, TARGET, Target
 from server.transport.keys import INTERNAL, Key, KeyStore
-from server.transport.limits import BodyMemory, BodyShare, Rates, TooManyConnections
+from server.transport.limits import BodyMemory, BodyShare, Rates, TooManyConnections, Windows
 from server.transport.options import HttpOptions
 
 ADMISSION: Final = "llamapool.admission"
@@ -37,7 +37,7 @@ class Admission:
     counts the bytes of the request's body.
     """
 
-    __slots__ = ("_leave", "_limited", "_rates", "body", "caller", "manages")
+    __slots__ = ("_leave", "_limited", "_rates", "_windows", "body", "caller", "manages")
 
     def __init__(self, body: BodyShare, rates: Rates) -> None:
         self.body = body
@@ -46,12 +46,23 @@ class Admission:
         self._rates = rates
         self._limited: Key | None = None
         self._leave: Callable[[], None] | None = None
+        self._windows: Windows | None = None
 
     def count(self, key: Key) -> None:
         """Count the request among those of its key. Raises `RateLimited`."""
         self._limited = key
         self._rates.enter(key)
         self._leave = lambda: self._rates.leave(key)
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether the request counts among those of all replicas; then `count_shared` must be awaited."""
+        return self._limited is not None and self._rates.is_shared
+
+    async def count_shared(self) -> None:
+        """Count the request among those of all replicas. Raises `RateLimited`."""
+        if self._limited is not None:
+            self._windows = await self._rates.enter_shared(self._limited)
 
     def detach(self) -> Callable[[], None]:
         """Return a function that ends the counting of the request, which now outlives its client."""
@@ -62,7 +73,7 @@ class Admission:
         """Return reply headers with the remaining requests and tokens of the key; none if it has no limits."""
         if self._limited is None:
             return []
-        return self._rates.headers(self._limited, anthropic=speaks_anthropic(path))
+        return self._rates.headers(self._limited, anthropic=speaks_anthropic(path), windows=self._windows)
 
     def release(self) -> None:
         """End the counting of the request and its body."""

@@ -1,20 +1,23 @@
 """Limits of requests: rates of a key, request bodies in memory, and connections.
 
-The package `limits` counts rates. It is imported when the first key has limits.
+The package `limits` counts rates, in memory or in the Redis that replicas share. It is imported when the first key has
+limits.
 
 Requests are counted when they arrive, over the last minute. Tokens are counted after prefill and decode. A key that has
 used up its tokens is refused until the next minute begins; running requests are never cut off.
 """
 
+import asyncio
 import math
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from server.errors import Unavailable
+from server.state.redis import PREFIX, Redis
 from server.transport.cors import ReplyHeaders
 from server.transport.keys import Key
 from server.transport.options import MAX_CONNECTIONS
@@ -23,6 +26,9 @@ if TYPE_CHECKING:
     from limits import RateLimitItem as Item
     from limits.storage import MemoryStorage
     from limits.strategies import RateLimiter
+
+Windows = Mapping[str, Any]
+"""What is left of the limits of requests and tokens, and until when (`limits.WindowStats`)."""
 
 
 _REQUESTS, _TOKENS = "requests", "tokens"
@@ -44,10 +50,17 @@ class Rates:
         self,
         clock: Callable[[], float] = time.time,
         spent: Callable[[str], tuple[int, int]] = lambda _: (0, 0),
+        redis: Redis | None = None,
     ) -> None:
-        """`clock` returns Unix seconds. `spent` returns the tokens that a key has used today and this month (UTC)."""
+        """`clock` returns Unix seconds. `spent` returns the tokens that a key has used today and this month (UTC).
+
+        With `redis` the limits of a minute are those of all replicas together. While it cannot be used, and for
+        concurrent requests always, each replica counts by itself.
+        """
         self._clock, self._spent = clock, spent
         self._running: Counter[str] = Counter()
+        self._shared = None if redis is None else SharedRates(redis, clock)
+        self._charging: set[asyncio.Task[None]] = set()
 
     @cached_property
     def _storage(self) -> "MemoryStorage":
@@ -68,11 +81,39 @@ class Rates:
         return FixedWindowRateLimiter(self._storage)  # counts beyond the limit, too
 
     def enter(self, key: Key) -> None:
-        """Count a request that begins; call `leave` at its end. Raises `RateLimited`, and then counts nothing."""
+        """Count a request that begins; call `leave` at its end. Raises `RateLimited`, and then counts nothing.
+
+        Call `enter_shared` after it if `is_shared`.
+        """
         limits = key.limits
         if 0 < limits.max_concurrent_requests <= self._running[key.name]:
             raise RateLimited("concurrent requests", limits.max_concurrent_requests, _AGAIN_S)
         self._check_budgets(key)
+        if self._shared is None:
+            self._enter_windows(key)
+        self._running[key.name] += 1
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether replicas share the limits of a minute."""
+        return self._shared is not None
+
+    async def enter_shared(self, key: Key) -> Windows | None:
+        """Count a request that `enter` has admitted among those of all replicas. Return what is left for `headers`.
+
+        Raises `RateLimited`.
+        """
+        if self._shared is not None:
+            try:
+                return await self._shared.enter(key)
+            except RateLimited:
+                raise
+            except Unavailable:  # logged
+                self._enter_windows(key)
+        return None
+
+    def _enter_windows(self, key: Key) -> None:
+        limits = key.limits
         if limits.tokens_per_minute:
             used_up = _a_minute(limits.tokens_per_minute)
             if not self._tokens.test(used_up, _TOKENS, key.name):
@@ -84,7 +125,6 @@ class Rates:
             if not self._requests.hit(item, _REQUESTS, key.name):
                 wait_s = self._wait_s(self._requests, item, key)
                 raise RateLimited("requests per minute", limits.requests_per_minute, wait_s)
-        self._running[key.name] += 1
 
     def _check_budgets(self, key: Key) -> None:
         limits = key.limits
@@ -110,11 +150,29 @@ class Rates:
 
     def charge(self, key: Key, n_tokens: int) -> None:
         """Count tokens of a prompt or a reply."""
-        if key.limits.tokens_per_minute and n_tokens:
-            self._tokens.hit(_a_minute(key.limits.tokens_per_minute), _TOKENS, key.name, cost=n_tokens)
+        if not (key.limits.tokens_per_minute and n_tokens):
+            return
+        if self._shared is None:
+            self._charge(key, n_tokens)
+        else:
+            task = asyncio.create_task(self._charge_shared(self._shared, key, n_tokens), name="shared rate limits")
+            self._charging.add(task)
+            task.add_done_callback(self._charging.discard)
 
-    def headers(self, key: Key, *, anthropic: bool) -> ReplyHeaders:
-        """Return reply headers with the remaining amounts, under OpenAI's names or Anthropic's."""
+    def _charge(self, key: Key, n_tokens: int) -> None:
+        self._tokens.hit(_a_minute(key.limits.tokens_per_minute), _TOKENS, key.name, cost=n_tokens)
+
+    async def _charge_shared(self, shared: "SharedRates", key: Key, n_tokens: int) -> None:
+        try:
+            await shared.charge(key, n_tokens)
+        except Unavailable:
+            self._charge(key, n_tokens)
+
+    def headers(self, key: Key, *, anthropic: bool, windows: Windows | None = None) -> ReplyHeaders:
+        """Return reply headers with the remaining amounts, under OpenAI's names or Anthropic's.
+
+        `windows` is what `enter_shared` returned.
+        """
         found: ReplyHeaders = []
         for what, limiter, limit in (
             (_REQUESTS, "_requests", key.limits.requests_per_minute),
@@ -123,7 +181,7 @@ class Rates:
             if not limit:
                 continue
             used: RateLimiter = getattr(self, limiter)
-            stats = used.get_window_stats(_a_minute(limit), what, key.name)
+            stats = windows[what] if windows else used.get_window_stats(_a_minute(limit), what, key.name)
             left, reset_s = max(stats.remaining, 0), max(stats.reset_time - self._clock(), 0.0)
             if anthropic:
                 at = datetime.fromtimestamp(math.ceil(self._clock() + reset_s), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
@@ -136,6 +194,57 @@ class Rates:
     def _wait_s(self, limiter: "RateLimiter", item: "Item", key: Key) -> int:
         what = _TOKENS if limiter is self._tokens else _REQUESTS
         return max(math.ceil(limiter.get_window_stats(item, what, key.name).reset_time - self._clock()), 1)
+
+
+class SharedRates:
+    """The limits of a minute, counted in Redis. Every method raises `Unavailable` while Redis cannot be used."""
+
+    def __init__(self, redis: Redis, clock: Callable[[], float]) -> None:
+        self._redis, self._clock = redis, clock
+
+    @cached_property
+    def _limiters(self) -> tuple[Any, Any]:
+        """The counters of tokens and of requests."""
+        from limits.aio.storage import RedisStorage
+        from limits.aio.strategies import FixedWindowRateLimiter, MovingWindowRateLimiter
+
+        storage = RedisStorage(
+            "async+redis://",
+            implementation="redispy",
+            key_prefix=PREFIX + "limits",
+            connection_pool=self._redis.client.connection_pool,
+        )
+        return FixedWindowRateLimiter(storage), MovingWindowRateLimiter(storage)
+
+    async def enter(self, key: Key) -> Windows:
+        """Count a request. Return what is left. Raises `RateLimited`."""
+
+        async def work(_: object) -> Windows:
+            tokens, requests = self._limiters
+            limits, windows = key.limits, {}
+            if limits.tokens_per_minute:
+                item, names = _a_minute(limits.tokens_per_minute), (_TOKENS, key.name)
+                is_left = await tokens.test(item, *names)
+                windows[_TOKENS] = await tokens.get_window_stats(item, *names)
+                if not is_left:
+                    raise self._refusal("tokens", limits.tokens_per_minute, windows[_TOKENS])
+            if limits.requests_per_minute:
+                item, names = _a_minute(limits.requests_per_minute), (_REQUESTS, key.name)
+                is_left = await requests.hit(item, *names)
+                windows[_REQUESTS] = await requests.get_window_stats(item, *names)
+                if not is_left:
+                    raise self._refusal("requests", limits.requests_per_minute, windows[_REQUESTS])
+            return windows
+
+        return await self._redis.call(work)
+
+    def _refusal(self, what: str, limit: int, window: Any) -> RateLimited:
+        return RateLimited(f"{what} per minute", limit, max(math.ceil(window.reset_time - self._clock()), 1))
+
+    async def charge(self, key: Key, n_tokens: int) -> None:
+        """Count tokens."""
+        item = _a_minute(key.limits.tokens_per_minute)
+        await self._redis.call(lambda _: self._limiters[0].hit(item, _TOKENS, key.name, cost=n_tokens))
 
 
 def _a_minute(limit: int) -> "Item":

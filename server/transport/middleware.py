@@ -154,6 +154,8 @@ class Middleware:
         try:
             exchange.admission = self._control.admission(scope)
             with self._control.admit(exchange.admission, scope, headers):
+                if exchange.admission.is_shared:
+                    await exchange.admission.count_shared()
                 await (self._app if target.path else _outside(target))(scope, receive, exchange.send)
         except ClientDisconnect:
             record.status = record.status or CLIENT_GONE

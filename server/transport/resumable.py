@@ -8,7 +8,8 @@ belongs to the owner of its API key; no other owner finds it. Used on the event 
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Sequence
+from typing import Protocol
 
 from sse_starlette.sse import SendTimeoutError
 
@@ -21,6 +22,37 @@ MAX_STREAMS = 1000
 MAX_BYTES = 64 * 1024 * 1024
 """Limits of all ended streams together. The oldest are deleted first."""
 STOPPED = "request cancelled by a stop before its reply began"
+
+
+class ReadableStream(Protocol):
+    """A stream of this replica or of another one. Times are Unix seconds; ``completed_at`` is 0 while it runs."""
+
+    @property
+    def conversation(self) -> str: ...
+    @property
+    def started_at(self) -> int: ...
+    @property
+    def completed_at(self) -> int: ...
+    @property
+    def total_bytes(self) -> int: ...
+    @property
+    def done(self) -> bool: ...
+    @property
+    def begun(self) -> bool: ...
+    @property
+    def is_loading(self) -> Callable[[], bool]: ...
+
+    def holds(self, offset: int) -> bool:
+        """Whether the data after `offset` is still stored."""
+        ...
+
+    async def begin(self) -> None:
+        """Wait until there is something to read. Raises the error that prevented it."""
+        ...
+
+    def read(self, offset: int) -> AsyncGenerator[bytes, None]:
+        """Yield the bytes from `offset`. Raises `SendTimeoutError` for a reader so slow that they were dropped."""
+        ...
 
 
 class KeptStream:
@@ -204,6 +236,18 @@ class KeptStreams:
             self._drop_timer(stream)
             stream.stop()
         return stream
+
+    async def find_shared(self, owner: str, conversation: str) -> ReadableStream | None:
+        """Return the conversation's stream, also that of another replica."""
+        return self.find(owner, conversation)
+
+    async def of_shared(self, owner: str, conversations: Iterable[str]) -> Sequence[ReadableStream]:
+        """Return the streams of these conversations and of their variants, also those of other replicas."""
+        return self.of(owner, conversations)
+
+    async def stop_shared(self, owner: str, conversation: str) -> KeptStream | None:
+        """Stop and remove a stream, also that of another replica. Return it if it is this one's."""
+        return self.stop(owner, conversation)
 
     def ended(self, owner: str, stream: KeptStream) -> None:
         """Keep an ended stream for a while, if it has data and is still the conversation's."""

@@ -7,7 +7,7 @@ import pytest
 
 from server.errors import Unavailable
 from server.state.database import Database
-from server.state.usage import Counts, UsageLedger
+from server.state.usage import Counts, DatabaseUsage, UsageLedger
 from tests.unit.clock import Clock
 
 NOON = 1_795_521_600.0  # 2026-11-24 12:00 UTC
@@ -25,7 +25,7 @@ def used(ledger: UsageLedger, key: str = "ada", model: str = "demo", n: int = 1)
 
 async def test_what_a_key_has_spent_begins_again_with_the_day_and_the_month(tmp_path: Path, clock: Clock) -> None:
     database = Database(tmp_path / "state")
-    ledger = UsageLedger(database, clock)
+    ledger = UsageLedger(DatabaseUsage(database), clock)
     assert ledger.spent("ada") == (0, 0)
     used(ledger)
     assert ledger.spent("ada") == (11, 11)
@@ -44,7 +44,7 @@ async def test_what_a_key_has_spent_begins_again_with_the_day_and_the_month(tmp_
 
 async def test_two_servers_share_a_file(tmp_path: Path, clock: Clock) -> None:
     databases = [Database(tmp_path / "state") for _ in range(2)]
-    one, other = (UsageLedger(database, clock) for database in databases)
+    one, other = (UsageLedger(DatabaseUsage(database), clock) for database in databases)
     used(one)
     used(other)
     await one.close()
@@ -57,7 +57,7 @@ async def test_two_servers_share_a_file(tmp_path: Path, clock: Clock) -> None:
 
 async def test_usage_that_could_not_be_written_is_written_later(tmp_path: Path, clock: Clock) -> None:
     database = Database(tmp_path / "state")
-    ledger = UsageLedger(database, clock)
+    ledger = UsageLedger(DatabaseUsage(database), clock)
     used(ledger)
     await database.run(lambda connection: connection.execute("ALTER TABLE token_usage RENAME TO hidden"))
     with pytest.raises(Unavailable):
@@ -74,5 +74,5 @@ async def test_a_state_file_of_an_older_server_gets_the_table(tmp_path: Path, cl
     with sqlite3.connect(tmp_path / "state") as connection:
         connection.execute("DROP TABLE token_usage")
     database = Database(tmp_path / "state")
-    assert await UsageLedger(database, clock).find("2026-11-24", "2026-11-24") == []
+    assert await UsageLedger(DatabaseUsage(database), clock).find("2026-11-24", "2026-11-24") == []
     database.close()

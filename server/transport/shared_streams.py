@@ -1,0 +1,202 @@
+"""Resumable streams that every replica can read and stop, through Redis.
+
+The replica that generates a stream copies it into a Redis stream. The id of an entry is the offset of its last byte,
+so a reader continues at any byte. Each conversation names the Redis stream that it has now. To stop a generation, a
+replica deletes the Redis stream; the copying replica notices that with its next write.
+"""
+
+import asyncio
+import contextlib
+import secrets
+import time
+from collections.abc import AsyncGenerator, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from sse_starlette.sse import SendTimeoutError
+
+from server.errors import Unavailable
+from server.state.redis import PREFIX, Redis
+from server.transport.resumable import KEPT_S, MAX_STREAM_BYTES, KeptStream, KeptStreams, ReadableStream
+
+_RUNNING_TTL_S = 3600
+_BLOCK_MS = 1000  # shorter than the socket's timeout
+_DATA, _DONE = b"data", b"done"
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteStream:
+    """A stream of another replica, as it was when it was looked up; `read` follows it. Times are Unix seconds."""
+
+    redis: Redis
+    key: str
+    conversation: str
+    started_at: int
+    completed_at: int
+    first: int
+    total_bytes: int
+
+    @property
+    def done(self) -> bool:
+        """Whether it is complete."""
+        return self.completed_at > 0
+
+    @property
+    def begun(self) -> bool:
+        """Whether it has data."""
+        return self.done or self.total_bytes > 0
+
+    def is_loading(self) -> bool:
+        """Return False: a reader waits for the data."""
+        return False
+
+    def holds(self, offset: int) -> bool:
+        """Whether the data after `offset` is still stored."""
+        return offset >= self.first
+
+    async def begin(self) -> None:
+        """Return at once: `read` waits for the data."""
+
+    async def read(self, offset: int) -> AsyncGenerator[bytes, None]:
+        """Yield the bytes from `offset` until it is complete or deleted. Raises `SendTimeoutError` as `KeptStream`."""
+        at = f"{offset}-0"
+        while True:
+            found = await self.redis.do("xread", {self.key: at}, block=_BLOCK_MS)
+            if not found and not await self.redis.do("exists", self.key):
+                return
+            for entry_id, entry in found[0][1] if found else ():
+                at = entry_id.decode()
+                if _DONE in entry:
+                    return
+                end, data = int(at.partition("-")[0]), entry[_DATA]
+                if end - len(data) > offset:
+                    raise SendTimeoutError
+                yield data[len(data) - (end - offset) :]
+                offset = end
+
+
+class SharedStreams(KeptStreams):
+    """The streams of all replicas. Those of this one are served from memory, also while Redis cannot be used."""
+
+    def __init__(self, redis: Redis) -> None:
+        super().__init__()
+        self._redis = redis
+        self._copying: set[asyncio.Task[None]] = set()
+
+    def open(self, owner: str, conversation: str) -> KeptStream:
+        """Open a stream and copy it into Redis; the conversation's previous one, of any replica, is stopped."""
+        stream = super().open(owner, conversation)
+        task = asyncio.create_task(self._copy(owner, stream), name="copy of a resumable stream")
+        self._copying.add(task)
+        task.add_done_callback(self._copying.discard)
+        return stream
+
+    async def find_shared(self, owner: str, conversation: str) -> ReadableStream | None:
+        """Return the conversation's stream."""
+        found = self.find(owner, conversation)
+        if found is not None:
+            return found
+        try:
+            named = await self._redis.do("hget", _names(owner), conversation)
+            return None if named is None else await self._remote(owner, conversation, named.decode())
+        except Unavailable:
+            return None
+
+    async def of_shared(self, owner: str, conversations: Iterable[str]) -> list[ReadableStream]:
+        """Return the streams of these conversations and of their variants ``{id}::{model}``."""
+        wanted = list(conversations)
+        local = self.of(owner, wanted)
+        try:
+            names = await self._redis.do("hgetall", _names(owner))
+            others = {name.decode(): named.decode() for name, named in names.items()}
+            for stream in local:
+                others.pop(stream.conversation, None)
+            found = [
+                await self._remote(owner, name, others[name])
+                for wish in wanted
+                for name in others
+                if name == wish or name.startswith(wish + "::")
+            ]
+        except Unavailable:
+            return [*local]
+        return [*local, *(each for each in found if each is not None)]
+
+    async def stop_shared(self, owner: str, conversation: str) -> KeptStream | None:
+        """Stop and remove the conversation's stream, also that of another replica."""
+        stopped = self.stop(owner, conversation)
+        with contextlib.suppress(Unavailable):  # logged; a stream of another replica continues
+            await self._replace(owner, conversation, None)
+        return stopped
+
+    async def _replace(self, owner: str, conversation: str, named: str | None) -> None:
+        """Delete the Redis stream of a conversation and name another one."""
+
+        async def work(client: Any) -> None:
+            before = await client.hget(_names(owner), conversation)
+            if before is not None:
+                await client.delete(before.decode().partition(" ")[0])
+            if named is None:
+                await client.hdel(_names(owner), conversation)
+            else:
+                await client.hset(_names(owner), conversation, named)
+                await client.expire(_names(owner), 24 * 3600)
+
+        await self._redis.call(work)
+
+    async def _copy(self, owner: str, stream: KeptStream) -> None:
+        """Copy a stream into Redis until its end, or stop it when its copy was deleted."""
+        key, total = f"{PREFIX}stream:{secrets.token_hex(8)}", 0
+
+        async def write(client: Any, entry: dict[bytes, bytes | int], entry_id: str, ttl_s: float) -> bool:
+            """Return whether the copy still exists. The first entry creates it."""
+            least, is_new = max(total - MAX_STREAM_BYTES, 0), entry_id == "0-1"
+            pipe = client.pipeline(transaction=False)
+            pipe.xadd(key, entry, id=entry_id, nomkstream=not is_new, minid=least)
+            pipe.expire(key, int(ttl_s))
+            return (await pipe.execute())[0] is not None
+
+        async def add(entry: dict[bytes, bytes | int], entry_id: str, ttl_s: float = _RUNNING_TTL_S) -> bool:
+            return await self._redis.call(lambda client: write(client, entry, entry_id, ttl_s))
+
+        try:
+            await self._replace(owner, stream.conversation, f"{key} {stream.started_at}")
+            await add({_DATA: b""}, "0-1")
+            if not await _begins(stream):
+                await self._replace(owner, stream.conversation, None)
+                return
+            async for chunk in stream.read(0):
+                total += len(chunk)
+                if not await add({_DATA: chunk}, f"{total}-0"):
+                    if self.find(owner, stream.conversation) is stream:
+                        self.stop(owner, stream.conversation)
+                    return
+            await add({_DONE: int(time.time())}, f"{total}-1", KEPT_S)
+        except (Unavailable, SendTimeoutError):
+            return  # the stream continues here only
+
+    async def _remote(self, owner: str, conversation: str, named: str) -> RemoteStream | None:
+        """Return the stream that a conversation names; None if it has expired."""
+        key, _, started = named.partition(" ")
+        found = await self._redis.do("xrevrange", key, count=1)
+        oldest = await self._redis.do("xrange", key, min="0-2", count=1)
+        if not found:
+            await self._redis.do("hdel", _names(owner), conversation)
+            return None
+        last, entry = found[0]
+        total = int(last.partition(b"-")[0])
+        first = int(oldest[0][0].partition(b"-")[0]) - len(oldest[0][1].get(_DATA, b"")) if oldest else 0
+        done = int(entry.get(_DONE, 0))
+        return RemoteStream(self._redis, key, conversation, int(started), done, first, total)
+
+
+async def _begins(stream: KeptStream) -> bool:
+    """Wait until a stream has data. Return False if it ended without any."""
+    try:
+        await stream.begin()
+    except Exception:  # noqa: BLE001 (its client gets it)
+        return False
+    return stream.total_bytes > 0
+
+
+def _names(owner: str) -> str:
+    return f"{PREFIX}streams:{owner}"

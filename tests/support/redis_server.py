@@ -1,0 +1,55 @@
+"""A real redis-server on a Unix socket in a temporary folder: started, killed, and started again."""
+
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+NO_REDIS = "redis-server is not installed"
+needs_redis = pytest.mark.skipif(shutil.which("redis-server") is None, reason=NO_REDIS)
+
+
+class RedisServer:
+    """The server of one test. Its data end with its process."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.url = f"unix://{folder}/redis.sock"
+        self._process: subprocess.Popen[str] | None = None
+
+    def start(self) -> None:
+        """Start it and return when it accepts connections."""
+        command = ["redis-server", "--port", "0", "--unixsocket", f"{self._folder}/redis.sock", "--save", ""]
+        self._process = subprocess.Popen(
+            [*command, "--dir", str(self._folder)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        assert self._process.stdout is not None
+        lines = []
+        for line in self._process.stdout:
+            lines.append(line)
+            if "ready to accept connections" in line.lower():
+                return
+        raise AssertionError("redis-server has ended:\n" + "".join(lines))
+
+    def kill(self) -> None:
+        """Kill it as the kernel would."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.communicate()
+            self._process = None
+
+
+@contextmanager
+def running_redis() -> Iterator[RedisServer]:
+    """Start a server and kill it at the end."""
+    with tempfile.TemporaryDirectory(prefix="redis-") as folder:  # short: a socket's path has at most 107 characters
+        server = RedisServer(Path(folder))
+        try:
+            server.start()
+            yield server
+        finally:
+            server.kill()
