@@ -29,7 +29,7 @@ class Caller:
     ``client`` returns the scheduler's name for an end user, ``cache_scope`` the cache namespace for a salt.
     ``priority``: the most urgent priority that the API key allows, None for any. ``sets_adapters``: whether the key may
     choose LoRA scales. ``log_id``: id of the HTTP request. ``asked_again``, ``arrived_at``: see `Request`. ``verbose``:
-    whether replies are verbose by default.
+    whether replies are verbose by default. ``pin_s``: see `Request`.
     """
 
     client: Callable[[str], str] = str
@@ -40,6 +40,7 @@ class Caller:
     asked_again: bool = False
     arrived_at: float = 0.0
     verbose: bool = False
+    pin_s: float = 0.0
 
     def allowed_priority(self, wanted: int) -> int:
         """Return the priority of a request; one that names none gets the key's. Raises `PermissionDenied`."""

@@ -64,6 +64,10 @@ CacheKey = Annotated[str, Field(max_length=1024)]
 """OpenAI's ``prompt_cache_key``: a hint that requests with the same key share prefixes."""
 
 
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+"""A time limit of one request, from its arrival at the engine."""
+
+
 class StreamOptions(Body):
     """OpenAI's ``stream_options``."""
 
@@ -80,6 +84,8 @@ class ServingFields(Body):
     cache_salt: CacheSalt | None = None
     prompt_cache_key: CacheKey | None = None
     priority: Priority | None = None
+    first_token_timeout_s: Seconds | None = None
+    request_timeout_s: Seconds | None = None
     stream: bool | None = None
     sse_ping_interval: CountOrAll | None = None
 
@@ -238,6 +244,8 @@ def engine_request(
         cache_prompt=defaults.cache_prompt if fields.cache_prompt is None else fields.cache_prompt,
         id_slot=id_slot,
         deadline_s=max(fields.t_max_predict_ms or 0, 0) / 1e3,
+        first_token_timeout_s=fields.first_token_timeout_s or 0.0,
+        request_timeout_s=fields.request_timeout_s or 0.0,
         return_progress=bool(fields.return_progress and fields.stream),
         timings_per_token=bool(fields.timings_per_token),
         print_special=print_special | preserved(fields.preserved_tokens or (), model.vocab),
@@ -259,6 +267,7 @@ def engine_request(
         log_id=caller.log_id,
         asked_again=caller.asked_again,
         arrived_at=caller.arrived_at,
+        pin_s=caller.pin_s,
     )
 
 

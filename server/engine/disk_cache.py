@@ -213,7 +213,7 @@ class DiskCache:
 
     def _keep(self, entry: CacheEntry, now: float) -> None:
         """Add `entry` to the index and delete the files it replaces."""
-        replaced = self.kept.replace(entry)
+        replaced = self.kept.replace(entry, now)
         self._remove([*replaced, *self.kept.put(entry, now)])
 
     def _follow(self) -> None:

@@ -121,7 +121,7 @@ class Cells:
             log.debug("slot %d: %d tokens are not offloaded, saving them would stall other requests", slot.id, n)
             return
         if to_ram:
-            ram.replace(slot)
+            ram.replace(slot, now)
             self._to_disk(ram.make_room(size, now))
         if (entry := self._entry_of(slot)) is None:
             return
@@ -129,6 +129,16 @@ class Cells:
             self._to_disk(ram.put(entry, now))
         if not to_ram or (disk is not None and disk.shared):
             self._to_disk((entry,))
+
+    def pin(self, slot: Slot, until: float, now: float) -> None:
+        """Keep a copy of the state of `slot` in RAM until `until`. Raises `InvalidRequest` if there is no room."""
+        entry = self._entry_of(slot) if _is_reusable(slot) else None
+        evicted = None if entry is None else self._scheduler.ram.keep(entry, until, now)
+        if not self._gave_way(evicted):
+            raise InvalidRequest(
+                f"the prefix of {len(slot.tokens)} tokens was not pinned: pinned prefixes may take half of cache_ram; "
+                "raise it, or wait until others expire"
+            )
 
     def preempt(self, sequence: Sequence, now: float) -> None:
         """Move a running sequence out of the cells and back into the queue. Its state is pinned in RAM, unless moving

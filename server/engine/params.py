@@ -1,11 +1,15 @@
 """The engine's settings, as plain values."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 LOOKUP = "lookup"
 """The default speculation type: n-gram lookup in the text so far, used where it pays."""
+
+
+CPU_ITL_MS, GPU_ITL_MS = 300.0, 60.0
+"""Automatic targets. A GPU decodes a token in 5 to 30 ms, so a step of 300 ms would be a visible pause."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,8 +18,11 @@ class EngineParams:
 
     max_queue: int = 256  # queued requests per instance before 429
     queue_timeout_s: float = 0.0  # longest wait for a slot; 0 = unlimited
+    first_token_timeout_s: float = 0.0  # longest time from arrival to the first token; 0 = unlimited
     request_timeout_s: float = 0.0  # longest time from arrival to end; 0 = unlimited
-    target_itl_ms: float = 300.0  # target step time for prefill chunks while other slots decode; 0 = none
+    target_itl_ms: float = -1.0  # target step time for prefill chunks while slots decode; 0 = none, -1 = automatic
+    max_prefill_tokens: int = 0  # most prefill tokens of a step that also decodes; 0 = no other limit
+    max_prefills: int = 0  # most prompts that such a step prefills; 0 = unlimited
     min_chunk: int = 64  # least prefill tokens per step: smaller chunks are computed token by token (see prefill)
     cache_prompt: bool = True
     slot_prompt_similarity: float = 0.1
@@ -62,7 +69,11 @@ class EngineParams:
     @property
     def target_s(self) -> float:
         """Target duration of a step in seconds while other sequences decode; infinity = none."""
-        return self.target_itl_ms / 1e3 or math.inf
+        return (self.target_itl_ms if self.target_itl_ms >= 0 else CPU_ITL_MS) / 1e3 or math.inf
+
+    def on_device(self, *, is_gpu: bool) -> "EngineParams":
+        """Return the settings with the automatic step target of the device that computes."""
+        return self if self.target_itl_ms >= 0 or not is_gpu else replace(self, target_itl_ms=GPU_ITL_MS)
 
     @property
     def asked_spec_type(self) -> str:

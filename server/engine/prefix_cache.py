@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from heapq import heapify, heappop
+from math import inf
 from typing import Protocol, TypeVar
 
 from server.engine.lora import AdapterSet, reusable
@@ -234,7 +235,7 @@ class CacheEntry:
 
     ``size`` in bytes. ``can_cut``: it can be truncated anywhere; otherwise it is usable whole and at its
     checkpoints. ``used_at`` determines its eviction priority; ``n_used`` counts uses. ``pinned``: it is not evicted,
-    because it is the state of a preempted sequence.
+    because it is the state of a preempted sequence. Before ``kept_until`` it is not evicted either.
     """
 
     saved: SlotState
@@ -244,6 +245,7 @@ class CacheEntry:
     name: str = ""
     n_used: int = 0
     pinned: bool = False
+    kept_until: float = -inf
     hashes: list[int] = field(default_factory=list)  # of its blocks, once an observer needed them
     tokens: list[int] = field(init=False)  # those of `saved`, which searches read
 
@@ -378,10 +380,10 @@ class StateCache:
                     del self._holders[id(state)]
                     self.n_beside -= len(state)
 
-    def replace(self, one: Held) -> list[CacheEntry]:
-        """Remove and return shorter entries of the same text before storing it."""
+    def replace(self, one: Held, now: float) -> list[CacheEntry]:
+        """Remove and return shorter entries of the same text before storing it, except pinned ones."""
         with self._lock:
-            replaced = [entry for entry in self._entries.values() if not entry.pinned and _is_within(entry, one)]
+            replaced = [entry for entry in self._evictable(now) if _is_within(entry, one)]
             for other in replaced:
                 self.remove(other)
         return replaced
@@ -394,7 +396,7 @@ class StateCache:
         with self._lock:
             if not self.fits(entry.size):
                 return [entry]
-            self.replace(entry)
+            self.replace(entry, now)
             evicted = self.make_room(entry.size, now)
             self._entries[id(entry)] = entry
             self.size += entry.size
@@ -411,6 +413,25 @@ class StateCache:
                 self._entries[id(entry)] = entry
             return evicted
 
+    def keep(self, entry: CacheEntry, until: float, now: float) -> list[CacheEntry] | None:
+        """Store `entry` and do not evict it before `until`; return the entries evicted for it.
+
+        None, with nothing changed, if such entries would take more than half of the limit.
+        """
+        with self._lock:
+            kept = [e for e in self._entries.values() if e.kept_until > now]
+            same = [e for e in kept if e.tokens == entry.tokens and e.adapter_set == entry.adapter_set]
+            n_bytes = entry.size + sum(e.size for e in kept) - sum(e.size for e in same)
+            if 0 <= self.limit < 2 * n_bytes or not self.fits(entry.size):
+                return None
+            for other in same:
+                self.remove(other)
+            entry.kept_until = until
+            return self.put(entry, now)
+
+    def _evictable(self, now: float) -> list[CacheEntry]:
+        return [entry for entry in self._entries.values() if not entry.pinned and entry.kept_until <= now]
+
     def limit_to(self, limit: int, now: float) -> list[CacheEntry]:
         """Set a new limit; return the evicted entries."""
         with self._lock:
@@ -423,7 +444,7 @@ class StateCache:
         with self._lock:
             if not self.size or not 0 <= self.limit < self.n_bytes + n_bytes:
                 return evicted
-            entries = [entry for entry in self._entries.values() if not entry.pinned]
+            entries = self._evictable(now)
             order = [(e.eviction_priority(now) / max(e.size, 1), i) for i, e in enumerate(entries)]
             heapify(order)
             while order and 0 <= self.limit < self.n_bytes + n_bytes:

@@ -164,6 +164,7 @@ class ModelQueue:
         self.counters = TokenCounters(n_instances=n_instances)
         self.open: dict[int, Ticket] = {}
         self.n_load = 0
+        self.has_deadlines = False  # whether some request had a deadline of its own
         self._n_instances = n_instances
         self._waiting: dict[int, Ticket] = {}
         self.n_waiting = 0  # their choices
@@ -187,6 +188,8 @@ class ModelQueue:
             self.n_waiting += ticket.request.n
         self.open[id(ticket)] = ticket
         self.n_load += ticket.request.n
+        if ticket.request.first_token_timeout_s or ticket.request.request_timeout_s:
+            self.has_deadlines = True
         return True
 
     def left(self, ticket: Ticket) -> None:

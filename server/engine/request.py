@@ -291,7 +291,9 @@ class Request:
     token's own only.
     ``prompt_logprobs``: those of the prompt's tokens, too; then all of it is computed, whatever a cache holds.
     ``deadline_s`` limits the time spent generating, checked at new lines (llama-server's ``t_max_predict_ms``);
-    0 = none. ``print_special`` names control tokens whose text is wanted, such as tool-call tags.
+    0 = none. ``first_token_timeout_s`` and ``request_timeout_s`` count from the arrival to the first token and to the
+    end; 0 = as the engine's settings, which they can only shorten. ``print_special`` names control tokens whose text is
+    wanted, such as tool-call tags.
 
     ``adapters``: the LoRA set of this request; None is what is set for all requests when it is submitted.
     ``n_keep`` and ``n_discard`` say what a context shift keeps (-1 = the prompt) and drops (0 = half of the rest).
@@ -305,6 +307,7 @@ class Request:
     ``log_id``: the id of its HTTP request, for the log.
     ``asked_again``: a retry, because its worker process ended; there is one. ``arrived_at``: the time of the first
     attempt, by the engine's clock; 0 = now. Time limits count from it.
+    ``pin_s`` > 0: the computed prompt stays in RAM for so many seconds.
     ``priority``: lower is served earlier. ``client``: an opaque name for fair queueing.
     """
 
@@ -321,6 +324,8 @@ class Request:
     cache_prompt: bool = True
     id_slot: int = -1
     deadline_s: float = 0.0
+    first_token_timeout_s: float = 0.0
+    request_timeout_s: float = 0.0
     return_progress: bool = False
     timings_per_token: bool = False
     print_special: frozenset[int] = frozenset()
@@ -334,6 +339,7 @@ class Request:
     spec_n_max: int = -1
     spec_n_min: int = -1
     spec_p_min: float = -1.0
+    pin_s: float = 0.0
     priority: int = 0
     client: str = ""
     cache_salt: str = ""

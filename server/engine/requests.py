@@ -125,6 +125,11 @@ def _hand(ticket: Ticket, events: list[Event]) -> None:
             )
 
 
+def _shorter(one_s: float, other_s: float) -> float:
+    """Return the shorter of two limits; 0 is none."""
+    return min(one_s, other_s) or max(one_s, other_s)
+
+
 EXPIRY_CHECK_S = 0.1
 """Interval between checks for expired requests."""
 RETRY_LATER_S = 5
@@ -149,7 +154,12 @@ class Requests:
     def __post_init__(self) -> None:
         params = self._scheduler.params
         self._queue_s, self._request_s = params.queue_timeout_s, params.request_timeout_s
-        self._is_limited = self._queue_s > 0 or self._request_s > 0
+        self._first_token_s = params.first_token_timeout_s
+        self._has_limits = max(self._queue_s, self._request_s, self._first_token_s) > 0
+
+    @property
+    def _is_limited(self) -> bool:
+        return self._has_limits or self._queue.has_deadlines
 
     @property
     def due(self) -> bool:
@@ -167,25 +177,37 @@ class Requests:
 
     def expire(self, now: float) -> None:
         """End requests that exceed their time limits."""
-        queue_s, request_s = self._queue_s, self._request_s
+        queue_s = self._queue_s
         if not self._is_limited or now < self._look_at or not (self._open or len(self._queue)):
             return
         self._look_at = now + EXPIRY_CHECK_S
 
-        def is_late(ticket: Ticket) -> bool:
-            return 0 < request_s <= now - ticket.submitted_at
+        def late_after_s(ticket: Ticket) -> float:
+            """Return the limit on the whole request if it has passed, otherwise 0."""
+            limit_s = _shorter(self._request_s, ticket.request.request_timeout_s)
+            return limit_s if 0 < limit_s <= now - ticket.submitted_at else 0.0
+
+        def no_token_after_s(ticket: Ticket) -> float:
+            """Return the limit on the first token if it has passed, otherwise 0."""
+            limit_s = _shorter(self._first_token_s, ticket.request.first_token_timeout_s)
+            return limit_s if 0 < limit_s <= now - ticket.submitted_at else 0.0
 
         def waits_long(ticket: Ticket) -> bool:
             return 0 < queue_s <= now - ticket.waits_since
 
-        self._own(self._queue.late(self._instance, lambda ticket: is_late(ticket) or waits_long(ticket)))
-        begun = {id(s.ticket) for s in self._sequences() if s.n_cached >= 0} if queue_s else set()
-        begun |= {id(ticket) for ticket in self._open.values() if ticket.n_open < ticket.request.n}  # a choice ended
+        self._own(
+            self._queue.late(self._instance, lambda t: bool(late_after_s(t) or no_token_after_s(t)) or waits_long(t))
+        )
+        ended = {id(ticket) for ticket in self._open.values() if ticket.n_open < ticket.request.n}  # a choice of them
+        placed = ended | {id(s.ticket) for s in self._sequences() if s.n_cached >= 0}
+        begun = ended | {id(s.ticket) for s in self._sequences() if s.output}
         for ticket in list(self._open.values()):
-            if is_late(ticket):
-                self.fail(ticket, TooLate(f"the request was not done within {request_s:g} s", RETRY_LATER_S))
-            elif waits_long(ticket) and id(ticket) not in begun:
+            if limit_s := late_after_s(ticket):
+                self.fail(ticket, TooLate(f"the request was not done within {limit_s:g} s", RETRY_LATER_S))
+            elif id(ticket) not in placed and waits_long(ticket):
                 self.fail(ticket, TooLate(f"no slot was free within {queue_s:g} s", RETRY_LATER_S))
+            elif id(ticket) not in begun and (limit_s := no_token_after_s(ticket)):
+                self.fail(ticket, TooLate(f"there was no first token within {limit_s:g} s", RETRY_LATER_S))
 
     def receive(self) -> None:
         """Take requests that there are slots for, and end cancelled ones."""

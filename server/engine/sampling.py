@@ -30,7 +30,7 @@ from server.engine.scheduler import TokenRun
 from server.engine.sequence import Phase, Sequence
 from server.engine.speculate.speculation import Speculation
 from server.engine.stats import EngineStats
-from server.errors import NotNumbers
+from server.errors import InvalidRequest, NotNumbers
 from server.structured.constraint import Constraint
 
 if TYPE_CHECKING:
@@ -385,6 +385,12 @@ class NextTokens:
         `slot` is the id of the slot that decoded the last token; the sequence may have lost it since.
         `context_full`: the choice has no cell left for another token.
         """
+        if sequence.request.pin_s and (held := sequence.slot) is not None:
+            try:
+                self._cells.pin(held, now + sequence.request.pin_s, now)
+            except InvalidRequest as error:
+                self._requests.fail(sequence.ticket, error)
+                return
         rest = sequence.text.finish()
         if rest is not None:
             self._emit_text(sequence, rest, now)

@@ -161,6 +161,7 @@ class Scheduler:
         instance: int = 0,
     ) -> None:
         """Create the scheduler of instance number `instance`. Instances of a model share `counters` and `ram`."""
+        params = params.on_device(is_gpu=info.deferred)
         self.info = info
         self.ram = state_cache(params.cache_ram, info.free_bytes) if ram is None else ram
         self.move_cost = MoveCost(copy_s=info.copy_s)
@@ -290,6 +291,8 @@ class Scheduler:
         """
         others_wait = n_decode or not is_live or any(s.phase is Phase.DECODE and not is_batch(s) for s in self.active())
         size = self.step_size.after(self.spent_s) if others_wait else self.step_size_alone.size
+        if n_decode and self.params.max_prefill_tokens:
+            return min(size, self.params.max_prefill_tokens)
         # with separate KV, prefill is evaluated separately: decode tokens do not reduce the budget
         return max(size - n_decode if self.info.unified else size, self.params.min_chunk if n_decode else 1)
 
@@ -322,7 +325,7 @@ class Scheduler:
             left -= n
             n_to_score -= run.n_outputs if run.scored else 0
             runs.append(run)
-            if budget <= 0:
+            if budget <= 0 or (n_decode and len(runs) == self.params.max_prefills):
                 break
         return runs
 
@@ -348,7 +351,8 @@ class Scheduler:
             size = self.step_size.after(self.spent_s + self.move_cost.step_s)
             n = portion(n_left, min(share, size), self.info.n_ubatch, exact=True)
         else:
-            n = portion(n_left, share, self.info.n_ubatch)
+            is_capped = bool(n_decode and self.params.max_prefill_tokens)
+            n = portion(n_left, share, self.info.n_ubatch, exact=is_capped)
         end = at + min(n, most)
         if at < s.adapter_set.start < end:  # an aLoRA starts there
             end = s.adapter_set.start

@@ -639,12 +639,20 @@ class SchedulingSettings(SettingsModel):
     """
     queue_timeout_s: Float = option(0.0, ge=0)
     """Seconds that a request may wait for a slot; then it gets 503 with Retry-After. 0 = unlimited."""
+    first_token_timeout_s: Float = option(0.0, ge=0)
+    """Seconds from a request's arrival to its first token; then 503. 0 = unlimited. A request may shorten it."""
     request_timeout_s: Float = option(0.0, ge=0)
-    """Seconds from a request's arrival to its end; then 503, or an error event in a stream. 0 = unlimited."""
-    target_itl_ms: Float = option(300.0, ge=0)
-    """Target step time in ms while slots decode: limits prefill chunks and thereby inter-token latency. 0 = throughput
-    only, with full batches.
+    """Seconds from a request's arrival to its end; then 503, or an error event in a stream. 0 = unlimited. A request
+    may shorten it.
     """
+    target_itl_ms: Float = option(-1.0, ge=-1)
+    """Target step time in ms while slots decode: limits prefill chunks and thereby inter-token latency. -1 = automatic:
+    300 on CPUs, 60 where a GPU computes. 0 = throughput only, with full batches.
+    """
+    max_prefill_tokens: Int = option(0, ge=0)
+    """Most prefill tokens of a step that also decodes, also below min_chunk. 0 = no such cap."""
+    max_prefills: Int = option(0, ge=0)
+    """Most prompts that a step prefills while slots decode. 0 = unlimited."""
     min_chunk: Int = option(64, ge=1)
     """Minimum number of prefill tokens per step while slots decode. Raise it for a faster first token, lower it for
     smaller gaps in running streams.

@@ -9,6 +9,7 @@
 ``GET  /props``, ``POST /props``                    `props`: one model's properties
 ``GET  /slots``                                     `slots`: what every slot does
 ``POST /slots/{id}?action=...``                     `slots`: save, restore, erase a slot
+``POST /cache/pin  /cache/reset``                   keep a prompt's KV state in RAM; drop all states
 ``GET/POST /lora-adapters``                         `props`: the adapters of all requests
 ``GET  /metrics``                                   `metrics`: Prometheus
 ``GET  /v1/usage``                                  `metrics`: requests and tokens by key, model and day

@@ -74,6 +74,7 @@ class Session:
         record: Record | None = None,
         n_body_bytes: int = 0,
         owner: str = "",
+        pin_s: float = 0.0,
     ) -> None:
         self.warnings: Sequence[str] = ()
         self._services = services
@@ -83,7 +84,7 @@ class Session:
         self._record = record
         if record is not None:
             record.usage, self._log_id = self._usage, record.id
-        self._key, self._owner = key, owner
+        self._key, self._owner, self._pin_s = key, owner, pin_s
         self._salt, self._body_salt = salt, body_salt
         self._autoload = autoload
         self._keep_alive_s = keep_alive_s
@@ -142,6 +143,7 @@ class Session:
             self._asked_again,
             self._arrived_at,
             verbose=self._services.options.verbose,
+            pin_s=self._pin_s,
         )
 
     async def embed(
@@ -353,6 +355,10 @@ def _with_new_grammars(work: Callable[[LoadedModel], T], model: LoadedModel, att
         return work(model)
 
 
+PIN = "llamapool.pin"
+"""A key in the ASGI scope of a request that the server makes: the seconds for which its prompt is pinned in RAM."""
+
+
 def session_of(request: HttpRequest, keep_alive_s: float | None = None, salt: str | None = None) -> Session:
     """Return the session of the client that sent `request` with this `salt`; None = it may have its own."""
     found = services(request)
@@ -369,4 +375,5 @@ def session_of(request: HttpRequest, keep_alive_s: float | None = None, salt: st
         record=request.scope.get(RECORD),
         n_body_bytes=admission_of(request.scope).body.n_bytes,
         owner=owner_of(request),
+        pin_s=request.scope.get(PIN, 0.0),
     )

@@ -1,8 +1,11 @@
 """What every slot does, as llama-server shows it (tools/server/server-context.cpp, server_slot::to_json)."""
 
 import re
+import time
+from http import HTTPStatus
 from typing import Any
 
+import orjson
 from fastapi import APIRouter, Request, Response
 
 from server.dialects.common import Json
@@ -17,8 +20,11 @@ from server.pool.state import ModelState
 from server.routes.health import NO_SLOT, is_pending
 from server.routes.openapi import FINDS, RUNS, describe
 from server.routes.services import cache_owner, caller_of, lease_for, services
+from server.routes.session import PIN
 from server.transport.body import read_json, read_optional_json
 from server.transport.errors import json_reply
+from server.transport.internal import post_json
+from server.transport.keys import ANYBODY
 from server.transport.sse import while_connected
 
 router = APIRouter(tags=["monitoring"])
@@ -141,6 +147,39 @@ async def reset_cache(request: Request) -> Response:
     loaded = services(request).pool.state(model).loaded
     n = 0 if loaded is None else await while_connected(request, loaded.engine.reset_cache())
     return json_reply({"n_dropped": n})
+
+
+MAX_PIN_S = 30 * 86_400
+_PINNED = {"object": "cache.pin", "model": "demo", "n_tokens": 19, "expires_at": 1795521600}
+
+
+@router.post("/cache/pin")
+@describe(_PINNED, example={"prompt": "You are a helpful assistant.", "ttl_s": 3600}, errors=RUNS, loads=True)
+async def pin_prefix(request: Request) -> Response:
+    """Compute a prompt and keep its KV state in RAM for ``ttl_s`` seconds, whatever else is cached.
+
+    The body is that of a chat or a completion; nothing is generated. ``key`` names the API key whose requests use the
+    prefix, where keys have cache namespaces of their own; otherwise it is the caller's.
+    """
+    used, body = services(request), await read_json(request)
+    ttl_s, name = body.pop("ttl_s", None), body.pop("key", None)
+    if isinstance(ttl_s, bool) or not isinstance(ttl_s, int | float) or not 0 < ttl_s <= MAX_PIN_S:
+        raise InvalidRequest(f"ttl_s: must be a number of seconds, at most {MAX_PIN_S}", "ttl_s")
+    key = caller_of(request) or ANYBODY
+    if name is not None:
+        named = used.keys.named(name) if isinstance(name, str) and used.keys.required else None
+        if named is None:
+            raise InvalidRequest("key: no valid API key has this name", "key")
+        key = named
+    path = used.options.api_prefix + ("/v1/chat/completions" if "messages" in body else "/v1/completions")
+    wanted = orjson.dumps({**body, "max_tokens": 0, "n_predict": 0, "n": 1, "stream": False})
+    with await lease_for(request, _named(body)):
+        reply = await while_connected(request, post_json(request.app, {PIN: float(ttl_s)}, path, wanted, key))
+    if reply.status != HTTPStatus.OK:
+        return Response(reply.body, reply.status, media_type="application/json")
+    found = orjson.loads(reply.body)
+    pinned = {"model": found["model"], "n_tokens": found["usage"]["prompt_tokens"]}
+    return json_reply({"object": "cache.pin", **pinned, "expires_at": int(time.time() + ttl_s)})
 
 
 def file_owner(request: Request) -> str:

@@ -55,7 +55,7 @@ _NEEDS: Final[dict[Need, dict[str, str]]] = {
         " /v1/conversations/{conversation_id} /v1/conversations/{conversation_id}/items/{item_id}"
         " /v1/files/{file_id} /v1/messages/batches/{batch_id}",
     },
-    "slots": {"GET": "/slots", "POST": "/slots/{id_slot} /cache/reset"},
+    "slots": {"GET": "/slots", "POST": "/slots/{id_slot} /cache/reset /cache/pin"},
     "lora": {"POST": "/lora-adapters"},
     "models": {
         "POST": "/models /models/load /models/unload /models/pin /api/pull",

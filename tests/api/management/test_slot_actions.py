@@ -3,6 +3,7 @@
 import asyncio
 import os
 import threading
+import time
 from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
@@ -72,6 +73,49 @@ async def test_a_reset_drops_what_slots_and_ram_hold(serve: Serve) -> None:
         assert (await api.client.post("/cache/reset")).json()["n_dropped"] > N_PROMPT - 1
         assert (await api.client.post("/cache/reset")).json() == {"n_dropped": 0}
         assert message(await api.client.post("/cache/reset", json={"model": 1})) == "model: must be a string"
+
+
+class LargeStates(FakeRunner):
+    """Its states have 400 KiB."""
+
+    def seq_save(self, seq: int) -> bytes:
+        return super().seq_save(seq).ljust(400 << 10)
+
+    def seq_size(self, seq: int, *, partial: bool = False) -> int:
+        return len(self.seq_save(seq))
+
+
+async def test_a_pinned_prefix_stays_until_its_time_is_over(serve: Serve) -> None:
+    """Two states fit into RAM. The pinned one is found after any number of others, and not after its time."""
+    chat = {"messages": [{"role": "system", "content": "Be brief. " * 8}, {"role": "user", "content": "Hi"}]}
+    others = ["Another one " * 9, "And a third one " * 8, "The fourth is here " * 7, "Then a fifth one " * 8]
+    loader = FakeLoader(runner=lambda: LargeStates(n_seq=1, n_ctx_seq=1000))
+    async with serve(loader, models={"demo": {**MODEL, "n_parallel": 1, "cache_ram": 1}}) as api:
+
+        async def cached() -> int:
+            for prompt in others:
+                await complete(api, -1, prompt)
+            reply = (await api.client.post("/v1/chat/completions", json={**chat, "max_tokens": 1})).json()
+            found: int = reply["usage"]["prompt_tokens_details"]["cached_tokens"]
+            return found
+
+        assert await cached() < 20
+        before = time.time()
+        pinned = (await api.client.post("/cache/pin", json={**chat, "ttl_s": 60})).json()
+        assert pinned["object"] == "cache.pin"
+        assert pinned["n_tokens"] > 80
+        assert before + 59 < pinned["expires_at"] <= time.time() + 60
+        assert await cached() >= pinned["n_tokens"] - 1
+        assert await cached() >= pinned["n_tokens"] - 1
+        assert (await api.client.post("/cache/pin", json={**chat, "ttl_s": 1e-6})).status_code == 200  # unpins it
+        assert await cached() < 20
+        assert (await api.client.post("/cache/pin", json={**chat, "ttl_s": 60})).status_code == 200
+        another = {"prompt": "A prompt of its own " * 9, "ttl_s": 60}
+        assert "half of cache_ram" in message(await api.client.post("/cache/pin", json=another))
+        assert await cached() >= pinned["n_tokens"] - 1
+        assert message(await api.client.post("/cache/pin", json={"prompt": "Hi"})).startswith("ttl_s: must be")
+        wrong = await api.client.post("/cache/pin", json={"prompt": 3, "ttl_s": 60})
+        assert wrong.status_code == 400
 
 
 async def test_saving_and_restoring_reply_as_llama_server(serve_slots: Serve, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """The scheduler as a pure decider."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -220,6 +221,45 @@ def test_a_picture_beside_streams_leaves_them_the_time_of_their_own_batch(
     place(s)
     seeing.encodings[0] = Encoding(FakeChunk("a"), b"a", embeddings=b"")
     assert [len(e.tokens) for e in s.plan() if e.sequence is seeing] == [n]
+
+
+@pytest.mark.parametrize(
+    ("caps", "n_streams", "expected"),
+    [
+        ({}, 1, [100, 92]),
+        ({"max_prefill_tokens": 40}, 1, [40]),
+        ({"max_prefill_tokens": 40}, 0, [100, 300]),  # nothing decodes
+        ({"max_prefill_tokens": 130, "max_prefills": 1}, 1, [100]),
+        ({"max_prefill_tokens": 130}, 1, [100, 30]),
+    ],
+)
+def test_caps_bound_the_prefill_of_a_step_that_decodes(
+    caps: dict[str, Any], n_streams: int, expected: list[int]
+) -> None:
+    s = scheduler(3, n_cells=6000, **caps)
+    s.step_size.size = 192
+    running = waiting(s, [3])
+    place(s)
+    if n_streams:
+        assert running.slot is not None
+        running.slot.tokens, running.phase, running.output = [3], Phase.DECODE, [5]
+    else:
+        finish(s, running, 0.0)
+    prompts = [waiting(s, [i] * n) for i, n in ((1, 100), (2, 300))]
+    for _ in prompts:
+        place(s)
+    runs = {id(run.sequence): len(run.tokens) for run in s.plan()}
+    assert [runs[id(prompt)] for prompt in prompts if id(prompt) in runs] == expected
+
+
+def test_the_automatic_step_target_depends_on_the_device() -> None:
+    info = RunnerInfo(1, 512, 512, 512, 512, unified=False)
+    for params, is_gpu, target_s in (
+        (EngineParams(), False, 0.3),
+        (EngineParams(), True, 0.06),
+        (EngineParams(target_itl_ms=150.0), True, 0.15),
+    ):
+        assert Scheduler(replace(info, deferred=is_gpu), params).step_size.target_s == target_s
 
 
 def test_unified_cells_are_not_promised_twice() -> None:

@@ -9,7 +9,8 @@ import pytest
 from server.errors import TooLate
 from tests.support.fakes import FakeRunner
 from tests.unit.clock import Clock
-from tests.unit.engine.builders import alone, engine_over, request, run
+from tests.unit.engine.builders import Reply, alone, engine_over, request, run
+from tests.unit.engine.events import events_of
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -67,3 +68,39 @@ async def test_limits_count_from_the_first_time_that_a_request_was_asked() -> No
         assert isinstance(late.error, TooLate)
         (reply,) = await run(engine, request("x"))
         assert reply.error is None
+
+
+async def test_a_request_shortens_the_limits_of_its_model_only_for_itself() -> None:
+    clock = Clock()
+    clock.now = 20.0
+
+    async def outcome(**fields: float) -> str:
+        """Return how a request ended that arrived eight seconds ago. The limits are checked ten times a second."""
+        clock.now += 1.0
+        (reply,) = await run(engine, request("x", arrived_at=clock.now - 8.0, **fields))
+        return str(reply.error)
+
+    async with engine_over(FakeRunner(), clock=clock, request_timeout_s=7.0) as engine:
+        assert await outcome(request_timeout_s=5.0) == "the request was not done within 5 s, retry in 5 s"
+        assert await outcome(request_timeout_s=15.0) == "the request was not done within 7 s, retry in 5 s"
+    async with engine_over(FakeRunner(), clock=clock) as engine:
+        assert await outcome() == "None"
+        assert await outcome(request_timeout_s=5.0) == "the request was not done within 5 s, retry in 5 s"
+        assert await outcome(first_token_timeout_s=6.0) == "there was no first token within 6 s, retry in 5 s"
+        assert await outcome(first_token_timeout_s=9.0, request_timeout_s=9.0) == "None"
+
+
+async def test_the_first_tokens_limit_does_not_end_a_request_that_generates() -> None:
+    clock, steps = Clock(), threading.Semaphore(0)
+    async with engine_over(FakeRunner(steps=steps), clock=clock) as engine:
+        stream = events_of(engine, request("x", max_tokens=20, first_token_timeout_s=5.0))
+        async with stream:
+            steps.release(3)
+            first = await anext(stream)
+            clock.now = 50.0
+            steps.release(100)
+            reply = Reply()
+            reply.add(first)
+            async for events in stream:
+                reply.add(events)
+        assert (reply.error, reply.text) == (None, alone(request("x", max_tokens=20)))
