@@ -84,15 +84,20 @@ def _argument(turn: StreamParser) -> Steps[tuple[str | None, str]]:
     return None, word
 
 
-def value(reader: Reader, emit: Emit, *, begun: str = "", depth: int = 0) -> Steps[None]:
-    """Emit a Python or JSON literal as JSON. ``begun``: its already consumed start."""
+def value(reader: Reader, emit: Emit, *, begun: str = "", depth: int = 0, quote: str = "") -> Steps[None]:
+    """Emit a Python or JSON literal as JSON. ``begun``: its already consumed start. ``quote``: other markup around
+    strings, "" for none.
+    """
+    if quote and (yield from reader.take(quote)):
+        yield from _quoted(reader, emit, quote)
+        return
     first = yield from reader.peek()
     if first in ("'", '"') and (not begun or begun in "rRbBuUfF"):
         yield from _string(reader, emit, raw=begun in ("r", "R"))
     elif first in _CLOSING and first and not begun and depth < MAX_DEPTH:
         reader.consume(1)
         emit("{" if first == "{" else "[")
-        yield from _items(reader, emit, first, depth + 1)
+        yield from _items(reader, emit, first, depth + 1, quote)
         emit("}" if first == "{" else "]")
     else:
         text = begun + (yield from reader.match(_SCALAR, limit=None)).rstrip()
@@ -102,7 +107,7 @@ def value(reader: Reader, emit: Emit, *, begun: str = "", depth: int = 0) -> Ste
         emit(known or f'"{escaped(text)}"')
 
 
-def _items(reader: Reader, emit: Emit, opening: str, depth: int) -> Steps[None]:
+def _items(reader: Reader, emit: Emit, opening: str, depth: int, quote: str) -> Steps[None]:
     """Parse the contents of brackets and the closing one."""
     closing, joint = _CLOSING[opening], ""
     while True:
@@ -112,15 +117,17 @@ def _items(reader: Reader, emit: Emit, opening: str, depth: int) -> Steps[None]:
         emit(joint)
         joint = ", "
         if opening == "{":
-            yield from _key(reader, emit)
-        yield from value(reader, emit, depth=depth)
+            yield from _key(reader, emit, quote)
+        yield from value(reader, emit, depth=depth, quote=quote)
         yield from reader.spaces()
         yield from _comma(reader, closing)
 
 
-def _key(reader: Reader, emit: Emit) -> Steps[None]:
+def _key(reader: Reader, emit: Emit, quote: str) -> Steps[None]:
     """Emit a key of a dict with quotes."""
-    if (yield from reader.peek()) in ("'", '"'):
+    if quote and (yield from reader.take(quote)):
+        yield from _quoted(reader, emit, quote)
+    elif (yield from reader.peek()) in ("'", '"'):
         yield from _string(reader, emit)
     else:
         text = yield from reader.match(_KEY_TEXT, limit=None)
@@ -129,6 +136,13 @@ def _key(reader: Reader, emit: Emit) -> Steps[None]:
     yield from reader.take(":")
     yield from reader.spaces()
     emit(": ")
+
+
+def _quoted(reader: Reader, emit: Emit, quote: str) -> Steps[None]:
+    """Emit the text up to `quote` as a JSON string."""
+    emit('"')
+    yield from reader.until((quote,), lambda text: emit(escaped(text)))
+    emit('"')
 
 
 def _comma(reader: Reader, closing: str) -> Steps[None]:
