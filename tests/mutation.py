@@ -1,24 +1,34 @@
 """Measure which faults the tests find: change one expression of a package at a time, and run the tests that reach it.
 
-``python -m tests.mutation server/engine/kv --tests tests/unit/engine --sample 20`` prints the survivors and one
-row of the table in docs/testing.md. A mutant is compiled in the test process; no file is changed.
+``python -m tests.mutation server/engine --tests tests/unit/engine --sample 100`` prints the survivors and one row of
+the table in docs/testing.md. The tests are collected and run once with line coverage. Then each mutant gets a forked
+copy of that process, in which the code of its function is replaced. No file changes and nothing is imported again.
+Only expressions inside functions are changed: the others have run before the fork.
 """
 
 import argparse
 import ast
-import importlib.machinery
+import gc
 import os
+import pickle
 import random
-import subprocess
+import signal
 import sys
-import tempfile
-from collections.abc import Iterator
-from dataclasses import dataclass
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from types import CodeType
+from types import CodeType, FunctionType
 from typing import Any
 
-TIMEOUT_S = 300
+import coverage
+import pytest
+from _pytest.runner import runtestprotocol
+
+N_TESTS = 40
+"""Tests that run against one mutant at most, spread over all that reach its line."""
+TIMEOUT_S = 20
 """A mutant whose tests take longer counts as killed: it never ends."""
 COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
@@ -127,64 +137,127 @@ class _Mutator(ast.NodeTransformer):
         return node  # a wrong assertion fails by itself
 
 
-def mutants(paths: list[Path]) -> Iterator[Mutant]:
-    """Yield every mutant of the Python files at and below `paths`."""
+def mutants(paths: Sequence[Path]) -> Iterator[Mutant]:
+    """Yield every mutant inside a function of the Python files at and below `paths`."""
     for path in (each for top in paths for each in (sorted(top.rglob("*.py")) if top.is_dir() else [top])):
-        mutator = _Mutator()
-        mutator.visit(ast.parse(path.read_text(encoding="utf-8")))
+        tree, mutator = ast.parse(path.read_text(encoding="utf-8")), _Mutator()
+        functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+        bodies = {line for node in functions for line in range(node.body[0].lineno, (node.end_lineno or 0) + 1)}
+        mutator.visit(tree)
         for number, (line, what) in enumerate(mutator.found):
-            yield Mutant(path, number, line, what)
+            if line in bodies:
+                yield Mutant(path, number, line, what)
 
 
-def pytest_load_initial_conftests() -> None:
-    """Pytest plugin (``-p tests.mutation``): compile the mutant that the environment names instead of its file."""
-    path, _, number = os.environ["MUTANT"].rpartition(":")
-    original = importlib.machinery.SourceFileLoader.get_code
-
-    def get_code(self: importlib.machinery.SourceFileLoader, fullname: str) -> CodeType | None:
-        if not os.path.samefile(self.path, path):
-            return original(self, fullname)
-        tree = _Mutator(int(number)).visit(ast.parse(Path(path).read_text(encoding="utf-8")))
-        return compile(ast.fix_missing_locations(tree), self.path, "exec")
-
-    importlib.machinery.SourceFileLoader.get_code = get_code  # type: ignore[assignment, method-assign]
-
-
-def pytest(*arguments: str, mutant: Mutant | None = None) -> int:
-    """Run pytest quietly and return its status; 1 as well if the tests do not end."""
-    environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
-    if mutant is not None:
-        environment["MUTANT"] = f"{mutant.path}:{mutant.number}"
-        arguments = ("-p", "tests.mutation", *arguments)
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *arguments]
-    try:
-        done = subprocess.run(command, env=environment, capture_output=True, timeout=TIMEOUT_S, check=False, text=True)
-    except subprocess.TimeoutExpired:
-        return 1
-    if done.returncode and mutant is None:
-        print(done.stdout[-2000:], done.stderr[-2000:], file=sys.stderr)
-    return done.returncode
+def replace_function(mutant: Mutant) -> bool:
+    """Give the functions of this process that contain `mutant` its code. Return whether any function does."""
+    tree = _Mutator(mutant.number).visit(ast.parse(mutant.path.read_text(encoding="utf-8")))
+    module = compile(ast.fix_missing_locations(tree), str(mutant.path.resolve()), "exec")
+    changed = {(code.co_qualname, code.co_firstlineno): code for code in _functions(module)}
+    found = False
+    for function in [each for each in gc.get_objects() if isinstance(each, FunctionType)]:
+        code = function.__code__
+        other = changed.get((code.co_qualname, code.co_firstlineno))
+        if other is not None and other.co_freevars == code.co_freevars and code.co_filename == other.co_filename:
+            function.__code__ = other
+            found = True
+    return found
 
 
-def covering(tests: list[str], paths: list[Path]) -> dict[tuple[str, int], list[str]]:
-    """Run `tests` once and return those that reach each line, by file and line: their ids, or `tests` at import."""
-    from coverage import CoverageData
+def _functions(code: CodeType) -> Iterator[CodeType]:
+    for each in code.co_consts:
+        if isinstance(each, CodeType):
+            yield each
+            yield from _functions(each)
 
-    with tempfile.TemporaryDirectory() as folder:
-        config, data = Path(folder) / "rc", Path(folder) / "data"
-        include = ",".join(f"{path}/*" if path.is_dir() else str(path) for path in paths)
-        config.write_text(f"[run]\ninclude = {include}\ndata_file = {data}\n")
-        status = pytest("--cov", "--cov-report=", "--cov-context=test", f"--cov-config={config}", *tests)
-        if status:
-            raise SystemExit(f"the tests fail without a mutant (status {status})")
-        found = CoverageData(str(data))
-        found.read()
-        return {
-            (str(Path(file).relative_to(Path.cwd())), line): sorted({c.partition("|")[0] for c in contexts if c})
-            or tests
-            for file in found.measured_files()
-            for line, contexts in found.contexts_by_lineno(file).items()
+
+@dataclass
+class Mutation:
+    """Pytest plugin: run the collected tests once, then those that reach a mutant against each of `chosen`."""
+
+    chosen: list[Mutant]
+    include: list[str]
+    killed: list[Mutant] = field(default_factory=list)
+    survived: list[Mutant] = field(default_factory=list)
+    unreached: list[Mutant] = field(default_factory=list)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        """Do everything; the usual loop does not run."""
+        reached = self._run_once(session)
+        for mutant in self.chosen:
+            items = reached[str(mutant.path.resolve()), mutant.line]
+            if not items:
+                self.unreached.append(mutant)
+            elif self._kills(items[:: -(-len(items) // N_TESTS)], mutant):
+                self.killed.append(mutant)
+            else:
+                self.survived.append(mutant)
+        return True
+
+    def _run_once(self, session: pytest.Session) -> dict[tuple[str, int], list[pytest.Item]]:
+        """Return the tests that reach each line. Tests that fail without a mutant are left out.
+
+        They run in a forked process: threads that they start here would be missing in the processes of the mutants.
+        """
+        reading, writing = os.pipe()
+        if os.fork() == 0:
+            try:
+                with os.fdopen(writing, "wb") as pipe:
+                    pickle.dump(self._reached(session), pipe)
+            finally:
+                os._exit(0)
+        os.close(writing)
+        with os.fdopen(reading, "rb") as pipe:
+            passed, lines = pickle.load(pipe)
+        os.wait()
+        print(f"{len(passed)} of {len(session.items)} tests pass without a mutant", flush=True)
+        items = {item.nodeid: item for item in session.items}
+        return defaultdict(list, {line: [items[name] for name in sorted(names)] for line, names in lines.items()})
+
+    def _reached(self, session: pytest.Session) -> tuple[set[str], dict[tuple[str, int], set[str]]]:
+        measured = coverage.Coverage(data_file=None, include=self.include, config_file=False)
+        passed = set()
+        measured.start()
+        for item in session.items:
+            measured.switch_context(item.nodeid)
+            if all(report.outcome == "passed" for report in runtestprotocol(item, log=False, nextitem=None)):
+                passed.add(item.nodeid)
+        measured.stop()
+        data = measured.get_data()
+        return passed, {
+            (file, line): passed.intersection(contexts)
+            for file in data.measured_files()
+            for line, contexts in data.contexts_by_lineno(file).items()
         }
+
+    def _kills(self, items: Sequence[pytest.Item], mutant: Mutant) -> bool:
+        """Whether one of `items` fails in a forked process with `mutant`, or the process does not end."""
+        child = os.fork()
+        if child == 0:
+            status = 2
+            try:
+                os.setpgid(0, 0)
+                os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+                os.dup2(1, 2)
+                if replace_function(mutant):
+                    status = int(
+                        any(r.failed for item in items for r in runtestprotocol(item, log=False, nextitem=None))
+                    )
+            finally:
+                os._exit(status)
+        until = time.monotonic() + TIMEOUT_S
+        while (ended := os.waitpid(child, os.WNOHANG))[0] == 0 and time.monotonic() < until:
+            time.sleep(0.005)
+        if ended[0] == 0:
+            os.killpg(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            print(f"did not end: {mutant}", flush=True)
+            return True
+        status = os.waitstatus_to_exitcode(ended[1])
+        if status == 2:
+            print(f"not replaced: {mutant}", flush=True)
+        return status not in (0, 2)
 
 
 def main() -> None:
@@ -192,27 +265,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.mutation", description=__doc__)
     parser.add_argument("paths", nargs="+", type=Path, help="packages or files of server/")
     parser.add_argument("--tests", nargs="+", required=True, help="test folders or files")
-    parser.add_argument("--sample", type=int, default=20, help="number of mutants")
+    parser.add_argument("--sample", type=int, default=100, help="number of mutants")
     parser.add_argument("--seed", type=int, default=1)
     given = parser.parse_args()
     every = list(mutants(given.paths))
     chosen = random.Random(given.seed).sample(every, min(given.sample, len(every)))
-    reached = covering(given.tests, given.paths)
-    n_killed = n_unreached = 0
-    for mutant in chosen:
-        tests = reached.get((str(mutant.path), mutant.line), [])
-        if not tests:
-            n_unreached += 1
-            print(f"no test reaches it: {mutant}", flush=True)
-        elif pytest(*tests, mutant=mutant):
-            n_killed += 1
-        else:
-            print(f"survived {len(tests)} tests: {mutant}", flush=True)
-    names = ", ".join(f"`{path}`" for path in given.paths)
+    include = [str(path.resolve() / "*") if path.is_dir() else str(path.resolve()) for path in given.paths]
+    run = Mutation(chosen, include)
+    status = pytest.main(["-q", "-p", "no:cacheprovider", *given.tests], plugins=[run])
+    if status not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
+        sys.exit(f"pytest ended with {status!r}")
+    for what, each in (("no test reaches", run.unreached), ("survived", run.survived)):
+        for mutant in sorted(each, key=str):
+            print(f"{what}: {mutant}")
+    names, n_killed = ", ".join(f"`{path}`" for path in given.paths), len(run.killed)
     score = f"{n_killed / len(chosen):.0%}"
-    print(
-        f"| {names} | {len(every)} | {len(chosen)} | {n_killed} | {n_unreached} | {score} | {given.seed} |", flush=True
-    )
+    print(f"| {names} | {len(every)} | {len(chosen)} | {n_killed} | {len(run.unreached)} | {score} | {given.seed} |")
 
 
 if __name__ == "__main__":
