@@ -30,6 +30,7 @@ from server.media.document import DocumentLimits
 from server.media.fetch import AllowedHosts, MediaFetcher
 from server.media.loader import MediaLoader
 from server.metrics.exposition import Metrics
+from server.metrics.gpu import GpuCollector, gpu_collector
 from server.options.server import VERBOSITY_DETAILED, ServerSettings
 from server.options.values import ANYWHERE
 from server.pool.events import StatusChanged, show_load_progress
@@ -155,6 +156,7 @@ def create_app(
         """Return whether this server knows a batch's key and models."""
         return ring.named(batch["key_name"]) is not None and all(map(pool.knows, batch["models"]))
 
+    gpus = gpu_collector() if server.metrics else None
     services = Services(
         pool=pool,
         live=Live(pool.states, History(pool.states)),
@@ -166,7 +168,7 @@ def create_app(
         prepare=ThreadPoolExecutor(n_prepare_threads(server), thread_name_prefix=PREPARE_THREADS),
         prepare_long=ThreadPoolExecutor(1, thread_name_prefix=f"{PREPARE_THREADS}-long"),
         reading=ThreadPoolExecutor(1, thread_name_prefix=f"{PREPARE_THREADS}-body"),
-        metrics=Metrics(pool.states, spent=usage.all_spent),
+        metrics=Metrics(pool.states, spent=usage.all_spent, gpus=gpus),
         sight=sight,
         memory=MemoryWatch(server.memory_reserve * MIB, at_work),
         keys=ring,
@@ -191,7 +193,7 @@ def create_app(
         openapi_url=None,  # `routes.openapi` has it, and the page over it
         redirect_slashes=False,  # as in llama-server a path with a slash more is another path
         lifespan=lifespan_of(
-            *(services, server, renderer, sandbox, addresses, redis),
+            *(services, server, renderer, sandbox, addresses, redis, gpus),
             Reload(settings, ring, pool, reread),
             *(events, tracing),
         ),
@@ -379,6 +381,7 @@ def lifespan_of(
     sandbox: Sandbox | None,
     addresses: Sequence[str],
     redis: Redis | None,
+    gpus: GpuCollector | None,
     reload: Reload,
     events: KvEvents | None = None,
     tracing: "Tracing | None" = None,
@@ -412,6 +415,8 @@ def lifespan_of(
             asyncio.create_task(services.batches.run(), name="batches"),
             asyncio.create_task(services.usage.run(), name="usage ledger"),
         ]
+        if gpus is not None:
+            endless.append(asyncio.create_task(gpus.read_loop(), name="metrics of GPUs"))
         if events is not None:
             endless.append(asyncio.create_task(events.follow(services.pool.states), name="KV events"))
         for task in (watch, bars, *endless):

@@ -57,8 +57,9 @@ class Metrics:
         states: Callable[[], Sequence[ModelState]] = lambda: (),
         clock: Callable[[], float] = time.monotonic,
         spent: Callable[[], Mapping[str, tuple[int, int]]] = dict,
+        gpus: Collector | None = None,
     ) -> None:
-        """`spent` returns the tokens of each key of today and of this month (UTC)."""
+        """`spent` returns the tokens of each key of today and of this month (UTC). `gpus`: see `metrics.gpu`."""
         self.started_at = time.time()  # unix seconds
         self._states, self._spent = states, spent
         self._clock = clock
@@ -68,6 +69,8 @@ class Metrics:
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(EngineCollector(self._ledger.totals, self._windows))
         self._registry.register(ServerCollector(states))
+        if gpus is not None:
+            self._registry.register(gpus)
         ProcessCollector(registry=self._registry)
         self._requests = self._counter("http_requests", "HTTP requests answered", ["path_template", "method", "status"])
         self._errors = self._counter(

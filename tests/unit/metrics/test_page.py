@@ -5,6 +5,8 @@ from pathlib import Path
 
 from server.engine.stats import EngineStats
 from server.metrics.exposition import Metrics
+from server.metrics.gpu import GpuCollector
+from tests.unit.metrics.test_gpu import fake_nvml
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs/metrics.md").read_text(encoding="utf-8")
 
@@ -13,7 +15,7 @@ def exported() -> set[str]:
     class Engine:
         stats = EngineStats(accepted_at=[1])
 
-    metrics = Metrics()
+    metrics = Metrics(gpus=GpuCollector(fake_nvml()))
     metrics._ledger.note({"demo": Engine()})
     return set(re.findall(r"^# TYPE (\S+) ", metrics.render("")[0].decode(), re.MULTILINE))
 
