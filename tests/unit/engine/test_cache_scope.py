@@ -14,13 +14,44 @@ from server.engine.prefix_cache import CacheEntry, Fetch
 from server.engine.request import Finished, Progress, Request, Started
 from server.engine.sequence import Sequence
 from server.errors import PermissionDenied
-from tests.support.fakes import FakeRunner
-from tests.unit.engine.builders import alone, engine_over, request, run
-from tests.unit.engine.kv.test_caches_random import chat, chats, runner
+from tests.support.fakes import IM_END, FakeRunner, FakeVocab
+from tests.unit.engine.builders import GREEDY, alone, engine_over, request, run
 from tests.unit.engine.kv.test_disk import Files, still
 
 SCOPES = ["", cache_scope("server", "", "salt"), cache_scope("key", "ada", ""), cache_scope("key", "bert", "")]
 TEXT = "what is said more than once. " * 8
+WINDOW = 20
+
+
+class Windowed(FakeRunner):
+    """Memory of which only the last tokens can be forgotten, as a sliding window's."""
+
+    def seq_floor(self, seq: int) -> int:
+        return max(len(self.cells[seq]) - WINDOW, 0)
+
+    def seq_remove(self, seq: int, pos: int) -> bool:
+        if 0 < pos < self.seq_floor(seq):
+            return False
+        del self.cells[seq][pos:]
+        del self.computed_by[seq][pos:]
+        return True
+
+
+def runner(memory: str, n_seq: int, *, unified: bool) -> FakeRunner:
+    kind = Windowed if memory == "window" else FakeRunner
+    n_cells = 1200 if unified else None
+    return kind(n_seq=n_seq, n_ctx_seq=1024, n_cells=n_cells, unified=unified, partial_removal=memory == "any")
+
+
+def chat(turns: list[int]) -> Request:
+    """Turns of some length each, told apart by their letter; what two chats share is a prefix of both."""
+    tokens = [FakeVocab.bos]
+    for turn in turns:
+        tokens += [ord("a") + turn] * (20 * turn + 5) + [IM_END]
+    return Request("chat", tokens, GREEDY, max_tokens=4)
+
+
+chats = st.lists(st.integers(0, 4), min_size=1, max_size=5)
 
 
 def test_a_scope_tells_owners_and_salts_apart() -> None:
@@ -143,12 +174,23 @@ rounds = st.lists(st.lists(scoped, min_size=1, max_size=4), min_size=1, max_size
     st.lists(rounds, min_size=1, max_size=2),
     st.sampled_from([0, 2]),
     st.sampled_from([0, 50]),
+    st.sampled_from([0, 2, 32]),
+    st.sampled_from([0, 50, 8192]),
 )
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_no_request_of_one_scope_ever_takes_a_cell_of_another(
-    memory: str, n_seq: int, unified: bool, n_instances: int, lives: list[list[list[Scoped]]], ram: int, disk: int
+    memory: str,
+    n_seq: int,
+    unified: bool,
+    n_instances: int,
+    lives: list[list[list[Scoped]]],
+    ram: int,
+    disk: int,
+    n_checkpoints: int,
+    spacing: int,
 ) -> None:
     """Over every kind of memory, instances that share RAM and disk, restarts, and requests that arrive together."""
+    params = {"cache_ram": ram, "cache_disk": disk, "ctx_checkpoints": n_checkpoints, "checkpoint_min_step": spacing}
 
     def prompt(scope: str, turns: list[int], n_cache_reuse: int) -> Request:
         return replace(chat(turns), cache_scope=scope, n_cache_reuse=n_cache_reuse)
@@ -157,7 +199,7 @@ def test_no_request_of_one_scope_ever_takes_a_cell_of_another(
         seen: dict[str, list[list[int]]] = {}
         for rounds_ in lives:
             runners = [runner(memory, n_seq, unified=unified) for _ in range(n_instances)]
-            async with engine_over(*runners, clock=still, cache_ram=ram, cache_disk=disk, min_chunk=8) as engine:
+            async with engine_over(*runners, clock=still, min_chunk=8, **params) as engine:
                 if disk:
                     await engine.use_disk(files)
                 for together in rounds_:

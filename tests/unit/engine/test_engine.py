@@ -1,24 +1,19 @@
 """The engine over the fake runner: what a client gets, and what is left behind."""
 
-import asyncio
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
-from server.engine.lora import Adapter
-from server.engine.request import Adapters, Failed, FinishReason, Progress, SamplingParams, Started
+from server.engine.request import Failed, FinishReason, Progress, SamplingParams, Started
 from server.engine.runner_api import BatchEntry
 from server.engine.scheduler import TokenRun
 from server.errors import ContextExceeded, InternalError, InvalidRequest, ShuttingDown
 from tests.support.fakes import FakeRunner, FakeSampler
 from tests.unit.engine.builders import alone, engine_over, request, run
 from tests.unit.engine.events import events_of
-from tests.unit.engine.speculate.fake_draft import FakeDraft, Machine
 
 
 async def test_a_request_gets_its_text_and_one_finish() -> None:
@@ -212,71 +207,6 @@ async def test_instances_share_the_load_and_slot_ids_run_on() -> None:
         (reply,) = await run(engine, pinned)
         assert reply.finished[0].id_slot == 3
     assert all(runner.batches for runner in runners)
-
-
-ADAPTERS = (
-    Adapter(0, "plain"),
-    Adapter(1, "other"),
-    Adapter(2, "activated", alora_invocation_tokens=tuple(b"bc")),
-)
-SETS: list[Adapters] = [(), ((0, 1.0),), ((0, 0.5),), ((0, 1.0), (1, 2.0)), ((2, 1.0),)]
-PROMPTS = st.lists(
-    st.tuples(
-        st.sampled_from(["", "a" * 40, "a" * 100, "ab" * 60]),
-        st.text("abc", max_size=12),
-        st.integers(0, 12),
-        st.sampled_from(SETS),
-    ),
-    min_size=1,
-    max_size=12,
-)
-
-
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    PROMPTS,
-    st.booleans(),
-    st.booleans(),
-    st.integers(1, 4),
-    st.sets(st.integers(0, 11)),
-    st.sampled_from([0, -1]),
-    st.sampled_from(["none", "lookup", "draft-simple", "lookup,draft-simple"]),
-    st.integers(0, 100),
-)
-def test_any_mix_of_requests_gives_each_what_it_gets_alone(
-    prompts: list[tuple[str, str, int, Adapters]],
-    unified: bool,
-    partial: bool,
-    n_seq: int,
-    cancelled: set[int],
-    cache_ram: int,
-    spec_type: str,
-    wrong: int,
-) -> None:
-    async def scenario() -> None:
-        machine = Machine()
-        runner = FakeRunner(
-            n_seq=n_seq,
-            n_ctx_seq=256,
-            n_cells=256 if unified else None,
-            unified=unified,
-            partial_removal=partial,
-            adapters=ADAPTERS,
-            on_decode=machine.step,
-        )
-        runner.draft = FakeDraft(runner, wrong=wrong, on_decode=machine.draft, n_cells=300)
-        requests = [request(a + b, max_tokens=n, adapters=wanted) for a, b, n, wanted in prompts]
-        async with engine_over(
-            runner, clock=machine, min_chunk=8, cache_ram=cache_ram, spec_type=spec_type, spec_lookup_size=1
-        ) as engine:
-            dropped = [events_of(engine, request(r.id * 10)) for i, r in enumerate(requests) if i in cancelled and r.id]
-            for stream in dropped:
-                stream.cancel()
-            replies = await run(engine, *requests)
-        assert [r.error for r in replies] == [None] * len(replies)
-        assert [r.text for r in replies] == [alone(r, ADAPTERS) for r in requests]
-
-    asyncio.run(scenario())
 
 
 @pytest.mark.parametrize("partial_removal", [True, False])

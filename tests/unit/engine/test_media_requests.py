@@ -2,18 +2,15 @@
 
 import asyncio
 from collections.abc import Sequence
-from random import Random
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from server.engine.media import MediaSpan, media_tokens
 from server.engine.request import PromptLogprobs, Request, TokenLogprob
 from server.engine.runner_api import BatchEntry
 from server.errors import ContextExceeded, InternalError, InvalidRequest
 from tests.support.fakes import FakeChunk, FakeEncoder, FakeRunner, FakeVocab
-from tests.unit.engine.builders import GREEDY, Reply, engine_over, run
+from tests.unit.engine.builders import GREEDY, engine_over, run
 from tests.unit.engine.events import events_of
 
 TEXT = " that is longer than the outputs of a step"
@@ -178,50 +175,3 @@ async def test_media_without_a_projector_are_refused() -> None:
     async with engine_over(FakeRunner()) as engine:
         with pytest.raises(InvalidRequest):
             engine.submit(seen(["a", picture("a")]), lambda _events: None)
-
-
-@pytest.mark.parametrize("unified", [False, True])
-@pytest.mark.parametrize("cuts", [True, False])
-@settings(max_examples=15, deadline=None)
-@given(seed=st.integers(0, 1 << 30))
-def test_conversations_with_pictures_say_the_same_from_any_cache(unified: bool, cuts: bool, seed: int) -> None:
-    """Turns of several conversations that share pictures and beginnings, in few slots: every reply is what a fresh
-    computation says, and after every step slots hold what they say they hold."""
-    rng = Random(seed)
-    names = ["a", "b", "c"]
-    sizes = {name: (rng.randrange(1, 40), rng.random() < 0.5, rng.random() < 0.5) for name in names}
-
-    def medium() -> Part:
-        name = rng.choice(names)
-        n_tokens, linear, causal = sizes[name]
-        return picture(name, n_tokens, None if linear else max(1, n_tokens // 4), causal=causal)
-
-    talks: list[list[Part]] = [[] for _ in range(4)]
-    prompts: list[list[Part]] = []
-    for _ in range(10):
-        talk = rng.choice(talks)
-        talk += [rng.choice(["say ", "and then ", "x"]), medium(), " well?"]
-        if sum(len(part) if isinstance(part, str) else part[1] for part in talk) > 200:
-            talk.clear()
-            continue
-        prompts.append(list(talk))
-
-    async def say(runner: FakeRunner, **options: object) -> list[str]:
-        async with engine_over(runner, context_shift=cuts and not any(not s[1] for s in sizes.values())) as engine:
-            replies: list[Reply] = []
-            while len(replies) < len(prompts):
-                n = min(rng.randrange(1, 4), len(prompts) - len(replies))
-                batch = [seen(parts, **options) for parts in prompts[len(replies) : len(replies) + n]]
-                replies += await run(engine, *batch)
-            assert all(reply.error is None for reply in replies)
-            return [reply.text for reply in replies]
-
-    def runner() -> FakeRunner:
-        return FakeRunner(
-            n_seq=2, n_ctx_seq=300, n_batch=48, unified=unified, partial_removal=cuts, encoder=FakeEncoder()
-        )
-
-    state = rng.getstate()
-    cached = asyncio.run(say(runner()))
-    rng.setstate(state)
-    assert cached == asyncio.run(say(runner(), cache_prompt=False))

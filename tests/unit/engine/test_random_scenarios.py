@@ -146,6 +146,10 @@ class FaultyRunner(FakeRunner):
         self.faults.strike(0.03)
         return super().seq_checkpoint(seq)
 
+    def seq_copy(self, source: int, target: int) -> None:
+        self.faults.strike(0.02)
+        super().seq_copy(source, target)
+
     def seq_rewind(self, seq: int, checkpoint: bytes, n_pos: int) -> bool:
         return not self._loses(seq, 0.2) and super().seq_rewind(seq, checkpoint, n_pos)
 

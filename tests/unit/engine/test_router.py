@@ -1,20 +1,14 @@
 """Requests that cost least in one instance are taken by another that has a slot for them."""
 
-import asyncio
-import math
-import random
 import time
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-import pytest
-
 from server.engine.engine import Engine
 from server.engine.request import Event, Failed, Finished
 from server.engine.runner_api import BatchEntry
 from server.engine.sequence import Ticket
-from server.errors import InternalError, QueueFull, ShuttingDown
 from tests.support.fakes import FakeRunner
 from tests.unit.engine.builders import Reply, alone, engine_over, request, run
 from tests.unit.engine.events import EventStream, events_of
@@ -110,68 +104,3 @@ class Ending:
         if self.failed:
             return len(self.failed) == 1 and all(times == 1 for times in self.finished.values())
         return self.finished == Counter(range(n))
-
-
-def mislead(ticket: Ticket, *_: object) -> None:
-    ticket.n_to_compute = len(ticket.request.prompt)
-    ticket.shared_at = math.inf if ticket.request.id_slot >= 0 else -math.inf
-
-
-@pytest.mark.parametrize("seed", range(6))
-async def test_every_request_ends_exactly_once_whatever_happens_meanwhile(
-    seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    chance = random.Random(seed)
-    poison, explode = ord("!"), ord("$")
-
-    def trouble(entries: Sequence[BatchEntry]) -> None:
-        if any(poison in e.tokens for e in entries):
-            raise InternalError("llama_decode failed (-1)")
-        if any(explode in e.tokens for e in entries):
-            raise ZeroDivisionError("a bug")
-
-    unified = seed % 2 == 1
-    runners = [
-        runner(n_seq=2, n_ctx_seq=700, n_cells=900 if unified else None, unified=unified, on_decode=trouble)
-        for _ in range(3)
-    ]
-    closes = seed % 3 == 2
-    misled = seed >= 2  # all are taken to cost least in the first instance, and others may take them at once
-    asked: list[tuple[Ticket, Ending]] = []
-    n_refused = 0
-    async with engine_over(*runners, max_queue=15) as engine:
-        if misled:
-            monkeypatch.setattr("server.engine.engine.route", mislead)
-        for i in range(100):
-            tail = "!" if chance.random() < 0.05 else "$" if chance.random() < 0.02 else ""
-            ending = Ending()
-            wanted = request(
-                chance.choice((BEGINNING, BEGINNING, BEGINNING * 3, "short ")) + f"{i}{tail}",
-                max_tokens=chance.choice((0, 3, 20, 60)),
-                n=chance.choice((1, 1, 1, 3)),
-                id_slot=chance.choice((-1, -1, -1, -1, 0, 1 if misled else 5)),
-                priority=chance.choice((0, 0, -1, 3)),
-                client=chance.choice("abc"),
-            )
-            try:
-                asked.append((engine.submit(wanted, ending.put), ending))
-            except QueueFull:
-                n_refused += 1
-            if asked and chance.random() < 0.25:
-                engine.cancel(chance.choice(asked)[0])
-            for _ in range(chance.randrange(20)):
-                await asyncio.sleep(0)
-        if closes:
-            await engine.close()
-        await asyncio.wait_for(engine.wait_idle(), 60)
-        assert engine.stats.n_deferred == 0
-        assert not engine._queue.open
-        assert not len(engine._queue)
-        assert not any(engine._queue._held.values())
-        for ticket, ending in asked:
-            if not ticket.cancelled:
-                assert ending.is_whole(ticket.request.n), (ticket.request.id, ending.finished, ending.failed)
-            if not closes:
-                assert not any(isinstance(error, ShuttingDown) for error in ending.failed)
-        begun_once = sum(sum(one.stats.queue_time.counts) for one in engine._instances)
-        assert begun_once <= sum(ticket.request.n for ticket, _ in asked), "a request began twice"
