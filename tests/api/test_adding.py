@@ -12,15 +12,14 @@ from tests.support.fakes import FakeLoader
 from tests.support.real_server import ROOT
 
 BLOCK = re.compile(r"```python\n# (server/\S+)\.py\n(.*?)```", re.DOTALL)
-IN_ORDER = ("server/dialects/tgi/write", "server/dialects/tgi/parse", "server/routes/tgi")
+IN_ORDER = ("server/dialects/tgi", "server/routes/tgi")
 
 
 @pytest.fixture
 def route(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The module of the route, made of the page's three files."""
+    """The module of the route, made of the page's two files."""
     files = dict(BLOCK.findall((ROOT / "docs" / "adding.md").read_text()))
     assert set(IN_ORDER) <= set(files)
-    monkeypatch.setitem(sys.modules, "server.dialects.tgi", ModuleType("server.dialects.tgi"))
     for path in IN_ORDER:
         module = ModuleType(path.replace("/", "."))
         monkeypatch.setitem(sys.modules, module.__name__, module)
@@ -28,7 +27,7 @@ def route(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return module
 
 
-async def test_three_files_make_a_wire_format(serve: Serve, route: ModuleType) -> None:
+async def test_two_files_make_a_dialect(serve: Serve, route: ModuleType) -> None:
     loader = FakeLoader(replies={"Hi<|im_end|>\n<|im_start|>assistant\n": "Hello there"})
     async with serve(loader) as api:
         api.app.include_router(route.router)

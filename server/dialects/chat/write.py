@@ -114,7 +114,11 @@ class ChatWriter(Writer):
     def feed(self, _prompt: int, event: Event) -> list[bytes]:
         """The chunks that follow from one event."""
         if type(event) is Text:  # nearly all are
-            return self._text(self._choices.get(event.index) or self._choice(event.index), event)
+            choice = self._choices.get(event.index) or self._choice(event.index)
+            if self.streams:
+                return self._text(choice, event)
+            choice.message.feed(event)
+            return []
         match event:
             case Finished(index=index):
                 return self._finished(self._choice(index), event)
@@ -157,8 +161,6 @@ class ChatWriter(Writer):
 
     def _text(self, choice: _Choice, event: Text) -> list[bytes]:
         deltas = choice.message.feed(event)
-        if not self.streams:
-            return []
         if len(deltas) == 1 and deltas[0].item.kind is Kind.TEXT and not (event.timings or deltas[0].logprobs):
             return [self._chunk(choice, _content(deltas[0].text))]  # the shortest way for nearly all tokens
         timings = wire.members({"timings": wire.timings(event.timings)}) if event.timings else b""
@@ -178,13 +180,16 @@ class ChatWriter(Writer):
 
     def _finished(self, choice: _Choice, event: Finished) -> list[bytes]:
         self._first = self._first or event
+        deltas = choice.message.finish(event)
+        choice.rest = choice.message.rest()
+        if not self.streams:
+            return []
         chunks = self._begin(choice)
-        chunks += self._deltas(choice, choice.message.finish(event))
+        chunks += self._deltas(choice, deltas)
         for index, given in choice.inputs.items():
             if rest := given.finish(choice.message.calls[index].text):
                 call = {"index": index, "custom": {"input": rest}}
                 chunks.append(self._chunk(choice, b'"tool_calls":[' + orjson.dumps(call) + b"]"))
-        choice.rest = choice.message.rest()
         if choice.rest:
             chunks.append(self._chunk(choice, _EMPTY, b"", self._logprobs(choice.rest)))
         reason = wire.finish_reason(event.reason, called=choice.message.called).encode()
