@@ -1,4 +1,4 @@
-"""docs/troubleshooting.md has every warning and error that the server logs."""
+"""docs/troubleshooting.md has every warning and error that the server logs, and every error without a remedy in it."""
 
 import ast
 import re
@@ -9,6 +9,17 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "troubleshooting.md"
 _LEVELS = ("warning", "error", "critical", "exception")
 _BUG = ("please report it", "Report it", "Report what follows")
+_ERRORS = frozenset(
+    (
+        *("ConfigError", "LlamapoolError", "DownloadFailed", "Unavailable", "NotSupported", "PermissionDenied"),
+        *("ModelFailed", "ModelEnded", "ModelRestarting", "TooLate", "ShuttingDown", "AuthenticationFailed"),
+    )
+)
+"""Errors about the server. `InvalidRequest` names the field of the request; docs/errors.md has their statuses."""
+_REMEDY = re.compile(
+    r"; [\w…]|pip install|known:|did you mean|\b(?:see|use|write|start|set|retry|install|attach)\b|--[a-z]"
+    r"|must be|should be|needs? |not one of|outside|lacks|requires|at most|possible"
+)
 _VALUE = re.compile(r"%[-.0-9]*[a-z]")
 _MIN_WORDS = 3
 
@@ -27,26 +38,58 @@ def logged() -> Iterator[tuple[str, str]]:
                 yield f"{path.relative_to(ROOT)}:{node.lineno}", message.value
 
 
-def test_every_message_has_an_entry() -> None:
-    """An entry quotes a part of a message in backticks, with … for values."""
-    section = PAGE.read_text().partition("## Log messages")[2]
+def raised() -> Iterator[tuple[str, str]]:
+    """Yield the message of each raised error of `_ERRORS`, with its place; a value is …."""
+    for path in sorted((ROOT / "server").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not (isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call)):
+                continue
+            if isinstance(node.exc.func, ast.Name) and node.exc.func.id in _ERRORS:
+                for argument in node.exc.args:
+                    if isinstance(argument, ast.JoinedStr):
+                        parts = [str(part.value) if isinstance(part, ast.Constant) else "…" for part in argument.values]
+                        yield f"{path.relative_to(ROOT)}:{node.lineno}", "".join(parts)
+                    elif isinstance(argument, ast.Constant) and isinstance(argument.value, str):
+                        yield f"{path.relative_to(ROOT)}:{node.lineno}", argument.value
+
+
+def entries(heading: str) -> list[str]:
+    """Return the messages that the section's table quotes in backticks, with … for values."""
+    section = PAGE.read_text().partition(f"## {heading}\n")[2].partition("\n## ")[0]
     cells = [line.split("|")[1] for line in section.splitlines() if line.startswith("| `")]
-    entries = [re.escape(quoted).replace("…", ".+") for cell in cells for quoted in re.findall(r"`([^`]+)`", cell)]
-    found = re.compile("|".join(entries))
+    return [quoted for cell in cells for quoted in re.findall(r"`([^`]+)`", cell)]
+
+
+def pattern(entry: str) -> str:
+    return re.escape(entry).replace("…", ".+")
+
+
+def words(text: str) -> int:
+    return len(re.findall(r"[A-Za-z]{2,}", _VALUE.sub(" ", text)))
+
+
+def test_every_error_has_a_remedy_or_an_entry() -> None:
+    found = re.compile("|".join(map(pattern, entries("Errors of options, models and downloads"))))
+    messages = [(place, text) for place, text in raised() if words(text) >= _MIN_WORDS]
+    assert len(messages) > 150
+    assert [(place, text) for place, text in messages if not _REMEDY.search(text) and not found.search(text)] == []
+
+
+def test_every_entry_of_an_error_is_an_error() -> None:
+    texts = "\n".join(text for _, text in raised())
+    quoted = entries("Errors of options, models and downloads")
+    assert [entry for entry in quoted if not re.search(pattern(entry), texts)] == []
+
+
+def test_every_message_has_an_entry() -> None:
+    found = re.compile("|".join(map(pattern, entries("Log messages"))))
     messages = [(place, text) for place, text in logged() if not any(bug in text for bug in _BUG)]
     assert len(messages) > 50
-    missing = [
-        f"{place}: {text}"
-        for place, text in messages
-        if len(re.findall(r"[A-Za-z]{2,}", _VALUE.sub(" ", text))) >= _MIN_WORDS and not found.search(text)
-    ]
+    missing = [f"{place}: {text}" for place, text in messages if words(text) >= _MIN_WORDS and not found.search(text)]
     assert missing == []
 
 
 def test_every_entry_is_a_message() -> None:
     """An entry whose message is gone is deleted."""
-    section = PAGE.read_text().partition("## Log messages")[2]
-    cells = [line.split("|")[1] for line in section.splitlines() if line.startswith("| `")]
     texts = "\n".join(text for _, text in logged())
-    quoted = [entry for cell in cells for entry in re.findall(r"`([^`]+)`", cell)]
-    assert [entry for entry in quoted if not re.search(re.escape(entry).replace("…", ".+"), texts)] == []
+    assert [entry for entry in entries("Log messages") if not re.search(pattern(entry), texts)] == []
