@@ -676,6 +676,63 @@ def test_a_call_is_answered_by_a_tool_of_the_server(visit: Visit, tmp_path: Path
     expect(page.locator(".settings label:has-text('Tools') textarea")).to_have_value(re.compile("exec_shell_command"))
 
 
+def test_a_text_file_is_sent_with_the_message(visit: Visit, tmp_path: Path) -> None:
+    notes = tmp_path / "notes.md"
+    notes.write_text("The password is swordfish.")
+    page = visit.open()
+    set_grammar(page, 'root ::= "It is swordfish."')  # the model has not learned to answer this
+    page.set_input_files(".composer input[type=file]", str(notes))
+    expect(page.locator(".composer .attached")).to_have_text("notes.md")
+    with page.expect_request("**/v1/chat/completions") as sent:
+        say(page, "What is the password?")
+    (document, _) = sent.value.post_data_json["messages"][-1]["content"]
+    assert (document["type"], document["file"]["filename"]) == ("file", "notes.md")
+    answered(page)
+    expect(page.locator(".message.user .document")).to_have_text("notes.md")
+    page.click("button[aria-label='Show the prompt']")
+    expect(page.locator(".token-text")).to_contain_text("swordfish")
+
+
+def test_a_title_is_edited_or_written_by_the_model(visit: Visit) -> None:
+    page = visit.open()
+    say(page, "Hello!")
+    answered(page)
+    page.click("button[aria-label=Settings]")
+    page.get_by_label("Title").fill("Greetings")
+    expect(page.locator(".list .title")).to_have_text("Greetings")
+    reply = {"choices": [{"message": {"role": "assistant", "content": '"A Friendly Start."'}}]}
+    page.route("**/v1/chat/completions", lambda route: route.fulfill(json=reply))
+    page.click("text=Let the model write a title")
+    expect(page.locator(".list .title")).to_have_text("A Friendly Start")
+
+
+def test_a_long_chat_continues_with_a_summary(visit: Visit, tmp_path: Path) -> None:
+    page = visit.open()
+    import_chat(page, chat_file(tmp_path, 3))
+    with page.expect_request("**/v1/chat/completions") as sent:
+        page.click("button[aria-label='Continue with a summary']")
+    assert len(sent.value.post_data_json["messages"]) == 7
+    answered(page)
+    expect(page.locator(".message")).to_have_count(2)
+    page.click("button[aria-label='Previous version']")
+    expect(page.locator(".message")).to_have_count(6)
+
+
+def test_chats_are_stored_on_the_server(visit: Visit, browser: Any, tmp_path: Path) -> None:
+    page = visit.open()
+    page.click("button[aria-label='Load chats from the server']")
+    expect(page.locator(".chat-list [role=alert]")).to_contain_text("no chats are stored there")
+    import_chat(page, chat_file(tmp_path))
+    page.on("dialog", lambda asked: asked.accept())
+    for _ in range(2):
+        page.click("button[aria-label='Save all chats on the server']")
+        expect(page.locator(".chat-list [role=status]")).to_have_text("The chats are saved on the server.")
+    other = Visit(browser, visit.base)
+    other.open().click("button[aria-label='Load chats from the server']")
+    expect(other.page.locator(".list .title")).to_have_text("From a file")
+    other.close()
+
+
 @pytest.mark.parametrize(
     ("file", "question"), [("red-circle.png", "What is in the picture?"), ("tone.wav", "Is the tone high or low?")]
 )

@@ -23,6 +23,7 @@ KEY = "sk-of-the-tests"
 DEMO = ROOT / "models" / "demo.gguf"
 CONFIG = """
 server:
+  state: memory
   slot_save_path: {folder}
   tools: all
   log_bodies: true

@@ -65,13 +65,14 @@ export async function call(path, { method, body, signal, headers = {} } = {}) {
   /** @type {Record<string, string>} */
   const sent = { ...headers };
   if (apiKey.value && sendable(apiKey.value)) sent.Authorization = `Bearer ${apiKey.value}`;
-  if (body !== undefined) sent["Content-Type"] = "application/json";
+  const form = body instanceof FormData;
+  if (body !== undefined && !form) sent["Content-Type"] = "application/json";
   let reply;
   try {
     reply = await fetch(address(path), {
       method: method ?? (body === undefined ? "GET" : "POST"),
       headers: sent,
-      body: body === undefined ? undefined : JSON.stringify(body),
+      body: form ? body : body === undefined ? undefined : JSON.stringify(body),
       signal,
     });
   } catch (error) {

@@ -1,10 +1,10 @@
 // What every component is written with: Preact, signals, and htm's templates, which need no build.
-import { Fragment, h, render } from "../../vendor/preact.js";
+import { h, render } from "../../vendor/preact.js";
 import htm from "../../vendor/htm.js";
 
-export { Fragment, h, render };
-export { useCallback, useEffect, useErrorBoundary, useLayoutEffect, useMemo, useRef, useState } from "../../vendor/preact-hooks.js";
-export { batch, computed, effect, signal, untracked, useComputed, useSignal, useSignalEffect } from "../../vendor/signals.js";
+export { render };
+export { useEffect, useErrorBoundary, useLayoutEffect, useMemo, useRef, useState } from "../../vendor/preact-hooks.js";
+export { batch, computed, signal } from "../../vendor/signals.js";
 
 /** A template as a tree of Preact's: html`<p class=${name}>${text}</p>`. */
 export const html = htm.bind(h);

@@ -35,7 +35,7 @@ lost: The server cannot be reached. Retrying… | Der Server ist nicht erreichba
 newVersion: The server has a newer version of this page. | Der Server hat eine neuere Version dieser Seite.
 reload: Reload | Neu laden
 keyTitle: This server requires an API key | Dieser Server verlangt einen API-Schlüssel
-keyAbout: The operator of the server creates keys with llamapool keys add FILE NAME (--keys-file), or sets one with --api-key. The key is stored in this browser only. | API-Schlüssel erstellt der Betreiber des Servers mit llamapool keys add DATEI NAME (--keys-file), oder er setzt einen mit --api-key. Der Schlüssel wird nur in diesem Browser gespeichert.
+keyAbout: The operator of the server creates keys with llamapool keys add FILE NAME (--keys-file), or sets one with --api-key. The key is stored in this browser only. | Der Betreiber des Servers erstellt Schlüssel mit llamapool keys add DATEI NAME (--keys-file) oder setzt einen mit --api-key. Der Schlüssel wird nur in diesem Browser gespeichert.
 keyLabel: API key | API-Schlüssel
 keyWrong: The server rejected this key. | Der Server hat diesen Schlüssel abgelehnt.
 keyUse: Use it | Verwenden
@@ -44,11 +44,11 @@ keyGive: Enter a key | Schlüssel eingeben
 notNow: Not now | Jetzt nicht
 viewFailed: This view failed. Stored data is not lost. | Diese Ansicht ist fehlgeschlagen. Gespeicherte Daten sind nicht verloren.
 model: Model | Modell
-noModels: No model is configured. Start the server with -m FILE, -hf OWNER/NAME or a configuration file. | Kein Modell ist konfiguriert. Starte den Server mit -m DATEI, -hf OWNER/NAME oder einer Konfigurationsdatei.
-loading: loading | lädt
+noModels: No model is configured. Start the server with -m FILE, -hf OWNER/NAME or a configuration file. | Es ist kein Modell konfiguriert. Starte den Server mit -m DATEI, -hf OWNER/NAME oder einer Konfigurationsdatei.
+loading: loading | wird geladen
 loaded: ready | bereit
 unloaded: not loaded | nicht geladen
-sleeping: sleeping | schläft
+sleeping: sleeping | im Ruhezustand
 downloading: downloading | wird heruntergeladen
 failed: failed | fehlgeschlagen
 draining: draining | wird entladen
@@ -68,6 +68,17 @@ importNoJson: the file is not JSON ({0}) | die Datei ist kein JSON ({0})
 importNoChats: the file is not an export of chats from this page | die Datei ist kein Chat-Export dieser Seite
 importNoChat: chat {0} of the file is incomplete | Chat {0} der Datei ist unvollständig
 importNoRoom: the browser has no storage left | der Speicher des Browsers ist voll
+serverSave: Save all chats on the server | Alle Chats auf dem Server speichern
+serverSaveSure: Save all chats in the server's file store, in place of those saved before? On a server without API keys, every client can read them. | Alle Chats im Dateispeicher des Servers speichern und die zuvor gespeicherten ersetzen? Auf einem Server ohne API-Schlüssel kann jeder Client sie lesen.
+serverSaved: The chats are saved on the server. | Die Chats sind auf dem Server gespeichert.
+serverLoad: Load chats from the server | Chats vom Server laden
+serverNoChats: no chats are stored there | dort sind keine Chats gespeichert
+serverFailed: The server's file store: {0} | Dateispeicher des Servers: {0}
+compact: Continue with a summary | Mit einer Zusammenfassung fortfahren
+compactAsk: Summarize our conversation so far, with all facts and decisions that are needed to continue it. | Fasse unser bisheriges Gespräch zusammen, mit allen Fakten und Entscheidungen, die man zum Weiterführen braucht.
+title: Title | Titel
+titleByModel: Let the model write a title | Titel vom Modell schreiben lassen
+titleAsk: Write a title of at most six words for our conversation. Reply with the title only. | Schreibe einen Titel mit höchstens sechs Wörtern für unser Gespräch. Antworte nur mit dem Titel.
 removeChat: Delete chat | Chat löschen
 nothingFound: No matches | Keine Treffer
 notKept: The browser's storage is full. New chats are lost when the page is closed; export those that you need. | Der Speicher des Browsers ist voll. Neue Chats gehen beim Schließen der Seite verloren; exportiere, was du brauchst.
@@ -104,7 +115,6 @@ sendResults: Send results | Ergebnisse senden
 stopped: Stopped. | Gestoppt.
 answerDone: The answer is complete. | Die Antwort ist vollständig.
 removeChatSure: Delete the chat “{0}”? | Den Chat „{0}“ löschen?
-importedChats: {0} {0|chat|chats} imported | {0} {0|Chat|Chats} importiert
 cut: The token limit ended this answer. | Die Antwort endete am Token-Limit.
 lostAnswer: The page was closed before this answer was complete. | Die Seite wurde geschlossen, bevor die Antwort vollständig war.
 retry: Retry | Erneut versuchen
@@ -149,7 +159,7 @@ runTool: Run {0} on the server | {0} auf dem Server ausführen
 asServer: server default | Server-Standard
 
 # engine
-noEngine: No model is loaded. Load one under Models, or send it a message. | Kein Modell ist geladen. Lade eines unter Modelle, oder sende ihm eine Nachricht.
+noEngine: No model is loaded. Load one under Models, or send it a message. | Es ist kein Modell geladen. Lade eines in der Ansicht Modelle oder sende ihm eine Nachricht.
 looking: Loading… | Wird geladen…
 slotsBusy: Slots in use | Slots belegt
 waiting: Waiting | Wartend
@@ -168,7 +178,7 @@ queue: Queue | Warteschlange
 prefixes: Shared prefixes | Gemeinsame Präfixe
 tiers: Cached KV states | KV-Zustände im Cache
 adapters: LoRA adapters | LoRA-Adapter
-adaptersAbout: Default scales of new requests that name no adapters. | Standardskalierung neuer Anfragen, die keine Adapter nennen.
+adaptersAbout: Default scales of new requests that name no adapters. | Standardwerte für neue Anfragen, die keine Adapter angeben.
 request: Request | Anfrage
 priority: Priority | Priorität
 promptTokens: Prompt | Prompt

@@ -1,5 +1,5 @@
 // An answer from the request to its last word: the request, its stream, and how a reload finds it again.
-import { address, apiKey, ApiError, call, events, json } from "../../lib/api.js";
+import { ApiError, call, events, json } from "../../lib/api.js";
 import { signal } from "../../lib/dom.js";
 import { t } from "../../lib/texts.js";
 import { messageOf, messages, moreSampling, SAMPLING, saveMessage, tellOtherTabs } from "./store.js";
@@ -84,8 +84,9 @@ export function conversation(system, path) {
 }
 
 /** A file as OpenAI's part of a message. @param {import("./store.js").Attached} file */
-function part({ kind, url }) {
+function part({ kind, url, name }) {
   if (kind === "image") return { type: "image_url", image_url: { url } };
+  if (kind === "file") return { type: "file", file: { filename: name, file_data: url } };
   const format = /^data:audio\/(?:x-)?(?:mpeg|mp3)/.test(url) ? "mp3" : "wav";
   return { type: "input_audio", input_audio: { data: url.slice(url.indexOf(",") + 1), format } };
 }
@@ -264,5 +265,3 @@ export function sentence(error) {
   if (error.type === "unavailable_error") return `${t("errorModel")} ${error.message}`;
   return error.message;
 }
-
-export { address, apiKey };

@@ -5,7 +5,7 @@ import { IconButton } from "../../lib/icons.js";
 import { go, link } from "../../lib/router.js";
 import { t } from "../../lib/texts.js";
 import { running } from "./generate.js";
-import { chats, exported, imported, removeChat, search } from "./store.js";
+import { chats, exported, imported, loadFromServer, removeChat, saveToServer, search } from "./store.js";
 
 const SHOWN = 200;
 const found = signal(/** @type {Set<string> | null} */ (null));
@@ -14,6 +14,7 @@ const found = signal(/** @type {Set<string> | null} */ (null));
 export const ChatList = ({ current, onClose }) => {
   const [query, setQuery] = useState("");
   const [wrong, setWrong] = useState("");
+  const [said, setSaid] = useState("");
   const field = useRef(/** @type {HTMLInputElement | null} */ (null));
   const picker = useRef(/** @type {HTMLInputElement | null} */ (null));
   useEffect(() => {
@@ -25,14 +26,20 @@ export const ChatList = ({ current, onClose }) => {
   const read = async (event) => {
     const file = event.target.files?.[0];
     event.target.value = "";
-    if (!file) return;
+    if (file) await tried("importFailed", async () => imported(await file.text()));
+  };
+  /** @param {string} failed a text @param {() => Promise<unknown>} work @param {string} [done] a text */
+  const tried = async (failed, work, done) => {
+    setSaid("");
+    setWrong("");
     try {
-      await imported(await file.text());
-      setWrong("");
+      await work();
+      if (done) setSaid(t(done));
     } catch (error) {
-      setWrong(t("importFailed", /** @type {Error} */ (error).message));
+      setWrong(t(failed, /** @type {Error} */ (error).message));
     }
   };
+  const save = () => confirm(t("serverSaveSure")) && tried("serverFailed", saveToServer, "serverSaved");
   /** @param {import("./store.js").Chat} chat */
   const remove = async (chat) => {
     if (!confirm(t("removeChatSure", chat.title))) return;
@@ -51,6 +58,7 @@ export const ChatList = ({ current, onClose }) => {
       <${IconButton} icon="close" label=${t("close")} tone="phone" onClick=${onClose} />
     </div>
     ${wrong && html`<p class="wrong" role="alert">${wrong}</p>`}
+    ${said && html`<p class="quiet" role="status">${said}</p>`}
     <ul class="list">
       ${shown.map(
         (chat) => html`<li key=${chat.id} class=${chat.id === current ? "current" : ""}>
@@ -65,6 +73,8 @@ export const ChatList = ({ current, onClose }) => {
     <div class="list-foot">
       <${IconButton} icon="out" label=${t("exportChats")} onClick=${download} disabled=${!chats.value.length} />
       <${IconButton} icon="in" label=${t("importChats")} onClick=${() => picker.current?.click()} />
+      <${IconButton} icon="save" label=${t("serverSave")} onClick=${save} disabled=${!chats.value.length} />
+      <${IconButton} icon="restore" label=${t("serverLoad")} onClick=${() => tried("serverFailed", loadFromServer)} />
       <input ref=${picker} type="file" accept="application/json,.json" hidden onChange=${read} aria-label=${t("importChats")} />
     </div>
   `;

@@ -61,7 +61,9 @@ const Body = ({ message, growing }) => {
       ${message.attached?.map((file) =>
         file.kind === "image"
           ? html`<img key=${file.url} src=${file.url} alt=${file.name} />`
-          : html`<audio key=${file.url} controls src=${file.url} aria-label=${file.name}></audio>`,
+          : file.kind === "audio"
+            ? html`<audio key=${file.url} controls src=${file.url} aria-label=${file.name}></audio>`
+            : html`<a class="document" key=${file.url} href=${file.url} download=${file.name}>${file.name}</a>`,
       )}
       <p>${message.content}</p>
     </div>`;

@@ -8,7 +8,10 @@ import { t } from "../../lib/texts.js";
 import { moreSampling, SAMPLING } from "./store.js";
 import { serverTools } from "./tools.js";
 
-/** @typedef {import("./store.js").Settings} Settings */
+/**
+ * @typedef {import("./store.js").Settings} Settings
+ * @typedef {import("./store.js").Chat} Chat
+ */
 
 /** Labels of the numbers that are always shown; others have their API names. @type {Record<string, string>} */
 const WORDS = { temperature: "temperature", top_p: "topP", top_k: "topK", min_p: "minP", max_tokens: "maxTokens", seed: "seed" };
@@ -26,8 +29,12 @@ function useServersOwn() {
   return own;
 }
 
-/** @param {{settings: Settings, onChange: (settings: Settings) => void, onClose: () => void}} props */
-export const SettingsPanel = ({ settings, onChange, onClose }) => {
+/** @param {{chat: Chat, onChange: (change: Partial<Chat>) => void, onTitle: () => Promise<void>, onClose: () => void}} props */
+export const SettingsPanel = ({ chat, onChange, onTitle, onClose }) => {
+  const { settings } = chat;
+  const [trouble, setTrouble] = useState("");
+  /** @param {Settings} changed */
+  const set = (changed) => onChange({ settings: changed });
   const own = useServersOwn();
   const shown = (/** @type {string} */ name) => {
     const value = own[name];
@@ -40,14 +47,14 @@ export const SettingsPanel = ({ settings, onChange, onClose }) => {
   </label>`;
   const used = [...moreSampling(), "samplers"].filter((name) => settings[name]?.trim()).length;
   /** @param {keyof Settings} name */
-  const input = (name) => (/** @type {any} */ event) => onChange({ ...settings, [name]: event.target.value });
+  const input = (name) => (/** @type {any} */ event) => set({ ...settings, [name]: event.target.value });
   /** @param {keyof Settings} name @param {string} label @param {number} rows @param {boolean} code */
   const area = (name, label, rows, code) => html`<label class="field">${t(label)}
     <textarea rows=${rows} class=${code ? "code" : ""} value=${settings[name]} onInput=${input(name)} spellcheck=${!code}></textarea>
   </label>`;
   const addTools = async () => {
     const found = (await serverTools()).map((one) => one.definition);
-    onChange({ ...settings, tools: JSON.stringify(found, null, 1) });
+    set({ ...settings, tools: JSON.stringify(found, null, 1) });
   };
   return html`
     <header class="bar"><h2>${t("settings")}</h2><span class="stretch"></span>
@@ -55,6 +62,10 @@ export const SettingsPanel = ({ settings, onChange, onClose }) => {
     </header>
     <div class="settings-body">
       ${area("system", "system", 4, false)}
+      ${chat.leaf && html`<label class="field">${t("title")}
+        <input value=${chat.title} onInput=${(/** @type {any} */ event) => onChange({ title: event.target.value })} /></label>
+        <button type="button" onClick=${() => onTitle().then(() => setTrouble(""), (error) => setTrouble(String(error.message ?? error)))}>${t("titleByModel")}</button>
+        ${trouble && html`<p class="wrong" role="alert">${trouble}</p>`}`}
       <fieldset><legend>${t("sampling")}</legend>
         <div class="numbers">${SAMPLING.map(number)}</div>
         <details class="more"><summary>${used ? t("moreUsed", used) : t("more")}</summary>

@@ -1,11 +1,12 @@
 // Chats, kept in this browser: IndexedDB, a record for each message, so that a long chat is not rewritten for a word.
+import { call, json } from "../../lib/api.js";
 import { config } from "../../lib/config.js";
 import { signal } from "../../lib/dom.js";
 import { t } from "../../lib/texts.js";
 
 /**
  * @typedef {{id: string, name: string, arguments: string}} ToolCall
- * @typedef {{kind: "image" | "audio", url: string, name: string}} Attached a file as a data: address
+ * @typedef {{kind: "image" | "audio" | "file", url: string, name: string}} Attached `url`: a data: URL; "file": a PDF or a text
  * @typedef {{cache_n: number, prompt_n: number, prompt_ms: number, prompt_per_second: number, predicted_n: number,
  *   predicted_ms: number, predicted_per_second: number, first_ms?: number}} Timings
  * @typedef {{id: string, chat: string, parent: string | null, role: "user" | "assistant" | "tool", content: string,
@@ -230,6 +231,31 @@ export async function imported(text) {
   for (const { chat } of fresh) tellOtherTabs(chat.id);
 }
 
+const SERVER_FILE = "llamapool-chats.json";
+
+/** @returns {Promise<{id: string}[]>} the stored exports of this key, the newest first */
+async function onServer() {
+  const { data } = await json("v1/files?purpose=user_data&order=desc");
+  return data.filter((/** @type {any} */ file) => file.filename === SERVER_FILE);
+}
+
+/** Store all chats on the server, in place of those that this key stored before. */
+export async function saveToServer() {
+  const form = new FormData();
+  form.append("purpose", "user_data");
+  form.append("file", new Blob([await exported()], { type: "application/json" }), SERVER_FILE);
+  const before = await onServer();
+  await call("v1/files", { body: form });
+  for (const { id } of before) await call(`v1/files/${id}`, { method: "DELETE" });
+}
+
+/** Import the chats that are stored on the server. Throws a message for the user. */
+export async function loadFromServer() {
+  const [newest] = await onServer();
+  if (!newest) throw new Error(t("serverNoChats"));
+  await imported(await (await call(`v1/files/${newest.id}/content`)).text());
+}
+
 /** @param {string} text */
 function parsed(text) {
   try {
@@ -282,6 +308,10 @@ function parentsOf(all) {
   return parents;
 }
 
+/** @param {string} type a media type @returns {Attached["kind"] | undefined} */
+export const kindOf = (type) =>
+  type.startsWith("image/") ? "image" : type.startsWith("audio/") ? "audio" : /^(application\/pdf|text\/plain)\b/.test(type) ? "file" : undefined;
+
 /** @param {any} given @param {{id: string, chat: string, parent: string | null}} place @returns {Message} */
 function readMessage(given, place) {
   /** @type {Message} */
@@ -293,8 +323,8 @@ function readMessage(given, place) {
     message.calls = given.calls.map((/** @type {any} */ one) => ({ id: word(one.id), name: word(one.name), arguments: word(one.arguments) }));
   }
   if (Array.isArray(given.attached)) {
-    const own = given.attached.filter((/** @type {any} */ one) => /^data:(image|audio)\//.test(word(one.url)));
-    message.attached = own.map((/** @type {any} */ one) => ({ kind: one.url.startsWith("data:image") ? "image" : "audio", url: one.url, name: word(one.name) }));
+    const own = given.attached.filter((/** @type {any} */ one) => kindOf(word(one.url).slice(5)));
+    message.attached = own.map((/** @type {any} */ one) => ({ kind: kindOf(one.url.slice(5)), url: one.url, name: word(one.name) }));
   }
   const timings = Object.entries(given.timings ?? {}).filter(([, value]) => Number.isFinite(value));
   if (timings.length) message.timings = /** @type {any} */ ({ cache_n: 0, prompt_n: 0, predicted_n: 0, predicted_per_second: 0, ...Object.fromEntries(timings) });

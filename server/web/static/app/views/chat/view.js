@@ -13,7 +13,7 @@ import { ChatList } from "./list.js";
 import { MessageView } from "./message.js";
 import { SettingsPanel } from "./settings.js";
 import {
-  chats, childrenOf, defaults, endBelow, keeps, loadChats, messages, messagesOf, newChat, newId, onOtherTab, pathTo, saveChat, saveMessage,
+  chats, childrenOf, defaults, endBelow, keeps, kindOf, loadChats, messages, messagesOf, newChat, newId, onOtherTab, pathTo, saveChat, saveMessage,
 } from "./store.js";
 
 /**
@@ -107,6 +107,31 @@ export async function say(text, attached) {
   const said = await add({ role: "user", parent: open.value.leaf, content: text, ...more });
   if (first) go("chat", open.value.id);
   await answer(said.id);
+}
+
+/**
+ * Continue with a summary: a new branch whose first messages are the request for it and the model's summary. The chat
+ * before it remains as the other version of its first message.
+ */
+async function compact() {
+  const model = chosen.value;
+  const said = path.value;
+  if (!model || !said.length) return;
+  const settings = open.value.settings;
+  const asked = await add({ role: "user", parent: null, content: t("compactAsk") });
+  const message = await add({ role: "assistant", parent: asked.id, content: "", model: model.id });
+  await written(message, () => requestBody(model.id, settings, [...said, asked], true));
+}
+
+/** Have the model write the open chat's title. Reasoning and tools are off. */
+async function titled() {
+  const model = chosen.value;
+  if (!model) return;
+  const asked = { id: "", chat: "", parent: null, role: /** @type {const} */ ("user"), content: t("titleAsk"), created: 0 };
+  const settings = { ...open.value.settings, tools: "", schema: "", grammar: "", thinking: "off", max_tokens: "24" };
+  const reply = await json("v1/chat/completions", { body: requestBody(model.id, settings, [...path.value, asked], false) });
+  const found = reply.choices[0].message.content.trim().split("\n")[0].replace(/^["“„'*#\s]+|["”“'*.\s]+$/g, "");
+  if (found) await change({ title: found.slice(0, 80) });
 }
 
 /** What can be done with a message. */
@@ -207,8 +232,7 @@ export const ChatView = () => {
       </section>
       ${panel.value === "settings" &&
       html`<aside class="settings" aria-label=${t("settings")}>
-        <${SettingsPanel} settings=${open.value.settings} onClose=${() => (panel.value = "")}
-          onChange=${(/** @type {any} */ settings) => change({ settings })} />
+        <${SettingsPanel} chat=${open.value} onClose=${() => (panel.value = "")} onTitle=${titled} onChange=${change} />
       </aside>`}
     </div>
   `;
@@ -222,14 +246,16 @@ function toggle(name) {
 /** How much of the context the newest answer has taken. */
 const Gauge = () => {
   const last = path.value.findLast((message) => message.timings);
-  const room = chosen.value?.meta?.n_ctx;
-  if (!room) return null;
+  const n_ctx = chosen.value?.meta?.n_ctx;
+  if (!n_ctx) return null;
   const { cache_n = 0, prompt_n = 0, predicted_n = 0 } = last?.timings ?? /** @type {any} */ ({});
   const used = cache_n + prompt_n + predicted_n;
-  const label = t("contextOf", number(used), number(room));
+  const label = t("contextOf", number(used), number(n_ctx));
+  const busy = path.value.some((message) => running.value.has(message.id));
   return html`<span class="gauge" title=${`${t("context")}: ${label}`}>
-    <meter min="0" max=${room} value=${used} aria-label=${`${t("context")}: ${label}`}></meter>
+    <meter min="0" max=${n_ctx} value=${used} aria-label=${`${t("context")}: ${label}`}></meter>
     <span class="wide">${label}</span>
+    ${path.value.length > 3 && !busy && html`<${IconButton} icon="compact" label=${t("compact")} onClick=${compact} />`}
   </span>`;
 };
 
@@ -299,13 +325,15 @@ const Greeting = () => html`<div class="greeting">
 
 /** @param {File} file @returns {Promise<Attached>} */
 async function asAttached(file) {
+  const kind = kindOf(file.type) ?? "file";
+  const data = kind === "file" && file.type !== "application/pdf" ? new Blob([file], { type: "text/plain" }) : file;
   const url = await new Promise((resolve, reject) => {
     const reader = new FileReader();
     reader.onload = () => resolve(String(reader.result));
     reader.onerror = () => reject(reader.error);
-    reader.readAsDataURL(file);
+    reader.readAsDataURL(data);
   });
-  return { kind: file.type.startsWith("image/") ? "image" : "audio", url, name: file.name };
+  return { kind, url, name: file.name };
 }
 
 /** What was begun and not sent, by chat: other views may be looked at meanwhile. @type {Map<string, string>} */
@@ -321,10 +349,13 @@ const Composer = () => {
   const [attached, setAttached] = useState(/** @type {Attached[]} */ ([]));
   const picker = useRef(/** @type {HTMLInputElement | null} */ (null));
   /** @type {string[]} */
-  const takes = (chosen.value?.architecture?.input_modalities ?? []).filter((kind) => kind === "image" || kind === "audio");
+  const takes = chosen.value?.architecture?.input_modalities ?? [];
   /** @param {FileList | null | undefined} files */
   const attach = async (files) => {
-    const fit = [...(files ?? [])].filter((file) => takes.includes(file.type.split("/")[0]));
+    const fit = [...(files ?? [])].filter(({ type }) => {
+      const [kind] = type.split("/");
+      return kind === "image" || kind === "audio" ? takes.includes(kind) : kind !== "video";
+    });
     const read = await Promise.all(fit.map(asAttached));
     if (read.length) setAttached([...attached, ...read]);
   };
@@ -361,12 +392,11 @@ const Composer = () => {
     event.preventDefault();
     send();
   }}>
-    ${takes.length > 0 && html`<input ref=${picker} type="file" multiple hidden accept=${takes.map((kind) => `${kind}/*`).join()}
-        aria-label=${t("attach")} onChange=${(/** @type {any} */ event) => {
-          void attach(event.target.files);
-          event.target.value = "";
-        }} />
-      <${IconButton} icon="file" label=${t("attach")} onClick=${() => picker.current?.click()} />`}
+    <input ref=${picker} type="file" multiple hidden aria-label=${t("attach")} onChange=${(/** @type {any} */ event) => {
+      void attach(event.target.files);
+      event.target.value = "";
+    }} />
+    <${IconButton} icon="file" label=${t("attach")} onClick=${() => picker.current?.click()} />
     ${attached.map((file) => html`<button type="button" class="attached" key=${file.url} title=${t("detach")}
       aria-label=${`${t("detach")}: ${file.name}`} onClick=${() => setAttached(attached.filter((one) => one !== file))}>
       ${file.kind === "image" ? html`<img src=${file.url} alt="" />` : file.name}</button>`)}

@@ -94,7 +94,7 @@ async function rendered(model, said) {
   const body = requestBody(model, open.value.settings, said, false);
   const { prompt } = await json("apply-template", { body });
   const parts = prompt.split(MEDIUM);
-  const media = said.flatMap((one) => one.attached ?? []);
+  const media = said.flatMap((one) => (one.attached ?? []).filter((file) => file.kind !== "file"));
   if (parts.length !== 2 * media.length + 1) return { text: prompt, tokens: await tokenized(model, prompt, true) };
   const { input_tokens: total } = media.length ? await json("v1/chat/completions/input_tokens", { body }) : { input_tokens: 0 };
   const texts = await Promise.all(parts.flatMap((/** @type {string} */ part, /** @type {number} */ i) => (i % 2 ? [] : [tokenized(model, part, i === 0)])));

@@ -23,7 +23,7 @@ const alternative = (text, logprob) => ({ token: text, logprob, bytes: [...encod
  */
 export async function scored(model, message, most) {
   const path = pathTo(messages.value, message.id);
-  const files = path.flatMap((one) => one.attached ?? []).map((one) => one.url.slice(one.url.indexOf(",") + 1));
+  const files = path.flatMap((one) => (one.attached ?? []).filter((file) => file.kind !== "file")).map((one) => one.url.slice(one.url.indexOf(",") + 1));
   const rendered = async (/** @type {Message[]} */ said) =>
     (await json("apply-template", { body: requestBody(model, open.value.settings, said, false) })).prompt;
   const [prompt, whole] = await Promise.all([rendered(path.slice(0, -1)), rendered(path)]);
