@@ -116,7 +116,7 @@ class RedisObjects(Objects):
     async def take_over(
         self, kind: Kind, statuses: Sequence[str], wanted: Callable[[Json], bool] | None = None
     ) -> list[tuple[str, Json]]:
-        """As `Objects.take_over`. It also says that this replica runs, so it must be called every few seconds."""
+        """Take over unfinished objects, and record that this replica runs. Call it every few seconds."""
         if kind == "batch":
             return await Objects.take_over(self, kind, statuses, wanted)
         mine = self.database.worker
