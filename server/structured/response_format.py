@@ -29,23 +29,21 @@ class ResponseFormat:
         return self.value if self.kind == "schema" else None
 
     def constraint(self, compiler: "GrammarCompiler") -> "MatcherConstraint":
-        """Compiled. Raises `InvalidRequest` that names the field and the construct."""
+        """Compile it. Raises `InvalidRequest` that names the field and the construct."""
         try:
-            return self._compiled(compiler)
+            match self.kind:
+                case "schema":
+                    return compiler.json_schema(self.value)
+                case "gbnf":
+                    return compiler.gbnf(self.value)
+                case "lark":
+                    return compiler.lark(self.value)
+                case "regex":
+                    return compiler.regex(self.value)
+                case "choice":
+                    return compiler.choice(self.value)
         except InvalidRequest as error:
             raise self._named(error) from None
-
-    def _compiled(self, compiler: "GrammarCompiler") -> "MatcherConstraint":
-        match self.kind:
-            case "regex":
-                return compiler.regex(self.value)
-            case "choice":
-                return compiler.choice(self.value)
-            case "gbnf":
-                return compiler.gbnf(self.value)
-            case "lark":
-                return compiler.lark(self.value)
-        return compiler.json_object() if self.value == ANY_OBJECT else compiler.json_schema(self.value)
 
     def _named(self, error: InvalidRequest) -> InvalidRequest:
         own = _COMPILERS_NAME if self.kind == "schema" else "grammar"

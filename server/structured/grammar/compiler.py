@@ -16,7 +16,6 @@ from server.errors import InvalidRequest
 from server.structured.grammar.attempt import CompileLater, may_wait
 from server.structured.grammar.build import SCHEMA, Grammar, Kind, build
 from server.structured.grammar.embedded_text import EmbeddedText, EmbeddedTexts, TextTokens
-from server.structured.grammar.json_schema import ANY_OBJECT
 from server.structured.grammar.lark import literal, without_anchors
 from server.structured.grammar.limits import MAX_TEXT_CHARS
 from server.structured.grammar.markers import MarkerIndex, Markers
@@ -25,6 +24,7 @@ from server.structured.grammar.panics import contained
 from server.structured.grammar.sandbox import Sandbox
 from server.structured.grammar.schema.plain import is_plain
 from server.structured.grammar.tokenizer import TokenTable, byte_tokenizer, end_tokens, special_tokens
+from server.structured.grammar.unique.cursor import Cursor
 from server.structured.grammar.unique.items import ItemEnds, UniqueItems
 from server.vocab import Vocab
 
@@ -138,7 +138,7 @@ class GrammarCompiler:
         made = self._constraint(grammar, request, text)
         if grammar.unique is not None:
             bytewise = grammar.matcher(byte_tokenizer(), request)
-            return UniqueItems.over(made, grammar.unique, self._all_item_ends(), bytewise)
+            return UniqueItems(made, Cursor(grammar.unique), self._all_item_ends(), bytewise)
         if not grammar.texts:
             return made
         texts = tuple(
@@ -153,10 +153,6 @@ class GrammarCompiler:
     def _constraint(self, grammar: Grammar, request: Any, text: str) -> MatcherConstraint:
         matcher = grammar.matcher(self._all_tokens(), request)
         return MatcherConstraint(matcher, self._vocab.n_tokens, self.ends, grammar.param, Recipe(text))
-
-    def json_object(self) -> MatcherConstraint:
-        """Return any JSON object."""
-        return self.json_schema(ANY_OBJECT)
 
     def gbnf(self, text: str) -> MatcherConstraint:
         """Return llama.cpp's grammar format (grammars/README.md), matched exactly as written."""

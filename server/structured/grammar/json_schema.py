@@ -31,7 +31,6 @@ from server.structured.grammar.schema.language import readable
 from server.structured.grammar.schema.rewriting import Rewriter
 from server.structured.grammar.unique.places import UniquePlaces
 
-ANY_OBJECT = {"type": "object"}
 _GENERATED_PLACE = re.compile(r" while processing json-schema:///#/\$defs/\d+")
 _COUNTS_PROPERTIES = frozenset(["minProperties", "maxProperties"])
 _IN_PLACE = ("$ref", "anyOf", "oneOf")

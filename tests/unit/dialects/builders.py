@@ -62,9 +62,6 @@ class FakeCompiler:
     def json_schema(self, schema: Any) -> FakeConstraint:
         return self._make("json_schema", schema)
 
-    def json_object(self) -> FakeConstraint:
-        return self._make("json_object")
-
     def gbnf(self, text: str) -> FakeConstraint:
         return self._make("gbnf", text)
 

@@ -43,12 +43,6 @@ def test_any_walk_over_the_masks_validates(schema: Any, seed: int) -> None:
     Draft202012Validator(schema).validate(json.loads(text))
 
 
-@settings(max_examples=20, deadline=None)
-@given(st.integers(0, 2**32))
-def test_any_walk_over_json_object_is_an_object(seed: int) -> None:
-    assert isinstance(json.loads(walk(WORDS.json_object(), WordVocab(), seed)), dict)
-
-
 def test_properties_keep_the_order_of_the_schema_and_white_space_ends() -> None:
     schema = {"type": "object", "properties": {"b": {"type": "null"}, "a": {"type": "null"}}, "required": ["b", "a"]}
     assert matches(BYTES.json_schema(schema), '{"b":null,"a":null}')

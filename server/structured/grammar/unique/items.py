@@ -16,7 +16,6 @@ from server.errors import InvalidRequest
 from server.structured.grammar.matcher import MatcherConstraint
 from server.structured.grammar.panics import contained
 from server.structured.grammar.unique.cursor import Cursor
-from server.structured.grammar.unique.places import UniquePlaces
 from server.vocab import Vocab
 
 _ENDS = frozenset(b'",]} \t\n\r')  # one of these is in every token that ends an item
@@ -61,13 +60,6 @@ class UniqueItems(MatcherConstraint):
     ) -> None:
         super().__init__(base.matcher, base._n_tokens, base._ends, base._param, base.recipe)
         self._base, self._cursor, self._item_ends, self._state = base, cursor, item_ends, state
-
-    @classmethod
-    def over(
-        cls, base: MatcherConstraint, places: UniquePlaces, item_ends: ItemEnds, state: llguidance.LLMatcher
-    ) -> "UniqueItems":
-        """Return the constraint at the start of the output."""
-        return cls(base, Cursor(places), item_ends, state)
 
     @contained
     def fork(self) -> "UniqueItems":

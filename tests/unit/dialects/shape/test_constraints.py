@@ -5,6 +5,7 @@ import pytest
 from server.dialects.constraints import ConstraintFields, read_shape
 from server.dialects.fields import parse
 from server.errors import InvalidRequest
+from server.structured.response_format import ANY_OBJECT
 from tests.unit.dialects.builders import FakeCompiler
 from tests.unit.structured.builders import WORDS
 
@@ -30,13 +31,13 @@ def wrapped(schema: object) -> dict[str, object]:
         ({"response_format": {"type": "text"}}, None),
         ({"response_format": None}, None),
         ({"grammar": ""}, None),
-        ({"response_format": {"type": "json_object"}}, ("json_object", None)),
+        ({"response_format": {"type": "json_object"}}, ("json_schema", ANY_OBJECT)),
         ({"response_format": {"type": "json_object", "schema": SCHEMA}}, ("json_schema", SCHEMA)),
         ({"response_format": wrapped(SCHEMA)}, ("json_schema", SCHEMA)),
-        ({"response_format": wrapped({})}, ("json_object", None)),
-        ({"response_format": {"type": "json_schema"}}, ("json_object", None)),
+        ({"response_format": wrapped({})}, ("json_schema", ANY_OBJECT)),
+        ({"response_format": {"type": "json_schema"}}, ("json_schema", ANY_OBJECT)),
         ({"json_schema": SCHEMA}, ("json_schema", SCHEMA)),
-        ({"json_schema": {}}, ("json_object", None)),
+        ({"json_schema": {}}, ("json_schema", ANY_OBJECT)),
         ({"json_schema": SCHEMA, "response_format": {"type": "json_object"}}, ("json_schema", SCHEMA)),
         ({"grammar": 'root ::= "a"'}, ("gbnf", 'root ::= "a"')),
     ],
