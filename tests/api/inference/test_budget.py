@@ -4,8 +4,7 @@ import json
 
 import pytest
 
-from tests.api.conftest import Serve, idle
-from tests.api.streams import posting
+from tests.api.conftest import Serve
 from tests.support.fakes import CHATML, FakeLoader, FakeRunner
 
 CHAT = "/v1/chat/completions"
@@ -70,27 +69,3 @@ async def test_a_call_that_must_come_comes_behind_the_thoughts(serve: Serve) -> 
         (choice,) = (await api.client.post(CHAT, json=asked)).json()["choices"]
         assert choice["message"]["reasoning_content"] == "I wonder Enough."
         assert [call["function"]["name"] for call in choice["message"]["tool_calls"]] == ["f"]
-
-
-async def test_a_message_of_anthropics_has_its_budget(serve: Serve) -> None:
-    async with serve(FakeLoader(replies={"assistant\n": LONG, "I wonder</think>": "Hello"})) as api:
-        thinking = {"type": "enabled", "budget_tokens": 8}
-        asked = {"messages": HI, "max_tokens": 100, "temperature": 0, "thinking": thinking}
-        first, second = (await api.client.post("/v1/messages", json=asked)).json()["content"]
-        assert (first["thinking"], second["text"]) == ("I wonder", "Hello")
-
-
-async def test_responses_have_it_under_llama_servers_names(serve: Serve) -> None:
-    async with serve(thinker()) as api:
-        reply = (await api.client.post("/v1/responses", json={"input": "Hi", **BUDGET})).json()
-        assert [item["content"][0]["text"] for item in reply["output"]] == ["I wonder Enough.", "Hello"]
-
-
-async def test_a_client_that_leaves_while_the_thoughts_are_ended_frees_its_slot(serve: Serve) -> None:
-    async with serve(thinker()) as api:
-        async with posting(api.app, CHAT, {"messages": HI, "stream": True, **BUDGET}) as exchange:
-            assert await exchange.start() == 200
-            await exchange.chunk()
-        for state in api.pool.states():
-            if state.loaded is not None:
-                await idle(state.loaded.engine)

@@ -142,15 +142,3 @@ async def test_calls_of_anthropics_types_are_blocks_with_their_names(serve: Serv
             messages.append({"role": "user", "content": results})
         last = await message(api, messages=messages, tools=tools, stream=stream)
     assert last["content"][-1]["text"] == "Done."
-
-
-@pytest.mark.parametrize("stream", [False, True])
-async def test_what_anthropics_servers_execute_is_named_in_a_header(serve: Serve, stream: bool) -> None:
-    tools = [{"type": kind, "name": "x"} for kind in ("web_search_20250305", "code_execution_20260521")]
-    asked = {"messages": [{"role": "user", "content": "Hi"}], "tools": tools, "max_tokens": 5, "stream": stream}
-    async with serve(says(Hi="Hello!"), models=CHATML) as api:
-        reply = await api.client.post("/v1/messages", json=asked)
-    assert reply.status_code == 200
-    assert reply.headers["X-Llamapool-Warning"].split("; ") == [
-        f"tools of type '{tool['type']}' are left out: only the provider's servers execute them" for tool in tools
-    ]

@@ -64,19 +64,6 @@ async def test_a_model_that_would_break_the_schema_is_kept_to_it(serve: Serve, f
             assert got["message"]["content"].startswith("Let me <tool_see.")
 
 
-async def test_it_is_kept_to_it_while_it_streams_and_with_logprobs(serve: Serve) -> None:
-    loader, models = model_that_says(WRONG)
-    body = {"messages": HI, "tools": [TOOL], "max_tokens": 200}
-    async with serve(loader, models=models) as api:
-        whole = (await api.client.post(URL, json={**body, "logprobs": True})).json()["choices"][0]
-        streamed = await api.client.post(URL, json={**body, "stream": True})
-    check(whole["message"]["tool_calls"][0])
-    deltas = [chunk["choices"][0]["delta"] for chunk in chunks(_events(streamed.content)) if chunk["choices"]]
-    calls = [call for delta in deltas for call in delta.get("tool_calls", ())]
-    assert calls[0]["function"]["name"] == "f"
-    assert json.loads("".join(call["function"]["arguments"] for call in calls))["a"] in (1, 2)
-
-
 async def test_a_call_behind_the_thoughts_is_kept_to_its_schema_and_one_inside_is_not(serve: Serve) -> None:
     loader, models = model_that_says(f"<think>A <tool_call> it is.</think>\n{WRONG}")
     async with serve(loader, models=models) as api:
