@@ -38,16 +38,7 @@ class EngineParams:
     checkpoint_min_step: int = 8192  # tokens between checkpoints in the middle of a prompt
     cache_ram: int = -2  # MiB of the RAM tier, for all instances; -1 = no limit, -2 = automatic
     spec_type: str = "none"  # speculation types, separated by commas
-    spec_lookup_size: int = 3  # n-gram size of the default lookup
-    spec_lookup_max: int = 16  # longest draft of the default lookup
-    spec_ngram_simple_size_n: int = 12  # sizes of llama-server's n-gram types
-    spec_ngram_simple_size_m: int = 48
-    spec_ngram_map_k_size_n: int = 12
-    spec_ngram_map_k_size_m: int = 48
-    spec_ngram_map_k4v_size_n: int = 12
-    spec_ngram_map_k4v_size_m: int = 48
-    spec_ngram_mod_n_match: int = 24
-    spec_ngram_mod_n_max: int = 64
+    spec_ngrams: tuple[tuple[int, int], ...] = ((3, 16),)  # n-gram size and longest draft of each n-gram type in use
     spec_draft_max: int = 16  # longest draft of the draft model
     spec_draft_min: int = 0  # shorter drafts are dropped
     spec_draft_p_min: float = 0.0  # the draft model stops at a less probable token
@@ -91,20 +82,7 @@ class EngineParams:
         return "draft-" in self.spec_type
 
     @property
-    def ngram_sizes(self) -> dict[str, tuple[int, int]]:
-        """N-gram size and longest draft of each n-gram type."""
-        return {
-            LOOKUP: (self.spec_lookup_size, self.spec_lookup_max),
-            "ngram-simple": (self.spec_ngram_simple_size_n, self.spec_ngram_simple_size_m),
-            "ngram-map-k": (self.spec_ngram_map_k_size_n, self.spec_ngram_map_k_size_m),
-            "ngram-map-k4v": (self.spec_ngram_map_k4v_size_n, self.spec_ngram_map_k4v_size_m),
-            "ngram-mod": (self.spec_ngram_mod_n_match, self.spec_ngram_mod_n_max),
-            "ngram-cache": (4, 8),
-        }
-
-    @property
     def n_draft_max(self) -> int:
         """The largest number of draft tokens per sequence and step."""
-        most = {kind: longest for kind, (_, longest) in self.ngram_sizes.items()}
-        most |= dict.fromkeys(("draft-simple", "draft-mtp"), self.spec_draft_max)
-        return max(most.get(kind, 0) for kind in self.spec_type.split(","))
+        of_text = max([longest for _, longest in self.spec_ngrams], default=0) if self.looks_up else 0
+        return max(of_text, self.spec_draft_max if self.drafts else 0)

@@ -169,7 +169,21 @@ def _engine_params(settings: ModelSettings) -> EngineParams:
     if settings.spec_synth_len:
         synthetic = rates_of_length(settings.spec_synth_len, settings.spec_draft_max)
     named = EngineParams(**_same_names(EngineParams, settings))
-    return replace(named, cpus=cpus, spec_type=spec_type(settings), spec_synth=synthetic)
+    kinds = spec_type(settings)
+    return replace(named, cpus=cpus, spec_type=kinds, spec_ngrams=_ngrams(settings, kinds), spec_synth=synthetic)
+
+
+def _ngrams(settings: ModelSettings, kinds: str) -> tuple[tuple[int, int], ...]:
+    """Return n-gram size and longest draft of each n-gram type among `kinds`."""
+    sizes = {
+        LOOKUP: (settings.spec_lookup_size, settings.spec_lookup_max),
+        "ngram-simple": (settings.spec_ngram_simple_size_n, settings.spec_ngram_simple_size_m),
+        "ngram-map-k": (settings.spec_ngram_map_k_size_n, settings.spec_ngram_map_k_size_m),
+        "ngram-map-k4v": (settings.spec_ngram_map_k4v_size_n, settings.spec_ngram_map_k4v_size_m),
+        "ngram-mod": (settings.spec_ngram_mod_n_match, settings.spec_ngram_mod_n_max),
+        "ngram-cache": (4, 8),
+    }
+    return tuple(size for kind, size in sizes.items() if kind in kinds.split(","))
 
 
 def _sampling_params(settings: ModelSettings) -> SamplingParams:

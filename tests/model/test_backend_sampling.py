@@ -257,7 +257,7 @@ def test_a_chain_goes_on_in_another_slot_and_on_the_processor(tmp_path: Path) ->
 @pytest.mark.parametrize("spec_type", ["none", "ngram-simple"])
 def test_a_context_has_room_for_the_largest_chain_from_the_beginning(tmp_path: Path, spec_type: str) -> None:
     """Where a request's chain finds no memory, the library ends the process."""
-    path, params = gguf_file(tmp_path, PLAIN), replace(ENGINE, spec_type=spec_type)
+    path, params = gguf_file(tmp_path, PLAIN), replace(ENGINE, spec_type=spec_type, spec_ngrams=((12, 48),))
     weights, without = load(path, params), load(path, replace(params, backend_sampling=False))
     runner, plain = weights.runner(), without.runner()
     taken = weights.footprint()[HOST].compute

@@ -79,7 +79,7 @@ def runner(weights: LlamaWeights, monkeypatch: pytest.MonkeyPatch) -> LlamaRunne
 
 
 async def answers(runner: LlamaRunner, spec_type: str, requests: Sequence[Request]) -> list[Reply]:
-    params = EngineParams(spec_type=spec_type, spec_draft_max=8, spec_lookup_max=8, check_integrity=True)
+    params = EngineParams(spec_type=spec_type, spec_draft_max=8, spec_ngrams=((3, 8),), check_integrity=True)
     engine = Engine([runner], params, asyncio.get_running_loop(), runner.machine)  # type: ignore[attr-defined]
     try:
         return await run(engine, *requests)

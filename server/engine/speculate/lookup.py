@@ -118,6 +118,5 @@ class Lookup:
 
 def lookups(params: EngineParams) -> Callable[[int], tuple[Lookup, ...]]:
     """Return a factory of a sequence's lookups, given its expected number of tokens."""
-    kinds = params.spec_type.split(",")
-    sizes = [size for kind, size in params.ngram_sizes.items() if kind in kinds]
+    sizes = params.spec_ngrams if params.looks_up else ()
     return lambda n_text: tuple(Lookup(n, n_text, longest) for n, longest in sizes)

@@ -75,7 +75,7 @@ TEXT = (
 NATIVE = LoadParams(
     n_ctx=2048, n_parallel=2, n_threads=1, n_threads_batch=1, flash_attn="off", cache_type_k="f32", cache_type_v="f32"
 )
-GUESSING = EngineParams(spec_type="lookup", spec_lookup_max=8, check_integrity=True)
+GUESSING = EngineParams(spec_type="lookup", spec_ngrams=((3, 8),), check_integrity=True)
 
 
 @pytest.fixture(scope="module")

@@ -287,7 +287,7 @@ class Scenario:
             if drafts:
                 made.draft = FakeDraft(made, wrong=rng.randrange(100), n_cells=rng.choice([300, 1 << 30]))
             self.runners.append(made)
-        spec_types = ["draft-simple", "lookup,draft-simple"] if drafts else ["none", "lookup", "ngram-simple,ngram-mod"]
+        spec_types = ["draft-simple", "lookup,draft-simple"] if drafts else ["none", "lookup"]
         self.params = EngineParams(
             check_integrity=True,
             gather_ms=0.0,
@@ -303,7 +303,7 @@ class Scenario:
             min_chunk=rng.choice([1, 8, 64]),
             target_itl_ms=rng.choice([0.0, 1.0, 300.0]),
             spec_type=rng.choice(spec_types),
-            spec_lookup_size=rng.choice([1, 3]),
+            spec_ngrams=rng.choice([((1, 16),), ((3, 16),), ((12, 48), (24, 64))]),
             backend_sampling=rng.random() < 0.3,
         )
         self.clock = jumping(Random(f"{seed} clock"))

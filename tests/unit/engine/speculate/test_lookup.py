@@ -17,6 +17,12 @@ def test_what_followed_the_same_tokens_last_is_guessed() -> None:
     assert lookup.propose(4) == [9, 1, 2, 9]
 
 
+def test_a_draft_is_no_longer_than_its_type_allows() -> None:
+    lookup = Lookup(2, 99, longest=3)
+    lookup.extend([1, 2, 3, 4, 1, 2, 9, 1, 2])
+    assert lookup.propose(4) == [9, 1, 2]
+
+
 def test_a_text_is_followed_past_a_token_that_was_replaced() -> None:
     lookup = over([*range(10, 30), 1, 10, 11, 12, 13])
     assert lookup.propose(2) == [14, 15]
