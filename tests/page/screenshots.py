@@ -20,6 +20,7 @@ from tests.support.real_server import ROOT, RealServer, llamapool_config
 PLACE = ROOT / "docs" / "screenshots"
 CONFIG = """
 server:
+  state: memory
   slot_save_path: {folder}
 models:
   demo:
@@ -105,7 +106,7 @@ def take(browser: Any, server: RealServer, view: str, name: str, **options: Any)
         page.get_by_label("requests that share a prefix of 700 words").uncheck()
         page.get_by_label("one token per request").uncheck()
         page.click("button:has-text('Run')")
-        page.wait_for_selector("svg.beside rect.other >> nth=1", timeout=120_000)
+        page.wait_for_selector("svg.compare rect.other >> nth=1", timeout=120_000)
         page.wait_for_selector("button:has-text('Run')", timeout=120_000)
         if options.get("is_mobile"):
             page.locator(".scene").first.scroll_into_view_if_needed()
@@ -117,7 +118,7 @@ def take(browser: Any, server: RealServer, view: str, name: str, **options: Any)
     elif view == "prompt":
         page.select_option(".model-picker select", "smollm2")
         page.wait_for_selector(".tok")
-        page.click("text=Ask once")
+        page.click("button:has-text('Send')")
         page.wait_for_selector(".raw")
     elif view == "metrics":
         page.wait_for_selector(".plot canvas", timeout=60_000)
