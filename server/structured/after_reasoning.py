@@ -96,6 +96,9 @@ class AfterReasoning:
         if self._is_thinking:
             self._think(token)
             return
+        if self._reply is not None and self._opening is None and not self._lead and not self._may_skip:
+            self._reply.accept(token)
+            return
         replies, opened = self._replies(token), self._opens(token)
         if self._skips(token) and (self._opening is not None or not replies):
             self._n_spaces += 1
