@@ -21,7 +21,7 @@ from starlette.middleware.gzip import GZipMiddleware
 
 from server import __version__, logs
 from server.dialects.reasoning_cipher import ReasoningCipher
-from server.errors import ConfigError
+from server.errors import ConfigError, Unavailable
 from server.hub.hub import HubFetcher
 from server.mcp.config import ANY_LABEL, McpRules, named, read_servers
 from server.mcp.servers import McpServers
@@ -480,8 +480,11 @@ async def watch_memory(memory: MemoryWatch) -> None:
 async def expire_state(state: Objects) -> None:
     """Delete expired objects every `EXPIRY_INTERVAL_S` seconds. Endless."""
     while True:
-        if n_expired := await state.expire():
-            logger.info("%d stored objects have expired and were deleted", n_expired)
+        try:
+            if n_expired := await state.expire():
+                logger.info("%d stored objects have expired and were deleted", n_expired)
+        except Unavailable as error:
+            logger.warning("expired objects are deleted later: %s", error.message)
         await asyncio.sleep(EXPIRY_INTERVAL_S)
 
 

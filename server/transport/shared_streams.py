@@ -159,8 +159,8 @@ class SharedStreams(KeptStreams):
             return await self._redis.call(lambda client: write(client, entry, entry_id, ttl_s))
 
         try:
+            await add({_DATA: b""}, "0-1")  # before its name: a replica forgets names without a stream
             await self._replace(owner, stream.conversation, f"{key} {stream.started_at}")
-            await add({_DATA: b""}, "0-1")
             if not await _begins(stream):
                 await self._replace(owner, stream.conversation, None)
                 return

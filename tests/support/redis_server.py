@@ -14,7 +14,7 @@ needs_redis = pytest.mark.skipif(shutil.which("redis-server") is None, reason=NO
 
 
 class RedisServer:
-    """The server of one test. Its data end with its process."""
+    """The server of one test. What it has confirmed survives `kill`."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -24,6 +24,7 @@ class RedisServer:
     def start(self) -> None:
         """Start it and return when it accepts connections."""
         command = ["redis-server", "--port", "0", "--unixsocket", f"{self._folder}/redis.sock", "--save", ""]
+        command += ["--appendonly", "yes", "--appendfsync", "always"]
         self._process = subprocess.Popen(
             [*command, "--dir", str(self._folder)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )

@@ -13,6 +13,7 @@ import pytest
 from openai import AsyncOpenAI, InternalServerError, NotFoundError
 from openai.types.responses import Response
 
+from server.routes import responses
 from tests.api.conftest import Api, Serve, until
 from tests.api.inference.test_streams import AT, CHAT, ID, NAMED, let_all_through, lookup
 from tests.api.official import opened as serving
@@ -173,6 +174,28 @@ async def test_requests_continue_while_redis_is_away(
             after = await ask(a)
             assert (await b.client.responses.retrieve(after.id)).output_text == "Hello!"
         assert {r.message for r in caplog.records if "can be used again" in r.message}
-        found = await a.api.client.get("/v1/usage", headers=bearer("sk-one"))
-        # The requests of the outage, the last one, and perhaps the first, whose usage the first Redis may have had.
-        assert sum(row["requests"] for row in found.json()["data"]) >= 3 + 1 + 1 + 1
+        assert (await ask(b, "Bye", previous_response_id=first.id)).output_text == "Farewell."
+        for each in (b, a):  # each writes its own
+            found = await each.api.client.get("/v1/usage", headers=bearer("sk-one"))
+        # Those of the outage are counted, too. The write that the outage interrupted may be counted twice.
+        assert sum(row["requests"] for row in found.json()["data"]) >= 1 + 3 + 1 + 1 + 3
+
+
+async def test_a_background_response_that_ends_while_redis_is_away_has_failed(
+    serve: Serve, redis: RedisServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(responses, "POLL_S", 0.01)
+    monkeypatch.setattr(responses, "MAX_SETTLE_ATTEMPTS", 10_000)
+    steps = threading.Semaphore(0)
+    async with replicas(serve, redis, steps) as (a, b):
+        queued = await ask(a, background=True)
+        assert (await b.client.responses.retrieve(queued.id)).status in ("queued", "in_progress")
+        redis.kill()
+        let_all_through(steps)
+        await until(lambda: "is stored later" in caplog.text)
+        redis.start()
+        await until(lambda: not a.api.app.state.services.background.n_running)
+        found = await b.client.responses.retrieve(queued.id)
+        assert found.status == "failed"
+        assert found.error
+        assert found.error.message == "the response could not be stored"
