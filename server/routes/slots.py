@@ -12,7 +12,7 @@ from server.dialects.common import Json
 from server.dialects.native.write import generation_settings
 from server.engine.cache_scope import owner_of
 from server.engine.snapshots import SlotSnapshot
-from server.errors import InvalidRequest, ModelLoading, NotSupported, Unavailable
+from server.errors import InvalidRequest, ModelLoading, ModelNotFound, NotSupported, Unavailable
 from server.pool.model import LoadedModel
 from server.pool.saved import slots as saved_slots
 from server.pool.saved.store import SavedFiles, check_name
@@ -143,8 +143,10 @@ async def reset_cache(request: Request) -> Response:
 
     A model that is not loaded has none in slots or RAM; it is not loaded for this.
     """
-    model = _named(await read_optional_json(request))
-    loaded = services(request).pool.state(model).loaded
+    pool, model = services(request).pool, _named(await read_optional_json(request))
+    if model and not pool.knows(model):  # a server with one model answers requests for any name with it
+        raise ModelNotFound(model, [state.spec.id for state in pool.states()])
+    loaded = pool.state(model).loaded
     n = 0 if loaded is None else await while_connected(request, loaded.engine.reset_cache())
     return json_reply({"n_dropped": n})
 

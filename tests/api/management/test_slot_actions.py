@@ -73,6 +73,9 @@ async def test_a_reset_drops_what_slots_and_ram_hold(serve: Serve) -> None:
         assert (await api.client.post("/cache/reset")).json()["n_dropped"] > N_PROMPT - 1
         assert (await api.client.post("/cache/reset")).json() == {"n_dropped": 0}
         assert message(await api.client.post("/cache/reset", json={"model": 1})) == "model: must be a string"
+        await complete(api, -1)
+        assert "known models: demo" in message(await api.client.post("/cache/reset", json={"model": "other"}), 404)
+        assert (await complete(api, -1))["timings"]["cache_n"] > 0
 
 
 class LargeStates(FakeRunner):
