@@ -13,7 +13,6 @@ import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from functools import partial
 from typing import TYPE_CHECKING
 
 from fastapi import FastAPI
@@ -22,7 +21,6 @@ from starlette.middleware.gzip import GZipMiddleware
 from server import __version__, logs
 from server.dialects.reasoning_cipher import ReasoningCipher
 from server.errors import ConfigError, Unavailable
-from server.hub.hub import HubFetcher
 from server.mcp.config import ANY_LABEL, McpRules, named, read_servers
 from server.mcp.servers import McpServers
 from server.media.decode import Cut, Decoder
@@ -31,16 +29,14 @@ from server.media.fetch import AllowedHosts, MediaFetcher
 from server.media.loader import MediaLoader
 from server.metrics.exposition import Metrics
 from server.metrics.gpu import GpuCollector, gpu_collector
+from server.model_pool import ModelPool, open_pool
 from server.options.server import VERBOSITY_DETAILED, ServerSettings
 from server.options.values import ANYWHERE
-from server.pool.events import StatusChanged, show_load_progress
-from server.pool.load_queue import PoolLimits, log_failure
-from server.pool.loading import Factories, chat_template
-from server.pool.model import compile_grammars
+from server.pool.events import StatusChanged, Subscription, show_load_progress
+from server.pool.load_queue import log_failure
 from server.pool.pool import Pool
 from server.pool.protocols import Loader
 from server.pool.saved.store import SavedFiles, SlotFiles, UrlFiles
-from server.pool.spec import ModelSpec
 from server.reload import Reload, key_ring
 from server.routes import include_routes
 from server.routes.background import BackgroundRuns
@@ -49,7 +45,7 @@ from server.routes.responses import DAY_S, fail_interrupted
 from server.routes.services import Services
 from server.sandbox.memory import MemoryWatch
 from server.sandbox.process import Process
-from server.settings import Settings, check_files, hub_of, load_settings, model_specs, slot_secret
+from server.settings import Settings, check_files, load_settings, slot_secret
 from server.startup_banner import show_first_screen
 from server.state.batches import BatchLines
 from server.state.database import open_database
@@ -80,7 +76,6 @@ from server.web.tools.catalogue import PageTools
 
 if TYPE_CHECKING:
     from server.telemetry.tracing import Tracing  # of an extra
-    from server.templates.isolated import IsolatedRenderer  # not on every system
 
 logger = logging.getLogger(__name__)
 
@@ -88,7 +83,6 @@ CONFIG_ERROR_STATUS = 2
 WATCH_EVERY_S = 5.0  # that the watchdog looks
 MEMORY_WATCH_S = 0.5  # a sandbox may take some 100 MB until the watch looks again
 EXPIRY_INTERVAL_S = 3600.0
-LINGER_S = 2.0  # what llama-server's variable for its tests does (server-models.cpp, debug_fake_timing)
 PICTURES = "server.llama.pictures:answerer"  # by name: it is other processes that import it
 PREPARE_THREADS = "prepare"  # their names begin so
 
@@ -101,40 +95,19 @@ def create_app(
     reread: Callable[[], Settings] | None = None,
     in_process: Callable[[], Loader] | None = None,
     sandbox: Sandbox | None = None,
+    models: ModelPool | None = None,
 ) -> FastAPI:
     """Return the application. It loads and serves nothing before its lifespan starts.
 
-    `addresses`: its URLs, for the startup banner; `loader` replaces the native library's (tests), and
-    `in_process` what makes one in a model's own process; `sandbox` replaces the one that compiles grammars; `reread`
-    says what the settings are now, for ``GET /models?reload=1`` and after a download. Raises `ConfigError`.
+    `models` has been opened, and perhaps started, by the caller; otherwise it is opened with the other parameters:
+    `loader` replaces the native library's (tests), `in_process` creates one in a model's own process, `sandbox`
+    replaces the one that compiles grammars, and `reread` returns the settings as they are now. `addresses` are shown in
+    the startup banner. Raises `ConfigError`.
     """
     server = settings.server
-    limits = PoolLimits(
-        models_max=server.models_max,
-        autoload=server.models_autoload,
-        budget=server.budget,
-        wait_s=server.models_wait_s,
-        linger_s=LINGER_S if os.environ.get("LLAMA_SERVER_DEBUG_FAKE_TIMING") else 0.0,
-    )
-    renderer = isolated_renderer() if loader is None else None
-    if in_process is None and loader is None and os.name == "posix":
-        in_process = loader_by_name(tuple(server.rpc))
-    if sandbox is None and os.name == "posix":
-        sandbox = Sandbox()
-    factories = Factories(
-        template=partial(chat_template, renderer=renderer),
-        grammar=partial(compile_grammars, sandbox=sandbox),
-        in_process=in_process,
-    )
-    pool = Pool(
-        model_specs(settings),
-        loader or native_loader(server.rpc),
-        limits,
-        factories=factories,
-        fetcher=HubFetcher(hub_of(settings), hub_of(settings, asked=True)),
-        reread=None if reread is None else partial(reread_models, reread),
-        downloads=settings.serves_cache,
-    )
+    if models is None:
+        models = open_pool(settings, loader=loader, reread=reread, in_process=in_process, sandbox=sandbox)
+    pool, sandbox, renderer = models.pool, models.sandbox, models.renderer
     ring, sight = key_ring(server), sight_of(server)
 
     def at_work() -> list[Process]:
@@ -193,7 +166,7 @@ def create_app(
         openapi_url=None,  # `routes.openapi` has it, and the page over it
         redirect_slashes=False,  # as in llama-server a path with a slash more is another path
         lifespan=lifespan_of(
-            *(services, server, renderer, sandbox, addresses, redis, gpus),
+            *(services, server, models, addresses, redis, gpus),
             Reload(settings, ring, pool, reread),
             *(events, tracing),
         ),
@@ -247,38 +220,6 @@ def slot_files_of(server: ServerSettings) -> SavedFiles | None:
         return None
     secret = slot_secret(server)
     return UrlFiles(place, quota, secret) if isinstance(place, str) else SlotFiles(place, quota, secret)
-
-
-def reread_models(reread: Callable[[], Settings]) -> list[ModelSpec]:
-    """The models as they are configured now. Raises `ConfigError`; what is wrong with single files is logged."""
-    settings = reread()
-    for warning in check_files(settings):
-        logger.warning("%s", warning)
-    return model_specs(settings)
-
-
-def native_loader(remote: Sequence[str] = ()) -> Loader:
-    """llama.cpp's, with the devices of those machines. Imported here, so that an application over another loader needs
-    no native library. Raises ConfigError."""
-    from server.llama.loader import open_loader
-
-    return open_loader(tuple(remote))
-
-
-def loader_by_name(remote: tuple[str, ...]) -> Callable[[], Loader]:
-    """`native_loader` for another process, which gets it in a pickle."""
-    from server.llama.loader import open_loader
-
-    return partial(open_loader, remote)
-
-
-def isolated_renderer() -> "IsolatedRenderer | None":
-    """Return a renderer of templates in sandbox processes; None if the system has no such processes."""
-    if os.name != "posix":
-        return None
-    from server.templates.isolated import IsolatedRenderer
-
-    return IsolatedRenderer()
 
 
 def http_options(server: ServerSettings) -> HttpOptions:
@@ -377,8 +318,7 @@ Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
 def lifespan_of(
     services: Services,
     server: ServerSettings,
-    renderer: "IsolatedRenderer | None",
-    sandbox: Sandbox | None,
+    models: ModelPool,
     addresses: Sequence[str],
     redis: Redis | None,
     gpus: GpuCollector | None,
@@ -402,7 +342,7 @@ def lifespan_of(
                 stopping.append(asyncio.create_task(services.pool.close(server.drain_s), name="drain"))
             return stopping[0]
 
-        watch = asyncio.create_task(_follow_pool(services), name="metrics follow the pool")
+        watch = asyncio.create_task(_follow_pool(services, models.events), name="metrics follow the pool")
         bars = asyncio.create_task(show_load_progress(services.pool.subscribe()), name="load progress")
         endless = [
             asyncio.create_task(reload.follow(), name="keys and certificates follow their files"),
@@ -445,8 +385,7 @@ def lifespan_of(
                 task.cancel()
             await asyncio.gather(*endless, return_exceptions=True)
             await asyncio.gather(watch, bars)  # they end with the pool
-            if sandbox is not None:
-                sandbox.close()
+            models.close_sandboxes()
             for threads in (services.prepare, services.prepare_long, services.reading, services.compiling.threads):
                 threads.shutdown(wait=False, cancel_futures=True)  # one may be deep in the library
             services.sight.close()
@@ -456,8 +395,6 @@ def lifespan_of(
                 await redis.close()
             if tracing is not None:
                 await asyncio.to_thread(tracing.close)
-            if renderer is not None:
-                renderer.close()
             logging.getLogger().removeHandler(services.log)
 
     return lifespan
@@ -488,8 +425,8 @@ async def expire_state(state: Objects) -> None:
         await asyncio.sleep(EXPIRY_INTERVAL_S)
 
 
-async def _follow_pool(services: Services) -> None:
-    with services.pool.subscribe() as events:
+async def _follow_pool(services: Services, events: Subscription) -> None:
+    with events:
         async for event in events:
             services.metrics.observe(services.pool.states())
             if isinstance(event, StatusChanged):

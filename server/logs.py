@@ -1,8 +1,7 @@
-"""How the process logs: llama-server's --log-* and --verbosity, as a configuration of `logging`.
+"""Configures `logging` from llama-server's --log-* and --verbosity, and formats the lines.
 
-Everything that logs does so through `logging`; structlog writes the lines, with what the emitter gave as ``extra`` and
-what is bound to its context (`structlog.contextvars`): the id of the request at hand. As text these follow the
-message as ``name=value``, as JSON they are keys of their own.
+A line has the message and the record's ``extra``, preceded by the id of the current request (`REQUEST_ID`). As text
+these fields follow the message as ``name=value``; as JSON they are keys of their own.
 """
 
 import json
@@ -11,18 +10,14 @@ import logging.config
 import re
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from structlog.contextvars import merge_contextvars
-from structlog.processors import ExceptionRenderer
-from structlog.stdlib import ExtraAdder, ProcessorFormatter
-from structlog.typing import EventDict, WrappedLogger
-
 from server.errors import ConfigError
 from server.options.server import LogSettings
+from server.telemetry.record import REQUEST_ID
 
 _ERRORS_ONLY, _WARNINGS, _INFORMATION, _DEBUG = range(1, 5)
 _LIBRARY_DEBUG = logging.DEBUG - 5  # what the native library says at its own debug level
@@ -31,69 +26,63 @@ _RESET = "\033[0m"
 NO_ADAPTERS = "bare"
 """The mark (in ``extra``) of records that a terminal shows without time and level."""
 _OURS = ("server", "llamapool", "uvicorn")
-_OWN = frozenset(
-    {
-        "event",
-        "exception",
-        "level",
-        "origin",
-        "time",
-        NO_ADAPTERS,
-        "message",
-        "asctime",
-        "color_message",
-        "_record",
-        "_from_structlog",
-    }
+_NO_FIELDS = frozenset(
+    {*vars(logging.makeLogRecord({})), "taskName", "message", "asctime", "color_message", NO_ADAPTERS}
 )
 _PLAIN = re.compile(r"[\w.,:;/@+*-]+")
 
-
-def _with_origin(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
-    """Who says it, when (unix seconds) and how loud."""
-    record: logging.LogRecord = event["_record"]
-    event.update({"time": record.created, "level": record.levelname[0], "origin": _origin(record.name)})
-    return event
+Render = Callable[[logging.LogRecord, str], str]
+"""Returns the line of a record. The text is that of its exception, "" without one."""
 
 
-def as_json(_: WrappedLogger, __: str, event: EventDict) -> str:
-    """A JSON object with llama-server's keys (llama.cpp common/log.cpp), the origin, and what else there is to say."""
-    message = str(event["event"])
-    if "exception" in event:
-        message += f"\n{event['exception']}"
-    said = {"type": "log", **{key: event[key] for key in ("time", "level", "origin")}, "msg": message}
-    return json.dumps(said | _fields(event), ensure_ascii=False, default=str)
+class LineFormatter(logging.Formatter):
+    """Formats records by `as_text` or `as_json`."""
+
+    def __init__(self, render: Render) -> None:
+        super().__init__()
+        self._render = render
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line."""
+        return self._render(record, self.formatException(record.exc_info) if record.exc_info else record.exc_text or "")
+
+
+def as_json(record: logging.LogRecord, exception: str) -> str:
+    """Return a JSON object with llama-server's keys (llama.cpp common/log.cpp), the logger and the fields."""
+    said = {"type": "log", "time": record.created, "level": record.levelname[0], "origin": _origin(record.name)}
+    said["msg"] = f"{record.getMessage()}\n{exception}" if exception else record.getMessage()
+    return json.dumps(said | _fields(record), ensure_ascii=False, default=str)
 
 
 def as_text(
-    _: WrappedLogger, __: str, event: EventDict, *, prefix: bool, timestamps: bool, colors: bool, screen: bool
+    record: logging.LogRecord, exception: str, *, prefix: bool, timestamps: bool, colors: bool, screen: bool
 ) -> str:
-    """``time level origin: message name=value …``, the parts as configured; the level is its first letter.
+    """Return ``time level origin: message name=value ...`` with the configured parts; the level is its first letter.
 
-    ``screen``: the output is a terminal, where the startup banner has neither.
+    ``screen``: a terminal, where the startup banner has neither time nor level.
     """
-    line, bare = str(event["event"]), screen and event.get(NO_ADAPTERS, False)
+    line, bare = record.getMessage(), screen and getattr(record, NO_ADAPTERS, False)
     if prefix and not bare:
-        letter = event["level"]
+        letter = record.levelname[0]
         shown = f"{_COLORS.get(letter, '')}{letter}{_RESET}" if colors else letter
-        line = f"{shown} {event['origin']}: {line}"
+        line = f"{shown} {_origin(record.name)}: {line}"
     if timestamps and not bare:
-        at = event["time"]
+        at = record.created
         line = f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(at))},{int(at % 1 * 1000):03d} {line}"
-    fields = _fields(event)
-    if fields:
-        line += "".join([f" {key}={_written(value)}" for key, value in fields.items()])
-    return f"{line}\n{event['exception']}" if "exception" in event else line
+    line += "".join([f" {key}={_written(value)}" for key, value in _fields(record).items()])
+    return f"{line}\n{exception}" if exception else line
 
 
 def _written(value: object) -> str:
-    """A value as logfmt has it: as it is, or as a JSON string where that would not be one word."""
+    """Return a value as logfmt writes it: as it is, or as a JSON string if it is not one word."""
     text = str(value)
     return text if _PLAIN.fullmatch(text) else json.dumps(text, ensure_ascii=False)
 
 
-def _fields(event: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in event.items() if key not in _OWN and value is not None}
+def _fields(record: logging.LogRecord) -> dict[str, Any]:
+    extra = {key: value for key, value in vars(record).items() if key not in _NO_FIELDS and value is not None}
+    request = REQUEST_ID.get()
+    return {"request": request, **extra} if request else extra
 
 
 def _origin(logger: str) -> str:
@@ -123,7 +112,7 @@ def log_config(settings: LogSettings) -> dict[str, Any]:
         "terminal": as_json if settings.log_jsonl else partial(text, colors=colors, screen=sys.stderr.isatty()),
         "file": as_json if settings.log_jsonl else partial(text, colors=False, screen=False),
     }
-    formatters = {name: {"()": formatter, "render": render} for name, render in renderers.items()}
+    formatters = {name: {"()": LineFormatter, "render": render} for name, render in renderers.items()}
     handlers: dict[str, Any] = {"terminal": {"class": "logging.StreamHandler", "formatter": "terminal"}}
     if settings.log_file is not None:
         handlers["file"] = _file_handler(settings.log_file, "file")
@@ -141,18 +130,10 @@ def _with_audit(config: dict[str, Any], path: Path | None) -> dict[str, Any]:
     if path is None:
         config["loggers"]["server.audit"] = {"level": logging.CRITICAL}
         return config
-    config["formatters"]["audit"] = {"()": formatter, "render": as_json}
+    config["formatters"]["audit"] = {"()": LineFormatter, "render": as_json}
     config["handlers"]["audit"] = _file_handler(path, "audit")
     config["loggers"]["server.audit"] = {"level": logging.INFO, "handlers": ["audit"], "propagate": False}
     return config
-
-
-def formatter(render: Any) -> logging.Formatter:
-    """Records as lines that `render` (`as_text`, `as_json`) writes."""
-    return ProcessorFormatter(
-        foreign_pre_chain=[merge_contextvars, ExtraAdder()],
-        processors=[_with_origin, ExceptionRenderer(), render],
-    )
 
 
 def level_of(verbosity: int) -> int:

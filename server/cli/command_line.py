@@ -3,6 +3,7 @@
 An invalid setting ends the command with one line on standard error and exit status 2.
 """
 
+import asyncio
 import gc
 import logging
 import os
@@ -15,7 +16,7 @@ from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import uvicorn
 import yaml
@@ -24,7 +25,7 @@ from server import __version__, logs
 from server.cli import health
 from server.engine.instances import ENGINE_THREADS
 from server.errors import MASK, ConfigError, LlamapoolError
-from server.listen import check_reach, open_listeners, published
+from server.listen import Listener, check_reach, open_listeners, published
 from server.options.flags import COMPLETION_FLAG, DEVICES_FLAG
 from server.options.option import SettingsModel
 from server.options.reference import completion, help_text, json_schema, markdown
@@ -32,6 +33,9 @@ from server.options.values import without_secrets
 from server.pool.spec import ModelSpec
 from server.settings import TABLE, Settings, check_files, load_settings, model_specs
 from server.uvicorn_config import AdminServer, check_certificate
+
+if TYPE_CHECKING:
+    from server.model_pool import ModelPool
 
 logger = logging.getLogger(__name__)
 
@@ -70,19 +74,15 @@ def serve(words: list[str]) -> int:
         logger.warning("%s", warning)
     listeners = open_listeners(settings.server)
     try:
-        with _made_for_good():
-            from server.app import PREPARE_THREADS, create_app  # the whole application: only serving needs it
-
-            addresses = [listener.url for listener in listeners]
-            app = create_app(settings, addresses=addresses, reread=partial(load_settings, words))
-        config = uvicorn.Config(app, lifespan="on", log_config=None, access_log=False)
-        server = _Server(config, addresses)
-        with published(settings.server.address_file, listeners):
-            server.run_until_signal([listener.socket for listener in listeners])
+        loop_factory = uvicorn.Config(serve, log_config=None).get_loop_factory()
+        with published(settings.server.address_file, listeners), asyncio.Runner(loop_factory=loop_factory) as runner:
+            started = runner.run(_serve(settings, listeners, words))
     finally:
         for listener in listeners:
             listener.close()
-    status = OK if server.started else NOT_STARTED
+    from server.app import PREPARE_THREADS
+
+    status = OK if started else NOT_STARTED
     if any(thread.name.startswith(ENGINE_THREADS) for thread in threading.enumerate()):
         _end_now(NOT_STARTED, "a step or a media encoder does not end; exiting without waiting for it")
     preparing = [thread for thread in threading.enumerate() if thread.name.startswith(PREPARE_THREADS)]
@@ -91,6 +91,33 @@ def serve(words: list[str]) -> int:
     if any(thread.is_alive() for thread in preparing):
         _end_now(status, "a request is still being prepared; exiting without waiting for it")
     return status
+
+
+async def _serve(settings: Settings, listeners: Sequence[Listener], words: list[str]) -> bool:
+    """Load models while the application is imported and built, then serve until a signal; return whether it served."""
+    from server.model_pool import open_pool  # with the native library: few commands need it
+
+    reread = partial(load_settings, words)
+    models = open_pool(settings, reread=reread)
+    await models.pool.start()
+    addresses = [listener.url for listener in listeners]
+    try:
+        server = await asyncio.to_thread(_built, settings, addresses, reread, models)
+        await server.serve_until_signal([listener.socket for listener in listeners])
+    finally:  # also if the application was not built, or did not start
+        await models.pool.close(0.0)
+        models.close_sandboxes()
+    return server.started
+
+
+def _built(settings: Settings, addresses: list[str], reread: Callable[[], Settings], models: "ModelPool") -> "_Server":
+    with _made_for_good():
+        from server.app import create_app  # the HTTP application: only serving needs it
+
+        app = create_app(settings, addresses=addresses, reread=reread, models=models)
+        config = uvicorn.Config(app, lifespan="on", log_config=None, access_log=False)
+        config.load()
+    return _Server(config, addresses)
 
 
 def _end_now(status: int, why: str) -> NoReturn:
@@ -144,8 +171,8 @@ def _ids(specs: Sequence[ModelSpec]) -> str:
 
 def _fit_tables(specs: Sequence[ModelSpec], settings: Settings) -> Iterator[tuple[list[str], bool]]:
     """Yield the lines of each model's table, and whether the model fits."""
-    from server.app import native_loader  # the native library: few commands need it
     from server.cli.fit_table import fit_table
+    from server.model_pool import native_loader  # the native library: few commands need it
 
     loader = native_loader(settings.server.rpc)
     for spec in specs:
@@ -247,11 +274,11 @@ class _Server(AdminServer):
         super().__init__(config)
         self._addresses = addresses
 
-    def run_until_signal(self, sockets: list[socket.socket]) -> None:
+    async def serve_until_signal(self, sockets: list[socket.socket]) -> None:
         """Serve; return on SIGINT and SIGTERM, which uvicorn would raise once more after a clean end."""
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._stop)
-        self.run(sockets=sockets)
+        await self.serve(sockets=sockets)
 
     def _stop(self, *_: object) -> None:
         self.should_exit = True

@@ -108,7 +108,7 @@ def _keys(settings: Settings) -> Finding:
 
 
 def _models(settings: Settings) -> Iterator[Finding]:
-    from server.app import native_loader
+    from server.model_pool import native_loader
 
     loader = native_loader(settings.server.rpc)
     memory = loader.memory()
@@ -139,7 +139,7 @@ def _models(settings: Settings) -> Iterator[Finding]:
 
 def _template(loader: Loader, spec: ModelSpec) -> str:
     """Return what the chat template supports. Raises LlamapoolError if it does not compile."""
-    from server.app import isolated_renderer
+    from server.model_pool import isolated_renderer
     from server.pool.loading import chat_template
 
     info = loader.describe(spec)

@@ -4,3 +4,29 @@
 and `sampling` are the loaded objects. `files.gguf_header` does not load the library; every other module does,
 through `library`.
 """
+
+import importlib.util
+import sys
+
+
+def _defer_high_level_api() -> None:
+    """Register `llama_cpp` as a package whose `__init__` runs when an attribute of it is used for the first time.
+
+    Only the bindings in its modules are used here. `__init__` imports the high-level API with jinja2, diskcache and
+    sqlite3.
+    """
+    spec = importlib.util.find_spec("llama_cpp")
+    if spec is None or spec.loader is None or "llama_cpp" in sys.modules:
+        return
+    package, loader = importlib.util.module_from_spec(spec), spec.loader
+
+    def load(name: str) -> object:
+        del vars(package)["__getattr__"]
+        loader.exec_module(package)
+        return getattr(package, name)
+
+    vars(package)["__getattr__"] = load
+    sys.modules["llama_cpp"] = package
+
+
+_defer_high_level_api()

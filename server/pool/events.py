@@ -8,12 +8,14 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Self, TextIO
-
-from tqdm import tqdm
+from functools import cache
+from typing import TYPE_CHECKING, NoReturn, Self, TextIO
 
 from server.pool.protocols import FileProgress, ModelInfo
 from server.pool.state import Status
+
+if TYPE_CHECKING:
+    from tqdm import tqdm
 
 STAGES = ("text_model",)
 """llama-server's names of the loading stages, in order (tools/server/server-context.cpp, load_model)."""
@@ -175,8 +177,14 @@ log = logging.getLogger(__name__)
 LINE_INTERVAL_S = 10.0  # between two log lines of one load
 
 
-class _Bar(tqdm):  # type: ignore[type-arg]
-    monitor_interval = 0  # no thread of tqdm's own: every update comes from an event
+@cache
+def _bar_class() -> "type[tqdm[NoReturn]]":
+    from tqdm import tqdm  # only a terminal needs it
+
+    class Bar(tqdm):  # type: ignore[type-arg]
+        monitor_interval = 0  # every update is an event: tqdm's own thread is not needed
+
+    return Bar
 
 
 async def show_load_progress(
@@ -184,7 +192,7 @@ async def show_load_progress(
 ) -> None:
     """Draw a bar per loading model until the pool closes. If `stream` (default: stderr) is no terminal, log lines."""
     target = sys.stderr if stream is None else stream
-    bars: dict[str, _Bar] = {}
+    bars: dict[str, tqdm[NoReturn]] = {}
     logged_at: dict[str, float] = {}
     with events, contextlib.ExitStack() as stack:
         async for event in events:
@@ -203,12 +211,15 @@ async def show_load_progress(
 
 
 def _draw(
-    event: LoadProgress | DownloadProgress, bars: dict[str, _Bar], stream: TextIO, stack: contextlib.ExitStack
+    event: LoadProgress | DownloadProgress,
+    bars: "dict[str, tqdm[NoReturn]]",
+    stream: TextIO,
+    stack: contextlib.ExitStack,
 ) -> None:
     loads = isinstance(event, LoadProgress)
     if event.model not in bars:
         what, unit = ("loading", "%") if loads else ("fetching", "B")
-        bars[event.model] = bar = _Bar(
+        bars[event.model] = bar = _bar_class()(
             desc=f"{what} {event.model}", unit=unit, unit_scale=not loads, leave=False, file=stream
         )
         stack.callback(bar.close)

@@ -404,7 +404,9 @@ class Pool:
     # ---- start and end
 
     async def start(self) -> None:
-        """Begin the loads of ``load: startup`` models, and to keep time; returns at once."""
+        """Begin the loads of ``load: startup`` models, and to keep time. Returns at once; a second call is harmless."""
+        if self._keeper is not None:
+            return
         self._keeper = asyncio.create_task(self._turns.keep(), name="pool: keeper")
         self._keeper.add_done_callback(log_failure)
         for entry in self._entries.values():

@@ -5,12 +5,15 @@ then it only sets attributes.
 import re
 import time
 from collections.abc import Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 
 from server.engine.request import Finished, Started
 
 RECORD = "llamapool.record"
 """A key in the ASGI scope of a request: its `Record`."""
+REQUEST_ID: ContextVar[str] = ContextVar("request", default="")
+"""The id of the request that the current task serves; log lines have it."""
 CANCELLED, FAILED = "cancelled", "failed"
 _WORD_BEGINS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 

@@ -11,8 +11,18 @@ from typing import Any
 
 from server.sandbox.process import Process, Processes, Stopped, WorkLimits
 from server.sandbox.worker import FAULT
-from server.templates.isolated_worker import BROKEN, CHECK, OPENED, REFUSAL, RENDER, TEXT
-from server.templates.rendering import RenderFault, RenderRefusal, RenderStopped, TemplateBroken
+from server.templates.rendering import (
+    BROKEN,
+    CHECK,
+    OPENED,
+    REFUSAL,
+    RENDER,
+    TEXT,
+    RenderFault,
+    RenderRefusal,
+    RenderStopped,
+    TemplateBroken,
+)
 
 ANSWERER = "server.templates.isolated_worker:answerer"
 
@@ -22,6 +32,10 @@ class IsolatedRenderer:
 
     def __init__(self, limits: WorkLimits | None = None) -> None:
         self._processes = Processes(ANSWERER, limits or WorkLimits())
+
+    def warm(self) -> None:
+        """Start a process now, so that the first rendering does not wait for it."""
+        self._processes.warm()
 
     def check(self, source: str) -> None:
         """Compile the source in a process."""

@@ -3,10 +3,18 @@
 import pickle
 
 from server.sandbox.worker import FAULT, Answer
-from server.templates.rendering import InProcess, RenderFault, RenderRefusal, TemplateBroken
-
-CHECK, RENDER, OPENED = b"c", b"r", b"o"
-TEXT, REFUSAL, BROKEN = b"t", b"x", b"b"
+from server.templates.in_process import InProcess
+from server.templates.rendering import (
+    BROKEN,
+    CHECK,
+    OPENED,
+    REFUSAL,
+    RENDER,
+    TEXT,
+    RenderFault,
+    RenderRefusal,
+    TemplateBroken,
+)
 
 # Features that import modules on first use must run before the sandbox denies opening files.
 _WARM_UP = (

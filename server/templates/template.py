@@ -15,7 +15,7 @@ from server.templates.built_in import CHATML, format_of, names, source_of
 from server.templates.capabilities import Capabilities, probe
 from server.templates.continuation import Continued, continues_reasoning, cut, marked, written
 from server.templates.instructions import calls_as_text, completed, with_tools
-from server.templates.rendering import InProcess, Renderer, RenderFault, RenderRefusal, RenderStopped, TemplateBroken
+from server.templates.rendering import Renderer, RenderFault, RenderRefusal, RenderStopped, TemplateBroken
 
 T = TypeVar("T")
 RESERVED = {
@@ -43,6 +43,12 @@ class _Compiled:
     chat_format: ChatFormat
 
 
+def _in_process() -> Renderer:
+    from server.templates.in_process import InProcess  # Jinja2: a server that renders in other processes needs none
+
+    return InProcess()
+
+
 class _FailedError(InvalidRequest):
     """The template's code failed on its arguments."""
 
@@ -68,7 +74,7 @@ class ChatTemplate:
         tool_format: str = "auto",
         renderer: Renderer | None = None,
     ) -> None:
-        self._renderer = renderer or InProcess()
+        self._renderer = renderer or _in_process()
         self._tool_format = tool_format
         self._fixed = {"bos_token": bos_token, "eos_token": eos_token}
         self._dropped = bos_token if add_bos else ""

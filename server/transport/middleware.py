@@ -15,10 +15,9 @@ from sse_starlette.sse import SendTimeoutError
 from starlette.requests import ClientDisconnect
 from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-from structlog.contextvars import bind_contextvars
 
 from server.errors import AuthenticationFailed, LlamapoolError, NotFound
-from server.telemetry.record import RECORD, Record, reason_of
+from server.telemetry.record import RECORD, REQUEST_ID, Record, reason_of
 from server.transport.admission import Admission, AdmissionControl
 from server.transport.auth import given_name
 from server.transport.cors import CorsPolicy
@@ -150,7 +149,7 @@ class Middleware:
 
     async def _serve(self, headers: Mapping[bytes, bytes], scope: Scope, receive: Receive, exchange: _Exchange) -> None:
         record, target = exchange.record, _target(scope)
-        bind_contextvars(request=record.id)  # log lines of this request have its id
+        REQUEST_ID.set(record.id)
         try:
             exchange.admission = self._control.admission(scope)
             with self._control.admit(exchange.admission, scope, headers):

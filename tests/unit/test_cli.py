@@ -177,7 +177,7 @@ def test_serve_ends_cleanly_on_a_signal(
         await send({"type": "lifespan.shutdown.complete"})
 
     before = {name: signal.getsignal(name) for name in (signal.SIGINT, signal.SIGTERM)}
-    monkeypatch.setattr("server.app.create_app", lambda settings, addresses, reread: application)
+    monkeypatch.setattr("server.app.create_app", lambda settings, **_: application)
     monkeypatch.setattr(logging.config, "dictConfig", lambda config: None)
     path = tmp_path / "pool.sock"
     try:

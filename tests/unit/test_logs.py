@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from structlog.contextvars import bound_contextvars
 
-from server.logs import as_json, as_text, formatter, level_of, log_config
+from server.logs import LineFormatter, as_json, as_text, level_of, log_config
 from server.options.server import VERBOSITY_ALL, ServerSettings
+from server.telemetry.record import REQUEST_ID
 
 PLAIN = partial(as_text, prefix=True, timestamps=False, colors=False, screen=False)
 
@@ -39,7 +39,7 @@ def test_lines_are_as_configured() -> None:
     ready = record("ready: %s", "demo")
 
     def line(**how: bool) -> str:
-        return formatter(partial(PLAIN, **how)).format(ready)
+        return LineFormatter(partial(PLAIN, **how)).format(ready)
 
     assert line() == "I pool: ready: demo"
     assert line(prefix=False) == "ready: demo"
@@ -53,21 +53,22 @@ def test_lines_are_as_configured() -> None:
 def test_the_first_screen_has_no_time_on_a_terminal() -> None:
     screen = record("  try", name="server.startup_banner", bare=True)
     how = partial(as_text, prefix=True, timestamps=True, colors=False)
-    assert formatter(partial(how, screen=True)).format(screen) == "  try"
-    assert formatter(partial(how, screen=False)).format(screen).endswith(" I startup_banner:   try")
+    assert LineFormatter(partial(how, screen=True)).format(screen) == "  try"
+    assert LineFormatter(partial(how, screen=False)).format(screen).endswith(" I startup_banner:   try")
 
 
 def test_what_a_line_is_about_follows_its_message() -> None:
     about = record("late", request="a-1", key="Ada L", model=None)
-    assert formatter(PLAIN).format(about) == 'I pool: late request=a-1 key="Ada L"'
-    assert "\n" not in formatter(PLAIN).format(record("late", key="x\ny"))
+    assert LineFormatter(PLAIN).format(about) == 'I pool: late request=a-1 key="Ada L"'
+    assert "\n" not in LineFormatter(PLAIN).format(record("late", key="x\ny"))
 
 
 def test_the_request_at_hand_is_named_without_a_word() -> None:
-    with bound_contextvars(request="a-2"):
-        assert formatter(PLAIN).format(record("late")) == "I pool: late request=a-2"
-        assert formatter(PLAIN).format(record("late", request="b")) == "I pool: late request=b"  # said is said
-    assert formatter(PLAIN).format(record("late")) == "I pool: late"
+    token = REQUEST_ID.set("a-2")
+    assert LineFormatter(PLAIN).format(record("late")) == "I pool: late request=a-2"
+    assert LineFormatter(PLAIN).format(record("late", request="b")) == "I pool: late request=b"  # said is said
+    REQUEST_ID.reset(token)
+    assert LineFormatter(PLAIN).format(record("late")) == "I pool: late"
 
 
 def test_json_lines() -> None:
@@ -76,7 +77,7 @@ def test_json_lines() -> None:
         raise ValueError("bad")
     except ValueError:
         late.exc_info = sys.exc_info()
-    said = json.loads(formatter(as_json).format(late))
+    said = json.loads(LineFormatter(as_json).format(late))
     assert (said["type"], said["level"], said["origin"]) == ("log", "W", "pool")
     assert said["msg"].startswith("demo is late\nTraceback")
     assert (said["request"], said["slot"], said["time"]) == ("a-1", 3, late.created)
@@ -90,7 +91,7 @@ def test_a_traceback_follows_the_line_once() -> None:
         raise ValueError("bad")
     except ValueError:
         late.exc_info = sys.exc_info()
-    text = formatter(PLAIN).format(late)
+    text = LineFormatter(PLAIN).format(late)
     assert text.startswith("I pool: late request=a-1\nTraceback")
     assert text.count("ValueError: bad") == 1
 

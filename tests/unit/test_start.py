@@ -28,7 +28,7 @@ _LATER = (
 
 _COUNTED = frozenset(
     (
-        *("numpy", "pydantic", "uvicorn", "httpcore2", "jinja2", "structlog", "yaml", "websockets", "anyio", "click"),
+        *("numpy", "pydantic", "uvicorn", "httpcore2", "jinja2", "yaml", "websockets", "anyio", "click"),
         *("h11", "starlette", "tqdm", "fastapi", "opentelemetry", "cryptography", "prometheus_client", "llguidance"),
     )
 )

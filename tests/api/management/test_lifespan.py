@@ -252,11 +252,11 @@ def test_a_second_sigterm_ends_the_process_in_the_middle_of_a_stream() -> None:
 
 HANGING = """
 import sys
-import server.app
+import server.model_pool
 from server.cli import main
 from tests.support.isolated_fakes import in_process, make_loader
-server.app.native_loader = lambda remote=(): make_loader(sys.argv[1])
-server.app.loader_by_name = lambda remote: in_process(sys.argv[1])
+server.model_pool.native_loader = lambda remote=(): make_loader(sys.argv[1])
+server.model_pool.loader_by_name = lambda remote: in_process(sys.argv[1])
 sys.exit(main(sys.argv[2:]))
 """
 

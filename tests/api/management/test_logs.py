@@ -21,7 +21,7 @@ Lines = Callable[[str], list[dict[str, Any]]]
 @pytest.fixture
 def lines(caplog: pytest.LogCaptureFixture) -> Iterator[Lines]:
     """What was logged under a name so far, as the JSON that a server writes."""
-    as_json = logs.formatter(logs.as_json)
+    as_json = logs.LineFormatter(logs.as_json)
     found: list[tuple[str, dict[str, Any]]] = []
 
     class Kept(logging.Handler):

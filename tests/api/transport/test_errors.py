@@ -37,7 +37,7 @@ async def test_a_fault_of_ours_is_a_500_without_details(
             raise KeyError("the password")
 
         monkeypatch.setattr(api.pool, "states", broken)
-        monkeypatch.setattr(caplog.handler, "formatter", logs.formatter(logs.as_json))
+        monkeypatch.setattr(caplog.handler, "formatter", logs.LineFormatter(logs.as_json))
         with caplog.at_level(logging.ERROR):
             reply = await api.client.get("/v1/models", headers={"Origin": "http://x.y", "X-Request-Id": "abc-1"})
         text = caplog.text

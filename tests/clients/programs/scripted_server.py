@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from fastapi import FastAPI
 
-from server import app, cli
+from server import app, cli, model_pool
 from tests.clients.programs.families import family
 from tests.clients.programs.recording import Recorder
 from tests.clients.programs.scripted_model import Script, ScriptedLoader
@@ -35,7 +35,7 @@ def main() -> int:
     app.create_app = recorded
     if own.family is not None:  # else: a real model, recorded
         script = Script.read(own.script, family(own.family, own.templates))
-        app.native_loader = cast(Any, lambda _: ScriptedLoader(script, own.context))
+        model_pool.native_loader = cast(Any, lambda _: ScriptedLoader(script, own.context))
     return cli.main(words)
 
 

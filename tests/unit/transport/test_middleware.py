@@ -87,7 +87,7 @@ async def test_a_fault_after_the_reply_is_logged_only(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     connection = Recorder(raising(KeyError("x"), after="all"))
-    monkeypatch.setattr(caplog.handler, "formatter", logs.formatter(logs.as_json))
+    monkeypatch.setattr(caplog.handler, "formatter", logs.LineFormatter(logs.as_json))
     with caplog.at_level(logging.ERROR):
         await connection.request(x_request_id="r-2")
     assert len(connection.sent) == 2

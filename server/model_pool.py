@@ -1,0 +1,123 @@
+"""Builds the pool of models from the settings.
+
+`serve` imports this before the HTTP application, so that models load while the application is imported and built.
+"""
+
+import logging
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from server.hub.hub import HubFetcher
+from server.pool.events import Subscription
+from server.pool.load_queue import PoolLimits
+from server.pool.loading import Factories, chat_template
+from server.pool.model import compile_grammars
+from server.pool.pool import Pool
+from server.pool.protocols import Loader
+from server.pool.spec import ModelSpec
+from server.settings import Settings, check_files, hub_of, model_specs
+from server.structured.grammar.sandbox import Sandbox
+
+if TYPE_CHECKING:
+    from server.templates.isolated import IsolatedRenderer  # not on every system
+
+logger = logging.getLogger(__name__)
+
+LINGER_S = 2.0  # what llama-server's variable for its tests does (server-models.cpp, debug_fake_timing)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelPool:
+    """A pool and the sandbox processes of its models. ``events``: all events since the pool exists."""
+
+    pool: Pool
+    events: Subscription
+    renderer: "IsolatedRenderer | None"
+    sandbox: Sandbox | None
+
+    def close_sandboxes(self) -> None:
+        """End the sandbox processes."""
+        for each in (self.sandbox, self.renderer):
+            if each is not None:
+                each.close()
+
+
+def open_pool(
+    settings: Settings,
+    *,
+    loader: Loader | None = None,
+    reread: Callable[[], Settings] | None = None,
+    in_process: Callable[[], Loader] | None = None,
+    sandbox: Sandbox | None = None,
+) -> ModelPool:
+    """Return the pool; it loads nothing before `Pool.start`. Parameters as for `server.app.create_app`. Raises
+    `ConfigError`.
+    """
+    server = settings.server
+    limits = PoolLimits(
+        models_max=server.models_max,
+        autoload=server.models_autoload,
+        budget=server.budget,
+        wait_s=server.models_wait_s,
+        linger_s=LINGER_S if os.environ.get("LLAMA_SERVER_DEBUG_FAKE_TIMING") else 0.0,
+    )
+    specs = model_specs(settings)
+    renderer = isolated_renderer() if loader is None else None
+    if renderer is not None and any(spec.load == "startup" for spec in specs):
+        renderer.warm()  # its process starts while the library is imported
+    if in_process is None and loader is None and os.name == "posix":
+        in_process = loader_by_name(tuple(server.rpc))
+    if sandbox is None and os.name == "posix":
+        sandbox = Sandbox()
+    factories = Factories(
+        template=partial(chat_template, renderer=renderer),
+        grammar=partial(compile_grammars, sandbox=sandbox),
+        in_process=in_process,
+    )
+    pool = Pool(
+        specs,
+        loader or native_loader(server.rpc),
+        limits,
+        factories=factories,
+        fetcher=HubFetcher(hub_of(settings), hub_of(settings, asked=True)),
+        reread=None if reread is None else partial(reread_models, reread),
+        downloads=settings.serves_cache,
+    )
+    return ModelPool(pool, pool.subscribe(), renderer, sandbox)
+
+
+def reread_models(reread: Callable[[], Settings]) -> list[ModelSpec]:
+    """Return the models as they are configured now. Logs problems of single files. Raises `ConfigError`."""
+    settings = reread()
+    for warning in check_files(settings):
+        logger.warning("%s", warning)
+    return model_specs(settings)
+
+
+def native_loader(remote: Sequence[str] = ()) -> Loader:
+    """Return llama.cpp's loader with the devices of the `remote` machines. Raises ConfigError.
+
+    Imports the native library, which an application over another loader does not need.
+    """
+    from server.llama.loader import open_loader
+
+    return open_loader(tuple(remote))
+
+
+def loader_by_name(remote: tuple[str, ...]) -> Callable[[], Loader]:
+    """Return `native_loader` for another process, which receives it in a pickle."""
+    from server.llama.loader import open_loader
+
+    return partial(open_loader, remote)
+
+
+def isolated_renderer() -> "IsolatedRenderer | None":
+    """Return a renderer of templates in sandbox processes; None if the system has no such processes."""
+    if os.name != "posix":
+        return None
+    from server.templates.isolated import IsolatedRenderer
+
+    return IsolatedRenderer()
