@@ -275,9 +275,9 @@ def test_a_server_stops_although_the_library_never_returns(
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         try:
             assert process.stderr is not None
-            line = next(line for line in process.stderr if "listening on " in line)
+            lines = (line for line in process.stderr if "listening on " in line or "is loaded: " in line)
+            line = next(line for line in [next(lines), next(lines)] if "listening on " in line)  # in either order
             port = int(line.rpartition(":")[2])
-            next(line for line in process.stderr if "is loaded: " in line)
             content: Any = f"!hang {tmp_path}/hangs!" if hung == "step" else [{"type": "text", "text": "Look:"}, IMAGE]
             messages = [{"role": "user", "content": content}]
             with socket.create_connection(("127.0.0.1", port), timeout=TIMEOUT_S) as client:
