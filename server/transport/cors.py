@@ -15,14 +15,15 @@ import re
 import socket
 from collections.abc import Collection, Mapping
 from functools import cache
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
-
-from starlette.types import Scope
 
 from server.errors import InvalidRequest, LlamapoolError, NotFound, PermissionDenied
 from server.transport.endpoints import UNKNOWN, Target
-from server.transport.forward import PREFIX
-from server.transport.options import CorsOptions, HttpOptions
+from server.transport.options import FORWARD_PREFIX, CorsOptions, HttpOptions
+
+if TYPE_CHECKING:
+    from starlette.types import Scope
 
 ReplyHeaders = list[tuple[bytes, bytes]]
 _LOCAL = frozenset({"localhost", "127.0.0.1", "::1"})
@@ -86,7 +87,7 @@ class Guard:
         self._hosts = frozenset(options.allowed_hosts)
         self._origins = options.cors.listed
 
-    def check(self, target: Target, scope: Scope, headers: RequestHeaders) -> None:
+    def check(self, target: Target, scope: "Scope", headers: RequestHeaders) -> None:
         """Check a request without a key on a server that needs none.
 
         Raises `PermissionDenied` and `NotJson`. Raises `NotFound` in their place for a path that is no endpoint.
@@ -101,7 +102,7 @@ class Guard:
             if refusal is not None:
                 raise NotFound("File Not Found") if target.endpoints == (UNKNOWN,) else refusal
 
-    def _refusal(self, target: Target, scope: Scope, headers: RequestHeaders) -> LlamapoolError | None:
+    def _refusal(self, target: Target, scope: "Scope", headers: RequestHeaders) -> LlamapoolError | None:
         """Return why a request that changes the server is refused, None if it is not."""
         if self.is_foreign(headers) or (target.method == "GET" and not self._closed and _hides_its_page(headers)):
             return PermissionDenied(
@@ -142,7 +143,7 @@ def _authority(origin: str) -> str:
         return ""
 
 
-def _is_local_client(scope: Scope, headers: RequestHeaders) -> bool:
+def _is_local_client(scope: "Scope", headers: RequestHeaders) -> bool:
     """Return whether the client runs on this machine.
 
     False for every forwarded request: the address in its header is unverified, and uvicorn trusts it from any peer in
@@ -165,7 +166,7 @@ def _was_asked_about(path: str, headers: RequestHeaders) -> bool:
 
     llama.cpp's web UI adds the prefix to every header that ``/cors-proxy`` forwards, including the content type.
     """
-    return path == "/cors-proxy" and any(name.startswith(PREFIX) for name in headers)
+    return path == "/cors-proxy" and any(name.startswith(FORWARD_PREFIX) for name in headers)
 
 
 def _is_json(headers: RequestHeaders) -> bool:

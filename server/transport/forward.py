@@ -14,8 +14,8 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from server.errors import InvalidRequest, Unavailable
+from server.transport.options import FORWARD_PREFIX
 
-PREFIX = b"x-llama-server-proxy-header-"
 TIMEOUT_S = 600.0
 _OWN = frozenset({b"host", b"content-length", b"transfer-encoding", b"connection", b"accept-encoding"})
 _KEPT = frozenset({b"content-type", b"mcp-session-id", b"www-authenticate", b"cache-control"})
@@ -53,7 +53,7 @@ async def _parts(reply: httpcore2.Response, stack: AsyncExitStack) -> AsyncGener
 
 
 def _forwarded(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-    found = [(name[len(PREFIX) :], value) for name, value in headers if name.startswith(PREFIX)]
+    found = [(name[len(FORWARD_PREFIX) :], value) for name, value in headers if name.startswith(FORWARD_PREFIX)]
     return [(name, value) for name, value in found if name and name not in _OWN]
 
 
