@@ -173,7 +173,7 @@ def test_several_workers_get_a_warning(
     caplog: pytest.LogCaptureFixture, argv: list[str], environ: dict[str, str], warns: bool
 ) -> None:
     warn_of_workers(argv, environ)
-    assert ("loads every model into memory anew" in caplog.text) is warns
+    assert ("loads every model again" in caplog.text) is warns
 
 
 def run_uvicorn(*args: str, **env: str) -> subprocess.Popen[str]:
