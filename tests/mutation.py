@@ -1,8 +1,8 @@
 """Measure which faults the tests find: change one expression of a package at a time, and run the tests that reach it.
 
 ``python -m tests.mutation server/engine --tests tests/unit/engine --sample 100`` prints the survivors and one row of
-the table in docs/testing.md. The tests are collected and run once with line coverage. Then each mutant gets a forked
-copy of that process, in which the code of its function is replaced. No file changes and nothing is imported again.
+the table in benchmarks/experiments.md. The tests are collected and run once with line coverage. Then each mutant gets
+a forked copy of that process, in which the code of its function is replaced. Nothing is imported again.
 Only expressions inside functions are changed: the others have run before the fork.
 """
 

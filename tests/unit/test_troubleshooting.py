@@ -7,7 +7,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "troubleshooting.md"
-_LEVELS = ("warning", "error", "critical", "exception")
+_LEVELS = ("log", "warning", "error", "critical", "exception")
 _BUG = ("please report it", "Report it", "Report what follows")
 _ERRORS = frozenset(
     (
@@ -33,7 +33,7 @@ def logged() -> Iterator[tuple[str, str]]:
             logger = node.func.value
             if not (isinstance(logger, ast.Name) and "log" in logger.id) or not node.args:
                 continue
-            message = node.args[0]
+            message = node.args[node.func.attr == "log"]  # `Logger.log` has the level first
             if isinstance(message, ast.Constant) and isinstance(message.value, str):
                 yield f"{path.relative_to(ROOT)}:{node.lineno}", message.value
 
