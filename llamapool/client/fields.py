@@ -52,6 +52,8 @@ class SamplingFields(TypedDict, total=False):
     sse_ping_interval: int | None  # seconds
     lora: Objects | None  # {"id", "scale"}
     priority: int | None
+    first_token_timeout_s: float | None  # from arrival
+    request_timeout_s: float | None
 
 
 class GenerationFields(SamplingFields, total=False):

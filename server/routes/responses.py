@@ -385,8 +385,8 @@ async def fail_interrupted(state: Objects) -> None:
                 await state.update(owner, "response", response["id"], failed)
             was_reported = False
         except LlamapoolError as error_of_state:
-            level = logging.DEBUG if was_reported else logging.WARNING
-            logger.log(level, "interrupted responses stay unfinished: %s", error_of_state.message)
+            if not was_reported:
+                logger.warning("interrupted responses stay unfinished: %s", error_of_state.message)
             was_reported = True
         await asyncio.sleep(POLL_S)
 

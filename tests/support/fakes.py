@@ -173,6 +173,7 @@ class FakeRunner:
         self.outputs: list[int] = []
         self.histories: list[bytes] = []
         self.samplers: list[FakeSampler] = []
+        self._texts: dict[int, tuple[list[int], bytes]] = {}  # by sequence: cells, and their text
         self.in_graph: dict[int, FakeSampler] = {}  # by sequence
         self.batches: list[list[tuple[int, int]]] = []
         self.closed = False
@@ -215,7 +216,7 @@ class FakeRunner:
             cells.extend(entry.tokens)
             self.computed_by[entry.seq].extend([self.adapters_now] * len(entry.tokens))
             for n in range(len(cells) - entry.n_outputs + 1, len(cells) + 1):
-                history = self._text(cells[:n]) + self._tuned(entry.seq, n)
+                history = self._history(entry.seq, n) + self._tuned(entry.seq, n)
                 self.outputs.append(self._next(history))
                 self.histories.append(history)
         self.batches.append([(e.seq, len(e.tokens)) for e in entries])
@@ -249,10 +250,20 @@ class FakeRunner:
     def _text(self, tokens: Sequence[int]) -> bytes:
         return b"".join([PIECES[t] if t >= 0 else b"<%d>" % t for t in tokens])
 
+    def _history(self, seq: int, n: int) -> bytes:
+        """Return the text of the first `n` cells. Only what is new since the last call is joined: prompts are long."""
+        cells = self.cells[seq]
+        known, text = self._texts.get(seq, ([], b""))
+        if len(known) > n or cells[: len(known)] != known:
+            known, text = [], b""
+        text += self._text(cells[len(known) : n])
+        self._texts[seq] = cells[:n], text
+        return text
+
     def _tuned(self, seq: int, n: int) -> bytes:
         """Makes the text depend on which adapters computed each cell."""
         sets = self.computed_by[seq][:n]
-        return repr(sets).encode() if any(sets) else b""
+        return b"" if sets.count(()) == len(sets) else repr(sets).encode()
 
     def sample_in_graph(self, seq: int, sampler: FakeSampler | None) -> None:
         if sampler is None:

@@ -286,7 +286,9 @@ async def test_keys_and_the_server_allow_servers(serve: Serve, tmp_path: Any) ->
 
             async def status(key: str, tool: dict[str, Any]) -> tuple[int, str | None]:
                 headers = {"authorization": f"Bearer {key}"}
-                reply = await api.client.post(URL, json={"input": "Add", "tools": [tool]}, headers=headers)
+                reply = await api.client.post(
+                    URL, json={"input": "Add", "tools": [tool], "max_output_tokens": 16}, headers=headers
+                )
                 return reply.status_code, reply.json().get("error") and reply.json()["error"]["message"]
 
             assert await status("all", mcp()) == (200, None)
@@ -321,7 +323,7 @@ async def test_secrets_are_neither_repeated_nor_stored(serve: Serve) -> None:
     async with serving(serve, SUM, mcp_hosts="127.0.0.1") as (api, tools), served(tools) as url:
         secrets = {"authorization": "SECRET1", "headers": {"X-Key": "SECRET2"}, "authorization_token": "SECRET3"}
         tool = mcp("calc2", server_url=f"{url}?key=SECRET4", **secrets)
-        reply = await api.client.post(URL, json={"input": "Hi", "tools": [tool]})
+        reply = await api.client.post(URL, json={"input": "Hi", "tools": [tool], "max_output_tokens": 16})
         assert reply.status_code == 200, reply.text
         stored = await api.client.get(f"{URL}/{reply.json()['id']}")
         for shown in (reply, stored):
