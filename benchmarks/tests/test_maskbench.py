@@ -112,7 +112,7 @@ def test_a_run_prints_the_table_and_what_has_changed_since_another(
 
 def test_the_page_shows_the_committed_run() -> None:
     run = json.loads((ROOT / "benchmarks" / "results" / "maskbench.json").read_text())
-    page = (ROOT / "docs" / "json-schema.md").read_text()
+    page = (ROOT / "benchmarks" / "README.md").read_text()
     names = ("passing", "compile error", "valid rejected", "invalid accepted", "failed mid-reply")
     cells = [f"{run['counts'][name]:,}" for name in names]
     assert f"| Llamapool | {' | '.join(cells)} | {run['figures']['mask_us_mean']:.0f} |" in page
