@@ -359,7 +359,7 @@ class StateCache:
         """Evict entries for `n_bytes` more held besides them; return the evicted ones. None, with nothing changed, if
         there is no room.
         """
-        return self.make_room(n_bytes, now) if self.has_room_beside(n_bytes) else None
+        return self.make_room(n_bytes, now) if self.has_room_beside(n_bytes + self._n_kept(now)) else None
 
     def hold(self, states: Collection[bytes], now: float) -> list[CacheEntry] | None:
         """Hold `states` besides the entries; otherwise as `make_room_beside`."""
@@ -391,10 +391,10 @@ class StateCache:
     def put(self, entry: CacheEntry, now: float) -> list[CacheEntry]:
         """Store `entry`, replacing shorter entries of the same text; return the other entries evicted for it.
 
-        An entry above the limit is not stored and is returned alone.
+        An entry for which there is no room beside the kept ones is not stored and is returned alone.
         """
         with self._lock:
-            if not self.fits(entry.size):
+            if not self.fits(entry.size + self._n_kept(now)):
                 return [entry]
             self.replace(entry, now)
             evicted = self.make_room(entry.size, now)
@@ -428,6 +428,10 @@ class StateCache:
                 self.remove(other)
             entry.kept_until = until
             return self.put(entry, now)
+
+    def _n_kept(self, now: float) -> int:
+        """Return the bytes that may not be evicted yet."""
+        return sum([entry.size for entry in self._entries.values() if entry.kept_until > now])
 
     def _evictable(self, now: float) -> list[CacheEntry]:
         return [entry for entry in self._entries.values() if not entry.pinned and entry.kept_until <= now]

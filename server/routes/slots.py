@@ -12,7 +12,7 @@ from server.dialects.common import Json
 from server.dialects.native.write import generation_settings
 from server.engine.cache_scope import owner_of
 from server.engine.snapshots import SlotSnapshot
-from server.errors import InvalidRequest, ModelLoading, ModelNotFound, NotSupported, Unavailable
+from server.errors import InvalidRequest, ModelLoading, ModelNotFound, NotSupported, PermissionDenied, Unavailable
 from server.pool.model import LoadedModel
 from server.pool.saved import slots as saved_slots
 from server.pool.saved.store import SavedFiles, check_name
@@ -167,16 +167,26 @@ async def pin_prefix(request: Request) -> Response:
     ttl_s, name = body.pop("ttl_s", None), body.pop("key", None)
     if isinstance(ttl_s, bool) or not isinstance(ttl_s, int | float) or not 0 < ttl_s <= MAX_PIN_S:
         raise InvalidRequest(f"ttl_s: must be a number of seconds, at most {MAX_PIN_S}", "ttl_s")
-    key = caller_of(request) or ANYBODY
+    key = caller = caller_of(request) or ANYBODY
+    if "infer" not in caller.scopes or (name is not None and not caller.sees_all):
+        raise PermissionDenied("a pin needs the scope infer, and one for another key the scope metrics as well")
     if name is not None:
         named = used.keys.named(name) if isinstance(name, str) and used.keys.required else None
         if named is None:
             raise InvalidRequest("key: no valid API key has this name", "key")
         key = named
     path = used.options.api_prefix + ("/v1/chat/completions" if "messages" in body else "/v1/completions")
-    wanted = orjson.dumps({**body, "max_tokens": 0, "n_predict": 0, "n": 1, "stream": False})
-    with await lease_for(request, _named(body)):
-        reply = await while_connected(request, post_json(request.app, {PIN: float(ttl_s)}, path, wanted, key))
+    try:
+        wanted = orjson.dumps({**body, "max_tokens": 0, "n_predict": 0, "n": 1, "stream": False})
+    except TypeError:
+        raise InvalidRequest("the body is nested too deeply") from None
+    used.rates.enter(caller)  # an internal request is not counted
+    try:
+        await used.rates.enter_shared(caller)
+        with await lease_for(request, _named(body)):
+            reply = await while_connected(request, post_json(request.app, {PIN: float(ttl_s)}, path, wanted, key))
+    finally:
+        used.rates.leave(caller)
     if reply.status != HTTPStatus.OK:
         return Response(reply.body, reply.status, media_type="application/json")
     found = orjson.loads(reply.body)

@@ -41,6 +41,9 @@ async def read_stream(request: Request, conv_id: str = "") -> Response:
     return event_stream(request, stream.read(offset), ping_s=0)
 
 
+MAX_LOOKUPS = 1000  # each is compared with every stream of the caller, on the event loop
+
+
 @router.post("/v1/streams/lookup")
 @describe(["$KeptStream"], example={"conversation_ids": ["c1"]}, errors=READS)
 async def look_up_streams(request: Request) -> Response:
@@ -48,7 +51,9 @@ async def look_up_streams(request: Request) -> Response:
     ``{id}::{model}``.
     """
     wanted = (await read_json(request)).get("conversation_ids")
-    names = [name for name in wanted if isinstance(name, str) and name] if isinstance(wanted, list) else []
+    names = dict.fromkeys(name for name in wanted if isinstance(name, str) and name) if isinstance(wanted, list) else {}
+    if len(names) > MAX_LOOKUPS:
+        raise InvalidRequest(f"conversation_ids: at most {MAX_LOOKUPS} ids", "conversation_ids")
     found = await services(request).streams.of_shared(stream_owner(request), names)
     return json_reply([stream_object(stream) for stream in found])
 

@@ -68,18 +68,21 @@ async def _predict(request: Request, index: int, instance: Any) -> Any:
     used, key = services(request), caller_of(request) or ANYBODY
     try:
         path, body = _read(index, instance)
+        wanted = orjson.dumps(body)
         is_limited = index > 0 and bool(key.limits)  # the middleware counted the request itself
         if is_limited:
             used.rates.enter(key)
         try:
             if is_limited:
                 await used.rates.enter_shared(key)
-            reply = await post_json(request.app, {}, used.options.api_prefix + path, orjson.dumps(body), key)
+            reply = await post_json(request.app, {}, used.options.api_prefix + path, wanted, key)
         finally:
             if is_limited:
                 used.rates.leave(key)
     except LlamapoolError as error:
         return error_body(error)[1]
+    except TypeError:  # orjson reads deeper than it writes
+        return error_body(InvalidRequest(f"instances.{index}: is nested too deeply", f"instances.{index}"))[1]
     if reply.status != HTTPStatus.OK and not reply.body:
         return {"error": {"code": reply.status, "message": "the request failed without a reply"}}
     return orjson.loads(reply.body)

@@ -40,6 +40,13 @@ async def lookup(api: Api, *names: str, **headers: str) -> list[dict[str, Any]]:
     return found
 
 
+async def test_a_lookup_of_too_many_ids_is_refused(serve: Serve) -> None:
+    async with serve() as api:
+        ids = {"conversation_ids": [f"c{n}" for n in range(1001)]}
+        assert (await api.client.post("/v1/streams/lookup", json=ids)).status_code == 400
+        assert await lookup(api, *["c1"] * 1001) == []
+
+
 @pytest.mark.parametrize(
     ("path", "body"),
     [

@@ -11,7 +11,9 @@ from typing import Any
 
 import httpx
 import pytest
+import yaml
 
+from server.transport.keys import hash_of
 from tests.api.conftest import Api, GoLive, Serve, chat_request, until
 from tests.support.fakes import FakeLoader, FakeRunner
 
@@ -119,6 +121,35 @@ async def test_a_pinned_prefix_stays_until_its_time_is_over(serve: Serve) -> Non
         assert message(await api.client.post("/cache/pin", json={"prompt": "Hi"})).startswith("ttl_s: must be")
         wrong = await api.client.post("/cache/pin", json={"prompt": 3, "ttl_s": 60})
         assert wrong.status_code == 400
+
+
+async def test_a_pin_is_admitted_like_a_request(serve: Serve, tmp_path: Path) -> None:
+    keys: dict[str, dict[str, Any]] = {
+        "slots-only": {"scopes": ["slots"]},
+        "both": {"scopes": ["slots", "infer"], "requests_per_minute": 2},
+        "ada": {},
+        "admin": {"scopes": ["slots", "infer", "metrics"]},
+    }
+    file = tmp_path / "keys.yaml"
+    entries = [{"name": name, "hash": hash_of(name), **fields} for name, fields in keys.items()]
+    file.write_text(yaml.safe_dump({"keys": entries}))
+    models = {"demo": {**MODEL, "cache_ram": 64}}
+    async with serve(FakeLoader(runner=FakeRunner), models=models, server={"keys_file": str(file)}) as api:
+
+        async def pin(caller: str, **fields: Any) -> httpx.Response:
+            headers = {"authorization": f"Bearer {caller}"}
+            body = {"prompt": PROMPT, "ttl_s": 60, **fields}
+            return await api.client.post("/cache/pin", json=body, headers=headers)
+
+        assert (await pin("slots-only")).status_code == 403
+        assert (await pin("both", key="ada")).status_code == 403
+        assert (await pin("admin", key="ada")).status_code == 200
+        deep: Any = "x"
+        for _ in range(300):
+            deep = [deep]
+        assert "nested too deeply" in message(await pin("admin", tools=deep))
+        assert [(await pin("both")).status_code for _ in range(3)].count(200) >= 1
+        assert (await pin("both")).status_code == 429
 
 
 async def test_saving_and_restoring_reply_as_llama_server(serve_slots: Serve, tmp_path: Path) -> None:

@@ -39,6 +39,16 @@ def test_a_state_larger_than_the_tier_is_not_kept() -> None:
     assert not len(cache)
 
 
+def test_kept_states_and_others_stay_within_the_limit() -> None:
+    cache = StateCache(1000)
+    assert cache.keep(ram_state([1] * 9, size=500), until=60.0, now=0.0) == []
+    larger = ram_state([2] * 9, size=600)
+    assert cache.put(larger, 1.0) == [larger]
+    assert cache.hold([b"x" * 600], 1.0) is None
+    assert cache.put(larger, 61.0) != [larger]
+    assert cache.size == 600
+
+
 def test_the_automatic_limit_leaves_the_machine_its_memory() -> None:
     assert state_cache(AUTOMATIC, 400 * MIB).limit == 100 * MIB
     assert state_cache(AUTOMATIC, 0).limit == 8192 * MIB
