@@ -343,7 +343,7 @@ def lifespan_of(
             return stopping[0]
 
         watch = asyncio.create_task(_follow_pool(services, models.events), name="metrics follow the pool")
-        bars = asyncio.create_task(show_load_progress(services.pool.subscribe()), name="load progress")
+        bars = asyncio.create_task(show_load_progress(models.progress), name="load progress")
         endless = [
             asyncio.create_task(reload.follow(), name="keys and certificates follow their files"),
             asyncio.create_task(services.metrics.watch_loop(), name="event loop lag"),

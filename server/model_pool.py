@@ -31,10 +31,13 @@ LINGER_S = 2.0  # what llama-server's variable for its tests does (server-models
 
 @dataclass(frozen=True, slots=True)
 class ModelPool:
-    """A pool and the sandbox processes of its models. ``events``: all events since the pool exists."""
+    """A pool and the sandbox processes of its models. ``events``: all events since the pool exists; so is ``progress``,
+    for the bars of loading models.
+    """
 
     pool: Pool
     events: Subscription
+    progress: Subscription
     renderer: "IsolatedRenderer | None"
     sandbox: Sandbox | None
 
@@ -86,7 +89,7 @@ def open_pool(
         reread=None if reread is None else partial(reread_models, reread),
         downloads=settings.serves_cache,
     )
-    return ModelPool(pool, pool.subscribe(), renderer, sandbox)
+    return ModelPool(pool, pool.subscribe(), pool.subscribe(), renderer, sandbox)
 
 
 def reread_models(reread: Callable[[], Settings]) -> list[ModelSpec]:
