@@ -22,6 +22,13 @@ from server.transport.resumable import KEPT_S, MAX_STREAM_BYTES, KeptStream, Kep
 _RUNNING_TTL_S = 3600
 _BLOCK_MS = 1000  # shorter than the socket's timeout
 _DATA, _DONE = b"data", b"done"
+_FORGET = """
+if redis.call('HGET', KEYS[1], ARGV[1]) == ARGV[2] then
+    redis.call('HDEL', KEYS[1], ARGV[1])
+    redis.call('DEL', KEYS[2])
+end
+"""
+"""Deletes a stream and its name in one step, because another replica can name a newer stream at any time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +150,11 @@ class SharedStreams(KeptStreams):
 
         await self._redis.call(work)
 
+    async def _forget_copy(self, owner: str, conversation: str, named: str) -> None:
+        """Delete a Redis stream and its name, unless the conversation names another one by now."""
+        key = named.partition(" ")[0]
+        await self._redis.do("eval", _FORGET, 2, _names(owner), key, conversation, named)
+
     async def _copy(self, owner: str, stream: KeptStream) -> None:
         """Copy a stream into Redis until its end, or stop it when its copy was deleted."""
         key, total = f"{PREFIX}stream:{secrets.token_hex(8)}", 0
@@ -160,9 +172,10 @@ class SharedStreams(KeptStreams):
 
         try:
             await add({_DATA: b""}, "0-1")  # before its name: a replica forgets names without a stream
-            await self._replace(owner, stream.conversation, f"{key} {stream.started_at}")
+            named = f"{key} {stream.started_at}"
+            await self._replace(owner, stream.conversation, named)
             if not await _begins(stream):
-                await self._replace(owner, stream.conversation, None)
+                await self._forget_copy(owner, stream.conversation, named)
                 return
             async for chunk in stream.read(0):
                 total += len(chunk)
@@ -180,7 +193,7 @@ class SharedStreams(KeptStreams):
         found = await self._redis.do("xrevrange", key, count=1)
         oldest = await self._redis.do("xrange", key, min="0-2", count=1)
         if not found:
-            await self._redis.do("hdel", _names(owner), conversation)
+            await self._forget_copy(owner, conversation, named)
             return None
         last, entry = found[0]
         total = int(last.partition(b"-")[0])

@@ -14,6 +14,8 @@ from openai import AsyncOpenAI, InternalServerError, NotFoundError
 from openai.types.responses import Response
 
 from server.routes import responses
+from server.state.redis import Redis
+from server.transport.shared_streams import SharedStreams
 from tests.api.conftest import Api, Serve, until
 from tests.api.inference.test_streams import AT, CHAT, ID, NAMED, let_all_through, lookup
 from tests.api.official import opened as serving
@@ -146,6 +148,55 @@ async def test_another_replica_stops_the_generation(serve: Serve, redis: RedisSe
                     steps.release()
                     await asyncio.sleep(0)
         assert await lookup(a.api, ID) == []
+
+
+class RenamingRedis(Redis):
+    """A client during whose lookup another replica names a newer stream."""
+
+    async def do(self, command: str, *args: Any, **options: Any) -> Any:
+        found = await super().do(command, *args, **options)
+        if command == "hget":
+            await self.client.hset("llamapool:streams:me", ID, "llamapool:stream:new 2")
+        return found
+
+
+async def shared_bytes(streams: SharedStreams) -> int:
+    found = await streams.find_shared("me", ID)
+    return -1 if found is None else found.total_bytes
+
+
+async def test_a_stream_that_fails_leaves_the_newer_one_of_another_replica(redis: RedisServer) -> None:
+    clients = [Redis(redis.url) for _ in range(3)]
+    a, b, reader = map(SharedStreams, clients)
+
+    async def fail() -> None:
+        raise ValueError
+
+    async with asyncio.timeout(60):
+        older = a.open("me", ID)
+        while await shared_bytes(reader) != 0:
+            pass
+        newer = b.open("me", ID)
+        newer.append(b"new")
+        while await shared_bytes(reader) != 3:
+            pass
+        older.produce(fail(), error=lambda _: b"", ping=b"", ping_s=0, ended=lambda: None)
+        await asyncio.gather(*a._copying)
+        n_bytes_after = await shared_bytes(reader)
+        newer.append(b"er")
+        newer._finish()
+        await asyncio.gather(*b._copying)
+        assert (n_bytes_after, await shared_bytes(reader)) == (3, 5)
+    for client in clients:
+        await client.close()
+
+
+async def test_a_lookup_of_an_expired_stream_leaves_the_name_of_a_newer_one(redis: RedisServer) -> None:
+    client = RenamingRedis(redis.url)
+    await client.client.hset("llamapool:streams:me", ID, "llamapool:stream:expired 1")
+    assert await SharedStreams(client).find_shared("me", ID) is None
+    assert await client.client.hget("llamapool:streams:me", ID) == b"llamapool:stream:new 2"
+    await client.close()
 
 
 async def test_requests_continue_while_redis_is_away(
