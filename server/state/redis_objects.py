@@ -20,6 +20,10 @@ WORKER_TTL_S = 30
 """A replica that has not been heard of for so long has ended."""
 _UNFINISHED = ("queued", "in_progress")
 _PAGE = 100
+MAX_DOCUMENT_BYTES = 64 << 20
+"""Most JSON bytes of an object with its items, because each access decompresses and parses all of them."""
+_LENGTH_BYTES = 8
+"""The length of a stored document's first field, which is the number of its JSON bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +47,17 @@ Change = Callable[[_Document | None], _Document | None]
 
 
 def _pack(document: _Document) -> bytes:
-    return zlib.compress(orjson.dumps(document), 1)
+    encoded = orjson.dumps(document)
+    return len(encoded).to_bytes(_LENGTH_BYTES, "big") + zlib.compress(encoded, 1)
 
 
 def _unpack(packed: bytes | None) -> _Document | None:
-    return None if packed is None else _Document(**orjson.loads(zlib.decompress(packed)))
+    return None if packed is None else _Document(**orjson.loads(zlib.decompress(packed[_LENGTH_BYTES:])))
+
+
+def _n_bytes(packed: bytes | None) -> int:
+    """Return the number of a document's JSON bytes. The compressed data may be missing."""
+    return int.from_bytes((packed or b"")[:_LENGTH_BYTES], "big")
 
 
 def _key(*parts: str) -> str:
@@ -56,7 +66,7 @@ def _key(*parts: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class RedisObjects(Objects):
-    """`Objects` in Redis. Every method raises `Unavailable` while it cannot be used. Quotas count compressed bytes."""
+    """`Objects` in Redis. Every method raises `Unavailable` while it is away. Quotas count uncompressed bytes."""
 
     redis: Redis = field(kw_only=True)
 
@@ -268,7 +278,9 @@ class RedisObjects(Objects):
             if new is None:
                 return None
             encoded = await asyncio.to_thread(_pack, new)
-            grown = len(encoded) - len(packed or b"")
+            grown = _n_bytes(encoded) - _n_bytes(packed)
+            if within_quota and grown > 0 and _n_bytes(encoded) > MAX_DOCUMENT_BYTES:
+                raise QuotaExceeded(f"an object may have at most {MAX_DOCUMENT_BYTES >> 20} MiB with all its items")
             if data is not None:
                 grown += len(data) - await pipe.strlen(data_key)
             if within_quota and grown > 0:
@@ -317,7 +329,7 @@ class RedisObjects(Objects):
         keys = _key("object", owner, object_id), _key("data", owner, object_id)
 
         async def work(pipe: Any) -> None:
-            n_bytes = sum([await pipe.strlen(each) for each in keys])
+            n_bytes = _n_bytes(await pipe.getrange(keys[0], 0, _LENGTH_BYTES - 1)) + await pipe.strlen(keys[1])
             pipe.multi()
             pipe.delete(*keys)
             pipe.decrby(_key("bytes", owner), n_bytes)

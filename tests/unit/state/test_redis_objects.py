@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 
 from server.errors import InvalidRequest, Unavailable
+from server.state import redis_objects
 from server.state.database import Database
 from server.state.objects import Json, Kind, Objects, QuotaExceeded
 from server.state.redis import Redis
@@ -88,7 +89,7 @@ async def test_a_deleted_response_keeps_its_items_while_others_continue_it(repli
 
 
 async def test_the_least_recently_used_chain_is_evicted_from_its_end(replicas: Replicas) -> None:
-    text = incompressible(500_000)  # 290 kB compressed
+    text = incompressible(300_000)
     for name, parent in (("a", None), ("b", "a"), ("c", None)):
         replicas.clock.now += 1
         await put(replicas.a, name, text, parent=parent)
@@ -104,6 +105,23 @@ async def test_the_least_recently_used_chain_is_evicted_from_its_end(replicas: R
     with pytest.raises(QuotaExceeded, match="1 MiB"):
         await put(replicas.b, "f", incompressible(3 * MIB))
     assert await chain_ids(replicas.b, "a") == ["in_a", "out_a"]
+
+
+async def test_the_quota_counts_uncompressed_bytes(replicas: Replicas) -> None:
+    await put(replicas.a, "a", "a" * 600_000)
+    assert int(await replicas.clients[0].client.get("llamapool:bytes:me")) > 600_000
+    with pytest.raises(QuotaExceeded, match="1 MiB"):
+        await put(replicas.b, "b", "b" * 2 * MIB)
+    assert await replicas.b.remove("me", "response", "a")
+    assert await replicas.clients[0].client.get("llamapool:bytes:me") == b"0"
+
+
+async def test_a_document_has_a_limit_of_its_own(replicas: Replicas, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(redis_objects, "MAX_DOCUMENT_BYTES", 1000)
+    await replicas.a.put("me", "conversation", {"id": "k"}, inputs=[message("1", "a" * 800)])
+    with pytest.raises(QuotaExceeded, match="with all its items"):
+        await replicas.a.append("me", "k", [message("2", "a" * 800)])
+    assert [item["id"] for item in await replicas.b.items("me", "k")] == ["1"]
 
 
 async def test_files_are_listed_in_pages_and_never_evicted(replicas: Replicas) -> None:
