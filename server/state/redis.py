@@ -32,15 +32,16 @@ class Redis:
     def __init__(self, url: str) -> None:
         """Read `url`, whose scheme is one of `SCHEMES`. Nothing is connected yet. Raises `ConfigError`."""
         try:
+            from redis import exceptions
             from redis.asyncio import Redis as Client
             from redis.asyncio.retry import Retry
             from redis.backoff import NoBackoff
-            from redis.exceptions import RedisError
         except ImportError:
             raise ConfigError(
                 "server.state: a redis:// URL needs the package redis; pip install 'llamapool[redis]'"
             ) from None
-        self._errors = (RedisError, OSError)
+        self._outages = (exceptions.ConnectionError, exceptions.TimeoutError, exceptions.BusyLoadingError, OSError)
+        self._refusals = exceptions.RedisError
         try:
             # One retry: the first attempt may use a connection that a restarted server has closed.
             self.client: Any = Client.from_url(
@@ -63,11 +64,14 @@ class Redis:
             raise self._unavailable()
         try:
             found = await work(self.client)
-        except self._errors as error:
+        except self._outages as error:
             self._retry_at = time.monotonic() + RETRY_S
             if self._is_up:
                 self._is_up = False
                 logger.error("Redis at %s cannot be used (%s): until it is back, %s", self._place, error, _DEGRADED)
+            raise self._unavailable() from None
+        except self._refusals as error:  # fails this call only: the server answers others
+            logger.error("Redis at %s refused a command: %s", self._place, error)
             raise self._unavailable() from None
         if not self._is_up:
             self._is_up = True

@@ -43,6 +43,13 @@ class _Document:
         return self.kind == "response" and self.body.get("status") in _UNFINISHED
 
 
+@dataclass(slots=True)
+class _Heartbeat:
+    """This replica's heartbeat. ``since`` is the time of the first one after the last gap, None in a gap."""
+
+    since: float | None = None
+
+
 Change = Callable[[_Document | None], _Document | None]
 
 
@@ -69,6 +76,7 @@ class RedisObjects(Objects):
     """`Objects` in Redis. Every method raises `Unavailable` while it is away. Quotas count uncompressed bytes."""
 
     redis: Redis = field(kw_only=True)
+    _heartbeat: _Heartbeat = field(default_factory=_Heartbeat, init=False, compare=False)
 
     async def put(
         self,
@@ -126,11 +134,19 @@ class RedisObjects(Objects):
     async def take_over(
         self, kind: Kind, statuses: Sequence[str], wanted: Callable[[Json], bool] | None = None
     ) -> list[tuple[str, Json]]:
-        """Take over unfinished objects, and record that this replica runs. Call it every few seconds."""
+        """Take over unfinished objects, and record that this replica runs. Call it every few seconds.
+
+        Nothing is taken over until this replica's heartbeat has had no gap for `WORKER_TTL_S`: after an outage the keys
+        of replicas that still run have expired.
+        """
         if kind == "batch":
             return await Objects.take_over(self, kind, statuses, wanted)
         mine = self.database.worker
-        await self.redis.do("set", _key("worker", mine), 1, ex=WORKER_TTL_S)
+        since, self._heartbeat.since = self._heartbeat.since, None  # a gap, if the next line fails
+        previous = await self.redis.do("set", _key("worker", mine), 1, ex=WORKER_TTL_S, get=True)
+        self._heartbeat.since = self.clock() if previous is None or since is None else since
+        if self.clock() - self._heartbeat.since < WORKER_TTL_S:
+            return []
         unfinished: dict[bytes, bytes] = await self.redis.do("hgetall", _key("unfinished"))
         taken = []
         for name, worker in unfinished.items():

@@ -10,7 +10,7 @@ from server.state import redis_objects
 from server.state.database import Database
 from server.state.objects import Json, Kind, Objects, QuotaExceeded
 from server.state.redis import Redis
-from server.state.redis_objects import RedisObjects
+from server.state.redis_objects import WORKER_TTL_S, RedisObjects
 from tests.support.redis_server import RedisServer, needs_redis, running_redis
 from tests.unit.clock import Clock
 
@@ -172,11 +172,44 @@ async def test_unfinished_responses_of_a_replica_that_has_ended_are_taken_over(r
     assert await replicas.a.take_over("response", statuses) == []
     await replicas.a.put("me", "response", {"id": "r", "status": "queued"})
     assert await replicas.b.take_over("response", statuses) == []
+    replicas.clock.now = WORKER_TTL_S
+    assert await replicas.b.take_over("response", statuses) == []  # the other one runs
     await replicas.clients[0].client.delete(f"llamapool:worker:{replicas.databases[0].worker}")  # as its expiry does
     assert await replicas.b.take_over("response", statuses) == [("me", {"id": "r", "status": "queued"})]
     await replicas.b.update("me", "response", "r", lambda body: {**body, "status": "failed"})
     assert await replicas.b.take_over("response", statuses) == []
     assert await replicas.a.get("me", "response", "r") == {"id": "r", "status": "failed"}
+
+
+@pytest.mark.parametrize("is_noticed", [True, False])
+async def test_after_an_outage_the_other_replicas_have_time_to_report(
+    replicas: Replicas, monkeypatch: pytest.MonkeyPatch, is_noticed: bool
+) -> None:
+    """A replica notices an outage by a failed heartbeat, or else by the expiry of its own key."""
+    statuses = ("queued", "in_progress")
+    await replicas.a.take_over("response", statuses)
+    await replicas.a.put("me", "response", {"id": "r", "status": "queued"})
+    await replicas.b.take_over("response", statuses)
+    replicas.clock.now = WORKER_TTL_S + 1
+    mine, other = (f"llamapool:worker:{replicas.databases[i].worker}" for i in (1, 0))
+    if is_noticed:
+        monkeypatch.setattr(replicas.clients[1], "_retry_at", float("inf"))
+        with pytest.raises(Unavailable):
+            await replicas.b.take_over("response", statuses)
+        monkeypatch.undo()
+    else:
+        await replicas.clients[1].client.delete(mine)  # as its expiry does
+    await replicas.clients[1].client.delete(other)
+    assert await replicas.b.take_over("response", statuses) == []
+    replicas.clock.now += WORKER_TTL_S
+    assert len(await replicas.b.take_over("response", statuses)) == 1
+
+
+async def test_a_refused_command_fails_alone(replicas: Replicas) -> None:
+    await replicas.clients[0].client.set("llamapool:unfinished", "no hash")
+    with pytest.raises(Unavailable):
+        await replicas.clients[0].do("hgetall", "llamapool:unfinished")
+    assert await replicas.clients[0].do("get", "llamapool:unfinished") == b"no hash"
 
 
 async def test_a_server_that_is_not_there_is_an_error_that_says_so(tmp_path: object) -> None:
