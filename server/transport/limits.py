@@ -221,19 +221,17 @@ class SharedRates:
 
         async def work(_: object) -> Windows:
             tokens, requests = self._limiters
-            limits, windows = key.limits, {}
-            if limits.tokens_per_minute:
-                item, names = _a_minute(limits.tokens_per_minute), (_TOKENS, key.name)
-                is_left = await tokens.test(item, *names)
-                windows[_TOKENS] = await tokens.get_window_stats(item, *names)
-                if not is_left:
-                    raise self._refusal("tokens", limits.tokens_per_minute, windows[_TOKENS])
-            if limits.requests_per_minute:
-                item, names = _a_minute(limits.requests_per_minute), (_REQUESTS, key.name)
-                is_left = await requests.hit(item, *names)
-                windows[_REQUESTS] = await requests.get_window_stats(item, *names)
-                if not is_left:
-                    raise self._refusal("requests", limits.requests_per_minute, windows[_REQUESTS])
+            windows: dict[str, Any] = {}
+            for name, limit, limiter, count in (
+                (_TOKENS, key.limits.tokens_per_minute, tokens, tokens.test),
+                (_REQUESTS, key.limits.requests_per_minute, requests, requests.hit),
+            ):
+                if limit:
+                    item = _a_minute(limit)
+                    is_left = await count(item, name, key.name)
+                    windows[name] = await limiter.get_window_stats(item, name, key.name)
+                    if not is_left:
+                        raise self._refusal(name, limit, windows[name])
             return windows
 
         return await self._redis.call(work)
