@@ -21,7 +21,7 @@ import gguf
 import numpy as np
 from numpy.typing import NDArray
 
-from server.bench.prompts import SYLLABLES
+from server.bench.scenarios import SYLLABLES
 
 HEAD_DIM = 64
 CONTROL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")

@@ -12,12 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
-from server.bench import figures
-from server.bench.figures import Figures
-from server.bench.prompts import TOKENS_PER_WORD
-from server.bench.reply import ClientRecord
-from server.bench.scenarios import Setting
-from server.bench.session import Fields, ModelClient
+from server.bench.client import ClientRecord, Fields, ModelClient
+from server.bench.scenarios import TOKENS_PER_WORD, Figures, Setting, first_s, longest_gap_s
 from tests.support.ggufs.projector import TinyProjector, projector_file
 
 SIDE = 224
@@ -70,17 +66,17 @@ async def _media(session: ModelClient, setting: Setting) -> Figures:
         shared = image(number + ROUNDS)
         bodies = [_body(session, shared, f"what is {WORDS[i]}?") for i in range(N_CLIENTS)]
         records = await session.streams(bodies)
-        together.append(max(map(figures.first_s, records)))
+        together.append(max(map(first_s, records)))
     large = [image(first + 900 + i, *SCREEN, 8) for i in range(N_SCREENS)]
     answer = (await session.stream(_body(session, large, "what are they?", id_slot=2))).text
     later = [
         await session.stream(_body(session, large, "what are they?", answer, word, id_slot=2)) for word in WORDS[:3]
     ]
     return {
-        "TTFT of a new image ms": 1e3 * min(map(figures.first_s, new)),
-        "TTFT of one cached in another slot ms": 1e3 * min(map(figures.first_s, known)),
-        "TTFT of a second turn ms": 1e3 * min(map(figures.first_s, second)),
-        "TTFT of a second turn after 4 screens ms": 1e3 * min(map(figures.first_s, later)),
+        "TTFT of a new image ms": 1e3 * min(map(first_s, new)),
+        "TTFT of one cached in another slot ms": 1e3 * min(map(first_s, known)),
+        "TTFT of a second turn ms": 1e3 * min(map(first_s, second)),
+        "TTFT of a second turn after 4 screens ms": 1e3 * min(map(first_s, later)),
         "TTFT max of 8 with one image ms": 1e3 * min(together),
         **await _gaps(session, setting, first + 500),
     }
@@ -113,7 +109,7 @@ async def _gap(session: ModelClient, body: Fields) -> float:
         for stream in running:
             stream.close()
     seen = [await stream.finished() for stream in running]
-    return figures.longest_gap_s(seen, newcomer.sent, newcomer.sent + figures.first_s(newcomer))
+    return longest_gap_s(seen, newcomer.sent, newcomer.sent + first_s(newcomer))
 
 
 def _body(

@@ -23,7 +23,7 @@ from benchmarks.make_gguf import SHAPES, write_gguf
 from benchmarks.media import projector_for
 from benchmarks.noise import CALM
 from benchmarks.report import tables
-from server.bench.errors import BenchError
+from server.bench.client import BenchError
 from server.llama.files.gguf_header import read_header
 from tests.support.peer import PeerError, build
 from tests.support.real_server import ServerStartError

@@ -18,10 +18,8 @@ from dataclasses import replace
 from benchmarks.compare.__main__ import machine_of, parse
 from benchmarks.compare.units import TITLES, UNITS, Machine, Unit, named_scenario, started
 from benchmarks.compare.waiting import FIGURES
-from server.bench import probe
-from server.bench.scenarios import Setting, run
-from server.bench.session import ModelClient
-from server.bench.target import Target
+from server.bench.client import ModelClient, Target
+from server.bench.scenarios import Setting, run, words_per_word
 
 SCENARIOS = (
     *("one", "slots", "rate", "constrained"),
@@ -43,7 +41,7 @@ def measured(
         for arm, under in arms.items():
             running, _ = up.enter_context(started(arm.split()[0], unit, under))
             sessions[arm] = ModelClient(Target(running.host, running.port), "bench")
-        fit = asyncio.run(probe.words_per_word(sessions["peer"]))
+        fit = asyncio.run(words_per_word(sessions["peer"]))
         for name in names:
             rates: Rates = {arm: [] for arm in arms}
             for turn in range(-1, turns):  # what is done once, is done before the first

@@ -11,14 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from benchmarks.compare.scenarios import SCENARIOS
 from benchmarks.media import run_media
 from benchmarks.noise import CALM, Others
 from benchmarks.resources import idle_percent, peak_mb, resident_mb
-from server.bench import probe
-from server.bench.figures import Figures
-from server.bench.scenarios import SCENARIOS, Scenario, Setting, named, run
-from server.bench.session import ModelClient
-from server.bench.target import Target
+from server.bench.client import ModelClient, Target
+from server.bench.scenarios import Figures, Scenario, Setting, run, words_per_word
 from tests.support.peer import llama_server
 from tests.support.real_server import ROOT, RealServer, free_port, llamapool
 
@@ -185,7 +183,7 @@ def measure(server: str, unit: Unit, wanted: tuple[str, ...], seed: int, machine
         return
     with started(server, unit, machine) as (running, start_s):
         session = ModelClient(Target(running.host, running.port), "bench", limit_s=LIMIT_S)
-        fit = 1.0 if "--embeddings" in unit.flags else asyncio.run(probe.words_per_word(session))
+        fit = 1.0 if "--embeddings" in unit.flags else asyncio.run(words_per_word(session))
         slots = unit.slots or machine.slots
         for name in wanted:
             seen: list[Measured] = []
@@ -210,7 +208,8 @@ def _inside(machine: Machine) -> Measured:
 
 def named_scenario(name: str) -> Scenario:
     """Of the bench."""
-    return named(name.removeprefix("real-").removesuffix("-yielding"))[0]
+    wanted = name.removeprefix("real-").removesuffix("-yielding")
+    return next(scenario for scenario in SCENARIOS if scenario.name == wanted)
 
 
 def _rest(running: RealServer, session: ModelClient, setting: Setting, start_s: float) -> Figures:

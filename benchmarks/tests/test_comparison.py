@@ -13,7 +13,7 @@ from benchmarks.compare.goals import GOALS, Goal
 from benchmarks.compare.units import NAMES, TITLES, UNITS, Measured, Unit
 from benchmarks.report import tables
 from benchmarks.results import MissingRowError, collect
-from server.bench.errors import BadReply
+from server.bench.client import BenchError
 
 
 def run(server: str, number: int, scenario: str = "one", **figures: float) -> dict[str, Any]:
@@ -39,7 +39,7 @@ class Units:
             if len(self.asked) == self._break_at:
                 raise KeyboardInterrupt
             if server == self._failing:
-                raise BadReply("the server answered 500: no")
+                raise BenchError("the server answered 500: no")
             self.asked.append((server, name, seed))
             figures = {goal.figure: 10.0 for goal in GOALS if goal.scenario == name} or {"tok/s": 10.0}
             yield Measured(name, {self._figure: 10.0} if self._figure else figures, others=self._others)

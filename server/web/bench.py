@@ -17,11 +17,8 @@ from typing import Any
 from server.errors import InvalidRequest
 from server.sandbox.process import public_environment
 
-SCENARIOS = (
-    *("one", "slots", "prefix", "long", "conversations", "rate", "constrained", "partial", "half", "left", "edit"),
-    *("quote", "other", "context"),
-)
-"""The available scenarios, without those that need a different type of model or the server's own CPUs."""
+SCENARIOS = ("one", "slots", "prefix", "long", "conversations", "rate")
+"""The available scenarios, without the one that needs the server's own CPUs."""
 MOST_CLIENTS = 64
 Json = dict[str, Any]
 

@@ -33,7 +33,7 @@ async def bench(port: int, *words: str) -> int:
 async def test_every_scenario_that_any_model_can_do_gives_figures(
     live: GoLive, tmp_path: Path, capsys: pytest.CaptureFixture[str], api: tuple[str, ...]
 ) -> None:
-    names = [scenario.name for scenario in SCENARIOS if scenario.name not in ("embeddings", "contended")]
+    names = [scenario.name for scenario in SCENARIOS if not scenario.local]
     async with live(loader()) as server:
         status = await bench(server.port, "--scenario", ",".join(names), "--json", str(tmp_path / "r.json"), *api)
     result = json.loads((tmp_path / "r.json").read_text())
@@ -53,21 +53,16 @@ async def test_the_neighbour_is_gone_after_its_scenario(live: GoLive) -> None:
         assert await bench(server.port, "--scenario", "contended") == 0
 
 
-async def test_what_a_server_cannot_do_is_told_and_the_rest_is_measured(
+async def test_what_a_server_cannot_do_is_reported_and_the_rest_is_measured(
     live: GoLive, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    async with live(loader()) as server:
-        status = await bench(server.port, "--scenario", "rate,embeddings", "--json", "-")
-    rate, embeddings = json.loads(capsys.readouterr().out)["scenarios"]
+    small = FakeLoader(runner=lambda: FakeRunner(n_seq=3, n_ctx_seq=512, n_batch=512))
+    async with live(small) as server:
+        status = await bench(server.port, "--scenario", "rate,long", "--scale", "0.5", "--json", "-")
+    long, rate = json.loads(capsys.readouterr().out)["scenarios"]
     assert rate["rounds"][0]["requests/s"] > 0
-    assert "does not support embeddings" in embeddings["failure"]
+    assert "the server answered 400" in long["failure"]
     assert status == 1
-
-
-async def test_vectors_are_counted(live: GoLive) -> None:
-    models = {"demo": {"path": "demo.gguf", "load": "startup", "embedding": True}}
-    async with live(loader(), models=models) as server:
-        assert await bench(server.port, "--scenario", "embeddings") == 0
 
 
 async def test_a_wrong_key_is_said_and_has_its_own_status(live: GoLive, capsys: pytest.CaptureFixture[str]) -> None:
@@ -108,18 +103,18 @@ class PlainOpenAi:
         await reply(scope, receive, send)
 
 
-async def test_a_plain_server_is_asked_in_the_way_that_it_takes(
+async def test_a_server_without_llama_servers_fields_is_measured_by_flags(
     live: GoLive, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async with live(loader()) as server:
         server.api.app.middleware_stack = PlainOpenAi()
-        assert await bench(server.port, "--scenario", "rate", "--json", "-") == 0
-        told = capsys.readouterr()
-        assert "asking with /v1/chat/completions" in told.err
-        assert "asking without ignore_eos" in told.err
-        assert json.loads(told.out)["scenarios"][0]["rounds"][0]["requests/s"] > 0
-        assert await bench(server.port, "--scenario", "rate", "--body", '{"top_k": 1}') == 6
+        rate = ("--scenario", "rate")
+        assert await bench(server.port, *rate) == 6
         assert "Unrecognized request argument: ignore_eos" in capsys.readouterr().err
+        plain = (*rate, "--body", '{"ignore_eos": null}')
+        assert await bench(server.port, *plain) == 5
+        assert "--chat uses" in capsys.readouterr().err
+        assert await bench(server.port, *plain, "--chat") == 0
 
 
 async def test_nobody_at_the_address_is_said(live: GoLive, capsys: pytest.CaptureFixture[str]) -> None:
