@@ -10,7 +10,7 @@ import logging
 import multiprocessing
 import os
 import sys
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import TYPE_CHECKING
@@ -39,7 +39,6 @@ from server.pool.protocols import Loader
 from server.pool.saved.store import SavedFiles, SlotFiles, UrlFiles
 from server.reload import Reload, key_ring
 from server.routes import include_routes
-from server.routes.background import BackgroundRuns
 from server.routes.batch_runner import BatchRunner
 from server.routes.responses import DAY_S, fail_interrupted
 from server.routes.services import Services
@@ -53,6 +52,7 @@ from server.state.objects import Json, Objects
 from server.state.reasoning_keys import reasoning_secrets
 from server.state.redis import SCHEMES, Redis
 from server.state.redis_objects import RedisObjects
+from server.state.sqlite_objects import SqliteObjects
 from server.state.usage import DatabaseUsage, RedisUsage, UsageLedger
 from server.structured.grammar.sandbox import Sandbox
 from server.telemetry.kv_events.follow import KvEvents
@@ -114,9 +114,9 @@ def create_app(
         """Processes that work for requests."""
         return [each for some in (sandbox, sight, renderer) if some is not None for each in some.at_work]
 
-    redis, state = state_of(server)
-    lines = BatchLines(state.database)
-    usage = UsageLedger(DatabaseUsage(state.database) if redis is None else RedisUsage(redis))
+    redis, state, batch_state = state_of(server)
+    lines = BatchLines(batch_state.database)
+    usage = UsageLedger(DatabaseUsage(batch_state.database) if redis is None else RedisUsage(redis))
 
     async def call(key_name: str, path: str, body: bytes) -> InternalReply:
         """Send a batch's request to this application, in the name of the key that started the batch."""
@@ -148,16 +148,17 @@ def create_app(
         gate=ConcurrencyLimiter(server.max_preparing),
         slot_files=slot_files_of(server),
         state=state,
+        batch_state=batch_state,
         lines=lines,
         usage=usage,
         rates=Rates(spent=usage.spent, redis=redis),
         streams=KeptStreams() if redis is None else SharedStreams(redis),
         batches=BatchRunner(
-            *(state, lines, call, lambda: n_slots(pool), may_run),
+            *(batch_state, state, lines, call, lambda: n_slots(pool), may_run),
             keep_s=server.state_days * DAY_S if server.state_days else None,
         ),
-        background=BackgroundRuns(),
-        reasoning=ReasoningCipher(reasoning_secrets(server.reasoning_key_file, state.database.path)),
+        background={},
+        reasoning=ReasoningCipher(reasoning_secrets(server.reasoning_key_file, batch_state.database.path)),
     )
     events, tracing = kv_events_of(server), tracing_of(server)
     app = FastAPI(
@@ -196,16 +197,18 @@ def create_app(
     return app
 
 
-def state_of(server: ServerSettings) -> tuple[Redis | None, Objects]:
-    """Return the Redis that replicas share, None without one, and the stored objects. Raises `ConfigError`.
+def state_of(server: ServerSettings) -> tuple[Redis | None, Objects, SqliteObjects]:
+    """Return the Redis that replicas share, None without one, the stored objects, and those of batches. Raises
+    `ConfigError`.
 
     With Redis, batches stay in the default state file.
     """
     quota = server.state_quota * MIB
     if not server.state.startswith(SCHEMES):
-        return None, Objects(open_database(server.state), quota)
+        stored = SqliteObjects(open_database(server.state), quota)
+        return None, stored, stored
     redis = Redis(server.state)
-    return redis, RedisObjects(open_database("auto", "batches"), quota, redis=redis)
+    return redis, RedisObjects(redis, quota), SqliteObjects(open_database("auto", "batches"), quota)
 
 
 def n_slots(pool: Pool) -> int:
@@ -350,7 +353,7 @@ def lifespan_of(
             asyncio.create_task(services.live.history.keep(), name="the last hour"),
             asyncio.create_task(watch_steps(services.pool, server.watchdog_s), name="watchdog"),
             asyncio.create_task(watch_memory(services.memory), name="memory watch"),
-            asyncio.create_task(expire_state(services.state), name="expiry of stored state"),
+            asyncio.create_task(expire_state({services.state, services.batch_state}), name="expiry of stored state"),
             asyncio.create_task(fail_interrupted(services.state), name="interrupted responses"),
             asyncio.create_task(services.batches.run(), name="batches"),
             asyncio.create_task(services.usage.run(), name="usage ledger"),
@@ -390,7 +393,7 @@ def lifespan_of(
                 threads.shutdown(wait=False, cancel_futures=True)  # one may be deep in the library
             services.sight.close()
             await services.usage.close()
-            await asyncio.to_thread(services.state.database.close)
+            await asyncio.to_thread(services.batch_state.database.close)
             if redis is not None:
                 await redis.close()
             if tracing is not None:
@@ -414,11 +417,11 @@ async def watch_memory(memory: MemoryWatch) -> None:
         await asyncio.sleep(MEMORY_WATCH_S)
 
 
-async def expire_state(state: Objects) -> None:
+async def expire_state(stores: Collection[Objects]) -> None:
     """Delete expired objects every `EXPIRY_INTERVAL_S` seconds. Endless."""
     while True:
         try:
-            if n_expired := await state.expire():
+            if n_expired := sum([await each.expire() for each in stores]):
                 logger.info("%d stored objects have expired and were deleted", n_expired)
         except Unavailable as error:
             logger.warning("expired objects are deleted later: %s", error.message)

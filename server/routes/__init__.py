@@ -44,8 +44,8 @@
 ==================================================  =============================================
 
 `generate` makes the HTTP replies of endpoints that use a model, `session` leads a request through the pool and the
-engine, `running` has the completions in progress. `background` generates responses without their client,
-`batch_runner` runs batches, and `stored` pages lists. `openapi` describes all endpoints.
+engine. `background` stores the events of background responses, `batch_runner` runs batches, and `stored` pages lists.
+`openapi` describes all endpoints.
 """
 
 import inspect

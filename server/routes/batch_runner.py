@@ -26,11 +26,11 @@ from server.engine.request import BATCH_PRIORITY
 from server.errors import LlamapoolError
 from server.state.batches import BatchLine, BatchLines, Outcome
 from server.state.objects import Json, Objects
+from server.state.sqlite_objects import SqliteObjects
 from server.transport.internal import InternalReply
 
 logger = logging.getLogger(__name__)
 
-UNFINISHED = ("in_progress", "finalizing", "cancelling")
 POLL_S = 2.0
 """Interval at which a server looks for batches that another one has left or cancelled."""
 _PAGE = 64  # requests that are fetched from the state at once
@@ -55,11 +55,13 @@ class _Running:
 class BatchRunner:
     """The batches of all owners. Used on the event loop.
 
+    ``state`` has the batches, ``files`` their results.
     ``n_parallel`` returns how many requests may run at once. ``may_run`` returns whether this server knows a batch's
     key and models. ``keep_s`` is how long an ended batch and its files are kept, None for as long as the client wants.
     """
 
-    state: Objects
+    state: SqliteObjects
+    files: Objects
     lines: BatchLines
     call: Call
     n_parallel: Callable[[], int]
@@ -94,8 +96,8 @@ class BatchRunner:
 
     async def _look(self) -> None:
         """Start what is not running yet, and stop what was cancelled."""
-        await self.state.take_over("batch", UNFINISHED, self.may_run)
-        for owner, batch in await self.state.unfinished("batch", UNFINISHED):
+        await self.state.take_over("batch", self.may_run)
+        for owner, batch in await self.state.unfinished("batch"):
             name = owner, batch["id"]
             running = self._running.get(name)
             if running is None:
@@ -257,7 +259,7 @@ class BatchRunner:
         expires_at = None if keep_s is None else int(time.time() + keep_s)
         file = new_file(f"{batch['id']}_{kind}.jsonl", "batch_output", len(data), expires_at)
         file["id"] = f"file-{batch['id'].removeprefix('batch_')}{kind}"  # the same after a crash
-        await self.state.put(
+        await self.files.put(
             *(owner, "file", file), data=data, label="batch_output", expires_at=expires_at, within_quota=False
         )
         return str(file["id"])

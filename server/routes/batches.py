@@ -17,13 +17,13 @@ from server.dialects.responses.parse import read_metadata
 from server.dialects.warnings import Fields, as_header, unused_fields
 from server.errors import InvalidRequest, ModelNotFound
 from server.pool.spec import Task
-from server.routes.batch_runner import UNFINISHED, BatchInput, batch_input, read_lines
+from server.routes.batch_runner import BatchInput, batch_input, read_lines
 from server.routes.files import read_expiry
 from server.routes.openapi import HI, READS, describe
 from server.routes.services import caller_of, owner_of, services
 from server.routes.stored import ListQuery, change_object, find_object, list_reply, not_found, read_limit, remove_object
 from server.state.batches import Outcome
-from server.state.objects import Json, Page
+from server.state.objects import UNFINISHED, Json, Page
 from server.transport.body import read_as, read_json, read_later
 from server.transport.endpoints import TARGET, Target
 from server.transport.errors import json_reply
@@ -164,7 +164,7 @@ async def get_message_batch(request: Request, batch_id: str) -> Response:
 @describe(media="application/x-jsonl", errors=(400, 404))
 async def get_message_batch_results(request: Request, batch_id: str) -> Response:
     """The results of a batch that has ended, one JSON object on each line, in the order of the requests."""
-    if (await _found(request, batch_id, "anthropic"))["status"] in UNFINISHED:
+    if (await _found(request, batch_id, "anthropic"))["status"] in UNFINISHED["batch"]:
         raise InvalidRequest("the batch has not ended yet; its results_url is set when it has")
 
     def line(custom_id: str, result: Json, _: Outcome) -> Json:
@@ -185,7 +185,7 @@ async def cancel_message_batch(request: Request, batch_id: str) -> Response:
 @describe("$DeletedBatch", errors=(400, 404))
 async def delete_message_batch(request: Request, batch_id: str) -> Response:
     """Delete a batch that has ended, and its results."""
-    if (await _found(request, batch_id, "anthropic"))["status"] in UNFINISHED:
+    if (await _found(request, batch_id, "anthropic"))["status"] in UNFINISHED["batch"]:
         raise InvalidRequest("the batch has not ended yet; cancel it first")
     await remove_object(request, "batch", batch_id)
     return json_reply({"id": batch_id, "type": "message_batch_deleted"})
@@ -202,12 +202,13 @@ async def _start(request: Request, batch: Json, found: BatchInput) -> None:
         "request_counts": {"total": len(found.lines), "completed": 0, "failed": 0, "unsent": 0},
     }
     keep_s = used.options.state_days * _DAY_S
-    await used.state.put(
-        *(owner, "batch", batch),
-        label=batch["api"],
-        expires_at=time.time() + keep_s if found.errors and keep_s else None,
-        also=used.lines.adding(owner, batch["id"], lines),
-    )
+    expires_at = time.time() + keep_s if found.errors and keep_s else None
+    await used.lines.add(owner, batch["id"], lines)
+    try:
+        await used.batch_state.put(owner, "batch", batch, label=batch["api"], expires_at=expires_at)
+    except InvalidRequest:
+        await used.lines.remove(owner, batch["id"])
+        raise
     used.batches.wake()
 
 
@@ -278,7 +279,7 @@ async def _anthropic(request: Request, batch: Json) -> Json:
 
 async def _counts(request: Request, batch: Json) -> Json:
     """Return the batch's counts, as of now while it runs. Those that were not run count as failed, too."""
-    if batch["status"] not in UNFINISHED:
+    if batch["status"] not in UNFINISHED["batch"]:
         counts: Json = batch["request_counts"]
         return counts
     found = await services(request).lines.counts(owner_of(request), batch["id"])

@@ -54,7 +54,13 @@ async def control(request: Request) -> Response:
     used = services(request)
     wanted = read_control(await read_json(request))
     model = used.pool.resolve(wanted.model).id if wanted.model else None
-    act = used.running.cancel if wanted.cancel else used.running.end_reasoning
-    caller = caller_of(request) or ANYBODY
-    reason = act(wanted.completion_id, model, None if caller.sees_all else caller.owner)
-    return json_reply({"success": False, "message": reason} if reason else {"success": True})
+    caller, found = caller_of(request) or ANYBODY, used.running.get(wanted.completion_id)
+    if found is None or model not in (None, found.model) or not (caller.sees_all or caller.owner == found.owner):
+        return json_reply({"success": False, "message": "no active completion for this id"})
+    if wanted.cancel:
+        found.cancel()
+    elif found.reasoning is None:
+        return json_reply({"success": False, "message": "reasoning control not enabled for this completion"})
+    else:
+        found.reasoning.end()
+    return json_reply({"success": True})

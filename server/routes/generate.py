@@ -18,7 +18,7 @@ from server.errors import ModelEnded
 from server.media.source import Seen
 from server.pool.model import LoadedModel
 from server.routes.services import services, stream_owner
-from server.routes.session import FAR_BEHIND, PromptEvents, session_of
+from server.routes.session import FAR_BEHIND, PromptEvents, Session
 from server.transport.admission import admission_of
 from server.transport.body import read_as
 from server.transport.errors import JSON_TYPE, error_body, json_reply
@@ -31,7 +31,7 @@ async def compute(
     request: Request, parsed: ModelRequest, work: Callable[[LoadedModel, Seen], Json], media: Sequence[Media] = ()
 ) -> Response:
     """Return the result of `work` with the request's model and its `media`. It is serialized in the same thread."""
-    session = session_of(request, salt=parsed.salt)
+    session = Session(request, salt=parsed.salt)
     try:
         preparing = session.prepare(parsed.model, lambda model, seen: orjson.dumps(work(model, seen)), media)
         written = await while_connected(request, preparing)
@@ -61,7 +61,7 @@ class Exchange:
     def __init__(self, request: Request, dialect: Dialect[Any], parsed: ParsedRequest) -> None:
         self.failure: tuple[int, Json] | None = None
         self._request, self._dialect, self._parsed = request, dialect, parsed
-        self._session = session_of(request, parsed.keep_alive_s, parsed.salt)
+        self._session = Session(request, parsed.keep_alive_s, parsed.salt)
         self._generation: Generation | None = None
         ping_s = parsed.options.sse_ping_interval
         self._ping_s: float = services(request).options.sse_ping_interval_s if ping_s is None else ping_s

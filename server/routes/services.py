@@ -1,6 +1,7 @@
 """The services that routes use: one frozen value on ``app.state.services``."""
 
 import asyncio
+from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 
@@ -16,26 +17,35 @@ from server.pool.model import Lease
 from server.pool.pool import Pool
 from server.pool.saved.store import SavedFiles
 from server.pool.spec import Task
-from server.routes.background import BackgroundRuns
 from server.routes.batch_runner import BatchRunner
-from server.routes.compiling import Compiling
-from server.routes.running import Running
 from server.sandbox.memory import MemoryWatch
 from server.state.batches import BatchLines
-from server.state.objects import Objects
+from server.state.objects import Kind, Objects
+from server.state.sqlite_objects import SqliteObjects
 from server.state.usage import UsageLedger
-from server.transport.admission import ConcurrencyLimiter, admission_of
+from server.structured.reasoning_end import ReasoningSwitch
+from server.transport.admission import CompileTurns, ConcurrencyLimiter, admission_of
 from server.transport.auth import client_name
 from server.transport.endpoints import TARGET, Target
 from server.transport.keys import Key, KeyStore
 from server.transport.limits import Rates
 from server.transport.options import HttpOptions
-from server.transport.resumable import KeptStreams
+from server.transport.resumable import KeptStream, KeptStreams
 from server.transport.sse import while_connected
 from server.web.bodies import Bodies
 from server.web.live import Live
 from server.web.log import RecentLog
 from server.web.tools.catalogue import PageTools
+
+
+@dataclass(frozen=True, slots=True)
+class RunningCompletion:
+    """A completion in progress. ``model``: the model's id; ``owner``: see `Key.owner`."""
+
+    model: str
+    reasoning: ReasoningSwitch | None
+    cancel: Callable[[], None]
+    owner: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,22 +70,27 @@ class Services:
     log: RecentLog
     bodies: Bodies
     memory: MemoryWatch
-    state: Objects  # stored responses, conversations, files and batches
+    state: Objects  # stored responses, conversations and files
+    batch_state: SqliteObjects  # batches, always in the database
     lines: BatchLines
     usage: UsageLedger
     batches: BatchRunner
-    background: BackgroundRuns
+    background: dict[tuple[str, str], KeptStream]  # running background responses by owner and id
     reasoning: ReasoningCipher  # encrypts reasoning that clients keep
     slot_files: SavedFiles | None = None  # where slots are saved; None = nowhere
-    running: Running = field(default_factory=Running)
+    running: dict[str, RunningCompletion] = field(default_factory=dict)  # by the id of their replies
     gate: ConcurrencyLimiter = field(default_factory=ConcurrencyLimiter)
-    compiling: Compiling = field(default_factory=Compiling)
+    compiling: CompileTurns = field(default_factory=CompileTurns)
     keys: KeyStore = field(default_factory=KeyStore)
     rates: Rates = field(default_factory=Rates)
     streams: KeptStreams = field(default_factory=KeptStreams)
     sockets: set[asyncio.Task[None]] = field(default_factory=set)  # of open WebSockets
     leaving: asyncio.Event = field(default_factory=asyncio.Event)  # set when the server is to stop soon
     draining: asyncio.Event = field(default_factory=asyncio.Event)  # set when the server begins to stop
+
+    def store_of(self, kind: Kind) -> Objects:
+        """Return the store of the objects of a kind."""
+        return self.batch_state if kind == "batch" else self.state
 
     @property
     def cache_mode(self) -> Mode:

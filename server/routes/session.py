@@ -24,12 +24,12 @@ from server.media.loader import TEXT_ONLY
 from server.media.source import NOTHING_SEEN, FileContent, Seen
 from server.pool.model import Lease, LoadedModel
 from server.pool.spec import Task
-from server.routes.services import Services, caller_of, owner_of, services, wants_load
+from server.routes.services import RunningCompletion, caller_of, owner_of, services, wants_load
 from server.structured.grammar.attempt import Attempt, CompileLater, cached_only, within
 from server.structured.reasoning_end import ReasoningSwitch
 from server.telemetry.record import CANCELLED, FAILED, RECORD, Record, Usage, reason_of
 from server.transport.admission import admission_of, scheduled_client
-from server.transport.keys import ANYBODY, Key
+from server.transport.keys import ANYBODY
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -50,46 +50,25 @@ PromptEvents = tuple[int, list[Event]]
 class Session:
     """Holds the lease and the engine requests of one client; `close` gives back everything, at any time.
 
-    `client` makes the name that the scheduler knows it by, of whom the body says that it is for. `keep_alive_s` is what
-    it wants of the model's stay in memory behind the request (`Lease.keep_alive_s`). `key` pays for tokens, and
-    says how urgent requests may be; `owner` has the stored files that a request may name. ``salt`` is the header's,
-    ``body_salt`` the body's ("": none; None: not known).
-    ``warnings``: what of the request came to nothing with this model; of each medium that it was not shown, or not all
-    of, where that is and what stands for it.
+    ``warnings``: the fields and media of the request that have no effect with this model.
 
-    The queue of events needs no bound of its own: a request has at most as many events as its context has
-    tokens, and the transport ends streams whose client does not read.
+    The queue of events needs no limit of its own: a request has at most as many events as its context has tokens, and
+    the transport ends streams whose client does not read.
     """
 
-    def __init__(
-        self,
-        services: Services,
-        client: Callable[[str], str],
-        keep_alive_s: float | None = None,
-        *,
-        autoload: bool | None = None,
-        key: Key = ANYBODY,
-        salt: str = "",
-        body_salt: str | None = None,
-        record: Record | None = None,
-        n_body_bytes: int = 0,
-        owner: str = "",
-        pin_s: float = 0.0,
-    ) -> None:
+    def __init__(self, request: HttpRequest, keep_alive_s: float | None = None, salt: str | None = None) -> None:
+        """`keep_alive_s`: see `Lease.keep_alive_s`. `salt` is the body's cache salt, "" for none, None if unknown."""
         self.warnings: Sequence[str] = ()
-        self._services = services
+        self._scope, self._services = request.scope, services(request)
         self._usage = Usage()
-        self._end = CANCELLED  # what became of choices that don't end by themselves
-        self._log_id = ""
-        self._record = record
-        if record is not None:
-            record.usage, self._log_id = self._usage, record.id
-        self._key, self._owner, self._pin_s = key, owner, pin_s
-        self._salt, self._body_salt = salt, body_salt
-        self._autoload = autoload
-        self._keep_alive_s = keep_alive_s
-        self._is_long, self._n_body_bytes = n_body_bytes > LONG_BYTES, n_body_bytes
-        self._client = client
+        self._end = CANCELLED  # the outcome of choices that do not end by themselves
+        self._record: Record = request.scope[RECORD]
+        self._record.usage = self._usage
+        self._key, self._owner = caller_of(request) or ANYBODY, owner_of(request)
+        self._salt, self._body_salt = request.headers.get("x-cache-salt", ""), salt  # the header as in vLLM
+        self._autoload, self._keep_alive_s = wants_load(request), keep_alive_s
+        self._n_body_bytes = admission_of(request.scope).body.n_bytes
+        self._is_long = self._n_body_bytes > LONG_BYTES
         self._lease: Lease | None = None
         self._preparing: Future[object] | None = None
         self._tickets: list[Ticket] = []
@@ -136,14 +115,14 @@ class Session:
     def _caller(self) -> Caller:
         return Caller(
             self._client,
-            self._scope,
+            self._cache_scope,
             self._key.priority,
             "lora" in self._key.scopes,
-            self._log_id,
+            self._record.id,
             self._asked_again,
             self._arrived_at,
             verbose=self._services.options.verbose,
-            pin_s=self._pin_s,
+            pin_s=self._scope.get(PIN, 0.0),
         )
 
     async def embed(
@@ -173,8 +152,8 @@ class Session:
         """Let what was started be reached by its id, until `close`."""
         assert self._lease is not None
         for ticket in self._tickets:
-            self._services.running.add(
-                ticket.request.id, self._lease.model.spec.id, reasoning, self._abort, self._key.owner
+            self._services.running[ticket.request.id] = RunningCompletion(
+                self._lease.model.spec.id, reasoning, self._abort, self._key.owner
             )
 
     def _abort(self) -> None:
@@ -225,7 +204,7 @@ class Session:
             raise ended
         self._asked_again = True
         self._arrived_at = min((ticket.submitted_at for ticket in self._tickets), default=0.0)
-        log.warning("the model's process has ended: the request is asked once more", extra={"request": self._log_id})
+        log.warning("the model's process has ended: the request is asked once more", extra={"request": self._record.id})
         lease, self._lease = self._lease, None
         assert lease is not None
         self._withdraw(lease)
@@ -236,15 +215,14 @@ class Session:
 
     def _withdraw(self, lease: Lease) -> None:
         for ticket in self._tickets:
-            self._services.running.remove(ticket.request.id)
+            self._services.running.pop(ticket.request.id, None)
             if self._usage.n_open:
                 lease.model.engine.cancel(ticket)
         self._tickets.clear()
 
     def failed(self, error: Exception) -> None:
-        """What ended its reply; to be called before `close` where the reply has begun."""
-        if self._record is not None:
-            self._record.error = reason_of(error)
+        """Note the error that ends a reply that has begun."""
+        self._record.error = reason_of(error)
 
     def close(self) -> None:
         """Cancel what runs and release the lease; later calls do nothing."""
@@ -303,13 +281,16 @@ class Session:
         data = None if found is None else await state.data(self._owner, file_id)
         return None if found is None or data is None else FileContent(data, str(found.get("filename", "")))
 
-    def _scope(self, body_salt: str) -> str:
+    def _client(self, end_user: str) -> str:
+        return scheduled_client(self._scope, end_user, several_keys=self._services.keys.several)
+
+    def _cache_scope(self, body_salt: str) -> str:
         return cache_scope(self._services.cache_mode, self._key.owner, body_salt or self._salt)
 
     @property
     def _remembered(self) -> str | None:
         """The scope within which it may be known what a file is; None where the body's salt is not, or nobody's."""
-        scope = None if self._body_salt is None else self._scope(self._body_salt)
+        scope = None if self._body_salt is None else self._cache_scope(self._body_salt)
         return scope if scope is not None and is_lasting(scope) else None
 
     async def _in_thread(self, work: Callable[[LoadedModel], T], model: LoadedModel) -> T:
@@ -357,23 +338,3 @@ def _with_new_grammars(work: Callable[[LoadedModel], T], model: LoadedModel, att
 
 PIN = "llamapool.pin"
 """A key in the ASGI scope of a request that the server makes: the seconds for which its prompt is pinned in RAM."""
-
-
-def session_of(request: HttpRequest, keep_alive_s: float | None = None, salt: str | None = None) -> Session:
-    """Return the session of the client that sent `request` with this `salt`; None = it may have its own."""
-    found = services(request)
-
-    def client(end_user: str) -> str:
-        return scheduled_client(request.scope, end_user, several_keys=found.keys.several)
-
-    return Session(
-        *(found, client, keep_alive_s),
-        autoload=wants_load(request),
-        key=caller_of(request) or ANYBODY,
-        salt=request.headers.get("x-cache-salt", ""),  # as in vLLM; what the body says counts before it
-        body_salt=salt,
-        record=request.scope.get(RECORD),
-        n_body_bytes=admission_of(request.scope).body.n_bytes,
-        owner=owner_of(request),
-        pin_s=request.scope.get(PIN, 0.0),
-    )

@@ -180,13 +180,9 @@ async def pin_prefix(request: Request) -> Response:
         wanted = orjson.dumps({**body, "max_tokens": 0, "n_predict": 0, "n": 1, "stream": False})
     except TypeError:
         raise InvalidRequest("the body is nested too deeply") from None
-    used.rates.enter(caller)  # an internal request is not counted
-    try:
-        await used.rates.enter_shared(caller)
+    async with used.rates.counted(caller):  # an internal request is not counted
         with await lease_for(request, _named(body)):
             reply = await while_connected(request, post_json(request.app, {PIN: float(ttl_s)}, path, wanted, key))
-    finally:
-        used.rates.leave(caller)
     if reply.status != HTTPStatus.OK:
         return Response(reply.body, reply.status, media_type="application/json")
     found = orjson.loads(reply.body)

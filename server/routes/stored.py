@@ -34,7 +34,7 @@ def not_found(kind: Kind, object_id: str) -> NotFound:
 
 async def find_object(request: Request, kind: Kind, object_id: str) -> Json:
     """Return an object of this client. Raises `NotFound`."""
-    found = await services(request).state.get(owner_of(request), kind, object_id)
+    found = await services(request).store_of(kind).get(owner_of(request), kind, object_id)
     if found is None:
         raise not_found(kind, object_id)
     return found
@@ -42,7 +42,7 @@ async def find_object(request: Request, kind: Kind, object_id: str) -> Json:
 
 async def change_object(request: Request, kind: Kind, object_id: str, change: Callable[[Json], Json]) -> Json:
     """Replace an object of this client by what `change` makes of it, and return that. Raises `NotFound`."""
-    changed = await services(request).state.update(owner_of(request), kind, object_id, change)
+    changed = await services(request).store_of(kind).update(owner_of(request), kind, object_id, change)
     if changed is None:
         raise not_found(kind, object_id)
     return changed
@@ -50,7 +50,7 @@ async def change_object(request: Request, kind: Kind, object_id: str, change: Ca
 
 async def remove_object(request: Request, kind: Kind, object_id: str) -> None:
     """Delete an object of this client. Raises `NotFound`."""
-    if not await services(request).state.remove(owner_of(request), kind, object_id):
+    if not await services(request).store_of(kind).remove(owner_of(request), kind, object_id):
         raise not_found(kind, object_id)
 
 
@@ -80,12 +80,16 @@ class ListQuery:
 
     async def find(self, request: Request, kind: Kind, label: str | None = None) -> Page:
         """Return the page of the client's objects, optionally of those with a label."""
-        return await services(request).state.find(
-            *(owner_of(request), kind),
-            after=self.after,
-            limit=self.limit,
-            newest_first=self.newest_first,
-            label=label,
+        return (
+            await services(request)
+            .store_of(kind)
+            .find(
+                *(owner_of(request), kind),
+                after=self.after,
+                limit=self.limit,
+                newest_first=self.newest_first,
+                label=label,
+            )
         )
 
 

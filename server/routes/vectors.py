@@ -19,7 +19,7 @@ from server.pool.model import LoadedModel, cannot_embed, cannot_rerank
 from server.pool.spec import Task
 from server.routes.openapi import RUNS, describe
 from server.routes.services import services
-from server.routes.session import session_of
+from server.routes.session import Session
 from server.transport.body import read_as
 from server.transport.errors import JSON_TYPE
 from server.transport.sse import while_connected
@@ -65,7 +65,7 @@ async def embed(
     media: Sequence[Media] = (),
 ) -> Response:
     """The reply, with `headers`, of the job that `prepare` makes. The client's disconnect cancels it at once."""
-    session = session_of(request, keep_alive_s)
+    session = Session(request, keep_alive_s)
     try:
         body = await while_connected(request, session.embed(model, task, prepare, media))
     finally:

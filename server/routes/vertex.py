@@ -1,6 +1,7 @@
 """``POST /predict``: Vertex AI's prediction protocol. ``AIP_PREDICT_ROUTE`` names another path for it."""
 
 import asyncio
+import contextlib
 import re
 from http import HTTPStatus
 from typing import Any
@@ -69,16 +70,9 @@ async def _predict(request: Request, index: int, instance: Any) -> Any:
     try:
         path, body = _read(index, instance)
         wanted = orjson.dumps(body)
-        is_limited = index > 0 and bool(key.limits)  # the middleware counted the request itself
-        if is_limited:
-            used.rates.enter(key)
-        try:
-            if is_limited:
-                await used.rates.enter_shared(key)
+        # The middleware counted the request itself.
+        async with used.rates.counted(key) if index else contextlib.nullcontext():
             reply = await post_json(request.app, {}, used.options.api_prefix + path, wanted, key)
-        finally:
-            if is_limited:
-                used.rates.leave(key)
     except LlamapoolError as error:
         return error_body(error)[1]
     except TypeError:  # orjson reads deeper than it writes

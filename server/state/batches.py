@@ -43,68 +43,47 @@ class BatchLines:
 
     database: Database
 
-    @staticmethod
-    def adding(owner: str, batch_id: str, lines: Sequence[BatchLine]) -> Callable[[sqlite3.Connection], None]:
-        """Return what stores a batch's requests, in the order in which they are to run, in a transaction."""
-
-        def work(db: sqlite3.Connection) -> None:
-            db.executemany(
-                "INSERT INTO batch_lines (owner, batch_id, run_order, number, custom_id, request)"
-                " VALUES (?, ?, ?, ?, ?, ?)",
-                ((owner, batch_id, order, line.number, line.custom_id, line.body) for order, line in enumerate(lines)),
-            )
-
-        return work
+    async def add(self, owner: str, batch_id: str, lines: Sequence[BatchLine]) -> None:
+        """Store a batch's requests in the order in which they are to run. Call it before the batch is stored."""
+        query = (
+            "INSERT INTO batch_lines (owner, batch_id, run_order, number, custom_id, request) VALUES (?, ?, ?, ?, ?, ?)"
+        )
+        values = [(owner, batch_id, order, each.number, each.custom_id, each.body) for order, each in enumerate(lines)]
+        await self.database.run(lambda db: db.executemany(query, values))
 
     async def pending(self, owner: str, batch_id: str, after: int, limit: int) -> list[tuple[int, BatchLine]]:
         """Return up to `limit` requests without a result after the place `after` in the run order, each with it."""
-
-        def work(db: sqlite3.Connection) -> list[tuple[int, BatchLine]]:
-            rows = db.execute(
-                "SELECT run_order, number, custom_id, request FROM batch_lines"
-                " WHERE owner = ? AND batch_id = ? AND run_order > ? AND outcome IS NULL ORDER BY run_order LIMIT ?",
-                (owner, batch_id, after, limit),
-            ).fetchall()
-            return [(row["run_order"], BatchLine(row["number"], row["custom_id"], row["request"])) for row in rows]
-
-        return await self.database.run(work)
+        rows = await self.database.execute(
+            "SELECT run_order, number, custom_id, request FROM batch_lines"
+            " WHERE owner = ? AND batch_id = ? AND run_order > ? AND outcome IS NULL ORDER BY run_order LIMIT ?",
+            (owner, batch_id, after, limit),
+        )
+        return [(row["run_order"], BatchLine(row["number"], row["custom_id"], row["request"])) for row in rows]
 
     async def store(self, owner: str, batch_id: str, number: int, outcome: Outcome, result: Json) -> None:
         """Store a request's result, unless it has one or the batch was deleted. `result` may contain fragments."""
-
-        def work(db: sqlite3.Connection) -> None:
-            db.execute(
-                "UPDATE batch_lines SET result = ?, outcome = ?"
-                " WHERE owner = ? AND batch_id = ? AND number = ? AND outcome IS NULL",
-                (orjson.dumps(result), outcome, owner, batch_id, number),
-            )
-
-        await self.database.run(work)
+        await self.database.execute(
+            "UPDATE batch_lines SET result = ?, outcome = ?"
+            " WHERE owner = ? AND batch_id = ? AND number = ? AND outcome IS NULL",
+            (orjson.dumps(result), outcome, owner, batch_id, number),
+        )
 
     async def end_pending(self, owner: str, batch_id: str, result: Json) -> None:
         """Give every request without a result this one, with the outcome ``unsent``."""
-
-        def work(db: sqlite3.Connection) -> None:
-            db.execute(
-                "UPDATE batch_lines SET result = ?, outcome = 'unsent'"
-                " WHERE owner = ? AND batch_id = ? AND outcome IS NULL",
-                (orjson.dumps(result), owner, batch_id),
-            )
-
-        await self.database.run(work)
+        await self.database.execute(
+            "UPDATE batch_lines SET result = ?, outcome = 'unsent'"
+            " WHERE owner = ? AND batch_id = ? AND outcome IS NULL",
+            (orjson.dumps(result), owner, batch_id),
+        )
 
     async def counts(self, owner: str, batch_id: str) -> Counts:
         """Return how many requests have which outcome."""
-
-        def work(db: sqlite3.Connection) -> Counts:
-            rows = db.execute(
-                "SELECT outcome, count(*) FROM batch_lines WHERE owner = ? AND batch_id = ? GROUP BY outcome",
-                (owner, batch_id),
-            ).fetchall()
-            found = {row[0]: int(row[1]) for row in rows}
-            return Counts(sum(found.values()), *(found.get(each, 0) for each in ("completed", "failed", "unsent")))
-
-        return await self.database.run(work)
+        rows = await self.database.execute(
+            "SELECT outcome, count(*) FROM batch_lines WHERE owner = ? AND batch_id = ? GROUP BY outcome",
+            (owner, batch_id),
+        )
+        found = {row[0]: int(row[1]) for row in rows}
+        return Counts(sum(found.values()), *(found.get(each, 0) for each in ("completed", "failed", "unsent")))
 
     async def written(self, owner: str, batch_id: str, write: Callable[[str, Json, Outcome], Json | None]) -> bytes:
         """Return what `write` makes of each result, as lines of JSON in file order. None writes no line.
@@ -127,8 +106,4 @@ class BatchLines:
 
     async def remove(self, owner: str, batch_id: str) -> None:
         """Delete a batch's requests and results."""
-
-        def work(db: sqlite3.Connection) -> None:
-            db.execute("DELETE FROM batch_lines WHERE owner = ? AND batch_id = ?", (owner, batch_id))
-
-        await self.database.run(work)
+        await self.database.execute("DELETE FROM batch_lines WHERE owner = ? AND batch_id = ?", (owner, batch_id))

@@ -11,52 +11,42 @@ import logging
 import os
 import secrets
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from server.errors import ConfigError, Unavailable
+from server.state.upgrade import upgrade
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
-VERSION = 2
-_UNRELEASED_VERSION = 1
-"""A format that no release wrote. Such a file is renamed and a new one is started."""
+VERSION = 3
+_FORMAT_OF_0_1 = 2
 BUSY_S = 10.0
 """Longest wait for another server's transaction on the same file."""
 MEMORY = "memory"
 _SCHEMA = """
 CREATE TABLE objects (
-  owner TEXT NOT NULL, id TEXT NOT NULL, kind TEXT NOT NULL, label TEXT, status TEXT, parent TEXT,
-  created_at REAL NOT NULL, used_at REAL NOT NULL, expires_at REAL, hidden INTEGER NOT NULL DEFAULT 0,
-  n_bytes INTEGER NOT NULL, worker TEXT NOT NULL, body BLOB NOT NULL, PRIMARY KEY (owner, id));
+  seq INTEGER PRIMARY KEY, owner TEXT NOT NULL, id TEXT NOT NULL, kind TEXT NOT NULL, label TEXT, parent TEXT,
+  is_unfinished INTEGER NOT NULL, used_at REAL NOT NULL, expires_at REAL, hidden INTEGER NOT NULL DEFAULT 0,
+  worker TEXT NOT NULL, n_bytes INTEGER NOT NULL, document BLOB NOT NULL, data BLOB, UNIQUE (owner, id));
 
-CREATE INDEX objects_by_kind ON objects (owner, kind, created_at);
+CREATE INDEX objects_by_kind ON objects (owner, kind);
 
 CREATE INDEX objects_by_parent ON objects (owner, parent) WHERE parent IS NOT NULL;
 
 CREATE INDEX objects_by_expiry ON objects (expires_at) WHERE expires_at IS NOT NULL;
 
-CREATE INDEX objects_by_use ON objects (owner, used_at, created_at DESC) WHERE kind = 'response';
+CREATE INDEX objects_by_use ON objects (owner, used_at, seq DESC) WHERE kind = 'response';
 
-CREATE INDEX objects_by_status ON objects (kind, status) WHERE status IS NOT NULL;
+CREATE INDEX objects_unfinished ON objects (kind) WHERE is_unfinished;
 
-CREATE TABLE items (
-  owner TEXT NOT NULL, object_id TEXT NOT NULL, position INTEGER NOT NULL, id TEXT NOT NULL,
-  is_output INTEGER NOT NULL, body BLOB NOT NULL, PRIMARY KEY (owner, object_id, position));
+CREATE TABLE items (owner TEXT NOT NULL, id TEXT NOT NULL, object_id TEXT NOT NULL, PRIMARY KEY (owner, id, object_id))
+  WITHOUT ROWID;
 
-CREATE INDEX items_by_id ON items (owner, id);
-
-CREATE TABLE blobs (
-  owner TEXT NOT NULL, hash TEXT NOT NULL, n_bytes INTEGER NOT NULL, data BLOB NOT NULL, PRIMARY KEY (owner, hash));
-
-CREATE TABLE blob_uses (
-  owner TEXT NOT NULL, hash TEXT NOT NULL, object_id TEXT NOT NULL, position INTEGER NOT NULL,
-  PRIMARY KEY (owner, hash, object_id, position));
-
-CREATE INDEX blob_uses_by_object ON blob_uses (owner, object_id, position);
+CREATE INDEX items_by_object ON items (owner, object_id);
 
 CREATE TABLE batch_lines (
   owner TEXT NOT NULL, batch_id TEXT NOT NULL, run_order INTEGER NOT NULL, number INTEGER NOT NULL,
@@ -67,22 +57,16 @@ CREATE INDEX batch_lines_by_number ON batch_lines (owner, batch_id, number, outc
 
 CREATE TABLE usage (owner TEXT PRIMARY KEY, n_bytes INTEGER NOT NULL);
 
-CREATE TRIGGER blob_released AFTER DELETE ON blob_uses
- WHEN NOT EXISTS (SELECT 1 FROM blob_uses WHERE owner = OLD.owner AND hash = OLD.hash)
- BEGIN DELETE FROM blobs WHERE owner = OLD.owner AND hash = OLD.hash; END;
+CREATE TRIGGER parts_of_removed AFTER DELETE ON objects BEGIN
+  DELETE FROM items WHERE owner = OLD.owner AND object_id = OLD.id;
+  DELETE FROM batch_lines WHERE owner = OLD.owner AND batch_id = OLD.id; END;
 
-CREATE TRIGGER lines_of_removed AFTER DELETE ON objects WHEN OLD.kind = 'batch'
- BEGIN DELETE FROM batch_lines WHERE owner = OLD.owner AND batch_id = OLD.id; END
-"""
-_LEDGER = """
-CREATE TABLE IF NOT EXISTS token_usage (
+CREATE TABLE token_usage (
   key TEXT NOT NULL, model TEXT NOT NULL, day TEXT NOT NULL, requests INTEGER NOT NULL, prompt INTEGER NOT NULL,
   cached INTEGER NOT NULL, completion INTEGER NOT NULL, PRIMARY KEY (day, key, model))
 """
-"""See `server.state.usage`. Older servers of the same format ignore it."""
 _COUNTED = {
     "objects": ("n_bytes", "{row}.n_bytes"),
-    "blobs": ("n_bytes", "{row}.n_bytes"),
     "batch_lines": ("result", "length({row}.request) + coalesce(length({row}.result), 0)"),
 }
 """Tables whose rows count against the quota: the column that may change later, and how many bytes a row counts.
@@ -177,6 +161,10 @@ class Database:
         """
         return await asyncio.shield(asyncio.wrap_future(self._threads.submit(self._transact, work)))
 
+    async def execute(self, query: str, values: Sequence[Any] = ()) -> list[sqlite3.Row]:
+        """Return the rows of one statement in a transaction of its own. Raises `Unavailable`."""
+        return await self.run(lambda db: db.execute(query, values).fetchall())
+
     def _transact(self, work: Callable[[sqlite3.Connection], T]) -> T:
         try:
             self._connection.execute("BEGIN IMMEDIATE")
@@ -248,21 +236,21 @@ def _connect(path: Path | None) -> sqlite3.Connection:
     connection.execute("PRAGMA synchronous=NORMAL")
     connection.execute("BEGIN IMMEDIATE")
     version = connection.execute("PRAGMA user_version").fetchone()[0]
-    if version > VERSION:
+    if version not in (0, _FORMAT_OF_0_1, VERSION):
         connection.close()
         raise ConfigError(
             f"server.state: {path} was written by a newer Llamapool (format {version}, this one reads {VERSION}); "
             "name another file or upgrade"
         )
-    if version == _UNRELEASED_VERSION and path is not None:
-        connection.execute("COMMIT")
-        connection.close()
-        path.rename(path.with_name(f"{path.name}.format{version}"))
-        return _connect(path)
-    if version == 0:
-        for statement in (*_SCHEMA.split(";\n\n"), *_counting_triggers()):
-            connection.execute(statement)
-        connection.execute(f"PRAGMA user_version={VERSION}")
-    connection.execute(_LEDGER)
+    if version == _FORMAT_OF_0_1:
+        upgrade(connection, lambda: _create_tables(connection))
+    elif version == 0:
+        _create_tables(connection)
+    connection.execute(f"PRAGMA user_version={VERSION}")
     connection.execute("COMMIT")
     return connection
+
+
+def _create_tables(connection: sqlite3.Connection) -> None:
+    for statement in (*_SCHEMA.split(";\n\n"), *_counting_triggers()):
+        connection.execute(statement)

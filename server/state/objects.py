@@ -1,30 +1,27 @@
-"""JSON objects of owners, with their items.
+"""JSON objects of owners with their items: stored responses, conversations, files and batches.
 
-A string of more than `LARGE_CHARS` characters, such as an image in base64, is stored once for each owner, by its
-SHA-256; the items refer to it. So a conversation that carries an image through ten responses stores it once. What an
-owner stores counts against a quota in bytes; the least recently used responses are evicted first, and nothing else is.
-Using a response counts as using every response before it, so eviction never breaks a chain.
+`Objects` is one API over two stores: `server.state.sqlite_objects` and `server.state.redis_objects`. Each object is one
+compressed document with its items; bytes, such as a file's, are stored beside it. What an owner stores counts against a
+quota of uncompressed bytes. The least recently used responses are evicted first, and nothing else is. Using a response
+counts as using every response before it, so eviction never breaks a chain.
 """
 
-import hashlib
-import sqlite3
 import time
+import zlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import orjson
 
 from server.errors import InvalidRequest, short
-from server.state.database import Database
 
 Json = dict[str, Any]
 Kind = Literal["response", "conversation", "file", "batch"]
-
-LARGE_CHARS = 2048
-_BLOB, _TEXT = "\0blob:", "\0text:"
-_BODY, _DATA = -1, -2
-"""Positions of blobs that belong to an object's body and to its data; those of items are 0 and above."""
+UNFINISHED = {"response": ("queued", "in_progress"), "batch": ("in_progress", "finalizing", "cancelling")}
+"""The statuses in which a server works on an object, by kind."""
+_LENGTH_BYTES = 8
 
 
 class QuotaExceeded(InvalidRequest):
@@ -48,12 +45,100 @@ class Page:
 
 
 @dataclass(frozen=True, slots=True)
-class Objects:
-    """The objects of all owners. ``quota_bytes`` is each owner's."""
+class Document:
+    """An object. ``items`` are pairs of whether it is output, and the item.
 
-    database: Database
-    quota_bytes: int
-    clock: Callable[[], float] = time.time
+    A ``hidden`` one was deleted, but other responses continue it.
+    """
+
+    kind: Kind
+    body: Json
+    items: list[tuple[bool, Json]] = field(default_factory=list)
+    parent: str | None = None
+    label: str | None = None
+    expires_at: float | None = None
+    hidden: bool = False
+
+    @property
+    def is_unfinished(self) -> bool:
+        """Whether a server works on it."""
+        return self.body.get("status") in UNFINISHED.get(self.kind, ())
+
+
+Change = Callable[[Document | None], Document | None]
+
+
+def pack(document: Document) -> bytes:
+    """Return a document as `unpack` reads it: the number of its JSON bytes, then these, compressed."""
+    encoded = orjson.dumps(document)
+    return len(encoded).to_bytes(_LENGTH_BYTES, "big") + zlib.compress(encoded, 1)
+
+
+def unpack(packed: bytes) -> Document:
+    """Read what `pack` has written."""
+    return Document(**orjson.loads(zlib.decompress(packed[_LENGTH_BYTES:])))
+
+
+def n_bytes_of(packed: bytes | None) -> int:
+    """Return the number of a document's JSON bytes; 0 for None."""
+    return int.from_bytes((packed or b"")[:_LENGTH_BYTES], "big")
+
+
+class Objects(ABC):
+    """The objects of all owners. ``quota_bytes`` is each owner's. Every method raises `Unavailable` if the store fails.
+
+    A store implements the abstract methods. `load` also returns hidden documents.
+    """
+
+    def __init__(self, quota_bytes: int, clock: Callable[[], float] = time.time) -> None:
+        self.quota_bytes, self.clock = quota_bytes, clock
+
+    @abstractmethod
+    async def load(self, owner: str, object_id: str) -> Document | None:
+        """Return a document, None if there is none."""
+
+    @abstractmethod
+    async def change(
+        self, owner: str, object_id: str, change: Change, data: bytes | None = None, *, within_quota: bool = True
+    ) -> Document | None:
+        """Replace a document by what `change` makes of it, and its data unless `data` is None. Return the new document.
+
+        `change` gets None for a document that is missing or hidden, and returns None to change nothing. Raises
+        `QuotaExceeded`, if the owner must stay `within_quota`.
+        """
+
+    @abstractmethod
+    async def drop(self, owner: str, object_id: str) -> None:
+        """Delete an object, or hide it while others continue it. Delete its hidden parents that nothing continues."""
+
+    @abstractmethod
+    async def touch(self, owner: str, object_ids: Iterable[str]) -> None:
+        """Note that responses are used now."""
+
+    @abstractmethod
+    async def data(self, owner: str, object_id: str) -> bytes | None:
+        """Return the bytes that were stored with an object, None if there are none."""
+
+    @abstractmethod
+    async def find(
+        self, owner: str, kind: Kind, *, after: str | None, limit: int, newest_first: bool, label: str | None = None
+    ) -> Page:
+        """Return up to `limit` bodies after the object `after`, only those with `label` unless it is None."""
+
+    @abstractmethod
+    async def objects_of_items(self, owner: str, item_ids: Sequence[str]) -> set[str]:
+        """Return the ids of objects that contain these items."""
+
+    @abstractmethod
+    async def take_over(self, kind: Kind, wanted: Callable[[Json], bool] = lambda _: True) -> list[tuple[str, Json]]:
+        """Make this server the worker of unfinished objects whose server has ended. Return them, each with its owner.
+
+        While other servers use the store, only `wanted` ones are taken.
+        """
+
+    @abstractmethod
+    async def expire(self) -> int:
+        """Delete what has expired, of every owner. Return the number of objects."""
 
     async def put(
         self,
@@ -68,50 +153,18 @@ class Objects:
         label: str | None = None,
         expires_at: float | None = None,
         append_to: str | None = None,
-        also: Callable[[sqlite3.Connection], None] | None = None,
         within_quota: bool = True,
     ) -> None:
         """Store `body` under ``body["id"]``, in place of an earlier version, with its items and `data`.
 
-        `label` can be asked for in `find`. `append_to` names a conversation that gets the same items, and `also` writes
-        more, both in the same transaction. Raises `QuotaExceeded`, if the object must be `within_quota`.
+        `label` can be asked for in `find`. `append_to` names a conversation that gets the same items. Raises
+        `QuotaExceeded`.
         """
-
-        def work(db: sqlite3.Connection) -> None:
-            writer = _Writer(db, owner, body["id"])
-            writer.clear()
-            encoded = writer.encode(body, _BODY)
-            now = self.clock()
-            writer.items([*inputs], start=0, is_output=False)
-            writer.items([*outputs], start=len(inputs), is_output=True)
-            if data is not None:
-                writer.blob(hashlib.sha256(data).hexdigest(), data, _DATA)
-            n_bytes = len(encoded) + writer.n_bytes
-            created = body.get("created_at") or now
-            columns = {
-                "owner": owner,
-                "id": body["id"],
-                "kind": kind,
-                "label": label,
-                "status": body.get("status"),
-                "parent": parent,
-                "created_at": created,
-                "used_at": now,
-                "expires_at": expires_at,
-                "n_bytes": n_bytes,
-                "worker": self.database.worker,
-                "body": encoded,
-            }
-            marks = ", ".join("?" * len(columns))
-            db.execute(f"INSERT INTO objects ({', '.join(columns)}) VALUES ({marks})", [*columns.values()])  # noqa: S608
-            if also is not None:
-                also(db)
-            if append_to is not None and _exists(db, owner, append_to):
-                _append(db, owner, append_to, [*inputs, *outputs])
-            if within_quota:
-                self._fit(db, owner, keep=body["id"])
-
-        await self.database.run(work)
+        items = [*((False, each) for each in inputs), *((True, each) for each in outputs)]
+        document = Document(kind, body, items, parent, label, expires_at)
+        await self.change(owner, body["id"], lambda _: document, data, within_quota=within_quota)
+        if append_to is not None:
+            await self.append(owner, append_to, [*inputs, *outputs])
 
     async def update(
         self,
@@ -127,114 +180,27 @@ class Objects:
         `expires_at` replaces the time of its expiry, unless it is None.
         """
 
-        def work(db: sqlite3.Connection) -> Json | None:
-            body = _body(db, owner, kind, object_id)
-            if body is None:
+        def changed(old: Document | None) -> Document | None:
+            if old is None or old.kind != kind:
                 return None
-            changed = change(body)
-            db.execute(
-                "DELETE FROM blob_uses WHERE owner = ? AND object_id = ? AND position = ?", (owner, object_id, _BODY)
-            )
-            encoded = _Writer(db, owner, object_id).encode(changed, _BODY)
-            db.execute(
-                "UPDATE objects SET n_bytes = n_bytes - length(body) + ?, body = ?, status = ?,"
-                " expires_at = coalesce(?, expires_at) WHERE owner = ? AND id = ?",
-                (len(encoded), encoded, changed.get("status"), expires_at, owner, object_id),
-            )
-            return changed
+            return replace(old, body=change(old.body), expires_at=expires_at or old.expires_at)
 
-        return await self.database.run(work)
+        found = await self.change(owner, object_id, changed, within_quota=False)
+        return None if found is None else found.body
 
     async def get(self, owner: str, kind: Kind, object_id: str) -> Json | None:
         """Return the body, None if the owner has no such object."""
-        return await self.database.run(lambda db: _body(db, owner, kind, object_id))
-
-    async def take_over(
-        self, kind: Kind, statuses: Sequence[str], wanted: Callable[[Json], bool] | None = None
-    ) -> list[tuple[str, Json]]:
-        """Make this server the worker of unfinished objects whose server has ended. Return them, each with its owner.
-
-        Unfinished objects have one of the `statuses`. While other servers use the file, only `wanted` ones are taken.
-        """
-        marks = ", ".join("?" * len(statuses))
-
-        def work(db: sqlite3.Connection) -> list[tuple[str, Json]]:
-            rows = db.execute(
-                f"SELECT owner, id, worker, body FROM objects WHERE kind = ? AND status IN ({marks})"  # noqa: S608
-                " AND worker <> ? AND NOT hidden ORDER BY created_at, rowid",
-                (kind, *statuses, self.database.worker),
-            ).fetchall()
-            ended = {each for each in {row["worker"] for row in rows} if not self.database.is_running(each)}
-            takes_all = wanted is None or (bool(ended) and self.database.is_alone())
-            taken = []
-            for row in rows:
-                body = _decoded(db, row["owner"], row["body"]) if row["worker"] in ended else None
-                if body is not None and (takes_all or (wanted is not None and wanted(body))):
-                    values = (self.database.worker, row["owner"], row["id"])
-                    db.execute("UPDATE objects SET worker = ? WHERE owner = ? AND id = ?", values)
-                    taken.append((row["owner"], body))
-            return taken
-
-        return await self.database.run(work)
-
-    async def unfinished(self, kind: Kind, statuses: Sequence[str]) -> list[tuple[str, Json]]:
-        """Return the objects with one of the `statuses` whose worker is this server, each with its owner."""
-        marks = ", ".join("?" * len(statuses))
-
-        def work(db: sqlite3.Connection) -> list[tuple[str, Json]]:
-            rows = db.execute(
-                f"SELECT owner, body FROM objects WHERE kind = ? AND status IN ({marks})"  # noqa: S608
-                " AND worker = ? AND NOT hidden ORDER BY created_at, rowid",
-                (kind, *statuses, self.database.worker),
-            ).fetchall()
-            return [(row["owner"], _decoded(db, row["owner"], row["body"])) for row in rows]
-
-        return await self.database.run(work)
+        found = await self.load(owner, object_id)
+        return None if found is None or found.hidden or found.kind != kind else found.body
 
     async def attach(self, owner: str, object_id: str, data: bytes) -> None:
         """Store `data` with an object, if the owner has it."""
-
-        def work(db: sqlite3.Connection) -> None:
-            if _exists(db, owner, object_id):
-                _Writer(db, owner, object_id).blob(hashlib.sha256(data).hexdigest(), data, _DATA)
-                self._fit(db, owner, keep=object_id)
-
-        await self.database.run(work)
-
-    async def data(self, owner: str, object_id: str) -> bytes | None:
-        """Return the bytes that were stored with an object, None if the owner has no such object."""
-        return await self.database.run(lambda db: _data(db, owner, object_id))
-
-    async def find(
-        self, owner: str, kind: Kind, *, after: str | None, limit: int, newest_first: bool, label: str | None = None
-    ) -> Page:
-        """Return up to `limit` bodies after the object `after`, only those with `label` unless it is None."""
-
-        def work(db: sqlite3.Connection) -> Page:
-            sign, direction = ("<", "DESC") if newest_first else (">", "ASC")
-            start = ""
-            values: list[Any] = [owner, kind, label]
-            if after is not None:
-                found = db.execute(
-                    "SELECT created_at, rowid FROM objects WHERE owner = ? AND kind = ? AND id = ? AND NOT hidden",
-                    (owner, kind, after),
-                ).fetchone()
-                if found is None:
-                    raise unknown_cursor(after)
-                start = f" AND (created_at, rowid) {sign} (?, ?)"
-                values += tuple(found)
-            rows = db.execute(
-                "SELECT body FROM objects WHERE owner = ? AND kind = ? AND label IS coalesce(?, label)"  # noqa: S608
-                f" AND NOT hidden{start} ORDER BY created_at {direction}, rowid {direction} LIMIT ?",
-                (*values, limit + 1),
-            ).fetchall()
-            return Page([_decoded(db, owner, row["body"]) for row in rows[:limit]], len(rows) > limit)
-
-        return await self.database.run(work)
+        await self.change(owner, object_id, lambda old: old, data)
 
     async def items(self, owner: str, object_id: str, *, is_output: bool | None = None) -> list[Json]:
         """Return an object's items in order: all, or only a response's output or input."""
-        return await self.database.run(lambda db: _items(db, owner, object_id, is_output))
+        found = await self.load(owner, object_id)
+        return [] if found is None else [item for side, item in found.items if is_output in (None, side)]
 
     async def page_of_items(
         self,
@@ -247,275 +213,68 @@ class Objects:
         is_output: bool | None = None,
     ) -> Page:
         """Return up to `limit` items of an object after the item `after`."""
-
-        def work(db: sqlite3.Connection) -> Page:
-            sign, direction = ("<", "DESC") if newest_first else (">", "ASC")
-            chosen = "owner = ? AND object_id = ? AND is_output = coalesce(?, is_output)"
-            values: list[Any] = [owner, object_id, is_output]
-            start = ""
-            if after is not None:
-                found = db.execute(f"SELECT position FROM items WHERE {chosen} AND id = ?", (*values, after)).fetchone()  # noqa: S608
-                if found is None:
-                    raise unknown_cursor(after)
-                start = f" AND position {sign} ?"
-                values.append(found["position"])
-            rows = db.execute(
-                f"SELECT body FROM items WHERE {chosen}{start} ORDER BY position {direction} LIMIT ?",  # noqa: S608
-                (*values, limit + 1),
-            ).fetchall()
-            return Page([_decoded(db, owner, row["body"]) for row in rows[:limit]], len(rows) > limit)
-
-        return await self.database.run(work)
+        items = await self.items(owner, object_id, is_output=is_output)
+        if newest_first:
+            items.reverse()
+        start = 0
+        if after is not None:
+            start = next((i for i, item in enumerate(items, 1) if item["id"] == after), -1)
+            if start < 0:
+                raise unknown_cursor(after)
+        return Page(items[start : start + limit], len(items) > start + limit)
 
     async def item(self, owner: str, object_id: str, item_id: str) -> Json | None:
         """Return one item of an object, None if it has no such item."""
-
-        def work(db: sqlite3.Connection) -> Json | None:
-            row = db.execute(
-                "SELECT body FROM items WHERE owner = ? AND object_id = ? AND id = ?", (owner, object_id, item_id)
-            ).fetchone()
-            return None if row is None else _decoded(db, owner, row["body"])
-
-        return await self.database.run(work)
+        return next((item for item in await self.items(owner, object_id) if item["id"] == item_id), None)
 
     async def append(self, owner: str, object_id: str, items: Sequence[Json]) -> bool:
         """Add `items` to the end of an object. Return whether it exists. Raises `QuotaExceeded`."""
 
-        def work(db: sqlite3.Connection) -> bool:
-            exists = _exists(db, owner, object_id)
-            if exists:
-                _append(db, owner, object_id, items)
-                self._fit(db, owner, keep=object_id)
-            return exists
+        def appended(old: Document | None) -> Document | None:
+            return None if old is None else replace(old, items=[*old.items, *((False, each) for each in items)])
 
-        return await self.database.run(work)
+        return await self.change(owner, object_id, appended) is not None
 
     async def remove_item(self, owner: str, object_id: str, item_id: str) -> bool:
         """Delete one item. Return whether there was one."""
 
-        def work(db: sqlite3.Connection) -> bool:
-            rows = db.execute(
-                "SELECT position, length(body) AS n FROM items WHERE owner = ? AND object_id = ? AND id = ?",
-                (owner, object_id, item_id),
-            ).fetchall()
-            for row in rows:
-                place = (owner, object_id, row["position"])
-                db.execute("DELETE FROM items WHERE owner = ? AND object_id = ? AND position = ?", place)
-                db.execute("DELETE FROM blob_uses WHERE owner = ? AND object_id = ? AND position = ?", place)
-                shrunk = (row["n"], owner, object_id)
-                db.execute("UPDATE objects SET n_bytes = n_bytes - ? WHERE owner = ? AND id = ?", shrunk)
-            return bool(rows)
+        def without(old: Document | None) -> Document | None:
+            kept = [] if old is None else [pair for pair in old.items if pair[1]["id"] != item_id]
+            return None if old is None or len(kept) == len(old.items) else replace(old, items=kept)
 
-        return await self.database.run(work)
+        return await self.change(owner, object_id, without, within_quota=False) is not None
 
     async def chain(self, owner: str, object_id: str) -> list[Json] | None:
         """Return the items of an object and of all its parents, oldest first. None if the owner has no such object."""
-
-        def work(db: sqlite3.Connection) -> list[Json] | None:
-            if _body(db, owner, "response", object_id) is None:
+        found: dict[str, Document] = {}
+        following: str | None = object_id
+        while following is not None and (document := await self.load(owner, following)) is not None:
+            if not found and (document.hidden or document.kind != "response"):
                 return None
-            ids = [
-                row["id"]
-                for row in db.execute(
-                    "WITH RECURSIVE chain (id, parent, depth) AS ("
-                    " SELECT id, parent, 0 FROM objects WHERE owner = :owner AND id = :id"
-                    " UNION ALL SELECT o.id, o.parent, depth + 1 FROM objects o JOIN chain c"
-                    "  ON o.owner = :owner AND o.id = c.parent)"
-                    " SELECT id FROM chain ORDER BY depth DESC",
-                    {"owner": owner, "id": object_id},
-                )
-            ]
-            now = self.clock()
-            db.executemany("UPDATE objects SET used_at = ? WHERE owner = ? AND id = ?", [(now, owner, i) for i in ids])
-            return [item for each in ids for item in _items(db, owner, each)]
-
-        return await self.database.run(work)
+            found[following], following = document, document.parent
+        if not found:
+            return None
+        await self.touch(owner, found)
+        return [item for document in reversed(found.values()) for _, item in document.items]
 
     async def find_items(self, owner: str, item_ids: Iterable[str]) -> dict[str, Json]:
         """Return those of the items that the owner has stored, by id."""
-        wanted = set(item_ids)
-
-        def work(db: sqlite3.Connection) -> dict[str, Json]:
-            found = {}
-            for item_id in wanted:
-                row = db.execute("SELECT body FROM items WHERE owner = ? AND id = ?", (owner, item_id)).fetchone()
-                if row is not None:
-                    found[item_id] = _decoded(db, owner, row["body"])
-            return found
-
-        return await self.database.run(work)
+        wanted = [*item_ids]
+        objects = await self.objects_of_items(owner, wanted) if wanted else ()
+        found = [item for each in objects for item in await self.items(owner, each)]
+        return {item["id"]: item for item in found if item["id"] in wanted}
 
     async def remove(self, owner: str, kind: Kind, object_id: str) -> bool:
         """Delete an object. Return whether there was one.
 
         A response that others continue is hidden and keeps its items until the last of them is deleted.
         """
-
-        def work(db: sqlite3.Connection) -> bool:
-            if _body(db, owner, kind, object_id) is None:
-                return False
-            db.execute("UPDATE objects SET hidden = 1 WHERE owner = ? AND id = ?", (owner, object_id))
-            _drop_hidden(db, owner, object_id)
-            return True
-
-        return await self.database.run(work)
-
-    async def expire(self) -> int:
-        """Delete what has expired, of every owner. Return the number of objects."""
-
-        def work(db: sqlite3.Connection) -> int:
-            rows = db.execute(
-                "SELECT owner, id FROM objects WHERE expires_at < ? ORDER BY created_at DESC", (self.clock(),)
-            ).fetchall()
-            for row in rows:
-                db.execute("UPDATE objects SET hidden = 1 WHERE owner = ? AND id = ?", tuple(row))
-                _drop_hidden(db, row["owner"], row["id"])
-            return len(rows)
-
-        return await self.database.run(work)
-
-    def _fit(self, db: sqlite3.Connection, owner: str, *, keep: str) -> None:
-        """Evict the least recently used responses until the owner is within the quota."""
-        excess = _used_bytes(db, owner) - self.quota_bytes
-        while excess > 0:
-            row = db.execute(
-                "SELECT id FROM objects o WHERE owner = ? AND kind = 'response' AND id <> ?"
-                " AND coalesce(status, '') NOT IN ('queued', 'in_progress') AND NOT EXISTS"
-                " (SELECT 1 FROM objects c WHERE c.owner = o.owner AND c.parent = o.id)"
-                " ORDER BY used_at, created_at DESC LIMIT 1",
-                (owner, keep),
-            ).fetchone()
-            if row is None:
-                raise QuotaExceeded.of(self.quota_bytes)
-            db.execute("UPDATE objects SET hidden = 1 WHERE owner = ? AND id = ?", (owner, row["id"]))
-            _drop_hidden(db, owner, row["id"])
-            excess = _used_bytes(db, owner) - self.quota_bytes
+        found = await self.get(owner, kind, object_id)
+        if found is not None:
+            await self.drop(owner, object_id)
+        return found is not None
 
 
 def unknown_cursor(after: str) -> InvalidRequest:
     """Return the error for a page after an object that the list does not contain."""
     return InvalidRequest(f"after: no object with id '{short(after)}' in this list", "after")
-
-
-class _Writer:
-    """Writes one object's parts. ``n_bytes`` counts the JSON of its items."""
-
-    def __init__(self, db: sqlite3.Connection, owner: str, object_id: str) -> None:
-        self._db, self._owner, self._id = db, owner, object_id
-        self.n_bytes = 0
-
-    def clear(self) -> None:
-        """Delete an earlier version."""
-        for table, column in (("objects", "id"), ("items", "object_id"), ("blob_uses", "object_id")):
-            self._db.execute(f"DELETE FROM {table} WHERE owner = ? AND {column} = ?", (self._owner, self._id))  # noqa: S608 (fixed names)
-
-    def items(self, items: Sequence[Json], *, start: int, is_output: bool) -> None:
-        """Write `items` from position `start` on."""
-        for position, item in enumerate(items, start):
-            encoded = self.encode(item, position)
-            self.n_bytes += len(encoded)
-            self._db.execute(
-                "INSERT INTO items (owner, object_id, position, id, is_output, body) VALUES (?, ?, ?, ?, ?, ?)",
-                (self._owner, self._id, position, item["id"], is_output, encoded),
-            )
-
-    def encode(self, value: Json, position: int) -> bytes:
-        """Write large strings as blobs and return the rest as JSON."""
-        return orjson.dumps(self._without_blobs(value, position))
-
-    def blob(self, name: str, data: bytes, position: int) -> None:
-        """Write `data` under `name`, unless it is there."""
-        values = (self._owner, name, data, len(data))
-        self._db.execute("INSERT OR IGNORE INTO blobs (owner, hash, data, n_bytes) VALUES (?, ?, ?, ?)", values)
-        use = (self._owner, name, self._id, position)
-        self._db.execute("INSERT OR IGNORE INTO blob_uses (owner, hash, object_id, position) VALUES (?, ?, ?, ?)", use)
-
-    def _without_blobs(self, value: Any, position: int) -> Any:
-        if isinstance(value, str):
-            if len(value) > LARGE_CHARS:
-                data = value.encode()
-                name = hashlib.sha256(data).hexdigest()
-                self.blob(name, data, position)
-                return _BLOB + name
-            return _TEXT + value if value.startswith("\0") else value
-        if isinstance(value, list):
-            return [self._without_blobs(each, position) for each in value]
-        if isinstance(value, dict):
-            return {name: self._without_blobs(each, position) for name, each in value.items()}
-        return value
-
-
-def _append(db: sqlite3.Connection, owner: str, object_id: str, items: Sequence[Json]) -> None:
-    last = db.execute(
-        "SELECT max(position) AS last FROM items WHERE owner = ? AND object_id = ?", (owner, object_id)
-    ).fetchone()["last"]
-    writer = _Writer(db, owner, object_id)
-    writer.items(items, start=0 if last is None else last + 1, is_output=False)
-    grown = (writer.n_bytes, owner, object_id)
-    db.execute("UPDATE objects SET n_bytes = n_bytes + ? WHERE owner = ? AND id = ?", grown)
-
-
-def _exists(db: sqlite3.Connection, owner: str, object_id: str) -> bool:
-    found = db.execute("SELECT 1 FROM objects WHERE owner = ? AND id = ? AND NOT hidden", (owner, object_id))
-    return found.fetchone() is not None
-
-
-def _body(db: sqlite3.Connection, owner: str, kind: Kind, object_id: str) -> Json | None:
-    row = db.execute(
-        "SELECT body FROM objects WHERE owner = ? AND id = ? AND kind = ? AND NOT hidden", (owner, object_id, kind)
-    ).fetchone()
-    return None if row is None else _decoded(db, owner, row["body"])
-
-
-def _data(db: sqlite3.Connection, owner: str, object_id: str) -> bytes | None:
-    row = db.execute(
-        "SELECT data FROM blob_uses JOIN blobs USING (owner, hash) WHERE owner = ? AND object_id = ? AND position = ?",
-        (owner, object_id, _DATA),
-    ).fetchone()
-    return None if row is None else bytes(row["data"])
-
-
-def _items(db: sqlite3.Connection, owner: str, object_id: str, is_output: bool | None = None) -> list[Json]:
-    rows = db.execute(
-        "SELECT body FROM items WHERE owner = ? AND object_id = ? AND is_output = coalesce(?, is_output)"
-        " ORDER BY position",
-        (owner, object_id, is_output),
-    ).fetchall()
-    return [_decoded(db, owner, row["body"]) for row in rows]
-
-
-def _decoded(db: sqlite3.Connection, owner: str, encoded: bytes) -> Any:
-    return _with_blobs(db, owner, orjson.loads(encoded))
-
-
-def _with_blobs(db: sqlite3.Connection, owner: str, value: Any) -> Any:
-    if isinstance(value, str):
-        if value.startswith(_BLOB):
-            name = value.removeprefix(_BLOB)
-            row = db.execute("SELECT data FROM blobs WHERE owner = ? AND hash = ?", (owner, name)).fetchone()
-            return row["data"].decode()
-        return value.removeprefix(_TEXT)
-    if isinstance(value, list):
-        return [_with_blobs(db, owner, each) for each in value]
-    if isinstance(value, dict):
-        return {name: _with_blobs(db, owner, each) for name, each in value.items()}
-    return value
-
-
-def _drop_hidden(db: sqlite3.Connection, owner: str, object_id: str | None) -> None:
-    """Delete a hidden object that nothing continues, then its parents that are in the same state."""
-    while object_id is not None:
-        row = db.execute(
-            "SELECT parent FROM objects WHERE owner = ? AND id = ? AND hidden"
-            " AND NOT EXISTS (SELECT 1 FROM objects c WHERE c.owner = objects.owner AND c.parent = objects.id)",
-            (owner, object_id),
-        ).fetchone()
-        if row is None:
-            return
-        _Writer(db, owner, object_id).clear()
-        object_id = row["parent"]
-
-
-def _used_bytes(db: sqlite3.Connection, owner: str) -> int:
-    row = db.execute("SELECT n_bytes FROM usage WHERE owner = ?", (owner,)).fetchone()
-    return 0 if row is None else int(row["n_bytes"])

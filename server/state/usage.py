@@ -99,11 +99,8 @@ class DatabaseUsage:
         return await self.database.run(work)
 
     async def read(self, start: str, end: str, key: str | None, model: str | None) -> list[UsageRow]:
-        def work(connection: sqlite3.Connection) -> list[UsageRow]:
-            found = connection.execute(_FIND, (start, end, key, key, model, model)).fetchall()
-            return [UsageRow(row[0], row[1], row[2], Counts(*row[3:])) for row in found]
-
-        return await self.database.run(work)
+        found = await self.database.execute(_FIND, (start, end, key, key, model, model))
+        return [UsageRow(row[0], row[1], row[2], Counts(*row[3:])) for row in found]
 
 
 @dataclass(frozen=True, slots=True)

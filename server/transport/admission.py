@@ -9,19 +9,21 @@ A request that needs a model then holds a place in the `ConcurrencyLimiter` whil
 
 import asyncio
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from typing import Final
+from weakref import WeakValueDictionary
 
 from starlette.types import Scope
 
 from server.dialects.errors import speaks_anthropic
-from server.errors import NotFound, PermissionDenied, QueueFull, ShuttingDown
+from server.errors import NotFound, PermissionDenied, QueueFull, ShuttingDown, TooLate
 from server.transport.auth import Access
 from server.transport.cors import CorsPolicy, Guard, ReplyHeaders
 from server.transport.endpoints import OPEN_PATHS, TARGET, Target
 from server.transport.keys import INTERNAL, Key, KeyStore
-from server.transport.limits import BodyMemory, BodyShare, Rates, TooManyConnections, Windows
+from server.transport.limits import BodyMemory, BodyShare, RateLimited, Rates, TooManyConnections, Windows
 from server.transport.options import HttpOptions
 
 ADMISSION: Final = "llamapool.admission"
@@ -34,35 +36,28 @@ class Admission:
 
     ``caller`` is the client's `Key`, `ANYBODY` on a server without keys, or None without a valid key (few paths are
     open then). ``manages``: whether the client may see model files and decide which models stay in memory. ``body``
-    counts the bytes of the request's body.
+    counts the bytes of the request's body. ``limited`` is the key whose limits must `count` the request, if any.
     """
 
-    __slots__ = ("_leave", "_limited", "_rates", "_windows", "body", "caller", "manages")
+    __slots__ = ("_leave", "_rates", "_windows", "body", "caller", "limited", "manages")
 
     def __init__(self, body: BodyShare, rates: Rates) -> None:
         self.body = body
         self.caller: Key | None = None
         self.manages = False
         self._rates = rates
-        self._limited: Key | None = None
+        self.limited: Key | None = None
         self._leave: Callable[[], None] | None = None
-        self._windows: Windows | None = None
+        self._windows: Windows = {}
 
-    def count(self, key: Key) -> None:
-        """Count the request among those of its key. Raises `RateLimited`."""
-        self._limited = key
-        self._rates.enter(key)
+    async def count(self, key: Key) -> None:
+        """Count the request among those of its key, of all replicas. Raises `RateLimited`."""
+        try:
+            self._windows = await self._rates.enter(key)
+        except RateLimited as refused:
+            self._windows = refused.windows
+            raise
         self._leave = lambda: self._rates.leave(key)
-
-    @property
-    def is_shared(self) -> bool:
-        """Whether the request counts among those of all replicas; then `count_shared` must be awaited."""
-        return self._limited is not None and self._rates.is_shared
-
-    async def count_shared(self) -> None:
-        """Count the request among those of all replicas. Raises `RateLimited`."""
-        if self._limited is not None:
-            self._windows = await self._rates.enter_shared(self._limited)
 
     def detach(self) -> Callable[[], None]:
         """Return a function that ends the counting of the request, which now outlives its client."""
@@ -71,9 +66,9 @@ class Admission:
 
     def limit_headers(self, path: str) -> ReplyHeaders:
         """Return reply headers with the remaining requests and tokens of the key; none if it has no limits."""
-        if self._limited is None:
+        if self.limited is None or not self._windows:
             return []
-        return self._rates.headers(self._limited, anthropic=speaks_anthropic(path), windows=self._windows)
+        return self._rates.headers(self.limited, self._windows, anthropic=speaks_anthropic(path))
 
     def release(self) -> None:
         """End the counting of the request and its body."""
@@ -139,7 +134,7 @@ class AdmissionControl:
             may_manage and not elsewhere and (self._access.required or not self._guard.is_foreign(headers))
         )
         if not is_socket and caller is not None and caller.limits and target.endpoint.is_work:
-            admission.count(caller)
+            admission.limited = caller
 
 
 def admission_of(scope: Scope) -> Admission:
@@ -181,3 +176,34 @@ class ConcurrencyLimiter:
             yield
         finally:
             self.n -= 1
+
+
+COMPILE_THREADS = 2
+COMPILE_WAIT_S = 30.0
+_COMPILE_RETRY_S = 5
+
+
+class CompileTurns:
+    """Turns to compile a grammar: at most `n` at a time, and of each client as many, so that one client can't delay
+    all others. ``threads``: where turns do their work. Used on the event loop.
+    """
+
+    def __init__(self, n: int = COMPILE_THREADS, wait_s: float = COMPILE_WAIT_S) -> None:
+        self.threads: Executor = ThreadPoolExecutor(n, thread_name_prefix="compile")
+        self._n, self._wait_s = n, wait_s
+        self._all = asyncio.Semaphore(n)
+        self._by_client: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
+
+    @asynccontextmanager
+    async def turn(self, client: str) -> AsyncGenerator[None, None]:
+        """Wait for a turn of `client`. Raises `TooLate` after ``wait_s`` seconds."""
+        own = self._by_client.setdefault(client, asyncio.Semaphore(self._n))
+        async with AsyncExitStack() as stack:
+            try:
+                async with asyncio.timeout(self._wait_s):
+                    await stack.enter_async_context(own)
+                    await stack.enter_async_context(self._all)
+            except TimeoutError:
+                said = f"other clients' grammars are compiled first: this one waited for {self._wait_s:.0f} s"
+                raise TooLate(said, _COMPILE_RETRY_S) from None
+            yield

@@ -11,10 +11,12 @@ import asyncio
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from inspect import isawaitable
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from server.errors import Unavailable
 from server.state.redis import PREFIX, Redis
@@ -24,9 +26,10 @@ from server.transport.options import MAX_CONNECTIONS
 
 if TYPE_CHECKING:
     from limits import RateLimitItem as Item
-    from limits.storage import MemoryStorage
-    from limits.strategies import RateLimiter
 
+T = TypeVar("T")
+Limiters = Mapping[str, Any]
+"""The counters of requests and of tokens."""
 Windows = Mapping[str, Any]
 """What is left of the limits of requests and tokens, and until when (`limits.WindowStats`)."""
 
@@ -38,9 +41,10 @@ _AGAIN_S = 1  # Retry-After if the limit of concurrent requests is reached
 class RateLimited(Unavailable):
     """A limit of the key is reached (HTTP 429)."""
 
-    def __init__(self, what: str, limit: int, retry_after_s: int) -> None:
-        super().__init__(f"this key's limit of {limit} {what} is reached, retry in {retry_after_s} s")
-        self.retry_after_s = retry_after_s
+    def __init__(self, what: str, limit: int, retry_after_s: float, windows: Windows | None = None) -> None:
+        self.windows: Windows = windows or {}
+        self.retry_after_s = max(math.ceil(retry_after_s), 1)
+        super().__init__(f"this key's limit of {limit} {what} is reached, retry in {self.retry_after_s} s")
 
 
 class Rates:
@@ -57,74 +61,64 @@ class Rates:
         With `redis` the limits of a minute are those of all replicas together. While it cannot be used, and for
         concurrent requests always, each replica counts by itself.
         """
-        self._clock, self._spent = clock, spent
+        self._clock, self._spent, self._redis = clock, spent, redis
         self._running: Counter[str] = Counter()
-        self._shared = None if redis is None else SharedRates(redis, clock)
-        self._charging: set[asyncio.Task[None]] = set()
+        self._charging: set[asyncio.Task[object]] = set()
 
     @cached_property
-    def _storage(self) -> "MemoryStorage":
+    def _local(self) -> Limiters:
+        from limits import strategies
         from limits.storage import MemoryStorage
 
-        return MemoryStorage()  # it starts a thread, so only if a key has limits
+        return _limiters(strategies, MemoryStorage())
 
     @cached_property
-    def _requests(self) -> "RateLimiter":
-        from limits.strategies import MovingWindowRateLimiter
+    def _shared(self) -> Limiters:
+        from limits.aio import strategies
+        from limits.aio.storage import RedisStorage
 
-        return MovingWindowRateLimiter(self._storage)
+        assert self._redis is not None
+        pool = self._redis.client.connection_pool
+        prefix = PREFIX + "limits"
+        storage = RedisStorage("async+redis://", implementation="redispy", key_prefix=prefix, connection_pool=pool)
+        return _limiters(strategies, storage)
 
-    @cached_property
-    def _tokens(self) -> "RateLimiter":
-        from limits.strategies import FixedWindowRateLimiter
-
-        return FixedWindowRateLimiter(self._storage)  # counts beyond the limit, too
-
-    def enter(self, key: Key) -> None:
-        """Count a request that begins; call `leave` at its end. Raises `RateLimited`, and then counts nothing.
-
-        Call `enter_shared` after it if `is_shared`.
-        """
-        limits = key.limits
-        if 0 < limits.max_concurrent_requests <= self._running[key.name]:
-            raise RateLimited("concurrent requests", limits.max_concurrent_requests, _AGAIN_S)
-        self._check_budgets(key)
-        if self._shared is None:
-            self._enter_windows(key)
-        self._running[key.name] += 1
-
-    @property
-    def is_shared(self) -> bool:
-        """Whether replicas share the limits of a minute."""
-        return self._shared is not None
-
-    async def enter_shared(self, key: Key) -> Windows | None:
-        """Count a request that `enter` has admitted among those of all replicas. Return what is left for `headers`.
-
-        Raises `RateLimited`.
-        """
-        if self._shared is not None:
+    async def _count(self, work: Callable[[Limiters], Awaitable[T]]) -> T:
+        if self._redis is not None:
             try:
-                return await self._shared.enter(key)
+                return await self._redis.call(lambda _: work(self._shared))
             except RateLimited:
                 raise
             except Unavailable:  # logged
-                self._enter_windows(key)
-        return None
+                pass
+        return await work(self._local)
 
-    def _enter_windows(self, key: Key) -> None:
-        limits = key.limits
-        if limits.tokens_per_minute:
-            used_up = _a_minute(limits.tokens_per_minute)
-            if not self._tokens.test(used_up, _TOKENS, key.name):
-                raise RateLimited(
-                    "tokens per minute", limits.tokens_per_minute, self._wait_s(self._tokens, used_up, key)
-                )
-        if limits.requests_per_minute:
-            item = _a_minute(limits.requests_per_minute)
-            if not self._requests.hit(item, _REQUESTS, key.name):
-                wait_s = self._wait_s(self._requests, item, key)
-                raise RateLimited("requests per minute", limits.requests_per_minute, wait_s)
+    async def enter(self, key: Key) -> Windows:
+        """Count a request that begins; call `leave` at its end. Return what is left for `headers`.
+
+        Raises `RateLimited`, and then counts nothing.
+        """
+        limit = key.limits.max_concurrent_requests
+        if 0 < limit <= self._running[key.name]:
+            raise RateLimited("concurrent requests", limit, _AGAIN_S)
+        self._check_budgets(key)
+        self._running[key.name] += 1
+        try:
+            return await self._count(lambda limiters: self._enter_windows(limiters, key)) if key.limits else {}
+        except BaseException:
+            self.leave(key)
+            raise
+
+    async def _enter_windows(self, limiters: Limiters, key: Key) -> Windows:
+        windows: dict[str, Any] = {}
+        for what, limit in ((_TOKENS, key.limits.tokens_per_minute), (_REQUESTS, key.limits.requests_per_minute)):
+            if limit:
+                limiter, item = limiters[what], _a_minute(limit)
+                is_left = await _result((limiter.hit if what == _REQUESTS else limiter.test)(item, what, key.name))
+                windows[what] = window = await _result(limiter.get_window_stats(item, what, key.name))
+                if not is_left:
+                    raise RateLimited(f"{what} per minute", limit, window.reset_time - self._clock(), windows)
+        return windows
 
     def _check_budgets(self, key: Key) -> None:
         limits = key.limits
@@ -133,14 +127,12 @@ class Rates:
         of_day, of_month = self._spent(key.name)
         now = datetime.fromtimestamp(self._clock(), UTC)
         midnight = now.replace(hour=0, minute=0, second=0, microsecond=0)
+        next_month = (midnight.replace(day=1) + timedelta(days=32)).replace(day=1)
         if 0 < limits.tokens_per_month <= of_month:
-            next_month = (midnight.replace(day=1) + timedelta(days=32)).replace(day=1)
-            raise RateLimited(
-                "tokens per month", limits.tokens_per_month, math.ceil((next_month - now).total_seconds())
-            )
+            raise RateLimited("tokens per month", limits.tokens_per_month, (next_month - now).total_seconds())
         if 0 < limits.tokens_per_day <= of_day:
             tomorrow = midnight + timedelta(days=1)
-            raise RateLimited("tokens per day", limits.tokens_per_day, math.ceil((tomorrow - now).total_seconds()))
+            raise RateLimited("tokens per day", limits.tokens_per_day, (tomorrow - now).total_seconds())
 
     def leave(self, key: Key) -> None:
         """End the counting of a request that `enter` has counted."""
@@ -148,111 +140,61 @@ class Rates:
         if not self._running[key.name]:
             del self._running[key.name]
 
+    @asynccontextmanager
+    async def counted(self, key: Key) -> AsyncGenerator[None, None]:
+        """Count a request that the server makes for a client while the context lasts. Raises `RateLimited`."""
+        await self.enter(key)
+        try:
+            yield
+        finally:
+            self.leave(key)
+
     def charge(self, key: Key, n_tokens: int) -> None:
         """Count tokens of a prompt or a reply."""
         if not (key.limits.tokens_per_minute and n_tokens):
             return
-        if self._shared is None:
-            self._charge(key, n_tokens)
-        else:
-            task = asyncio.create_task(self._charge_shared(self._shared, key, n_tokens), name="shared rate limits")
-            self._charging.add(task)
-            task.add_done_callback(self._charging.discard)
+        item = _a_minute(key.limits.tokens_per_minute)
+        if self._redis is None:
+            self._local[_TOKENS].hit(item, _TOKENS, key.name, cost=n_tokens)
+            return
+        counting = self._count(lambda limiters: _result(limiters[_TOKENS].hit(item, _TOKENS, key.name, cost=n_tokens)))
+        task: asyncio.Task[object] = asyncio.create_task(counting, name="rate limits")
+        self._charging.add(task)
+        task.add_done_callback(self._charging.discard)
 
-    def _charge(self, key: Key, n_tokens: int) -> None:
-        self._tokens.hit(_a_minute(key.limits.tokens_per_minute), _TOKENS, key.name, cost=n_tokens)
-
-    async def _charge_shared(self, shared: "SharedRates", key: Key, n_tokens: int) -> None:
-        try:
-            await shared.charge(key, n_tokens)
-        except Unavailable:
-            self._charge(key, n_tokens)
-
-    def headers(self, key: Key, *, anthropic: bool, windows: Windows | None = None) -> ReplyHeaders:
-        """Return reply headers with the remaining amounts, under OpenAI's names or Anthropic's.
-
-        `windows` is what `enter_shared` returned.
-        """
+    def headers(self, key: Key, windows: Windows, *, anthropic: bool) -> ReplyHeaders:
+        """Return reply headers with the remaining amounts of `enter`, under OpenAI's names or Anthropic's."""
         found: ReplyHeaders = []
-        for what, limiter, limit in (
-            (_REQUESTS, "_requests", key.limits.requests_per_minute),
-            (_TOKENS, "_tokens", key.limits.tokens_per_minute),
-        ):
-            if not limit:
-                continue
-            used: RateLimiter = getattr(self, limiter)
-            stats = windows[what] if windows else used.get_window_stats(_a_minute(limit), what, key.name)
-            left, reset_s = max(stats.remaining, 0), max(stats.reset_time - self._clock(), 0.0)
+        limits = {_REQUESTS: key.limits.requests_per_minute, _TOKENS: key.limits.tokens_per_minute}
+        for what, stats in sorted(windows.items()):
+            reset_s = max(stats.reset_time - self._clock(), 0.0)
+            reset = f"{math.ceil(reset_s)}s"
             if anthropic:
-                at = datetime.fromtimestamp(math.ceil(self._clock() + reset_s), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-                texts = {f"anthropic-ratelimit-{what}-{name}": v for name, v in _named(limit, left, at)}
-            else:
-                texts = {f"x-ratelimit-{name}-{what}": v for name, v in _named(limit, left, f"{math.ceil(reset_s)}s")}
-            found += [(name.encode(), value.encode()) for name, value in texts.items()]
+                reset = datetime.fromtimestamp(math.ceil(self._clock() + reset_s), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+            values = {"limit": str(limits[what]), "remaining": str(max(stats.remaining, 0)), "reset": reset}
+            for name, value in values.items():
+                shown = f"anthropic-ratelimit-{what}-{name}" if anthropic else f"x-ratelimit-{name}-{what}"
+                found.append((shown.encode(), value.encode()))
         return found
 
-    def _wait_s(self, limiter: "RateLimiter", item: "Item", key: Key) -> int:
-        what = _TOKENS if limiter is self._tokens else _REQUESTS
-        return max(math.ceil(limiter.get_window_stats(item, what, key.name).reset_time - self._clock()), 1)
+
+def _limiters(strategies: Any, storage: Any) -> Limiters:
+    # A fixed window counts beyond the limit, too.
+    return {
+        _REQUESTS: strategies.MovingWindowRateLimiter(storage),
+        _TOKENS: strategies.FixedWindowRateLimiter(storage),
+    }
 
 
-class SharedRates:
-    """The limits of a minute, counted in Redis. Every method raises `Unavailable` while Redis cannot be used."""
-
-    def __init__(self, redis: Redis, clock: Callable[[], float]) -> None:
-        self._redis, self._clock = redis, clock
-
-    @cached_property
-    def _limiters(self) -> tuple[Any, Any]:
-        """The counters of tokens and of requests."""
-        from limits.aio.storage import RedisStorage
-        from limits.aio.strategies import FixedWindowRateLimiter, MovingWindowRateLimiter
-
-        storage = RedisStorage(
-            "async+redis://",
-            implementation="redispy",
-            key_prefix=PREFIX + "limits",
-            connection_pool=self._redis.client.connection_pool,
-        )
-        return FixedWindowRateLimiter(storage), MovingWindowRateLimiter(storage)
-
-    async def enter(self, key: Key) -> Windows:
-        """Count a request. Return what is left. Raises `RateLimited`."""
-
-        async def work(_: object) -> Windows:
-            tokens, requests = self._limiters
-            windows: dict[str, Any] = {}
-            for name, limit, limiter, count in (
-                (_TOKENS, key.limits.tokens_per_minute, tokens, tokens.test),
-                (_REQUESTS, key.limits.requests_per_minute, requests, requests.hit),
-            ):
-                if limit:
-                    item = _a_minute(limit)
-                    is_left = await count(item, name, key.name)
-                    windows[name] = await limiter.get_window_stats(item, name, key.name)
-                    if not is_left:
-                        raise self._refusal(name, limit, windows[name])
-            return windows
-
-        return await self._redis.call(work)
-
-    def _refusal(self, what: str, limit: int, window: Any) -> RateLimited:
-        return RateLimited(f"{what} per minute", limit, max(math.ceil(window.reset_time - self._clock()), 1))
-
-    async def charge(self, key: Key, n_tokens: int) -> None:
-        """Count tokens."""
-        item = _a_minute(key.limits.tokens_per_minute)
-        await self._redis.call(lambda _: self._limiters[0].hit(item, _TOKENS, key.name, cost=n_tokens))
+async def _result(found: Any) -> Any:
+    """Return what a limiter returns. Those in memory are not asynchronous."""
+    return await found if isawaitable(found) else found
 
 
 def _a_minute(limit: int) -> "Item":
     from limits import RateLimitItemPerMinute
 
     return RateLimitItemPerMinute(limit)
-
-
-def _named(limit: int, left: int, reset: str) -> list[tuple[str, str]]:
-    return [("limit", str(limit)), ("remaining", str(left)), ("reset", reset)]
 
 
 BODIES_RETRY_S = 5

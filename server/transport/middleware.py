@@ -153,8 +153,8 @@ class Middleware:
         try:
             exchange.admission = self._control.admission(scope)
             with self._control.admit(exchange.admission, scope, headers):
-                if exchange.admission.is_shared:
-                    await exchange.admission.count_shared()
+                if exchange.admission.limited is not None:
+                    await exchange.admission.count(exchange.admission.limited)
                 await (self._app if target.path else _outside(target))(scope, receive, exchange.send)
         except ClientDisconnect:
             record.status = record.status or CLIENT_GONE

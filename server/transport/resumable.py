@@ -74,6 +74,11 @@ class KeptStream:
         self._pinging: asyncio.TimerHandle | None = None
 
     @property
+    def content(self) -> bytes:
+        """The stored bytes."""
+        return bytes(self._buffer)
+
+    @property
     def n_bytes(self) -> int:
         """The number of stored bytes."""
         return len(self._buffer)

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from server.routes.compiling import N_AT_ONCE
 from server.sandbox.memory import MemoryWatch
 from server.sandbox.process import WorkLimits
 from server.structured.grammar.sandbox import Sandbox
+from server.transport.admission import COMPILE_THREADS
 from tests.api.conftest import Serve, until
 from tests.api.streams import posting
 from tests.unit.structured.builders import exploding_schema
@@ -101,10 +101,9 @@ async def test_other_clients_are_served_while_grammars_explode(serve: Serve) -> 
     async with serve(sandbox=sandbox) as api, AsyncExitStack() as stack:
         exchanges = [
             await stack.enter_async_context(posting(api.app, URL, body(number=number)))
-            for number in range(N_AT_ONCE + 6)
+            for number in range(COMPILE_THREADS + 6)
         ]
-        await until(lambda: len(sandbox.at_work) == N_AT_ONCE)
-        await until(lambda: api.app.state.services.compiling.n_waiting == 6)
+        await until(lambda: len(sandbox.at_work) == COMPILE_THREADS)
         assert (await api.client.post(URL, json={"messages": MESSAGES})).status_code == 200
         reply = await api.client.post(URL, json={"messages": MESSAGES, "response_format": plain})
         assert reply.json()["choices"][0]["message"]["content"] == '"a"'
@@ -113,7 +112,7 @@ async def test_other_clients_are_served_while_grammars_explode(serve: Serve) -> 
             exchange.disconnect()
         await asyncio.wait([exchange.task for exchange in exchanges])
         await until(lambda: not sandbox.at_work)
-        assert api.app.state.services.compiling.n_waiting == 0
+        assert not api.app.state.services.compiling._all.locked()
 
 
 async def test_short_memory_ends_the_grammar_that_takes_it_and_takes_the_traffic_away(serve: Serve) -> None:

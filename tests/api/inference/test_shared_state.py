@@ -245,7 +245,7 @@ async def test_a_background_response_that_ends_while_redis_is_away_has_failed(
         let_all_through(steps)
         await until(lambda: "is stored later" in caplog.text)
         redis.start()
-        await until(lambda: not a.api.app.state.services.background.n_running)
+        await until(lambda: not a.api.app.state.services.background)
         found = await b.client.responses.retrieve(queued.id)
         assert found.status == "failed"
         assert found.error

@@ -7,49 +7,7 @@ import pytest
 
 from server.cli import main
 from server.errors import ConfigError
-from server.options.values import device_sets, read_device_sets, read_one_device_set
 from server.settings import check_files, load_settings
-
-
-@pytest.mark.parametrize(
-    ("given", "sets"),
-    [
-        ("CUDA0", ("CUDA0",)),
-        ("CUDA0, CUDA1", ("CUDA0,CUDA1",)),
-        ("CUDA0,CUDA1 ; none;auto", ("CUDA0,CUDA1", "none", "auto")),
-        (["CUDA0,CUDA1", "CUDA2"], ("CUDA0,CUDA1", "CUDA2")),
-    ],
-)
-def test_commas_within_a_set_and_semicolons_between_sets(given: object, sets: tuple[str, ...]) -> None:
-    assert read_device_sets(given) == sets
-
-
-@pytest.mark.parametrize(
-    ("given", "problem"),
-    [
-        ("", "has an empty name"),
-        ("CUDA0,,CUDA1", "has an empty name"),
-        ("CUDA0;", "has an empty name"),
-        ([], "should be names with commas"),
-        ([0], "should be names with commas"),
-        (5, "should be names with commas"),
-        ("none,CUDA0", "combines 'none' with other names"),
-        ("CUDA0,auto", "combines 'auto' with other names"),
-    ],
-)
-def test_what_is_no_list_of_devices_is_refused(given: object, problem: str) -> None:
-    with pytest.raises(ValueError, match=problem):
-        read_device_sets(given)
-
-
-def test_a_draft_model_has_one_set_for_all_instances() -> None:
-    assert read_one_device_set("CUDA0,CUDA1") == ("CUDA0,CUDA1",)
-    with pytest.raises(ValueError, match="should be one set"):
-        read_one_device_set("CUDA0;CUDA1")
-
-
-def test_none_is_no_device_and_auto_is_left_to_the_library() -> None:
-    assert device_sets(("none", "auto", "A,B")) == ((), None, ("A", "B"))
 
 
 @pytest.mark.parametrize(

@@ -1,53 +1,92 @@
-"""Stored objects: chains, large values, quotas, expiry, and the file."""
+"""Stored objects in SQLite and in a real Redis: chains, quotas, expiry, lists, take-over, and the file."""
 
-import asyncio
 import os
+import random
 import sqlite3
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from server.errors import ConfigError, InvalidRequest
+from server.errors import ConfigError, InvalidRequest, Unavailable
+from server.state import redis_objects
 from server.state.batches import BatchLine, BatchLines
 from server.state.database import Database, open_database
-from server.state.objects import LARGE_CHARS, Json, Kind, Objects, QuotaExceeded
+from server.state.objects import Json, Kind, Objects, QuotaExceeded
+from server.state.redis import Redis
+from server.state.redis_objects import WORKER_TTL_S, RedisObjects
+from server.state.sqlite_objects import SqliteObjects
+from tests.support.redis_server import RedisServer, needs_redis, running_redis
+from tests.unit.clock import Clock
 
 MIB = 1 << 20
-LARGE = "x" * (LARGE_CHARS + 1)
 
 
-class Clock:
-    """Advances by a second each time it is read."""
+@pytest.fixture(scope="module")
+def server() -> Iterator[RedisServer]:
+    with running_redis() as running:
+        yield running
 
-    def __init__(self) -> None:
-        self.now = 0.0
 
-    def __call__(self) -> float:
-        self.now += 1
-        return self.now
+class Replicas:
+    """Two servers on one Redis."""
+
+    def __init__(self, server: RedisServer) -> None:
+        self.clients = [Redis(server.url), Redis(server.url)]
+        self.clock = Clock(0.0)
+        self.a, self.b = (RedisObjects(client, MIB, self.clock) for client in self.clients)
+
+    async def worker_expires(self, replica: RedisObjects) -> None:
+        await self.clients[0].client.delete(f"llamapool:worker:{replica.worker}")
 
 
 @pytest.fixture
-def objects() -> Iterator[Objects]:
+async def replicas(server: RedisServer) -> AsyncIterator[Replicas]:
+    made = Replicas(server)
+    await made.clients[0].client.flushall()
+    yield made
+    for client in made.clients:
+        await client.close()
+
+
+@pytest.fixture(params=["sqlite", pytest.param("redis", marks=needs_redis)])
+async def objects(request: pytest.FixtureRequest) -> AsyncIterator[Objects]:
+    """An empty store with a quota of 1 MiB. Its clock advances by a second with each put."""
     database = Database(None)
-    yield Objects(database, MIB, Clock())
+    clock = Clock(0.0)
+    if request.param == "sqlite":
+        yield SqliteObjects(database, MIB, clock)
+    else:
+        client = Redis(request.getfixturevalue("server").url)
+        await client.client.flushall()
+        yield RedisObjects(client, MIB, clock)
+        await client.close()
     database.close()
+
+
+def tick(objects: Objects, seconds: float = 1.0) -> None:
+    assert isinstance(objects.clock, Clock)
+    objects.clock.now += seconds
+
+
+async def used_bytes(objects: Objects, owner: str = "me") -> int:
+    if isinstance(objects, RedisObjects):
+        return int(await objects.redis.do("get", f"llamapool:bytes:{owner}") or 0)
+    assert isinstance(objects, SqliteObjects)
+    rows = await objects.database.execute("SELECT n_bytes FROM usage WHERE owner = ?", (owner,))
+    return int(rows[0]["n_bytes"]) if rows else 0
 
 
 def message(item_id: str, text: str) -> Json:
     return {"id": item_id, "type": "message", "text": text}
 
 
-async def put(
-    objects: Objects, response_id: str, text: str = "", *, parent: str | None = None, owner: str = "me"
-) -> None:
+async def put(objects: Objects, response_id: str, text: str = "", *, parent: str | None = None) -> None:
+    tick(objects)
     body = {"id": response_id, "status": "completed"}
     inputs, outputs = [message(f"in_{response_id}", text)], [message(f"out_{response_id}", "reply")]
-    await objects.put(owner, "response", body, parent=parent, inputs=inputs, outputs=outputs)
+    await objects.put("me", "response", body, parent=parent, inputs=inputs, outputs=outputs)
 
 
 async def chain_ids(objects: Objects, response_id: str) -> list[str] | None:
@@ -55,24 +94,18 @@ async def chain_ids(objects: Objects, response_id: str) -> list[str] | None:
     return None if chain is None else [item["id"] for item in chain]
 
 
-async def stored_bytes(objects: Objects) -> int:
-    def count(db: sqlite3.Connection) -> int:
-        found: int = db.execute("SELECT coalesce(sum(n_bytes), 0) FROM blobs").fetchone()[0]
-        return found
-
-    return await objects.database.run(count)
-
-
 async def test_a_chain_has_the_items_of_every_response_before(objects: Objects) -> None:
-    await put(objects, "a")
+    await put(objects, "a", "\0 é")
     await put(objects, "b", parent="a")
     await put(objects, "c", parent="b")
     assert await chain_ids(objects, "c") == ["in_a", "out_a", "in_b", "out_b", "in_c", "out_c"]
     assert await chain_ids(objects, "unknown") is None
+    assert await objects.items("me", "a", is_output=False) == [message("in_a", "\0 é")]
+    assert await objects.find_items("me", ["in_a", "no"]) == {"in_a": message("in_a", "\0 é")}
 
 
 async def test_no_owner_finds_what_belongs_to_another(objects: Objects) -> None:
-    await put(objects, "a", LARGE)
+    await put(objects, "a")
     assert await objects.get("you", "response", "a") is None
     assert await objects.chain("you", "a") is None
     assert await objects.find_items("you", ["in_a"]) == {}
@@ -80,125 +113,101 @@ async def test_no_owner_finds_what_belongs_to_another(objects: Objects) -> None:
     assert await objects.get("me", "response", "a") is not None
 
 
-async def test_a_large_string_is_stored_once_and_deleted_with_its_last_use(objects: Objects) -> None:
-    await put(objects, "a", LARGE)
-    await put(objects, "b", LARGE, parent="a")
-    assert await stored_bytes(objects) == len(LARGE)
-    assert [item["text"] for item in await objects.items("me", "b", is_output=False)] == [LARGE]
-    await objects.remove("me", "response", "b")
-    assert await stored_bytes(objects) == len(LARGE)
-    await objects.remove("me", "response", "a")
-    assert await stored_bytes(objects) == 0
-
-
 async def test_a_deleted_response_keeps_its_items_while_others_continue_it(objects: Objects) -> None:
-    await put(objects, "a", LARGE)
+    await put(objects, "a")
     await put(objects, "b", parent="a")
     assert await objects.remove("me", "response", "a")
     assert await objects.get("me", "response", "a") is None
     assert not await objects.remove("me", "response", "a")
+    assert await chain_ids(objects, "a") is None
     assert await chain_ids(objects, "b") == ["in_a", "out_a", "in_b", "out_b"]
-    await objects.remove("me", "response", "b")
-    assert await stored_bytes(objects) == 0
+    assert await objects.remove("me", "response", "b")
+    assert await objects.find_items("me", ["in_a", "in_b"]) == {}
+    assert await used_bytes(objects) == 0
 
 
 async def test_the_least_recently_used_chain_is_evicted_from_its_end(objects: Objects) -> None:
-    text = "é" * 150_000  # each a string of its own, 300 kB
-    await put(objects, "a", text + "a")
-    await put(objects, "b", text + "b", parent="a")
-    await put(objects, "c", text + "c")
+    text = "é" * 150_000  # 300 kB
+    for name, parent in (("a", None), ("b", "a"), ("c", None)):
+        await put(objects, name, text, parent=parent)
+    tick(objects)
     await objects.chain("me", "b")
-    await put(objects, "d", text + "d")
+    await put(objects, "d", text)
     assert await objects.get("me", "response", "c") is None
+    tick(objects)
     assert await chain_ids(objects, "b") == ["in_a", "out_a", "in_b", "out_b"]
-    await put(objects, "e", text + "e")
+    await put(objects, "e", text)
     assert await objects.get("me", "response", "d") is None
-    await put(objects, "f", text + "f")
+    await put(objects, "f", text)
     assert await objects.get("me", "response", "b") is None
     assert await chain_ids(objects, "a") == ["in_a", "out_a"]
-
-
-async def test_what_exceeds_the_quota_is_refused_and_evicts_nothing(objects: Objects) -> None:
-    await put(objects, "a")
     with pytest.raises(QuotaExceeded, match="1 MiB"):
-        await put(objects, "b", "x" * (2 * MIB))
-    assert await objects.get("me", "response", "a") is not None
-    assert await objects.get("me", "response", "b") is None
-    await put(objects, "c", owner="you")
+        await put(objects, "g", "x" * (2 * MIB))
+    assert await chain_ids(objects, "a") == ["in_a", "out_a"]
+    assert await objects.get("me", "response", "g") is None
+    assert 600_000 < await used_bytes(objects) <= MIB
 
 
-async def test_files_are_never_evicted(objects: Objects) -> None:
-    await objects.put("me", "file", {"id": "file-1"}, data=b"x" * (MIB - 1000))
+async def test_files_are_listed_in_pages_and_never_evicted(objects: Objects) -> None:
+    for number, name in enumerate("abcde"):
+        tick(objects)
+        label = "odd" if number % 2 else None
+        data = random.Random(number).randbytes(200_000)
+        await objects.put("me", "file", {"id": name}, data=data, label=label)
     with pytest.raises(QuotaExceeded):
-        await objects.put("me", "file", {"id": "file-2"}, data=b"y" * 2000)
-    assert await objects.data("me", "file-1") == b"x" * (MIB - 1000)
+        await objects.put("me", "file", {"id": "f"}, data=b"x" * 100_000)
+
+    async def listed(kind: Kind = "file", **query: Any) -> tuple[str, bool]:
+        page = await objects.find("me", kind, **{"after": None, "limit": 10, "newest_first": False, **query})
+        return "".join(each["id"] for each in page.data), page.has_more
+
+    assert await listed() == ("abcde", False)
+    assert await listed(newest_first=True, limit=2) == ("ed", True)
+    assert await listed(after="b", limit=2) == ("cd", True)
+    assert await listed(newest_first=True, after="c") == ("ba", False)
+    assert await listed(label="odd") == ("bd", False)
+    with pytest.raises(InvalidRequest, match="no object with id 'x'"):
+        await listed(after="x")
+    assert await objects.data("me", "c") == random.Random(2).randbytes(200_000)
+    assert await objects.data("you", "c") is None
 
 
-async def test_expired_responses_are_deleted(objects: Objects) -> None:
+async def test_conversations_grow_and_shrink(objects: Objects) -> None:
+    await objects.put("me", "conversation", {"id": "k"}, inputs=[message("1", "one")])
+    assert await objects.append("me", "k", [message("2", "two")])
+    assert not await objects.append("me", "unknown", [message("3", "three")])
+    await objects.put("me", "response", {"id": "r"}, outputs=[message("4", "four")], append_to="k")
+    page = await objects.page_of_items("me", "k", after="4", limit=1, newest_first=True)
+    assert ([item["id"] for item in page.data], page.has_more) == (["2"], True)
+    assert await objects.item("me", "k", "4") == message("4", "four")
+    assert await objects.remove_item("me", "k", "2")
+    assert not await objects.remove_item("me", "k", "2")
+    assert await objects.find_items("me", ["2"]) == {}
+    assert [item["id"] for item in await objects.items("me", "k")] == ["1", "4"]
+    assert await objects.update("me", "conversation", "k", lambda body: {**body, "n": 1}) == {"id": "k", "n": 1}
+    kinds: list[tuple[Kind, str]] = [("conversation", "k"), ("response", "r")]
+    assert [await objects.remove("me", *each) for each in kinds] == [True, True]
+    assert await used_bytes(objects) == 0
+
+
+async def test_expired_objects_are_deleted(objects: Objects) -> None:
     for name, expires_at in (("a", 100.0), ("b", 1e6), ("c", None)):
-        await objects.put("me", "response", {"id": name}, inputs=[message("i", LARGE)], expires_at=expires_at)
-    clock = objects.clock
-    assert isinstance(clock, Clock)
-    clock.now = 1000
+        await objects.put("me", "response", {"id": name}, expires_at=expires_at)
+    tick(objects, 1000)
     assert await objects.expire() == 1
     assert [await objects.get("me", "response", name) is None for name in "abc"] == [True, False, False]
 
 
-async def test_lists_are_paged_in_both_orders(objects: Objects) -> None:
-    for number in range(5):
-        await objects.put("me", "file", {"id": f"f{number}", "created_at": 7}, label="ab"[number % 2])
-
-    async def listed(**query: Any) -> tuple[list[str], bool]:
-        page = await objects.find("me", "file", **{"after": None, "limit": 10, "newest_first": False, **query})
-        return [each["id"] for each in page.data], page.has_more
-
-    assert await listed() == (["f0", "f1", "f2", "f3", "f4"], False)
-    assert await listed(newest_first=True, limit=2) == (["f4", "f3"], True)
-    assert await listed(after="f1", limit=2) == (["f2", "f3"], True)
-    assert await listed(label="b") == (["f1", "f3"], False)
-    with pytest.raises(InvalidRequest, match="after"):
-        await listed(after="f9")
+# ---- SQLite
 
 
-texts = st.text(st.characters(codec="utf-8"), max_size=20)
-json_values = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | texts | st.builds(lambda t: t + LARGE, texts),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3),
-    max_leaves=8,
-)
-
-
-@given(st.lists(json_values, max_size=4))
-def test_every_json_value_is_read_as_it_was_written(values: list[Any]) -> None:
-    async def round_trip(objects: Objects) -> None:
-        items = [{"id": str(number), "value": value} for number, value in enumerate(values)]
-        await objects.put("me", "conversation", {"id": "c", "values": values}, inputs=items[:2])
-        await objects.append("me", "c", items[2:])
-        assert await objects.items("me", "c") == items
-        assert (await objects.get("me", "conversation", "c") or {})["values"] == values
-
-    run(round_trip)
-
-
-def run(work: Callable[[Objects], Coroutine[Any, Any, None]]) -> None:
-    database = Database(None)
-    try:
-        asyncio.run(work(Objects(database, 1 << 30)))
-    finally:
-        database.close()
-
-
-def test_a_file_of_a_newer_format_is_refused(tmp_path: Path) -> None:
+def test_a_file_of_a_newer_format_and_one_that_is_no_database_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "state.sqlite3"
     connection = sqlite3.connect(path)
     connection.execute("PRAGMA user_version=99")
     connection.close()
     with pytest.raises(ConfigError, match="newer"):
         Database(path)
-
-
-def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "state.sqlite3"
     path.write_bytes(b"not a database" * 100)
     with pytest.raises(ConfigError, match="state"):
         open_database(str(path))
@@ -206,54 +215,32 @@ def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
 
 async def test_unfinished_work_is_taken_over_when_its_server_has_ended(tmp_path: Path) -> None:
     path = tmp_path / "state.sqlite3"
-    first, second = (Objects(Database(path), MIB) for _ in range(2))
+    first, second = (SqliteObjects(Database(path), MIB) for _ in range(2))
     for name, status in (("a", "in_progress"), ("b", "completed")):
         await first.put("me", "batch", {"id": name, "status": status})
-    assert [batch["id"] for _, batch in await first.unfinished("batch", ["in_progress"])] == ["a"]
-    assert await second.take_over("batch", ["in_progress"]) == []
+    assert [batch["id"] for _, batch in await first.unfinished("batch")] == ["a"]
+    assert await second.take_over("batch") == []
     first.database.close()
-    third = Objects(Database(path), MIB)
-    assert await second.take_over("batch", ["in_progress"], lambda batch: batch["id"] != "a") == []
+    third = SqliteObjects(Database(path), MIB)
+    assert await second.take_over("batch", lambda batch: batch["id"] != "a") == []
     third.database.close()  # alone, a server takes also what it would rather leave to others
-    assert [batch["id"] for _, batch in await second.take_over("batch", ["in_progress"], lambda _: False)] == ["a"]
-    assert [batch["id"] for _, batch in await second.unfinished("batch", ["in_progress"])] == ["a"]
+    assert [batch["id"] for _, batch in await second.take_over("batch", lambda _: False)] == ["a"]
+    assert [batch["id"] for _, batch in await second.unfinished("batch")] == ["a"]
     second.database.close()
     assert os.listdir(tmp_path) == ["state.sqlite3"]
 
 
-async def test_the_sum_of_stored_bytes_follows_every_change(objects: Objects) -> None:
-    def used(db: sqlite3.Connection) -> tuple[int, int]:
-        kept = db.execute("SELECT coalesce(sum(n_bytes), 0) FROM usage").fetchone()[0]
-        items = "SELECT coalesce(sum(length(body)), 0) FROM items"
-        bodies = "SELECT coalesce(sum(length(body)), 0) FROM objects"
-        blobs = "SELECT coalesce(sum(length(data)), 0) FROM blobs"
-        lines = "SELECT coalesce(sum(length(request) + coalesce(length(result), 0)), 0) FROM batch_lines"
-        return kept, sum(db.execute(each).fetchone()[0] for each in (items, bodies, blobs, lines))
-
-    async def check() -> int:
-        kept, counted = await objects.database.run(used)
-        assert kept == counted
-        return kept
-
+async def test_the_requests_of_a_batch_count_and_are_deleted_with_it() -> None:
+    objects = SqliteObjects(Database(None), MIB)
     lines = BatchLines(objects.database)
-    await put(objects, "a", LARGE)
-    await put(objects, "b", LARGE, parent="a")
-    await put(objects, "b", "short", parent="a")
-    await objects.put("me", "conversation", {"id": "c"}, inputs=[message("1", LARGE + "c")])
-    await objects.append("me", "c", [message("2", "short")])
-    await objects.update("me", "conversation", "c", lambda body: {**body, "metadata": {"large": LARGE + "d"}})
-    await objects.update("me", "conversation", "c", lambda body: {**body, "metadata": {}})
-    added = lines.adding("me", "d", [BatchLine(n, str(n), b"{}") for n in range(3)])
-    await objects.put("me", "batch", {"id": "d"}, also=added)
+    await lines.add("me", "d", [BatchLine(n, str(n), b"{}") for n in range(3)])
+    await objects.put("me", "batch", {"id": "d"})
+    before = await used_bytes(objects)
     await lines.store("me", "d", 1, "completed", {"body": "x"})
-    assert await check() > 0
-    assert await objects.remove_item("me", "c", "1")
-    await check()
-    kinds: list[tuple[Kind, str]] = [("response", "a"), ("response", "b"), ("conversation", "c"), ("batch", "d")]
-    for kind, name in kinds:
-        assert await objects.remove("me", kind, name)
-        await check()
-    assert await check() == 0
+    assert await used_bytes(objects) == before + len(b'{"body":"x"}')
+    assert await objects.remove("me", "batch", "d")
+    assert await used_bytes(objects) == 0
+    objects.database.close()
 
 
 def test_the_default_file_falls_back_to_memory(
@@ -266,3 +253,63 @@ def test_the_default_file_falls_back_to_memory(
     database.close()
     assert database.path is None
     assert "kept in memory" in caplog.text
+
+
+# ---- Redis
+
+
+@needs_redis
+async def test_a_document_has_a_limit_of_its_own(replicas: Replicas, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(redis_objects, "MAX_DOCUMENT_BYTES", 1000)
+    await replicas.a.put("me", "conversation", {"id": "k"}, inputs=[message("1", "a" * 800)])
+    with pytest.raises(QuotaExceeded, match="with all its items"):
+        await replicas.a.append("me", "k", [message("2", "a" * 800)])
+    assert [item["id"] for item in await replicas.b.items("me", "k")] == ["1"]
+
+
+@needs_redis
+@pytest.mark.parametrize("outage", ["none", "noticed", "unnoticed"])
+async def test_responses_of_a_replica_that_has_ended_are_taken_over(
+    replicas: Replicas, monkeypatch: pytest.MonkeyPatch, outage: str
+) -> None:
+    """After an outage the other replicas have time to report. A replica notices one by a failed heartbeat, or else by
+    the expiry of its own key.
+    """
+    a, b = replicas.a, replicas.b
+    assert await a.take_over("response") == []
+    await a.put("me", "response", {"id": "r", "status": "queued"})
+    assert await b.take_over("response") == []
+    replicas.clock.now = WORKER_TTL_S + 1
+    assert await b.take_over("response") == []  # the other one runs
+    if outage == "noticed":
+        monkeypatch.setattr(replicas.clients[1], "_retry_at", float("inf"))
+        with pytest.raises(Unavailable):
+            await b.take_over("response")
+        monkeypatch.undo()
+    elif outage == "unnoticed":
+        await replicas.worker_expires(b)
+    await replicas.worker_expires(a)
+    if outage != "none":
+        assert await b.take_over("response") == []
+        replicas.clock.now += WORKER_TTL_S
+    assert await b.take_over("response") == [("me", {"id": "r", "status": "queued"})]
+    await b.update("me", "response", "r", lambda body: {**body, "status": "failed"})
+    assert await b.take_over("response") == []
+    assert await a.get("me", "response", "r") == {"id": "r", "status": "failed"}
+
+
+@needs_redis
+async def test_a_refused_command_fails_alone(replicas: Replicas) -> None:
+    await replicas.clients[0].client.set("llamapool:unfinished", "no hash")
+    with pytest.raises(Unavailable):
+        await replicas.clients[0].do("hgetall", "llamapool:unfinished")
+    assert await replicas.clients[0].do("get", "llamapool:unfinished") == b"no hash"
+
+
+async def test_a_server_that_is_not_there_is_an_error_that_says_so(tmp_path: object) -> None:
+    client = Redis(f"unix://{tmp_path}/none.sock")
+    objects = RedisObjects(client, MIB)
+    for _ in range(2):  # the second fails without an attempt
+        with pytest.raises(Unavailable, match=r"state in Redis at .*none.sock cannot be used now"):
+            await objects.get("me", "response", "a")
+    await client.close()

@@ -1,6 +1,5 @@
 """The ledger of requests and tokens by key, model and day."""
 
-import sqlite3
 from pathlib import Path
 
 import pytest
@@ -66,13 +65,4 @@ async def test_usage_that_could_not_be_written_is_written_later(tmp_path: Path, 
     assert ledger.spent("ada") == (22, 22)
     await database.run(lambda connection: connection.execute("ALTER TABLE hidden RENAME TO token_usage"))
     assert [row.counts.requests for row in await ledger.find("2026-11-24", "2026-11-24")] == [2]
-    database.close()
-
-
-async def test_a_state_file_of_an_older_server_gets_the_table(tmp_path: Path, clock: Clock) -> None:
-    Database(tmp_path / "state").close()
-    with sqlite3.connect(tmp_path / "state") as connection:
-        connection.execute("DROP TABLE token_usage")
-    database = Database(tmp_path / "state")
-    assert await UsageLedger(DatabaseUsage(database), clock).find("2026-11-24", "2026-11-24") == []
     database.close()

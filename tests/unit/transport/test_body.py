@@ -6,28 +6,8 @@ from server.errors import InvalidRequest
 from server.transport.body import MAX_VALUES, TooManyValues, parse_object
 
 
-def test_an_object_is_read() -> None:
-    assert parse_object(b'{"a": [1, 2.5, "\\u00e9", null, true]}') == {"a": [1, 2.5, "é", None, True]}
-
-
 def test_of_equal_keys_the_last_counts() -> None:
     assert parse_object(b'{"a": 1, "a": 2}') == {"a": 2}
-
-
-@pytest.mark.parametrize(
-    ("body", "message"),
-    [
-        (b"", "the request body is empty; expected a JSON object"),
-        (b"[]", "the request body must be a JSON object, not an array"),
-        (b'"x"', "the request body must be a JSON object, not a string"),
-        (b"1", "the request body must be a JSON object, not a number"),
-        (b"true", "the request body must be a JSON object, not a boolean"),
-        (b"null", "the request body must be a JSON object, not null"),
-    ],
-)
-def test_what_is_no_object_is_refused(body: bytes, message: str) -> None:
-    with pytest.raises(InvalidRequest, match=f"^{message}$"):
-        parse_object(body)
 
 
 @pytest.mark.parametrize(

@@ -14,11 +14,16 @@ from server.dialects.responses.write import ResponseFrame, ResponseWriter
 from server.dialects.tools import ClientName
 from server.engine.request import Event, Progress
 from server.formats.parsing.pieces import ContentText, Piece, Reasoning, ToolCallArguments, ToolCallBegin
-from server.routes.background import split_events
 from tests.unit.dialects.builders import Scripted, finished, started, text
 
 TOOLS = ClientTools(names={"n__f": ClientName("f", "n"), "patch": ClientName("patch", custom=True)})
 FIELDS = {"id": "resp_1", "created_at": 1, "model": "demo", "parallel_tool_calls": True, "tools": []}
+
+
+def split(chunk: bytes) -> list[bytes]:
+    return [event + b"\n\n" for event in chunk.split(b"\n\n") if event]
+
+
 FIELDS |= {"tool_choice": "auto"}
 SCRIPT: dict[str, list[Piece]] = {
     "<think>": [],
@@ -137,7 +142,7 @@ def test_progress_and_timings_stand_beside_the_fields() -> None:
 def test_a_stream_that_fails_says_so(status: int, kind: str, code: str) -> None:
     stream = ResponseWriter(ResponseFrame(FIELDS), OutputItems(Assembler(ScriptedParser()), TOOLS))
     raw = stream.feed(0, started()) + stream.feed(0, text("Hel"))
-    events = parsed([*raw, *split_events(stream.failure(status, {"error": {"message": "went wrong", "type": kind}}))])
+    events = parsed([*raw, *split(stream.failure(status, {"error": {"message": "went wrong", "type": kind}}))])
     assert (events[-2]["type"], events[-2]["code"], events[-2]["message"]) == ("error", code, "went wrong")
     assert events[-1]["type"] == "response.failed"
     assert events[-1]["response"]["error"] == {"code": code, "message": "went wrong"}
@@ -146,7 +151,7 @@ def test_a_stream_that_fails_says_so(status: int, kind: str, code: str) -> None:
 
 def test_a_stream_that_fails_before_its_first_event_begins_all_the_same() -> None:
     stream = ResponseWriter(ResponseFrame(FIELDS), OutputItems(Assembler(ScriptedParser()), TOOLS))
-    events = parsed(split_events(stream.failure(500, {"error": {"message": "gone"}})))
+    events = parsed(split(stream.failure(500, {"error": {"message": "gone"}})))
     assert [event["type"] for event in events] == [
         "response.created",
         "response.in_progress",
