@@ -175,7 +175,7 @@ def create_app(
     app.state.services, app.state.events = services, events
     include_routes(app)
     add_error_handlers(app)
-    page = page_of(ui=server.ui, folder=server.path)
+    page = page_of(ui=server.ui, folder=server.path, connect=server.ui_connect)
 
     def ended(record: Record) -> None:
         services.metrics.ended(record)

@@ -4,6 +4,7 @@ A field's docstring is its description in --help, docs/configuration.md and the 
 are llama-server's (llama.cpp common/arg.cpp); a field without any is Llamapool's own.
 """
 
+import re
 from dataclasses import replace
 from stat import S_ISCHR
 from typing import Annotated, ClassVar, Literal
@@ -122,6 +123,13 @@ def _known_tool(name: str) -> None:
         raise ValueError(f"unknown tool '{name}'; known: {', '.join(TOOLS)}")
 
 
+def _source(value: str) -> None:
+    if value not in ("loopback", "*") and not re.fullmatch(r"https?://(\*\.)?[\w.-]+(:(\d+|\*))?", value, re.ASCII):
+        raise ValueError(
+            "should be loopback, * or an origin such as https://mcp.example.com or https://*.example.com:8443"
+        )
+
+
 class PageSettings(SettingsModel):
     """The web UI and its tools."""
 
@@ -138,7 +146,11 @@ class PageSettings(SettingsModel):
         forms={"--ui-config-file": ("FILE", read_text), "--webui-config-file": ("FILE", read_text)},
     )
     """Default settings of the web UI as JSON, with llama-server's names: systemMessage, temperature, top_p, top_k,
-    min_p, max_tokens, theme. Others apply to llama-server's own UI only.
+    min_p, max_tokens, theme, mcpServers. Others apply to llama-server's own UI only.
+    """
+    ui_connect: TextList = option(("loopback",), "--ui-connect", metavar="ORIGIN,...", text=split_list, check=_source)
+    """Origins of MCP servers to which the web UI may connect from the browser: loopback = the user's own machine,
+    https://mcp.example.com, https://*.example.com, or * = all. Empty = this server only.
     """
     ui_mcp_proxy: Bool = option(
         False, "--ui-mcp-proxy --webui-mcp-proxy", env=True, off=("--no-ui-mcp-proxy", "--no-webui-mcp-proxy")

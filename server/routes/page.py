@@ -44,7 +44,7 @@ async def config(request: Request) -> Response:
     used = services(request)
     has_tools = bool(used.tools or used.mcp.configured)
     known = {"settings": used.options.ui_settings, "tools": has_tools, "log_bodies": used.bodies.on}
-    return json_reply(known | {"scenarios": SCENARIOS, "sampling": NUMBERS})
+    return json_reply(known | {"proxy": used.options.proxy, "scenarios": SCENARIOS, "sampling": NUMBERS})
 
 
 @router.get("/page/log")

@@ -10,37 +10,35 @@ from server.errors import NotFound
 from server.transport.endpoints import TARGET, Target
 from server.web.files import BuiltIn, FileSource, Folder, NoPage, PageFile
 
-POLICY = "; ".join(
-    (
-        "default-src 'none'",
-        "script-src 'self'",
-        "style-src 'self'",
-        "font-src 'self'",
-        "img-src 'self' data: blob:",
-        "media-src data: blob:",
-        "connect-src 'self'",
-        "manifest-src 'self'",
-        "base-uri 'none'",
-        "form-action 'none'",
-        "frame-ancestors 'self'",
-    )
+_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; font-src 'self'; img-src 'self' data: blob:; "
+    "media-src data: blob:; manifest-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'self'; "
+    "connect-src 'self'"
 )
-"""Forbids inline scripts, scripts from other hosts, and requests to other hosts."""
-_SAFETY = {
-    "Content-Security-Policy": POLICY,
-    "Cross-Origin-Opener-Policy": "same-origin",
-    "Referrer-Policy": "no-referrer",
-    "X-Content-Type-Options": "nosniff",
-}
+_LOOPBACK = ("http://127.0.0.1:*", "http://localhost:*")
+_NO_SNIFFING = {"X-Content-Type-Options": "nosniff"}
+
+
+def security_headers(connect: tuple[str, ...]) -> dict[str, str]:
+    """Forbid inline scripts, scripts from other hosts, and requests to other hosts except ``connect``.
+
+    ``connect``: sources of ``connect-src``, for MCP servers; ``loopback`` means this machine.
+    """
+    sources = [source for each in connect for source in (_LOOPBACK if each == "loopback" else (each,))]
+    return _NO_SNIFFING | {
+        "Content-Security-Policy": " ".join((_POLICY, *sources)),
+        "Cross-Origin-Opener-Policy": "same-origin",
+        "Referrer-Policy": "no-referrer",
+    }
 
 
 class Page:
-    """Serves the web UI's files. ``policy``: whether to send our security policy, for the built-in web UI."""
+    """Serves the web UI's files, with ``headers`` in each response."""
 
-    def __init__(self, files: FileSource, *, policy: bool) -> None:
+    def __init__(self, files: FileSource, headers: dict[str, str]) -> None:
         self.has = files.has
         self._files = files
-        self._headers = _SAFETY if policy else {"X-Content-Type-Options": "nosniff"}
+        self._headers = headers
 
     def around(self, app: ASGIApp) -> ASGIApp:
         """Return `app` with the files in front. A file that cannot be read is a 404, never the endpoint of its name."""
@@ -71,10 +69,10 @@ class Page:
         return Response(file.body, media_type=file.media_type, headers=headers)
 
 
-def page_of(*, ui: bool, folder: Path | None) -> Page:
+def page_of(*, ui: bool, folder: Path | None, connect: tuple[str, ...]) -> Page:
     """Return the web UI that the options select. Without one, it still removes a previously served service worker."""
     if not ui:
-        return Page(NoPage(), policy=True)
+        return Page(NoPage(), security_headers(()))
     if folder is not None:
-        return Page(Folder(folder), policy=False)
-    return Page(BuiltIn(), policy=True)
+        return Page(Folder(folder), _NO_SNIFFING)
+    return Page(BuiltIn(), security_headers(connect))

@@ -1,5 +1,6 @@
 """What people do with the page: each view against a real server, in Chromium."""
 
+import base64
 import json
 import math
 import re
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import expect
 
-from tests.page.conftest import DEMO, KEY, Visit, full_queue
+from tests.page.conftest import DEMO, KEY, McpServer, Visit, full_queue
 from tests.support.real_server import ROOT, RealServer, llamapool
 
 expect.set_options(timeout=60_000)  # a busy machine takes its time; this decides how long a failure takes
@@ -669,11 +670,120 @@ def test_what_was_said_is_shown_where_it_is_kept(visit: Visit, server: RealServe
 def test_a_call_is_answered_by_a_tool_of_the_server(visit: Visit, tmp_path: Path) -> None:
     page = visit.open()
     import_chat(page, chat_file(tmp_path, calls="get_info"))
-    page.click("button:has-text('Run get_info on the server')")
-    expect(page.locator(".results textarea")).to_have_value(re.compile('"cwd"'))
+    page.get_by_role("button", name="Run", exact=True).click()
+    expect(page.locator(".message.tool .result")).to_contain_text('"cwd"')
+    answered(page)
     page.click("button[aria-label=Settings]")
     page.click("text=Use the server's tools")
     expect(page.locator(".settings label:has-text('Tools') textarea")).to_have_value(re.compile("exec_shell_command"))
+
+
+def add_mcp_server(page: Any, url: str) -> None:
+    page.click("button[aria-label=Settings]")
+    page.get_by_label("URL of an MCP server").fill(url)
+    page.click("button:has-text('Add MCP server')")
+
+
+def calls_add(route: Any, a: int, b: int) -> None:
+    """Reply as a model that calls the tool."""
+    call = {"index": 0, "id": f"call_{a}", "function": {"name": "add", "arguments": json.dumps({"a": a, "b": b})}}
+    chunks = [{"delta": {"tool_calls": [call]}}, {"delta": {}, "finish_reason": "tool_calls"}]
+    body = "".join(f"data: {json.dumps({'choices': [chunk]})}\n\n" for chunk in chunks)
+    route.fulfill(body=body, content_type="text/event-stream")
+
+
+def test_tools_of_an_mcp_server_run_when_the_user_allows_them(visit: Visit, mcp: McpServer) -> None:
+    visit.hosts += (mcp.origin,)
+    page = visit.open()
+    add_mcp_server(page, mcp.url)
+    server = page.get_by_role("group", name="tests")
+    server.get_by_text(re.compile("of 7 tools")).click()
+    server.get_by_label("huge").uncheck()
+    page.keyboard.press("Escape")
+    requests: list[Any] = []
+
+    def reply(route: Any) -> None:
+        requests.append(route.request.post_data_json)
+        if len(requests) < 4:
+            calls_add(route, len(requests), 1)
+        else:
+            route.continue_()
+
+    page.route("**/v1/chat/completions", reply)
+    say(page, "How much is 1 plus 1?")
+    expect(page.get_by_role("group", name="add").last).to_contain_text("The model calls add on tests (127.0.0.1")
+    assert mcp.calls == []
+    page.get_by_role("button", name="Run", exact=True).click()
+    page.get_by_role("button", name="Deny").click()
+    page.get_by_role("button", name="Run, and do not ask again in this chat").click()
+    answered(page)
+    assert mcp.calls == [("add", (1, 1)), ("add", (3, 1))]
+    offered = [tool["function"]["name"] for tool in requests[0]["tools"]]
+    assert "add" in offered
+    assert "a_b_c" in offered
+    assert "huge" not in offered
+    results = [one["content"] for one in requests[-1]["messages"] if one["role"] == "tool"]
+    assert results == ["2", "The user denied this call.", "4"]
+    requests.clear()
+    say(page, "And once more?")
+    answered(page, 2)
+    assert mcp.calls[2:] == [("add", (1, 1)), ("add", (2, 1)), ("add", (3, 1))]
+    page.reload()
+    requests.clear()
+    say(page, "After a reload?")
+    page.get_by_role("button", name="Run", exact=True).wait_for()
+    assert len(mcp.calls) == 5
+
+
+def test_prompts_and_resources_of_an_mcp_server_are_inserted(visit: Visit, mcp: McpServer) -> None:
+    visit.hosts += (mcp.origin,)
+    page = visit.open()
+    add_mcp_server(page, mcp.url)
+    insert = page.locator("button[aria-label='Insert from an MCP server']")
+    insert.press("Enter")
+    page.get_by_role("button", name="greet").press("Enter")
+    expect(page.locator("dialog input")).to_be_focused()
+    page.keyboard.type("Ada")
+    page.keyboard.press("Enter")
+    expect(page.locator(".composer textarea")).to_have_value("Greet Ada in one sentence.")
+    for name in ("today.txt", "note"):
+        insert.click()
+        page.get_by_role("button", name=name).click()
+    page.locator("dialog input").fill("12")
+    page.click("dialog button:has-text('Insert')")
+    expect(page.locator(".composer .attached")).to_have_text(["today.txt", "note"])
+    with page.expect_request("**/v1/chat/completions") as sent:
+        page.press(".composer textarea", "Enter")
+    parts = sent.value.post_data_json["messages"][-1]["content"]
+    texts = [base64.b64decode(part["file"]["file_data"].partition(",")[2]).decode() for part in parts[:2]]
+    assert texts == ["The password is swordfish.", "Note 12"]
+    answered(page)
+
+
+def test_an_mcp_server_that_the_operator_has_not_allowed_is_not_asked(visit: Visit) -> None:
+    page = visit.open()
+    add_mcp_server(page, "http://mcp.example.com/mcp")
+    expect(page.locator(".mcp-server [role=alert]")).to_contain_text("--ui-connect")
+    expect(page.locator(".talk .notice")).to_contain_text(
+        "has not allowed this page to connect to http://mcp.example.com"
+    )
+    assert visit.faults
+    assert all("Content Security Policy" in fault for fault in visit.faults)
+    visit.faults.clear()
+    page.locator("button[aria-label^='Remove']").click()
+    expect(page.locator(".talk .notice")).to_have_count(0)
+
+
+def test_usage_is_shown_by_key(browser: Any, guarded: RealServer) -> None:
+    visit = Visit(browser, guarded.base_url)
+    visit.context.add_init_script(f"localStorage.setItem('llamapool.key', '{KEY}')")
+    page = visit.open()
+    page.wait_for_selector(".model-picker select")
+    say(page, "Hello!")
+    answered(page)
+    visit.open("metrics")
+    expect(page.locator("section:has-text('Usage this month') tbody td").first).to_have_text("tester")
+    visit.close()
 
 
 def test_a_text_file_is_sent_with_the_message(visit: Visit, tmp_path: Path) -> None:

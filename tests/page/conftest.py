@@ -7,15 +7,20 @@ for what keeps people out, lies where ``AXE_CORE`` says.
 import hashlib
 import os
 import shutil
+import socket
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+import uvicorn
+from starlette.middleware.cors import CORSMiddleware
 
+from tests.support.mcp_server import Tools
 from tests.support.real_server import ROOT, RealServer, llamapool_config
 
 CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
@@ -137,6 +142,7 @@ class Visit:
 
     def __init__(self, browser: Any, base: str, **options: Any) -> None:
         self.base = base
+        self.hosts: tuple[str, ...] = (base, "blob:", "data:")
         self.context = browser.new_context(viewport={"width": 1280, "height": 860}, **{"locale": "en-GB", **options})
         self.page = self.context.new_page()
         self.page.set_default_timeout(60_000)
@@ -160,7 +166,7 @@ class Visit:
     def close(self) -> None:
         self.context.close()
         assert self.faults == []
-        assert [url for url in self.asked if not url.startswith((self.base, "blob:", "data:"))] == []
+        assert [url for url in self.asked if not url.startswith(self.hosts)] == []
 
 
 @pytest.fixture
@@ -169,6 +175,49 @@ def visit(browser: Any, server: RealServer) -> Iterator[Visit]:
     made = Visit(browser, server.base_url)
     yield made
     made.close()
+
+
+@dataclass(frozen=True)
+class McpServer:
+    """An MCP server that pages of all origins may use. ``calls``: the tools that were called."""
+
+    url: str
+    calls: list[tuple[str, Any]]
+
+    @property
+    def origin(self) -> str:
+        return self.url.removesuffix("/mcp")
+
+
+@pytest.fixture
+def mcp() -> Iterator[McpServer]:
+    """Tools, a prompt, a resource and a resource template over HTTP on loopback."""
+    tools = Tools()
+    server = tools.make()
+
+    @server.prompt()
+    def greet(name: str) -> str:
+        return f"Greet {name} in one sentence."
+
+    @server.resource("notes://today", name="today.txt")
+    def today() -> str:
+        return "The password is swordfish."
+
+    @server.resource("notes://{number}", name="note")
+    def note(number: str) -> str:
+        return f"Note {number}"
+
+    every = ["*"]
+    app = CORSMiddleware(server.streamable_http_app(), every, every, every, expose_headers=["Mcp-Session-Id"])
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        config = uvicorn.Config(app, log_level="critical", timeout_graceful_shutdown=0)
+        running = uvicorn.Server(config)
+        thread = threading.Thread(target=running.run, args=([listening],))
+        thread.start()
+        yield McpServer(f"http://127.0.0.1:{listening.getsockname()[1]}/mcp", tools.calls)
+        running.should_exit = True
+        thread.join()
 
 
 @pytest.fixture(scope="session")

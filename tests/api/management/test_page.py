@@ -34,8 +34,24 @@ async def test_the_page_runs_no_script_that_stands_in_it(client: httpx.AsyncClie
     page = await client.get("/")
     policy = dict(part.split(" ", 1) for part in page.headers["content-security-policy"].split("; "))
     assert policy["default-src"] == "'none'"
-    assert policy["script-src"] == policy["connect-src"] == policy["style-src"] == "'self'"
+    assert policy["script-src"] == policy["style-src"] == "'self'"
+    assert policy["connect-src"] == "'self' http://127.0.0.1:* http://localhost:*"
     assert not re.findall(r"<script(?![^>]*src=)|<style|\son\w+=|\sstyle=|https?://", page.text)
+
+
+@pytest.mark.parametrize("origins", [[], ["https://mcp.example.com", "https://*.example.org:8443"], ["*"]])
+async def test_the_page_connects_where_the_operator_allows_it(serve: Serve, origins: list[str]) -> None:
+    async with serve(server={"ui_connect": origins}) as api:
+        policy = (await api.client.get("/")).headers["content-security-policy"]
+        assert policy.endswith(" ".join(("; connect-src 'self'", *origins)))
+
+
+@pytest.mark.parametrize(
+    "origin", ["mcp.example.com", "https://a.example/mcp", "https://a.example; script-src *", "'self'"]
+)
+def test_an_origin_that_is_none_is_refused(origin: str) -> None:
+    with pytest.raises(ValueError, match="ui_connect"):
+        make_settings(server={"ui_connect": [origin]})
 
 
 async def test_hashed_files_are_kept_and_the_document_is_asked_for_anew(client: httpx.AsyncClient) -> None:

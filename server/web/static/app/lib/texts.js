@@ -155,7 +155,31 @@ schema: JSON Schema | JSON Schema
 grammar: Grammar (GBNF) | Grammatik (GBNF)
 tools: Tools (JSON, OpenAI format) | Tools (JSON, OpenAI-Format)
 serverTools: Use the server's tools | Tools des Servers verwenden
-runTool: Run {0} on the server | {0} auf dem Server ausführen
+run: Run | Ausführen
+runAlways: Run, and do not ask again in this chat | Ausführen und in diesem Chat nicht mehr fragen
+deny: Deny | Ablehnen
+mayRun: The model calls {0} on {1}. | Das Modell ruft {0} auf {1} auf.
+toolRuns: {0} is running… | {0} läuft…
+thisServer: this server | diesem Server
+mcpServers: MCP servers | MCP-Server
+mcpUrl: URL of an MCP server (streamable HTTP) | URL eines MCP-Servers (Streamable HTTP)
+mcpHeader: Header such as Authorization: Bearer …, stored in this browser only | Header wie Authorization: Bearer …, nur in diesem Browser gespeichert
+mcpProxy: Connect through this server (--ui-mcp-proxy) | Über diesen Server verbinden (--ui-mcp-proxy)
+mcpAdd: Add MCP server | MCP-Server hinzufügen
+mcpRemove: Remove | Entfernen
+mcpRetry: Reconnect | Neu verbinden
+mcpNoUrl: Enter an http or https URL without a password. | Gib eine http- oder https-URL ohne Passwort ein.
+mcpNoHeader: A header has the form Name: value. | Ein Header hat die Form Name: Wert.
+mcpConnecting: connecting… | wird verbunden…
+mcpTools: {0} of {1} tools | {0} von {1} Tools
+mcpFailed: MCP server {0}: {1} | MCP-Server {0}: {1}
+mcpBlocked: The operator of this server has not allowed this page to connect to {0} (--ui-connect). | Der Betreiber dieses Servers hat dieser Seite die Verbindung zu {0} nicht erlaubt (--ui-connect).
+mcpUnreachable: The MCP server cannot be reached, redirects, or does not allow this page's origin (CORS). | Der MCP-Server ist nicht erreichbar, leitet um oder erlaubt den Ursprung dieser Seite nicht (CORS).
+mcpTimeout: The MCP server did not reply within {0} s. | Der MCP-Server hat nicht innerhalb von {0} s geantwortet.
+mcpNoReply: The connection ended without a reply. | Die Verbindung endete ohne Antwort.
+resourceUnread: {0} has a type that cannot be attached: {1} | {0} hat einen Typ, der nicht angehängt werden kann: {1}
+insertMcp: Insert from an MCP server | Von einem MCP-Server einfügen
+insert: Insert | Einfügen
 asServer: server default | Server-Standard
 
 # engine
@@ -306,6 +330,11 @@ scene_edit: a file repeated with an edit | eine Datei mit einer Änderung wieder
 scene_quote: a text repeated | ein Text wiederholt
 scene_other: stories without repetition | Geschichten ohne Wiederholung
 scene_context: one prompt of 12,000 tokens | ein Prompt mit 12.000 Tokens
+
+usage: Usage this month | Nutzung in diesem Monat
+usageKey: Key | Schlüssel
+budget_day: Budget today: {0} of {1} tokens used | Budget heute: {0} von {1} Tokens verbraucht
+budget_month: Budget this month: {0} of {1} tokens used | Budget in diesem Monat: {0} von {1} Tokens verbraucht
 
 # prompt, tokens
 promptOwn: A message; an open chat is shown instead | Eine Nachricht; ein offener Chat wird stattdessen angezeigt

@@ -2,6 +2,7 @@
 import { ApiError, call, events, json } from "../../lib/api.js";
 import { signal } from "../../lib/dom.js";
 import { t } from "../../lib/texts.js";
+import { toolDefinitions } from "./mcp.js";
 import { messageOf, messages, moreSampling, SAMPLING, saveMessage, tellOtherTabs } from "./store.js";
 
 /**
@@ -48,7 +49,9 @@ export function requestBody(model, settings, path, stream) {
   } else if (settings.grammar.trim()) {
     body.grammar = settings.grammar;
   }
-  if (settings.tools.trim()) body.tools = parsed(settings.tools, t("tools"));
+  const tools = settings.tools.trim() ? parsed(settings.tools, t("tools")) : [];
+  tools.push(...toolDefinitions(settings));
+  if (tools.length) body.tools = tools;
   if (stream) Object.assign(body, { stream: true, timings_per_token: true, return_progress: true });
   return body;
 }
@@ -65,10 +68,9 @@ function parsed(text, what) {
 /** @param {string} system @param {Message[]} path */
 export function conversation(system, path) {
   const sent = path.map((one) => {
-    if (one.role === "tool") return { role: "tool", tool_call_id: one.callId, content: one.content };
-    if (one.role === "user" && one.attached?.length) {
-      return { role: "user", content: [...one.attached.map(part), { type: "text", text: one.content }] };
-    }
+    const content = one.attached?.length ? [...one.attached.map(part), { type: "text", text: one.content }] : one.content;
+    if (one.role === "tool") return { role: "tool", tool_call_id: one.callId, content };
+    if (one.role === "user") return { role: "user", content };
     /** @type {Record<string, any>} */
     const message = { role: one.role, content: one.content };
     if (one.reasoning) message.reasoning_content = one.reasoning;

@@ -1,24 +1,25 @@
 // One message: its text, reasoning and tool calls, and what can be done with it.
 import { copyText } from "../../lib/clipboard.js";
-import { config } from "../../lib/config.js";
 import { classes, html, useEffect, useRef, useState } from "../../lib/dom.js";
 import { number, percent, seconds, short } from "../../lib/format.js";
 import { IconButton } from "../../lib/icons.js";
 import { Markdown } from "../../lib/markdown.js";
 import { t } from "../../lib/texts.js";
-import { serverTools, used } from "./tools.js";
+import { answer, outcomeOf, runnerOf, serverTools } from "./tools.js";
 
 /**
  * @typedef {import("./store.js").Message} Message
  * @typedef {{branch: (m: Message, text: string) => void, correct: (m: Message, text: string) => void, again: (m: Message) => void,
- *   goOn: (m: Message) => void, show: (m: Message) => void, results: (m: Message, results: string[]) => void,
+ *   goOn: (m: Message) => void, show: (m: Message) => void, proceed: (m: Message) => void,
+ *   run: (m: Message, i: number, runner: import("./tools.js").Runner, always: boolean) => void,
  *   tokens: (m: Message) => void, prompt: () => void}} Actions
  */
 
 /**
- * @param {{message: Message, state?: {progress: number}, siblings: Message[], last: boolean, actions: Actions}} props
+ * @param {{message: Message, state?: {progress: number}, settings: import("./store.js").Settings, siblings: Message[], last: boolean,
+ *   actions: Actions}} props `settings`: of the chat
  */
-export const MessageView = ({ message, state, siblings, last, actions }) => {
+export const MessageView = ({ message, state, settings, siblings, last, actions }) => {
   const [editing, setEditing] = useState(false);
   const foot = useRef(/** @type {HTMLElement | null} */ (null));
   const edited = useRef(false);
@@ -34,7 +35,7 @@ export const MessageView = ({ message, state, siblings, last, actions }) => {
       ? html`<${Editor} message=${message} actions=${actions} onEnd=${() => setEditing(false)} />`
       : html`<${Body} message=${message} growing=${Boolean(state)} />`}
     ${message.calls?.map((call) => html`<${Call} key=${call.id} call=${call} />`)}
-    ${last && !state && message.calls?.length ? html`<${Results} message=${message} actions=${actions} />` : null}
+    ${last && !state && message.calls?.length ? html`<${Results} message=${message} settings=${settings} actions=${actions} />` : null}
     ${state && html`<${Waiting} message=${message} progress=${state.progress} />`}
     ${!state && html`<${Outcome} message=${message} last=${last} actions=${actions} />`}
     ${!state && !editing && html`<footer>
@@ -56,20 +57,16 @@ export const MessageView = ({ message, state, siblings, last, actions }) => {
 
 /** @param {{message: Message, growing: boolean}} props */
 const Body = ({ message, growing }) => {
-  if (message.role === "user") {
-    return html`<div class="said">
-      ${message.attached?.map((file) =>
-        file.kind === "image"
-          ? html`<img key=${file.url} src=${file.url} alt=${file.name} />`
-          : file.kind === "audio"
-            ? html`<audio key=${file.url} controls src=${file.url} aria-label=${file.name}></audio>`
-            : html`<a class="document" key=${file.url} href=${file.url} download=${file.name}>${file.name}</a>`,
-      )}
-      <p>${message.content}</p>
-    </div>`;
-  }
-  if (message.role === "tool") return html`<pre class="result" tabindex="0">${message.content}</pre>`;
-  return message.content ? html`<${Markdown} text=${message.content} growing=${growing} />` : null;
+  if (message.role === "assistant") return message.content ? html`<${Markdown} text=${message.content} growing=${growing} />` : null;
+  const files = message.attached?.map((file) =>
+    file.kind === "image"
+      ? html`<img key=${file.url} src=${file.url} alt=${file.name} />`
+      : file.kind === "audio"
+        ? html`<audio key=${file.url} controls src=${file.url} aria-label=${file.name}></audio>`
+        : html`<a class="document" key=${file.url} href=${file.url} download=${file.name}>${file.name}</a>`,
+  );
+  if (message.role === "user") return html`<div class="said">${files}<p>${message.content}</p></div>`;
+  return html`<div class="result">${files}<pre tabindex="0">${message.content}</pre></div>`;
 };
 
 /** @param {{message: Message, growing: boolean}} props */
@@ -97,30 +94,47 @@ function pretty(text) {
   }
 }
 
-/** What the tools said, written by hand. @param {{message: Message, actions: Actions}} props */
-const Results = ({ message, actions }) => {
+/**
+ * The calls that have no result yet: the user runs or denies a tool, or writes the result of one that is unknown here.
+ * @param {{message: Message, settings: import("./store.js").Settings, actions: Actions}} props
+ */
+const Results = ({ message, settings, actions }) => {
   const calls = message.calls ?? [];
   const [texts, setTexts] = useState(calls.map(() => ""));
-  const [tools, setTools] = useState(/** @type {string[]} */ ([]));
   useEffect(() => {
-    if (config.value.tools) void serverTools().then((found) => setTools(found.map((one) => one.tool)));
-  }, [config.value.tools]);
-  /** @param {number} i @param {string} text */
-  const put = (i, text) => setTexts((old) => old.map((one, j) => (j === i ? text : one)));
+    void serverTools().then(() => actions.proceed(message));
+  }, [message.id]);
+  const runners = calls.map((call) => runnerOf(call.name, settings));
+  const unknown = calls.flatMap((_, i) => (runners[i] || outcomeOf(message, i) ? [] : [i]));
   /** @param {number} i */
-  const run = (i) => used(calls[i].name, calls[i].arguments).then((said) => put(i, said), (error) => put(i, String(error.message ?? error)));
+  const state = (i) => {
+    const { name } = calls[i];
+    const outcome = outcomeOf(message, i);
+    const runner = runners[i];
+    if (outcome?.content !== undefined) return html`<p class="quiet">${t("resultOf", name)}</p><pre class="result" tabindex="0">${outcome.content}</pre>`;
+    if (outcome) return html`<p role="status">${t("toolRuns", name)}</p><button type="button" onClick=${outcome.stop}>${t("cancel")}</button>`;
+    if (!runner) {
+      return html`<label>${t("resultOf", name)}
+        <textarea rows="2" value=${texts[i]} onInput=${(/** @type {any} */ event) => setTexts(texts.map((old, j) => (j === i ? event.target.value : old)))}></textarea>
+      </label>`;
+    }
+    const deny = () => {
+      answer(message, i);
+      actions.proceed(message);
+    };
+    return html`<p role="status">${t("mayRun", name, runner.where)}</p><div class="row">
+      <button type="button" class="strong" onClick=${() => actions.run(message, i, runner, false)}>${t("run")}</button>
+      <button type="button" onClick=${() => actions.run(message, i, runner, true)}>${t("runAlways")}</button>
+      <button type="button" onClick=${deny}>${t("deny")}</button>
+    </div>`;
+  };
   return html`<form class="results" onSubmit=${(/** @type {Event} */ event) => {
     event.preventDefault();
-    actions.results(message, texts);
+    for (const i of unknown) answer(message, i, texts[i]);
+    actions.proceed(message);
   }}>
-    ${calls.map(
-      (call, i) => html`<label key=${call.id}>${t("resultOf", call.name)}
-        <textarea rows="2" value=${texts[i]} onInput=${(/** @type {any} */ event) => put(i, event.target.value)}></textarea>
-      </label>`,
-    )}
-    <div class="row end">
-      ${calls.map((call, i) => tools.includes(call.name) && html`<button type="button" key=${call.id} onClick=${() => run(i)}>${t("runTool", call.name)}</button>`)}
-      <button type="submit" class="strong">${t("sendResults")}</button></div>
+    ${calls.map((call, i) => html`<div key=${call.id} role="group" aria-label=${call.name}>${state(i)}</div>`)}
+    ${unknown.length > 0 && html`<div class="row end"><button type="submit" class="strong">${t("sendResults")}</button></div>`}
   </form>`;
 };
 

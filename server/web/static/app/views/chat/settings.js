@@ -5,6 +5,7 @@ import { html, useEffect, useState } from "../../lib/dom.js";
 import { IconButton } from "../../lib/icons.js";
 import { chosen } from "../../lib/models.js";
 import { t } from "../../lib/texts.js";
+import { McpSettings } from "./servers.js";
 import { moreSampling, SAMPLING } from "./store.js";
 import { serverTools } from "./tools.js";
 
@@ -86,6 +87,7 @@ export const SettingsPanel = ({ chat, onChange, onTitle, onClose }) => {
       </fieldset>
       ${area("tools", "tools", 4, true)}
       ${config.value.tools && html`<button type="button" onClick=${addTools}>${t("serverTools")}</button>`}
+      <${McpSettings} />
     </div>
   `;
 };

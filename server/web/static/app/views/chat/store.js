@@ -312,6 +312,19 @@ function parentsOf(all) {
 export const kindOf = (type) =>
   type.startsWith("image/") ? "image" : type.startsWith("audio/") ? "audio" : /^(application\/pdf|text\/plain)\b/.test(type) ? "file" : undefined;
 
+/** @param {File} file @returns {Promise<Attached>} */
+export async function asAttached(file) {
+  const kind = kindOf(file.type) ?? "file";
+  const data = kind === "file" && file.type !== "application/pdf" ? new Blob([file], { type: "text/plain" }) : file;
+  const url = await new Promise((resolve, reject) => {
+    const reader = new FileReader();
+    reader.onload = () => resolve(String(reader.result));
+    reader.onerror = () => reject(reader.error);
+    reader.readAsDataURL(data);
+  });
+  return { kind, url, name: file.name };
+}
+
 /** @param {any} given @param {{id: string, chat: string, parent: string | null}} place @returns {Message} */
 function readMessage(given, place) {
   /** @type {Message} */

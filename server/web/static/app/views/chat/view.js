@@ -10,11 +10,15 @@ import { t } from "../../lib/texts.js";
 import { ModelPicker } from "../model-picker.js";
 import { generate, requestBody, resume, running, sentence } from "./generate.js";
 import { ChatList } from "./list.js";
+import { connectAll, connections, insertions, mcpServers, reconnect } from "./mcp.js";
 import { MessageView } from "./message.js";
+import { InsertDialog } from "./servers.js";
 import { SettingsPanel } from "./settings.js";
 import {
-  chats, childrenOf, defaults, endBelow, keeps, kindOf, loadChats, messages, messagesOf, newChat, newId, onOtherTab, pathTo, saveChat, saveMessage,
+  asAttached, chats, childrenOf, defaults, endBelow, keeps, kindOf, loadChats, messages, messagesOf, newChat, newId, onOtherTab, pathTo, saveChat,
+  saveMessage,
 } from "./store.js";
+import { allow, isAllowed, outcomeOf, run, runnerOf, serverTools } from "./tools.js";
 
 /**
  * @typedef {import("./store.js").Chat} Chat
@@ -86,7 +90,43 @@ async function answer(parent) {
   if (!model) return;
   const said = pathTo(messages.value, parent);
   const message = await add({ role: "assistant", parent, content: "", model: model.id });
-  await written(message, () => requestBody(model.id, open.value.settings, said, true));
+  const { settings } = open.value;
+  await Promise.all([connectAll(), serverTools()]);
+  await written(message, () => requestBody(model.id, settings, said, true));
+  await proceed(message.id);
+}
+
+/** Answers whose calls all have results, which were sent. @type {Set<string>} */
+const answered = new Set();
+
+/**
+ * Run the calls of the newest answer that the user has allowed. When all have results, have the model continue.
+ * @param {string} id @returns {Promise<void>}
+ */
+async function proceed(id) {
+  const message = path.value.at(-1);
+  if (message?.id !== id || !message.calls?.length || running.value.has(id)) return;
+  const { calls } = message;
+  const asked = path.value.findLastIndex(({ role }) => role === "user");
+  const rounds = path.value.slice(asked).filter((one) => one.calls?.length).length;
+  for (const [i, call] of calls.entries()) {
+    const runner = outcomeOf(message, i) || message.finish !== "tool_calls" ? undefined : runnerOf(call.name, open.value.settings);
+    if (runner && isAllowed(message, runner, rounds)) void run(message, i, runner).then(() => proceed(id));
+  }
+  const found = calls.map((_, i) => outcomeOf(message, i));
+  if (answered.has(id) || found.some((one) => one?.content === undefined)) return;
+  answered.add(id);
+  /** @type {string[]} */
+  const takes = chosen.value?.architecture?.input_modalities ?? [];
+  let parent = id;
+  for (const [i, call] of calls.entries()) {
+    const { content = "", attached = [] } = found[i] ?? {};
+    const fits = attached.filter(({ kind }) => kind === "file" || takes.includes(kind));
+    const omitted = attached.filter((one) => !fits.includes(one)).map(({ kind }) => `[${kind}]`);
+    const said = { content: [content, ...omitted].join("\n").trim(), callId: call.id, ...(fits.length && { attached: fits }) };
+    parent = (await add({ role: "tool", parent, ...said })).id;
+  }
+  await answer(parent);
 }
 
 /** @param {Message} message @param {() => Record<string, any>} body */
@@ -128,8 +168,9 @@ async function titled() {
   const model = chosen.value;
   if (!model) return;
   const asked = { id: "", chat: "", parent: null, role: /** @type {const} */ ("user"), content: t("titleAsk"), created: 0 };
-  const settings = { ...open.value.settings, tools: "", schema: "", grammar: "", thinking: "off", max_tokens: "24" };
-  const reply = await json("v1/chat/completions", { body: requestBody(model.id, settings, [...path.value, asked], false) });
+  const settings = { ...open.value.settings, schema: "", grammar: "", thinking: "off", max_tokens: "24" };
+  const body = { ...requestBody(model.id, settings, [...path.value, asked], false), tools: undefined };
+  const reply = await json("v1/chat/completions", { body });
   const found = reply.choices[0].message.content.trim().split("\n")[0].replace(/^["“„'*#\s]+|["”“'*.\s]+$/g, "");
   if (found) await change({ title: found.slice(0, 80) });
 }
@@ -162,13 +203,13 @@ const actions = {
   async show(message) {
     await change({ leaf: endBelow(children.value, message).id });
   },
-  /** @param {Message} message @param {string[]} results in the order of its calls */
-  async results(message, results) {
-    let parent = message.id;
-    for (const [i, call] of (message.calls ?? []).entries()) {
-      parent = (await add({ role: "tool", parent, content: results[i] ?? "", callId: call.id })).id;
-    }
-    await answer(parent);
+  /** @param {Message} message */
+  proceed: (message) => proceed(message.id),
+  /** @param {Message} message @param {number} i @param {import("./tools.js").Runner} runner @param {boolean} always in this chat */
+  async run(message, i, runner, always) {
+    if (always) allow(message, runner);
+    await run(message, i, runner);
+    await proceed(message.id);
   },
   /** @param {Message} message */
   tokens: (message) => go("tokens", message.chat, message.id),
@@ -191,6 +232,7 @@ export const ChatView = () => {
   const id = place.value.rest[0];
   useEffect(() => {
     void loadChats().then(() => (ready.value = true));
+    void connectAll();
   }, []);
   useEffect(() => {
     if (ready.value && id !== (open.value.leaf ? open.value.id : undefined)) void openChat(id);
@@ -299,7 +341,7 @@ const Talk = () => {
       <div class="messages" ref=${content}>
         ${shown.length < all.length && html`<button type="button" class="earlier" onClick=${more}>${t("earlier")}</button>`}
         ${shown.map(
-          (message) => html`<${MessageView} key=${message.id} message=${message} state=${running.value.get(message.id)}
+          (message) => html`<${MessageView} key=${message.id} message=${message} state=${running.value.get(message.id)} settings=${open.value.settings}
             siblings=${children.value.get(message.parent ?? "") ?? []} last=${message === last} actions=${actions} />`,
         )}
       </div>
@@ -309,6 +351,11 @@ const Talk = () => {
       setAtEnd(true);
       if (box.current) box.current.scrollTop = box.current.scrollHeight;
     }} /></div>`}
+    ${mcpServers.value.map((server) => {
+      const { title, error } = connections.value.get(server.id) ?? {};
+      return server.on && error && html`<p class="notice warn" role="status" key=${server.id}>${t("mcpFailed", title ?? "", error)}
+        <button type="button" onClick=${() => reconnect(server)}>${t("mcpRetry")}</button></p>`;
+    })}
     <${Composer} />
   `;
 };
@@ -322,19 +369,6 @@ const Greeting = () => html`<div class="greeting">
       <button type="button" onClick=${() => say(t(name), [])}>${t(name)}</button></li>`)}
   </ul>`}
 </div>`;
-
-/** @param {File} file @returns {Promise<Attached>} */
-async function asAttached(file) {
-  const kind = kindOf(file.type) ?? "file";
-  const data = kind === "file" && file.type !== "application/pdf" ? new Blob([file], { type: "text/plain" }) : file;
-  const url = await new Promise((resolve, reject) => {
-    const reader = new FileReader();
-    reader.onload = () => resolve(String(reader.result));
-    reader.onerror = () => reject(reader.error);
-    reader.readAsDataURL(data);
-  });
-  return { kind, url, name: file.name };
-}
 
 /** What was begun and not sent, by chat: other views may be looked at meanwhile. @type {Map<string, string>} */
 const drafts = new Map();
@@ -359,6 +393,7 @@ const Composer = () => {
     const read = await Promise.all(fit.map(asAttached));
     if (read.length) setAttached([...attached, ...read]);
   };
+  const [inserting, setInserting] = useState(false);
   const field = useRef(/** @type {HTMLTextAreaElement | null} */ (null));
   const busy = path.value.map((message) => running.value.get(message.id)).find(Boolean);
   const last = path.value.at(-1);
@@ -380,6 +415,11 @@ const Composer = () => {
     setAttached([]);
     void say(text.trim(), attached);
   };
+  /** @param {import("./mcp.js").Content} content */
+  const insert = ({ text: more, attached: files }) => {
+    if (more) setText(text ? `${text}\n\n${more}` : more);
+    setAttached([...attached, ...files.filter(({ kind }) => kind === "file" || takes.includes(kind))]);
+  };
   /** @param {KeyboardEvent} event */
   const typed = (event) => {
     if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
@@ -397,6 +437,7 @@ const Composer = () => {
       event.target.value = "";
     }} />
     <${IconButton} icon="file" label=${t("attach")} onClick=${() => picker.current?.click()} />
+    ${insertions().length > 0 && html`<${IconButton} icon="plug" label=${t("insertMcp")} onClick=${() => setInserting(true)} />`}
     ${attached.map((file) => html`<button type="button" class="attached" key=${file.url} title=${t("detach")}
       aria-label=${`${t("detach")}: ${file.name}`} onClick=${() => setAttached(attached.filter((one) => one !== file))}>
       ${file.kind === "image" ? html`<img src=${file.url} alt="" />` : file.name}</button>`)}
@@ -406,6 +447,7 @@ const Composer = () => {
     ${busy
       ? html`<${IconButton} icon="stop" label=${t("stop")} tone="strong" onClick=${busy.stop} />`
       : html`<${IconButton} icon="send" label=${t("send")} tone="strong" type="submit" disabled=${!text.trim() || !chosen.value} />`}
-  </form>`;
+  </form>
+  ${inserting && html`<${InsertDialog} onClose=${() => setInserting(false)} onInsert=${insert} />`}`;
 };
 

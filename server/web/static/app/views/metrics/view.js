@@ -1,6 +1,7 @@
 // The last hour in plots.
-import { html, useEffect, useRef } from "../../lib/dom.js";
-import { bytes, clock, percent, seconds, short } from "../../lib/format.js";
+import { json } from "../../lib/api.js";
+import { html, useEffect, useRef, useState } from "../../lib/dom.js";
+import { bytes, clock, number, percent, seconds, short } from "../../lib/format.js";
 import { hour, trouble, useLive } from "../../lib/live.js";
 import { language, t } from "../../lib/texts.js";
 import { Figure } from "../engine/view.js";
@@ -70,7 +71,38 @@ export const MetricsView = () => {
     ${samples.length < 2
       ? html`<p class="quiet empty">${t("noSamples")}</p>`
       : html`<div class="plots">${PLOTS.map((plot) => html`<${Plot} key=${plot.title} ...${plot} samples=${samples} />`)}</div>`}
+    <${Usage} at=${last?.at} />
   </div>`;
+};
+
+/** What `GET /v1/usage` counts by key, model and day. @typedef {{key: string, model: string} & Record<string, number>} UsageRow */
+const COUNTS = { requests: "load_", prompt_tokens: "promptTokens", cached_tokens: "fromCache", completion_tokens: "writtenTokens" };
+
+/** The usage of this key, or of all keys that it sees, in this month. @param {{at: number | undefined}} props `at`: when to read it again */
+const Usage = ({ at }) => {
+  const [report, setReport] = useState(/** @type {{data: UsageRow[], budget?: Record<string, {used: number, limit: number | null}>} | null} */ (null));
+  useEffect(() => {
+    json("v1/usage").then(setReport, () => {});
+  }, [at]);
+  if (!report?.data.length) return null;
+  /** @type {Map<string, UsageRow>} */
+  const sums = new Map();
+  for (const row of report.data) {
+    const name = `${row.key} ${row.model}`;
+    const sum = sums.get(name) ?? { ...row, ...Object.fromEntries(Object.keys(COUNTS).map((count) => [count, 0])) };
+    for (const count of Object.keys(COUNTS)) sum[count] += row[count];
+    sums.set(name, sum);
+  }
+  return html`<section aria-labelledby="usage-title"><h2 id="usage-title">${t("usage")}</h2>
+    ${Object.entries(report.budget ?? {}).map(([period, { used, limit }]) => limit && html`<p class="small quiet" key=${period}>
+      ${t(`budget_${period}`, number(used), number(limit))}</p>`)}
+    <div class="table-box" tabindex="0"><table>
+      <thead><tr><th scope="col">${t("usageKey")}</th><th scope="col">${t("model")}</th>
+        ${Object.values(COUNTS).map((name) => html`<th scope="col" class="right" key=${name}>${t(name)}</th>`)}</tr></thead>
+      <tbody>${[...sums].map(([name, row]) => html`<tr key=${name}><td>${row.key || "–"}</td><td>${row.model}</td>
+        ${Object.keys(COUNTS).map((count) => html`<td class="right" key=${count}>${number(row[count])}</td>`)}</tr>`)}</tbody>
+    </table></div>
+  </section>`;
 };
 
 /** @param {{title: string, format: (value: number) => string, lines: Line[], samples: Sample[]}} props */
