@@ -10,8 +10,7 @@ import ctypes
 import logging
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -84,70 +83,42 @@ def bind(lib: ctypes.CDLL, name: str, restype: Any, *argtypes: Any) -> Callable[
 fast = Fast()
 
 
-class _Log:
-    """Receives the library's log from any thread and hands whole lines to `logging`."""
+_local = threading.local()
 
-    def __init__(self) -> None:
-        self._local = threading.local()
 
-    def __call__(self, level: int, text: bytes | None, _user_data: object) -> None:
-        local = self._local
-        if level != _CONTINUED:
-            local.level = level
-        pending = getattr(local, "pending", "") + (text or b"").decode("utf-8", "replace")
-        *lines, local.pending = pending.split("\n")
-        for line in lines:
-            self._line(getattr(local, "level", 2), line.rstrip())
-
-    def _line(self, level: int, line: str) -> None:
-        heard = getattr(self._local, "heard", None)
-        if heard is not None:
-            heard.append(line)
-        errors = getattr(self._local, "errors", None)
-        if errors is not None and level == 4 and line:
+def _on_log(level: int, text: bytes | None, _user_data: object) -> None:
+    """Pass the library's log, from any thread, to `logging` in whole lines."""
+    if level != _CONTINUED:
+        _local.level = level
+    *lines, _local.pending = (getattr(_local, "pending", "") + (text or b"").decode("utf-8", "replace")).split("\n")
+    level, errors = getattr(_local, "level", 2), getattr(_local, "errors", None)
+    for line in filter(None, map(str.rstrip, lines)):
+        if errors is not None and level == 4:
             errors.append(line)
-        if line:
-            quiet = getattr(self._local, "quiet", False)
-            logger.log(logging.DEBUG if quiet else _LEVELS.get(level, logging.DEBUG), "%s", line)
-
-    def collecting(self, *, quiet: bool = False) -> "_Collecting":
-        """Return the error lines that this thread's native calls log meanwhile. `quiet` keeps warnings and errors out
-        of the log, for calls whose outcome the caller reports itself.
-        """
-        return _Collecting(self._local, quiet)
-
-    @contextmanager
-    def hearing(self) -> Iterator[list[str]]:
-        """All lines that this thread's native calls log meanwhile."""
-        heard: list[str] = []
-        self._local.heard = heard
-        try:
-            yield heard
-        finally:
-            self._local.heard = None
+        quiet = getattr(_local, "quiet", False)
+        logger.log(logging.DEBUG if quiet else _LEVELS.get(level, logging.DEBUG), "%s", line)
 
 
-class _Collecting:
-    """A context manager class, because one made of a generator is several times slower per step."""
+class collect_errors:  # noqa: N801 - used as a function
+    """Collect the error lines that this thread's native calls log. `quiet` keeps warnings and errors out of the log,
+    for calls whose outcome the caller reports. A class, because a generator is several times slower per step.
+    """
 
-    __slots__ = ("_errors", "_local", "_quiet")
+    __slots__ = ("_errors", "_quiet")
 
-    def __init__(self, local: threading.local, quiet: bool) -> None:
-        self._local, self._quiet = local, quiet
+    def __init__(self, *, quiet: bool = False) -> None:
+        self._quiet = quiet
         self._errors: list[str] = []
 
     def __enter__(self) -> list[str]:
-        self._local.errors, self._local.quiet = self._errors, self._quiet
+        _local.errors, _local.quiet = self._errors, self._quiet
         return self._errors
 
     def __exit__(self, *_: object) -> None:
-        self._local.errors, self._local.quiet = None, False
+        _local.errors, _local.quiet = None, False
 
 
-_log = _Log()
-log_callback = C.llama_log_callback(_log)  # the library calls it until the process ends, so it must stay referenced
-collect_errors = _log.collecting
-hear_log = _log.hearing
+log_callback = C.llama_log_callback(_on_log)  # the library calls it until the process ends, so it must stay referenced
 
 
 @cache

@@ -1,33 +1,102 @@
 """Loads a model's weights through the native library."""
 
-import logging
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from server.engine.runner_api import EmbeddingRunner, Runner
 from server.errors import InternalError, ModelFailed
 from server.llama.devices import add_remote_devices, offloads
 from server.llama.files.description import describe, media_kinds
-from server.llama.files.metadata_overrides import without_effect
 from server.llama.files.model_file import ModelFiles, check_files
 from server.llama.files.roles import check_heads, roles
-from server.llama.fit.breakdown import can_tell
 from server.llama.fit.choose import choose, least_context
 from server.llama.fit.measure import Measure
-from server.llama.fit.memory import machine_memory, room, shape_of
-from server.llama.library import C, collect_errors, hear_log, reason, start_backend, supports_gpu_offload
+from server.llama.fit.memory import can_tell, check_context_fits, machine_memory, room, shape_of
+from server.llama.library import C, collect_errors, logger, reason, start_backend, supports_gpu_offload
 from server.llama.threads import bound
 from server.llama.vocab import LlamaVocab
-from server.llama.weights.device_sets import load_by_devices
 from server.llama.weights.draft import DraftWeights
 from server.llama.weights.model import LlamaWeights
-from server.llama.weights.params import model_params, warn_of_no_effect
+from server.llama.weights.params import model_params
 from server.media.bitmap import BitmapKind
-from server.pool.memory import Fit, Footprint, Memory
-from server.pool.protocols import ModelInfo, Weights
+from server.pool.memory import Fit, Footprint, Memory, added
+from server.pool.protocols import MediaReader, ModelInfo, Weights
 from server.pool.spec import DraftFile, LoadParams, ModelSpec
+from server.vocab import Vocab
 
-logger = logging.getLogger("llamapool.llama")
+OnProgress = Callable[[float], bool]
+LoadOne = Callable[[ModelSpec, OnProgress, Weights | None], Weights]
+
+
+def load_by_devices(spec: ModelSpec, load_one: LoadOne, progress: OnProgress) -> Weights:
+    """Load once per distinct set of ``spec.native.devices``. `load_one` gets a specification with one set. Loads run
+    one after the other and report equal shares of the progress. Raises what a load raises, after freeing earlier
+    loads.
+    """
+    wanted = spec.native.devices
+    distinct = list(dict.fromkeys(wanted))
+    with contextlib.ExitStack() as undo:
+        loaded: list[Weights] = []
+        for i, devices in enumerate(distinct):
+            one = replace(spec, native=replace(spec.native, devices=(devices,)))
+            loaded.append(load_one(one, _share(progress, i, len(distinct)), loaded[0] if loaded else None))
+            undo.callback(loaded[-1].close)
+        undo.pop_all()
+    return loaded[0] if len(loaded) == 1 else WeightsByInstance(loaded, [distinct.index(some) for some in wanted])
+
+
+def _share(progress: OnProgress, part: int, n_parts: int) -> OnProgress:
+    return lambda fraction: progress((part + fraction) / n_parts)
+
+
+class WeightsByInstance:
+    """`server.pool.protocols.Weights` over several loads of one file. ``places`` maps instances to loads. Facts and
+    vocabulary are equal in all; those of the first are shown.
+    """
+
+    def __init__(self, loaded: Sequence[Weights], places: Sequence[int]) -> None:
+        self._loaded = loaded
+        self._places = places
+        self._n_runners = self._n_embedders = 0
+
+    @property
+    def info(self) -> ModelInfo:
+        return self._loaded[0].info
+
+    @property
+    def vocab(self) -> Vocab:
+        return self._loaded[0].vocab
+
+    @property
+    def media(self) -> MediaReader | None:
+        return self._loaded[0].media
+
+    def runner(self) -> Runner:
+        """The next instance's context, over the weights on its devices; blocking. Raises `ModelFailed`."""
+        runner = self._of_instance(self._n_runners).runner()
+        self._n_runners += 1
+        return runner
+
+    def embedding_runner(self) -> EmbeddingRunner:
+        """Return a context that embeds, like `runner`."""
+        runner = self._of_instance(self._n_embedders).embedding_runner()
+        self._n_embedders += 1
+        return runner
+
+    def _of_instance(self, instance: int) -> Weights:
+        return self._loaded[self._places[instance % len(self._places)]]
+
+    def footprint(self) -> Footprint:
+        """Return the footprint of all sets."""
+        return added(weights.footprint() for weights in self._loaded)
+
+    def close(self) -> None:
+        """Free all of them; every runner must be closed before."""
+        with contextlib.ExitStack() as stack:
+            for weights in self._loaded:
+                stack.callback(weights.close)
 
 
 class LlamaLoader:
@@ -49,7 +118,9 @@ class LlamaLoader:
             return Fit(spec)
         with _measure(spec, files) as measure:
             if not native.fit:
-                return Fit(spec, measure(native))
+                footprint = measure(native)
+                check_context_fits(spec.id, footprint)
+                return Fit(spec, footprint)
             chosen = choose(spec.id, native, shape, room(native, granted or {}), measure)
         return Fit(replace(spec, native=chosen.native), chosen.footprint, chosen.notes)
 
@@ -68,7 +139,6 @@ class LlamaLoader:
         return offloads(spec.native)
 
     def memory(self) -> Mapping[str, Memory]:
-        """Now."""
         return machine_memory()
 
     def vocabulary(self, spec: ModelSpec) -> "FileVocabulary":
@@ -158,24 +228,23 @@ def _open(name: str, path: Path, native: LoadParams, progress: Callable[[float],
     start_backend(native.numa)
     report = _Progress(progress)
     params = model_params(name, native, files)
-    warn_of_no_effect(name, native, files)
+    if native.n_gpu_layers > 0 and not offloads(native):
+        logger.warning("model '%s': n_gpu_layers is ignored: no GPU is used", name)
     params.progress_callback = report.callback
-    with collect_errors() as errors, hear_log() as heard:
+    with collect_errors() as errors:
         model = C.llama_model_load_from_file(str(files.path).encode(), params)
     report.raise_failure()
     if not model:
         stopped = "the load was stopped" if report.stopped else reason(errors, "the native library gave no reason")
         raise ModelFailed(name, stopped if report.stopped else f"{path}: {stopped}")
-    for key in without_effect(native.metadata_overrides, heard):
-        logger.warning("model '%s': override_kv %s has no effect: the library does not read it so", name, key)
     return model, files
 
 
 def _draft(name: str, file: DraftFile, target: int, progress: Callable[[float], bool]) -> DraftWeights:
     """Load the draft model; its load is short and reports no progress."""
-    model, files = _open(name, file.path, file.native, lambda _: progress(1.0))
+    model, _ = _open(name, file.path, file.native, lambda _: progress(1.0))
     try:
-        return DraftWeights(model, name, file, files, target)
+        return DraftWeights(model, name, file, target)
     except BaseException:
         C.llama_model_free(model)
         raise

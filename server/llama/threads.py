@@ -1,16 +1,23 @@
-"""The number of compute threads: llama.cpp's rule (common/common.cpp, common_cpu_get_num_math) within the CPUs this
-process may use. Several instances share them: more threads than cores wait for each other in every operation.
+"""Compute threads: their number, their CPUs, and fewer of them while other processes use the CPUs.
+
+The number follows llama.cpp's rule (common/common.cpp, common_cpu_get_num_math) within the CPUs that this process may
+use. Instances share them, because more threads than cores wait for each other in every operation.
 """
 
+import ctypes
 import math
 import os
+import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from server.engine.instances import NICE, PRIORITIES_BY_THREAD, bind
-from server.errors import ModelFailed
-from server.pool.spec import LoadParams, ModelSpec
+from server.errors import InternalError, ModelFailed
+from server.llama.library import C
+from server.llama.library import bind as bind_function
+from server.pool.spec import LoadParams, ModelSpec, ThreadPlacement
 
 _CPUS = Path("/sys/devices/system/cpu")
 _PERFORMANCE_CORES = Path("/sys/devices/cpu_core/cpus")  # exists on hybrid Intel CPUs only
@@ -134,3 +141,173 @@ def _fast_cpus() -> frozenset[int]:
         first, _, last = part.partition("-")
         cpus.update(range(int(first), int(last or first) + 1))
     return frozenset(cpus)
+
+
+_MOST_CPUS = 512  # GGML_MAX_N_THREADS
+_PTR = ctypes.c_void_p
+
+
+class _Params(ctypes.Structure):
+    """ggml.h, ggml_threadpool_params."""
+
+    _fields_ = (
+        ("cpumask", ctypes.c_bool * _MOST_CPUS),
+        ("n_threads", ctypes.c_int),
+        ("prio", ctypes.c_int),
+        ("poll", ctypes.c_uint32),
+        ("strict_cpu", ctypes.c_bool),
+        ("paused", ctypes.c_bool),
+    )
+
+
+_defaults = bind_function(C._lib, "ggml_threadpool_params_init", None, ctypes.POINTER(_Params), ctypes.c_int)
+_registry = bind_function(C._lib, "ggml_backend_reg_by_name", _PTR, ctypes.c_char_p)
+_procedure = bind_function(C._lib, "ggml_backend_reg_get_proc_address", _PTR, _PTR, ctypes.c_char_p)
+_attach = bind_function(C._lib, "llama_attach_threadpool", None, _PTR, _PTR, _PTR)
+_NEW = ctypes.CFUNCTYPE(_PTR, ctypes.POINTER(_Params))
+_FREE = ctypes.CFUNCTYPE(None, _PTR)
+
+
+class ThreadPools:
+    """The thread pools of one context, for the decoding thread: call `enter` before each decode and `leave` after
+    it.
+    """
+
+    def __init__(self, placement: ThreadPlacement, n_threads: int, n_threads_batch: int) -> None:
+        self._placement = placement
+        self._n = (n_threads, n_threads_batch)
+        self._own: frozenset[int] = frozenset()
+        self._cpus: tuple[frozenset[int], frozenset[int]] | None = None
+        self._pools: list[int] = []
+
+    def enter(self, context: int, n_tokens: int) -> None:
+        """Be where a decode of so many tokens is computed."""
+        if self._cpus is None:
+            self._cpus = self._attached(context)
+        os.sched_setaffinity(0, self._cpus[n_tokens > 1])  # a single thread is moved by nobody else
+
+    def leave(self) -> None:
+        """Be again where this thread was: it samples, too."""
+        os.sched_setaffinity(0, self._own)
+
+    def close(self) -> None:
+        """Free the pools, after the context. Idempotent."""
+        pools, self._pools = self._pools, []
+        for pool in pools:
+            _FREE(_cpu_procedure(b"ggml_threadpool_free"))(pool)
+
+    def _attached(self, context: int) -> tuple[frozenset[int], frozenset[int]]:
+        """Attach the pools. The step thread already runs on its instance's CPUs (`server.engine.instances.bind`)."""
+        self._own = frozenset(os.sched_getaffinity(0))
+        placement = self._placement
+        alone = placement.cpus or self._own
+        cpus = (alone, placement.cpus_batch or alone)
+        strict = (placement.strict, placement.strict_batch)
+        for n, some, one_each in zip(self._n, cpus, strict, strict=True):
+            self._pools.append(_pool(n, some, strict=one_each))
+        _attach(context, *self._pools)
+        return cpus
+
+
+def thread_pools(native: LoadParams, params: ctypes.Structure) -> ThreadPools | None:
+    """Return the thread pools of a context; None if the library places its threads."""
+    if native.placement is None:
+        return None
+    return ThreadPools(native.placement, params.n_threads, params.n_threads_batch)
+
+
+def _pool(n_threads: int, cpus: frozenset[int], *, strict: bool) -> int:
+    params = _Params()
+    _defaults(params, n_threads)
+    for cpu in cpus:
+        if cpu < _MOST_CPUS:
+            params.cpumask[cpu] = True
+    params.strict_cpu = strict
+    pool = _NEW(_cpu_procedure(b"ggml_threadpool_new"))(params)
+    if not pool:
+        raise InternalError(f"the library makes no pool of {n_threads} threads")
+    return int(pool)
+
+
+def _cpu_procedure(name: bytes) -> int:
+    return int(_procedure(_registry(b"CPU"), name))
+
+
+INTERVAL_S = 0.1  # between two looks: ten of the kernel's ticks, or more
+MOST_SHARE = 0.005  # of the time, for looks: with hundreds of CPUs one takes milliseconds
+BUSY = 0.2  # of a CPU that this process used since the last look, or we waited, and what others use meanwhile is free
+GIVE_UP, TAKE_BACK = 0.5, 0.3
+"""Of a CPU: what others may use of one of ours until a thread less computes, and until it is back."""
+_STAT = Path("/proc/stat")
+_USER, _NICE, _SYSTEM, _IRQ, _SOFT_IRQ = 0, 1, 2, 5, 6
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """CPU use of the CPUs this thread may run on: their number, and the seconds used by others and by us until
+    ``at``.
+    """
+
+    at: float
+    others_s: float
+    own_s: float
+    n_cpus: int
+
+
+def measured() -> Use:
+    """Read CPU use from the kernel. Niced processes give way to us and do not count, unless this thread is niced.
+    Raises OSError if the kernel does not report it.
+    """
+    counted = [_USER, _SYSTEM, _IRQ, _SOFT_IRQ]
+    if os.getpriority(os.PRIO_PROCESS, 0) > 0:
+        counted.append(_NICE)  # what we compute is in it
+    mine = {f"cpu{cpu}" for cpu in os.sched_getaffinity(0)}
+    ticks = 0
+    for line in _STAT.read_text().splitlines():
+        name, *fields = line.split()
+        if name in mine:
+            ticks += sum(int(fields[i]) for i in counted)
+    own_s = time.process_time()
+    return Use(time.monotonic(), ticks / _TICKS_PER_S - own_s, own_s, len(mine))
+
+
+class ComputeThreads:
+    """The number of compute threads of one context, updated by its step thread before each decode.
+
+    The threads of a step meet at hundreds of barriers, where each waits for the slowest: one that shares its CPU with
+    another process. Fewer threads with a CPU each are faster (benchmarks/experiments.md).
+
+    Between half of the configured number and all of it: processes that take all they get would otherwise drive us
+    out. All of it if the step thread has a negative nice value.
+    """
+
+    def __init__(self, n: int, n_batch: int, look: Callable[[], Use] = measured) -> None:
+        self._wanted = (n, n_batch)
+        self._now = self._most = max(n, n_batch)
+        self._look = look if self._most > 1 and _STAT.exists() else None
+        self._next_look = 0.0
+        self._seen: Use | None = None
+
+    def change(self) -> tuple[int, int] | None:
+        """The numbers for generating and for prompts, when it is time to look and they are others than before."""
+        began = time.monotonic()
+        if self._look is None or began < self._next_look:
+            return None
+        before, use = self._seen, self._look()
+        self._seen, self._next_look = use, use.at + max(INTERVAL_S, (use.at - began) / MOST_SHARE)
+        if before is None or use.own_s - before.own_s < BUSY * (use.at - before.at):
+            return None
+        others = max(0.0, (use.others_s - before.others_s) / (use.at - before.at))
+        now = self._most if os.getpriority(os.PRIO_PROCESS, 0) < 0 else self._fitting(use.n_cpus - others)
+        if now == self._now:
+            return None
+        self._now = now
+        n, n_batch = self._wanted
+        return min(n, now), min(n_batch, now)
+
+    def _fitting(self, free: float) -> int:
+        fewer, more = int(free + 1 - GIVE_UP), int(free + TAKE_BACK)
+        if fewer < self._now:
+            return max(fewer, (self._most + 1) // 2)
+        return min(more, self._most) if more > self._now else self._now

@@ -16,8 +16,8 @@ from server.engine.params import EngineParams
 from server.engine.request import Request, SamplingParams
 from server.errors import NotNumbers
 from server.llama.files.model_file import check_files
-from server.llama.fit.breakdown import breakdown
 from server.llama.fit.measure import Measure
+from server.llama.fit.memory import breakdown
 from server.llama.loader import LlamaLoader
 from server.llama.sampling.sampler import NativeSampler
 from server.llama.weights.model import LlamaWeights

@@ -14,8 +14,7 @@ from server.engine.params import EngineParams
 from server.errors import ModelFailed
 from server.llama.context.batch import Run
 from server.llama.loader import LlamaLoader
-from server.llama.neighbours import ComputeThreads
-from server.llama.threads import bound
+from server.llama.threads import ComputeThreads, bound
 from server.pool.spec import LoadParams, ModelSpec, ThreadPlacement
 from tests.unit.engine.builders import request, run
 

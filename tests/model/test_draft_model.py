@@ -1,13 +1,11 @@
 """A real draft model beside a real model: the same tokens in fewer steps, and what does not fit is refused."""
 
 import asyncio
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
-import numpy as np
 import pytest
 
 from server.engine.engine import Engine
@@ -15,14 +13,11 @@ from server.engine.params import EngineParams
 from server.engine.request import Request, SamplingParams, Text
 from server.engine.runner_api import BatchEntry
 from server.errors import ModelFailed
-from server.llama.context.batch import Run
 from server.llama.context.runner import LlamaRunner
 from server.llama.loader import LlamaLoader
 from server.llama.weights.model import LlamaWeights
 from server.pool.spec import DraftFile, LoadParams, ModelSpec
-from server.structured.grammar.compiler import GrammarCompiler
 from tests.model.native_fixtures import prefill, raw_logits
-from tests.support.closeness import LOGPROB_SPREAD
 from tests.support.ggufs import TinyModel, gguf_file
 from tests.support.real_server import ROOT
 from tests.unit.engine.builders import Reply, run
@@ -31,7 +26,6 @@ from tests.unit.engine.speculate.fake_draft import Machine
 DEMO, DRAFT = ROOT / "models" / "demo.gguf", ROOT / "models" / "demo-draft.gguf"
 NATIVE = LoadParams(n_ctx=4096, n_parallel=4, n_threads=1, n_threads_batch=1, kv_unified=False)
 GREEDY = SamplingParams(temperature=0.0)
-PATTERN = "[a-z ,.]{40,80}"
 TIE = 0.1  # of logits; a token that is wrong is lower by far more
 ASKED = (
     "Tell me a story about a fox.",
@@ -119,14 +113,12 @@ def parted_by(weights: LlamaWeights, said: str, one: Reply, other: Reply) -> flo
     return abs(logits[tokens[0][n]] - logits[tokens[1][n]])
 
 
-@pytest.mark.parametrize("spec_type", ["draft-simple", "lookup,draft-simple"])
 @pytest.mark.parametrize(
-    "sampling",
+    ("sampling", "spec_type"),
     [
-        GREEDY,
-        SamplingParams(seed=7, temperature=0.9),
-        SamplingParams(seed=7, temperature=0.7, repeat_penalty=1.2, dry_multiplier=0.8),
-        SamplingParams(seed=3, mirostat=2),
+        (GREEDY, "draft-simple"),
+        (GREEDY, "lookup,draft-simple"),
+        (SamplingParams(seed=7, temperature=0.7, repeat_penalty=1.2, dry_multiplier=0.8), "draft-simple"),
     ],
 )
 async def test_every_token_is_what_it_is_without_guesses(
@@ -152,42 +144,12 @@ async def test_greedy_guesses_of_the_demo_draft_are_mostly_right(weights: LlamaW
     assert n_right > 0.6 * n > 60
 
 
-async def test_a_constrained_answer_stays_what_it_is(weights: LlamaWeights, runner: LlamaRunner) -> None:
-    answered = []
-    plain_runner = weights.runner()
-    plain_runner.machine = Machine()  # type: ignore[attr-defined]
-    for each, spec_type in ((runner, "draft-simple"), (plain_runner, "none")):
-        wanted = requests(weights, GREEDY)
-        constraint = GrammarCompiler(weights.vocab).regex(PATTERN)
-        answered.append(await answers(each, spec_type, [replace(r, constraint=constraint.fork()) for r in wanted]))
-    for said, one, other in zip(ASKED, *answered, strict=True):
-        assert re.fullmatch(PATTERN, one.text)
-        assert parted_by(weights, said, one, other) < TIE
-
-
-def test_the_draft_says_what_is_most_probable(weights: LlamaWeights, runner: LlamaRunner) -> None:
-    draft = runner.draft
-    assert draft is not None
-    tokens = prompt(weights, "What is the capital of France?")
-    assert draft.decode([Run(1, 0, tokens, n_outputs=1), Run(2, 0, tokens[:-1], n_outputs=1)])
-    token, p = draft.best(0)
-    assert 0.0 < p <= 1.0
-    assert draft.decode([Run(2, len(tokens) - 1, tokens[-1:], n_outputs=1)])
-    again, p_again = draft.best(0)
-    assert again == token
-    assert np.isclose(np.log(p), np.log(p_again), rtol=0, atol=LOGPROB_SPREAD)
-    assert draft.seq_remove(1, 3)
-    draft.seq_remove(3, 0)
-    draft.seq_copy(2, 3)
-    runner.close()
-
-
 @pytest.mark.parametrize(
     ("draft", "reason"),
     [
-        (TinyModel(n_vocab=420), "its bos token is 413, the model's 393"),
+        (TinyModel(n_vocab=420), "the BOS token of its vocabulary is 413, the model's 393"),
         (TinyModel(arch="mamba"), "memory can't roll back rejected draft tokens"),
-        (TinyModel(arch="bert"), "its vocabulary is of type 3, the model's of type 2"),
+        (TinyModel(arch="bert"), "the type of its vocabulary is 3, the model's 2"),
     ],
 )
 def test_a_model_that_cannot_guess_for_another_is_refused(tmp_path: Path, draft: TinyModel, reason: str) -> None:
@@ -195,8 +157,3 @@ def test_a_model_that_cannot_guess_for_another_is_refused(tmp_path: Path, draft:
     with pytest.raises(ModelFailed, match=reason) as failure:
         load(target, other)
     assert str(other) in str(failure.value)
-
-
-def test_a_draft_file_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ModelFailed, match=r"missing\.gguf does not exist"):
-        load(gguf_file(tmp_path, TinyModel()), tmp_path / "missing.gguf")

@@ -11,7 +11,7 @@ lower acceptance rate for a while.
 import ctypes
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,9 +23,9 @@ from server.engine.runner_api import BatchEntry, RunnerInfo
 from server.errors import CONTAINED, InternalError
 from server.llama.context.batch import Batch, Run
 from server.llama.context.sequences import NativeSequences
-from server.llama.context.thread_pools import ThreadPools
 from server.llama.library import C, collect_errors, fast, reason
 from server.llama.sampling.candidates import Logits
+from server.llama.threads import ThreadPools
 
 log = logging.getLogger(__name__)
 
@@ -48,14 +48,12 @@ class LlamaDraftRunner(NativeSequences):
         *,
         deferred: bool,
         pools: ThreadPools | None = None,
-        on_close: Callable[[], None],
     ) -> None:
         super().__init__(context, info)
         self._batch = Batch(info.n_batch, info.n_seq, n_vocab)
         self._n_shared = min(n_shared, n_vocab)
         self._deferred = deferred
         self._pools = pools
-        self._on_close = on_close
         self._outputs: list[int] = []
         self._logits_type = ctypes.c_float * n_vocab
 
@@ -104,7 +102,6 @@ class LlamaDraftRunner(NativeSequences):
             C.llama_free(context)
             if self._pools is not None:
                 self._pools.close()
-            self._on_close()
 
 
 Rows = npt.NDArray[np.float32]
@@ -149,10 +146,9 @@ class LlamaMtpHeads(LlamaDraftRunner):
         *,
         deferred: bool,
         pools: ThreadPools | None = None,
-        on_close: Callable[[], None] = lambda: None,
     ) -> None:
         """`n_embd`: numbers of a hidden state."""
-        super().__init__(heads, info, n_vocab, n_vocab, deferred=deferred, pools=pools, on_close=on_close)
+        super().__init__(heads, info, n_vocab, n_vocab, deferred=deferred, pools=pools)
         self._target, self._n_embd = target, n_embd
         self._followed = [_Followed() for _ in range(info.n_seq)]
         self._none = np.zeros(n_embd, np.float32)

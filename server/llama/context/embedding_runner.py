@@ -10,13 +10,12 @@ import numpy as np
 from server.engine.media import MediaInput, Spans, position, runs
 from server.engine.runner_api import EmbedderInfo, Pooling, Vectors
 from server.errors import InternalError, ModelFailed
-from server.llama.context.batch import Batch, Run
-from server.llama.context.thread_pools import ThreadPools, thread_pools
+from server.llama.context.batch import Batch, EmbeddingBatch, Run
 from server.llama.files.roles import POOLING_TYPES
 from server.llama.library import C, collect_errors, new_context, reason
-from server.llama.media.batch import EmbeddingBatch
 from server.llama.media.chunks import NativeChunk
 from server.llama.media.projector import Projector
+from server.llama.threads import ThreadPools, thread_pools
 from server.llama.vocab import LlamaVocab
 from server.pool.spec import LoadParams, ModelSpec
 

@@ -1,14 +1,17 @@
 """Converts `LoadParams` to the native context's parameters, and rejects values on which the library would abort."""
 
 import ctypes
-from dataclasses import dataclass
 from types import MappingProxyType
 
 from server.engine.params import LOOKUP, EngineParams
+from server.engine.runner_api import Pooling, RunnerInfo
 from server.errors import ModelFailed
+from server.llama.files.gguf_header import GgufHeader
+from server.llama.files.roles import POOLING_TYPES, is_encoder, pooling_of, roles
 from server.llama.library import C
 from server.llama.threads import n_threads
-from server.pool.spec import LoadParams, ModelSpec
+from server.pool.spec import AUTO_SLOTS, LoadParams, ModelSpec
+from server.sandbox.memory import available_bytes
 
 CACHE_TYPES = MappingProxyType(
     {"f32": 0, "f16": 1, "bf16": 30, "q8_0": 8, "q4_0": 2, "q4_1": 3, "iq4_nl": 20, "q5_0": 6, "q5_1": 7}
@@ -21,22 +24,15 @@ _MORE_LOGITS = 1 << 22
 """Numbers of logits that a batch may have for prompt tokens whose log probabilities are wanted: 16 MB of buffers, and
 some milliseconds of the step that reads them; 27 tokens of a vocabulary of 152k."""
 _MOST_MORE = 128
-
-
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """Slots and how they share the cells."""
-
-    n_seq: int
-    unified: bool
-
-
-def layout(model: str, native: LoadParams) -> Layout:
-    """Raises `ModelFailed` for a number of slots that the library refuses."""
-    n_seq = native.n_slots
-    if not 1 <= n_seq <= MAX_SEQUENCES:
-        raise ModelFailed(model, f"n_parallel is {n_seq}, outside 1 to {MAX_SEQUENCES}")
-    return Layout(n_seq, native.unified)
+AUTO_INPUTS = 64
+"""Inputs of one decode where ``n_parallel`` is automatic: they share one cache, so that each costs its tokens only."""
+_MOST_LOGITS = 1 << 27
+"""A decoder computes logits for each token of a batch even if nobody wants them: twice 512 MiB at this number. A larger
+batch must be requested with ``n_ubatch``.
+"""
+_CELLS = 256  # a context is made of so many, or a multiple
+_SPLITTABLE = (Pooling.NONE, Pooling.LAST, Pooling.RANK)
+_HEAD, _HEAD_OUTPUT = "cls", "cls.output.weight"
 
 
 def more_outputs(n_vocab: int, n_seq: int, engine: EngineParams) -> int:
@@ -81,19 +77,35 @@ def heads_params(model: int, spec: ModelSpec, target: int | None = None) -> ctyp
     return params
 
 
+def runner_info(context: int, model: int, params: ctypes.Structure) -> RunnerInfo:
+    """Return the sizes of a new context with `params`."""
+    # llama-server's n_ctx_slot(): at most what the model was trained for; YaRN may have raised that
+    n_ctx_seq = min(C.llama_n_ctx_seq(context), C.llama_model_n_ctx_train(model))
+    n_seq, unified = int(params.n_seq_max), bool(params.kv_unified)
+    return RunnerInfo(
+        n_seq=n_seq,
+        n_ctx_seq=n_ctx_seq,
+        n_cells=C.llama_n_ctx(context) if unified else n_ctx_seq * n_seq,
+        n_batch=C.llama_n_batch(context),
+        n_ubatch=C.llama_n_ubatch(context),
+        unified=unified,
+        free_bytes=available_bytes(),
+    )
+
+
 def context_params(model: str, native: LoadParams, n_more_outputs: int = 0) -> ctypes.Structure:
     """Return the context parameters. All sequences together may have `n_more_outputs` outputs besides one each. Raises
     `ModelFailed`, which names the wrong setting.
     """
-    shape = layout(model, native)
     _check(model, native)
+    n_seq = native.n_slots
     params: ctypes.Structure = C.llama_context_default_params()
     params.n_ctx = native.n_ctx
-    params.n_seq_max = shape.n_seq
-    params.kv_unified = shape.unified
-    params.n_outputs_max = shape.n_seq + n_more_outputs
+    params.n_seq_max = n_seq
+    params.kv_unified = native.unified
+    params.n_outputs_max = n_seq + n_more_outputs
     params.n_outputs_max_per_seq = 1 + n_more_outputs
-    params.n_batch = max(native.n_batch, shape.n_seq)
+    params.n_batch = max(native.n_batch, n_seq)
     params.n_ubatch = native.n_ubatch
     params.n_threads = n_threads(native.n_threads)
     params.n_threads_batch = params.n_threads if native.n_threads_batch < 0 else n_threads(native.n_threads_batch)
@@ -120,6 +132,8 @@ def _rope(params: ctypes.Structure, native: LoadParams) -> None:
 
 
 def _check(model: str, native: LoadParams) -> None:
+    if not 1 <= native.n_slots <= MAX_SEQUENCES:
+        raise ModelFailed(model, f"n_parallel is {native.n_slots}, outside 1 to {MAX_SEQUENCES}")
     for name, value, low in (
         ("n_ctx", native.n_ctx, 0),
         ("n_batch", native.n_batch, 1),
@@ -139,3 +153,82 @@ def _check(model: str, native: LoadParams) -> None:
             f"cache_type_v is '{native.cache_type_v}', which needs flash attention: "
             "set flash_attn to auto or on, or cache_type_v to f16",
         )
+
+
+def embedding_params(model: int, name: str, header: GgufHeader, native: LoadParams) -> ctypes.Structure:
+    """Raises `ModelFailed` naming the setting that cannot be.
+
+    One unified cache: separate ones would have inputs of different lengths cut at the same lengths, and a part of an
+    input has another mean. An input that must be computed whole may have ``n_batch`` tokens, which makes that the
+    physical batch size, too; llama-server keeps 512 and lowers the other to it.
+    """
+    pooling = pooling_of(header, native)
+    if pooling is Pooling.RANK:
+        _check_ranks(name, header, C.llama_model_get_vocab(model))
+    params = context_params(name, native)
+    params.embeddings = True
+    params.pooling_type = POOLING_TYPES[pooling]
+    params.kv_unified = True
+    params.n_outputs_max = 0  # every token is one
+    params.n_seq_max = n_seq = _n_seq(model, header, native, pooling)
+    n_ctx = native.n_ctx or C.llama_model_n_ctx_train(model)
+    if is_encoder(header):
+        n_ctx, n_batch, n_ubatch = _encoder_sizes(native, n_ctx, n_seq)
+    else:
+        n_vocab = C.llama_vocab_n_tokens(C.llama_model_get_vocab(model))
+        n_ctx, n_batch, n_ubatch = _decoder_sizes(native, n_ctx, n_seq, n_vocab, whole=_whole(header, pooling))
+        if pooling is Pooling.NONE and roles(header, native).generates:  # it has cells of its own for what it generates
+            n_ctx = max(min(n_ctx, n_batch), n_ubatch)
+    params.n_ctx, params.n_batch, params.n_ubatch = n_ctx, n_batch, n_ubatch
+    return params
+
+
+def _encoder_sizes(native: LoadParams, n_ctx: int, n_seq: int) -> tuple[int, int, int]:
+    """Encoders have no KV cells: the context size only limits the length of an input and what the library tries
+    first.
+    """
+    n_batch = _multiple(max(native.n_batch, native.n_ubatch), n_seq)
+    fits = _multiple(n_ctx, _CELLS) % n_seq == 0
+    return n_ctx if fits else max(n_ctx, n_batch), n_batch, n_batch
+
+
+def _decoder_sizes(native: LoadParams, n_ctx: int, n_seq: int, n_vocab: int, *, whole: bool) -> tuple[int, int, int]:
+    """Limit the cells to one computation if an input must not be split."""
+    n_batch, n_ubatch = max(native.n_batch, native.n_ubatch), native.n_ubatch
+    if whole:
+        n_batch = n_ubatch = max(n_ubatch, min(n_batch, _MOST_LOGITS // n_vocab))
+        n_ctx = min(n_ctx, n_batch)
+    n_ubatch = _multiple(min(n_ubatch, n_ctx), n_seq)
+    return max(n_ctx, n_ubatch), max(n_batch, n_ubatch), n_ubatch
+
+
+def _multiple(n: int, of: int) -> int:
+    """The next multiple. The library tries its graph with as many tokens of each sequence, rounded up, but with the
+    outputs of the number before, which an average over them does not survive (llama-context.cpp, graph_reserve)."""
+    return -(-n // of) * of
+
+
+def _n_seq(model: int, header: GgufHeader, native: LoadParams, pooling: Pooling) -> int:
+    if pooling is Pooling.RANK and not _has_tensor(header, _HEAD_OUTPUT):
+        # such a head gives more numbers than the library reads back for a sequence, so all but the first would be off
+        return 1
+    if native.n_parallel > 0:
+        return native.n_parallel
+    return AUTO_SLOTS if stateful(model) else AUTO_INPUTS
+
+
+def _whole(header: GgufHeader, pooling: Pooling) -> bool:
+    """Whether an input has to be computed at once (tools/server/server-context.cpp, can_split)."""
+    causal = header.metadata.get(f"{header.metadata.get('general.architecture')}.attention.causal", True)
+    return is_encoder(header) or not causal or pooling not in _SPLITTABLE
+
+
+def _check_ranks(name: str, header: GgufHeader, vocab: int) -> None:
+    if header.integer("split.count") <= 1 and not any(t.name.startswith(_HEAD) for t in header.tensors):
+        raise ModelFailed(name, "pooling 'rank' needs a classification head, and the file has none; use a reranker")
+    if C.llama_vocab_get_add_eos(vocab) and C.llama_vocab_eos(vocab) == C.llama_vocab_sep(vocab) == -1:
+        raise ModelFailed(name, "the vocabulary has neither an EOS nor a SEP token, so it cannot rerank")
+
+
+def _has_tensor(header: GgufHeader, name: str) -> bool:
+    return header.integer("split.count") > 1 or any(tensor.name == name for tensor in header.tensors)

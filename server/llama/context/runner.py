@@ -12,18 +12,16 @@ from server.engine.lora import Adapter
 from server.engine.request import Adapters, SamplingParams, TokenLogprob
 from server.engine.runner_api import BatchEntry, RunnerInfo
 from server.errors import InternalError, Interrupted, NotNumbers
-from server.llama.context.batch import Batch
+from server.llama.context.batch import Batch, EmbeddingBatch
 from server.llama.context.draft_runner import LlamaDraftRunner, LlamaMtpHeads
 from server.llama.context.padding import padded_lengths
 from server.llama.context.sequences import NativeSequences
-from server.llama.context.thread_pools import ThreadPools
 from server.llama.library import C, collect_errors, fast, reason
-from server.llama.media.batch import EmbeddingBatch
 from server.llama.media.projector import Projector
-from server.llama.neighbours import ComputeThreads
 from server.llama.sampling.candidates import Candidates, Logits, ParallelSampling, allowed_tokens, apply_unlocked
 from server.llama.sampling.graph import GraphSampling
 from server.llama.sampling.sampler import NativeSampler, SamplerFactory
+from server.llama.threads import ComputeThreads, ThreadPools
 from server.llama.vocab import LlamaVocab
 
 

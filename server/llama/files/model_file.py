@@ -1,18 +1,25 @@
-"""Checks the files of a model before the native library opens them, and identifies their contents."""
+"""Checks the files of a model before the native library opens them, and identifies their contents.
 
+The library divides by some values of a header, allocates from them or asserts on them: a wrong one ends the process
+(src/llama-model.cpp, load_hparams; GGML_ASSERT aborts).
+"""
+
+import ctypes
 import hashlib
+import math
 import os
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from server.errors import ModelFailed
 from server.llama.files.gguf_header import BrokenFileError, GgufHeader, read_header
-from server.llama.files.hyperparameters import check_hyperparameters
-from server.llama.files.metadata_overrides import overruled
+from server.llama.library import C
 from server.pool.spec import MetadataOverride
 
+SAMPLE_BYTES = 256
+_DIGEST_BYTES = 16
 _SPLIT = re.compile(r"^(?P<prefix>.+)-(?P<no>\d{5})-of-(?P<count>\d{5})\.gguf$")
 
 
@@ -30,13 +37,14 @@ def check_files(model: str, path: Path, overrides: Sequence[MetadataOverride] = 
 
     Raises `ModelFailed` for a missing, unreadable, truncated or foreign file.
     """
-    header = overruled(model, read_gguf(model, path), overrides)
+    header = _overridden(model, read_gguf(model, path), overrides)
     count = header.integer("split.count")
     others = _other_parts(model, path, header, count) if count > 1 else []
     architecture = header.metadata.get("general.architecture")
     if not isinstance(architecture, str) or not architecture:
         raise ModelFailed(model, f"{path}: the file names no architecture (general.architecture)")
-    check_hyperparameters(model, path, header, architecture)
+    if problem := _problem(header, architecture):
+        raise ModelFailed(model, f"{path}: {problem}")
     return ModelFiles(path, header, ((path, header), *others))
 
 
@@ -70,10 +78,6 @@ def _other_parts(model: str, path: Path, header: GgufHeader, count: int) -> list
     return [(part, read_gguf(model, part)) for part in parts]
 
 
-SAMPLE_BYTES = 256
-_DIGEST_BYTES = 16
-
-
 def fingerprint(files: Iterable[tuple[Path, GgufHeader]], overrides: Sequence[object] = ()) -> str:
     """Return a hash of the headers (metadata, vocabulary, tensors), the sizes, and the end of every tensor.
 
@@ -93,3 +97,152 @@ def fingerprint(files: Iterable[tuple[Path, GgufHeader]], overrides: Sequence[ob
     if overrides:
         digest.update(repr(overrides).encode())
     return digest.hexdigest()
+
+
+_MOST_LAYERS, _MOST_EXPERTS = 512, 1024  # src/llama-hparams.h
+_MOST_HEADS = (
+    1 << 16
+) - 1  # and elements of one: the library multiplies both in 32 bits, and a product that has wrapped fits
+_OF_HEADS = (
+    "head_count",
+    "head_count_kv",
+    *(f"{of}_length{kind}" for of in ("key", "value") for kind in ("", "_mla", "_swa")),
+)
+_ROPE_SCALING = ("none", "linear", "yarn", "longrope")
+_TWICE_AS_WIDE = ("jamba", "granitehybrid")
+_FORGET_ONE_EXPERT = ("hunyuan-dense", "hunyuan_vl")  # they count a single expert as none, used or not
+
+
+def _problem(header: GgufHeader, architecture: str) -> str | None:
+    """Return what is wrong with the header's values, with the key."""
+    kind = header.metadata.get("tokenizer.ggml.model")
+    if kind in ("none", "no_vocab"):  # the library loads it and aborts at the first token (src/llama-vocab.cpp)
+        return f"tokenizer.ggml.model is '{kind}': a file without a vocabulary"
+    return (
+        _out_of_range(header, architecture)
+        or _bad_experts(header, architecture)
+        or _bad_attention(header, architecture)
+        or _bad_states(header, architecture)
+    )
+
+
+def _out_of_range(header: GgufHeader, architecture: str) -> str | None:
+    for key, low, high in (
+        ("block_count", 1, _MOST_LAYERS),
+        ("expert_count", 0, _MOST_EXPERTS),
+        ("nextn_predict_layers", 0, header.integer(f"{architecture}.block_count")),
+        ("attention.sliding_window", 0, 1 << 30),
+        ("embedding_length", 1, 1 << 24),
+        ("context_length", 1, (1 << 31) - 1),
+        ("rope.dimension_count", 2, _head_size(header, architecture)),
+        *((f"attention.{key}", 0, _MOST_HEADS) for key in _OF_HEADS),
+    ):
+        full = f"{architecture}.{key}"
+        value = header.metadata.get(full)
+        for each in value if isinstance(value, tuple) else (value,):
+            if isinstance(each, int) and not low <= each <= high:
+                return f"{full} is {each}, outside {low} to {high}"
+    return None
+
+
+def _bad_experts(header: GgufHeader, architecture: str) -> str | None:
+    n_expert = header.integer(f"{architecture}.expert_count")
+    if architecture in _FORGET_ONE_EXPERT and n_expert <= 1:
+        n_expert = n_used = 0
+    else:
+        n_used = _experts_used(header, architecture)
+    if not min(n_expert, 1) <= n_used <= n_expert:
+        return f"{architecture}.expert_used_count is {n_used}, outside {min(n_expert, 1)} to {n_expert}"
+    key = f"{architecture}.expert_group_count"
+    n_groups = header.integer(key)
+    if not 0 <= n_groups <= max(n_expert - 1, 0) or (n_groups > 1 and n_expert % n_groups):
+        return f"{key} is {n_groups}; {n_expert} experts can't be in as many groups"
+    used_key = f"{architecture}.expert_group_used_count"
+    n_groups_used = header.integer(used_key)
+    if n_groups > 1 and not 0 < n_groups_used < n_groups:
+        return f"{used_key} is {n_groups_used}, outside 1 to {n_groups - 1}"
+    return None
+
+
+def _experts_used(header: GgufHeader, architecture: str) -> int:
+    """Return the largest number of experts used in a layer; 0 if the header does not say, as the library reads it."""
+    value = header.metadata.get(f"{architecture}.expert_used_count", 0)
+    layers = value if isinstance(value, tuple) else (value,)
+    counts = [count for count in layers if isinstance(count, int)]
+    return next((count for count in counts if count < 0), max(counts, default=0))
+
+
+def _bad_attention(header: GgufHeader, architecture: str) -> str | None:
+    if header.integer(f"{architecture}.rope.dimension_count") % 2:
+        return f"{architecture}.rope.dimension_count is odd"
+    for key in ("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"):
+        epsilon = header.metadata.get(f"{architecture}.{key}", 0.0)
+        if not isinstance(epsilon, float) or not 0.0 <= epsilon < math.inf:
+            return f"{architecture}.{key} is {epsilon}, not a small positive number"
+    scaling = header.metadata.get(f"{architecture}.rope.scaling.type", "none")
+    if isinstance(scaling, str) and scaling not in _ROPE_SCALING:
+        return f"{architecture}.rope.scaling.type is '{scaling}', none of {', '.join(_ROPE_SCALING)}"
+    window = f"{architecture}.attention.sliding_window"
+    if header.integer(window) and header.integer(f"{window}_pattern") == 1:
+        return f"{window}_pattern is 1: no layer would have the window"
+    return None
+
+
+def _bad_states(header: GgufHeader, architecture: str) -> str | None:
+    """src/models/jamba.cpp, granite-hybrid.cpp."""
+    n_embd, key = header.integer(f"{architecture}.embedding_length"), f"{architecture}.ssm.inner_size"
+    if architecture in _TWICE_AS_WIDE and header.integer(key) != 2 * n_embd:
+        return f"{key} is {header.integer(key)}, not twice the embedding's {n_embd}"
+    return None
+
+
+def _head_size(header: GgufHeader, architecture: str) -> int:
+    """Return the largest number of rotated elements; 65536 if the header does not say."""
+    n_head = header.integer(f"{architecture}.attention.head_count")
+    divided = header.integer(f"{architecture}.embedding_length") // n_head if n_head else 1 << 16
+    return max(divided, header.integer(f"{architecture}.attention.key_length"))
+
+
+# enum llama_model_kv_override_type, with the types of values in a file that each replaces
+_INT, _FLOAT, _BOOL, _STR = range(4)
+_INTEGERS = frozenset({"u8", "i8", "u16", "i16", "u32", "i32", "u64", "i64"})
+_TYPES = {_INT: _INTEGERS, _FLOAT: frozenset({"f32", "f64"}), _BOOL: {"bool"}, _STR: {"string"}}
+_NAMES = ("int", "float", "bool", "str")
+_MOST = (1 << 31) - 1  # the library keeps integers in 32 bits and truncates longer ones
+
+
+def _kind(value: object) -> int:
+    if isinstance(value, bool):
+        return _BOOL
+    return _INT if isinstance(value, int) else _FLOAT if isinstance(value, float) else _STR
+
+
+def _overridden(model: str, header: GgufHeader, overrides: Sequence[MetadataOverride]) -> GgufHeader:
+    """`header` as the library will see it. Raises `ModelFailed` for values of another type than the file's: the
+    library would keep the file's."""
+    if not overrides:
+        return header
+    for each in overrides:
+        kind = _kind(each.value)
+        there = header.types.get(each.key)
+        if there is not None and there not in _TYPES[kind]:
+            raise ModelFailed(model, f"override_kv: '{each.key}' is of type {there} in the file, not {_NAMES[kind]}")
+        if kind == _INT and there is not None and there.startswith("u") and int(each.value) < 0:
+            raise ModelFailed(model, f"override_kv: '{each.key}' is {each.value}, less than 0")
+        if kind == _INT and not -_MOST <= int(each.value) <= _MOST:
+            raise ModelFailed(model, f"override_kv: '{each.key}' is {each.value}, more than 32 bits")
+    return replace(header, metadata={**header.metadata, **{each.key: each.value for each in overrides}})
+
+
+def metadata_array(overrides: Sequence[MetadataOverride]) -> "ctypes.Array[ctypes.Structure]":
+    """Return the native array, terminated by an entry with an empty key."""
+    array = (C.llama_model_kv_override * (len(overrides) + 1))()
+    for entry, each in zip(array, overrides, strict=False):
+        entry.tag, entry.key = _kind(each.value), each.key.encode()
+        if isinstance(each.value, str):
+            entry.value.val_str = each.value.encode()
+        else:
+            member = {_BOOL: "val_bool", _INT: "val_i64", _FLOAT: "val_f64"}[entry.tag]
+            setattr(entry.value, member, each.value)
+    found: ctypes.Array[ctypes.Structure] = array
+    return found

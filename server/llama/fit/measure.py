@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import Self
 
 from server.errors import ModelFailed
-from server.llama.context.embedding_params import embedding_params
-from server.llama.context.params import context_params, generator_params, heads_params
+from server.llama.context.params import context_params, embedding_params, generator_params, heads_params
 from server.llama.files.gguf_header import GgufHeader
 from server.llama.files.model_file import ModelFiles, check_files, read_gguf
 from server.llama.files.roles import check_heads, roles
-from server.llama.fit.breakdown import breakdown, without_weights
+from server.llama.fit.memory import breakdown, without_weights
 from server.llama.library import C, collect_errors, reason, start_backend
 from server.llama.sampling.graph import largest_chains
 from server.llama.weights.params import model_params

@@ -1,60 +1,122 @@
-"""Free memory, and whether a KV cache certainly does not fit it; otherwise the kernel would kill the process."""
+"""Memory: what is free, and how much a context and its model take, as the library counts its own buffers.
+
+The library's function for the latter (``llama_get_memory_breakdown``, src/llama-ext.h) is C++ and returns a
+``std::map``: a red-black tree whose layout libstdc++ has kept since 2004 (bits/stl_tree.h). It is read here and freed.
+"""
 
 import ctypes
-from collections.abc import Mapping
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from server.errors import ModelFailed
-from server.llama.devices import device_memory
-from server.llama.files.gguf_header import BLOCKS, GgufHeader
+from server.llama.devices import CPU, device_memory, device_of_buffers, split_over_several
+from server.llama.files.gguf_header import GgufHeader
 from server.llama.files.roles import roles
 from server.llama.fit.choose import DeviceBudget, ModelShape
-from server.pool.memory import HOST, Memory
+from server.llama.library import C, bind
+from server.pool.memory import HOST, Bytes, Footprint, Memory, added, readable
 from server.pool.spec import LoadParams
 from server.sandbox.memory import available_bytes, total_bytes
 
-_GIB = 1 << 30
-# caches of another shape: sliding windows, latent attention, recurrent states
-_OTHER_SHAPES = ("attention.sliding_window", "attention.kv_lora_rank", "ssm.state_size", "wkv.head_size")
+_SYMBOL = "_Z26llama_get_memory_breakdownPK13llama_context"
+_ROOT, _COUNT = 2, 5  # words of the map: unused, the header's color, root, leftmost, rightmost, number of nodes
+_LEFT, _RIGHT, _VALUE = 2, 3, 4  # words of a node: color, parent, left, right; buffer type and three sizes
+_NODE_WORDS = 8
+_Map = ctypes.c_size_t * 6
 
 
-def check_kv_fits(
-    model: str, header: GgufHeader, params: ctypes.Structure, n_ctx_train: int, *, offloaded: bool
-) -> None:
-    """Raises `ModelFailed` with both numbers when the cache certainly does not fit. Silent where it cannot know:
-    of the memory of devices, where some are `offloaded` to."""
-    if offloaded and params.offload_kqv:
-        return
-    per_cell = kv_bytes_per_cell(header, params.type_k, params.type_v)
-    available = available_bytes()
-    n_cells = params.n_ctx or n_ctx_train
-    if per_cell * n_cells > available > 0:
+class Tree(ctypes.Structure):
+    """``std::map`` by value; large enough that every calling convention returns it in memory, as C++ does."""
+
+    _fields_ = [("words", _Map)]
+
+
+def can_tell() -> bool:
+    """Whether the library reports its memory: on Linux, whose builds use libstdc++."""
+    return sys.platform == "linux" and hasattr(C._lib, _SYMBOL)
+
+
+def breakdown(context: int, used: Sequence[str] = ()) -> dict[str, Bytes]:
+    """Return the memory by device of the model (counted once) and of this context, computed on these devices besides
+    the CPU. Empty if `can_tell` is false.
+    """
+    if not can_tell():
+        return {}
+    tree = bind(C._lib, _SYMBOL, Tree, ctypes.c_void_p)(context)
+    entries = [words[_VALUE:] for words in tree_nodes(tree, _NODE_WORDS)]
+    return added({name: Bytes(*sizes)} for buffers, *sizes in entries for name in _devices(buffers, used))
+
+
+def tree_nodes(tree: Tree, n_words: int) -> list[list[int]]:
+    """The words of every node of a map whose nodes have so many, in order; the map is freed."""
+    nodes = list(_nodes(tree.words[_ROOT]))
+    delete = bind(C._lib, "_ZdlPv", None, ctypes.c_void_p)  # operator delete
+    found = [_words(node, n_words) for node in nodes]
+    for node in nodes:
+        delete(node)
+    assert len(found) == tree.words[_COUNT], "the library's map has another layout"
+    return found
+
+
+def _words(node: int, n_words: int) -> list[int]:
+    return list((ctypes.c_size_t * n_words).from_address(node))
+
+
+def _nodes(node: int) -> Iterator[int]:
+    if node:
+        words = _words(node, _VALUE)
+        yield from _nodes(words[_LEFT])
+        yield node
+        yield from _nodes(words[_RIGHT])
+
+
+def _devices(buffer_type: int, used: Sequence[str]) -> Sequence[str]:
+    if split_over_several(buffer_type):
+        return used
+    device = device_of_buffers(buffer_type)
+    return [HOST if device is None or device.type == CPU else device.name]
+
+
+class Taken:
+    """The memory that the contexts of one model and its weights take. Contexts are added from several threads."""
+
+    def __init__(self, used: Sequence[str]) -> None:
+        """Create it for the devices `used` besides the CPU."""
+        self._used = used
+        self._lock = threading.Lock()
+        self._contexts: list[Footprint] = []
+
+    def count(self, context: int) -> None:
+        """A new context."""
+        taken = breakdown(context, self._used)
+        with self._lock:
+            self._contexts.append(without_weights(taken) if self._contexts else taken)
+
+    def footprint(self) -> dict[str, Bytes]:
+        """All together."""
+        with self._lock:
+            return added(self._contexts)
+
+
+def without_weights(footprint: Footprint) -> Footprint:
+    """Return the footprint of a further context over the same weights."""
+    return {device: replace(taken, weights=0) for device, taken in footprint.items()}
+
+
+def check_context_fits(model: str, footprint: Footprint) -> None:
+    """Raise `ModelFailed` if the contexts need more RAM than is available; otherwise the kernel would end the process.
+    Weights do not count, because their pages can be read again from the file.
+    """
+    taken, available = footprint.get(HOST, Bytes()), available_bytes()
+    needed = taken.context + taken.compute
+    if needed > available > 0:
         raise ModelFailed(
             model,
-            f"the KV cache for n_ctx {n_cells} needs {per_cell * n_cells / _GIB:.1f} GiB, "
-            f"{available / _GIB:.1f} GiB of memory are available: set a smaller n_ctx or a smaller cache_type_k/v",
+            f"its context needs {readable(needed)}, {readable(available)} of memory are available: set a smaller n_ctx "
+            "or a smaller cache_type_k/v",
         )
-
-
-def kv_bytes_per_cell(header: GgufHeader, type_k: int, type_v: int) -> int:
-    """Bytes of keys and values that one token takes in all layers, 0 where the model's cache has another shape."""
-    arch = header.metadata.get("general.architecture")
-    if any(f"{arch}.{key}" in header.metadata for key in _OTHER_SHAPES):
-        return 0
-    n_layer = header.integer(f"{arch}.block_count")
-    n_head = header.integer(f"{arch}.attention.head_count")
-    n_embd = header.integer(f"{arch}.embedding_length")
-    if not (n_layer and n_head and n_embd):
-        return 0
-    heads_kv = header.metadata.get(f"{arch}.attention.head_count_kv", n_head)
-    n_heads_kv = sum(map(int, heads_kv)) if isinstance(heads_kv, tuple) else int(heads_kv) * n_layer
-    k_len = header.integer(f"{arch}.attention.key_length", n_embd // n_head)
-    v_len = header.integer(f"{arch}.attention.value_length", n_embd // n_head)
-    return _row_bytes(n_heads_kv * k_len, type_k) + _row_bytes(n_heads_kv * v_len, type_v)
-
-
-def _row_bytes(n_elements: int, kind: int) -> int:
-    per_block, block_bytes = BLOCKS[kind]
-    return n_elements * block_bytes // per_block
 
 
 def shape_of(header: GgufHeader, native: LoadParams) -> ModelShape:

@@ -73,13 +73,6 @@ class NativeChunk:
         return np.ascontiguousarray(found[:, (0, 2, 1, 3)].T).astype(np.int32)
 
 
-@dataclass(frozen=True, slots=True)
-class TextChunk:
-    """Tokens of text."""
-
-    tokens: list[int]
-
-
 class Chunks:
     """The result of `mtmd_tokenize_from_parts`. A bitmap without data is counted but not preprocessed: the library only
     needs its size.
@@ -133,18 +126,19 @@ class Chunks:
             self._with_data[part] = found
         return found.pointer(index)
 
-    def read(self, *, causal: "Causal", salt: bytes) -> Iterator[TextChunk | NativeChunk]:
-        """All of them in order."""
+    def read(self, context: int, salt: bytes) -> Iterator[list[int] | NativeChunk]:
+        """Yield the tokens of text, and media, in order."""
         last, place = None, 0
         for i in range(len(self)):
             chunk = self.pointer(i)
             if M.mtmd_input_chunk_get_type(chunk) == TEXT:
-                yield TextChunk(_text_tokens(chunk))
+                yield _text_tokens(chunk)
                 continue
             name = _Name(M.mtmd_input_chunk_get_id(chunk) or b"")
             place = place + 1 if name == last else 0
             last = name
-            yield NativeChunk(self, i, name, place, causal=causal(chunk), salt=salt)
+            causal = not M.mtmd_decode_use_non_causal(context, chunk)
+            yield NativeChunk(self, i, name, place, causal=causal, salt=salt)
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,16 +169,6 @@ class _Name:
         if record.count(there) != 1:
             raise InternalError("libmtmd describes a medium in an unknown form")
         return record.replace(there, own)
-
-
-class Causal:
-    """Whether a chunk's embeddings are decoded as text is."""
-
-    def __init__(self, context: int) -> None:
-        self._context = context
-
-    def __call__(self, chunk: int) -> bool:
-        return not M.mtmd_decode_use_non_causal(self._context, chunk)
 
 
 class _Parts:

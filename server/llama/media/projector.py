@@ -1,7 +1,6 @@
 """A loaded projector: tokenizes media of prompts and computes their embeddings."""
 
 import ctypes
-import logging
 import secrets
 import sys
 import threading
@@ -19,15 +18,13 @@ from server.errors import InternalError, InvalidRequest, ModelFailed
 from server.llama.devices import CPU, devices, find_devices, offloads
 from server.llama.files.gguf_header import GgufHeader
 from server.llama.files.model_file import fingerprint, read_gguf
-from server.llama.fit.breakdown import Tree, tree_nodes
+from server.llama.fit.memory import Tree, tree_nodes
 from server.llama.library import C, bind, collect_errors, reason
-from server.llama.media.chunks import Causal, Chunks, M, NativeChunk, TextChunk, start_media
+from server.llama.media.chunks import Chunks, M, NativeChunk, start_media
 from server.llama.threads import n_threads
 from server.media.bitmap import Bitmap, BitmapKind
 from server.pool.memory import HOST, Bytes, Footprint, added
 from server.pool.spec import LoadParams
-
-logger = logging.getLogger("llamapool.llama")
 
 _FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}  # enum llama_flash_attn_type
 _MROPE = (8, 40)  # LLAMA_ROPE_TYPE_MROPE, _IMROPE
@@ -74,7 +71,6 @@ class Projector:
         kinds: dict[BitmapKind, bool] = {"image": sees, "audio": hears}
         self.kinds = frozenset(kind for kind, taken in kinds.items() if taken)
         self.sample_rate = max(M.mtmd_get_audio_sample_rate(context), 0) if hears else 0
-        self._causal = Causal(context)
         self._n_most = 0
 
     @contextmanager
@@ -110,9 +106,9 @@ class Projector:
             if len([part for part in parts if isinstance(part, Bitmap) and part.data]) > 1:
                 parts = self._fitting(context, parts, add_special=add_special, parse_special=parse_special)
             chunks = Chunks(context, parts, add_special=add_special, parse_special=parse_special)
-            for chunk in chunks.read(causal=self._causal, salt=self._salt):
-                if isinstance(chunk, TextChunk):
-                    tokens += chunk.tokens
+            for chunk in chunks.read(context, self._salt):
+                if isinstance(chunk, list):
+                    tokens += chunk
                     continue
                 span = self._span(chunk, len(tokens), n_with[chunk.id])
                 n_with[chunk.id] += 1

@@ -1,89 +1,53 @@
 """A draft model's weights: compatibility with the target model, and contexts over them."""
 
-import threading
 from dataclasses import replace
 
-from server.engine.runner_api import RunnerInfo
 from server.errors import InternalError, ModelFailed
 from server.llama.context.draft_runner import LlamaDraftRunner
-from server.llama.context.params import context_params
-from server.llama.context.thread_pools import thread_pools
+from server.llama.context.params import context_params, runner_info
 from server.llama.devices import offloads, used_devices
-from server.llama.files.model_file import ModelFiles
-from server.llama.fit.breakdown import Taken
-from server.llama.fit.memory import check_kv_fits
+from server.llama.fit.memory import Taken
 from server.llama.library import C, fast, new_context
-from server.pool.memory import Footprint
+from server.llama.threads import thread_pools
 from server.pool.spec import DraftFile
-from server.sandbox.memory import available_bytes
 
 MOST_DIFFERENT = 128  # tokens that one vocabulary may have more (llama.cpp common/speculative.cpp)
-_FIRST_COMPARED = 5  # the ids before are special ones, which are spelled differently (ibid.)
+_FIRST_COMPARED = 5  # the ids before are special tokens, which are spelled differently (ibid.)
 
 
 class DraftWeights:
-    """One native model, shared by the draft contexts of a model's instances. Free it after `close`d contexts only."""
+    """One native model, shared by the draft contexts of a model's instances. Close it after them."""
 
-    def __init__(self, model: int, name: str, file: DraftFile, files: ModelFiles, target: int) -> None:
+    def __init__(self, model: int, name: str, file: DraftFile, target: int) -> None:
         """Check it against the native `target` model. Raises `ModelFailed` if it cannot draft for it."""
         self._model: int | None = model
         self._name = name
         self._file = file
-        self._header = files.header
         self._n_vocab, self._n_vocab_target = (
             C.llama_vocab_n_tokens(C.llama_model_get_vocab(each)) for each in (model, target)
         )
-        self._taken = Taken([device.name for device in used_devices(file.native)])
-        self._lock = threading.Lock()
-        self._n_open = 0
-        problem = _unfit(model) or _different(target, model)
-        if problem:
+        self.taken = Taken([device.name for device in used_devices(file.native)])
+        if problem := _unfit(model) or _different(target, model):
             raise ModelFailed(name, f"draft_model {file.path}: {problem}")
 
     def runner(self, n_ctx: int) -> LlamaDraftRunner:
-        """A new context of `n_ctx` cells; blocking. Raises `ModelFailed`."""
-        model = self._model
+        """Return a new context of `n_ctx` cells. Blocks. Raises `ModelFailed`."""
+        model, native = self._model, self._file.native
         if model is None:
             raise InternalError(f"the draft model of '{self._name}' was unloaded")
         name = f"{self._name}, draft_model"
-        params = context_params(name, replace(self._file.native, n_ctx=n_ctx))
-        check_kv_fits(name, self._header, params, n_ctx, offloaded=offloads(self._file.native))
+        params = context_params(name, replace(native, n_ctx=n_ctx))
         context = new_context(model, params, name, f"no context of n_ctx {params.n_ctx}")
-        self._taken.count(context)
-        n_seq, unified = int(params.n_seq_max), bool(params.kv_unified)
-        n_ctx_seq = min(C.llama_n_ctx_seq(context), C.llama_model_n_ctx_train(model))
-        info = RunnerInfo(
-            n_seq=n_seq,
-            n_ctx_seq=n_ctx_seq,
-            n_cells=C.llama_n_ctx(context) if unified else n_ctx_seq * n_seq,
-            n_batch=C.llama_n_batch(context),
-            n_ubatch=C.llama_n_ubatch(context),
-            unified=unified,
-            free_bytes=available_bytes(),
-        )
-        with self._lock:
-            self._n_open += 1
+        self.taken.count(context)
         return LlamaDraftRunner(
-            *(context, info, self._n_vocab, self._n_vocab_target),
-            deferred=offloads(self._file.native),
-            pools=thread_pools(self._file.native, params),
-            on_close=self._forget,
+            *(context, runner_info(context, model, params), self._n_vocab, self._n_vocab_target),
+            deferred=offloads(native),
+            pools=thread_pools(native, params),
         )
-
-    def footprint(self) -> Footprint:
-        """Return the footprint of the weights and of the contexts created so far."""
-        return self._taken.footprint()
-
-    def _forget(self) -> None:
-        with self._lock:
-            self._n_open -= 1
 
     def close(self) -> None:
-        """Free the weights. Raises `InternalError` while a context is open; once is enough."""
-        with self._lock:
-            if self._n_open:
-                raise InternalError(f"the draft model of '{self._name}' still has {self._n_open} open contexts")
-            model, self._model = self._model, None
+        """Free the weights. Idempotent."""
+        model, self._model = self._model, None
         if model is not None:
             C.llama_model_free(model)
 
@@ -102,26 +66,22 @@ def _different(target: int, draft: int) -> str:
     (common_speculative_are_compatible).
     """
     ours, theirs = C.llama_model_get_vocab(target), C.llama_model_get_vocab(draft)
-    kinds = C.llama_vocab_type(ours), C.llama_vocab_type(theirs)
-    if kinds[0] != kinds[1]:
-        return f"its vocabulary is of type {kinds[1]}, the model's of type {kinds[0]}"
-    for name in ("bos", "eos"):
-        added = [getattr(C, f"llama_vocab_get_add_{name}")(vocab) for vocab in (ours, theirs)]
-        ids = [getattr(C, f"llama_vocab_{name}")(vocab) for vocab in (ours, theirs)]
-        if added[0] != added[1]:
-            return f"it adds {_of(name, added[1])}, the model {_of(name, added[0])}"
-        if added[0] and ids[0] != ids[1]:
-            return f"its {name} token is {ids[1]}, the model's {ids[0]}"
+    facts = [
+        {
+            "type": C.llama_vocab_type(vocab),
+            "BOS token": C.llama_vocab_bos(vocab) if C.llama_vocab_get_add_bos(vocab) else None,
+            "EOS token": C.llama_vocab_eos(vocab) if C.llama_vocab_get_add_eos(vocab) else None,
+        }
+        for vocab in (ours, theirs)
+    ]
+    for name, value in facts[0].items():
+        if facts[1][name] != value:
+            return f"the {name} of its vocabulary is {facts[1][name]}, the model's {value}"
     n_ours, n_theirs = C.llama_vocab_n_tokens(ours), C.llama_vocab_n_tokens(theirs)
     if abs(n_ours - n_theirs) > MOST_DIFFERENT:
         return f"its vocabulary has {n_theirs} tokens, the model's {n_ours}; they may differ by {MOST_DIFFERENT}"
-    text = fast.vocab_get_text
     for token in range(_FIRST_COMPARED, min(n_ours, n_theirs)):
-        if text(ours, token) != text(theirs, token):
-            said = [(text(vocab, token) or b"").decode("utf-8", "replace") for vocab in (ours, theirs)]
-            return f"its token {token} is {said[1]!r}, the model's {said[0]!r}"
+        own, other = fast.vocab_get_text(ours, token), fast.vocab_get_text(theirs, token)
+        if own != other:
+            return f"its token {token} is {other!r}, the model's {own!r}"
     return ""
-
-
-def _of(name: str, added: bool) -> str:
-    return f"a {name} token" if added else f"no {name} token"

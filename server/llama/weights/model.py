@@ -12,22 +12,27 @@ from server.engine.runner_api import RunnerInfo
 from server.errors import InternalError, ModelFailed
 from server.llama.context.cost import ContextCost, measure
 from server.llama.context.draft_runner import LlamaMtpHeads
-from server.llama.context.embedding_params import embedding_params
 from server.llama.context.embedding_runner import LlamaEmbeddingRunner, open_embedding_runner
-from server.llama.context.params import can_cut, generator_params, heads_params, stateful, windowed
+from server.llama.context.params import (
+    can_cut,
+    embedding_params,
+    generator_params,
+    heads_params,
+    runner_info,
+    stateful,
+    windowed,
+)
 from server.llama.context.runner import LlamaRunner
-from server.llama.context.thread_pools import thread_pools
 from server.llama.devices import offloads, used_devices
 from server.llama.files.description import built_in_template
 from server.llama.files.model_file import ModelFiles, fingerprint
-from server.llama.files.roles import Roles, is_encoder, roles
-from server.llama.fit.breakdown import Taken
+from server.llama.files.roles import Roles, roles
 from server.llama.fit.measure import adapters
-from server.llama.fit.memory import check_kv_fits
+from server.llama.fit.memory import Taken
 from server.llama.library import C, collect_errors, new_context, reason
 from server.llama.media.projector import Projector, projector_memory
-from server.llama.neighbours import ComputeThreads
 from server.llama.sampling.graph import largest_chains, take_off
+from server.llama.threads import ComputeThreads, thread_pools
 from server.llama.vocab import LlamaVocab
 from server.llama.weights.adapters import apply_configured, load_adapters
 from server.llama.weights.control_vectors import read_control_vectors
@@ -35,7 +40,6 @@ from server.llama.weights.draft import DraftWeights
 from server.pool.memory import Footprint, added
 from server.pool.protocols import ModelInfo
 from server.pool.spec import ModelSpec
-from server.sandbox.memory import available_bytes
 
 
 class LlamaWeights:
@@ -89,9 +93,8 @@ class LlamaWeights:
     def runner(self) -> LlamaRunner:
         """A new context; blocking. Raises `ModelFailed` when the settings or the memory do not allow it."""
         model = self._open()
-        name, native = self._spec.id, self._spec.native
+        name = self._spec.id
         params = generator_params(model, self._spec)
-        check_kv_fits(name, self._header, params, self.info.n_ctx_train, offloaded=offloads(native))
         samples = self._spec.engine.backend_sampling
         with largest_chains(model, params) if samples else nullcontext():
             context = new_context(model, params, name, f"no context of n_ctx {params.n_ctx}")
@@ -109,39 +112,36 @@ class LlamaWeights:
     def footprint(self) -> Footprint:
         """Return the footprint of the weights, the contexts created so far, the draft model and the projector."""
         own = self._taken.footprint()
-        drafts = self._draft.footprint() if self._draft is not None else {}
+        drafts = self._draft.taken.footprint() if self._draft is not None else {}
         return added([own, adapters(self._spec.native, own), drafts, self._media_memory])
 
     def _wrap(self, context: int, model: int, params: ctypes.Structure) -> LlamaRunner:
         if not C.llama_get_memory(context):
             raise ModelFailed(self._spec.id, "the model keeps no memory of its context, so it cannot generate text")
         self._count(context)
-        unified, n_seq, cost = bool(params.kv_unified), int(params.n_seq_max), ContextCost()
+        info, cost = runner_info(context, model, params), ContextCost()
         if self._spec.native.warmup:
             # libgomp keeps a team of compute threads for each thread that ever decoded, and stops spinning when
             # teams outnumber the cores: a step of 13.8 ms becomes one of 17.4. So this team ends with its thread.
             with ThreadPoolExecutor(1, "warm-up") as once:
                 once.submit(_warm_up, self._spec.id, context, self.vocab).result()
-                if not unified:
-                    cost = once.submit(measure, context, n_seq, self.vocab.n_tokens, max(self.vocab.bos, 0)).result()
-        n_more = int(params.n_outputs_max) - n_seq
-        # llama-server's n_ctx_slot(): never more than the model was trained for; YaRN may have raised that by now
-        n_ctx_seq = min(C.llama_n_ctx_seq(context), C.llama_model_n_ctx_train(model))
-        n_ctx_seq = min(n_ctx_seq, self._spec.native.n_ctx_slot or n_ctx_seq)
+                if not info.unified:
+                    cost = once.submit(
+                        measure, context, info.n_seq, self.vocab.n_tokens, max(self.vocab.bos, 0)
+                    ).result()
+        n_more = int(params.n_outputs_max) - info.n_seq
+        n_ctx_seq = min(info.n_ctx_seq, self._spec.native.n_ctx_slot or info.n_ctx_seq)
         if self.media is not None:
             self.media.serves(n_ctx_seq)
-        info = RunnerInfo(
-            n_seq=n_seq,
+        info = replace(
+            info,
             n_ctx_seq=n_ctx_seq,
-            n_cells=C.llama_n_ctx(context) if unified else n_ctx_seq * n_seq,
+            n_cells=info.n_cells if info.unified else n_ctx_seq * info.n_seq,
             n_batch=self._largest_batch(context, model),
-            n_ubatch=C.llama_n_ubatch(context),
-            unified=unified,
             can_shift=bool(C.llama_memory_can_shift(C.llama_get_memory(context))),
             can_cut=can_cut(model, self._spec.native),
             n_draft_max=min(self._spec.engine.n_draft_max, n_more),
             n_more_outputs=n_more,
-            free_bytes=available_bytes(),
             turn_ends=self.vocab.turn_ends(),
             evaluation_s=cost.evaluation_s,
             deferred=offloads(self._spec.native),
@@ -197,9 +197,6 @@ class LlamaWeights:
         """Return a context that embeds, like `runner`."""
         model = self._open()
         params = embedding_params(model, self._spec.id, self._header, self._spec.native)
-        if not is_encoder(self._header):
-            offloaded = offloads(self._spec.native)
-            check_kv_fits(self._spec.id, self._header, params, self.info.n_ctx_train, offloaded=offloaded)
         runner = open_embedding_runner(model, self._spec, params, self.vocab, self._forget, self._adapt, self.media)
         if self.media is not None:
             self.media.serves(runner.info.n_ctx_seq)

@@ -9,20 +9,17 @@ here.
 import ctypes
 import logging
 import re
-from collections.abc import Iterable
 
 from server.errors import ModelFailed
 from server.llama.devices import (
     buffer_types,
     check_buffer_types,
     device_array,
-    offloads,
     processor_buffer_type,
     used_devices,
 )
 from server.llama.files.gguf_header import GgufHeader
-from server.llama.files.metadata_overrides import metadata_array
-from server.llama.files.model_file import ModelFiles
+from server.llama.files.model_file import ModelFiles, metadata_array
 from server.llama.library import C
 from server.pool.spec import LoadParams, TensorOverride
 from server.pool.tensor_patterns import compiled
@@ -39,22 +36,13 @@ class _Override(ctypes.Structure):
 
 
 def overrides(native: LoadParams, header: GgufHeader) -> list[TensorOverride]:
-    """All of them, in the order in which they count."""
-    return [each for _, group in _by_setting(native, header) for each in group]
-
-
-def _by_setting(native: LoadParams, header: GgufHeader) -> list[tuple[str, list[TensorOverride]]]:
-    """Return the patterns of each setting. Layers that the model does not have are left out, because the library
+    """Return all overrides in the order in which they count. Missing layers are left out, because the library
     compiles every pattern for every tensor.
     """
     n_layer = header.integer(f"{header.metadata.get('general.architecture')}.block_count")
-    found = [(f"override_tensor {each.pattern}", [each]) for each in native.tensor_overrides]
-    if native.cpu_moe:
-        found.append(("cpu_moe", [TensorOverride(EXPERTS, "CPU")]))
-    for name, n, pattern in (("n_cpu_moe", native.n_cpu_moe, EXPERTS), ("n_cpu_ffn", native.n_cpu_ffn, DENSE)):
-        if n:
-            layers = range(min(n, n_layer))
-            found.append((name, [TensorOverride(rf"blk\.{layer}{pattern}", "CPU") for layer in layers]))
+    found = [*native.tensor_overrides, *([TensorOverride(EXPERTS, "CPU")] if native.cpu_moe else [])]
+    for n, pattern in ((native.n_cpu_moe, EXPERTS), (native.n_cpu_ffn, DENSE)):
+        found += [TensorOverride(rf"blk\.{layer}{pattern}", "CPU") for layer in range(min(n, n_layer))]
     return found
 
 
@@ -71,25 +59,9 @@ def override_array(native: LoadParams, files: ModelFiles) -> "ctypes.Array[_Over
         device, pointer = known[each.buffer_type]
         if pointer != cpu and device not in used:
             raise ValueError(f"'{each.buffer_type}' belongs to {device.name}, which is not among the model's devices")
-    _refuse_lookups(wanted, tensor_names(files))
+    _refuse_lookups(wanted, [tensor.name for _, header in files.parts for tensor in header.tensors])
     entries = [_Override(each.pattern.encode(), known[each.buffer_type][1]) for each in wanted]
     return (_Override * (len(entries) + 1))(*entries, _Override(None, None))
-
-
-def tensor_names(files: ModelFiles) -> list[str]:
-    """Return the tensor names of all parts."""
-    return [tensor.name for _, header in files.parts for tensor in header.tensors]
-
-
-def without_match(native: LoadParams, files: ModelFiles) -> list[str]:
-    """Settings of which no tensor's name has a match."""
-    names = tensor_names(files)
-    return [setting for setting, wanted in _by_setting(native, files.header) if not _any_match(wanted, names)]
-
-
-def _any_match(wanted: Iterable[TensorOverride], names: list[str]) -> bool:
-    searches = [compiled(each.pattern).search for each in wanted]
-    return any(search(name) for search in searches for name in names)
 
 
 def _refuse_lookups(wanted: list[TensorOverride], names: list[str]) -> None:
@@ -134,15 +106,6 @@ def model_params(model: str, native: LoadParams, files: ModelFiles) -> ctypes.St
         # the library reads it during the load only, and `params` keeps it referenced until then
         params.tensor_split = (ctypes.c_float * most)(*native.tensor_split)
     return params
-
-
-def warn_of_no_effect(model: str, native: LoadParams, files: ModelFiles) -> None:
-    """Log which settings do nothing on this machine, or with this file."""
-    if native.n_gpu_layers > 0 and not offloads(native):
-        why = "device is none" if native.devices[0] == () else "this build of llama.cpp sees no GPU"
-        logger.warning("model '%s': n_gpu_layers is ignored, %s", model, why)
-    for setting in without_match(native, files):
-        logger.warning("model '%s': %s has no effect: no tensor's name has a match", model, setting)
 
 
 def _place(params: ctypes.Structure, model: str, native: LoadParams, files: ModelFiles) -> None:

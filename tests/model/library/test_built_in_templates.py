@@ -14,7 +14,6 @@ from server.pool.loading import chat_template
 from server.pool.spec import ChatParams, ModelSpec
 from server.templates.built_in import names, source_of
 from server.templates.jinja import environment
-from server.templates.template import ChatTemplate
 from tests.support.ggufs import TinyModel, gguf_file
 
 Chat = list[tuple[str, str]]
@@ -37,7 +36,6 @@ CHATS: dict[str, Chat] = {
     "several tongues": [("system", "Sé breve."), ("user", "你好 👋🏽"), ("assistant", "Привет!")],
 }
 TOOLS_BESIDE = {"chatml"}  # writes results of tools in the Hermes form
-NO_SYSTEM = {"yandex"}  # llama.cpp drops system messages
 
 
 def of_library(name: str, chat: Chat, *, generation: bool) -> str:
@@ -67,18 +65,6 @@ def test_a_built_in_template_writes_what_the_library_writes(name: str) -> None:
         for generation in (True, False):
             arguments = {"messages": messages, "add_generation_prompt": generation}
             assert jinja.render(template, arguments) == of_library(name, chat, generation=generation), what
-
-
-@pytest.mark.parametrize("name", names())
-def test_a_chat_comes_out_as_the_library_writes_it(name: str) -> None:
-    template = ChatTemplate(name, bos_token="", eos_token="")
-    for what in ("one", "system and turns", "spaces", "several tongues"):
-        chat = CHATS[what]
-        expected = of_library(name, chat, generation=True)
-        if name in NO_SYSTEM and chat[0][0] == "system":
-            expected = expected.replace(chat[1][1], f"{chat[0][1]}\n{chat[1][1]}", 1)
-        messages = [{"role": role, "content": content} for role, content in chat]
-        assert template.render(messages).text == expected, what
 
 
 @pytest.mark.parametrize("name", names())

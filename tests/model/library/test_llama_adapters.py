@@ -1,6 +1,5 @@
 """LoRA adapters and control vectors on real files: what they change, and that a wrong file never ends the process."""
 
-import ctypes
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ from server.errors import ModelFailed
 from server.llama.context.runner import LlamaRunner
 from server.llama.files.gguf_header import read_header
 from server.llama.files.model_file import fingerprint
-from server.llama.library import C
 from server.pool.spec import ScaledFile
 from tests.model.native_fixtures import load, open_runner, prefill, prompt_tokens, raw_logits
 from tests.support.closeness import same_vectors
@@ -80,11 +78,6 @@ def test_adapters_say_what_their_files_say(tiny_path: Path, lora: Path, gguf_fol
     assert (first.id, first.path, first.scale) == (0, str(lora), 0.5)
     assert (first.task_name, first.prompt_prefix, first.alora_invocation_tokens) == ("speak", "Say: ", ())
     assert (second.id, second.scale, second.alora_invocation_tokens) == (1, 1.0, (5, 6, 7))
-
-
-def test_adapters_may_be_loaded_without_being_applied(tiny_path: Path, lora: Path) -> None:
-    with open_runner(tiny_path, lora=(ScaledFile(lora, 0.5),), lora_init_without_apply=True) as runner:
-        assert [adapter.scale for adapter in runner.adapters] == [0.0]
 
 
 def write(path: Path, tensors: Tensors, describe: Callable[[GGUFWriter], None], arch: str = "llama") -> Path:
@@ -164,16 +157,6 @@ def test_a_wrong_adapter_is_refused_with_its_name_and_the_reason(tiny_path: Path
     assert expected in found
 
 
-def test_an_adapter_of_another_architecture_is_refused(tiny_path: Path, tmp_path: Path) -> None:
-    path = write(tmp_path / "other.gguf", GOOD, as_lora, "qwen3")
-    assert "for the architecture 'qwen3', the model's is 'llama'" in failure(tiny_path, lora=(ScaledFile(path),))
-
-
-def test_invocation_tokens_are_in_the_vocabulary(tiny_path: Path, gguf_folder: Path) -> None:
-    path = lora_file(gguf_folder, "outside", invocation_tokens=(1, N_VOCAB))
-    assert "the vocabulary ends at 399" in failure(tiny_path, lora=(ScaledFile(path),))
-
-
 def test_files_that_are_none_are_refused(tiny_path: Path, tmp_path: Path, lora: Path) -> None:
     text = tmp_path / "text.gguf"
     text.write_text("no GGUF at all, but long enough to be one")
@@ -233,12 +216,6 @@ def test_control_vectors_work_in_their_layers_only(gguf_folder: Path) -> None:
     assert not np.allclose(first, plain, atol=0.1)
 
 
-def test_directions_of_layers_that_the_model_lacks_have_no_effect(tiny_path: Path, gguf_folder: Path) -> None:
-    deep = control_vector_file(gguf_folder, "deeper", model=TinyModel(n_layer=8))
-    same_start = control_vector_file(gguf_folder, "same-start")
-    assert controlled(tiny_path, (deep, 1.0)) == controlled(tiny_path, (same_start, 1.0))
-
-
 DIRECTION = np.ones(N_EMBD, np.float32)
 
 
@@ -280,21 +257,6 @@ def test_embeddings_are_computed_with_both(gguf_folder: Path, lora: Path, contro
     assert same_vectors(vector(lora=(ScaledFile(lora),), lora_init_without_apply=True), plain)
 
 
-@pytest.fixture
-def other_weights(gguf_folder: Path) -> Path:
-    """A file whose header is that of `tiny_path`."""
-    return gguf_file(gguf_folder, TinyModel(seed=2))
-
-
-def test_fingerprints_tell_contents_and_not_names(tiny_path: Path, other_weights: Path, tmp_path: Path) -> None:
-    copy = tmp_path / "copy.gguf"
-    copy.write_bytes(tiny_path.read_bytes())
-    header = read_header(tiny_path)
-    assert read_header(other_weights).metadata == header.metadata
-    found = [fingerprint([(path, read_header(path))]) for path in (tiny_path, copy, other_weights)]
-    assert found[0] == found[1] != found[2]
-
-
 def test_weights_tell_their_fingerprints(tiny_path: Path, lora: Path, control: Path) -> None:
     weights = load(tiny_path, lora=(ScaledFile(lora),), control_vectors=(ScaledFile(control, 0.5),))
     info = weights.info
@@ -302,7 +264,3 @@ def test_weights_tell_their_fingerprints(tiny_path: Path, lora: Path, control: P
     assert info.adapter_fingerprints == (fingerprint([(lora, read_header(lora))]),)
     assert info.control_vectors.endswith("*0.5@1-2")
     weights.close()
-
-
-def test_the_librarys_adapter_type_is_what_the_bindings_take() -> None:
-    assert ctypes.POINTER(ctypes.c_void_p) is C.llama_adapter_lora_p_ctypes

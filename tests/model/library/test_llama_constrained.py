@@ -32,25 +32,11 @@ def test_a_mask_leaves_its_tokens_only(ready: LlamaRunner, params: SamplingParam
     assert ready.logprobs(0, 0, 400) == before  # the context's logits are untouched
 
 
-def test_a_masked_draw_follows_the_renormalized_distribution(ready: LlamaRunner) -> None:
-    p = raw_probabilities(ready)
-    sampler = ready.sampler(replace(PLAIN, seed=3), [])
-    mask = memoryview(mask_of(ready.vocab.n_tokens, 10, 20))
-    drawn = [ready.sample_constrained(0, sampler, mask) for _ in range(2000)]
-    assert drawn.count(10) / 2000 == pytest.approx(p[10] / (p[10] + p[20]), abs=0.04)
-
-
 def test_a_mask_that_allows_nothing_or_is_too_short_raises(ready: LlamaRunner) -> None:
     sampler = ready.sampler(PLAIN, [])
     for mask in (mask_of(ready.vocab.n_tokens), bytearray(10)):
         with pytest.raises(InternalError):
             ready.sample_constrained(0, sampler, mask)
-
-
-def test_a_mask_within_the_biased_away_tokens_still_returns_one_of_them(ready: LlamaRunner) -> None:
-    sampler = ready.sampler(replace(PLAIN, ignore_eos=True), [])
-    eos = ready.vocab.eos
-    assert ready.sample_constrained(0, sampler, mask_of(ready.vocab.n_tokens, eos)) == eos
 
 
 @pytest.mark.parametrize("change", [{}, {"presence_penalty": 1.0}, {"dry_multiplier": 1.0}, {"mirostat": 2}])
@@ -67,14 +53,6 @@ def test_propose_and_accept_are_sample(runner: LlamaRunner, change: dict[str, An
         runner.accept(sampler, out[-1])
         assert runner.decode([Entry(0, len(tokens) + len(out) - 1, out[-1:])])
     assert out == expected
-
-
-def test_a_proposal_is_not_remembered(ready: LlamaRunner) -> None:
-    sampler = ready.sampler(SamplingParams(temperature=0.0, presence_penalty=50.0), [])
-    first = ready.propose(0, sampler)
-    assert ready.propose(0, sampler) == first
-    ready.accept(sampler, first)
-    assert ready.propose(0, sampler) != first
 
 
 @pytest.mark.parametrize("token", [-1, 400])

@@ -9,10 +9,8 @@ import pytest
 
 from server.engine.runner_api import Pooling
 from server.errors import InternalError, ModelFailed
-from server.llama.context.embedding_params import embedding_params
 from server.llama.context.embedding_runner import LlamaEmbeddingRunner
 from server.llama.weights.model import LlamaWeights
-from server.pool.spec import LoadParams
 from tests.model.native_fixtures import load
 from tests.support.closeness import same_vectors
 from tests.support.ggufs import (
@@ -74,27 +72,6 @@ def test_a_causal_models_long_input_is_computed_in_parts(gguf_folder: Path, mode
     assert same_vectors(parts, whole)
 
 
-def test_a_sliding_windows_long_input_is_computed_in_parts(gguf_folder: Path) -> None:
-    path = gguf_file(gguf_folder, SLIDING_WINDOW)
-    with embedder(path, pooling="last", n_batch=2048, n_ubatch=2048) as runner:
-        (long,) = tokens(runner, "the quick brown fox jumps over the lazy dog " * 60)
-        (whole,) = runner.embed([long])
-    with embedder(path, pooling="last", n_batch=64, n_ubatch=64) as runner:
-        (parts,) = runner.embed([long])
-    assert len(long) > 500
-    assert same_vectors(parts, whole)
-
-
-@pytest.mark.parametrize("model", [BERT, EMBED_MEAN, EMBED_CLS], ids=["bert", "mean", "cls"])
-def test_an_input_that_must_be_whole_may_be_as_long_as_a_batch(gguf_folder: Path, model: TinyModel) -> None:
-    with embedder(gguf_file(gguf_folder, model), n_batch=300, n_ubatch=64) as runner:
-        info = runner.info
-        assert info.whole
-        assert (info.n_ubatch, info.n_pack) == (304, 64)  # a multiple of the 8 sequences
-        longest = [5] * min(info.n_ubatch, info.n_ctx_seq)
-        assert runner.embed([longest])[0].shape == (1, 64)
-
-
 @pytest.mark.parametrize("model", [BERT, EMBED_MEAN, EMBED_CLS, RECURRENT], ids=["bert", "mean", "cls", "mamba"])
 def test_every_combination_of_sizes_gives_a_context(gguf_folder: Path, model: TinyModel) -> None:
     """The library ends the process over an average whose tokens are no multiple of its sequences."""
@@ -111,16 +88,6 @@ def test_every_combination_of_sizes_gives_a_context(gguf_folder: Path, model: Ti
                 n = max(1, min(n_parallel, info.n_pack // n_each))
                 assert len(runner.embed([[5] * n_each] * n)) == n, sizes
                 assert len(runner.embed([[5] * min(info.n_ctx_seq, info.n_ubatch)])) == 1, sizes
-
-
-def test_a_large_vocabulary_does_not_take_gigabytes_for_logits_unless_asked(gguf_folder: Path) -> None:
-    path = gguf_file(gguf_folder, TinyModel(pooling="mean", n_vocab=150_000, n_embd=32, n_head=2, n_head_kv=1))
-    weights = load(path)
-    model = weights._model
-    assert model is not None
-    params = [embedding_params(model, "m", weights._header, LoadParams(n_ubatch=n)).n_ubatch for n in (512, 1024)]
-    weights.close()
-    assert params == [896, 1024]
 
 
 def test_positions_past_a_table_never_reach_the_library(gguf_folder: Path) -> None:
@@ -156,21 +123,6 @@ def test_what_the_library_would_abort_on_is_an_error(
         with pytest.raises(InternalError):
             runner.embed(inputs)
         assert same_vectors(runner.embed([[5, 6, 7]])[0], before)
-
-
-def test_nothing_is_remembered_between_two_calls(gguf_folder: Path) -> None:
-    with embedder(gguf_file(gguf_folder, EMBED_LAST), n_ctx=512) as runner:
-        first = runner.embed([[5, 6, 7]])[0]
-        for _ in range(5):
-            runner.embed([[9] * 200, [8] * 200])
-        assert same_vectors(runner.embed([[5, 6, 7]])[0], first)
-
-
-def test_256_inputs_of_one_decode(gguf_folder: Path) -> None:
-    with embedder(gguf_file(gguf_folder, EMBED_MEAN), n_parallel=256) as runner:
-        assert runner.info.n_seq == 256
-        found = runner.embed([[i % 250 + 1, 7] for i in range(256)])
-        assert same_vectors(found[200], runner.embed([[201, 7]])[0])
 
 
 def test_a_model_whose_head_gives_more_than_it_reads_back_takes_one_input_at_a_time(gguf_folder: Path) -> None:
@@ -216,9 +168,3 @@ def test_contexts_that_generate_and_embed_share_weights(gguf_folder: Path) -> No
     weights.close()
     with pytest.raises(InternalError, match="closed"):
         runner.embed([[5]])
-
-
-def test_weights_that_are_not_numbers_fail_at_the_engine_not_here(gguf_folder: Path) -> None:
-    model = TinyModel(pooling="mean", nan_weights=True)
-    with embedder(gguf_file(gguf_folder, model)) as runner:
-        assert runner.embed([[5, 6]])[0].shape == (1, 64)

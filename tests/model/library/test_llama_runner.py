@@ -42,18 +42,6 @@ def test_outputs_are_counted_among_the_wanted_logits_only(runner: LlamaRunner) -
         runner.logprobs(1, 0, 0)
 
 
-def test_with_separate_streams_a_copys_logits_are_bit_identical(runner: LlamaRunner) -> None:
-    tokens = prompt_tokens(runner.vocab)
-    prefill(runner, 0, tokens)
-    runner.seq_copy(0, 1)
-    assert runner.seq_remove(1, len(tokens) - 4)
-    assert runner.decode([Entry(1, len(tokens) - 4, tokens[-4:])])
-    copied = raw_logits(runner)
-    prefill(runner, 2, tokens[:-4])
-    assert runner.decode([Entry(2, len(tokens) - 4, tokens[-4:])])
-    assert copied == raw_logits(runner)
-
-
 def test_a_copy_goes_into_an_empty_sequence_only(runner: LlamaRunner) -> None:
     prefill(runner, 0, [1, 2, 3])
     prefill(runner, 1, [1])
@@ -150,12 +138,6 @@ def test_an_impossible_batch_raises_and_the_context_serves_on(runner: LlamaRunne
     assert len(generate(runner, tokens, 3)) == 3
 
 
-def test_a_gap_in_a_sequence_is_the_librarys_to_refuse(runner: LlamaRunner) -> None:
-    prefill(runner, 0, [1, 2, 3])
-    with pytest.raises(InternalError, match=r"llama_decode returned -1: .+"):
-        runner.decode([Entry(0, 7, [1])])
-
-
 def test_logits_that_are_no_numbers_are_refused(gguf_folder: Path) -> None:
     with open_runner(gguf_file(gguf_folder, TinyModel(nan_weights=True))) as runner:
         prefill(runner, 0, [1, 2, 3])
@@ -191,23 +173,6 @@ def test_a_sliding_window_forgets_and_says_so(swa_path: Path) -> None:
         assert same_vectors(raw_logits(runner), last)
         assert runner.seq_remove(0, 0)
         prefill(runner, 0, tokens[:50])
-
-
-def test_within_a_sliding_window_a_tail_can_be_removed(swa_path: Path) -> None:
-    with open_runner(swa_path) as runner:
-        tokens = prompt_tokens(runner.vocab)
-        expected = generate(runner, tokens, 4)
-        assert runner.seq_remove(0, 2)
-        assert runner.decode([Entry(0, 2, tokens[2:])])
-        assert runner.sample(0, runner.sampler(GREEDY, tokens)) == expected[0]
-
-
-def test_a_full_sized_window_cache_forgets_nothing(swa_path: Path) -> None:
-    with open_runner(swa_path, n_parallel=1, swa_full=True) as runner:
-        tokens = (prompt_tokens(runner.vocab) * 80)[:600]
-        prefill(runner, 0, tokens)
-        assert runner.seq_remove(0, 100)
-        assert runner.decode([Entry(0, 100, tokens[100:])])
 
 
 def test_a_recurrent_state_has_no_way_back(recurrent_path: Path) -> None:

@@ -1,7 +1,6 @@
 """Tokenizing and pieces of a real vocabulary."""
 
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -9,30 +8,8 @@ from hypothesis import strategies as st
 
 from server.errors import InternalError
 from server.llama.vocab import LlamaVocab
-from tests.model.native_fixtures import load
-from tests.support.ggufs import TinyModel, gguf_file
 
 TEXTS = ["", " ", "hello world", "ünïcödé ☃ 🙂", "a\x00b", "\x00", "<|im_start|>user\n", "x" * 3000, "\r\n\t"]
-
-
-def test_special_tokens_are_parsed_only_on_request(tiny_vocab: LlamaVocab) -> None:
-    text = "<|im_start|>"
-    assert tiny_vocab.tokenize(text, add_special=False, parse_special=True) == [395]
-    assert len(tiny_vocab.tokenize(text, add_special=False, parse_special=False)) > 1
-
-
-def test_the_beginning_token_is_added_on_request(tiny_vocab: LlamaVocab) -> None:
-    assert tiny_vocab.tokenize("", add_special=True, parse_special=False) == [tiny_vocab.bos]
-
-
-def test_control_tokens_print_nothing_unless_asked(tiny_vocab: LlamaVocab) -> None:
-    assert tiny_vocab.piece(tiny_vocab.eos) == b"</s>"
-    assert tiny_vocab.piece(tiny_vocab.eos, special=False) == b""
-    assert tiny_vocab.detokenize([tiny_vocab.bos, 65], special=False) == b"A"
-
-
-def test_every_end_of_generation_token_is_known(tiny_vocab: LlamaVocab) -> None:
-    assert tiny_vocab.eog == {tiny_vocab.eos, tiny_vocab.eot}
 
 
 def test_turns_end_where_a_generation_does_and_at_tokens_between_turns(
@@ -43,17 +20,6 @@ def test_turns_end_where_a_generation_does_and_at_tokens_between_turns(
     monkeypatch.setattr("server.llama.vocab._TURN_ENDS", ("<|im_start|>", "<|end|>", "a"))
     (letter,) = tiny_vocab.tokenize("a", add_special=False, parse_special=True)
     assert tiny_vocab.turn_ends() == tiny_vocab.eog | {start, letter}
-
-
-def test_fill_in_the_middle_tokens_are_found_by_their_text(tiny_vocab: LlamaVocab) -> None:
-    found = [tiny_vocab.text(t) for t in (tiny_vocab.fim_prefix, tiny_vocab.fim_suffix, tiny_vocab.fim_middle)]
-    assert found == ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"]
-    assert tiny_vocab.fim_repo == -1
-
-
-def test_token_text_is_the_vocabularys_own_writing(tiny_vocab: LlamaVocab) -> None:
-    assert tiny_vocab.text(32) == "Ġ"
-    assert tiny_vocab.piece(32) == b" "
 
 
 @pytest.mark.parametrize("token", [-1, 400, 1 << 31])
@@ -84,13 +50,6 @@ def test_threads_may_tokenize_at_the_same_time(tiny_vocab: LlamaVocab) -> None:
 
     with ThreadPoolExecutor(8) as pool:
         assert list(pool.map(there_and_back, texts)) == [text.encode() for text in texts]
-
-
-def test_a_large_vocabulary_is_read_whole(gguf_folder: Path) -> None:
-    weights = load(gguf_file(gguf_folder, TinyModel(n_vocab=40_000, n_embd=32)))
-    assert weights.vocab.n_tokens == 40_000
-    assert weights.vocab.text(39_000).startswith("<unused")
-    weights.close()
 
 
 @settings(max_examples=50, deadline=None)

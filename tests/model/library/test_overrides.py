@@ -1,14 +1,10 @@
 """Tensors in other buffers and overruled metadata, over the real library."""
 
-import logging
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from server.errors import ModelFailed
-from server.llama.files.gguf_header import GgufHeader
 from server.llama.files.model_file import check_files
 from server.llama.weights.params import override_array, overrides
 from server.options.values import metadata_override, tensor_override
@@ -52,57 +48,6 @@ def test_the_configured_patterns_count_first_and_missing_layers_are_left_out(ggu
     experts = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps"
     dense = r"blk\.0\.ffn_(up|down|gate)\."
     assert patterns == ["up", experts, rf"blk\.0{experts}", rf"blk\.1{experts}", dense]
-
-
-def test_a_pattern_without_a_tensor_is_reported(tiny_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    load(tiny_path, tensor_overrides=tensors("exps=CPU")).close()
-    assert "override_tensor exps has no effect: no tensor's name has a match" in caplog.text
-
-
-def test_options_for_experts_are_reported_where_there_are_none(
-    tiny_path: Path, gguf_folder: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    load(tiny_path, cpu_moe=True, n_cpu_moe=2, n_cpu_ffn=2).close()
-    assert "'tiny': cpu_moe has no effect: no tensor's name has a match" in caplog.text
-    assert "'tiny': n_cpu_moe has no effect: no tensor's name has a match" in caplog.text
-    assert "n_cpu_ffn has no effect" not in caplog.text
-    caplog.clear()
-    load(gguf_file(gguf_folder, EXPERTS), cpu_moe=True, n_cpu_moe=2).close()
-    assert "has no effect" not in caplog.text
-
-
-def test_a_named_class_means_here_what_it_means_there(tiny_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(1, "llamapool.llama"):
-        load(tiny_path, tensor_overrides=tensors(r"blk\.0\.[[:alpha:]]+_up=CPU")).close()
-    assert "blk.0.ffn_up.weight" in " ".join(m for m in caplog.messages if "buffer type overridden to CPU" in m)
-    assert "has no effect" not in caplog.text
-
-
-WORST = [
-    ".*.?!",
-    ".*e.*_!",
-    ".*.!",
-    ".*e.*!",
-    "[a-z]{60}!",
-    "(.|.)(.|.)(.|.)(.|.)!",
-    ".?.?.?.?.?!",
-    "x{1000}",
-    "|" * 500,
-]
-
-
-def test_the_worst_patterns_are_searched_in_a_moment(tiny_path: Path) -> None:
-    """In a process of its own: neither `re` nor the library can be stopped. 21 tensors take milliseconds."""
-    names = [f"blk.{n}.ffn_gate_up_exps_and_attn_sub_norm_extended_ex.weight" for n in range(1000)]
-    code = (
-        "import sys; from pathlib import Path; from server.options.values import tensor_override\n"
-        "from server.pool.tensor_patterns import compiled; from tests.model.native_fixtures import load\n"
-        f"for pattern in {WORST!r}:\n"
-        "    wanted = tensor_override(pattern + '=CPU')\n"
-        f"    [compiled(pattern).search(name) for name in {names!r}]\n"
-        "    load(Path(sys.argv[1]), tensor_overrides=(wanted,)).close()\n"
-    )
-    subprocess.run([sys.executable, "-c", code, str(tiny_path)], check=True, timeout=200, capture_output=True)
 
 
 @pytest.mark.parametrize(
@@ -155,13 +100,6 @@ def test_metadata_overrules_the_file(tiny_path: Path) -> None:
     runner.close()
     plain.close()
     changed.close()
-
-
-def test_a_float_changes_what_is_computed(tiny_path: Path) -> None:
-    values = metadata("llama.rope.freq_base=float:50.5")
-    with open_runner(tiny_path) as plain, open_runner(tiny_path, metadata_overrides=values) as other:
-        tokens = prompt_tokens(plain.vocab)
-        assert generate(plain, tokens, 20) != generate(other, tokens, 20)
 
 
 @pytest.mark.parametrize(
@@ -241,16 +179,3 @@ def test_a_file_without_a_vocabulary_is_refused(tiny_path: Path, tmp_path: Path)
 )
 def test_values_at_the_limit_are_taken(gguf_folder: Path, texts: tuple[str, ...]) -> None:
     load(gguf_file(gguf_folder, EXPERTS), metadata_overrides=metadata(*texts)).close()
-
-
-def test_a_key_that_the_library_does_not_read_is_reported(tiny_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    values = metadata("llama.context_lenght=int:5", "tokenizer.ggml.add_bos_token=bool:false")
-    with caplog.at_level(logging.WARNING, "llamapool.llama"):
-        load(tiny_path, metadata_overrides=values).close()
-    assert "override_kv llama.context_lenght has no effect" in caplog.text
-    assert "add_bos_token" not in caplog.text
-
-
-def test_the_checks_of_the_file_see_the_overruled_value(tiny_path: Path) -> None:
-    header: GgufHeader = check_files("m", tiny_path, metadata("llama.pooling_type=int:1")).header
-    assert header.integer("llama.pooling_type") == 1

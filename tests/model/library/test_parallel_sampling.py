@@ -95,14 +95,3 @@ def test_what_handing_out_costs_is_learned_and_not_believed_for_ever(
     monkeypatch.undo()
     assert large.sample_together(wanted) == {}  # tiny chains, and a long way to other threads
     assert large._parallel._handing_s < 0.08
-
-
-@pytest.mark.parametrize("n_cpus", [1, 2])
-def test_one_core_or_one_chain_is_left_to_sample(
-    large: LlamaRunner, monkeypatch: pytest.MonkeyPatch, n_cpus: int
-) -> None:
-    monkeypatch.setattr(parallel_sampling, "usable_cpus", lambda: n_cpus)
-    prompts = _decoded(large)
-    samplers = [large.sampler(PLAIN, prompt) for prompt in prompts]
-    assert large.sample_together([(0, samplers[0])]) == {}
-    assert bool(large.sample_together(list(enumerate(samplers)))) == (n_cpus > 1)

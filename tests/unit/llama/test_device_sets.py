@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from server.errors import ModelFailed
-from server.llama.weights.device_sets import load_by_devices
+from server.llama.loader import load_by_devices
 from server.pool.protocols import Weights
 from server.pool.spec import LoadParams, ModelSpec
 

@@ -1,12 +1,12 @@
-"""Threads that compute beside neighbours."""
+"""Threads that compute beside threads."""
 
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from server.llama import neighbours
-from server.llama.neighbours import INTERVAL_S, ComputeThreads, Use, measured
+from server.llama import threads
+from server.llama.threads import INTERVAL_S, ComputeThreads, Use, measured
 
 
 class Machine:
@@ -14,7 +14,7 @@ class Machine:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, n_cpus: int) -> None:
         self.n_cpus, self.now, self.others_s, self.own_s = n_cpus, 100.0, 7.0, 3.0
-        monkeypatch.setattr("server.llama.neighbours.time.monotonic", lambda: self.now)
+        monkeypatch.setattr("server.llama.threads.time.monotonic", lambda: self.now)
 
     def look(self) -> Use:
         return Use(self.now, self.others_s, self.own_s, self.n_cpus)
@@ -53,7 +53,7 @@ def test_each_thread_has_a_processor_to_itself(
 
 def test_who_is_urgent_gives_way_to_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     machine, urgency = Machine(monkeypatch, 2), [0, -5]
-    monkeypatch.setattr("server.llama.neighbours.os.getpriority", lambda *_: urgency.pop(0))
+    monkeypatch.setattr("server.llama.threads.os.getpriority", lambda *_: urgency.pop(0))
     assert machine.after(ComputeThreads(2, 2, machine.look), 0, 1.0, 1.0) == [None, (1, 1), (2, 2)]
 
 
@@ -79,16 +79,16 @@ def test_who_is_nice_counts_others_that_are(
 ) -> None:
     stat = tmp_path / "stat"
     stat.write_text("cpu 0 0 0\ncpu0 4000 3000 2000 900000 0 500 500 0\ncpu1 9 9 9 9 9 9 9\n")
-    monkeypatch.setattr(neighbours, "_STAT", stat)
-    monkeypatch.setattr(neighbours, "_TICKS_PER_S", 100)
-    monkeypatch.setattr("server.llama.neighbours.os.sched_getaffinity", lambda _: {0})
-    monkeypatch.setattr("server.llama.neighbours.os.getpriority", lambda *_: nice)
-    monkeypatch.setattr("server.llama.neighbours.time.process_time", lambda: 10.0)
+    monkeypatch.setattr(threads, "_STAT", stat)
+    monkeypatch.setattr(threads, "_TICKS_PER_S", 100)
+    monkeypatch.setattr("server.llama.threads.os.sched_getaffinity", lambda _: {0})
+    monkeypatch.setattr("server.llama.threads.os.getpriority", lambda *_: nice)
+    monkeypatch.setattr("server.llama.threads.time.process_time", lambda: 10.0)
     found = measured()
     assert (found.others_s, found.own_s, found.n_cpus) == (others_s, 10.0, 1)
 
 
-@pytest.mark.skipif(not neighbours._STAT.exists(), reason="Linux only")
+@pytest.mark.skipif(not threads._STAT.exists(), reason="Linux only")
 def test_the_kernel_says_what_others_took() -> None:
     before = measured()
     after = measured()
