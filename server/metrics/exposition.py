@@ -8,8 +8,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from importlib import metadata
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
-from prometheus_client.core import Metric
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    disable_created_metrics,
+)
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.openmetrics.exposition import ALLOWUTF8
 from prometheus_client.registry import Collector
@@ -23,6 +29,8 @@ from server.pool.events import StatusChanged
 from server.pool.state import ModelState, Status
 from server.telemetry.record import Record, Usage
 
+disable_created_metrics()  # type: ignore[no-untyped-call]  # ``_created`` series, which Prometheus ignores
+
 _TYPES_OF_MAX = tuple(
     (f"# TYPE {name} gauge\n".encode(), f"# TYPE {name} counter\n".encode()) for name in MAX_TOKENS_NAMES
 )
@@ -35,18 +43,6 @@ _LOAD_SECONDS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 
 _LAG_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 LAG_INTERVAL_S = 0.25
 """Seconds between measurements of the event loop's lag."""
-
-
-class _Counted(Collector):
-    """A metric without the ``_created`` series, which Prometheus ignores."""
-
-    def __init__(self, metric: Counter | Gauge | Histogram) -> None:
-        self._metric = metric
-
-    def collect(self) -> Iterable[Metric]:
-        for family in self._metric.collect():
-            family.samples = [sample for sample in family.samples if not sample.name.endswith("_created")]
-            yield family
 
 
 class Metrics:
@@ -72,54 +68,47 @@ class Metrics:
         if gpus is not None:
             self._registry.register(gpus)
         ProcessCollector(registry=self._registry)
-        self._requests = self._counter("http_requests", "HTTP requests answered", ["path_template", "method", "status"])
-        self._errors = self._counter(
-            "request_errors", "Requests that were refused or have failed, by reason", ["reason"]
-        )
-        self._of_key = self._counter("key_requests", "HTTP requests per key, by its name", ["key", "status"])
+        self._requests = self._counter("http_requests", "HTTP requests answered", "path_template", "method", "status")
+        self._errors = self._counter("request_errors", "Requests that were refused or have failed, by reason", "reason")
+        self._of_key = self._counter("key_requests", "HTTP requests per key, by its name", "key", "status")
         self._tokens_of_key = self._counter(
-            "key_tokens", "Tokens per key: of prompts, of these cached, and predicted", ["key", "kind"]
+            "key_tokens", "Tokens per key: of prompts, of these cached, and predicted", "key", "kind"
         )
         self._budget_of_key = Gauge(
             "llamapool_key_budget_used_tokens",
             "Tokens of a key that count against its budgets: of today and of this month, UTC",
             ["key", "period"],
-            registry=None,
+            registry=self._registry,
         )
-        self._registry.register(_Counted(self._budget_of_key))
         self._choices = self._counter(
             "choices",
             "Choices that have ended, by reason: eos, word (a stop string), limit, cancelled, failed",
-            ["model", "reason"],
+            *("model", "reason"),
         )
-        self._loads = self._counter("model_loads", "Loads of a model, by result", ["model", "result"])
+        self._loads = self._counter("model_loads", "Loads of a model, by result", "model", "result")
         self._load_seconds = Histogram(
             "llamapool_model_load_seconds",
             "Time of a model's loads",
             ["model"],
             buckets=_LOAD_SECONDS,
-            registry=None,
+            registry=self._registry,
         )
         self._lag = Histogram(
             "llamapool_event_loop_lag_seconds",
             "Delay of the event loop's timers, measured four times a second",
             buckets=_LAG_SECONDS,
-            registry=None,
+            registry=self._registry,
         )
         built = Gauge(
             "llamapool_build_info",
             "1, with the versions as labels",
             ["version", "llama_cpp_python", "python"],
-            registry=None,
+            registry=self._registry,
         )
         built.labels(__version__, _version_of_llama_cpp_python(), platform.python_version()).set(1)
-        for each in (self._load_seconds, self._lag, built):
-            self._registry.register(_Counted(each))
 
-    def _counter(self, name: str, text: str, labels: list[str]) -> Counter:
-        counter = Counter(f"llamapool_{name}", text, labels, registry=None)
-        self._registry.register(_Counted(counter))
-        return counter
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(f"llamapool_{name}", text, labels, registry=self._registry)
 
     def observe(self, states: Iterable[ModelState]) -> None:
         """Follow the pool: call it on each change of a model's status."""

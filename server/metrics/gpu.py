@@ -38,10 +38,6 @@ class GpuCollector(Collector):
         self._gpus = [(gpu, nvml.nvmlDeviceGetName(gpu), nvml.nvmlDeviceGetUUID(gpu)) for gpu in handles]
         self._reading: Reading = {}
 
-    def describe(self) -> Iterable[Metric]:
-        """Nothing: a registry would otherwise collect once to find the names."""
-        return ()
-
     def collect(self) -> Iterable[Metric]:
         """The last reading."""
         for name, text in _GAUGES.items():

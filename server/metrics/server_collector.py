@@ -15,7 +15,6 @@ from server.engine.stats import EngineStats, combined
 from server.pool.state import ModelState, Status
 
 _OURS, _ALL = "llamapool_", "llamapool_server_"
-_MODEL = ["model"]
 
 
 class ServerCollector(Collector):
@@ -23,10 +22,6 @@ class ServerCollector(Collector):
 
     def __init__(self, states: Callable[[], Sequence[ModelState]]) -> None:
         self._states = states
-
-    def describe(self) -> Iterable[Metric]:
-        """Nothing: a registry would otherwise collect once to find the names."""
-        return ()
 
     def collect(self) -> Iterable[Metric]:
         """One reading of the pool."""
@@ -36,27 +31,18 @@ class ServerCollector(Collector):
 
 
 def _of_models(states: Sequence[ModelState]) -> Iterator[Metric]:
-    status = GaugeMetricFamily(
-        _OURS + "model_status", "1 for the state that a model is in, 0 for the others", labels=["model", "status"]
-    )
-    memory = GaugeMetricFamily(
-        _OURS + "model_memory_bytes", "Bytes that a model takes, by device", labels=["model", "device"]
-    )
-    loaded_at = GaugeMetricFamily(_OURS + "model_loaded_seconds", "Unix time of a model's load", labels=_MODEL)
-    slots = GaugeMetricFamily(_OURS + "slots", "Slots of a loaded model, of all its instances", labels=_MODEL)
-    waiting = GaugeMetricFamily(
-        _OURS + "model_waiting_requests", "Requests that wait for a model to be loaded", labels=_MODEL
-    )
-    leases = GaugeMetricFamily(_OURS + "model_leases", "Requests that hold a model in memory", labels=_MODEL)
-    cells = GaugeMetricFamily(_OURS + "kv_cells", "KV cells (tokens) of a loaded model", labels=_MODEL)
-    used = GaugeMetricFamily(
-        _OURS + "kv_cells_used",
-        "KV cells in use: by requests that run (running), or by what they left for others (cached)",
-        labels=["model", "by"],
-    )
-    ratio = GaugeMetricFamily(
-        _OURS + "kv_cache_usage_ratio", "Part of a model's KV cells that running requests hold, 0 to 1", labels=_MODEL
-    )
+    def gauge(name: str, text: str, *labels: str) -> GaugeMetricFamily:
+        return GaugeMetricFamily(_OURS + name, text, labels=["model", *labels])
+
+    status = gauge("model_status", "1 for the state that a model is in, 0 for the others", "status")
+    memory = gauge("model_memory_bytes", "Bytes that a model takes, by device", "device")
+    loaded_at = gauge("model_loaded_seconds", "Unix time of a model's load")
+    slots = gauge("slots", "Slots of a loaded model, of all its instances")
+    waiting = gauge("model_waiting_requests", "Requests that wait for a model to be loaded")
+    leases = gauge("model_leases", "Requests that hold a model in memory")
+    cells = gauge("kv_cells", "KV cells (tokens) of a loaded model")
+    used = gauge("kv_cells_used", "KV cells that running requests hold (running) or caches hold (cached)", "by")
+    ratio = gauge("kv_cache_usage_ratio", "Part of a model's KV cells that running requests hold, 0 to 1")
     for state in states:
         model = state.spec.id
         for one in Status:
@@ -68,9 +54,8 @@ def _of_models(states: Sequence[ModelState]) -> Iterator[Metric]:
         stats = state.loaded.stats
         loaded_at.add_metric([model], state.loaded.loaded_at)
         slots.add_metric([model], state.loaded.n_slots)
-        if state.facts is not None:
-            for device, taken in state.facts.footprint.items():
-                memory.add_metric([model, str(device)], taken.total)
+        for device, taken in state.facts.footprint.items() if state.facts is not None else ():
+            memory.add_metric([model, str(device)], taken.total)
         if stats.kv_cells:
             cells.add_metric([model], stats.kv_cells)
             used.add_metric([model, "running"], stats.kv_cells_running)

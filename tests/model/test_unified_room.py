@@ -52,6 +52,6 @@ def test_streams_that_outgrow_the_cells_are_parked_and_go_on(served: Served) -> 
     assert together == [ask(prompt) for prompt in prompts]
     metrics = served.server.request("GET", "/metrics").body.decode()
     n_preempted = next(
-        line.split()[-1] for line in metrics.splitlines() if line.startswith("llamapool_parked_requests_total")
+        line.split()[-1] for line in metrics.splitlines() if line.startswith("llamapool_preempted_requests_total")
     )
     assert (float(n_preempted) > 0) == (served.kind != "recurrent")  # whose sequences have a cell each

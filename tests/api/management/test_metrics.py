@@ -31,18 +31,6 @@ async def test_tokens_of_a_request_are_counted_under_its_model(serve: Serve) -> 
         assert sample(text, 'llamapool_request_duration_seconds_count{model="demo"}') == 1
 
 
-async def test_decodes_are_counted_as_llama_server_counts_them(serve: Serve) -> None:
-    """The last token of a reply is in no cell, and the first one comes with the prompt."""
-    async with serve(server={"metrics": True}) as api:
-        body = {"prompt": "Hi", "max_tokens": 3, "ignore_eos": True}
-        assert (await api.client.post("/v1/completions", json=body)).status_code == 200
-        found = llama_servers((await api.client.get("/metrics?model=demo")).text)
-        assert found["llamacpp:n_tokens_max"] == ("counter", 5)
-        assert found["llamacpp:n_decode_total"] == ("counter", 3)
-        assert found["llamacpp:n_busy_slots_per_decode"] == ("gauge", 1)
-        assert found["llamacpp:prompt_tokens_total"] == ("counter", 3)
-
-
 async def test_counters_survive_an_unload(serve: Serve) -> None:
     async with serve(models=TWO, server={"metrics": True}) as api:
         body = {"model": "b", "prompt": "Hi", "max_tokens": 3}
@@ -119,14 +107,6 @@ async def test_llama_servers_names_are_of_all_models_together(serve: Serve, monk
         assert sample(text, 'llamapool_tokens_predicted_total{model="b"}') == 3
         again = llama_servers((await api.client.get("/metrics")).text)
         assert again["llamacpp:predicted_tokens_seconds"] == found["llamacpp:predicted_tokens_seconds"]
-
-
-async def test_openmetrics_on_request(serve: Serve) -> None:
-    async with serve(server={"metrics": True}) as api:
-        accept = {"Accept": "application/openmetrics-text;version=1.0.0"}
-        reply = await api.client.get("/metrics", headers=accept)
-        assert reply.headers["content-type"].startswith("application/openmetrics-text")
-        assert reply.text.endswith("# EOF\n")
 
 
 async def test_states_slots_and_cells_of_models(serve: Serve) -> None:

@@ -7,7 +7,6 @@ from server.engine.stats import EngineStats, combined
 from server.metrics.collector import EngineCollector
 from server.metrics.exposition import Metrics
 from server.metrics.windows import Windows
-from server.telemetry.record import Record
 
 
 @dataclass
@@ -42,13 +41,6 @@ def test_a_models_name_cannot_break_the_format() -> None:
     assert 'model="a\\"b\\nc"' in render(EngineStats(), 'a"b\nc')
 
 
-def test_each_application_has_its_own_registry() -> None:
-    one, other = Metrics(), Metrics()
-    one.ended(Record("1", "GET", "/health", route="/health", status=200))
-    assert b'path_template="/health"' in one.render("")[0]
-    assert b'path_template="/health"' not in other.render("")[0]
-
-
 def test_the_peak_is_a_counter_as_in_llama_server_where_the_format_allows_it() -> None:
     ledger_of_one = {"demo": Engine(EngineStats(n_tokens_max=9))}
     metrics = Metrics()
@@ -67,14 +59,3 @@ def test_whole_numbers_have_no_decimal_point_as_in_llama_server() -> None:
         assert b"\nllamacpp:prompt_tokens_total 120\n" in text
         assert b"\nllamacpp:requests_processing 0\n" in text
         assert b"\nllamacpp:n_busy_slots_per_decode 1.5\n" in text
-
-
-def test_openmetrics_is_given_to_those_who_ask() -> None:
-    assert Metrics().render("")[1].startswith("text/plain; version=0.0.4")
-    body, content_type = Metrics().render("application/openmetrics-text; version=1.0.0")
-    assert content_type.startswith("application/openmetrics-text")
-    assert body.endswith(b"# EOF\n")
-
-
-def test_the_process_is_measured() -> None:
-    assert b"process_resident_memory_bytes" in Metrics().render("")[0]
