@@ -17,12 +17,14 @@ with the state (`read_foreign`); older ones have a plain list of tokens for word
 import hashlib
 import hmac
 import json
-import math
 import struct
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import cache
 from itertools import pairwise
-from typing import BinaryIO
+from typing import Annotated, BinaryIO, ClassVar
+
+from pydantic import ConfigDict, Field, FiniteFloat, TypeAdapter, ValidationError
 
 from server.engine.lora import NEVER, AdapterSet
 from server.engine.media import MediaSpan, Spans, media_tokens
@@ -129,7 +131,8 @@ _PACKS = struct.pack("<i", -1)  # the first of packed words, which no token is
 
 SavedTokens = tuple[list[int], Spans]
 """Tokens, and the media that the negative ones represent."""
-LoraSet = tuple[tuple[str, float], ...]
+_Count = Annotated[int, Field(ge=0)]
+LoraSet = tuple[tuple[str, FiniteFloat], ...]
 """(hash of an adapter's content, scale), sorted: ids and paths mean nothing on another machine."""
 
 
@@ -141,15 +144,18 @@ class Description:
     at that time. ``n_exact`` as in `SlotState`; None = all.
     """
 
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
+
     origin: Mapping[str, str | int]
     lora: LoraSet
-    lora_start: int | None
+    lora_start: _Count | None
     lora_for_all: LoraSet
-    n_tokens: int
-    n_exact: int | None
-    checkpoints: tuple[tuple[int, int], ...] = ()  # tokens before each, bytes of its state
+    n_tokens: _Count
+    n_exact: _Count | None
+    checkpoints: tuple[tuple[_Count, _Count], ...] = ()  # tokens before each, bytes of its state
     scope: str = ""  # `engine.cache_scope`
     media: str = ""
+    blake2b: str = ""  # of the content; set by `encode`
 
 
 def encode(saved: SlotState, description: Description, secret: bytes = b"") -> Iterator[bytes | memoryview]:
@@ -166,7 +172,7 @@ def encode(saved: SlotState, description: Description, secret: bytes = b"") -> I
         content.update(part)
         n_bytes += len(part)
         yield part
-    text = json.dumps({**asdict(description), "blake2b": content.hexdigest()}, sort_keys=True).encode()
+    text = json.dumps(asdict(replace(description, blake2b=content.hexdigest())), sort_keys=True).encode()
     end = text + _FOOT.pack(_MAGIC, FORMAT, len(text), n_bytes)
     yield end + _end_digest(end, secret)
 
@@ -178,7 +184,6 @@ class Opened:
     file: BinaryIO
     description: Description
     n_bytes: int  # of the content
-    blake2b: str
 
     def read_text(self, n_vocab: int, adapter_set: AdapterSet) -> SlotState:
         """Read without the bytes of states. The text may be corrupt, which `read` detects.
@@ -210,7 +215,7 @@ class Opened:
         parts: list[bytes | memoryview] = [head, words, memoryview(state)[_PREFIX_BYTES:], *states]
         for part in parts:
             content.update(part)
-        if content.hexdigest() != self.blake2b:
+        if content.hexdigest() != self.description.blake2b:
             raise InvalidRequest("it is damaged: its content is not what was saved")
         if (magic, version) != (STATE_MAGIC, STATE_VERSION):
             raise InvalidRequest(f"its state has the version {version}, this llama.cpp reads {STATE_VERSION}")
@@ -249,17 +254,18 @@ def open_saved(file: BinaryIO, size: int, secret: bytes = b"") -> Opened:
     if version != FORMAT:
         raise InvalidRequest(f"it has the format {version}, this Llamapool reads {FORMAT}")
     try:
-        fields = json.loads(text)
-        blake2b = fields.pop("blake2b")
-        for key in ("lora", "lora_for_all"):
-            fields[key] = tuple((content, scale) for content, scale in fields[key])
-        fields["checkpoints"] = tuple((n_tokens, size) for n_tokens, size in fields.get("checkpoints", ()))
-        description = Description(**fields)
-    except (TypeError, ValueError, KeyError, AttributeError, RecursionError) as error:
-        raise InvalidRequest(f"its description cannot be read: {error}") from error
-    if not _is_sound(description):
-        raise InvalidRequest("its description cannot be read: a value has the wrong type")
-    return Opened(file, description, n_content, blake2b)
+        description = _reader().validate_json(text)
+    except ValidationError as error:
+        raise InvalidRequest(f"its description cannot be read: {error.errors()[0]['msg']}") from None
+    places = [n_tokens for n_tokens, _ in description.checkpoints]
+    if places != sorted(set(places)) or not all(0 < n <= description.n_tokens for n in places):
+        raise InvalidRequest("its description cannot be read: its checkpoints are in no order")
+    return Opened(file, description, n_content)
+
+
+@cache
+def _reader() -> TypeAdapter[Description]:
+    return TypeAdapter(Description)
 
 
 def signing_key(secret: bytes) -> bytes:
@@ -320,25 +326,6 @@ def _description_bytes(file: BinaryIO, size: int) -> int:
         return 0
     _, _, n_text, _ = _FOOT.unpack_from(end)
     return int(n_text) + end_bytes
-
-
-def _is_sound(found: Description) -> bool:
-    """Whether every value is of the kind that `encode` writes: the hash is no signature, anybody can make one."""
-    counts = [n for n in (found.lora_start, found.n_exact) if n is not None]
-    places = [n_tokens for n_tokens, _ in found.checkpoints]
-    counts += [n for pair in found.checkpoints for n in pair]
-    return (
-        isinstance(found.origin, dict)
-        and isinstance(found.scope, str)
-        and isinstance(found.media, str)
-        and all(type(n) is int and n >= 0 for n in [found.n_tokens, *counts])
-        and all(0 < a <= found.n_tokens for a in places)
-        and places == sorted(set(places))
-        and all(isinstance(content, str) for content, _ in found.lora + found.lora_for_all)
-        and all(
-            isinstance(scale, int | float) and abs(scale) < math.inf for _, scale in found.lora + found.lora_for_all
-        )
-    )
 
 
 def _words(tokens: list[int], media: Spans) -> bytes:

@@ -116,7 +116,7 @@ class StateFolder:
         if self._shared:
             SlotFiles(path).remove_stale()
         else:
-            SlotFiles(path).remove_unfinished()
+            SlotFiles(path).remove_stale(0.0)
 
     def _lock(self, path: Path) -> None:
         self._locked = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)

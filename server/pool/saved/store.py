@@ -18,11 +18,11 @@ import stat
 import tempfile
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol, cast
+from typing import Any, BinaryIO, cast
 
 from server.errors import (
     ConfigError,
@@ -53,36 +53,39 @@ def check_name(name: object) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """A file that is there."""
+    """A file that exists. ``age_s``: seconds since its last use, or since it was written where that is unknown."""
 
     name: str
     n_bytes: int
-    age_s: float  # since it was used last, or written where that is not known
+    age_s: float
 
 
-class SavedFiles(Protocol):
-    """Files by name: in a folder (`SlotFiles`), or at a URL (`UrlFiles`)."""
+@contextmanager
+def _reported(verb: str, place: str = "") -> Iterator[None]:
+    """Raise `InvalidRequest` for a missing file that is read, and `InternalError` for all other errors of a store."""
+    try:
+        yield
+    except LlamapoolError:
+        raise
+    except Exception as error:  # the packages of object stores have errors of their own
+        if isinstance(error, FileNotFoundError) and verb == "restore":
+            raise InvalidRequest("Unable to restore slot: there is no such file", "filename") from None
+        reason = (isinstance(error, OSError) and error.strerror) or str(error) or type(error).__name__
+        raise InternalError(f"Unable to {verb} slot: {place}{reason}") from error
 
-    secret: bytes
 
-    def of(self, owner: str) -> "SavedFiles": ...
-    def write(self, name: str, parts: Iterable[bytes | memoryview]) -> int: ...
-    def opened(self, name: str) -> AbstractContextManager[tuple[BinaryIO, int]]: ...
-    def listed(self) -> list[Listed]: ...
-    def used(self, name: str) -> None: ...
-    def remove(self, name: str) -> None: ...
-    def remove_stale(self) -> None: ...
-
-
-def too_much(quota: int) -> PermissionDenied:
-    """There is no room for another file."""
-    return PermissionDenied(
-        f"Unable to save slot: more than the {quota} bytes that may be kept; save over an older file"
-    )
+def _check_quota(quota: int, n_bytes: int, others: Iterable[Listed]) -> None:
+    if quota and n_bytes + sum(one.n_bytes for one in others) > quota:
+        raise PermissionDenied(
+            f"Unable to save slot: more than the {quota} bytes that may be kept; save over an older file"
+        )
 
 
 class SlotFiles:
-    """Saved slots by name, at most `quota` bytes of them (0 = any). `secret` signs them, "" = nobody does."""
+    """Saved slots by name, at most `quota` bytes of them (0 = unlimited). `secret` signs them; empty = unsigned.
+
+    Methods raise `InternalError` with the system's reason.
+    """
 
     def __init__(self, folder: Path, quota: int = 0, secret: bytes = b"", *, create: bool = False) -> None:
         """`create`: create the folder on the first write."""
@@ -96,60 +99,54 @@ class SlotFiles:
         return SlotFiles(self._folder / owner, self._quota, self.secret, create=True) if owner else self
 
     def write(self, name: str, parts: Iterable[bytes | memoryview]) -> int:
-        """Save a file whole or not at all; its bytes. Raises `InternalError` with the system's reason, and
-        `PermissionDenied` where it would be too much."""
-        if self._create:
-            with contextlib.suppress(OSError):  # said when it is opened
+        """Save a file whole or not at all, and return its bytes. Raises `PermissionDenied` above the quota."""
+        part = self._folder / f"{_PART}{secrets.token_hex(8)}"
+        with _reported("save"):
+            if self._create:
                 self._folder.mkdir(mode=0o700, exist_ok=True)
-        with self._opened_folder("save") as folder:
-            left = self._left(folder, name)
-            part = f"{_PART}{secrets.token_hex(8)}"
-            descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=folder)
             try:
-                with open(descriptor, "wb") as file:
-                    n_bytes = 0
+                with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
+                    n_bytes, left = 0, self._quota or math.inf
                     for each in parts:
                         n_bytes += file.write(each)
                         if n_bytes > left:
-                            raise too_much(self._quota)
+                            break  # `_publish` refuses it
                     file.flush()
-                    os.fsync(descriptor)
-                self._publish(folder, part, name, n_bytes)
-            except BaseException:
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(part, dir_fd=folder)
-                raise
-            os.fsync(folder)  # the rename itself
-            return n_bytes
+                    os.fsync(file.fileno())
+                self._publish(part, name, n_bytes)
+            finally:
+                part.unlink(missing_ok=True)
+        return n_bytes
 
-    def _left(self, folder: int, name: str) -> float:
-        """Return the bytes that `name` may have, given the other files."""
-        if not self._quota:
-            return math.inf
-        kept = 0
-        with os.scandir(folder) as entries:
-            for entry in entries:
-                if entry.name != name and not entry.name.startswith(_PART):
-                    with contextlib.suppress(FileNotFoundError):  # removed meanwhile
-                        kept += entry.stat().st_size if entry.is_file(follow_symlinks=False) else 0
-        return self._quota - kept
-
-    def _publish(self, folder: int, part: str, name: str, n_bytes: int) -> None:
-        """Files that are written at once are counted one after the other, whichever process writes them."""
-        if self._quota:
-            fcntl.flock(folder, fcntl.LOCK_EX)  # until the descriptor is closed
-            if n_bytes > self._left(folder, name):
-                raise too_much(self._quota)
+    def _publish(self, part: Path, name: str, n_bytes: int) -> None:
+        """Give a written file its name. Files that are written at once are counted one after the other, whichever
+        process writes them.
+        """
+        folder = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            os.replace(part, name, src_dir_fd=folder, dst_dir_fd=folder)
+            if self._quota:
+                fcntl.flock(folder, fcntl.LOCK_EX)  # until the descriptor is closed
+                _check_quota(self._quota, n_bytes, [one for one in self.listed() if one.name != name])
+            part.replace(self._folder / name)
+            os.fsync(folder)  # the rename itself
         except IsADirectoryError:
             raise InvalidRequest("Unable to save slot: a folder has that name", "filename") from None
+        finally:
+            os.close(folder)
 
     @contextmanager
     def opened(self, name: str) -> Iterator[tuple[BinaryIO, int]]:
-        """A saved file and its size. Raises `InvalidRequest` when there is none, or none that can be a saved slot."""
-        with self._opened_folder("restore") as folder:
-            descriptor = _open_to_read(name, folder)
+        """A saved file and its size. Raises `InvalidRequest` if there is none, or if it is no regular file."""
+        with _reported("restore"):
+            try:
+                # O_NONBLOCK: a named pipe must not stop the thread
+                flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+                descriptor = os.open(self._folder / name, flags)
+            except OSError as error:
+                if error.errno not in (errno.ELOOP, errno.ENXIO):
+                    raise
+                what = "a link" if error.errno == errno.ELOOP else "not a file"
+                raise InvalidRequest(f"Unable to restore slot: it is {what}", "filename") from None
             try:
                 found = os.fstat(descriptor)
                 if not stat.S_ISREG(found.st_mode):
@@ -160,10 +157,10 @@ class SlotFiles:
                 os.close(descriptor)
 
     def listed(self) -> list[Listed]:
-        """What is there, without what is being written. Raises `InternalError`."""
+        """Return all files, without those that are being written."""
         found: list[Listed] = []
         now = time.time()
-        with self._opened_folder("find") as folder, os.scandir(folder) as entries:
+        with _reported("find"), os.scandir(self._folder) as entries:
             for entry in entries:
                 with contextlib.suppress(FileNotFoundError):  # another process has removed it
                     if entry.is_file(follow_symlinks=False) and not entry.name.startswith(_PART):
@@ -172,56 +169,21 @@ class SlotFiles:
         return found
 
     def used(self, name: str) -> None:
-        """Set the file's time, which is the time of last use. Raises `InternalError`."""
-        with self._opened_folder("use") as folder, contextlib.suppress(FileNotFoundError):
-            os.utime(name, dir_fd=folder)
+        """Set the file's time, which is the time of last use."""
+        with _reported("use"), contextlib.suppress(FileNotFoundError):
+            os.utime(self._folder / name)
 
     def remove(self, name: str) -> None:
-        """One that is gone already is no error. Raises `InternalError`."""
-        with self._opened_folder("remove") as folder, contextlib.suppress(FileNotFoundError):
-            os.unlink(name, dir_fd=folder)
+        """Remove a file, if it exists."""
+        with _reported("remove"):
+            (self._folder / name).unlink(missing_ok=True)
 
-    def remove_stale(self) -> None:
-        """Remove unfinished files of processes that ended while saving, at least a day ago."""
+    def remove_stale(self, age_s: float = STALE_S) -> None:
+        """Remove unfinished files, also of owners, whose writers ended at least `age_s` seconds ago."""
         for path in (*self._folder.glob(f"{_PART}*"), *self._folder.glob(f"*/{_PART}*")):
             with contextlib.suppress(FileNotFoundError):  # another process does the same
-                if path.lstat().st_mtime < time.time() - STALE_S:
+                if path.lstat().st_mtime <= time.time() - age_s:
                     path.unlink()
-
-    def remove_unfinished(self) -> None:
-        """Remove what was not written to its end, however new: for a folder that only this process writes to."""
-        with self._opened_folder("clean up") as folder:
-            for name in os.listdir(folder):
-                if name.startswith(_PART):
-                    os.unlink(name, dir_fd=folder)
-
-    @contextmanager
-    def _opened_folder(self, verb: str) -> Iterator[int]:
-        """A descriptor of the folder, so that a path that is changed meanwhile leads nowhere else."""
-        try:
-            folder = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
-                yield folder
-            finally:
-                os.close(folder)
-        except OSError as error:
-            if self._create and isinstance(error, FileNotFoundError):
-                raise InvalidRequest(f"Unable to {verb} slot: there is no such file", "filename") from None
-            raise InternalError(f"Unable to {verb} slot: {error.strerror or error}") from error
-
-
-def _open_to_read(name: str, folder: int) -> int:
-    try:
-        # O_NONBLOCK: a named pipe must not stop the thread
-        return os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
-    except FileNotFoundError:
-        raise InvalidRequest("Unable to restore slot: there is no such file", "filename") from None
-    except OSError as error:
-        if error.errno == errno.ELOOP:
-            raise InvalidRequest("Unable to restore slot: it is a link", "filename") from None
-        if error.errno == errno.ENXIO:  # a socket
-            raise InvalidRequest("Unable to restore slot: it is not a file", "filename") from None
-        raise
 
 
 _IN_MEMORY = 64 << 20  # bytes; more are kept in a file until they are sent
@@ -236,6 +198,7 @@ class UrlFiles:
         import fsspec  # not where nobody needs it
 
         self.address = address.rstrip("/")
+        self._shown = f"{without_credentials(self.address)}: "
         self._quota = quota
         self.secret = secret
         try:
@@ -247,22 +210,18 @@ class UrlFiles:
         """Return the files of one owner."""
         return UrlFiles(f"{self.address}/{owner}", self._quota, self.secret) if owner else self
 
-    def _at(self, name: str) -> str:
-        return f"{self._path}/{name}"
-
     def write(self, name: str, parts: Iterable[bytes | memoryview]) -> int:
         """Save a file whole or not at all; its bytes. Raises `InternalError` with the store's reason, and
         `PermissionDenied` where it would be too much."""
-        with _told(self.address, "save"), tempfile.SpooledTemporaryFile(_IN_MEMORY) as kept:
+        with _reported("save", self._shown), tempfile.SpooledTemporaryFile(_IN_MEMORY) as kept:
             for each in parts:
                 kept.write(each)
             n_bytes = kept.tell()
-            others = sum(one.n_bytes for one in self.listed() if one.name != name) if self._quota else 0
-            if self._quota and others + n_bytes > self._quota:
-                raise too_much(self._quota)
+            if self._quota:
+                _check_quota(self._quota, n_bytes, [one for one in self.listed() if one.name != name])
             kept.seek(0)
             self._store.makedirs(self._path, exist_ok=True)
-            with self._store.open(self._at(name), "wb", block_size=_BLOCK) as file:
+            with self._store.open(f"{self._path}/{name}", "wb", block_size=_BLOCK) as file:
                 while block := kept.read(_BLOCK):
                     file.write(block)
             return n_bytes
@@ -270,14 +229,17 @@ class UrlFiles:
     @contextmanager
     def opened(self, name: str) -> Iterator[tuple[BinaryIO, int]]:
         """A saved file and its size. Raises `InvalidRequest` when there is none."""
-        with _told(self.address, "restore"), self._store.open(self._at(name), "rb", block_size=_BLOCK) as file:
+        with (
+            _reported("restore", self._shown),
+            self._store.open(f"{self._path}/{name}", "rb", block_size=_BLOCK) as file,
+        ):
             n_bytes = file.seek(0, io.SEEK_END)
             file.seek(0)
             yield cast(BinaryIO, file), n_bytes
 
     def listed(self) -> list[Listed]:
         """What is there. Raises `InternalError`."""
-        with _told(self.address, "find"):
+        with _reported("find", self._shown):
             try:
                 self._store.invalidate_cache(self._path)  # others write here, too
                 found: list[dict[str, Any]] = self._store.ls(self._path, detail=True)
@@ -291,9 +253,9 @@ class UrlFiles:
 
     def remove(self, name: str) -> None:
         """One that is gone already is no error. Raises `InternalError`."""
-        with _told(self.address, "remove"):
+        with _reported("remove", self._shown):
             try:
-                self._store.rm_file(self._at(name))
+                self._store.rm_file(f"{self._path}/{name}")
             except FileNotFoundError:
                 return
 
@@ -307,15 +269,4 @@ def _age_s(found: dict[str, Any]) -> float:
     return max(time.time() - at, 0.0) if isinstance(at, int | float) else 0.0
 
 
-@contextmanager
-def _told(address: str, verb: str) -> Iterator[None]:
-    try:
-        yield
-    except (LlamapoolError, PermissionDenied):
-        raise
-    except FileNotFoundError:
-        raise InvalidRequest(f"Unable to {verb} slot: there is no such file", "filename") from None
-    except Exception as error:  # each store's package has errors of its own
-        raise InternalError(
-            f"Unable to {verb} slot: {without_credentials(address)}: {error or type(error).__name__}"
-        ) from error
+SavedFiles = SlotFiles | UrlFiles

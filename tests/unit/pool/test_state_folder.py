@@ -56,19 +56,6 @@ def save(root: Path, saved: SlotState = SAVED, of: LoadedModel | None = None) ->
     return n_bytes
 
 
-def test_its_age_is_the_time_of_its_last_use(tmp_path: Path) -> None:
-    save(tmp_path)
-    (path,) = tmp_path.rglob("a.state")
-    os.utime(path, (time.time() - 1000,) * 2)
-    folder, (entry,) = opened(tmp_path)
-    assert -1100 < entry.used_at <= -1000
-    folder.used("a.state")
-    folder.close()
-    folder, (entry,) = opened(tmp_path)
-    assert entry.used_at > -100
-    folder.close()
-
-
 def test_lora_sets_come_back_under_the_ids_of_today(tmp_path: Path) -> None:
     other = Adapter(0, "other.gguf", 0.5)
     save(tmp_path, replace(SAVED, adapter_set=AdapterSet(((0, 0.5),), 1)), model(adapters=(LORA,)))
@@ -79,35 +66,6 @@ def test_lora_sets_come_back_under_the_ids_of_today(tmp_path: Path) -> None:
     assert entries == []
     assert files(tmp_path) == ["a.state"]  # they may be loaded again
     folder.close()
-
-
-@pytest.mark.parametrize("part", ["begin", "state", "checkpoint", "end"])
-def test_a_changed_byte_is_found_before_the_library_sees_it(tmp_path: Path, part: str) -> None:
-    n_bytes = save(tmp_path)
-    (path,) = tmp_path.rglob("a.state")
-    content = bytearray(path.read_bytes())
-    at = {"begin": 0, "state": content.index(b"library"), "checkpoint": content.index(b"two"), "end": n_bytes - 1}[part]
-    content[at] ^= 1
-    path.write_bytes(content)
-    folder, entries = opened(tmp_path)
-    if entries:
-        with pytest.raises(InvalidRequest, match="damaged"):
-            folder.read("a.state")
-    else:
-        assert files(tmp_path) == []
-    folder.close()
-
-
-def test_no_truncated_file_is_read(tmp_path: Path) -> None:
-    n_bytes = save(tmp_path)
-    (path,) = tmp_path.rglob("a.state")
-    content = path.read_bytes()
-    for n in range(n_bytes):
-        path.write_bytes(content[:n])
-        folder, entries = opened(tmp_path)
-        assert entries == []
-        assert files(tmp_path) == []
-        folder.close()
 
 
 def test_states_outlive_another_length_of_the_context(tmp_path: Path) -> None:
@@ -247,14 +205,6 @@ def test_what_was_not_written_to_its_end_is_removed_and_foreign_files_are_left_a
     folder.close()
 
 
-def test_a_folder_has_one_user_at_a_time(tmp_path: Path) -> None:
-    first, _ = opened(tmp_path)
-    with pytest.raises(FolderInUse, match="used by another process"):
-        opened(tmp_path)
-    first.close()
-    opened(tmp_path)[0].close()
-
-
 def test_others_can_not_read_it(tmp_path: Path) -> None:
     save(tmp_path / "states")
     (folder,) = (tmp_path / "states").iterdir()
@@ -266,12 +216,3 @@ def test_a_folder_that_cannot_be_is_said_so(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(InternalError, match="Not a directory"):
         opened(tmp_path / "file")
-
-
-def test_what_is_gone_already_is_no_error(tmp_path: Path) -> None:
-    folder, _ = opened(tmp_path)
-    folder.remove("a.state")
-    folder.used("a.state")
-    with pytest.raises(InvalidRequest, match="no such file"):
-        folder.read("a.state")
-    folder.close()
