@@ -37,7 +37,6 @@ from server.options.sources import Origin
 from server.pool.protocols import Loader
 from server.pool.spec import ModelSpec
 from server.pool.worker.parent import WorkerSupervisor
-from server.pool.worker.proxies import IsolatedLoader
 from server.settings import Settings
 from server.transport.server import HttpProtocol
 from tests.support.fakes import FakeLoader, FakeRunner, FakeSampler, FakeVocab
@@ -129,9 +128,8 @@ async def stalls(n_bytes: int) -> Mapping[str, tuple[float, float]]:
     loop = asyncio.get_running_loop()
     from benchmarks.isolation import make_large as importable  # `__main__` is another module there
 
-    supervisor = WorkerSupervisor("large", partial(importable, n_bytes), loop)
-    loader = IsolatedLoader(FakeLoader(), supervisor, prepares=False)
-    weights = await asyncio.to_thread(loader.load, ModelSpec("large", Path("large.gguf")), lambda _: True)
+    supervisor = WorkerSupervisor("large", partial(importable, n_bytes), loop, FakeLoader())
+    weights = await asyncio.to_thread(supervisor.load, ModelSpec("large", Path("large.gguf")), lambda _: True)
     engine = weights.generator
     assert engine is not None
     ended = asyncio.Event()

@@ -31,9 +31,7 @@ LINGER_S = 2.0  # what llama-server's variable for its tests does (server-models
 
 @dataclass(frozen=True, slots=True)
 class ModelPool:
-    """A pool and the sandbox processes of its models. ``events``: all events since the pool exists; so is ``progress``,
-    for the bars of loading models.
-    """
+    """A pool and the sandbox processes of its models. ``events`` and ``progress``: all events since the pool exists."""
 
     pool: Pool
     events: Subscription

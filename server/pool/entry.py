@@ -1,17 +1,18 @@
 """The pool's record of one configured model, and a proof that all of them agree with each other."""
 
 import asyncio
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 
 from server.engine.request import Adapters
 from server.media.bitmap import BitmapKind
-from server.pool.downloads import Download
 from server.pool.loading import Load
 from server.pool.memory import Fit
 from server.pool.model import Lease, LoadedModel
 from server.pool.policy import Candidate
+from server.pool.protocols import FileProgress
 from server.pool.spec import ModelSpec
 from server.pool.state import OCCUPYING, ModelFacts, ModelState, Status
 
@@ -20,6 +21,14 @@ def _set_event() -> asyncio.Event:
     event = asyncio.Event()
     event.set()
     return event
+
+
+@dataclass(slots=True)
+class Download:
+    """One download of one model's files."""
+
+    files: dict[str, FileProgress] = field(default_factory=dict)  # by URL
+    cancelled: threading.Event = field(default_factory=threading.Event)
 
 
 @dataclass(slots=True, eq=False)

@@ -4,27 +4,28 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import TypeVar
 
 from server.engine.lora import default_set
 from server.errors import InternalError, LlamapoolError, ModelFailed
-from server.pool.entry import Entry
-from server.pool.events import FanOut, LoadProgress, StatusChanged
+from server.pool.entry import Download, Entry
+from server.pool.events import DownloadProgress, FanOut, LoadProgress, StatusChanged
 from server.pool.loading import Factories, Load, assemble
 from server.pool.memory import Footprint, Memory, held, readable, totals
 from server.pool.model import LoadedModel
-from server.pool.protocols import Loader
+from server.pool.protocols import Fetcher, FileProgress, Loader
 from server.pool.spec import ModelSpec
 from server.pool.state import ModelFacts, Status, check_transition
 from server.pool.worker.parent import WorkerSupervisor
-from server.pool.worker.proxies import IsolatedLoader, IsolatedWeights
+from server.pool.worker.proxies import IsolatedWeights
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
 
+N_DOWNLOADS = 4  # at a time
 KEPT_S = 30.0
 """So long a process that has measured a model waits for the load."""
 ENDED_S = 5.0
@@ -42,16 +43,19 @@ class Lifecycle:
         threads: Executor,
         clock: Callable[[], float],
         quiet: Callable[[], bool],
+        fetcher: Fetcher | None = None,
     ) -> None:
-        """`quiet`: whether no model has anything to do; asked from other threads."""
+        """`quiet`: whether no model has anything to do; asked from other threads. `fetcher` downloads missing files."""
         self._loader = loader
         self._factories = factories
         self._fan_out = fan_out
         self._threads = threads
         self._clock = clock
         self._quiet = quiet
-        self._measured_by: dict[str, tuple[ModelSpec, IsolatedLoader, asyncio.TimerHandle]] = {}
-        self._at_work: set[IsolatedLoader] = set()  # whose processes measure or load
+        self.fetcher = fetcher
+        self._downloads = ThreadPoolExecutor(N_DOWNLOADS, thread_name_prefix="download")
+        self._measured_by: dict[str, tuple[ModelSpec, WorkerSupervisor, asyncio.TimerHandle]] = {}
+        self._at_work: set[WorkerSupervisor] = set()  # whose processes measure or load
         self._ending: set[asyncio.Task[None]] = set()
         self._closed = False
 
@@ -82,7 +86,7 @@ class Lifecycle:
             loader = self._loader_of(spec)
         except ModelFailed:
             return {}, {}
-        if not isinstance(loader, IsolatedLoader):
+        if not isinstance(loader, WorkerSupervisor):
             return await self._in_thread(measured)
         with self._watched(loader):
             try:
@@ -105,16 +109,16 @@ class Lifecycle:
 
     def _abandon(self, loader: Loader) -> None:
         """Stop the process of a load that is unwanted or has failed."""
-        if isinstance(loader, IsolatedLoader):
+        if isinstance(loader, WorkerSupervisor):
             loader.abandon()
-            ending = asyncio.get_running_loop().create_task(loader.abandoned())
+            ending = asyncio.get_running_loop().create_task(loader.close())
             self._ending.add(ending)
             ending.add_done_callback(self._ending.discard)
 
     @contextlib.contextmanager
     def _watched(self, loader: Loader) -> Iterator[None]:
         """Register the loader while it works."""
-        if isinstance(loader, IsolatedLoader):
+        if isinstance(loader, WorkerSupervisor):
             self._at_work.add(loader)
         try:
             yield
@@ -136,6 +140,7 @@ class Lifecycle:
 
     async def close(self) -> None:
         """Wait for abandoned loads to end."""
+        self._downloads.shutdown(wait=False)
         if self._ending:
             await asyncio.wait(self._ending, timeout=ENDED_S)
 
@@ -178,7 +183,7 @@ class Lifecycle:
         supervisor = next((weights.supervisor for weights in loaded if isinstance(weights, IsolatedWeights)), None)
         try:
             if supervisor is not None:
-                return await supervisor.memory()
+                return dict(await supervisor.call("memory"))
             loader = self._loader_of(isolated[0].spec)
             with self._watched(loader):
                 try:
@@ -201,10 +206,10 @@ class Lifecycle:
             self._give_up(spec.id)
         if self._factories.in_process is None:
             raise ModelFailed(spec.id, "isolation: process needs a system with Unix sockets")
-        supervisor = WorkerSupervisor(
-            spec.id, self._factories.in_process, asyncio.get_running_loop(), spec.engine.disk_place
+        return WorkerSupervisor(
+            *(spec.id, self._factories.in_process, asyncio.get_running_loop(), self._loader, spec.engine.disk_place),
+            prepares=self._quiet(),
         )
-        return IsolatedLoader(self._loader, supervisor, prepares=self._quiet())
 
     async def load(self, entry: Entry, fitted: Callable[[], None] = lambda: None) -> None:
         """Load; the entry ends READY, FAILED with the reason, or UNLOADED when the load was cancelled. `fitted` is
@@ -300,6 +305,56 @@ class Lifecycle:
             except ModelFailed as error:
                 raise ModelFailed(entry.id, entry.spec.by_name(error.reason)) from error
         return entry.described
+
+    # ---- downloading
+
+    def begin_download(self, entry: Entry) -> None:
+        """Announce a download; `download` must follow."""
+        entry.download = Download()
+        entry.failure = ""
+        log.info("model '%s': its files are missing; they are downloaded", entry.id)
+        self.move(entry, Status.DOWNLOADING)
+
+    async def download(self, entry: Entry) -> bool:
+        """Download; the entry ends UNLOADED with its files known (True), FAILED with the reason, or UNLOADED when the
+        download was cancelled.
+        """
+        download, fetcher = entry.download, self.fetcher
+        assert download is not None
+        assert fetcher is not None
+        loop = asyncio.get_running_loop()
+
+        def received(progress: FileProgress) -> None:
+            if entry.download is download and not download.cancelled.is_set():
+                download.files[progress.url] = progress
+                self._fan_out.publish(DownloadProgress(entry.id, tuple(download.files.values())))
+
+        def report(progress: FileProgress) -> None:
+            loop.call_soon_threadsafe(received, progress)
+
+        def fetch() -> ModelSpec:
+            return fetcher.fetch(entry.spec, report, lambda: not download.cancelled.is_set())
+
+        try:
+            spec = await loop.run_in_executor(self._downloads, fetch)
+        except asyncio.CancelledError:
+            download.cancelled.set()
+            raise
+        except Exception as error:
+            entry.download = None
+            if download.cancelled.is_set():
+                log.info("the download of model '%s' was cancelled", entry.id)
+                self.move(entry, Status.UNLOADED)
+                return False
+            message = "model '%s' could not be downloaded; loading it again tries once more: %s"
+            log.error(message, entry.id, error, exc_info=None if isinstance(error, LlamapoolError) else error)
+            self.fail(entry, _reason(error))
+            return False
+        entry.download = None
+        entry.spec, entry.described, entry.need, entry.fit = spec, None, None, None
+        log.info("model '%s' was downloaded: %s", entry.id, spec.path)
+        self.move(entry, Status.UNLOADED)
+        return True
 
     # ---- freeing
 

@@ -9,7 +9,6 @@ from functools import partial
 
 from server.errors import ModelFailed, NoRoom
 from server.pool import policy
-from server.pool.downloads import Downloads
 from server.pool.entry import Entry
 from server.pool.events import DownloadEnded, FanOut
 from server.pool.lifecycle import Lifecycle
@@ -49,9 +48,7 @@ class LoadQueue:
         lifecycle: Lifecycle,
         clock: Callable[[], float],
         fan_out: FanOut,
-        downloads: Downloads | None = None,
     ) -> None:
-        """`downloads` fetches files; without it models whose files are missing fail to load."""
         self.queue: dict[str, float] = {}  # model -> since when it is wanted, in order of arrival
         self.stopped = False
         self._entries = entries
@@ -59,7 +56,6 @@ class LoadQueue:
         self._lifecycle = lifecycle
         self._clock = clock
         self._fan_out = fan_out
-        self._downloads = downloads
         self._nudge = asyncio.Event()
         self.budget: Mapping[str, int] = {}  # bytes by device, known once the first model was measured
 
@@ -120,7 +116,12 @@ class LoadQueue:
 
     def enqueue(self, entry: Entry) -> None:
         """Put a wanted model in the queue, unless a load that will serve is under way; its files are fetched first."""
-        if entry.download is None and entry.status in LOADABLE and self._downloads is not None and entry.spec.missing:
+        if (
+            entry.download is None
+            and entry.status in LOADABLE
+            and self._lifecycle.fetcher is not None
+            and entry.spec.missing
+        ):
             if entry.status is Status.SLEEPING:
                 self._lifecycle.forget(entry)
             self.fetch(entry, self._fetched)
@@ -221,16 +222,13 @@ class LoadQueue:
 
     def fetch(self, entry: Entry, then: Callable[[Entry, bool], Awaitable[None]]) -> None:
         """Start downloading a model's files; `then` is called with whether they exist."""
-        assert self._downloads is not None, "there is a fetcher"
-        self._downloads.begin(entry)
-        self._spawn(entry, self._download(entry, self._downloads, then))
+        self._lifecycle.begin_download(entry)
+        self._spawn(entry, self._download(entry, then))
 
-    async def _download(
-        self, entry: Entry, downloads: Downloads, then: Callable[[Entry, bool], Awaitable[None]]
-    ) -> None:
+    async def _download(self, entry: Entry, then: Callable[[Entry, bool], Awaitable[None]]) -> None:
         ok = False
         try:
-            ok = await downloads.run(entry)
+            ok = await self._lifecycle.download(entry)
         finally:
             await then(entry, ok)
             self._fan_out.publish(DownloadEnded(entry.id, ok))

@@ -18,11 +18,12 @@ from server.engine.runner_api import EmbeddingRunner, Runner
 from server.errors import InvalidRequest, ModelFailed
 from server.pool.block_events import ReportingEngine
 from server.pool.memory import Fit, totals
-from server.pool.model import GrammarFactory, LoadedModel, compile_grammars
-from server.pool.protocols import Embedder, Generator, Loader, ModelInfo, Weights
+from server.pool.model import Embedder, Generator, GrammarFactory, LoadedModel, compile_grammars
+from server.pool.protocols import Loader, ModelInfo, Weights
 from server.pool.saved.state_cache import EmbeddingFolder, StateFolder
 from server.pool.spec import ModelSpec
-from server.pool.worker.proxies import IsolatedLoader, IsolatedWeights
+from server.pool.worker.parent import WorkerSupervisor
+from server.pool.worker.proxies import IsolatedWeights
 from server.templates.rendering import Renderer
 from server.templates.template import ChatTemplate
 
@@ -74,8 +75,8 @@ class LoadedParts:
     runners: list[Runner]
     embedders: list[EmbeddingRunner]
     grammar: "GrammarCompiler | None" = None
-    generator: Generator | None = None  # of a model in a process of its own, which has the runners
-    embedder: Embedder | None = None
+    generator: "Generator | None" = None  # of a model in a process of its own, which has the runners
+    embedder: "Embedder | None" = None
 
     def close(self) -> None:
         """Free all of it, contexts before weights."""
@@ -112,7 +113,7 @@ class Load:
     def cancel(self) -> None:
         """Ask the loader to stop at its next progress call; a worker process is killed."""
         self._cancelled.set()
-        if isinstance(self.loader, IsolatedLoader):
+        if isinstance(self.loader, WorkerSupervisor):
             self.loader.abandon()
 
     def fit(self) -> Fit:

@@ -5,20 +5,28 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import reduce
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, TypeAlias
 
 from server.engine.snapshots import SlotSnapshot
 from server.engine.stats import EngineStats, combined
 from server.errors import NotSupported
 from server.pool.memory import Fit
-from server.pool.protocols import Embedder, Generator, MediaReader, ModelEngine, ModelInfo, Weights
+from server.pool.protocols import MediaReader, ModelInfo, Weights
 from server.pool.spec import ModelSpec
 from server.structured.grammar.sandbox import Sandbox
 from server.templates.template import ChatTemplate
 from server.vocab import Vocab
 
-if TYPE_CHECKING:  # llguidance takes its time to import
-    from server.structured.grammar.compiler import GrammarCompiler
+if TYPE_CHECKING:
+    from server.engine.embedding import EmbeddingEngine
+    from server.pool.block_events import ReportingEngine
+    from server.pool.worker.proxies import IsolatedEmbedder, IsolatedEngine
+    from server.structured.grammar.compiler import GrammarCompiler  # llguidance takes its time to import
+
+Generator: TypeAlias = "ReportingEngine | IsolatedEngine"
+"""A generating engine, in this process or in a worker."""
+Embedder: TypeAlias = "EmbeddingEngine | IsolatedEmbedder"
+"""An engine that embeds, in this process or in a worker."""
 
 GrammarFactory = Callable[[Vocab], "GrammarCompiler"]
 
@@ -66,8 +74,8 @@ class LoadedModel:
     spec: ModelSpec
     info: ModelInfo
     vocab: Vocab
-    generator: Generator | None
-    embedding: Embedder | None
+    generator: "Generator | None"
+    embedding: "Embedder | None"
     template: ChatTemplate
     weights: Weights
     fit: Fit
@@ -96,9 +104,10 @@ class LoadedModel:
         return self.weights.media
 
     @property
-    def engines(self) -> list[ModelEngine]:
+    def engines(self) -> "list[Generator | Embedder]":
         """One or two; the first is the one whose slots are shown."""
-        return [engine for engine in (self.generator, self.embedding) if engine is not None]
+        engines: list[Generator | Embedder | None] = [self.generator, self.embedding]
+        return [engine for engine in engines if engine is not None]
 
     @property
     def busy(self) -> bool:

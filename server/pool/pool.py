@@ -20,7 +20,6 @@ from server.errors import (
     ShuttingDown,
     Unavailable,
 )
-from server.pool.downloads import Downloads
 from server.pool.entry import Entry, check_integrity
 from server.pool.events import FanOut, ModelRemoved, ModelsReloaded, Subscription
 from server.pool.lifecycle import Lifecycle
@@ -70,12 +69,13 @@ class Pool:
         self._check_startup()
         self._fan_out = FanOut()
         self._threads = threads or ThreadPoolExecutor(max(LEAST_THREADS, len(specs)), thread_name_prefix="pool")
-        self._lifecycle = Lifecycle(loader, factories or Factories(), self._fan_out, self._threads, clock, self._quiet)
+        self._lifecycle = Lifecycle(
+            *(loader, factories or Factories(), self._fan_out, self._threads, clock, self._quiet, fetcher)
+        )
         self._fetcher = fetcher
         self._may_download = downloads
         self._reread = reread
-        self._downloads = None if fetcher is None else Downloads(fetcher, self._fan_out, self._lifecycle)
-        self._turns = LoadQueue(self._entries, self.limits, self._lifecycle, clock, self._fan_out, self._downloads)
+        self._turns = LoadQueue(self._entries, self.limits, self._lifecycle, clock, self._fan_out)
         self._reloading = asyncio.Lock()
         self._keeper: asyncio.Task[None] | None = None
         self._is_part = False
@@ -275,7 +275,7 @@ class Pool:
         if entry.sizing is not None:
             entry.sizing.cancel()
         if entry.download is not None:
-            entry.download.cancel()
+            entry.download.cancelled.set()
         elif entry.load is not None:
             entry.load.cancel()
         elif entry.status is Status.READY:
@@ -448,8 +448,6 @@ class Pool:
             self._keeper.cancel()
             await asyncio.wait([self._keeper])
         self._threads.shutdown(wait=False)
-        if self._downloads is not None:
-            self._downloads.close()
         self._fan_out.close()
 
     def check_integrity(self) -> None:

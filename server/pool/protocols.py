@@ -1,21 +1,12 @@
 """The protocols that the pool needs from the native side, and the parts of a loaded model."""
 
-import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from server.engine.lora import Adapter
 from server.engine.media import MediaPrompt
-from server.engine.prefix_cache import SlotState
-from server.engine.request import Adapters, Request, Sink
-from server.engine.runner_api import EmbedderInfo, EmbeddingRunner, Runner, Vectors
-from server.engine.sequence import Ticket
-from server.engine.snapshots import ChoiceView, InstanceView, SlotSnapshot, TierView
-from server.engine.stats import EngineStats
+from server.engine.runner_api import EmbeddingRunner, Runner
 from server.media.bitmap import Bitmap, BitmapKind
-from server.pool.block_events import BlockReport
 from server.pool.memory import Fit, Footprint, Memory
 from server.pool.spec import ModelSpec
 from server.vocab import Vocab
@@ -48,95 +39,6 @@ class ModelInfo:
     media: frozenset[BitmapKind] = frozenset()  # what it sees or hears
     media_marker: str = ""  # placeholder of a medium in a prompt; "" if it takes none or is not loaded
     rerank_template: str = ""  # the prompt of a query and a document, with {query} and {document}; "" = a pair
-
-
-class ModelEngine(Protocol):
-    """What the pool and the monitoring endpoints need of any engine."""
-
-    @property
-    def n_ctx_seq(self) -> int: ...
-    @property
-    def n_slots(self) -> int: ...
-    @property
-    def busy(self) -> bool:
-        """Whether any request waits or runs."""
-
-    @property
-    def failure(self) -> str:
-        """Why one of its instances no longer steps; "" while all do."""
-
-    @property
-    def serves(self) -> bool:
-        """Whether an instance is left that can."""
-
-    @property
-    def hangs(self) -> bool:
-        """Whether a thread did not return from a step."""
-
-    def check_progress(self, limit_s: float) -> None:
-        """Give up instances that have been in one step for too long. Called periodically."""
-
-    @property
-    def stats(self) -> EngineStats:
-        """Totals since the load; readable after the engine was closed, too."""
-
-    def slots(self) -> list[SlotSnapshot]: ...
-    def check_integrity(self) -> None:
-        """Prove that nothing is lost; only meaningful while idle. Raises `AssertionError`."""
-
-    async def close(self, drain_s: float = 0.0) -> None:
-        """Give running requests `drain_s` seconds, then fail them and free the contexts."""
-
-
-class Generator(ModelEngine, Protocol):
-    """A generating engine: in this process (`server.engine.engine.Engine`, documented there) or in a worker."""
-
-    @property
-    def n_slots_each(self) -> int:
-        """Of each instance."""
-
-    @property
-    def adapters(self) -> tuple[Adapter, ...]:
-        """The loaded LoRA adapters, by id, with the scales of requests that ask for none."""
-
-    def set_adapter_scales(self, scales: Adapters) -> None:
-        """Set these scales, and 0 for all other adapters. Raises `InvalidRequest`."""
-
-    def submit(self, request: Request, sink: Sink) -> Ticket:
-        """Queue a request; events go to `sink` on the event loop. Raises immediate errors."""
-
-    def cancel(self, ticket: Ticket) -> None: ...
-    def preparing(self) -> AbstractContextManager[None]:
-        """Around the preparation of a request."""
-
-    async def save_slot(self, id_slot: int, owner: str = "") -> SlotState: ...
-    async def restore_slot(self, id_slot: int, saved: SlotState) -> None: ...
-    async def erase_slot(self, id_slot: int, owner: str = "") -> int: ...
-    async def reset_cache(self) -> int: ...
-    def limit_caches(self, n_bytes: int) -> None: ...
-
-    # ---- views
-
-    async def block_changes(self) -> BlockReport:
-        """Return the prompt blocks stored and removed since the last call. Raises `Unavailable`."""
-
-    def watch(self, *, wanted: bool) -> None: ...
-    def views(self) -> Sequence[InstanceView]: ...
-    def ended(self) -> Sequence[ChoiceView]: ...
-    def cached_states(self) -> Mapping[str, TierView]: ...
-    @property
-    def now(self) -> float:
-        """The clock of all these times."""
-
-
-class Embedder(ModelEngine, Protocol):
-    """An engine that embeds, here or in another process."""
-
-    @property
-    def info(self) -> EmbedderInfo: ...
-    def preparing(self) -> AbstractContextManager[None]: ...
-    def submit(self, inputs: Sequence[Sequence[int] | MediaPrompt]) -> asyncio.Future[list[Vectors]]:
-        """Return the vectors of each input. Raises immediate errors."""
 
 
 class MediaReader(Protocol):

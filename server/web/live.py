@@ -19,7 +19,7 @@ import orjson
 
 from server.engine.snapshots import ChoiceView, InstanceView, TierView
 from server.errors import QueueFull
-from server.pool.protocols import Generator
+from server.pool.model import Generator
 from server.pool.state import ModelState
 from server.web.history import History
 

@@ -5,7 +5,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -13,7 +13,7 @@ from pathlib import Path
 from server.engine.media import MediaPrompt, MediaSpan, Spans, media_tokens
 from server.engine.runner_api import BatchEntry, Vectors
 from server.media.bitmap import Bitmap
-from server.pool.memory import HOST, Bytes, Fit, Footprint
+from server.pool.memory import HOST, Bytes, Footprint
 from server.pool.protocols import Loader
 from server.pool.spec import ModelSpec
 from tests.support.fakes import (
@@ -79,14 +79,6 @@ class AbortingLoader(FakeLoader):
         os.abort()
 
 
-class DyingLoader(FakeLoader):
-    """Its first load kills the process."""
-
-    def load(self, spec: ModelSpec, progress: Callable[[float], bool]) -> FakeWeights:
-        die_once(f"{spec.path}.loaded")
-        return super().load(spec, progress)
-
-
 class HangingLoader(FakeLoader):
     """What it does `at` that never ends."""
 
@@ -97,10 +89,6 @@ class HangingLoader(FakeLoader):
     def least(self, spec: ModelSpec) -> Footprint:
         self._hang("least")
         return {HOST: Bytes(1)}
-
-    def fit(self, spec: ModelSpec, granted: Mapping[str, int] | None = None) -> Fit:
-        self._hang("fit")
-        return super().fit(spec, granted)
 
     def load(self, spec: ModelSpec, progress: Callable[[float], bool]) -> FakeWeights:
         self._hang("load")
@@ -205,8 +193,7 @@ def make_loader(kind: str) -> Loader:
     kinds: dict[str, Callable[[], FakeLoader]] = {
         "acting": lambda: FakeLoader(runner=Acting),
         "aborting": AbortingLoader,
-        "dying": DyingLoader,
-        **{f"hanging in {at}": partial(HangingLoader, at) for at in ("least", "fit", "load")},
+        **{f"hanging in {at}": partial(HangingLoader, at) for at in ("least", "load")},
         "sized": SizedLoader,
         "seeing": SeeingLoader,
     }

@@ -24,7 +24,7 @@ _LATER = (
     "server.hub.child",
     "huggingface_hub",
     "jinja2",  # in the processes that render
-    "tqdm",  # at a terminal
+    "tqdm",
     "jsonschema",
 )
 _NOT_BEFORE_A_LOAD = ("fastapi", "httpcore2", "prometheus_client", "llama_cpp.llama", "diskcache", *_LATER[3:])

@@ -28,7 +28,7 @@ from server.errors import CONTAINED
 from server.media.bitmap import Bitmap
 from server.pool.block_events import ReportingEngine
 from server.pool.loading import Factories, Load, assemble
-from server.pool.memory import Fit, Memory
+from server.pool.memory import Fit, Footprint, Memory
 from server.pool.model import LoadedModel
 from server.pool.protocols import Loader, ModelInfo
 from server.pool.spec import ModelSpec
@@ -212,18 +212,18 @@ class Worker:
     async def _fit(self, spec: ModelSpec, granted: Mapping[str, int]) -> Fit:
         return await self.in_thread(lambda: self.loader.fit(spec, granted))
 
-    async def _least(self, spec: ModelSpec) -> Fit:
-        return Fit(spec, await self.in_thread(lambda: self.loader.least(spec)))
+    async def _least(self, spec: ModelSpec) -> Footprint:
+        return dict(await self.in_thread(lambda: self.loader.least(spec)))
 
     async def _memory(self) -> dict[str, Memory]:
         return dict(await self.in_thread(self.loader.memory))
 
-    async def _load(self, spec: ModelSpec, fit: Fit, prepares: bool) -> LoadedFacts:
+    async def _load(self, spec: ModelSpec, prepares: bool) -> LoadedFacts:
         load = Load(
             *(spec, self.loader, _no_template, lambda value: self.endpoint.post(LoadProgress(value))),
             *(self._loop.time, Factories().grammar, lambda: prepares),
         )
-        load.take(fit)
+        load.take(Fit(spec))
         parts = await self.in_thread(load.run)
         outlet = _Outlet(self.endpoint, self._loop)
         factories = Factories(engine=partial(ReportingEngine, outlet=outlet.post), template=_no_template)

@@ -7,14 +7,16 @@ import logging
 import math
 import os
 import pickle
+import secrets
 import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from server.engine.request import Request
 from server.errors import InternalError, LlamapoolError, ModelEnded, ModelFailed, ModelRestarting, Unavailable
@@ -24,10 +26,8 @@ from server.pool.protocols import Loader
 from server.pool.spec import ModelSpec
 from server.pool.worker.environment import child_environment
 from server.pool.worker.messages import (
-    Encoded,
     Encoder,
     Endpoint,
-    EngineStatus,
     Failing,
     HandleTable,
     LoadedFacts,
@@ -41,19 +41,15 @@ from server.pool.worker.messages import (
     Views,
     merged,
 )
+from server.pool.worker.proxies import EngineProxy, IsolatedEmbedder, IsolatedEngine, IsolatedWeights
 from server.structured.reasoning_end import ReasoningSwitch
 from server.vocab import Vocab
-
-if TYPE_CHECKING:
-    from server.pool.worker.proxies import EngineProxy, IsolatedEmbedder, IsolatedEngine
 
 EXIT_S = 5.0
 """Seconds that a process may take to exit after its connection was closed, before it is killed."""
 HEALTHY_S = 60.0
 """A process that lived this long did not fail at its start."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
-N_FIRST_LOADS = 3
-"""Attempts at a first load whose process ends: distinguishes a file that aborts the library from a kill."""
 LONGEST_WAIT_S = 5.0
 """A request during a restart waits if the next start is at most this far away; otherwise it gets an error."""
 STACKS_S = 2.0
@@ -78,22 +74,13 @@ class WorkerProcess:
     anything, and when its load last advanced. ``ended``: the reason of its end.
     """
 
-    def __init__(
-        self,
-        name: str,
-        make_loader: Callable[[], Loader],
-        received: Callable[["WorkerProcess", Any], None],
-        over: Callable[["WorkerProcess", str], None],
-        vocab: Vocab | None = None,
-        state_location: Path | str | None = None,
-    ) -> None:
-        """Start it. `received` is called with each message, and with a dict of step events by request; `over` with the
-        reason of its end.
+    def __init__(self, supervisor: "WorkerSupervisor") -> None:
+        """Start it. The supervisor receives its messages, a dict of step events by request, and the reason of its
+        end.
         """
-        self.name, self.vocab = name, vocab
+        self._supervisor = supervisor
         self.kill_reason = ""
         self.heard_at = self.advanced_at = time.monotonic()
-        self._message_received, self._over = received, over
         self._loop = asyncio.get_running_loop()
         self.ended: asyncio.Future[str] = self._loop.create_future()
         self.bitmaps: HandleTable[Bitmap] = HandleTable()
@@ -106,7 +93,7 @@ class WorkerProcess:
             self._process = subprocess.Popen(  # noqa: S603 - this interpreter, these arguments
                 [sys.executable, "-I", "-c", _BOOT, *map(str, numbers), *map(os.path.abspath, sys.path)],
                 stdin=subprocess.DEVNULL,
-                env=child_environment(os.environ, state_location),
+                env=child_environment(os.environ, supervisor.state_location),
                 pass_fds=numbers[:2],
                 start_new_session=True,  # a Ctrl-C is for the server
             )
@@ -115,7 +102,7 @@ class WorkerProcess:
                 end.close()
         self.endpoint = Endpoint(
             [end for end, _ in pairs],
-            self._encode,
+            lambda message: self._encoder().encode(message),
             lambda body, buffers: RestrictedDecoder(body, buffers).load(),
             self._received,
             {"pixels": self._pixels, "release_bitmap": self.bitmaps.release},
@@ -124,15 +111,15 @@ class WorkerProcess:
             LoopLink,
         )
         levels = {name: logging.getLogger(name).getEffectiveLevel() for name in _LOGGERS}
-        self.endpoint.notify("start", make_loader, levels)
+        self.endpoint.notify("start", supervisor.make_loader, levels)
 
     @property
     def pid(self) -> int:
         """The process id."""
         return self._process.pid
 
-    def _encode(self, message: object) -> Encoded:
-        return Encoder(self.vocab, self.bitmaps.add).encode(message)
+    def _encoder(self, watch: Callable[[ReasoningSwitch], int] | None = None) -> Encoder:
+        return Encoder(self._supervisor.vocab, self.bitmaps.add, watch)
 
     def submit(self, number: int, request: Request) -> None:
         """Send a request. One with a grammar is sent as bytes, because compiling it takes a thread of the worker."""
@@ -144,7 +131,7 @@ class WorkerProcess:
         if request.constraint is None:
             self.endpoint.notify("submit", number, request)
             return
-        body, buffers = Encoder(self.vocab, self.bitmaps.add, watch).encode(request)
+        body, buffers = self._encoder(watch).encode(request)
         assert not buffers, "a request has no field of megabytes"
         self.endpoint.notify("submit_encoded", number, body)
 
@@ -153,7 +140,7 @@ class WorkerProcess:
         caller is cancelled, so is the call.
         """
         if self.ended.done():
-            raise ModelEnded(f"model '{self.name}': {self.ended.result()}")
+            raise ModelEnded(f"model '{self._supervisor.name}': {self.ended.result()}")
         self.advanced_at = time.monotonic()
         return await self.endpoint.call(function, *arguments)
 
@@ -163,10 +150,10 @@ class WorkerProcess:
         self.heard_at = time.monotonic()
         for is_events, group in itertools.groupby(messages, lambda message: type(message) in (list, StepEvents)):
             for message in [merged(group)] if is_events else group:
-                self._message_received(self, message)
+                self._supervisor.received(self, message)
 
     def _invalid(self, error: Exception) -> None:
-        log.error("model '%s': its process sent an invalid message", self.name, exc_info=error)
+        log.error("model '%s': its process sent an invalid message", self._supervisor.name, exc_info=error)
         self.kill("its process sent an invalid message")
 
     def loads(self, effort: tuple[int, ...]) -> None:
@@ -202,8 +189,8 @@ class WorkerProcess:
         self.endpoint.close()
         reason = self.kill_reason or exit_reason(status)
         self.ended.set_result(reason)
-        self._over(self, reason)  # before callers get their error
-        self.endpoint.fail_calls(ModelEnded(f"model '{self.name}': {reason}"))
+        self._supervisor.process_ended(self, reason)  # before callers get their error
+        self.endpoint.fail_calls(ModelEnded(f"model '{self._supervisor.name}': {reason}"))
 
     async def close(self) -> None:
         """Let it exit by itself; kill it if that takes too long. Returns when it has ended."""
@@ -225,10 +212,13 @@ def exit_reason(status: int) -> str:
 
 
 class WorkerSupervisor:
-    """Supervises a model's worker process and its successors. Used on the event loop unless stated otherwise.
+    """Supervises a model's worker process and its successors, and is the `Loader` of the model: everything that could
+    crash runs in the worker. The server reads only the file's header, with our own code, and its vocabulary after the
+    worker has survived it.
 
-    ``generator`` and ``embedder`` are proxies of its engines. ``vocab`` is available after the first load. ``down``:
-    why no process serves, "" otherwise. ``pause_s``: seconds until the next start.
+    Used on the event loop, except the methods of `Loader`, which block, and `notify_soon`. ``generator`` and
+    ``embedder`` are proxies of the worker's engines. ``vocab`` is available after the first load. ``down``: why no
+    process serves, "" otherwise. ``pause_s``: seconds until the next start.
     """
 
     def __init__(
@@ -236,26 +226,31 @@ class WorkerSupervisor:
         name: str,
         make_loader: Callable[[], Loader],
         loop: asyncio.AbstractEventLoop,
+        local: Loader,
         state_location: Path | str | None = None,
+        *,
+        prepares: bool = False,
     ) -> None:
-        """`state_location`: where the model keeps prompt states; its process gets the environment variables that this
-        store needs.
+        """`make_loader` creates the loader in the process; `local` is the server's own. `state_location`: where the
+        model keeps prompt states; its process gets the environment variables that this store needs. `prepares`: compile
+        grammars as a part of the first warm-up.
         """
-        self.name, self.loop = name, loop
+        self.name, self.make_loader, self.loop, self.state_location = name, make_loader, loop, state_location
         self.vocab: Vocab | None = None
         self.generator: IsolatedEngine | None = None
         self.embedder: IsolatedEmbedder | None = None
         self.down = ""
         self.pause_s = 0.0
         self.n_restarts = 0
-        self._make_loader, self._state_location = make_loader, state_location
+        self._local, self._prepares = local, prepares
+        self.uses_devices, self.describe = local.uses_devices, local.describe
+        self.vocabulary, self.media = local.vocabulary, local.media
         self._settled = asyncio.Event()  # a process serves, or it is known why none could be started
         self._settled.set()
         self._start_error: LlamapoolError | None = None
         self._progress: Callable[[float], object] = lambda _: None
         self._process: WorkerProcess | None = None
         self._spec: ModelSpec | None = None
-        self._fit: Fit | None = None
         self._facts: LoadedFacts | None = None
         self._closing = False
         self._n_short_lives = 0
@@ -264,7 +259,7 @@ class WorkerSupervisor:
         self._n_hanging_checks = 0
 
     @property
-    def engines(self) -> "Sequence[EngineProxy]":
+    def engines(self) -> Sequence[EngineProxy]:
         """The proxies of the model's engines."""
         return [engine for engine in (self.generator, self.embedder) if engine is not None]
 
@@ -299,76 +294,65 @@ class WorkerSupervisor:
         if self.pause_s > LONGEST_WAIT_S:
             raise ModelRestarting(self.name, self.down, math.ceil(self.pause_s))
 
-    # ---- loading
+    # ---- the loader
+
+    def fit(self, spec: ModelSpec, granted: Mapping[str, int] | None = None) -> Fit:
+        """Call `Loader.fit` in the worker."""
+        if spec.mmproj is not None and not spec.native.media_marker:  # the same in every process of the model
+            marker = f"<__media_{secrets.token_hex(16)}__>"
+            spec = replace(spec, native=replace(spec.native, media_marker=marker))
+        found: Fit = self.in_thread(self._call_loader("fit", spec, dict(granted or {})))
+        return found
+
+    def least(self, spec: ModelSpec) -> Footprint:
+        """Call `Loader.least` in the worker."""
+        found: Footprint = self.in_thread(self._call_loader("least", spec))
+        return found
+
+    def memory(self) -> Mapping[str, Memory]:
+        """Call `Loader.memory` in the worker, because reading a GPU's memory opens a context on it."""
+        found: Mapping[str, Memory] = self.in_thread(self._call_loader("memory"))
+        return found
+
+    def load(self, spec: ModelSpec, progress: Callable[[float], bool]) -> IsolatedWeights:
+        """Load the model in the worker, and read its vocabulary here. Raises `ModelFailed`, also if the process
+        ends.
+        """
+        self._spec, self._progress = spec, progress
+        facts = self.in_thread(self._load(spec))
+        return IsolatedWeights(self, spec, facts, self._local.vocabulary(spec))
+
+    async def _load(self, spec: ModelSpec) -> LoadedFacts:
+        facts: LoadedFacts = await self._call_loader("load", spec, self._prepares)
+        self._facts = facts
+        self._started_at = time.monotonic()
+        self._restarts = self.loop.create_task(self._restart_when_ended(self._started()))
+        return facts
+
+    async def _call_loader(self, function: str, *arguments: object) -> Any:
+        if self._closing:
+            raise ModelFailed(self.name, "its load was stopped")
+        try:
+            return await self._started().call(function, *arguments)
+        except ModelFailed:
+            raise
+        except Unavailable as error:
+            raise ModelFailed(self.name, error.message.removeprefix(f"model '{self.name}': ")) from None
 
     def _started(self) -> WorkerProcess:
         if self._process is None:
-            self._process = WorkerProcess(
-                self.name, self._make_loader, self._received, self._over, self.vocab, self._state_location
-            )
+            self._process = WorkerProcess(self)
         return self._process
-
-    async def measure(self, spec: ModelSpec, granted: Mapping[str, int]) -> Fit:
-        """Call `Loader.fit` in the worker."""
-        return _checked(Fit, await self._first_call("fit", spec, dict(granted)))
-
-    async def measure_least(self, spec: ModelSpec) -> Footprint:
-        """Call `Loader.least` in the worker."""
-        return _checked(Fit, await self._first_call("least", spec, n_times=1)).footprint  # its load reports errors
-
-    async def memory(self) -> Mapping[str, Memory]:
-        """Call `Loader.memory` in the worker. Raises `ModelFailed`."""
-        found = _checked(dict, await self._first_call("memory", n_times=1))
-        return {str(name): _checked(Memory, memory) for name, memory in found.items()}
-
-    async def _first_call(self, *call: Any, n_times: int = N_FIRST_LOADS) -> Any:
-        """Call a function of a process that does not serve yet; if it ends, of the next one. Raises `ModelFailed`."""
-        for n in range(1, n_times + 1):
-            if self._closing:
-                break
-            try:
-                return await self._started().call(*call)
-            except ModelEnded as error:
-                if self._closing or n == n_times:
-                    raise self._not_loaded(error) from None
-                pause_s = _pause_s(n)
-                log.error("%s; it is loaded again in %g s", error.message, pause_s)
-            except Unavailable as error:
-                raise self._not_loaded(error) from None
-            await asyncio.sleep(pause_s)
-            self._process = None
-        raise ModelFailed(self.name, "its load was stopped")
-
-    async def load(
-        self, spec: ModelSpec, fit: Fit, progress: Callable[[float], object], *, prepares: bool
-    ) -> LoadedFacts:
-        """Load the model in a process. `prepares`: compile grammars as a part of the warm-up. Raises `ModelFailed`,
-        also if the process ends.
-        """
-        self._spec, self._fit, self._progress = spec, fit, progress
-        self._facts = _checked(LoadedFacts, await self._first_call("load", spec, fit, prepares))
-        self._started_at = time.monotonic()
-        self._restarts = self.loop.create_task(self._restart_when_ended(self._started()))
-        return self._facts
-
-    def _not_loaded(self, error: Unavailable) -> ModelFailed:
-        if isinstance(error, ModelFailed):
-            return error
-        return ModelFailed(self.name, error.message.removeprefix(f"model '{self.name}': "))
 
     def abandon(self) -> None:
         """Kill the process of an unwanted load. Thread-safe."""
-        self.loop.call_soon_threadsafe(self._abandon)
 
-    def _abandon(self) -> None:
-        self._closing = True
-        if self._process is not None:
-            self._process.kill("its load was stopped")
+        def abandon() -> None:
+            self._closing = True
+            if self._process is not None:
+                self._process.kill("its load was stopped")
 
-    async def abandoned(self) -> None:
-        """Wait until the process of an abandoned load has ended."""
-        if self._process is not None:
-            await self._process.close()
+        self.loop.call_soon_threadsafe(abandon)
 
     # ---- calls
 
@@ -395,7 +379,8 @@ class WorkerSupervisor:
 
     # ---- messages
 
-    def _received(self, process: WorkerProcess, message: Any) -> None:
+    def received(self, process: WorkerProcess, message: Any) -> None:
+        """Handle a message of a process."""
         current = process is self._process
         match message:
             case dict() if current and self.generator is not None:
@@ -403,7 +388,7 @@ class WorkerSupervisor:
             case Status(generator, embedder) if current:
                 for engine, status in ((self.generator, generator), (self.embedder, embedder)):
                     if engine is not None and status is not None:
-                        engine.update(_checked(EngineStatus, status))
+                        engine.update(status)
             case Loading(effort):
                 process.loads(effort)
             case LoadProgress(value):
@@ -412,7 +397,10 @@ class WorkerSupervisor:
             case Views(instances, ended, cached) if self.generator is not None:
                 self.generator.show(instances, ended, cached)
             case LogRecord(fields):
-                _log(fields)
+                record = logging.makeLogRecord(dict(fields))
+                logger = logging.getLogger(record.name)
+                if logger.isEnabledFor(record.levelno):
+                    logger.handle(record)
             case Failing(reason):
                 process.kill(str(reason))
             case dict() | Status() | Views():
@@ -442,7 +430,8 @@ class WorkerSupervisor:
 
     # ---- restarts
 
-    def _over(self, process: WorkerProcess, reason: str) -> None:
+    def process_ended(self, process: WorkerProcess, reason: str) -> None:
+        """Handle the end of a process."""
         if process is self._process and self._restarts is not None and not (self._closing or self.down):
             self.down = reason
             self._settled.clear()
@@ -460,12 +449,12 @@ class WorkerSupervisor:
         lived_s = time.monotonic() - self._started_at
         self._n_short_lives = 0 if lived_s >= HEALTHY_S else self._n_short_lives
         while True:
-            pause_s = _pause_s(self._n_short_lives)
+            n = self._n_short_lives
             self._n_short_lives += 1
             self.down = self._without_folders(reason)
-            self.pause_s = pause_s
-            log.error("model '%s': %s; it is loaded again in %g s", self.name, reason, pause_s)
-            await asyncio.sleep(pause_s)
+            self.pause_s = min(FIRST_PAUSE_S * 2.0 ** (n - 1), LONGEST_PAUSE_S) if n else 0.0
+            log.error("model '%s': %s; it is loaded again in %g s", self.name, reason, self.pause_s)
+            await asyncio.sleep(self.pause_s)
             self.pause_s = 0.0
             self._process = None
             try:
@@ -485,7 +474,7 @@ class WorkerSupervisor:
     async def _load_again(self) -> WorkerProcess:
         process = self._started()
         try:
-            facts = _checked(LoadedFacts, await process.call("load", self._spec, self._fit, True))
+            facts: LoadedFacts = await process.call("load", self._spec, True)
             if self._facts is not None and not facts.is_as(self._facts):
                 raise ModelFailed(self.name, "its files have changed; unload it to load the new ones")
         except BaseException:
@@ -509,22 +498,3 @@ class WorkerSupervisor:
             self._restarts.cancel()
         if self._process is not None:
             await self._process.close()
-
-
-def _pause_s(n_ended: int) -> float:
-    """Return the pause before the next start after this many short lives."""
-    return min(FIRST_PAUSE_S * 2.0 ** (n_ended - 1), LONGEST_PAUSE_S) if n_ended else 0.0
-
-
-def _checked(kind: type[T], value: object) -> T:
-    if not isinstance(value, kind):
-        raise InternalError(f"a worker process sent {type(value).__name__} for {kind.__name__}")
-    return value
-
-
-def _log(fields: Mapping[str, Any]) -> None:
-    """Handle a log record of the worker as one of this process."""
-    record = logging.makeLogRecord(dict(fields))
-    logger = logging.getLogger(record.name)
-    if logger.isEnabledFor(record.levelno):
-        logger.handle(record)

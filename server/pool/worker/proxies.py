@@ -1,12 +1,12 @@
-"""The server's proxies of a worker's objects: its engines, media reader, weights and loader."""
+"""The server's proxies of a worker's objects: its engines, media reader and weights."""
 
 import asyncio
 import contextlib
 import itertools
-import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -24,8 +24,8 @@ from server.engine.stats import ended as without_gauges
 from server.errors import InternalError, InvalidRequest, LlamapoolError, ModelEnded, QueueFull, ShuttingDown
 from server.media.bitmap import Bitmap, BitmapKind
 from server.pool.block_events import BlockReport
-from server.pool.memory import Fit, Footprint, Memory
-from server.pool.protocols import Loader, MediaReader, ModelInfo, Vocabulary
+from server.pool.memory import Footprint
+from server.pool.protocols import MediaReader, ModelInfo, Vocabulary
 from server.pool.spec import ModelSpec
 from server.pool.worker.messages import (
     EmbedderFacts,
@@ -35,8 +35,10 @@ from server.pool.worker.messages import (
     ReaderFacts,
     RemoteChunk,
 )
-from server.pool.worker.parent import WorkerSupervisor
 from server.vocab import Vocab
+
+if TYPE_CHECKING:
+    from server.pool.worker.parent import WorkerSupervisor
 
 LEAST_LIMIT_S = 2.0
 """The least watchdog limit of steps: a busy process sends a heartbeat every half second."""
@@ -47,7 +49,7 @@ CLOSE_S = 60.0
 class EngineProxy:
     """What the proxies of both engines have in common."""
 
-    def __init__(self, supervisor: WorkerSupervisor, n_slots: int, n_ctx_seq: int, name: str) -> None:
+    def __init__(self, supervisor: "WorkerSupervisor", n_slots: int, n_ctx_seq: int, name: str) -> None:
         self.supervisor = supervisor
         self.n_slots, self.n_ctx_seq = n_slots, n_ctx_seq
         self.hangs = False  # it can be killed
@@ -171,9 +173,9 @@ class _Open:
 
 
 class IsolatedEngine(EngineProxy):
-    """`server.pool.protocols.Generator` of a worker."""
+    """`server.pool.model.Generator` of a worker."""
 
-    def __init__(self, supervisor: WorkerSupervisor, facts: GeneratorFacts, params: EngineParams) -> None:
+    def __init__(self, supervisor: "WorkerSupervisor", facts: GeneratorFacts, params: EngineParams) -> None:
         super().__init__(supervisor, facts.bounds.n_slots, facts.bounds.n_ctx_seq, "generator")
         self.n_slots_each = facts.n_slots_each
         self.adapters: tuple[Adapter, ...] = facts.adapters
@@ -392,9 +394,9 @@ class IsolatedEngine(EngineProxy):
 
 
 class IsolatedEmbedder(EngineProxy):
-    """`server.pool.protocols.Embedder` of a worker."""
+    """`server.pool.model.Embedder` of a worker."""
 
-    def __init__(self, supervisor: WorkerSupervisor, facts: EmbedderFacts, n_vocab: int) -> None:
+    def __init__(self, supervisor: "WorkerSupervisor", facts: EmbedderFacts, n_vocab: int) -> None:
         super().__init__(supervisor, facts.n_slots, facts.info.n_ctx_seq, "embedder")
         self.info: EmbedderInfo = facts.info
         self._takes_media, self._n_vocab = facts.takes_media, n_vocab
@@ -452,7 +454,7 @@ class IsolatedWeights:
     """`server.pool.protocols.Weights` of a worker."""
 
     def __init__(
-        self, supervisor: WorkerSupervisor, spec: ModelSpec, facts: LoadedFacts, vocabulary: Vocabulary
+        self, supervisor: "WorkerSupervisor", spec: ModelSpec, facts: LoadedFacts, vocabulary: Vocabulary
     ) -> None:
         self.supervisor, self._vocabulary = supervisor, vocabulary
         supervisor.vocab = vocabulary.vocab
@@ -489,7 +491,7 @@ class IsolatedWeights:
 class IsolatedReader:
     """`server.pool.protocols.MediaReader` of a worker, which keeps the tokenized media."""
 
-    def __init__(self, supervisor: WorkerSupervisor, facts: ReaderFacts) -> None:
+    def __init__(self, supervisor: "WorkerSupervisor", facts: ReaderFacts) -> None:
         self._supervisor = supervisor
         self.kinds: frozenset[BitmapKind] = facts.kinds
         self.marker, self.sample_rate, self.fingerprint = facts.marker, facts.sample_rate, facts.fingerprint
@@ -517,53 +519,3 @@ class IsolatedReader:
         """Return the number of tokens that `tokenize` would return; blocking."""
         supervisor = self._supervisor
         return int(supervisor.in_thread(supervisor.call("count", list(parts), add_special, parse_special)))
-
-
-class IsolatedLoader:
-    """`server.pool.protocols.Loader` for one load of one model: everything that could crash runs in the worker.
-
-    The server reads only the file's header, with our own code, and its vocabulary after the worker has survived it.
-    """
-
-    def __init__(self, local: Loader, supervisor: WorkerSupervisor, *, prepares: bool) -> None:
-        """`prepares`: compile grammars as a part of the warm-up."""
-        self._local, self._supervisor, self._prepares = local, supervisor, prepares
-        self.uses_devices, self.describe = local.uses_devices, local.describe
-        self.vocabulary, self.media = local.vocabulary, local.media
-
-    def fit(self, spec: ModelSpec, granted: Mapping[str, int] | None = None) -> Fit:
-        """Call `Loader.fit` in the worker."""
-        return self._supervisor.in_thread(self._supervisor.measure(_with_marker(spec), granted or {}))
-
-    def load(self, spec: ModelSpec, progress: Callable[[float], bool]) -> IsolatedWeights:
-        """Load the model in the worker, and read its vocabulary here."""
-        loading = self._supervisor.load(spec, Fit(spec), progress, prepares=self._prepares)
-        facts = self._supervisor.in_thread(loading)
-        return IsolatedWeights(self._supervisor, spec, facts, self._local.vocabulary(spec))
-
-    def abandon(self) -> None:
-        """Kill the process of an unwanted load. Thread-safe."""
-        self._supervisor.abandon()
-
-    async def abandoned(self) -> None:
-        """Wait until the process of an abandoned load has ended."""
-        await self._supervisor.abandoned()
-
-    def check_progress(self, limit_s: float) -> None:
-        """Kill a process whose load does not advance for `limit_s` seconds. Called periodically."""
-        self._supervisor.check_progress(limit_s)
-
-    def least(self, spec: ModelSpec) -> Footprint:
-        """Call `Loader.least` in the worker."""
-        return self._supervisor.in_thread(self._supervisor.measure_least(spec))
-
-    def memory(self) -> Mapping[str, Memory]:
-        """Call `Loader.memory` in the worker, because reading a GPU's memory opens a context on it."""
-        return self._supervisor.in_thread(self._supervisor.memory())
-
-
-def _with_marker(spec: ModelSpec) -> ModelSpec:
-    """Return `spec` with a media marker that is the same in every process of the model."""
-    if spec.mmproj is None or spec.native.media_marker:
-        return spec
-    return replace(spec, native=replace(spec.native, media_marker=f"<__media_{secrets.token_hex(16)}__>"))

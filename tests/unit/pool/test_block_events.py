@@ -32,36 +32,6 @@ def test_hashes_are_vllms() -> None:
     assert shown(first) == int("d830de3d42c00f25a2949b5d12d98642664a44872c1614c5b0147556276afc9c"[-16:], 16)
 
 
-def test_whole_blocks_are_told_in_order_and_once() -> None:
-    blocks = Blocks()
-    tokens = list(range(BLOCK * 3 + 5))
-    (stored,) = blocks.update([held(0, tokens)]).changes
-    assert isinstance(stored, BlocksStored)
-    assert (len(stored.hashes), stored.parent, stored.tokens) == (3, None, tuple(tokens[: BLOCK * 3]))
-    assert blocks.update([held(0, tokens)]).changes == ()
-    (more,) = blocks.update([held(0, tokens + list(range(BLOCK)))]).changes
-    assert isinstance(more, BlocksStored)
-    assert (len(more.hashes), more.parent) == (1, stored.hashes[-1])
-
-
-def test_what_two_slots_hold_goes_with_the_last_one() -> None:
-    blocks, tokens = Blocks(), list(range(BLOCK * 2))
-    (stored,) = blocks.update([held(0, tokens), held(1, tokens)]).changes
-    assert blocks.update([held(1, tokens)]).changes == ()
-    (removed,) = blocks.update([]).changes
-    assert isinstance(removed, BlocksRemoved)
-    assert (set(removed.hashes), removed.medium) == (set(stored.hashes), GPU)
-
-
-def test_what_moves_to_ram_is_told_of_both() -> None:
-    blocks, tokens = Blocks(), list(range(BLOCK))
-    (stored,) = blocks.update([held(0, tokens)]).changes
-    removed, again = blocks.update([held("ram", tokens, "CPU")]).changes
-    assert removed == BlocksRemoved(stored.hashes, GPU)
-    assert isinstance(again, BlocksStored)
-    assert (again.hashes, again.medium) == (stored.hashes, "CPU")
-
-
 def test_scopes_have_blocks_of_their_own() -> None:
     blocks, tokens = Blocks(), list(range(BLOCK * 2))
     ours, theirs = blocks.update([held(0, tokens, salt="a"), held(1, tokens, salt="b")]).changes
@@ -69,10 +39,6 @@ def test_scopes_have_blocks_of_their_own() -> None:
     assert isinstance(theirs, BlocksStored)
     assert not set(ours.hashes) & set(theirs.hashes)
     assert (ours.salt, theirs.salt) == ("a", "b")
-
-
-def test_only_what_may_be_reused_is_told() -> None:
-    assert Blocks().update([held(0, list(range(64)), n=BLOCK - 1)]).changes == ()
 
 
 _TEXTS = st.lists(st.sampled_from((1, 2)), min_size=0, max_size=5).map(

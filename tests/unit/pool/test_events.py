@@ -1,9 +1,21 @@
 import asyncio
+import itertools
+import logging
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.pool.events import FanOut, LoadProgress, PoolEvent, StatusChanged, Subscription
+from server.pool.events import (
+    DownloadProgress,
+    FanOut,
+    LoadProgress,
+    PoolEvent,
+    StatusChanged,
+    Subscription,
+    log_progress,
+)
+from server.pool.protocols import FileProgress
 from server.pool.state import Status
 
 
@@ -62,3 +74,21 @@ def test_the_buffer_is_bounded_and_keeps_each_latest_status(events: list[PoolEve
         said = [e for e in events if isinstance(e, StatusChanged) and e.model == model]
         heard = [e for e in got if isinstance(e, StatusChanged) and e.model == model]
         assert heard[-1:] == said[-1:]
+
+
+async def test_long_loads_and_downloads_are_logged_now_and_then(caplog: pytest.LogCaptureFixture) -> None:
+    fan_out = FanOut()
+    events = fan_out.subscribe()
+    for percent in range(0, 100, 10):
+        fan_out.publish(LoadProgress("demo", percent / 100))
+    fan_out.publish(StatusChanged("demo", Status.READY, Status.LOADING))
+    for done in range(4):
+        fan_out.publish(DownloadProgress("other", (FileProgress("u/a", done << 20, 4 << 20),)))
+    fan_out.close()
+    times = itertools.count(0.0, 2.0)
+    with caplog.at_level(logging.INFO):
+        await log_progress(events, clock=lambda: next(times))
+    assert caplog.messages == [
+        *("loading 'demo': 30%", "loading 'demo': 60%", "loading 'demo': 90%"),
+        "fetching 'other': 3 of 4 MiB",
+    ]

@@ -50,12 +50,3 @@ def test_a_grammar_of_the_settings_that_is_none_is_an_error_of_the_load() -> Non
     with pytest.raises(ModelFailed, match="grammar: no rule in nothing"):
         load(loader, model, grammar=Strict(), quiet=False).run()
     assert loader.open == []
-
-
-def test_when_the_template_does_not_compile_everything_is_freed() -> None:
-    loader = Loader()
-    job = load(loader, spec("a"))
-    job.template = cast(Any, lambda info, spec: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        job.run()
-    assert loader.open == []

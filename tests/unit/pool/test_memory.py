@@ -1,6 +1,4 @@
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from server.pool.memory import HOST, Amount, Budget, Bytes, Memory, needed, read_budget
 from server.pool.spec import ALL_LAYERS, LoadParams, ModelSpec
@@ -68,12 +66,3 @@ def test_layers_that_a_device_could_never_hold_are_needed_of_the_processor() -> 
     assert needed(model(n_gpu_layers=ALL_LAYERS), least, limits) == {HOST: GIB, "CUDA0": 9 * GIB}
     assert needed(model(fit=False), least, limits) == {HOST: GIB, "CUDA0": 6 * GIB}
     assert not any(needed(model(), {}, limits).values())
-
-
-@given(st.text(alphabet="0123456789.%=, GMKiBCPU", max_size=20))
-def test_any_text_is_read_or_refused(text: str) -> None:
-    try:
-        budget = read_budget(text)
-    except ValueError:
-        return
-    assert all(n >= 0 for n in budget.limits(MEMORY).values())

@@ -11,12 +11,6 @@ def test_a_single_model_answers_to_any_name_and_to_none() -> None:
         assert names.resolve(name).id == "a"
 
 
-def test_among_several_the_name_is_an_id_or_an_alias() -> None:
-    names = Names([spec("a", aliases=("gpt-4o",)), spec("b")])
-    assert names.resolve("gpt-4o").id == "a"
-    assert names.resolve("b").id == "b"
-
-
 @pytest.mark.parametrize("name", [None, ""])
 def test_without_a_name_the_first_model_that_can_do_it_is_meant(name: str | None) -> None:
     names = Names(
@@ -51,11 +45,6 @@ def test_without_a_model_for_it_the_first_one_is_meant() -> None:
 def test_an_unknown_name_lists_the_known_ones() -> None:
     with pytest.raises(ModelNotFound, match="'x' not found; known models: a, b"):
         Names([spec("a"), spec("b")]).resolve("x")
-
-
-def test_without_models_every_name_is_unknown() -> None:
-    with pytest.raises(ModelNotFound, match="none"):
-        Names([]).resolve("x")
 
 
 def test_management_needs_the_exact_name_even_of_a_single_model() -> None:

@@ -11,30 +11,6 @@ UNLOADED, LOADING, READY, _, _, FAILED, _ = Status
 # ---- loading
 
 
-async def test_callers_of_one_model_share_its_load() -> None:
-    async with pool_of("a", "b") as s:
-        tasks = [acquiring(s, "a") for _ in range(3)]
-        await spin()
-        assert s.status("a") is LOADING
-        assert s.pool.state("a").n_waiting == 3
-        await s.work()
-        assert len(s.loader.weights) == 1
-        assert s.pool.state("a").n_leases == 3
-        for task in tasks:
-            task.result().release()
-        assert s.pool.state("a").n_leases == 0
-
-
-async def test_a_lease_is_released_once() -> None:
-    async with pool_of("a") as s:
-        lease, other = await loaded(s, "a"), await s.pool.acquire("a")
-        lease.release()
-        lease.release()
-        assert lease.released
-        assert s.pool.state("a").n_leases == 1
-        other.release()
-
-
 async def test_a_cancelled_caller_stops_the_load_for_nobody() -> None:
     async with pool_of("a", "b") as s:
         quitter, stayer = acquiring(s, "a"), acquiring(s, "a")
@@ -69,13 +45,6 @@ async def test_a_caller_cancelled_in_the_moment_of_its_lease_gives_it_back() -> 
         assert s.pool.state("a").n_leases == 0
 
 
-async def test_startup_models_load_without_being_asked() -> None:
-    async with pool_of(spec("a", load="startup"), "b") as s:
-        await s.pool.start()
-        await s.work()
-        assert s.statuses() == {"a": READY, "b": UNLOADED}
-
-
 async def test_while_the_only_model_loads_at_startup_requests_are_told_so() -> None:
     async with pool_of(spec("a", load="startup")) as s:
         await s.pool.start()
@@ -106,16 +75,6 @@ async def test_after_a_failure_requests_get_the_reason_until_one_may_try_again()
         s.loader.failing.clear()
         (await loaded(s, "a")).release()
         assert s.pool.state("a").failure == ""
-
-
-async def test_an_unexpected_error_of_the_loader_is_a_failure_like_any_other(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    async with pool_of("a") as s:
-        s.loader.failing["a"] = OSError("bus error")
-        with pytest.raises(ModelFailed, match="OSError: bus error"):
-            await loaded(s, "a")
-        assert "bus error" in caplog.text
 
 
 async def test_a_panic_of_a_rust_library_is_a_failure_like_any_other() -> None:

@@ -2,29 +2,12 @@
 
 import pytest
 
-from server.errors import ModelFailed, NotSupported
+from server.errors import ModelFailed
 from tests.unit.pool.fakes import Setup, loaded, pool_of, spec
 
 
 def engines(s: Setup) -> tuple[int, int]:
     return len(s.engines.made), len(s.embedders.made)
-
-
-async def test_a_model_that_only_embeds_has_no_engine_that_generates() -> None:
-    async with pool_of(spec("e", pooling="mean", instances=2)) as s:
-        with await loaded(s, "e") as lease:
-            assert engines(s) == (0, 1)
-            assert len(s.embedders.made[0].runners) == 2
-            assert lease.model.embedder is not None
-            with pytest.raises(NotSupported, match="Start it without `--embeddings`"):
-                _ = lease.model.engine
-            assert s.pool.state("e").facts is not None
-
-
-async def test_a_model_that_only_generates_says_how_to_make_it_embed() -> None:
-    async with pool_of("a") as s:
-        with await loaded(s, "a") as lease, pytest.raises(NotSupported, match="`embedding: true` for model 'a'"):
-            _ = lease.model.embedder
 
 
 async def test_a_model_that_does_both_is_busy_while_either_engine_is() -> None:

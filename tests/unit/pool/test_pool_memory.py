@@ -2,22 +2,22 @@
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import initialize, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from server.errors import InvalidRequest, ModelFailed, NoRoom
+from server.errors import InvalidRequest, LlamapoolError, ModelFailed, NoRoom
 from server.pool.memory import HOST, Amount, Budget, Bytes, Fit, Footprint
+from server.pool.model import Lease
 from server.pool.spec import ModelSpec
 from server.pool.state import Status
 from tests.support.fakes import FakeWeights
 from tests.unit.pool.fakes import Loader, Setup, acquiring, loaded, pool_of, spec, spin
-from tests.unit.pool.machine import Leases
 
 BUDGET = 300
 LEAST = {f"m{i}": size for i, size in enumerate([100, 100, 90, 80, 60, 60, 50, 40, 150, 10])}
@@ -141,12 +141,59 @@ async def test_a_model_that_had_all_it_could_have_is_not_measured_again() -> Non
         assert loader.fitted == ["m0", "m4", "m4", "m4"]
 
 
-class MemoryMachine(Leases):
-    """Every blocking job is a step of its own."""
+class MemoryMachine(RuleBasedStateMachine):
+    """Every blocking job is a step of its own, so that any interleaving can occur."""
+
+    s: Setup
 
     def __init__(self) -> None:
         super().__init__()
+        self.loop = asyncio.new_event_loop()
+        self.waiting: list[asyncio.Task[Lease]] = []
+        self.leases: list[Lease] = []
         self.loader = Sized()
+
+    def run(self, work: Coroutine[Any, Any, Any]) -> Any:
+        return self.loop.run_until_complete(work)
+
+    @precondition(lambda self: self.leases)
+    @rule(which=st.integers(0, 1000))
+    def release(self, which: int) -> None:
+        lease = self.leases.pop(which % len(self.leases))
+
+        async def released() -> None:
+            lease.release()
+
+        self.run(released())
+
+    @rule(seconds=st.sampled_from([0.0, 1.0, 6.0, 11.0, 40.0]))
+    def later(self, seconds: float) -> None:
+        async def tick() -> None:
+            self.s.clock.now += seconds
+            self.s.pool.tick()
+
+        self.run(tick())
+
+    def collect(self) -> None:
+        """Leases that came, and errors, each of which must be one of ours."""
+        for task in [t for t in self.waiting if t.done()]:
+            self.waiting.remove(task)
+            if task.cancelled():
+                continue
+            error = task.exception()
+            if error is None:
+                self.leases.append(task.result())
+            else:
+                assert isinstance(error, LlamapoolError)
+
+    async def nobody_waits(self, rounds: int) -> None:
+        """After so many rounds in which every lease is released at once."""
+        for _ in range(rounds):
+            self.collect()
+            while self.leases:
+                self.leases.pop().release()
+            await self.s.work()
+        assert not self.waiting, "somebody waits for ever"
 
     @initialize(
         models_max=st.sampled_from([0, 4]),
@@ -186,6 +233,12 @@ class MemoryMachine(Leases):
         self.loader.failing = {m: ModelFailed(m, "bad luck") for m in LEAST} if failing else {}
         self.s.threads.run(which % len(self.s.threads.jobs))
 
+    @rule(busy=st.booleans(), which=st.integers(0, 100))
+    def work(self, busy: bool, which: int) -> None:
+        engines = [e for e in self.s.engines.made if not e.closed]
+        if engines:
+            engines[which % len(engines)].busy = busy
+
     @invariant()
     def no_byte_is_promised_twice(self) -> None:
         if not hasattr(self, "s"):
@@ -208,6 +261,8 @@ class MemoryMachine(Leases):
 
     async def everybody_is_served(self) -> None:
         self.loader.failing = {}
+        for engine in self.s.engines.made:
+            engine.busy = False
         await self.s.later(1)
         await self.nobody_waits(40)
 

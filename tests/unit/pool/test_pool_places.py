@@ -1,6 +1,5 @@
 import pytest
 
-from server.pool.events import StatusChanged
 from server.pool.state import Status
 from tests.unit.pool.fakes import acquiring, loaded, pool_of, spec
 
@@ -51,19 +50,6 @@ async def test_an_idle_model_sleeps_and_the_next_request_wakes_it() -> None:
         assert s.status("a") is SLEEPING
         (await loaded(s, "a")).release()
         assert s.status("a") is READY
-
-
-async def test_the_pool_ticks_by_itself_once_started() -> None:
-    async with pool_of(spec("a", sleep_idle_s=0.06)) as s:
-        await s.pool.start()
-        with s.pool.subscribe() as events:
-            (await loaded(s, "a")).release()
-            s.clock.now += 60
-            async for event in events:
-                if isinstance(event, StatusChanged) and event.status is DRAINING:
-                    break
-        await s.work()
-        assert s.status("a") is SLEEPING
 
 
 async def test_a_sleeping_model_can_be_unloaded() -> None:

@@ -3,16 +3,13 @@
 import asyncio
 import socket
 import threading
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
 
-from server.engine.params import EngineParams
 from server.engine.request import Request
 from server.media.bitmap import Bitmap
-from server.pool.memory import Fit
 from server.pool.spec import ModelSpec
 from server.pool.worker.child import Served, Worker
 from server.pool.worker.messages import Encoder, HandleTable
@@ -58,7 +55,7 @@ async def process(model: ModelSpec = DEMO, n_seq: int = 4) -> AsyncIterator[Proc
     steps, lost = threading.Semaphore(0), asyncio.Event()
     worker = Worker([theirs for _, theirs in pairs], lost.set)
     worker._loader = FakeLoader(runner=lambda: FakeRunner(n_seq=n_seq, steps=steps))
-    await worker._load(model, Fit(model), prepares=False)
+    await worker._load(model, prepares=False)
     assert worker.served is not None
     try:
         yield Process(worker, worker.served, steps)
@@ -119,25 +116,3 @@ async def test_a_refused_request_leaves_nothing(monkeypatch: pytest.MonkeyPatch,
         while not served.n_begun:  # noqa: ASYNC110 - nothing announces it
             await asyncio.sleep(0.001)
         assert (found.failures, served.tickets, served.decoding, served.switches) == ([], {}, set(), {})
-
-
-async def test_a_request_that_expires_in_the_queue_of_several_instances_leaves_no_ticket(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("server.engine.requests.EXPIRY_CHECK_S", 0.0)
-    limited = spec("demo", instances=2, engine=EngineParams(request_timeout_s=3600.0))
-    async with process(limited, n_seq=1) as found:
-        served = found.served
-        assert served._generator is not None
-        for number in (1, 2):
-            found.call("submit", number, Request(f"r{number}", [1], max_tokens=10_000))
-        while sum(slot.is_processing for slot in served._generator.slots()) < 2:  # noqa: ASYNC110 - nothing announces it
-            await asyncio.sleep(0.001)
-        found.call("submit", 3, Request("r3", [1], arrived_at=time.perf_counter() - 7200))
-        assert list(served.tickets) == [1, 2, 3]
-        found.steps.release(100)
-        while served._generator.n_load > 2:  # noqa: ASYNC110 - nothing announces it
-            await asyncio.sleep(0.001)
-        assert list(served.tickets) == [1, 2], "the clean-up is asked for before the request leaves the queue"
-        found.call("cancel", 1)
-        found.call("cancel", 2)

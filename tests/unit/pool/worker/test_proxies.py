@@ -18,7 +18,7 @@ class Sent(WorkerSupervisor):
     """A supervisor that records messages."""
 
     def __init__(self) -> None:
-        super().__init__("demo", FakeLoader, asyncio.get_running_loop())
+        super().__init__("demo", FakeLoader, asyncio.get_running_loop(), FakeLoader())
         self.sent: list[tuple[object, ...]] = []
 
     @property

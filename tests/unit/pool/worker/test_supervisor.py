@@ -1,14 +1,12 @@
 """When the supervisor considers a worker process as hanging."""
 
 import asyncio
-import threading
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 from server.pool.worker import parent
-from server.pool.worker.child import load_effort
 from tests.support.fakes import FakeLoader
 
 
@@ -33,7 +31,7 @@ class Watched:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, loads: bool) -> None:
         self.now = 1000.0
         monkeypatch.setattr(parent, "time", SimpleNamespace(monotonic=lambda: self.now))
-        self.supervisor = parent.WorkerSupervisor("demo", FakeLoader, asyncio.get_running_loop())
+        self.supervisor = parent.WorkerSupervisor("demo", FakeLoader, asyncio.get_running_loop(), FakeLoader())
         self.process = cast(Any, Silent(self.now))
         self.supervisor._process = self.process
         if not loads:
@@ -78,18 +76,3 @@ async def test_a_slow_load_is_not_killed(monkeypatch: pytest.MonkeyPatch) -> Non
     parent.WorkerProcess.loads(watched.process, (4, 0, 0))
     watched.check(1.0, 1.0)
     assert watched.check(1.0, 1.0)
-
-
-def test_load_effort_includes_the_cpu_time_of_threads() -> None:
-    before, ended = load_effort(), threading.Event()
-
-    def compute() -> None:
-        while not ended.is_set():
-            sum(range(1000))
-
-    thread = threading.Thread(target=compute)
-    thread.start()
-    while load_effort()[2] == before[2]:
-        thread.join(0.01)
-    ended.set()
-    thread.join()
