@@ -68,27 +68,6 @@ async def test_the_thoughts_of_a_running_chat_are_ended(serve: Serve) -> None:
         await settled(api)
 
 
-async def test_without_reasoning_control_the_chat_is_known_but_left_alone(serve: Serve) -> None:
-    steps = threading.Semaphore(0)
-    body = {"messages": HI, "stream": True, "temperature": 0, "max_tokens": 60}
-    async with serve(stepped(steps)) as api, posting(api.app, CHAT, body) as exchange:
-        completion = await begun(exchange, steps)
-        message = "reasoning control not enabled for this completion"
-        assert await end(api.client, completion) == {"success": False, "message": message}
-        thoughts, content = await rest(exchange, steps)
-        assert thoughts.endswith("wonder and wonder and wonder")
-        assert content == "Hello"
-        await settled(api)
-
-
-async def test_a_control_that_is_never_used_changes_nothing(serve: Serve) -> None:
-    steps = threading.Semaphore(200)
-    async with serve(stepped(steps)) as api:
-        body = {"messages": HI, "temperature": 0, "reasoning_control": True}
-        message = (await api.client.post(CHAT, json=body)).json()["choices"][0]["message"]
-        assert (message["content"], message["reasoning_content"]) == ("Hello", "I wonder and wonder and wonder")
-
-
 async def test_a_client_that_leaves_takes_its_id_along(serve: Serve) -> None:
     steps = threading.Semaphore(0)
     body = {"messages": HI, "stream": True, "temperature": 0, "max_tokens": 60, "reasoning_control": True}
@@ -99,14 +78,6 @@ async def test_a_client_that_leaves_takes_its_id_along(serve: Serve) -> None:
         for _ in range(5):
             steps.release()
         await settled(api)
-
-
-async def test_an_answer_to_a_schema_has_no_thoughts_to_end(serve: Serve) -> None:
-    async with serve(FakeLoader(replies={"assistant\n": '{"a":1}'})) as api:
-        body = {"messages": HI, "temperature": 0, "reasoning_control": True}
-        schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
-        reply = await api.client.post(CHAT, json=body | {"json_schema": schema})
-        assert json.loads(reply.json()["choices"][0]["message"]["content"]) == {"a": 1}
 
 
 async def test_with_several_models_the_model_may_be_named(serve: Serve) -> None:

@@ -18,8 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
 from server.engine.engine import Engine
-from tests.api.conftest import GoLive, Live, Serve, chat_request, until
-from tests.api.management.test_models import TWO
+from tests.api.conftest import GoLive, Live, chat_request, until
 from tests.support.fakes import FakeLoader, FakeRunner
 
 _SPEC = re.compile(r"^\s*(\S+?)\s*(?:\{([^}]*)\})?\s*$")
@@ -115,23 +114,6 @@ def n_load(running: Live) -> int:
     engine = state.loaded.generator
     assert isinstance(engine, Engine)
     return engine.n_load
-
-
-async def test_all_models_are_one_series(serve: Serve) -> None:
-    specs = engine_config()
-    async with serve(models=TWO, server={"metrics": True}) as api:
-        await api.client.post("/v1/completions", json={"model": "b", "prompt": "Hi", "max_tokens": 2})
-        text = (await api.client.get("/metrics")).text
-        for spec in specs.values():
-            assert len(re.findall(rf"^{spec}[ {{]", text, re.MULTILINE)) == (0 if spec == specs["loraSpec"] else 1)
-
-
-async def test_a_single_model_can_be_chosen_by_its_label(serve: Serve) -> None:
-    async with serve(models=TWO, server={"metrics": True}) as api:
-        await api.client.post("/v1/completions", json={"model": "b", "prompt": "Hi", "max_tokens": 2})
-        found = await scrape(api)
-        assert found.value("llamapool_kv_cells{model=b}") == 1024
-        assert found.value("llamapool_requests_deferred{model=b}") == 0
 
 
 async def test_adapters_of_running_and_of_waiting_requests(live: GoLive) -> None:

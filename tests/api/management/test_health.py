@@ -10,9 +10,6 @@ LOADING = {"error": {"code": 503, "message": "Loading model", "type": "unavailab
 TWO = {"a": {"path": "a.gguf", "load": "startup"}, "b": {"path": "b.gguf", "load": "startup"}}
 
 
-IDLE = {"status": "ok", "slots_idle": 4, "slots_processing": 0}
-
-
 async def test_busy_slots_are_told_from_idle_ones(live: GoLive) -> None:
     steps = threading.Semaphore(1)
     loader = FakeLoader(runner=lambda: FakeRunner(n_seq=2, steps=steps))
@@ -23,29 +20,6 @@ async def test_busy_slots_are_told_from_idle_ones(live: GoLive) -> None:
         expected = {"status": "ok", "slots_idle": 1, "slots_processing": 1}
         assert (await get("/health")).json() == expected
         assert (await get("/health?fail_on_no_slot=1")).json() == expected
-        for _ in range(20):
-            steps.release()
-        await reader.readuntil(b"[DONE]")
-        writer.close()
-
-
-async def test_a_full_server_fails_for_those_who_ask_for_a_slot(live: GoLive) -> None:
-    steps = threading.Semaphore(1)
-    loader = FakeLoader(runner=lambda: FakeRunner(n_seq=1, steps=steps))
-    async with live(loader) as server:
-        reader, writer = await server.connect(chat_request(max_tokens=5))
-        await reader.readuntil(b"data: ")
-        assert (await server.api.client.get("/health")).status_code == 200
-        reply = await server.api.client.get("/health?fail_on_no_slot=1")
-        assert (reply.status_code, reply.json()) == (
-            503,
-            {
-                "error": {"code": 503, "message": "no slot available", "type": "unavailable_error"},
-                "status": "no slot available",
-                "slots_idle": 0,
-                "slots_processing": 1,
-            },
-        )
         for _ in range(20):
             steps.release()
         await reader.readuntil(b"[DONE]")
@@ -71,29 +45,6 @@ async def test_who_has_no_key_hears_the_status_alone(serve: Serve) -> None:
         key = {"Authorization": "Bearer secret"}
         assert (await api.client.get("/readyz", headers=key)).json()["failed"] == {"b": "/secret/path: no such file"}
         assert (await api.client.get("/health", headers=key)).json()["slots_idle"] == 4
-
-
-async def test_who_has_no_key_is_not_told_why_it_is_not_ready(serve: Serve) -> None:
-    failing = FakeLoader(failing={"demo": "/secret/path: no such file"})
-    async with serve(failing, server={"api_keys": ["secret"]}, wait=False) as api:
-        await api.settled()
-        for path in ("/health", "/readyz"):
-            reply = await api.client.get(path)
-            assert reply.status_code == 503
-            assert "secret" not in reply.text
-            assert "demo" not in reply.text
-            key = {"Authorization": "Bearer secret"}
-            assert "/secret/path" in (await api.client.get(path, headers=key)).text
-
-
-async def test_a_sleeping_models_slots_are_idle(serve: Serve) -> None:
-    models = {"demo": {"path": "demo.gguf", "load": "startup", "sleep_idle_seconds": 1}}
-    async with serve(models=models) as api:
-        with api.pool.subscribe() as events:
-            while api.pool.states()[0].status is not Status.SLEEPING:
-                await anext(events)
-        assert (await api.client.get("/health")).json() == IDLE
-        assert api.pool.states()[0].status is Status.SLEEPING
 
 
 async def test_while_the_only_model_loads_it_says_so(serve: Serve) -> None:

@@ -2,11 +2,14 @@
 
 import asyncio
 import base64
+import itertools
 import os
 import signal
+import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -19,7 +22,7 @@ from server.pool.block_events import BlocksStored
 from server.pool.memory import Fit, Footprint, Memory
 from server.pool.saved.state_cache import EMBEDDINGS_SUFFIX
 from server.pool.spec import ModelSpec
-from server.pool.worker import parent
+from server.pool.worker import parent, proxies
 from server.pool.worker.proxies import IsolatedEngine, IsolatedWeights
 from tests.api.conftest import Api, check_nothing_leaked, make_settings, run_app, until
 from tests.api.streams import Exchange, posting
@@ -111,14 +114,6 @@ def chat(text: str, **more: Any) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": text}], "temperature": 0, "max_tokens": 20, **more}
 
 
-def is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
-
-
 async def until_streamed(exchange: Exchange) -> None:
     """Wait for the first text."""
     assert await exchange.start() == 200
@@ -126,8 +121,10 @@ async def until_streamed(exchange: Exchange) -> None:
         pass
 
 
-async def test_a_reply_is_the_same_as_in_the_servers_own_process(start: Start) -> None:
+async def test_a_reply_is_the_same_as_in_the_servers_own_process(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LLAMA_API_KEY", "secret")
     async with start("plain", metrics=True) as api:
+        assert environment_of_child().keys() & {"PATH", "LLAMA_API_KEY"} == {"PATH"}
         isolated = (await api.client.post("/v1/chat/completions", json=chat("Hi", seed=1))).json()
         counts = (await api.client.get("/metrics")).text
         slots = (await api.client.get("/slots")).json()
@@ -151,14 +148,6 @@ async def test_by_itself_a_model_has_a_process_where_a_gpu_computes(start: Start
         assert engine(api).supervisor.pid
 
 
-async def test_the_memory_of_devices_is_read_in_a_models_process(
-    start: Start, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level("INFO")
-    async with start("plain", has_gpu=True, memory="50%"):  # `start` proves that the server's own process did not look
-        await until(lambda: any("are free; models may take" in record.getMessage() for record in caplog.records))
-
-
 async def test_where_nothing_is_loaded_yet_a_process_reads_the_memory_and_ends(
     start: Start, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -166,23 +155,6 @@ async def test_where_nothing_is_loaded_yet_a_process_reads_the_memory_and_ends(
     async with start("plain", {"demo": {**ONE["demo"], "load": "on_demand"}}, has_gpu=True):
         await until(lambda: any("8.0 GiB of 16.0 GiB are free" in record.getMessage() for record in caplog.records))
         await until(lambda: not environment_of_child())
-
-
-async def test_its_process_gets_the_variables_of_its_store_and_no_secrets(
-    start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    wanted = {"AWS_ACCESS_KEY_ID": "id", "FSSPEC_S3_ENDPOINT_URL": "http://127.0.0.1:1"}
-    secrets = {"AZURE_STORAGE_KEY": "key", "OTEL_EXPORTER_OTLP_HEADERS": "authorization=key", "LLAMA_API_KEY": "key"}
-    for name, value in {**wanted, **secrets}.items():
-        monkeypatch.setenv(name, value)
-    at_s3 = {"cache_disk": 1, "cache_disk_path": "s3://bucket/folder"}
-    async with start(models={"demo": {**ONE["demo"], "load": "on_demand", **at_s3}}) as api:
-        asked = asyncio.create_task(api.client.post("/v1/chat/completions", json=chat("Hi")))
-        found: dict[str, str] = {}
-        await until(lambda: found.update(environment_of_child()) or found)
-        await asked
-    assert found.items() >= wanted.items()
-    assert not found.keys() & secrets.keys()
 
 
 def environment_of_child() -> dict[str, str]:
@@ -262,21 +234,8 @@ async def test_nothing_is_asked_a_third_time(start: Start, monkeypatch: pytest.M
         engine(api).supervisor.pause_s = 0.0
 
 
-async def test_a_stream_of_which_something_was_sent_is_not_asked_again(start: Start, tmp_path: Path) -> None:
-    async with start() as api:
-        body = chat(f"!die late {tmp_path / 'died'}!", stream=True)
-        async with posting(api.app, "/v1/chat/completions", body) as exchange:
-            assert await exchange.start() == 200
-            raw = b"".join([part async for part in exchange.chunks()])
-        assert raw.count(b'"role":"assistant"') == 1
-        assert b"SIGKILL" in raw
-        await is_back(api)
-        assert engine(api).supervisor.n_restarts == 1
-
-
-@pytest.mark.parametrize("disk", [False, True])
 async def test_a_picture_that_was_seen_before_is_neither_decoded_nor_encoded(
-    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, disk: bool
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     decoded: list[bytes] = []
 
@@ -285,7 +244,7 @@ async def test_a_picture_that_was_seen_before_is_neither_decoded_nor_encoded(
         return header.read_header(data)
 
     monkeypatch.setattr("server.media.decode.read_header", read_header)
-    kept = {"cache_disk": 16, "cache_disk_path": str(tmp_path)} if disk else {}
+    kept = {"cache_disk": 16, "cache_disk_path": str(tmp_path)}
     picture = f"data:image/png;base64,{base64.b64encode(media_file('tiny.png')).decode()}"
     content = [{"type": "text", "text": "What?"}, {"type": "image_url", "image_url": {"url": picture}}]
     first: list[dict[str, Any]] = [{"role": "user", "content": content}]
@@ -303,30 +262,20 @@ async def test_a_picture_that_was_seen_before_is_neither_decoded_nor_encoded(
         assert await ask(first, id_slot=2, cache_prompt=False) == said
         assert (len(decoded), engine(api).stats.n_media_encoded) == (1, 1)
 
-        await until(lambda: not disk or any(tmp_path.rglob(f"*{EMBEDDINGS_SUFFIX}")))
+        await until(lambda: any(tmp_path.rglob(f"*{EMBEDDINGS_SUFFIX}")))
         os.kill(engine(api).supervisor.pid, signal.SIGKILL)
         await is_back(api)
         assert await ask(first, cache_prompt=False) == said
-        n_again = 0 if disk else 1
-        assert (len(decoded), engine(api).stats.n_media_encoded) == (1 + n_again, 1 + n_again)
+        assert (len(decoded), engine(api).stats.n_media_encoded) == (1, 1)
 
 
-@pytest.mark.parametrize("seen", [False, True])
-async def test_vectors_are_asked_for_once_more_too(start: Start, tmp_path: Path, seen: bool) -> None:
+async def test_vectors_are_asked_for_once_more_too(start: Start, tmp_path: Path) -> None:
     picture = {"prompt_string": "a<__media__>", "multimodal_data": [base64.b64encode(media_file("tiny.png")).decode()]}
     models = {"demo": {**ONE["demo"], "embedding": True, "pooling": "mean"}}
     async with start(str(tmp_path / "died"), models=models) as api:
-        reply = await api.client.post("/v1/embeddings", json={"input": [picture if seen else "ab", "c"]})
+        reply = await api.client.post("/v1/embeddings", json={"input": [picture, "c"]})
         assert reply.status_code == 200
         assert len(reply.json()["data"]) == 2
-
-
-async def test_a_process_killed_during_the_first_load_is_followed_by_another(start: Start, tmp_path: Path) -> None:
-    models = {"demo": {**ONE["demo"], "path": str(tmp_path / "demo.gguf")}}
-    async with start("dying", models=models) as api:
-        assert (tmp_path / "demo.gguf.loaded").exists()
-        assert (await api.client.get("/readyz")).status_code == 200
-        assert (await api.client.post("/v1/chat/completions", json=chat("Hi"))).status_code == 200
 
 
 async def test_a_file_that_the_library_does_not_survive_fails_its_model_only(
@@ -339,76 +288,6 @@ async def test_a_file_that_the_library_does_not_survive_fails_its_model_only(
         assert reply.status_code == 503
         assert "SIGABRT" in reply.json()["error"]["message"]
         assert (await api.client.post("/v1/chat/completions", json=chat("Hi", model="good"))).status_code == 200
-
-
-@pytest.mark.parametrize(
-    ("at", "unloads"), [(at, unloads) for at in ("least", "fit", "load") for unloads in (True, False)]
-)
-async def test_a_load_that_never_ends_ends_with_an_unload_and_with_the_server(
-    start: Start, watched: Callable[..., list[int]], at: str, unloads: bool
-) -> None:
-    pids = watched()
-    models = {"demo": {**ONE["demo"], "load": "on_demand"}}
-    limits = {"memory": "1GiB"} if at == "least" else {}
-    async with start(f"hanging in {at}", models=models, **limits) as api:
-        asked = asyncio.ensure_future(api.client.post("/v1/chat/completions", json=chat("Hi")))
-        entry = api.pool._entries["demo"]
-        await until(lambda: entry.load is not None if at != "least" else entry.sizing is not None)
-        if unloads:
-            assert (await api.client.post("/models/unload", json={"model": "demo"})).status_code == 200
-            await api.settled()
-            assert (await asked).status_code == 503
-            await until(lambda: not any(map(is_alive, pids)))
-    assert (await asked).status_code == 503
-
-
-@pytest.fixture
-def watched(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[int]]:
-    """Loads of the processes from one to another (by number, from 1 on) have a second to get on, all others any time;
-    `stopped` are stopped as they are started. Returns their pids, as they come."""
-
-    def begin(*numbers: int, stopped: bool = False) -> list[int]:
-        pids: list[int] = []
-
-        class Recorded(parent.WorkerProcess):
-            def __init__(self, *arguments: Any) -> None:
-                super().__init__(*arguments)
-                pids.append(self.pid)
-                monkeypatch.setattr(parent, "STUCK_S", 1.0 if len(pids) in numbers else 1e9)
-                if stopped and len(pids) in numbers:
-                    os.kill(self.pid, signal.SIGSTOP)
-
-        for name, value in (("STUCK_S", 1e9), ("STACKS_S", 0.01), ("FIRST_PAUSE_S", 0.01), ("WorkerProcess", Recorded)):
-            monkeypatch.setattr(parent, name, value)
-        monkeypatch.setattr("server.app.WATCH_EVERY_S", 0.05)
-        return pids
-
-    return begin
-
-
-@pytest.mark.parametrize(("at", "n", "status"), [("least", 1, 200), ("fit", 4, 503), ("load", 4, 503)])
-async def test_a_load_that_gets_no_further_is_ended_by_the_watchdog(
-    start: Start, watched: Callable[..., list[int]], at: str, n: int, status: int
-) -> None:
-    watched(*range(1, n + 1))  # the first one may be ended as it measures
-    models = {"demo": {**ONE["demo"], "load": "on_demand"}, "good": {"path": "good.gguf"}}
-    limits = {"memory": "1GiB"} if at == "least" else {}  # what can't be measured is loaded all the same
-    async with start(f"hanging in {at}", models=models, watchdog_s=0.2, **limits) as api:
-        reply = await api.client.post("/v1/chat/completions", json=chat("Hi", model="demo"))
-        assert reply.status_code == status
-        assert status == 200 or "its load has not advanced for" in reply.json()["error"]["message"]
-        assert (await api.client.post("/v1/chat/completions", json=chat("Hi", model="good"))).status_code == 200
-
-
-async def test_a_process_that_is_stopped_while_it_is_loaded_again_is_followed_by_another(
-    start: Start, watched: Callable[..., list[int]]
-) -> None:
-    async with start(watchdog_s=0.2) as api:
-        pids = watched(1, stopped=True)
-        os.kill(engine(api).supervisor.pid, signal.SIGKILL)
-        await is_back(api)
-        assert engine(api).supervisor.pid == pids[1]
-        assert (await api.client.post("/v1/chat/completions", json=chat("Hi"))).status_code == 200
 
 
 async def test_the_process_that_measures_a_model_loads_it_or_ends(
@@ -432,26 +311,6 @@ async def test_the_process_that_measures_a_model_loads_it_or_ends(
         await asyncio.wait_for(child.ended, 60)
 
 
-async def test_a_step_that_hangs_is_ended_by_the_watchdog(
-    start: Start, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("server.app.WATCH_EVERY_S", 0.05)
-    monkeypatch.setattr("server.pool.worker.proxies.LEAST_LIMIT_S", 5.0)  # a healthy step on a busy machine is shorter
-    monkeypatch.setattr(parent, "STACKS_S", 60.0)  # it ends by itself
-    async with start(watchdog_s=5.0) as api:
-        body = chat("!wait 1!", stream=True, max_tokens=3000)
-        async with posting(api.app, "/v1/chat/completions", body) as exchange:
-            await until_streamed(exchange)
-            await until(lambda: sum(slot.is_processing for slot in engine(api).slots()) == 1)
-            raw = b"".join([part async for part in exchange.chunks()])
-        assert b"no step has ended" in raw
-        assert "in _wait" in capfd.readouterr().err  # where it hangs
-        assert (await api.client.get("/livez")).status_code == 200
-        await is_back(api)
-        assert not engine(api).busy
-        assert (await api.client.post("/v1/chat/completions", json=chat("Hi"))).status_code == 200
-
-
 async def test_what_is_told_outside_crosses(start: Start) -> None:
     async with start() as api:
         reply = await api.client.post("/v1/completions", json={"prompt": "x" * 40, "max_tokens": 2, "ignore_eos": True})
@@ -461,3 +320,64 @@ async def test_what_is_told_outside_crosses(start: Start) -> None:
         assert sum(len(change.hashes) for change in stored) == 2
         assert (await engine(api).block_changes()).changes == ()
         await until(lambda: 0 < engine(api).stats.kv_cells_cached < engine(api).stats.kv_cells)
+
+
+@pytest.mark.parametrize(("at", "unloads"), [("least", True), ("load", False)])
+async def test_a_load_that_never_ends_ends_with_an_unload_and_with_the_server(
+    start: Start, at: str, unloads: bool
+) -> None:
+    models = {"demo": {**ONE["demo"], "load": "on_demand"}}
+    limits = {"memory": "1GiB"} if at == "least" else {}
+    async with start(f"hanging in {at}", models=models, **limits) as api:
+        asked = asyncio.ensure_future(api.client.post("/v1/chat/completions", json=chat("Hi")))
+        entry = api.pool._entries["demo"]
+        await until(lambda: entry.load is not None if at != "least" else entry.sizing is not None)
+        if unloads:
+            assert (await api.client.post("/models/unload", json={"model": "demo"})).status_code == 200
+            await api.settled()
+            assert (await asked).status_code == 503
+            await until(lambda: not environment_of_child())
+    assert (await asked).status_code == 503
+
+
+async def test_a_load_that_gets_no_further_is_ended_by_the_watchdog(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parent, "STACKS_S", 0.01)
+    models = {"demo": {**ONE["demo"], "load": "on_demand"}, "good": {"path": "good.gguf"}}
+    async with start("hanging in load", models=models) as api:
+        asked = asyncio.ensure_future(api.client.post("/v1/chat/completions", json=chat("Hi", model="demo")))
+        entry = api.pool._entries["demo"]
+        await until(lambda: entry.load is not None and api.pool._lifecycle._at_work)
+        (supervisor,) = api.pool._lifecycle._at_work
+        await until(lambda: supervisor._process)
+        assert supervisor._process is not None
+        supervisor._process.advanced_at -= 1000.0
+        for _ in range(2):
+            api.pool.check_progress(1.0)
+        reply = await asked
+        assert reply.status_code == 503
+        assert "its load has not advanced for" in reply.json()["error"]["message"]
+        assert (await api.client.post("/v1/chat/completions", json=chat("Hi", model="good"))).status_code == 200
+
+
+async def test_a_step_that_hangs_is_ended_by_the_watchdog(
+    start: Start, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    now = itertools.count(0.0, 10.0)
+    monkeypatch.setattr(proxies, "time", SimpleNamespace(monotonic=lambda: next(now), perf_counter=time.perf_counter))
+    monkeypatch.setattr(parent, "STACKS_S", 60.0)  # it ends by itself
+    async with start() as api:
+        body = chat("!wait 1!", stream=True, max_tokens=3000)
+        async with posting(api.app, "/v1/chat/completions", body) as exchange:
+            await until_streamed(exchange)
+            await until(lambda: sum(slot.is_processing for slot in engine(api).slots()) == 1)
+            for _ in range(4):
+                api.pool.check_progress(5.0)
+            raw = b"".join([part async for part in exchange.chunks()])
+        assert b"no step has ended" in raw
+        assert "most recent call first" in capfd.readouterr().err  # where it hangs
+        assert (await api.client.get("/livez")).status_code == 200
+        await is_back(api)
+        assert not engine(api).busy
+        assert (await api.client.post("/v1/chat/completions", json=chat("Hi"))).status_code == 200

@@ -134,26 +134,6 @@ async def test_what_an_unloaded_model_held_is_gone(serve: Serve) -> None:
         await told(api, lambda router: not router.texts("b"))
 
 
-async def test_who_listens_hears_the_same(serve: Serve) -> None:
-    async with serve(FakeLoader(runner=lambda: FakeRunner(n_seq=1)), server=EVENTS) as api:
-        events, replay = await addresses(api)
-        context = zmq.asyncio.Context()
-        try:
-            socket = context.socket(zmq.SUB)
-            socket.subscribe(b"kv@10.0.0.1:8080@")
-            socket.connect(events)
-            heard = asyncio.ensure_future(socket.recv_multipart())
-            async with asyncio.timeout(TIMEOUT_S):
-                n = 0
-                while not heard.done():  # a subscription takes its time, and what is told before it is lost
-                    n += 1
-                    await complete(api, prompt=f"{n} {LONG}")
-                    await asyncio.wait((heard,), timeout=0.05)
-            assert heard.result() in (await replayed(replay)).messages
-        finally:
-            context.destroy(linger=0)
-
-
 async def test_keys_have_blocks_of_their_own(serve: Serve) -> None:
     server = EVENTS | {"api_keys": ["one", "two"]}
     async with serve(FakeLoader(runner=lambda: FakeRunner(n_seq=2)), server=server) as api:

@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from server.app import create_app, warn_of_workers
-from server.errors import ConfigError
+from server.app import create_app
 from tests.api.conftest import TIMEOUT_S, GoLive, Serve, chat_request, idle, make_settings, run_app, until
 from tests.api.inference.test_media import IMAGE
 from tests.support.fakes import FakeLoader, FakeRunner
@@ -28,27 +27,12 @@ def slow_loader(steps: threading.Semaphore, **runner: Any) -> FakeLoader:
     return FakeLoader(runner=lambda: FakeRunner(steps=steps, **runner))
 
 
-async def test_nothing_is_loaded_before_the_lifespan_starts() -> None:
-    loader = FakeLoader()
-    app = create_app(make_settings(), loader=loader)
-    assert loader.loaded == []
-    async with run_app(app):
-        pass
-    assert all(weights.closed for weights in loader.loaded)
-
-
 async def test_stopping_while_a_model_loads_ends_the_load() -> None:
     gate = threading.Event()
     loader = FakeLoader(gate=gate)
     async with run_app(create_app(make_settings(), loader=loader)):
         gate.set()
     assert all(weights.closed for weights in loader.loaded)
-
-
-async def test_two_models_of_one_name_are_a_mistake_of_the_configuration() -> None:
-    models: dict[str, dict[str, Any]] = {"a": {"path": "a.gguf", "aliases": ["b"]}, "b": {"path": "b.gguf"}}
-    with pytest.raises(ConfigError, match="both called 'b'"):
-        create_app(make_settings(models=models), loader=FakeLoader())
 
 
 async def test_while_it_stops_new_requests_are_refused_and_health_still_answers(serve: Serve) -> None:
@@ -59,20 +43,6 @@ async def test_while_it_stops_new_requests_are_refused_and_health_still_answers(
         assert reply.headers["retry-after"]
         assert (await api.client.get("/livez")).status_code == 200
         assert (await api.client.get("/readyz")).status_code == 503
-
-
-async def test_a_running_stream_is_finished_within_the_drain_time(live: GoLive) -> None:
-    steps = threading.Semaphore(1)
-    async with live(slow_loader(steps)) as server:
-        reader, writer = await server.connect(chat_request(max_tokens=3))
-        await reader.readuntil(b"data: ")
-        server.server.should_exit = True
-        await until(lambda: not server.server.servers[0].sockets)
-        for _ in range(50):
-            steps.release()
-        rest = await asyncio.wait_for(reader.read(), TIMEOUT_S)
-        assert b"[DONE]" in rest
-        writer.close()
 
 
 async def test_a_stream_that_outlives_the_drain_time_ends_with_an_error(live: GoLive) -> None:
@@ -133,22 +103,6 @@ async def test_a_client_that_stops_reading_is_dropped_and_its_slot_freed(
         listening.close()  # `server.listen` has the kernel do this
 
 
-async def test_each_event_is_one_http_chunk(live: GoLive) -> None:
-    async with live(FakeLoader(replies={"Hi": "there"})) as server:
-        reader, writer = await server.connect(chat_request(max_tokens=4, temperature=0))
-        head = await reader.readuntil(b"\r\n\r\n")
-        assert b"content-type: text/event-stream" in head
-        assert b"cache-control: no-cache" in head
-        assert b"x-accel-buffering: no" in head
-        assert b"transfer-encoding: chunked" in head
-        chunks = []
-        while size := int(await reader.readline(), 16):
-            chunks.append((await reader.readexactly(size + 2))[:-2])
-        writer.close()
-        assert all(c.startswith(b"data: ") and c.endswith(b"\n\n") and c.count(b"data: ") == 1 for c in chunks)
-        assert chunks[-1] == b"data: [DONE]\n\n"
-
-
 async def test_a_silent_stream_is_pinged(live: GoLive) -> None:
     steps = threading.Semaphore(1)
     async with live(slow_loader(steps), options={"sse_ping_interval_s": 0.05}) as server:
@@ -158,22 +112,6 @@ async def test_a_silent_stream_is_pinged(live: GoLive) -> None:
             steps.release()
         await reader.readuntil(b"[DONE]")
         writer.close()
-
-
-@pytest.mark.parametrize(
-    ("argv", "environ", "warns"),
-    [
-        (["uvicorn"], {}, False),
-        (["uvicorn"], {"WEB_CONCURRENCY": "1"}, False),
-        (["uvicorn"], {"WEB_CONCURRENCY": "2"}, True),
-        (["gunicorn"], {"SERVER_SOFTWARE": "gunicorn/23.0"}, True),
-    ],
-)
-def test_several_workers_get_a_warning(
-    caplog: pytest.LogCaptureFixture, argv: list[str], environ: dict[str, str], warns: bool
-) -> None:
-    warn_of_workers(argv, environ)
-    assert ("loads every model again" in caplog.text) is warns
 
 
 def run_uvicorn(*args: str, **env: str) -> subprocess.Popen[str]:
@@ -202,13 +140,6 @@ def test_importing_the_module_reads_no_environment() -> None:
     code = "import server.app; assert 'app' not in vars(server.app)"
     env = os.environ | {"LLAMAPOOL_SERVER__PORT": "many"}
     subprocess.run([sys.executable, "-c", code], env=env, check=True, timeout=TIMEOUT_S)
-
-
-def test_the_module_has_no_other_surprises() -> None:
-    import server.app
-
-    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
-        server.app.nothing  # noqa: B018
 
 
 MAIN = """

@@ -89,13 +89,6 @@ async def test_the_audit_log_names_who_changed_which_model(serve: Serve, lines: 
     assert reload["query"] == "reload=1"
 
 
-async def test_a_mistake_has_its_reason(serve: Serve, lines: Lines) -> None:
-    async with serve() as api:
-        await api.client.post("/v1/chat/completions", json={"messages": 3})
-        await api.client.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": "x" * 999}]})
-        assert [said["outcome"] for said in lines("server.access")] == ["invalid_request", "context_exceeded"]
-
-
 async def test_a_client_that_leaves(live: GoLive, lines: Lines) -> None:
     gate = threading.Semaphore(1)
     async with live(FakeLoader(runner=lambda: FakeRunner(n_seq=2, steps=gate))) as running:
@@ -138,12 +131,3 @@ async def test_a_broken_stream_has_its_reason(serve: Serve, lines: Lines) -> Non
         assert reply.status_code == 200
         (said,) = lines("server.access")
         assert (said["outcome"], said["finish"]) == ("internal_error", "failed")
-
-
-async def test_embeddings_have_a_line_too(serve: Serve, lines: Lines) -> None:
-    model = {"path": "e.gguf", "embedding": True, "pooling": "mean", "load": "startup"}
-    async with serve(models={"e": model}) as api:
-        reply = await api.client.post("/v1/embeddings", json={"input": "Hi"})
-        assert reply.status_code == 200
-        (said,) = lines("server.access")
-        assert (said["model"], said["prompt"]) == ("e", reply.json()["usage"]["prompt_tokens"])

@@ -71,17 +71,6 @@ async def test_the_list_has_llama_servers_shape(client: httpx.AsyncClient) -> No
     }
 
 
-async def test_an_unloaded_model_is_listed_with_its_status(serve: Serve) -> None:
-    async with serve(models=TWO) as api:
-        first, second = (await api.client.get("/models")).json()["data"]
-        assert (first["id"], first["tags"], first["status"]["value"]) == ("org/a:Q8", ["small"], "loaded")
-        assert (second["id"], second["status"]) == (
-            "b",
-            {"value": "unloaded", "args": B_ARGS, "preset": B},
-        )
-        assert "meta" not in second
-
-
 async def test_a_model_is_loaded_and_unloaded(serve: Serve) -> None:
     async with serve(models=TWO) as api:
         with api.pool.subscribe() as events:

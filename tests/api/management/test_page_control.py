@@ -5,12 +5,10 @@ from typing import Any
 
 import httpx
 import pytest
-from starlette.types import Receive, Scope, Send
 
 from server.errors import InvalidRequest
 from server.web import bench
 from server.web.bench import SCENARIOS, Address, measured, read_order
-from server.web.bodies import MOST_BYTES, Bodies, BodyStart
 from tests.api.conftest import Serve
 
 HI = [{"role": "user", "content": "Hi"}]
@@ -41,25 +39,6 @@ async def test_bodies_are_kept_only_where_that_is_on(serve: Serve) -> None:
                 assert '"Hi"' in found.json()["request"]["text"]
                 assert found.json()["reply"]["text"] == reply.text
             assert (await api.client.get("/page/bodies", params={"id": "two"})).status_code == 404
-
-
-async def test_what_is_no_request_of_a_model_passes() -> None:
-    passed: list[str] = []
-
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        passed.append(scope["type"])
-
-    bodies = Bodies(on=True)
-    for kind in ("lifespan", "websocket"):
-        await bodies.around(app)({"type": kind}, None, None)  # type: ignore[arg-type]
-    assert passed == ["lifespan", "websocket"]
-
-
-def test_long_bodies_are_cut() -> None:
-    body = BodyStart()
-    for _ in range(3):
-        body.add(b"x" * (MOST_BYTES // 2 + 1))
-    assert (len(body.shown["text"]), body.shown["n_bytes"]) == (MOST_BYTES, 3 * (MOST_BYTES // 2 + 1))
 
 
 async def test_what_others_do_is_not_told_to_other_machines(serve: Serve) -> None:

@@ -12,7 +12,7 @@ import pytest
 from server.engine import snapshots
 from server.engine.snapshots import InstanceView
 from server.web import live as page_live
-from server.web.history import History, quantiles
+from server.web.history import History
 from tests.api.conftest import Api, Serve, until
 from tests.api.streams import Exchange, posting
 from tests.support.fakes import FakeLoader, FakeRunner
@@ -106,19 +106,6 @@ async def test_who_looks_sees_slots_queue_and_steps(serve: Serve) -> None:
         assert all(one["ended"] >= one["submitted"] > 0 for one in ended)
 
 
-async def test_steps_are_told_once(serve: Serve) -> None:
-    async with serve() as api, looking(api) as looks:
-        await looks.until("state")
-        await api.client.post("/v1/chat/completions", json=CHAT | {"stream": False, "max_tokens": 5})
-        told: list[Any] = []
-        while not sum(step[3] for step in told):
-            state = await looks.until("state")
-            told += [step for steps in state["models"][0]["engine"]["steps"] for step in steps]
-        numbers = [step[0] for step in told]
-        assert numbers == sorted(set(numbers))
-        assert sum(step[5] for step in told) > 0  # tokens of the prompt
-
-
 async def test_nothing_is_collected_while_nobody_looks(serve: Serve) -> None:
     async with serve() as api:
         await api.client.post("/v1/chat/completions", json=CHAT | {"stream": False})
@@ -198,12 +185,3 @@ async def test_the_last_hour_is_sampled(serve: Serve) -> None:
             assert len(await looks.until("history")) == 2
             history.sample()
             assert (await looks.until("sample"))["memory"] == 4000
-
-
-def test_quantiles_lie_within_their_bounds() -> None:
-    counts = [0] * 18
-    assert quantiles(counts) is None
-    counts[3] = 10  # 5 to 10 ms
-    assert quantiles(counts) == pytest.approx((0.0075, 0.00975))
-    counts[-1] = 90  # beyond the last bound
-    assert quantiles(counts) == (300.0, 300.0)

@@ -4,7 +4,6 @@ import asyncio
 import os
 import signal
 import ssl
-import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
@@ -16,7 +15,7 @@ import pytest
 
 from server.app import create_app
 from server.settings import Settings, load_settings
-from tests.api.conftest import Api, GoLive, Live, Serve, run_app, until
+from tests.api.conftest import Api, GoLive, Live, run_app, until
 from tests.support.certificates import NEEDS_OPENSSL, make_certificate
 from tests.support.fakes import FakeLoader
 
@@ -213,36 +212,3 @@ async def test_certificate_files_that_change_while_they_are_read_are_read_again(
 
 
 # ---- the end
-
-
-async def test_a_server_that_is_to_stop_is_not_ready_but_serves(serve: Serve) -> None:
-    async with serve() as api:
-        api.app.state.services.leaving.set()
-        assert (await api.client.get("/readyz")).status_code == 503
-        assert (await api.client.get("/livez")).status_code == 200
-        assert (await api.client.post("/v1/chat/completions", json=CHAT)).status_code == 200
-
-
-async def test_follow_notices_each_change_once(tmp_path: Path) -> None:
-    from server.reload import follow_files
-
-    file, seen = tmp_path / "a", []
-    came = threading.Event()
-
-    def changed() -> None:
-        seen.append(file.read_text() if file.exists() else None)
-        came.set()
-
-    following = asyncio.create_task(follow_files([file], changed, 0.001))
-    for text in ("one", "two", None):
-        await asyncio.sleep(0.01)
-        came.clear()
-        if text is None:
-            file.unlink()
-        else:
-            part = tmp_path / "part"
-            part.write_text(text)
-            part.replace(file)
-        await until(came.is_set)
-    following.cancel()
-    assert seen == ["one", "two", None]
