@@ -3,7 +3,7 @@
 The front has no tokenizer, so cost is counted in characters of the body's text, about four to a token. What a request
 costs at a replica: its own text without the beginning that the replica has seen, once to itself and once to others,
 what the streams there take from it, and, where every slot is taken, the time until one is free; and a load, where the
-model is not in memory. The rule is the engine's own between instances (`server.engine.routing`), which knows tokens.
+model is not in memory. The rule is the engine's own between instances (`preferred_instance`), which knows tokens.
 """
 
 import json
@@ -15,7 +15,7 @@ PIECE = 64
 """Characters that are known or not known together."""
 MOST_PIECES = 1 << 17  # remembered: 8 million characters
 STREAM = 256.0
-"""What a running stream costs who joins it, as `server.engine.routing.STREAM_TOKENS`."""
+"""What a running stream costs who joins it, as `server.engine.queue.LOAD_TOKENS`."""
 TURN = 4096.0
 """What another request's turn in a slot takes: a guess, prompt and reply of a chat."""
 LOAD = 1 << 18

@@ -18,10 +18,9 @@ from server.engine.lora import AdapterSet, adapter_set, default_set, rescaled
 from server.engine.media import Spans
 from server.engine.params import EngineParams
 from server.engine.prefix_cache import MIB, SlotState, min_limit, state_cache
-from server.engine.queue import ModelQueue, admits
+from server.engine.queue import ModelQueue, admits, preferred_instance
 from server.engine.request import BATCH_PRIORITY, Adapters, Bounds, Event, Failed, Request, Sink
 from server.engine.requests import Command, Mailbox, Outlet
-from server.engine.routing import route
 from server.engine.runner_api import Runner
 from server.engine.sequence import Slot, Ticket
 from server.engine.snapshots import ChoiceView, HeldText, InstanceView, SlotSnapshot, TierView, snapshot
@@ -55,7 +54,7 @@ class Engine(Instances[Instance]):
         self._kept: dict[str, TierView] = {}
         self._kept_at = 0.0
         self._loop = loop
-        self._queue = ModelQueue(len(runners))
+        self._queue = ModelQueue(len(runners), runners[0].info.n_seq, self._wake_all)
         info = runners[0].info
         self._ram = state_cache(params.cache_ram, info.free_bytes)  # instances share their states
         self._own_cache_limit = self._ram.limit
@@ -162,8 +161,11 @@ class Engine(Instances[Instance]):
         self._admit(request)
         now = self._clock()
         ticket = Ticket(request, sink, request.arrived_at or now, n_open=request.n, adapter_set=wanted, waits_since=now)
-        if len(self._instances) > 1:
-            route(ticket, self._queue.open.values(), self._instances, self.n_slots_each)
+        if request.id_slot >= 0:
+            ticket.instance = request.id_slot // self.n_slots_each
+        elif len(self._instances) > 1:
+            slots = {i: one.scheduler.slots for i, one in enumerate(self._instances) if not one.failure}
+            ticket.instance = preferred_instance(ticket, self._queue.open.values(), slots)
         if self._queue.add(ticket):
             self._idle.clear()
             self._wake_all()

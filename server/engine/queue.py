@@ -11,9 +11,8 @@ pause starts at the current virtual time, as in start-time fair queueing (Goyal 
 accumulates no credit.
 
 Until an instance takes it, a request waits in the `ModelQueue`: the event loop adds, and step threads take as many
-as they have slots for, by the same rule. A request prefers the instance where it costs least (`engine.routing`).
-Other instances may take it after it has waited as long as recomputing the cached prefix takes them. It therefore
-costs at most twice what the best choice would have cost. A single instance takes everything at once.
+as they have slots for, by the same rule. A request prefers the instance where it costs least (`preferred_instance`).
+Other instances take it while that one has no free slot. A single instance takes everything at once.
 
 Admission (`admits`): the queue has `max_queue` places besides the slots, and as many again in reserve, so that a
 client that filled the queue keeps no other client out. When all places are taken, a client above an equal share is
@@ -22,12 +21,14 @@ may use half of the reserve. An admitted request is never refused later.
 """
 
 import threading
-from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable, Collection, Iterable, Iterator
-from math import inf
+import zlib
+from collections import OrderedDict, deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
+from server.engine.lora import reusable
+from server.engine.prefix_cache import common_prefix, longest_match
 from server.engine.request import BATCH_PRIORITY, Request
-from server.engine.sequence import Sequence, Ticket
+from server.engine.sequence import Phase, Sequence, Slot, Ticket
 
 MAX_BYPASSES = 8
 """How often a waiting request may be bypassed: by more urgent requests here, and by requests that take cells it needs
@@ -160,15 +161,17 @@ class ModelQueue:
     choices. Both change on the event loop only.
     """
 
-    def __init__(self, n_instances: int = 1) -> None:
+    def __init__(self, n_instances: int = 1, n_slots: int = 0, wake: Callable[[], None] = lambda: None) -> None:
+        """Create the queue of instances with `n_slots` slots each; `wake` lets all of them call `take` again."""
         self.counters = TokenCounters(n_instances=n_instances)
         self.open: dict[int, Ticket] = {}
         self.n_load = 0
         self.has_deadlines = False  # whether some request had a deadline of its own
-        self._n_instances = n_instances
         self._waiting: dict[int, Ticket] = {}
         self.n_waiting = 0  # their choices
-        self._held: defaultdict[str, int] = defaultdict(int)  # prompt tokens taken, by client
+        self._n_slots = n_slots
+        self._wake = wake
+        self._running = [0] * n_instances  # choices that each instance has taken, except those of batches
         self._n_taken = 0
         self._closed: set[int] = set()  # instances that take no more requests
         self._lock = threading.Lock()
@@ -193,65 +196,56 @@ class ModelQueue:
         return True
 
     def left(self, ticket: Ticket) -> None:
-        """Record that a request has ended."""
+        """Record that a request, which an instance had taken, has ended."""
         self.n_load -= ticket.request.n
         del self.open[id(ticket)]
         with self._lock:
-            self._held[ticket.request.client] -= ticket.n_to_compute
-            if not self._held[ticket.request.client]:
-                del self._held[ticket.request.client]
+            self._running[ticket.instance] -= _n_live(ticket)
 
     def taken_by(self, instance: int) -> list[Ticket]:
-        """Return the requests that wait or run in `instance`."""
+        """Return the requests that run in `instance` or that it has taken."""
         with self._lock:
             return [t for t in self.open.values() if t.instance == instance and id(t) not in self._waiting]
 
     # ---- on step threads
 
-    def take(self, instance: int, n_free: int, now: float) -> list[Ticket]:
-        """Take requests for `n_free` slots of `instance`, and all cancelled ones."""
+    def take(self, instance: int, n_free: int) -> list[Ticket]:
+        """Take requests for `n_free` slots of `instance`, and cancelled ones. A single instance takes everything."""
         if not self._waiting:
             return []
         with self._lock:
-            if self._n_instances == 1:
-                return self._take(list(self._waiting.values()), instance)
-            taken = self._take([ticket for ticket in self._waiting.values() if ticket.cancelled], instance)
-            if n_free <= 0 or instance in self._closed:
-                return taken
-            while n_free > 0:
-                ready = [t for t in self._waiting.values() if _may_be_taken(t, instance) <= now]
-                if not ready:
-                    break
-                taken += self._take([self._next(ready)], instance)
-                n_free -= taken[-1].request.n
+            waiting = list(self._waiting.values())
+            if len(self._running) == 1:
+                return self._take(waiting, instance)
+            room = [0 if i in self._closed else self._n_slots - n for i, n in enumerate(self._running)]
+            room[instance] = 0 if instance in self._closed else n_free
+            ignore_priority = self._n_taken % MAX_BYPASSES == MAX_BYPASSES - 1  # as in `Queue.candidates`
+            waiting.sort(key=lambda t: (0 if ignore_priority else t.request.priority, self._served(t), t.submitted_at))
+            taken = []
+            for ticket in waiting:
+                preferred = ticket.instance
+                is_free = ticket.request.id_slot < 0 and room[preferred] <= 0
+                if ticket.cancelled or (room[instance] > 0 and (preferred == instance or is_free)):
+                    taken.append(ticket)
+                    room[instance] -= ticket.request.n
+                else:
+                    room[preferred] -= ticket.request.n
+            self._take(taken, instance)
+        if taken and self._waiting:  # another instance may take what waits for this one
+            self._wake()
         return taken
 
-    def _next(self, ready: list[Ticket]) -> Ticket:
-        blind = self._n_taken % MAX_BYPASSES == MAX_BYPASSES - 1  # as in `Queue.candidates`
-
-        def key(ticket: Ticket) -> tuple[int, float, float]:
-            client = ticket.request.client
-            charge = self.counters.served(client) + self._held.get(client, 0)
-            return 0 if blind else ticket.request.priority, charge, ticket.submitted_at
-
-        return min(ready, key=key)
+    def _served(self, ticket: Ticket) -> float:
+        return self.counters.served(ticket.request.client)
 
     def _take(self, tickets: list[Ticket], instance: int) -> list[Ticket]:
         for ticket in tickets:
             del self._waiting[id(ticket)]
             self.n_waiting -= ticket.request.n
             ticket.instance = instance
-            self._held[ticket.request.client] += ticket.n_to_compute
+            self._running[instance] += _n_live(ticket)
             self._n_taken += 1
         return tickets
-
-    def next_s(self, instance: int, now: float) -> float | None:
-        """Return the seconds until `instance` may take another request; None if there is none."""
-        if not self._waiting:
-            return None
-        with self._lock:
-            at = min((_may_be_taken(ticket, instance) for ticket in self._waiting.values()), default=inf)
-        return None if at == inf else max(at - now, 0.0)
 
     def late(self, instance: int, is_late: Callable[[Ticket], bool]) -> list[Ticket]:
         """Take the requests for which `is_late` is true."""
@@ -264,22 +258,60 @@ class ModelQueue:
         """Stop `instance` from taking requests. Return those that no other instance may take; the caller refuses
         them."""
         with self._lock:
+            is_new = instance not in self._closed
             self._closed.add(instance)
-            return self._take([t for t in self._waiting.values() if not self._has_taker(t)], instance)
+            left = self._take([t for t in self._waiting.values() if not self._has_taker(t)], instance)
+        if is_new:
+            self._wake()
+        return left
 
     def expected(self, instance: int) -> list[Ticket]:
-        """Return the waiting requests for which `instance` is cheapest."""
+        """Return the waiting requests that prefer `instance`."""
         with self._lock:
             return [ticket for ticket in self._waiting.values() if ticket.instance == instance]
 
     def _has_taker(self, ticket: Ticket) -> bool:
-        takers = range(self._n_instances) if ticket.shared_at < inf else (ticket.instance,)
+        takers = (ticket.instance,) if ticket.request.id_slot >= 0 else range(len(self._running))
         return not self._closed.issuperset(takers)
 
 
-def _may_be_taken(ticket: Ticket, instance: int) -> float:
-    """Return the time from which `instance` may take the ticket."""
-    return -inf if ticket.instance == instance else ticket.shared_at
+def _n_live(ticket: Ticket) -> int:
+    return ticket.request.n if ticket.request.priority < BATCH_PRIORITY else 0
+
+
+LOAD_TOKENS = 64
+"""Cost of a request that waits or runs in an instance for another one there, in prompt tokens."""
+HINT_TOKENS = 3 * LOAD_TOKENS
+"""The instance of a cache key may cost so much more than the cheapest one."""
+MAX_COMPARED = 64  # requests of an instance whose prompts are compared with a new one
+
+
+def preferred_instance(ticket: Ticket, open_: Iterable[Ticket], slots: Mapping[int, list[Slot]]) -> int:
+    """Return the instance, a key of `slots`, where `ticket` is expected to cost least in prompt tokens.
+
+    It costs its own uncached tokens, which also delay others; the prefill before it; and a share of each step for
+    every request there. A prefix counts as cached if a slot has it or if one of `open_` computes it there. RAM and
+    disk do not count, because instances share them. The step threads may change the slots meanwhile.
+    """
+    request, costs = ticket.request, {}
+    others: dict[int, list[Ticket]] = {i: [] for i in slots}
+    for other in open_:
+        if other.instance in others:
+            others[other.instance].append(other)
+    for i, held in slots.items():
+        n_known = longest_match(held, request.prompt, ticket.adapter_set, 0, len(request.prompt))[1]
+        for other in others[i][-MAX_COMPARED:]:
+            n_same = common_prefix(request.prompt, other.request.prompt)
+            n_known = max(n_known, reusable(n_same, other.adapter_set, ticket.adapter_set))
+        n_own = len(request.prompt) - (n_known if request.cache_prompt else 0)
+        prefills = (s for slot in held if (s := slot.sequence) is not None and s.phase is Phase.PREFILL)
+        n_before = sum(max(len(s.target) - s.n_computed, 0) for s in prefills)
+        costs[i] = 2 * n_own + n_before + LOAD_TOKENS * sum(other.request.n for other in others[i])
+    best = min(costs, key=lambda i: (costs[i], i))
+    if request.cache_key:  # nothing is remembered: the key's hash chooses
+        hinted = list(costs)[zlib.crc32(f"{request.client}\0{request.cache_key}".encode()) % len(costs)]
+        best = hinted if costs[hinted] - costs[best] <= HINT_TOKENS else best
+    return best
 
 
 def admits(request: Request, open_: Collection[Ticket], n_slots: int, max_queue: int) -> bool:

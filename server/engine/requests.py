@@ -167,52 +167,40 @@ class Requests:
         return self._is_limited or bool(self._queue.n_waiting)
 
     def next_look_s(self, now: float) -> float | None:
-        """Return the seconds until `expire` or `receive` must run without a wake-up."""
-        scheduler = self._scheduler
-        takes_s = self._queue.next_s(self._instance, now) if scheduler.n_free > 0 else None
+        """Return the seconds until `expire` must run without a wake-up; None if it need not."""
         if not (self._is_limited and (self._open or len(self._queue))):
-            return takes_s
-        late_s = max(self._look_at - now, 0.0)
-        return late_s if takes_s is None else min(late_s, takes_s)
+            return None
+        return max(self._look_at - now, 0.0)
 
     def expire(self, now: float) -> None:
         """End requests that exceed their time limits."""
-        queue_s = self._queue_s
         if not self._is_limited or now < self._look_at or not (self._open or len(self._queue)):
             return
         self._look_at = now + EXPIRY_CHECK_S
-
-        def late_after_s(ticket: Ticket) -> float:
-            """Return the limit on the whole request if it has passed, otherwise 0."""
-            limit_s = _shorter(self._request_s, ticket.request.request_timeout_s)
-            return limit_s if 0 < limit_s <= now - ticket.submitted_at else 0.0
-
-        def no_token_after_s(ticket: Ticket) -> float:
-            """Return the limit on the first token if it has passed, otherwise 0."""
-            limit_s = _shorter(self._first_token_s, ticket.request.first_token_timeout_s)
-            return limit_s if 0 < limit_s <= now - ticket.submitted_at else 0.0
-
-        def waits_long(ticket: Ticket) -> bool:
-            return 0 < queue_s <= now - ticket.waits_since
-
-        self._own(
-            self._queue.late(self._instance, lambda t: bool(late_after_s(t) or no_token_after_s(t)) or waits_long(t))
-        )
+        self._own(self._queue.late(self._instance, lambda ticket: bool(self._missed_limit(ticket, now))))
         ended = {id(ticket) for ticket in self._open.values() if ticket.n_open < ticket.request.n}  # a choice of them
         placed = ended | {id(s.ticket) for s in self._sequences() if s.n_cached >= 0}
         begun = ended | {id(s.ticket) for s in self._sequences() if s.output}
         for ticket in list(self._open.values()):
-            if limit_s := late_after_s(ticket):
-                self.fail(ticket, TooLate(f"the request was not done within {limit_s:g} s", RETRY_LATER_S))
-            elif id(ticket) not in placed and waits_long(ticket):
-                self.fail(ticket, TooLate(f"no slot was free within {queue_s:g} s", RETRY_LATER_S))
-            elif id(ticket) not in begun and (limit_s := no_token_after_s(ticket)):
-                self.fail(ticket, TooLate(f"there was no first token within {limit_s:g} s", RETRY_LATER_S))
+            missed = self._missed_limit(ticket, now, placed=id(ticket) in placed, begun=id(ticket) in begun)
+            if missed:
+                self.fail(ticket, TooLate(missed, RETRY_LATER_S))
+
+    def _missed_limit(self, ticket: Ticket, now: float, *, placed: bool = False, begun: bool = False) -> str:
+        """Return the message of the time limit that `ticket` has exceeded; "" if none."""
+        request, waited_s = ticket.request, now - ticket.submitted_at
+        total_s = _shorter(self._request_s, request.request_timeout_s)
+        token_s = 0.0 if begun else _shorter(self._first_token_s, request.first_token_timeout_s)
+        if 0 < total_s <= waited_s:
+            return f"the request was not done within {total_s:g} s"
+        if not placed and 0 < self._queue_s <= now - ticket.waits_since:
+            return f"no slot was free within {self._queue_s:g} s"
+        return f"there was no first token within {token_s:g} s" if 0 < token_s <= waited_s else ""
 
     def receive(self) -> None:
         """Take requests that there are slots for, and end cancelled ones."""
         scheduler = self._scheduler
-        taken = self._queue.take(self._instance, scheduler.n_free, self._clock())
+        taken = self._queue.take(self._instance, scheduler.n_free)
         self._own(taken)
         for ticket in taken:
             try:

@@ -1,6 +1,5 @@
 """The data of the scheduler: a sequence is one choice of a request; a slot is one native sequence with its KV cells."""
 
-import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import Enum
@@ -22,10 +21,6 @@ class Ticket:
 
     ``submitted_at`` is the time of the first submission. ``waits_since`` is the time it was queued here; the two
     differ if the request was retried after its worker process ended.
-
-    ``shared_at`` is the time from which any instance may take the request instead of the cheapest one (infinity:
-    never).
-    ``n_to_compute`` is the expected number of prompt tokens to prefill in the cheapest one.
     """
 
     request: Request
@@ -34,9 +29,7 @@ class Ticket:
     n_open: int = 0  # choices that have not ended
     adapter_set: AdapterSet = NO_ADAPTERS
     cancelled: bool = False
-    shared_at: float = -math.inf
-    n_to_compute: int = 0
-    instance: int = 0  # the cheapest instance; after it left the `ModelQueue`, the one that took it
+    instance: int = 0  # the preferred instance; after it left the `ModelQueue`, the one that took it
     waits_since: float = 0.0
 
 

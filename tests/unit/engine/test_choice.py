@@ -1,94 +1,47 @@
 """Which of several instances a request goes to."""
 
 import threading
-
-import pytest
+import time
+from collections.abc import Sequence as Seq
+from dataclasses import replace
+from typing import Any
 
 from server.engine.engine import Engine
-from server.engine.lora import NO_ADAPTERS, AdapterSet
+from server.engine.queue import preferred_instance
 from server.engine.request import Request
-from server.engine.routing import (
-    MAX_CANDIDATES,
-    STREAM_TOKENS,
-    estimated_cost,
-    expected_prefix,
-    held_tokens,
-)
+from server.engine.runner_api import BatchEntry
 from server.engine.sequence import Phase, Sequence, Slot, Ticket
-from server.engine.stats import EngineStats
 from tests.support.fakes import FakeRunner
-from tests.unit.engine.builders import engine_over, request, run
-from tests.unit.engine.events import events_of
+from tests.unit.engine.builders import alone, engine_over, request, run
+from tests.unit.engine.events import EventStream, events_of
 
 
-def ticket(n: int, *, n_expected: int = 0, **options: bool) -> Ticket:
-    return Ticket(Request(id="r", prompt=list(range(n)), **options), lambda events: None, 0.0, n_to_compute=n_expected)  # type: ignore[arg-type]
+def asked(n: int, **options: Any) -> Ticket:
+    return Ticket(Request(id="r", prompt=list(range(n)), **options), lambda events: None, 0.0)
 
 
-def running(slot: Slot, n: int, *, phase: Phase, done: int) -> Ticket:
-    taken = ticket(n)
-    sequence = Sequence(taken, 0, [-1 - i for i in range(n)], phase=phase)
-    slot.sequence, sequence.slot, slot.tokens = sequence, slot, sequence.target[:done]
+def running(slot: Slot, n: int, *, done: int, instance: int = 0) -> Ticket:
+    taken = asked(n)
+    taken.instance = instance
+    sequence = Sequence(taken, 0, phase=Phase.PREFILL if done < n else Phase.DECODE)
+    slot.sequence, sequence.slot, slot.tokens = sequence, slot, [-1] * done
     return taken
 
 
-def wait(
-    asked: Ticket, slots: list[Slot], open_: list[Ticket], known: int = 0, stats: EngineStats | None = None
-) -> float:
-    return estimated_cost(asked, known, slots, open_, held_tokens([stats or EngineStats()]))[1]
+def test_a_large_prefix_outweighs_running_requests_and_a_small_one_does_not() -> None:
+    slots = {i: [Slot(j) for j in range(8)] for i in range(2)}
+    busy = [running(slot, 50, done=50) for slot in slots[0][:5]]
+    slots[0][5].tokens = list(range(1000))
+    assert preferred_instance(asked(1200), busy, slots) == 0
+    assert preferred_instance(asked(1200, cache_prompt=False), busy, slots) == 1
+    slots[0][5].tokens = list(range(64))
+    assert preferred_instance(asked(1200), busy, slots) == 1
 
 
-def test_an_idle_instance_has_the_prompt_itself_to_compute() -> None:
-    assert wait(ticket(100), [Slot(0)], []) == 100
-
-
-def test_what_a_slot_holds_or_was_seen_before_needs_no_computing() -> None:
-    assert wait(ticket(100), [Slot(0, tokens=list(range(60)))], []) == 40
-    assert wait(ticket(100), [Slot(0, tokens=list(range(60)))], [], known=64) == 36
-    assert wait(ticket(100, cache_prompt=False), [Slot(0, tokens=list(range(60)))], [], known=64) == 100
-
-
-def test_prompts_that_are_being_computed_or_wait_come_first() -> None:
-    slots = [Slot(0), Slot(1), Slot(2)]
-    half = running(slots[0], 1000, phase=Phase.PREFILL, done=400)
-    assert wait(ticket(100), slots, [half]) == 100 + 600 + STREAM_TOKENS
-    assert wait(ticket(100), slots, [half, ticket(500, n_expected=30)]) == 100 + 600 + 30 + 2 * STREAM_TOKENS
-
-
-def test_a_large_prefix_outweighs_a_few_streams_and_a_small_one_does_not() -> None:
-    busy, idle = [Slot(i) for i in range(8)], [Slot(i) for i in range(8)]
-    streams = [running(slot, 50, phase=Phase.DECODE, done=50) for slot in busy[:5]]
-    assert wait(ticket(12_000), busy, streams, known=10_000) < wait(ticket(12_000), idle, [])
-    assert wait(ticket(12_000), busy, streams, known=64) > wait(ticket(12_000), idle, [])
-
-
-def test_a_full_instance_costs_the_time_until_a_slot_is_free() -> None:
-    stats = EngineStats(prompt_tokens=1000, prompt_seconds=1.0)
-    for _ in range(4):
-        stats.request_duration.observe(3.0)
-        stats.queue_time.observe(1.0)
-    slots = [Slot(0), Slot(1)]
-    streams = [running(slot, 50, phase=Phase.DECODE, done=50) for slot in slots]
-    assert wait(ticket(100), slots, streams, stats=stats) == 100 + 2 * STREAM_TOKENS + 0.5 * 2000
-
-
-def test_what_comes_with_others_is_known() -> None:
-    prompt = list(range(50))
-
-    def asked(tokens: list[int], adapter_set: AdapterSet = NO_ADAPTERS) -> Ticket:
-        return Ticket(Request(id="r", prompt=tokens), lambda events: None, 0.0, adapter_set=adapter_set)
-
-    here, there = asked(prompt), asked([*prompt[:20], *[7] * 20])
-    assert expected_prefix(asked(prompt), [there, here]) == 50
-    assert expected_prefix(asked(prompt), [there]) == 20
-    assert expected_prefix(asked([9, *prompt]), [here, there]) == 0
-    assert expected_prefix(asked(prompt, AdapterSet(((0, 1.0),), 0)), [here]) == 0
-    assert expected_prefix(asked(prompt), [here, *[there] * MAX_CANDIDATES]) == 20, "the last ones are looked at"
-
-
-def still() -> float:
-    """A clock that stands still: nobody waits so long for his instance that another one takes him (`SETTLED_S`)."""
-    return 1.0
+def test_a_prompt_that_is_being_prefilled_counts() -> None:
+    slots = {i: [Slot(0), Slot(1)] for i in range(2)}
+    open_ = [running(slots[0][0], 1000, done=400), running(slots[1][0], 50, done=50, instance=1)]
+    assert preferred_instance(asked(10), [*open_, replace(asked(9, cache_prompt=False), instance=1)], slots) == 1
 
 
 def two(**options: int) -> list[FakeRunner]:
@@ -108,7 +61,7 @@ async def served_by(engine: Engine, runners: list[FakeRunner], prompts: list[str
 
 async def test_twins_that_arrive_together_go_to_the_same_instance_and_strangers_to_the_other() -> None:
     runners = two()
-    async with engine_over(*runners, clock=still) as engine:
+    async with engine_over(*runners) as engine:
         twin = "the same long beginning " * 40
         owners = await served_by(engine, runners, [twin + "a", twin + "b", "somebody else, who is as long" * 30])
     assert owners == [0, 0, 1]
@@ -116,21 +69,68 @@ async def test_twins_that_arrive_together_go_to_the_same_instance_and_strangers_
 
 async def test_a_conversation_comes_back_to_its_instance_though_another_is_idle() -> None:
     runners = two()
-    async with engine_over(*runners, clock=still) as engine:
+    async with engine_over(*runners) as engine:
         await served_by(engine, runners, ["x" * 20, "a conversation " * 60])
         owners = await served_by(engine, runners, ["y" * 20, "z" * 21, "a conversation " * 60 + "goes on"])
     assert owners[2] == 1
 
 
-async def test_a_full_instance_is_passed_over_for_one_that_has_room() -> None:
-    runners = [FakeRunner(n_seq=1, n_ctx_seq=2000, n_batch=512, steps=threading.Semaphore(0)) for _ in range(2)]
-    twin = "the same long beginning " * 40
-    async with engine_over(*runners, clock=still, max_queue=0) as engine:
-        assert await served_by(engine, runners, [twin + "a", twin + "b"]) == [0, 1]
+BEGINNING = "a beginning that several have " * 5
+FOR_EVER = 90_000
 
 
-@pytest.mark.parametrize("n", [1, 7])
-async def test_one_instance_needs_no_choice(n: int) -> None:
-    runner = FakeRunner()
-    async with engine_over(runner) as engine:
-        assert len(await run(engine, *[request(f"r{i}") for i in range(n)])) == n
+def takes_time(_: Seq[BatchEntry]) -> None:
+    """As decoding does, without the GIL: else no stream lasts, and the step threads leave the event loop no time."""
+    time.sleep(0.002)
+
+
+def runner(n_seq: int = 1, **options: Any) -> FakeRunner:
+    return FakeRunner(n_seq=n_seq, **{"n_ctx_seq": 100_000, "n_batch": 512, **options})
+
+
+async def begun(stream: EventStream) -> EventStream:
+    """Once it has its first text."""
+    await anext(stream)
+    return stream
+
+
+def home(engine: Engine, ticket: Ticket | None) -> list[int]:
+    """The instances where it waits or runs."""
+    return [t.instance for t in engine._queue.open.values() if t is ticket]
+
+
+async def test_a_full_instance_is_passed_over_although_it_has_the_prefix() -> None:
+    async with engine_over(runner(on_decode=takes_time), runner(on_decode=takes_time)) as engine:
+        long = await begun(events_of(engine, request(BEGINNING + "for long", max_tokens=FOR_EVER)))
+        (reply,) = await run(engine, request(BEGINNING + "for short"))
+        assert reply.finished[0].id_slot == 1
+        assert reply.text == alone(request(BEGINNING + "for short"))
+        assert home(engine, long.ticket) == [0]
+        long.cancel()
+        await engine.wait_idle()
+
+
+async def test_requests_with_one_cache_key_prefer_one_instance_unless_the_prefix_says_otherwise() -> None:
+    async def instances(engine: Engine, *prompts: str, **fields: Any) -> set[int]:
+        found = set()
+        for prompt in prompts:
+            (reply,) = await run(engine, request(prompt, **fields))
+            found.add(reply.finished[0].id_slot // 4)
+            await engine.wait_idle()  # otherwise the slot of the last reply may still count as busy
+        return found
+
+    async with engine_over(*(runner(n_seq=4) for _ in range(4))) as engine:
+        by_key = [
+            await instances(engine, *(f"{key}{n} unlike others" for n in "xyz"), cache_key=f"key {key}")
+            for key in range(8)
+        ]
+        assert {len(found) for found in by_key} == {1}
+        assert len({instance for found in by_key for instance in found}) > 1
+        (home_,) = await instances(engine, BEGINNING)
+        assert await instances(engine, *(BEGINNING + key for key in "abcdef"), cache_key="any") == {home_}
+        busy = [
+            await begun(events_of(engine, request(f"busy {n}", max_tokens=FOR_EVER, cache_key="k"))) for n in range(6)
+        ]
+        assert len({home(engine, stream.ticket)[0] for stream in busy}) > 1
+        for stream in busy:
+            stream.cancel()

@@ -1,7 +1,6 @@
 """What an instance takes of the requests of its model, and what it leaves to others."""
 
 import asyncio
-import math
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -26,7 +25,7 @@ class Desk:
     def __init__(self, n_seq: int = 1, *, n_cells: int | None = None, queue_s: float = 0.0) -> None:
         self.now = 0.0
         self.ended: list[Ticket] = []
-        self.queue = ModelQueue(2)
+        self.queue = ModelQueue(2, n_seq)
         info = FakeRunner(n_seq=n_seq, n_cells=n_cells, unified=n_cells is not None).info
         self.scheduler = Scheduler(info, EngineParams(queue_timeout_s=queue_s), self.queue.counters)
         clock = lambda: self.now  # noqa: E731
@@ -36,10 +35,9 @@ class Desk:
             SnapshotPublisher(self.scheduler, clock, 0),
         )
 
-    def ask(self, text: str, *, n: int = 1, priority: int = 0, client: str = "", **own: Any) -> Ticket:
-        wanted = request(text, n=n, priority=priority, client=client)
-        route: dict[str, Any] = {"shared_at": 0.0, "n_to_compute": len(wanted.prompt)} | own
-        ticket = Ticket(wanted, lambda events: None, self.now, n_open=n, **route)
+    def ask(self, text: str, *, n: int = 1, id_slot: int = -1, **own: Any) -> Ticket:
+        wanted = request(text, n=n, id_slot=id_slot)
+        ticket = Ticket(wanted, lambda events: None, self.now, n_open=n, **own)
         assert self.queue.add(ticket)
         return ticket
 
@@ -65,14 +63,11 @@ async def test_choices_count_and_a_request_is_taken_whole() -> None:
     assert desk.queue.expected(0) == [other]
 
 
-async def test_who_costs_least_elsewhere_is_taken_when_computing_it_anew_would_have_taken_as_long() -> None:
+async def test_a_request_is_taken_elsewhere_once_the_instance_that_it_prefers_is_full() -> None:
     desk = Desk()
-    wanted = desk.ask("cached in the other", instance=1, shared_at=2.5)
-    assert desk.receive() == []
-    assert desk.requests.next_look_s(0.5) == 2.0
-    desk.now = 2.5
-    assert desk.receive() == [wanted]
-    assert desk.requests.next_look_s(3.0) is None
+    first, second = (desk.ask(f"cached in the other {i}", instance=1) for i in range(2))
+    assert desk.receive() == [second]
+    assert desk.queue.take(1, 1) == [first]
 
 
 async def test_who_is_cancelled_before_anybody_took_it_ends() -> None:
@@ -94,7 +89,7 @@ async def test_who_waited_too_long_for_any_instance_ends() -> None:
     desk.ask("runs")
     desk.receive()
     desk.place()
-    waits = desk.ask("waits", instance=1, shared_at=math.inf)
+    waits = desk.ask("waits", id_slot=1, instance=1)
     desk.now = 5.0
     desk.requests.expire(desk.now)
     desk.requests._mailbox.post()
@@ -104,11 +99,11 @@ async def test_who_waited_too_long_for_any_instance_ends() -> None:
 
 async def test_who_names_an_instance_that_takes_no_more_is_its_own_or_refused() -> None:
     desk = Desk()
-    pinned, free = desk.ask("pinned", shared_at=math.inf), desk.ask("free")
+    pinned, free = desk.ask("pinned", id_slot=0), desk.ask("free")
     assert desk.queue.close(0) == [pinned]
-    assert not desk.queue.add(Ticket(request("late"), lambda events: None, 0.0, shared_at=math.inf))
+    assert not desk.queue.add(Ticket(request("late", id_slot=0), lambda events: None, 0.0))
     assert desk.receive() == []
-    assert desk.queue.take(1, 1, 0.0) == [free]
+    assert desk.queue.take(1, 1) == [free]
     assert desk.queue.n_load == 2
 
 
