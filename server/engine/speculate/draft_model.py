@@ -8,7 +8,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
-from math import exp, expm1, sqrt
+from math import expm1
 from typing import TypeAlias
 
 from server.engine.prefix_cache import common_prefix
@@ -34,36 +34,17 @@ _FIRST = 2  # tokens of the first draft, whose cost is unknown
 
 @dataclass(eq=False, slots=True)
 class Draft:
-    """A draft for `sequence` of at most `most` tokens, continued while the next token is accepted with probability
-    ``needed`` or more. ``reach``: the probability that each token and all before it are accepted; below ``verified``
-    they are not verified.
-    """
+    """A draft for `sequence` of at most `most` tokens."""
 
     sequence: Sequence
     state: DraftState
     most: int
-    needed: float = 0.0
-    verified: float = 0.0
     tokens: list[int] = field(default_factory=list)
-    reach: list[float] = field(default_factory=list)
-
-    @property
-    def probable(self) -> list[int]:
-        """The tokens to verify."""
-        n = sum([reach >= self.verified for reach in self.reach])
-        return self.tokens[: max(n, self.state.least_drafted)]
 
     @property
     def acceptance(self) -> float:
         """Probability that a draft token is accepted."""
         return min(max(self.state.draft_acceptance, LEAST), SURE)
-
-    def add(self, token: int, chance: float) -> bool:
-        """Add a token; return whether another one is wanted."""
-        self.tokens.append(token)
-        self.reach.append((self.reach[-1] if self.reach else 1.0) * min(chance, SURE))
-        likely = self.reach[-1] * self.acceptance >= self.needed or len(self.tokens) < self.state.least_drafted
-        return likely and len(self.tokens) < self.most
 
 
 @dataclass(slots=True)
@@ -261,7 +242,8 @@ class Drafting:
             is_end = token in self._ends and not draft.sequence.request.sampling.ignore_eos
             if p < draft.state.p_min or is_end:
                 continue
-            if draft.add(token, sqrt(p * draft.acceptance)):  # the model's probability, and the acceptance rate so far
+            draft.tokens.append(token)
+            if len(draft.tokens) < draft.most:
                 going.append(draft)
                 following.append(TokenRun(entry.seq, entry.at + len(entry.tokens), [token], 1, draft.sequence))
         return going, following
@@ -291,20 +273,13 @@ class Drafting:
         """
         if not near:
             return []
-        base_s = step_s(n_tokens)
-        draft_s, most = self._draft_s(base_s), max(draft.most for draft in near)
         chosen = DraftLength(1, max(_FIRST, near[0].state.least_drafted))
         if self._cost.of(1):
-            chosen = draft_length([draft.acceptance for draft in near], n_tokens, step_s, most, room, draft_s)
-        count, length = chosen.count, chosen.length
-        for draft in near[:count]:
-            verify_s = (step_s(n_tokens + count * length) - base_s) / (count * length)
-            # probabilities at which it pays to verify a token, and to propose one
-            speed = exp(chosen.gain / n_tokens) * n_tokens / base_s
-            draft.verified = verify_s * speed
-            draft.needed = draft.verified + draft_s(count) / count * speed
-            draft.most = min(draft.most, 2 * length, room // count)
-        return near[:count]
+            chances, most = [draft.acceptance for draft in near], max(draft.most for draft in near)
+            chosen = draft_length(chances, n_tokens, step_s, most, room, self._draft_s(step_s(n_tokens)))
+        for draft in near[: chosen.count]:
+            draft.most = min(draft.most, max(chosen.length, draft.state.least_drafted), room // chosen.count)
+        return near[: chosen.count]
 
     def _read_all(self, draft: Draft) -> None:
         while (missing := self._cells.missing(draft.sequence)) > NEAR:

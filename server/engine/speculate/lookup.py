@@ -4,12 +4,10 @@ All n-gram types are this lookup, with their own n-gram size and longest draft. 
 decided by their cost, as for every draft.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
-
-from server.engine.params import EngineParams
 
 CHUNK = 2048
 """Most tokens indexed at once (half a millisecond), so that a long prompt delays nobody."""
@@ -114,9 +112,3 @@ class Lookup:
         while n < min(at, _MOST_COMPARED) and tokens[at - 1 - n] == tokens[end - 1 - n]:
             n += 1
         return n
-
-
-def lookups(params: EngineParams) -> Callable[[int], tuple[Lookup, ...]]:
-    """Return a factory of a sequence's lookups, given its expected number of tokens."""
-    sizes = params.spec_ngrams if params.looks_up else ()
-    return lambda n_text: tuple(Lookup(n, n_text, longest) for n, longest in sizes)

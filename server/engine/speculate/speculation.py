@@ -13,7 +13,7 @@ from server.engine.scheduler import TokenRun
 from server.engine.sequence import Sequence
 from server.engine.speculate.cost import DraftState, StepCost, conditional, draft_length
 from server.engine.speculate.draft_model import Draft, DraftCells, Drafting, MtpProposer
-from server.engine.speculate.lookup import CHUNK, lookups
+from server.engine.speculate.lookup import CHUNK, Lookup
 
 _PAUSE = 32  # steps without drafts after a batch found no cells
 _AGAIN = 1.5  # cost factor if accepted tokens are decoded again after a rejection
@@ -46,7 +46,6 @@ class Speculation:
 
     def __post_init__(self) -> None:
         self._synthetic = conditional(self._params.spec_synth)
-        self._lookups = lookups(self._params)
 
     def begin(self, sequence: Sequence) -> None:
         """Set up `sequence`, which got a slot for the first time."""
@@ -55,7 +54,10 @@ class Speculation:
         if most < 1 or 0 <= request.max_tokens < _SHORT:
             return
         n_more = _USUAL if request.max_tokens < 0 else min(request.max_tokens, _USUAL)
-        sequence.draft_state = state = DraftState(most, self._lookups(len(request.prompt) + n_more))
+        n_text = len(request.prompt) + n_more
+        types = params.spec_ngrams if params.looks_up else ()
+        lookups = tuple(Lookup(size, n_text, longest) for size, longest in types)
+        sequence.draft_state = state = DraftState(most, lookups)
         for lookup in state.lookups:
             lookup.extend(text_of(request.prompt, request.media))
         if self._drafting is not None:
@@ -95,7 +97,7 @@ class Speculation:
         if self._drafting is not None:
             most = [self._params.spec_draft_max if rate < _ENOUGH else 0 for rate in rates]
             for i, draft in self._draft(self._drafting, generating, most, room).items():
-                drafts[i], rates[i] = draft.probable, 0.0
+                drafts[i], rates[i] = draft.tokens, 0.0
                 room -= len(drafts[i])
         repeating = sorted([i for i, rate in enumerate(rates) if rate], key=lambda i: -rates[i])
         if repeating:
