@@ -9,7 +9,6 @@ threads may call `match`, `put` and `read`.
 """
 
 import logging
-import math
 import secrets
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -301,29 +300,22 @@ class DiskCache:
 def start_reading(queue: Iterable[Sequence], disk: DiskCache, cost: MoveCost, now: float, most: int) -> None:
     """Start disk reads for the waiting sequences, each limited to the time that recomputing would take.
 
-    `queue` is in placement order. At most `most` states are read or held at a time. What the first and the oldest
-    sequence need is read first; others are read again later, so no sequence starves.
+    `queue` is in placement order. At most `most` states are read or held at a time, besides the first one.
     """
     wanted: dict[CacheEntry, list[Fetch]] = {}
-    first, oldest, oldest_at = None, None, math.inf
     for sequence in queue:
         fetch = sequence.fetch
-        if fetch is None or not (fetch.pending or fetch.found is not None):
-            continue
-        wanted.setdefault(fetch.entry, []).append(fetch)
-        first = first or fetch.entry
-        if sequence.ticket.submitted_at < oldest_at:
-            oldest, oldest_at = fetch.entry, sequence.ticket.submitted_at
-    urgent = [entry for entry in (first, oldest) if entry is not None]
+        if fetch is not None and (fetch.pending or fetch.found is not None):
+            wanted.setdefault(fetch.entry, []).append(fetch)
     held = [entry for entry, fetches in wanted.items() if any(fetch.future is not None for fetch in fetches)]
-    n = size = 0
-    for entry in dict.fromkeys([*urgent, *held, *wanted]):
-        n, size, fetches = n + 1, size + entry.size, wanted[entry]
-        if n > 1 and (n > most or size > READ_AHEAD) and entry not in urgent:
-            for fetch in fetches:
-                fetch.future = None
-            continue
-        future = next((fetch.future for fetch in fetches if fetch.future is not None), None) or disk.read(entry)
+    n, size = len(held), sum([entry.size for entry in held])
+    first = next(iter(wanted), None)
+    for entry, fetches in wanted.items():
+        future = next((fetch.future for fetch in fetches if fetch.future is not None), None)
+        if future is None:
+            if entry is not first and (n >= most or size + entry.size > READ_AHEAD):
+                continue
+            n, size, future = n + 1, size + entry.size, disk.read(entry)
         for fetch in fetches:
             if fetch.future is None:
                 fetch.future = future

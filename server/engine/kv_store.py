@@ -499,7 +499,6 @@ class Cells:
         self._checkpoints_are(slot, up_to(slot.checkpoints, placement.n_reuse))
         self._runner.seq_remove(slot.id, len(kept))
         slot.tokens = kept
-        slot.media = tuple(span.kept for span in below(placement.sequence.media, len(kept)))
 
     def _take_over(self, source: Slot, slot: Slot) -> None:
         """Copy what `source` holds to the empty `slot`. A separate stream is copied whole, so its state is moved

@@ -7,13 +7,13 @@ import math
 from array import array
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from server.engine.costs import MoveCost
 from server.engine.disk_cache import DiskCache
 from server.engine.lora import reusable
-from server.engine.media import Spans, whole
+from server.engine.media import whole
 from server.engine.params import EngineParams
 from server.engine.prefix_cache import (
     MIN_TOKENS,
@@ -81,16 +81,6 @@ def _find(packed: bytes, run: bytes, start: int) -> int:
     while at >= 0 and at % _WIDTH:
         at = packed.find(run, at + 1)
     return at // _WIDTH
-
-
-def uncut(runs: list[Move], cached: Spans, wanted: Spans) -> list[Move]:
-    """Return the leading `runs` that end inside no medium of either text; the last one may be shortened."""
-    for i, move in enumerate(runs):
-        n = whole(wanted, move.target + move.n) - move.target
-        n = min(n, whole(cached, move.source + move.n) - move.source)
-        if n < move.n:
-            return [*runs[:i], *([replace(move, n=n)] if n > 0 else [])]
-    return runs
 
 
 PrefixSource: TypeAlias = "Slot | CacheEntry | Fetch | Sequence | None"
@@ -206,7 +196,8 @@ class Placer:
         if source is not slot and (own >= n or not self._copy_pays(n, len(source.tokens) if source else 0)):
             source, n = (slot, own) if own else (None, 0)
         placement = Placement(sequence, slot, source, n)
-        movable = self.info.can_shift and self.info.can_cut  # a recurrent state cannot drop its middle
+        # a recurrent state cannot drop its middle, and a medium cannot be split
+        movable = self.info.can_shift and self.info.can_cut and not sequence.media
         if sequence.request.n_cache_reuse > 0 and movable and self._may_reuse(sequence):
             placement = self._with_moves(placement, pinned)
         return placement
@@ -222,13 +213,11 @@ class Placer:
         sequence, best = placement.sequence, placement
         wanted = sequence.target[: sequence.n_reusable]
         idle = [self.slots[pinned]] if pinned >= 0 else [slot for slot in self.slots if slot.idle]
-        candidates = [slot for slot in idle if slot.adapter_set == sequence.adapter_set and slot.tokens]
+        candidates = [s for s in idle if s.adapter_set == sequence.adapter_set and s.tokens and not s.media]
         candidates.sort(key=lambda slot: (slot is not placement.slot, -slot.last_used))
         for slot in candidates[:MAX_MOVE_SOURCES]:
             n = slot.reusable(common_prefix(wanted, slot.tokens), sequence.adapter_set)
             runs = moves(slot.tokens, wanted, n, sequence.request.n_cache_reuse)
-            if slot.media or sequence.media:
-                runs = uncut(runs, slot.media, sequence.media)
             found = Placement(sequence, slot, slot, n, tuple(runs))
             if found.n_kept > best.n_kept:
                 best = found

@@ -2,9 +2,14 @@
 
 One step: `place` until nothing can be placed, `plan`, decode, `commit` (or `victim` if cells ran out), sample,
 `release` ended sequences.
+
+Prefill tokens go to one prompt after the other, because many short runs cost more than one long run (`in_order`). The
+token budget adapts to measured step times (`StepSize`). On a CPU, ggml computes attention in tiles of 64 tokens; a
+partial tile takes as long as a full one (ggml-cpu/common.h, GGML_FA_TILE_Q). So budgets are multiples of these tiles,
+and of `n_ubatch`, which the library evaluates at once.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from math import inf
@@ -13,13 +18,111 @@ from server.engine.costs import MoveCost
 from server.engine.media import MediaInput, MediaSpan, span_at
 from server.engine.params import EngineParams
 from server.engine.placement import Placement, Placer
-from server.engine.prefill import StepSize, in_order, portion
 from server.engine.prefix_cache import Checkpoint, StateCache, state_cache
 from server.engine.queue import MAX_BYPASSES, OUTPUT_WEIGHT, REPLY_CELLS, Queue, TokenCounters
 from server.engine.relocation import best_relocation, n_runs
 from server.engine.request import BATCH_PRIORITY, Adapters
 from server.engine.runner_api import RunnerInfo
 from server.engine.sequence import Phase, Sequence, Slot, first_to_evict
+
+WAIT_WEIGHT = 0.25
+"""Aging: share of the tokens that could be computed while a prompt waits. Shorter prompts can delay a long one to at
+most four times its own prefill time. In `benchmarks.simulation`, 0.1 gives longer first tokens at p99, 1.0 at p50.
+"""
+PRIORITY_S = 600.0
+"""Seconds of waiting that one priority level counts as."""
+UNSEEN_RATE = 1000.0  # assumed prefill tokens per second before the first measurement
+
+TILE = 64
+REST = 8  # a remainder of 1/8 of a step is added to it, because another step costs more
+AIM = 0.9  # of the target: the next step is deeper in the prompt and may contain several prompts
+CUT = 0.75  # factor of a reduction: the saving must exceed noise
+
+
+def in_order(
+    prompts: Iterable[Sequence], rate: float, served: Callable[[str], float], inherited: Mapping[Sequence, int]
+) -> list[Sequence]:
+    """Return `prompts` in prefill order: by tokens left to compute, so that short prompts do not wait for long ones;
+    plus what the client was served more than others; minus an aging term, so that no prompt starves.
+
+    `rate`: prefill tokens per second (0 = unknown). `served`: tokens served per client. `inherited`: priorities that
+    prompts inherit from more urgent requests waiting for their prefix.
+    """
+    order = list(prompts)
+    if len(order) < 2:
+        return order
+    counts = [served(s.request.client) for s in order]
+    least, rate = min(counts), rate or UNSEEN_RATE
+    keys = []
+    for i, (s, n_served) in enumerate(zip(order, counts, strict=True)):
+        waits_since = s.placed_at + PRIORITY_S * inherited.get(s, s.request.priority)
+        aged = len(s.target) - s.n_computed + n_served - least + WAIT_WEIGHT * rate * waits_since
+        keys.append((aged, s.arrival, i))
+    return [order[i] for *_, i in sorted(keys)]
+
+
+@dataclass(slots=True)
+class StepSize:
+    """Adapts the number of tokens per step, prefill and decode together.
+
+    ``target_s`` is the step time to stay under; infinity means as large as possible.
+    """
+
+    target_s: float
+    smallest: int
+    largest: int
+    n_ubatch: int
+    size: int = 0
+    _token_s: float = 0.0  # seconds per token of the last step
+
+    def __post_init__(self) -> None:
+        """Start in the middle; the first steps adapt it."""
+        self.largest = max(self.largest, self.smallest)
+        if self.target_s == inf:
+            self.size = self.largest
+        self.size = self.size or min(max(2 * TILE, self.smallest), self.largest)
+
+    def after(self, spent_s: float) -> int:
+        """Return the budget of a step that has already used `spent_s` seconds."""
+        if self.target_s == inf or not spent_s:
+            return self.size
+        left = int(self.size * max(1 - spent_s / self.target_s, 0.0))
+        return max(_whole(left, self.n_ubatch), self.smallest)
+
+    def observe(self, n_tokens: int, seconds: float) -> None:
+        """Learn from a nearly full step and choose the next budget: at most twice the last one, or at most `CUT` of it.
+
+        Of two steps the faster one counts; the slower one may have been disturbed by other processes.
+        """
+        if self.target_s == inf or n_tokens * 8 < self.size * 7 or seconds <= 0:
+            return
+        seen_s = seconds / n_tokens
+        token_s, self._token_s = min(seen_s, self._token_s or seen_s), seen_s
+        wanted = int(self.target_s * AIM / token_s)
+        if wanted >= self.size:
+            self.size = max(min(_whole(min(wanted, self.size * 2), self.n_ubatch), self.largest), self.size)
+        else:
+            self.size = max(_whole(min(wanted, int(self.size * CUT)), self.n_ubatch), self.smallest)
+
+
+def portion(n_left: int, size: int, n_ubatch: int, *, exact: bool = False) -> int:
+    """Return how many of a prompt's `n_left` tokens a step of `size` takes.
+
+    If the size is whole tiles, the remainder stays whole tiles too: odd tokens are computed at the start of a
+    prompt, where attention is cheapest. `exact` forbids exceeding the size slightly. A few tokens above `n_ubatch`
+    would need another evaluation.
+    """
+    more = 0 if exact else size // REST
+    if n_left <= size + more:
+        return n_left
+    odd = n_left % TILE
+    if size % TILE or not odd:
+        return size
+    return size + odd if odd <= more and size + odd <= n_ubatch else size - TILE + odd
+
+
+def _whole(size: int, n_ubatch: int) -> int:
+    return size - size % (n_ubatch if size >= n_ubatch else TILE if size >= TILE else 1)
 
 
 class KvBudget:
@@ -178,7 +281,7 @@ class Scheduler:
         self.step_size_alone = StepSize(ALONE_S, *sizes, size=min(info.n_ubatch, info.n_batch))
         self.spent_s = 0.0  # seconds of this step spent on copies and moved states
         self._limit = info.n_batch
-        self._turns: list[StepSharers] = []  # rotation of LoRA sets; the first one is current
+        self._turn: StepSharers = ((), -1)  # the LoRA set whose turn it is
         self._turn_s = self._last_s = 0.0  # seconds of the current turn, and of its last step
         self.may_be_apart = False  # slots in use have changed since the last relocation check
 
@@ -300,7 +403,7 @@ class Scheduler:
         """Return the prefill tokens of the step besides the `decode` runs, in the order of `in_order`.
 
         With separate KV, a prompt between two sequences of the step gets at least one token, so that its neighbours
-        share an evaluation.
+        share an evaluation. In `benchmarks.simulation`, 64 slots would generate an eighth of the tokens otherwise.
         """
         n_decode = sum([len(run.tokens) for run in decode])
         left = min(self._limit, self.info.n_batch) - n_decode
@@ -400,7 +503,7 @@ class Scheduler:
         quarantined sequences.
 
         A turn lasts several steps, because the library plans its memory again after each change of the set. It lasts
-        as long as the other sets can wait, all their turns together (`TURN`).
+        as long as the other sets can wait, all their turns together (`TURN`). The next set in order follows.
         """
         active = [slot.sequence for slot in self.slots if slot.sequence is not None]
         if [s for s in active if s.encodings]:
@@ -409,17 +512,13 @@ class Scheduler:
             active = [s for s in active if not is_batch(s)]
         if _may_share_a_step(active):
             return active
-        sets = {_turn_of(s) for s in active}
-        now = self._turns[:1]
-        self._turns = [one for one in self._turns if one in sets]
-        self._turns += sorted(sets.difference(self._turns))  # new sets go last, otherwise they would starve the others
+        sets = sorted({_turn_of(s) for s in active})
         waited_s = (self._turn_s + self._last_s) * (len(sets) - 1)
         goes_on = all(alone < 0 for _, alone in sets) and waited_s <= min(self.params.target_s, ALONE_S) * TURN
-        if self._turns[:1] != now or not goes_on:
-            if self._turns[:1] == now:
-                self._turns.append(self._turns.pop(0))
+        if self._turn not in sets or not goes_on:
+            self._turn = next((one for one in sets if one > self._turn), sets[0])
             self._turn_s = self._last_s = 0.0
-        return [s for s in active if _turn_of(s) == self._turns[0]]
+        return [s for s in active if _turn_of(s) == self._turn]
 
     def commit(self, entries: list[TokenRun], seconds: float, *, is_seen: bool = True) -> None:
         """Record that the batch was decoded in `seconds`: its tokens are in the cells. `is_seen`: the time is

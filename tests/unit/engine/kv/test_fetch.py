@@ -75,15 +75,15 @@ def test_large_states_are_read_one_by_one() -> None:
     assert queue.start() == ["b"]
 
 
-def test_for_the_first_in_the_queue_the_last_gives_way() -> None:
+def test_the_first_in_the_queue_is_read_although_others_are_held() -> None:
     queue = Queue("a", "b", "c")
     queue.start()
     queue.disk.arrival("b")
     queue.sequences.insert(0, queue.wants("urgent", 9.0))
     assert queue.start() == ["urgent"]
-    assert queue.held() == ["urgent", "a"]
+    assert queue.held() == ["urgent", "a", "b"]
     del queue.sequences[:2]
-    assert queue.start() == ["b", "c"]
+    assert queue.start() == ["c"]
 
 
 def test_what_was_waited_for_in_vain_is_let_go_and_makes_room() -> None:

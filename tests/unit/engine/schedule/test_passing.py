@@ -121,8 +121,8 @@ def test_suspects_of_a_refused_batch_decode_alone_until_they_are_past_its_place(
         s.commit(entries, 0.01)
     assert [asked[0]] in batches[:3]
     assert [asked[1]] in batches[:3]
-    assert asked[2:] in batches[:3]
-    assert batches[3] == asked
+    assert set(asked[2:]) <= set(batches[2])
+    assert set(batches[3]) == set(asked)
 
 
 def test_what_fits_passes_a_prompt_that_finds_no_room() -> None:

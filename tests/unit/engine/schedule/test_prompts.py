@@ -3,9 +3,9 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.engine.prefill import PRIORITY_S, WAIT_WEIGHT
-from server.engine.prefill import in_order as ordered
 from server.engine.request import Request
+from server.engine.scheduler import PRIORITY_S, WAIT_WEIGHT
+from server.engine.scheduler import in_order as ordered
 from server.engine.sequence import Sequence, Slot, Ticket
 
 RATE = 1000.0
