@@ -9,14 +9,13 @@ import kubernetes_validate  # type: ignore[import-untyped]
 import pytest
 import yaml
 
-import llamapool
 from server.settings import TABLE, load_settings
 from tests.support.kustomize import render
 
 ROOT = Path(__file__).resolve().parents[2]
 KUBERNETES = ROOT / "deploy/kubernetes"
 LAYERS = [path.parent for path in sorted(KUBERNETES.glob("*/kustomization.yaml"))]
-# KEDA's, and of Gateways (test_deploy_llm_d.py): kinds that kubernetes_validate has no schema for
+# Kinds of KEDA and the Gateway API, for which kubernetes_validate has no schema
 CUSTOM = {"ScaledObject", "InferencePool", "InferenceObjective", "HTTPRoute"}
 COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text(encoding="utf-8"))["services"]["llamapool"]
 
@@ -51,11 +50,7 @@ def test_what_a_layer_deploys_is_valid(layer: Path) -> None:
 
 @pytest.mark.parametrize("layer", LAYERS, ids=lambda layer: layer.name)
 def test_a_layers_pod_gets_no_service_links_and_mounts_volumes_that_exist(layer: Path) -> None:
-    (spec,) = [
-        each["spec"]["template"]["spec"]
-        for each in render(layer)
-        if (each["kind"], each["metadata"]["name"]) == ("Deployment", "llamapool")
-    ]
+    spec = deployment(layer.name)["template"]["spec"]
     assert spec["enableServiceLinks"] is False
     (found,) = spec["containers"]
     assert {mount["name"] for mount in found["volumeMounts"]} == {volume["name"] for volume in spec["volumes"]}
@@ -66,12 +61,21 @@ def test_a_layers_pod_gets_no_service_links_and_mounts_volumes_that_exist(layer:
     assert wanted == claims
 
 
-def test_an_invalid_manifest_is_found() -> None:
-    """Such as a misspelled field, or one of another kind."""
-    (deployment,) = [each for each in render(KUBERNETES / "base") if each["kind"] == "Deployment"]
-    deployment["spec"]["template"]["spec"]["enableServiceLink"] = False
-    with pytest.raises(kubernetes_validate.ValidationError, match="enableServiceLink"):
-        kubernetes_validate.validate(deployment, kubernetes_validate.latest_version(), strict=True)
+@pytest.mark.parametrize(
+    ("layer", "has_claim"), [("base", True), ("gpu", True), ("eks", True), ("autoscale", False), ("llm-d", False)]
+)
+def test_a_volume_is_used_by_one_pod(layer: str, has_claim: bool) -> None:
+    """Default storage classes attach a volume to one node. A layer with several Pods gives each Pod a volume."""
+    spec = deployment(layer)
+    (models,) = [each for each in spec["template"]["spec"]["volumes"] if each["name"] == "models"]
+    assert ("persistentVolumeClaim" in models) == has_claim
+    assert ("ephemeral" in models) != has_claim
+    assert spec["strategy"]["type"] == ("Recreate" if has_claim else "RollingUpdate")
+
+
+def deployment(layer: str) -> dict[str, Any]:
+    named = [each for each in render(KUBERNETES / layer) if each["metadata"]["name"] == "llamapool"]
+    return next(dict(each["spec"]) for each in named if each["kind"] == "Deployment")
 
 
 def test_a_service_and_the_rest_find_the_pods() -> None:
@@ -83,25 +87,33 @@ def test_a_service_and_the_rest_find_the_pods() -> None:
     assert scaled == base("Deployment")["metadata"]["name"]
 
 
+def test_the_endpoint_picker_finds_pods_and_metrics() -> None:
+    """Each name in the llm-d layer leads to another manifest, and the picker reads the documented metrics."""
+
+    def layer(name: str) -> Any:
+        return read(KUBERNETES / f"llm-d/{name}.yaml")
+
+    pool, picker, service = layer("inferencepool"), layer("epp-deployment")["spec"], layer("epp-service")
+    labels = layer("deployment")["spec"]["template"]["metadata"]["labels"]
+    assert pool["spec"]["selector"]["matchLabels"].items() <= labels.items()
+    assert pool["spec"]["targetPorts"] == [{"number": port["containerPort"]} for port in container()["ports"]]
+    assert layer("inferenceobjective")["spec"]["poolRef"]["name"] == pool["metadata"]["name"]
+    (backend,) = layer("httproute")["spec"]["rules"][0]["backendRefs"]
+    assert (backend["kind"], backend["name"]) == ("InferencePool", pool["metadata"]["name"])
+    assert pool["spec"]["endpointPickerRef"]["name"] == service["metadata"]["name"]
+    assert service["spec"]["selector"].items() <= picker["template"]["metadata"]["labels"].items()
+    assert picker["template"]["spec"]["serviceAccountName"] == layer("epp-serviceaccount")["metadata"]["name"]
+    assert layer("epp-rolebinding")["roleRef"]["name"] == layer("epp-role")["metadata"]["name"]
+    plugins = yaml.safe_load(layer("epp-config")["data"]["epp-config.yaml"])["plugins"]
+    (extractor,) = [plugin for plugin in plugins if plugin["type"] == "core-metrics-extractor"]
+    shown = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs/metrics.md").read_text(encoding="utf-8"), re.DOTALL)
+    assert [extractor] in [yaml.safe_load(block)["plugins"] for block in shown if "engineConfigs" in block]
+
+
 def test_the_metric_that_scales_is_there() -> None:
     (trigger,) = read(KUBERNETES / "autoscale/scaledobject.yaml")["spec"]["triggers"]
     (name,) = re.findall(r"llamapool_\w+", trigger["metadata"]["query"])
     assert f"`{name}`" in (ROOT / "docs/metrics.md").read_text(encoding="utf-8")
-
-
-def test_nothing_of_the_cluster_is_in_the_pod() -> None:
-    assert base("ServiceAccount")["automountServiceAccountToken"] is False
-    assert pod()["automountServiceAccountToken"] is False
-    assert pod()["serviceAccountName"] == base("ServiceAccount")["metadata"]["name"]
-    assert container()["securityContext"]["readOnlyRootFilesystem"] is True
-    assert set(base("NetworkPolicy")["spec"]["policyTypes"]) == {"Ingress", "Egress"}
-
-
-def test_one_gpu_is_given_up_before_it_is_taken() -> None:
-    assert base("Deployment")["spec"]["strategy"]["type"] == "Recreate"
-    spec = read(KUBERNETES / "gpu/deployment.yaml")["spec"]
-    assert "strategy" not in spec
-    assert spec["template"]["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == "1"
 
 
 def test_what_is_mounted_is_what_the_configuration_names(tmp_path: Path) -> None:
@@ -135,14 +147,6 @@ def test_the_kserve_runtime_serves_the_models_that_are_mounted(tmp_path: Path) -
     }
 
 
-def test_a_container_with_a_read_only_root_has_a_writable_tmp() -> None:
-    volumes = {volume["name"]: volume for volume in pod()["volumes"]}
-    (tmp,) = [volumes[mount["name"]] for mount in container()["volumeMounts"] if mount["mountPath"] == "/tmp"]
-    assert "emptyDir" in tmp
-    assert COMPOSE["read_only"] is True
-    assert "/tmp" in COMPOSE["tmpfs"]
-
-
 def test_probes_ask_paths_that_need_no_key() -> None:
     probes = [container()[name]["httpGet"]["path"] for name in ("startupProbe", "readinessProbe", "livenessProbe")]
     assert set(probes) <= {"/readyz", "/livez", "/health"}
@@ -169,15 +173,6 @@ def variables_of_the_service() -> dict[str, str]:
     return dict(word.split("=", 1) for word in words)
 
 
-def test_the_service_ends_reloads_and_is_closed() -> None:
-    unit = service()["Service"]
-    defaults = [TABLE.entries["server", name].default for name in ("drain_s", "shutdown_delay_s")]
-    assert int(unit["TimeoutStopSec"]) > sum(defaults)
-    assert unit["ExecReload"] == "/bin/kill -HUP $MAINPID"
-    assert variables_of_the_service()["LLAMAPOOL_SERVER__CLOSED"] == "true"
-    assert unit["User"] == "llamapool"
-
-
 def test_every_variable_is_one_that_the_server_reads() -> None:
     ours = {f"LLAMAPOOL_SERVER__{key.upper()}" for key in TABLE.keys("server")} | {"LLAMAPOOL_CONFIG", "LLAMA_CACHE"}
     names = {*COMPOSE["environment"], *(entry["name"] for entry in container()["env"]), *variables_of_the_service()}
@@ -191,18 +186,6 @@ def test_nobody_is_served_without_a_key(tmp_path: Path) -> None:
     config = yaml.safe_load(base("ConfigMap")["data"]["config.yaml"])
     assert config["server"]["closed"] is True
     assert yaml.safe_load(base("Secret")["stringData"]["keys.yaml"]) == {"keys": []}  # so that nobody gets in
-
-
-def test_running_answers_get_the_time_to_end() -> None:
-    drain_s = TABLE.entries["server", "drain_s"].default
-    assert int(COMPOSE["stop_grace_period"].removesuffix("s")) > drain_s
-
-
-def test_proxies_hold_no_stream_back() -> None:
-    nginx = (ROOT / "deploy/proxy/nginx.conf").read_text(encoding="utf-8")
-    for line in ("proxy_buffering off;", "gzip off;", "proxy_http_version 1.1;", "proxy_read_timeout 3600s;"):
-        assert line in nginx
-    assert "flush_interval -1" in (ROOT / "deploy/proxy/Caddyfile").read_text(encoding="utf-8")
 
 
 def test_the_image_gets_what_its_steps_copy() -> None:
@@ -235,12 +218,6 @@ def test_the_locks_have_everything_that_the_package_needs() -> None:
             versions = locked.get(re.sub(r"[-_.]+", "-", wanted.name).lower(), [])
             assert versions, f"{text} is not in deploy/locks/{name}.txt: make locks"
             assert all(wanted.specifier.contains(version) for version in versions), f"{text}: make locks"
-
-
-def test_the_changelog_ends_with_the_version_that_this_is() -> None:
-    headings = re.findall(r"^## (.+)$", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
-    assert headings[0] == "Unreleased"
-    assert headings[1].startswith(f"{llamapool.__version__} (")
 
 
 def test_serves_file_has_the_arguments_of_the_application() -> None:
