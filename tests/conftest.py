@@ -2,6 +2,7 @@
 
 import os
 import sys
+from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,7 +10,10 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from server.hub import cache
-from tests.support import downloads
+from server.hub import process as download_process
+from server.pool.worker import parent as model_process
+from server.sandbox import process as sandbox_process
+from tests.support import downloads, forked_python, real_server
 from tests.support.sampling import EXAMPLES_SHARE, EXHAUSTIVE
 
 # A busy machine makes an example slow, so there is no deadline. The gate's examples are the same in every run, so a
@@ -22,6 +26,8 @@ QUICK_CASES = 3
 """The number of parameter sets of a test in `make quick`: the first, the last, and one between."""
 QUICK_EXAMPLES = 10
 """The most hypothesis examples in `make quick`, and the fewest to which the gate reduces a property."""
+N_SLOWEST = 20
+"""Files that `--durations=N` prints with the sum of their tests' durations."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -71,6 +77,8 @@ def pytest_configure() -> None:
     os.environ |= {"LLAMA_CACHE": "no such folder", "HF_ENDPOINT": "http://127.0.0.1:1", "HF_TOKEN": ""}
     os.environ["LLAMAPOOL_SERVER__STATE"] = "memory"  # servers that tests start write nothing into the user's home
     downloads.check_ci()
+    if not EXHAUSTIVE:
+        forked_python.install(download_process, model_process, sandbox_process, real_server)
 
 
 MAY_BE_SKIPPED = {
@@ -94,6 +102,20 @@ def pytest_collectreport(report: pytest.CollectReport) -> None:
     """Whole files are skipped when they are collected."""
     if report.skipped and isinstance(report.longrepr, tuple):
         _skipped.add(report.longrepr[2].removeprefix("Skipped: "))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """With ``--durations=N``, also print the files whose tests take longest."""
+    if not terminalreporter.config.getoption("durations"):
+        return
+    seconds: defaultdict[str, float] = defaultdict(float)
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if isinstance(report, pytest.TestReport):
+                seconds[report.nodeid.partition("::")[0]] += report.duration
+    print(f"\n| file | seconds of {sum(seconds.values()):.0f} |\n|---|--:|")
+    for file, spent_s in sorted(seconds.items(), key=lambda item: -item[1])[:N_SLOWEST]:
+        print(f"| `{file}` | {spent_s:.0f} |")
 
 
 @pytest.hookimpl(trylast=True)

@@ -17,6 +17,7 @@ from server.llama.context.runner import LlamaRunner
 from tests.model.native_fixtures import GREEDY, generate, open_runner
 from tests.support.ggufs import MODELS, gguf_file
 from tests.support.real_server import RealServer, llamapool
+from tests.support.sampling import sample
 
 CUTTABLE = ("experts", "no-template", "sliding-window")
 UNIFIED, SEPARATE = "--kv-unified", "--no-kv-unified"
@@ -61,7 +62,7 @@ class Served:
         return vocab.detokenize(generate(self.runner, tokens, N, params), special=False).decode()
 
 
-@pytest.fixture(scope="module", params=CASES)
+@pytest.fixture(scope="module", params=sample(CASES, 3))
 def served(request: pytest.FixtureRequest, gguf_folder: Path) -> Iterator[Served]:
     kind, layout = request.param.split()
     path = gguf_file(gguf_folder, MODELS[kind])

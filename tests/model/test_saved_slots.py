@@ -16,8 +16,14 @@ from server.pool.saved.format import STATE_MAGIC, STATE_VERSION, Description, en
 from tests.model.native_fixtures import open_runner, prefill, prompt_tokens
 from tests.support.ggufs import MODELS, gguf_file
 from tests.support.real_server import ROOT, RealServer, llamapool
+from tests.support.sampling import sample
 
 DEMO, PIRATE = ROOT / "models" / "demo.gguf", ROOT / "models" / "demo-lora.gguf"
+KINDS = [
+    (kind, unified)
+    for kind in ("plain", "recurrent", "hybrid", "sliding-window")
+    for unified in ("--kv-unified", "--no-kv-unified")
+]
 QUESTION = "What is the capital of France?"
 Start = Callable[..., AbstractContextManager[RealServer]]
 
@@ -66,8 +72,7 @@ def test_a_slot_outlives_its_process(start: Start, tmp_path: Path) -> None:
         assert cached >= 10
 
 
-@pytest.mark.parametrize("kind", ["plain", "recurrent", "hybrid", "sliding-window"])
-@pytest.mark.parametrize("unified", ["--kv-unified", "--no-kv-unified"])
+@pytest.mark.parametrize(("kind", "unified"), sample(KINDS, 3))
 def test_every_kind_of_memory_comes_back(start: Start, gguf_folder: Path, kind: str, unified: str) -> None:
     model = gguf_file(gguf_folder, MODELS[kind])
     prompt = {"prompt": [list(range(5, 65))] * 1, "temperature": 0, "ignore_eos": True}

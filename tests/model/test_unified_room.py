@@ -10,11 +10,12 @@ from tests.model.native_fixtures import open_runner
 from tests.model.test_prefix_reuse import Served
 from tests.support.ggufs import MODELS, gguf_file
 from tests.support.real_server import llamapool
+from tests.support.sampling import sample
 
 N_CTX = 2048
 
 
-@pytest.fixture(scope="module", params=["no-template", "hybrid", "sliding-window"])
+@pytest.fixture(scope="module", params=sample(["no-template", "hybrid", "sliding-window"], 2))
 def served(request: pytest.FixtureRequest, gguf_folder: Path) -> Iterator[Served]:
     path = gguf_file(gguf_folder, MODELS[request.param])
     cache = ("-ctk", "f32", "-ctv", "f32")

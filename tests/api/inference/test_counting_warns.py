@@ -31,7 +31,7 @@ async def test_what_is_left_out_of_a_prompt_is_named_in_the_same_header(
 
 HI = {"role": "user", "content": "hi"}
 FUNCTION = {"name": "f", "parameters": {"type": "object", "foo": 1}}
-DEMO = {"path": "demo.gguf", "load": "startup", "lora": ["a.gguf"]}
+DEMO = {"path": "demo.gguf", "load": "startup", "lora": ["a.gguf"], "n_predict": 8}
 EMBED = {"path": "e.gguf", "load": "startup", "embedding": True, "pooling": "mean"}
 RANKER = {"path": "r.gguf", "load": "startup", "reranking": True}
 

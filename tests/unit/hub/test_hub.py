@@ -119,6 +119,7 @@ def test_the_token_does_not_leave_the_hub(remote: StandInHub, tmp_path: Path) ->
 def test_a_token_that_lies_about_goes_to_no_mirror(
     remote: StandInHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("server.hub.process.subprocess", subprocess)  # reads HF_* on import, so it cannot be forked
     monkeypatch.setenv("HF_TOKEN", "hf_of_somebody")
     pulled(hub_of(remote, tmp_path / "mirror", token=""))
     assert {asked.token for asked in remote.asked} == {""}

@@ -15,6 +15,7 @@ from tests.model.oracle.comparison import Pair, shape_differences
 from tests.model.oracle.conftest import start_pair
 from tests.support.closeness import same_vectors
 from tests.support.ggufs import BERT, MODELS, TinyModel, gguf_file
+from tests.support.sampling import sample
 
 POOLING = {"none": 0, "mean": 1, "cls": 2, "last": 3, "rank": 4}
 TEXTS: list[Any] = [
@@ -53,7 +54,7 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
         yield pair
 
 
-@pytest.mark.parametrize("name", EMBEDDERS)
+@pytest.mark.parametrize("name", sample(EMBEDDERS, 2))
 def test_vectors_of_every_pooling(start: Start, name: str) -> None:
     pair = start(MODELS[name])
     for text in TEXTS:
@@ -65,7 +66,7 @@ def test_vectors_of_every_pooling(start: Start, name: str) -> None:
     assert [np.shape(entry["embedding"]) for entry in ours] == [np.shape(entry["embedding"]) for entry in theirs]
 
 
-@pytest.mark.parametrize("pooling", ["none", "mean", "cls", "last"])
+@pytest.mark.parametrize("pooling", sample(["none", "mean", "cls", "last"], 4, 3))
 def test_the_flag_overrides_the_models_pooling(start: Start, pooling: str) -> None:
     pair = start(BERT, pooling)
     ours, theirs = pair.post("/embedding", {"content": TEXTS[0]})
