@@ -6,9 +6,12 @@ the scales that are set for all requests. llama-server ignores unknown ids; here
 """
 
 from collections.abc import Sequence
+from typing import Annotated
+
+from pydantic import AfterValidator, Field, TypeAdapter
 
 from server.dialects.common import Json
-from server.dialects.fields import field_error, json_type
+from server.dialects.fields import Body, field_error, parse
 from server.engine.lora import Adapter
 from server.engine.request import Adapters
 from server.errors import InvalidRequest
@@ -22,30 +25,29 @@ sequences that share its batch (`server.engine.loop`).
 """
 
 
-def read_adapters(value: object) -> Adapters:
-    """Return (id, scale) pairs. Raises ValueError with the reason."""
-    if not isinstance(value, list):
-        raise ValueError("Error: 'lora' must be an array of objects with 'id' and 'scale' fields")
-    if len(value) > MAX_ADAPTERS:
-        raise ValueError(f"must have at most {MAX_ADAPTERS} entries")
-    pairs = tuple(_pair(index, entry) for index, entry in enumerate(value))
-    if len({id_ for id_, _ in pairs}) != len(pairs):
+class AdapterScale(Body):
+    """The scale of one adapter."""
+
+    id: int
+    scale: Annotated[float, Field(ge=-MAX_SCALE, le=MAX_SCALE)]
+
+
+def _unique(given: list[AdapterScale]) -> list[AdapterScale]:
+    if len({each.id for each in given}) != len(given):
         raise ValueError("names an adapter twice")
-    return pairs
+    return given
 
 
-def _pair(index: int, entry: object) -> tuple[int, float]:
-    if not isinstance(entry, dict):
-        raise ValueError(f"entry {index} must be an object with 'id' and 'scale', not {json_type(entry)}")
-    id_, scale = entry.get("id"), entry.get("scale")
-    if isinstance(id_, bool) or not isinstance(id_, int):
-        raise ValueError(f"entry {index}: 'id' must be a whole number")
-    if isinstance(scale, bool) or not isinstance(scale, int | float) or not abs(scale) <= MAX_SCALE:
-        raise ValueError(f"entry {index}: 'scale' must be a number within {-MAX_SCALE:g} and {MAX_SCALE:g}")
-    return id_, float(scale)
+AdapterScales = Annotated[list[AdapterScale], Field(max_length=MAX_ADAPTERS), AfterValidator(_unique)]
+_SCALES = TypeAdapter(AdapterScales)
 
 
-def request_adapters(given: Adapters | None, model: LoadedModel) -> Adapters | None:
+def pairs(given: Sequence[AdapterScale] | None) -> Adapters:
+    """Return ids and scales as the client gave them."""
+    return tuple((each.id, each.scale) for each in given or ())
+
+
+def request_adapters(given: Sequence[AdapterScale] | None, model: LoadedModel) -> Adapters | None:
     """Return the engine's adapter scales: None = the scales set for all requests. Raises `InvalidRequest` for an
     unknown id.
     """
@@ -59,12 +61,7 @@ def request_adapters(given: Adapters | None, model: LoadedModel) -> Adapters | N
 
 def read_scales(body: object, loaded: Sequence[Adapter]) -> Adapters:
     """Parse the body of ``POST /lora-adapters``. Raises `InvalidRequest`."""
-    if not isinstance(body, list):
-        raise InvalidRequest("Request body must be an array")
-    try:
-        given = read_adapters(body)
-    except ValueError as error:
-        raise InvalidRequest(f"the request body {error}") from None
+    given = parse(_SCALES, body)
     fault = _unknown(given, loaded)
     if fault:
         raise InvalidRequest(f"the request body is wrong: {fault}", "id")
@@ -91,13 +88,13 @@ def _object(adapter: Adapter, vocab: Vocab) -> Json:
     return shown
 
 
-def _unknown(given: Adapters, loaded: Sequence[Adapter]) -> str:
-    for id_, _ in given:
+def _unknown(given: Sequence[AdapterScale], loaded: Sequence[Adapter]) -> str:
+    for id_, _ in pairs(given):
         if not 0 <= id_ < len(loaded):
             have = f"there are adapters 0 to {len(loaded) - 1}" if loaded else "this model has no adapters"
             return f"no adapter has the id {id_}; {have}"
     return ""
 
 
-def _set_of(given: Adapters) -> Adapters:
-    return tuple(sorted((id_, scale) for id_, scale in given if scale))
+def _set_of(given: Sequence[AdapterScale]) -> Adapters:
+    return tuple(sorted((id_, scale) for id_, scale in pairs(given) if scale))

@@ -8,92 +8,98 @@ and ``structured_outputs``; a grammar there is GBNF if it contains ``::=``, else
 patterns of the whole text so far (3).
 """
 
-import json
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar
 
-from pydantic import AfterValidator, WithJsonSchema
+from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
+from pydantic_core import from_json
 
-from server.dialects.fields import Body, Object, Objects, Schema, Strings, Text, json_kind, json_type, wrong_type
+from server.dialects.fields import Body, json_kind
 from server.errors import InvalidRequest
-from server.structured.lazy import PATTERN_FULL, TOKEN, WORD, Lazy
+from server.structured.lazy import TOKEN, Lazy
 from server.structured.response_format import ANY_OBJECT, ResponseFormat
 
-MAX_TRIGGERS = 64
-MAX_PRESERVED = 1024
 MAX_CHARS = 256
+_JSON_SCHEMA = {"type": ["object", "boolean", "string"], "description": "A JSON Schema."}
+JsonSchema = Annotated[dict[str, Any] | bool, WithJsonSchema(_JSON_SCHEMA)]
+SchemaOrText = Annotated[
+    JsonSchema, BeforeValidator(lambda given: from_json(given) if isinstance(given, str) else given)
+]
+NonEmpty = Annotated[str, Field(min_length=1)]
+Choices = Annotated[list[str], Field(min_length=1)]
 
 
-def read_triggers(value: object) -> tuple[Mapping[str, Any], ...]:
-    """Return the checked triggers. Raises ValueError with the reason."""
-    if not isinstance(value, list):
-        raise ValueError(f"type must be array, but is {json_type(value)}")
-    if len(value) > MAX_TRIGGERS:
-        raise ValueError(f"must have at most {MAX_TRIGGERS} entries")
-    return tuple(_trigger(trigger, number) for number, trigger in enumerate(value))
+class Trigger(Body):
+    """One of ``grammar_triggers``. Only the empty text of a token has no meaning."""
+
+    type: Annotated[int, Field(ge=0, le=3)]
+    value: Annotated[str, Field(max_length=MAX_CHARS)]
+    token: int | None = None
+
+    @model_validator(mode="after")
+    def _is_complete(self) -> "Trigger":
+        if self.type == TOKEN and self.token is None:
+            raise ValueError("a trigger of type 0 needs a 'token'")
+        if self.type != TOKEN and not self.value:
+            raise ValueError("'value' must not be empty")
+        return self
+
+    @property
+    def shown(self) -> dict[str, Any]:
+        """Return the trigger in llama-server's form."""
+        return self.model_dump(exclude=None if self.type == TOKEN else {"token"})
 
 
-def read_preserved(value: object) -> tuple[str, ...]:
-    """Return the checked control tokens. Raises ValueError with the reason."""
-    if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
-        raise ValueError("must be a list of strings")
-    if len(value) > MAX_PRESERVED or any(len(text) > MAX_CHARS for text in value):
-        raise ValueError(f"must have at most {MAX_PRESERVED} entries of at most {MAX_CHARS} characters")
-    return tuple(value)
+class StructuredOutputs(Body):
+    """vLLM's ``structured_outputs``; ``guided_json`` and its relatives are the older form."""
 
+    model_config = Body.model_config | {"extra": "forbid"}
+    without_effect: ClassVar = ("disable_fallback", "backend", "_backend", "_backend_was_auto")
 
-def _trigger(given: object, number: int) -> Mapping[str, Any]:
-    if not isinstance(given, dict):
-        raise ValueError(f"entry {number} must be an object, but is {json_type(given)}")
-    kind, value, token = given.get("type"), given.get("value"), given.get("token")
-    if not isinstance(value, str) or len(value) > MAX_CHARS:
-        raise ValueError(f"entry {number}: 'value' must be a string of at most {MAX_CHARS} characters")
-    if kind == TOKEN and not isinstance(kind, bool):
-        if not isinstance(token, int) or isinstance(token, bool):
-            raise ValueError(f"entry {number}: 'token' must be a number")
-        return {"type": TOKEN, "value": value, "token": token}
-    if isinstance(kind, int) and not isinstance(kind, bool) and WORD <= kind <= PATTERN_FULL:
-        if not value:
-            raise ValueError(f"entry {number}: 'value' must not be empty")
-        return {"type": kind, "value": value}
-    raise ValueError(
-        f"entry {number}: 'type' must be 0 (token), 1 (word), 2 (pattern) or 3 (pattern of the whole text)"
-    )
+    json_schema: SchemaOrText | None = Field(None, alias="json")
+    regex: NonEmpty | None = None
+    choice: Choices | None = None
+    grammar: NonEmpty | None = None
+    json_object: bool | None = None
 
-
-def read_schema(value: object) -> object:
-    """Return a JSON Schema. Raises ValueError for anything that cannot be one."""
-    if not isinstance(value, dict | bool):
-        raise ValueError(f"must be a JSON Schema, an object or a boolean, not {json_kind(value)}")
-    return value
+    @model_validator(mode="before")
+    @classmethod
+    def _false_is_absent(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        kept = {name: value for name, value in given.items() if name not in cls.without_effect}
+        return {name: value for name, value in kept.items() if value is not None and value is not False}
 
 
 class ConstraintFields(Body):
     """The response format fields: OpenAI's, llama-server's with triggers, and vLLM's."""
 
     response_format: dict[str, Any] | None = None
-    json_schema: Annotated[Schema, AfterValidator(read_schema)] = None
+    json_schema: JsonSchema | None = None
     grammar: str | None = None
     grammar_lazy: bool | None = None
-    grammar_triggers: Annotated[Objects, AfterValidator(read_triggers)] = None
-    preserved_tokens: Annotated[Strings, AfterValidator(read_preserved)] = None
-    guided_json: Schema = None
-    guided_regex: Text = None
-    guided_choice: Strings = None
-    guided_grammar: Text = None
-    guided_json_object: Annotated[Any, WithJsonSchema({"type": "boolean"})] = None
-    guided_whitespace_pattern: Text = None
-    structured_outputs: Object = None
+    grammar_triggers: Annotated[list[Trigger], Field(max_length=64)] | None = None
+    preserved_tokens: Annotated[list[Annotated[str, Field(max_length=MAX_CHARS)]], Field(max_length=1024)] | None = None
+    guided_json: SchemaOrText | None = None
+    guided_regex: NonEmpty | None = None
+    guided_choice: Choices | None = None
+    guided_grammar: NonEmpty | None = None
+    guided_json_object: bool | None = None
+    guided_whitespace_pattern: str | None = None
+    structured_outputs: StructuredOutputs | None = None
 
     @property
     def lazy(self) -> Lazy | None:
         """Return the grammar's triggers; None for one that applies from the first token."""
-        return Lazy(self.grammar_triggers or (), self.preserved_tokens or ()) if self.grammar_lazy else None
+        return self.triggers if self.grammar_lazy else None
+
+    @property
+    def triggers(self) -> Lazy:
+        """Return the triggers of the grammar and the control tokens that they need."""
+        triggers = tuple(trigger.shown for trigger in self.grammar_triggers or ())
+        return Lazy(triggers, tuple(self.preserved_tokens or ()))
 
 
-GuidedKind = Literal["json", "regex", "choice", "grammar", "json_object"]
-_KINDS: tuple[GuidedKind, ...] = ("json", "regex", "choice", "grammar", "json_object")
-_HOW = ("disable_fallback", "backend", "_backend", "_backend_was_auto")  # no effect on the output
+_KINDS = ("json", "regex", "choice", "grammar", "json_object")
 
 
 def guide(fields: ConstraintFields) -> ResponseFormat | None:
@@ -102,9 +108,13 @@ def guide(fields: ConstraintFields) -> ResponseFormat | None:
         raise InvalidRequest(
             "guided_whitespace_pattern: is not supported; the model chooses white space", "guided_whitespace_pattern"
         )
-    given = {f"guided_{kind}": (kind, getattr(fields, f"guided_{kind}")) for kind in _KINDS}
-    given |= _members(fields.structured_outputs)
-    found = [_shape(field, kind, _checked(field, kind, value)) for field, (kind, value) in given.items() if _is(value)]
+    given = {f"guided_{kind}": getattr(fields, f"guided_{kind}") for kind in _KINDS}
+    if (outputs := fields.structured_outputs) is not None:
+        values = (outputs.json_schema, outputs.regex, outputs.choice, outputs.grammar, outputs.json_object)
+        given |= {f"structured_outputs.{kind}": value for kind, value in zip(_KINDS, values, strict=True)}
+        if values == (None,) * len(_KINDS):
+            raise InvalidRequest(f"structured_outputs: needs one of {', '.join(_KINDS)}", "structured_outputs")
+    found = [_guided(at, value) for at, value in given.items() if value is not None and value is not False]
     if len(found) > 1:
         raise conflict(found[1].at, found[0].at)
     return found[0] if found else None
@@ -115,66 +125,14 @@ def conflict(field: str, other: str) -> InvalidRequest:
     return InvalidRequest(f"{field}: can't be used together with {other}", field)
 
 
-def _shape(field: str, kind: GuidedKind, value: Any) -> ResponseFormat:
-    match kind:
-        case "regex" | "choice":
-            return ResponseFormat(kind, value, field)
-        case "grammar":
-            return ResponseFormat("gbnf" if "::=" in value else "lark", value, field)
-    return ResponseFormat("schema", value, field)
-
-
-def _is(value: object) -> bool:
-    """Return whether a field is set; false means that no json_object is requested."""
-    return value is not None and value is not False
-
-
-def _members(given: object) -> dict[str, tuple[GuidedKind, Any]]:
-    if given is None:
-        return {}
-    if not isinstance(given, Mapping):
-        raise wrong_type("structured_outputs", "an object", given)
-    for key, value in given.items():
-        if key not in (*_KINDS, *_HOW) and _is(value):
-            path = f"structured_outputs.{str(key)[:64]}"
-            raise InvalidRequest(f"{path}: is not supported", path)
-    found: dict[str, tuple[GuidedKind, Any]] = {}
-    for kind in _KINDS:
-        found[f"structured_outputs.{kind}"] = (kind, given.get(kind))
-    if not any(_is(value) for _, value in found.values()):
-        raise InvalidRequest(
-            "structured_outputs: needs one of json, regex, choice, grammar, json_object", "structured_outputs"
-        )
-    return found
-
-
-def _checked(field: str, kind: GuidedKind, value: Any) -> Any:
-    match kind:
-        case "json":
-            return _guided_schema(field, value)
-        case "json_object":
-            if value is not True:
-                raise wrong_type(field, "a boolean", value)
-            return ANY_OBJECT
-        case "choice":
-            if not isinstance(value, list) or not value or not all(isinstance(option, str) for option in value):
-                raise InvalidRequest(f"{field}: must be a list of one string or more", field)
-            return value
-    if not isinstance(value, str) or not value:
-        raise wrong_type(field, "a text that is not empty", value)
-    return value
-
-
-def _guided_schema(field: str, value: Any) -> Any:
-    """Return a JSON Schema, which may be a string."""
-    if isinstance(value, str):
-        try:
-            value = json.loads(value)
-        except (ValueError, RecursionError) as error:
-            raise InvalidRequest(f"{field}: is not JSON: {error}", field) from None
-    if not isinstance(value, dict | bool):
-        raise wrong_type(field, "a JSON Schema, an object or a boolean", value)
-    return value or ANY_OBJECT if isinstance(value, dict) else value
+def _guided(at: str, value: Any) -> ResponseFormat:
+    if at.endswith("regex"):
+        return ResponseFormat("regex", value, at)
+    if at.endswith("choice"):
+        return ResponseFormat("choice", value, at)
+    if at.endswith("grammar"):
+        return ResponseFormat("gbnf" if "::=" in value else "lark", value, at)
+    return _schema({} if value is True else value, at)
 
 
 _SHAPING = frozenset(ConstraintFields.model_fields)

@@ -6,8 +6,8 @@ are errors (`within`).
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping
-from typing import Annotated, Any, TypeVar
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Annotated, Any, ClassVar, TypeVar, overload
 
 import orjson
 from pydantic import (
@@ -16,6 +16,7 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    TypeAdapter,
     ValidationError,
     WithJsonSchema,
     model_validator,
@@ -103,6 +104,8 @@ class Body(BaseModel):
     """Base of request schemas: no coercion (a string is no number, a boolean no integer), null = absent."""
 
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True, defer_build=True)
+    also_known: ClassVar[Collection[str]] = ()
+    """Fields that are reported in their own words, not as unknown (`warnings`)."""
 
     @model_validator(mode="before")
     @classmethod
@@ -113,14 +116,19 @@ class Body(BaseModel):
 
 
 B = TypeVar("B", bound=Body)
+T = TypeVar("T")
 
 
-def parse(schema: type[B], body: object) -> B:
-    """`body` as `schema`. Raises `InvalidRequest` for the first field that is wrong."""
+@overload
+def parse(schema: type[B], body: object, at: str = "") -> B: ...
+@overload
+def parse(schema: TypeAdapter[T], body: object, at: str = "") -> T: ...
+def parse(schema: type[B] | TypeAdapter[T], body: object, at: str = "") -> B | T:
+    """Return `body` as `schema`. Raises `InvalidRequest` for the first field that is wrong. `at`: path of `body`."""
     try:
-        return schema.model_validate(body)
+        return schema.validate_python(body) if isinstance(schema, TypeAdapter) else schema.model_validate(body)
     except ValidationError as error:
-        raise _first_fault(error, body) from None
+        raise _first_fault(error, body, at) from None
 
 
 def field_error(name: str, reason: str) -> InvalidRequest:
@@ -128,12 +136,13 @@ def field_error(name: str, reason: str) -> InvalidRequest:
     return InvalidRequest(f"Field '{name}': {reason}", name)
 
 
-def _first_fault(error: ValidationError, body: object) -> InvalidRequest:
+def _first_fault(error: ValidationError, body: object, at: str) -> InvalidRequest:
     """Return the errors of all types of a field with several types."""
     faults = error.errors(include_url=False, include_context=False)
     path = _path(faults[0], body)
     reasons = [_reason(fault["type"], fault["msg"], fault["input"]) for fault in faults if _path(fault, body) == path]
     reason = ", or ".join(dict.fromkeys(reasons))
+    path = ".".join(filter(None, (at, path)))
     return field_error(path, reason) if path else InvalidRequest(f"body: {reason}")
 
 
@@ -232,29 +241,12 @@ def text_of(given: Mapping[str, Any], key: str, path: str) -> str:
 
 
 def json_text(value: object) -> str:
-    """Return `value` as JSON text at any depth: parsed JSON may be deeper than orjson can write."""
+    """Return `value` as JSON text. Raises `InvalidRequest` if it is nested too deeply."""
     try:
         return orjson.dumps(value).decode()
-    except orjson.JSONEncodeError:
-        return "".join(_deep_text(value))
-
-
-def _deep_text(value: object) -> Iterator[str]:
-    waiting: list[tuple[str, object]] = [("", value)]  # the text before a value, and the value
-    end = object()
-    while waiting:
-        opening, each = waiting.pop()
-        yield opening
-        if isinstance(each, dict):
-            members = [(f"{json.dumps(name, ensure_ascii=False)}:", member) for name, member in each.items()]
-            yield "{"
-            waiting.append(("}", end))
-        elif isinstance(each, list):
-            members = [("", member) for member in each]
-            yield "["
-            waiting.append(("]", end))
-        else:
-            if each is not end:
-                yield orjson.dumps(each).decode()
-            continue
-        waiting += [(f"{',' if n else ''}{name}", member) for n, (name, member) in enumerate(members)][::-1]
+    except orjson.JSONEncodeError:  # above 254 levels
+        pass
+    try:
+        return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    except RecursionError:
+        raise InvalidRequest("the body is nested too deeply") from None

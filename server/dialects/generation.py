@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
 from server.chat.conversation import ReasoningSettings
 from server.chat.prepare import Prepared
-from server.dialects.adapters import read_adapters, request_adapters
+from server.dialects.adapters import AdapterScales, request_adapters
 from server.dialects.common import Json
 from server.dialects.constraints import ConstraintFields
 from server.dialects.dialect import NO_CALLER, Caller
@@ -20,8 +20,6 @@ from server.dialects.fields import (
     CountOrAll,
     EndUser,
     Fraction,
-    Objects,
-    TextOrStrings,
     Whole,
     field_error,
     out_of_range,
@@ -29,7 +27,6 @@ from server.dialects.fields import (
     wrong_type,
 )
 from server.dialects.sampling import SamplingFields, check_together, sampling_params
-from server.dialects.warnings import Fields
 from server.engine.media import MediaPrompt, Spans
 from server.engine.request import Request
 from server.pool.model import LoadedModel
@@ -78,7 +75,7 @@ class ServingFields(Body):
     """How a request is served, in any dialect: by which model, adapters, slot and cells, when, and how it is sent."""
 
     model: str | None = None
-    lora: Annotated[Objects, AfterValidator(read_adapters)] = None
+    lora: AdapterScales | None = None
     id_slot: CountOrAll | None = None
     cache_prompt: bool | None = None
     cache_salt: CacheSalt | None = None
@@ -90,22 +87,13 @@ class ServingFields(Body):
     sse_ping_interval: CountOrAll | None = None
 
 
-def read_stop(value: object) -> tuple[str, ...]:
-    """Stop strings from one string or a list; empty ones stop nothing and are left out, as in llama-server."""
-    words = [value] if isinstance(value, str) else value
-    if not isinstance(words, list):
-        raise ValueError("must be a string or a list of strings")
-    if len(words) > MAX_STOPS:
-        raise ValueError(f"must have at most {MAX_STOPS} strings")
-    for index, word in enumerate(words):
-        if not isinstance(word, str):
-            raise ValueError(f"entry {index} must be a string")
-        if len(word) > MAX_STOP_CHARS:
-            raise ValueError(f"entry {index} must have at most {MAX_STOP_CHARS} characters")
-    return tuple(word for word in words if word)
-
-
-Stop = Annotated[TextOrStrings, AfterValidator(read_stop)]
+Stops = Annotated[list[Annotated[str, Field(max_length=MAX_STOP_CHARS)]], Field(max_length=MAX_STOPS)]
+Stop = Annotated[
+    Stops,
+    BeforeValidator(lambda given: [given] if isinstance(given, str) else given),
+    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}),
+]
+"""One stop string, or a list. Empty ones stop nothing and are left out, as in llama-server."""
 
 
 class GenerationFields(ServingFields, SamplingFields, ConstraintFields):
@@ -114,7 +102,7 @@ class GenerationFields(ServingFields, SamplingFields, ConstraintFields):
     Not among them are those that change no reply: where sampling happens, hints, accounting and routing at OpenAI.
     """
 
-    stop: Stop = None
+    stop: Stop | None = None
     n_predict: Limit | None = None
     max_completion_tokens: Limit | None = None
     max_tokens: Limit | None = None
@@ -163,16 +151,6 @@ class GenerationFields(ServingFields, SamplingFields, ConstraintFields):
     def n_top(self) -> int:
         """Return the alternatives per token for ``n_probs``; negative means none, as in llama-server."""
         return max(self.n_probs or 0, 0)
-
-
-ADAPTER = Fields("id scale")
-INNER_FIELDS = Fields(
-    "",
-    response_format=Fields("type schema", json_schema=Fields("name description schema strict")),
-    grammar_triggers=Fields("type value token"),
-    lora=ADAPTER,
-)
-"""The objects in `GenerationFields` that are read by hand, for `server.dialects.warnings`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,7 +213,7 @@ def engine_request(
         media=media,
         sampling=sampling_params(fields, model.spec.sampling, model.vocab, model.engine.n_ctx_seq),
         max_tokens=token_limit(fields, model.spec.n_predict) if max_tokens is None else max_tokens,
-        stop=fields.stop or model.spec.stop,
+        stop=tuple(filter(None, fields.stop or ())) or model.spec.stop,
         n=fields.n_choices if n is None else n,
         n_probs=logprobs.n_top,
         want_logprobs=logprobs.wanted,
@@ -248,7 +226,7 @@ def engine_request(
         request_timeout_s=fields.request_timeout_s or 0.0,
         return_progress=bool(fields.return_progress and fields.stream),
         timings_per_token=bool(fields.timings_per_token),
-        print_special=print_special | preserved(fields.preserved_tokens or (), model.vocab),
+        print_special=print_special | preserved(tuple(fields.preserved_tokens or ()), model.vocab),
         constraint=constraint,
         adapters=caller.allowed_adapters(request_adapters(fields.lora, model)),
         n_keep=model.spec.engine.n_keep if fields.n_keep is None else fields.n_keep,

@@ -10,14 +10,15 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
 import orjson
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from server.chat.conversation import Conversation, Media, Message, TextPart, text_content
 from server.dialects.common import Json
 from server.dialects.dialect import Caller, Generation, NextRound
-from server.dialects.fields import wrong_type
+from server.dialects.fields import Body
 from server.errors import InvalidRequest
 from server.mcp.config import McpServer, is_web_url
 from server.mcp.results import McpFault, McpResult, McpTool
@@ -25,50 +26,84 @@ from server.media.source import Seen
 from server.pool.model import LoadedModel
 
 MAX_SERVERS = 16
-_LABEL = re.compile(r"[A-Za-z0-9][\w.-]{0,63}", re.ASCII)
 _HEADER = re.compile(r"[\w!#$%&'*+.^`|~-]+", re.ASCII)
 _OWN_HEADERS = frozenset(
     ("connection", "content-length", "expect", "host", "keep-alive", "te", "trailer", "transfer-encoding", "upgrade")
 )
 """Headers that the HTTP client writes. A request's own would reach another virtual host, or break the framing."""
-MAX_HEADERS = 100
 _OTHER = re.compile(r"[^A-Za-z0-9_-]")
 _MAX_NAME_CHARS = 64
 _TOO_LATE = 504
 
 
-@dataclass(frozen=True, slots=True)
-class ToolFilter:
+def _checked_url(url: str) -> str:
+    if url and not (url.isascii() and url.isprintable() and is_web_url(url)):
+        raise ValueError("must be an http or https URL")
+    if "@" in url.partition("://")[2].partition("/")[0]:
+        raise ValueError("must not have a user name")
+    return url
+
+
+def _checked_headers(headers: dict[str, str]) -> dict[str, str]:
+    for name, text in headers.items():
+        if name.lower() in _OWN_HEADERS or name.lower().startswith("proxy-"):
+            raise ValueError(f"the header {name} is set by this server; leave it out")
+        if not _HEADER.fullmatch(name) or not text.isascii() or not text.isprintable():
+            raise ValueError(f"{name[:40]!a} can't be sent as a header")
+    return headers
+
+
+def with_token(headers: Mapping[str, str], token: str | None) -> tuple[tuple[str, str], ...]:
+    """Return the headers for a server, with a bearer token if there is one."""
+    if not token:
+        return tuple(headers.items())
+    bearer = token if token.lower().startswith("bearer ") else f"Bearer {token}"
+    others = [(name, text) for name, text in headers.items() if name.lower() != "authorization"]
+    return (*others, ("Authorization", bearer))
+
+
+def _checked_token(token: str) -> str:
+    _checked_headers({"Authorization": token})
+    return token
+
+
+Label = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
+Url = Annotated[str, AfterValidator(_checked_url)]
+Headers = Annotated[dict[str, str], Field(max_length=100), AfterValidator(_checked_headers)]
+Token = Annotated[str, AfterValidator(_checked_token)]
+
+
+class ToolFilter(Body):
     """Selects tools by name, and by whether the server declares them read-only. None = any."""
 
-    names: frozenset[str] | None = None
+    tool_names: list[str] | None = None
     read_only: bool | None = None
 
     def fits(self, tool: McpTool) -> bool:
         """Return whether the tool matches."""
         if self.read_only is not None and tool.is_read_only is not self.read_only:
             return False
-        return self.names is None or tool.name in self.names
+        return self.tool_names is None or tool.name in self.tool_names
 
 
 ALL_TOOLS = ToolFilter()
+Filter = Annotated[
+    ToolFilter, BeforeValidator(lambda given: {"tool_names": given} if isinstance(given, list) else given)
+]
 
 
-@dataclass(frozen=True, slots=True)
-class Approval:
-    """Which calls the client wants to approve first: those that fit `always`, and not `never`."""
+class Approval(Body):
+    """Which calls the client wants to approve first: those that fit ``always``, and not ``never``."""
 
-    always: ToolFilter | None = ALL_TOOLS
-    never: ToolFilter | None = None
+    always: Filter = ALL_TOOLS
+    never: Filter | None = None
 
     def needed(self, tool: McpTool) -> bool:
         """Return whether a call of the tool needs the client's approval."""
-        if self.never is not None and self.never.fits(tool):
-            return False
-        return self.always is not None and self.always.fits(tool)
+        return self.always.fits(tool) and not (self.never is not None and self.never.fits(tool))
 
 
-NO_APPROVAL = Approval(always=None)
+NO_APPROVAL = Approval(never=ALL_TOOLS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,54 +139,6 @@ class CallableTool:
     server: McpServer
     tool: McpTool
     needs_approval: bool = False
-
-
-def read_label(value: object, at: str) -> str:
-    """Return the label of a server. Raises `InvalidRequest`."""
-    if not isinstance(value, str) or not _LABEL.fullmatch(value):
-        raise wrong_type(at, "a label of letters, digits, dots, dashes and underscores", value)
-    return value
-
-
-def read_url(value: object, at: str) -> str:
-    """Return the URL of a server, "" for none. Raises `InvalidRequest`."""
-    if value in (None, ""):
-        return ""
-    if not isinstance(value, str) or not value.isascii() or not value.isprintable() or not is_web_url(value):
-        raise InvalidRequest(f"{at}: must be an http or https URL", at)
-    if "@" in value.partition("://")[2].partition("/")[0]:
-        raise InvalidRequest(f"{at}: must not have a user name", at)
-    return value
-
-
-def read_headers(value: object, token: object, at: str, token_at: str) -> tuple[tuple[str, str], ...]:
-    """Return the headers for a server, a `token` among them. Raises `InvalidRequest`."""
-    given = {} if value is None else value
-    if not isinstance(given, dict) or not all(isinstance(text, str) for text in given.values()):
-        raise wrong_type(at, "an object of strings", value)
-    if not isinstance(token, str | None):
-        raise wrong_type(token_at, "a string", token)
-    if token:
-        bearer = token if token.lower().startswith("bearer ") else f"Bearer {token}"
-        given = {name: text for name, text in given.items() if name.lower() != "authorization"}
-        given["Authorization"] = bearer
-    if len(given) > MAX_HEADERS:
-        raise InvalidRequest(f"{at}: must have at most {MAX_HEADERS} headers", at)
-    for name, text in given.items():
-        if name.lower() in _OWN_HEADERS or name.lower().startswith("proxy-"):
-            raise InvalidRequest(f"{at}: the header {name} is set by this server; leave it out", at)
-        if not _HEADER.fullmatch(name) or not text.isascii() or not text.isprintable():
-            raise InvalidRequest(f"{at}: {name[:40]!a} can't be sent as a header", at)
-    return tuple(given.items())
-
-
-def read_names(value: object, at: str) -> frozenset[str] | None:
-    """Return a set of tool names, None for all. Raises `InvalidRequest`."""
-    if value is None:
-        return None
-    if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
-        raise wrong_type(at, "a list of names", value)
-    return frozenset(value)
 
 
 def check_labels(requests: Sequence[McpRequest], field_name: str, key: str) -> None:

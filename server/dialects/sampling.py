@@ -17,7 +17,6 @@ from pydantic import AfterValidator, Field, WithJsonSchema, create_model
 from server.dialects.fields import (
     Body,
     Number,
-    Strings,
     TextOrStrings,
     Whole,
     clamped,
@@ -128,16 +127,8 @@ def _positive(value: float) -> float:
 
 
 _LEAST_PENALTY = 1e-38  # its reciprocal is still a finite float32 (llama.cpp common/sampling.cpp)
+Breakers = Annotated[list[str], Field(min_length=1, max_length=MAX_SEQUENCE_BREAKERS), AfterValidator(tuple)]
 RepeatPenalty = Annotated[Number, AfterValidator(_positive)]
-
-
-def read_breakers(value: object) -> tuple[str, ...]:
-    """DRY's sequence breakers."""
-    if not isinstance(value, list) or not value or not all(isinstance(breaker, str) for breaker in value):
-        raise ValueError("Error: dry_sequence_breakers must be a non-empty array of strings")
-    if len(value) > MAX_SEQUENCE_BREAKERS:
-        raise ValueError(f"must have at most {MAX_SEQUENCE_BREAKERS} strings")
-    return tuple(value)
 
 
 def read_samplers(value: object) -> tuple[str, ...]:
@@ -191,7 +182,7 @@ class SamplingFields(_Parameters):
     """Every field of `SamplingParams` under its llama-server name; absent = the model's own default."""
 
     seed: Seed | None = None
-    dry_sequence_breakers: Annotated[Strings, AfterValidator(read_breakers)] = None
+    dry_sequence_breakers: Breakers | None = None
     samplers: Annotated[TextOrStrings, AfterValidator(read_samplers)] = None
     logit_bias: Annotated[Any, AfterValidator(read_logit_bias), WithJsonSchema(_BIAS_SCHEMA)] = None
 

@@ -97,10 +97,6 @@ class Named:
     namespace: str = ""
 
 
-Find = Callable[[Named], Collection[str]]
-"""Returns the model's names of the selected tools. Raises `InvalidRequest` if there is no such tool."""
-
-
 @dataclass(frozen=True, slots=True)
 class ToolChoice:
     """``one``: the tool that must be called. ``allowed``: the tools that may be called, None for all. ``parallel``:
@@ -148,41 +144,29 @@ def choose(
     warnings: list[str],
     *,
     skipped: bool,
-    find: Find | None = None,
+    names: Mapping[str, ClientName] | None = None,
 ) -> Tools:
-    """The tools that may be called, and whether one must be.
+    """Return the tools that may be called, and whether one must be. `names`: the client's names, by the model's.
 
     Where some were `skipped` and none is left, one that must be called is left out, too, with one of the `warnings`.
     Raises `InvalidRequest` for a tool that is not there.
     """
-    find = find or by_name(tools)
+    names = {tool.name: ClientName(tool.name) for tool in tools} if names is None else names
     mode, name = choice.mode, ""
     if choice.one is not None:
         if not tools and not skipped:
             raise _none_given()
-        (name,) = find(choice.one)
+        (name,) = meant(choice.one, names)
     if choice.allowed is not None:
         warnings += choice.warnings
-        names = {name for named in choice.allowed for name in find(named)}
-        tools = [tool for tool in tools if tool.name in names]
+        allowed = {name for named in choice.allowed for name in meant(named, names)}
+        tools = [tool for tool in tools if tool.name in allowed]
     if mode == "required" and not tools:
         if not skipped:
             raise _none_given()
         warnings.append(NO_TOOL_LEFT)
         mode = "auto"
     return Tools(tuple(tools), mode, name, False if choice.parallel is False else parallel)
-
-
-def by_name(tools: Sequence[Tool]) -> Find:
-    """The tool that has that name."""
-    names = {tool.name for tool in tools}
-
-    def find(named: Named) -> Collection[str]:
-        if named.name not in names:
-            raise no_tool(named)
-        return (named.name,)
-
-    return find
 
 
 def meant(named: Named, names: Mapping[str, ClientName]) -> Collection[str]:
@@ -198,13 +182,8 @@ def meant(named: Named, names: Mapping[str, ClientName]) -> Collection[str]:
         return (name,)
     found = [here for here, known in names.items() if known.name == name]
     if len(found) != 1:
-        raise no_tool(named)
+        raise InvalidRequest(f"{named.at}: no tool is called {shown(named.name)}", named.at)
     return found
-
-
-def no_tool(named: Named) -> InvalidRequest:
-    """That none has that name."""
-    return InvalidRequest(f"{named.at}: no tool is called {shown(named.name)}", named.at)
 
 
 def _none_given() -> InvalidRequest:

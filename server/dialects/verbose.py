@@ -8,6 +8,7 @@ text.
 from dataclasses import dataclass
 from typing import cast
 
+from server.dialects.adapters import pairs
 from server.dialects.common import Json, members
 from server.dialects.completions.prompt import prompt_text
 from server.dialects.dialect import Caller, Generation, Writer
@@ -38,7 +39,7 @@ def _finals(generation: Generation, fields: GenerationFields, model: LoadedModel
         settings=whole_settings(
             first,
             model.vocab,
-            lora=fields.lora or (),
+            lora=pairs(fields.lora),
             stream=bool(fields.stream),
             grammar=fields.grammar or "",
             spec_type=model.spec.engine.asked_spec_type,

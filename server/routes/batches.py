@@ -12,9 +12,8 @@ from fastapi.responses import Response
 
 from server.dialects.common import page_of, random_id, rfc3339
 from server.dialects.errors import anthropic_error
-from server.dialects.messages.parse import FIELDS as MESSAGE_FIELDS
 from server.dialects.responses.parse import read_metadata
-from server.dialects.warnings import Fields, as_header, unused_fields
+from server.dialects.warnings import as_header, unused_fields
 from server.errors import InvalidRequest, ModelNotFound
 from server.pool.spec import Task
 from server.routes.batch_runner import BatchInput, batch_input, read_lines
@@ -33,7 +32,6 @@ router = APIRouter(tags=["batches"])
 _EXAMPLE = {"input_file_id": "file-x", "endpoint": "/v1/chat/completions", "completion_window": "24h"}
 ENDPOINTS = ("/v1/chat/completions", "/v1/responses", "/v1/completions", "/v1/embeddings")
 MAX_REQUESTS = 100_000
-_MESSAGES = Fields("", requests=Fields("custom_id", params=MESSAGE_FIELDS))
 _WINDOW = re.compile(r"([1-9]\d{0,3})([hd])")
 _WINDOW_S = {"h": 3600, "d": 86400}
 _DAY_S = 86400
@@ -92,7 +90,7 @@ async def create_batch(request: Request) -> Response:
         "errors": {"object": "list", "data": errors[:100]} if errors else None,
     }
     await _start(request, batch, found)
-    known = Fields("endpoint completion_window input_file_id metadata", output_expires_after=Fields("anchor seconds"))
+    known = ("endpoint", "completion_window", "input_file_id", "metadata", "output_expires_after")
     return json_reply(await _openai(request, batch), headers=as_header(unused_fields(body, known)))
 
 
@@ -124,7 +122,7 @@ async def cancel_batch(request: Request, batch_id: str) -> Response:
 async def create_message_batch(request: Request) -> Response:
     """Start a batch of Messages requests."""
     headers, found = await read_as(
-        request, lambda given: (as_header(unused_fields(given, _MESSAGES)), _message_lines(given.get("requests")))
+        request, lambda given: (as_header(unused_fields(given, ("requests",))), _message_lines(given.get("requests")))
     )
     now = int(time.time())
     batch = {

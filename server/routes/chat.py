@@ -5,7 +5,8 @@ from functools import partial
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from server.dialects.chat.parse import CHAT, ChatBody, ControlBody, apply_template, input_tokens, read_control
+from server.dialects.chat.parse import CHAT, ChatBody, ControlBody, apply_template, input_tokens
+from server.dialects.fields import parse
 from server.routes.generate import answer, compute
 from server.routes.openapi import HI, READS, RUNS, describe
 from server.routes.services import caller_of, services
@@ -52,12 +53,12 @@ async def control(request: Request) -> Response:
     it may see all. ``model`` may be omitted, since ids are unique.
     """
     used = services(request)
-    wanted = read_control(await read_json(request))
+    wanted = parse(ControlBody, await read_json(request))
     model = used.pool.resolve(wanted.model).id if wanted.model else None
-    caller, found = caller_of(request) or ANYBODY, used.running.get(wanted.completion_id)
+    caller, found = caller_of(request) or ANYBODY, used.running.get(wanted.id)
     if found is None or model not in (None, found.model) or not (caller.sees_all or caller.owner == found.owner):
         return json_reply({"success": False, "message": "no active completion for this id"})
-    if wanted.cancel:
+    if wanted.action == "cancel":
         found.cancel()
     elif found.reasoning is None:
         return json_reply({"success": False, "message": "reasoning control not enabled for this completion"})

@@ -7,8 +7,8 @@ from fastapi.responses import Response
 
 from server.dialects.common import random_id
 from server.dialects.responses.input import items_to_store, read_input
-from server.dialects.responses.parse import ITEM, read_metadata
-from server.dialects.warnings import Fields, as_header, unused_fields
+from server.dialects.responses.parse import read_metadata
+from server.dialects.warnings import as_header, unused_fields
 from server.errors import InvalidRequest, NotFound, short
 from server.routes.openapi import READS, describe
 from server.routes.services import owner_of, services
@@ -27,7 +27,6 @@ from server.transport.errors import json_reply
 
 router = APIRouter(tags=["conversations"])
 _MESSAGE = {"role": "user", "content": "Hi"}
-_NEW = Fields("metadata", items=ITEM)
 MAX_NEW_ITEMS = 20
 """Items of one request that adds to a conversation, as at OpenAI."""
 
@@ -40,7 +39,7 @@ async def create_conversation(request: Request) -> Response:
 
     def read(given: Json) -> tuple[Json, list[Json], dict[str, str]]:
         items = _items(given) if given.get("items") else []
-        return read_metadata(given), items, as_header(unused_fields(given, _NEW))
+        return read_metadata(given), items, as_header(unused_fields(given, ("metadata", "items")))
 
     found["metadata"], items, headers = await read_optional_as(request, read)
     await services(request).state.put(owner_of(request), "conversation", found, inputs=items)
@@ -63,7 +62,7 @@ async def update_conversation(request: Request, conversation_id: str) -> Respons
     changed = await change_object(
         *(request, "conversation", conversation_id), lambda found: {**found, "metadata": metadata}
     )
-    return json_reply(changed, headers=as_header(unused_fields(body, Fields("metadata"))))
+    return json_reply(changed, headers=as_header(unused_fields(body, ("metadata",))))
 
 
 @router.delete("/v1/conversations/{conversation_id}")
@@ -86,9 +85,7 @@ async def list_conversation_items(request: Request, conversation_id: str) -> Res
 @describe("$ObjectList", example={"items": [_MESSAGE]}, errors=(*READS, 404))
 async def create_conversation_items(request: Request, conversation_id: str) -> Response:
     """Add up to 20 items to the end of a conversation."""
-    headers, items = await read_as(
-        request, lambda given: (as_header(unused_fields(given, Fields("", items=ITEM))), _items(given))
-    )
+    headers, items = await read_as(request, lambda given: (as_header(unused_fields(given, ("items",))), _items(given)))
     await find_object(request, "conversation", conversation_id)
     if not await services(request).state.append(owner_of(request), conversation_id, items):
         raise not_found("conversation", conversation_id)

@@ -11,7 +11,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from server.dialects.common import Json, page_of, rfc3339
-from server.dialects.warnings import Fields, as_header, unused_fields
+from server.dialects.warnings import as_header, unused_fields
 from server.errors import InvalidRequest
 from server.routes.batch_runner import new_file
 from server.routes.openapi import FORM, READS, describe
@@ -27,7 +27,7 @@ MAX_FILES, DEFAULT_FILES = 10_000, 10_000
 MIN_EXPIRY_S, MAX_EXPIRY_S = 3600, 30 * 86400
 MAX_FILENAME_CHARS = 255
 DAY_S = 86400
-_FIELDS = Fields("purpose expires_after[anchor] expires_after[seconds] expires_in_seconds")
+_FIELDS = ("purpose", "expires_after[anchor]", "expires_after[seconds]", "expires_in_seconds")
 MAX_ANTHROPIC_FILES = 1000
 _PAGE = "page_"
 

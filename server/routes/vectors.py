@@ -8,11 +8,9 @@ from fastapi.responses import Response
 
 from server.chat.conversation import Media
 from server.dialects.completions.prompt import prompt_media
-from server.dialects.vectors.embeddings import FIELDS as EMBEDDINGS
 from server.dialects.vectors.embeddings import EmbeddingsBody, VectorJob, embeddings_job, read_embeddings
 from server.dialects.vectors.rerank import COHERE_FIELDS, RerankBody, read_rerank, rerank_job
-from server.dialects.vectors.rerank import FIELDS as RERANK
-from server.dialects.warnings import Fields, as_header, unused_fields
+from server.dialects.warnings import Known, as_header, unused_fields
 from server.errors import InvalidRequest, ModelNotFound
 from server.media.source import Seen
 from server.pool.model import LoadedModel, cannot_embed, cannot_rerank
@@ -96,7 +94,7 @@ async def _embeddings(request: Request, *, openai: bool) -> Response:
     wanted, headers = await read_able(
         request,
         "embed",
-        lambda given: (read_embeddings(given, native=not openai), as_header(unused_fields(given, EMBEDDINGS))),
+        lambda given: (read_embeddings(given, native=not openai), as_header(unused_fields(given, EmbeddingsBody))),
     )
     return await embed(
         request,
@@ -115,7 +113,7 @@ async def _embeddings(request: Request, *, openai: bool) -> Response:
 @describe(("$Reranked", ["$TeiRank"]), RerankBody, _RANKED, errors=RUNS, loads=True)
 async def rerank(request: Request) -> Response:
     """Documents by their relevance to a query, in Jina's shape or, where ``texts`` is given, in TEI's."""
-    return await _rerank(request, RERANK)
+    return await _rerank(request, RerankBody)
 
 
 @router.post("/v2/rerank")
@@ -125,7 +123,7 @@ async def cohere_rerank(request: Request) -> Response:
     return await _rerank(request, COHERE_FIELDS, cohere=True)
 
 
-async def _rerank(request: Request, known: Fields, *, cohere: bool = False) -> Response:
+async def _rerank(request: Request, known: Known, *, cohere: bool = False) -> Response:
     wanted, headers = await read_able(
         request, "rerank", lambda given: (read_rerank(given, cohere=cohere), as_header(unused_fields(given, known)))
     )

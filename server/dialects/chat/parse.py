@@ -11,13 +11,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from server.chat.conversation import Call, Content, Conversation, Media, MediaKind, Message, Part, TextPart, Tool, Tools
+from server.chat.conversation import Call, Conversation, Message, TextPart, Tool, Tools
 from server.chat.prepare import prepare, prompt_of
 from server.chat.prompt import as_text
-from server.dialects.chat.schemas import MESSAGE, TOOL, TOOL_CHOICE
 from server.dialects.chat.write import ChatReplyOptions, ChatWriter
 from server.dialects.common import Header, Json
 from server.dialects.constraints import read_shape
+from server.dialects.content import REASONING, PartReader
 from server.dialects.custom_tools import GrammarBudget, custom_tool, input_arguments
 from server.dialects.dialect import NO_CALLER, Caller, Dialect, Generation, ParsedRequest
 from server.dialects.fields import (
@@ -38,7 +38,6 @@ from server.dialects.fields import (
     wrong_type,
 )
 from server.dialects.generation import (
-    INNER_FIELDS,
     MAX_PROBS,
     GenerationFields,
     Logprobs,
@@ -47,33 +46,16 @@ from server.dialects.generation import (
     read_thinking,
     template_kwargs,
 )
-from server.dialects.media import file_of, image_source, link
 from server.dialects.tool_types import left_out_reason
 from server.dialects.tools import choose, function_tool, name_and_description, read_choice, tool_list
 from server.dialects.verbose import verbose
-from server.dialects.warnings import fields_of, left_out, shown, unused_fields
+from server.dialects.warnings import left_out, unused_fields
 from server.errors import InvalidRequest
 from server.media.source import NOTHING_SEEN, Seen
 from server.pool.model import LoadedModel
 
-_TEXTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
-_THOUGHTS = ("thinking", "reasoning", "redacted_thinking")
-_OTHER_THOUGHTS = ("thinking", "reasoning")
+_OTHER_REASONING = ("thinking", "reasoning")
 """Names of ``reasoning_content`` in other servers' replies, which clients send back; Hugging Face takes them, too."""
-_MEDIA: dict[str, MediaKind] = {
-    "image_url": "image",
-    "input_image": "image",
-    "input_audio": "audio",
-    "audio_url": "audio",
-    "input_video": "video",
-    "video_url": "video",
-    "file": "document",
-    "input_file": "document",
-}
-
-
-_PLACES = ("data", "url")
-"""Where the object of a part has its file."""
 
 
 def read_messages(value: object, warnings: list[str] | None = None) -> list[Message]:
@@ -88,13 +70,16 @@ def read_messages(value: object, warnings: list[str] | None = None) -> list[Mess
         raise InvalidRequest("messages: must have at least one message", "messages")
     if len(value) > MAX_MESSAGES:
         raise InvalidRequest(f"messages: must have at most {MAX_MESSAGES} messages", "messages")
-    reader = _MessageReader([] if warnings is None else warnings)
-    return [reader.message(message, f"messages.{index}") for index, message in enumerate(value)]
+    reader = _MessageReader()
+    found = [reader.message(message, f"messages.{index}") for index, message in enumerate(value)]
+    if warnings is not None:
+        warnings += reader.parts.warnings()
+    return found
 
 
 @dataclass(frozen=True, slots=True)
 class _MessageReader:
-    warnings: list[str]
+    parts: PartReader = field(default_factory=PartReader)
 
     def message(self, given: object, path: str) -> Message:
         given = as_object(given, path)
@@ -106,53 +91,28 @@ class _MessageReader:
         if "content" not in given and role != "assistant":
             where = f"{path}.content"
             raise InvalidRequest(f"{where}: All non-assistant messages must contain 'content'", where)
-        content = self._content(given.get("content"), f"{path}.content")
-        thoughts = self._thoughts(given, path)
+        content = "" if given.get("content") is None else given["content"]
+        if not isinstance(content, str):
+            content = tuple(self.parts.read(content, f"{path}.content")) or ""
+        reasoning = self._reasoning(given, path)
         name, call_id = (text_of(given, key, path) for key in ("name", "tool_call_id"))
         calls = self._calls(given.get("tool_calls"), f"{path}.tool_calls")
-        return Message(role, content, thoughts, calls, call_id, name)
+        return Message(role, content, reasoning, calls, call_id, name)
 
-    def _thoughts(self, given: dict[str, Any], path: str) -> str:
+    def _reasoning(self, given: dict[str, Any], path: str) -> str:
         """Return ``reasoning_content``, a string or a list of strings; else the field that other servers use; else
         reasoning parts.
         """
-        thoughts, content = given.get("reasoning_content"), given.get("content")
-        if isinstance(thoughts, list):
-            where = f"{path}.reasoning_content"
-            return "".join(part.text for part in self._parts(thoughts, where) if isinstance(part, TextPart))
-        if thoughts is not None:
+        reasoning, content = given.get("reasoning_content"), given.get("content")
+        if isinstance(reasoning, list):
+            found = self.parts.read(reasoning, f"{path}.reasoning_content")
+            return "".join(part.text for part in found if isinstance(part, TextPart))
+        if reasoning is not None:
             return text_of(given, "reasoning_content", path)
-        found = next((text for text in map(given.get, _OTHER_THOUGHTS) if isinstance(text, str) and text), "")
-        if found or not isinstance(content, list):
-            return found
-        return "".join(map(_thought, content))
-
-    def _content(self, given: object, path: str) -> Content:
-        if given is None:
-            return ""
-        if isinstance(given, str):
-            return given
-        if not isinstance(given, list):
-            raise InvalidRequest(f"{path}: Expected 'content' to be a string or an array", path)
-        return self._parts(given, path) or ""
-
-    def _parts(self, given: list[object], path: str) -> tuple[Part, ...]:
-        found = (self._part(part, f"{path}.{index}") for index, part in enumerate(given))
-        return tuple(part for part in found if part is not None)
-
-    def _part(self, given: object, path: str) -> Part | None:
-        given = as_object(given, path)
-        kind = given.get("type")
-        if not isinstance(kind, str):
-            raise InvalidRequest(f"{path}.type: unsupported content[].type {shown(kind)}", f"{path}.type")
-        if kind in _MEDIA:
-            return _medium(given, kind, path)
-        if kind in _TEXTS:
-            text = as_string(given.get(_TEXTS[kind]), f"{path}.{_TEXTS[kind]}")
-            return TextPart(text)
-        if kind not in _THOUGHTS:
-            self.warnings.append(left_out("parts", kind, 1))
-        return None
+        other = next((text for text in map(given.get, _OTHER_REASONING) if isinstance(text, str) and text), "")
+        if other or not isinstance(content, list):
+            return other
+        return "".join(map(_reasoning_text, content))
 
     def _calls(self, given: object, path: str) -> tuple[Call, ...]:
         if given is None:
@@ -167,7 +127,7 @@ class _MessageReader:
         if not isinstance(kind, str):
             raise wrong_type(f"{path}.type", "a type such as function", kind)
         if kind not in ("function", "custom"):
-            self.warnings.append(left_out("tool calls", kind, 1))
+            self.parts.skipped["tool calls", kind] += 1
             return None
         called = as_object(given.get(kind), f"{path}.{kind}")
         name, call_id = called.get("name"), given.get("id")
@@ -179,22 +139,9 @@ class _MessageReader:
         return Call(name, _arguments(called, f"{path}.function.arguments"), call_id or "")
 
 
-def _medium(given: dict[str, Any], kind: str, path: str) -> Media:
-    """A part of OpenAI's chat, or of its Responses, which clients mix in."""
-    if kind == "file":
-        file = given.get("file")
-        return file_of(file if isinstance(file, dict) else {}, f"{path}.file")
-    if kind == "input_file":
-        return file_of(given, path)
-    at = f"{path}.type"
-    if kind == "input_image":
-        return Media("image", at=at, source=image_source(given, *_PLACES))
-    return Media(_MEDIA[kind], at=at, source=link(given.get(kind), *_PLACES))
-
-
-def _thought(part: object) -> str:
+def _reasoning_text(part: object) -> str:
     """Return the text of a reasoning part (Mistral's, and Anthropic's in proxies)."""
-    if not isinstance(part, dict) or part.get("type") not in _THOUGHTS:
+    if not isinstance(part, dict) or part.get("type") not in REASONING:
         return ""
     text = next((part[key] for key in ("thinking", "reasoning", "text") if key in part), "")
     if isinstance(text, list):
@@ -263,35 +210,12 @@ class _ToolReader:
         return custom_tool(name, description, tool.get("format"), f"{where}.format", self.grammars)
 
 
-REASONING_END = "reasoning_end"
-CANCEL = "cancel"
-
-
 class ControlBody(Body):
-    """The body of ``POST /v1/chat/completions/control``."""
+    """The body of ``POST /v1/chat/completions/control``. ``model`` None = any."""
 
-    id: str | None = None
-    action: str | None = None
+    id: Annotated[str, Field(min_length=1)]
+    action: Literal["reasoning_end", "cancel"]
     model: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Control:
-    """A validated body: end the reasoning of that completion, or all of it. ``model`` None = any."""
-
-    completion_id: str
-    model: str | None
-    cancel: bool = False
-
-
-def read_control(given: object) -> Control:
-    """Check the body. Raises `InvalidRequest` in llama-server's words."""
-    body = parse(ControlBody, given)
-    if not body.id:
-        raise InvalidRequest("missing completion id", "id")
-    if body.action not in (REASONING_END, CANCEL):
-        raise InvalidRequest(f"unknown control action; known: '{REASONING_END}' and '{CANCEL}'", "action")
-    return Control(body.id, body.model or None, cancel=body.action == CANCEL)
 
 
 DEFAULT_TOP_LOGPROBS = 20  # llama-server's, for logprobs without top_logprobs
@@ -317,10 +241,6 @@ class ChatBody(ReasoningFields):
     modalities: Strings = None
     audio: Refused = None
     web_search_options: Refused = None
-
-
-FIELDS = INNER_FIELDS | fields_of(ChatBody, messages=MESSAGE, tools=TOOL, tool_choice=TOOL_CHOICE)
-"""The fields of the body, at any depth."""
 
 
 _CONVERSATION_FIELDS = dict.fromkeys(("messages", "tools", "response_format"))
@@ -385,7 +305,7 @@ def parse_chat(given: dict[str, Any]) -> ChatRequest:
     return ChatRequest(
         options=body.model_copy(update=_CONVERSATION_FIELDS),
         media=conversation.media,
-        warnings=unused_fields(given, FIELDS, warnings),
+        warnings=unused_fields(given, ChatBody, warnings),
         conversation=conversation,
         logprobs=chat_logprobs(body, body.logprobs, body.top_logprobs),
         custom=chat_tools.custom,

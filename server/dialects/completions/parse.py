@@ -8,11 +8,10 @@ Additional fields: ``echo``, ``suffix``, ``best_of``, and ``response_format``, w
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, WithJsonSchema
+from pydantic import Field
 
 from server.dialects.common import Header
 from server.dialects.completions.prompt import (
-    PROMPT,
     GivenPrompt,
     PromptRequest,
     TextWithMedia,
@@ -25,7 +24,6 @@ from server.dialects.constraints import read_shape
 from server.dialects.dialect import NO_CALLER, Caller, Dialect, Generation
 from server.dialects.fields import Prompt, Whole, field_error, out_of_range, parse
 from server.dialects.generation import (
-    INNER_FIELDS,
     MAX_CHOICES,
     MAX_PROBS,
     GenerationFields,
@@ -33,21 +31,13 @@ from server.dialects.generation import (
     prompt_requests,
     refuse_thinking,
 )
-from server.dialects.native.fim import Gap, fim_tokens, require_fim
+from server.dialects.native.fim import suffix_prompt
 from server.dialects.verbose import verbose
-from server.dialects.warnings import fields_of, unused_fields
+from server.dialects.warnings import unused_fields
 from server.engine.media import MediaPrompt
-from server.errors import NotSupported
 from server.media.source import NOTHING_SEEN, Seen
 from server.pool.model import LoadedModel
 from server.structured.lazy import compiled
-
-
-def read_logprobs(value: object) -> int | bool:
-    """Return ``logprobs``. Raises ValueError with the reason."""
-    if isinstance(value, bool) or (isinstance(value, int) and 0 <= value <= MAX_PROBS):
-        return value
-    raise ValueError(f"must be a boolean or an integer from 0 to {MAX_PROBS}")
 
 
 class CompletionBody(GenerationFields):
@@ -55,7 +45,7 @@ class CompletionBody(GenerationFields):
 
     prompt: Prompt = None
     echo: bool | None = None
-    logprobs: Annotated[Any, AfterValidator(read_logprobs), WithJsonSchema({"type": ["integer", "boolean"]})] = None
+    logprobs: bool | Annotated[int, Field(ge=0, le=MAX_PROBS)] | None = None
     best_of: Whole | None = None
     suffix: str | None = None
 
@@ -63,10 +53,6 @@ class CompletionBody(GenerationFields):
     def n_generated(self) -> int:
         """Choices that are generated per prompt, of which the reply has ``n``."""
         return max(self.best_of or 1, self.n_choices)
-
-
-FIELDS = INNER_FIELDS | fields_of(CompletionBody, prompt=PROMPT)
-"""The fields of the body, at any depth."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,18 +89,12 @@ class CompletionRequest(PromptRequest):
 
     def _around_gap(self, model: LoadedModel) -> list[MediaPrompt]:
         """Return each prompt as the tokens around the gap between it and the ``suffix``. Raises `InvalidRequest`."""
-        vocab, found = model.vocab, []
+        found = []
         for prompt, path in zip(self.prompts, self.paths, strict=True):
             if isinstance(prompt, TextWithMedia):
                 raise field_error("suffix", "can't be used with media")
-            prefix = tokenize_mixed(vocab, prompt, path, add_special=False, parse_special=False)
-            suffix = vocab.tokenize(self.options.suffix or "", add_special=False, parse_special=False)
-            try:
-                require_fim(vocab)
-            except NotSupported as error:
-                raise field_error("suffix", error.message) from None
-            tokens = fim_tokens(vocab, Gap(prefix, suffix), suffix_first=model.spec.spm_infill)
-            found.append(MediaPrompt(tokens))
+            prefix = tokenize_mixed(model.vocab, prompt, path, add_special=False, parse_special=False)
+            found.append(MediaPrompt(suffix_prompt(model, prefix, self.options.suffix or "")))
         return found
 
 
@@ -133,7 +113,7 @@ def parse_completion(given: dict[str, Any]) -> CompletionRequest:
     return CompletionRequest(
         options=options,
         media=prompt_media(prompts),
-        warnings=unused_fields(given, FIELDS),
+        warnings=unused_fields(given, CompletionBody),
         prompts=prompts,
     )
 

@@ -13,7 +13,6 @@ from server.chat.conversation import Media, unseen
 from server.chat.prompt import can_show, read_parts
 from server.dialects.dialect import ParsedRequest
 from server.dialects.fields import json_kind
-from server.dialects.warnings import Fields
 from server.engine.media import MediaPrompt
 from server.errors import InvalidRequest
 from server.media.source import MediaUrl, Seen
@@ -37,8 +36,6 @@ class TextWithMedia:
     cut: Callable[[str], Sequence[str | Media]]
 
 
-PROMPT = Fields("prompt_string multimodal_data")
-"""The fields of a prompt that is an object."""
 Mixed = str | list[int | str]
 GivenPrompt = Mixed | TextWithMedia
 

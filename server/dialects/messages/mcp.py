@@ -6,24 +6,25 @@ for its tools. This API has no approvals.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
+
+from pydantic import Field
 
 from server.chat.conversation import Tool
 from server.dialects.common import Json
-from server.dialects.fields import as_object, objects_in, wrong_type
+from server.dialects.fields import Body, objects_in, parse
 from server.dialects.mcp import (
     CallableTool,
+    Label,
     McpRequest,
     OfferedServer,
     Outcome,
-    ToolFilter,
+    Token,
+    Url,
     check_labels,
     named_tools,
-    read_headers,
-    read_label,
-    read_names,
-    read_url,
     tool_of,
+    with_token,
 )
 from server.errors import InvalidRequest
 from server.mcp.results import McpTool
@@ -32,6 +33,47 @@ TOOLSET = "mcp_toolset"
 LISTING = "mcp_tool_listing"
 STRICT_BETA = "mcp-client-2025-11-20"
 """The version of the API in which a server without a toolset is an error."""
+
+
+class ToolConfig(Body):
+    """Whether a tool is offered."""
+
+    enabled: bool | None = None
+
+
+class McpToolset(Body):
+    """An entry of ``tools`` that chooses tools of one server. ``tools``: the server's list, if the client knows it."""
+
+    mcp_server_name: Label
+    default_config: ToolConfig = ToolConfig()
+    configs: dict[str, ToolConfig] = Field(default_factory=dict)
+    tools: list[dict[str, Any]] | None = None
+
+    def enables(self, tool: McpTool) -> bool:
+        """Return whether the toolset offers a tool."""
+        own = self.configs.get(tool.name, self.default_config).enabled
+        return self.default_config.enabled is not False if own is None else own
+
+
+class ToolConfiguration(Body):
+    """``tool_configuration`` of a server, the older form of a toolset."""
+
+    enabled: bool = True
+    allowed_tools: list[str] | None = None
+
+    def enables(self, tool: McpTool) -> bool:
+        """Return whether the server's tool is offered."""
+        return self.enabled and (self.allowed_tools is None or tool.name in self.allowed_tools)
+
+
+class McpServerParam(Body):
+    """An entry of ``mcp_servers``."""
+
+    type: Literal["url"]
+    name: Label
+    url: Url
+    authorization_token: Token | None = None
+    tool_configuration: ToolConfiguration = ToolConfiguration()
 
 
 def uses_mcp(given: Mapping[str, Any]) -> bool:
@@ -54,8 +96,7 @@ def read_mcp(given: Mapping[str, Any], betas: str) -> list[McpRequest]:
     check_labels(found, "mcp_servers", "name")
     for name, (_, at) in toolsets.items():
         if name not in {server.label for server in found}:
-            path = f"{at}.mcp_server_name"
-            raise InvalidRequest(f"{path}: mcp_servers has no server of that name", path)
+            raise _refused(f"{at}.mcp_server_name", "mcp_servers has no server of that name")
     return found
 
 
@@ -66,15 +107,15 @@ def pinned_lists(given: Mapping[str, Any]) -> dict[str, tuple[McpTool, ...]]:
     """
     found = {}
     for block, at in _listings(given.get("messages")):
-        found[str(block.get("mcp_server_name"))] = _tools_of(block, at)
-    for name, (entry, at) in _toolsets(given.get("tools")).items():
-        if entry.get("tools") is not None:
-            found[name] = _tools_of(entry, at)
+        found[str(block.get("mcp_server_name"))] = _tools_of(block.get("tools"), at)
+    for name, (toolset, at) in _toolsets(given.get("tools")).items():
+        if toolset.tools is not None:
+            found[name] = _tools_of(toolset.tools, at)
     return found
 
 
-def _tools_of(entry: Mapping[str, Any], at: str) -> tuple[McpTool, ...]:
-    tools = [tool_of(tool) for tool, _ in objects_in(entry.get("tools"), f"{at}.tools")]
+def _tools_of(listed: object, at: str) -> tuple[McpTool, ...]:
+    tools = [tool_of(tool) for tool, _ in objects_in(listed, f"{at}.tools")]
     return tuple(tool for tool in tools if tool is not None)
 
 
@@ -103,65 +144,35 @@ def listing_blocks(offered: Iterable[OfferedServer]) -> list[Json]:
     ]
 
 
-def _toolsets(tools: object) -> dict[str, tuple[Mapping[str, Any], str]]:
+def _toolsets(tools: object) -> dict[str, tuple[McpToolset, str]]:
     """The toolsets by the names of their servers, each with its path."""
-    found: dict[str, tuple[Mapping[str, Any], str]] = {}
+    found: dict[str, tuple[McpToolset, str]] = {}
     for place, entry in enumerate(tools if isinstance(tools, list) else ()):
         if isinstance(entry, dict) and entry.get("type") == TOOLSET:
             at = f"tools.{place}"
-            name = read_label(entry.get("mcp_server_name"), f"{at}.mcp_server_name")
-            if name in found:
-                path = f"{at}.mcp_server_name"
-                raise InvalidRequest(f"{path}: two toolsets have the same server", path)
-            found[name] = entry, at
+            toolset = parse(McpToolset, entry, at)
+            if toolset.mcp_server_name in found:
+                raise _refused(f"{at}.mcp_server_name", "two toolsets have the same server")
+            found[toolset.mcp_server_name] = toolset, at
     return found
 
 
-def _server(
-    entry: Mapping[str, Any], at: str, toolsets: Mapping[str, tuple[Mapping[str, Any], str]], *, strict: bool
-) -> McpRequest:
-    if entry.get("type") != "url":
-        raise InvalidRequest(f'{at}.type: must be "url"', f"{at}.type")
-    label = read_label(entry.get("name"), f"{at}.name")
-    if strict and label not in toolsets:
-        raise InvalidRequest(f"{at}.name: no mcp_toolset in tools refers to this server", f"{at}.name")
-    allowed = _enabled(*toolsets[label]) if label in toolsets else _configured(entry, at)
-    token_at = f"{at}.authorization_token"
+def _server(entry: object, at: str, toolsets: Mapping[str, tuple[McpToolset, str]], *, strict: bool) -> McpRequest:
+    server = parse(McpServerParam, entry, at)
+    if strict and server.name not in toolsets:
+        raise _refused(f"{at}.name", "no mcp_toolset in tools refers to this server")
     return McpRequest(
-        label,
+        server.name,
         at,
-        read_url(entry.get("url"), f"{at}.url"),
+        server.url,
         f"{at}.url",
-        read_headers(None, entry.get("authorization_token"), token_at, token_at),
-        allowed=allowed,
+        with_token({}, server.authorization_token),
+        allowed=toolsets[server.name][0].enables if server.name in toolsets else server.tool_configuration.enables,
     )
 
 
-def _configured(entry: Mapping[str, Any], at: str) -> Any:
-    """Return the tools that ``tool_configuration`` allows."""
-    at = f"{at}.tool_configuration"
-    given = as_object(entry.get("tool_configuration") or {}, at)
-    if given.get("enabled") is False:
-        return ToolFilter(frozenset()).fits
-    return ToolFilter(read_names(given.get("allowed_tools"), f"{at}.allowed_tools")).fits
-
-
-def _enabled(entry: Mapping[str, Any], at: str) -> Any:
-    """Return the tools that a toolset enables."""
-    default = as_object(entry.get("default_config") or {}, f"{at}.default_config").get("enabled")
-    configs = as_object(entry.get("configs") or {}, f"{at}.configs")
-    own = {}
-    for name, config in configs.items():
-        enabled = as_object(config, f"{at}.configs.{name}").get("enabled")
-        if not isinstance(enabled, bool | None):
-            raise wrong_type(f"{at}.configs.{name}.enabled", "a boolean", enabled)
-        own[name] = enabled
-
-    def enabled_tool(tool: McpTool) -> bool:
-        chosen = own.get(tool.name)
-        return (default is not False) if chosen is None else chosen
-
-    return enabled_tool
+def _refused(path: str, reason: str) -> InvalidRequest:
+    return InvalidRequest(f"{path}: {reason}", path)
 
 
 def offer_tools(offered: Sequence[OfferedServer], tools: object) -> dict[str, CallableTool]:

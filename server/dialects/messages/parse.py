@@ -5,26 +5,22 @@ llama.cpp's sampling fields are accepted in addition. `write` creates the respon
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
-
-from pydantic import AfterValidator
+from typing import Any
 
 from server.chat.conversation import Conversation, ReasoningSettings
 from server.chat.prepare import prepare, prompt_of
-from server.dialects.chat.schemas import TOOL_CHOICE
 from server.dialects.common import Header, Json, random_id
 from server.dialects.dialect import NO_CALLER, Caller, Dialect, Generation, ParsedRequest
 from server.dialects.errors import anthropic_error_event
-from server.dialects.fields import Body, Count, Messages, Objects, Strings, TextOrObject, TextOrObjects, parse
+from server.dialects.fields import Body, Count, Messages, Objects, TextOrObject, TextOrObjects, parse
 from server.dialects.generation import (
-    ADAPTER,
     UNSAID_BUDGET,
     GenerationFields,
     ReasoningOption,
     ServingFields,
+    Stops,
     asked_to_think,
     prepared_request,
-    read_stop,
     template_kwargs,
 )
 from server.dialects.mcp import CallableTool, ServerTools, ToolRounds
@@ -34,45 +30,16 @@ from server.dialects.messages.tools import read_tools
 from server.dialects.messages.write import NO_SERVER_TOOLS, PING, MessageWriter, Names
 from server.dialects.reasoning_cipher import NO_CIPHER, ReasoningCipher
 from server.dialects.sampling import SamplingFields
-from server.dialects.warnings import ByType, Fields, fields_of, left_out, unused_fields
+from server.dialects.warnings import left_out, unused_fields
 from server.errors import InvalidRequest
 from server.media.source import NOTHING_SEEN, Seen
 from server.pool.model import LoadedModel
 from server.structured.response_format import ANY_OBJECT, ResponseFormat
 
-_SOURCE = Fields("type media_type data url file_id")
-_TEXT = Fields("type text citations")
-_IMAGE = Fields("type", source=_SOURCE)
-_SHOWN = {
-    "text": _TEXT,
-    "image": _IMAGE,
-    "document": Fields(
-        "type title context citations", source=_SOURCE | Fields("", content=ByType({"text": _TEXT, "image": _IMAGE}))
-    ),
-    "search_result": Fields("type source title citations", content=ByType({"text": _TEXT})),
-    "tool_reference": Fields("type tool_name"),
-}
-_CALL = Fields("type id name input caller server_name toolset_name")
-BLOCK = ByType(
-    {
-        **_SHOWN,
-        **dict.fromkeys(("tool_use", "server_tool_use", "mcp_tool_use"), _CALL),
-        "tool_result": Fields("type tool_use_id is_error toolset_name", content=ByType(_SHOWN)),
-        "thinking": Fields("type thinking signature"),
-        "redacted_thinking": Fields("type data"),
-        "mcp_tool_listing": Fields("type mcp_server_name tools"),
-    }
-)
-MESSAGE = Fields("role output_config", content=BLOCK)
-_TOOL = Fields("type name description input_schema strict defer_loading eager_input_streaming")
-TOOL = ByType({"": _TOOL, "custom": _TOOL})  # for other types, the API defines the fields
-
-
 DEFAULT_MAX_TOKENS = 4096
 """llama-server's, for a body without ``max_tokens``."""
 _SERVERS_OWN = ("mcp_servers", "container", "compaction", "thread")
 """Fields for functions of Anthropic's servers other than generation."""
-_FORMAT = Fields("type schema")
 _HARMLESS_EDIT = "clear_thinking_20251015"
 
 
@@ -83,19 +50,14 @@ class OutputConfig(Body):
     format: dict[str, Any] | None = None
 
 
-def _read_stop_sequences(value: object) -> tuple[str, ...]:
-    if not isinstance(value, list):
-        raise ValueError("must be a list of strings")
-    return read_stop(value)
-
-
 class MessagesBody(ServingFields, SamplingFields):
     """The body of ``POST /v1/messages`` and its ``/count_tokens``, which needs no ``max_tokens``."""
 
+    also_known = (*_SERVERS_OWN, "context_management")
     max_tokens: Count | None = None
     messages: Messages = None
     system: TextOrObjects = None
-    stop_sequences: Annotated[Strings, AfterValidator(_read_stop_sequences)] = None
+    stop_sequences: Stops | None = None
     tools: Objects = None
     tool_choice: TextOrObject = None
     thinking: ReasoningOption | None = None
@@ -103,20 +65,6 @@ class MessagesBody(ServingFields, SamplingFields):
     output_config: OutputConfig | None = None
     output_format: dict[str, Any] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-
-
-FIELDS = fields_of(
-    MessagesBody,
-    names=" ".join((*_SERVERS_OWN, "context_management")),
-    system=BLOCK,
-    messages=MESSAGE,
-    tools=TOOL,
-    tool_choice=TOOL_CHOICE,
-    output_config=fields_of(OutputConfig, format=_FORMAT),
-    output_format=_FORMAT,
-    lora=ADAPTER,
-)
-"""The fields of the body, at any depth."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,7 +142,7 @@ def parse_messages(
     return MessagesRequest(
         options=_options(body),
         media=conversation.media,
-        warnings=unused_fields(given, FIELDS, warnings),
+        warnings=unused_fields(given, MessagesBody, warnings),
         conversation=conversation,
         cipher=cipher,
         names=given_tools.names,

@@ -6,7 +6,6 @@ functions of `tool_types`. Tools of other types are left out, and are an error o
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 from server.chat.conversation import NO_PARAMETERS, Tool, Tools
@@ -73,11 +72,11 @@ class ToolReader:
 
     def tools(self) -> Tools:
         """Return the tools, with those that the messages introduced. Raises `InvalidRequest`."""
-        find = partial(meant, names=self.names)
-        required = next(iter(find(self.choice.one))) if self.choice.one is not None and self.later.waiting else ""
+        one = self.choice.one
+        required = next(iter(meant(one, self.names))) if one is not None and self.later.waiting else ""
         every = self.later.with_offered(self.offered, required)
         skipped = self.skips or bool(self.later.waiting)
-        return choose(every, self.choice, None, self.warnings, skipped=skipped, find=find)
+        return choose(every, self.choice, None, self.warnings, skipped=skipped, names=self.names)
 
     def define(self, given: object, path: str) -> str | None:
         """Return the text of a definition, None if no model could use the tool. Raises `InvalidRequest`."""

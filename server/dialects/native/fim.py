@@ -13,7 +13,9 @@ With `suffix_first` (``--spm-infill``) suffix and prefix change places, as some 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from server.dialects.fields import Body, field_error
 from server.errors import NotSupported
+from server.pool.model import LoadedModel
 from server.vocab import Vocab
 
 _PROJECT = "myproject\n"
@@ -22,8 +24,7 @@ _SNIPPET = "\n\n--- snippet ---\n\n"
 _OWN_TOKENS = 2  # of the suffix's share: that of the suffix and that of the middle
 
 
-@dataclass(frozen=True, slots=True)
-class Extra:
+class Extra(Body):
     """A further file, or a part of one."""
 
     text: str
@@ -60,6 +61,15 @@ def fim_tokens(vocab: Vocab, gap: Gap, extra: Sequence[int] = (), *, suffix_firs
     first, second = (behind, before) if suffix_first else (before, behind)
     bos = [vocab.bos] if vocab.add_bos and vocab.bos != -1 else []
     return [*extra, *bos, *first, *second, vocab.fim_middle]
+
+
+def suffix_prompt(model: LoadedModel, prefix: Sequence[int], suffix: str) -> list[int]:
+    """Return the prompt for the gap before ``suffix``, a field of other APIs. Raises `InvalidRequest`."""
+    try:
+        require_fim(model.vocab)
+    except NotSupported as error:
+        raise field_error("suffix", error.message) from None
+    return fim_tokens(model.vocab, Gap(prefix, _plain(model.vocab, suffix)), suffix_first=model.spec.spm_infill)
 
 
 def extra_tokens(vocab: Vocab, files: Sequence[Extra]) -> list[int]:

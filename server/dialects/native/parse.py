@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import orjson
-from pydantic import AfterValidator, WithJsonSchema
+from pydantic import Field
 
 from server.chat.prompt import allowance, ended_by
+from server.dialects.adapters import pairs
 from server.dialects.common import Json, random_id
 from server.dialects.completions.prompt import (
-    PROMPT,
     Mixed,
     PromptRequest,
     prompt_media,
@@ -25,9 +25,8 @@ from server.dialects.completions.prompt import (
 )
 from server.dialects.constraints import conflict, guide
 from server.dialects.dialect import NO_CALLER, Caller, Dialect, Generation, ParsedRequest
-from server.dialects.fields import Object, Objects, Prompt, Strings, field_error, json_type, parse
+from server.dialects.fields import Object, Prompt, field_error, parse
 from server.dialects.generation import (
-    INNER_FIELDS,
     MAX_PROBS,
     GenerationFields,
     Logprobs,
@@ -36,15 +35,14 @@ from server.dialects.generation import (
 )
 from server.dialects.native.fim import Extra, Gap, extra_tokens, fim_tokens, fitting_extra, require_fim
 from server.dialects.native.write import Finals, NativeWriter, whole_settings
-from server.dialects.warnings import Fields, fields_of, unused_fields
+from server.dialects.warnings import unused_fields
 from server.engine.media import MediaPrompt
 from server.engine.request import Request
-from server.errors import InvalidRequest
 from server.formats.parsing.reasoning import open_reasoning
 from server.media.source import NOTHING_SEEN, Seen
 from server.pool.model import LoadedModel
 from server.structured.constraint import Constraint
-from server.structured.lazy import Lazy, compiled
+from server.structured.lazy import compiled
 from server.structured.reasoning_end import UNLIMITED
 from server.structured.response_format import ANY_OBJECT, ResponseFormat
 
@@ -52,35 +50,15 @@ MAX_RESPONSE_FIELDS = 256
 MAX_PATH_CHARS = 256
 
 
-def read_logprobs(value: object) -> int:
-    """Return a count; a boolean is 0 or 1. Raises ValueError with the reason."""
-    if not isinstance(value, int):
-        raise ValueError(f"type must be number, but is {json_type(value)}")
-    if value > MAX_PROBS:
-        raise ValueError(f"must be at most {MAX_PROBS}, got {value}")
-    return int(value)
-
-
-def read_paths(value: object) -> tuple[str, ...]:
-    """Return the paths of response fields. Raises ValueError with the reason."""
-    if not isinstance(value, list):
-        raise ValueError(f"type must be array, but is {json_type(value)}")
-    if len(value) > MAX_RESPONSE_FIELDS:
-        raise ValueError(f"must have at most {MAX_RESPONSE_FIELDS} entries")
-    for path in value:
-        if not isinstance(path, str):
-            raise ValueError(f"type must be string, but is {json_type(path)}")
-        if len(path) > MAX_PATH_CHARS:
-            raise ValueError(f"an entry must have at most {MAX_PATH_CHARS} characters")
-    return tuple(value)
+Path = Annotated[str, Field(max_length=MAX_PATH_CHARS)]
 
 
 class NativeBody(GenerationFields):
     """Fields of a native completion in addition to the common ones. ``response_format`` has no effect."""
 
     prompt: Prompt = None
-    response_fields: Annotated[Strings, AfterValidator(read_paths)] = None
-    logprobs: Annotated[Any, AfterValidator(read_logprobs), WithJsonSchema({"type": ["integer", "boolean"]})] = None
+    response_fields: Annotated[list[Path], Field(max_length=MAX_RESPONSE_FIELDS)] | None = None
+    logprobs: bool | Annotated[int, Field(le=MAX_PROBS)] | None = None
     reasoning_format: Literal["none", "auto", "deepseek", "deepseek-legacy"] | None = None
     response_format: Object = None
     reasoning_budget_start_tag: str | None = None
@@ -91,7 +69,7 @@ class NativeBody(GenerationFields):
     @property
     def wanted_probs(self) -> Logprobs:
         """``n_probs``, or ``logprobs``, which llama-server takes as another name of it."""
-        n = self.n_probs if self.n_probs is not None else self.logprobs or 0
+        n = self.n_probs if self.n_probs is not None else int(self.logprobs or 0)
         return Logprobs(n > 0, max(n, 0))
 
     @property
@@ -111,10 +89,6 @@ class NativeBody(GenerationFields):
         one = [self.reasoning_budget_end_tag or ""]
         ends = tuple(filter(None, one if self.reasoning_budget_end_tags is None else self.reasoning_budget_end_tags))
         return (self.reasoning_budget_start_tag, ends) if self.reasoning_budget_start_tag and ends else None
-
-
-FIELDS = INNER_FIELDS | fields_of(NativeBody, prompt=PROMPT)
-"""The fields of the body, at any depth."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,7 +113,7 @@ def parse_native(given: dict[str, Any]) -> NativeRequest:
     return NativeRequest(
         options=body.model_copy(update={"prompt": None}),
         media=prompt_media(prompts),
-        warnings=unused_fields(given, FIELDS, ignored_format(body)),
+        warnings=unused_fields(given, NativeBody, ignored_format(body)),
         prompts=prompts,
     )
 
@@ -212,10 +186,10 @@ def _settings(body: NativeBody, request: Request, model: LoadedModel) -> Json:
         grammar=_grammar_source(body),
         reasoning_format="deepseek" if reasoning == "auto" else reasoning,
         spec_type=model.spec.engine.asked_spec_type,
-        lora=body.lora or (),
+        lora=pairs(body.lora),
         generation_prompt=body.generation_prompt or "",
         grammar_lazy=bool(body.grammar_lazy),
-        grammar_triggers=Lazy(body.grammar_triggers or (), body.preserved_tokens or ()).shown(model.vocab),
+        grammar_triggers=body.triggers.shown(model.vocab),
     )
 
 
@@ -233,13 +207,10 @@ MAX_FILES = 1024
 class InfillBody(NativeBody):
     """The body of ``POST /infill``."""
 
-    input_prefix: Prompt = None
-    input_suffix: Prompt = None
-    input_extra: Objects = None
-
-
-INFILL_FIELDS = INNER_FIELDS | fields_of(InfillBody, input_extra=Fields("filename text"))
-"""The fields of the body, at any depth."""
+    prompt: str | None = None
+    input_prefix: Prompt
+    input_suffix: Prompt
+    input_extra: Annotated[list[Extra], Field(max_length=MAX_FILES)] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -265,43 +236,18 @@ def parse_infill(given: dict[str, Any]) -> InfillRequest:
     """Validate the fields that don't depend on a model. Raises `InvalidRequest`."""
     body = parse(InfillBody, given)
     refuse_thinking(body)
-    if body.prompt is not None and not isinstance(body.prompt, str):
-        raise InvalidRequest('"prompt" must be a string', "prompt")
-    for name in ("input_prefix", "input_suffix"):
-        if getattr(body, name) is None:
-            raise InvalidRequest(f'"{name}" is required', name)
     options = body.model_copy(update=dict.fromkeys(("prompt", "input_prefix", "input_suffix", "input_extra")))
     return InfillRequest(
         options=options,
-        warnings=unused_fields(given, INFILL_FIELDS, ignored_format(body)),
+        warnings=unused_fields(given, InfillBody, ignored_format(body)),
         prefix=read_mixed(body.input_prefix, "input_prefix"),
         suffix=read_mixed(body.input_suffix, "input_suffix"),
         prompt=body.prompt or "",
-        files=_read_files(body.input_extra),
+        files=body.input_extra or [],
     )
 
 
 INFILL = Dialect(parse_infill)
-
-
-def _read_files(value: object) -> list[Extra]:
-    if value is None:
-        return []
-    if not isinstance(value, list):
-        raise InvalidRequest('"input_extra" must be an array of {"filename": string, "text": string}', "input_extra")
-    if len(value) > MAX_FILES:
-        raise InvalidRequest(f'"input_extra" must have at most {MAX_FILES} entries', "input_extra")
-    return [_file(entry, f"input_extra.{index}") for index, entry in enumerate(value)]
-
-
-def _file(entry: object, path: str) -> Extra:
-    text = entry.get("text") if isinstance(entry, dict) else None
-    if not isinstance(entry, dict) or not isinstance(text, str):
-        raise InvalidRequest('extra_context chunk must contain a "text" field with a string value', f"{path}.text")
-    filename = entry.get("filename", "tmp")
-    if not isinstance(filename, str):
-        raise InvalidRequest('extra_context chunk\'s "filename" field must be a string', f"{path}.filename")
-    return Extra(text, filename)
 
 
 def infill_tokens(infill: InfillRequest, model: LoadedModel) -> list[int]:

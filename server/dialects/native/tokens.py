@@ -2,15 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Any
 
 import orjson
-from pydantic import WithJsonSchema
 
 from server.chat.conversation import Media
 from server.dialects.common import Json
 from server.dialects.completions.prompt import (
-    PROMPT,
     GivenPrompt,
     check_token,
     prompt_media,
@@ -18,8 +16,8 @@ from server.dialects.completions.prompt import (
     read_object,
     read_prompt,
 )
-from server.dialects.fields import Body, Prompt, parse, wrong_type
-from server.dialects.warnings import fields_of, unused_fields
+from server.dialects.fields import Body, Prompt, parse
+from server.dialects.warnings import unused_fields
 from server.media.source import NOTHING_SEEN, Seen
 from server.pool.model import LoadedModel
 from server.vocab import Vocab
@@ -49,11 +47,7 @@ class DetokenizeBody(Body):
     """The body of ``POST /detokenize``."""
 
     model: str | None = None
-    tokens: Annotated[Any, WithJsonSchema({"type": "array", "items": {"type": "integer"}})] = None
-
-
-TOKENIZE_FIELDS = fields_of(TokenizeBody, content=PROMPT, prompt=PROMPT)
-DETOKENIZE_FIELDS = fields_of(DetokenizeBody)
+    tokens: list[int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +92,7 @@ def read_tokenize(received: dict[str, Any]) -> Tokenize:
     wanted = (one for one in (body.add_special, body.add_special_tokens) if one is not None)
     return Tokenize(
         body.model,
-        unused_fields(received, TOKENIZE_FIELDS),
+        unused_fields(received, TokenizeBody),
         content,
         "" if given is None else path,
         next(wanted, named),
@@ -151,13 +145,7 @@ def _piece(piece: bytes) -> str | list[int]:
 def read_detokenize(given: dict[str, Any]) -> Detokenize:
     """Check the body. Raises `InvalidRequest`."""
     body = parse(DetokenizeBody, given)
-    tokens = [] if body.tokens is None else body.tokens
-    if not isinstance(tokens, list):
-        raise wrong_type("tokens", "a list of token ids", tokens)
-    for index, token in enumerate(tokens):
-        if isinstance(token, bool) or not isinstance(token, int):
-            raise wrong_type(f"tokens.{index}", "a token id", token)
-    return Detokenize(body.model, unused_fields(given, DETOKENIZE_FIELDS), tokens)
+    return Detokenize(body.model, unused_fields(given, DetokenizeBody), body.tokens or [])
 
 
 def detokenize(request: Detokenize, vocab: Vocab) -> Json:

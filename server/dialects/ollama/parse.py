@@ -6,7 +6,7 @@ fields. `write` creates the response.
 
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
@@ -30,6 +30,7 @@ from server.chat.prompt import can_show, read_parts
 from server.dialects.chat.parse import read_tools
 from server.dialects.common import random_id
 from server.dialects.completions.prompt import check_token
+from server.dialects.content import link
 from server.dialects.dialect import NO_CALLER, Caller, Dialect, Generation, ParsedRequest
 from server.dialects.errors import error_line
 from server.dialects.fields import (
@@ -44,7 +45,6 @@ from server.dialects.fields import (
     Whole,
     as_array,
     as_object,
-    field_error,
     json_text,
     parse,
     text_of,
@@ -59,15 +59,14 @@ from server.dialects.generation import (
     engine_request,
     prepared_request,
 )
-from server.dialects.media import link
-from server.dialects.native.fim import Gap, fim_tokens, require_fim
+from server.dialects.native.fim import suffix_prompt
 from server.dialects.ollama.models import can_think
 from server.dialects.ollama.write import LastLine, OllamaWriter, Reply
 from server.dialects.sampling import SamplingFields
-from server.dialects.warnings import Fields, deprecated_fields, fields_of, unknown_fields
+from server.dialects.warnings import deprecated_fields, unknown_fields
 from server.engine.media import MediaPrompt
 from server.engine.request import Request
-from server.errors import InvalidRequest, NotSupported, short
+from server.errors import InvalidRequest, short
 from server.formats.parsing.reasoning import PlainParser
 from server.media.source import NOTHING_SEEN, Seen
 from server.pool.model import LoadedModel
@@ -110,14 +109,6 @@ def _parsed(text: str) -> float | None:
     return -total if text.startswith("-") else total
 
 
-def _unused(body: Mapping[str, Any], options: Mapping[str, Any]) -> Iterator[str]:
-    if body.get("shift") is not None:
-        yield "shift: is the model's setting context_shift"
-    if body.get("truncate") is True and "input" not in body:
-        yield "truncate: no message is left out, a prompt that does not fit is an error"
-    yield from deprecated_fields(options, "options.")
-
-
 KeepAlive = Annotated[
     float,
     BeforeValidator(_seconds),
@@ -126,15 +117,18 @@ KeepAlive = Annotated[
 """Seconds that the model stays loaded after the request; negative = forever."""
 
 
-def without_effect(body: Mapping[str, Any]) -> list[str]:
-    """Return a sentence for each option that Ollama has and this server does not use."""
+def unused_options(body: Mapping[str, Any], schema: type[Body]) -> list[str]:
+    """Return a sentence for each field and option of `body` that this server does not use."""
     options = body.get("options")
     given = {name: value for name, value in options.items() if value is not None} if isinstance(options, dict) else {}
-    found = list(_unused(body, given))
-    loading = [name for name in given if name in LOAD_OPTIONS]
-    if loading:
+    found = deprecated_fields(given, "options.")
+    if body.get("shift") is not None:
+        found.append("shift: is the model's setting context_shift")
+    if body.get("truncate") is True and "input" not in body:
+        found.append("truncate: no message is left out, a prompt that does not fit is an error")
+    if loading := [name for name in given if name in LOAD_OPTIONS]:
         found.append(f"options {', '.join(loading)}: are set where the server's models are configured")
-    return found
+    return [*found, *unknown_fields(body, schema)]
 
 
 _SEVERAL_TYPES = re.compile(r"\w+(?:, ?\w+)+", re.ASCII)
@@ -168,7 +162,7 @@ def read_functions(value: object, warnings: list[str]) -> Tools:
     """``tools``; adds to `warnings` what no model can use. The official client writes several types of a parameter as
     ``integer, string``; others leave out that a tool is a function."""
     if isinstance(value, list):
-        value = [_typed({"type": "function", **tool} if isinstance(tool, dict) else tool) for tool in value]
+        value = [_typed({"type": "function", **tool}) if isinstance(tool, dict) else tool for tool in value]
     return read_tools(value, None, None, warnings).tools
 
 
@@ -223,17 +217,14 @@ def _call(given: object, path: str, own_id: str) -> Call:
     return Call(name, text, text_of(given, "id", path) or own_id)
 
 
-def _typed(tool: object) -> object:
-    """A tool whose parameters' types are JSON Schema's."""
-    function = tool.get("function") if isinstance(tool, dict) else None
-    parameters = function.get("parameters") if isinstance(function, dict) else None
-    properties = parameters.get("properties") if isinstance(parameters, dict) else None
-    if not (isinstance(tool, dict) and isinstance(function, dict) and isinstance(parameters, dict)):
+def _typed(tool: Any) -> Any:
+    """Return a tool whose parameters' types are JSON Schema's; a malformed one as it is."""
+    try:
+        function = tool["function"]
+        properties = {name: _several(schema) for name, schema in function["parameters"]["properties"].items()}
+    except (KeyError, TypeError, AttributeError):
         return tool
-    if not isinstance(properties, dict):
-        return tool
-    typed = {name: _several(schema) for name, schema in properties.items()}
-    return {**tool, "function": {**function, "parameters": {**parameters, "properties": typed}}}
+    return {**tool, "function": {**function, "parameters": {**function["parameters"], "properties": properties}}}
 
 
 def _several(schema: object) -> object:
@@ -245,7 +236,8 @@ def _several(schema: object) -> object:
 class Options(SamplingFields):
     """``options``: Ollama's names for limits, and llama.cpp's sampling fields."""
 
-    stop: Stop = None
+    also_known = LOAD_OPTIONS
+    stop: Stop | None = None
     num_predict: Annotated[Whole, AfterValidator(within(-2, INT32_MAX))] | None = None
     num_keep: CountOrAll | None = None
 
@@ -282,15 +274,6 @@ class OllamaGenerateBody(AskBody):
     raw: bool | None = None
     context: list[Whole] | None = None
     images: Strings = None
-
-
-_CALL = Fields("type id", function=Fields("name arguments index"))
-_MESSAGE = Fields("role content images thinking tool_name name tool_call_id", tool_calls=_CALL)
-_FUNCTION = Fields("type", function=Fields("name description parameters strict"))
-OPTIONS = fields_of(Options, names=" ".join(LOAD_OPTIONS))
-"""The known members of ``options``; `fields.without_effect` reports those without effect."""
-CHAT_FIELDS = fields_of(OllamaChatBody, options=OPTIONS, messages=_MESSAGE, tools=_FUNCTION)
-GENERATE_FIELDS = fields_of(OllamaGenerateBody, options=OPTIONS)
 
 
 _NO_MESSAGE = Message("user")
@@ -353,7 +336,7 @@ def parse_chat(given: dict[str, Any]) -> OllamaRequest:
         media=conversation.media if conversation else (),
         conversation=conversation,
         response_format=shape,
-        warnings=[*without_effect(given), *unknown_fields(given, CHAT_FIELDS), *warnings],
+        warnings=[*unused_options(given, OllamaChatBody), *warnings],
     )
 
 
@@ -381,7 +364,7 @@ def parse_generate(given: dict[str, Any]) -> OllamaRequest:
         media=conversation.media if conversation else [part for part in user.parts if isinstance(part, Media)],
         conversation=conversation,
         response_format=shape,
-        warnings=[*without_effect(given), *unknown_fields(given, GENERATE_FIELDS)],
+        warnings=unused_options(given, OllamaGenerateBody),
         message=user,
         suffix=body.suffix or "",
         context=body.context or (),
@@ -435,16 +418,9 @@ def _after_context(prepared: Prepared, context: Sequence[int], model: LoadedMode
 
 def _raw_request(ask: OllamaRequest, model: LoadedModel, seen: Seen, request_id: str, caller: Caller) -> Request:
     """Return the request for a prompt without a template, or for the gap between it and a suffix."""
-    vocab = model.vocab
     if ask.suffix:
-        try:
-            require_fim(vocab)
-        except NotSupported as error:
-            raise field_error("suffix", error.message) from None
-        prefix, suffix = (
-            vocab.tokenize(text, add_special=False, parse_special=False) for text in (ask.message.text, ask.suffix)
-        )
-        tokens = MediaPrompt(fim_tokens(vocab, Gap(prefix, suffix), suffix_first=model.spec.spm_infill))
+        prefix = model.vocab.tokenize(ask.message.text, add_special=False, parse_special=False)
+        tokens = MediaPrompt(suffix_prompt(model, prefix, ask.suffix))
     else:
         refuse_unseen([ask.message], can_show(model))
         parts = [part.text if isinstance(part, TextPart) else part for part in ask.message.parts]

@@ -10,9 +10,8 @@ import orjson
 from pydantic import AfterValidator
 
 from server.dialects.fields import INT32_MAX, Body, TextOrStrings, Whole, field_error, parse, within
-from server.dialects.ollama.parse import OPTIONS, KeepAlive, without_effect
+from server.dialects.ollama.parse import KeepAlive, unused_options
 from server.dialects.vectors.embeddings import EUCLIDEAN, MAX_INPUTS, normalized
-from server.dialects.warnings import Fields, fields_of, unknown_fields
 from server.engine.runner_api import Pooling, Vectors
 from server.errors import InvalidRequest
 from server.pool.model import LoadedModel
@@ -36,9 +35,6 @@ class OldEmbedBody(Body):
     prompt: str | None = None
     keep_alive: KeepAlive | None = None
     options: dict[str, Any] | None = None
-
-
-EMBED_FIELDS, OLD_EMBED_FIELDS = (fields_of(body, options=OPTIONS) for body in (EmbedBody, OldEmbedBody))
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,16 +86,15 @@ def read_embed(given: dict[str, Any]) -> Embed:
     """Validate the fields that don't depend on a model. Raises `InvalidRequest`."""
     began = time.perf_counter()
     body = parse(EmbedBody, given)
-    texts = _texts(body.input)
     return Embed(
         body.model or None,
-        texts,
+        _texts(body.input),
         body.keep_alive,
         truncate=body.truncate is not False,
         dimensions=body.dimensions or 0,
         old=False,
         began=began,
-        warnings=_warnings(given, EMBED_FIELDS),
+        warnings=unused_options(given, EmbedBody),
     )
 
 
@@ -107,22 +102,16 @@ def read_old_embed(given: dict[str, Any]) -> Embed:
     """Parse the older body like `read_embed`; its text is never truncated."""
     began = time.perf_counter()
     body = parse(OldEmbedBody, given)
-    texts = [body.prompt] if body.prompt else []
-    warnings = _warnings(given, OLD_EMBED_FIELDS)
     return Embed(
         body.model or None,
-        texts,
+        [body.prompt] if body.prompt else [],
         body.keep_alive,
         truncate=False,
         dimensions=0,
         old=True,
         began=began,
-        warnings=warnings,
+        warnings=unused_options(given, OldEmbedBody),
     )
-
-
-def _warnings(given: dict[str, Any], known: Fields) -> list[str]:
-    return [*without_effect(given), *unknown_fields(given, known)]
 
 
 def embed_job(request: Embed, model: LoadedModel) -> EmbedJob:

@@ -13,20 +13,19 @@ from typing import Any
 
 import orjson
 
-from server.chat.conversation import Call, Media, MediaKind, Message, Part, TextPart, text_content
+from server.chat.conversation import Call, Message, Part, TextPart, text_content
 from server.dialects.common import Json, random_id
+from server.dialects.content import MEDIA, PartReader
 from server.dialects.custom_tools import input_arguments
 from server.dialects.fields import MAX_MESSAGES, as_object, json_text, objects_in, string_of, wrong_type
-from server.dialects.media import file_of, image_source, link
 from server.dialects.reasoning_cipher import COMPACTION, NO_CIPHER, REASONING, ReasoningCipher, TamperedReasoning
 from server.dialects.responses.compaction import compacted_text
 from server.dialects.responses.mcp import ApprovedCall, reader_name
 from server.dialects.responses.tools import ToolReader
 from server.dialects.tool_types import called
 from server.dialects.tools import model_name
-from server.dialects.warnings import FOREIGN_REASONING, left_out
+from server.dialects.warnings import FOREIGN_REASONING
 from server.errors import InvalidRequest
-from server.media.source import Source
 
 _PREFIXES = {
     "message": "msg",
@@ -95,19 +94,6 @@ def _with_id(item: Json) -> Json:
 
 
 _ROLES = ("user", "assistant", "system", "developer")
-_TEXTS = {
-    **dict.fromkeys(("input_text", "output_text", "text", "summary_text", "reasoning_text"), "text"),
-    "refusal": "refusal",
-}
-_MEDIA: Mapping[str, MediaKind] = {
-    "input_image": "image",
-    "image_url": "image",
-    "computer_screenshot": "image",
-    "input_audio": "audio",
-    "input_video": "video",
-    "video_url": "video",
-    "input_file": "document",
-}
 _INTRODUCTION = "These functions can be called from now on:\n"
 _NOTHING_FOUND = "No tool was found."
 _DENIED = "The user denied this call"
@@ -161,18 +147,15 @@ class _Reader:
     cipher: ReasoningCipher
     messages: list[Message] = default(default_factory=list)
     call_ids: dict[str, str] = default(default_factory=dict)  # by the ids of the items
-    skipped: dict[tuple[str, str], int] = default(default_factory=dict)
+    parts: PartReader = default(default_factory=PartReader)
     has_foreign_reasoning: bool = False
     approvals: dict[str, Mapping[str, Any]] = default(default_factory=dict)  # requests for approval, by id
     approved: dict[str, ApprovedCall] = default(default_factory=dict)  # without those that were made since
 
     def warnings(self) -> list[str]:
         """Return the omitted items by type."""
-        skipped = [
-            f"{left_out(what, kind, number)}: no text that a model could read"
-            for (what, kind), number in self.skipped.items()
-        ]
-        return [*skipped, *[FOREIGN_REASONING.format("encrypted_content")] * self.has_foreign_reasoning]
+        foreign = [FOREIGN_REASONING.format("encrypted_content")] * self.has_foreign_reasoning
+        return [*self.parts.warnings(), *foreign]
 
     def read(self, item: object, path: str) -> None:
         """Take one item."""
@@ -237,9 +220,9 @@ class _Reader:
         elif item.get("role") in _ROLES and item.get("content") is not None:
             self._message(item, path)
         elif kind == "agent_message" and item.get("content") is not None:  # codex-rs: a message of another agent
-            self.messages.append(Message("user", text_content(self._parts(item["content"], f"{path}.content"))))
+            self.messages.append(Message("user", text_content(self.parts.read(item["content"], f"{path}.content"))))
         else:
-            self._skip("input items", kind)
+            self.parts.skipped["input items", kind] += 1
 
     def _additional_tools(self, item: Mapping[str, Any], path: str) -> None:
         """Tools of the client. Before the first turn they are no other than the request's."""
@@ -277,9 +260,6 @@ class _Reader:
         self._call(Call(reader_name(asked), arguments, request_id))
         self._answered(said, request_id)
 
-    def _skip(self, what: str, kind: str) -> None:
-        self.skipped[what, kind] = self.skipped.get((what, kind), 0) + 1
-
     def _referenced(self, item_id: str, path: str) -> dict[str, Any]:
         item = self.history.referenced.get(item_id)
         if item is None:
@@ -297,7 +277,7 @@ class _Reader:
         if role not in _ROLES:
             raise InvalidRequest(f"{path}.role: must be one of {', '.join(_ROLES)}", f"{path}.role")
         content = item.get("content")
-        parts = self._parts("" if content is None and role == "assistant" else content, f"{path}.content")
+        parts = self.parts.read("" if content is None and role == "assistant" else content, f"{path}.content")
         if role != "assistant":
             self.messages.append(Message(role, text_content(parts)))
             return
@@ -318,11 +298,11 @@ class _Reader:
         """Return a tool output: a text, parts, or a shell's output."""
         if isinstance(given, dict):
             kind = given.get("type")
-            seen = isinstance(kind, str) and kind in _MEDIA
-            return self._parts([given], path) if seen else [TextPart(_as_json(given))]
+            seen = isinstance(kind, str) and kind in MEDIA
+            return self.parts.read([given], path) if seen else [TextPart(_as_json(given))]
         if isinstance(given, list) and any(isinstance(part, dict) and "type" not in part for part in given):
             return [TextPart(_as_json(given))]
-        return self._parts(given, path)
+        return self.parts.read(given, path)
 
     def _reasoning(self, item: Mapping[str, Any], path: str) -> None:
         visible = _joined_texts(item, "content", path) or _joined_texts(item, "summary", path)
@@ -334,7 +314,7 @@ class _Reader:
     def _compaction(self, item: Mapping[str, Any], path: str) -> None:
         content = self._decrypted(item, path, COMPACTION)
         if content is None:
-            self._skip("input items", item["type"])
+            self.parts.skipped["input items", item["type"]] += 1
         else:
             self.messages.append(Message("user", compacted_text(content)))
 
@@ -350,42 +330,6 @@ class _Reader:
             raise InvalidRequest(message, at, "invalid_encrypted_content") from None
         self.has_foreign_reasoning |= text is None and item["type"] == "reasoning"
         return text
-
-    def _parts(self, given: object, path: str) -> list[Part]:
-        if isinstance(given, str):
-            return [TextPart(given)] if given else []
-        if not isinstance(given, list):
-            raise wrong_type(path, "a string or an array", given)
-        found = (self._part(part, f"{path}.{index}") for index, part in enumerate(given))
-        return [part for part in found if part is not None]
-
-    def _part(self, given: object, path: str) -> Part | None:
-        given = as_object(given, path)
-        kind = given.get("type")
-        if not isinstance(kind, str):
-            raise wrong_type(f"{path}.type", "a text such as input_text", kind)
-        if kind in _TEXTS:
-            return TextPart(string_of(given, _TEXTS[kind], path))
-        if kind in _MEDIA:
-            return _medium(given, kind, path)
-        said = next((given[key] for key in ("text", "logs", "refusal") if isinstance(given.get(key), str)), None)
-        if said is None:
-            self._skip("parts", kind)
-            return None
-        return TextPart(said)
-
-
-def _medium(given: Mapping[str, Any], kind: str, path: str) -> Media:
-    if kind == "input_file":
-        return file_of(given, path)
-    name, at = given.get("filename"), f"{path}.type"
-    found: Source | None
-    if _MEDIA[kind] == "image":
-        found = image_source(given, "url")
-    else:
-        written = given.get(kind) or given.get("video_url") or dict(given)  # an object, or an address alone
-        found = link(written, "data", "url", "file_data")
-    return Media(_MEDIA[kind], name if isinstance(name, str) else "", at, found)
 
 
 def _called(item: Mapping[str, Any], path: str) -> str:

@@ -7,30 +7,32 @@ operator configured one for it.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Self
+from typing import Annotated, Any, Self
+
+from pydantic import BeforeValidator, Field
 
 from server.chat.conversation import Call, Conversation, Message, Tool
 from server.dialects.common import Json, random_id
-from server.dialects.fields import as_object, wrong_type
+from server.dialects.fields import Body, parse
 from server.dialects.mcp import (
     ALL_TOOLS,
-    NO_APPROVAL,
     Approval,
     CallableTool,
+    Filter,
+    Headers,
+    Label,
     McpRequest,
     OfferedServer,
     Outcome,
     ServerCall,
     ServerTools,
-    ToolFilter,
+    Token,
+    Url,
     check_labels,
     function_name,
     named_tools,
-    read_headers,
-    read_label,
-    read_names,
-    read_url,
     tool_of,
+    with_token,
 )
 from server.errors import InvalidRequest
 from server.mcp.config import origin_of
@@ -70,50 +72,40 @@ def read_mcp(tools: object, web_search: str) -> dict[int, McpRequest]:
     return found
 
 
+_APPROVALS: Mapping[str, object] = {"always": {}, "never": {"never": {}}}
+
+
+class McpToolParam(Body):
+    """A tool of type ``mcp``."""
+
+    server_label: Label
+    server_url: Url = ""
+    headers: Headers = Field(default_factory=dict)
+    authorization: Token | None = None
+    server_description: str = ""
+    allowed_tools: Filter = ALL_TOOLS
+    require_approval: Annotated[
+        Approval, BeforeValidator(lambda given: _APPROVALS.get(given, given) if isinstance(given, str) else given)
+    ] = Approval()
+
+
 def _server(entry: Mapping[str, Any], at: str, web_search: str) -> McpRequest:
     if entry["type"] != "mcp":
         return McpRequest(web_search, at)
     for name in ("connector_id", "tunnel_id"):
         if entry.get(name) is not None:
             raise InvalidRequest(f"{at}.{name}: only OpenAI has it; send server_url", f"{at}.{name}")
-    description = entry.get("server_description")
-    if not isinstance(description, str | None):
-        raise wrong_type(f"{at}.server_description", "a string", description)
+    given = parse(McpToolParam, entry, at)
     return McpRequest(
-        read_label(entry.get("server_label"), f"{at}.server_label"),
+        given.server_label,
         at,
-        read_url(entry.get("server_url"), f"{at}.server_url"),
+        given.server_url,
         f"{at}.server_url",
-        read_headers(entry.get("headers"), entry.get("authorization"), f"{at}.headers", f"{at}.authorization"),
-        description or "",
-        _filter(entry.get("allowed_tools"), f"{at}.allowed_tools").fits,
-        _approval(entry.get("require_approval"), f"{at}.require_approval"),
+        with_token(given.headers, given.authorization),
+        given.server_description,
+        given.allowed_tools.fits,
+        given.require_approval,
     )
-
-
-def _filter(given: object, at: str) -> ToolFilter:
-    if given is None:
-        return ALL_TOOLS
-    if isinstance(given, list):
-        return ToolFilter(read_names(given, at))
-    given = as_object(given, at)
-    read_only = given.get("read_only")
-    if not isinstance(read_only, bool | None):
-        raise wrong_type(f"{at}.read_only", "a boolean", read_only)
-    return ToolFilter(read_names(given.get("tool_names"), f"{at}.tool_names"), read_only)
-
-
-def _approval(given: object, at: str) -> Approval:
-    if given in (None, "always"):
-        return Approval()
-    if given == "never":
-        return NO_APPROVAL
-    if not isinstance(given, dict):
-        raise InvalidRequest(f'{at}: must be "always", "never" or an object with tool filters', at)
-    always, never = (
-        None if given.get(name) is None else _filter(given[name], f"{at}.{name}") for name in ("always", "never")
-    )
-    return Approval(ALL_TOOLS if always is None else always, never)
 
 
 def known_lists(items: Iterable[object]) -> dict[str, tuple[McpTool, ...]]:

@@ -7,21 +7,19 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import Field
 
 from server.chat.assembler import Assembler
 from server.chat.conversation import Conversation, Media, Message
 from server.chat.prepare import Prepared, prepare
 from server.chat.truncation import fits, truncated
 from server.dialects.chat.parse import chat_logprobs
-from server.dialects.chat.schemas import FORMAT, TOOL_CHOICE
 from server.dialects.common import Header, Json, random_id
 from server.dialects.constraints import read_shape
 from server.dialects.dialect import NO_CALLER, Caller, Dialect, Generation, ParsedRequest
 from server.dialects.fields import (
     Body,
     Count,
-    Object,
     Objects,
     Refused,
     TextOrObject,
@@ -31,7 +29,6 @@ from server.dialects.fields import (
     parse,
 )
 from server.dialects.generation import (
-    INNER_FIELDS,
     MAX_TOP_LOGPROBS,
     Limit,
     Logprobs,
@@ -48,59 +45,13 @@ from server.dialects.responses.items import OutputItems
 from server.dialects.responses.mcp import ApprovedCall, McpFunctions, McpRounds
 from server.dialects.responses.tools import ClientTools, ToolReader
 from server.dialects.responses.write import EARLY_PING, Keep, ResponseFrame, ResponseWriter, failed_early
-from server.dialects.warnings import ByType, Fields, fields_of, shown, unused_fields
+from server.dialects.warnings import shown, unused_fields
 from server.engine.request import Request
 from server.errors import InvalidRequest
 from server.media.source import NOTHING_SEEN, Seen
 from server.pool.model import LoadedModel
 
-_TEXT = Fields("type text annotations logprobs")
-_MEDIA = Fields("type data url file_data format", image_url=Fields("url"), video_url=Fields("url data"))
-_PART = ByType(
-    {
-        **dict.fromkeys(("input_text", "output_text", "text", "summary_text", "reasoning_text"), _TEXT),
-        "refusal": Fields("type refusal"),
-        "input_image": Fields("type file_id", image_url=Fields("url")),
-        "input_file": Fields("type file_data file_url file_id filename detail"),
-        "input_audio": _MEDIA | Fields("", input_audio=Fields("data url format")),
-        "input_video": _MEDIA | Fields("", input_video=Fields("data url format")),
-    }
-)
-_MESSAGE = Fields("type id role status phase", content=_PART)
-_OUTPUT = Fields("type id call_id status name namespace caller", output=_PART)
-_CALLABLE = {
-    "function": Fields("type name description parameters strict defer_loading"),
-    "custom": Fields("type name description defer_loading", format=FORMAT),
-}
-TOOL = ByType(
-    {
-        **_CALLABLE,
-        "namespace": Fields("type name description", tools=ByType(_CALLABLE)),
-        **dict.fromkeys(("local_shell", "apply_patch", "computer"), Fields("type allowed_callers")),
-        "computer_use_preview": Fields("type display_width display_height environment"),
-        "shell": Fields("type allowed_callers", environment=Fields("type skills")),
-        "tool_search": Fields("type execution description parameters"),
-    }
-)
-ITEM = ByType(
-    {
-        **dict.fromkeys(("", "message"), _MESSAGE),
-        "function_call": Fields("type id call_id name namespace arguments status caller async"),
-        "custom_tool_call": Fields("type id call_id name namespace input status caller async"),
-        **dict.fromkeys(("function_call_output", "custom_tool_call_output"), _OUTPUT),
-        "reasoning": Fields("type id status encrypted_content", content=_PART, summary=_PART),
-        **dict.fromkeys(("compaction", "compaction_summary"), Fields("type id encrypted_content created_by")),
-        "item_reference": Fields("type id"),
-        "additional_tools": Fields("type id role", tools=TOOL),
-        "tool_search_output": Fields("type id call_id execution status created_by", tools=TOOL),
-    }
-)
-TEXT_FORMAT = Fields("type name description schema strict")
-
-
 MAX_METADATA = 16
-MAX_METADATA_KEY_CHARS = 64
-MAX_METADATA_CHARS = 512
 LOGPROBS = "message.output_text.logprobs"
 ENCRYPTED_REASONING = "reasoning.encrypted_content"
 _INCLUDES = (
@@ -132,20 +83,21 @@ class TextOptions(Body):
     verbosity: Literal["low", "medium", "high"] | None = None
 
 
-def _checked_metadata(value: object) -> dict[str, str]:
-    if not isinstance(value, dict) or not all(isinstance(text, str) for text in value.values()):
-        raise ValueError("must be an object of strings")
-    if len(value) > MAX_METADATA:
-        raise ValueError(f"must have at most {MAX_METADATA} pairs")
-    if any(len(key) > MAX_METADATA_KEY_CHARS or len(text) > MAX_METADATA_CHARS for key, text in value.items()):
-        raise ValueError(f"keys must have at most {MAX_METADATA_KEY_CHARS} characters, values {MAX_METADATA_CHARS}")
-    return value
+Metadata = Annotated[
+    dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=MAX_METADATA)
+]
 
 
-def _checked_conversation(value: object) -> object:
-    if not isinstance(value["id"] if isinstance(value, dict) and "id" in value else value, str):
-        raise ValueError("must be the id of a conversation, or an object with it")
-    return value
+class MetadataBody(Body):
+    """A body with ``metadata``."""
+
+    metadata: Metadata | None = None
+
+
+class ConversationParam(Body):
+    """``conversation``."""
+
+    id: str
 
 
 class ResponsesBody(ReasoningFields):
@@ -155,7 +107,7 @@ class ResponsesBody(ReasoningFields):
     instructions: str | None = None
     previous_response_id: str | None = None
     store: bool | None = None
-    metadata: Annotated[Object, AfterValidator(_checked_metadata)] = None
+    metadata: Metadata | None = None
     max_output_tokens: Limit | None = None
     max_tool_calls: Count | None = None
     include: list[str] | None = None
@@ -171,7 +123,7 @@ class ResponsesBody(ReasoningFields):
     continue_final_message: bool | Literal["content", "reasoning_content"] | None = None
     truncation: Literal["disabled", "auto"] | None = None
     background: bool | None = None
-    conversation: Annotated[TextOrObject, AfterValidator(_checked_conversation)] = None
+    conversation: str | ConversationParam | None = None
     prompt: Refused = None
     context_management: Objects = None
     generate: bool | None = None
@@ -195,26 +147,12 @@ class ResponsesBody(ReasoningFields):
     def conversation_id(self) -> str | None:
         """The conversation that the response continues and is added to."""
         given = self.conversation
-        return given.get("id") if isinstance(given, dict) else given
+        return given.id if isinstance(given, ConversationParam) else given
 
 
 def read_metadata(body: Mapping[str, Any]) -> dict[str, str]:
     """Return a body's ``metadata``, empty for none. Raises `InvalidRequest`."""
-    try:
-        return {} if body.get("metadata") is None else _checked_metadata(body["metadata"])
-    except ValueError as error:
-        raise field_error("metadata", str(error)) from None
-
-
-FIELDS = INNER_FIELDS | fields_of(
-    ResponsesBody,
-    input=ITEM,
-    tools=TOOL,
-    tool_choice=TOOL_CHOICE,
-    conversation=Fields("id"),
-    text=fields_of(TextOptions, format=TEXT_FORMAT),
-)
-"""The fields of the body, at any depth."""
+    return parse(MetadataBody, body).metadata or {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -345,7 +283,7 @@ def parse_response(
     return ResponseRequest(
         options=options,
         media=conversation.media,
-        warnings=unused_fields(given, FIELDS, warnings),
+        warnings=unused_fields(given, ResponsesBody, warnings),
         conversation=conversation,
         tools=tools,
         history=history,

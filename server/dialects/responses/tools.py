@@ -7,7 +7,7 @@ string, ``input``; a type such as ``shell`` is a function of `tool_types`. Other
 and are only an error if ``tool_choice`` names one.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
@@ -22,7 +22,6 @@ from server.dialects.tools import (
     MAX_TOOLS,
     ClientName,
     DeferredTools,
-    Named,
     choose,
     function_tool,
     meant,
@@ -95,7 +94,7 @@ class ToolReader:
         if wanted.allowed is not None:
             kept = (named for named in wanted.allowed if named.name not in self._skipped or named.name in self._names)
             wanted = replace(wanted, allowed=tuple(kept))
-        required = "" if wanted.one is None or not waiting else next(iter(self._meant(wanted.one)))
+        required = "" if wanted.one is None or not waiting else next(iter(meant(wanted.one, self._names)))
         warnings = [
             f"{left_out('tools', kind, number)}: {left_out_reason(kind)}" for kind, number in self._skipped.items()
         ]
@@ -105,7 +104,7 @@ class ToolReader:
             parallel,
             warnings,
             skipped=bool(self._skipped or waiting),
-            find=self._meant,
+            names=self._names,
         )
         return ClientTools(tools, self._names, self._shown, warnings)
 
@@ -163,9 +162,6 @@ class ToolReader:
             tool = replace(tool, description=f"{tool.description}\nSkills of the machine: {skills}")
         self._names[row.name] = ClientName(row.name, type=row)
         return tool
-
-    def _meant(self, named: Named) -> Collection[str]:
-        return meant(named, self._names)
 
 
 def _client_executes(entry: Mapping[str, Any], kind: str, path: str) -> bool:

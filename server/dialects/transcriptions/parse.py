@@ -6,18 +6,19 @@ the instruction as a hint, as at OpenAI, and all of OpenAI's formats are support
 such models return no timestamps.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from server.chat.conversation import Conversation, Media, Message, ReasoningSettings, TextPart
 from server.chat.prepare import prepare
 from server.dialects.common import Header, random_id
 from server.dialects.dialect import NO_CALLER, Caller, Dialect, Generation, ParsedRequest
-from server.dialects.fields import field_error, parse
-from server.dialects.generation import GenerationFields, Logprobs, prepared_request
-from server.dialects.transcriptions.write import FORMATS, Recording, TranscriptWriter
-from server.dialects.warnings import Fields, shown, unknown_fields
+from server.dialects.fields import Body, Number, field_error, parse
+from server.dialects.generation import GenerationFields, Limit, Logprobs, prepared_request
+from server.dialects.sampling import Seed
+from server.dialects.transcriptions.write import Recording, TranscriptWriter
+from server.dialects.warnings import unknown_fields
 from server.errors import InvalidRequest, NotSupported
 from server.media.bitmap import bitmaps_of
 from server.media.source import Seen
@@ -31,13 +32,32 @@ _INSTRUCTIONS: Mapping[Task, str] = {
 _HINT = "The audio may continue this text or contain its names and terms; spell them in the same way: "
 _LFM2 = ("<|tool_list_start|>", "<|tool_list_end|>")  # specific to the templates of that model family
 _LFM2_SYSTEM = "Perform ASR."
-_NUMBERS = ("temperature", "top_p", "top_k", "min_p", "seed", "max_tokens", "max_completion_tokens")
-_TRUE, _FALSE = ("true", "1"), ("false", "0", "")
 _TIMES = "timestamp_granularities[]"
 _WITHOUT_EFFECT = ("chunking_strategy", "include[]", "known_speaker_names[]", "known_speaker_references[]")
-_TRANSLATION = Fields(" ".join((*_NUMBERS, "model prompt response_format")))
-_FIELDS: Mapping[Task, Fields] = {
-    "transcribe": _TRANSLATION | Fields(" ".join((*_WITHOUT_EFFECT, _TIMES, "language stream"))),
+
+
+class TranscriptionForm(Body):
+    """The fields of a form besides its file; their values are texts."""
+
+    model_config = Body.model_config | {"strict": False}
+
+    model: str | None = None
+    prompt: str = ""
+    response_format: Literal["json", "text", "verbose_json", "srt", "vtt"] = "json"
+    temperature: Number | None = None
+    top_p: Number | None = None
+    top_k: int | None = None
+    min_p: Number | None = None
+    seed: Seed | None = None
+    max_tokens: Limit | None = None
+    max_completion_tokens: Limit | None = None
+    language: str = ""
+    stream: bool = False
+
+
+_TRANSLATION = TranscriptionForm.model_fields.keys() - {"language", "stream"}
+_FIELDS: Mapping[Task, Collection[str]] = {
+    "transcribe": (*TranscriptionForm.model_fields, *_WITHOUT_EFFECT, _TIMES),
     "translate": _TRANSLATION,
 }
 
@@ -84,26 +104,21 @@ def parse_transcription(
         raise InvalidRequest("file: No input file found for transcription", "file")
     said = {name: values[-1] for name, values in given.items()}
     warnings = unknown_fields(said, _FIELDS[task])
-    said = {name: text for name, text in said.items() if name in _FIELDS[task].names}
-    wanted = said.get("response_format") or "json"
-    if wanted not in FORMATS:
-        raise field_error("response_format", f"must be one of {', '.join(FORMATS)}, not {shown(wanted)}")
-    streams = _switch(said, "stream")
-    if streams and wanted not in ("json", "text"):
-        raise field_error("stream", f"can't be used with response_format {wanted}")
+    form = parse(TranscriptionForm, {name: text for name, text in said.items() if name in _FIELDS[task] and text})
+    if form.stream and form.response_format not in ("json", "text"):
+        raise field_error("stream", f"can't be used with response_format {form.response_format}")
     if "word" in given.get(_TIMES, ()):
         raise field_error(_TIMES, "models tell no times of words; leave it out")
-    fields = parse(GenerationFields, {**_numbers(said), "model": said.get("model") or None, "stream": streams})
+    options = {name: value for name, value in form if name in GenerationFields.model_fields}
     warnings = [*(f"{name} is ignored" for name in _WITHOUT_EFFECT if said.get(name)), *warnings]
-    prompt, language = said.get("prompt", ""), said.get("language", "")
     return TranscriptionRequest(
-        options=fields,
+        options=GenerationFields.model_construct(**options),
         media=[Media("audio", at="file", source=files["file"])],
         warnings=warnings,
         task=task,
-        prompt=prompt,
-        language=language,
-        format=wanted,
+        prompt=form.prompt,
+        language=form.language,
+        format=form.response_format,
     )
 
 
@@ -115,26 +130,6 @@ def _conversation(wanted: TranscriptionRequest, model: LoadedModel) -> Conversat
     user = Message("user", (TextPart(text), *wanted.media) if text else tuple(wanted.media))
     system = (Message("system", _LFM2_SYSTEM),) if is_lfm2 else ()
     return Conversation((*system, user), thinking=ReasoningSettings(wanted=False), messages_at="file")
-
-
-def _numbers(said: Mapping[str, str]) -> dict[str, Any]:
-    """Convert the texts of a form to numbers."""
-    found: dict[str, Any] = {}
-    for name in _NUMBERS:
-        if not said.get(name):
-            continue
-        try:
-            found[name] = float(said[name])
-        except ValueError:
-            raise field_error(name, f"must be a number, not {shown(said[name])}") from None
-    return found
-
-
-def _switch(said: Mapping[str, str], name: str) -> bool:
-    value = said.get(name, "").lower()
-    if value not in (*_TRUE, *_FALSE):
-        raise field_error(name, f"must be true or false, not {shown(value)}")
-    return value in _TRUE
 
 
 TRANSCRIPTIONS = Dialect(parse_transcription)

@@ -15,7 +15,6 @@ from server.dialects.usage import Usage
 from server.engine.request import Event, Finished, Text
 from server.formats.parsing.reasoning import OutputParser
 
-FORMATS = ("json", "text", "verbose_json", "srt", "vtt")
 _UNKNOWN = "unknown"
 
 

@@ -3,20 +3,19 @@ handle_embeddings_impl). Beyond it: ``dimensions``, and a limit to the number of
 """
 
 import base64
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any, Literal, Protocol
 
 import numpy as np
 import orjson
-from pydantic import AfterValidator, WithJsonSchema
+from pydantic import AfterValidator
 
-from server.chat.conversation import Media, MediaKind
+from server.chat.conversation import Media, TextPart
 from server.dialects.common import Json
-from server.dialects.completions.prompt import PROMPT, GivenPrompt, TextWithMedia, read_mixed, read_object, read_prompt
+from server.dialects.completions.prompt import GivenPrompt, TextWithMedia, read_mixed, read_object, read_prompt
+from server.dialects.content import PartReader
 from server.dialects.fields import INT32_MAX, Body, Prompt, Whole, field_error, parse, within
-from server.dialects.media import link
-from server.dialects.warnings import ByType, Fields, fields_of
 from server.engine.media import MediaPrompt
 from server.engine.runner_api import Pooling, Vectors
 from server.errors import InvalidRequest
@@ -62,19 +61,10 @@ def base64_floats(vector: Vectors) -> str:
 
 MAX_INPUTS = 2048
 """Most texts of one request; OpenAI's limit."""
-_FORMATS = ["float", "base64"]
 _FORMS = (
     '"prompt" elements must be a string, a list of tokens, a JSON object containing a prompt string, or a list of '
     "mixed strings & tokens."
 )
-
-
-_MEDIA: Mapping[str, MediaKind] = {
-    "image_url": "image",
-    "input_audio": "audio",
-    "input_video": "video",
-    "video_url": "video",
-}
 
 
 class EmbeddingsBody(Body):
@@ -83,14 +73,9 @@ class EmbeddingsBody(Body):
     model: str | None = None
     input: Prompt = None
     content: Prompt = None
-    encoding_format: Annotated[Any, WithJsonSchema({"enum": _FORMATS})] = None
+    encoding_format: Literal["float", "base64"] | None = None
     dimensions: Annotated[Whole, AfterValidator(within(1, INT32_MAX))] | None = None
     embd_normalize: Annotated[Whole, AfterValidator(within(-1, MAX_NORM))] | None = None
-
-
-_CONTENT = ByType({"text": Fields("type text"), **{kind: Fields(f"type {kind}") for kind in _MEDIA}})
-_INPUT = PROMPT | Fields("", content=_CONTENT)
-FIELDS = fields_of(EmbeddingsBody, input=_INPUT, content=_INPUT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,8 +128,6 @@ class EmbeddingsJob:
 def read_embeddings(given: object, *, native: bool) -> ParsedEmbeddings:
     """Validate the fields that don't depend on a model. Raises `InvalidRequest`."""
     body = parse(EmbeddingsBody, given)
-    if body.encoding_format is not None and body.encoding_format not in _FORMATS:
-        raise InvalidRequest("The format to return the embeddings in. Can be either float or base64", "encoding_format")
     if body.input is not None:
         return ParsedEmbeddings(body, _prompts(body.input, "input"), native)
     if body.content is not None:
@@ -206,17 +189,10 @@ def _content_text(parts: object, path: str) -> GivenPrompt:
     """A chat message's content parts (server-common.cpp, tokenize_oai_content_array): nothing between them."""
     if not isinstance(parts, list):
         raise InvalidRequest('"content" must be an array', path)
-    found: list[str | Media] = []
-    for index, part in enumerate(parts):
-        kind = part.get("type") if isinstance(part, dict) else None
-        if isinstance(kind, str) and kind in _MEDIA:
-            found.append(Media(_MEDIA[kind], at=f"{path}.{index}", source=link(part.get(kind), "data", "url")))
-            continue
-        if kind != "text":
-            raise field_error(f"{path}.{index}.type", "unsupported content[].type")
-        if not isinstance(part.get("text"), str):
-            raise field_error(f"{path}.{index}.text", "must be a string")
-        found.append(part["text"])
+    reader = PartReader()
+    found = [part.text if isinstance(part, TextPart) else part for part in reader.read(parts, path)]
+    if reader.skipped:
+        raise field_error(path, "unsupported content[].type")
     media = tuple(part for part in found if isinstance(part, Media))
     text = "".join(part for part in found if isinstance(part, str))
     return TextWithMedia(text, media, lambda _: found) if media else text

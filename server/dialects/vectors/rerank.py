@@ -10,30 +10,38 @@ import re
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import orjson
+from pydantic import Field
 
 from server.dialects.common import Json
-from server.dialects.fields import Body, Count, Strings, Text, field_error, parse
+from server.dialects.fields import Body, Count, field_error, parse
 from server.dialects.vectors.embeddings import MAX_INPUTS
-from server.dialects.warnings import Fields, fields_of
+from server.dialects.warnings import known_fields
 from server.engine.runner_api import Pooling, Vectors
-from server.errors import InvalidRequest
 from server.pool.model import LoadedModel, cannot_rerank
 from server.vocab import Vocab
 
 _PLACES = re.compile(r"\{(query|document)\}")
-_WANTED = '"documents" must be a non-empty string array'
+
+
+class Document(Body):
+    """A text of a document."""
+
+    text: str
+
+
+Documents = Annotated[list[str | Document], Field(min_length=1, max_length=MAX_INPUTS)]
 
 
 class RerankBody(Body):
     """The body of every rerank endpoint."""
 
     model: str | None = None
-    query: Text = None
-    documents: Strings = None
-    texts: Strings = None
+    query: str
+    documents: Documents | None = None
+    texts: Documents | None = None
     top_n: Count | None = None
     return_documents: bool | None = None
     return_text: bool | None = None
@@ -41,8 +49,7 @@ class RerankBody(Body):
 
 
 ResponseFormat = Literal["jina", "tei", "cohere"]
-FIELDS = fields_of(RerankBody, documents=Fields("text"), texts=Fields("text"))
-COHERE_FIELDS = FIELDS.without("texts", "return_text", "raw_scores")
+COHERE_FIELDS = known_fields(RerankBody).keys() - {"texts", "return_text", "raw_scores"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,17 +109,11 @@ class RerankJob:
 def read_rerank(given: object, *, cohere: bool = False) -> Rerank:
     """Validate the fields that don't depend on a model. `cohere`: the endpoint is Cohere's. Raises `InvalidRequest`."""
     body = parse(RerankBody, given)
-    if body.query is None:
-        raise InvalidRequest('"query" must be provided', "query")
-    if not isinstance(body.query, str):
-        raise InvalidRequest('"query" must be a string', "query")
-    given_as = "texts" if body.documents is None and body.texts is not None and not cohere else "documents"
-    documents = body.texts if given_as == "texts" else body.documents
-    if not isinstance(documents, list) or not documents:
-        raise InvalidRequest(_WANTED, given_as)
-    if len(documents) > MAX_INPUTS:
-        raise field_error(given_as, f"has {len(documents)} texts, at most {MAX_INPUTS} are possible")
-    texts = [_text(document, f"{given_as}.{index}") for index, document in enumerate(documents)]
+    uses_texts = body.documents is None and body.texts is not None and not cohere
+    documents = body.texts if uses_texts else body.documents
+    if documents is None:
+        raise field_error("documents", "is required")
+    texts = [each.text if isinstance(each, Document) else each for each in documents]
     shape: ResponseFormat = "cohere" if cohere else "jina" if body.texts is None else "tei"
     return Rerank(body, body.query, texts, shape)
 
@@ -143,13 +144,6 @@ def _pairs(query: str, documents: Sequence[str], vocab: Vocab) -> list[list[int]
     between = [vocab.sep] if vocab.add_sep and vocab.sep != -1 else []
     first = begin + vocab.tokenize(query, add_special=False, parse_special=False) + end + between
     return [first + vocab.tokenize(text, add_special=False, parse_special=False) + end for text in documents]
-
-
-def _text(document: object, path: str) -> str:
-    text = document.get("text") if isinstance(document, dict) else document
-    if not isinstance(text, str):
-        raise InvalidRequest(_WANTED, path)
-    return text
 
 
 def _probability(vectors: Vectors) -> float:

@@ -30,8 +30,7 @@ async def test_what_is_left_out_of_a_prompt_is_named_in_the_same_header(
 
 
 HI = {"role": "user", "content": "hi"}
-FUNCTION = {"name": "f", "parameters": {"type": "object", "foo": 1}}
-DEMO = {"path": "demo.gguf", "load": "startup", "lora": ["a.gguf"], "n_predict": 8}
+DEMO = {"path": "demo.gguf", "load": "startup", "n_predict": 8}
 EMBED = {"path": "e.gguf", "load": "startup", "embedding": True, "pooling": "mean"}
 RANKER = {"path": "r.gguf", "load": "startup", "reranking": True}
 
@@ -39,76 +38,34 @@ RANKER = {"path": "r.gguf", "load": "startup", "reranking": True}
 @pytest.mark.parametrize(
     ("path", "body", "unknown"),
     [
-        ("/v1/chat/completions", {"messages": [HI], "max_token": 3}, ["max_token"]),
-        ("/v1/chat/completions", {"messages": [HI, HI | {"foo": 1}]}, ["messages[1].foo"]),
         (
             "/v1/chat/completions",
-            {"messages": [HI, {"role": "user", "content": [{"type": "text", "text": "a", "foo": 1}]}]},
-            ["messages[1].content[0].foo"],
+            {"messages": [HI], "max_token": 3, "stream_options": {"include_usages": True}},
+            ["max_token", "stream_options.include_usages"],
         ),
-        (
-            "/v1/chat/completions",
-            {
-                "messages": [HI],
-                "tools": [{"type": "function", "function": FUNCTION | {"bar": 1}, "baz": None}],
-                "stream_options": {"include_usages": True},
-                "response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": {"x": 1}, "y": 1}},
-            },
-            ["response_format.json_schema.y", "tools[0].function.bar", "stream_options.include_usages"],
-        ),
-        ("/v1/chat/completions", {"messages": [HI], "lora": [{"id": 0, "scale": 1, "scal": 1}]}, ["lora[0].scal"]),
-        ("/v1/completions", {"prompt": {"prompt_string": "hi", "foo": 1}}, ["prompt.foo"]),
         ("/completion", {"prompt": "hi", "n_predcit": 1}, ["n_predcit"]),
-        (
-            "/infill",
-            {"input_prefix": "", "input_suffix": "", "input_extra": [{"text": "", "fn": ""}]},
-            ["input_extra[0].fn"],
-        ),
+        ("/infill", {"input_prefix": "", "input_suffix": "", "input_extr": []}, ["input_extr"]),
         (
             "/v1/messages",
-            {
-                "messages": [HI | {"foo": 1, "content": [{"type": "text", "text": "a", "bar": 1}]}],
-                "tools": [{"name": "f", "input_schema": {"type": "object"}, "typo": 1}],
-                "system": [{"type": "text", "text": "a", "foo": 1}],
-                "thinking": {"type": "disabled", "budget": 1},
-                "fallbacks": [{"model": "m"}],
-            },
-            [
-                *("fallbacks", "thinking.budget", "system[0].foo", "messages[0].foo"),
-                *("messages[0].content[0].bar", "tools[0].typo"),
-            ],
+            {"messages": [HI], "thinking": {"type": "disabled", "budget": 1}, "fallbacks": [{"model": "m"}]},
+            ["fallbacks", "thinking.budget"],
         ),
         (
             "/v1/responses",
-            {
-                "input": [HI, HI | {"content": [{"type": "input_text", "text": "a", "foo": 1}]}],
-                "tools": [{"type": "namespace", "name": "n", "tools": [{"type": "function"} | FUNCTION | {"bar": 1}]}],
-                "reasoning": {"effort": "low", "foo": 1},
-                "messages": [],
-            },
-            ["messages", "reasoning.foo", "input[1].content[0].foo", "tools[0].tools[0].bar"],
+            {"input": [HI], "reasoning": {"effort": "low", "foo": 1}, "messages": []},
+            ["messages", "reasoning.foo"],
         ),
         ("/v1/embeddings", {"input": "a", "dimension": 3}, ["dimension"]),
-        ("/embeddings", {"content": {"prompt_string": "a", "foo": 1}}, ["content.foo"]),
-        (
-            "/v1/rerank",
-            {"query": "q", "documents": ["a", {"text": "b", "foo": 1}], "topn": 1},
-            ["topn", "documents[1].foo"],
-        ),
+        ("/v1/rerank", {"query": "q", "documents": ["a"], "topn": 1}, ["topn"]),
         ("/tokenize", {"content": "a", "with_piece": True}, ["with_piece"]),
         ("/detokenize", {"tokens": [1], "foo": True}, ["foo"]),
         (
             "/api/chat",
-            {"messages": [HI | {"foo": 1}], "options": {"temprature": 1, "num_ctx": 9}, "stream": False, "foo": 1},
-            ["foo", "options.temprature", "messages[0].foo"],
+            {"messages": [HI], "options": {"temprature": 1, "num_ctx": 9}, "stream": False, "foo": 1},
+            ["foo", "options.temprature"],
         ),
-        (
-            "/api/generate",
-            {"prompt": "hi", "options": {"foo": 1}, "stream": False, "contxt": []},
-            ["contxt", "options.foo"],
-        ),
-        ("/api/embed", {"input": "a", "dimension": 3, "options": {"foo": 1}}, ["dimension", "options.foo"]),
-        ("/v1/conversations", {"items": [HI | {"foo": 1}], "meta": {}}, ["meta", "items[0].foo"]),
+        ("/api/embed", {"input": "a", "dimension": 3}, ["dimension"]),
+        ("/v1/conversations", {"items": [HI], "meta": {}}, ["meta"]),
     ],
 )
 async def test_an_unknown_field_is_listed_by_its_path(

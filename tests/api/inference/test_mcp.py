@@ -301,7 +301,7 @@ async def test_keys_and_the_server_allow_servers(serve: Serve, tmp_path: Any) ->
                 ("all", mcp("x", server_url="http://u:p@127.0.0.1/mcp"), 400, "tools.0.server_url"),
                 ("all", mcp("x", server_url="file:///etc/passwd"), 400, "tools.0.server_url"),
                 ("all", mcp("x", server_url=url, headers={"X-A": "b\r\nc: d"}), 400, "tools.0.headers"),
-                ("all", mcp("x", server_url=url, headers={"Host": "inner"}), 400, "tools.0.headers: the header Host"),
+                ("all", mcp("x", server_url=url, headers={"Host": "inner"}), 400, "tools.0.headers': the header Host"),
                 ("all", mcp("x", server_url=url, headers={"transfer-encoding": "chunked"}), 400, "tools.0.headers"),
                 ("all", mcp("x", server_url=url, headers={"Proxy-Authorization": "x"}), 400, "tools.0.headers"),
                 ("all", mcp("x", server_url=url, headers={f"x-{n}": "" for n in range(101)}), 400, "at most 100"),

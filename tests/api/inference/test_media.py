@@ -205,10 +205,10 @@ async def test_damaged_sounds_and_wrong_fields_are_the_clients_fault(client: ope
 
     assert "file: Failed to load image or audio file" in await refused(SOUND[:20])
     assert "neither PNG" in await refused(b"hello")
-    assert "must be one of json, text" in await refused(response_format="xml")
+    assert "'response_format': must be" in await refused(response_format="xml")
     assert "no times of words" in await refused(timestamp_granularities=["word"])
-    assert "must be a number" in await refused(temperature="warm")
-    assert "must be true or false" in await refused(stream="maybe")
+    assert "'temperature': must be" in await refused(temperature="warm")
+    assert "'stream': must be" in await refused(stream="maybe")
     assert "can't be used with response_format srt" in await refused(stream="true", response_format="srt")
 
 

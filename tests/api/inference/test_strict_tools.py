@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from server.dialects.chat.parse import REASONING_END
 from tests.api.conftest import Serve
 from tests.api.management.test_control import begun, rest
 from tests.api.streams import posting
@@ -86,7 +85,7 @@ async def test_thoughts_of_a_chat_with_strict_calls_can_be_ended(serve: Serve, s
     body |= {"stream": True, "temperature": 0, "max_tokens": 150, "reasoning_control": True}
     async with serve(loader, models=MODELS) as api, posting(api.app, "/v1/chat/completions", body) as exchange:
         completion = await begun(exchange, steps)
-        control = {"id": completion, "action": REASONING_END}
+        control = {"id": completion, "action": "reasoning_end"}
         reply = await api.client.post("/v1/chat/completions/control", json=control)
         assert reply.json() == {"success": True}
         thoughts, content = await rest(exchange, steps)

@@ -4,7 +4,7 @@ import dataclasses
 import inspect
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import get_overloads
 
 import pytest
@@ -19,12 +19,12 @@ from llamapool.client.models import ModelsClientAPI
 from llamapool.client.openai_completions import CompletionsClientAPI
 from llamapool.client.responses import ResponsesClientAPI
 from llamapool.client.slots import SlotsClientAPI
-from server.dialects.chat.parse import FIELDS as CHAT
+from server.dialects.chat.parse import ChatBody
 from server.dialects.completions.parse import CompletionBody
 from server.dialects.messages.parse import MessagesBody
 from server.dialects.native.parse import InfillBody, NativeBody
-from server.dialects.responses.parse import FIELDS as RESPONSES
-from server.dialects.warnings import fields_of
+from server.dialects.responses.parse import ResponsesBody
+from server.dialects.warnings import known_fields
 from tests.support.real_server import ROOT
 
 METHODS: dict[Callable[..., object], str] = {
@@ -85,12 +85,12 @@ FIELDS = {
 }
 
 BODIES = [
-    (ChatCompletionsAPI.create, fields.ChatFields, CHAT.names),
-    (CompletionsClientAPI.create, fields.TextFields, fields_of(CompletionBody).names),
-    (LlamaCppClient.complete, fields.CompletionFields, fields_of(NativeBody).names),
-    (LlamaCppClient.infill, fields.InfillFields, fields_of(InfillBody).names),
-    (MessagesClientAPI.create, fields.MessageFields, fields_of(MessagesBody).names),
-    (ResponsesClientAPI.create, fields.ResponseFields, RESPONSES.names),
+    (ChatCompletionsAPI.create, fields.ChatFields, known_fields(ChatBody)),
+    (CompletionsClientAPI.create, fields.TextFields, known_fields(CompletionBody)),
+    (LlamaCppClient.complete, fields.CompletionFields, known_fields(NativeBody)),
+    (LlamaCppClient.infill, fields.InfillFields, known_fields(InfillBody)),
+    (MessagesClientAPI.create, fields.MessageFields, known_fields(MessagesBody).keys() - set(MessagesBody.also_known)),
+    (ResponsesClientAPI.create, fields.ResponseFields, known_fields(ResponsesBody)),
 ]
 
 
@@ -108,7 +108,7 @@ def test_each_method_has_the_parameters_and_defaults(method: Callable[..., objec
 
 @pytest.mark.parametrize(("method", "typed", "known"), BODIES, ids=lambda given: getattr(given, "__qualname__", ""))
 def test_each_field_that_the_server_reads_is_typed(
-    method: Callable[..., object], typed: type, known: frozenset[str]
+    method: Callable[..., object], typed: type, known: Collection[str]
 ) -> None:
     shown = next(overload for overload in get_overloads(method))
     named = {name for name in inspect.signature(shown).parameters if name not in ("self", "kwargs")}

@@ -35,42 +35,6 @@ def test_stop_is_one_string_or_a_list(stop: object, expected: tuple[str, ...]) -
     assert request(stop=stop).stop == expected
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("stop", 5),
-        ("stop", [5]),
-        ("stop", ["a"] * 65),
-        ("stop", "a" * 1025),
-        ("max_tokens", -2),
-        ("max_tokens", 2**31),
-        ("n", 0),
-        ("n", 129),
-        ("n_cmpl", 129),
-        ("id_slot", 4),
-        ("id_slot", -2),
-        ("n_probs", 1001),
-        ("stream", "yes"),
-        ("t_max_predict_ms", -2),
-        ("model", 5),
-        ("n_indent", -1),
-        ("post_sampling_probs", 1),
-        ("n_keep", -2),
-        ("n_discard", -1),
-        ("n_cache_reuse", -1),
-        ("sse_ping_interval", -2),
-        ("reasoning_budget_tokens", -2),
-        ("reasoning_budget_message", 5),
-        ("reasoning_budget_message", "x" * 4097),
-        ("stream_options", "x"),
-    ],
-)
-def test_a_wrong_field_is_refused_by_name(name: str, value: object) -> None:
-    error = refused(**{name: value})
-    assert error.param == name
-    assert name in error.message
-
-
 ADAPTERS = (Adapter(0, "a.gguf", 1.0), Adapter(1, "b.gguf", 1.0))
 
 

@@ -16,6 +16,7 @@ from server.chat.conversation import Conversation
 from server.chat.prepare import prompt_of
 from server.dialects.chat import parse as chat
 from server.dialects.chat.parse import parse_chat
+from server.dialects.fields import Body
 from server.dialects.messages import parse as messages
 from server.dialects.messages.parse import parse_messages
 from server.dialects.ollama import parse as ollama
@@ -105,11 +106,11 @@ def test_there_are_recordings_of_every_format() -> None:
 
 
 def test_every_field_of_theirs_is_known_or_changes_no_reply() -> None:
-    known = {
-        "/v1/chat/completions": chat.FIELDS,
-        "/v1/messages": messages.FIELDS,
-        "/v1/responses": responses.FIELDS,
-        "/api/chat": ollama.CHAT_FIELDS,
+    known: dict[str, type[Body]] = {
+        "/v1/chat/completions": chat.ChatBody,
+        "/v1/messages": messages.MessagesBody,
+        "/v1/responses": responses.ResponsesBody,
+        "/api/chat": ollama.OllamaChatBody,
     }
     found = {case: unknown_fields(body, known[path]) for case, (path, body) in bodies().items() if path in known}
     assert {case: fields for case, fields in found.items() if fields} == {}

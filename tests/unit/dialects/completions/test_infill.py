@@ -57,4 +57,4 @@ def test_all_options_of_a_completion_are_taken() -> None:
 
 
 def test_a_file_without_a_name_has_llama_servers() -> None:
-    assert Extra("x").filename == "tmp"
+    assert Extra(text="x").filename == "tmp"

@@ -31,5 +31,5 @@ def test_a_model_that_sees_nothing_is_given_none() -> None:
 def test_parts_that_the_model_can_not_be_shown_are_named() -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "input_audio", "input_audio": {"url": "aa"}}]
     (prompt,) = read_embeddings({"input": {"content": parts}}, native=False).prompts
-    with pytest.raises(InvalidRequest, match=r"^input\.content\.1: audio input"):
+    with pytest.raises(InvalidRequest, match=r"^input\.content\.1\.type: audio input"):
         read_prompt(prompt, SEEING, SEEN, "input")

@@ -1,0 +1,143 @@
+"""Content parts of OpenAI's chat and Responses, which clients mix, and the media of all APIs."""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import unquote
+
+from server.chat.conversation import Media, MediaKind, Part, TextPart
+from server.dialects.fields import as_object, string_of, wrong_type
+from server.dialects.warnings import left_out
+from server.media.source import MediaUrl, Source, StoredFile
+
+TEXTS = {
+    **dict.fromkeys(("text", "input_text", "output_text", "summary_text", "reasoning_text"), "text"),
+    "refusal": "refusal",
+}
+MEDIA: Mapping[str, MediaKind] = {
+    **dict.fromkeys(("image_url", "input_image", "computer_screenshot"), "image"),
+    **dict.fromkeys(("input_audio", "audio_url"), "audio"),
+    **dict.fromkeys(("input_video", "video_url"), "video"),
+    **dict.fromkeys(("file", "input_file"), "document"),
+}
+REASONING = ("thinking", "reasoning", "redacted_thinking")
+_PLACES = ("data", "url", "file_data")
+"""Where the object of a part has its file."""
+
+
+@dataclass(slots=True)
+class PartReader:
+    """Reads lists of parts. ``skipped``: how many objects were omitted, by what they are and their type."""
+
+    skipped: Counter[tuple[str, str]] = field(default_factory=Counter)
+
+    def warnings(self) -> list[str]:
+        """Return a warning for each type of omitted objects."""
+        return [left_out(what, kind, number) for (what, kind), number in self.skipped.items()]
+
+    def read(self, given: object, path: str) -> list[Part]:
+        """Return the parts of a text or a list. Raises `InvalidRequest` with the path of the part."""
+        if isinstance(given, str):
+            return [TextPart(given)] if given else []
+        if not isinstance(given, list):
+            raise wrong_type(path, "a string or an array", given)
+        found = (self._part(part, f"{path}.{index}") for index, part in enumerate(given))
+        return [part for part in found if part is not None]
+
+    def _part(self, given: object, path: str) -> Part | None:
+        given = as_object(given, path)
+        kind = given.get("type")
+        if not isinstance(kind, str):
+            raise wrong_type(f"{path}.type", "a text such as input_text", kind)
+        if kind in TEXTS:
+            return TextPart(string_of(given, TEXTS[kind], path))
+        if kind in MEDIA:
+            return _medium(given, kind, path)
+        if kind in REASONING:
+            return None
+        said = next((given[key] for key in ("text", "logs") if isinstance(given.get(key), str)), None)
+        if said is None:
+            self.skipped["parts", kind] += 1
+            return None
+        return TextPart(said)
+
+
+def _medium(given: Mapping[str, Any], kind: str, path: str) -> Media:
+    if kind in ("file", "input_file"):
+        file = given.get("file") if kind == "file" else given
+        return file_of(file if isinstance(file, dict) else {}, path if file is given else f"{path}.file")
+    name, at = given.get("filename"), f"{path}.type"
+    found: Source | None
+    if MEDIA[kind] == "image":
+        found = image_source(given, *_PLACES)
+    else:
+        written = given.get(kind) or given.get("video_url") or dict(given)  # an object, or a URL alone
+        found = link(written, *_PLACES)
+    return Media(MEDIA[kind], name if isinstance(name, str) else "", at, found)
+
+
+_KINDS: tuple[MediaKind, ...] = ("image", "audio", "video")
+_ENDINGS: Mapping[str, MediaKind] = {
+    **dict.fromkeys(("png", "jpg", "jpeg", "gif", "bmp", "webp", "avif", "heic", "heif"), "image"),
+    **dict.fromkeys(("wav", "mp3", "flac"), "audio"),
+    **dict.fromkeys(("mp4", "mov", "m4v", "webm", "mkv", "avi"), "video"),
+}
+
+
+def link(given: object, *keys: str) -> MediaUrl | None:
+    """The address, or the file in base64: a text, or an object that has it under one of `keys`; None for nothing that
+    can be read."""
+    if isinstance(given, dict):
+        given = next((given[key] for key in keys if isinstance(given.get(key), str) and given[key]), None)
+    return MediaUrl(given) if isinstance(given, str) and given else None
+
+
+def image_source(given: Mapping[str, Any], *keys: str) -> Source | None:
+    """Return where an image of OpenAI's formats is: ``file_id``, or an object or a text under ``image_url``."""
+    file_id = given.get("file_id")
+    found = link(given.get("image_url"), *keys)
+    return StoredFile(file_id) if found is None and isinstance(file_id, str) and file_id else found
+
+
+def kind_of_type(media_type: object) -> MediaKind:
+    """Return ``image`` for ``image/png``, and ``document`` for all types other than image, audio and video."""
+    first = media_type.partition("/")[0] if isinstance(media_type, str) else ""
+    return next((kind for kind in _KINDS if kind == first), "document")
+
+
+def file_of(given: Mapping[str, Any], path: str) -> Media:
+    """Return a file of OpenAI's formats: ``file_data``, ``file_url``, or an uploaded ``file_id``.
+
+    Its type or its name determines the kind, else its content.
+    """
+    name = given["filename"] if isinstance(given.get("filename"), str) else ""
+    low_detail = given.get("detail") == "low"
+    for key in ("file_data", "file_url", "file_id"):
+        value = given.get(key)
+        if not isinstance(value, str) or not value:
+            continue
+        at = f"{path}.{key}"
+        if key == "file_id":
+            return Media("document", name, at, StoredFile(value, low_detail))
+        if value.startswith("data:"):
+            kind = kind_of_type(value[len("data:") :].partition(",")[0].partition(";")[0])
+            if kind != "document":
+                return Media(kind, name, at, MediaUrl(value))
+            return Media(kind, name, at, MediaUrl(value, name, low_detail))
+        shown = name or (_file_name(value) if key == "file_url" else "")
+        kind = _ENDINGS.get(shown.rpartition(".")[2].lower(), "document")
+        if kind != "document":
+            return Media(kind, name, at, MediaUrl(value))
+        return Media(kind, shown, at, MediaUrl(value, shown, low_detail))
+    return Media("document", name, path)
+
+
+def document_at(url: str, name: str = "") -> tuple[str, MediaUrl]:
+    """Return the name and the source of a document at a URL."""
+    return name or _file_name(url), MediaUrl(url, _file_name(url))
+
+
+def _file_name(url: str) -> str:
+    """Return the last segment of a URL's path."""
+    return unquote(url.partition("#")[0].partition("?")[0].rstrip("/").rpartition("/")[2])
