@@ -22,19 +22,6 @@ class Answer(BaseModel):
     sure: bool
 
 
-def test_log_probabilities_come_with_the_text(client: OpenAI) -> None:
-    response = client.responses.create(
-        **OPTIONS, input="hello", include=["message.output_text.logprobs"], top_logprobs=2
-    )
-    message = response.output[0]
-    assert message.type == "message"
-    part = message.content[0]
-    assert part.type == "output_text"
-    assert part.logprobs is not None
-    assert len(part.logprobs) == 16
-    assert all(len(token.top_logprobs) == 2 for token in part.logprobs)
-
-
 def test_the_stream_helper_parses_too(client: OpenAI) -> None:
     with client.responses.stream(model=MODEL, input="hello", text_format=Answer, max_output_tokens=400) as stream:
         done = [event for event in stream if event.type == "response.output_text.done"]
