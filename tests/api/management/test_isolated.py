@@ -5,6 +5,7 @@ import base64
 import itertools
 import os
 import signal
+import subprocess
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
@@ -97,6 +98,12 @@ def start() -> Start:
     return started
 
 
+@pytest.fixture
+def new_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Start workers as in production: as children of this process, with an environment of their own."""
+    monkeypatch.setattr("server.pool.worker.parent.subprocess", subprocess)
+
+
 def engine(api: Api, model: str = "demo") -> IsolatedEngine:
     """A loaded model's engine."""
     loaded = api.pool.state(model).loaded
@@ -121,6 +128,7 @@ async def until_streamed(exchange: Exchange) -> None:
         pass
 
 
+@pytest.mark.usefixtures("new_processes")
 async def test_a_reply_is_the_same_as_in_the_servers_own_process(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LLAMA_API_KEY", "secret")
     async with start("plain", metrics=True) as api:
@@ -148,6 +156,7 @@ async def test_by_itself_a_model_has_a_process_where_a_gpu_computes(start: Start
         assert engine(api).supervisor.pid
 
 
+@pytest.mark.usefixtures("new_processes")
 async def test_where_nothing_is_loaded_yet_a_process_reads_the_memory_and_ends(
     start: Start, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -322,6 +331,7 @@ async def test_what_is_told_outside_crosses(start: Start) -> None:
         await until(lambda: 0 < engine(api).stats.kv_cells_cached < engine(api).stats.kv_cells)
 
 
+@pytest.mark.usefixtures("new_processes")
 @pytest.mark.parametrize(("at", "unloads"), [("least", True), ("load", False)])
 async def test_a_load_that_never_ends_ends_with_an_unload_and_with_the_server(
     start: Start, at: str, unloads: bool
