@@ -40,17 +40,11 @@ from server.pool.worker.messages import (
     Encoder,
     Endpoint,
     EngineStatus,
-    Failing,
     GeneratorFacts,
     HandleTable,
     LoadedFacts,
-    Loading,
-    LoadProgress,
-    LogRecord,
     ReaderFacts,
     RemoteBitmap,
-    Status,
-    Views,
     portable,
 )
 from server.structured.grammar.matcher import Recipe
@@ -152,7 +146,7 @@ class Worker:
 
     def fail(self, reason: str) -> None:
         """Report `reason` and exit."""
-        self.endpoint.post(Failing(reason))
+        self.endpoint.notify("failing", reason)
         self._loop.call_later(1.0, _exit, EXIT_FAILED)
 
     async def send_heartbeats(self) -> NoReturn:
@@ -164,7 +158,7 @@ class Worker:
                 if reason := served.model.failure:
                     self.fail(f"a step thread has failed: {reason}")
             else:
-                self.endpoint.post(Loading(load_effort()))
+                self.endpoint.notify("loading", load_effort())
             await asyncio.sleep(BUSY_HEARTBEAT_S if served is None or served.busy else IDLE_HEARTBEAT_S)
 
     async def in_thread(self, work: Callable[[], T]) -> T:
@@ -220,7 +214,7 @@ class Worker:
 
     async def _load(self, spec: ModelSpec, prepares: bool) -> LoadedFacts:
         load = Load(
-            *(spec, self.loader, _no_template, lambda value: self.endpoint.post(LoadProgress(value))),
+            *(spec, self.loader, _no_template, partial(self.endpoint.notify, "progress")),
             *(self._loop.time, Factories().grammar, lambda: prepares),
         )
         load.take(Fit(spec))
@@ -253,7 +247,7 @@ class _Outlet:
     def __init__(self, endpoint: Endpoint, loop: asyncio.AbstractEventLoop) -> None:
         self._endpoint, self._loop = endpoint, loop
         self._lock = threading.Lock()
-        self.status: Callable[[], Status] = Status
+        self.status: Callable[[], Sequence[EngineStatus | None]] = lambda: (None, None)
         self.clean: Callable[[], None] = lambda: None  # called on the loop after a request has ended
         self._status_at = 0.0
 
@@ -273,7 +267,7 @@ class _Outlet:
         """Send the engines' status. Locked, so that an older one is never sent after a newer one."""
         with self._lock:
             self._status_at = time.monotonic()
-            self._endpoint.send(self.status())
+            self._endpoint.notify_now("status", *self.status())
 
 
 class Served:
@@ -417,7 +411,7 @@ class Served:
 
     # ---- status
 
-    def _status(self) -> Status:
+    def _status(self) -> tuple[EngineStatus | None, EngineStatus | None]:
         """Return the state of both engines. Thread-safe."""
         generator, embedder = self._generator, self._embedder
         generates = embeds = None
@@ -431,7 +425,7 @@ class Served:
             inputs = tuple(embedder.slots())
             none = (-1,) * len(inputs)
             embeds = EngineStatus(self._n_jobs, embedder.busy, embedder.heartbeats, embedder.stats, inputs, none)
-        return Status(generates, embeds)
+        return generates, embeds
 
     def _watch(self, wanted: bool) -> None:
         assert self._generator is not None
@@ -444,7 +438,7 @@ class Served:
 
     async def _send_views(self, engine: ReportingEngine) -> None:
         while True:
-            self._worker.endpoint.post(Views(engine.views(), engine.ended(), engine.cached_states()))
+            self._worker.endpoint.notify("views", engine.views(), engine.ended(), engine.cached_states())
             await asyncio.sleep(VIEWS_INTERVAL_S)
 
     # ---- other calls
@@ -523,4 +517,4 @@ class _ServerHandler(logging.Handler):
             record.exc_text = logging.Formatter().formatException(record.exc_info)
         fields = {key: value for key, value in vars(record).items() if isinstance(value, str | int | float)}
         with contextlib.suppress(RuntimeError):
-            self._endpoint.post(LogRecord(fields | {"msg": record.getMessage()}))
+            self._endpoint.notify("log", fields | {"msg": record.getMessage()})

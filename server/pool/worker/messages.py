@@ -36,7 +36,7 @@ from server.engine.lora import Adapter
 from server.engine.prefix_cache import Checkpoint, SlotState, new_bytes
 from server.engine.request import Bounds, Event, Text
 from server.engine.runner_api import EmbedderInfo
-from server.engine.snapshots import ChoiceView, InstanceView, SlotSnapshot, TierView
+from server.engine.snapshots import SlotSnapshot
 from server.engine.stats import EngineStats
 from server.errors import CONTAINED, InternalError, LlamapoolError
 from server.media.bitmap import Bitmap, BitmapKind
@@ -47,6 +47,8 @@ from server.vocab import Vocab
 
 LONG_BYTES = 1 << 16
 _READ_BYTES = 1 << 18
+CANCEL = "cancel_call"
+"""A function of both ends: the caller no longer waits for a `Reply`."""
 _HEADER = struct.Struct("<II")
 _OURS = ("server.engine.", "server.pool.", "server.media.", "server.structured.")
 _ACTIVE = ("server.pool.worker.parent", "server.pool.worker.proxies", "server.pool.lifecycle", "server.pool.loading")
@@ -81,14 +83,7 @@ class Reply:
     error: LlamapoolError | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class CancelCall:
-    """The caller no longer waits for a `Reply`."""
-
-    number: int
-
-
-# ---- from the worker
+# ---- events and status of the worker
 
 
 Texts: TypeAlias = list[tuple[int, list[tuple[int, str, tuple[int, ...]]]]]
@@ -142,51 +137,6 @@ class EngineStatus:
     stats: EngineStats
     slots: tuple[SlotSnapshot, ...]
     requests: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Status:
-    """A heartbeat with the state of the engines."""
-
-    generator: EngineStatus | None = None
-    embedder: EngineStatus | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Loading:
-    """A heartbeat during a load. ``effort`` changes while the load advances."""
-
-    effort: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class LoadProgress:
-    """The loaded part of the weights, 0 to 1."""
-
-    value: float
-
-
-@dataclass(frozen=True, slots=True)
-class Views:
-    """What a watched engine shows."""
-
-    instances: Sequence[InstanceView]
-    ended: Sequence[ChoiceView]
-    cached: Mapping[str, TierView]
-
-
-@dataclass(frozen=True, slots=True)
-class LogRecord:
-    """The fields of a `logging.LogRecord`."""
-
-    fields: dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Failing:
-    """The worker is about to exit because of ``reason``."""
-
-    reason: str
 
 
 # ---- results of calls
@@ -563,8 +513,8 @@ class Endpoint:
     """One end of the connections to the other process: exchanges messages, and calls functions in both directions.
 
     Created and used on the event loop, except `post` and `send`, which are thread-safe. `encode` and `decode` convert
-    messages. `receive` gets all messages except calls and replies, in batches; `functions` are what the other end may
-    call by name. `lost` is called when the connection has ended, `invalid` when a message could not be processed.
+    messages. `receive` gets the events of steps by request number; `functions` are what the other end may call by
+    name. `lost` is called when the connection has ended, `invalid` when a message could not be processed.
     """
 
     def __init__(
@@ -572,15 +522,17 @@ class Endpoint:
         ends: Sequence[socket.socket],
         encode: Callable[[object], Encoded],
         decode: Callable[[bytes, Buffers], Any],
-        receive: Callable[[Sequence[Any]], None],
-        functions: Mapping[str, Callable[..., Any]],
+        receive: Callable[[dict[int, list[Event]]], None],
+        functions: dict[str, Callable[..., Any]],
         lost: Callable[[], None],
         invalid: Callable[[Exception], None],
         short_link: type[Link] = Link,
     ) -> None:
         self._loop, self._thread = asyncio.get_running_loop(), threading.get_ident()
         self._encode, self._decode, self._receive = encode, decode, receive
-        self._functions, self._invalid = functions, invalid
+        self._functions = functions
+        functions[CANCEL] = self._cancel
+        self._invalid = invalid
         self._inbox: deque[tuple[bytes, Buffers]] = deque()
         self._scheduled = False
         self._numbers = itertools.count(1)
@@ -603,15 +555,15 @@ class Endpoint:
         """Queue an encoded message; never blocks."""
         (self._long if message[1] else self._short).post(message)
 
-    def send(self, message: object) -> None:
-        """Send a short message in this thread; blocks while the other end does not read."""
-        self._short.send(*self._encode(message))
+    def notify_now(self, function: str, *arguments: object) -> None:
+        """Notify in this thread, with a short message; blocks while the other end does not read."""
+        self._short.send(*self._encode(Call(0, function, arguments)))
 
     def send_events(self, batch: list[tuple[int, list[Event]]]) -> None:
-        """Send the events of a step as `send` does."""
+        """Send the events of a step in this thread; blocks while the other end does not read."""
         texts = texts_of(batch)
         if texts is None:
-            self.send(StepEvents(batch))
+            self._short.send(*self._encode(StepEvents(batch)))
         else:
             self._short.send(pickle.dumps(texts, pickle.HIGHEST_PROTOCOL))
 
@@ -627,7 +579,7 @@ class Endpoint:
             self.post(Call(number, function, arguments))
             return await result
         except asyncio.CancelledError:
-            self.post(CancelCall(number))
+            self.notify(CANCEL, number)
             raise
         finally:
             del self._calls[number]
@@ -656,7 +608,7 @@ class Endpoint:
 
     def _process(self) -> None:
         self._scheduled = False
-        others: list[Any] = []
+        events: list[StepEvents | Texts] = []
         try:
             while self._inbox:
                 match self._decode(*self._inbox.popleft()):
@@ -664,13 +616,10 @@ class Endpoint:
                         self._called(number, self._functions[function], arguments)
                     case Reply(number, value, error):
                         self._replied(number, value, error)
-                    case CancelCall(number):
-                        if number in self._answers:
-                            self._answers[number].cancel()
                     case message:
-                        others.append(message)
-            if others:
-                self._receive(others)
+                        events.append(message)
+            if events:
+                self._receive(merged(events))
         except Exception as error:  # noqa: BLE001 - whatever the other process sent
             self._invalid(error)
 
@@ -680,6 +629,10 @@ class Endpoint:
             return
         self._answers[number] = task = self._loop.create_task(self._answer(number, function(*arguments)))
         task.add_done_callback(lambda _: self._answers.pop(number))
+
+    def _cancel(self, number: int) -> None:
+        if number in self._answers:
+            self._answers[number].cancel()
 
     async def _answer(self, number: int, result: Awaitable[Any]) -> None:
         try:

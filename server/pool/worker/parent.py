@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import itertools
 import logging
 import math
 import os
@@ -18,8 +17,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from server.engine.request import Request
-from server.errors import InternalError, LlamapoolError, ModelEnded, ModelFailed, ModelRestarting, Unavailable
+from server.engine.request import Event, Request
+from server.engine.snapshots import ChoiceView, InstanceView, TierView
+from server.errors import LlamapoolError, ModelEnded, ModelFailed, ModelRestarting, Unavailable
 from server.media.bitmap import Bitmap
 from server.pool.memory import Fit, Footprint, Memory
 from server.pool.protocols import Loader
@@ -28,18 +28,11 @@ from server.pool.worker.environment import child_environment
 from server.pool.worker.messages import (
     Encoder,
     Endpoint,
-    Failing,
+    EngineStatus,
     HandleTable,
     LoadedFacts,
-    Loading,
-    LoadProgress,
-    LogRecord,
     LoopLink,
     RestrictedDecoder,
-    Status,
-    StepEvents,
-    Views,
-    merged,
 )
 from server.pool.worker.proxies import EngineProxy, IsolatedEmbedder, IsolatedEngine, IsolatedWeights
 from server.structured.reasoning_end import ReasoningSwitch
@@ -75,9 +68,7 @@ class WorkerProcess:
     """
 
     def __init__(self, supervisor: "WorkerSupervisor") -> None:
-        """Start it. The supervisor receives its messages, a dict of step events by request, and the reason of its
-        end.
-        """
+        """Start it. The supervisor receives its events, its status, and the reason of its end."""
         self._supervisor = supervisor
         self.kill_reason = ""
         self.heard_at = self.advanced_at = time.monotonic()
@@ -105,7 +96,16 @@ class WorkerProcess:
             lambda message: self._encoder().encode(message),
             lambda body, buffers: RestrictedDecoder(body, buffers).load(),
             self._received,
-            {"pixels": self._pixels, "release_bitmap": self.bitmaps.release},
+            {
+                "pixels": self._pixels,
+                "release_bitmap": self.bitmaps.release,
+                "loading": self.loads,
+                "progress": self._progressed,
+                "status": self._status,
+                "views": self._views,
+                "log": _log,
+                "failing": self.kill,
+            },
             self._lost,
             self._invalid,
             LoopLink,
@@ -146,20 +146,33 @@ class WorkerProcess:
 
     # ---- messages
 
-    def _received(self, messages: Sequence[Any]) -> None:
+    def _received(self, events: dict[int, list[Event]]) -> None:
         self.heard_at = time.monotonic()
-        for is_events, group in itertools.groupby(messages, lambda message: type(message) in (list, StepEvents)):
-            for message in [merged(group)] if is_events else group:
-                self._supervisor.received(self, message)
+        self._supervisor.received(self, events)
+
+    def _status(self, generator: EngineStatus | None, embedder: EngineStatus | None) -> None:
+        self.heard_at = time.monotonic()
+        self._supervisor.update(self, generator, embedder)
+
+    def _views(
+        self, instances: Sequence[InstanceView], ended: Sequence[ChoiceView], cached: Mapping[str, TierView]
+    ) -> None:
+        if self._supervisor.generator is not None:
+            self._supervisor.generator.show(instances, ended, cached)
+
+    def _progressed(self, value: float) -> None:
+        self.advanced_at = time.monotonic()
+        self._supervisor.progress(value)
 
     def _invalid(self, error: Exception) -> None:
         log.error("model '%s': its process sent an invalid message", self._supervisor.name, exc_info=error)
         self.kill("its process sent an invalid message")
 
     def loads(self, effort: tuple[int, ...]) -> None:
-        """Record a heartbeat of its load."""
+        """Record a heartbeat of its load. `effort` changes while the load advances."""
+        self.heard_at = time.monotonic()
         if effort != self._effort:
-            self._effort, self.advanced_at = effort, time.monotonic()
+            self._effort, self.advanced_at = effort, self.heard_at
 
     async def _pixels(self, number: int) -> bytes:
         return await asyncio.to_thread(self.bitmaps[number].decoded)
@@ -197,6 +210,14 @@ class WorkerProcess:
         self.endpoint.close()
         self._lost()
         await asyncio.shield(self.ended)
+
+
+def _log(fields: Mapping[str, Any]) -> None:
+    """Handle a log record of the worker as one of this process."""
+    record = logging.makeLogRecord(dict(fields))
+    logger = logging.getLogger(record.name)
+    if logger.isEnabledFor(record.levelno):
+        logger.handle(record)
 
 
 def exit_reason(status: int) -> str:
@@ -248,7 +269,7 @@ class WorkerSupervisor:
         self._settled = asyncio.Event()  # a process serves, or it is known why none could be started
         self._settled.set()
         self._start_error: LlamapoolError | None = None
-        self._progress: Callable[[float], object] = lambda _: None
+        self.progress: Callable[[float], object] = lambda _: None
         self._process: WorkerProcess | None = None
         self._spec: ModelSpec | None = None
         self._facts: LoadedFacts | None = None
@@ -318,7 +339,7 @@ class WorkerSupervisor:
         """Load the model in the worker, and read its vocabulary here. Raises `ModelFailed`, also if the process
         ends.
         """
-        self._spec, self._progress = spec, progress
+        self._spec, self.progress = spec, progress
         facts = self.in_thread(self._load(spec))
         return IsolatedWeights(self, spec, facts, self._local.vocabulary(spec))
 
@@ -379,34 +400,16 @@ class WorkerSupervisor:
 
     # ---- messages
 
-    def received(self, process: WorkerProcess, message: Any) -> None:
-        """Handle a message of a process."""
-        current = process is self._process
-        match message:
-            case dict() if current and self.generator is not None:
-                self.generator.receive(message)
-            case Status(generator, embedder) if current:
-                for engine, status in ((self.generator, generator), (self.embedder, embedder)):
-                    if engine is not None and status is not None:
-                        engine.update(status)
-            case Loading(effort):
-                process.loads(effort)
-            case LoadProgress(value):
-                process.advanced_at = time.monotonic()
-                self._progress(float(value))
-            case Views(instances, ended, cached) if self.generator is not None:
-                self.generator.show(instances, ended, cached)
-            case LogRecord(fields):
-                record = logging.makeLogRecord(dict(fields))
-                logger = logging.getLogger(record.name)
-                if logger.isEnabledFor(record.levelno):
-                    logger.handle(record)
-            case Failing(reason):
-                process.kill(str(reason))
-            case dict() | Status() | Views():
-                pass  # of a process that has been replaced, or before its engines are known
-            case _:
-                raise InternalError(f"a worker process sends no {type(message).__name__}")
+    def received(self, process: WorkerProcess, events: dict[int, list[Event]]) -> None:
+        """Receive the events of steps by request number; those of a replaced process are dropped."""
+        if process is self._process and self.generator is not None:
+            self.generator.receive(events)
+
+    def update(self, process: WorkerProcess, generator: EngineStatus | None, embedder: EngineStatus | None) -> None:
+        """Receive the state of the worker's engines."""
+        for engine, status in ((self.generator, generator), (self.embedder, embedder)):
+            if process is self._process and engine is not None and status is not None:
+                engine.update(status)
 
     def check_progress(self, limit_s: float) -> None:
         """Kill a process that is silent or whose load makes no progress. Called periodically."""
