@@ -66,13 +66,15 @@ def open_pool(
         linger_s=LINGER_S if os.environ.get("LLAMA_SERVER_DEBUG_FAKE_TIMING") else 0.0,
     )
     specs = model_specs(settings)
-    renderer = isolated_renderer() if loader is None else None
-    if renderer is not None and any(spec.load == "startup" for spec in specs):
-        renderer.warm()  # its process starts while the library is imported
-    if in_process is None and loader is None and os.name == "posix":
-        in_process = loader_by_name(tuple(server.rpc))
-    if sandbox is None and os.name == "posix":
-        sandbox = Sandbox()
+    renderer = None
+    if loader is None:
+        from server.templates.isolated import IsolatedRenderer
+
+        renderer = IsolatedRenderer()
+        if any(spec.load == "startup" for spec in specs):
+            renderer.warm()  # its process starts while the library is imported
+        in_process = in_process or loader_by_name(tuple(server.rpc))
+    sandbox = sandbox or Sandbox()
     factories = Factories(
         template=partial(chat_template, renderer=renderer),
         grammar=partial(compile_grammars, sandbox=sandbox),
@@ -113,12 +115,3 @@ def loader_by_name(remote: tuple[str, ...]) -> Callable[[], Loader]:
     from server.llama.loader import open_loader
 
     return partial(open_loader, remote)
-
-
-def isolated_renderer() -> "IsolatedRenderer | None":
-    """Return a renderer of templates in sandbox processes; None if the system has no such processes."""
-    if os.name != "posix":
-        return None
-    from server.templates.isolated import IsolatedRenderer
-
-    return IsolatedRenderer()

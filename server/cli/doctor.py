@@ -139,18 +139,15 @@ def _models(settings: Settings) -> Iterator[Finding]:
 
 def _template(loader: Loader, spec: ModelSpec) -> str:
     """Return what the chat template supports. Raises LlamapoolError if it does not compile."""
-    from server.model_pool import isolated_renderer
     from server.pool.loading import chat_template
+    from server.templates.isolated import IsolatedRenderer
 
     info = loader.describe(spec)
     if not info.generates:
         return ""
     if not (info.chat_template or spec.chat.template):
         return "; no chat template: set chat_template for chats"
-    with contextlib.ExitStack() as stack:
-        renderer = isolated_renderer()
-        if renderer is not None:
-            stack.callback(renderer.close)
+    with contextlib.closing(IsolatedRenderer()) as renderer:
         template = chat_template(info, spec, renderer)
         return (
             f"; tool calls in the format {template.chat_format().tool_format.name}" if template.supports_tools else ""

@@ -162,18 +162,14 @@ class Cache:
     # ---- changing
 
     def link(self, repository: str, commit: str, file: HubFile) -> Path:
-        """Give a content its name in the commit; moved there where the system has no links. Returns its place."""
+        """Give a content its name in the commit. Returns its place."""
         place, blob = self.place(repository, commit, file.path), self.blob(repository, file.oid)
         if place.exists():
             return place
         place.parent.mkdir(parents=True, exist_ok=True)
         link = _beside(place)
-        try:
-            link.symlink_to(os.path.relpath(blob, place.parent))
-        except OSError:
-            os.replace(blob, place)
-        else:
-            os.replace(link, place)
+        link.symlink_to(os.path.relpath(blob, place.parent))
+        os.replace(link, place)
         return place
 
     def remember(self, repository: str, branch: str, commit: str) -> None:

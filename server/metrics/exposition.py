@@ -112,7 +112,7 @@ class Metrics:
 
     def observe(self, states: Iterable[ModelState]) -> None:
         """Follow the pool: call it on each change of a model's status."""
-        self._ledger.observe(states)
+        self._ledger.note({state.spec.id: state.loaded for state in states})
 
     def status_changed(self, event: StatusChanged) -> None:
         """Count loads, and their time."""
@@ -158,7 +158,7 @@ class Metrics:
 
         With a `model` id, return only its metrics without a label: exactly llama-server's text.
         """
-        self._ledger.observe(self._states())
+        self.observe(self._states())
         for key, periods in self._spent().items():
             for period, n_tokens in zip(("day", "month"), periods, strict=True):
                 if key:

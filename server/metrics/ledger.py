@@ -1,15 +1,14 @@
 """Totals per model that never decrease, although a model's statistics restart with each load."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from server.engine.stats import EngineStats, combined, ended
-from server.pool.state import ModelState
 
 
 class Counted(Protocol):
-    """The engine statistics that the ledger reads."""
+    """A loaded model, as far as the ledger reads it."""
 
     @property
     def stats(self) -> EngineStats:
@@ -25,20 +24,15 @@ class _Account:
 
 
 class Ledger:
-    """Remembers every engine it was shown. It must be shown each load once while it lasts: see `observe`."""
+    """Sums the statistics of all loads of each model."""
 
     def __init__(self) -> None:
         self._counters: dict[str, _Account] = {}
 
-    def observe(self, states: Iterable[ModelState]) -> None:
-        """Look at the pool: begin to count new engines, and add up those that are gone.
-
-        To be called on each change of a model's status, and before `totals`.
-        """
-        self.note({s.spec.id: s.loaded for s in states})
-
     def note(self, engines: Mapping[str, Counted | None]) -> None:
-        """The same, by model id."""
+        """Begin to count new engines, and add up those that are gone. Call it on each change of a model's status, and
+        before `totals`.
+        """
         for model, engine in engines.items():
             account = self._counters.setdefault(model, _Account())
             if account.engine is engine:

@@ -179,7 +179,6 @@ class Entry:
 def check_integrity(entries: Sequence[Entry], queue: Mapping[str, float], models_max: int) -> None:
     """Raise AssertionError naming the model whose records contradict each other. To be called between events."""
     for entry in entries:
-        _check_leases(entry)
         _check_status(entry)
         _check_waiters(entry, queued=entry.id in queue)
     leases = [lease for entry in entries for lease in entry.leases]
@@ -189,25 +188,18 @@ def check_integrity(entries: Sequence[Entry], queue: Mapping[str, float], models
     assert set(queue) <= {entry.id for entry in entries}, "an unknown model is queued"
 
 
-def _check_leases(entry: Entry) -> None:
+def _check_status(entry: Entry) -> None:
+    status, under_way = entry.status, entry.task is not None and not entry.task.done()
     assert entry.vacant.is_set() == (not entry.leases), f"{entry.id}: vacant does not match its leases"
     for lease in entry.leases:
         assert not lease.released, f"{entry.id}: a released lease is still counted"
         assert lease.model is entry.loaded, f"{entry.id}: a lease on a model that was freed"
-
-
-def _check_status(entry: Entry) -> None:
-    status = entry.status
-    assert (entry.load is not None) == (status is Status.LOADING), f"{entry.id}: a load while {status}"
-    assert (entry.download is not None) == (status is Status.DOWNLOADING), f"{entry.id}: a download while {status}"
     has_model = status in (Status.READY, Status.DRAINING)
-    assert (entry.loaded is not None) == has_model, f"{entry.id}: loaded while {status}"
-    assert (entry.facts is not None) or status not in (Status.READY, Status.SLEEPING), (
-        f"{entry.id}: no facts while {status}"
-    )
-    assert bool(entry.failure) == (status is Status.FAILED), f"{entry.id}: failure while {status}"
+    facts = (entry.load is not None, entry.download is not None, entry.loaded is not None, bool(entry.failure))
+    expected = (status is Status.LOADING, status is Status.DOWNLOADING, has_model, status is Status.FAILED)
+    assert facts == expected, f"{entry.id}: (load, download, loaded, failure) are {facts} while {status}"
+    assert (entry.facts is not None) or status not in (Status.READY, Status.SLEEPING), f"{entry.id}: no facts"
     assert status is Status.READY or not entry.giving_way, f"{entry.id}: gives way while {status}"
-    under_way = entry.task is not None and not entry.task.done()
     assert under_way or status is not Status.LOADING, f"{entry.id}: nobody loads it"
 
 

@@ -173,8 +173,8 @@ class Lifecycle:
     async def memory(self, entries: Sequence[Entry]) -> Mapping[str, Memory]:
         """Return the memory of the machine and its devices, now. Empty if no process can read it.
 
-        A model's process reads it if an isolated model uses a device: reading a GPU's memory opens a context on it,
-        which the server would keep until it ends, and which a device error breaks.
+        If an isolated model uses a device, the process of a loaded one reads it: reading a GPU's memory opens a context
+        on it, which the server would keep until it ends, and which a device error breaks.
         """
         isolated = [e for e in entries if self._isolates(e.spec) and self._loader.uses_devices(e.spec)]
         if not isolated:
@@ -182,14 +182,7 @@ class Lifecycle:
         loaded = (entry.loaded.weights for entry in isolated if entry.loaded is not None)
         supervisor = next((weights.supervisor for weights in loaded if isinstance(weights, IsolatedWeights)), None)
         try:
-            if supervisor is not None:
-                return dict(await supervisor.call("memory"))
-            loader = self._loader_of(isolated[0].spec)
-            with self._watched(loader):
-                try:
-                    return await self._in_thread(loader.memory)
-                finally:
-                    self._abandon(loader)
+            return {} if supervisor is None else dict(await supervisor.call("memory"))
         except LlamapoolError as error:
             log.warning("the memory of devices can't be read: %s", error)
             return {}

@@ -10,22 +10,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 _SYSTEM = frozenset(
-    [
-        "PATH",
-        "HOME",
-        "USER",
-        "LOGNAME",
-        "LANG",
-        "LANGUAGE",
-        "TZ",
-        "TMPDIR",
-        "LD_LIBRARY_PATH",
-        "LD_PRELOAD",
-        "DYLD_LIBRARY_PATH",
-        "XDG_RUNTIME_DIR",
-        "PYTHONHASHSEED",
-        "GLIBC_TUNABLES",
-    ]
+    (
+        *("PATH", "HOME", "USER", "LOGNAME", "LANG", "LANGUAGE", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "LD_PRELOAD"),
+        *("DYLD_LIBRARY_PATH", "XDG_RUNTIME_DIR", "PYTHONHASHSEED", "GLIBC_TUNABLES"),
+    )
 )
 _COMPUTE = (
     *("LC_", "MALLOC_", "MIMALLOC_", "OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "BLIS_", "GGML_", "MTMD_"),
@@ -34,18 +22,10 @@ _COMPUTE = (
     *("VK_", "MESA_", "METAL_", "MTL_", "SYCL_", "ONEAPI_", "ZE_", "ZES_", "MUSA_", "ASCEND_"),
 )
 _NETWORK = frozenset(
-    [
-        "HTTP_PROXY",
-        "HTTPS_PROXY",
-        "ALL_PROXY",
-        "NO_PROXY",
-        "SSL_CERT_FILE",
-        "SSL_CERT_DIR",
-        "REQUESTS_CA_BUNDLE",
-        "CURL_CA_BUNDLE",
-        "XDG_CONFIG_HOME",
-        "FSSPEC_CONFIG_DIR",
-    ]
+    (
+        *("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE"),
+        *("CURL_CA_BUNDLE", "XDG_CONFIG_HOME", "FSSPEC_CONFIG_DIR"),
+    )
 )
 _STORES: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
     (("s3", "s3a"), ("AWS_", "BOTO_CONFIG")),

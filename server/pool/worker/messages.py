@@ -242,9 +242,6 @@ class HandleTable(Generic[T]):
         self._objects: dict[int, T] = {}
         self._numbers = itertools.count(1)
 
-    def __len__(self) -> int:
-        return len(self._objects)
-
     def __getitem__(self, number: int) -> T:
         """Raises `InternalError` for an unknown number."""
         if number not in self._objects:

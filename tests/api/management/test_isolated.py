@@ -156,16 +156,6 @@ async def test_by_itself_a_model_has_a_process_where_a_gpu_computes(start: Start
         assert engine(api).supervisor.pid
 
 
-@pytest.mark.usefixtures("new_processes")
-async def test_where_nothing_is_loaded_yet_a_process_reads_the_memory_and_ends(
-    start: Start, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level("INFO")
-    async with start("plain", {"demo": {**ONE["demo"], "load": "on_demand"}}, has_gpu=True):
-        await until(lambda: any("8.0 GiB of 16.0 GiB are free" in record.getMessage() for record in caplog.records))
-        await until(lambda: not environment_of_child())
-
-
 def environment_of_child() -> dict[str, str]:
     """The environment of a model's process; empty while there is none (Linux)."""
     me = os.getpid()

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.pool.policy import HALF_LIFE_S, Candidate, Waiting, decide, next_sleep, overdue, used_again, value
+from server.pool.policy import Candidate, Waiting, decide, next_sleep, overdue, used_again, value
 from server.pool.state import LOADABLE, OCCUPYING, Status
 
 PATIENCE_S = 10.0
@@ -138,19 +138,6 @@ def evicted(models: list[Candidate], need: int, room: int, *, models_max: int = 
 def test_where_bytes_are_short_the_least_valuable_leaves(cheap: Candidate, dear: Candidate) -> None:
     for models in ([cheap, dear], [dear, cheap]):
         assert evicted(models, need=50, room=sum(m.taken["CPU"] for m in models)) == ("cheap",)
-
-
-def test_a_use_counts_half_as_much_after_a_half_life() -> None:
-    twice = used_again(used_again(-inf, 100), 100)
-    assert twice == pytest.approx(used_again(-inf, 100 + HALF_LIFE_S))
-    assert used_again(1e9, 0.0) == 1e9
-
-
-@given(st.permutations([0.0, 1.0, 50.0, 1e3, 1e6]))
-def test_uses_add_up_in_any_order(times: list[float]) -> None:
-    expected = sized("a", 1, 1, *sorted(times)).uses
-    assert sized("a", 1, 1, *times).uses == pytest.approx(expected)
-    assert expected >= 1e6 / HALF_LIFE_S
 
 
 @st.composite
