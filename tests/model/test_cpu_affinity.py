@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from server.engine.engine import Engine
-from server.engine.instances import NICE, bind
+from server.engine.instances import bind
 from server.engine.params import EngineParams
 from server.errors import ModelFailed
 from server.llama.context.batch import Run
@@ -29,15 +29,6 @@ def threads() -> dict[str, str]:
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # when opened, when read
             lines = dict(line.split(":\t", 1) for line in (task / "status").read_text().splitlines() if ":\t" in line)
             found[task.name] = lines["Cpus_allowed_list"]
-    return found
-
-
-def nices() -> dict[str, int]:
-    """How nice each thread of this process is, by its id; one that ends meanwhile is left out."""
-    found = {}
-    for thread in threads():
-        with contextlib.suppress(ProcessLookupError):
-            found[thread] = os.getpriority(os.PRIO_PROCESS, int(thread))
     return found
 
 
@@ -89,27 +80,3 @@ def test_processors_that_are_not_here_are_refused(tiny_path: Path) -> None:
     placement = ThreadPlacement(cpus_batch=frozenset({max(CPUS) + 1}))
     with pytest.raises(ModelFailed, match="cpu_mask_batch, cpu_range_batch: there are only CPUs"):
         bound(ModelSpec("tiny", tiny_path, native=LoadParams(placement=placement)))
-
-
-OWN_NICE = os.getpriority(os.PRIO_PROCESS, 0)
-
-
-@pytest.mark.skipif(OWN_NICE == 19, reason="this process is as nice as can be")
-async def test_compute_threads_inherit_the_priority_and_nobody_else_has_it(
-    tiny_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(NICE, -1, OWN_NICE + 1)  # tells it from this process's, also under `nice`
-    params = EngineParams(prio=-1)
-    native = LoadParams(n_ctx=1024, n_parallel=2, n_threads=2, warmup=False)
-    weights = LlamaLoader().load(ModelSpec("tiny", tiny_path, native=native, engine=params), lambda _: True)
-    before = nices()
-    engine = Engine([weights.runner()], params, asyncio.get_running_loop())
-    try:
-        (reply,) = await run(engine, request("a prompt of some length"))
-        assert reply.error is None
-        after = nices()
-        assert [after[thread] for thread in after.keys() - before.keys()] == [OWN_NICE + 1] * 2  # step thread, worker
-        assert {thread: after[thread] for thread in after.keys() & before.keys()}.items() <= before.items()
-    finally:
-        await engine.close()
-        weights.close()

@@ -54,10 +54,10 @@ async def answers(weights: LlamaWeights, n: int, spec_type: str) -> tuple[list[R
         await engine.close()
 
 
-@pytest.mark.parametrize("unified", [False, True], ids=["separate", "unified"])
-@pytest.mark.parametrize("n", [1, 3])
 @pytest.mark.parametrize(
-    "model", [PLAIN, RECURRENT, HYBRID, SLIDING_WINDOW], ids=["plain", "recurrent", "hybrid", "sliding window"]
+    ("model", "n", "unified"),
+    [(PLAIN, 3, False), (RECURRENT, 3, True), (HYBRID, 1, False), (HYBRID, 3, True), (SLIDING_WINDOW, 3, False)],
+    ids=lambda value: value.arch if isinstance(value, TinyModel) else str(value),
 )
 async def test_what_is_guessed_changes_no_token(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: TinyModel, n: int, *, unified: bool

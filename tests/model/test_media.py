@@ -15,14 +15,13 @@ from server.engine.engine import Engine
 from server.engine.media import MediaInput
 from server.engine.params import EngineParams
 from server.engine.request import Event, Failed, Finished, Request, SamplingParams, Text
-from server.errors import ContextExceeded, InternalError, InvalidRequest, ModelFailed
+from server.errors import InternalError, InvalidRequest, ModelFailed
 from server.llama.context.runner import LlamaRunner
 from server.llama.loader import LlamaLoader
 from server.llama.media.chunks import NativeChunk
 from server.llama.media.projector import Projector
 from server.media.bitmap import Bitmap
 from server.pool.protocols import Weights
-from server.pool.saved.state_cache import EmbeddingFolder
 from server.pool.spec import LoadParams, ModelSpec
 from tests.model.native_fixtures import Entry, raw_logits
 from tests.support.ggufs import PLAIN, SLIDING_WINDOW, TinyModel, gguf_file, truncated
@@ -37,7 +36,7 @@ MODELS = {
     "internvl": (PLAIN, TinyProjector("internvl")),
     "qwen2a": (PLAIN, TinyProjector("qwen2a")),
 }
-KINDS = pytest.mark.parametrize("kind", ["mlp", "gemma3", "window", "qwen2vl"])
+KINDS = pytest.mark.parametrize("kind", ["window", "qwen2vl"])
 GREEDY = SamplingParams(temperature=0.0, ignore_eos=True)
 Parts = Sequence[str | Bitmap]
 
@@ -117,34 +116,6 @@ QUESTION: list[str | Bitmap] = ["hello ", picture(1), "what is it", picture(2), 
 
 
 @KINDS
-async def test_a_cached_prompt_says_what_a_computed_one_says(gguf_folder: Path, kind: str) -> None:
-    async with bench(gguf_folder, kind) as b:
-        fresh = await b.ask(QUESTION, cache_prompt=False, id_slot=3)
-        first = await b.ask(QUESTION, id_slot=0)
-        again = await b.ask(QUESTION, id_slot=0)
-        elsewhere = await b.ask(QUESTION, id_slot=1)
-        assert first.tokens == again.tokens == elsewhere.tokens == fresh.tokens
-        assert (first.n_prompt, fresh.n_cached) == (fresh.n_prompt, 0)
-        assert again.n_cached == elsewhere.n_cached == fresh.n_prompt - 1
-        assert b.n_encoded == 2
-        longer = await b.ask([*QUESTION, "and so on"], id_slot=0)
-        assert longer.n_cached >= fresh.n_prompt - 1
-        assert longer.tokens == (await b.ask([*QUESTION, "and so on"], cache_prompt=False, id_slot=2)).tokens
-
-
-@KINDS
-async def test_another_picture_shares_the_text_before_it_and_nothing_of_itself(gguf_folder: Path, kind: str) -> None:
-    async with bench(gguf_folder, kind) as b:
-        request = b.request(QUESTION)
-        await b.ask(QUESTION, id_slot=0)
-        other = await b.ask(["hello ", picture(1), "what is it", picture(3), *QUESTION[4:]], id_slot=0)
-        assert 0 < other.n_cached <= request.media[1].start
-        another = await b.ask(["hello ", picture(4), *QUESTION[2:]], id_slot=0)
-        assert another.n_cached <= request.media[0].start
-        assert other.tokens != another.tokens
-
-
-@KINDS
 async def test_several_at_once_say_what_each_alone_says(gguf_folder: Path, kind: str) -> None:
     prompts: list[Parts] = [["see ", picture(10 + i % 2), f" and say {i}"] for i in range(6)]
     async with bench(gguf_folder, kind) as b:
@@ -155,10 +126,9 @@ async def test_several_at_once_say_what_each_alone_says(gguf_folder: Path, kind:
         assert b.n_encoded == 2  # the embeddings are kept, too
 
 
-@pytest.mark.parametrize("unified", [False, True])
-def test_pictures_of_several_sequences_are_seen_at_once(gguf_folder: Path, *, unified: bool) -> None:
+def test_pictures_of_several_sequences_are_seen_at_once(gguf_folder: Path) -> None:
     """Each sees all of its own, and nothing of the others'."""
-    weights = LlamaLoader().load(specification(gguf_folder, "gemma3", kv_unified=unified), lambda _: True)
+    weights = LlamaLoader().load(specification(gguf_folder, "gemma3", kv_unified=True), lambda _: True)
     runner = cast(LlamaRunner, weights.runner())
     try:
         inputs = [media_input(weights, picture(number)) for number in range(3)]
@@ -207,18 +177,6 @@ def test_pictures_of_several_requests_are_encoded_together(gguf_folder: Path, mo
         weights.close()
 
 
-async def test_slices_of_pictures_are_encoded_together(gguf_folder: Path) -> None:
-    """Of one request and of several: what a slice is asked for says, not whose it is."""
-    prompts: list[Parts] = [["see ", picture(n, 200, 100), " and say"] for n in range(3)]
-    async with bench(gguf_folder, "internvl") as b:
-        n_slices = len(b.request(prompts[0]).media)
-        assert n_slices > 1
-        together = await asyncio.gather(*(b.ask(parts) for parts in prompts))
-        assert b.n_encoded == n_slices * len(prompts)
-        for parts, answer in zip(prompts, together, strict=True):
-            assert answer.tokens == (await b.ask(parts, cache_prompt=False)).tokens
-
-
 @dataclass(slots=True)
 class Known:
     """A picture whose size is known, and that counts how often it is decoded."""
@@ -260,7 +218,7 @@ async def test_a_model_that_takes_two_frames_of_a_video_together_is_given_them_s
         assert n_asked == 5
 
 
-@pytest.mark.parametrize("kind", ["mlp", "gemma3", "window", "qwen2vl", "internvl"])
+@pytest.mark.parametrize("kind", ["gemma3", "internvl"])
 async def test_a_picture_that_was_seen_before_is_neither_decoded_nor_preprocessed(gguf_folder: Path, kind: str) -> None:
     known = Known(picture(2))
     question: Parts = [*QUESTION[:3], known.bitmap, *QUESTION[4:]]
@@ -279,80 +237,10 @@ async def test_a_picture_that_was_seen_before_is_neither_decoded_nor_preprocesse
         assert known.n_decoded == 1
 
 
-async def test_what_has_no_room_is_not_preprocessed(gguf_folder: Path) -> None:
-    """256 pictures take seconds, for an error that comes anyway."""
-    async with bench(gguf_folder, "mlp", n_ctx=1024, n_parallel=1) as b:
-        few, many = ([picture(n, 64, 64) for n in range(most)] for most in (2, 20))
-        span = b.request(many).media[0]
-        with pytest.raises(ContextExceeded):
-            await b.ask(many)
-        assert isinstance(span.chunk, NativeChunk)
-        with pytest.raises(InternalError, match="can't be encoded"):
-            b.projector.encode([span.chunk])
-        assert (await b.ask(few)).n_prompt > 2 * 64
-
-
-@KINDS
-async def test_a_prompt_may_end_with_a_picture(gguf_folder: Path, kind: str) -> None:
-    async with bench(gguf_folder, kind) as b:
-        prompt = b.request(["look ", picture(1), " x"])
-        cut = replace(prompt, prompt=prompt.prompt[: prompt.media[0].end])
-        b.request = lambda *_args, **fields: replace(cut, **fields)  # type: ignore[method-assign]
-        first, again = await b.ask([], id_slot=0), await b.ask([], id_slot=0)
-        assert again.n_cached <= prompt.media[0].start
-        assert first.tokens == again.tokens
-
-
-@pytest.mark.parametrize("kind", ["mlp", "gemma3", "qwen2vl"])
-async def test_a_saved_slot_goes_on_where_it_was(gguf_folder: Path, kind: str) -> None:
-    async with bench(gguf_folder, kind) as b:
-        first = await b.ask(QUESTION, id_slot=0)
-        saved = await b.engine.save_slot(0)
-        assert [span.id for span in saved.media] == [picture(1).id, picture(2).id]
-        await b.engine.erase_slot(0)
-        await b.engine.restore_slot(1, saved)
-        back = await b.ask(QUESTION, id_slot=1)
-        assert (back.n_cached, back.tokens) == (first.n_prompt - 1, first.tokens)
-
-
-@KINDS
-async def test_states_that_lost_their_slot_come_back(gguf_folder: Path, kind: str) -> None:
-    async with bench(gguf_folder, kind, n_parallel=1, n_ctx=512) as b:
-        first = await b.ask(QUESTION)
-        await b.ask(["something else entirely, without anything to see, for a while", " and more" * 20])
-        back = await b.ask(QUESTION)
-        assert back.tokens == first.tokens
-        assert not 0 < back.n_cached < first.n_prompt - 8
-
-
-@pytest.mark.parametrize("kind", ["mlp", "gemma3"])
-async def test_a_full_context_is_shifted_and_no_picture_cut(gguf_folder: Path, kind: str) -> None:
-    async with bench(gguf_folder, kind, EngineParams(context_shift=True), n_parallel=1, n_ctx=256) as b:
+async def test_a_full_context_is_shifted_and_no_picture_cut(gguf_folder: Path) -> None:
+    async with bench(gguf_folder, "mlp", EngineParams(context_shift=True), n_parallel=1, n_ctx=256) as b:
         answer = await b.ask(["hello ", picture(1), "what is it", picture(2), " tell me"], max_tokens=250)
         assert len(answer.tokens) == 250
-
-
-async def test_mrope_goes_on_behind_a_picture_with_fewer_positions_than_tokens(gguf_folder: Path) -> None:
-    async with bench(gguf_folder, "qwen2vl") as b:
-        (span,) = b.request(["a ", picture(1, 160, 120), " b"]).media
-        assert span.n_pos < span.n_tokens
-        small = b.request(["a ", picture(1, 32, 32), " b"]).media[0]
-        assert small.n_tokens < span.n_tokens
-
-
-async def test_a_picture_that_is_read_at_once_needs_a_large_enough_batch(gguf_folder: Path) -> None:
-    async with bench(gguf_folder, "gemma3", n_ubatch=8) as b:
-        with pytest.raises(InvalidRequest, match="ubatch-size to 16"):
-            await b.ask(["a ", picture(1)])
-
-
-async def test_parts_of_a_picture_are_decoded_over_several_steps(gguf_folder: Path) -> None:
-    """A step that carries 16 tokens, of pictures with 64 and 30."""
-    for kind in ("mlp", "qwen2vl"):
-        async with bench(gguf_folder, kind) as b:
-            whole = await b.ask(QUESTION, cache_prompt=False)
-        async with bench(gguf_folder, kind, n_batch=16, n_ubatch=16) as b:
-            assert (await b.ask(QUESTION, cache_prompt=False)).tokens == whole.tokens
 
 
 def test_a_projector_that_cannot_work_is_one_clear_line(gguf_folder: Path, tmp_path: Path) -> None:
@@ -376,38 +264,7 @@ def test_a_projector_that_cannot_work_is_one_clear_line(gguf_folder: Path, tmp_p
         assert "\n" not in str(caught.value)
 
 
-def test_positions_that_are_looked_up_may_have_16_bits(gguf_folder: Path) -> None:
-    encoded = []
-    for positions in ("F32", "F16"):
-        projector = projector_file(gguf_folder, TinyProjector("mlp", positions=positions))
-        spec = ModelSpec(
-            "tiny",
-            gguf_file(gguf_folder, PLAIN),
-            mmproj=projector,
-            native=LoadParams(n_ctx=256, warmup=False, fit=False),
-        )
-        weights = LlamaLoader().load(spec, lambda _: True)
-        assert isinstance(weights.media, Projector)
-        prompt = weights.media.tokenize([picture(1)], add_special=False, parse_special=False)
-        chunks = [cast(NativeChunk, span.chunk) for span in prompt.spans]
-        encoded.append(np.frombuffer(weights.media.encode(chunks)[0], np.float32))
-        weights.close()
-    assert np.abs(encoded[0] - encoded[1]).max() < 0.05 * np.abs(encoded[0]).max()
-
-
-async def test_an_engine_that_is_made_anew_encodes_nothing_again(gguf_folder: Path, tmp_path: Path) -> None:
-    answers = []
-    for n_encoded in (2, 0):
-        async with bench(gguf_folder, "mlp") as b:
-            await b.engine.keep_media(EmbeddingFolder("tiny", tmp_path))
-            answers.append((await b.ask(QUESTION)).tokens)
-            assert b.n_encoded == n_encoded
-            assert b.engine.stats.n_media_hits == 2 - n_encoded
-    assert answers[0] == answers[1]
-
-
-@pytest.mark.parametrize("pooling", ["mean", "last", "none"])
-@pytest.mark.parametrize("kind", ["mlp", "gemma3", "qwen2vl"])
+@pytest.mark.parametrize(("kind", "pooling"), [("mlp", "mean"), ("gemma3", "none"), ("qwen2vl", "last")])
 async def test_vectors_tell_pictures_apart(gguf_folder: Path, kind: str, pooling: str) -> None:
     spec = specification(gguf_folder, kind, embedding=True, pooling=pooling)
     weights = LlamaLoader().load(spec, lambda _: True)

@@ -93,13 +93,3 @@ def test_a_chat_hears_what_a_transcription_hears(server: RealServer, client: ope
     assert heard.usage is not None
     assert heard.usage.type == "tokens"
     assert heard.usage.input_tokens == said["usage"]["prompt_tokens"]
-
-
-def test_a_picture_is_nothing_that_it_can_be_shown(server: RealServer) -> None:
-    picture = base64.b64encode(media_file("tiny.png")).decode()
-    parts = [{"type": "image_url", "image_url": {"url": picture}}]
-    reply = server.request("POST", "/v1/chat/completions", {"messages": [{"role": "user", "content": parts}]})
-    assert (reply.status, "image input is not supported" in reply.json()["error"]["message"]) == (400, True)
-    sound = [{"type": "input_audio", "input_audio": {"data": picture, "format": "wav"}}]
-    reply = server.request("POST", "/v1/chat/completions", {"messages": [{"role": "user", "content": sound}]})
-    assert reply.status == 400

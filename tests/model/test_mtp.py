@@ -126,21 +126,6 @@ def test_a_copy_guesses_as_its_source_and_a_cut_as_if_nothing_had_been_behind(tm
     weights.close()
 
 
-def test_what_comes_back_from_a_state_is_guessed_for_from_the_next_decode_on(tmp_path: Path) -> None:
-    weights = load(tmp_path)
-    runner = weights.runner()
-    heads, prompt = heads_of(runner), [*range(60, 100)]
-    prefill(runner, 0, prompt)
-    state = runner.seq_save(0)
-    assert runner.seq_load(1, state, len(prompt))
-    assert not heads.ready(1, len(prompt))
-    assert runner.decode([Run(1, len(prompt), [7], n_outputs=1)])
-    assert heads.ready(1, len(prompt) + 1)
-    assert len(guesses(runner, 1, len(prompt) + 1, 8)) == 3
-    runner.close()
-    weights.close()
-
-
 def test_a_file_without_heads_says_so(tmp_path: Path) -> None:
     for model in (replace(HEADS, n_nextn=0), TinyModel()):
         with pytest.raises(ModelFailed, match="no MTP heads"):

@@ -4,7 +4,6 @@ The reference is a context of its own that reads each prompt from the beginning.
 batches of another shape differ by less than two tokens' logits do.
 """
 
-import random
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -20,17 +19,18 @@ from tests.support.real_server import RealServer, llamapool
 from tests.support.sampling import sample
 
 CUTTABLE = ("experts", "no-template", "sliding-window")
-UNIFIED, SEPARATE = "--kv-unified", "--no-kv-unified"
 CASES = [
-    f"experts {UNIFIED}",
-    f"no-template {SEPARATE}",
-    *(f"{kind} {layout}" for kind in ("hybrid", "recurrent", "sliding-window") for layout in (UNIFIED, SEPARATE)),
+    ("experts", "--kv-unified"),
+    ("no-template", "--no-kv-unified"),
+    ("hybrid", "--kv-unified"),
+    ("recurrent", "--no-kv-unified"),
+    ("sliding-window", "--no-kv-unified"),
 ]
-N = 24
+N = 16
 N_CTX = 2048
 PREFIX = "the quick brown fox jumps over the lazy dog and then the other animals of the forest come together "
 ENDINGS = ("to see", "at the client", "0123456789", "")
-LONG = PREFIX * 12  # past what a sliding window's cache holds
+LONG = PREFIX * 8  # past what a sliding window's cache holds
 NOT_ASCII = tuple((token, float("-inf")) for token in range(128, 256))  # as in tests/model/oracle/comparison.py
 ONLY_ASCII = [[token, False] for token, _ in NOT_ASCII]
 
@@ -62,9 +62,9 @@ class Served:
         return vocab.detokenize(generate(self.runner, tokens, N, params), special=False).decode()
 
 
-@pytest.fixture(scope="module", params=sample(CASES, 3))
+@pytest.fixture(scope="module", params=sample(CASES, 3), ids=" ".join)
 def served(request: pytest.FixtureRequest, gguf_folder: Path) -> Iterator[Served]:
-    kind, layout = request.param.split()
+    kind, layout = request.param
     path = gguf_file(gguf_folder, MODELS[kind])
     cache = ("-ctk", "f32", "-ctv", "f32")
     flags = ("-c", f"{4 * N_CTX}", "-np", "4", "-t", "1", "-fa", "off", "-b", "512", "-ub", "128", layout, *cache)
@@ -78,14 +78,6 @@ def at_once(served: Served, prompts: Sequence[str]) -> list[str]:
         return list(pool.map(served.text, prompts))
 
 
-def test_a_shared_prefix_changes_no_text(served: Served) -> None:
-    prompts = [PREFIX + ending for ending in ENDINGS]
-    expected = [served.alone(prompt) for prompt in prompts]
-    assert len(set(expected)) == len(prompts)
-    for _ in range(2):
-        assert [served.text(prompt) for prompt in prompts] == expected
-
-
 def test_requests_at_once_with_a_shared_prefix_get_their_own_text(served: Served) -> None:
     prompts = [PREFIX + "while " + ending for ending in ENDINGS] * 2
     assert at_once(served, prompts) == [served.alone(prompt) for prompt in prompts]
@@ -94,14 +86,14 @@ def test_requests_at_once_with_a_shared_prefix_get_their_own_text(served: Served
 def test_a_prompt_that_ends_inside_a_cached_one_is_as_if_alone(served: Served) -> None:
     whole = LONG + "and then"
     assert served.text(whole) == served.alone(whole)
-    for end in (len(whole) - 3, len(whole) // 2, 30):
+    for end in (len(whole) - 3, len(whole) // 2):
         assert served.text(whole[:end]) == served.alone(whole[:end])
 
 
 def test_a_conversation_goes_on_where_it_was(served: Served) -> None:
     """In tokens, since the text that random weights write is not tokenized as it was written."""
     prompt = served.runner.vocab.tokenize("hello " + LONG, add_special=True, parse_special=True)
-    for turn in range(3):
+    for turn in range(2):
         reply = served.ask(prompt, logprobs=1)
         assert reply["choices"][0]["text"] == served.alone(prompt)
         if turn:
@@ -109,17 +101,10 @@ def test_a_conversation_goes_on_where_it_was(served: Served) -> None:
         prompt += [entry["id"] for entry in reply["choices"][0]["logprobs"]["content"]] + [300, 301]
 
 
-def test_a_cached_prefix_is_used_where_the_memory_can_be_cut(served: Served) -> None:
-    served.ask("cached: " + PREFIX + "first")
-    reply = served.ask("cached: " + PREFIX + "second")
-    assert (reply["timings"]["cache_n"] > 20) == (served.kind in CUTTABLE)
-    assert reply["choices"][0]["text"] == served.alone("cached: " + PREFIX + "second")
-
-
 def test_a_reply_that_is_asked_anew_starts_where_the_prompt_ended(served: Served) -> None:
     """A client that dropped the reply, or whose template renders it in another way than the model wrote it."""
     tokens = served.runner.vocab.tokenize("again " + LONG, add_special=True, parse_special=True)
-    for n_turn in range(3):
+    for n_turn in range(2):
         reply = served.ask(tokens)
         assert reply["choices"][0]["text"] == served.alone(tokens)
         if n_turn:
@@ -152,23 +137,6 @@ def test_prompts_at_once_compute_a_long_prefix_once(served: Served) -> None:
 
 def test_a_request_that_was_given_up_leaves_nothing_behind(served: Served) -> None:
     body = {"prompt": PREFIX + "given up", "max_tokens": 500, "temperature": 0, "ignore_eos": True}
-    for _ in range(3):
-        with served.server.open_stream("/v1/completions", body):
-            pass
-        assert served.text(PREFIX + "given up") == served.alone(PREFIX + "given up")
-
-
-def test_choices_of_one_request_are_each_as_if_alone(served: Served) -> None:
-    prompt = PREFIX + "and choose"
-    choices = served.ask(prompt, n=3)["choices"]
-    assert [choice["text"] for choice in choices] == [served.alone(prompt)] * 3
-
-
-@pytest.mark.parametrize("served", [c for c in CASES if c.startswith(("hybrid", "recurrent"))], indirect=True)
-def test_a_state_that_cannot_be_cut_is_not_moved_either(served: Served) -> None:
-    tokens = random.Random(3).choices(range(256, 380), k=200)
-    served.ask(tokens, max_tokens=1)
-    for moved in ([*tokens[:30], *tokens[90:], 300], [*tokens[:30], *tokens[90:150]]):  # to the end, and not so far
-        reply = served.ask(moved, n_cache_reuse=16)
-        assert reply["choices"][0]["text"] == served.alone(moved)
-        assert reply["timings"]["cache_n"] in (0, 30)  # 30: from a checkpoint where the first of them parted
+    with served.server.open_stream("/v1/completions", body):
+        pass
+    assert served.text(PREFIX + "given up") == served.alone(PREFIX + "given up")

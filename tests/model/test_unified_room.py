@@ -10,12 +10,11 @@ from tests.model.native_fixtures import open_runner
 from tests.model.test_prefix_reuse import Served
 from tests.support.ggufs import MODELS, gguf_file
 from tests.support.real_server import llamapool
-from tests.support.sampling import sample
 
 N_CTX = 2048
 
 
-@pytest.fixture(scope="module", params=sample(["no-template", "hybrid", "sliding-window"], 2))
+@pytest.fixture(scope="module", params=["no-template", "hybrid"])
 def served(request: pytest.FixtureRequest, gguf_folder: Path) -> Iterator[Served]:
     path = gguf_file(gguf_folder, MODELS[request.param])
     cache = ("-ctk", "f32", "-ctv", "f32")
@@ -53,6 +52,6 @@ def test_streams_that_outgrow_the_cells_are_parked_and_go_on(served: Served) -> 
     assert together == [ask(prompt) for prompt in prompts]
     metrics = served.server.request("GET", "/metrics").body.decode()
     n_preempted = next(
-        line.split()[-1] for line in metrics.splitlines() if line.startswith("llamapool_preempted_requests_total")
+        line.split()[-1] for line in metrics.splitlines() if line.startswith("llamapool_parked_requests_total")
     )
-    assert (float(n_preempted) > 0) == (served.kind != "recurrent")  # whose sequences have a cell each
+    assert float(n_preempted) > 0

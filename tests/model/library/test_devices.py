@@ -61,13 +61,6 @@ def test_machines_elsewhere_need_a_library_that_can_reach_them() -> None:
         add_remote_devices(["127.0.0.1:1"])
 
 
-def test_layers_for_the_gpu_are_said_to_be_ignored_without_one(
-    tiny_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    load(tiny_path, devices=((),), n_gpu_layers=3).close()
-    assert "n_gpu_layers is ignored: no GPU is used" in caplog.text
-
-
 @pytest.mark.parametrize(("name", "problem"), [("CUDA77", "is no device"), ("CPU", "is the CPU")])
 def test_a_device_that_cannot_be_is_named(tiny_path: Path, name: str, problem: str) -> None:
     with pytest.raises(ModelFailed, match=f"device: '{name}' {problem}"):

@@ -64,12 +64,6 @@ def test_an_adapter_changes_what_is_computed_by_its_scale_and_not_when_it_is_off
     assert not np.allclose(half, whole, atol=0.1)
 
 
-def test_one_file_twice_at_half_scale_is_once_at_full_scale(tiny_path: Path, lora: Path) -> None:
-    with open_runner(tiny_path, lora=(ScaledFile(lora), ScaledFile(lora))) as runner:
-        both, one = logits(runner, ((0, 0.5), (1, 0.5))), logits(runner, ((1, 1.0),))
-    assert same_vectors(both, one)
-
-
 def test_adapters_say_what_their_files_say(tiny_path: Path, lora: Path, gguf_folder: Path) -> None:
     activated = lora_file(gguf_folder, "activated", invocation_tokens=(5, 6, 7))
     files = (ScaledFile(lora, 0.5), ScaledFile(activated))
@@ -122,15 +116,9 @@ def _lora_with(**values: tuple[str, Any]) -> Callable[[GGUFWriter], None]:
 INTEGERS: Tensors = {name: np.ones(array.shape, np.int32) for name, array in GOOD.items()}
 BROKEN: dict[str, tuple[Tensors, Callable[[GGUFWriter], None], str]] = {
     "a model": (GOOD, lambda writer: None, "is no LoRA adapter (general.type is '', adapter.type '')"),
-    "another type": (GOOD, _lora_with(**{"adapter.type": ("string", "ia3")}), "adapter.type 'ia3'"),
     "type as number": (GOOD, _lora_with(**{"general.type": ("uint32", 1)}), "general.type is of type u32, not string"),
     "alpha as f64": (GOOD, _lora_with(**{"adapter.lora.alpha": ("float64", 1.0)}), "is of type f64, not f32"),
     "alpha NaN": (GOOD, _lora_with(**{"adapter.lora.alpha": ("float32", float("nan"))}), "not a finite number"),
-    "invocation as text": (
-        GOOD,
-        _lora_with(**{"adapter.alora.invocation_tokens": ("string", "x")}),
-        "invocation_tokens is of type string, not [u32]",
-    ),
     "invocation of signed": (
         GOOD,
         _lora_with(**{"adapter.alora.invocation_tokens": ("array", [-1, 2])}),
@@ -138,11 +126,8 @@ BROKEN: dict[str, tuple[Tensors, Callable[[GGUFWriter], None], str]] = {
     ),
     "no partner": ({"blk.0.ffn_down.weight.lora_a": GOOD["blk.0.ffn_down.weight.lora_a"]}, as_lora, "not the other"),
     "other tensors": ({"blk.0.ffn_down.weight": np.ones((4, 4), np.float32)}, as_lora, "is no part of a LoRA adapter"),
-    "unknown base": (pair((4, N_FF), (N_EMBD, 4), "blk.9.ffn_down.weight"), as_lora, "no tensor 'blk.9.ffn_down"),
     "rank differs": (pair((4, N_FF), (N_EMBD, 8)), as_lora, "has another shape"),
-    "not transposed": (pair((N_FF, 4), (4, N_EMBD)), as_lora, "has another shape"),
     "too wide": (pair((4, N_FF * 2), (N_EMBD, 4)), as_lora, "has another shape"),
-    "three dimensions": (pair((2, 4, N_FF), (2, N_EMBD, 4)), as_lora, "has another shape"),
     "embedding's rank": (pair((N_VOCAB, 4), (N_EMBD, 8), "token_embd.weight"), as_lora, "has another shape"),
     "integers": (INTEGERS, as_lora, "not for multiplying"),
 }
@@ -172,16 +157,6 @@ def test_files_that_are_none_are_refused(tiny_path: Path, tmp_path: Path, lora: 
             assert expected in found
 
 
-def test_an_adapter_may_change_the_embedding_and_the_norms_it_has_are_left_out(tiny_path: Path, tmp_path: Path) -> None:
-    tensors: Tensors = {
-        **pair((N_VOCAB, 4), (N_EMBD, 4), "token_embd.weight"),
-        "blk.0.attn_norm.weight": np.ones(N_EMBD, np.float32),
-    }
-    path = write(tmp_path / "embedding.gguf", tensors, as_lora)
-    with open_runner(tiny_path, lora=(ScaledFile(path),)) as runner:
-        assert logits(runner, ((0, 1.0),)) != logits(runner)
-
-
 def test_experts_get_adapters_of_three_dimensions(gguf_folder: Path, tmp_path: Path) -> None:
     model = gguf_file(gguf_folder, TinyModel(n_expert=4))
     name = "blk.0.ffn_down_exps.weight"
@@ -204,18 +179,6 @@ def test_control_vectors_change_what_is_computed_and_add_up(tiny_path: Path, con
     assert not np.allclose(controlled(tiny_path, (control, 1.0), (other, 1.0)), whole, atol=0.1)
 
 
-def test_control_vectors_work_in_their_layers_only(gguf_folder: Path) -> None:
-    deep = TinyModel(n_layer=4)
-    model, control = gguf_file(gguf_folder, deep), control_vector_file(gguf_folder, "deep", model=deep)
-    plain, whole = controlled(model), controlled(model, (control, 1.0))
-    assert controlled(model, (control, 1.0), control_vector_layer_range=(1, 3)) == whole
-    assert controlled(model, (control, 1.0), control_vector_layer_range=(-1, 0)) == whole
-    assert controlled(model, (control, 1.0), control_vector_layer_range=(50, 60)) == plain
-    first = controlled(model, (control, 1.0), control_vector_layer_range=(1, 1))
-    assert not np.allclose(first, whole, atol=0.1)
-    assert not np.allclose(first, plain, atol=0.1)
-
-
 DIRECTION = np.ones(N_EMBD, np.float32)
 
 
@@ -224,10 +187,7 @@ DIRECTION = np.ones(N_EMBD, np.float32)
     [
         ({"direction.1": np.ones(32, np.float32)}, "'direction.1' has 32 numbers, the model 64"),
         ({"direction.1": np.ones(N_EMBD, np.float16)}, "'direction.1' is not one row of F32"),
-        ({"direction.1": np.ones((2, N_EMBD), np.float32)}, "'direction.1' is not one row of F32"),
         ({"direction.0": DIRECTION}, "'direction.0' is not a layer's direction"),
-        ({"direction.x": DIRECTION}, "'direction.x' is not a layer's direction"),
-        ({"direction.-1": DIRECTION}, "'direction.-1' is not a layer's direction"),
         ({"output.weight": DIRECTION}, "'output.weight' is not a layer's direction"),
         ({"direction.1": np.full(N_EMBD, np.nan, np.float32)}, "is not finite"),
         ({}, "it has no tensors"),

@@ -1,7 +1,6 @@
 """Files that are good, broken, missing or foreign; every failure is a ModelFailed and the process lives."""
 
 import ctypes
-import logging
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from server.llama.files.gguf_header import BLOCKS
 from server.llama.library import C
 from server.llama.loader import LlamaLoader
 from server.pool.spec import ModelSpec
-from tests.model.native_fixtures import generate, load, open_runner, prompt_tokens
+from tests.model.native_fixtures import load, open_runner
 from tests.support.ggufs import CHATML, TinyModel, damaged, gguf_file, truncated
 from tests.support.ggufs.model import Arch
 
@@ -52,15 +51,6 @@ def test_progress_can_stop_the_load(tiny_path: Path) -> None:
         LlamaLoader().load(ModelSpec("tiny", tiny_path), lambda _fraction: False)
 
 
-def test_an_error_in_the_progress_function_is_not_swallowed(tiny_path: Path) -> None:
-    def broken(_fraction: float) -> bool:
-        raise ZeroDivisionError
-
-    with pytest.raises(InternalError) as caught:
-        LlamaLoader().load(ModelSpec("tiny", tiny_path), broken)
-    assert isinstance(caught.value.__cause__, ZeroDivisionError)
-
-
 @pytest.mark.parametrize("content", [b"", b"GGUF", b"x" * 5000, b"GGUF" + b"\xff" * 5000, b"GGUF" + b"\0" * 5000])
 def test_a_file_that_is_no_gguf_is_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "odd.gguf"
@@ -98,20 +88,6 @@ def test_a_missing_part_of_a_split_model_is_named(tiny_path: Path, tmp_path: Pat
     assert "m-00002-of-00002.gguf" in failure(part)
     other = part.rename(tmp_path / "renamed.gguf")
     assert "00001-of-00002" in failure(other)
-
-
-def test_the_process_serves_on_after_failures(tiny_path: Path, tmp_path: Path) -> None:
-    failure(tmp_path / "none.gguf")
-    failure(truncated(tiny_path, 0.7))
-    with open_runner(tiny_path) as runner:
-        assert len(generate(runner, prompt_tokens(runner.vocab), 5)) == 5
-
-
-def test_the_library_log_reaches_logging_in_whole_lines(tiny_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.DEBUG, "llamapool.llama"):
-        load(tiny_path).close()
-    assert any("general.architecture" in record.getMessage() for record in caplog.records)
-    assert all("\n" not in record.getMessage() for record in caplog.records)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,6 @@ from server.llama.library import C, start_backend
 from server.llama.loader import LlamaLoader
 from server.pool.memory import HOST, Footprint, held, totals
 from server.pool.spec import DraftFile, LoadParams, ModelSpec, ScaledFile
-from tests.model.native_fixtures import open_runner
 from tests.support.ggufs import MODELS, TinyModel, gguf_file, truncated
 
 MIB = 1 << 20
@@ -136,11 +135,6 @@ def test_a_broken_file_fails_as_its_load_does(tiny_path: Path) -> None:
     with pytest.raises(ModelFailed) as loaded:
         LlamaLoader().load(broken, lambda _: True)
     assert measured.value.reason == loaded.value.reason
-
-
-def test_a_slot_may_have_less_context_than_there_is(tiny_path: Path) -> None:
-    with open_runner(tiny_path, n_ctx=2048, n_parallel=4, kv_unified=True, n_ctx_slot=600) as runner:
-        assert (runner.info.n_ctx_seq, runner.info.n_cells) == (600, 2048)
 
 
 def test_where_tensors_are_split_nothing_is_measured(tiny_path: Path) -> None:

@@ -42,14 +42,6 @@ def test_outputs_are_counted_among_the_wanted_logits_only(runner: LlamaRunner) -
         runner.logprobs(1, 0, 0)
 
 
-def test_a_copy_goes_into_an_empty_sequence_only(runner: LlamaRunner) -> None:
-    prefill(runner, 0, [1, 2, 3])
-    prefill(runner, 1, [1])
-    for target in (0, 1):
-        with pytest.raises(InternalError, match="not empty"):
-            runner.seq_copy(0, target)
-
-
 def test_cells_behind_what_two_sequences_share_move_and_the_other_stays(runner_of: RunnerOf) -> None:
     with runner_of(kv_unified=True) as runner:
         tokens = prompt_tokens(runner.vocab)
@@ -76,22 +68,6 @@ def test_saving_a_copy_before_the_next_decode_saves_its_content(runner: LlamaRun
     state = runner.seq_save(1)
     runner.seq_remove(1, 0)
     assert runner.seq_load(1, state, len(tokens) - 1)
-    assert runner.decode([Entry(1, len(tokens) - 1, tokens[-1:])])
-    assert runner.sample(0, runner.sampler(GREEDY, tokens)) == expected[0]
-
-
-def test_loading_over_the_source_of_a_copy_does_not_change_the_copy(runner: LlamaRunner) -> None:
-    tokens = prompt_tokens(runner.vocab)
-    expected = generate(runner, tokens, 2)
-    prefill(runner, 1, [5] * len(tokens))
-    other = runner.seq_save(1)
-    for seq in (2, 3):
-        prefill(runner, seq, [7] * 20)
-    runner.seq_remove(0, 0)
-    runner.seq_remove(1, 0)
-    prefill(runner, 0, tokens[:-1])
-    runner.seq_copy(0, 1)
-    assert runner.seq_load(0, other, len(tokens))
     assert runner.decode([Entry(1, len(tokens) - 1, tokens[-1:])])
     assert runner.sample(0, runner.sampler(GREEDY, tokens)) == expected[0]
 

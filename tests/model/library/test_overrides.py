@@ -10,7 +10,7 @@ from server.llama.weights.params import override_array, overrides
 from server.options.values import metadata_override, tensor_override
 from server.pool.spec import LoadParams, MetadataOverride, TensorOverride
 from tests.model.native_fixtures import generate, load, open_runner, prompt_tokens
-from tests.support.ggufs import EXPERTS, SLIDING_WINDOW, gguf_file
+from tests.support.ggufs import EXPERTS, gguf_file
 
 
 def metadata(*texts: str) -> tuple[MetadataOverride, ...]:
@@ -131,24 +131,6 @@ def test_values_that_would_be_ignored_or_end_the_process_are_refused(
     with pytest.raises(ModelFailed) as caught:
         load(gguf_file(gguf_folder, EXPERTS), metadata_overrides=metadata(text))
     assert problem in caught.value.reason
-
-
-def test_what_a_model_without_experts_can_have_of_them_is_nothing(tiny_path: Path) -> None:
-    for text, problem in (
-        ("llama.expert_count=int:4", "llama.expert_used_count is 0, outside 1 to 4"),
-        ("llama.expert_used_count=int:1", "llama.expert_used_count is 1, outside 0 to 0"),
-        ("llama.expert_group_count=int:1", "llama.expert_group_count is 1; 0 experts"),
-    ):
-        with pytest.raises(ModelFailed) as caught:
-            load(tiny_path, metadata_overrides=metadata(text))
-        assert problem in caught.value.reason
-
-
-def test_a_window_that_no_layer_has_is_refused(gguf_folder: Path) -> None:
-    pattern = "gemma3.attention.sliding_window_pattern"
-    with pytest.raises(ModelFailed) as caught:
-        load(gguf_file(gguf_folder, SLIDING_WINDOW), metadata_overrides=metadata(f"{pattern}=int:1"))
-    assert f"{pattern} is 1: no layer would have the window" in caught.value.reason
 
 
 def test_a_file_that_does_not_say_how_many_experts_are_used_is_refused(gguf_folder: Path, tmp_path: Path) -> None:

@@ -83,15 +83,3 @@ def test_as_many_threads_as_have_all_chains_done_soonest(
     n_chains: int, chain_s: float, n_cpus: int, n_threads: int
 ) -> None:
     assert parallel_sampling.threads_for(n_chains, chain_s, 100e-6, n_cpus) == n_threads
-
-
-def test_what_handing_out_costs_is_learned_and_not_believed_for_ever(
-    large: LlamaRunner, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    prompts = _decoded(large)
-    wanted = [(output, large.sampler(PLAIN, prompt)) for output, prompt in enumerate(prompts)]
-    large._parallel._learn(1.0, [0.1, 0.2], 4)
-    assert large._parallel._handing_s == pytest.approx(0.9 * parallel_sampling.HANDING_S + 0.1 * 0.8)
-    monkeypatch.undo()
-    assert large.sample_together(wanted) == {}  # tiny chains, and a long way to other threads
-    assert large._parallel._handing_s < 0.08

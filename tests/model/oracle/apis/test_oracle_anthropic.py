@@ -37,15 +37,6 @@ def order(events: list[Any]) -> list[tuple[str, Any, str]]:
     return [step for step, _ in groupby(steps)]
 
 
-def names(pair: Pair, request: dict[str, Any]) -> list[list[str]]:
-    """The ``event:`` lines of both streams."""
-    replies = pair.request("POST", URL, {**request, "stream": True})
-    return [
-        [line.removeprefix("event: ") for line in reply.body.decode().splitlines() if line.startswith("event: ")]
-        for reply in replies
-    ]
-
-
 def test_a_message_is_the_same_but_for_its_id(demo: Pair) -> None:
     ours, theirs = demo.post(URL, body(system="Answer briefly."))
     assert shape_differences(ours, theirs) == {"+usage.cache_creation_input_tokens"}
@@ -66,8 +57,6 @@ def test_a_stream_has_the_same_events(demo: Pair) -> None:
     }
     for mine, other in zip(ours, theirs, strict=True):
         assert shape_differences(mine, other) == added.get(mine["type"], set())
-    mine, other = names(demo, body())
-    assert mine == other
 
 
 @pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "get_weather"}], ids=str)
@@ -103,12 +92,6 @@ def test_thoughts_and_their_signature_have_the_same_events_in_blocks_that_do_not
     assert [block["type"] for block in whole[0]["content"]] == [block["type"] for block in whole[1]["content"]]
 
 
-def test_a_limit_ends_both_alike(demo: Pair) -> None:
-    ours, theirs = demo.post(URL, body(max_tokens=2))
-    assert ours["stop_reason"] == theirs["stop_reason"] == "max_tokens"
-    assert ours["content"] == theirs["content"]
-
-
 def test_a_stop_sequence_cuts_alike_and_is_called_what_anthropic_calls_it(demo: Pair) -> None:
     text = demo.ours.post(URL, body())["content"][0]["text"]
     ours, theirs = demo.post(URL, body(stop_sequences=[text[4:8]]))
@@ -139,17 +122,3 @@ def test_a_stop_sequence_cuts_alike_and_is_called_what_anthropic_calls_it(demo: 
 def test_prompts_have_the_same_number_of_tokens(demo: Pair, request_body: dict[str, Any]) -> None:
     ours, theirs = demo.post(URL + "/count_tokens", request_body)
     assert ours == theirs
-
-
-def test_a_missing_conversation_is_an_error_of_the_client_here(demo: Pair) -> None:
-    ours, theirs = demo.request("POST", URL, {"max_tokens": 5})
-    assert (ours.status, theirs.status) == (400, 500)
-    assert ours.json()["error"]["type"] == "invalid_request_error"
-
-
-@pytest.mark.parametrize("messages", [[], [{"role": "assistant"}]], ids=str)
-def test_a_conversation_may_have_no_message_yet(demo: Pair, messages: list[object]) -> None:
-    ours, theirs = demo.request("POST", URL, {"max_tokens": 5, "system": "Be brief.", "messages": messages})
-    assert (ours.status, theirs.status) == (200, 200)
-    counted = demo.post(URL + "/count_tokens", {"system": "Be brief.", "messages": messages})
-    assert counted[0] == counted[1]

@@ -7,40 +7,6 @@ import pytest
 from tests.model.oracle.comparison import Pair
 
 CHAT = "/v1/chat/completions"
-HELLO = [{"role": "user", "content": "hello"}]
-
-
-@pytest.mark.parametrize("path", ["/v1/chat/completions/input_tokens", "/chat/completions/input_tokens"])
-@pytest.mark.parametrize(
-    "body",
-    [
-        {"messages": HELLO},
-        {"messages": [{"role": "system", "content": "日本"}, *HELLO, {"role": "assistant", "content": "so"}]},
-        {"messages": HELLO, "add_generation_prompt": False},
-        {"messages": HELLO, "max_tokens": 5, "stream": True},
-    ],
-    ids=str,
-)
-def test_input_tokens(pair: Pair, path: str, body: dict[str, Any]) -> None:
-    ours, theirs = pair.post(path, body)
-    assert ours == theirs
-
-
-@pytest.mark.parametrize(
-    "body", [{"id": "chatcmpl-none", "action": "reasoning_end"}, {"action": "reasoning_end"}, {"id": "x"}], ids=str
-)
-def test_control_of_what_is_not_there(pair: Pair, body: dict[str, Any]) -> None:
-    ours, theirs = pair.request("POST", CHAT + "/control", body)
-    assert ours.status == theirs.status
-    if ours.status == 200:
-        assert ours.json() == theirs.json()
-    else:
-        assert ours.json()["error"]["message"].startswith(theirs.json()["error"]["message"])
-
-
-def test_changing_properties_needs_the_flag(pair: Pair) -> None:
-    ours, theirs = pair.request("POST", "/props", {})
-    assert (ours.status, ours.json()) == (theirs.status, theirs.json())
 
 
 def metrics(text: str) -> dict[str, tuple[str, str]]:

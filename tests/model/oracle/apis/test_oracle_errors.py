@@ -39,16 +39,6 @@ SAME: list[tuple[str, str, Any]] = [
     ("POST", "/props", {}),
 ]
 
-STRICTER: list[tuple[str, object, int]] = [  # path, body, what llama-server answers
-    ("/v1/completions", {"prompt": "x", "stop": 5, "max_tokens": 1}, 200),
-    ("/v1/completions", {"prompt": "x", "samplers": ["nonsense"], "max_tokens": 1}, 200),
-    ("/v1/chat/completions", {"messages": []}, 200),
-    ("/v1/chat/completions", {"messages": [{"content": "no role"}]}, 500),
-    ("/v1/chat/completions", {"messages": HELLO, "tools": 5}, 500),
-]
-"""A client's mistake is refused and named where llama-server ignores the field, and is never the server's fault
-(500)."""
-
 
 @pytest.mark.parametrize(("method", "path", "body"), SAME, ids=lambda value: str(value)[:60])
 def test_errors_have_the_reference_status_and_type(pair: Pair, method: str, path: str, body: object) -> None:
@@ -62,14 +52,6 @@ def test_errors_have_the_reference_status_and_type(pair: Pair, method: str, path
         assert isinstance(mine[1], str) or mine[1] == other[1]
 
 
-@pytest.mark.parametrize(("path", "body", "reference"), STRICTER, ids=lambda value: str(value)[:60])
-def test_a_mistake_that_the_reference_lets_pass_is_a_400(pair: Pair, path: str, body: object, reference: int) -> None:
-    ours, theirs = pair.request("POST", path, body)
-    assert theirs.status == reference, theirs.body[:300]
-    assert ours.status == 400, ours.body[:300]
-    assert ours.json()["error"]["type"] == "invalid_request_error"
-
-
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_prompt_that_is_too_long_has_openais_code(pair: Pair, *, stream: bool) -> None:
     """Agents compact on it; llama-server's code is the status."""
@@ -78,19 +60,6 @@ def test_a_prompt_that_is_too_long_has_openais_code(pair: Pair, *, stream: bool)
     mine, other = error_kind(ours.json()), error_kind(theirs.json())
     assert (mine[0], mine[2]) == (other[0], other[2])
     assert (mine[1], other[1]) == ("context_length_exceeded", 400)
-
-
-def test_two_messages_of_the_assistant_at_the_end_are_one(pair: Pair) -> None:
-    body = {"messages": [*HELLO, *[{"role": "assistant", "content": "a"}] * 2], "max_tokens": 1}
-    ours, theirs = pair.request("POST", "/v1/chat/completions", body)
-    assert (ours.status, theirs.status) == (200, 400)
-
-
-def test_a_wrong_method_says_which_are_right(pair: Pair) -> None:
-    """llama-server answers 404 as for an unknown path."""
-    ours, theirs = pair.request("DELETE", "/v1/models")
-    assert (ours.status, theirs.status) == (405, 404)
-    assert ours.headers["allow"] == "GET"
 
 
 def error_kind(reply: dict[str, Any]) -> tuple[set[str], int | str, str]:

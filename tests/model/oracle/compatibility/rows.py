@@ -41,6 +41,12 @@ def option(name: str, value: Any, *same: str, differs: str = "", **others: Any) 
     return Row(name, body=body, same=keys, differs=differs)
 
 
+def endpoint(name: str, body: Any = None, *same: str, **others: Any) -> Row:
+    """A request whose name is its method and path, with a remark in parentheses."""
+    method, path = name.split(" ")[:2]
+    return Row(name, method, path, body, same, **others)
+
+
 _CODE = "`error.code` is OpenAI's string; OpenAI's SDK compares it"
 OPTIONS = (
     option("prompt", TEXT),
@@ -133,111 +139,57 @@ OPTIONS = (
 
 _SAVE = ("POST", "/completion", {**GREEDY, "prompt": TEXT, "id_slot": 0, "cache_prompt": True})
 ENDPOINTS = (
-    Row("GET /health", "GET", "/health", same=("status",)),
-    Row("GET /v1/health", "GET", "/v1/health", same=("status",)),
-    Row("GET /props", "GET", "/props", same=("total_slots", "chat_template", "bos_token", "eos_token")),
-    Row("POST /props", path="/props", body={}),
-    Row("GET /v1/models", "GET", "/v1/models"),
-    Row("GET /models", "GET", "/models"),
-    Row("GET /metrics", "GET", "/metrics"),
-    Row("POST /completions", path="/completions", body={**GREEDY, "prompt": TEXT}, same=("content",)),
-    Row("POST /v1/completions", path="/v1/completions", body={**GREEDY, "prompt": TEXT, "max_tokens": 9}),
-    Row("POST /v1/chat/completions", path="/v1/chat/completions", body={**GREEDY, "messages": CHAT}),
-    Row("POST /chat/completions", path="/chat/completions", body={**GREEDY, "messages": CHAT}),
-    Row(
-        "POST /v1/chat/completions/input_tokens",
-        path="/v1/chat/completions/input_tokens",
-        body={"messages": CHAT},
-        same=("input_tokens", "object"),
-    ),
-    Row(
-        "POST /chat/completions/input_tokens",
-        path="/chat/completions/input_tokens",
-        body={"messages": CHAT},
-        same=("input_tokens", "object"),
-    ),
-    Row(
-        "POST /v1/chat/completions/control",
-        path="/v1/chat/completions/control",
-        body={"id": "chatcmpl-none", "action": "reasoning_end"},
-    ),
-    Row(
+    endpoint("GET /health", None, "status"),
+    endpoint("GET /v1/health", None, "status"),
+    endpoint("GET /props", None, "total_slots", "chat_template", "bos_token", "eos_token"),
+    endpoint("POST /props", {}),
+    endpoint("GET /v1/models"),
+    endpoint("GET /models"),
+    endpoint("GET /metrics"),
+    endpoint("POST /completions", {**GREEDY, "prompt": TEXT}, "content"),
+    endpoint("POST /v1/completions", {**GREEDY, "prompt": TEXT, "max_tokens": 9}),
+    endpoint("POST /v1/chat/completions", {**GREEDY, "messages": CHAT}),
+    endpoint("POST /chat/completions", {**GREEDY, "messages": CHAT}),
+    endpoint("POST /v1/chat/completions/input_tokens", {"messages": CHAT}, "input_tokens", "object"),
+    endpoint("POST /chat/completions/input_tokens", {"messages": CHAT}, "input_tokens", "object"),
+    endpoint("POST /v1/chat/completions/control", {"id": "chatcmpl-none", "action": "reasoning_end"}),
+    endpoint(
         "POST /infill",
-        path="/infill",
-        body={**GREEDY, "input_prefix": "def f(", "input_suffix": "return", "prompt": "a"},
-        same=("content", "tokens_evaluated"),
+        {**GREEDY, "input_prefix": "def f(", "input_suffix": "return", "prompt": "a"},
+        "content",
+        "tokens_evaluated",
     ),
-    Row("POST /tokenize", path="/tokenize", body={"content": TEXT}, same=("tokens",)),
-    Row(
-        "POST /tokenize (with_pieces)",
-        path="/tokenize",
-        body={"content": "a fox é", "with_pieces": True, "add_special": True},
-        same=("tokens",),
+    endpoint("POST /tokenize", {"content": TEXT}, "tokens"),
+    endpoint(
+        "POST /tokenize (with_pieces)", {"content": "a fox é", "with_pieces": True, "add_special": True}, "tokens"
     ),
-    Row("POST /detokenize", path="/detokenize", body={"tokens": [100, 101, 102]}, same=("content",)),
-    Row("POST /apply-template", path="/apply-template", body={"messages": CHAT}, same=("prompt",)),
-    Row("GET /slots", "GET", "/slots", first=(_SAVE,)),
-    Row(
-        "POST /slots/0?action=save",
-        path="/slots/0?action=save",
-        body={"filename": "one.bin"},
-        same=("id_slot", "filename", "n_saved"),
-        first=(_SAVE,),
-    ),
-    Row(
-        "POST /slots/1?action=restore",
-        path="/slots/1?action=restore",
-        body={"filename": "one.bin"},
-        same=("id_slot", "filename", "n_restored"),
-    ),
-    Row("POST /slots/1?action=erase", path="/slots/1?action=erase", same=("id_slot", "n_erased")),
-    Row("GET /lora-adapters", "GET", "/lora-adapters"),
-    Row("POST /lora-adapters", path="/lora-adapters", body=LORA, same=("success",)),
-    Row(
+    endpoint("POST /detokenize", {"tokens": [100, 101, 102]}, "content"),
+    endpoint("POST /apply-template", {"messages": CHAT}, "prompt"),
+    endpoint("GET /slots", first=(_SAVE,)),
+    endpoint("POST /slots/0?action=save", {"filename": "one.bin"}, "id_slot", "filename", "n_saved", first=(_SAVE,)),
+    endpoint("POST /slots/1?action=restore", {"filename": "one.bin"}, "id_slot", "filename", "n_restored"),
+    endpoint("POST /slots/1?action=erase", None, "id_slot", "n_erased"),
+    endpoint("GET /lora-adapters"),
+    endpoint("POST /lora-adapters", LORA, "success"),
+    endpoint(
         "POST /v1/responses",
-        path="/v1/responses",
-        body={"input": "hello there", "max_output_tokens": 8, "temperature": 0, "logit_bias": ONLY_ASCII},
+        {"input": "hello there", "max_output_tokens": 8, "temperature": 0, "logit_bias": ONLY_ASCII},
+        "status",
         differs="cut off by a limit it is `incomplete`, as at OpenAI; llama-server says `completed`",
-        same=("status",),
     ),
-    Row(
-        "POST /v1/responses/input_tokens",
-        path="/v1/responses/input_tokens",
-        body={"input": "hello there"},
-        same=("input_tokens",),
-    ),
-    Row(
-        "POST /v1/messages",
-        path="/v1/messages",
-        body={"messages": CHAT, "max_tokens": 8, "temperature": 0},
-        same=("stop_reason", "role", "type"),
-    ),
-    Row(
-        "POST /v1/messages/count_tokens",
-        path="/v1/messages/count_tokens",
-        body={"messages": CHAT},
-        same=("input_tokens",),
-    ),
-    Row("POST /embedding", path="/embedding", body={"content": ["a fox", "b"]}, server="embedding"),
-    Row("POST /embeddings", path="/embeddings", body={"content": "a fox"}, server="embedding"),
-    Row("POST /v1/embeddings", path="/v1/embeddings", body={"input": ["a fox"]}, server="embedding"),
-    Row(
-        "POST /v1/embeddings (base64)",
-        path="/v1/embeddings",
-        body={"input": [[5, 6], "b"], "encoding_format": "base64"},
-        server="embedding",
-    ),
-    Row(
-        "POST /embedding (embd_normalize)",
-        path="/embedding",
-        body={"content": "b", "embd_normalize": 1},
-        server="embedding",
-    ),
+    endpoint("POST /v1/responses/input_tokens", {"input": "hello there"}, "input_tokens"),
+    endpoint("POST /v1/messages", {"messages": CHAT, "max_tokens": 8, "temperature": 0}, "stop_reason", "role", "type"),
+    endpoint("POST /v1/messages/count_tokens", {"messages": CHAT}, "input_tokens"),
+    endpoint("POST /embedding", {"content": ["a fox", "b"]}, server="embedding"),
+    endpoint("POST /embeddings", {"content": "a fox"}, server="embedding"),
+    endpoint("POST /v1/embeddings", {"input": ["a fox"]}, server="embedding"),
+    endpoint("POST /v1/embeddings (base64)", {"input": [[5, 6], "b"], "encoding_format": "base64"}, server="embedding"),
+    endpoint("POST /embedding (embd_normalize)", {"content": "b", "embd_normalize": 1}, server="embedding"),
     *(
         Row(f"POST {path}", path=path, body={"query": "a", "documents": ["b c", "a"], "top_n": 1}, server="ranking")
         for path in ("/rerank", "/reranking", "/v1/rerank", "/v1/reranking")
     ),
-    Row("POST /rerank (TEI)", path="/rerank", body={"query": "a", "texts": ["b c", "a"]}, server="ranking"),
+    endpoint("POST /rerank (TEI)", {"query": "a", "texts": ["b c", "a"]}, server="ranking"),
 )
 
 MISTAKES = (

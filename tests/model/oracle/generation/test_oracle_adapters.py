@@ -4,7 +4,6 @@ The oracle's llama.cpp is newer and has another version of the state's format: t
 is shown with the pinned library (tests/model/test_saved_slots.py).
 """
 
-import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.model.oracle.comparison import ONLY_ASCII, Pair, rounded, shape_differences
+from tests.model.oracle.comparison import ONLY_ASCII, Pair, rounded
 from tests.model.oracle.conftest import start_pair
 from tests.support.ggufs import gguf_file, lora_file
 from tests.support.oracle import Value
@@ -75,16 +74,6 @@ def test_greedy_output_is_the_same_under_every_scale(demo: Pair, lora: Any) -> N
             assert ours["choices"][0]["message"]["content"].startswith("Arr!")
 
 
-def test_what_is_set_for_all_holds_the_same(demo: Pair) -> None:
-    for scales in ([{"id": 0, "scale": 0.0}], [{"id": 0, "scale": 0.4}], [], [{"id": 0, "scale": 1.0}]):
-        ours, theirs = demo.post("/lora-adapters", scales)
-        assert ours == theirs == {"success": True}
-        ours, theirs = demo.get("/lora-adapters")
-        assert rounded(ours) == rounded(theirs)
-        ours, theirs = demo.post("/v1/chat/completions", chat(QUESTIONS[0]))
-        assert ours["choices"][0]["message"] == theirs["choices"][0]["message"]
-
-
 def test_an_activated_adapter_works_from_its_invocation_on_as_llama_servers(activated: Pair) -> None:
     body = {"temperature": 0, "n_predict": 16, "ignore_eos": True, "logit_bias": ONLY_ASCII, "return_tokens": True}
     texts = []
@@ -99,44 +88,3 @@ def test_an_activated_adapter_works_from_its_invocation_on_as_llama_servers(acti
         texts.append(ours["tokens"])
         off = activated.ours.post("/completion", {**body, "prompt": prompt, "lora": [{"id": 0, "scale": 0}]})
         assert (off["tokens"] == ours["tokens"]) is (INVOCATION[0] not in prompt)
-
-
-def test_saving_restoring_and_erasing_reply_the_same(demo: Pair) -> None:
-    demo.post("/completion", {"prompt": "Once upon a time", "n_predict": 8, "temperature": 0, "id_slot": 0})
-    bodies = {"save": {"filename": "a.bin"}, "restore": {"filename": "a.bin"}, "erase": None}
-    counts = {"save": ("n_saved", "n_written"), "restore": ("n_restored", "n_read"), "erase": ("n_erased", "n_erased")}
-    for action, body in bodies.items():
-        ours, theirs = demo.post(f"/slots/0?action={action}", body)
-        assert shape_differences(ours, theirs) == set()
-        n_tokens, n_bytes = counts[action]
-        assert ours[n_tokens] == theirs[n_tokens] > 4
-        if action != "erase":
-            assert 0 < ours[n_bytes] - theirs[n_bytes] < 1500  # Llamapool's description behind the state
-
-
-def test_what_a_newer_llama_server_saved_is_refused_by_its_version(demo: Pair, folder: Path) -> None:
-    demo.theirs.post("/slots/0?action=save", {"filename": "c.bin"})
-    shutil.copy(folder / "theirs" / "c.bin", folder / "ours" / "c.bin")
-    reply = demo.ours.request("POST", "/slots/0?action=restore", {"filename": "c.bin"})
-    assert (reply.status, "its state has the version" in reply.json()["error"]["message"]) == (400, True)
-
-
-@pytest.mark.parametrize(
-    ("path", "body"),
-    [
-        ("/slots/x?action=save", {"filename": "a"}),
-        ("/slots/0?action=rename", {"filename": "a"}),
-        ("/slots/0", {"filename": "a"}),
-        ("/slots/0?action=save", {"filename": "../a"}),
-        ("/slots/0?action=save", {"filename": "a/b"}),
-        ("/slots/0?action=save", {"filename": ""}),
-        ("/slots/0?action=restore", {"filename": "."}),
-        ("/lora-adapters", {"id": 0}),
-    ],
-)
-def test_mistakes_have_llama_servers_words(demo: Pair, path: str, body: object) -> None:
-    ours, theirs = demo.request("POST", path, body)
-    errors = [reply.json()["error"] for reply in (ours, theirs)]
-    errors[0].pop("param", None)
-    assert ours.status == theirs.status == 400
-    assert errors[0] == errors[1]

@@ -30,23 +30,6 @@ def test_thoughts_end_at_the_same_token(thinking: Pair, question: str, budget: i
         assert message(ours)[0].endswith("That is enough.")
 
 
-@pytest.mark.parametrize("given", ["", " Now: ", "Genug, 日本!\n"])
-def test_a_request_may_bring_its_own_message(thinking: Pair, given: str) -> None:
-    asked = chat(QUESTIONS[0], reasoning_budget_tokens=6, reasoning_budget_message=given)
-    ours, theirs = thinking.post(CHAT, asked)
-    assert message(ours) == message(theirs)
-    assert message(ours)[0].endswith(given.strip())
-
-
-def test_streams_end_them_at_the_same_token(thinking: Pair) -> None:
-    def joined(events: list[Any], name: str) -> str:
-        return "".join(event["choices"][0]["delta"].get(name) or "" for event in events if event["choices"]).strip()
-
-    ours, theirs = thinking.events(CHAT, chat(QUESTIONS[1], thinking_budget_tokens=4))
-    for name in ("reasoning_content", "content"):
-        assert joined(ours, name) == joined(theirs, name) != ""
-
-
 def test_native_completions_name_the_tags_themselves(thinking: Pair) -> None:
     """A model that does nothing but open thoughts; each of them has a budget of its own."""
     tags = {"reasoning_budget_start_tag": "<think>", "reasoning_budget_end_tags": ["</think>"]}

@@ -14,7 +14,7 @@ SYSTEM = "the quick brown fox jumps over the lazy dog and then the other animals
 GREEDY = {"temperature": 0, "max_tokens": 24, "ignore_eos": True, "logit_bias": ONLY_ASCII}
 
 
-@pytest.fixture(scope="module", params=["recurrent", "hybrid", "sliding-window"])
+@pytest.fixture(scope="module", params=["hybrid", "sliding-window"])
 def kept(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     """Both servers with two slots; each conversation keeps to one of them."""
     model = gguf_file(tmp_path_factory.mktemp("gguf"), MODELS[request.param])
@@ -41,15 +41,4 @@ def test_a_conversation_whose_replies_are_rendered_anew(kept: Pair) -> None:
         messages.append({"role": "assistant", "content": "in short: " + reply[:5]})
     ours, theirs = (sum(column) for column in zip(*cached[1:], strict=True))
     assert ours >= 0.97 * theirs > 0  # we go back to the turn's end, llama-server to four tokens before the prompt's
-    assert min(counts[0] for counts in cached[1:]) > 100
-
-
-def test_the_last_question_is_asked_in_another_way(kept: Pair) -> None:
-    messages = [{"role": "system", "content": "again: " + SYSTEM}]
-    cached = []
-    for way in ("what?", "how many?", "and since when?", "why?"):
-        _, counts = chat(kept, [*messages, {"role": "user", "content": way * 20}])
-        cached.append(counts)
-    ours, theirs = (sum(column) for column in zip(*cached[1:], strict=True))
-    assert ours >= 0.98 * theirs
     assert min(counts[0] for counts in cached[1:]) > 100

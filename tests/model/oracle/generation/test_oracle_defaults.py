@@ -10,7 +10,6 @@ import pytest
 from tests.model.oracle.comparison import Pair
 from tests.model.oracle.conftest import start_pair
 from tests.support.ggufs import TinyModel, gguf_file
-from tests.support.real_server import llamapool
 
 GREEDY = {"temperature": 0, "max_tokens": 12}
 CHAT = {"messages": [{"role": "user", "content": "hello"}], **GREEDY}
@@ -49,22 +48,6 @@ def test_a_request_may_bring_its_own(held: Pair) -> None:
     shape = {"type": "json_schema", "json_schema": {"schema": DIGITS}}
     text = _text(held.ours.post("/v1/chat/completions", {**CHAT, "response_format": shape}))
     assert 100 <= int(text) <= 999
-
-
-def test_control_tokens_are_text(model: Path) -> None:
-    with ExitStack() as stack:
-        pair = start_pair(stack, model, flags=("--special",), params={"special": True})
-        (eos,) = pair.ours.post("/tokenize", {"content": "</s>", "parse_special": True})["tokens"]
-        ends = {"prompt": "the fox", "temperature": 0, "n_predict": 4, "logit_bias": [[eos, 200]]}
-        texts = [_text(reply) for reply in pair.post("/completion", ends)]
-        assert texts == ["</s>", "</s>"]
-        assert _text(pair.ours.post("/completion", {**ends, "ignore_eos": True})) != "</s>"
-
-
-def test_a_schema_of_the_settings(model: Path) -> None:
-    with llamapool(model, "-c", "1024", "-t", "1", "-j", '{"enum": ["left", "right"]}') as server:
-        server.wait_until_ready()
-        assert _text(server.post("/v1/chat/completions", CHAT)) in ('"left"', '"right"')
 
 
 def _text(reply: Any) -> str:

@@ -31,19 +31,6 @@ CHATS = [
 GREEDY = {"temperature": 0, "max_tokens": 40, "ignore_eos": True, "logit_bias": ONLY_ASCII}
 
 
-def token_ids(choice: dict[str, Any]) -> list[int]:
-    return [entry["id"] for entry in choice["logprobs"]["content"]]
-
-
-@pytest.mark.parametrize("prompt", PROMPTS)
-def test_greedy_completions_have_the_same_tokens(pair: Pair, prompt: str) -> None:
-    ours, theirs = pair.post("/v1/completions", {**GREEDY, "prompt": prompt, "logprobs": 1, "cache_prompt": False})
-    assert token_ids(ours["choices"][0]) == token_ids(theirs["choices"][0])
-    assert ours["choices"][0]["text"] == theirs["choices"][0]["text"]
-    assert ours["usage"] == theirs["usage"]
-    assert ours["choices"][0]["finish_reason"] == theirs["choices"][0]["finish_reason"]
-
-
 @pytest.mark.parametrize("messages", CHATS)
 def test_greedy_chats_are_the_same(pair: Pair, messages: list[dict[str, Any]]) -> None:
     ours, theirs = pair.post("/v1/chat/completions", {**GREEDY, "messages": messages, "cache_prompt": False})
@@ -56,19 +43,6 @@ def test_a_continued_message_is_whole_in_a_reply_and_new_in_a_stream(pair: Pair)
     assert ours["choices"] == theirs["choices"]
     mine, other = pair.events("/v1/chat/completions", {**GREEDY, "messages": messages})
     assert [event["choices"] for event in mine[1:]] == [event["choices"] for event in other[1:]]
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [{"prompt": [[5, 6, 7], [300, 301]]}, {"prompt": ["the fox", "the dog"]}, {"prompt": "the fox", "n": 2}],
-    ids=str,
-)
-def test_several_choices_are_the_same_and_all_are_counted(pair: Pair, fields: dict[str, Any]) -> None:
-    """llama-server's ``usage`` counts the first choice only."""
-    ours, theirs = pair.post("/v1/completions", {**GREEDY, "cache_prompt": False, **fields})
-    by_index = [sorted(reply["choices"], key=lambda choice: choice["index"]) for reply in (ours, theirs)]
-    assert by_index[0] == by_index[1]
-    assert ours["usage"]["completion_tokens"] == 2 * theirs["usage"]["completion_tokens"]
 
 
 def test_eight_streams_at_once_say_what_each_says_alone(pair: Pair) -> None:

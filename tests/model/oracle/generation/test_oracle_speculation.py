@@ -1,4 +1,4 @@
-"""A draft model beside both servers: what their replies, slots and metrics say of guesses."""
+"""A draft model in both servers: the names in slots, properties and metrics. Drafts depend on the CPU."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -7,84 +7,48 @@ from pathlib import Path
 import pytest
 
 from tests.model.oracle.comparison import Pair, shape_differences
-from tests.model.oracle.conftest import WAIT_QUIETLY, start_pair
+from tests.model.oracle.conftest import start_pair
 from tests.support.ggufs import TinyModel, gguf_file
-from tests.support.oracle import oracle
-from tests.support.real_server import ROOT, RealServer, llamapool
+from tests.support.real_server import ROOT
 
 DEMO, DRAFT = ROOT / "models" / "demo.gguf", ROOT / "models" / "demo-draft.gguf"
-N_CTX = 2048
 STORY = {
     "prompt": "<|im_start|>user\nTell me a story about a fox.<|im_end|>\n<|im_start|>assistant\n",
     "temperature": 0,
-    "n_predict": 300,
+    "n_predict": 100,
     "ignore_eos": True,
 }
 
 
 @pytest.fixture(scope="module")
 def pair() -> Iterator[Pair]:
-    """Both servers with the default model and its draft, which each has guessed with."""
+    """Both servers with the default model and its draft."""
     params: dict[str, str | list[str]] = {
         "speculative.draft.mparams.path": str(DRAFT),
         "speculative.types": ["draft-simple"],
     }
-    flags = ("-c", str(N_CTX), "-np", "1", "-t", "1", "--metrics", "--slots", "-md", str(DRAFT))
+    flags = ("--slots", "-md", DRAFT, "--spec-type", "draft-simple")
     with ExitStack() as stack:
-        theirs = oracle(DEMO, n_ctx=N_CTX, n_threads=1, params=params, environment=WAIT_QUIETLY)
-        stack.callback(theirs.stop)
-        theirs.wait_until_ready()
-        assert guesses(theirs)
-        for _ in range(5):
-            with llamapool(DEMO, *flags, environment=WAIT_QUIETLY) as ours:
-                if guesses(ours):
-                    yield Pair(ours, theirs)
-                    return
-        raise AssertionError("no server of five has guessed anything")
+        yield start_pair(stack, DEMO, n_ctx=2048, n_parallel=1, flags=flags, params=params)
 
 
-def guesses(server: RealServer) -> bool:
-    """Whether something is guessed in one of ten stories.
-
-    Ours guesses where it pays, or to see: a process whose first guess others held up takes guesses to be slow for long.
-    """
-    return any(server.post("/completion", STORY)["timings"].get("draft_n") for _ in range(10))
-
-
-def test_the_timings_count_guesses(pair: Pair) -> None:
+def test_slots_properties_and_metrics_have_the_same_names(pair: Pair) -> None:
     ours, theirs = pair.post("/completion", STORY)
-    guesses = {"draft_n", "draft_n_accepted"}
-    assert guesses <= set(theirs["timings"])
-    assert shape_differences(ours, theirs) <= {f"-timings.{name}" for name in guesses}
-    assert ours["generation_settings"]["speculative.types"] == theirs["generation_settings"]["speculative.types"]
-
-
-def test_slots_and_props_say_that_they_guess(pair: Pair) -> None:
+    drafted = {"draft_n", "draft_n_accepted"}
+    assert drafted <= set(theirs["timings"])
+    assert shape_differences(ours, theirs) <= {f"-timings.{name}" for name in drafted}
     ours, theirs = pair.get("/slots")
     assert ours[0]["speculative"] is theirs[0]["speculative"] is True
-    assert ours[0]["params"]["speculative.types"] == theirs[0]["params"]["speculative.types"]
-    ours, theirs = pair.get("/props")  # there it is always "none"
-    assert ours["default_generation_settings"]["params"]["speculative.types"] == "draft-simple"
-    assert theirs["default_generation_settings"]["params"]["speculative.types"] == "none"
+    assert ours[0]["params"]["speculative.types"] == theirs[0]["params"]["speculative.types"] == "draft-simple"
+    names = [
+        {line.split("{")[0].split(" ")[0] for line in reply.body.decode().splitlines() if "llamacpp:spec" in line[:13]}
+        for reply in pair.request("GET", "/metrics")
+    ]
+    assert names[0] == names[1] != set()
 
 
-def test_the_metrics_of_guesses_have_the_same_names(pair: Pair) -> None:
-    ours, theirs = (
-        {
-            line.split("{")[0].split(" ")[0]: line
-            for line in server.request("GET", "/metrics").body.decode().splitlines()
-            if line.startswith("llamacpp:spec_decode_")
-        }
-        for server in (pair.ours, pair.theirs)
-    )
-    assert set(ours) == set(theirs)
-    position = "llamacpp:spec_decode_num_accepted_tokens_per_pos_total"
-    assert all('position="' in lines[position] for lines in (ours, theirs))
-
-
-def test_texts_that_repeat_are_the_same_with_guesses_that_nobody_asked_for(tmp_path: Path) -> None:
-    """Whether something is guessed depends on what this machine's steps cost; what is said does not."""
-    prompts = ("na na na na hey hey hey " * 12, "one two three, one two three, one two " * 8, "x " * 100)
+def test_drafts_from_the_text_change_no_token(tmp_path: Path) -> None:
+    prompts = ("na na na na hey hey hey " * 12, "one two three, one two three, one two " * 8)
     with ExitStack() as stack:
         pair = start_pair(stack, gguf_file(tmp_path, TinyModel()), flags=("--spec-type", "auto"))
         for prompt in prompts:

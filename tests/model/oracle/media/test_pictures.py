@@ -52,7 +52,7 @@ PROMPTS: list[list[str | Png]] = [
 """As many as there are slots."""
 
 
-@pytest.fixture(scope="module", params=["mlp", "gemma3", "qwen2vl", "internvl"])
+@pytest.fixture(scope="module", params=["gemma3", "qwen2vl"])
 def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

@@ -96,20 +96,6 @@ def test_pictures_from_everywhere(seeing: Pair, site: str, where: str) -> None:
     check_chat(seeing, chat(text("Look at this, please:"), image(url)))
 
 
-@pytest.mark.parametrize(
-    "parts",
-    [
-        (image(PNG), text("first")),
-        (image(PNG), image(JPEG), text("both")),
-        (text("a"), text("b"), image(PNG), text("c"), text("d"), image(JPEG), text("e")),
-        (text("the same twice"), image(PNG), image(PNG)),
-        (text(f"a marker {MARKER[:-1]} that is none"), image(PNG)),
-    ],
-)
-def test_several_parts_stand_in_order(seeing: Pair, parts: tuple[dict[str, Any], ...]) -> None:
-    check_chat(seeing, chat(*parts))
-
-
 def test_a_conversation_with_pictures_in_several_turns(seeing: Pair) -> None:
     messages = [
         {"role": "system", "content": "You see."},
@@ -118,39 +104,6 @@ def test_a_conversation_with_pictures_in_several_turns(seeing: Pair) -> None:
         {"role": "user", "content": [image(JPEG), text("And this?")]},
     ]
     check_chat(seeing, {"messages": messages, **GREEDY})
-
-
-def test_anthropics_images_and_counts(seeing: Pair) -> None:
-    source = {"type": "base64", "media_type": "image/png", "data": PNG}
-    parts = [text("What is this?"), {"type": "image", "source": source}]
-    body = {"messages": [{"role": "user", "content": parts}], **GREEDY}
-    ours, theirs = seeing.post("/v1/messages", body)
-    assert ours["content"] == theirs["content"]
-    ours, theirs = seeing.post("/v1/messages/count_tokens", body)
-    assert ours["input_tokens"] == theirs["input_tokens"]
-
-
-def test_responses_images_and_counts(seeing: Pair) -> None:
-    parts = [
-        {"type": "input_text", "text": "What is this?"},
-        {"type": "input_image", "image_url": f"data:image/png;base64,{PNG}"},
-    ]
-    body = {"input": [{"role": "user", "content": parts}], "temperature": 0, "max_output_tokens": 8}
-    ours, theirs = seeing.post("/v1/responses", body)
-    said = [reply["output"][-1]["content"][0]["text"] for reply in (ours, theirs)]
-    assert said[0] == said[1]
-    assert ours["usage"]["input_tokens"] == theirs["usage"]["input_tokens"]
-
-
-@pytest.mark.parametrize(
-    ("prompt", "files"), [("What: {} and", [PNG]), ("{} or {} and", [PNG, JPEG]), ("{}{} and", [JPEG, JPEG])]
-)
-def test_prompts_with_markers(seeing: Pair, prompt: str, files: list[str]) -> None:
-    given = {"prompt_string": prompt.replace("{}", MARKER), "multimodal_data": files}
-    body = {"prompt": given, "n_predict": 8, "temperature": 0, "ignore_eos": True, "return_tokens": True}
-    ours, theirs = seeing.post("/completion", body)
-    for key in ("content", "tokens", "tokens_evaluated", "prompt"):
-        assert ours[key] == theirs[key], key
 
 
 def test_saved_slots_have_their_pictures(seeing: Pair) -> None:
@@ -169,32 +122,3 @@ def test_saved_slots_have_their_pictures(seeing: Pair) -> None:
         found.append((n_saved, n_erased, n_restored, reply["timings"]["cache_n"], reply["content"]))
     assert found[0] == found[1]
     assert found[0][3] > 2 * TinyProjector("mlp").n_tokens
-
-
-@pytest.mark.parametrize(
-    "part",
-    [
-        image("data:text/html;base64,aGVsbG8="),
-        image("data:image/png,aGVsbG8="),
-        image("data:image/png;base64,a,b"),
-        image("data:image/png;base64,aGVsbG8gd29ybGQ="),
-        image("!"),
-        image("file://none.png"),
-        image("file://../conftest.py"),
-        {"type": "input_audio", "input_audio": {"data": PNG, "format": "wav"}},
-    ],
-)
-def test_errors_say_what_llama_server_says(seeing: Pair, part: dict[str, Any]) -> None:
-    """Where a client's mistake is a 500 there, it is a 400 here."""
-    ours, theirs = seeing.request("POST", CHAT, chat(text("a"), part))
-    assert ours.status == 400
-    assert theirs.status in (400, 500)
-    assert theirs.json()["error"]["message"] in ours.json()["error"]["message"]
-
-
-def test_what_the_models_take_is_told_alike(seeing: Pair) -> None:
-    ours, theirs = seeing.get("/props")
-    assert ours["media_marker"] == theirs["media_marker"] == MARKER
-    assert ours["modalities"] == theirs["modalities"]
-    ours, theirs = (reply["models"][0] for reply in seeing.get("/v1/models"))
-    assert ours["capabilities"] == theirs["capabilities"]

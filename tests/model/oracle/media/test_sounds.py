@@ -9,11 +9,8 @@ import pytest
 from tests.media_files import SOUNDS, media_file
 from tests.model.oracle.comparison import Pair
 from tests.model.oracle.media.test_requests import (
-    CHAT,
-    MARKER,
     chat,
     check_chat,
-    image,
     text,
     with_projector,
 )
@@ -65,14 +62,6 @@ def test_several_sounds_stand_in_order(hearing: Pair, parts: tuple[dict[str, Any
     check_chat(hearing, chat(*parts, **FEW))
 
 
-def test_prompts_with_markers_of_sounds(hearing: Pair) -> None:
-    given = {"prompt_string": f"Hear {MARKER} and {MARKER}.", "multimodal_data": [WAV, MP3]}
-    body = {"prompt": given, "n_predict": 5, "temperature": 0, "ignore_eos": True, "return_tokens": True}
-    ours, theirs = hearing.post("/completion", body)
-    for key in ("content", "tokens", "tokens_evaluated", "prompt"):
-        assert ours[key] == theirs[key], key
-
-
 @pytest.mark.parametrize("fields", [{}, {"language": "en"}])
 def test_transcriptions(hearing: Pair, fields: dict[str, str]) -> None:
     body = form(media_file("tiny.wav"), {"model": "m", "temperature": "0", "max_tokens": "5"} | fields)
@@ -85,18 +74,3 @@ def test_transcriptions(hearing: Pair, fields: dict[str, str]) -> None:
     ours, theirs = (reply.json() for reply in replies)
     assert ours["text"].rstrip("\ufffd") == theirs["text"].rstrip("\ufffd")
     assert ours["usage"]["input_tokens"] == theirs["usage"]["input_tokens"]
-
-
-@pytest.mark.parametrize("part", [sound("aGVsbG8gd29ybGQ="), sound("!"), image(WAV[:40])])
-def test_errors_say_what_llama_server_says(hearing: Pair, part: dict[str, Any]) -> None:
-    ours, theirs = hearing.request("POST", CHAT, chat(text("a"), part))
-    assert ours.status == 400
-    assert theirs.status in (400, 500)
-    assert theirs.json()["error"]["message"] in ours.json()["error"]["message"]
-
-
-def test_what_the_model_takes_is_told_alike(hearing: Pair) -> None:
-    ours, theirs = hearing.get("/props")
-    assert ours["modalities"] == theirs["modalities"]
-    ours, theirs = (found["models"][0]["capabilities"] for found in hearing.get("/v1/models"))
-    assert ours == theirs
