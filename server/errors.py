@@ -111,11 +111,15 @@ class NotSupported(LlamapoolError):
 
 
 class Unavailable(LlamapoolError):
-    """Not now; the message says why."""
+    """Not now; the message says why. ``retry_after_s``: seconds until a new attempt is worthwhile, None = unknown."""
+
+    retry_after_s: int | None = None
 
 
 class ModelLoading(Unavailable):
     """A model is being loaded and this caller does not wait for it."""
+
+    retry_after_s = 1
 
     def __init__(self) -> None:
         super().__init__("Loading model")
@@ -137,6 +141,8 @@ class DownloadFailed(Unavailable):
 class ModelEnded(Unavailable):
     """A model's process ended under a request, which is at fault or not. ``asked_again``: the request was asked of the
     process before that one, too."""
+
+    retry_after_s = 1
 
     def __init__(self, message: str, *, asked_again: bool = False) -> None:
         super().__init__(message)
@@ -189,6 +195,8 @@ class NoRoom(Unavailable):
 
 class ShuttingDown(Unavailable):
     """The server, or the request's model, is going away."""
+
+    retry_after_s = 5
 
     def __init__(self, what: str = "server") -> None:
         super().__init__(f"the {what} is shutting down")

@@ -43,7 +43,6 @@ class LineFormatter(logging.Formatter):
         self._render = render
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the line."""
         return self._render(record, self.formatException(record.exc_info) if record.exc_info else record.exc_text or "")
 
 

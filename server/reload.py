@@ -88,7 +88,6 @@ class Reload:
         task.add_done_callback(self._tasks.discard)
 
     async def all(self) -> None:
-        """Read all again."""
         async with self._reading:
             try:
                 settings, keys, models, certificate = await asyncio.to_thread(self._checked)

@@ -20,9 +20,9 @@ from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSett
 from server.errors import ConfigError
 from server.hub.cache import cache_folder
 from server.hub.hub import Hub, HubFetcher
-from server.options.flags import Flags, read_flags
+from server.options.flags import read_flags
 from server.options.model import WHERE, ModelDefaults, ModelSettings
-from server.options.option import SettingsModel, Table
+from server.options.option import SettingsModel, Source, Table
 from server.options.presets import find_models, named_source
 from server.options.server import ServerSettings
 from server.options.sources import (
@@ -30,8 +30,6 @@ from server.options.sources import (
     ModelRegistry,
     Origin,
     Sections,
-    Variables,
-    YamlFile,
     check_model_names,
     effective_layers,
     located,
@@ -115,7 +113,7 @@ def load_settings(
     flags = read_flags(TABLE, argv or ())
     variables = read_environment(TABLE, os.environ if env is None else env)
     path = config or _config_path(flags, variables)
-    document = read_yaml(TABLE, path, MODEL_ONLY) if path else YamlFile()
+    document = read_yaml(TABLE, path, MODEL_ONLY) if path else Source("no configuration file")
     named = bool(config or flags.config or variables.config)
     inputs = Inputs(TABLE, flags, variables, document, named, is_demo=not named and path in DEMO_CONFIGS)
     place = _hub_place(os.environ if env is None else env)
@@ -139,7 +137,7 @@ def hub_settings(argv: Sequence[str]) -> tuple[Settings, str]:
         )
     variables = read_environment(TABLE, os.environ)
     file = flags.model.get("hf_file")
-    inputs = Inputs(TABLE, flags, variables, YamlFile())
+    inputs = Inputs(TABLE, flags, variables, Source("no configuration file"))
     settings = _validated(inputs, ModelRegistry(), _hub_place(os.environ))
     return settings, str(file.value) if file else ""
 
@@ -256,13 +254,12 @@ def _check_folders(server: ServerSettings) -> None:
 
 
 def _check_adapters(model_id: str, model: ModelSettings, origin: Origin) -> None:
-    for key, files in (("lora", model.lora), ("control_vectors", model.control_vectors)):
-        for file in files:
-            problem = problem_of(file.path)
-            if problem:
-                raise ConfigError(f"{located(origin.source_of(key), f'models.{model_id}.{key}')}: {problem}")
-    if model.draft_model is not None and (problem := problem_of(model.draft_model)):
-        raise ConfigError(f"{located(origin.source_of('draft_model'), f'models.{model_id}.draft_model')}: {problem}")
+    files = [("lora", file.path) for file in model.lora]
+    files += [("control_vectors", file.path) for file in model.control_vectors]
+    files += [] if model.draft_model is None else [("draft_model", model.draft_model)]
+    for key, path in files:
+        if problem := problem_of(path):
+            raise ConfigError(f"{located(origin.source_of(key), f'models.{model_id}.{key}')}: {problem}")
 
 
 def _check_devices(model_id: str, model: ModelSettings, origin: Origin) -> None:
@@ -292,7 +289,7 @@ def _check_template(spec: ModelSpec) -> None:
         raise ConfigError(f"{spec.source}: models.{spec.id}.chat_template: {error.message}; correct it") from None
 
 
-def _config_path(flags: Flags, variables: Variables) -> Path | None:
+def _config_path(flags: Source, variables: Source) -> Path | None:
     named = flags.config or variables.config
     if named:
         return Path(named)

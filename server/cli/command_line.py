@@ -28,7 +28,7 @@ from server.errors import MASK, ConfigError, LlamapoolError
 from server.listen import Listener, check_reach, open_listeners, published
 from server.options.flags import COMPLETION_FLAG, DEVICES_FLAG
 from server.options.option import SettingsModel
-from server.options.reference import completion, help_text, json_schema, markdown
+from server.options.reference import GENERATED, completion, help_text, json_schema, markdown
 from server.options.values import without_secrets
 from server.pool.spec import ModelSpec
 from server.settings import TABLE, Settings, check_files, load_settings, model_specs
@@ -203,7 +203,9 @@ def imported(module: str, words: list[str]) -> int:
 
 def reference_files() -> dict[str, str]:
     """The generated files, by their path in the checkout."""
-    return {"docs/configuration.md": markdown(TABLE), "config/schema.json": json_schema(Settings)}
+    page = "docs/configuration.md"
+    written = (_ROOT / page).read_text(encoding="utf-8").partition(GENERATED)[0]
+    return {page: written + markdown(TABLE), "config/schema.json": json_schema(Settings)}
 
 
 def effective_yaml(settings: Settings) -> str:

@@ -80,7 +80,6 @@ class Connection:
 
 
 def _message(body: bytes, otherwise: object) -> str:
-    """Return the message of an error reply."""
     try:
         return str(json.loads(body)["error"]["message"])
     except (ValueError, LookupError, TypeError):

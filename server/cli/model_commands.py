@@ -126,5 +126,4 @@ class _Bar:
         self._bar.refresh()
 
     def close(self) -> None:
-        """Finish the bar."""
         self._bar.close()

@@ -116,7 +116,6 @@ class Connection:
 
     @asynccontextmanager
     async def _streams(self) -> AsyncGenerator[Transport, None]:
-        """Return the streams to the server."""
         server = self._server
         if server.url:
             async with http_client(server.headers, self._sites) as client:

@@ -87,7 +87,6 @@ class CheckedTransport(httpx2.AsyncBaseTransport):
         )
 
     async def aclose(self) -> None:
-        """Close all connections."""
         await self._pool.aclose()
 
 

@@ -32,7 +32,6 @@ EXTRA = "pip install 'llamapool[mcp]'"
 
 
 def is_installed() -> bool:
-    """Return whether the extra ``mcp`` is installed."""
     return importlib.util.find_spec("mcp") is not None
 
 

@@ -7,10 +7,10 @@
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from server.errors import ConfigError
-from server.options.option import OptionRow, SourcedValue, Table, nearest
+from server.options.option import OptionRow, Source, SourcedValue, Table, nearest
 
 _FIM = "--port 8012 -ub 1024 -b 1024 -c 0 --cache-reuse 256"
 _OSS = "--port 8013 -ub 2048 -b 32768 -np 2 -c 262144 --temp 1 --top-p 1 --top-k 0 --min-p 0.01"
@@ -162,25 +162,15 @@ def unsupported_flags() -> Iterator[tuple[bool, str, list[str]]]:
                 yield refused, reason, flags
 
 
-@dataclass(slots=True)
-class Flags:
-    """A parsed command line. ``model`` applies to every model. ``skipped`` has a warning per flag without effect."""
-
-    server: dict[str, SourcedValue] = field(default_factory=dict)
-    model: dict[str, SourcedValue] = field(default_factory=dict)
-    config: str = ""
-    skipped: list[str] = field(default_factory=list)
-
-
 def expand_shorthands(words: Sequence[str]) -> Iterator[str]:
     """Yield `words` with each shorthand replaced by the flags it stands for."""
     for word in words:
         yield from SHORTHANDS[word].split() if word in SHORTHANDS else (word,)
 
 
-def read_flags(table: Table, argv: Sequence[str]) -> Flags:
+def read_flags(table: Table, argv: Sequence[str]) -> Source:
     """Parse a command line. Raises ConfigError with one line for an unknown flag or a missing value."""
-    flags = Flags()
+    flags = Source()
     words = list(expand_shorthands(argv))
     while words:
         flag, inline = _split(words.pop(0))
@@ -215,8 +205,8 @@ def _value(flag: str, inline: str | None, words: list[str], n_words: int = 1) ->
     return " ".join(words.pop(0) for _ in range(n_words))
 
 
-def _set(flags: Flags, entry: OptionRow, flag: str, inline: str | None, words: list[str]) -> None:
-    target = flags.server if entry.section == "server" else flags.model
+def _set(flags: Source, entry: OptionRow, flag: str, inline: str | None, words: list[str]) -> None:
+    target = flags.of(entry.section)
     if flag in entry.constants or entry.is_switch:
         if inline is not None:
             raise ConfigError(f"{flag} takes no value; write {flag} alone")

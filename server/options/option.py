@@ -141,7 +141,6 @@ class OptionRow:
 
     @property
     def description(self) -> str:
-        """The docstring of the field."""
         return descriptions(self.owner)[self.key]
 
     @property
@@ -190,12 +189,10 @@ class Table:
         }
 
     def keys(self, section: Section) -> list[str]:
-        """Return the field names of one section."""
         return [key for owner, key in self.entries if owner == section]
 
     @cached_property
     def by_flag(self) -> dict[str, OptionRow]:
-        """Every flag."""
         return {flag: entry for entry in self for flag in (*entry.flags, *entry.constants)}
 
     @cached_property
@@ -217,6 +214,30 @@ class SourcedValue:
 
 Layer = Mapping[str, SourcedValue]
 """The values that one source gives to fields, by field name."""
+
+
+@dataclass(slots=True)
+class Source:
+    """The settings in a command line, an environment or a YAML file, called ``name``.
+
+    ``model`` (flags and ``LLAMA_ARG_*``) applies to every model. ``models`` is keyed by id, or by the ``<ID>`` of
+    variables. ``places`` has the line of each model. ``vertex`` is stronger than flags. ``config`` is the path of the
+    YAML file. ``skipped`` has a warning per flag or variable without effect.
+    """
+
+    name: str = ""
+    server: dict[str, SourcedValue] = field(default_factory=dict)
+    model: dict[str, SourcedValue] = field(default_factory=dict)
+    defaults: dict[str, SourcedValue] = field(default_factory=dict)
+    models: dict[str, dict[str, SourcedValue]] = field(default_factory=dict)
+    places: dict[str, str] = field(default_factory=dict)
+    vertex: dict[str, SourcedValue] = field(default_factory=dict)
+    config: str = ""
+    skipped: list[str] = field(default_factory=list)
+
+    def of(self, section: Section) -> dict[str, SourcedValue]:
+        """Return the values of the server, or those that apply to every model."""
+        return self.server if section == "server" else self.model
 
 
 def merge_layers(table: Table, section: Section, *layers: Layer) -> dict[str, SourcedValue]:

@@ -24,45 +24,8 @@ USAGE = """llamapool [serve] [flags]
        llamapool keys --help
        llamapool health [FILE]
        llamapool bench --help"""
-_INTRODUCTION = """# Configuration
-
-Generated from the option table in `server/options/` by `llamapool docs --write`; do not edit.
-
-Each option can be given as a flag, as a variable, or in the YAML. Strongest first:
-
-1. flags of the command line,
-2. variables: `LLAMAPOOL_...`, then llama-server's `LLAMA_ARG_...`,
-3. the YAML: `models.<id>`, then `defaults`,
-4. the defaults below.
-
-- **YAML**: `--config FILE` or `LLAMAPOOL_CONFIG`; without either, and without a model on the command line or in the
-  environment (`-m`, `-hf`, `--models-dir`, `--models-preset` or their variables), `config/default.yaml` of the
-  checkout, else of the working directory, else the one that came with the package, which serves the demo. Keys are
-  the names below: `server.<name>`, `defaults.<name>` for every model, `models.<id>.<name>` for one. Paths are
-  relative to the file's folder. `config/schema.json` is the file's schema for editors.
-- **Flags**: llama-server's, spelled out: `-c 4096`, `--ctx-size 4096` (`--ctx-size=4096` too). A flag of a model's
-  option holds for every model. `-m FILE` serves that model in place of the YAML's; its id is its alias (of several
-  the first in alphabetical order), or else the path as given.
-- **`LLAMA_ARG_...`**: llama-server's variables, for every model; `LLAMA_ARG_NO_X` with any value switches X off.
-- **`LLAMAPOOL_SERVER__<NAME>`**: one field of `server`, e.g. `LLAMAPOOL_SERVER__PORT=8081`;
-  **`LLAMAPOOL_DEFAULTS__<NAME>`**: one field of `defaults`.
-- **`LLAMAPOOL_MODELS__<ID>__<NAME>`**: one field of one model. In `<ID>` write `_` for every character that is not
-  a letter or a digit: `LLAMAPOOL_MODELS__QWEN3_0_6B__N_CTX` for `qwen3-0.6b`. Case makes no difference.
-- **`--models-preset FILE`**: llama-server's INI, a section for each model, `[*]` for all. Keys are flags without
-  dashes, or variables, and `load-on-startup`. Sections are stronger than `LLAMA_ARG_...`, as in llama-server; paths
-  are relative to the working directory.
-- **`-hf OWNER/NAME[:QUANT]`**: a model of a hub, from the cache that other tools share, or downloaded:
-  [models.md](models.md).
-- **`--models-dir FOLDER`**: every `*.gguf` in the folder under its name without `.gguf`; every subfolder with a GGUF
-  (one file, parts `-00001-of-0000N`, a `mmproj*.gguf` beside) under the folder's name.
-
-Booleans are `true`, `1`, `on`, `enabled` and their opposites. Lists are separated by commas in flags and variables
-(quotes protect a comma) and may be YAML lists. An empty variable counts as unset. The variables that Kubernetes sets
-for a Service (`LLAMAPOOL_SERVICE_HOST`, `LLAMAPOOL_PORT=tcp://10.0.0.1:80`) are ignored. Any other unknown key, flag
-or variable of these families stops the start with one line; `llamapool check-config FILE` checks without serving and
-prints all that is set, from whichever source, and what the models take of the memory; what it leaves out has its
-default.
-"""
+GENERATED = "<!-- generated from the option table in server/options/ by `llamapool docs --write` -->\n"
+"""The line of docs/configuration.md below which everything is generated."""
 _NOT_HERE = """
 ## llama-server's options that are fixed here
 
@@ -160,8 +123,8 @@ def _item(text: str) -> str:
 
 
 def markdown(table: Table) -> str:
-    """docs/configuration.md."""
-    parts = [_INTRODUCTION]
+    """Return the generated part of docs/configuration.md."""
+    parts = [GENERATED]
     for name, entries in _groups(table):
         home = "`server`" if entries[0].section == "server" else "`models.<id>`"
         if entries[0].section == "model" and name != "Model":

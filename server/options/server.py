@@ -174,7 +174,6 @@ class PageSettings(SettingsModel):
 
     @property
     def enabled_tools(self) -> tuple[str, ...]:
-        """Of `tools` and `agent`."""
         return ("all",) if self.agent else self.tools
 
 

@@ -25,13 +25,14 @@ import yaml
 from pydantic_core import ErrorDetails
 
 from server.errors import ConfigError, without_credentials
-from server.options.flags import Flags, unsupported
+from server.options.flags import unsupported
 from server.options.model import WHERE
 from server.options.option import (
     Layer,
     Option,
     Section,
     SettingsModel,
+    Source,
     SourcedValue,
     Table,
     descriptions,
@@ -59,42 +60,14 @@ _VERTEX_FIELDS = {"AIP_PREDICT_ROUTE": "predict_route", "AIP_HEALTH_ROUTE": "hea
 _YAML_SECTIONS = ("server", "defaults", "models")
 
 
-@dataclass(slots=True)
-class Variables:
-    """The settings in the environment.
-
-    ``model`` (LLAMA_ARG_*) applies to every model, ``models`` is keyed by the ``<ID>`` of the variables. ``vertex`` is
-    stronger than flags. ``skipped`` has a warning per variable without effect.
-    """
-
-    server: dict[str, SourcedValue] = field(default_factory=dict)
-    model: dict[str, SourcedValue] = field(default_factory=dict)
-    defaults: dict[str, SourcedValue] = field(default_factory=dict)
-    models: dict[str, dict[str, SourcedValue]] = field(default_factory=dict)
-    vertex: dict[str, SourcedValue] = field(default_factory=dict)
-    config: str = ""
-    skipped: list[str] = field(default_factory=list)
-
-
-@dataclass(slots=True)
-class YamlFile:
-    """The settings of the YAML file; empty without a file. ``places`` has the line of each model."""
-
-    name: str = "no configuration file"
-    server: dict[str, SourcedValue] = field(default_factory=dict)
-    defaults: dict[str, SourcedValue] = field(default_factory=dict)
-    models: dict[str, dict[str, SourcedValue]] = field(default_factory=dict)
-    places: dict[str, str] = field(default_factory=dict)
-
-
 @dataclass(frozen=True, slots=True)
 class Inputs:
     """What was read, before validation."""
 
     table: Table
-    flags: Flags
-    variables: Variables
-    document: YamlFile
+    flags: Source
+    variables: Source
+    document: Source
     config_named: bool = False  # the user named the document; otherwise it is a default one
     is_demo: bool = False  # the document is the one that Llamapool ships
 
@@ -241,9 +214,9 @@ def is_service_link(table: Table, name: str, text: str) -> bool:
     return not (name.startswith(f"{_OWN}MODELS__") and ("model", field_of_model) in table.entries)
 
 
-def read_environment(table: Table, env: Mapping[str, str]) -> Variables:
+def read_environment(table: Table, env: Mapping[str, str]) -> Source:
     """Read the variables of Llamapool, llama-server and Vertex AI. Raises ConfigError for an unknown variable."""
-    found = Variables(vertex=_read_vertex(env), config=env.get(CONFIG_VARIABLE, ""))
+    found = Source(vertex=_read_vertex(env), config=env.get(CONFIG_VARIABLE, ""))
     names = [name for name in sorted(env) if not is_service_link(table, name, env[name])]
     for name in names:
         if name.startswith(_LLAMA) or name in table.by_env:
@@ -265,13 +238,13 @@ def _read_vertex(env: Mapping[str, str]) -> dict[str, SourcedValue]:
     return found
 
 
-def _read_llama(table: Table, found: Variables, name: str, text: str) -> None:
+def _read_llama(table: Table, found: Source, name: str, text: str) -> None:
     negated = table.by_env.get(_LLAMA + name.removeprefix(_NEGATED)) if name.startswith(_NEGATED) else None
     if negated is not None and negated.negatable:
-        (found.server if negated.section == "server" else found.model)[negated.key] = SourcedValue(False, name)
+        found.of(negated.section)[negated.key] = SourcedValue(False, name)
     elif name in table.by_env:
         entry = table.by_env[name]
-        target = found.server if entry.section == "server" else found.model
+        target = found.of(entry.section)
         if text and not (entry.key in target and target[entry.key].source.startswith(_NEGATED)):
             target[entry.key] = SourcedValue(entry.parse(text, name), name)
     elif text or unsupported(name, name, "unset it") is None:
@@ -282,7 +255,7 @@ def _read_llama(table: Table, found: Variables, name: str, text: str) -> None:
         found.skipped += [warning] if warning else []
 
 
-def _read_own(table: Table, found: Variables, name: str, text: str) -> None:
+def _read_own(table: Table, found: Source, name: str, text: str) -> None:
     section, _, rest = name.removeprefix(_OWN).partition("__")
     if section == "SERVER" and rest:
         key = _field(table, "server", name, rest)
@@ -313,7 +286,7 @@ def _field(table: Table, section: Section, name: str, part: str) -> str:
     raise ConfigError(f"{name}: unknown field '{part.lower()}'{hint}")
 
 
-def check_model_names(found: Variables, model_ids: Iterable[str]) -> None:
+def check_model_names(found: Source, model_ids: Iterable[str]) -> None:
     """Raise ConfigError for a LLAMAPOOL_MODELS__ variable that matches no model, or several."""
     by_part: dict[str, list[str]] = {}
     for model_id in model_ids:
@@ -345,9 +318,9 @@ class _YamlReader:
         self._path = path
         self._model_only = model_only
         self._loader = yaml.SafeLoader(_text(path))
-        self.document = YamlFile(str(path))
+        self.document = Source(str(path))
 
-    def read(self) -> YamlFile:
+    def read(self) -> Source:
         try:
             root = self._loader.get_single_node()
             if root is not None:
@@ -436,7 +409,7 @@ class _YamlReader:
             yield _Item(key, value_node, at)
 
 
-def read_yaml(table: Table, path: Path, model_only: frozenset[str]) -> YamlFile:
+def read_yaml(table: Table, path: Path, model_only: frozenset[str]) -> Source:
     """Read the configuration in `path`. Relative paths in it are resolved from its folder.
 
     Raises ConfigError with one line: file, line, key, problem and remedy.
@@ -458,12 +431,6 @@ def _text(path: Path) -> str:
 def _yaml_mistake(path: Path, error: yaml.YAMLError) -> str:
     if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
         mark = error.problem_mark
-        context = f" {error.context}" if error.context else ""
-        problem = error.problem or ""
-        remedy = ""
-        if "'\\t'" in problem:
-            remedy = "; indent with spaces, not tabs"
-        elif "<block " in problem:
-            remedy = "; check the indentation of this line and of the lines around it"
-        return f"{path}:{mark.line + 1}: invalid YAML:{context} {problem} (column {mark.column + 1}){remedy}"
+        said = " ".join(part for part in (error.context, error.problem) if part)
+        return f"{path}:{mark.line + 1}: invalid YAML: {said} (column {mark.column + 1}); check the indentation"
     return f"{path}: invalid YAML: {' '.join(str(error).split())}"

@@ -4,7 +4,7 @@ import csv
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import zip_longest
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AllowInfNan, BeforeValidator, Field, WithJsonSchema
 
 from server.engine.request import SAMPLER_LETTERS, SAMPLERS, sampler_named
-from server.errors import ConfigError, without_credentials
+from server.errors import ConfigError, short, without_credentials
 from server.hub.reference import Image, Reference, is_registry
 from server.pool.spec import MetadataOverride, ScaledFile, TensorOverride
 from server.pool.tensor_patterns import check_pattern
@@ -267,6 +267,8 @@ def _for_all(given: list[frozenset[int]], n: int) -> list[frozenset[int]]:
 
 
 AUTO, NONE = "auto", "none"
+_DEVICE = r"(?!(?:auto|none)\s*(?:,|$))[^,;\s]+"
+_DEVICE_SET = re.compile(rf"\s*(?:auto|none|{_DEVICE}(?:\s*,\s*{_DEVICE})*)\s*")
 _DEVICES_FORM = (
     "should be names with commas between them, auto or none; for several instances semicolons between the sets, "
     "or a list with one text for each"
@@ -278,7 +280,9 @@ def read_device_sets(value: object) -> tuple[str, ...]:
     items = value.split(";") if isinstance(value, str) else value
     if not isinstance(items, (list, tuple)) or not items:
         raise ValueError(_DEVICES_FORM)
-    return tuple(map(_one_set, items))
+    if not all(isinstance(item, str) and _DEVICE_SET.fullmatch(item) for item in items):
+        raise ValueError(_DEVICES_FORM)
+    return tuple(re.sub(r"\s+", "", item) for item in items)
 
 
 def read_one_device_set(value: object) -> tuple[str, ...]:
@@ -287,18 +291,6 @@ def read_one_device_set(value: object) -> tuple[str, ...]:
     if len(sets) > 1:
         raise ValueError("should be one set of devices, with commas between the names")
     return sets
-
-
-def _one_set(text: object) -> str:
-    if not isinstance(text, str):
-        raise ValueError(_DEVICES_FORM)
-    names = [name.strip() for name in text.split(",")]
-    if not all(names):
-        raise ValueError("has an empty name; " + _DEVICES_FORM)
-    for word in (AUTO, NONE):
-        if word in names and len(names) > 1:
-            raise ValueError(f"combines '{word}' with other names; use it alone")
-    return ",".join(names)
 
 
 def device_sets(texts: tuple[str, ...]) -> tuple[tuple[str, ...] | None, ...]:
@@ -351,6 +343,12 @@ _PLACE_FORM = "should be PATTERN=BUFFER_TYPE, as in exps=CPU"
 _METADATA_FORM = "should be KEY=TYPE:VALUE with one of the types int, float, bool, str"
 _FILE_KEYS = ("general.architecture", "general.alignment", "split.")
 _VOCABULARY = "tokenizer.ggml.model"  # another one than the tokens are made for ends the process
+_METADATA_TYPES: Mapping[str, tuple[str, Callable[[str], int | float | str]]] = {
+    "int": (r"[+-]?\d{1,18}", int),
+    "float": (r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,2})?", float),
+    "bool": ("true|false", lambda text: text == "true"),
+    "str": (r"[^\0]*", str),
+}
 
 
 def _items(value: object, form: str) -> list[str]:
@@ -381,32 +379,14 @@ def metadata_override(text: str) -> MetadataOverride:
         raise ValueError(_METADATA_FORM)
     if len(key.encode()) > MAX_TEXT:
         raise ValueError(f"has a key of more than {MAX_TEXT} bytes")
-    if key.startswith(_FILE_KEYS):
+    if key.startswith(_FILE_KEYS) or key == _VOCABULARY:
         raise ValueError(f"has '{key}', which says how the file is to be read; it can't be overruled")
-    if key == _VOCABULARY:
-        raise ValueError(f"has '{key}', which says how the tokens are to be read; it can't be overruled")
-    return MetadataOverride(key, _typed(key, kind, value))
-
-
-def _typed(key: str, kind: str, value: str) -> int | float | str:
-    if kind == "int" and re.fullmatch(r"[+-]?\d{1,18}", value):
-        return int(value)
-    if kind == "float":
-        try:
-            number = float(value)
-        except ValueError:
-            number = math.nan
-        if math.isfinite(number):
-            return number
-    if kind == "bool" and value in ("true", "false"):
-        return value == "true"
-    if kind == "str":
-        if len(value.encode()) > MAX_TEXT or "\0" in value:
-            raise ValueError(f"has a text of more than {MAX_TEXT} bytes for '{key}'")
-        return value
-    if kind in ("int", "float", "bool"):
-        raise ValueError(f"has '{value}' for '{key}', which is no {kind}")
-    raise ValueError(f"has the type '{kind}' for '{key}'; {_METADATA_FORM}")
+    if kind not in _METADATA_TYPES:
+        raise ValueError(f"has the type '{kind}' for '{key}'; {_METADATA_FORM}")
+    pattern, convert = _METADATA_TYPES[kind]
+    if not re.fullmatch(pattern, value, re.DOTALL) or len(value.encode()) > MAX_TEXT:
+        raise ValueError(f"has '{short(value)}' for '{key}', which is no {kind} (at most {MAX_TEXT} bytes)")
+    return MetadataOverride(key, convert(value))
 
 
 def read_tensor_overrides(value: object) -> tuple[str, ...]:
@@ -427,7 +407,6 @@ def read_metadata_overrides(value: object) -> tuple[str, ...]:
     return tuple(items)
 
 
-_TEXT_LIST = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
 _MAX_ITEMS = 1024
 TensorOverrides = Annotated[
     tuple[str, ...], BeforeValidator(read_tensor_overrides), WithJsonSchema(_TEXT_LIST), Field(max_length=_MAX_ITEMS)
@@ -536,13 +515,8 @@ SiteNames = Annotated[
     ),
 ]
 CacheType = Literal["f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1"]
-AUTO = "auto"
 KINDS = ("ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache", "draft-simple", "draft-mtp")
-_UNSUPPORTED_KINDS = {
-    "draft-eagle3": "it needs hidden states that the library's C interface does not give out; use draft-simple",
-    "draft-dflash": "it needs hidden states that the library's C interface does not give out; use draft-simple",
-    "draft-dspark": "it needs hidden states that the library's C interface does not give out; use draft-simple",
-}
+_UNSUPPORTED_KINDS = ("draft-eagle3", "draft-dflash", "draft-dspark")
 
 
 def read_kinds(value: object) -> str:
@@ -554,7 +528,8 @@ def read_kinds(value: object) -> str:
     for name in names:
         if name in _UNSUPPORTED_KINDS:
             raise ValueError(
-                f"has '{name}', a kind of llama-server that Llamapool does not have: {_UNSUPPORTED_KINDS[name]}"
+                f"has '{name}', a kind of llama-server that Llamapool does not have: it needs hidden states that the "
+                "library's C interface does not give out; use draft-simple"
             )
         if name not in (AUTO, "none", *KINDS):
             raise ValueError(f"has the unknown kind '{name}'; known: auto, none, {', '.join(KINDS)}")

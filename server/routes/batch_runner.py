@@ -12,7 +12,6 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections import deque
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, field
 from functools import partial
@@ -71,7 +70,7 @@ class BatchRunner:
     _turns: dict[str, asyncio.Lock] = field(default_factory=dict)
     _woken: asyncio.Event = field(default_factory=asyncio.Event)
     _n_running: int = 0
-    _waiting: deque[asyncio.Future[None]] = field(default_factory=deque)
+    _left: asyncio.Condition = field(default_factory=asyncio.Condition)
 
     def wake(self) -> None:
         """Look for batches that were added or cancelled."""
@@ -152,29 +151,17 @@ class BatchRunner:
 
     async def _enter(self) -> None:
         """Wait until one more request may run. Waiting batches are served in order."""
-        while self._n_running >= max(self.n_parallel(), 1):
-            turn = asyncio.get_running_loop().create_future()
-            self._waiting.append(turn)
-            try:
-                await turn
-            finally:
-                if turn in self._waiting:
-                    self._waiting.remove(turn)
-        self._n_running += 1
-
-    def _leave(self) -> None:
-        self._n_running -= 1
-        while self._waiting:
-            turn = self._waiting.popleft()
-            if not turn.done():
-                turn.set_result(None)
-                return
+        async with self._left:
+            await self._left.wait_for(lambda: self._n_running < max(self.n_parallel(), 1))
+            self._n_running += 1
 
     async def _run_line(self, owner: str, batch: Json, line: BatchLine) -> None:
         try:
             reply = await self._reply(batch, line)
         finally:
-            self._leave()
+            async with self._left:
+                self._n_running -= 1
+                self._left.notify()
         result = {
             "status_code": reply.status,
             "request_id": reply.headers.get(b"x-request-id", b"").decode(),

@@ -22,7 +22,7 @@ from server.routes.stored import (
     remove_object,
 )
 from server.state.objects import Json, Page
-from server.transport.body import read_as, read_json, read_optional_as
+from server.transport.body import read_as, read_json
 from server.transport.errors import json_reply
 
 router = APIRouter(tags=["conversations"])
@@ -41,7 +41,7 @@ async def create_conversation(request: Request) -> Response:
         items = _items(given) if given.get("items") else []
         return read_metadata(given), items, as_header(unused_fields(given, ("metadata", "items")))
 
-    found["metadata"], items, headers = await read_optional_as(request, read)
+    found["metadata"], items, headers = await read_as(request, read, optional=True)
     await services(request).state.put(owner_of(request), "conversation", found, inputs=items)
     return json_reply(found, headers=headers)
 

@@ -67,6 +67,5 @@ async def offer(request: Request, wanted: Sequence[McpRequest], label_field: str
 
 
 def server_tools(servers: McpServers, tools: Mapping[str, CallableTool], max_calls: int | None = None) -> ServerTools:
-    """Return the tools with this server's limits."""
     rules = servers.rules
     return ServerTools(tools, servers.call, rules.max_rounds, float(rules.max_s), max_calls)

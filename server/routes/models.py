@@ -233,7 +233,6 @@ def progress_object(value: float, current: str = STAGES[0], stages: tuple[str, .
 
 
 def meta_object(info: ModelInfo) -> dict[str, Any]:
-    """Facts of the GGUF."""
     return {
         "vocab_type": info.vocab_type,
         "n_vocab": info.n_vocab,

@@ -104,13 +104,11 @@ def describe(*args: Any, **fields: Any) -> Callable[[Endpoint], Endpoint]:
 
 
 def operation_of(endpoint: Callable[..., Any]) -> Operation:
-    """Return the description of a handler."""
     found: Operation = vars(endpoint)[_OPERATION]
     return found
 
 
 def use_document(app: FastAPI, routers: Sequence[APIRouter]) -> None:
-    """Make `app.openapi` return the document of `routers`."""
     app.openapi = cache(lambda: document(app, routers))  # type: ignore[method-assign]
 
 

@@ -17,7 +17,7 @@ from server.routes.models import memory_object
 from server.routes.openapi import FINDS, READS, RUNS, describe
 from server.routes.services import Services, lease_for, sees_files, services
 from server.templates.capabilities import Capabilities
-from server.transport.body import read_array, read_optional_json
+from server.transport.body import read_array, read_json
 from server.transport.errors import json_reply
 from server.transport.options import HttpOptions
 
@@ -56,7 +56,7 @@ async def change_props(request: Request) -> Response:
     used = services(request)
     if not used.options.props:
         raise NotSupported("This server does not support changing global properties. Start it with `--props`")
-    wanted = await read_optional_json(request)
+    wanted = await read_json(request, optional=True)
     name = wanted.pop("model", None)
     if name is not None:
         if not isinstance(name, str):

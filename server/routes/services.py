@@ -108,7 +108,6 @@ def services(request: Request) -> Services:
 
 
 def target_of(request: Request) -> Target:
-    """Return what the request asks for."""
     found: Target = request.scope[TARGET]
     return found
 

@@ -21,7 +21,7 @@ from server.routes.health import NO_SLOT, is_pending
 from server.routes.openapi import FINDS, RUNS, describe
 from server.routes.services import cache_owner, caller_of, lease_for, services
 from server.routes.session import PIN
-from server.transport.body import read_json, read_optional_json
+from server.transport.body import read_json
 from server.transport.errors import json_reply
 from server.transport.internal import post_json
 from server.transport.keys import ANYBODY
@@ -126,7 +126,7 @@ async def act_on_slot(request: Request, id_slot: str, action: str = "", model: s
     slot = _slot_number(id_slot)
     if action not in ACTIONS:
         raise InvalidRequest("Invalid action", "action")
-    body = await (read_optional_json if action == "erase" else read_json)(request)
+    body = await read_json(request, optional=action == "erase")
     name = "" if action == "erase" else check_name(body.get("filename"))
     with await lease_for(request, model or _named(body)) as lease:
         if slot >= lease.model.engine.n_slots:
@@ -143,7 +143,7 @@ async def reset_cache(request: Request) -> Response:
 
     A model that is not loaded has none in slots or RAM; it is not loaded for this.
     """
-    pool, model = services(request).pool, _named(await read_optional_json(request))
+    pool, model = services(request).pool, _named(await read_json(request, optional=True))
     if model and not pool.knows(model):  # a server with one model answers requests for any name with it
         raise ModelNotFound(model, [state.spec.id for state in pool.states()])
     loaded = pool.state(model).loaded

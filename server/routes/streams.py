@@ -11,7 +11,8 @@ from server.routes.openapi import FINDS, READS, describe
 from server.routes.services import services, stream_owner
 from server.transport.body import read_json
 from server.transport.errors import json_reply
-from server.transport.resumable import ReadableStream
+from server.transport.resumable import KeptStream
+from server.transport.shared_streams import RemoteStream
 from server.transport.sse import event_stream
 
 router = APIRouter(tags=["streams"])
@@ -68,7 +69,7 @@ async def stop_stream(request: Request, conv_id: str = "") -> Response:
     return Response(status_code=204)
 
 
-def stream_object(stream: ReadableStream) -> dict[str, Any]:
+def stream_object(stream: KeptStream | RemoteStream) -> dict[str, Any]:
     """llama-server's description; times are unix seconds, 0 = not yet."""
     return {
         "conversation_id": stream.conversation,

@@ -29,7 +29,6 @@ class QuotaExceeded(InvalidRequest):
 
     @classmethod
     def of(cls, quota_bytes: int) -> "QuotaExceeded":
-        """Return the error for a quota of `quota_bytes`."""
         return cls(
             f"the quota of {quota_bytes >> 20} MiB for stored objects is used up; delete files, conversations or "
             "batches, or raise server.state_quota"
@@ -61,7 +60,6 @@ class Document:
 
     @property
     def is_unfinished(self) -> bool:
-        """Whether a server works on it."""
         return self.body.get("status") in UNFINISHED.get(self.kind, ())
 
 

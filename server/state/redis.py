@@ -86,5 +86,4 @@ class Redis:
         return Unavailable(f"the server's state in Redis at {self._place} cannot be used now; retry later")
 
     async def close(self) -> None:
-        """Close the connections."""
         await self.client.aclose()

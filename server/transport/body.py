@@ -58,36 +58,27 @@ class UnsupportedEncoding(InvalidRequest):
         super().__init__(f"Content-Encoding '{encoding}' is not supported; send the body uncompressed")
 
 
-async def read_json(request: Request) -> dict[str, Any]:
-    """`read_as` with nothing to check."""
-    return await read_as(request, lambda given: given)
+async def read_json(request: Request, *, optional: bool = False) -> dict[str, Any]:
+    return await read_as(request, lambda given: given, optional=optional)
 
 
-async def read_as(request: Request, read: Callable[[dict[str, Any]], T]) -> T:
+async def read_as(request: Request, read: Callable[[dict[str, Any]], T], *, optional: bool = False) -> T:
     """Return `read` of the body, a JSON object regardless of its content type (as llama-server). A long body is parsed
-    and read in a thread, one at a time.
+    and read in a thread, one at a time. If the body is `optional`, a missing one is an empty object.
 
     Raises `InvalidRequest` for anything but a JSON object in UTF-8, with the position (RFC 8259: NaN, Infinity and
     lone surrogates are not JSON; of equal keys the last counts), and its subclasses above. Raises
     `starlette.requests.ClientDisconnect` if the client disconnects, and what `read` raises.
     """
-    return await _parsed(request, lambda held: read(parse_object(held.pop())))
+    return await _parsed(
+        request, lambda held: read({} if optional and not held[0].strip() else parse_object(held.pop()))
+    )
 
 
 async def read_later(request: Request, read: Callable[[], T]) -> T:
     """Return what `read` makes of a body that is parsed already, in the thread that reads long bodies."""
     threads: Executor = request.app.state.services.reading
     return await asyncio.get_running_loop().run_in_executor(threads, _undisturbed, [], lambda _: read())
-
-
-async def read_optional_as(request: Request, read: Callable[[dict[str, Any]], T]) -> T:
-    """Read the body like `read_as`; a missing body is an empty object."""
-    return await _parsed(request, lambda held: read(parse_object(held.pop()) if held[0].strip() else {}))
-
-
-async def read_optional_json(request: Request) -> dict[str, Any]:
-    """Read the body like `read_json`; a missing body is an empty object."""
-    return await read_optional_as(request, lambda given: given)
 
 
 async def read_array(request: Request) -> Any:
@@ -129,19 +120,14 @@ async def _read_limited(request: Request) -> bytearray:
     encoding = request.headers.get("content-encoding", "identity")
     if encoding.lower() not in ("", "identity"):
         raise UnsupportedEncoding(encoding)
-    if _declared_length(request) > options.max_body_bytes:
+    declared = request.headers.get("content-length", "0")  # uvicorn rejects invalid ones
+    if declared.isdecimal() and int(declared) > options.max_body_bytes:
         raise BodyTooLarge(options.max_body_bytes)
-    return await _receive(request, options)
-
-
-async def _receive(request: Request, options: HttpOptions) -> bytearray:
-    """Apply one time limit to the whole body and to each piece, whichever ends first. Separate limits cost more than
-    reading a short body.
-    """
     body = bytearray()  # not a list of pieces: a client may send a byte at a time
     share = admission_of(request.scope).body
     now = asyncio.get_running_loop().time
     due = now() + options.timeout_s
+    # One limit for the whole body and for each piece: two cost more than reading a short body.
     limit = asyncio.timeout_at(min(due, now() + options.idle_s))
     try:
         async with limit:
@@ -207,12 +193,6 @@ def _is_half(text: str) -> bool:
     except UnicodeEncodeError:
         return True
     return False
-
-
-def _declared_length(request: Request) -> int:
-    """Return Content-Length, 0 if absent (uvicorn rejects invalid ones)."""
-    declared = request.headers.get("content-length", "0")
-    return int(declared) if declared.isdecimal() else 0
 
 
 _MAX_PARTS = 100

@@ -22,24 +22,18 @@ from server.errors import (
     InternalError,
     InvalidRequest,
     LlamapoolError,
-    ModelEnded,
-    ModelLoading,
     ModelNotFound,
-    ModelRestarting,
-    NoRoom,
     NotFound,
     NotSupported,
     PermissionDenied,
     QueueFull,
-    ShuttingDown,
-    TooLate,
     Unavailable,
 )
 from server.telemetry.record import RECORD, Record, reason_of
 from server.transport.body import BodyTimeout, BodyTooLarge, TooManyValues, UnsupportedEncoding
 from server.transport.cors import NotJson
 from server.transport.endpoints import TARGET, Target
-from server.transport.limits import RateLimited, TooManyBodies, TooManyConnections
+from server.transport.limits import RateLimited, TooManyBodies
 
 logger = logging.getLogger(__name__)
 
@@ -61,8 +55,6 @@ _KINDS: tuple[tuple[type[LlamapoolError], int, str], ...] = (  # the first that 
     (InternalError, 500, "server_error"),
 )
 _HTTP_TYPES = {404: "not_found_error", 401: "authentication_error", 403: "permission_error"}
-_RETRY_LOADING_S = _RETRY_ENDED_S = 1
-_RETRY_RESTART_S = 5
 
 EXPECTED = (LlamapoolError, RequestValidationError, ValidationError, RecursionError, HTTPException)
 """Errors that endpoints raise to be answered; any other one is a fault of ours."""
@@ -133,22 +125,9 @@ def _known(error: LlamapoolError) -> ErrorReply:
         headers["X-Should-Retry"] = "false"  # OpenAI's and Anthropic's clients would ask again, as after any 5xx
     if isinstance(error, BodyTooLarge | BodyTimeout | TooManyBodies):
         headers["Connection"] = "close"  # the rest of the body is not read
-    headers |= _retry_after(error)
+    if isinstance(error, Unavailable) and error.retry_after_s is not None:
+        headers["Retry-After"] = str(error.retry_after_s)
     return code, body, headers
-
-
-def _retry_after(error: LlamapoolError) -> dict[str, str]:
-    if isinstance(
-        error, ModelRestarting | QueueFull | NoRoom | TooLate | TooManyBodies | TooManyConnections | RateLimited
-    ):
-        return {"Retry-After": str(error.retry_after_s)}
-    if isinstance(error, ModelLoading):
-        return {"Retry-After": str(_RETRY_LOADING_S)}
-    if isinstance(error, ModelEnded):
-        return {"Retry-After": str(_RETRY_ENDED_S)}
-    if isinstance(error, ShuttingDown):
-        return {"Retry-After": str(_RETRY_RESTART_S)}
-    return {}
 
 
 def _first_fault(faults: Any) -> InvalidRequest:

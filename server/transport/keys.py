@@ -210,7 +210,6 @@ class KeyEntry(BaseModel):
 
     @property
     def key(self) -> Key:
-        """Return the key that this entry describes."""
         limits = KeyLimits(
             *(self.requests_per_minute, self.tokens_per_minute, self.max_concurrent_requests),
             *(self.tokens_per_day, self.tokens_per_month),
@@ -284,12 +283,10 @@ def read_keys(path: Path) -> tuple[Key, ...]:
 
 
 def new_key() -> str:
-    """Return a new random key."""
     return PREFIX + secrets.token_urlsafe(_KEY_BYTES)
 
 
 def hash_of(key: str) -> str:
-    """Return the hash of a key as the file contains it."""
     return _HASH + digest_of(key.encode()).hex()
 
 

@@ -241,12 +241,10 @@ class BodyShare:
 
     @property
     def limit(self) -> int:
-        """The limit for all requests together."""
         return self._memory.limit
 
     @property
     def n_bytes(self) -> int:
-        """The bytes of this request."""
         return self._held
 
     def give_back(self, n_bytes: int) -> None:

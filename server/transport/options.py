@@ -26,7 +26,6 @@ class CorsOptions:
 
     @property
     def listed(self) -> frozenset[str]:
-        """The origins that are named one by one."""
         return frozenset(part.strip() for part in self.origins.split(",")) - {"", "*", "localhost"}
 
 

@@ -9,11 +9,14 @@ belongs to the owner of its API key; no other owner finds it. Used on the event 
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from sse_starlette.sse import SendTimeoutError
 
 from server.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from server.transport.shared_streams import RemoteStream
 
 MAX_ID_CHARS = 1024
 KEPT_S = 300.0  # after its end; llama-server's, as the next
@@ -22,37 +25,6 @@ MAX_STREAMS = 1000
 MAX_BYTES = 64 * 1024 * 1024
 """Limits of all ended streams together. The oldest are deleted first."""
 STOPPED = "request cancelled by a stop before its reply began"
-
-
-class ReadableStream(Protocol):
-    """A stream of this replica or of another one. Times are Unix seconds; ``completed_at`` is 0 while it runs."""
-
-    @property
-    def conversation(self) -> str: ...
-    @property
-    def started_at(self) -> int: ...
-    @property
-    def completed_at(self) -> int: ...
-    @property
-    def total_bytes(self) -> int: ...
-    @property
-    def done(self) -> bool: ...
-    @property
-    def begun(self) -> bool: ...
-    @property
-    def is_loading(self) -> Callable[[], bool]: ...
-
-    def holds(self, offset: int) -> bool:
-        """Whether the data after `offset` is still stored."""
-        ...
-
-    async def begin(self) -> None:
-        """Wait until there is something to read. Raises the error that prevented it."""
-        ...
-
-    def read(self, offset: int) -> AsyncGenerator[bytes, None]:
-        """Yield the bytes from `offset`. Raises `SendTimeoutError` for a reader so slow that they were dropped."""
-        ...
 
 
 class KeptStream:
@@ -75,12 +47,10 @@ class KeptStream:
 
     @property
     def content(self) -> bytes:
-        """The stored bytes."""
         return bytes(self._buffer)
 
     @property
     def n_bytes(self) -> int:
-        """The number of stored bytes."""
         return len(self._buffer)
 
     @property
@@ -90,12 +60,10 @@ class KeptStream:
 
     @property
     def done(self) -> bool:
-        """Whether it is complete."""
         return self.completed_at > 0
 
     @property
     def begun(self) -> bool:
-        """Whether it has data."""
         return self._begun.done()
 
     def holds(self, offset: int) -> bool:
@@ -225,7 +193,6 @@ class KeptStreams:
         return stream
 
     def find(self, owner: str, conversation: str) -> KeptStream | None:
-        """Return the conversation's stream."""
         return self._streams.get((owner, conversation))
 
     def of(self, owner: str, conversations: Iterable[str]) -> list[KeptStream]:
@@ -242,11 +209,11 @@ class KeptStreams:
             stream.stop()
         return stream
 
-    async def find_shared(self, owner: str, conversation: str) -> ReadableStream | None:
+    async def find_shared(self, owner: str, conversation: str) -> "KeptStream | RemoteStream | None":
         """Return the conversation's stream, also that of another replica."""
         return self.find(owner, conversation)
 
-    async def of_shared(self, owner: str, conversations: Iterable[str]) -> Sequence[ReadableStream]:
+    async def of_shared(self, owner: str, conversations: Iterable[str]) -> "Sequence[KeptStream | RemoteStream]":
         """Return the streams of these conversations and of their variants, also those of other replicas."""
         return self.of(owner, conversations)
 

@@ -17,7 +17,7 @@ from sse_starlette.sse import SendTimeoutError
 
 from server.errors import Unavailable
 from server.state.redis import PREFIX, Redis
-from server.transport.resumable import KEPT_S, MAX_STREAM_BYTES, KeptStream, KeptStreams, ReadableStream
+from server.transport.resumable import KEPT_S, MAX_STREAM_BYTES, KeptStream, KeptStreams
 
 _RUNNING_TTL_S = 3600
 _BLOCK_MS = 1000  # shorter than the socket's timeout
@@ -45,12 +45,10 @@ class RemoteStream:
 
     @property
     def done(self) -> bool:
-        """Whether it is complete."""
         return self.completed_at > 0
 
     @property
     def begun(self) -> bool:
-        """Whether it has data."""
         return self.done or self.total_bytes > 0
 
     def is_loading(self) -> bool:
@@ -98,8 +96,7 @@ class SharedStreams(KeptStreams):
         task.add_done_callback(self._copying.discard)
         return stream
 
-    async def find_shared(self, owner: str, conversation: str) -> ReadableStream | None:
-        """Return the conversation's stream."""
+    async def find_shared(self, owner: str, conversation: str) -> KeptStream | RemoteStream | None:
         found = self.find(owner, conversation)
         if found is not None:
             return found
@@ -109,7 +106,7 @@ class SharedStreams(KeptStreams):
         except Unavailable:
             return None
 
-    async def of_shared(self, owner: str, conversations: Iterable[str]) -> list[ReadableStream]:
+    async def of_shared(self, owner: str, conversations: Iterable[str]) -> list[KeptStream | RemoteStream]:
         """Return the streams of these conversations and of their variants ``{id}::{model}``."""
         wanted = list(conversations)
         local = self.of(owner, wanted)

@@ -146,52 +146,6 @@ def test_no_two_options_share_a_spelling() -> None:
     assert all(entry.description for entry in TABLE)
 
 
-ports = st.none() | st.integers(0, 65535)
-
-
-@examples(deadline=None, max_examples=60)
-@given(flag=ports, own=ports, llama=ports, yaml=ports)
-def test_flags_beat_the_environment_beats_the_yaml_beats_defaults(
-    flag: int | None, own: int | None, llama: int | None, yaml: int | None, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    server = "" if yaml is None else f"server: {{port: {yaml}}}\n"
-    config = write(tmp_path_factory.mktemp("p"), server + "models: {a: {path: a}}\n")
-    env = {} if own is None else {"LLAMAPOOL_SERVER__PORT": str(own)}
-    env |= {} if llama is None else {"LLAMA_ARG_PORT": str(llama)}
-    argv = [] if flag is None else ["--port", str(flag)]
-    expected = next(port for port in (flag, own, llama, yaml, 8080) if port is not None)
-    assert settings(*argv, env=env, config=config).server.port == expected
-
-
-sizes = st.none() | st.integers(0, 1 << 20)
-
-
-@examples(deadline=None, max_examples=60)
-@given(flag=sizes, own=sizes, llama=sizes, model=sizes, own_defaults=sizes, defaults=sizes)
-def test_the_same_for_a_models_option(
-    flag: int | None,
-    own: int | None,
-    llama: int | None,
-    model: int | None,
-    own_defaults: int | None,
-    defaults: int | None,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> None:
-    lines = ["" if defaults is None else f"defaults: {{n_ctx: {defaults}}}", "models:", "  a-b:", "    path: x"]
-    lines += [] if model is None else [f"    n_ctx: {model}"]
-    config = write(tmp_path_factory.mktemp("p"), "\n".join(lines))
-    given = {
-        "LLAMAPOOL_MODELS__A_B__N_CTX": own,
-        "LLAMA_ARG_CTX_SIZE": llama,
-        "LLAMAPOOL_DEFAULTS__N_CTX": own_defaults,
-    }
-    env = {name: str(value) for name, value in given.items() if value is not None}
-    argv = [] if flag is None else ["-c", str(flag)]
-    order = (flag, own, llama, model, own_defaults, defaults, 0)
-    expected = next(size for size in order if size is not None)
-    assert model_specs(settings(*argv, env=env, config=config))[0].native.n_ctx == expected
-
-
 numeric = [entry for entry in TABLE if type(entry.default) in (int, float) and entry.section == "model"]
 
 

@@ -50,11 +50,6 @@ def test_entries_say_who_may_do_what(tmp_path: Path) -> None:
     assert (bert.scopes, bert.models, bert.limits, bert.priority) == (frozenset({"infer"}), (), KeyLimits(), 0)
 
 
-@pytest.mark.parametrize("text", ["", "keys: []", "# nobody yet\n"])
-def test_a_file_may_be_empty(tmp_path: Path, text: str) -> None:
-    assert read_keys(written(tmp_path, text)) == ()
-
-
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
@@ -83,11 +78,6 @@ def test_a_file_that_is_no_yaml_is_not_shown(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"cannot be read: line 4: expected") as raised:
         read_keys(written(tmp_path, "keys:\n- name: ada\n  hash: [a-key-by-mistake\n- name: bert\n"))
     assert "a-key" not in raised.value.message
-
-
-def test_a_file_that_is_not_there_is_a_mistake(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"the keys file \(server.keys_file\) cannot be read: No such file"):
-        read_keys(tmp_path / "none.yaml")
 
 
 def test_a_made_key_opens_and_the_file_does_not_hold_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -161,16 +151,6 @@ def test_deprecated_names_of_fields_are_read_with_a_warning(tmp_path: Path, capl
     file.write_text(f"keys: [{{name: ada, hash: '{HASH}', at_once: 3}}]")
     assert read_entries(file)[0].max_concurrent_requests == 3
     assert "at_once is deprecated, write max_concurrent_requests" in caplog.text
-
-
-def test_entries_follow_each_other_without_blank_lines(tmp_path: Path) -> None:
-    file = tmp_path / "keys.yaml"
-    for name in ("ada", "bert", "carl"):
-        add_entry(file, {"name": name, "hash": hash_of(new_key())})
-        if name == "ada":
-            file.write_text(file.read_text().removesuffix("\n"))
-    assert "\n\n" not in file.read_text()
-    assert [entry.name for entry in read_entries(file)] == ["ada", "bert", "carl"]
 
 
 def test_a_file_may_have_exactly_the_largest_size(tmp_path: Path) -> None:
