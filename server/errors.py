@@ -111,9 +111,9 @@ class NotSupported(LlamapoolError):
 
 
 class Unavailable(LlamapoolError):
-    """Not now; the message says why. ``retry_after_s``: seconds until a new attempt is worthwhile, None = unknown."""
+    """Not now; the message says why. ``retry_after_s``: seconds until a retry is worthwhile, 0 = unknown."""
 
-    retry_after_s: int | None = None
+    retry_after_s: int = 0
 
 
 class ModelLoading(Unavailable):

@@ -106,7 +106,7 @@ def log_config(settings: LogSettings) -> dict[str, Any]:
     if settings.log_disable:
         return _with_audit(_tree({"none": {"class": "logging.NullHandler"}}, {}, logging.CRITICAL), settings.audit_log)
     text = partial(as_text, prefix=settings.log_prefix, timestamps=settings.log_timestamps)
-    colors = _wants_colors(settings.log_colors)
+    colors = settings.log_colors == "on" or (settings.log_colors == "auto" and sys.stderr.isatty())
     renderers = {
         "terminal": as_json if settings.log_jsonl else partial(text, colors=colors, screen=sys.stderr.isatty()),
         "file": as_json if settings.log_jsonl else partial(text, colors=False, screen=False),
@@ -144,10 +144,6 @@ def level_of(verbosity: int) -> int:
     if verbosity == _INFORMATION:
         return logging.INFO
     return logging.DEBUG if verbosity == _DEBUG else _LIBRARY_DEBUG
-
-
-def _wants_colors(colors: str) -> bool:
-    return colors == "on" or (colors == "auto" and sys.stderr.isatty())
 
 
 def _tree(handlers: dict[str, Any], formatters: dict[str, Any], level: int) -> dict[str, Any]:

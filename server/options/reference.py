@@ -60,26 +60,18 @@ def help_text(table: Table) -> str:
 
 
 def _add_help(group: "argparse._ArgumentGroup", entry: OptionRow) -> None:
-    shown = f"{entry.description} ({_default(entry)})".strip().replace("%", "%%")
+    shown = f"{entry.description} (default: {_shown(entry)})".strip().replace("%", "%%")
     if entry.is_switch:
         group.add_argument(*entry.flags, *entry.constants, action="store_true", help=shown)
         return
     plain = [flag for flag in entry.flags if flag not in entry.option.forms]
-    group.add_argument(*plain, metavar=_metavar(entry), help=shown)
+    group.add_argument(
+        *plain, metavar=entry.option.metavar or ("MODE" if isinstance(entry.default, str) else "N"), help=shown
+    )
     for flag, (metavar, _) in entry.option.forms.items():
         group.add_argument(flag, metavar=metavar, help=f"as {plain[0]}")
     if entry.constants:
         group.add_argument(*entry.constants, action="store_true", help=f"{entry.key} at its highest")
-
-
-def _metavar(entry: OptionRow) -> str:
-    if entry.option.metavar:
-        return entry.option.metavar
-    return "MODE" if isinstance(entry.default, str) else "N"
-
-
-def _default(entry: OptionRow) -> str:
-    return f"default: {_shown(entry)}"
 
 
 def _shown(entry: OptionRow) -> str:
@@ -157,12 +149,8 @@ def _row(entry: OptionRow) -> str:
     flags = " ".join(f"`{flag}`" for flag in (*entry.flags, *entry.constants))
     env = " ".join(f"`{name}`" for name in (entry.option.env, *entry.option.env_forms) if name)
     default = f"`{_shown(entry)}`"
-    cells = (f"`{entry.key}`", flags, env, default, _one_line(entry))
+    cells = (f"`{entry.key}`", flags, env, default, " ".join(entry.description.split()))
     return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", "\\n") for cell in cells) + " |\n"
-
-
-def _one_line(entry: OptionRow) -> str:
-    return " ".join(entry.description.split())
 
 
 _KEYWORDS = {

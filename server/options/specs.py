@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from dataclasses import fields, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from server.engine.params import LOOKUP, EngineParams
@@ -245,46 +244,30 @@ def _template(model_id: str, settings: ModelSettings, place: str) -> str | None:
     return _text_of(path, f"{place}: models.{model_id}.chat_template_file")
 
 
-_DISK = ("cache_disk_path", "cache_disk is 0, so nothing is kept on disk")
-_NO_DRAFT = "there is no draft_model"
-_OF_KINDS = MappingProxyType(
-    {
-        "spec_lookup": LOOKUP,
-        "spec_ngram_simple": "ngram-simple",
-        "spec_ngram_map_k_": "ngram-map-k",
-        "spec_ngram_map_k4v": "ngram-map-k4v",
-        "spec_ngram_mod": "ngram-mod",
-    }
-)
-"""The speculation type that uses options whose names start so."""
+_USED_BY = {
+    "spec_lookup": (LOOKUP,),
+    "spec_ngram_simple": ("ngram-simple",),
+    "spec_ngram_map_k_": ("ngram-map-k",),
+    "spec_ngram_map_k4v": ("ngram-map-k4v",),
+    "spec_ngram_mod": ("ngram-mod",),
+    "spec_draft": ("draft-simple", "draft-mtp"),
+    "draft_": ("draft-simple",),
+}
+"""The speculation types that use options whose names start so."""
 
 
 def without_effect(model: ModelDefaults) -> Iterator[str]:
-    """Each such setting that was given, and why it has no effect."""
-    given, kinds = model.model_fields_set, spec_type(model)
-    no_guesses = f"spec_type {kinds} does not use it"
+    """Yield each given setting that has no effect, with the reason."""
     if is_name(model.chat_template) and model.chat_template not in names():
         yield f"chat_template shows no message: {complaint(model.chat_template)}"
-    if model.cache_disk_path is not None and not model.cache_disk:
-        yield _because(*_DISK)
-    if model.cache_disk_shared and not model.cache_disk:
-        yield _because("cache_disk_shared", _DISK[1])
-    for name in sorted(given):
-        kind = next((kind for start, kind in _OF_KINDS.items() if name.startswith(start)), "")
-        if kind and kind not in kinds.split(","):
-            yield _because(name, no_guesses)
-        elif name.startswith(("spec_draft", "draft_")) and name not in ("draft_model", "draft_hf"):
-            if name.startswith("spec_draft") and "draft-mtp" in kinds:
-                continue
-            if not model.has_draft:
-                yield _because(name, _NO_DRAFT)
-            elif "draft-simple" not in kinds:
-                yield _because(name, no_guesses)
+    if not model.cache_disk:
+        disk = {"cache_disk_path": model.cache_disk_path is not None, "cache_disk_shared": model.cache_disk_shared}
+        for name in (name for name, is_given in disk.items() if is_given):
+            yield f"{name} has no effect: cache_disk is 0, so nothing is kept on disk"
+    kinds = spec_type(model)
+    for name in sorted(model.model_fields_set):
+        users = next((users for start, users in _USED_BY.items() if name.startswith(start)), ())
+        if users and not {*users} & {*kinds.split(",")} and getattr(model, name):
+            yield f"{name} has no effect: spec_type {kinds} does not use it"
     if model.spec_synth_rates or model.spec_synth_len:
         yield "spec_synth_rates or spec_synth_len is set: replies are not the model's; use them only for timing"
-    if "draft-simple" not in kinds and model.has_draft:
-        yield _because("draft_hf" if model.draft_hf else "draft_model", no_guesses)
-
-
-def _because(name: str, reason: str) -> str:
-    return f"{name} has no effect: {reason}"

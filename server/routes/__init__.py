@@ -44,12 +44,13 @@
 ==================================================  =============================================
 
 `generate` makes the HTTP replies of endpoints that use a model, `session` leads a request through the pool and the
-engine. `background` stores the events of background responses, `batch_runner` runs batches, and `stored` pages lists.
+engine. `batch_runner` runs batches, and `stored` pages lists.
 `openapi` describes all endpoints.
 """
 
 import inspect
 from collections.abc import Iterator
+from functools import cache
 
 from fastapi import FastAPI, Request
 from fastapi.routing import APIRoute
@@ -88,7 +89,7 @@ def include_routes(app: FastAPI) -> None:
     for router in ROUTERS:
         app.include_router(router)
     app.router.routes[:0] = list(_plain_routes())
-    openapi.use_document(app, ROUTERS)
+    app.openapi = cache(lambda: openapi.document(app, ROUTERS))  # type: ignore[method-assign]
 
 
 def _plain_routes() -> Iterator[Route]:

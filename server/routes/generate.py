@@ -138,7 +138,7 @@ class Exchange:
         try:
             generation = await session.start(parsed.model, parsed.generation, media)
         except ModelEnded as ended:
-            session.ask_again(ended)
+            session.retry(ended)
             generation = await session.start(parsed.model, parsed.generation, media)
         session.announce(generation.reasoning)
         self._generation = generation
@@ -149,7 +149,7 @@ class Exchange:
         try:
             return await self._whole(await self._start())
         except ModelEnded as ended:
-            self._session.ask_again(ended)
+            self._session.retry(ended)
             return await self._whole(await self._start())
 
     async def _whole(self, generation: Generation) -> Json | list[Json]:

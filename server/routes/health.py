@@ -2,7 +2,6 @@
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from fastapi import APIRouter, Request, Response
 
@@ -29,17 +28,6 @@ NOT_READY = "not ready; send an API key to see the reason"
 _FULL_STATUS = 503
 
 
-@dataclass(frozen=True, slots=True)
-class SlotCounts:
-    """Slots that wait for work, and slots that hold a request."""
-
-    idle: int = 0
-    processing: int = 0
-
-    def __add__(self, other: "SlotCounts") -> "SlotCounts":
-        return SlotCounts(self.idle + other.idle, self.processing + other.processing)
-
-
 @router.get("/health")
 @router.get("/v1/health")
 @describe("$Health", errors=FINDS)
@@ -58,11 +46,11 @@ async def health(request: Request, model: str = "", fail_on_no_slot: str = "") -
     if len(states) == 1:
         with contextlib.nullcontext() if sees_reasons else without_reasons():
             raise_unless_serving(states[0])
-    counts = sum(map(slot_counts, states), SlotCounts())
-    body = {"status": "ok", "slots_idle": counts.idle, "slots_processing": counts.processing}
+    n_idle, n_processing = map(sum, zip(*map(slot_counts, states), strict=True)) if states else (0, 0)
+    body = {"status": "ok", "slots_idle": n_idle, "slots_processing": n_processing}
     if not sees_reasons:
         body = {"status": "ok"}
-    if not fail_on_no_slot or counts.idle or not counts.processing:
+    if not fail_on_no_slot or n_idle or not n_processing:
         return json_reply(body)
     error = {"code": _FULL_STATUS, "message": NO_SLOT, "type": "unavailable_error"}
     return json_reply({"error": error, **body, "status": NO_SLOT}, status=_FULL_STATUS)
@@ -149,16 +137,16 @@ def states_of(pool: Pool, model: str) -> list[ModelState]:
         raise NotFound("model not found") from None
 
 
-def slot_counts(state: ModelState) -> SlotCounts:
-    """Count the slots of all instances of a model; none while it is not loaded.
+def slot_counts(state: ModelState) -> tuple[int, int]:
+    """Return the idle and the busy slots of all instances of a model; none while it is not loaded.
 
     The slots of a sleeping model are idle, since a request wakes it. While a model is unloaded only busy slots count.
     """
     if state.loaded is None:
-        return SlotCounts(idle=state.facts.n_slots) if state.facts and state.status is Status.SLEEPING else SlotCounts()
+        return (state.facts.n_slots if state.facts and state.status is Status.SLEEPING else 0), 0
     slots = state.loaded.slots()
     n_processing = sum(slot.is_processing for slot in slots)
-    return SlotCounts(len(slots) - n_processing if state.status is Status.READY else 0, n_processing)
+    return (len(slots) - n_processing if state.status is Status.READY else 0), n_processing
 
 
 def raise_unless_serving(state: ModelState) -> None:

@@ -160,8 +160,10 @@ def event_object(event: PoolEvent) -> dict[str, Any]:
     data: dict[str, Any]
     if isinstance(event, DownloadProgress):
         return {"model": event.model, "event": "download_progress", "data": {"progress": files_object(event.files)}}
-    if isinstance(event, DownloadEnded | ModelRemoved | ModelsReloaded):
-        return {"model": event.model, "event": _event_name(event)}
+    if isinstance(event, DownloadEnded):
+        return {"model": event.model, "event": "download_finished" if event.ok else "download_failed"}
+    if isinstance(event, ModelRemoved | ModelsReloaded):
+        return {"model": event.model, "event": "model_remove" if isinstance(event, ModelRemoved) else "models_reload"}
     if isinstance(event, StatusChanged):
         data = {"status": _STATUS_NAMES.get(event.status, event.status.value)}
         if event.status is Status.FAILED:
@@ -173,12 +175,6 @@ def event_object(event: PoolEvent) -> dict[str, Any]:
     else:
         data = {"status": "loading", "progress": progress_object(event.value, event.current, event.stages)}
     return {"model": event.model, "event": "model_status", "data": data}
-
-
-def _event_name(event: DownloadEnded | ModelRemoved | ModelsReloaded) -> str:
-    if isinstance(event, DownloadEnded):
-        return "download_finished" if event.ok else "download_failed"
-    return "model_remove" if isinstance(event, ModelRemoved) else "models_reload"
 
 
 def files_object(files: Iterable[FileProgress]) -> dict[str, Any]:
@@ -206,7 +202,8 @@ def model_object(state: ModelState, *, whole: bool = False) -> dict[str, Any]:
     if state.downloads:
         shown["progress"] = files_object(state.downloads)
     if state.facts is not None:
-        shown["meta"] = _facts_object(state.facts)
+        shown["meta"] = meta_object(state.facts.info) | {"n_ctx": state.facts.n_ctx_seq}
+        shown["meta"]["memory"] = memory_object(state.facts)
     return shown
 
 
@@ -242,10 +239,6 @@ def meta_object(info: ModelInfo) -> dict[str, Any]:
         "size": info.size,
         "ftype": info.ftype,
     }
-
-
-def _facts_object(facts: ModelFacts) -> dict[str, Any]:
-    return meta_object(facts.info) | {"n_ctx": facts.n_ctx_seq, "memory": memory_object(facts)}
 
 
 def memory_object(facts: ModelFacts) -> dict[str, Any]:

@@ -32,7 +32,7 @@ from server.pool.state import ModelState, Status
 from server.routes.generate import respond
 from server.routes.openapi import FINDS, HI, NDJSON, READS, RUNS, TEXT, describe
 from server.routes.services import lease_for, sees_files, services, target_of
-from server.routes.vectors import embed, read_able
+from server.routes.vectors import embed
 from server.telemetry.record import RECORD
 from server.transport.body import read_as, read_json
 from server.transport.errors import JSON_TYPE, json_reply
@@ -111,14 +111,14 @@ async def _answer(request: Request, dialect: Dialect[OllamaRequest]) -> Response
 @describe("$OllamaVectors", EmbedBody, {"input": ["Hi", "Hello"]}, errors=RUNS, loads=True)
 async def post_embed(request: Request) -> Response:
     """Vectors of length 1, one for each text."""
-    return await _embed(request, await read_able(request, "embed", read_embed))
+    return await _embed(request, await read_as(request, read_embed))
 
 
 @router.post("/embeddings")
 @describe("$OllamaVector", OldEmbedBody, {"prompt": "Hi"}, errors=RUNS, loads=True)
 async def post_embeddings(request: Request) -> Response:
     """Return the embedding of one text; superseded by `/api/embed`."""
-    return await _embed(request, await read_able(request, "embed", read_old_embed))
+    return await _embed(request, await read_as(request, read_old_embed))
 
 
 async def _embed(request: Request, wanted: Embed) -> Response:

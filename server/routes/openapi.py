@@ -9,7 +9,6 @@ value, and ``#`` is the description. A test compares every example with the serv
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
 from importlib import resources
 from typing import Any, TypeVar
 
@@ -106,10 +105,6 @@ def describe(*args: Any, **fields: Any) -> Callable[[Endpoint], Endpoint]:
 def operation_of(endpoint: Callable[..., Any]) -> Operation:
     found: Operation = vars(endpoint)[_OPERATION]
     return found
-
-
-def use_document(app: FastAPI, routers: Sequence[APIRouter]) -> None:
-    app.openapi = cache(lambda: document(app, routers))  # type: ignore[method-assign]
 
 
 def document(app: FastAPI, routers: Sequence[APIRouter]) -> Json:

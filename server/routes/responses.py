@@ -5,6 +5,7 @@ import contextlib
 import logging
 import sys
 import time
+import zlib
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable, Iterable
 from dataclasses import dataclass, field, replace
@@ -12,6 +13,7 @@ from functools import partial
 from http import HTTPStatus
 from typing import Any
 
+import orjson
 from fastapi import APIRouter, Request, WebSocket
 from fastapi.responses import Response
 
@@ -38,7 +40,6 @@ from server.dialects.responses.parse import (
 )
 from server.dialects.responses.write import EARLY_PING, Keep, ResponseFrame
 from server.errors import InvalidRequest, LlamapoolError, QueueFull, Unavailable, short
-from server.routes.background import events_after, packed, unpacked
 from server.routes.batch_runner import POLL_S
 from server.routes.generate import Exchange, compute, respond
 from server.routes.mcp import offer, server_tools
@@ -281,12 +282,12 @@ async def _start_in_background(request: Request, asked: ResponseRequest) -> Resp
             await change(status="failed", error={"code": code, "message": body["error"]["message"]})
         else:  # changes nothing if the response was stored
             await change(status="failed", error={"code": "server_error", "message": "the response could not be stored"})
-        await used.state.attach(owner, response_id, await asyncio.to_thread(packed, stream))
+        await used.state.attach(owner, response_id, await asyncio.to_thread(zlib.compress, stream.content))
 
     stream = used.background[owner, response_id] = KeptStream(response_id, sys.maxsize)
     stream.produce(generate(), error=exchange.fail, ping=b"", ping_s=0, ended=lambda: None)
     if options.stream:
-        return event_stream(request, events_after(stream), headers=exchange.headers, ping=lambda: EARLY_PING)
+        return event_stream(request, _events_after(stream), headers=exchange.headers, ping=lambda: EARLY_PING)
     return json_reply(queued, headers=exchange.headers)
 
 
@@ -319,13 +320,13 @@ async def get_response(request: Request, response_id: str) -> Response:
     used, owner = services(request), owner_of(request)
     stream = used.background.get((owner, response_id))
     if stream is not None:
-        return event_stream(request, events_after(stream, after), ping=lambda: EARLY_PING)
+        return event_stream(request, _events_after(stream, after), ping=lambda: EARLY_PING)
     response = await _stored(request, response_id)
     if not response["background"]:
         raise InvalidRequest("stream: only a response that was created with background has stored events", "stream")
     data = await used.state.data(owner, response_id)
     if data is not None:
-        return event_stream(request, _each(await read_later(request, lambda: unpacked(data, after))))
+        return event_stream(request, _each(await read_later(request, lambda: _events(zlib.decompress(data), after))))
     if response["status"] in UNFINISHED["response"]:
         raise InvalidRequest(_ELSEWHERE, "stream")
     # The server ended while it generated the response, so no events are stored. The client gets the last one.
@@ -333,6 +334,18 @@ async def get_response(request: Request, response_id: str) -> Response:
     return event_stream(
         request, _each([typed_event({"type": kind, "sequence_number": after + 1, "response": response})])
     )
+
+
+async def _events_after(stream: KeptStream, after: int = -1) -> AsyncGenerator[bytes, None]:
+    """Yield the events with a sequence number greater than `after`: those so far, then those that follow."""
+    async for chunk in stream.read(0):
+        for event in _events(chunk, after):
+            yield event
+
+
+def _events(chunk: bytes, after: int) -> list[bytes]:
+    events = [part + b"\n\n" for part in chunk.split(b"\n\n") if part]
+    return [each for each in events if orjson.loads(each.partition(b"\ndata: ")[2]).get("sequence_number", -1) > after]
 
 
 async def _each(events: Iterable[bytes]) -> AsyncGenerator[bytes, None]:

@@ -6,6 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import TypeVar
 
@@ -16,7 +17,7 @@ from server.chat.prompt import can_show
 from server.dialects.dialect import Caller, Generation
 from server.dialects.vectors.embeddings import VectorJob
 from server.engine.cache_scope import cache_scope, is_lasting
-from server.engine.request import Event, Failed, Finished, Sink, Started, Text
+from server.engine.request import Event, Failed, Finished, Started, Text
 from server.engine.sequence import Ticket
 from server.errors import ModelEnded, Unavailable
 from server.media.bitmap import Document, Video, n_bytes_of
@@ -35,9 +36,9 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 FAR_BEHIND = 64  # steps
 LONG_BYTES = 1 << 20
-"""A body that holds so much text: a megabyte is tokenized in up to a second."""
+"""Longer texts are prepared in a thread of their own: a megabyte takes up to a second to tokenize."""
 LONG_WITH_MEDIA = 16 << 20
-"""Where much of it is a picture."""
+"""The same limit for bodies with media, most of whose bytes are not tokenized."""
 _NOT_IN_GRAPH = "backend_sampling is ignored: the model was loaded without it"
 Preparation = Callable[[LoadedModel, Seen], T]
 """What is done with a model, and with what of a request's media it can be shown; blocking."""
@@ -72,7 +73,7 @@ class Session:
         self._lease: Lease | None = None
         self._preparing: Future[object] | None = None
         self._tickets: list[Ticket] = []
-        self._asked_again = False
+        self._is_retry = False
         self._arrived_at = 0.0  # when the engine got it first, where this is the second time
         self._events: deque[PromptEvents] = deque()  # an asyncio.Queue takes a dozen calls for each token
         self._arrival: asyncio.Future[None] | None = None  # what `next` waits for
@@ -108,7 +109,7 @@ class Session:
                 if request.sampling.backend_sampling and not model.spec.engine.backend_sampling:
                     self.warnings = [*self.warnings, _NOT_IN_GRAPH]
                 self._usage.n_prompt += len(request.prompt)
-                self._tickets.append(model.engine.submit(request, self._sink(number)))
+                self._tickets.append(model.engine.submit(request, partial(self._take, number)))
                 self._usage.n_open += request.n
         return result
 
@@ -119,7 +120,7 @@ class Session:
             self._key.priority,
             "lora" in self._key.scopes,
             self._record.id,
-            self._asked_again,
+            self._is_retry,
             self._arrived_at,
             verbose=self._services.options.verbose,
             pin_s=self._scope.get(PIN, 0.0),
@@ -133,7 +134,7 @@ class Session:
         try:
             return await self._embed(name, task, work, media)
         except ModelEnded as ended:
-            self.ask_again(ended)
+            self.retry(ended)
             return await self._embed(name, task, work, media)
 
     async def _embed(self, name: str | None, task: Task, work: Preparation[VectorJob], media: Sequence[Media]) -> bytes:
@@ -197,14 +198,16 @@ class Session:
                 raise event.error
         return number, events
 
-    def ask_again(self, ended: ModelEnded) -> None:
-        """Drop what was asked, and all that came of it, because the model's process `ended`: then it may be asked once
-        more. To be called only where nobody was told any of it. Raises `ended` where that was the second time."""
-        if self._asked_again or ended.asked_again:
+    def retry(self, ended: ModelEnded) -> None:
+        """Drop the engine requests and their events, because the model's process `ended`. The caller then starts again.
+
+        Call it only if the client has received none of the reply. Raises `ended` the second time.
+        """
+        if self._is_retry or ended.asked_again:
             raise ended
-        self._asked_again = True
+        self._is_retry = True
         self._arrived_at = min((ticket.submitted_at for ticket in self._tickets), default=0.0)
-        log.warning("the model's process has ended: the request is asked once more", extra={"request": self._record.id})
+        log.warning("the model's process has ended: the request is retried", extra={"request": self._record.id})
         lease, self._lease = self._lease, None
         assert lease is not None
         self._withdraw(lease)
@@ -241,7 +244,7 @@ class Session:
         if preparing is None or preparing.done():
             lease.release()
             return
-        # The thread still uses the model's vocabulary: whoever was cancelled meanwhile must not free it.
+        # The thread still uses the model's vocabulary, so the model must not be freed yet.
         loop = asyncio.get_running_loop()
         preparing.add_done_callback(lambda _: loop.call_soon_threadsafe(lease.release))
 
@@ -297,7 +300,7 @@ class Session:
         began = time.perf_counter()
         threads = self._services.prepare_long if self._is_long else self._services.prepare
         try:
-            return await self._result(threads.submit(_with_known_grammars, work, model))
+            return await self._result(threads.submit(_within, cached_only(), work, model))
         except CompileLater:
             return await self._compile(work, model)
         finally:
@@ -308,7 +311,7 @@ class Session:
         compiling, attempt = self._services.compiling, Attempt()
         async with compiling.turn(self._client("")):
             try:
-                return await self._result(compiling.threads.submit(_with_new_grammars, work, model, attempt))
+                return await self._result(compiling.threads.submit(_within, within(attempt), work, model))
             except asyncio.CancelledError:
                 attempt.cancel()
                 raise
@@ -317,22 +320,14 @@ class Session:
         self._preparing = future  # type: ignore[assignment]
         return await asyncio.wrap_future(future)
 
-    def _sink(self, number: int) -> Sink:
-        return partial(self._take, number)
-
     def _take(self, number: int, events: list[Event]) -> None:
         self._events.append((number, events))
         if self._arrival is not None and not self._arrival.done():
             self._arrival.set_result(None)
 
 
-def _with_known_grammars(work: Callable[[LoadedModel], T], model: LoadedModel) -> T:
-    with cached_only():
-        return work(model)
-
-
-def _with_new_grammars(work: Callable[[LoadedModel], T], model: LoadedModel, attempt: Attempt) -> T:
-    with within(attempt):
+def _within(grammars: AbstractContextManager[None], work: Callable[[LoadedModel], T], model: LoadedModel) -> T:
+    with grammars:
         return work(model)
 
 

@@ -1,7 +1,6 @@
 """Embeddings and scores: OpenAI's /v1/embeddings, llama-server's /embedding and /rerank, Cohere's."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
@@ -11,7 +10,6 @@ from server.dialects.completions.prompt import prompt_media
 from server.dialects.vectors.embeddings import EmbeddingsBody, VectorJob, embeddings_job, read_embeddings
 from server.dialects.vectors.rerank import COHERE_FIELDS, RerankBody, read_rerank, rerank_job
 from server.dialects.warnings import Known, as_header, unused_fields
-from server.errors import InvalidRequest, ModelNotFound
 from server.media.source import Seen
 from server.pool.model import LoadedModel, cannot_embed, cannot_rerank
 from server.pool.spec import Task
@@ -21,36 +19,6 @@ from server.routes.session import Session
 from server.transport.body import read_as
 from server.transport.errors import JSON_TYPE
 from server.transport.sse import while_connected
-
-T = TypeVar("T")
-
-
-async def read_able(request: Request, task: Task, read: Callable[[dict[str, Any]], T]) -> T:
-    """`read_as`; a model that is known not to embed is refused before anything else that the body says."""
-
-    def attempt(given: dict[str, Any]) -> tuple[object, T | InvalidRequest]:
-        try:
-            return given.get("model"), read(given)
-        except InvalidRequest as error:
-            return given.get("model"), error
-
-    model, outcome = await read_as(request, attempt)
-    _refuse_unable(request, model, task)
-    if isinstance(outcome, InvalidRequest):
-        raise outcome
-    return outcome
-
-
-def _refuse_unable(request: Request, model: object, task: Task) -> None:
-    """Raise `NotSupported` for a model that is known not to embed, whatever else the body says, as llama-server."""
-    if model is not None and not isinstance(model, str):
-        return  # the body's check says it
-    try:
-        state = services(request).pool.state(model, task)
-    except ModelNotFound:
-        return  # so does `acquire`, after that
-    if state.info is not None and not state.info.embeds:
-        raise cannot_rerank(state.spec.id) if task == "rerank" else cannot_embed(state.spec.id)
 
 
 async def embed(
@@ -63,6 +31,9 @@ async def embed(
     media: Sequence[Media] = (),
 ) -> Response:
     """The reply, with `headers`, of the job that `prepare` makes. The client's disconnect cancels it at once."""
+    state = services(request).pool.state(model, task)
+    if state.info is not None and not state.info.embeds:  # known before the model is loaded
+        raise cannot_rerank(state.spec.id) if task == "rerank" else cannot_embed(state.spec.id)
     session = Session(request, keep_alive_s)
     try:
         body = await while_connected(request, session.embed(model, task, prepare, media))
@@ -91,9 +62,8 @@ async def native_embeddings(request: Request) -> Response:
 
 
 async def _embeddings(request: Request, *, openai: bool) -> Response:
-    wanted, headers = await read_able(
+    wanted, headers = await read_as(
         request,
-        "embed",
         lambda given: (read_embeddings(given, native=not openai), as_header(unused_fields(given, EmbeddingsBody))),
     )
     return await embed(
@@ -124,7 +94,7 @@ async def cohere_rerank(request: Request) -> Response:
 
 
 async def _rerank(request: Request, known: Known, *, cohere: bool = False) -> Response:
-    wanted, headers = await read_able(
-        request, "rerank", lambda given: (read_rerank(given, cohere=cohere), as_header(unused_fields(given, known)))
+    wanted, headers = await read_as(
+        request, lambda given: (read_rerank(given, cohere=cohere), as_header(unused_fields(given, known)))
     )
     return await embed(request, wanted.body.model, "rerank", lambda model, _: rerank_job(wanted, model), headers)

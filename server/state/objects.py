@@ -1,9 +1,9 @@
 """JSON objects of owners with their items: stored responses, conversations, files and batches.
 
 `Objects` is one API over two stores: `server.state.sqlite_objects` and `server.state.redis_objects`. Each object is one
-compressed document with its items; bytes, such as a file's, are stored beside it. What an owner stores counts against a
-quota of uncompressed bytes. The least recently used responses are evicted first, and nothing else is. Using a response
-counts as using every response before it, so eviction never breaks a chain.
+compressed document with its items; bytes, such as a file's, are stored separately. What an owner stores counts against
+a quota of uncompressed bytes. Only responses are evicted, the least recently used first. Using a response counts as
+using every response before it, so eviction never breaks a chain.
 """
 
 import time

@@ -92,7 +92,7 @@ class AdmissionControl:
 
     def admission(self, scope: Scope) -> Admission:
         """Return a new admission in `scope`, which `admit` fills."""
-        scope[ADMISSION] = admission = Admission(self._bodies.share(), self._rates)
+        scope[ADMISSION] = admission = Admission(BodyShare(self._bodies), self._rates)
         return admission
 
     @contextmanager

@@ -212,12 +212,8 @@ def is_strangers(host: str, allowed: Collection[str]) -> bool:
     name = (found["address"] or found["name"]).lower().rstrip(".") if found else ""
     if name and ("." not in name or name.endswith(_PRIVATE_ENDINGS) or _is_address(name)):
         return False
-    return not (name == _own_name() or "*" in allowed or name in allowed or _is_below(name, allowed))
-
-
-def _is_below(name: str, allowed: Collection[str]) -> bool:
-    """Return whether the name ends with the part of a pattern after its star."""
-    return any(name.endswith(one[1:]) for one in allowed if one.startswith("*."))
+    is_below = any(name.endswith(one[1:]) for one in allowed if one.startswith("*."))
+    return not (name == _own_name() or "*" in allowed or name in allowed or is_below)
 
 
 def _is_address(name: str) -> bool:

@@ -125,7 +125,7 @@ def _known(error: LlamapoolError) -> ErrorReply:
         headers["X-Should-Retry"] = "false"  # OpenAI's and Anthropic's clients would ask again, as after any 5xx
     if isinstance(error, BodyTooLarge | BodyTimeout | TooManyBodies):
         headers["Connection"] = "close"  # the rest of the body is not read
-    if isinstance(error, Unavailable) and error.retry_after_s is not None:
+    if isinstance(error, Unavailable) and error.retry_after_s:
         headers["Retry-After"] = str(error.retry_after_s)
     return code, body, headers
 

@@ -5,7 +5,7 @@ Only headers with a prefix are forwarded, without the prefix, so no key or cooki
 cannot act as pages of this server: browsers do not sniff their type or run their scripts.
 """
 
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack
 from urllib.parse import urlsplit
 
@@ -26,7 +26,11 @@ _TIMEOUTS = dict.fromkeys(("connect", "read", "write", "pool"), TIMEOUT_S)
 async def forward(request: Request, url: str, body: bytes) -> Response:
     """Return the reply of `url` to the same method and `body`. Raises `InvalidRequest`, `Unavailable`."""
     target, host = _target(url)
-    headers = [(b"Host", host), (b"Accept-Encoding", b"identity"), *_forwarded(request.headers.raw)]
+    headers = [(b"Host", host), (b"Accept-Encoding", b"identity")]
+    for name, value in request.headers.raw:
+        own = name.removeprefix(FORWARD_PREFIX)
+        if own != name and own and own not in _OWN:
+            headers.append((own, value))
     stack = AsyncExitStack()
     try:
         pool = await stack.enter_async_context(httpcore2.AsyncConnectionPool())
@@ -50,11 +54,6 @@ async def _parts(reply: httpcore2.Response, stack: AsyncExitStack) -> AsyncGener
     async with stack:
         async for part in reply.aiter_stream():
             yield part
-
-
-def _forwarded(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-    found = [(name[len(FORWARD_PREFIX) :], value) for name, value in headers if name.startswith(FORWARD_PREFIX)]
-    return [(name, value) for name, value in found if name and name not in _OWN]
 
 
 def _target(url: str) -> tuple[httpcore2.URL, bytes]:

@@ -217,44 +217,32 @@ class BodyMemory:
         self.limit = limit
         self.held = 0
 
-    def share(self) -> "BodyShare":
-        """A new request's part, empty."""
-        return BodyShare(self)
-
 
 class BodyShare:
     """One request's part of the memory."""
 
-    __slots__ = ("_held", "_memory")
+    __slots__ = ("memory", "n_bytes")
 
     def __init__(self, memory: BodyMemory) -> None:
-        self._memory = memory
-        self._held = 0
+        self.memory = memory
+        self.n_bytes = 0
 
     def take(self, n_bytes: int) -> None:
         """Count received bytes. Raises `TooManyBodies`; earlier bytes stay counted until `release`."""
-        memory = self._memory
+        memory = self.memory
         if memory.held + n_bytes > memory.limit:
             raise TooManyBodies(memory.limit)
         memory.held += n_bytes
-        self._held += n_bytes
-
-    @property
-    def limit(self) -> int:
-        return self._memory.limit
-
-    @property
-    def n_bytes(self) -> int:
-        return self._held
+        self.n_bytes += n_bytes
 
     def give_back(self, n_bytes: int) -> None:
         """Stop counting `n_bytes` of those that were taken."""
-        self._memory.held -= n_bytes
-        self._held -= n_bytes
+        self.memory.held -= n_bytes
+        self.n_bytes -= n_bytes
 
     def release(self) -> None:
         """Stop counting all bytes of this request."""
-        self.give_back(self._held)
+        self.give_back(self.n_bytes)
 
 
 SPARE_CONNECTIONS = 64

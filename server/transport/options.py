@@ -10,7 +10,7 @@ MIB = 1024 * 1024
 MAX_CONNECTIONS = 8192
 """Default connection limit: some hundred megabytes if all of them send request heads."""
 FORWARD_PREFIX = b"x-llama-server-proxy-header-"
-"""The beginning of the names of request headers that ``/cors-proxy`` forwards without it."""
+"""The prefix of request headers that ``/cors-proxy`` forwards without it."""
 IDLE_S = 60.0
 """Longest silence of a client in the middle of a body or of a stream that it should be reading."""
 

@@ -65,7 +65,7 @@ class EventSocket:
             text = message.get("text") or (message.get("bytes") or b"").decode("utf-8", "replace")
             try:
                 if self._waiting.qsize() >= MAX_WAITING:
-                    raise TooManyBodies(self._share.limit)
+                    raise TooManyBodies(self._share.memory.limit)
                 self._share.take(len(text))
             except TooManyBodies:
                 self._gone.set()
@@ -96,7 +96,9 @@ class EventSocket:
     def _request(self, n_bytes: int) -> Scope:
         """Return the scope of a POST. Its request id is the connection's, if that has one."""
         scope = self._socket.scope
-        headers = [pair for pair in scope["headers"] if not _is_of_connection(pair[0])]
+        # Headers that describe the connection or its body are not those of a request over it.
+        own = [each for each, _ in scope["headers"] if each in _OWN_HEADERS or each.startswith(b"sec-websocket-")]
+        headers = [pair for pair in scope["headers"] if pair[0] not in own]
         headers += [(b"content-type", b"application/json"), (b"content-length", b"%d" % n_bytes)]
         names = ("asgi", "path", "raw_path", "query_string", "root_path", "client", "server", "state")
         return {
@@ -155,8 +157,3 @@ class _Exchange:
         if not message.get("more_body", False):
             error = orjson.loads(bytes(self._whole)).get("error")
             await self._send_event(orjson.dumps({"type": "error", "status": self._status, "error": error}))
-
-
-def _is_of_connection(name: bytes) -> bool:
-    """Return whether a header describes the connection or its body, so that a request over it has its own or none."""
-    return name in _OWN_HEADERS or name.startswith(b"sec-websocket-")

@@ -37,7 +37,7 @@ ONE = {"demo": {"path": "demo.gguf", "load": "startup", "isolation": "process", 
 TWO = {name: {**ONE["demo"], "path": f"{name}.gguf"} for name in ("a", "b")}
 Start = Callable[..., AbstractAsyncContextManager[Api]]
 KEY = {"Authorization": "Bearer secret"}
-ASKED_AGAIN = "the model's process has ended: the request is asked once more"
+ASKED_AGAIN = "the model's process has ended: the request is retried"
 
 
 class Here(FakeLoader):
