@@ -29,6 +29,8 @@ ROOT = Path(__file__).resolve().parents[2]
 IMPORTS = {"server": ("server.cli.command_line", "server.model_pool", "server.app")}
 """What ``python -m NAME`` imports; the modules of ``-c`` are found in its code and arguments."""
 _MODULE = re.compile(r"from (server[\w.]*) import|^(server[\w.]+):\w+$")
+_LOADING = ("LD_", "PYTHON", "GGML_")
+"""Variables that are read when a program or a library is loaded. A process that sets one is started as usual."""
 _FREE_FD = 200
 
 
@@ -46,7 +48,8 @@ class ForkedPopen(subprocess.Popen[Any]):
     def _execute_child(self, args: Any, *more: Any) -> None:
         (_, _, _, pass_fds, cwd, env, _, _, _, p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite) = more[:15]
         start_new_session = more[20]
-        if isinstance(args, str) or args[0] != sys.executable or {"-c", "-m"}.isdisjoint(args):
+        own_python = not isinstance(args, str) and args[0] == sys.executable and not {"-c", "-m"}.isdisjoint(args)
+        if not own_python or any(name.startswith(_LOADING) and name not in os.environ for name in env or ()):
             super()._execute_child(args, *more)  # type: ignore[misc]
             return
         connection = socket.socket(socket.AF_UNIX)
