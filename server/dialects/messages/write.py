@@ -29,7 +29,7 @@ from server.dialects.reasoning_cipher import NO_CIPHER
 from server.dialects.tools import ClientName
 from server.dialects.usage import Usage
 from server.engine.request import Event, Finished, FinishReason, Started, Text
-from server.formats.arguments import ObjectStream, object_text
+from server.formats.arguments import object_text
 
 PING = typed_event({"type": "ping"})
 _DELTA = (
@@ -84,7 +84,6 @@ class MessageWriter(Writer):
         self._results: list[Json] = []  # result blocks of the current round, in a whole reply
         self._began = False
         self._open: Item | None = None  # the item of the open block
-        self._input = ObjectStream()  # the arguments of the open block's call
         self._index = -1
 
     @property
@@ -203,17 +202,14 @@ class MessageWriter(Writer):
         for delta in deltas if self.streams else ():
             if delta.begins:
                 events += self._next(delta.item)
-            text = delta.text
-            if delta.item.kind is Kind.CALL:
-                text = self._input.feed(text)
-            if text and (self._show_reasoning or delta.item.kind is not Kind.REASONING):
-                events.append(self._delta(*_KEYS[delta.item.kind], text))
+            if delta.text and (self._show_reasoning or delta.item.kind is not Kind.REASONING):
+                events.append(self._delta(*_KEYS[delta.item.kind], delta.text))
         return events
 
     def _next(self, item: Item) -> list[bytes]:
         """Return the end of the previous block and the start of the item's."""
         ended = self._close()
-        self._open, self._input = item, ObjectStream()
+        self._open = item
         self._index += 1
         empty: dict[Kind, Json] = {
             Kind.TEXT: {"type": "text", "text": ""},
@@ -230,8 +226,8 @@ class MessageWriter(Writer):
         rest: list[bytes] = []
         if item.kind is Kind.REASONING:  # clients wait for a signature before the block's end
             rest = [self._delta(b"signature_delta", b"signature", self._sign(item.text))]
-        elif item.kind is Kind.CALL and (text := self._input.finish()):
-            rest = [self._delta(*_KEYS[item.kind], text)]
+        elif item.kind is Kind.CALL and not item.text:
+            rest = [self._delta(*_KEYS[item.kind], "{}")]
         return [*rest, typed_event({"type": "content_block_stop", "index": self._index})]
 
     def _delta(self, kind: bytes, key: bytes, text: str) -> bytes:
