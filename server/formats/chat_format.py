@@ -9,8 +9,7 @@ from dataclasses import dataclass
 
 from server.formats.grammar.call_grammar import Function, Trigger, calls_lark, triggers
 from server.formats.grammar.lark_text import ControlToken
-from server.formats.parsing.reasoning import OutputParser
-from server.formats.parsing.stream_parser import Reading
+from server.formats.parsing.stream_parser import Parser, Reading
 from server.formats.tool_call_syntax import ToolCallSyntax
 from server.formats.tool_format import ToolFormat
 
@@ -70,7 +69,7 @@ class ChatFormat:
         forced: bool = False,
         taken: frozenset[str] = frozenset(),
         opened: bool | None = None,
-    ) -> OutputParser:
+    ) -> Parser:
         """Create a parser for one choice.
 
         `functions`: those that may be called. ``forced``: the turn consists of calls only. ``taken``: ids of

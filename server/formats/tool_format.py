@@ -4,8 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from server.formats.parsing.reader import Steps
-from server.formats.parsing.reasoning import OutputParser, PlainParser, ReasoningParser, open_reasoning
-from server.formats.parsing.stream_parser import Parser, Reading, StreamParser
+from server.formats.parsing.reasoning import open_reasoning, reasoning_first
+from server.formats.parsing.stream_parser import Parser, Reading, StreamParser, plain
 from server.formats.tool_call_syntax import ToolCallSyntax
 
 
@@ -67,21 +67,20 @@ class ToolFormat:
 
     def reader(
         self, how: Reading, tags: tuple[str, str], generation_prompt: str, *, opened: bool | None = None
-    ) -> OutputParser:
+    ) -> Parser:
         """Return the parser of an output: reasoning, content and calls. `generation_prompt` is its start.
 
         ``tags``: the reasoning tags. ``opened``: whether `generation_prompt` ends inside of reasoning; None: unknown.
         """
-        inner: OutputParser = PlainParser()
-        if how.callable or self.framed:
-            inner = Parser(self.parse, how, primer=self._primer(generation_prompt))
+        has_markup = how.callable or self.framed
+        parse, primer = (self.parse, self._primer(generation_prompt)) if has_markup else (plain, "")
         if self.reads_reasoning or not (how.separate_reasoning or how.callable):
-            return inner
+            return Parser(parse, how, primer=primer)
         openings = self.openings if how.callable else ()
         if opened is None:
             opened = open_reasoning(generation_prompt, tags) is not None
         closed = tags[1] in generation_prompt
-        return ReasoningParser(inner, tags, opened, closed, how=how, openings=openings, parse=self.parse)
+        return Parser(reasoning_first(parse, tags, opened=opened, closed=closed, openings=openings, primer=primer), how)
 
     def _primer(self, generation_prompt: str) -> str:
         """Return the start of the assistant's turn in the prompt."""

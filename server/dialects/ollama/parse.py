@@ -67,7 +67,7 @@ from server.dialects.warnings import deprecated_fields, unknown_fields
 from server.engine.media import MediaPrompt
 from server.engine.request import Request
 from server.errors import InvalidRequest, short
-from server.formats.parsing.reasoning import PlainParser
+from server.formats.parsing.stream_parser import plain_parser
 from server.media.source import NOTHING_SEEN, Seen
 from server.pool.model import LoadedModel
 from server.structured.response_format import ANY_OBJECT, ResponseFormat
@@ -319,7 +319,7 @@ class OllamaRequest(ParsedRequest):
             request = prepared_request(prepared, self.options, model, request_id, self.logprobs, caller=caller)
         context = [token for token in request.prompt if token >= 0]  # media can't be sent back
         ending = LastLine(self.began, loaded, context if self.returns_context else None)
-        parser = PlainParser if prepared is None else prepared.output.parser
+        parser = plain_parser if prepared is None else prepared.output.parser
         return Generation([request], OllamaWriter(reply, parser, ending))
 
 

@@ -35,7 +35,6 @@ _DEFINITIONS = ("#/$defs/", "#/definitions/")
 _NAMES_OF_PLACES = frozenset(("$id", "id", "$anchor", "$dynamicRef", "$dynamicAnchor", "$recursiveRef"))
 _REMARKS = frozenset(("title", "description", "default", "examples", "$schema"))  # so that equal rules are one
 _PLAIN_OBJECT = _REMARKS | {"type", "properties", "required", "additionalProperties", "$defs", "definitions"}
-_PLAIN_LIST = _REMARKS | {"type", "items", "minItems", "maxItems"}
 
 
 def argument_rule(arguments: JsonArguments | Parameters | Keywords, function: Mapping[str, Any], text: LarkText) -> str:
@@ -43,7 +42,7 @@ def argument_rule(arguments: JsonArguments | Parameters | Keywords, function: Ma
     schema = object_schema(function)
     match arguments:
         case JsonArguments():
-            return _json_value(schema, schema, text)
+            return _json_object(schema, text) if _has_independent_members(schema) else json_rule(schema, schema, text)
         case Parameters():
             _check_one_by_one(schema, function["name"])
             return _one_by_one(schema, text, arguments)
@@ -62,28 +61,18 @@ def _check_one_by_one(schema: Mapping[str, Any], name: str) -> None:
         )
 
 
-def _json_value(schema: Any, root: Mapping[str, Any], text: LarkText) -> str:
-    """Return the rule of a value as JSON. Members of plain objects may be in any order, while llguidance's own follow
-    the schema.
-    """
-    if isinstance(schema, Mapping) and _has_independent_members(schema):
-        return _json_object(schema, root, text)
-    if isinstance(schema, Mapping) and _has_independent_items(schema):
-        return _json_list(schema, root, text)
-    return json_rule(schema, root, text)
-
-
-def _json_object(schema: Mapping[str, Any], root: Mapping[str, Any], text: LarkText) -> str:
+def _json_object(schema: Mapping[str, Any], text: LarkText) -> str:
+    """Return the rule of an object whose members may be in any order, while llguidance's own follow the schema."""
     space = json_space(text)
     found = properties_of(schema)
     members = [
-        (_member(text.literal(json.dumps(key, ensure_ascii=False)), part, root, text), needed)
+        (_member(text.literal(json.dumps(key, ensure_ascii=False)), part, schema, text), needed)
         for key, (part, needed) in found.items()
     ]
     more, other = others_of(schema), ""
     if more is not False:
         named = "|".join(escaped(json.dumps(key, ensure_ascii=False)) for key in found)
-        other = _member(text.terminal(f"{_JSON_KEY} & ~/{named}/"), more, root, text)
+        other = _member(text.terminal(f"{_JSON_KEY} & ~/{named}/"), more, schema, text)
     listed = text.in_any_order(members, f'{space} "}}"', f'{space} "," {space}', other)
     return text.rule(f'"{{" {space} {listed}')
 
@@ -94,32 +83,13 @@ def json_space(text: LarkText) -> str:
 
 
 def _member(key: str, schema: Any, root: Mapping[str, Any], text: LarkText) -> str:
-    return text.rule(json_member(key, _json_value(schema, root, text), text))
+    return text.rule(json_member(key, json_rule(schema, root, text), text))
 
 
 def json_member(key: str, value: str, text: LarkText) -> str:
     """Return the elements of an object's member."""
     space = json_space(text)
     return f'{key} {space} ":" {space} {value}'
-
-
-def _json_list(schema: Mapping[str, Any], root: Mapping[str, Any], text: LarkText) -> str:
-    space = json_space(text)
-    item = _json_value(schema["items"], root, text)
-    least, most = schema.get("minItems", 0), schema.get("maxItems")
-    more = f'({space} "," {space} {item}){{{max(least - 1, 0)},{"" if most is None else most - 1}}}'
-    items = f"{item} {more} {space}"
-    return text.rule(f'"[" {space} {items} "]"' if least else f'"[" {space} ({items})? "]"')
-
-
-def _has_independent_items(schema: Mapping[str, Any]) -> bool:
-    """Return whether it is a list of objects whose members may be in any order."""
-    if schema.get("type") != "array" or not _PLAIN_LIST.issuperset(schema):
-        return False
-    least, most = schema.get("minItems", 0), schema.get("maxItems")
-    bounded = type(least) is int and (most is None or (type(most) is int and most >= max(least, 1)))
-    items = schema.get("items")
-    return bounded and least >= 0 and isinstance(items, Mapping) and _has_independent_members(items)
 
 
 def _has_independent_members(schema: Mapping[str, Any]) -> bool:

@@ -10,12 +10,11 @@ The generation prompt may have opened it already. Whitespace around it is droppe
 Formats with reasoning at any position parse it themselves (`frame`).
 """
 
-from dataclasses import dataclass
 from typing import Protocol
 
-from server.formats.parsing.pieces import ContentText, Piece, joined
-from server.formats.parsing.reader import EndOfText, Steps
-from server.formats.parsing.stream_parser import LaterReasoning, Parse, Parser, Reading, StreamParser, answer
+from server.formats.parsing.pieces import Piece
+from server.formats.parsing.reader import Steps
+from server.formats.parsing.stream_parser import LaterReasoning, Parse, StreamParser
 
 TAGS = (
     ("<think>", "</think>"),
@@ -73,97 +72,35 @@ class OutputParser(Protocol):
         """Return the buffered pieces at the end of the text. ``cut``: the model was stopped early."""
 
 
-@dataclass(slots=True)
-class PlainParser:
-    """Emits all text as content."""
-
-    def feed(self, text: str) -> list[Piece]:
-        return [ContentText(text)] if text else []
-
-    def finish(self, *, cut: bool = False) -> list[Piece]:
-        return []
-
-
-class ReasoningParser:
-    """Parses reasoning at the start; `inner` gets the rest.
+def reasoning_first(
+    parse: Parse, tags: tuple[str, str], *, opened: bool, closed: bool, openings: tuple[str, ...], primer: str
+) -> Parse:
+    """Create a generator that parses reasoning at the start, and the rest with `parse`.
 
     ``opened``, ``closed``: whether the generation prompt ends inside of reasoning, or contains the closing tag.
-    ``openings``: markup of calls, which ``parse`` parses: in reasoning that never ends they are calls.
+    ``openings``: markup of calls: in reasoning that never ends they are calls. ``primer``: the end of the prompt, which
+    `parse` must have read.
     """
+    opening, closing = tags
 
-    def __init__(
-        self,
-        inner: OutputParser,
-        tags: tuple[str, str],
-        opened: bool,
-        closed: bool,
-        *,
-        how: Reading,
-        openings: tuple[str, ...] = (),
-        parse: Parse,
-    ) -> None:
-        self._inner = inner
-        self._tags = tags
-        self._openings = openings
-        self._parse = parse
-        self._turn = StreamParser(how=how)
-        self._opened = opened
-        self._expects_more = opened or closed  # or its opening tag was read
-        self._steps: Steps[None] | None = self._read()
-
-    def feed(self, text: str) -> list[Piece]:
-        """Add a chunk and return the pieces that can't change any more."""
-        if self._steps is None:
-            return self._inner.feed(text)
-        self._turn.text += text
-        try:
-            next(self._steps)
-        except (StopIteration, EndOfText):
-            self._steps = None
-            rest, self._turn.text = self._turn.settle() + self._turn.text, ""
-            self._turn.finish()
-            if self._expects_more:
-                self._read_later_reasoning()
-            return self._pieces() + self._inner.feed(rest)
-        return self._pieces()
-
-    def _read_later_reasoning(self) -> None:
-        """Have the answer's parser read further blocks, and leave out closing tags that close nothing."""
-        how = self._turn.how
-        if how.reasoning_in_content or not how.separate_reasoning:
-            return
-        if isinstance(self._inner, PlainParser):
-            self._inner = Parser(answer, how)
-            self._inner.turn.holds_spaces = False
-        if isinstance(self._inner, Parser):
-            self._inner.turn.expect_reasoning(LaterReasoning(self._tags, self._openings, self._parse), self._turn)
-
-    def finish(self, *, cut: bool = False) -> list[Piece]:
-        """Return the buffered pieces: an incomplete tag is text."""
-        self._turn.final, self._turn.cut = True, cut
-        return self.feed("") + self._inner.finish(cut=cut)
-
-    def _pieces(self) -> list[Piece]:
-        pieces, self._turn.pieces = joined(self._turn.pieces), []
-        return pieces
-
-    def _read(self) -> Steps[None]:
-        """Parse the reasoning; `inner` gets the rest."""
-        turn, (opening, closing) = self._turn, self._tags
-        tag = opening
-        if not self._opened:
+    def both(turn: StreamParser) -> Steps[None]:
+        tag, expects_more = opening, opened or closed
+        if not opened:
             turn.mark()
             yield from turn.spaces()
-            if not (yield from turn.take(opening)):
-                return
-            tag = turn.settle()
-            self._expects_more = True
-        if turn.how.separate_reasoning or not self._opened:  # text that is left as it came has no tag of the prompt's
-            turn.reasoning_tag(tag)
-        end = yield from turn.read_reasoning((closing,), self._openings, self._parse)
-        turn.reasoning_tag(end)
-        turn.mark()
-        yield from turn.spaces()
-        space = turn.settle()
-        if turn.how.reasoning_in_content:
-            turn.content(space)
+            tag = (yield from turn.take(opening)) and turn.settle()
+        if tag:
+            if turn.how.separate_reasoning or not opened:  # text that is left as it came has no tag of the prompt's
+                turn.reasoning_tag(tag)
+            turn.reasoning_tag((yield from turn.read_reasoning((closing,), openings, parse)))
+            turn.mark()
+            yield from turn.spaces()
+            space, expects_more = turn.settle(), True
+            if turn.how.reasoning_in_content:
+                turn.content(space)
+        if expects_more and turn.how.separate_reasoning and not turn.how.reasoning_in_content:
+            turn.later = LaterReasoning(tags, openings, parse)
+        turn.text = primer + turn.settle() + turn.text
+        yield from parse(turn)
+
+    return both

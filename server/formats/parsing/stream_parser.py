@@ -26,8 +26,7 @@ class Reading:
     ``functions``: the parameters' schema of each function; empty if unknown. ``callable``: whether to parse calls.
     ``forced``: the turn has only reasoning and calls, so that all other text is markup. ``parallel=False`` keeps
     only the first call, as the client requested. ``separate_reasoning`` and ``reasoning_in_content`` follow from
-    reasoning_format: deepseek, none, and deepseek-legacy (both). Formats that use `reasoning.ReasoningParser` never
-    see reasoning. ``taken``: ids of existing calls.
+    reasoning_format: deepseek, none, and deepseek-legacy (both). ``taken``: ids of existing calls.
     """
 
     functions: Mapping[str, Schema] = field(default_factory=dict)
@@ -132,10 +131,6 @@ class StreamParser(Reader):
             self._reasoning_spaces.append("\n")
         if self.how.reasoning_in_content:
             self._show(text)
-
-    def expect_reasoning(self, later: LaterReasoning, before: "StreamParser") -> None:
-        """Read reasoning in the answer, too; `before` has read the reasoning before it."""
-        self.later, self._has_reasoning = later, before._has_reasoning
 
     def certain(self) -> None:
         """Commit: the text since `attempt` is a call."""
@@ -304,9 +299,10 @@ class StreamParser(Reader):
             self.pieces.append(piece)
 
 
-def answer(turn: StreamParser) -> Steps[None]:
-    """Parse an output without calls: all text is content."""
-    while True:
+def plain(turn: StreamParser) -> Steps[None]:
+    """Parse an output without calls: all text is content, except further reasoning."""
+    turn.holds_spaces = False
+    while turn.later is not None:
         yield from turn.content_until()
 
 
@@ -343,6 +339,8 @@ class Parser:
     def feed(self, text: str) -> list[Piece]:
         """Add a chunk and return the pieces that can't change any more."""
         turn = self.turn
+        if self._steps is None and not (turn.holds_spaces or turn.raw or turn._spaces):
+            return [ContentText(text)] if text else []
         for piece in pieces_of(text):
             turn.text += piece
             self._advance()
@@ -367,6 +365,11 @@ class Parser:
                 next(self._steps)
             except (StopIteration, EndOfText):
                 self._steps = None
+
+
+def plain_parser() -> Parser:
+    """Return a parser for which all text is content."""
+    return Parser(plain, Reading())
 
 
 @dataclass(slots=True)

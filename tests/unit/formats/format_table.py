@@ -38,7 +38,7 @@ generated, in any split of the text. Text that turns out not to be a call stays 
   object has no `anyOf`, `allOf`, `minProperties` and similar keywords; or *nested*, the notation's own grammar,
   without `oneOf`, `allOf`, `not`, `if`, `uniqueItems` and similar keywords. A schema that cannot be enforced is a 400
   that names the keyword; with auto only the function's name is enforced then, unless it is `strict`. Arguments may
-  have any order, each once. Members keep the schema's order inside JSON arguments, in objects with `anyOf` and
+  have any order, each once. Members keep the schema's order inside JSON arguments, and in objects with `anyOf` and
   similar keywords or with more than 64 members.
 - **Framed**: an answer has markup before it. A schema or grammar applies after that markup, and
   `continue_final_message` writes it. In all formats they apply after reasoning.

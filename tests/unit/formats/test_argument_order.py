@@ -57,36 +57,7 @@ def test_json_objects_take_further_members_where_the_schema_does() -> None:
     assert not fits("hermes", further, additionalProperties={"type": "array"})
 
 
-INNER = {
-    "type": "object",
-    "properties": {"old": {"type": "string"}, "new": {"type": "string"}, "all": {"type": "boolean", "default": False}},
-    "required": ["old", "new"],
-    "additionalProperties": False,
-}
-
-
-@pytest.mark.parametrize(
-    ("items", "fitting"),
-    [
-        ([], False),
-        ([{"new": "b", "all": True, "old": "a"}], True),
-        ([{"new": "b", "old": "a"}, {"all": True, "new": "d", "old": "c"}], True),
-        ([{"new": "b"}], False),
-        ([{"new": "b", "old": "a", "new ": "c"}], False),
-        ([{"new": "b", "old": "a"}] * 3, True),
-        ([{"new": "b", "old": "a"}] * 4, False),
-    ],
-)
-def test_so_do_members_of_objects_in_objects_and_lists(items: list[Any], fitting: bool) -> None:
-    edits = {"type": "array", "description": "d", "items": INNER, "minItems": 1, "maxItems": 3}
-    properties = {"edits": edits, "options": {**INNER, "required": []}}
-    more = {"properties": properties, "required": ["edits"]}
-    assert fits("hermes", written("hermes", [("edits", items)]), **more) is fitting
-    options = ("options", {"all": True, "old": "x"})
-    assert fits("hermes", written("hermes", [options, ("edits", items)]), **more) is fitting
-
-
-@pytest.mark.parametrize("keyword", [{"minProperties": 1}, {"anyOf": [{"required": ["days"]}, {}]}, {"$id": "urn:x"}])
+@pytest.mark.parametrize("keyword", [{"minProperties": 0}, {"anyOf": [{"required": ["days"]}, {}]}, {"$id": "urn:x"}])
 def test_json_objects_whose_members_depend_on_each_other_keep_the_order_of_their_schema(keyword: Any) -> None:
     assert fits("hermes", written("hermes", [("city", "Paris"), ("days", 3)]), **keyword)
     assert not fits("hermes", written("hermes", [("days", 3), ("city", "Paris")]), **keyword)
