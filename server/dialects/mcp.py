@@ -86,7 +86,7 @@ class ToolFilter(Body):
         return self.tool_names is None or tool.name in self.tool_names
 
 
-ALL_TOOLS = ToolFilter()
+ALL_TOOLS = ToolFilter.model_construct()  # builds no validator while it is imported
 Filter = Annotated[
     ToolFilter, BeforeValidator(lambda given: {"tool_names": given} if isinstance(given, list) else given)
 ]
@@ -103,7 +103,7 @@ class Approval(Body):
         return self.always.fits(tool) and not (self.never is not None and self.never.fits(tool))
 
 
-NO_APPROVAL = Approval(never=ALL_TOOLS)
+NO_APPROVAL = Approval.model_construct(never=ALL_TOOLS)
 
 
 @dataclass(frozen=True, slots=True)

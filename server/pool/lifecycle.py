@@ -200,8 +200,7 @@ class Lifecycle:
         if self._factories.in_process is None:
             raise ModelFailed(spec.id, "isolation: process needs a system with Unix sockets")
         return WorkerSupervisor(
-            *(spec.id, self._factories.in_process, asyncio.get_running_loop(), self._loader, spec.engine.disk_place),
-            prepares=self._quiet(),
+            *(spec.id, self._factories.in_process, asyncio.get_running_loop(), self._loader, spec.engine.disk_place)
         )
 
     async def load(self, entry: Entry, fitted: Callable[[], None] = lambda: None) -> None:

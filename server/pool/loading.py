@@ -6,7 +6,6 @@ import logging
 import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -98,7 +97,7 @@ class Load:
     report: Callable[[float], None]  # called in the thread, with 0..1, at most every 0.2 s, except 0 and 1
     clock: Callable[[], float]
     grammar: GrammarFactory
-    quiet: Callable[[], bool]  # whether no other model has anything to do
+    quiet: Callable[[], bool]  # whether no model has anything to do
     granted: Mapping[str, int] = field(default_factory=dict)  # bytes by device that it may take at most
     before: Fit | None = None  # what fitted when it was loaded before
     _cancelled: threading.Event = field(default_factory=threading.Event)
@@ -148,13 +147,11 @@ class Load:
         with contextlib.ExitStack() as undo:
             undo.callback(weights.close)
             parts = LoadedParts(fit, weights, self.template(weights.info, self.spec), [], [])
-            with ThreadPoolExecutor(1, "prepare-grammar") as threads:  # ends before the weights are closed
-                grammar = threads.submit(self._prepared, weights)
-                if isinstance(weights, IsolatedWeights):
-                    parts.generator, parts.embedder = weights.generator, weights.embedder
-                else:
-                    self._open_contexts(parts, undo)
-                parts.grammar = grammar.result()
+            parts.grammar = self._checked_grammar(weights)
+            if isinstance(weights, IsolatedWeights):
+                parts.generator, parts.embedder = weights.generator, weights.embedder
+            else:
+                self._open_contexts(parts, undo)
             self._check_wanted()
             undo.pop_all()
         return parts
@@ -171,30 +168,16 @@ class Load:
                 parts.embedders.append(weights.embedding_runner())
                 undo.callback(parts.embedders[-1].close)
 
-    def _prepared(self, weights: Weights) -> "GrammarCompiler | None":
-        """The compiler of constraints, ready, as a part of the warm-up.
-
-        Reading a large vocabulary stops every thread of Python for most of a second, so that it is left to the first
-        constraint when another model is at work.
-        """
+    def _checked_grammar(self, weights: Weights) -> "GrammarCompiler | None":
+        """Compile the grammar of the settings; without one, `LoadedModel.prepare_when_idle` makes the compiler."""
         shape = self.spec.shape
-        if not weights.info.generates or (shape is None and not (self.spec.native.warmup and self.quiet())):
+        if not weights.info.generates or shape is None:
             return None
+        grammar = self.grammar(weights.vocab)
         try:
-            grammar = self.grammar(weights.vocab)
-            grammar.prepare()
-        except Exception:  # only constrained requests need it, and get the error
-            log.warning(
-                "model '%s': no grammar can be compiled for its vocabulary; what needs one is refused",
-                self.spec.id,
-                exc_info=True,
-            )
-            return None
-        if shape is not None:
-            try:
-                shape.constraint(grammar)
-            except InvalidRequest as error:
-                raise ModelFailed(self.spec.id, error.message) from None
+            shape.constraint(grammar)
+        except InvalidRequest as error:
+            raise ModelFailed(self.spec.id, error.message) from None
         return grammar
 
     def _check_wanted(self) -> None:
@@ -270,6 +253,8 @@ async def assemble(load: Load, parts: LoadedParts, factories: Factories, in_thre
         await model.close()
         await in_thread(parts.weights.close)
         raise
+    if generator is not None and spec.native.warmup:
+        model.prepare_when_idle(load.quiet, in_thread)
     return model
 
 

@@ -1,8 +1,9 @@
 """A loaded model, and a request's hold on it."""
 
 import asyncio
+import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import reduce
 from typing import TYPE_CHECKING, Self, TypeAlias
@@ -27,6 +28,9 @@ Generator: TypeAlias = "ReportingEngine | IsolatedEngine"
 """A generating engine, in this process or in a worker."""
 Embedder: TypeAlias = "EmbeddingEngine | IsolatedEmbedder"
 """An engine that embeds, in this process or in a worker."""
+
+log = logging.getLogger(__name__)
+_IDLE_S = 1.0
 
 GrammarFactory = Callable[[Vocab], "GrammarCompiler"]
 
@@ -83,6 +87,8 @@ class LoadedModel:
     make_grammar: GrammarFactory = compile_grammars
     _grammar: "GrammarCompiler | None" = None
     _grammar_lock: threading.Lock = field(default_factory=threading.Lock)
+    _timer: asyncio.TimerHandle | None = None
+    _preparing: asyncio.Future[None] | None = None
 
     @property
     def engine(self) -> Generator:
@@ -145,7 +151,11 @@ class LoadedModel:
 
     async def close(self, drain_s: float = 0.0) -> None:
         """Give running requests `drain_s` seconds, then fail them and free the contexts; the weights stay."""
+        if self._timer is not None:
+            self._timer.cancel()
         await asyncio.gather(*(engine.close(drain_s) for engine in self.engines))
+        if self._preparing is not None:
+            await self._preparing  # it reads the vocabulary, which is freed next
 
     @property
     def grammar(self) -> "GrammarCompiler":
@@ -155,6 +165,32 @@ class LoadedModel:
                 if self._grammar is None:
                     self._grammar = self.make_grammar(self.vocab)
         return self._grammar
+
+    def prepare_when_idle(
+        self, quiet: Callable[[], bool], in_thread: Callable[[Callable[[], None]], Awaitable[None]]
+    ) -> None:
+        """Build the compiler of constraints as soon as `quiet` holds for a second, instead of at the first constraint.
+
+        llguidance keeps the interpreter's lock meanwhile, for up to a second: neither a load nor a reply waits for it.
+        """
+
+        def check() -> None:
+            if quiet():
+                self._preparing = asyncio.ensure_future(in_thread(self._prepare))
+            else:
+                self.prepare_when_idle(quiet, in_thread)
+
+        self._timer = asyncio.get_running_loop().call_later(_IDLE_S, check)
+
+    def _prepare(self) -> None:
+        try:
+            self.grammar.prepare()
+        except Exception:  # only constrained requests need it, and get the error
+            log.warning(
+                "model '%s': no grammar can be compiled for its vocabulary; what needs one is refused",
+                self.spec.id,
+                exc_info=True,
+            )
 
 
 class Lease:

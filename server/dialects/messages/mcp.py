@@ -45,7 +45,7 @@ class McpToolset(Body):
     """An entry of ``tools`` that chooses tools of one server. ``tools``: the server's list, if the client knows it."""
 
     mcp_server_name: Label
-    default_config: ToolConfig = ToolConfig()
+    default_config: ToolConfig = Field(default_factory=ToolConfig)
     configs: dict[str, ToolConfig] = Field(default_factory=dict)
     tools: list[dict[str, Any]] | None = None
 
@@ -73,7 +73,7 @@ class McpServerParam(Body):
     name: Label
     url: Url
     authorization_token: Token | None = None
-    tool_configuration: ToolConfiguration = ToolConfiguration()
+    tool_configuration: ToolConfiguration = Field(default_factory=ToolConfiguration)
 
 
 def uses_mcp(given: Mapping[str, Any]) -> bool:

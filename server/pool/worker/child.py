@@ -212,10 +212,10 @@ class Worker:
     async def _memory(self) -> dict[str, Memory]:
         return dict(await self.in_thread(self.loader.memory))
 
-    async def _load(self, spec: ModelSpec, prepares: bool) -> LoadedFacts:
+    async def _load(self, spec: ModelSpec) -> LoadedFacts:
         load = Load(
             *(spec, self.loader, _no_template, partial(self.endpoint.notify, "progress")),
-            *(self._loop.time, Factories().grammar, lambda: prepares),
+            *(self._loop.time, Factories().grammar, lambda: not (self.served and self.served.model.busy)),
         )
         load.take(Fit(spec))
         parts = await self.in_thread(load.run)

@@ -249,12 +249,9 @@ class WorkerSupervisor:
         loop: asyncio.AbstractEventLoop,
         local: Loader,
         state_location: Path | str | None = None,
-        *,
-        prepares: bool = False,
     ) -> None:
         """`make_loader` creates the loader in the process; `local` is the server's own. `state_location`: where the
-        model keeps prompt states; its process gets the environment variables that this store needs. `prepares`: compile
-        grammars as a part of the first warm-up.
+        model keeps prompt states; its process gets the environment variables that this store needs.
         """
         self.name, self.make_loader, self.loop, self.state_location = name, make_loader, loop, state_location
         self.vocab: Vocab | None = None
@@ -263,7 +260,7 @@ class WorkerSupervisor:
         self.down = ""
         self.pause_s = 0.0
         self.n_restarts = 0
-        self._local, self._prepares = local, prepares
+        self._local = local
         self.uses_devices, self.describe = local.uses_devices, local.describe
         self.vocabulary, self.media = local.vocabulary, local.media
         self._settled = asyncio.Event()  # a process serves, or it is known why none could be started
@@ -344,7 +341,7 @@ class WorkerSupervisor:
         return IsolatedWeights(self, spec, facts, self._local.vocabulary(spec))
 
     async def _load(self, spec: ModelSpec) -> LoadedFacts:
-        facts: LoadedFacts = await self._call_loader("load", spec, self._prepares)
+        facts: LoadedFacts = await self._call_loader("load", spec)
         self._facts = facts
         self._started_at = time.monotonic()
         self._restarts = self.loop.create_task(self._restart_when_ended(self._started()))
@@ -477,7 +474,7 @@ class WorkerSupervisor:
     async def _load_again(self) -> WorkerProcess:
         process = self._started()
         try:
-            facts: LoadedFacts = await process.call("load", self._spec, True)
+            facts: LoadedFacts = await process.call("load", self._spec)
             if self._facts is not None and not facts.is_as(self._facts):
                 raise ModelFailed(self.name, "its files have changed; unload it to load the new ones")
         except BaseException:

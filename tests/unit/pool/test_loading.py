@@ -1,9 +1,13 @@
+import asyncio
+from collections.abc import Callable
 from typing import Any, cast
 
 import pytest
 
 from server.errors import InvalidRequest, ModelFailed
 from server.pool.loading import Load
+from server.pool.memory import Fit
+from server.pool.model import LoadedModel
 from server.pool.spec import ModelSpec
 from server.structured.response_format import ResponseFormat
 from tests.unit.clock import Clock
@@ -34,10 +38,57 @@ def load(
     )
 
 
-def test_a_vocabulary_that_grammars_can_not_use_is_no_reason_not_to_load(caplog: pytest.LogCaptureFixture) -> None:
-    parts = load(Loader(), spec("a"), grammar=Grammar(ValueError("a token too many"))).run()
-    assert parts.grammar is None
+def loaded(grammar: Grammar) -> LoadedModel:
+    nothing: Any = None
+    return LoadedModel(
+        *(spec("a"), nothing, nothing, nothing, nothing, nothing, nothing, Fit(spec("a"))),
+        loaded_at=0.0,
+        make_grammar=lambda vocab: cast(Any, grammar),
+    )
+
+
+async def now(task: Callable[[], None]) -> None:
+    task()
+
+
+async def test_grammars_are_prepared_as_soon_as_nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("server.pool.model._IDLE_S", 0.0)
+    model, answers = loaded(grammar := Grammar()), [True, False, False]
+    prepared = asyncio.Event()
+
+    async def in_thread(task: Callable[[], None]) -> None:
+        task()
+        prepared.set()
+
+    model.prepare_when_idle(answers.pop, in_thread)
+    await prepared.wait()
+    assert (answers, grammar.n_prepared) == ([], 1)
+    await model.close()
+
+
+async def test_a_vocabulary_that_grammars_can_not_use_is_a_warning(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("server.pool.model._IDLE_S", 0.0)
+    model, asked = loaded(Grammar(ValueError("a token too many"))), asyncio.Event()
+
+    def quiet() -> bool:
+        asked.set()
+        return True
+
+    model.prepare_when_idle(quiet, now)
+    await asked.wait()
+    await model.close()  # waits for it
     assert "model 'a': no grammar can be compiled for its vocabulary" in caplog.text
+
+
+async def test_a_closed_model_prepares_nothing() -> None:
+    model = loaded(grammar := Grammar())
+    model.prepare_when_idle(lambda: True, now)
+    await model.close()
+    assert model._timer is not None
+    assert model._timer.cancelled()  # it would run in a second
+    assert grammar.n_prepared == 0
 
 
 def test_a_grammar_of_the_settings_that_is_none_is_an_error_of_the_load() -> None:

@@ -55,7 +55,7 @@ async def process(model: ModelSpec = DEMO, n_seq: int = 4) -> AsyncIterator[Proc
     steps, lost = threading.Semaphore(0), asyncio.Event()
     worker = Worker([theirs for _, theirs in pairs], lost.set)
     worker._loader = FakeLoader(runner=lambda: FakeRunner(n_seq=n_seq, steps=steps))
-    await worker._load(model, prepares=False)
+    await worker._load(model)
     assert worker.served is not None
     try:
         yield Process(worker, worker.served, steps)
