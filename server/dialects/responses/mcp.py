@@ -86,7 +86,7 @@ class McpToolParam(Body):
     allowed_tools: Filter = ALL_TOOLS
     require_approval: Annotated[
         Approval, BeforeValidator(lambda given: _APPROVALS.get(given, given) if isinstance(given, str) else given)
-    ] = Approval()
+    ] = Field(default_factory=Approval)
 
 
 def _server(entry: Mapping[str, Any], at: str, web_search: str) -> McpRequest:
