@@ -1,4 +1,4 @@
-"""A thousand prompts with progress and retries: as many at once as there are slots, and a full queue is waited for."""
+"""Send a thousand prompts with progress and retries, as many concurrently as there are slots."""
 
 import asyncio
 import os
@@ -16,7 +16,7 @@ WORTH_ANOTHER_TRY = {429, 502, 503}  # a full queue, a proxy without a server, a
 
 
 async def ask(client: httpx.AsyncClient, prompt: str) -> str:
-    """One answer. Raises `httpx.HTTPError` when it is not to be had."""
+    """Return one answer. Raises `httpx.HTTPError` after the last retry."""
     body = {"model": "demo", "messages": [{"role": "user", "content": prompt}], "temperature": 0, "max_tokens": 24}
     for tried in range(1, MOST_TRIES + 1):
         wait_s = random.uniform(0.5, 1.0) * 2 ** min(tried, 5)

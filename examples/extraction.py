@@ -1,4 +1,4 @@
-"""Text into a checked object: the reply can't leave the schema, so that it parses whatever the model knows."""
+"""Extract a validated object from text: the reply always matches the schema."""
 
 import os
 from enum import StrEnum

@@ -1,4 +1,4 @@
-"""A picture in a chat, from a file, as OpenAI's clients send it."""
+"""Send an image file in a chat, as OpenAI's clients do."""
 
 import base64
 import mimetypes
@@ -9,16 +9,16 @@ from pathlib import Path
 from openai import OpenAI
 
 client = OpenAI(base_url=os.environ.get("BASE_URL", "http://localhost:8080") + "/v1", api_key="none")
-PICTURE = Path(__file__).resolve().parents[1] / "models/demo-vision/frozen/word-1.png"
+IMAGE = Path(__file__).resolve().parents[1] / "models/demo-vision/frozen/word-1.png"
 
 
 def data_url(path: Path) -> str:
-    """The file within its own address: nothing is fetched."""
+    """Return the file as a data URL."""
     kind = mimetypes.guess_type(path)[0] or "image/png"
     return f"data:{kind};base64,{base64.b64encode(path.read_bytes()).decode()}"
 
 
-picture = Path(sys.argv[1]) if len(sys.argv) > 1 else PICTURE
+image = Path(sys.argv[1]) if len(sys.argv) > 1 else IMAGE
 question = sys.argv[2] if len(sys.argv) > 2 else "What does it say?"
 reply = client.chat.completions.create(
     model="demo",
@@ -26,7 +26,7 @@ reply = client.chat.completions.create(
         {
             "role": "user",
             "content": [
-                {"type": "image_url", "image_url": {"url": data_url(picture)}},
+                {"type": "image_url", "image_url": {"url": data_url(image)}},
                 {"type": "text", "text": question},
             ],
         }
@@ -35,4 +35,4 @@ reply = client.chat.completions.create(
     max_tokens=40,
 )
 print(reply.choices[0].message.content)
-print(f"-- {reply.usage.prompt_tokens if reply.usage else 0} tokens, the picture's among them")
+print(f"-- {reply.usage.prompt_tokens if reply.usage else 0} tokens, including the image's")

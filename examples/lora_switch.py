@@ -1,4 +1,4 @@
-"""One model, one batch, two manners: a request names the scales of LoRA adapters, others beside it are not changed."""
+"""Use different LoRA scales in concurrent requests: each request names its own."""
 
 import asyncio
 import os
@@ -9,7 +9,7 @@ base_url = os.environ.get("BASE_URL", "http://localhost:8080")
 
 
 async def ask(client: httpx.AsyncClient, scale: float) -> str:
-    """The answer with the adapter at `scale`; 0 is off."""
+    """Return the answer with the adapter at `scale`; 0 is off."""
     body = {
         "model": "demo",
         "messages": [{"role": "user", "content": "What is the capital of France?"}],

@@ -1,4 +1,4 @@
-"""Several models behind one address: what is there, what is loaded, and requests that go by the model's name."""
+"""List, load and unload the models of one server, and choose one by its name."""
 
 import os
 from typing import Any
@@ -9,13 +9,13 @@ client = httpx.Client(base_url=os.environ.get("BASE_URL", "http://localhost:8080
 
 
 def states() -> dict[str, str]:
-    """Each model's id and what it is doing."""
+    """Return each model's id and status."""
     models: list[dict[str, Any]] = client.get("/models").raise_for_status().json()["data"]
     return {model["id"]: model["status"]["value"] for model in models}
 
 
 def wait_for(model: str, state: str) -> None:
-    """`/models/sse` tells of every change; here it is enough to look again."""
+    """Wait until the model has this status; `/models/sse` sends every change."""
     with client.stream("GET", "/models/sse") as events:
         if states()[model] == state:
             return

@@ -1,6 +1,6 @@
-"""A conversation saved from one slot and gone on with in another, whose prompt then need not be computed.
+"""Save a conversation from one slot and continue it in another without computing its prompt again.
 
-The server needs --slot-save-path; `make serve` gives it one. A saved file also goes on in another process.
+The server needs --slot-save-path; `make serve` gives it one. A saved file also works in another process.
 """
 
 import os
@@ -16,7 +16,7 @@ messages: list[dict[str, str]] = [
 
 
 def chat(slot: int) -> dict[str, Any]:
-    """A reply of that slot, put behind the messages; returns its timings."""
+    """Append a reply of that slot to the messages; return its timings."""
     body = {"model": "demo", "messages": messages, "temperature": 0, "max_tokens": 60, "id_slot": slot}
     reply = client.post("/v1/chat/completions", json=body).raise_for_status().json()
     messages.append({"role": "assistant", "content": reply["choices"][0]["message"]["content"]})

@@ -1,4 +1,4 @@
-"""A streamed answer and a second one behind it: how quick they are, and how much of the prompt was there already."""
+"""Stream two answers of a chat; print their speed and the cached part of the prompt."""
 
 import os
 from typing import Any
@@ -11,7 +11,7 @@ messages: list[ChatCompletionMessageParam] = [{"role": "system", "content": "You
 
 
 def ask(question: str) -> dict[str, Any]:
-    """Print the answer as it comes; returns llama.cpp's timings, which the last chunk carries."""
+    """Print the answer while it streams; return llama.cpp's timings from the last chunk."""
     timings: dict[str, Any] = {}
     answer = ""
     messages.append({"role": "user", "content": question})

@@ -1,4 +1,4 @@
-"""A loop that runs the functions which the model calls and gives back what they return, until it answers in words."""
+"""Run the functions that the model calls and return their results until it answers with text."""
 
 import json
 import os
@@ -12,7 +12,7 @@ client = OpenAI(base_url=os.environ.get("BASE_URL", "http://localhost:8080") + "
 
 
 def get_weather(city: str) -> dict[str, Any]:
-    """Made up; a real one would ask a service."""
+    """Return invented weather; a real function would call a service."""
     return {"city": city, "temperature": 4 + len(city), "condition": "rainy"}
 
 
@@ -30,7 +30,7 @@ TOOLS: list[ChatCompletionToolParam] = [
 
 
 def run(question: str, most_rounds: int = 4) -> str:
-    """The answer to `question`; a model that calls on and on is stopped."""
+    """Return the answer to `question` after at most a few rounds of calls."""
     messages: list[ChatCompletionMessageParam] = [{"role": "user", "content": question}]
     for _ in range(most_rounds):
         reply = client.chat.completions.create(model="demo", messages=messages, tools=TOOLS, temperature=0)

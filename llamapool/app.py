@@ -23,7 +23,7 @@ __all__ = ["ConfigError", "LlamapoolError", "Settings", "create_app", "load_sett
 
 
 def __getattr__(name: str) -> "FastAPI":
-    """``app``, made of flags and environment when it is asked for."""
+    """Create ``app`` from flags and environment on first access."""
     if name != "app":
         raise AttributeError(f"module 'llamapool.app' has no attribute {name!r}")
     made: FastAPI = _server.app

@@ -15,7 +15,7 @@ class ChatCompletionsAPI(EndpointFamily):
 
     @property
     def completions(self) -> "ChatCompletionsAPI":
-        """Itself, for OpenAI's spelling."""
+        """Return itself, for OpenAI's spelling."""
         return self
 
     @overload
@@ -78,7 +78,7 @@ class ChatCompletionsAPI(EndpointFamily):
         return str(required(self._transport.post_object("/apply-template", body_of(locals())), "prompt"))
 
     def input_tokens(self, messages: Messages, model: str | None = None, **kwargs: Unpack[ChatFields]) -> int:
-        """Tokens of that prompt."""
+        """Count the tokens of that prompt."""
         reply = self._transport.post_object("/v1/chat/completions/input_tokens", body_of(locals()))
         return int(required(reply, "input_tokens"))
 

@@ -36,7 +36,7 @@ class LlamaCppClient(CompletionCalls, EmbeddingCalls, TextCalls, ServerCalls):
         timeout: float = 600.0,
         verify_ssl: bool = True,
     ) -> None:
-        """`timeout`: seconds without a byte, to connect as well as in the midst of a stream.
+        """Create a client. `timeout`: seconds without a byte, to connect as well as in the midst of a stream.
 
         `base_url` may have a path (``--api-prefix``); it has no ``/v1``.
         """
@@ -91,7 +91,7 @@ class LlamaCppClient(CompletionCalls, EmbeddingCalls, TextCalls, ServerCalls):
     ) -> CompletionResponse | EventStream: ...
 
     def chat_completion(self, messages: Messages, **kwargs: Any) -> CompletionResponse | Iterator[dict[str, Any]]:
-        """``chat.completions.create`` with the same parameters."""
+        """Call ``chat.completions.create`` with the same parameters."""
         response: CompletionResponse | EventStream = self.chat.create(messages, **kwargs)
         return response
 

@@ -70,7 +70,7 @@ class Timings:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """What the model said; ``content`` is "" beside tool calls."""
+    """The model's message; ``content`` is "" with tool calls."""
 
     role: str
     content: str
@@ -100,7 +100,7 @@ class Choice:
 
     @property
     def stop_type(self) -> StopType | None:
-        """Why a native completion ended; None where the reply does not say."""
+        """Return why a native completion ended; None if the reply does not say."""
         return _stop_type(self.raw)
 
     @classmethod
@@ -176,13 +176,13 @@ class CompletionResponse:
 
 
 def _stop_type(reply: Raw) -> StopType | None:
-    """``stop_type``, where it is one that is known."""
+    """Return ``stop_type`` if it is known."""
     said = reply.get("stop_type")
     return StopType(said) if said in list(StopType) else None
 
 
 def _native_usage(replies: list[Raw], n_per_prompt: int) -> Usage | None:
-    """Tokens of native replies; None where ``response_fields`` has left the counts out."""
+    """Return the token counts of native replies; None if ``response_fields`` has left them out."""
     if not all("tokens_evaluated" in entry and "tokens_predicted" in entry for entry in replies):
         return None
     n_prompt = sum(int(entry["tokens_evaluated"]) for entry in replies) // max(n_per_prompt, 1)

@@ -131,5 +131,5 @@ def _shown(said: Any) -> str:
 
 
 def _seconds(retry_after: str | None) -> float | None:
-    """``Retry-After`` in its form of seconds; a date is not read (RFC 9110, 10.2.3)."""
+    """Return ``Retry-After`` in seconds; dates are ignored (RFC 9110, 10.2.3)."""
     return float(retry_after) if retry_after is not None and retry_after.strip().isdecimal() else None

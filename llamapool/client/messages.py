@@ -87,7 +87,7 @@ class MessagesClientAPI(EndpointFamily):
         return MessageResponse.from_reply(self._transport.post("/v1/messages", body))
 
     def count_tokens(self, messages: Messages, model: str | None = None, **kwargs: Unpack[MessageFields]) -> int:
-        """Tokens of the prompt that `messages` make."""
+        """Count the tokens of the prompt that `messages` make."""
         return int(
             required(self._transport.post_object("/v1/messages/count_tokens", body_of(locals())), "input_tokens")
         )

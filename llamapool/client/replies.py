@@ -98,7 +98,7 @@ class TokenizeResponse:
 
     @property
     def ids(self) -> list[int]:
-        """The ids in either case."""
+        """Return the ids in either case."""
         return [entry["id"] if isinstance(entry, dict) else entry for entry in self.tokens]
 
     @property
@@ -217,7 +217,7 @@ def vectors(reply: Any) -> list[list[float]]:
 
 
 def _floats(encoded: str) -> list[float]:
-    """32-bit floats, little-endian, in base64. Raises `UnexpectedReply`."""
+    """Decode base64 of little-endian 32-bit floats. Raises `UnexpectedReply`."""
     try:
         packed = base64.b64decode(encoded, validate=True)
         return list(struct.unpack(f"<{len(packed) // _FLOAT_BYTES}f", packed))

@@ -84,11 +84,11 @@ class ResponsesClientAPI(EndpointFamily):
         return ResponseReply.from_reply(self._transport.get(_path(response_id)))
 
     def delete(self, response_id: str) -> bool:
-        """Forget a stored one. True: it is gone."""
+        """Delete a stored response; return whether it is gone."""
         return as_object(self._transport.delete(_path(response_id))).get("deleted") is True
 
     def input_tokens(self, input: Input, model: str | None = None, **kwargs: Unpack[ResponseFields]) -> int:  # noqa: A002
-        """Tokens of the prompt that `input` makes."""
+        """Count the tokens of the prompt that `input` makes."""
         reply = self._transport.post_object("/v1/responses/input_tokens", body_of(locals()))
         return int(required(reply, "input_tokens"))
 

@@ -15,7 +15,7 @@ class ServerCalls:
     _transport: Transport
 
     def health(self) -> HealthStatus:
-        """Is the server up? Any answer is a status; no answer raises `ServerUnreachable`."""
+        """Return the server's status. Raises `ServerUnreachable` if it does not answer."""
         return self._health(None)
 
     def is_ready(self) -> bool:
@@ -23,7 +23,7 @@ class ServerCalls:
         return self._is_ready(None)
 
     def wait_until_ready(self, timeout: float = 60.0, poll_interval: float = 1.0) -> bool:
-        """Ask every `poll_interval` seconds until the server is ready, at least once; False after `timeout` seconds."""
+        """Poll every `poll_interval` seconds until the server is ready; return False after `timeout` seconds."""
         deadline = time.monotonic() + timeout
         while not self._is_ready(max(deadline - time.monotonic(), poll_interval)):
             remaining_s = deadline - time.monotonic()
@@ -37,11 +37,11 @@ class ServerCalls:
         return as_object(self._transport.get("/props"))
 
     def set_props(self, **kwargs: Any) -> dict[str, Any]:
-        """Change properties; `NotSupported` without ``--props``."""
+        """Change properties. Raises `NotSupported` without ``--props``."""
         return self._transport.post_object("/props", kwargs)
 
     def metrics(self) -> str:
-        """Prometheus' text; `NotSupported` without ``--metrics``."""
+        """Return Prometheus' text. Raises `NotSupported` without ``--metrics``."""
         return self._transport.get_text("/metrics")
 
     def _health(self, timeout_s: float | None) -> HealthStatus:

@@ -6,14 +6,14 @@ from llamapool.client.errors import UnexpectedReply
 
 
 def as_object(reply: Any) -> dict[str, Any]:
-    """`reply`, which must be a JSON object."""
+    """Return `reply`, which must be a JSON object."""
     if not isinstance(reply, dict):
         raise UnexpectedReply("the reply is not a JSON object", reply)
     return reply
 
 
 def as_objects(reply: Any) -> list[dict[str, Any]]:
-    """`reply`, which must be an array of objects."""
+    """Return `reply`, which must be an array of objects."""
     if not isinstance(reply, list) or not all(isinstance(entry, dict) for entry in reply):
         raise UnexpectedReply("the reply is not a JSON array of objects", reply)
     return reply

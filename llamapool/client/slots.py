@@ -22,11 +22,11 @@ class SlotsClientAPI(EndpointFamily):
         return self._act(slot_id, "save", {"filename": filename})
 
     def restore(self, slot_id: int, filename: str) -> dict[str, Any]:
-        """Bring a saved cache back into the slot: ``n_restored``, ``n_read``, ``timings``."""
+        """Restore a saved cache into the slot: ``n_restored``, ``n_read``, ``timings``."""
         return self._act(slot_id, "restore", {"filename": filename})
 
     def erase(self, slot_id: int) -> dict[str, Any]:
-        """Forget the slot's cache: ``n_erased``."""
+        """Erase the slot's cache: ``n_erased``."""
         return self._act(slot_id, "erase", {})
 
     def _act(self, slot_id: int, action: str, body: dict[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Server-sent events, from bytes (WHATWG HTML, 9.2.6 "Interpreting an event stream").
+"""Yield server-sent events from bytes (WHATWG HTML, 9.2.6 "Interpreting an event stream").
 
 Lines end with LF, CR or CRLF and with nothing else: the line separators of Unicode, which a model's text may contain,
 do not end one.
@@ -23,7 +23,7 @@ class SseDecoder:
     """Feed it chunks cut anywhere; comments (pings), ``id`` and ``retry`` give nothing."""
 
     def __init__(self) -> None:
-        self._cut: list[bytes] = []  # pieces of a line whose end has not come
+        self._cut: list[bytes] = []  # pieces of an incomplete line
         self._after_cr = False  # the next LF belongs to a CR that has ended its line
         self._at_start = True
         self._name = ""

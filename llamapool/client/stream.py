@@ -23,7 +23,7 @@ class EventStream(Iterator[dict[str, Any]]):
     """
 
     def __init__(self, response: httpx.Response) -> None:
-        """Over `response`, whose body has not been read."""
+        """Wrap `response`, whose body has not been read."""
         self._events = _objects(response)
         self._closed = weakref.finalize(self, response.close)
         self._closed.atexit = False

@@ -24,7 +24,7 @@ class TextCalls:
         return TokenizeResponse(tokens)
 
     def tokenizer_info(self) -> dict[str, Any]:
-        """BOS, EOS, chat template and context length, as vLLM gives them; Llamapool only."""
+        """Return BOS, EOS, chat template and context length in vLLM's format; Llamapool only."""
         return as_object(self._transport.get("/tokenizer_info"))
 
     def detokenize(self, tokens: list[int]) -> str:

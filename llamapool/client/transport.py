@@ -14,7 +14,7 @@ from llamapool.client.stream import EventStream
 STREAM_HEADERS = {
     "Accept": "text/event-stream",
     "Accept-Encoding": "identity",  # compression would hold events back
-    "Connection": "close",  # llama-server closes it behind a stream without a word: another request would meet that
+    "Connection": "close",  # llama-server closes it after a stream without notice, which would fail the next request
 }
 PLACEHOLDER_MODELS = ("gpt-codex-5.3", "text-embedding-ada-002")  # defaults of `model`, which name no model
 
@@ -34,7 +34,7 @@ class Transport:
     """One server's endpoints over a pool of connections; any number of threads may use it."""
 
     def __init__(self, http: httpx.Client, model: str | None = None) -> None:
-        """`model` is sent with every request that names none."""
+        """Create a transport. `model` is sent with every request that names none."""
         self.http = http
         self.model = model
 
@@ -93,7 +93,7 @@ class Transport:
         return _successful(response)
 
     def _post_request(self, path: str, body: Body, params: Mapping[str, str] | None) -> httpx.Request:
-        """`body` as JSON; the model goes into an object, or into the query beside an array."""
+        """Encode `body` as JSON. The model goes into an object, or into the query next to an array."""
         query = dict(params or {})
         if self.model and isinstance(body, dict):
             named = body.get("model")
@@ -111,7 +111,7 @@ class EndpointFamily:
 
 
 def _successful(response: httpx.Response) -> httpx.Response:
-    """`response`, if its status is 2xx. Raises `ApiError`."""
+    """Return `response` if its status is 2xx. Raises `ApiError`."""
     if not response.is_success:
         raise _refusal(response)
     return response

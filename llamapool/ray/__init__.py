@@ -1,12 +1,12 @@
-"""The server on a Ray cluster: replicas of it behind one address (``pip install 'llamapool[ray]'``; docs/scaling.md).
+"""The server on a Ray cluster: replicas with one URL (``pip install 'llamapool[ray]'``; docs/scaling.md).
 
 ::
 
     serve run llamapool.ray:build flags='-m model.gguf' replicas=2
 
 Each replica is a whole server with its own pool and caches; a front (`front.Front`) takes HTTP and sends each request
-to the replica where it costs least (`placement`, `router`): which knows the beginning of its prompt, has its model in
-memory, and has not too much to do. Only `placement` can be imported without Ray.
+to the replica where it costs least (`placement`, `router`): one that has cached a prefix of its prompt, has its model
+in memory, and is least busy. Only `placement` can be imported without Ray.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -27,7 +27,7 @@ class Sent:
     """A request."""
 
     method: str
-    path: str  # behind the application's route prefix
+    path: str  # after the application's route prefix
     query: bytes
     headers: Headers
     body: bytes
@@ -86,7 +86,7 @@ class Exchange:
         return {"type": "http.disconnect"}
 
     async def send(self, message: Message) -> None:
-        """Waits while too much waits."""
+        """Send a message; wait while the queue is full."""
         if message["type"] == "http.response.start":
             self._head = Head(message["status"], list(message["headers"]), self._replica)
         elif message["type"] == "http.response.body":

@@ -33,7 +33,7 @@ class Front:
         self._max_body_bytes = max_body_bytes
 
     async def __call__(self, request: Request) -> Response:
-        """Any method, any path."""
+        """Forward any method and path."""
         target = Resolver().target(request.scope)
         try:
             return await self._reply(request, target)

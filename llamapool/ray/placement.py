@@ -1,9 +1,9 @@
 """Choose the replica where a request is expected to cost least. Pure.
 
 The front has no tokenizer, so cost is counted in characters of the body's text, about four to a token. What a request
-costs at a replica: its own text without the beginning that the replica has seen, once to itself and once to others,
-what the streams there take from it, and, where every slot is taken, the time until one is free; and a load, where the
-model is not in memory. The rule is the engine's own between instances (`preferred_instance`), which knows tokens.
+costs at a replica is the sum of four parts. Its text without the prefix that the replica has seen counts twice, because
+it delays other requests, too. Running streams slow it down. If every slot is busy, it waits for one. If the model is
+not in memory, it waits for the load. The engine chooses between instances by the same rule (`preferred_instance`).
 """
 
 import json
@@ -15,9 +15,9 @@ PIECE = 64
 """Characters that are known or not known together."""
 MOST_PIECES = 1 << 17  # remembered: 8 million characters
 STREAM = 256.0
-"""What a running stream costs who joins it, as `server.engine.queue.LOAD_TOKENS`."""
+"""Cost of each running stream, as `server.engine.queue.LOAD_TOKENS`."""
 TURN = 4096.0
-"""What another request's turn in a slot takes: a guess, prompt and reply of a chat."""
+"""Estimated cost of another request in a slot: prompt and reply of a chat."""
 LOAD = 1 << 18
 """What loading a model takes, about as long as a prompt of 64k tokens."""
 _MOST_TEXT = 1 << 20  # characters that are looked at
@@ -73,13 +73,13 @@ class Placement:
     used first."""
 
     def __init__(self, most: int = MOST_PIECES) -> None:
-        self._seen: OrderedDict[int, set[str]] = OrderedDict()  # a piece's hash, and who has seen it
+        self._seen: OrderedDict[int, set[str]] = OrderedDict()  # a piece's hash: replicas that have seen it
         self._n_sent: dict[str, int] = {}
         self._latest: dict[str, str] = {}  # by model: where it is now, or is being loaded
         self._most = most
 
     def sent(self, aim: Aim, replica: str) -> None:
-        """It went there."""
+        """Record that the request went to this replica."""
         if aim.model:
             self._latest[aim.model] = replica
         self._n_sent[replica] = self._n_sent.get(replica, 0) + 1
@@ -90,12 +90,12 @@ class Placement:
             self._seen.popitem(last=False)
 
     def keep(self, replicas: Collection[str]) -> None:
-        """Only these are left; what another has seen is gone with it."""
+        """Remove all other replicas with their prefixes."""
         gone = self._n_sent.keys() - set(replicas)
         if gone:
             self._n_sent = {id_: n for id_, n in self._n_sent.items() if id_ not in gone}
             self._latest = {model: id_ for model, id_ in self._latest.items() if id_ not in gone}
-            self._seen = OrderedDict((at, left) for at, who in self._seen.items() if (left := who - gone))
+            self._seen = OrderedDict((at, left) for at, had in self._seen.items() if (left := had - gone))
 
     def known(self, aim: Aim, replicas: Iterable[str]) -> Mapping[str, int]:
         """Return the number of characters of the text, from its start, that each replica has seen."""
@@ -110,7 +110,7 @@ class Placement:
         return known
 
     def order(self, aim: Aim, candidates: Sequence[Candidate]) -> list[str]:
-        """Their ids, the cheapest first; of equals the one that was sent less. None where it may not go to them."""
+        """Return ids, the cheapest first; of equals the one that was sent less. Empty if it may go to none of them."""
         if aim.replica:
             return [one.id for one in candidates if one.id == aim.replica]
         known = self.known(aim, [one.id for one in candidates])

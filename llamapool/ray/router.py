@@ -12,7 +12,7 @@ class PrefixRouter(RequestRouter):
     """`Placement` over Serve's replicas. Each front has its own, and knows what it has sent itself."""
 
     def initialize_state(self, **_: Any) -> None:
-        """Called by Serve."""
+        """Create the state. Called by Serve."""
         self._placement = Placement()
         self._running: Counter[ReplicaID] = Counter()
 
@@ -27,26 +27,26 @@ class PrefixRouter(RequestRouter):
         return [[by_id[id_]] for id_ in order]
 
     def _candidate(self, replica: RunningReplica) -> Candidate:
-        told = replica.routing_stats or {}
+        stats = replica.routing_stats or {}
         queued = self.replica_queue_len_cache.get(replica.replica_id) or 0  # other fronts' requests, too
         return Candidate(
             id=replica.replica_id.unique_id,
             n_requests=max(self._running[replica.replica_id], queued),
-            n_slots=max(told.get("n_slots", 1), 1),
-            models=frozenset(told.get("models", ())),
+            n_slots=max(stats.get("n_slots", 1), 1),
+            models=frozenset(stats.get("models", ())),
         )
 
     def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any) -> None:
-        """Called by Serve."""
+        """Record a request that was sent to a replica. Called by Serve."""
         self._running[replica_id] += 1
         self._placement.sent(aim_of(pending_request), replica_id.unique_id)
 
     def on_request_completed(self, replica_id: ReplicaID, *_: Any, **__: Any) -> None:
-        """Called by Serve, however it has ended."""
+        """Record the end of a request, also a failed one. Called by Serve."""
         self._running[replica_id] -= 1
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
-        """Called by Serve when some have come or gone, and when they tell something new."""
+        """Replace the replicas and their reports. Called by Serve when they change."""
         super().update_replicas(replicas)
         self._placement.keep([replica.replica_id.unique_id for replica in replicas])
         self._running = Counter({one.replica_id: self._running[one.replica_id] for one in replicas})

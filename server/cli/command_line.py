@@ -183,7 +183,7 @@ def _fit_tables(specs: Sequence[ModelSpec], settings: Settings) -> Iterator[tupl
 
 
 def docs(words: list[str]) -> int:
-    """``docs --write`` regenerates the reference and the schema in a checkout; ``docs`` prints the reference."""
+    """Print the reference; with ``--write``, regenerate the reference and the schema in a checkout."""
     if words not in ([], ["--write"]):
         raise ConfigError(f"docs: unknown argument '{words[0]}'; write llamapool docs or llamapool docs --write")
     if not words:
@@ -202,7 +202,7 @@ def imported(module: str, words: list[str]) -> int:
 
 
 def reference_files() -> dict[str, str]:
-    """The generated files, by their path in the checkout."""
+    """Return the generated files by their path in the checkout."""
     page = "docs/configuration.md"
     written = (_ROOT / page).read_text(encoding="utf-8").partition(GENERATED)[0]
     return {page: written + markdown(TABLE), "config/schema.json": json_schema(Settings)}

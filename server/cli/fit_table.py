@@ -13,7 +13,7 @@ _SHORTEST = 4096
 
 
 def fit_table(loader: Loader, spec: ModelSpec, budget: Budget) -> tuple[list[str], bool]:
-    """The lines for one model that has all of the `budget`, and whether it fits. Blocking."""
+    """Return the lines for one model that has all of the `budget`, and whether it fits. Blocking."""
     title = f"{spec.id}: {spec.path}" if spec.id != str(spec.path) else spec.id
     if spec.missing:
         return [title, "  its files are not on this machine yet"], True
@@ -45,8 +45,7 @@ def _devices(footprint: Footprint, memory: Mapping[str, Memory], limits: Mapping
 
 
 def _others(loader: Loader, spec: ModelSpec, limits: Mapping[str, int]) -> list[str]:
-    """What other lengths of the context take, with everything on the devices that can be; nothing of a file that can't
-    be read."""
+    """Return the memory that other context lengths take with all layers on devices; [] for an unreadable file."""
     try:
         info, native = loader.describe(spec), spec.native
     except ModelFailed:

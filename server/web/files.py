@@ -34,8 +34,8 @@ _TYPES = {
 }
 
 REMOVE_WORKER = b"""\
-// Llamapool's page has no service worker. A browser that has one of llama-server's page from this address would go on
-// showing that page: when it asks for news of its worker, this one takes its place, and leaves.
+// Llamapool's web UI has no service worker. A browser that has llama-server's for this URL would continue to show
+// llama-server's UI. When the browser updates that worker, this one replaces it and unregisters itself.
 self.addEventListener("install", () => self.skipWaiting());
 self.addEventListener("activate", (event) => event.waitUntil(leave()));
 async function leave() {

@@ -1,5 +1,5 @@
-// An answer of a chat as tokens: its text is tokenized again behind the prompt that it answered, and the model says how likely
-// each of these tokens was, and which others were.
+// An answer of a chat as tokens. Its text is tokenized again after its prompt, and the model scores each token and the
+// alternatives.
 import { json } from "../../lib/api.js";
 import { messages, pathTo } from "../chat/store.js";
 import { requestBody } from "../chat/generate.js";
