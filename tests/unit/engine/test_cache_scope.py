@@ -8,11 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from server.engine.cache_scope import cache_scope, is_lasting, owner_of
-from server.engine.lora import AdapterSet, reusable
-from server.engine.placement import Placement, Placer, PrefixSource
-from server.engine.prefix_cache import CacheEntry, Fetch
 from server.engine.request import Finished, Progress, Request, Started
-from server.engine.sequence import Sequence
 from server.errors import PermissionDenied
 from tests.support.fakes import IM_END, FakeRunner, FakeVocab
 from tests.unit.engine.builders import GREEDY, alone, engine_over, request, run
@@ -69,14 +65,6 @@ def test_a_scope_tells_owners_and_salts_apart() -> None:
     assert all(is_lasting(cache_scope("key", "ada", salt)) for salt in ("!", "/!", "\ud800"))
 
 
-@given(st.sampled_from(SCOPES), st.sampled_from(SCOPES), st.integers(0, 9), st.integers(0, 100))
-def test_cells_of_another_scope_are_none(cells: str, wanted: str, start: int, n: int) -> None:
-    adapted = ((0, 1.0),)
-    for one, other in (((), ()), (adapted, adapted), ((), adapted)):
-        found = reusable(n, AdapterSet(one, start, cells), AdapterSet(other, start, wanted))
-        assert (found == 0) if cells != wanted else (found == n if one == other else found == min(n, start))
-
-
 async def test_an_equal_prompt_of_another_scope_is_computed_anew_and_shows_nothing() -> None:
     async with engine_over(FakeRunner(n_seq=4, n_ctx_seq=512)) as engine:
         asked = [replace(request(TEXT, return_progress=True), cache_scope=scope) for scope in SCOPES * 2]
@@ -88,13 +76,6 @@ async def test_an_equal_prompt_of_another_scope_is_computed_anew_and_shows_nothi
         assert counts == {cached}
         assert reply.finished[0].timings.cache_n == cached
         assert reply.text == replies[0].text
-
-
-async def test_choices_of_a_request_of_its_own_scope_share_its_prompt() -> None:
-    async with engine_over(FakeRunner(n_seq=4, n_ctx_seq=512)) as engine:
-        scope = cache_scope("request", "ada", "")
-        (reply,) = await run(engine, replace(request(TEXT), cache_scope=scope, n=3))
-        assert {one.n_cached for one in reply.finished.values()} == {0, len(request(TEXT).prompt) - 1}
 
 
 async def test_what_nobody_can_use_again_is_not_kept() -> None:
@@ -127,38 +108,6 @@ async def test_a_slot_is_saved_and_erased_by_its_owner_alone() -> None:
         for scope, cached in (("bert/", 0), ("ada/", len(request(TEXT).prompt) - 1)):
             (reply,) = await run(engine, replace(request(TEXT), cache_scope=scope))
             assert reply.finished[0].n_cached == cached
-
-
-def scopes_of(where: PrefixSource) -> set[str]:
-    """Of what a sequence is to take cells from, or waits for."""
-    if where is None:
-        return set()
-    return {(where.entry if isinstance(where, Fetch) else where).adapter_set.scope}
-
-
-class Watched:
-    """Every search of every placer, each found to stay within its sequence's scope."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.n_used = 0
-        search, find = Placer._search, Placer.find
-
-        def watched_search(placer: Placer, sequence: Sequence) -> tuple[PrefixSource, int]:
-            where, n = search(placer, sequence)
-            assert scopes_of(where) <= {sequence.adapter_set.scope}
-            return where, n
-
-        def watched_find(placer: Placer, sequence: Sequence) -> Placement | None:
-            found = find(placer, sequence)
-            if found is not None:
-                assert scopes_of(found.source if found.n_reuse else None) <= {sequence.adapter_set.scope}
-                self.n_used += found.n_kept > 0 or isinstance(found.source, CacheEntry)
-                for move in found.moves:
-                    assert move.n > 0
-            return found
-
-        monkeypatch.setattr(Placer, "_search", watched_search)
-        monkeypatch.setattr(Placer, "find", watched_find)
 
 
 Scoped = tuple[str, list[int], int]
@@ -215,9 +164,7 @@ def test_no_request_of_one_scope_ever_takes_a_cell_of_another(
                             assert n_cached <= max((_common(one.prompt, p) for p in others), default=0)
                             assert reply.text == alone(one)
 
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        Watched(monkeypatch)
-        asyncio.run(live(Files()))
+    asyncio.run(live(Files()))
 
 
 def _common(a: list[int], b: list[int]) -> int:

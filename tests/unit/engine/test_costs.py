@@ -2,20 +2,12 @@
 
 import threading
 from collections import Counter
-from collections.abc import Sequence as Seq
 from pathlib import Path
 from types import FrameType
 
-import pytest
-
 import server
-from server.engine import placement as find
-from server.engine.params import EngineParams
-from server.engine.runner_api import RunnerInfo
-from server.engine.scheduler import Scheduler
 from tests.support.fakes import FakeRunner
 from tests.unit.engine.builders import engine_over, request, run
-from tests.unit.engine.schedule.test_scheduler import waiting
 
 PACKAGE = str(Path(server.__file__).parent)
 N_STREAMS, N_TOKENS = 8, 200
@@ -45,23 +37,3 @@ async def test_a_token_takes_few_calls() -> None:
         threading.setprofile(before)
     per_token = n_more / N_TOKENS / N_STREAMS
     assert per_token < 60, calls.most_common(20)
-
-
-def test_of_many_contexts_a_few_are_looked_through_for_runs_to_move(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each look reads all of it: a request used to look at every idle slot's."""
-    s = Scheduler(RunnerInfo(64, 2000, 128_000, 512, 512, False, can_shift=True), EngineParams())
-    looked_at: list[Seq[int]] = []
-    moves = find.moves
-
-    def counted(cached: Seq[int], prompt: Seq[int], prefix: int, smallest: int) -> list[find.Move]:
-        looked_at.append(cached)
-        return moves(cached, prompt, prefix, smallest)
-
-    monkeypatch.setattr(find, "moves", counted)
-    for i, slot in enumerate(s.slots):
-        slot.tokens, slot.last_used = [i, *range(1000, 2000)], float(i)
-    waiting(s, [*range(1500, 1900), 7], n_cache_reuse=64)
-    placement = s.place()
-    assert placement is not None
-    assert placement.moves
-    assert 0 < len(looked_at) <= find.MAX_MOVE_SOURCES

@@ -66,20 +66,6 @@ class ConcurrencyLimiter:
         self._steps.release(n)
 
 
-async def test_what_was_given_up_is_not_counted_for_as_long_as_it_hangs() -> None:
-    gate = ConcurrencyLimiter()
-    async with engine_over(gate.runner) as engine:
-        job = engine.submit(texts("one"))
-        await gate.entered()
-        assert (engine.stats.n_processing, engine.stats.n_deferred) == (1, 0)
-        engine._instances[0].give_up("it hangs")
-        with pytest.raises(InternalError):
-            await job
-        await engine.wait_idle()
-        assert (engine.stats.n_processing, engine.stats.n_deferred) == (0, 0)
-        gate.open()
-
-
 async def test_200_requests_at_once_get_each_their_own() -> None:
     runner = FakeEmbeddingRunner()
     inputs = [texts(f"the text of request number {i}", "x" * (i % 50 + 1)) for i in range(200)]
@@ -107,40 +93,6 @@ async def test_two_instances_share_the_work() -> None:
             gate.open()
         await asyncio.gather(*requests)
     assert sorted(gate.runner.batches for gate in gates) == [[[3]], [[5]]]
-
-
-async def test_a_failed_instance_takes_along_what_it_computes_and_others_go_on() -> None:
-    gate = ConcurrencyLimiter(n_seq=1)
-    async with engine_over(FakeEmbeddingRunner(n_seq=1, on_embed=panics), gate.runner) as engine:
-        gate.open()
-        asked = [engine.submit(texts(f"text {i}")) for i in range(20)]
-        replies = await asyncio.gather(*asked, return_exceptions=True)
-        while not engine.failure:  # whoever is first takes what there is
-            replies += await asyncio.gather(engine.submit(texts("one more")), return_exceptions=True)
-        (error,) = [reply for reply in replies if isinstance(reply, BaseException)]
-        assert isinstance(error, InternalError)
-        assert engine.serves
-        assert len(await engine.submit(texts("after it"))) == 1
-
-
-async def test_without_any_instance_left_all_that_wait_are_told() -> None:
-    async with engine_over(FakeEmbeddingRunner(n_seq=1, on_embed=panics)) as engine:
-        asked = [engine.submit(texts(f"text {i}")) for i in range(5)]
-        replies = await asyncio.gather(*asked, return_exceptions=True)
-        assert {type(reply) for reply in replies} == {InternalError}
-        assert not engine.serves
-
-
-async def test_slots_show_what_is_computed() -> None:
-    gate = ConcurrencyLimiter(n_seq=3)
-    async with engine_over(gate.runner) as engine:
-        assert not any(slot.is_processing for slot in engine.slots())
-        request = engine.submit(texts("one", "three"))
-        await gate.entered()
-        assert [(slot.is_processing, slot.n_tokens) for slot in engine.slots()] == [(True, 3), (True, 5), (False, 0)]
-        assert engine.stats.n_processing == 1
-        gate.open()
-        await request
 
 
 # ---- what ends early
@@ -213,16 +165,6 @@ async def test_close_fails_what_runs_and_refuses_what_comes() -> None:
             engine.submit(texts("late"))
 
 
-async def test_close_lets_running_requests_end_within_its_time() -> None:
-    gate = ConcurrencyLimiter(n_seq=1)
-    async with engine_over(gate.runner) as engine:
-        request = engine.submit(texts("one", "two"))
-        closing = asyncio.create_task(engine.close(drain_s=10.0))
-        gate.open()
-        assert len(await request) == 2
-        await closing
-
-
 # ---- what is refused
 
 
@@ -251,18 +193,6 @@ async def test_inputs_that_cannot_be(
         with pytest.raises(error, match=message):
             engine.submit([[1], [1] * n_tokens])
         assert not engine.busy
-
-
-async def test_the_longest_inputs_pass() -> None:
-    for pooling, longest in ((Pooling.MEAN, 128), (Pooling.LAST, 255)):
-        async with engine_over(FakeEmbeddingRunner(pooling=pooling)) as engine:
-            assert len(await engine.submit([[1] * longest])) == 1
-
-
-async def test_an_input_past_the_context_but_not_the_batch() -> None:
-    async with engine_over(FakeEmbeddingRunner(n_ctx_seq=100)) as engine:
-        with pytest.raises(ContextExceeded, match=r"input \(101 tokens\) is larger than the max context size"):
-            engine.submit([[1] * 101])
 
 
 @pytest.mark.parametrize("token", [-1, 260])

@@ -28,36 +28,10 @@ def sizes(queue: EmbeddingQueue, n_seq: int = 100, n_tokens: int = 100) -> list[
     return [len(piece.input) for piece in queue.take(n_seq, n_tokens)]
 
 
-def test_inputs_of_several_jobs_share_a_decode() -> None:
-    one, other = job(1, 2), job(3)
-    pieces = queue_of(one, other).take(10, 100)
-    assert [(piece.job, piece.index) for piece in pieces] == [(one, 0), (other, 0), (one, 1)]
-
-
-def test_a_decode_ends_at_its_tokens_and_at_its_sequences() -> None:
-    queue = queue_of(job(40, 40, 40, 40))
-    assert sizes(queue) == [40, 40]
-    assert sizes(queue, n_seq=1) == [40]
-    assert sizes(queue) == [40]
-    assert sizes(queue) == []
-
-
-def test_an_input_that_is_too_long_for_company_goes_alone() -> None:
-    queue = queue_of(job(300), job(1))
-    assert sizes(queue) == [300]
-    assert sizes(queue) == [1]
-
-
 def test_a_small_job_does_not_wait_for_all_of_a_large_one() -> None:
     queue = queue_of(job(*[50] * 20), job(50))
     assert sizes(queue) == [50, 50]
     assert len(list(queue)) == 1
-
-
-def test_a_long_input_is_not_passed_over_for_ever() -> None:
-    queue = queue_of(job(*[30] * 50), job(90))
-    assert sizes(queue) == [30, 30, 30]
-    assert sizes(queue) == [90]
 
 
 def test_those_that_got_nothing_come_first_next_time() -> None:

@@ -7,29 +7,11 @@ from typing import Any
 
 import pytest
 
-from server.engine.request import Failed, FinishReason, Progress, SamplingParams, Started
-from server.engine.runner_api import BatchEntry
-from server.engine.scheduler import TokenRun
+from server.engine.request import Failed, Progress, SamplingParams
 from server.errors import ContextExceeded, InternalError, InvalidRequest, ShuttingDown
 from tests.support.fakes import FakeRunner, FakeSampler
 from tests.unit.engine.builders import alone, engine_over, request, run
 from tests.unit.engine.events import events_of
-
-
-async def test_a_request_gets_its_text_and_one_finish() -> None:
-    async with engine_over(FakeRunner(replies={"hello": " world"})) as engine:
-        (reply,) = await run(engine, request("hello", max_tokens=20))
-    assert reply.text == " world"
-    assert reply.finished[0].reason is FinishReason.EOS
-    assert reply.finished[0].n_predicted == len(" world") + 1  # the end token counts, as in llama-server
-    assert isinstance(reply.events[0], Started)
-
-
-async def test_concurrent_requests_say_what_each_says_alone() -> None:
-    requests = [request(f"prompt number {i}", max_tokens=20) for i in range(24)]
-    async with engine_over(FakeRunner(n_seq=8)) as engine:
-        replies = await run(engine, *requests)
-    assert [r.text for r in replies] == [alone(r) for r in requests]
 
 
 async def test_a_sequence_whose_token_can_not_be_sampled_fails_alone() -> None:
@@ -96,14 +78,6 @@ async def test_n_choices_come_from_one_prefill() -> None:
     assert sum(n for batch in runner.batches for _, n in batch) < 301 + 3 * 8 + 3
 
 
-async def test_one_request_that_fills_unified_cells_alone_is_truncated() -> None:
-    runner = FakeRunner(n_seq=2, n_ctx_seq=64, n_cells=60, unified=True)
-    async with engine_over(runner) as engine:
-        (reply,) = await run(engine, request("z" * 20, max_tokens=-1))
-    assert reply.finished[0].reason is FinishReason.LIMIT
-    assert reply.finished[0].truncated
-
-
 async def test_a_cancel_in_the_middle_of_a_prefill_frees_the_slot() -> None:
     runner = FakeRunner(n_seq=1, n_ctx_seq=4096, n_batch=64, steps=threading.Semaphore(0))
     async with engine_over(runner) as engine:
@@ -155,22 +129,6 @@ async def test_a_batch_that_the_library_refuses_fails_only_the_request_at_fault(
     assert [r.text for r in replies] == [alone(r) for r in good]
 
 
-async def test_an_unexpected_exception_ends_requests_but_not_the_engine() -> None:
-    broken = [True]
-
-    def explode(entries: object) -> None:
-        if broken:
-            broken.pop()
-            raise ZeroDivisionError("a bug")
-
-    async with engine_over(FakeRunner(on_decode=explode)) as engine:
-        (reply,) = await run(engine, request("abc"))
-        assert isinstance(reply.error, InternalError)
-        assert "ZeroDivision" not in reply.error.message
-        (reply,) = await run(engine, request("abc"))
-        assert reply.text == alone(request("abc"))
-
-
 async def test_closing_fails_what_is_open() -> None:
     runner = FakeRunner(n_ctx_seq=100_000)
     async with engine_over(runner) as engine:
@@ -182,14 +140,6 @@ async def test_closing_fails_what_is_open() -> None:
         assert isinstance(events[-1].error, ShuttingDown)
         with pytest.raises(ShuttingDown):
             events_of(engine, request("abc"))
-
-
-async def test_closing_with_a_drain_lets_requests_end() -> None:
-    async with engine_over(FakeRunner()) as engine:
-        stream = events_of(engine, request("abc", max_tokens=50))
-        await engine.close(drain_s=30)
-        events = [e async for batch in stream for e in batch]
-        assert not any(isinstance(e, Failed) for e in events)
 
 
 async def test_instances_share_the_load_and_slot_ids_run_on() -> None:
@@ -207,28 +157,3 @@ async def test_instances_share_the_load_and_slot_ids_run_on() -> None:
         (reply,) = await run(engine, pinned)
         assert reply.finished[0].id_slot == 3
     assert all(runner.batches for runner in runners)
-
-
-@pytest.mark.parametrize("partial_removal", [True, False])
-async def test_a_request_with_several_choices_at_fault_fails_alone_and_once(partial_removal: bool) -> None:
-    def refuse(entries: Sequence[BatchEntry]) -> None:
-        said = [e.sequence for e in entries if isinstance(e, TokenRun) and e.sequence.request.id == "bad"]
-        if any(len(sequence.output) > 2 for sequence in said):
-            raise InternalError("llama_decode failed (-1)")
-
-    runner = FakeRunner(n_seq=4, on_decode=refuse, partial_removal=partial_removal)
-    good = request("good", max_tokens=60)
-    async with engine_over(runner) as engine:
-        bad, reply = await run(engine, request("bad", n=3, max_tokens=60), good)
-    assert [type(event) for event in bad.events].count(Failed) == 1
-    assert reply.text == alone(good)
-
-
-async def test_a_step_with_decodes_and_a_long_prompt_fits_the_batch() -> None:
-    """The scripted runner refuses a batch of more than ``n_batch`` tokens, which would fail every request in it."""
-    runner = FakeRunner(n_seq=4, n_ctx_seq=256, n_batch=8)
-    asked = [request(f"stream {i}", max_tokens=60) for i in range(3)]
-    async with engine_over(runner, min_chunk=64, target_itl_ms=0.0) as engine:
-        replies = await run(engine, *asked, request("a long prompt " * 10, max_tokens=5))
-    assert [reply.error for reply in replies] == [None] * 4
-    assert max(sum(n for _, n in batch) for batch in runner.batches) == 8

@@ -8,7 +8,6 @@ from server.engine.media import (
     Spans,
     below,
     check_spans,
-    dropped,
     last_position,
     media_tokens,
     n_up_to,
@@ -61,12 +60,3 @@ def test_a_cut_keeps_media_whole(text: tuple[list[int], list[int], Spans], n: in
     assert whole(spans, least) == least
     assert position(spans, least) >= n
     assert all(position(spans, fewer) < n for fewer in range(least) if whole(spans, fewer) == fewer)
-
-
-@given(texts(), st.data())
-def test_what_is_dropped_moves_what_follows(text: tuple[list[int], list[int], Spans], data: st.DataObject) -> None:
-    tokens, _, spans = text
-    places = [n for n in range(len(tokens) + 1) if whole(spans, n) == n]
-    start = data.draw(st.sampled_from(places))
-    end = data.draw(st.sampled_from([n for n in places if n >= start]))
-    check_spans(dropped(spans, start, end), tokens[:start] + tokens[end:])

@@ -7,11 +7,9 @@ import pytest
 
 from server.engine.media import MediaSpan, media_tokens
 from server.engine.request import PromptLogprobs, Request, TokenLogprob
-from server.engine.runner_api import BatchEntry
-from server.errors import ContextExceeded, InternalError, InvalidRequest
+from server.errors import ContextExceeded, InvalidRequest
 from tests.support.fakes import FakeChunk, FakeEncoder, FakeRunner, FakeVocab
 from tests.unit.engine.builders import GREEDY, engine_over, run
-from tests.unit.engine.events import events_of
 
 TEXT = " that is longer than the outputs of a step"
 Part = str | tuple[FakeChunk, int, int | None]
@@ -56,51 +54,6 @@ async def test_streams_go_on_while_a_picture_is_encoded() -> None:
         assert reply.error is None
 
 
-async def test_one_whose_state_took_long_to_load_keeps_nobody_out_while_its_picture_is_encoded() -> None:
-    now, text = [1.0], "t" * 100
-
-    class Slow(FakeRunner):
-        def seq_load(self, seq: int, state: bytes, n_pos: int) -> bool:
-            now[0] += 1.0
-            return super().seq_load(seq, state, n_pos)
-
-    encoder = FakeEncoder()
-    runner = Slow(encoder=encoder, n_seq=2)
-    async with engine_over(runner, clock=lambda: now[0], gather_ms=60_000.0) as engine:
-        for each in (text, "u" * 100):  # the first one's goes to RAM
-            await run(engine, seen([each], id_slot=0))
-        with engine.preparing():
-            looks = asyncio.ensure_future(run(engine, seen([text, picture("a", slow=True)])))
-            reads = asyncio.ensure_future(run(engine, seen(["another"])))
-            await asyncio.sleep(0)  # both have asked
-        assert (await reads)[0].error is None
-        assert not looks.done()
-        encoder.gate.set()
-        assert (await looks)[0].error is None
-        assert engine.stats.n_ram_hits == 1
-
-
-async def test_a_batch_that_is_refused_in_the_middle_of_a_picture_ends_nobody() -> None:
-    """The picture goes whole, so that what was to follow its first part can't be tried by itself."""
-    refused: list[int] = []
-
-    def refuse(entries: Sequence[BatchEntry]) -> None:
-        inside = [entry.seq for entry in entries if entry.media is not None and entry.media.first]
-        if len(entries) > 1 and inside and not refused:
-            refused.extend(inside)
-            raise InternalError("refused")
-
-    runner = FakeRunner(encoder=FakeEncoder(), n_batch=48)
-    requests = [seen([picture(name, 60), " well?"]) for name in "ab"]
-    async with engine_over(runner, check_integrity=True) as engine:
-        alone = [(await run(engine, request))[0].text for request in requests]
-    runner = FakeRunner(encoder=FakeEncoder(), n_batch=48, on_decode=refuse)
-    async with engine_over(runner, target_itl_ms=0.0) as engine:
-        replies = await run(engine, *requests)
-    assert refused
-    assert [(reply.error, reply.text) for reply in replies] == [(None, text) for text in alone]
-
-
 async def test_who_leaves_while_waiting_for_a_picture_frees_the_slot_and_is_not_encoded() -> None:
     encoder = FakeEncoder(most=1)
     async with engine_over(FakeRunner(encoder=encoder, n_seq=2), gather_ms=0.0) as engine:
@@ -113,31 +66,6 @@ async def test_who_leaves_while_waiting_for_a_picture_frees_the_slot_and_is_not_
         assert (await stays)[0].error is None
         assert (await run(engine, seen(["see ", picture("c")])))[0].error is None
         assert ["b"] not in encoder.batches
-
-
-@pytest.mark.timeout(60)
-async def test_what_is_asked_of_the_slot_of_a_picture_that_cant_be_encoded_is_done() -> None:
-    encoder = FakeEncoder()
-    async with engine_over(FakeRunner(n_seq=1, encoder=encoder), gather_ms=0.0) as engine:
-        both = [picture("a", slow=True), picture("broken")]
-        asked = asyncio.ensure_future(run(engine, seen(["bad ", *both])))
-        await asyncio.to_thread(encoder.begun.wait, 100)
-        erasing = asyncio.ensure_future(engine.erase_slot(0))
-        await asyncio.sleep(0)  # it is asked
-        encoder.gate.set()
-        assert isinstance((await asked)[0].error, InternalError)
-        assert await erasing > 0
-
-
-async def test_the_end_of_the_model_ends_who_waits_for_a_picture() -> None:
-    encoder = FakeEncoder()
-    async with engine_over(FakeRunner(encoder=encoder), gather_ms=0.0) as engine:
-        events = events_of(engine, seen(["look: ", picture("a", slow=True)]))
-        await asyncio.to_thread(encoder.begun.wait, 100)
-        closing = asyncio.ensure_future(engine.close())
-        encoder.gate.set()
-        await closing
-        assert events is not None
 
 
 async def test_of_a_prompt_with_media_the_texts_tokens_are_scored() -> None:
@@ -169,9 +97,3 @@ async def test_what_cant_be_decoded_is_refused(request_: Request, error: type[Ex
     async with engine_over(FakeRunner(encoder=FakeEncoder())) as engine:
         with pytest.raises(error):
             engine.submit(request_, lambda _events: None)
-
-
-async def test_media_without_a_projector_are_refused() -> None:
-    async with engine_over(FakeRunner()) as engine:
-        with pytest.raises(InvalidRequest):
-            engine.submit(seen(["a", picture("a")]), lambda _events: None)

@@ -61,34 +61,6 @@ def test_what_comes_back_is_what_was_put_and_the_limit_holds(
         assert sum(map(len, files.files.values())) <= limit // 2
 
 
-def test_a_server_that_was_started_again_has_them() -> None:
-    files = Files()
-    before = EmbeddingCache(100)
-    before.use_disk(files)
-    before.keep(b"a", b"x" * 30)
-    before.write(b"a", b"x" * 30)
-    after = EmbeddingCache(100)
-    after.use_disk(files)
-    assert after.get(b"a") is None
-    assert after.read(b"a") == after.get(b"a") == b"x" * 30
-
-
-def test_less_room_costs_what_was_used_least_lately_and_never_more_than_its_own_limit_is_kept() -> None:
-    for files in (None, Files()):
-        cache = EmbeddingCache(100 if files is None else 200)
-        if files is not None:
-            cache.use_disk(files)
-        for key in (b"a", b"b", b"c"):
-            cache.keep(key, key * 30)
-            cache.write(key, key * 30)
-        assert cache.get(b"a") == b"a" * 30
-        assert cache.limit_ram_to(65) == 65
-        assert [cache.get(key) is not None for key in (b"a", b"b", b"c")] == [True, False, True]
-        assert [cache.limit_ram_to(n) for n in (0, 1000, -1)] == [0, 100, 100]
-        assert cache.get(b"a") is None
-        assert cache.read(b"b") == (None if files is None else b"b" * 30)
-
-
 def test_a_disk_that_fails_costs_nothing_but_time() -> None:
     files, cache = Files(), EmbeddingCache(100)
     cache.use_disk(files)

@@ -50,16 +50,6 @@ async def test_the_first_choice_alone_computes_them(max_tokens: int) -> None:
     assert [reply.finished[i].n_predicted for i in range(3)] == [max_tokens] * 3
 
 
-async def test_several_share_the_outputs_of_a_step_and_hold_up_nobody() -> None:
-    runner = FakeRunner(n_seq=4, n_more_outputs=8)
-    texts = [TEXT, TEXT[::-1], TEXT.upper()]
-    asked = [*(scored(text) for text in texts), request("plain " * 20, max_tokens=30)]
-    async with engine_over(runner) as engine:
-        *replies, plain = await run(engine, *asked)
-    assert [found(reply) for reply in replies] == [expected(scored(text)) for text in texts]
-    assert plain.finished[0].n_predicted == 30
-
-
 async def test_what_was_scored_before_a_parking_is_not_scored_again() -> None:
     """Unified cells run out: the younger one is parked in the middle of its prompt and comes back."""
     runner = FakeRunner(n_seq=2, n_ctx_seq=320, n_cells=320, unified=True, n_more_outputs=1)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from server.engine.prefix_cache import Checkpoint, added, checkpoint_positions, reach, up_to
+from server.engine.prefix_cache import Checkpoint, added, checkpoint_positions, reach
 from server.engine.request import Request
 from tests.support.fakes import FakeRunner, FakeVocab
 from tests.unit.engine.builders import GREEDY, alone, engine_over, request, run
@@ -35,19 +35,8 @@ def test_when_there_are_too_many_the_one_goes_that_saves_least() -> None:
     assert places(added(kept, Checkpoint(130, b"new"), 3, 1000)) == [100, 130, 300]
 
 
-def test_their_bytes_are_bounded_too() -> None:
-    kept = checkpoints(100, 200)
-    assert places(added(kept, Checkpoint(500, bytes(10)), 32, 20)) == [200, 500]
-    assert sum(len(c.state) for c in added(kept, Checkpoint(500, bytes(10)), 32, 20)) == 20
-    assert places(added(kept, Checkpoint(500, bytes(10)), 32, -1)) == [100, 200, 500]
-
-
 def test_one_checkpoint_is_kept_however_small_a_slots_part_is() -> None:
     assert places(added(checkpoints(100, 200), Checkpoint(500, bytes(30)), 32, 20)) == [500]
-
-
-def test_what_lies_behind_a_cut_is_gone() -> None:
-    assert places(up_to(checkpoints(10, 20, 30), 20)) == [10, 20]
 
 
 def chat(text: str) -> Request:
@@ -70,19 +59,11 @@ def test_turns_between_them_get_one_where_they_are_far_enough_apart() -> None:
     assert checkpoint_positions(prompt(50, 100, 200, 300), 0, {END}, 0) == (50, 150, 350, 650)
 
 
-def test_what_is_there_already_needs_none() -> None:
-    assert checkpoint_positions(prompt(50, 100, 200, 300), 350, {END}, 0) == (650,)
-
-
 def test_text_without_turns_gets_one_before_its_end_and_where_another_parted() -> None:
     assert checkpoint_positions([1] * 1000, 0, {END}, 0) == (996,)
     assert checkpoint_positions([1] * 1000, 0, {END}, 400) == (400, 800, 996)
     assert checkpoint_positions([1] * 1000, 0, {END}, 8192, divergence=600) == (600, 996)
     assert checkpoint_positions([1] * 1000, 590, {END}, 8192, divergence=600) == (996,)
-
-
-def test_a_short_prompt_is_not_worth_one() -> None:
-    assert checkpoint_positions([1] * 30, 0, {END}, 0) == ()
 
 
 @pytest.mark.parametrize("unified", [True, False])
@@ -102,14 +83,6 @@ async def test_regenerated_turns_and_shared_system_prompts_come_from_checkpoints
                 assert first.started.n_cached == len(chat(system).prompt)
 
 
-async def test_without_checkpoints_everything_is_computed_anew() -> None:
-    runner = FakeRunner(n_seq=1, n_ctx_seq=1024, partial_removal=False)
-    async with engine_over(runner, ctx_checkpoints=0) as engine:
-        await run(engine, request("a" * 100))
-        (reply,) = await run(engine, request("a" * 100 + "b"))
-    assert reply.started.n_cached == 0
-
-
 async def test_twins_wait_for_the_place_where_they_part() -> None:
     runner = FakeRunner(n_seq=4, n_ctx_seq=1024, partial_removal=False)
     prompts = [request("a" * 300 + end * 30) for end in "bcde"]
@@ -117,12 +90,3 @@ async def test_twins_wait_for_the_place_where_they_part() -> None:
         replies = await run(engine, *prompts)
     assert [r.text for r in replies] == [alone(p) for p in prompts]
     assert sorted(r.started.n_cached for r in replies) == [0, 301, 301, 301]
-
-
-async def test_choices_of_one_prompt_compute_it_once() -> None:
-    runner = FakeRunner(n_seq=3, n_ctx_seq=1024, partial_removal=False)
-    prompt = request("a" * 300, n=3)
-    async with engine_over(runner) as engine:
-        (reply,) = await run(engine, prompt)
-        assert engine.stats.prompt_tokens == 303
-    assert set(reply.texts.values()) == {alone(request("a" * 300))}

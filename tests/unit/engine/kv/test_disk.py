@@ -123,31 +123,6 @@ def test_the_least_valuable_files_go_when_there_is_no_room() -> None:
     assert len(files.saved) == 2
 
 
-def test_what_is_not_trusted_any_more_goes() -> None:
-    files = Files()
-    put(files, state(TEXT))
-    with disk_over(files) as disk:
-        entry, _ = disk.kept.match(TEXT, NO_ADAPTERS, 0)
-        assert entry is not None
-        disk.drop(entry)
-        assert disk.kept.match(TEXT, NO_ADAPTERS, 0) == (None, 0)
-        disk.drop(entry)  # another instance came to the same end
-    assert files.saved == {}
-
-
-def test_a_damaged_file_is_dropped() -> None:
-    files = Files()
-    put(files, state(TEXT))
-    files.damaged = set(files.saved)
-    with disk_over(files) as disk:
-        entry, _ = disk.kept.match(TEXT, NO_ADAPTERS, 0)
-        assert entry is not None
-        assert disk.read(entry).result(60) is None
-        assert disk.kept.match(TEXT, NO_ADAPTERS, 0) == (None, 0)
-        assert disk.n_dropped == 1
-    assert not files.saved
-
-
 def test_a_file_that_holds_other_tokens_than_its_index_is_dropped() -> None:
     files = Files()
     put(files, state(TEXT))
@@ -168,18 +143,6 @@ def test_without_a_folder_it_keeps_nothing(error: Exception) -> None:
         disk.put(state(TEXT))
         assert not disk.wants(state(TEXT), 100)
         assert disk.kept.match(TEXT, NO_ADAPTERS, 0) == (None, 0)
-
-
-def test_a_full_disk_loses_the_state_and_nothing_else() -> None:
-    files = Files()
-    with disk_over(files) as disk:
-        files.failing = InternalError("No space left on device")
-        disk.put(state(TEXT))
-        disk._writer.submit(lambda: None).result(60)
-        files.failing = None
-        disk.put(state(TEXT))
-        disk._writer.submit(lambda: None).result(60)
-        assert len(disk.kept) == 1
 
 
 # ---- with an engine
@@ -284,45 +247,3 @@ def test_what_other_processes_write_and_remove_is_seen() -> None:
         assert (entry and entry.name, n) == ("other.state", 40)
         del files.saved["other.state"]
         until(lambda: len(disk.kept) == 0)
-
-
-def test_equal_states_of_several_processes_are_all_left_where_they_are() -> None:
-    files = Files()
-    files.follow_s = 0.001
-    with disk_over(files) as disk:
-        disk.put(state([1] * 40))
-        until(lambda: len(disk.kept) == 1)
-        files.saved["other.state"] = state([1] * 40).saved
-        until(lambda: "other.state" in files.known)
-        disk._writer.submit(lambda: None).result(60)
-        assert len(disk.kept) == 1
-        assert len(files.saved) == 2  # that process may count on its own
-
-
-def test_what_is_being_written_is_not_wanted_again() -> None:
-    files = Files()
-    with disk_over(files) as disk:
-        held = threading.Event()
-        disk._writer.submit(held.wait)
-        disk.put(state([1] * 40))
-        assert not disk.wants(state([1] * 40), 40)
-        assert disk.wants(state([2] * 40), 40)
-        held.set()
-
-
-def test_a_look_that_fails_is_not_the_last() -> None:
-    files = Files()
-    files.follow_s = 0.001
-    with disk_over(files) as disk:
-        files.failing = InternalError("the network is down")
-        files.saved["other.state"] = state([1] * 40).saved
-        disk._writer.submit(disk._look).result(60)
-        files.failing = None
-        until(lambda: len(disk.kept) == 1)
-
-
-def test_a_tier_that_waits_for_another_process_ends_at_once() -> None:
-    files = Files()
-    files.failing = FolderInUse("the folder is used by another process")
-    with disk_over(files) as disk:
-        assert not disk.takes(1)

@@ -5,7 +5,7 @@ from typing import cast
 
 from server.engine import disk_cache
 from server.engine.costs import MoveCost
-from server.engine.disk_cache import LEAST_S, READ_AHEAD, DiskCache
+from server.engine.disk_cache import LEAST_S, DiskCache
 from server.engine.lora import NEVER, NO_ADAPTERS
 from server.engine.prefix_cache import CacheEntry, Fetch, SlotState, in_ram
 from server.engine.request import Request
@@ -64,15 +64,6 @@ def test_as_many_are_read_as_there_are_slots_and_the_next_when_one_is_placed() -
     assert queue.start() == []
     del queue.sequences[0]
     assert queue.start() == ["c"]
-
-
-def test_large_states_are_read_one_by_one() -> None:
-    queue = Queue("a", "b", "c", size=READ_AHEAD * 2 // 3, most=8)
-    assert queue.start() == ["a"]
-    queue.disk.arrival("a")
-    assert queue.start() == []
-    del queue.sequences[0]
-    assert queue.start() == ["b"]
 
 
 def test_the_first_in_the_queue_is_read_although_others_are_held() -> None:

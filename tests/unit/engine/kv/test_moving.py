@@ -110,18 +110,6 @@ def test_a_beginning_is_taken_over_by_its_state_where_that_is_quicker_than_its_w
     assert setup.take_over() == ([] if quicker else [(0, 2)])
 
 
-def test_slow_checkpoints_are_not_made_while_others_generate() -> None:
-    setup = Setup(Slow(partial_removal=False))
-    setup.runner.seconds = 2 * STEP_S
-    for slot in setup.slots[:2]:
-        slot.floor = 200
-    setup.cells._checkpoint(setup.slots[0])
-    assert [c.n_tokens for c in setup.slots[0].checkpoints] == [200]
-    setup.generate()
-    setup.cells._checkpoint(setup.slots[1])
-    assert not setup.slots[1].checkpoints
-
-
 def test_moves_of_one_step_hold_others_up_for_no_longer_than_a_step_together(setup: Setup) -> None:
     setup.runner.seconds = STEP_S * 0.6
     setup.generate()
@@ -129,14 +117,6 @@ def test_moves_of_one_step_hold_others_up_for_no_longer_than_a_step_together(set
     assert not setup.keep(1)
     setup.scheduler.spent_s = 0.0
     assert setup.keep(1)
-
-
-def test_the_first_save_is_made_in_any_case_and_measures_the_bandwidth(setup: Setup) -> None:
-    setup.runner.seconds = 2 * STEP_S
-    setup.generate()
-    assert setup.keep(0)
-    setup.scheduler.spent_s = 0.0
-    assert not setup.keep(1)
 
 
 @pytest.mark.parametrize("phase", [Phase.DECODE, Phase.PREFILL])
@@ -190,18 +170,3 @@ def test_idle_slots_are_written_once_for_other_processes(setup: Setup) -> None:
     assert not cells.offer()  # slot 0's went there with RAM's copy
     disk.close()
     assert sorted(saved.tokens[0] for saved in files.saved.values()) == [0, 1]
-
-
-def test_a_slot_that_takes_too_long_is_not_written_for_others(setup: Setup) -> None:
-    files = Files()
-    files.follow_s = 60.0
-    disk = DiskCache(files, 1 << 30, still, lambda: None, can_cut=True)
-    disk.ready.result(60)
-    setup.runner.seconds = 2 * ALONE_S
-    setup.keep(0)
-    setup.scheduler.placer.disk = disk
-    ticket = Ticket(Request("r", setup.slots[1].tokens), lambda events: None, 0.0)
-    setup.slots[1].last = Sequence(ticket, 0, setup.slots[1].tokens)
-    assert not setup.cells.offer()
-    disk.close()
-    assert not files.saved

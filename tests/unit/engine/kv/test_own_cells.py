@@ -72,18 +72,6 @@ def setup() -> Setup:
     return Setup()
 
 
-def test_a_copy_of_a_copy_shares_with_both(setup: Setup) -> None:
-    setup.copy(0, 2, 90)
-    setup.cells.clear(setup.slots[1])
-    setup.copy(2, 1, 80)
-    setup.cells.clear(setup.slots[2])
-    setup.shift(0, 10, 40)
-    assert setup.runner.n_saved == 1
-    assert setup.slots[1].tokens == list(range(80))
-    setup.shift(0, 10, 30)  # it has cells of its own now
-    assert setup.runner.n_saved == 1
-
-
 @pytest.mark.parametrize(("n_shared", "n_saved"), [(0, 0), (40, 0), (41, 1)])
 def test_runs_that_a_prompt_reuses_move_in_place(setup: Setup, n_shared: int, n_saved: int) -> None:
     if n_shared:

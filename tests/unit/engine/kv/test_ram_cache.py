@@ -17,26 +17,12 @@ def ram_state(
     return CacheEntry(SlotState(tokens, b"", adapter_set, NEVER), size, used_at)
 
 
-def test_a_later_turn_takes_the_place_of_an_earlier_one() -> None:
-    cache = StateCache(10_000)
-    cache.put(ram_state([1, 2]), 0.0)
-    cache.put(ram_state([1, 2, 3]), 1.0)
-    assert [e.tokens for e in cache] == [[1, 2, 3]]
-
-
 def test_length_is_worth_what_it_takes() -> None:
     cache = StateCache(2500)
     cache.put(ram_state([1] * 90, size=1800), 0.0)
     cache.put(ram_state([2] * 30, size=600, used_at=5.0), 5.0)
     cache.put(ram_state([3] * 30, size=600, used_at=10.0), 10.0)
     assert {e.tokens[0] for e in cache} == {2, 3}
-
-
-def test_a_state_larger_than_the_tier_is_not_kept() -> None:
-    cache = StateCache(500)
-    entry = ram_state([1] * 9)
-    assert cache.put(entry, 0.0) == [entry]
-    assert not len(cache)
 
 
 def test_kept_states_and_others_stay_within_the_limit() -> None:

@@ -12,7 +12,6 @@ from server.engine.prefix_cache import BLOCK, SlotState, common_prefix, in_ram
 from server.engine.request import Request
 from server.engine.sequence import Sequence, Slot, Ticket
 from server.engine.snapshots import block_hashes, shared_prefixes
-from tests.unit.engine.counting import Counting
 
 NO_ADAPTERS = AdapterSet()
 
@@ -63,18 +62,6 @@ def test_a_kept_state_held_it() -> None:
     stored = in_ram(SlotState([1, 2, 3], b"", NO_ADAPTERS, 3), 0.0)
     origin = origin_of(Placement(sequence([1, 2, 3, 4, 5]), slot(0, []), stored, 3), [slot(0, [])])
     assert origin == ("ram", -1, "ends")
-
-
-def test_of_many_slots_that_hold_the_same_beginning_none_is_read_for_it() -> None:
-    """64 that held 100,000 tokens took the step thread 142 ms, for each request that was placed."""
-    text = list(range(50_000))
-    holders = [Counting([*text, 60_000 + i, 1, 2]) for i in range(64)]
-    slots = [slot(i, tokens) for i, tokens in enumerate(holders)]
-    asked = sequence([*text, 70_000, 1, 2])
-    assert origin_of(Placement(asked, slots[0], slots[1], len(text)), slots) == ("copy", 1, "differs")
-    assert sum(holder.n_read for holder in holders) < 1000
-    other = slot(64, [*asked.target[:-1], 9], AdapterSet(scope="somebody else"))
-    assert origin_of(Placement(asked, slots[0], slots[1], len(text)), [*slots, other]) == ("copy", 1, "other")
 
 
 @given(st.lists(st.lists(st.integers(0, 1), max_size=4), min_size=1, max_size=7))

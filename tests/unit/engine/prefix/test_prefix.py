@@ -13,9 +13,7 @@ from server.engine.prefix_cache import (
     StateCache,
     common_prefix,
     longest_common,
-    longest_match,
 )
-from tests.unit.engine.counting import Counting
 
 TOKENS = st.lists(st.integers(0, 2), max_size=60)
 
@@ -49,13 +47,3 @@ def test_cached_entries_are_searched_for_the_longest(
     same = (common_prefix(prompt, e.tokens) for e in cache if e.adapter_set == wanted)
     assert longest_common(cache, prompt, wanted) == max(same, default=0)
     cache.match([1], wanted, -15)  # a shorter text than what is worth keeping, as `StateCache.holds` asks
-
-
-def test_of_many_entries_with_one_prefix_few_are_compared() -> None:
-    """Also if their memory cannot be truncated, so that the longer prefix of each is of no use."""
-    system = list(range(1000))
-    for can_cut in (True, False):
-        held = [Counting([*system, 5000 + i]) for i in range(1000)]
-        entries = [CacheEntry(SlotState(tokens, b"", NO_ADAPTERS, NEVER), 1, 0.0, can_cut) for tokens in held]
-        assert longest_match(entries, [*system, 7], NO_ADAPTERS, 0, 1001)[1] == (1000 if can_cut else 0)
-        assert sum(tokens.n_read for tokens in held) < 40 * len(system)

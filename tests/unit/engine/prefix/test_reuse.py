@@ -1,7 +1,5 @@
 """Runs of cached tokens at other positions, the indentation limit, and what a context shift keeps."""
 
-from typing import Any
-
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,47 +13,6 @@ from server.engine.text import TextStream
 TOKENS = st.lists(st.integers(0, 3), max_size=40)
 
 
-@given(TOKENS, TOKENS, st.integers(1, 5))
-def test_what_moves_is_in_the_cache_and_is_what_the_prompt_says(cached: list[int], prompt: list[int], n: int) -> None:
-    prefix = common_prefix(cached, prompt)
-    head, at = prefix, prefix
-    for move in moves(cached, prompt, prefix, n):
-        assert move.n >= n
-        assert move.source >= head
-        assert move.target == at
-        assert cached[move.source : move.source + move.n] == prompt[at : at + move.n]
-        head, at = move.source + move.n, at + move.n
-
-
-def test_a_prompt_that_lost_its_beginning_keeps_the_rest() -> None:
-    cached = [1, *range(100, 200)]
-    prompt = [1, *range(130, 200), 7]
-    (move,) = moves(cached, prompt, 1, 16)
-    assert (move.source, move.target, move.n) == (31, 1, 70)
-
-
-class _Counting(list[int]):
-    """Counts the tokens that are copied out of it."""
-
-    n_copied = 0
-
-    def __getitem__(self, key: Any) -> Any:
-        found = super().__getitem__(key)
-        if isinstance(key, slice):
-            self.n_copied += len(found)
-        return found
-
-
-def test_a_token_that_is_everywhere_does_not_make_the_search_quadratic() -> None:
-    cached, prompt = _Counting([1, 2] * 2000), _Counting([1] + [3] * 4000)
-    assert not moves(cached, prompt, 0, 8)
-    assert cached.n_copied + prompt.n_copied < 16 * len(cached)
-
-
-def test_runs_that_are_too_short_stay() -> None:
-    assert not moves([1, 2, 3, 4, 5], [1, 4, 5], 1, 3)
-
-
 def cut(n_indent: int, *texts: str) -> tuple[str, bool]:
     stream = TextStream(n_indent=n_indent)
     shown = ""
@@ -65,10 +22,6 @@ def cut(n_indent: int, *texts: str) -> tuple[str, bool]:
         if stream.outdented:
             break
     return shown, stream.outdented
-
-
-def test_the_first_line_may_have_any_indentation() -> None:
-    assert cut(2, "def f():\n  return 1\n") == ("def f():\n  return 1\n", False)
 
 
 def test_a_line_with_too_little_ends_the_text_before_its_first_letter() -> None:

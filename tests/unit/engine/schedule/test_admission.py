@@ -21,12 +21,6 @@ def queue(*requests: Request) -> list[Ticket]:
     return [Ticket(one, lambda events: None, 0.0) for one in requests]
 
 
-def test_a_single_client_has_the_slots_and_the_queue() -> None:
-    flood = queue(*[asked()] * 9)
-    assert admits(asked(), flood, n_slots=2, max_queue=8)
-    assert not admits(asked(), flood + queue(asked()), n_slots=2, max_queue=8)
-
-
 def test_choices_count_not_requests() -> None:
     assert not admits(asked(), queue(asked(n=7), asked(n=3)), n_slots=2, max_queue=8)
 
@@ -56,10 +50,6 @@ def test_what_is_urgent_gets_in_beside_its_client_s_own_flood_and_leaves_a_place
         n_admitted += 1
     assert n_admitted == 4
     assert admits(asked("b", priority=5), waiting, n_slots=2, max_queue=8)
-
-
-def test_nobody_waits_where_nobody_may() -> None:
-    assert not admits(asked("b", priority=-1), queue(asked()), n_slots=1, max_queue=0)
 
 
 async def test_a_flood_of_one_client_is_refused_and_others_are_served() -> None:

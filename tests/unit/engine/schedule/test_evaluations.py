@@ -14,7 +14,6 @@ from server.engine.kv_store import Cells
 from server.engine.params import EngineParams
 from server.engine.relocation import n_more_runs, n_runs
 from server.engine.request import Request
-from server.engine.runner_api import RunnerInfo
 from server.engine.scheduler import Scheduler, TokenRun, in_batch_order
 from server.engine.sequence import Phase, Sequence, Ticket
 from tests.support.fakes import FakeRunner, evaluations
@@ -126,23 +125,6 @@ class Bench:
         return {slot.id for slot in self.scheduler.slots if not slot.idle}
 
 
-def test_waves_after_streams_of_which_every_other_was_short_stand_side_by_side() -> None:
-    """They used to get slots 0, 2, 4, 6, then 1, 3, 5, 7, and so on: the least recently used ones keep the pattern."""
-    bench = Bench()
-    eight = bench.ask(8)
-    bench.steps(5)
-    bench.end(eight[::2])
-    bench.steps(5)
-    bench.end(eight[1::2])
-    n_before = bench.n_relocations
-    for _ in range(4):
-        wave = bench.ask(4)
-        bench.steps(1)
-        assert n_runs(bench.ids()) == bench.n_evaluations == 1
-        bench.end(wave)
-    assert bench.n_relocations == n_before
-
-
 def test_streams_that_are_left_over_are_brought_together() -> None:
     bench = Bench()
     eight = bench.ask(8)
@@ -155,71 +137,6 @@ def test_streams_that_are_left_over_are_brought_together() -> None:
     assert [s.slot.tokens for s in eight[1::2] if s.slot] == [s.content[:-1] for s in eight[1::2]]
     left = [slot.tokens for slot in bench.scheduler.slots if slot.idle] + [e.tokens for e in bench.scheduler.ram]
     assert all(tokens in left for tokens in contents), "a cache was lost by it"
-
-
-def test_they_are_brought_together_within_a_step_and_while_somebody_waits_for_a_slot_of_his() -> None:
-    bench = Bench(16, copy_s=0.001)
-    streams = bench.ask(16)
-    bench.steps(20)
-    prompt = [1, 2, 3]
-    pinned = Ticket(Request(id="", prompt=prompt, id_slot=15), lambda events: None, bench.now, n_open=1)
-    bench.scheduler.waiting.append(Sequence(pinned, 0, prompt))
-    bench.end(streams[:8:2])
-    bench.steps(1)
-    assert bench.scheduler.waiting
-    assert n_runs(bench.ids()) == bench.n_evaluations == 1
-    assert bench.n_relocations > 1
-
-
-@pytest.mark.parametrize("why", ["no memory", "no room"])
-def test_a_state_that_cannot_be_loaded_elsewhere_leaves_its_sequence_where_it_is(
-    why: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bench = Bench(copy_s=1.0)
-    eight = bench.ask(8)
-    bench.steps(20)
-    bench.end(eight[::2])
-    n_loads, ids = 0, bench.ids()
-
-    def refuse(seq: int, state: bytes, n_tokens: int) -> bool:
-        nonlocal n_loads
-        n_loads += 1
-        if why == "no memory":
-            raise MemoryError
-        return False
-
-    monkeypatch.setattr(bench.runner, "seq_load", refuse)
-    slots = bench.scheduler.relocation(frozenset())
-    assert slots is not None
-    bench.now += 1
-    assert not bench.cells.relocate(*slots, bench.now)
-    assert bench.scheduler.relocation(frozenset()) is None
-    assert n_loads == 1
-    assert bench.ids() == ids
-    bench.check()
-    bench.steps(4)
-    assert [s.slot.tokens for s in eight[1::2] if s.slot] == [s.content[:-1] for s in eight[1::2]]
-
-
-def test_what_holds_nothing_new_is_copied_over() -> None:
-    bench = Bench(4)
-    first = bench.ask(3)
-    bench.steps(20)
-    bench.end(first[1:2])
-    assert first[1].slot is None
-    bench.cells.clear(bench.scheduler.slots[1])
-    bench.steps(1)
-    assert bench.ids() in ({0, 1}, {1, 2})
-    assert bench.n_relocations == 1
-
-
-def test_a_stream_that_is_about_to_end_stays() -> None:
-    bench = Bench(4)
-    three = bench.ask(3, max_tokens=22)
-    bench.steps(20)
-    bench.end(three[1:2])
-    bench.steps(1)
-    assert bench.ids() == {0, 2}
 
 
 def test_a_copy_that_costs_more_than_the_gap_is_not_made() -> None:
@@ -246,30 +163,6 @@ def test_who_asked_for_a_slot_stays_there_and_so_does_what_a_command_waits_for()
     bench.fixed = frozenset({1, 3})
     assert fourth[0].slot is not None
     assert fourth[0].slot.id == 1
-
-
-def test_without_a_measurement_nothing_moves() -> None:
-    bench = Bench(evaluation_s=0.0)
-    eight = bench.ask(8)
-    bench.steps(20)
-    bench.end(eight[::2])
-    bench.steps(20)
-    assert bench.ids() == {1, 3, 5, 7}
-
-
-def test_a_valuable_cache_is_not_given_up_for_a_neighbours_place() -> None:
-    info = RunnerInfo(3, 10_000, 30_000, 512, 512, False, evaluation_s=0.001, copy_s=0.001)
-    scheduler = Scheduler(info, EngineParams())
-    scheduler.move_cost.observe_computed(1000, 1.0)
-    ticket = Ticket(Request(id="", prompt=[1, 2, 3]), lambda events: None, 0.0, n_open=1)
-    running = Sequence(ticket, 0, [1, 2, 3], phase=Phase.DECODE)
-    scheduler.slots[0].sequence, running.slot = running, scheduler.slots[0]
-    scheduler.slots[1].tokens = [7] * 9000
-    waiting = Sequence(Ticket(Request(id="", prompt=[4, 5]), lambda events: None, 1.0, n_open=1), 0, [4, 5])
-    scheduler.waiting.append(waiting)
-    placement = scheduler.place()
-    assert placement is not None
-    assert placement.slot.id == 2
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -8,7 +8,6 @@ from server.engine.queue import MAX_BYPASSES, REPLY_CELLS
 from server.engine.request import BATCH_PRIORITY
 from server.engine.scheduler import Scheduler
 from server.engine.sequence import Phase, Sequence
-from tests.unit.engine.counting import Counting
 from tests.unit.engine.schedule.test_scheduler import finish, place, scheduler, waiting
 
 
@@ -49,50 +48,6 @@ def test_a_parked_sequence_is_not_placed_again_before_somebody_left() -> None:
     assert s.place() is None
     finish(s, old, 2.0)
     assert place(s).sequence is young
-
-
-def test_two_that_were_parked_do_not_take_each_others_place() -> None:
-    s = scheduler(4, unified=True, n_cells=2000)
-    old, large, small = (
-        padded_lengths(s, waiting(s, [n] * size, at=float(n))) for n, size in ((1, 850), (2, 850), (3, 50))
-    )
-    for sequence in (old, large, small):
-        sequence.output = [5]
-    assert [run_out(s), run_out(s)] == [small, large]
-    assert s.place() is None
-    finish(s, old, 4.0)
-    assert [place(s).sequence, place(s).sequence] == [large, small]
-
-
-def test_it_comes_back_when_nobody_is_left_to_wait_for() -> None:
-    s, old, young = crowded()
-    preempt(s, old)
-    assert place(s).sequence is old
-    assert s.place() is None
-    assert young in s.waiting
-
-
-def test_after_a_parking_those_that_fit_get_slots() -> None:
-    s, *_ = crowded()
-    few, urgent = waiting(s, [8] * 50, at=3.0), waiting(s, [9, 9, 9], at=4.0, priority=-5)
-    assert [place(s).sequence, place(s).sequence] == [urgent, few]
-    assert s.place() is None
-
-
-def test_cells_that_are_full_though_nobody_is_known_to_hold_them_are_given_to_nobody() -> None:
-    s = scheduler(4, unified=True, n_cells=2000)
-    first, second = (padded_lengths(s, waiting(s, [n] * 800, at=float(n))) for n in (1, 2))
-    assert first.slot is not None
-    first.slot.n_shared = 700  # with a slot that has forgotten them: 700 cells less than are held
-    padded_lengths(s, waiting(s, [3] * 400, at=3.0))
-    assert second.slot is not None
-    assert run_out(s).target == [3] * 400
-    fits, too_large = waiting(s, [4] * 200, at=4.0), waiting(s, [5] * 600, at=4.0)
-    assert place(s).sequence is fits
-    assert s.place() is None
-    finish(s, second, 5.0)
-    assert place(s).sequence.target == [3] * 400
-    assert too_large in s.waiting
 
 
 def test_who_was_parked_for_another_reason_comes_back_at_once_the_oldest_first() -> None:
@@ -154,23 +109,6 @@ def test_only_so_many_take_the_cells_of_one_that_waits(priority: int) -> None:
     assert MAX_BYPASSES <= passed <= 8 * MAX_BYPASSES  # urgent ones are before it, but for one placement in 8
     finish(s, running, 1.0)
     assert place(s).sequence is large
-
-
-def test_who_may_not_pass_is_not_looked_at_in_every_step() -> None:
-    s = scheduler(4, unified=True, n_cells=2000)
-    text = [1] * 1000
-    running = padded_lengths(s, waiting(s, text))
-    large = waiting(s, [2] * 1900)
-    large.n_bypasses, s.kv_budget.due = MAX_BYPASSES, [large]
-    few = [Counting([*text, n]) for n in range(20)]
-    for prompt in few:
-        waiting(s, prompt)
-    for _ in range(10):
-        assert s.place() is None
-    assert not any(prompt.n_read for prompt in few)
-    finish(s, large, 1.0)
-    assert place(s).sequence.target is few[0], "nobody is left to be passed"
-    finish(s, running, 2.0)
 
 
 N_CELLS = 1000

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server.engine.request import Request
-from server.engine.scheduler import PRIORITY_S, WAIT_WEIGHT
+from server.engine.scheduler import WAIT_WEIGHT
 from server.engine.scheduler import in_order as ordered
 from server.engine.sequence import Sequence, Slot, Ticket
 
@@ -28,11 +28,6 @@ def test_a_short_prompt_does_not_stand_behind_a_long_one() -> None:
     assert in_order([long, short], RATE) == [short, long]
 
 
-def test_what_is_left_counts_and_not_the_whole_length() -> None:
-    nearly, short = prompt(5000, at=1.0, done=4990), prompt(50, at=1.0)
-    assert in_order([short, nearly], RATE) == [nearly, short]
-
-
 def test_short_prompts_without_end_do_not_starve_a_long_one() -> None:
     """They pass it for four times as long as computing it takes, and no longer."""
     long = prompt(10_000, at=0.0)
@@ -47,12 +42,6 @@ def test_priority_comes_before_length() -> None:
     assert in_order([short, long], 0.0)[0] is long, "also before any prompt was computed"
 
 
-def test_urgent_prompts_without_end_do_not_starve_the_rest() -> None:
-    patient = prompt(50, at=0.0)
-    assert in_order([patient, prompt(50, priority=-1, at=PRIORITY_S * 0.9)], RATE)[0] is not patient
-    assert in_order([patient, prompt(50, priority=-1, at=PRIORITY_S * 1.1)], RATE)[0] is patient
-
-
 def test_a_prompt_that_an_urgent_one_waits_for_is_as_urgent() -> None:
     late, short = prompt(5000, priority=10, at=2.0), prompt(50, at=1.0)
     assert in_order([short, late], RATE, {late: -10})[0] is late
@@ -62,11 +51,6 @@ def test_a_prompt_that_an_urgent_one_waits_for_is_as_urgent() -> None:
 def test_a_client_that_was_served_much_more_comes_later() -> None:
     short, long = prompt(50, served=10_000.0), prompt(5000, served=100.0)
     assert in_order([short, long], RATE)[0] is long
-
-
-def test_a_small_difference_between_clients_leaves_them_equals() -> None:
-    short = prompt(50, served=600.0)
-    assert in_order([prompt(5000, served=100.0), short], RATE)[0] is short
 
 
 @given(

@@ -14,9 +14,8 @@ from server.engine.queue import OUTPUT_WEIGHT
 from server.engine.request import BATCH_PRIORITY, Adapters, Request
 from server.engine.runner_api import RunnerInfo
 from server.engine.scheduler import Scheduler
-from server.engine.sequence import Phase, Sequence, Slot, Ticket
+from server.engine.sequence import Phase, Sequence, Ticket
 from tests.support.fakes import FakeChunk
-from tests.unit.engine.counting import Counting
 
 
 def scheduler(n_seq: int = 2, *, unified: bool = False, n_cells: int = 2000, **params: float) -> Scheduler:
@@ -60,25 +59,6 @@ def test_a_conversation_goes_on_in_its_own_slot() -> None:
     placement = place(s)
     assert placement.slot is s.slots[1]
     assert placement.n_reuse == 100
-
-
-def test_a_short_shared_prefix_does_not_destroy_a_long_conversation() -> None:
-    s = scheduler()
-    s.slots[1].tokens = list(range(200))
-    waiting(s, [*range(30), *[9] * 100])
-    placement = place(s)
-    assert placement.slot is s.slots[0]
-    assert placement.source is s.slots[1]
-    assert placement.n_reuse == 30
-    assert s.slots[1].tokens == list(range(200))
-
-
-def test_without_a_match_the_least_recently_used_slot_is_taken() -> None:
-    s = scheduler()
-    s.slots[0].tokens, s.slots[0].last_used = [1], 5.0
-    s.slots[1].tokens, s.slots[1].last_used = [2], 3.0
-    waiting(s, [8, 9])
-    assert place(s).slot is s.slots[1]
 
 
 @pytest.mark.parametrize("copy_s", [0.5, 2.0])
@@ -128,35 +108,6 @@ def test_for_the_last_tokens_of_a_prefix_nobody_waits(n_waiting: int, n_left: in
     assert len(s.plan()) == 1 + n_waiting
 
 
-def test_for_the_last_tokens_many_wait_who_would_compute_more_than_is_left_to_compute() -> None:
-    s = scheduler(8, n_cells=8000)
-    prompt = [*range(200), *range(500, 520)]
-    first = waiting(s, prompt)
-    place(s)
-    for i in range(7):
-        waiting(s, [*prompt[:206], 600 + i % 2, 700 + i])
-    assert s.place() is None
-    assert first.slot is not None
-    first.slot.tokens = prompt[:200]
-    assert s.place() is None
-    first.slot.tokens, first.phase = list(prompt), Phase.DECODE
-    assert [place(s).n_reuse for _ in range(7)] == [206] * 7  # and not for each other
-
-
-def test_an_urgent_request_does_not_wait_for_others_when_one_of_no_hurry_computes_its_prefix() -> None:
-    s = scheduler(4, n_cells=16384)
-    prefix = list(range(2000))
-    waiting(s, [*prefix, 5], priority=10)
-    others = [waiting(s, [7000 + n] * 3000, at=1.0 + n) for n in range(2)]
-    for _ in range(3):
-        place(s)
-    urgent = waiting(s, [*prefix, 6], at=5.0, priority=-10)
-    while s.place() is None:
-        s.commit(s.plan(), 0.01)
-    assert urgent.phase is Phase.WAITING  # taken out of the queue just now
-    assert sum(other.n_computed for other in others) < 512
-
-
 @pytest.mark.parametrize("leaves", [True, False])
 def test_a_prompt_is_urgent_as_long_as_an_urgent_one_waits_for_its_beginning(leaves: bool) -> None:
     s = scheduler(4, n_cells=16384, target_itl_ms=0)
@@ -173,22 +124,6 @@ def test_a_prompt_is_urgent_as_long_as_an_urgent_one_waits_for_its_beginning(lea
     while slow.n_computed < 600:
         s.commit(s.plan(), 0.01)
     assert other.phase is Phase.DECODE or s.plan()[0].sequence is other  # its own priority holds again
-
-
-@pytest.mark.parametrize("leaves", [True, False])
-def test_nothing_is_remembered_of_who_waited_for_a_prefix(leaves: bool) -> None:
-    s = scheduler(2)
-    waiting(s, list(range(300)))
-    place(s)
-    sharing = waiting(s, [*range(200), 5], priority=-1)
-    assert s.place() is None
-    assert sharing in s.placer._awaited
-    if leaves:
-        finish(s, sharing, 0.0)
-    s.commit(s.plan(), 0.01)
-    if not leaves:
-        assert place(s).sequence is sharing
-    assert not s.placer._awaited
 
 
 def test_generated_tokens_come_before_prompts_and_prompts_by_age() -> None:
@@ -262,14 +197,6 @@ def test_the_automatic_step_target_depends_on_the_device() -> None:
         assert Scheduler(replace(info, deferred=is_gpu), params).step_size.target_s == target_s
 
 
-def test_unified_cells_are_not_promised_twice() -> None:
-    s = scheduler(4, unified=True, n_cells=400)
-    waiting(s, [1] * 200)
-    waiting(s, [2] * 200)
-    place(s)
-    assert s.place() is None
-
-
 def test_room_is_made_from_caches_first_then_from_the_youngest() -> None:
     s = scheduler(3, unified=True, n_cells=400)
     old, young = waiting(s, [1] * 20, at=1.0), waiting(s, [2] * 20, at=2.0)
@@ -301,15 +228,6 @@ def test_integrity_sees_a_slot_that_holds_anothers_tokens() -> None:
     s.check_integrity()
     placement.slot.tokens = [9]
     with pytest.raises(AssertionError, match="other tokens"):
-        s.check_integrity()
-
-
-def test_integrity_sees_a_slot_that_points_nowhere() -> None:
-    s = scheduler(1)
-    sequence = waiting(s, [1, 2, 3])
-    place(s)
-    sequence.slot = Slot(5)
-    with pytest.raises(AssertionError, match="disagree"):
         s.check_integrity()
 
 
@@ -349,69 +267,6 @@ def test_a_lora_set_keeps_its_turn_as_long_as_the_others_can_wait(
     assert [run[0] for run in runs[:n_sets]] == [run[0] for run in runs[n_sets:]]
 
 
-def test_the_victim_is_the_least_urgent_then_the_youngest() -> None:
-    s = scheduler(3, unified=True, n_cells=4000)
-    asked = [waiting(s, [n] * 20, at=float(n), priority=priority) for n, priority in ((1, 0), (2, 7), (3, 0))]
-    for _ in asked:
-        place(s)
-    victims = []
-    while isinstance(victim := s.victim(s.plan()), Sequence):
-        victims.append(victim)
-        finish(s, victim, 3.0)
-    assert victims == [asked[1], asked[2]]
-
-
-def test_a_client_with_slots_waits_for_one_without() -> None:
-    s = scheduler(3)
-    first, second = [waiting(s, [n] * 20, client="flood") for n in (1, 2)]
-    assert place(s).sequence is first
-    modest = waiting(s, [3] * 20, client="modest")
-    assert place(s).sequence is modest
-    assert place(s).sequence is second
-
-
-def test_a_prompt_that_waits_for_its_beginning_is_not_compared_in_every_step() -> None:
-    """63 waiters behind 100,000 tokens took 4.6 ms each in every step."""
-    s = scheduler(64, n_cells=64 * 60_000)
-    text = list(range(50_000))
-    waiting(s, text)
-    computing = place(s).sequence
-    others = [Counting([*text, 60_000 + i]) for i in range(63)]
-    for other in others:
-        waiting(s, other)
-    assert s.place() is None
-    assert all(len(text) <= other.n_read <= 2.1 * len(text) for other in others)
-    for other in others:
-        other.n_read = 0
-    for _ in range(20):
-        s.commit(s.plan(), 0.01)
-        assert s.place() is None
-    assert max(other.n_read for other in others) == 0
-    while computing.phase is Phase.PREFILL:
-        s.commit(s.plan(), 0.01)
-    placed = [place(s).sequence.target for _ in range(63)]
-    assert sorted(map(id, placed)) == sorted(map(id, others))
-    assert max(other.n_read for other in others) < 1000, "what is known to be there is compared again"
-
-
-def test_where_a_prompt_parts_from_others_is_found_without_reading_all_that_begin_alike() -> None:
-    """Of a model whose memory can't be cut, 64 slots with 100,000 common tokens took 0.1 s for each placement."""
-    s = Scheduler(RunnerInfo(64, 60_000, 64 * 60_000, 512, 512, False, can_cut=False), EngineParams())
-    text = list(range(50_000))
-    held = [Counting([*text, 60_000 + i]) for i in range(64)]
-    for slot, tokens in zip(s.slots, held, strict=True):
-        slot.tokens, slot.floor = tokens, len(tokens)
-    sequence = waiting(s, [*text, *[70_000] * 100])
-    placement = s.place()
-    assert placement is not None
-    for tokens in held:
-        tokens.n_read = 0
-    placement.slot.tokens = []
-    s.occupy(placement, 0.0)
-    assert len(text) in sequence.checkpoint_positions
-    assert sum(tokens.n_read for tokens in held) < 2.1 * len(text)
-
-
 def test_a_copy_takes_the_whole_stream_so_a_short_header_of_a_long_context_is_computed() -> None:
     """On 8B with 128k a slot, 20 tokens would cost a copy of 16 GiB; it used to be made for 16 of them."""
     info = RunnerInfo(2, 131_072, 262_144, 512, 512, False, copy_s=0.5)
@@ -449,13 +304,6 @@ def test_a_prompt_is_charged_when_it_gets_a_slot_and_what_is_not_computed_is_giv
     assert s._counters.served("7") == 60 + OUTPUT_WEIGHT
 
 
-def test_of_two_clients_the_one_whose_long_prompt_has_a_slot_comes_later() -> None:
-    s = scheduler(3)
-    for client, n, at in (("long", 500, 0.0), ("long", 20, 1.0), ("short", 20, 2.0)):
-        waiting(s, list(range(n * 10, n * 11)), at=at, client=client)
-    assert [place(s).sequence.request.client for _ in range(3)] == ["long", "short", "long"]
-
-
 def batch_request(s: Scheduler, prompt: list[int], *, at: float = 0.0) -> Sequence:
     return waiting(s, prompt, at=at, priority=BATCH_PRIORITY)
 
@@ -476,14 +324,6 @@ def test_no_live_sequence_is_preempted() -> None:
     place(s)
     waiting(s, [2] * 9, priority=-5)
     batch_request(s, [3] * 9)
-    assert s.preempts() is None
-
-
-def test_a_batch_sequence_does_not_preempt_another() -> None:
-    s = scheduler(1)
-    batch_request(s, [1] * 9)
-    place(s)
-    batch_request(s, [2] * 9)
     assert s.preempts() is None
 
 
@@ -517,18 +357,6 @@ def test_a_batch_prompt_is_prefilled_in_short_steps() -> None:
     place(s)
     [run] = s.plan()
     assert len(run.tokens) <= 2 * 64
-
-
-def test_batch_sequences_that_decode_do_not_shorten_the_steps_of_a_live_prompt() -> None:
-    s = scheduler(2)
-    s.step_size.size, s.step_size_alone.size = 64, 512
-    decoding = batch_request(s, [1] * 9)
-    place(s)
-    decoding.phase, decoding.output = Phase.DECODE, [7]
-    live = waiting(s, list(range(300)))
-    place(s)
-    [run] = s.plan()
-    assert (run.sequence, len(run.tokens)) == (live, 300)
 
 
 def test_a_live_sequence_that_decodes_keeps_steps_short() -> None:

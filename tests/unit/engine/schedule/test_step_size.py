@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from server.engine.scheduler import TILE, StepSize, portion
+from server.engine.scheduler import StepSize, portion
 
 
 def step_size(target_s: float, smallest: int = 32) -> StepSize:
@@ -51,10 +51,6 @@ def test_what_a_step_has_spent_before_its_decode_is_taken_from_its_size(spent_s:
     assert step_size(0.1).after(spent_s) == size
 
 
-def test_without_a_target_nothing_is_taken_from_a_step() -> None:
-    assert step_size(math.inf).after(5.0) == 2048
-
-
 def step_gaps(target_s: float, seconds: Callable[[int], float], steps: int = 2000) -> list[float]:
     """The time between two tokens of 8 streams while prompts without end are computed beside them; a twentieth of the
     steps is half as long again, as on a machine that has other things to do."""
@@ -81,63 +77,6 @@ def test_gaps_hold_near_the_target(machine: str, target_s: float) -> None:
     assert gaps[len(gaps) // 2] <= target_s
     assert gaps[int(len(gaps) * 0.94)] <= 1.1 * target_s
     assert gaps[int(len(gaps) * 0.99)] <= 1.6 * target_s
-
-
-def took_s(n: int, depth: int, times: float) -> float:
-    """A prompt's step beside three streams, as on two cores: attention costs as much as all else 1,900 tokens deep in
-    tiles of 64 (of nine heads, in eight parts), and four times that token by token."""
-    tiles_s = 4.2e-7 * TILE / n * _n_tiles(n) / 9 if n >= TILE else 16.8e-7
-    return times * (0.022 + n * (0.00093 + (depth + n / 2) * tiles_s))
-
-
-def _n_tiles(n: int, heads: int = 9, parts: int = 8) -> int:
-    rows = n * heads
-    each, found = -(-rows // parts), 0
-    for first in range(0, rows, each):
-        at, end = first, min(first + each, rows)
-        while at < end:
-            found += 1
-            at += min(TILE, end - at, n - at % n)
-    return found
-
-
-def steps_of_a_prompt(pace: StepSize, n_tokens: int, times: float) -> list[tuple[int, float]]:
-    depth, taken = 0, []
-    while depth < n_tokens:
-        n = portion(n_tokens - depth, pace.size, pace.n_ubatch)
-        taken.append((n, took_s(n, depth, times)))
-        pace.observe(*taken[-1])
-        depth += n
-    return taken
-
-
-@pytest.mark.parametrize(("times", "most"), [(0.3, 1.05), (0.6, 1.09), (1.0, 1.18), (1.5, 1.37), (3.0, 1.45)])
-def test_a_long_prompt_beside_streams_waits_little_longer_than_alone_and_the_streams_no_longer_than_they_should(
-    times: float, most: float
-) -> None:
-    """Against batches of 2,048 in pieces of 512, as llama-server has them. With multiples of 32, and steps smaller than
-    a tile, it was 1.04, 1.09, 1.23, 1.35 and 2.3."""
-    pace = step_size(0.3, TILE)
-    alone_s = sum(took_s(512, depth, times) for depth in range(0, 2048, 512)) * 1950 / 2048
-    for _ in range(3):
-        steps = steps_of_a_prompt(pace, 1950, times)
-        assert sum(seconds for _, seconds in steps) < most * alone_s
-        assert all(n % TILE == 0 for n, _ in steps[1:])
-        n, longest = max(steps, key=lambda step: step[1])
-        assert longest < 1.15 * 0.3 or n == TILE
-
-
-def test_one_step_that_took_three_times_as_long_costs_a_prompt_one_step_more_at_most() -> None:
-    usual = [n for n, _ in steps_of_a_prompt(step_size(0.3, TILE), 1950, 1.0)]
-    for slow in range(len(usual)):
-        pace, depth = step_size(0.3, TILE), 0
-        sizes: list[int] = []
-        while depth < 1950:
-            n = portion(1950 - depth, pace.size, 512)
-            pace.observe(n, took_s(n, depth, 1.0) * (3.0 if len(sizes) == slow else 1.0))
-            sizes.append(n)
-            depth += n
-        assert len(sizes) <= len(usual) + 1
 
 
 def test_two_slow_steps_in_a_row_are_believed() -> None:

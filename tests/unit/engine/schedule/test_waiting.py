@@ -1,11 +1,7 @@
 """Whose turn it is for a slot: priorities, and shares between clients."""
 
-import random
-import sys
-
 import pytest
 
-from server.engine import queue
 from server.engine.queue import MAX_BYPASSES, Queue, TokenCounters
 from server.engine.request import Request
 from server.engine.sequence import Sequence, Ticket
@@ -60,21 +56,6 @@ def test_who_floods_the_queue_shares_with_who_comes_later() -> None:
     assert [s for s in taken if s.request.client == "few"] == few
 
 
-def test_a_client_that_asks_for_more_gets_no_larger_share() -> None:
-    q = Named()
-    for _ in range(30):
-        q.ask("long")
-    for _ in range(30):
-        q.ask("short")
-    n_short = 0
-    for _ in range(24):
-        first = q.take()
-        is_short = first.request.client == "short"
-        q.counters.serve(first.request.client, 100.0 if is_short else 500.0)
-        n_short += is_short
-    assert n_short == 20
-
-
 def test_a_pause_saves_up_nothing() -> None:
     q = Named()
     q.ask("pauses")
@@ -111,54 +92,6 @@ def test_urgent_requests_without_end_do_not_starve_the_rest() -> None:
     assert len([s for s in taken if s.request.priority == 100]) == 2
 
 
-def waits(urgent: float, others: float, n_steps: int = 4000) -> tuple[list[int], list[int]]:
-    """Steps that urgent requests and others have waited, sorted, those that still do too. So many come in each step, in
-    the mean, and one is placed."""
-    q, draw = Named(), random.Random(7)
-    came: dict[Sequence, int] = {}
-    seen: tuple[list[int], list[int]] = [], []
-    for step in range(n_steps):
-        for share, priority in ((urgent, -1), (others, 0)):
-            if draw.random() < share:
-                came[q.ask(str(priority), priority=priority)] = step
-        if q.waiting:
-            first = q.take(1.0)
-            seen[first.request.priority == 0].append(step - came.pop(first))
-    for sequence, step in came.items():
-        seen[sequence.request.priority == 0].append(n_steps - step)
-    return sorted(seen[0]), sorted(seen[1])
-
-
-def test_one_placement_in_eight_costs_urgent_ones_little_and_lets_others_live(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Urgent requests wait little longer while they need less than seven eighths of the places; where they need all,
-    others would starve without it."""
-    ours = {load: waits(*load) for load in ((0.5, 0.6), (0.8, 0.3), (0.99, 0.1))}
-    monkeypatch.setattr(queue, "MAX_BYPASSES", sys.maxsize)
-    none = {load: waits(*load) for load in ours}
-    monkeypatch.setattr(queue, "MAX_BYPASSES", 4)
-    fourth = {load: waits(*load) for load in ours}
-    for load in ((0.5, 0.6), (0.8, 0.3)):
-        assert _late(ours[load][0]) <= _late(none[load][0]) + 2 * 8
-    assert _late(fourth[0.8, 0.3][0]) > 10 * _late(ours[0.8, 0.3][0])
-    assert _late(none[0.99, 0.1][1]) > 2000
-    assert _late(ours[0.99, 0.1][1]) < _late(none[0.99, 0.1][1]) / 10
-
-
-def _late(waited: list[int]) -> int:
-    return waited[int(len(waited) * 0.99)]
-
-
-def test_who_leaves_is_gone_and_leaving_twice_is_harmless() -> None:
-    q = Named()
-    first, second = q.ask("a", priority=3), q.ask("a", priority=3)
-    assert q.waiting.remove(first)
-    assert not q.waiting.remove(first)
-    assert list(q.waiting) == [second]
-    assert len(q.waiting) == 1
-    assert q.waiting.remove(second)
-    assert not list(q.waiting.candidates())
-
-
 @pytest.mark.parametrize("n", [5, 500])
 def test_clients_are_remembered_up_to_a_bound(n: int) -> None:
     q = Named(most=100)
@@ -166,21 +99,6 @@ def test_clients_are_remembered_up_to_a_bound(n: int) -> None:
         q.ask(f"client {i}")
     assert len(q.counters) == min(n, 100)
     assert len(q.drain(1.0)) == n
-
-
-def test_what_two_instances_count_at_the_same_moment_is_counted_twice() -> None:
-    counters = TokenCounters(n_instances=2)
-
-    class Meanwhile(float):
-        """While it is added, the other instance's step thread counts, too."""
-
-        def __radd__(self, other: float) -> float:
-            counters.serve("a", 5.0, 1)
-            return other + float(self)
-
-    counters.asks("a")
-    counters.serve("a", Meanwhile(3.0), 0)
-    assert counters.served("a") == 8.0
 
 
 def test_who_comes_back_begins_now_whichever_instance_served_it() -> None:

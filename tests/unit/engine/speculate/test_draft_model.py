@@ -36,15 +36,6 @@ async def test_a_draft_model_that_is_never_right_is_left_alone(machine: Machine)
     assert timings(reply).draft_n < 40
 
 
-async def test_all_slots_are_drafted_for_in_one_decode(machine: Machine) -> None:
-    runner = drafted(machine, n_seq=4, n_batch=128)
-    wanted = [request(f"prompt {i}", max_tokens=60) for i in range(4)]
-    replies = await answers(machine, runner, *wanted)
-    assert [reply.text for reply in replies] == [alone(each) for each in wanted]
-    assert isinstance(runner.draft, FakeDraft)
-    assert max(len(batch) for batch in runner.draft.batches) == 4
-
-
 async def test_a_long_prompt_is_read_in_parts_before_it_is_drafted_for(machine: Machine) -> None:
     runner = drafted(machine, n_ctx_seq=2048, n_batch=512)
     wanted = request("abc" * 400, max_tokens=400)
@@ -60,19 +51,6 @@ async def test_a_long_prompt_of_a_short_answer_is_not_read_at_all(machine: Machi
     await answers(machine, runner, request("abc" * 400, max_tokens=8))
     assert isinstance(runner.draft, FakeDraft)
     assert runner.draft.batches == []
-
-
-async def test_another_slot_takes_over_what_the_draft_holds(machine: Machine) -> None:
-    runner = drafted(machine, n_seq=2, n_ctx_seq=2048, n_batch=512)
-    same = "once upon a time there was a fox who " * 4
-    async with engine_over(runner, clock=machine, spec_type="draft-simple") as engine:
-        (first,) = await run(engine, request(same, max_tokens=200, id_slot=0))
-        assert isinstance(runner.draft, FakeDraft)
-        n_before = sum(map(sum, runner.draft.batches))
-        (second,) = await run(engine, request(same + "and", max_tokens=40, id_slot=1))
-        assert timings(second).draft_n_accepted > 10
-        assert sum(map(sum, runner.draft.batches)) - n_before < len(same)
-    assert timings(first).draft_n_accepted > 10
 
 
 async def test_a_failing_draft_model_fails_no_request_and_is_logged_once(
@@ -92,16 +70,6 @@ async def test_a_failing_draft_model_fails_no_request_and_is_logged_once(
     assert [record.message for record in caplog.records].count(
         "the draft model failed; the current requests continue without it"
     ) == 1
-
-
-async def test_a_draft_without_room_drops_what_it_holds_for_others(machine: Machine) -> None:
-    runner = FakeRunner(n_seq=2, on_decode=machine.step)
-    runner.draft = FakeDraft(runner, n_cells=100, on_decode=machine.draft)
-    async with engine_over(runner, clock=machine, spec_type="draft-simple") as engine:
-        (first,) = await run(engine, request("first", max_tokens=60, id_slot=0))
-        (second,) = await run(engine, request("second", max_tokens=60, id_slot=1))
-    assert timings(first).draft_n_accepted > 20
-    assert timings(second).draft_n_accepted > 20
 
 
 async def test_reading_a_long_prompt_takes_no_room_from_those_that_are_drafted_for(
@@ -126,22 +94,6 @@ async def test_a_request_bounds_its_guesses(machine: Machine, limits: dict[str, 
     (reply,) = await answers(machine, runner, wanted)
     assert reply.text == alone(wanted)
     assert max(n - 1 for batch in runner.batches[1:] for _, n in batch) == most
-
-
-async def test_what_was_guessed_and_dropped_is_not_read_twice(machine: Machine) -> None:
-    wanted = request("hello", max_tokens=60, spec_n_min=10)
-    text = [*wanted.prompt, *alone(request("hello", max_tokens=100)).encode()]
-    read: list[list[int]] = []
-
-    def note(entries: Sequence[BatchEntry]) -> None:
-        machine.draft(entries)
-        read.extend([*draft.cells[entry.seq], *entry.tokens] for entry in entries)
-
-    runner = FakeRunner(on_decode=machine.step)
-    runner.draft = draft = FakeDraft(runner, on_decode=note)
-    await answers(machine, runner, wanted)
-    assert len(read) > 40
-    assert [tokens for tokens in read if tokens != text[: len(tokens)]] == []
 
 
 async def test_a_context_shift_leaves_the_draft_in_step(machine: Machine) -> None:

@@ -2,7 +2,6 @@
 
 import asyncio
 import threading
-from dataclasses import replace
 
 import pytest
 
@@ -57,17 +56,6 @@ async def test_a_request_that_takes_too_long_ends_in_its_middle(n: int) -> None:
         clock.now = 6.0
         (after,) = await run(engine, request("after"))
         assert after.text == alone(request("after"))
-
-
-async def test_limits_count_from_the_first_time_that_a_request_was_asked() -> None:
-    clock = Clock()
-    clock.now = 20.0
-    async with engine_over(FakeRunner(), clock=clock, request_timeout_s=5.0) as engine:
-        asked = replace(request("x"), arrived_at=14.0)
-        (late,) = await run(engine, asked)
-        assert isinstance(late.error, TooLate)
-        (reply,) = await run(engine, request("x"))
-        assert reply.error is None
 
 
 async def test_a_request_shortens_the_limits_of_its_model_only_for_itself() -> None:

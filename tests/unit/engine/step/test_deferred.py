@@ -1,6 +1,5 @@
 """A device that computes on after a decode that nothing is read from: what steps take is still learned truly."""
 
-import threading
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -39,21 +38,3 @@ async def test_the_rate_of_prompts_is_that_of_the_device(deferred: bool, n_token
         (instance,) = engine._instances
         cost = instance.scheduler.move_cost
         assert cost.computed * TOKEN_S == pytest.approx(1, rel=0.1)
-
-
-async def test_what_one_that_left_has_begun_is_done_while_nobody_asks() -> None:
-    runner, asked = Device(deferred=True), threading.Event()
-
-    def leaves(_: Sequence[BatchEntry]) -> None:
-        assert asked.wait(60)
-        engine.cancel(ticket)
-
-    async with engine_over(runner, clock=lambda: runner.now) as engine:
-        runner.on_decode = leaves
-        ticket = engine.submit(request("a" * 1000), lambda events: None)
-        asked.set()
-        await engine.wait_idle()
-        runner.on_decode, runner.now = None, runner.busy_until
-        await run(engine, request("b" * 100, max_tokens=1))
-        (instance,) = engine._instances
-        assert instance.scheduler.move_cost.computed * TOKEN_S == pytest.approx(1, rel=0.1)

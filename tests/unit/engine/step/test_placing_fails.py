@@ -1,41 +1,14 @@
 """What fails on a request's way in or out ends that request at most: told once, never tried again, with nothing left
 behind."""
 
-from typing import cast
-
 import pytest
 
 from server.engine.placement import Placement
-from server.engine.request import Event, Failed
+from server.engine.request import Event
 from server.engine.snapshots import SnapshotPublisher
 from server.errors import InternalError
-from server.structured.constraint import Constraint
 from tests.support.fakes import FakeRunner
 from tests.unit.engine.builders import engine_over, request, run
-
-
-@pytest.mark.timeout(60)
-async def test_one_that_many_had_passed_is_told_once_and_not_placed_again() -> None:
-    tried = 0
-    async with engine_over(FakeRunner(n_seq=2, n_cells=4000, unified=True)) as engine:
-        (instance,) = engine._instances
-        prepare, room = instance.cells.prepare, instance.scheduler.kv_budget
-
-        def fails(placement: Placement, now: float) -> None:
-            nonlocal tried
-            if placement.sequence.request.id != "broken":
-                return prepare(placement, now)
-            tried += 1
-            room.due.append(placement.sequence)
-            raise InternalError("it broke")
-
-        instance.cells.prepare = fails  # type: ignore[method-assign]
-        broken, fine = await run(engine, request("broken"), request("fine"))
-        (later,) = await run(engine, request("later"))
-        assert [type(event) for event in broken.events] == [Failed]
-        assert (fine.error, later.error, tried) == (None, None, 1)
-        outcomes = {choice.request: choice.outcome for choice in engine.ended()}
-        assert outcomes == {"broken": "failed", "fine": "done", "later": "done"}
 
 
 @pytest.mark.timeout(60)
@@ -55,23 +28,6 @@ async def test_a_parked_one_that_cannot_come_back_leaves_no_sampler_open() -> No
         assert engine.stats.n_preempted == 1
         assert sorted(str(reply.error) for reply in replies) == ["None", "it broke"]
         assert all(sampler.closed for sampler in runner.samplers)
-
-
-class Broken:
-    """A constraint that has no second copy, by a fault of the program."""
-
-    def fork(self) -> Constraint:
-        raise ZeroDivisionError("a bug")
-
-
-@pytest.mark.timeout(60)
-async def test_one_that_can_not_be_queued_takes_nobody_along_who_came_with_it() -> None:
-    async with engine_over(FakeRunner(n_seq=4)) as engine:
-        asked = [request("broken", n=2, constraint=cast(Constraint, Broken())), request("fine")]
-        broken, fine = await run(engine, *asked)
-        assert [type(event) for event in broken.events] == [Failed]
-        assert fine.error is None
-        assert fine.finished
 
 
 @pytest.mark.timeout(60)

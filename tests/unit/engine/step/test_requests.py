@@ -70,33 +70,6 @@ async def test_a_request_is_taken_elsewhere_once_the_instance_that_it_prefers_is
     assert desk.queue.take(1, 1) == [first]
 
 
-async def test_who_is_cancelled_before_anybody_took_it_ends() -> None:
-    desk = Desk()
-    desk.ask("runs")
-    desk.receive()
-    desk.place()
-    waits = desk.ask("waits")
-    waits.cancelled = True
-    assert desk.receive() == [waits]
-    desk.requests._mailbox.post()
-    await asyncio.sleep(0)
-    assert desk.ended == [waits]
-    assert not len(desk.scheduler.waiting)
-
-
-async def test_who_waited_too_long_for_any_instance_ends() -> None:
-    desk = Desk(queue_s=5.0)
-    desk.ask("runs")
-    desk.receive()
-    desk.place()
-    waits = desk.ask("waits", id_slot=1, instance=1)
-    desk.now = 5.0
-    desk.requests.expire(desk.now)
-    desk.requests._mailbox.post()
-    await asyncio.sleep(0)
-    assert desk.ended == [waits]
-
-
 async def test_who_names_an_instance_that_takes_no_more_is_its_own_or_refused() -> None:
     desk = Desk()
     pinned, free = desk.ask("pinned", id_slot=0), desk.ask("free")

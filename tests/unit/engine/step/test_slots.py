@@ -27,15 +27,6 @@ async def test_a_saved_slot_is_used_by_another_engine() -> None:
     assert reply.text == alone(request("x" * 60 + "yes"))
 
 
-async def test_a_restored_prefix_is_used_though_another_slot_has_it_and_it_is_too_short_to_copy() -> None:
-    async with engine_over(FakeRunner(n_seq=2)) as engine:
-        await run(engine, request("short", id_slot=0))
-        await engine.restore_slot(1, await engine.save_slot(0))
-        (reply,) = await run(engine, request("short", id_slot=1))
-        (other,) = await run(engine, request("shore", id_slot=1))
-    assert (reply.started.n_cached, other.started.n_cached) == (5, 5)
-
-
 async def test_a_refused_state_leaves_the_slot_empty_and_usable() -> None:
     async with engine_over(FakeRunner(n_seq=1)) as engine:
         await run(engine, request("abc"))
@@ -49,18 +40,6 @@ async def test_a_refused_state_leaves_the_slot_empty_and_usable() -> None:
         (reply,) = await run(engine, request("abc"))
     assert reply.started.n_cached == 0
     assert reply.text == alone(request("abc"))
-
-
-async def test_a_restored_state_takes_the_room_of_idle_caches() -> None:
-    runner = FakeRunner(n_seq=3, n_ctx_seq=100, n_cells=100, unified=True)
-    async with engine_over(runner) as engine:
-        await run(engine, request("a" * 50))
-        saved = await engine.save_slot(0)
-        await engine.erase_slot(0)
-        await run(engine, request("b" * 70))
-        await engine.restore_slot(2, saved)
-        (reply,) = await run(engine, request("a" * 50 + "!"))
-    assert reply.started.n_cached == 51
 
 
 async def test_a_prefix_made_under_one_lora_set_is_never_reused_under_another() -> None:
@@ -108,13 +87,6 @@ async def test_an_activated_lora_shares_what_comes_before_its_invocation() -> No
     assert off.text == alone(request("q" * 52))
 
 
-async def test_two_activated_loras_at_once_are_refused() -> None:
-    loaded = tuple(Adapter(i, "a", alora_invocation_tokens=(1,)) for i in range(2))
-    async with engine_over(FakeRunner(adapters=loaded)) as engine:
-        with pytest.raises(InvalidRequest, match="multiple aLoRAs"):
-            await run(engine, request("a", adapters=((0, 1.0), (1, 1.0))))
-
-
 @pytest.mark.parametrize("unified", [False, True])
 async def test_a_full_context_is_shifted_and_generation_goes_on(unified: bool) -> None:
     runner = FakeRunner(n_seq=2, n_ctx_seq=32, n_cells=64, unified=unified)
@@ -141,29 +113,3 @@ async def test_a_shift_that_the_library_refuses_ends_that_request_alone(monkeypa
     assert isinstance(long.error, InternalError)
     assert other.text == alone(request("xyz", max_tokens=26))
     assert again.text == alone(request("abcdefgh", max_tokens=5))
-
-
-async def test_without_context_shift_a_full_context_ends_the_request() -> None:
-    async with engine_over(FakeRunner(n_seq=1, n_ctx_seq=32)) as engine:
-        (reply,) = await run(engine, request("abcdefgh", max_tokens=100))
-    assert reply.finished[0].n_predicted == 32 - 9
-    assert reply.finished[0].truncated
-
-
-async def test_shifted_cells_are_no_exact_prefix_for_others() -> None:
-    runner = FakeRunner(n_seq=1, n_ctx_seq=32)
-    async with engine_over(runner, context_shift=True) as engine:
-        await run(engine, request("abcdefgh", max_tokens=30, n_keep=8))
-        held = bytes(t for t in runner.cells[0] if t < 256).decode()
-        assert held.startswith("abcdefgh")
-        (reply,) = await run(engine, request(held, max_tokens=1))
-    assert reply.started.n_cached == 9
-
-
-async def test_a_line_with_too_little_indentation_ends_the_reply() -> None:
-    runner = FakeRunner(replies={"code": "if a:\n  b\nc"})
-    async with engine_over(runner) as engine:
-        (reply,) = await run(engine, request("code", max_tokens=50, n_indent=2))
-    assert reply.text == "if a:\n  b\n"
-    assert reply.finished[0].reason is FinishReason.LIMIT
-    assert reply.finished[0].has_new_line

@@ -87,36 +87,6 @@ async def test_a_step_that_hangs_ends_its_requests_and_fails_the_model(
             await engine.close()
 
 
-async def test_commands_of_a_hung_instance_end_too(hang: Hang) -> None:
-    async with hanging(hang) as (engine, clock, asked):
-        saving = asyncio.ensure_future(engine.save_slot(0))
-        await asyncio.sleep(0)
-        for clock.now in (0.0, LIMIT_S + 1):
-            engine.check_progress(LIMIT_S)
-        await asked
-        with pytest.raises(InternalError):
-            await saving
-
-
-async def test_who_asked_for_a_command_that_hangs_is_told(hang: Hang, monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, runner = Clock(), FakeRunner(n_seq=1)
-    engine = Engine((runner,), EngineParams(gather_ms=0.0), asyncio.get_running_loop(), clock)
-    await run(engine, request("one"))
-    monkeypatch.setattr(runner, "seq_save", lambda _: hang([]))
-    saving = asyncio.ensure_future(engine.save_slot(0))
-    try:
-        assert await asyncio.to_thread(hang.begun.wait, 60)
-        for clock.now in (0.0, LIMIT_S + 1):
-            engine.check_progress(LIMIT_S)
-        with pytest.raises(InternalError, match="no step has ended"):
-            await saving
-    finally:
-        hang.end.set()
-    (instance,) = engine._instances
-    assert await asyncio.to_thread(instance.join, 60)
-    await engine.close()
-
-
 async def test_other_instances_go_on(hang: Hang) -> None:
     async with hanging(hang, FakeRunner(n_seq=1)) as (engine, clock, asked):
         for clock.now in (0.0, LIMIT_S + 1):

@@ -54,17 +54,6 @@ async def test_a_kept_state_that_spoils_is_not_used_again() -> None:
         assert kept not in engine._ram
 
 
-async def test_who_makes_no_numbers_by_himself_fails() -> None:
-    runner = Spoilt(adapters=ADAPTERS)
-    async with engine_over(runner) as engine:
-        runner.bad_set = ((0, 9.0),)
-        (reply,) = await run(engine, request("a" * 100, adapters=runner.bad_set))
-        assert isinstance(reply.error, NotNumbers)
-        runner.bad_set = ()
-        (after,) = await run(engine, request("a" * 100))
-        assert after.error is None
-
-
 async def test_a_prompt_that_is_being_read_is_not_at_fault_for_others() -> None:
     """However often others' cells are wiped meanwhile, it is computed anew."""
     runner = TwoSlots(adapters=ADAPTERS, n_batch=16, n_ctx_seq=1000)
