@@ -1,19 +1,13 @@
-"""Run the comparison, with progress; results go into a JSON file that `benchmarks.simulation.plot` reads."""
+"""Run the comparison and print the results; with ``--json`` also append them to a file."""
 
 import argparse
 import gc
 import json
 import signal
-import sys
-import time
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 from benchmarks.simulation.policy import SHARED, SLOT_LOCAL, WHOLE_BATCHES, Policy, with_disk, with_ram
 from benchmarks.simulation.run import PEOPLE, Seen, Simulation
-
-EVERY = 50_000
 
 
 def policies(n_slots: int) -> dict[str, Policy]:
@@ -53,27 +47,6 @@ def figures(policy: Policy, n_slots: int, seen: Seen) -> dict[str, float | int |
     }
 
 
-def progress(name: str, n_requests: int, keep: Callable[[], None]) -> Callable[[int], None]:
-    """A line on stderr that is written over, at most once a second; every `EVERY` replies, `keep` is called."""
-    started = told = time.monotonic()
-    kept = 0
-
-    def show(n_done: int) -> None:
-        nonlocal told, kept
-        now = time.monotonic()
-        if n_done - kept >= EVERY:
-            kept = n_done
-            keep()
-        if now - told >= 1.0:
-            told = now
-            left_s, share = (now - started) * (n_requests - n_done) / n_done, n_done / n_requests
-            print(
-                f"\r{name}: {n_done:,} of {n_requests:,} ({share:.0%}), {left_s:.0f} s left ", end="", file=sys.stderr
-            )
-
-    return show
-
-
 def main() -> None:
     """Every policy at every number of slots, one after the other."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.simulation", description=__doc__)
@@ -82,11 +55,7 @@ def main() -> None:
     parser.add_argument("--policies", default="local,shared,ram", help="of batches, local, shared, ram, pinned, disk")
     parser.add_argument("--people", type=int, default=PEOPLE, help="clients for each slot")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument(
-        "--json",
-        type=Path,
-        help="results are added to this file, a line each; those of a long simulation as it goes on",
-    )
+    parser.add_argument("--json", type=Path, help="file to which results are added, a line each")
     arguments = parser.parse_args()
     for number in (signal.SIGINT, signal.SIGTERM):  # the first one ends a simulation with the figures so far
         signal.signal(number, signal.default_int_handler)
@@ -95,18 +64,12 @@ def main() -> None:
         for name in arguments.policies.split(","):
             policy = policies(n_slots)[name]
             simulation = Simulation(policy, n_slots, arguments.seed, people=arguments.people)
-            label = f"{policy.name}, {n_slots} slots"
-            keep = partial(_keep, arguments.json, policy, n_slots, simulation.seen)
-            seen = simulation.run(arguments.requests, progress(label, arguments.requests, keep))
-            found = {key: _short(value) for key, value in figures(policy, n_slots, seen).items()}
-            print(f"\r{label}: {json.dumps(found)}", flush=True)
-            keep()
-
-
-def _keep(target: Path | None, policy: Policy, n_slots: int, seen: Seen) -> None:
-    if target is not None:
-        with target.open("a") as file:
-            file.write(json.dumps(figures(policy, n_slots, seen)) + "\n")
+            found = figures(policy, n_slots, simulation.run(arguments.requests))
+            short = json.dumps({key: _short(value) for key, value in found.items()})
+            print(f"{policy.name}, {n_slots} slots: {short}", flush=True)
+            if arguments.json is not None:
+                with arguments.json.open("a") as file:
+                    file.write(json.dumps(found) + "\n")
 
 
 def _short(value: float | int | str) -> float | int | str:

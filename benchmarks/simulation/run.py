@@ -116,25 +116,18 @@ class Simulation:
             session = self._trace.session()
             heapq.heappush(self._asking, (pause_s(session), i, session))
 
-    def run(self, n_requests: int, progress: Callable[[int], None] = lambda n: None) -> Seen:
+    def run(self, n_requests: int) -> Seen:
         """Go on until so many requests had their first token, or the user interrupts it."""
-        started, told = time.process_time(), 0
+        started = time.process_time()
         with contextlib.suppress(KeyboardInterrupt):
-            while (n_done := len(self.seen.first_token)) < n_requests:
+            while len(self.seen.first_token) < n_requests:
                 self._receive()
                 self.step()
-                if n_done - told >= 1000:
-                    told = n_done
-                    self._note_times(started)
-                    progress(told)
-        self._note_times(started)
-        return self.seen
-
-    def _note_times(self, started: float) -> None:
         self.seen.n_evaluations = self.machine.n_evaluations
         self.seen.simulated_s, self.seen.moved_s = self.machine.now, self.machine.moved_s
         self.seen.n_disk_reads = sum(reader.n_states for reader in self._workers[-1:])
         self.seen.real_s = time.process_time() - started
+        return self.seen
 
     def _receive(self) -> None:
         asking, now = self._asking, self.machine.now
