@@ -3,7 +3,6 @@
 import threading
 import time
 from collections.abc import Sequence as Seq
-from dataclasses import replace
 from typing import Any
 
 from server.engine.engine import Engine
@@ -36,12 +35,6 @@ def test_a_large_prefix_outweighs_running_requests_and_a_small_one_does_not() ->
     assert preferred_instance(asked(1200, cache_prompt=False), busy, slots) == 1
     slots[0][5].tokens = list(range(64))
     assert preferred_instance(asked(1200), busy, slots) == 1
-
-
-def test_a_prompt_that_is_being_prefilled_counts() -> None:
-    slots = {i: [Slot(0), Slot(1)] for i in range(2)}
-    open_ = [running(slots[0][0], 1000, done=400), running(slots[1][0], 50, done=50, instance=1)]
-    assert preferred_instance(asked(10), [*open_, replace(asked(9, cache_prompt=False), instance=1)], slots) == 1
 
 
 def two(**options: int) -> list[FakeRunner]:

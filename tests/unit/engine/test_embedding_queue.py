@@ -34,23 +34,6 @@ def test_a_small_job_does_not_wait_for_all_of_a_large_one() -> None:
     assert len(list(queue)) == 1
 
 
-def test_those_that_got_nothing_come_first_next_time() -> None:
-    jobs = [job(1, 1, 1) for _ in range(5)]
-    queue = queue_of(*jobs)
-    first = [piece.job for piece in queue.take(3, 100)]
-    second = [piece.job for piece in queue.take(3, 100)]
-    assert first == jobs[:3]
-    assert second == [*jobs[3:], jobs[0]]
-
-
-def test_a_dropped_job_leaves_nothing() -> None:
-    gone, kept = job(1, 1), job(2)
-    queue = queue_of(gone, kept)
-    queue.drop(gone)
-    queue.drop(gone)
-    assert sizes(queue) == [2]
-
-
 @given(
     st.lists(st.lists(st.integers(1, 200), min_size=1, max_size=8), max_size=8),
     st.integers(1, 6),

@@ -221,16 +221,6 @@ def test_a_pinned_slot_is_waited_for_while_others_pass() -> None:
     assert place(s).sequence is pinned
 
 
-def test_integrity_sees_a_slot_that_holds_anothers_tokens() -> None:
-    s = scheduler(1)
-    waiting(s, [1, 2, 3])
-    placement = place(s)
-    s.check_integrity()
-    placement.slot.tokens = [9]
-    with pytest.raises(AssertionError, match="other tokens"):
-        s.check_integrity()
-
-
 def test_a_stream_of_new_lora_sets_keeps_nobody_waiting() -> None:
     s = scheduler(3)
     patient = active_under(s, ((0, 1.0),))
@@ -357,14 +347,3 @@ def test_a_batch_prompt_is_prefilled_in_short_steps() -> None:
     place(s)
     [run] = s.plan()
     assert len(run.tokens) <= 2 * 64
-
-
-def test_a_live_sequence_that_decodes_keeps_steps_short() -> None:
-    s = scheduler(3)
-    s.step_size.size, s.step_size_alone.size = 64, 512
-    decoding = waiting(s, [1] * 9)
-    place(s)
-    decoding.phase, decoding.output = Phase.DECODE, [7]
-    waiting(s, list(range(300)))
-    place(s)
-    assert sum(len(run.tokens) for run in s.plan()) < 128

@@ -72,18 +72,6 @@ async def test_a_failing_draft_model_fails_no_request_and_is_logged_once(
     ) == 1
 
 
-async def test_reading_a_long_prompt_takes_no_room_from_those_that_are_drafted_for(
-    machine: Machine, caplog: pytest.LogCaptureFixture
-) -> None:
-    runner = FakeRunner(n_seq=2, n_ctx_seq=1024, n_batch=512, on_decode=machine.step)
-    runner.draft = FakeDraft(runner, n_cells=500, on_decode=machine.draft)
-    wanted = [request("a" * 200, max_tokens=200), request("b" * 300, max_tokens=200)]
-    replies = await answers(machine, runner, *wanted)
-    assert [reply.text for reply in replies] == [alone(each) for each in wanted]
-    assert [record.message for record in caplog.records] == []  # of 200 tokens at once, more than the draft can
-    assert timings(replies[0]).draft_n_accepted > 100
-
-
 @pytest.mark.parametrize(
     ("limits", "most"),
     [({"spec_n_max": 0}, 0), ({"spec_n_max": 2}, 2), ({"spec_p_min": 0.95}, 0), ({"spec_n_min": 50}, 0)],
@@ -94,14 +82,3 @@ async def test_a_request_bounds_its_guesses(machine: Machine, limits: dict[str, 
     (reply,) = await answers(machine, runner, wanted)
     assert reply.text == alone(wanted)
     assert max(n - 1 for batch in runner.batches[1:] for _, n in batch) == most
-
-
-async def test_a_context_shift_leaves_the_draft_in_step(machine: Machine) -> None:
-    texts = []
-    for spec_type in ("none", "draft-simple"):
-        runner = drafted(machine, n_seq=1, n_ctx_seq=64)
-        async with engine_over(runner, clock=machine, spec_type=spec_type, context_shift=True) as engine:
-            (reply,) = await run(engine, request("hello", max_tokens=200))
-        texts.append(reply.text)
-        assert reply.finished[0].n_predicted == 200
-    assert texts[0] == texts[1]

@@ -30,16 +30,6 @@ async def test_requests_of_a_failed_thread_end_and_later_ones_are_refused() -> N
         assert not engine.busy
 
 
-async def test_who_asked_for_the_command_that_failed_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    runner = FakeRunner()
-    async with engine_over(runner) as engine:
-        await run(engine, request("one", id_slot=0))
-        monkeypatch.setattr(runner, "seq_save", panics)
-        with pytest.raises(InternalError, match="index out of bounds"):
-            await engine.save_slot(0)
-        assert not engine.serves
-
-
 async def test_other_instances_go_on_without_it() -> None:
     failing = FakeRunner(n_seq=1, on_decode=panics)
     async with engine_over(failing, FakeRunner(n_seq=1)) as engine:
