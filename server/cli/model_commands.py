@@ -9,7 +9,6 @@ from tqdm import tqdm
 
 from server.errors import ConfigError, LlamapoolError, NotFound
 from server.hub.choice import MMPROJ, SIBLINGS
-from server.hub.hub import Hub
 from server.hub.reference import Reference
 from server.pool.protocols import FileProgress
 from server.settings import hub_of, hub_settings
@@ -43,13 +42,8 @@ def pull(words: Sequence[str]) -> None:
         for kind, path in sorted(files.siblings.items()):
             print(f"  {kind}: {path}")
         if SIBLINGS_FLAG not in flags:
-            _name_siblings(hub, reference, file)
-
-
-def _name_siblings(hub: Hub, reference: Reference, file: str) -> None:
-    """Print the companion files that were not downloaded."""
-    for kind, sibling in sorted(hub.siblings_left(reference, file).items()):
-        print(f"  {kind} {sibling.path} ({sibling.size >> 20} MiB) is not downloaded ({SIBLINGS_FLAG})")
+            for kind, sibling in sorted(hub.siblings_left(reference, file).items()):
+                print(f"  {kind} {sibling.path} ({sibling.size >> 20} MiB) is not downloaded ({SIBLINGS_FLAG})")
 
 
 def show_list(words: Sequence[str]) -> None:

@@ -12,7 +12,7 @@ from server.mcp.results import McpFault, McpTool
 from server.mcp.servers import McpServers
 from server.routes.services import caller_of, owner_of, services
 from server.transport.keys import ANYBODY
-from server.transport.sse import while_connected
+from server.transport.sse import Watch
 
 Known = Mapping[str, tuple[McpTool, ...]]
 """Tools that the conversation has a list of already, by the label of their server."""
@@ -60,10 +60,8 @@ async def offer(request: Request, wanted: Sequence[McpRequest], label_field: str
         except McpFault as fault:
             return OfferedServer(each, server, fault=fault)
 
-    async def all_listed() -> list[OfferedServer]:
+    with Watch(request.receive):
         return await asyncio.gather(*(listed(each, server) for each, server in allowed))
-
-    return await while_connected(request, all_listed())
 
 
 def server_tools(servers: McpServers, tools: Mapping[str, CallableTool], max_calls: int | None = None) -> ServerTools:

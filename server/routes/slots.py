@@ -122,8 +122,11 @@ async def act_on_slot(request: Request, id_slot: str, action: str = "", model: s
     used = services(request)
     if used.slot_files is None:
         raise NotSupported("This server does not support slots action. Start it with `--slot-save-path`")
-    files = used.slot_files.of(file_owner(request))
-    slot = _slot_number(id_slot)
+    caller = caller_of(request)  # with several keys, each has a folder of its own
+    files = used.slot_files.of(caller.owner if caller is not None and used.keys.several else "")
+    if not re.fullmatch(r"\d{1,9}", id_slot, re.ASCII):
+        raise InvalidRequest("Invalid slot ID", "id_slot")
+    slot = int(id_slot)
     if action not in ACTIONS:
         raise InvalidRequest("Invalid action", "action")
     body = await read_json(request, optional=action == "erase")
@@ -190,12 +193,6 @@ async def pin_prefix(request: Request) -> Response:
     return json_reply({"object": "cache.pin", **pinned, "expires_at": int(time.time() + ttl_s)})
 
 
-def file_owner(request: Request) -> str:
-    """Return the owner of the folder of files: with several keys, each has its own."""
-    caller = caller_of(request)
-    return caller.owner if caller is not None and services(request).keys.several else ""
-
-
 async def _act(model: LoadedModel, id_slot: int, action: str, files: SavedFiles, name: str, owner: str) -> Json:
     if action == "erase":
         return {"id_slot": id_slot, "n_erased": await model.engine.erase_slot(id_slot, owner)}
@@ -209,12 +206,6 @@ async def _act(model: LoadedModel, id_slot: int, action: str, files: SavedFiles,
         "n_read": restored.n_bytes,
         "timings": {"restore_ms": restored.ms},
     }
-
-
-def _slot_number(text: str) -> int:
-    if not re.fullmatch(r"\d{1,9}", text, re.ASCII):
-        raise InvalidRequest("Invalid slot ID", "id_slot")
-    return int(text)
 
 
 def _named(body: dict[str, Any]) -> str | None:

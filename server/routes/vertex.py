@@ -17,7 +17,7 @@ from server.transport.body import read_json
 from server.transport.errors import error_body, json_reply
 from server.transport.internal import post_json
 from server.transport.keys import ANYBODY
-from server.transport.sse import while_connected
+from server.transport.sse import Watch
 
 router = APIRouter(tags=["vertex"])
 MAX_INSTANCES = 128
@@ -55,13 +55,10 @@ async def predict(request: Request) -> Response:
         raise InvalidRequest("instances: must be an array of requests", "instances")
     if len(instances) > MAX_INSTANCES:
         raise InvalidRequest(f"instances: may contain at most {MAX_INSTANCES} requests", "instances")
-    return json_reply({"predictions": await while_connected(request, _predict_all(request, instances))})
-
-
-async def _predict_all(request: Request, instances: list[Any]) -> list[Any]:
-    async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(_predict(request, index, each)) for index, each in enumerate(instances)]
-    return [task.result() for task in tasks]
+    with Watch(request.receive):
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(_predict(request, index, each)) for index, each in enumerate(instances)]
+    return json_reply({"predictions": [task.result() for task in tasks]})
 
 
 async def _predict(request: Request, index: int, instance: Any) -> Any:

@@ -95,6 +95,14 @@ class Objects(ABC):
     async def load(self, owner: str, object_id: str) -> Document | None:
         """Return a document, None if there is none."""
 
+    async def ancestry(self, owner: str, object_id: str) -> dict[str, Document]:
+        """Return a document and all its parents by id, the newest first; none if there is no such document."""
+        found: dict[str, Document] = {}
+        following: str | None = object_id
+        while following is not None and (document := await self.load(owner, following)) is not None:
+            found[following], following = document, document.parent
+        return found
+
     @abstractmethod
     async def change(
         self, owner: str, object_id: str, change: Change, data: bytes | None = None, *, within_quota: bool = True
@@ -244,13 +252,8 @@ class Objects(ABC):
 
     async def chain(self, owner: str, object_id: str) -> list[Json] | None:
         """Return the items of an object and of all its parents, oldest first. None if the owner has no such object."""
-        found: dict[str, Document] = {}
-        following: str | None = object_id
-        while following is not None and (document := await self.load(owner, following)) is not None:
-            if not found and (document.hidden or document.kind != "response"):
-                return None
-            found[following], following = document, document.parent
-        if not found:
+        found = await self.ancestry(owner, object_id)
+        if not found or found[object_id].hidden or found[object_id].kind != "response":
             return None
         await self.touch(owner, found)
         return [item for document in reversed(found.values()) for _, item in document.items]

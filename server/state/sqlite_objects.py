@@ -50,6 +50,16 @@ class SqliteObjects(Objects):
     async def load(self, owner: str, object_id: str) -> Document | None:
         return await self.database.run(lambda db: _document(db, owner, object_id))
 
+    async def ancestry(self, owner: str, object_id: str) -> dict[str, Document]:
+        def work(db: sqlite3.Connection) -> dict[str, Document]:
+            found: dict[str, Document] = {}
+            following: str | None = object_id
+            while following is not None and (document := _document(db, owner, following)) is not None:
+                found[following], following = document, document.parent
+            return found
+
+        return await self.database.run(work)  # one transaction instead of one per document
+
     async def change(
         self, owner: str, object_id: str, change: Change, data: bytes | None = None, *, within_quota: bool = True
     ) -> Document | None:
@@ -63,9 +73,10 @@ class SqliteObjects(Objects):
             values |= {"owner": owner, "id": object_id, "worker": self.database.worker, "document": packed}
             values |= {"n_bytes": n_bytes_of(packed) + len(data or b""), "data": data, "used_at": self.clock()}
             db.execute(_UPSERT, values)
-            db.execute("DELETE FROM items WHERE owner = ? AND object_id = ?", (owner, object_id))
-            ids = ((owner, item["id"], object_id) for _, item in new.items)
-            db.executemany("INSERT OR IGNORE INTO items (owner, id, object_id) VALUES (?, ?, ?)", ids)
+            before, now = ({item["id"] for _, item in each.items} if each else set() for each in (old, new))
+            gone, added = (((owner, each, object_id) for each in ids) for ids in (before - now, now - before))
+            db.executemany("DELETE FROM items WHERE owner = ? AND id = ? AND object_id = ?", gone)
+            db.executemany("INSERT OR IGNORE INTO items (owner, id, object_id) VALUES (?, ?, ?)", added)
             if within_quota:
                 self._fit(db, owner, keep=object_id)
             return new

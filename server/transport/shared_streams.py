@@ -171,7 +171,9 @@ class SharedStreams(KeptStreams):
             await add({_DATA: b""}, "0-1")  # before its name: a replica forgets names without a stream
             named = f"{key} {stream.started_at}"
             await self._replace(owner, stream.conversation, named)
-            if not await _begins(stream):
+            with contextlib.suppress(Exception):  # its client gets the error
+                await stream.begin()
+            if not stream.total_bytes:
                 await self._forget_copy(owner, stream.conversation, named)
                 return
             async for chunk in stream.read(0):
@@ -197,15 +199,6 @@ class SharedStreams(KeptStreams):
         first = int(oldest[0][0].partition(b"-")[0]) - len(oldest[0][1].get(_DATA, b"")) if oldest else 0
         done = int(entry.get(_DONE, 0))
         return RemoteStream(self._redis, key, conversation, int(started), done, first, total)
-
-
-async def _begins(stream: KeptStream) -> bool:
-    """Wait until a stream has data. Return False if it ended without any."""
-    try:
-        await stream.begin()
-    except Exception:  # noqa: BLE001 (its client gets it)
-        return False
-    return stream.total_bytes > 0
 
 
 def _names(owner: str) -> str:

@@ -92,16 +92,3 @@ def test_a_reply_of_another_program_is_unexpected() -> None:
         answering({}).client.tokenize("x")
     with pytest.raises(errors.UnexpectedReply):
         answering({"choices": None}).client.chat_completion([])
-
-
-def test_every_error_is_of_one_tree() -> None:
-    for error in (
-        errors.ServerUnreachable,
-        errors.RequestTimedOut,
-        errors.UnexpectedReply,
-        errors.ApiError,
-        errors.BadRequest,
-        errors.Unavailable,
-        errors.NotSupported,
-    ):
-        assert issubclass(error, errors.LlamaCppError)

@@ -10,8 +10,6 @@ from hypothesis import strategies as st
 
 from server.errors import ConfigError
 from server.options.flags import FIXED, REFUSED, WITHOUT_EFFECT
-from server.options.option import descriptions
-from server.options.reference import help_text
 from server.settings import TABLE, check_files, load_settings, model_specs
 from tests.support.ggufs import TinyModel, gguf_file
 
@@ -116,17 +114,3 @@ def test_a_key_file_that_never_ends_is_refused() -> None:
     settings = load_settings([*MODEL, "--api-key-file", "/dev/zero"], {})
     with pytest.raises(ConfigError, match="not a text file"):
         settings.server.all_api_keys()
-
-
-def test_options_are_shown_without_their_sentences_where_only_bytecode_is_installed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def no_source(of: object) -> str:
-        raise OSError("could not get source code")
-
-    descriptions.cache_clear()
-    monkeypatch.setattr("inspect.getsource", no_source)
-    try:
-        assert "--ctx-size" in help_text(TABLE)
-    finally:
-        descriptions.cache_clear()

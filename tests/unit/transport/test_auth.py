@@ -65,14 +65,6 @@ def test_a_key_that_has_expired_is_none() -> None:
     assert ring.find(b"one", lambda: 100.0) is None
 
 
-def test_what_a_key_may_use_is_told_by_patterns() -> None:
-    key = Key("a", b"", models=("qwen*", "demo"))
-    assert key.may_use(["qwen3"])
-    assert key.may_use(["x", "demo"])
-    assert not key.may_use(["Demo", "demo2"])
-    assert plain_key("one").may_use(["anything"])
-
-
 def test_a_client_is_told_by_its_key_wherever_it_stands_and_the_name_does_not_hold_it() -> None:
     names = {client_name(b"Bearer one", None), client_name(b"one", None), client_name(None, b"one")}
     assert len(names) == 1
@@ -113,8 +105,3 @@ def test_one_key_tells_nobody_apart_so_the_user_does_and_then_the_address() -> N
         == 4
     )
     assert "anna" not in anna
-
-
-def test_a_local_socket_has_no_address_and_a_name_may_hold_anything() -> None:
-    assert scheduled_client({"headers": [], "client": None}, "", several_keys=False) == ""
-    assert scheduled_client(scope(), "\ud800", several_keys=False)
