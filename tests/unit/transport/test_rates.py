@@ -1,0 +1,68 @@
+from types import SimpleNamespace
+
+import pytest
+
+from server.transport.keys import Key, KeyLimits
+from server.transport.limits import RateLimited, Rates
+from tests.unit.clock import Clock
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock(1_800_000_000.0)  # 2027-01-15 08:00 UTC
+    for module in ("limits.storage.memory", "limits.storage.base", "limits.strategies"):
+        monkeypatch.setattr(f"{module}.time", SimpleNamespace(time=made), raising=False)
+    return made
+
+
+def key(name: str = "ada", **limits: int) -> Key:
+    return Key(name, name.encode(), limits=KeyLimits(**limits))
+
+
+async def test_requests_of_the_last_minute_are_counted(clock: Clock) -> None:
+    rates, ada = Rates(clock), key(requests_per_minute=2, max_concurrent_requests=1)
+    for _ in range(2):
+        async with rates.counted(ada):
+            with pytest.raises(RateLimited, match="1 concurrent requests is reached, retry in 1 s"):
+                await rates.enter(ada)
+        clock.now += 10
+    for _ in range(2):  # a refused request takes no place
+        with pytest.raises(RateLimited, match="limit of 2 requests per minute is reached, retry in 40 s"):
+            await rates.enter(ada)
+    await rates.enter(key("bert", requests_per_minute=2))
+    clock.now += 41
+    await rates.enter(ada)
+
+
+async def test_a_key_that_has_used_up_its_tokens_waits_for_the_next_minute(clock: Clock) -> None:
+    rates, ada = Rates(clock), key(tokens_per_minute=100)
+    for n_tokens in (99, 500):
+        await rates.enter(ada)
+        rates.charge(ada, n_tokens)
+    clock.now += 20
+    with pytest.raises(RateLimited, match="100 tokens per minute is reached, retry in 40 s"):
+        await rates.enter(ada)
+    clock.now += 41
+    await rates.enter(ada)
+
+
+@pytest.mark.parametrize(("spent", "said"), [((9, 9), ""), ((10, 19), "day.* 57600 s"), ((1, 20), "month.* 1440000 s")])
+async def test_budgets_end_with_the_day_and_the_month(clock: Clock, spent: tuple[int, int], said: str) -> None:
+    rates, ada = Rates(clock, lambda _: spent), key(tokens_per_day=10, tokens_per_month=20)
+    if not said:
+        await rates.enter(ada)
+        return
+    with pytest.raises(RateLimited, match=f"tokens per {said}"):
+        await rates.enter(ada)
+
+
+async def test_what_is_left_is_said_in_the_words_of_either_api(clock: Clock) -> None:
+    rates, ada = Rates(clock), key(requests_per_minute=5, tokens_per_minute=100)
+    rates.charge(ada, 30)
+    clock.now += 15
+    windows = await rates.enter(ada)
+    headers = [b"5", b"4", b"60s", b"100", b"70", b"45s"]
+    assert [value for _, value in rates.headers(ada, windows, anthropic=False)] == headers
+    found = dict(rates.headers(ada, windows, anthropic=True))
+    assert found[b"anthropic-ratelimit-tokens-reset"] == b"2027-01-15T08:01:00Z"
+    assert found[b"anthropic-ratelimit-requests-remaining"] == b"4"
