@@ -162,12 +162,10 @@ class EngineProxy:
 
 
 @dataclass(eq=False, slots=True)
-class _Open:
-    """A request that has not ended. ``n_open``: its choices that run. ``answered``: it has had an event."""
+class _SentTicket(Ticket):
+    """A request that has not ended. ``number``: of the current attempt. ``answered``: it has had an event."""
 
-    number: int
-    ticket: Ticket
-    n_open: int
+    number: int = 0
     sent: bool = False
     answered: bool = False
 
@@ -181,8 +179,7 @@ class IsolatedEngine(EngineProxy):
         self.adapters: tuple[Adapter, ...] = facts.adapters
         self._bounds, self._params = facts.bounds, params
         self._numbers = itertools.count(1)
-        self._open: dict[int, _Open] = {}
-        self._by_ticket: dict[int, _Open] = {}
+        self._open: dict[int, _SentTicket] = {}
         self._shown: dict[int, Request] = {}  # requests that slots may show, by number
         self._cache_bytes = -1
         self._watched = False
@@ -212,29 +209,24 @@ class IsolatedEngine(EngineProxy):
             raise QueueFull(len(self._open), 10)
         if not request.arrived_at:
             request = replace(request, arrived_at=self.now)
-        ticket = Ticket(request, sink, request.arrived_at, n_open=request.n)
-        found = _Open(next(self._numbers), ticket, request.n)
-        self._open[found.number] = self._by_ticket[id(ticket)] = found
-        self._send(found)
+        ticket = _SentTicket(request, sink, request.arrived_at, n_open=request.n)
+        self._send(ticket)
         return ticket
 
-    def _send(self, found: _Open) -> None:
+    def _send(self, ticket: _SentTicket) -> None:
+        ticket.number = next(self._numbers)
+        self._open[ticket.number] = ticket
         if self.supervisor.up:
             self._n_begun += 1
-            found.sent = True
-            self._shown[found.number] = found.ticket.request
-            self.supervisor.submit(found.number, found.ticket.request)
+            ticket.sent = True
+            self._shown[ticket.number] = ticket.request
+            self.supervisor.submit(ticket.number, ticket.request)
 
     def cancel(self, ticket: Ticket) -> None:
         """Stop a request; its slots are free by the next step. Ignored when it has ended."""
         ticket.cancelled = True
-        found = self._by_ticket.get(id(ticket))
-        if found is not None:
-            self._forget(found)
-            self.supervisor.notify("cancel", found.number)
-
-    def _forget(self, found: _Open) -> None:
-        del self._open[found.number], self._by_ticket[id(found.ticket)]
+        if isinstance(ticket, _SentTicket) and self._open.pop(ticket.number, None) is not None:
+            self.supervisor.notify("cancel", ticket.number)
 
     def receive(self, batch: Mapping[int, list[Event]]) -> None:
         """Receive the events of steps, by request number."""
@@ -249,8 +241,8 @@ class IsolatedEngine(EngineProxy):
                 elif type(event) is Failed:
                     found.n_open = 0
             if not found.n_open:
-                self._forget(found)
-            found.ticket.sink(events)
+                del self._open[number]
+            found.sink(events)
 
     # ---- the process
 
@@ -268,13 +260,13 @@ class IsolatedEngine(EngineProxy):
         super().process_lost(reason)
         self._views, self._shown = (), {}
         for found in list(self._open.values()):
-            request = found.ticket.request
+            request = found.request
             if found.answered or request.media or (found.sent and request.asked_again):
                 said = f"the model has ended: {reason}; it is loaded again"
                 self._fail(found, ModelEnded(said, asked_again=request.asked_again))
             else:
                 if found.sent:
-                    found.ticket.request = replace(request, asked_again=True)
+                    found.request = replace(request, asked_again=True)
                 found.sent = False
 
     def process_started(self) -> None:
@@ -286,8 +278,6 @@ class IsolatedEngine(EngineProxy):
             self.supervisor.notify("watch", True)
         for found in list(self._open.values()):
             del self._open[found.number]
-            found.number = next(self._numbers)
-            self._open[found.number] = found
             self._send(found)
 
     def fail_all(self, error: LlamapoolError) -> None:
@@ -295,9 +285,9 @@ class IsolatedEngine(EngineProxy):
         for found in list(self._open.values()):
             self._fail(found, error)
 
-    def _fail(self, found: _Open, error: LlamapoolError) -> None:
-        self._forget(found)
-        found.ticket.sink([Failed(error)])
+    def _fail(self, found: _SentTicket, error: LlamapoolError) -> None:
+        del self._open[found.number]
+        found.sink([Failed(error)])
 
     async def close(self, drain_s: float = 0.0) -> None:
         """Give running requests `drain_s` seconds, then fail them; prompt states are saved."""
@@ -346,7 +336,6 @@ class IsolatedEngine(EngineProxy):
     def check_integrity(self) -> None:
         """Assert that no request is open."""
         assert not self._open, "a request is open"
-        assert not self._by_ticket, "a ticket is kept"
 
     # ---- settings and slots
 
