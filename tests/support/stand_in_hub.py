@@ -6,15 +6,11 @@ import json
 import re
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote, urlsplit
-
-from server.errors import DownloadFailed
-from server.hub.child import Downloader
-from server.hub.process import DownloadProcess
 
 COMMIT = "1" * 40
 _RESOLVE = re.compile(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)")
@@ -193,19 +189,3 @@ def _handler(hub: StandInHub) -> type[http.server.BaseHTTPRequestHandler]:
                 self.close_connection = True
 
     return Handler
-
-
-def call_in_process(
-    self: DownloadProcess,
-    action: str,
-    what: str,
-    wanted: Callable[[], bool],
-    poll: Callable[[], None] = lambda: None,
-    **arguments: Any,
-) -> Any:
-    """`DownloadProcess.call` without a process, which takes a second to start. It cannot be cancelled."""
-    poll()
-    try:
-        return Downloader(self.base, self.token, 0.0).run(action, what, arguments)
-    except OSError as error:
-        raise DownloadFailed(f"'{what}' cannot be written: {error.strerror}") from None

@@ -1,7 +1,4 @@
-"""Models of a hub behind the API: downloads that are seen, stopped and removed, and what is served of the cache.
-
-Downloads run in the test's process, except where one is stopped.
-"""
+"""Models of a hub behind the API: downloads that are seen, stopped and removed, and what is served of the cache."""
 
 import asyncio
 import hashlib
@@ -17,14 +14,13 @@ import httpx
 import pytest
 
 from server.app import create_app
-from server.hub.process import DownloadProcess
 from server.pool.events import DownloadEnded, DownloadProgress, PoolEvent, StatusChanged, Subscription
 from server.pool.state import Status
 from server.routes.models import event_object
 from server.settings import load_settings
 from tests.api.conftest import Api, run_app
 from tests.support.fakes import FakeLoader
-from tests.support.stand_in_hub import StandInHub, call_in_process, stand_in_hub
+from tests.support.stand_in_hub import StandInHub, stand_in_hub
 
 REPOSITORY = "org/model-GGUF"
 MODEL_ID = f"{REPOSITORY}:Q8_0"
@@ -37,12 +33,6 @@ def remote() -> Iterator[StandInHub]:
     files = {"model-Q8_0.gguf": GGUF, "model-F16.gguf": GGUF + b"f16"}
     with stand_in_hub({REPOSITORY: files, "org/draft": {"draft-F16.gguf": GGUF + b"d"}}) as hub:
         yield hub
-
-
-@pytest.fixture(autouse=True)
-def downloads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    if not request.node.get_closest_marker("slow"):
-        monkeypatch.setattr(DownloadProcess, "call", call_in_process)
 
 
 @asynccontextmanager
@@ -166,7 +156,6 @@ async def test_a_pull_of_what_is_there_needs_no_hub(remote: StandInHub, tmp_path
             assert (await api.client.post("/api/pull", json={"model": name})).status_code == 403, name
 
 
-@pytest.mark.slow
 async def test_a_download_under_way_is_shown_and_can_be_stopped(remote: StandInHub, tmp_path: Path) -> None:
     remote.hold = threading.Event()
     async with serving(remote, tmp_path) as api:
@@ -183,7 +172,6 @@ async def test_a_download_under_way_is_shown_and_can_be_stopped(remote: StandInH
         assert await ids(api) == []
 
 
-@pytest.mark.slow
 async def test_a_removed_model_stops_no_download_of_its_repository(remote: StandInHub, tmp_path: Path) -> None:
     async with serving(remote, tmp_path) as api:
         await download(api, f"{REPOSITORY}:F16")
@@ -362,7 +350,6 @@ async def test_ollamas_clients_pull_and_delete(remote: StandInHub, tmp_path: Pat
         assert (unknown.status_code, unknown.json()["error"].startswith("model: should be owner/name")) == (400, True)
 
 
-@pytest.mark.slow
 async def test_a_pull_whose_client_leaves_is_stopped(remote: StandInHub, tmp_path: Path) -> None:
     remote.hold = threading.Event()
     async with serving(remote, tmp_path) as api:

@@ -115,7 +115,6 @@ def test_the_token_does_not_leave_the_hub(remote: StandInHub, tmp_path: Path) ->
         assert [asked.token for asked in elsewhere.asked] == [""]
 
 
-@pytest.mark.slow
 def test_a_token_that_lies_about_goes_to_no_mirror(
     remote: StandInHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -172,7 +171,6 @@ def test_the_disk_is_looked_at_first(remote: StandInHub, tmp_path: Path, monkeyp
     assert remote.contents_asked() == []
 
 
-@pytest.mark.slow
 def test_a_slow_download_can_be_stopped_and_gone_on_with(remote: StandInHub, tmp_path: Path) -> None:
     remote.hold = threading.Event()
     with pytest.raises(Cancelled):  # though the hub sends nothing more
@@ -218,7 +216,6 @@ def test_the_projector_goes_with_the_last_model_of_its_repository(remote: StandI
     assert not (tmp_path / "models--org--model-GGUF").exists()
 
 
-@pytest.mark.slow
 def test_a_cancelled_request_does_not_wait_for_a_silent_hub(remote: StandInHub, tmp_path: Path) -> None:
     remote.silent = "/refs"
     with pytest.raises(Cancelled):
