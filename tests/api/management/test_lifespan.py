@@ -136,12 +136,6 @@ def test_a_wrong_setting_stops_uvicorn_with_one_line() -> None:
     assert "PORT" in lines[0] or "port" in lines[0]
 
 
-def test_importing_the_module_reads_no_environment() -> None:
-    code = "import server.app; assert 'app' not in vars(server.app)"
-    env = os.environ | {"LLAMAPOOL_SERVER__PORT": "many"}
-    subprocess.run([sys.executable, "-c", code], env=env, check=True, timeout=TIMEOUT_S)
-
-
 MAIN = """
 import asyncio, threading, uvicorn
 from server.app import create_app

@@ -4,10 +4,8 @@ from typing import Any
 
 import pytest
 
-from server.engine.lora import Adapter
 from server.pool.state import Status
 from tests.api.conftest import Serve, until
-from tests.support.fakes import FakeLoader, FakeRunner
 
 LORA = [{"path": "pirate.gguf", "scale": 0.5}, "formal.gguf"]
 MODELS = {"demo": {"path": "demo.gguf", "load": "startup", "lora": LORA}}
@@ -32,15 +30,6 @@ async def text(api: Any, **more: Any) -> str:
 async def test_adapters_are_shown_as_llama_server_shows_them(serve: Serve) -> None:
     async with serve(models=MODELS) as api:
         assert (await api.client.get("/lora-adapters")).json() == SHOWN
-
-
-async def test_an_activated_adapter_shows_its_invocation(serve: Serve) -> None:
-    adapter = Adapter(0, "a.gguf", 1.0, "task", "prefix", tuple(b"<go>"))
-    async with serve(FakeLoader(runner=lambda: FakeRunner(adapters=(adapter,)))) as api:
-        (shown,) = (await api.client.get("/lora-adapters")).json()
-        assert (shown["task_name"], shown["prompt_prefix"]) == ("task", "prefix")
-        assert shown["alora_invocation_string"] == "<go>"
-        assert shown["alora_invocation_tokens"] == list(b"<go>")
 
 
 async def test_adapters_that_are_not_named_are_switched_off(serve: Serve) -> None:

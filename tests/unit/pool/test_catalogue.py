@@ -38,22 +38,11 @@ def test_companion_files_are_no_models(tmp_path: Path) -> None:
     assert scan_models_dir(tmp_path) == []
 
 
-def test_parts_beside_each_other_in_the_folder_itself_are_one_model(tmp_path: Path) -> None:
-    gguf(tmp_path, "m-00001-of-00002.gguf", "m-00002-of-00002.gguf")
-    [entry] = scan_models_dir(tmp_path)
-    assert (entry.id, entry.problem) == ("m-00001-of-00002", "")
-
-
 def test_a_missing_part_is_the_entrys_problem_and_not_the_others(tmp_path: Path) -> None:
     gguf(tmp_path, "good.gguf", "kimi/kimi-00001-of-00003.gguf", "kimi/kimi-00003-of-00003.gguf")
     good, kimi = sorted(scan_models_dir(tmp_path), key=lambda entry: entry.id)
     assert good.problem == ""
     assert kimi.problem == "of the 3 parts of the model 1 are missing: kimi-00002-of-00003.gguf"
-
-
-def test_a_folder_that_is_none(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="is not a folder; give --models-dir a folder that contains GGUF files"):
-        scan_models_dir(tmp_path / "no")
 
 
 def test_a_file_and_a_folder_of_the_same_name(tmp_path: Path) -> None:
@@ -103,8 +92,3 @@ def test_a_preset_as_in_llama_servers_readme(tmp_path: Path) -> None:
 def test_mistakes_in_a_preset(tmp_path: Path, text: str, expected: str) -> None:
     with pytest.raises(ConfigError, match=expected):
         read_preset(ini(tmp_path, text))
-
-
-def test_a_preset_that_is_missing(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="cannot be read: No such file or directory; check --models-preset"):
-        read_preset(tmp_path / "no.ini")

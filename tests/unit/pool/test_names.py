@@ -29,12 +29,6 @@ def test_the_only_model_that_can_do_it_answers_to_any_name() -> None:
         names.resolve("text-embedding-3-small", "embed")
 
 
-def test_a_name_that_is_known_means_that_model_whatever_it_can_do() -> None:
-    names = Names([spec("a"), spec("e", embedding=True)])
-    assert names.resolve("a", "embed").id == "a"
-    assert names.resolve("e", "generate").id == "e"
-
-
 def test_without_a_model_for_it_the_first_one_is_meant() -> None:
     names = Names([spec("a"), spec("b")])
     assert names.resolve(None, "rerank").id == "a"

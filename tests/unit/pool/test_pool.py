@@ -11,16 +11,6 @@ UNLOADED, LOADING, READY, _, _, FAILED, _ = Status
 # ---- loading
 
 
-async def test_a_cancelled_caller_stops_the_load_for_nobody() -> None:
-    async with pool_of("a", "b") as s:
-        quitter, stayer = acquiring(s, "a"), acquiring(s, "a")
-        await spin()
-        quitter.cancel()
-        await s.work()
-        assert quitter.cancelled()
-        stayer.result().release()
-
-
 async def test_a_load_goes_on_when_every_caller_has_left() -> None:
     async with pool_of("a", "b") as s:
         task = acquiring(s, "a")
@@ -85,14 +75,6 @@ async def test_a_panic_of_a_rust_library_is_a_failure_like_any_other() -> None:
         s.loader.failing["a"] = PanicException("index out of bounds")
         with pytest.raises(ModelFailed, match="PanicException: index out of bounds"):
             await loaded(s, "a")
-
-
-async def test_when_the_engine_cannot_start_what_was_loaded_is_freed() -> None:
-    async with pool_of("a") as s:
-        s.engines.failing = True
-        with pytest.raises(ModelFailed, match="no thread"):
-            await loaded(s, "a")
-        assert s.loader.open == []
 
 
 async def test_a_model_that_cannot_be_freed_is_failed_and_can_be_loaded_again() -> None:

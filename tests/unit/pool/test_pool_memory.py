@@ -100,16 +100,6 @@ async def test_requests_that_waited_too_long_are_told_when_to_come_back() -> Non
             lease.release()
 
 
-async def test_two_loads_never_get_the_same_bytes() -> None:
-    async with sized_pool("m4", "m6", "m0") as s:
-        tasks = [acquiring(s, model) for model in ("m4", "m6", "m0")]
-        await s.work()
-        (await tasks[0]).release()
-        (await tasks[1]).release()
-        (await tasks[2]).release()
-        assert s.loader.held <= BUDGET
-
-
 async def test_a_model_that_took_more_than_was_measured_costs_idle_ones_their_place(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -2,7 +2,7 @@ import asyncio
 
 import pytest
 
-from server.errors import InvalidRequest, ModelNotFound, ShuttingDown, Unavailable
+from server.errors import InvalidRequest, ModelNotFound, ShuttingDown
 from server.pool.state import Status
 from tests.unit.pool.fakes import acquiring, loaded, pool_of, spin
 
@@ -55,18 +55,6 @@ async def test_after_the_grace_requests_are_cut_off_and_weights_wait_for_the_las
         assert s.status("a") is DRAINING
         lease.release()
         await s.work()
-        assert s.loader.open == []
-
-
-async def test_unload_cancels_a_load_that_has_ended_but_is_not_yet_seen() -> None:
-    async with pool_of("a", "b") as s:
-        task = acquiring(s, "a")
-        await spin()
-        s.threads.run()
-        await s.pool.unload("a")
-        await s.work()
-        assert isinstance(task.exception(), Unavailable)
-        assert s.status("a") is UNLOADED
         assert s.loader.open == []
 
 

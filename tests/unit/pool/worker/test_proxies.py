@@ -9,7 +9,7 @@ from server.engine.params import EngineParams
 from server.engine.request import Bounds, Event, Failed, Request, Text
 from server.errors import ContextExceeded, InvalidRequest, ModelFailed, Unavailable
 from server.pool.worker.messages import GeneratorFacts, RemoteChunk
-from server.pool.worker.parent import WorkerSupervisor, exit_reason
+from server.pool.worker.parent import WorkerSupervisor
 from server.pool.worker.proxies import IsolatedEngine
 from tests.support.fakes import FakeLoader
 
@@ -94,8 +94,3 @@ async def test_a_request_long_before_the_next_start_is_refused() -> None:
     supervisor.down, supervisor.pause_s = "killed", 60.0
     with pytest.raises(Unavailable, match="in 60 s"):
         engine.submit(Request("a", [1]), lambda _: None)
-
-
-@pytest.mark.parametrize(("status", "said"), [(-9, "SIGKILL"), (-6, "SIGABRT"), (70, "status 70"), (-63, "signal 63")])
-def test_an_exit_status_is_described(status: int, said: str) -> None:
-    assert said in exit_reason(status)
