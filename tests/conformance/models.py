@@ -126,43 +126,14 @@ def read_vocab(path: Path) -> tuple[list[str], list[float] | None, list[int]]:
 
 def bpe_for_rerank() -> Vocab:
     """Byte-level BPE whose merges give the token counts of test_rerank_usage."""
-    byte_chars = []
-    n = 0
-    keep = list(range(33, 127)) + list(range(161, 173)) + list(range(174, 256))
-    table = {}
-    for b in range(256):
-        if b in keep:
-            table[b] = chr(b)
-        else:
-            table[b] = chr(256 + n)
-            n += 1
-    byte_chars = [table[b] for b in range(256)]
-    g = table[32]
-    words = [
-        "Machine",
-        g + "learning",
-        g + "is",
-        "A",
-        g + "machine",
-        "Learn",
-        "ing",
-        "Which",
-        g + "city",
-        "Par",
-        "is",
-        g + "cap",
-        "ital",
-        g + "de",
-        g + "la",
-        g + "the",
-        g + "and",
-        g + "of",
-        g + "a",
-        "er",
-        "on",
-        "en",
-        "es",
-    ]
+    keep = {*range(33, 127), *range(161, 173), *range(174, 256)}
+    others = itertools.count(256)
+    byte_chars = [chr(b if b in keep else next(others)) for b in range(256)]
+    g = byte_chars[32]
+    text = (
+        "Machine Ġlearning Ġis A Ġmachine Learn ing Which Ġcity Par is Ġcap ital Ġde Ġla Ġthe Ġand Ġof Ġa er on en es"
+    )
+    words = [word.replace("Ġ", g) for word in text.split()]
     merges: list[str] = []
     ranks: dict[tuple[str, str], int] = {}
     vocab: list[str] = []
@@ -243,22 +214,10 @@ def put_vocab(w: GGUFWriter, v: Vocab) -> None:
     w.add_array(t + "token_type", [int(x) for x in v.types])
     if "merges" in m:
         w.add_array(t + "merges", m["merges"])
-    names = {
-        "bos": "bos_token_id",
-        "eos": "eos_token_id",
-        "unk": "unknown_token_id",
-        "sep": "seperator_token_id",
-        "pad": "padding_token_id",
-        "cls": "cls_token_id",
-        "mask": "mask_token_id",
-        "eot": "eot_token_id",
-        "fim_pre": "fim_pre_token_id",
-        "fim_suf": "fim_suf_token_id",
-        "fim_mid": "fim_mid_token_id",
-    }
-    for k, name in names.items():
+    names = {"unk": "unknown", "sep": "seperator", "pad": "padding"}
+    for k in ("bos", "eos", "unk", "sep", "pad", "cls", "mask", "eot", "fim_pre", "fim_suf", "fim_mid"):
         if k in m:
-            w.add_uint32(t + name, m[k])
+            w.add_uint32(f"{t}{names.get(k, k)}_token_id", m[k])
     for k in ("add_bos", "add_eos", "add_sep"):
         if k in m:
             w.add_bool(t + k + "_token", m[k])
@@ -635,94 +594,79 @@ def main() -> None:
     ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     ap.add_argument("out")
     ap.add_argument("--vocab-dir", required=True, help="with ggml-vocab-llama-spm.gguf and ggml-vocab-bert-bge.gguf")
-    ap.add_argument("--rerank-seed", type=int, default=21)
-    ap.add_argument("--only", help="comma list of file name parts to (re)make")
     a = ap.parse_args()
     out, vd = Path(a.out), Path(a.vocab_dir)
     hub = out / "hub" / "ggml-org"
-    only = a.only.split(",") if a.only else None
-
-    def want(*names: str) -> bool:
-        return only is None or any(o in n for o in only for n in names)
-
     small = spm_small()
-    if want("stories260K-F32"):
-        make_llama(hub / "test-model-stories260K/stories260K-F32.gguf", "substitute stories260K", small, seed=1)
-    if want("infill"):
-        v = spm_small(control=["<fim_pre>", "<fim_suf>", "<fim_mid>"])
-        v.meta.update(fim_pre=512, fim_suf=513, fim_mid=514)
-        make_llama(hub / "test-model-stories260K-infill/stories260K-infill-F32.gguf", "substitute infill", v, seed=2)
-    if want("download"):
-        make_llama(
-            hub / "test-model-router-download/tiny-download-F16.gguf",
-            "substitute download",
-            small,
-            seed=3,
-            ftype=1,
-            qtype=Q.F16,
-        )
-    if want("bge"):
-        tok, _, ty = read_vocab(vd / "ggml-vocab-bert-bge.gguf")
-        v = Vocab(tok, None, ty, model="bert", pre="bert-bge", unk=100, sep=102, pad=0, cls=101, mask=103)
-        make_bert(hub / "models/bert-bge-small/ggml-model-f16.gguf", "substitute bge-small", v, seed=4)
-    if want("jina"):
-        make_bert(
-            hub / "models/jina-reranker-v1-tiny-en/ggml-model-f16.gguf",
-            "substitute jina-reranker",
-            bpe_for_rerank(),
-            seed=a.rerank_seed,
-            pooling=4,
-            n_token_types=2,
-            classifier=True,
-        )
-    if want("stories15M", "moe_shakespeare"):
-        tok, sc, ty = read_vocab(vd / "ggml-vocab-llama-spm.gguf")
-        big = Vocab(tok, sc, ty, model="llama", pre="default", bos=1, eos=2, unk=0, add_bos=True, add_eos=False)
-        sharp: dict[str, Any] = {"lean": 0.97, "sharp": 0.30, "head_seed": 50}
-        make_llama(
-            hub / "stories15M_MOE/stories15M_MOE-F16.gguf",
-            "substitute stories15M_MOE",
-            big,
-            seed=5,
-            size=Sizes(n_layer=2, n_expert=4),
-            gain=0.75,
-            ftype=1,
-            qtype=Q.F16,
-            **sharp,
-        )
-        make_llama(
-            hub / "tiny-llamas/stories15M-q4_0.gguf",
-            "substitute draft",
-            big,
-            seed=6,
-            size=Sizes(n_layer=1),
-            gain=0.2,
-            ftype=2,
-            qtype=Q.Q4_0,
-            **sharp,
-        )
-        make_llama(
-            hub / "models/tinyllamas/split/stories15M-q8_0.gguf",
-            "substitute split",
-            big,
-            seed=7,
-            size=Sizes(n_layer=2),
-            gain=0.9,
-            ftype=7,
-            qtype=Q.Q8_0,
-            split=8,
-            **sharp,
-        )
-        make_lora(hub / "stories15M_MOE/moe_shakespeare15M.gguf", n_layer=2, n_embd=64, rank=8, seed=8, amp=2.5)
-    if want("gemma"):
-        v = spm_small(
-            extra_pieces=[SP + "hel", SP + "hello"],
-            control=["<start_of_turn>", "<end_of_turn>", "<start_of_image>", "<end_of_image>"],
-            size=576,
-        )
-        v.meta.update(eot=577, add_space_prefix=False, chat_template=GEMMA_TEMPLATE)
-        make_gemma(hub / "tinygemma3-GGUF/tinygemma3-Q8_0.gguf", v, seed=9)
-        make_mmproj(hub / "tinygemma3-GGUF/mmproj-tinygemma3.gguf", seed=10)
+    make_llama(hub / "test-model-stories260K/stories260K-F32.gguf", "substitute stories260K", small, seed=1)
+    v = spm_small(control=["<fim_pre>", "<fim_suf>", "<fim_mid>"])
+    v.meta.update(fim_pre=512, fim_suf=513, fim_mid=514)
+    make_llama(hub / "test-model-stories260K-infill/stories260K-infill-F32.gguf", "substitute infill", v, seed=2)
+    make_llama(
+        hub / "test-model-router-download/tiny-download-F16.gguf",
+        "substitute download",
+        small,
+        seed=3,
+        ftype=1,
+        qtype=Q.F16,
+    )
+    tok, _, ty = read_vocab(vd / "ggml-vocab-bert-bge.gguf")
+    v = Vocab(tok, None, ty, model="bert", pre="bert-bge", unk=100, sep=102, pad=0, cls=101, mask=103)
+    make_bert(hub / "models/bert-bge-small/ggml-model-f16.gguf", "substitute bge-small", v, seed=4)
+    make_bert(
+        hub / "models/jina-reranker-v1-tiny-en/ggml-model-f16.gguf",
+        "substitute jina-reranker",
+        bpe_for_rerank(),
+        seed=21,
+        pooling=4,
+        classifier=True,
+    )
+    tok, sc, ty = read_vocab(vd / "ggml-vocab-llama-spm.gguf")
+    big = Vocab(tok, sc, ty, model="llama", pre="default", bos=1, eos=2, unk=0, add_bos=True, add_eos=False)
+    sharp: dict[str, Any] = {"lean": 0.97, "sharp": 0.30, "head_seed": 50}
+    make_llama(
+        hub / "stories15M_MOE/stories15M_MOE-F16.gguf",
+        "substitute stories15M_MOE",
+        big,
+        seed=5,
+        size=Sizes(n_layer=2, n_expert=4),
+        gain=0.75,
+        ftype=1,
+        qtype=Q.F16,
+        **sharp,
+    )
+    make_llama(
+        hub / "tiny-llamas/stories15M-q4_0.gguf",
+        "substitute draft",
+        big,
+        seed=6,
+        size=Sizes(n_layer=1),
+        gain=0.2,
+        ftype=2,
+        qtype=Q.Q4_0,
+        **sharp,
+    )
+    make_llama(
+        hub / "models/tinyllamas/split/stories15M-q8_0.gguf",
+        "substitute split",
+        big,
+        seed=7,
+        size=Sizes(n_layer=2),
+        gain=0.9,
+        ftype=7,
+        qtype=Q.Q8_0,
+        split=8,
+        **sharp,
+    )
+    make_lora(hub / "stories15M_MOE/moe_shakespeare15M.gguf", n_layer=2, n_embd=64, rank=8, seed=8, amp=2.5)
+    v = spm_small(
+        extra_pieces=[SP + "hel", SP + "hello"],
+        control=["<start_of_turn>", "<end_of_turn>", "<start_of_image>", "<end_of_image>"],
+        size=576,
+    )
+    v.meta.update(eot=577, add_space_prefix=False, chat_template=GEMMA_TEMPLATE)
+    make_gemma(hub / "tinygemma3-GGUF/tinygemma3-Q8_0.gguf", v, seed=9)
+    make_mmproj(hub / "tinygemma3-GGUF/mmproj-tinygemma3.gguf", seed=10)
     make_png(out / "images/11_truck.png", 11)
     make_png(out / "images/91_cat.png", 91)
     preset = hub / "test-preset-ci/preset.ini"

@@ -30,11 +30,6 @@ WRITERS = {
     "recurrent": MODELS["recurrent"],
     "hybrid": MODELS["hybrid"],
 }
-EMBEDDERS = {
-    **{name: MODELS[name] for name in ("bert", "embed-mean", "embed-cls", "embed-last", "embed-none")},
-    "t5-encoder": TinyModel(arch="t5encoder", n_head_kv=4, pooling="mean"),
-}
-RERANKERS = ["bert-reranker", "template-reranker"]
 WIDE = TinyModel(n_embd=256, n_vocab=512)
 FTYPES = {  # enum llama_ftype
     **{"Q4_0": 2, "Q8_0": 7, "Q4_K": 15, "Q5_K": 17, "Q6_K": 18, "IQ4_NL": 25, "IQ4_XS": 30, "BF16": 32, "MXFP4": 38}
@@ -179,12 +174,11 @@ def cosine(one: Any, other: Any) -> float:
     return float(a @ b / (np.linalg.norm(a) * np.linalg.norm(b)))
 
 
-@pytest.mark.parametrize("kind", EMBEDDERS)
-def test_vectors_of_every_pooling(kind: str, folder: Path) -> None:
+def test_vectors_of_an_encoder(folder: Path) -> None:
     """llama-server's slots share a KV cache here: with one for each it gives other vectors for texts that come together
     than for each of them alone (cosines of 0.38 and less, for causal models with a pooling, in its release and on our
     own libraries alike)."""
-    path = gguf_file(folder, EMBEDDERS[kind])
+    path = gguf_file(folder, TinyModel(arch="t5encoder", n_head_kv=4, pooling="mean"))
     shared: dict[str, Any] = {"n_parallel": 4, "params": {"embedding": True, "kv_unified": True}}
     with llamapool(path, "--embedding", *EXACT) as ours, oracle(path, n_ctx=2048, n_threads=1, **shared) as theirs:
         together = [ours.post("/embedding", {"content": TEXTS[:4]}), theirs.post("/embedding", {"content": TEXTS[:4]})]
@@ -192,15 +186,3 @@ def test_vectors_of_every_pooling(kind: str, folder: Path) -> None:
     for mine, *others in zip(*together, alone, strict=True):
         for other in others:
             assert cosine(mine["embedding"], other["embedding"]) > 0.9999
-
-
-@pytest.mark.parametrize("kind", RERANKERS)
-def test_scores_of_every_head(kind: str, folder: Path) -> None:
-    path = gguf_file(folder, MODELS[kind])
-    body = {"query": "the fox", "documents": ["the dog", "a stream of tokens", "x"]}
-    params: dict[str, Any] = {"n_threads": 1, "params": {"embedding": True, "pooling_type": 4}}
-    with llamapool(path, "--reranking", *EXACT) as ours, oracle(path, n_ctx=2048, n_parallel=4, **params) as theirs:
-        scores = [
-            {r["index"]: r["relevance_score"] for r in s.post("/rerank", body)["results"]} for s in (ours, theirs)
-        ]
-    assert scores[0] == pytest.approx(scores[1], rel=1e-3, abs=1e-4)
