@@ -86,11 +86,6 @@ def logprobs(tokens: Iterable[TokenLogprob], *, after_sampling: bool = False) ->
     return {"content": probabilities(tokens, after_sampling=after_sampling)}
 
 
-def of_text(tokens: Iterable[TokenLogprob]) -> list[TokenLogprob]:
-    """Drop the end token, which llama-server's ``logprobs`` list and OpenAI's do not."""
-    return [token for token in tokens if not token.ends]
-
-
 def probabilities(tokens: Iterable[TokenLogprob], *, after_sampling: bool = False) -> list[Json]:
     """Return an entry per token: its log probability and the top ones, or plain probabilities if `after_sampling`.
 

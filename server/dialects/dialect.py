@@ -6,7 +6,7 @@ creates a `Generation`: the engine requests and the writer of the reply.
 
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from server.chat.conversation import Media
@@ -122,10 +122,6 @@ class Generation:
     error: Callable[[int, Json], bytes] | None = None
     ping: Callable[[], bytes] | None = None
     convert: Callable[[Any], Json] | None = None
-
-    def written_by(self, writer: Writer) -> "Generation":
-        """The same with another writer."""
-        return replace(self, writer=writer)
 
 
 class ModelRequest(Protocol):

@@ -3,6 +3,7 @@
 The status is the same in every API. Anthropic's types follow from it (https://docs.anthropic.com/en/api/errors).
 """
 
+from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any
 
@@ -97,16 +98,6 @@ def speaks_openai(path: str) -> bool:
     return "/v1/" in path or path.endswith(_UNVERSIONED) or "/responses/" in path
 
 
-def speaks_cohere(path: str) -> bool:
-    """Return whether the endpoint at `path` (with any prefix) is of Cohere's API."""
-    return path.endswith("/v2/rerank")
-
-
-def cohere_error(_: int, error: Json) -> Json:
-    """Return an error's body as Cohere's API has it."""
-    return {"message": error["error"]["message"]}
-
-
 def speaks_ollama(path: str) -> bool:
     """Whether the endpoint at `path` (without the server's prefix) is one of Ollama's API."""
     return path.startswith("/api/")
@@ -122,10 +113,10 @@ def error_line(status: int, error: Json) -> bytes:
     return orjson.dumps(ollama_error(status, error)) + b"\n"
 
 
-_APIS = (
+_APIS: tuple[tuple[Callable[[str], bool], Callable[[int, Json], Json]], ...] = (
     (speaks_anthropic, anthropic_error),
     (speaks_ollama, ollama_error),
-    (speaks_cohere, cohere_error),
+    (lambda path: path.endswith("/v2/rerank"), lambda _, error: {"message": error["error"]["message"]}),  # Cohere's
     (speaks_openai, openai_error),
 )
 """Which paths belong to which API. The first that matches counts."""

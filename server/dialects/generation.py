@@ -260,19 +260,12 @@ def prepared_request(
     caller: Caller = NO_CALLER,
 ) -> Request:
     """Return the engine request of a conversation. Raises `InvalidRequest`, `PermissionDenied`."""
-    request = engine_request(
-        fields,
-        model,
-        request_id=request_id,
-        prompt=prepared.tokens.tokens,
-        media=prepared.tokens.spans,
-        logprobs=logprobs,
-        constraint=prepared.output.constraint,
+    (request,) = prompt_requests(
+        *(fields, model, request_id, [prepared.tokens], prepared.output.constraint, logprobs),
         print_special=prepared.output.shown,
         max_tokens=max_tokens,
         caller=caller,
     )
-    check_totals([request], model.engine.n_ctx_seq)
     return request
 
 
@@ -284,6 +277,8 @@ def prompt_requests(
     constraint: Constraint | None,
     logprobs: Logprobs,
     *,
+    print_special: frozenset[int] = frozenset(),
+    max_tokens: int | None = None,
     n: int | None = None,
     prompt_logprobs: bool = False,
     caller: Caller = NO_CALLER,
@@ -298,6 +293,8 @@ def prompt_requests(
             media=prompt.spans,
             logprobs=logprobs,
             constraint=constraint.fork() if constraint is not None and number else constraint,
+            print_special=print_special,
+            max_tokens=max_tokens,
             n=n,
             prompt_logprobs=prompt_logprobs,
             caller=caller,

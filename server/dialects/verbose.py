@@ -5,7 +5,7 @@ is next to the choices of a full response, and in the last event of each choice 
 text.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 from server.dialects.adapters import pairs
@@ -27,7 +27,7 @@ def verbose(generation: Generation, fields: GenerationFields, model: LoadedModel
         return generation
     finals = _finals(generation, fields, model)
     native = NativeWriter(finals, generation.requests, return_tokens=bool(fields.return_tokens))
-    return generation.written_by(_VerboseWriter(generation.writer, native, finals))
+    return replace(generation, writer=_VerboseWriter(generation.writer, native, finals))
 
 
 def _finals(generation: Generation, fields: GenerationFields, model: LoadedModel) -> Finals:

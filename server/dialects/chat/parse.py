@@ -170,44 +170,29 @@ def read_tools(tools: object, choice: object, parallel: bool | None, warnings: l
     """Validate both fields together; adds unsupported tools to `warnings`. Raises `InvalidRequest`."""
     if tools is None and choice is None:
         return ChatTools(Tools(parallel=parallel))
-    reader = _ToolReader(warnings)
-    found = tool_list(tools, reader.read, "function.name")
-    return ChatTools(
-        choose(found, read_choice(choice), parallel, warnings, skipped=reader.skips), frozenset(reader.custom)
-    )
+    custom, skipped, grammars = set[str](), list[str](), GrammarBudget()
 
-
-@dataclass(slots=True)
-class _ToolReader:
-    """Reads tools one by one."""
-
-    warnings: list[str]
-    custom: set[str] = field(default_factory=set)
-    skips: bool = False
-    grammars: GrammarBudget = field(default_factory=GrammarBudget)
-
-    def read(self, given: Mapping[str, Any], path: str) -> tuple[Tool, ...]:
+    def read(given: Mapping[str, Any], path: str) -> tuple[Tool, ...]:
         kind = given.get("type")
         if not isinstance(kind, str):
             raise wrong_type(f"{path}.type", "a type such as function", kind)
-        if kind == "custom":
-            return (self._custom(given, path),)
-        if kind == "function":
-            where = f"{path}.function"
-            function = as_object(given.get("function"), where)
-            return (function_tool(function, where, *name_and_description(function, where)),)
-        self.skips = True
-        self.warnings.append(f"{left_out('tools', kind, 1)}: {left_out_reason(kind)}")
-        return ()
-
-    def _custom(self, given: Mapping[str, Any], path: str) -> Tool:
-        tool, where = given.get("custom"), f"{path}.custom"
-        if tool is None:  # flat, as in Responses
+        if kind not in ("function", "custom"):
+            skipped.append(f"{left_out('tools', kind, 1)}: {left_out_reason(kind)}")
+            return ()
+        tool, where = given.get(kind), f"{path}.{kind}"
+        if tool is None and kind == "custom":  # flat, as in Responses
             tool, where = given, path
         tool = as_object(tool, where)
         name, description = name_and_description(tool, where)
-        self.custom.add(name)
-        return custom_tool(name, description, tool.get("format"), f"{where}.format", self.grammars)
+        if kind == "function":
+            return (function_tool(tool, where, name, description),)
+        custom.add(name)
+        return (custom_tool(name, description, tool.get("format"), f"{where}.format", grammars),)
+
+    found = tool_list(tools, read, "function.name")
+    warnings += skipped
+    chosen = choose(found, read_choice(choice), parallel, warnings, skipped=bool(skipped))
+    return ChatTools(chosen, frozenset(custom))
 
 
 class ControlBody(Body):

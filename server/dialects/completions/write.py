@@ -295,7 +295,7 @@ class CompletionWriter(Writer):
         return self._chunk(prompt, end.index, "", reason=reason, extra=wire.members(extra))
 
     def _shown(self, choice: int, tokens: Sequence[TokenLogprob]) -> Json | None:
-        shown = wire.of_text(tokens)
+        shown = [token for token in tokens if not token.ends]  # which llama-server lists and OpenAI does not
         lists = self._lists[choice].of(tokens) if self._lists and tokens else {}
         return {**wire.logprobs(shown, after_sampling=self._form.after_sampling), **lists} if shown or lists else None
 

@@ -36,9 +36,10 @@ STRICT_BETA = "mcp-client-2025-11-20"
 
 
 class ToolConfig(Body):
-    """Whether a tool is offered."""
+    """Whether a tool is offered, and whether later."""
 
     enabled: bool | None = None
+    defer_loading: Any = None
 
 
 class McpToolset(Body):

@@ -8,8 +8,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from pydantic import Field
+
 from server.chat.conversation import NO_PARAMETERS, Tool, Tools
-from server.dialects.fields import as_object, wrong_type
+from server.dialects.fields import Body, as_object, parse, wrong_type
+from server.dialects.messages.mcp import ToolConfig
 from server.dialects.tool_types import TOOLSETS, Toolset, ToolType, anthropic_type, left_out_reason
 from server.dialects.tools import (
     ClientName,
@@ -27,6 +30,12 @@ from server.dialects.warnings import left_out, shown
 from server.errors import InvalidRequest, short
 
 _SEARCH = "tool_search_tool"
+
+
+class ToolsetParam(Body):
+    """An entry of ``tools`` that represents a toolset."""
+
+    configs: dict[str, ToolConfig | None] = Field(default_factory=dict)
 
 
 def read_tools(tools: object, choice: object, warnings: list[str], mcp: Sequence[Tool] = ()) -> "ToolReader":
@@ -111,20 +120,16 @@ class ToolReader:
         return Tool(name, row.description + size, row.parameters, is_strict(given, path), f"{path}.type")
 
     def _toolset(self, given: Mapping[str, Any], toolset: Toolset, path: str) -> Iterator[Tool]:
-        at = f"{path}.configs"
-        configs = as_object({} if given.get("configs") is None else given["configs"], at)
+        configs, at = parse(ToolsetParam, given, path).configs, f"{path}.configs"
         for name in configs:
             if name not in toolset.members:
                 raise InvalidRequest(f"{at}.{short(name)}: the toolset has no such tool", f"{at}.{short(name)}")
         for name, (description, parameters) in toolset.members.items():
-            config = as_object({} if configs.get(name) is None else configs[name], f"{at}.{name}")
-            enabled = config.get("enabled")
-            if not isinstance(enabled, bool | None):
-                raise wrong_type(f"{at}.{name}.enabled", "a boolean", enabled)
-            if enabled is False or (enabled is None and name in toolset.off):
+            config = configs.get(name) or ToolConfig()
+            if config.enabled is False or (config.enabled is None and name in toolset.off):
                 continue
             function = model_name(name, toolset.name)
-            self._add(function, ClientName(name, toolset.name), config.get("defer_loading"))
+            self._add(function, ClientName(name, toolset.name), config.defer_loading)
             yield Tool(function, description, parameters, at=f"{path}.type")
 
     def _add(self, function: str, name: ClientName, defers: object) -> None:

@@ -41,10 +41,9 @@ from server.dialects.generation import (
 from server.dialects.mcp import ToolRounds
 from server.dialects.reasoning_cipher import NO_CIPHER, ReasoningCipher
 from server.dialects.responses.input import NO_HISTORY, History, items_to_store, read_input
-from server.dialects.responses.items import OutputItems
 from server.dialects.responses.mcp import ApprovedCall, McpFunctions, McpRounds
 from server.dialects.responses.tools import ClientTools, ToolReader
-from server.dialects.responses.write import EARLY_PING, Keep, ResponseFrame, ResponseWriter, failed_early
+from server.dialects.responses.write import EARLY_PING, Keep, OutputItems, ResponseFrame, ResponseWriter, failed_early
 from server.dialects.warnings import shown, unused_fields
 from server.engine.request import Request
 from server.errors import InvalidRequest

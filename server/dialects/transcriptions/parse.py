@@ -14,7 +14,7 @@ from server.chat.conversation import Conversation, Media, Message, ReasoningSett
 from server.chat.prepare import prepare
 from server.dialects.common import Header, random_id
 from server.dialects.dialect import NO_CALLER, Caller, Dialect, Generation, ParsedRequest
-from server.dialects.fields import Body, Number, field_error, parse
+from server.dialects.fields import Body, Fraction, Number, SoftCount, field_error, parse
 from server.dialects.generation import GenerationFields, Limit, Logprobs, prepared_request
 from server.dialects.sampling import Seed
 from server.dialects.transcriptions.write import Recording, TranscriptWriter
@@ -45,9 +45,9 @@ class TranscriptionForm(Body):
     prompt: str = ""
     response_format: Literal["json", "text", "verbose_json", "srt", "vtt"] = "json"
     temperature: Number | None = None
-    top_p: Number | None = None
-    top_k: int | None = None
-    min_p: Number | None = None
+    top_p: Fraction | None = None
+    top_k: SoftCount | None = None
+    min_p: Fraction | None = None
     seed: Seed | None = None
     max_tokens: Limit | None = None
     max_completion_tokens: Limit | None = None

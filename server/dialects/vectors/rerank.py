@@ -151,8 +151,4 @@ def _probability(vectors: Vectors) -> float:
     row = vectors[0]
     if len(row) > 1 and row.min() >= 0.0 and abs(float(row.sum()) - 1.0) < 1e-3:
         return float(row[0])
-    return _sigmoid(float(row[0]))
-
-
-def _sigmoid(score: float) -> float:
-    return 1.0 / (1.0 + math.exp(-score)) if score >= 0 else math.exp(score) / (1.0 + math.exp(score))
+    return 0.5 + 0.5 * math.tanh(0.5 * float(row[0]))  # the logistic function, without overflow

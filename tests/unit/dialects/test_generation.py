@@ -79,19 +79,3 @@ def test_the_rest_of_the_fields_reaches_the_engine() -> None:
 
 def test_progress_is_only_for_streams() -> None:
     assert not request(return_progress=True).return_progress
-
-
-@pytest.mark.parametrize(
-    ("given", "client"),
-    [
-        ({}, ""),
-        ({"user": "anna"}, "anna"),
-        ({"user": "anna", "safety_identifier": "hash"}, "hash"),
-        ({"user": 5}, ""),
-        ({"user": ["anna"]}, ""),
-    ],
-)
-def test_priority_and_user_reach_the_engine(given: dict[str, Any], client: str) -> None:
-    got = request(priority=-3, **given)
-    assert (got.priority, got.client) == (-3, client)
-    assert request().priority == 0

@@ -3,8 +3,6 @@ from dataclasses import fields as dataclass_fields
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from server.dialects.fields import parse
 from server.dialects.sampling import NEVER, SamplingFields, sampling_params
@@ -99,23 +97,6 @@ def test_an_unreadable_bias_is_refused(bias: object, said: str) -> None:
 
 def test_a_bias_that_bans_every_token_is_refused() -> None:
     assert "every token" in refused(logit_bias=[[t, False] for t in range(260)])
-
-
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
-    max_leaves=6,
-)
-
-
-@given(st.dictionaries(st.sampled_from(sorted(SamplingFields.model_fields)), JSON))
-def test_any_value_is_either_taken_or_refused(fields: dict[str, Any]) -> None:
-    try:
-        got = params(**fields)
-    except InvalidRequest:
-        return
-    assert 0 <= got.seed <= 0xFFFFFFFF
-    assert 0 <= got.repeat_last_n <= N_CTX
 
 
 def test_every_parameter_reaches_the_native_sampler() -> None:

@@ -24,9 +24,3 @@ def test_timings_have_llama_servers_keys_and_count_n_minus_one_steps() -> None:
 )
 def test_a_piece_is_shown_as_far_as_it_is_text(piece: bytes, shown: str) -> None:
     assert wire.shown_piece(piece) == shown
-
-
-def test_ids_are_32_letters_and_digits_and_differ() -> None:
-    ids = {wire.random_id() for _ in range(100)}
-    assert len(ids) == 100
-    assert all(len(i) == 32 and i.isalnum() and i.isascii() for i in ids)

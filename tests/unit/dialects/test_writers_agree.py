@@ -12,9 +12,8 @@ from server.chat.assembler import Assembler
 from server.dialects.chat.write import ChatWriter
 from server.dialects.messages.write import MessageWriter
 from server.dialects.ollama.write import LastLine, OllamaWriter, Reply
-from server.dialects.responses.items import OutputItems
 from server.dialects.responses.tools import ClientTools
-from server.dialects.responses.write import ResponseFrame, ResponseWriter
+from server.dialects.responses.write import OutputItems, ResponseFrame, ResponseWriter
 from server.engine.request import Event
 from server.formats.parsing.pieces import ContentText, Piece, Reasoning, ToolCallArguments, ToolCallBegin
 from tests.unit.dialects.builders import HEADER, finished, started, text

@@ -1,8 +1,7 @@
 import pytest
 
-from server.chat.conversation import Call, Message, TextPart, Tool, template_messages
-from server.dialects.chat.parse import read_messages, read_tools
-from server.errors import InvalidRequest
+from server.chat.conversation import Call, Message, TextPart, Tool
+from server.dialects.chat.parse import read_messages
 from tests.unit.dialects.builders import tools_of
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
@@ -11,13 +10,6 @@ TOOL = {"type": "function", "function": {"name": "f", "description": "d", "param
 
 def user(content: object) -> dict[str, object]:
     return {"role": "user", "content": content}
-
-
-def test_messages_keep_what_templates_may_read_and_nothing_else() -> None:
-    given = [{"role": "tool", "content": "x", "tool_call_id": "c1", "name": "f", "extra": 1, "reasoning_content": None}]
-    assert template_messages(read_messages(given)) == [
-        {"role": "tool", "content": "x", "tool_call_id": "c1", "name": "f"}
-    ]
 
 
 def test_tools_get_llama_servers_form() -> None:
@@ -61,27 +53,3 @@ def test_thoughts_may_be_parts_of_the_content(parts: object, thoughts: str) -> N
     assert read_messages([{"role": "assistant", "content": parts}])[0].reasoning == thoughts
     listed = {"role": "assistant", "content": "a", "reasoning_content": [{"type": "text", "text": "hm"}]}
     assert read_messages([listed])[0].reasoning == "hm"
-
-
-PATCH = {"type": "custom", "custom": {"name": "patch", "description": "d"}}
-
-
-def test_tools_that_no_model_can_use_are_skipped_and_told() -> None:
-    warnings: list[str] = []
-    found = read_tools([TOOL, {"type": "web_search"}, PATCH], None, None, warnings)
-    assert [tool.name for tool in found.tools.tools] == ["f", "patch"]
-    assert found.custom == {"patch"}
-    assert warnings == ["tools of type 'web_search' are left out: only the provider's servers execute them"]
-    only = read_tools([{"type": "web_search"}], "required", None, warnings)
-    assert (only.tools.choice, only.tools.callable) == ("auto", False)
-
-
-@pytest.mark.parametrize(
-    ("entry", "where"),
-    [({"type": "function", "function": {"name": "g"}}, ".function.name"), ({"type": "function"}, ".name"), ("f", "")],
-)
-def test_a_tool_that_is_allowed_but_not_there_is_an_error(entry: object, where: str) -> None:
-    choice = {"type": "allowed_tools", "allowed_tools": {"tools": [TOOL, entry]}}
-    with pytest.raises(InvalidRequest) as caught:
-        tools_of([TOOL, PATCH], choice)
-    assert caught.value.param == "tool_choice.allowed_tools.tools.1" + where

@@ -55,11 +55,6 @@ def choosing(choice: object) -> Tools:
     return tools_of([TOOL], choice, None)
 
 
-def test_nothing_asked_for_is_no_constraint() -> None:
-    assert constraint() is None
-    assert constraint(tools=choosing("none")) is None
-
-
 def test_calls_in_thoughts_are_thoughts() -> None:
     for opened, text in (("", "<think>"), ("assistant\n<think>\n", "")):
         made = constraint(tools=choosing("auto"), opened=opened, template=HERMES + "<think></think>")

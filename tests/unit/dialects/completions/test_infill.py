@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from server.dialects.native.fim import Extra, Gap, fitting_extra
+from server.dialects.native.fim import Gap, fitting_extra
 from server.dialects.native.parse import infill_tokens, parse_infill
 from tests.support.fakes import BOS
 from tests.unit.dialects.builders import make_model
@@ -54,7 +54,3 @@ def test_all_options_of_a_completion_are_taken() -> None:
     body = {"input_prefix": "", "input_suffix": "", "n_predict": 3, "t_max_predict_ms": 500, "top_k": 2, "n_indent": 2}
     (request,) = parse_infill(body).generation(make_model()).requests
     assert (request.max_tokens, request.deadline_s, request.sampling.top_k, request.n_indent) == (3, 0.5, 2, 2)
-
-
-def test_a_file_without_a_name_has_llama_servers() -> None:
-    assert Extra(text="x").filename == "tmp"

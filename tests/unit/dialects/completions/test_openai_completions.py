@@ -85,11 +85,6 @@ def test_what_cannot_be_honoured_is_refused(fields: Body, named: str) -> None:
     assert error.param == named
 
 
-@pytest.mark.parametrize("fields", [{"best_of": 1}, {"best_of": None}, {"suffix": ""}, {"user": "me", "foo": 1}])
-def test_what_changes_nothing_is_taken(fields: Body) -> None:
-    assert prompts("a", **fields) == [[BOS, 97]]
-
-
 @pytest.mark.parametrize(
     ("fields", "wanted", "n_top"),
     [
@@ -105,14 +100,6 @@ def test_what_changes_nothing_is_taken(fields: Body) -> None:
 def test_logprobs_is_a_count_or_a_switch(fields: Body, wanted: bool, n_top: int) -> None:
     job = parse_completion({"prompt": "a", **fields}).generation(make_model())
     assert (job.requests[0].want_logprobs, job.requests[0].n_probs) == (wanted, n_top)
-
-
-def test_best_of_generates_more_than_it_shows_with_what_they_are_compared_by() -> None:
-    request = parse_completion({"prompt": "a", "n": 2, "best_of": 3}).generation(make_model()).requests[0]
-    assert (request.n, request.want_logprobs, request.n_probs) == (3, True, 0)
-    streamed = {"prompt": "a", "n": 2, "best_of": 2, "stream": True}
-    request = parse_completion(streamed).generation(make_model()).requests[0]
-    assert (request.n, request.want_logprobs) == (2, False)
 
 
 def test_a_suffix_makes_the_prompt_the_text_in_front_of_a_gap() -> None:

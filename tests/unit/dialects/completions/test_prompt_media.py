@@ -23,11 +23,6 @@ def test_one_file_may_come_without_a_list() -> None:
     assert shown({"prompt_string": "a<__media__>", "multimodal_data": "bb"}) == "<s>a(image 3x1)"
 
 
-def test_a_model_that_sees_nothing_is_given_none() -> None:
-    with pytest.raises(InvalidRequest, match="does not support multimodal requests"):
-        shown({"prompt_string": "<__media__>", "multimodal_data": ["aa"]}, model=make_model())
-
-
 def test_parts_that_the_model_can_not_be_shown_are_named() -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "input_audio", "input_audio": {"url": "aa"}}]
     (prompt,) = read_embeddings({"input": {"content": parts}}, native=False).prompts

@@ -53,11 +53,6 @@ def image(media_type: str = "image/png") -> Block:
     return {"type": "image", "source": {"type": "base64", "media_type": media_type, "data": "iVBORw0KGgo="}}
 
 
-def test_the_blocks_of_a_system_prompt_are_one_text() -> None:
-    blocks = [text("Be "), {**text("brief."), "cache_control": {"type": "ephemeral"}}]
-    assert shown(blocks, [HI])[0] == {"role": "system", "content": "Be brief."}
-
-
 def test_reasoning_is_put_apart_and_another_servers_is_left_out_with_a_warning() -> None:
     thoughts = [{"type": "thinking", "thinking": "Hm. ", "signature": ""}, {"type": "thinking", "thinking": "Yes."}]
     redacted = {"type": "redacted_thinking", "data": "xyz"}
@@ -79,11 +74,6 @@ def test_arguments_that_are_nested_too_deeply_are_refused() -> None:
     deep = orjson.loads('{"a":[' * 510 + "]}" * 510)
     with pytest.raises(InvalidRequest, match="nested too deeply"):
         shown(None, [HI, assistant(use(input=deep))])
-
-
-@pytest.mark.parametrize("messages", [[], [user()], [assistant()], [{"role": "assistant"}]])
-def test_nothing_may_have_been_said_yet(messages: list[Block]) -> None:
-    assert shown("Be brief.", messages) == [{"role": "system", "content": "Be brief."}]
 
 
 @pytest.mark.parametrize(
@@ -191,15 +181,6 @@ def test_a_definition_that_is_wrong_is_named() -> None:
     with pytest.raises(InvalidRequest) as caught:
         read([{"role": "system", "content": [wrong]}])
     assert caught.value.param == "messages.0.content.0.tool.definition.input_schema"
-
-
-def test_a_block_that_nobody_knows_is_skipped_and_told() -> None:
-    upload, news = {"type": "container_upload", "file_id": "f"}, {"type": "hologram\n" * 99}
-    found, warnings = read([user(text("Hi"), upload), assistant(news), user(result([text("a"), upload]))], [upload])
-    assert [(message.role, message.text) for message in found] == [("user", "Hi"), ("tool", "a")]
-    upload_told = "blocks of type 'container_upload' are left out"
-    assert [warnings[0], warnings[1], warnings[3]] == [upload_told] * 3
-    assert len(warnings[2]) < 80
 
 
 def test_calls_that_anthropics_servers_carried_out_stand_as_calls_with_their_results() -> None:

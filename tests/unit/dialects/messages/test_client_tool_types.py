@@ -155,15 +155,6 @@ def test_a_wrong_configuration_is_named(configs: object, param: str) -> None:
     assert caught.value.param == param
 
 
-def test_a_choice_names_a_type_or_a_member() -> None:
-    tools = [{"type": "bash_20250124", "name": "bash"}, {"type": "computer_toolset_20260801"}]
-    for name, function in (("bash", "bash"), ("left_click", "computer__left_click")):
-        assert read(tools=tools, tool_choice={"type": "tool", "name": name}).conversation.tools.name == function
-    with pytest.raises(InvalidRequest) as caught:
-        read(tools=tools, tool_choice={"type": "tool", "name": "navigate"})
-    assert caught.value.param == "tool_choice.name"
-
-
 def test_results_of_a_toolset_are_read_with_the_state_of_the_browser() -> None:
     use = {"type": "tool_use", "id": "t1", "name": "new_tab", "toolset_name": "browser", "input": {}}
     state = {"type": "browser_state", "tabs": [{"tab_id": "7", "title": "", "url": "", "active": True}]}

@@ -10,10 +10,9 @@ from pydantic import TypeAdapter
 
 from server.chat.assembler import Assembler
 from server.chat.conversation import Call
-from server.dialects.responses.items import OutputItems
 from server.dialects.responses.parse import ResponseRequest, parse_response
 from server.dialects.responses.tools import ClientTools
-from server.dialects.responses.write import ResponseFrame, ResponseWriter
+from server.dialects.responses.write import OutputItems, ResponseFrame, ResponseWriter
 from server.dialects.tool_types import RESPONSES
 from server.engine.request import Event, FinishReason
 from server.errors import InvalidRequest
@@ -165,16 +164,6 @@ def test_what_only_the_providers_servers_execute_is_left_out_wherever_it_is(tool
     assert asked.warnings
     for warning in (each for each in asked.warnings if "unknown field" not in each):
         assert f"tools of type '{tool['type']}' are left out: only the provider's servers execute them" in warning
-
-
-@pytest.mark.parametrize("name", CALLS)
-def test_a_choice_names_a_type(name: str) -> None:
-    assert read(tools=TOOLS, tool_choice={"type": name}).conversation.tools.name == name
-    among = {"type": "allowed_tools", "mode": "required", "tools": [{"type": name}]}
-    assert [tool.name for tool in read(tools=TOOLS, tool_choice=among).conversation.tools.tools] == [name]
-    with pytest.raises(InvalidRequest) as caught:
-        read(tools=[{"type": "function", "name": "f"}], tool_choice={"type": name})
-    assert caught.value.param == "tool_choice.type"
 
 
 def test_the_preview_of_the_computer_has_one_action() -> None:

@@ -5,7 +5,6 @@ import pytest
 from server.chat.prepare import prompt_of
 from server.dialects.responses.parse import ResponseRequest, parse_response
 from server.errors import InvalidRequest
-from server.structured.response_format import ResponseFormat
 from server.structured.text_grammar import TextGrammar
 from tests.unit.dialects.builders import make_model
 
@@ -14,19 +13,6 @@ TOOL = {"type": "function", "name": "f", "description": "d", "parameters": {"typ
 
 def read(**fields: Any) -> ResponseRequest:
     return parse_response({"input": "hi", **fields})
-
-
-@pytest.mark.parametrize(
-    ("given", "schema"),
-    [
-        ({"type": "text"}, None),
-        ({"type": "json_object"}, {"type": "object"}),
-        ({"type": "json_schema", "name": "n", "schema": {"type": "array"}}, {"type": "array"}),
-    ],
-)
-def test_the_format_of_the_text(given: dict[str, Any], schema: object) -> None:
-    shape = read(text={"format": given}).conversation.shape
-    assert shape == (None if schema is None else ResponseFormat("schema", schema, "text.format.schema"))
 
 
 @pytest.mark.parametrize(

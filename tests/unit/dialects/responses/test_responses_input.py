@@ -129,23 +129,6 @@ def test_parts_are_texts_media_and_documents() -> None:
 
 
 @pytest.mark.parametrize(
-    "part",
-    [
-        {"type": "input_video", "video_url": "data:video/mp4;base64,AA=="},
-        {"type": "input_video", "input_video": {"data": "data:video/mp4;base64,AA=="}},
-        {"type": "input_video", "url": "data:video/mp4;base64,AA=="},
-        {"type": "video_url", "video_url": {"url": "data:video/mp4;base64,AA=="}},
-        {"type": "input_file", "filename": "a.mp4", "file_data": "data:video/mp4;base64,AA=="},
-    ],
-)
-def test_a_video_is_found_wherever_clients_write_it(part: dict[str, Any]) -> None:
-    (message,) = messages({"role": "user", "content": [part]})
-    (found,) = message.parts
-    assert isinstance(found, Media)
-    assert (found.kind, found.source) == ("video", MediaUrl("data:video/mp4;base64,AA=="))
-
-
-@pytest.mark.parametrize(
     ("item", "text"),
     [
         ({"status": "completed"}, "completed"),

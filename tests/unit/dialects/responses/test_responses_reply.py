@@ -8,9 +8,8 @@ from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from server.chat.assembler import Assembler
-from server.dialects.responses.items import OutputItems
 from server.dialects.responses.tools import ClientTools
-from server.dialects.responses.write import ResponseFrame, ResponseWriter
+from server.dialects.responses.write import OutputItems, ResponseFrame, ResponseWriter
 from server.dialects.tools import ClientName
 from server.engine.request import Event, Progress
 from server.formats.parsing.pieces import ContentText, Piece, Reasoning, ToolCallArguments, ToolCallBegin

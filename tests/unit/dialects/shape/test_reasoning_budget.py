@@ -3,8 +3,7 @@ from collections.abc import Mapping
 import pytest
 
 from server.chat.prompt import ReasoningBudget, allowance
-from server.dialects.chat.parse import ChatBody, parse_chat
-from server.dialects.fields import parse
+from server.dialects.chat.parse import parse_chat
 from server.dialects.generation import UNSAID_BUDGET
 from server.dialects.messages.parse import parse_messages
 from server.dialects.native.parse import parse_native
@@ -21,23 +20,6 @@ THINKS = (
 )
 VOCAB = FakeVocab()
 HI = [{"role": "user", "content": "Hi"}]
-
-
-@pytest.mark.parametrize(
-    ("body", "budget"),
-    [
-        ({}, None),
-        ({"reasoning_budget_tokens": 5, "thinking_budget_tokens": 6}, 5),
-        ({"thinking_budget_tokens": 6, "thinking_budget": 7}, 6),
-        ({"thinking_token_budget": 7}, 7),
-        ({"thinking_budget": 8}, 8),
-        ({"thinking": {"type": "enabled", "budget_tokens": 9}}, 9),
-        ({"thinking": {"type": "enabled"}}, None),
-        ({"thinking": {"type": "enabled", "budget_tokens": 9}, "thinking_budget": 0}, 0),
-    ],
-)
-def test_the_budget_has_many_names(body: dict[str, object], budget: int | None) -> None:
-    assert parse(ChatBody, body).asked_budget == budget
 
 
 def test_a_request_that_says_nothing_gets_what_the_model_has() -> None:
