@@ -1,6 +1,5 @@
 """Content parts of OpenAI's chat and Responses, which clients mix, and the media of all APIs."""
 
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -30,7 +29,11 @@ _PLACES = ("data", "url", "file_data")
 class PartReader:
     """Reads lists of parts. ``skipped``: how many objects were omitted, by what they are and their type."""
 
-    skipped: Counter[tuple[str, str]] = field(default_factory=Counter)
+    skipped: dict[tuple[str, str], int] = field(default_factory=dict)
+
+    def skip(self, what: str, kind: str) -> None:
+        """Count an omitted object."""
+        self.skipped[what, kind] = self.skipped.get((what, kind), 0) + 1
 
     def warnings(self) -> list[str]:
         """Return a warning for each type of omitted objects."""
@@ -58,7 +61,7 @@ class PartReader:
             return None
         said = next((given[key] for key in ("text", "logs") if isinstance(given.get(key), str)), None)
         if said is None:
-            self.skipped["parts", kind] += 1
+            self.skip("parts", kind)
             return None
         return TextPart(said)
 

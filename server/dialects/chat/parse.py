@@ -127,7 +127,7 @@ class _MessageReader:
         if not isinstance(kind, str):
             raise wrong_type(f"{path}.type", "a type such as function", kind)
         if kind not in ("function", "custom"):
-            self.parts.skipped["tool calls", kind] += 1
+            self.parts.skip("tool calls", kind)
             return None
         called = as_object(given.get(kind), f"{path}.{kind}")
         name, call_id = called.get("name"), given.get("id")

@@ -222,7 +222,7 @@ class _Reader:
         elif kind == "agent_message" and item.get("content") is not None:  # codex-rs: a message of another agent
             self.messages.append(Message("user", text_content(self.parts.read(item["content"], f"{path}.content"))))
         else:
-            self.parts.skipped["input items", kind] += 1
+            self.parts.skip("input items", kind)
 
     def _additional_tools(self, item: Mapping[str, Any], path: str) -> None:
         """Tools of the client. Before the first turn they are no other than the request's."""
@@ -314,7 +314,7 @@ class _Reader:
     def _compaction(self, item: Mapping[str, Any], path: str) -> None:
         content = self._decrypted(item, path, COMPACTION)
         if content is None:
-            self.parts.skipped["input items", item["type"]] += 1
+            self.parts.skip("input items", item["type"])
         else:
             self.messages.append(Message("user", compacted_text(content)))
 
