@@ -40,7 +40,7 @@ def test_a_conversation_comes_back_though_others_fill_the_cells(served: Served) 
     assert reply["choices"][0]["text"] == served.alone(again)
 
 
-def test_streams_that_outgrow_the_cells_are_parked_and_go_on(served: Served) -> None:
+def test_streams_that_outgrow_the_cells_are_preempted_and_resume(served: Served) -> None:
     prompts = [conversation(380, step) for step in (19, 23, 29, 31)]
 
     def ask(prompt: list[int]) -> str:
@@ -52,6 +52,6 @@ def test_streams_that_outgrow_the_cells_are_parked_and_go_on(served: Served) -> 
     assert together == [ask(prompt) for prompt in prompts]
     metrics = served.server.request("GET", "/metrics").body.decode()
     n_preempted = next(
-        line.split()[-1] for line in metrics.splitlines() if line.startswith("llamapool_parked_requests_total")
+        line.split()[-1] for line in metrics.splitlines() if line.startswith("llamapool_preempted_requests_total")
     )
     assert float(n_preempted) > 0

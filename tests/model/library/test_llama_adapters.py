@@ -11,8 +11,6 @@ from gguf import GGUFWriter
 from server.engine.request import Adapters
 from server.errors import ModelFailed
 from server.llama.context.runner import LlamaRunner
-from server.llama.files.gguf_header import read_header
-from server.llama.files.model_file import fingerprint
 from server.pool.spec import ScaledFile
 from tests.model.native_fixtures import load, open_runner, prefill, prompt_tokens, raw_logits
 from tests.support.closeness import same_vectors
@@ -198,29 +196,3 @@ def test_a_wrong_control_vector_is_refused(tiny_path: Path, tmp_path: Path, tens
     found = failure(tiny_path, control_vectors=(ScaledFile(path),))
     assert expected in found
     assert str(path) in found
-
-
-def test_embeddings_are_computed_with_both(gguf_folder: Path, lora: Path, control: Path) -> None:
-    model = gguf_file(gguf_folder, TinyModel(pooling="mean"))
-
-    def vector(**native: Any) -> Any:
-        weights = load(model, **native)
-        runner = weights.embedding_runner()
-        found = runner.embed([[5, 6, 7]])
-        runner.close()
-        weights.close()
-        return np.asarray(found).ravel()
-
-    plain = vector()
-    assert not np.allclose(vector(lora=(ScaledFile(lora),)), plain, atol=1e-2)
-    assert not np.allclose(vector(control_vectors=(ScaledFile(control),)), plain, atol=1e-2)
-    assert same_vectors(vector(lora=(ScaledFile(lora),), lora_init_without_apply=True), plain)
-
-
-def test_weights_tell_their_fingerprints(tiny_path: Path, lora: Path, control: Path) -> None:
-    weights = load(tiny_path, lora=(ScaledFile(lora),), control_vectors=(ScaledFile(control, 0.5),))
-    info = weights.info
-    assert info.fingerprint == fingerprint([(tiny_path, read_header(tiny_path))])
-    assert info.adapter_fingerprints == (fingerprint([(lora, read_header(lora))]),)
-    assert info.control_vectors.endswith("*0.5@1-2")
-    weights.close()

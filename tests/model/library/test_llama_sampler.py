@@ -85,23 +85,3 @@ def test_the_highest_logit_is_what_the_whole_chain_takes(
     token = ready.sample(0, short)
     assert token == ready.sample(0, whole)
     assert token not in biased
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"temperature": 0.1},
-        {"dynatemp_range": 0.5},
-        {"xtc_probability": 0.5},
-        {"typical_p": 0.5},
-        {"repeat_penalty": 1.1},
-        {"dry_multiplier": 0.8},
-        {"mirostat": 2},
-        {"samplers": ("top_k",)},
-        {"samplers": ("temperature", "adaptive_p")},
-        {"logit_bias": ((5, 3.0),)},
-    ],
-    ids=" ".join,
-)
-def test_a_chain_that_may_take_another_is_run(ready: LlamaRunner, changes: dict[str, Any]) -> None:
-    assert ready.sampler(SamplingParams(**{"temperature": 0.0, "seed": 1, **changes}), []).lowered is None

@@ -64,22 +64,3 @@ def test_logits_that_are_no_numbers_fail_their_own_sequence(large: LlamaRunner, 
     drawn = large.sample_together(list(enumerate(samplers)))
     assert {output for output, token in drawn.items() if isinstance(token, InternalError)} == bad
     assert set(drawn) == {0, 1, 2, 3}
-
-
-@pytest.mark.parametrize(
-    ("n_chains", "chain_s", "n_cpus", "n_threads"),
-    [
-        (8, 70e-6, 8, 2),  # 32,000 tokens: 0.56 ms in all
-        (2, 70e-6, 8, 1),
-        (100, 70e-6, 16, 8),
-        (8, 360e-6, 8, 5),  # 152,000 tokens
-        (8, 360e-6, 2, 2),
-        (100, 360e-6, 16, 16),
-        (2, 360e-6, 16, 2),
-        (3, 1e-6, 16, 1),
-    ],
-)
-def test_as_many_threads_as_have_all_chains_done_soonest(
-    n_chains: int, chain_s: float, n_cpus: int, n_threads: int
-) -> None:
-    assert parallel_sampling.threads_for(n_chains, chain_s, 100e-6, n_cpus) == n_threads

@@ -11,11 +11,7 @@ from tests.support.real_server import RealServer
 
 URL = "/v1/responses"
 GREEDY: dict[str, Any] = {"temperature": 0, "max_output_tokens": 12, "logit_bias": ONLY_ASCII, "ignore_eos": True}
-CALL = {"type": "function_call", "call_id": "c1", "name": "f", "arguments": '{"a": 1}'}
-OUTPUT = {"type": "function_call_output", "call_id": "c1", "output": "42"}
 THOUGHTS = {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "hmm"}]}
-PARAMETERS = {"type": "object", "properties": {"a": {"enum": [1]}}, "required": ["a"], "additionalProperties": False}
-TOOL = {"type": "function", "name": "f", "description": "d", "parameters": PARAMETERS}
 SAID = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "so", "annotations": []}]}
 USER = {"role": "user", "content": "hello"}
 
@@ -34,13 +30,6 @@ INPUTS: list[dict[str, Any]] = [
     {"input": [USER, THOUGHTS, SAID, USER]},
     {"input": [USER, SAID]},
 ]
-LOOPS: list[dict[str, Any]] = [
-    {"input": [USER], "tools": [TOOL]},
-    {"input": [USER, CALL, OUTPUT], "tools": [TOOL]},
-    {"input": [USER, CALL, OUTPUT, SAID, USER]},
-    {"input": [USER, THOUGHTS, SAID, CALL, {**CALL, "call_id": "c2"}, OUTPUT], "tools": [TOOL]},
-    {"input": [USER, CALL, {**OUTPUT, "output": [input_text("4"), input_text("2")]}], "tools": [TOOL]},
-]
 
 
 def names(body: Mapping[str, Any]) -> str:
@@ -53,12 +42,6 @@ def names(body: Mapping[str, Any]) -> str:
 @pytest.mark.parametrize("body", INPUTS, ids=names)
 def test_the_prompt_has_the_same_tokens(pair: Pair, body: dict[str, Any], path: str) -> None:
     ours, theirs = pair.post(path, body)
-    assert ours == theirs
-
-
-@pytest.mark.parametrize("body", LOOPS, ids=names)
-def test_the_prompt_of_an_agents_loop_has_the_same_tokens(demo: Pair, body: dict[str, Any]) -> None:
-    ours, theirs = demo.post(URL + "/input_tokens", body)
     assert ours == theirs
 
 

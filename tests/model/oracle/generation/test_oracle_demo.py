@@ -76,15 +76,3 @@ def test_a_required_tool_is_called_the_same_way(demo: Pair) -> None:
         call["function"]["arguments"] = sorted(json.loads(call["function"]["arguments"]))
         calls.append(call)
     assert calls[0] == calls[1]
-
-
-@pytest.mark.parametrize("n", [1, 6, 9, 15])
-def test_a_required_call_that_is_cut_off_shows_nothing_of_its_markup(demo: Pair, n: int) -> None:
-    """llama-server shows all of it as content until the function's name is complete, then nothing; we never do."""
-    body = {"messages": ASK, "tools": TOOLS, "tool_choice": "required", "temperature": 0, "max_tokens": n}
-    ours, theirs = (reply["choices"][0] for reply in demo.post("/v1/chat/completions", body))
-    assert (ours["finish_reason"], ours["message"]["content"]) == (theirs["finish_reason"], "") == ("length", "")
-    assert bool(theirs["message"]["content"]) == (n < 9)
-    if n == 15:
-        called = [reply["message"]["tool_calls"][0]["function"] for reply in (ours, theirs)]
-        assert called[0] == called[1]
