@@ -48,12 +48,6 @@ def test_a_template_that_does_not_compile_is_a_config_error(source: str) -> None
         template(source)
 
 
-def test_the_sandbox_keeps_python_out() -> None:
-    source = "{{ ''.__class__.__mro__[1].__subclasses__() }}"
-    with pytest.raises(InvalidRequest):
-        template(source).render([USER])
-
-
 def test_loop_controls_generation_blocks_dates_and_json_work() -> None:
     source = (
         "{% for m in messages %}{% if loop.index > 1 %}{% break %}{% endif %}"
@@ -202,22 +196,6 @@ def test_a_tool_use_template_serves_requests_with_tools_only() -> None:
 def test_what_filters_give_is_json_and_nothing_is_escaped() -> None:
     source = "{{ messages | map(attribute='role') | tojson }}{{ ('<a>' | safe) ~ '<b>' + ('<c>' | safe) }}"
     assert template(source).render([USER]).text == '["user"]<a><b><c>'
-
-
-def test_a_template_that_changes_lists_gets_its_own() -> None:
-    source = "{% set _ = messages[0].parts.append(1) %}{{ messages[0].parts | length }}{{ messages[0].content }}"
-    parts: list[int] = []
-    for _ in range(2):
-        assert template(source).render([{**USER, "parts": parts}]).text == "1hi"
-    assert parts == []
-
-
-def test_deeply_nested_arguments_are_refused() -> None:
-    deep: list[Any] = []
-    for _ in range(100_000):
-        deep = [deep]
-    with pytest.raises(InvalidRequest, match="RecursionError"):
-        template("{{ x | tojson if x is defined }}{{ messages[0].content }}").render([USER], kwargs={"x": deep})
 
 
 def test_markup_in_a_message_is_text() -> None:
