@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from server.engine.request import Failed, Progress, SamplingParams
+from server.engine.runner_api import BatchEntry
+from server.engine.scheduler import TokenRun
 from server.errors import ContextExceeded, InternalError, InvalidRequest, ShuttingDown
 from tests.support.fakes import FakeRunner, FakeSampler
 from tests.unit.engine.builders import alone, engine_over, request, run
@@ -157,3 +159,34 @@ async def test_instances_share_the_load_and_slot_ids_run_on() -> None:
         (reply,) = await run(engine, pinned)
         assert reply.finished[0].id_slot == 3
     assert all(runner.batches for runner in runners)
+
+
+async def test_an_unexpected_exception_ends_requests_but_not_the_engine() -> None:
+    broken = [True]
+
+    def explode(entries: object) -> None:
+        if broken:
+            broken.pop()
+            raise ZeroDivisionError("a bug")
+
+    async with engine_over(FakeRunner(on_decode=explode)) as engine:
+        (reply,) = await run(engine, request("abc"))
+        assert isinstance(reply.error, InternalError)
+        assert "ZeroDivision" not in reply.error.message
+        (reply,) = await run(engine, request("abc"))
+        assert reply.text == alone(request("abc"))
+
+
+@pytest.mark.parametrize("partial_removal", [True, False])
+async def test_a_request_with_several_choices_at_fault_fails_alone_and_once(partial_removal: bool) -> None:
+    def refuse(entries: Sequence[BatchEntry]) -> None:
+        said = [e.sequence for e in entries if isinstance(e, TokenRun) and e.sequence.request.id == "bad"]
+        if any(len(sequence.output) > 2 for sequence in said):
+            raise InternalError("llama_decode failed (-1)")
+
+    runner = FakeRunner(n_seq=4, on_decode=refuse, partial_removal=partial_removal)
+    good = request("good", max_tokens=60)
+    async with engine_over(runner) as engine:
+        bad, reply = await run(engine, request("bad", n=3, max_tokens=60), good)
+    assert [type(event) for event in bad.events].count(Failed) == 1
+    assert reply.text == alone(good)

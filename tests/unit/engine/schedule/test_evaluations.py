@@ -199,3 +199,33 @@ def test_prompts_between_streams_take_part_with_a_token_though_another_one_is_co
     assert min(computed) == 2
     assert max(computed) > 40
     assert bench.n_evaluations == 2  # that of all streams, and that of a prompt's further tokens
+
+
+@pytest.mark.parametrize("why", ["no memory", "no room"])
+def test_a_state_that_cannot_be_loaded_elsewhere_leaves_its_sequence_where_it_is(
+    why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = Bench(copy_s=1.0)
+    eight = bench.ask(8)
+    bench.steps(20)
+    bench.end(eight[::2])
+    n_loads, ids = 0, bench.ids()
+
+    def refuse(seq: int, state: bytes, n_tokens: int) -> bool:
+        nonlocal n_loads
+        n_loads += 1
+        if why == "no memory":
+            raise MemoryError
+        return False
+
+    monkeypatch.setattr(bench.runner, "seq_load", refuse)
+    slots = bench.scheduler.relocation(frozenset())
+    assert slots is not None
+    bench.now += 1
+    assert not bench.cells.relocate(*slots, bench.now)
+    assert bench.scheduler.relocation(frozenset()) is None
+    assert n_loads == 1
+    assert bench.ids() == ids
+    bench.check()
+    bench.steps(4)
+    assert [s.slot.tokens for s in eight[1::2] if s.slot] == [s.content[:-1] for s in eight[1::2]]
