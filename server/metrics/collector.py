@@ -43,6 +43,7 @@ _GAUGES: _Table = (
 _OWN_COUNTERS: _Table = (
     ("model_restarts_total", "Number of times that a model's process (isolation) was restarted", "n_restarts"),
     ("preempted_requests_total", "Number of times a running request was preempted, to be resumed later", "n_preempted"),
+    ("parked_requests_total", "Deprecated name of preempted_requests_total", "n_preempted"),
     ("cache_ram_hits_total", "Number of prompts whose KV state was loaded from RAM (cache_ram)", "n_ram_hits"),
     (
         "cache_refused_total",

@@ -118,6 +118,11 @@ def _gen_ai(usage: Usage, operation: str) -> dict[str, AttributeValue]:
         attributes["llamapool.slots"] = usage.slots
     if usage.n_draft:
         attributes |= {"llamapool.draft_tokens": usage.n_draft, "llamapool.accepted_tokens": usage.n_draft_accepted}
+        # deprecated names
+        attributes |= {
+            "llamapool.guessed_tokens": usage.n_draft,
+            "llamapool.guessed_right_tokens": usage.n_draft_accepted,
+        }
     return attributes
 
 
