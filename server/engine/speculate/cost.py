@@ -8,12 +8,12 @@ logarithms of each sequence's tokens per second (proportional fairness): no sequ
 less than a tenth gained by another. For a single sequence this is its tokens per second.
 """
 
-from bisect import bisect_left, insort
+from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from math import inf, log, log1p
+from math import log, log1p
 from random import Random
 
 from server.engine.speculate.lookup import Lookup
@@ -21,6 +21,7 @@ from server.engine.speculate.lookup import Lookup
 UNKNOWN_SHARE = 0.5  # assumed upper bound of an additional token's cost, as a share of its even part of the step
 FORGET = 256  # steps after which an unused measurement is dropped, because it may have been disturbed
 SEEN = 8  # measurements kept per size
+_SAME = 8  # steps for which an answer is cached
 _EXACT = 32  # exact sizes up to here; larger ones in eighths of their power of two
 _PART = 16  # least prefill tokens that show the cost of an additional token
 
@@ -36,66 +37,92 @@ def _size(n_tokens: int) -> int:
     return n_tokens // grain * grain
 
 
+def _quick(last: Collection[float]) -> float:
+    """Return the first quartile: other processes only make steps longer."""
+    return sorted(last)[len(last) // 4]
+
+
 @dataclass(slots=True)
 class StepCost:
     """Seconds of a step by its number of tokens, interpolated linearly between measured sizes.
 
-    A size costs the first quartile of its last measurements, because other processes only make steps longer. Its
-    expectation counts as one of them, so that one disturbed step does not exclude it.
+    A size costs what the fastest of its last steps took, and no less than a smaller size. Until enough steps were
+    measured, it costs no more than a larger size, and the expectation counts as one measurement, so that one
+    disturbed step does not exclude a size.
     """
 
-    _seconds: dict[int, float] = field(default_factory=dict)
-    _last: dict[int, deque[float]] = field(default_factory=dict)  # measurements of each size
-    _sizes: list[int] = field(default_factory=list)  # the keys of both, ascending
-    _prompt_token_s: float = inf
-    _recent: set[int] = field(default_factory=set)  # sizes of recent steps
-    _n_recent: int = 0
+    _seconds: dict[int, deque[float]] = field(default_factory=dict)  # last measurements per size
+    _prompt_token_s: deque[float] = field(default_factory=lambda: deque(maxlen=SEEN))
+    _seen: set[int] = field(default_factory=set)  # sizes of recent steps
+    _n_seen: int = 0
+    _sizes: list[int] = field(default_factory=list)
+    _known: list[float] = field(default_factory=list)  # parallel to `_sizes`, never falling
+    _asked: dict[int, float] = field(default_factory=dict)  # cached answers: consecutive steps ask for the same sizes
 
     def observe(self, n_tokens: int, seconds: float) -> None:
         """Record a step of `n_tokens`, each with logits."""
         size = _size(n_tokens)
-        last = self._last.get(size)
+        last = self._seconds.get(size)
         if last is None:
-            is_larger = self._sizes and size > self._sizes[0]
-            last = self._last[size] = deque([self._expected(size, size)] if is_larger else (), maxlen=SEEN)
-            insort(self._sizes, size)
+            self._seconds[size] = last = deque(maxlen=SEEN)
         last.append(seconds)
-        self._seconds[size] = sorted(last)[len(last) // 4]
-        self._recent.add(size)
-        self._n_recent += 1
-        if self._n_recent >= FORGET:
-            self._sizes = sorted(self._recent)
-            self._seconds = {each: self._seconds[each] for each in self._sizes}
-            self._last = {each: self._last[each] for each in self._sizes}
-            self._recent, self._n_recent = set(), 0
+        self._seen.add(size)
+        self._n_seen += 1
+        if len(last) < SEEN or not self._n_seen % _SAME:
+            self._asked.clear()
+        if self._n_seen >= FORGET:
+            self._seconds = {each: self._seconds[each] for each in self._seen}
+            self._seen, self._n_seen = set(), 0
 
     def observe_prompt(self, n_tokens: int, seconds: float) -> None:
         """Record a prefill of `n_tokens`: the initial assumption for the cost of an additional token."""
         if n_tokens >= _PART:
-            self._prompt_token_s = min(seconds / n_tokens, self._prompt_token_s)
+            self._prompt_token_s.append(seconds / n_tokens)
+            self._asked.clear()
 
     def of(self, n_tokens: int) -> float:
         """Return the seconds of a step of `n_tokens`; 0.0 before the first measurement."""
-        size = _size(n_tokens)
-        known = self._seconds.get(size)
-        return self._expected(size, n_tokens) if known is None else known
+        if not self._asked:
+            self._learn()
+        seconds = self._asked.get(n_tokens)
+        if seconds is None:
+            self._asked[n_tokens] = seconds = self._of(_size(n_tokens), n_tokens)
+        return seconds
 
-    def _expected(self, size: int, n_tokens: int) -> float:
-        """Return the seconds of a `size` that was not measured, from smaller and larger ones."""
-        sizes, seconds = self._sizes, self._seconds
+    def _learn(self) -> None:
+        self._sizes, self._known = sorted(self._seconds), []
+        for size in self._sizes:
+            last = self._seconds[size]
+            expected = [self._expected(size)] if self._known and len(last) < SEEN else []
+            self._known.append(_quick([*last, *expected]))
+        for at in range(len(self._known) - 2, -1, -1):
+            if len(self._seconds[self._sizes[at]]) < SEEN:
+                self._known[at] = min(self._known[at], self._known[at + 1])
+        self._known = list(accumulate(self._known, max))
+
+    def _expected(self, n_tokens: int) -> float:
+        """Return the expectation before any but the smallest step was measured."""
+        smallest, seconds = self._sizes[0], self._known[0]
+        most = UNKNOWN_SHARE * seconds / smallest
+        token_s = min(_quick(self._prompt_token_s), most) if self._prompt_token_s else most
+        return seconds + token_s * (n_tokens - smallest)
+
+    def _of(self, size: int, n_tokens: int) -> float:
+        sizes, known = self._sizes, self._known
         if not sizes:
             return 0.0
         at = bisect_left(sizes, size)
-        first, last = sizes[0], sizes[at - 1]
+        if at < len(sizes) and sizes[at] == size:
+            return known[at]
         if at == 0:
-            return seconds[first] * (1 + size / first) / 2  # at least half is assumed to be reading weights
-        if at < len(sizes):
-            slope = (seconds[sizes[at]] - seconds[last]) / (sizes[at] - last)
-        elif last > first:
-            slope = (seconds[last] - seconds[first]) / (last - first)
-        else:
-            slope = min(self._prompt_token_s, UNKNOWN_SHARE * seconds[first] / first)
-        return seconds[last] + max(slope, 0.0) * (n_tokens - last)
+            return known[0] * (1 + size / sizes[0]) / 2  # at least half is assumed to be reading weights
+        if len(sizes) == 1:
+            return self._expected(n_tokens)
+        low, high = (
+            (at - 1, at) if at < len(sizes) else (0, at - 1)
+        )  # beyond the largest size: slope from the smallest to the largest
+        slope = (known[high] - known[low]) / (sizes[high] - sizes[low])
+        return known[at - 1] + slope * (n_tokens - sizes[at - 1])
 
 
 @dataclass(frozen=True, slots=True)
