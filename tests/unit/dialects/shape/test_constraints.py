@@ -10,7 +10,7 @@ from tests.unit.dialects.builders import FakeCompiler
 from tests.unit.structured.builders import WORDS
 
 SCHEMA = {"type": "string"}
-ODD = {"properties": {"a": {"contains": {"type": "null"}}}}
+ODD = {"properties": {"a": {"$dynamicRef": "#a"}}}
 
 
 def compiled(**fields: object) -> tuple[str, Any] | None:
