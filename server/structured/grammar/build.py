@@ -15,6 +15,7 @@ from server.structured.grammar.lark import checked_lark, lark_with_texts, withou
 from server.structured.grammar.limits import MAX_TEXT_CHARS, PARSER_LIMITS
 from server.structured.grammar.matcher import first_line
 from server.structured.grammar.panics import contained
+from server.structured.grammar.unique.places import UniquePlaces
 
 PARSE_FAILED = "Failed to initialize samplers: failed to parse grammar"  # llama-server's words
 SCHEMA = "json_schema"
@@ -42,7 +43,8 @@ class Grammar:
     """``text``: for llguidance. ``param`` and ``prefix``: the field that errors name, and the start of their messages.
 
     ``texts``: the grammars of inputs in it, with their places; ``hole``: the control token that marks these.
-    ``checked``: the schema that a finished value must match; None if the grammar enforces all of it.
+    ``unique``: the positions of unique items, which llguidance can't express. ``narrowed``: a keyword whose rewritten
+    form may reject some valid values, "" for none.
     """
 
     text: str
@@ -50,22 +52,27 @@ class Grammar:
     prefix: str = PARSE_FAILED
     texts: tuple[tuple["Grammar", dict[str, Any]], ...] = ()
     hole: int = -1
-    checked: dict[str, Any] | None = None
+    unique: UniquePlaces | None = None
+    narrowed: str = ""
 
     def as_json(self) -> Any:
         """Return plain values for another process."""
         texts = [[grammar.as_json(), place] for grammar, place in self.texts]
-        return [self.text, self.param, self.prefix, texts, self.hole, self.checked]
+        unique = None if self.unique is None else [self.unique.document, self.unique.first]
+        return [self.text, self.param, self.prefix, texts, self.hole, unique, self.narrowed]
 
     @classmethod
     def from_json(cls, found: Any) -> "Grammar":
         """Read `as_json`."""
-        text, param, prefix, texts, hole, checked = found
+        text, param, prefix, texts, hole, unique, narrowed = found
         inner = tuple((cls.from_json(grammar), place) for grammar, place in texts)
-        return cls(text, param, prefix, inner, hole, checked)
+        return cls(text, param, prefix, inner, hole, None if unique is None else UniquePlaces(*unique), narrowed)
 
-    def matcher(self, tokenizer: llguidance.LLTokenizer) -> llguidance.LLMatcher:
-        """Compile it. Raises `InvalidRequest` for one that is wrong, or that no output matches."""
+    def matcher(self, tokenizer: llguidance.LLTokenizer, request: Any) -> llguidance.LLMatcher:
+        """Compile it. Raises `InvalidRequest` for one that is wrong, or that no output matches.
+
+        ``request``: what it was built from, to name the place in a schema.
+        """
         matcher = _matcher(tokenizer, self.text)
         # The first mask finds grammars that match nothing, or cost too much, before a slot is taken.
         allowed = b"" if matcher.is_error() else _mask(matcher)
@@ -73,7 +80,7 @@ class Grammar:
             return matcher
         error = first_line(re.sub(r"^at 1\(\d+\): ", "", matcher.get_error()))  # the position of a generated text
         if self.param == SCHEMA:
-            raise unsupported(error)
+            raise unsupported(error, request, self.narrowed)
         raise InvalidRequest(f"{self.prefix}: {error}", self.param)
 
 
@@ -95,8 +102,8 @@ def build(kind: Kind, request: Any, vocabulary: Vocabulary) -> Grammar:
     """
     match kind:
         case "schema":
-            text, _, checked = written(request, SCHEMA)
-            return Grammar(grammar_text(text), SCHEMA, SCHEMA, checked=checked)
+            text, unique, narrowed = written(request, SCHEMA)
+            return Grammar(grammar_text(text), SCHEMA, SCHEMA, unique=unique, narrowed=narrowed)
         case "gbnf":
             try:
                 return Grammar(to_lark(request, vocabulary.token_id, vocabulary.ends))

@@ -16,7 +16,6 @@ from server.errors import InvalidRequest
 from server.structured.grammar.attempt import CompileLater, may_wait
 from server.structured.grammar.build import SCHEMA, Grammar, Kind, build
 from server.structured.grammar.embedded_text import EmbeddedText, EmbeddedTexts, TextTokens
-from server.structured.grammar.finished import CheckedConstraint, ValueCheck
 from server.structured.grammar.lark import literal, without_anchors
 from server.structured.grammar.limits import MAX_TEXT_CHARS
 from server.structured.grammar.markers import MarkerIndex, Markers
@@ -24,7 +23,9 @@ from server.structured.grammar.matcher import MatcherConstraint, Recipe
 from server.structured.grammar.panics import contained
 from server.structured.grammar.sandbox import Sandbox
 from server.structured.grammar.schema.plain import is_plain
-from server.structured.grammar.tokenizer import TokenTable, end_tokens, special_tokens
+from server.structured.grammar.tokenizer import TokenTable, byte_tokenizer, end_tokens, special_tokens
+from server.structured.grammar.unique.cursor import Cursor
+from server.structured.grammar.unique.items import ItemEnds, UniqueItems
 from server.vocab import Vocab
 
 T = TypeVar("T")
@@ -95,6 +96,7 @@ class GrammarCompiler:
         self._lock = Lock()
         self._tokenizer: llguidance.LLTokenizer | None = None
         self._table = b""
+        self._item_ends: ItemEnds | None = None
         self._text_tokens: TextTokens | None = None
         self._compiled: NewestValues[MatcherConstraint] = NewestValues(_CACHED)
         self._remembered: NewestValues[object] = NewestValues(_CACHED)
@@ -133,22 +135,23 @@ class GrammarCompiler:
             grammar = build(kind, request, self)
         else:
             grammar = Grammar.from_json(self._sandbox.compile(self._sent_tokens(), text.encode(), param))
-        made = self._constraint(grammar, text)
-        if grammar.checked is not None:
-            return CheckedConstraint(made, ValueCheck(grammar.checked), self._vocab)
+        made = self._constraint(grammar, request, text)
+        if grammar.unique is not None:
+            bytewise = grammar.matcher(byte_tokenizer(), request)
+            return UniqueItems(made, Cursor(grammar.unique), self._all_item_ends(), bytewise)
         if not grammar.texts:
             return made
         texts = tuple(
             EmbeddedText(
-                *(self._constraint(inner, ""), place.get("escaped", False), place.get("end", "").encode()),
+                *(self._constraint(inner, None, ""), place.get("escaped", False), place.get("end", "").encode()),
                 tuple(each.encode() for each in place.get("never", ())),
             )
             for inner, place in grammar.texts
         )
         return EmbeddedTexts(made, texts, grammar.hole, self._all_text_tokens())
 
-    def _constraint(self, grammar: Grammar, text: str) -> MatcherConstraint:
-        matcher = grammar.matcher(self._all_tokens())
+    def _constraint(self, grammar: Grammar, request: Any, text: str) -> MatcherConstraint:
+        matcher = grammar.matcher(self._all_tokens(), request)
         return MatcherConstraint(matcher, self._vocab.n_tokens, self.ends, grammar.param, Recipe(text))
 
     def gbnf(self, text: str) -> MatcherConstraint:
@@ -211,6 +214,12 @@ class GrammarCompiler:
         """The vocabulary as the sandbox reads it."""
         self._all_tokens()
         return self._table
+
+    def _all_item_ends(self) -> ItemEnds:
+        with self._lock:
+            if self._item_ends is None:
+                self._item_ends = ItemEnds(self._vocab)
+            return self._item_ends
 
     def _all_text_tokens(self) -> TextTokens:
         markers = self.markers([])

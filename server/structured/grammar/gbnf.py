@@ -6,7 +6,6 @@ so here every terminal is one character, and the Earley parser keeps all alterna
 the model's first choice is rejected.
 """
 
-import re
 from collections.abc import Callable
 from collections.abc import Set as AbstractSet
 from typing import NoReturn
@@ -20,17 +19,9 @@ from server.structured.grammar.limits import (
 
 _MAX_CODE_POINT = 0x10FFFF
 _MAX_GROUP_DEPTH = 100
-_SPACE = re.compile(r"(?:[ \t]|#[^\r\n]*+)*+")
-_LINES = re.compile(r"(?:[ \t\r\n]|#[^\r\n]*+)*+")
-_NAME = re.compile(r"[a-zA-Z0-9_-]++")
-_LITERAL = re.compile(r'"((?:[^"\\]|\\.)*+)"', re.DOTALL)
-_CLASS = re.compile(r"\[(\^?)((?:[^\]\\]|\\.)*+)\]", re.DOTALL)
-_CHAR = re.compile(r"\\(?:x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|[nrt\\\"\[\]-])|[^\\]", re.DOTALL)
-_TOKEN = re.compile(r"(!?)<([^>\n]*+)>")
-_TOKEN_ID = re.compile(r"\[([0-9]{1,10})\]")
-_REPETITION = re.compile(r"[*+?]|\{\s*([0-9]+)\s*(?:(,)\s*([0-9]*)\s*)?\}")
-_ESCAPES = {"n": "\n", "r": "\r", "t": "\t"}
+_ESCAPES = {"n": "\n", "r": "\r", "t": "\t", "\\": "\\", '"': '"', "[": "[", "]": "]", "-": "-"}
 _SUFFIXES: dict[str, tuple[int, int | None]] = {"*": (0, None), "+": (1, None), "?": (0, 1)}
+_HEX_DIGITS = {"x": 2, "u": 4, "U": 8}
 _BOUNDS = {(0, None): "*", (1, None): "+", (0, 1): "?", (1, 1): ""}
 
 
@@ -53,60 +44,72 @@ class _Converter:
         self._token_id = token_id
         self._ends = ends
         self._pos = 0
+        self._line = 1
         self._names: dict[str, str] = {}  # Lark's name of each rule of the text
         self._rules: dict[str, str] = {}
-        self._references: list[tuple[str, int]] = []  # the name of a rule and the position of its use
+        self._references: list[tuple[str, int]] = []  # the name of a rule and the line of its use
         self._n_groups = 0
         self._n_items = 0
 
     def lark(self) -> str:
         """Convert the text."""
-        self._take(_LINES)
-        while self._pos < len(self._text):
+        self._space(newlines=True)
+        while self._peek():
             self._definition()
         if not self._rules:
             raise InvalidRequest("the grammar has no rules")
         if "start" not in self._rules:
             raise InvalidRequest("the grammar has no 'root' rule")
-        for name, start in self._references:
+        for name, line in self._references:
             if self._names[name] not in self._rules:
-                self._pos = start
-                self._fail(f"rule '{name}' is not defined")
+                raise InvalidRequest(f"line {line}: rule '{name}' is not defined")
         return "".join(f"{rule}: {body}\n" for rule, body in self._rules.items())
 
     def _fail(self, message: str) -> NoReturn:
-        line = self._text.count("\n", 0, self._pos) + 1
         found = self._text[self._pos : self._pos + 20].split("\n")[0]
-        raise InvalidRequest(f"line {line}: {message}" + (f", found {found!r}" if found else ""))
+        raise InvalidRequest(f"line {self._line}: {message}" + (f", found {found!r}" if found else ""))
 
-    def _take(self, pattern: re.Pattern[str]) -> re.Match[str] | None:
-        """Consume a match at the current position."""
-        found = pattern.match(self._text, self._pos)
-        if found is not None:
-            self._pos = found.end()
-        return found
+    def _peek(self, n: int = 1) -> str:
+        return self._text[self._pos : self._pos + n]
 
-    def _takes(self, text: str) -> bool:
-        if not self._text.startswith(text, self._pos):
-            return False
-        self._pos += len(text)
-        return True
+    def _take(self, n: int = 1) -> str:
+        taken = self._text[self._pos : self._pos + n]
+        self._pos += n
+        self._line += taken.count("\n")
+        return taken
+
+    def _space(self, newlines: bool) -> None:
+        while char := self._peek():
+            if char == "#":
+                while self._peek() not in ("", "\r", "\n"):
+                    self._take()
+            elif char in " \t" or (newlines and char in "\r\n"):
+                self._take()
+            else:
+                return
 
     def _definition(self) -> None:
-        found = self._take(_NAME)
-        if found is None:
-            self._fail("expected a rule name")
-        self._take(_SPACE)
-        if not self._takes("::="):
-            self._fail(f"expected '::=' after '{found[0]}'")
-        self._take(_LINES)
-        rule = self._rule_name(found[0])
+        name = self._name("a rule name")
+        self._space(newlines=False)
+        if self._peek(3) != "::=":
+            self._fail(f"expected '::=' after '{name}'")
+        self._take(3)
+        self._space(newlines=True)
+        rule = self._rule_name(name)
         if rule in self._rules:
-            self._fail(f"rule '{found[0]}' is defined twice")
+            self._fail(f"rule '{name}' is defined twice")
         self._define(rule, depth=0)
-        if self._text[self._pos : self._pos + 1] not in ("", "\r", "\n"):
+        if self._peek() not in ("", "\r", "\n"):
             self._fail("expected the end of the rule")
-        self._take(_LINES)
+        self._space(newlines=True)
+
+    def _name(self, what: str) -> str:
+        start = self._pos
+        while _is_word(self._peek()):
+            self._take()
+        if self._pos == start:
+            self._fail(f"expected {what}")
+        return self._text[start : self._pos]
 
     def _rule_name(self, name: str) -> str:
         return self._names.setdefault(name, "start" if name == "root" else f"r{len(self._names)}")
@@ -120,109 +123,144 @@ class _Converter:
         if depth > _MAX_GROUP_DEPTH:
             self._fail(f"groups nested deeper than {_MAX_GROUP_DEPTH}")
         options = [self._sequence(depth)]
-        while self._takes("|"):
-            self._take(_LINES)
+        while self._peek() == "|":
+            self._take()
+            self._space(newlines=True)
             options.append(self._sequence(depth))
         self._rules[rule] = " | ".join(options)
 
     def _sequence(self, depth: int) -> str:
         items: list[str] = []
-        space = _LINES if depth else _SPACE
         while (item := self._item(depth)) is not None:
             self._n_items += len(item)
             if self._n_items > MAX_GBNF_ITEMS:
                 self._fail(f"the grammar has more than {MAX_GBNF_ITEMS} characters, classes and references")
-            self._take(space)
+            self._space(newlines=depth > 0)
             items += self._repeated(item)
-            self._take(space)
+            self._space(newlines=depth > 0)
         return " ".join(items) or '""'
 
     def _item(self, depth: int) -> list[str] | None:
         """Read one item, or a literal's characters; None at the end of the sequence."""
-        start = self._pos
-        if (found := self._take(_NAME)) is not None:
-            self._references.append((found[0], start))
-            return [self._rule_name(found[0])]
-        if (found := self._take(_LITERAL)) is not None:
-            return [_terminal([(code, code)]) for code in map(self._code, self._chars(found[1]))]
-        if (found := self._take(_CLASS)) is not None:
-            return [self._char_class(found[2], negated=bool(found[1]))]
-        if (found := self._take(_TOKEN)) is not None:
-            return [self._token(found[2], negated=bool(found[1]))]
-        if self._takes("."):
+        char = self._peek()
+        if char == '"':
+            return self._literal()
+        if char == "[":
+            return [self._char_class()]
+        if char == ".":
+            self._take()
             return ["/(?s:.)/"]
-        if self._takes("("):
+        if char == "(":
             return [self._group(depth)]
-        if self._text.startswith(('"', "[", "<", "!"), self._pos):
-            self._fail("a string, a character class or a token has no end")
+        if char == "<" or self._peek(2) == "!<":
+            return [self._token()]
+        if _is_word(char):
+            name = self._name("a rule name")
+            self._references.append((name, self._line))
+            return [self._rule_name(name)]
         return None
 
     def _group(self, depth: int) -> str:
-        opened = self._text.count("\n", 0, self._pos) + 1
-        self._take(_LINES)
+        opened = self._line
+        self._take()
+        self._space(newlines=True)
         rule = self._group_name()
         self._define(rule, depth + 1)
-        if not self._takes(")"):
+        if self._peek() != ")":
             self._fail(f"expected ')' for the '(' of line {opened}")
+        self._take()
         return rule
 
-    def _chars(self, text: str) -> list[str]:
-        """Split the inside of a literal or class into characters and escapes."""
+    def _literal(self) -> list[str]:
+        opened = self._line
+        self._take()
         chars: list[str] = []
-        at = 0
-        while at < len(text):
-            found = _CHAR.match(text, at)
-            if found is None:
-                self._fail(f"unknown escape {text[at : at + 2]!r}")
-            chars.append(found[0])
-            at = found.end()
+        while self._peek() != '"':
+            if not self._peek():
+                self._fail(f'the string of line {opened} has no closing "')
+            code = self._char()
+            chars.append(_terminal([(code, code)]))
+        self._take()
         return chars
 
-    def _code(self, char: str) -> int:
-        if char[0] != "\\":
-            return ord(char)
-        if char[1] not in "xuU":
-            return ord(_ESCAPES.get(char[1], char[1]))
-        code = int(char[2:], 16)
-        if code > _MAX_CODE_POINT or 0xD800 <= code <= 0xDFFF:
-            self._fail(f"'{char}' is not a character")
-        return code
-
-    def _char_class(self, inside: str, *, negated: bool) -> str:
-        chars = self._chars(inside)
+    def _char_class(self) -> str:
+        opened = self._line
+        self._take()
+        negated = self._peek() == "^"
+        if negated:
+            self._take()
         ranges: list[tuple[int, int]] = []
-        at = 0
-        while at < len(chars):
-            is_range = chars[at + 1 : at + 2] == ["-"] and at + 2 < len(chars)
-            low, high = self._code(chars[at]), self._code(chars[at + 2 if is_range else at])
+        while self._peek() != "]":
+            if not self._peek():
+                self._fail(f"the character class of line {opened} has no closing ]")
+            low = high = self._char()
+            if self._peek() == "-" and self._peek(2) != "-]":
+                self._take()
+                if not self._peek():
+                    self._fail(f"the character class of line {opened} has no closing ]")
+                high = self._char()
             if high < low:
                 self._fail(f"the range {chr(low)!r}-{chr(high)!r} is empty")
             ranges.append((low, high))
-            at += 3 if is_range else 1
+        self._take()
         if not ranges:
             return "/(?s:.)/" if negated else self._fail("an empty character class matches nothing")
         if negated and _covers_all(ranges):
             raise InvalidRequest("a negated character class that leaves no character")
         return _terminal(ranges, negated=negated)
 
-    def _token(self, text: str, *, negated: bool) -> str:
-        """Return a token: ``<text>`` or ``<[id]>``, or ``!<...>`` for any other token."""
-        numbered = _TOKEN_ID.fullmatch(text)
-        if numbered is None and text.startswith("["):
+    def _char(self) -> int:
+        char = self._take()
+        if char != "\\":
+            return ord(char)
+        kind = self._take()
+        if kind in _ESCAPES and kind:
+            return ord(_ESCAPES[kind])
+        digits = _HEX_DIGITS.get(kind)
+        if digits is None:
+            self._fail(f"unknown escape '\\{kind}'")
+        text = self._peek(digits)
+        if len(text) < digits or any(digit not in "0123456789abcdefABCDEF" for digit in text):
+            self._fail(f"expected {digits} hex digits after '\\{kind}'")
+        self._take(digits)
+        code = int(text, 16)
+        if code > _MAX_CODE_POINT or 0xD800 <= code <= 0xDFFF:
+            self._fail(f"'\\{kind}{text}' is not a character")
+        return code
+
+    def _token(self) -> str:
+        """Read a token: ``<text>`` or ``<[id]>``, or ``!<...>`` for any other token."""
+        negated = self._peek() == "!"
+        self._take(2 if negated else 1)
+        end = self._text.find(">", self._pos)
+        newline = self._text.find("\n", self._pos)
+        if end < 0 or 0 <= newline < end:
+            self._fail("expected '>' at the token's end")
+        text = self._take(end - self._pos)
+        self._take()
+        token: int | None
+        if not text.startswith("["):
+            token = self._token_id(f"<{text}>")
+        elif text.endswith("]") and text[1:-1].isdecimal() and len(text) <= 12:
+            token = int(text[1:-1])
+        else:
             self._fail(f"'<{text}>' is not a token id like <[1000]>")
-        token = self._token_id(f"<{text}>") if numbered is None else int(numbered[1])
         if token is None:
-            self._fail(f"'<{text}>' is not one token of this model's vocabulary")
+            raise InvalidRequest(f"line {self._line}: '<{text}>' is not one token of this model's vocabulary")
         return f"<[^{','.join(map(str, sorted({token, *self._ends})))}]>" if negated else f"<[{token}]>"
 
     def _repeated(self, item: list[str]) -> list[str]:
         """Read a repetition after an item; without one, return the item."""
-        found = self._take(_REPETITION)
-        if found is None:
-            return item if not self._text.startswith("{", self._pos) else self._fail("expected a repetition like {1,2}")
-        low, high = _SUFFIXES[found[0]] if found[0] in _SUFFIXES else self._counts(found)
-        self._take(_SPACE)
-        if self._text.startswith(("*", "+", "?", "{"), self._pos):
+        char = self._peek()
+        if char in _SUFFIXES:
+            self._take()
+            low, high = _SUFFIXES[char]
+        elif char == "{":
+            low, high = self._counts()
+        else:
+            return item
+        self._space(newlines=False)
+        if (char := self._peek()) and char in "*+?{":
             self._fail("a repetition of a repetition needs parentheses")
         if high == 0:
             return []
@@ -232,15 +270,37 @@ class _Converter:
             item = [rule]
         return [item[0] + _BOUNDS.get((low, high), f"{{{low},{'' if high is None else high}}}")]
 
-    def _counts(self, found: re.Match[str]) -> tuple[int, int | None]:
-        least, comma, most = found.groups()
-        if any(len(digits) > 6 or int(digits) > MAX_REPETITIONS for digits in (least, most) if digits):
-            self._fail(f"a repetition of more than {MAX_REPETITIONS}")
-        low = int(least)
-        high = int(most) if most else None if comma else low
+    def _counts(self) -> tuple[int, int | None]:
+        self._take()
+        self._space(newlines=True)
+        low = self._count()
+        high: int | None = low
+        if self._peek() == ",":
+            self._take()
+            self._space(newlines=True)
+            high = None if self._peek() == "}" else self._count()
+        if self._peek() != "}":
+            self._fail("expected '}' at the end of a repetition")
+        self._take()
         if high is not None and high < low:
             self._fail(f"the repetition {{{low},{high}}} is empty")
         return low, high
+
+    def _count(self) -> int:
+        start = self._pos
+        while self._peek().isdecimal():
+            self._take()
+        digits = self._text[start : self._pos]
+        if not digits:
+            self._fail("expected a number in a repetition")
+        if len(digits) > 6 or int(digits) > MAX_REPETITIONS:
+            self._fail(f"a repetition of more than {MAX_REPETITIONS}")
+        self._space(newlines=True)
+        return int(digits)
+
+
+def _is_word(char: str) -> bool:
+    return char != "" and char.isascii() and (char.isalnum() or char in "-_")
 
 
 def _terminal(ranges: list[tuple[int, int]], *, negated: bool = False) -> str:

@@ -4,8 +4,8 @@ Property order and whitespace follow llama-server: properties in the schema's or
 space, or one or two line breaks with at most 20 characters of indentation (llama.cpp
 common/json-schema-to-grammar.cpp, SPACE_RULE). An object that lists properties without additionalProperties has no
 others (build_object in the same file). Unlike llama-server, a keyword that can't be enforced is an error and not
-ignored. Keywords that llguidance lacks are rewritten if possible (`schema`), otherwise `finished` checks them. A
-`format` that the specification does not define is an annotation.
+ignored. Keywords that llguidance lacks are rewritten if possible (`schema`). A `format` that the specification does
+not define is an annotation.
 """
 
 import json
@@ -14,26 +14,29 @@ from collections.abc import Callable, Iterator
 from graphlib import CycleError, TopologicalSorter
 from typing import Any, NamedTuple
 
+import llguidance
 from jsonschema import Draft202012Validator, validators
 from jsonschema.exceptions import ValidationError, best_match
 from jsonschema.validators import validator_for
 
 from server.errors import InvalidRequest
-from server.structured.grammar.finished import searched
 from server.structured.grammar.limits import (
     MAX_EXPLAINED_NODES,
     MAX_SCHEMA_DEPTH,
     MAX_SCHEMA_NODES,
 )
-from server.structured.grammar.schema.document import Document
+from server.structured.grammar.schema.document import Document, unenforceable
 from server.structured.grammar.schema.keywords import LISTS, MAPS, SINGLE
+from server.structured.grammar.schema.language import readable
 from server.structured.grammar.schema.rewriting import Rewriter
+from server.structured.grammar.unique.places import UniquePlaces
 
 _GENERATED_PLACE = re.compile(r" while processing json-schema:///#/\$defs/\d+")
 _COUNTS_PROPERTIES = frozenset(["minProperties", "maxProperties"])
 _IN_PLACE = ("$ref", "anyOf", "oneOf")
 _OF_OBJECTS = frozenset(["properties", "patternProperties", "additionalProperties", "required"]) | _COUNTS_PROPERTIES
 _SAYS_WHICH = frozenset(["additionalProperties", "patternProperties", "const", "enum"]) | _COUNTS_PROPERTIES
+_NO_SCHEMAS = ("const", "enum", "required", "default", "examples")
 _OPTIONS = {
     "whitespace_flexible": False,
     "whitespace_pattern": r"( |\n{1,2}[ \t]{0,20})",
@@ -45,20 +48,21 @@ _CONTROL = re.compile(r"\\u00[01]")  # a character without a short escape, as JS
 
 
 class Written(NamedTuple):
-    """A schema for llguidance. ``omitted``: the first place and keyword that it does not enforce, "" for none; then
-    ``checked`` is the schema that a finished value must match.
+    """A schema for llguidance, and the first position of unique items, which it can't express; None for none.
+
+    ``narrowed``: a keyword whose rewritten form may reject some valid values, "" for none.
     """
 
     text: str
-    omitted: str
-    checked: dict[str, Any] | None
+    unique: UniquePlaces | None
+    narrowed: str
 
 
 def schema_text(schema: object) -> str:
     """A grammar's ``%json`` as JSON for llguidance, with our whitespace. Raises `InvalidRequest` with its place."""
-    text, omitted, _ = written(schema, "%json")
-    if omitted:
-        raise InvalidRequest(f"{omitted} cannot be enforced", omitted.split(": ")[0])
+    text, unique, _ = written(schema, "%json")
+    if unique is not None:
+        raise unenforceable("uniqueItems", unique.first)
     return text
 
 
@@ -75,18 +79,32 @@ def written(schema: object, what: str) -> Written:
         if n_values > MAX_EXPLAINED_NODES:
             raise InvalidRequest(f"{document.doubtful} is not valid JSON Schema", document.doubtful)
         _check_valid(schema, what)
-    rewriter = Rewriter(plain, what, document.places)
-    rewritten = rewriter.rewritten()
-    _check_references(rewritten, what)
-    if rewriter.omitted:
-        _check_patterns(plain, what)
-    text = _text(_closed_document(rewritten))
-    return Written(text, rewriter.omitted, plain if rewriter.omitted else None)
+    rewriter = Rewriter(plain, what, document.places, exclusive=False)
+    rewritten = _rewritten(rewriter, what)
+    text = _text(rewritten)
+    if '"oneOf"' in text and (rewriter.narrowed or "oneOf constraints" in _problem(text)):
+        rewriter = Rewriter(plain, what, document.places, exclusive=True)
+        rewritten = _rewritten(rewriter, what)
+    unique = UniquePlaces(rewritten, rewriter.unique) if rewriter.unique else None
+    # Runs after the search for overlaps: closed branches overlap less than the client's.
+    return Written(_text(_closed_document(rewritten)), unique, rewriter.narrowed)
 
 
 def grammar_text(schema: str) -> str:
     """llguidance's grammar of a `schema_text`."""
     return f'{{"grammars": [{{"json_schema": {schema}}}]}}'
+
+
+def _problem(text: str) -> str:
+    """Return llguidance's error for a schema, such as branches of a `oneOf` that it can't distinguish."""
+    problem: str = llguidance.LLMatcher.validate_grammar(grammar_text(text))
+    return problem
+
+
+def _rewritten(rewriter: Rewriter, what: str) -> dict[str, Any]:
+    rewritten = rewriter.rewritten()
+    _check_references(rewritten, what)
+    return rewritten
 
 
 def _text(rewritten: dict[str, Any]) -> str:
@@ -222,19 +240,47 @@ def _joined_in_place(schema: Any) -> list[str]:
     return found + [name for part in schema.get("allOf", ()) for name in _joined_in_place(part)]
 
 
-def _check_patterns(schema: Any, what: str) -> None:
-    """Raise `InvalidRequest` for a pattern that a finished value can't be searched for."""
-    if not isinstance(schema, dict):
-        return
-    for pattern in [*schema.get("patternProperties", ()), *([schema["pattern"]] if "pattern" in schema else [])]:
-        try:
-            searched(pattern)
-        except ValueError:
-            raise InvalidRequest(f"{what}: the pattern {pattern[:100]!r} cannot be enforced", what) from None
-    for each in (*_schemas_in(schema), *schema.get("$defs", {}).values()):
-        _check_patterns(each, what)
-
-
-def unsupported(error: str) -> InvalidRequest:
-    """Return llguidance's refusal of a schema."""
+def unsupported(error: str, schema: object, narrowed: str) -> InvalidRequest:
+    """llguidance's refusal, with the place of the keyword it names, or of the one that leaves nothing."""
+    if narrowed and error.startswith("Unsatisfiable"):
+        return InvalidRequest(f"{narrowed} cannot be enforced, or nothing matches: {error}", narrowed.split(": ")[0])
+    if "oneOf constraints" in error:
+        place = next(
+            (place for place, value in _places(schema) if isinstance(value, dict) and "oneOf" in value), "json_schema"
+        )
+        return InvalidRequest(f"{place}: 'oneOf' whose branches may overlap cannot be enforced, use 'anyOf'", place)
+    for keyword, place in _patterns_in(error, schema) if "regex" in error else ():
+        return InvalidRequest(f"{place}: the keyword '{keyword}' cannot be enforced: {error}", place)
     return InvalidRequest(f"json_schema: {_GENERATED_PLACE.sub('', error)}", "json_schema")
+
+
+def _patterns_in(error: str, schema: object) -> Iterator[tuple[str, str]]:
+    """The places of the patterns that an error quotes, each with its keyword."""
+    quoted = error.replace("\\/", "/").replace("\\w", "[0-9a-zA-Z_]").replace("\\d", "[0-9]")
+    for place, value in _places(schema):
+        if isinstance(value, dict):
+            named, own = value.get("patternProperties"), value.get("pattern")
+            patterns = dict.fromkeys(named if isinstance(named, dict) else (), "patternProperties")
+            patterns |= {own: "pattern"} if isinstance(own, str) else {}  # "pattern" may be a property's name
+            for pattern, keyword in patterns.items():
+                if pattern and _as_quoted(pattern) in quoted:
+                    yield keyword, place
+
+
+def _as_quoted(pattern: str) -> str:
+    """A pattern as llguidance may write it: slashes not escaped, classes spelled out."""
+    return readable(pattern).replace("\\/", "/").replace("\\w", "[0-9a-zA-Z_]").replace("\\d", "[0-9]")
+
+
+def _places(schema: object) -> Iterator[tuple[str, object]]:
+    """Yield every value in a schema that is not data, by increasing depth."""
+    level = [("json_schema", schema)]
+    while level:
+        below: list[tuple[str, object]] = []
+        for place, value in level:
+            yield place, value
+            if isinstance(value, dict):
+                below += [(f"{place}.{key}", sub) for key, sub in value.items() if key not in _NO_SCHEMAS]
+            elif isinstance(value, list):
+                below += [(f"{place}.{n}", sub) for n, sub in enumerate(value)]
+        level = below

@@ -12,7 +12,7 @@ from server.structured.grammar.sandbox import Sandbox
 from server.transport.admission import COMPILE_THREADS
 from tests.api.conftest import Serve, until
 from tests.api.streams import posting
-from tests.unit.structured.builders import exploding_sandbox, exploding_schema
+from tests.unit.structured.builders import exploding_schema
 
 URL = "/v1/chat/completions"
 MESSAGES = [{"role": "user", "content": "Hi"}]
@@ -41,7 +41,7 @@ def body(stream: bool = False, number: int = 0) -> dict[str, Any]:
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("field", HOSTILE)
 async def test_a_schema_that_explodes_is_refused_with_its_field(serve: Serve, field: str, stream: bool) -> None:
-    sandbox = exploding_sandbox(WorkLimits(cpu_s=0.3, wall_s=60))
+    sandbox = Sandbox(WorkLimits(cpu_s=0.3, wall_s=60))
     async with serve(sandbox=sandbox) as api:
         reply = await api.client.post(URL, json={"messages": MESSAGES, "stream": stream, **HOSTILE[field]})
         assert reply.status_code == 400
@@ -52,9 +52,22 @@ async def test_a_schema_that_explodes_is_refused_with_its_field(serve: Serve, fi
 
 
 TEXTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "comments": ("grammar", {"grammar": 'root ::= "a"\n' + "# comment\n" * 25_000}),
     "groups": ("grammar", {"grammar": "root ::= " + "(" * 90 + '"a"' + ")*" * 90 + ' "a" | "b"' * 4000}),
     "characters": ("guided_grammar", {"guided_grammar": 'root ::= "' + "a" * 20_000 + '"'}),
     "tokens": ("grammar", {"grammar": "root ::= " + " ".join(f"<[{n}]>" for n in range(19_000))}),
+    "a wrong rule at the end": ("grammar", {"grammar": 'root ::= "a" # ' + "c" * 250_000 + "\n?"}),
+    "unique items without enough values": (
+        "json_schema",
+        {
+            "json_schema": {
+                "properties": {
+                    str(n): {"uniqueItems": True, "minItems": 400, "items": {"enum": list(range(n, n + 400))}}
+                    for n in range(40)
+                }
+            }
+        },
+    ),
 }
 
 
@@ -72,7 +85,7 @@ async def test_what_is_read_of_a_grammar_is_bounded_too(serve: Serve, what: str,
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_disconnect_ends_the_compilation(serve: Serve, stream: bool) -> None:
-    sandbox = exploding_sandbox(AMPLE)
+    sandbox = Sandbox(AMPLE)
     async with serve(sandbox=sandbox) as api:
         async with posting(api.app, URL, body(stream)) as exchange:
             await until(lambda: sandbox.at_work)
@@ -83,7 +96,7 @@ async def test_a_disconnect_ends_the_compilation(serve: Serve, stream: bool) -> 
 
 async def test_other_clients_are_served_while_grammars_explode(serve: Serve) -> None:
     """As many as can be compiled at once and more, each of which never ends."""
-    sandbox = exploding_sandbox(AMPLE)
+    sandbox = Sandbox(AMPLE)
     plain = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "string", "enum": ["a"]}}}
     async with serve(sandbox=sandbox) as api, AsyncExitStack() as stack:
         exchanges = [
@@ -103,7 +116,7 @@ async def test_other_clients_are_served_while_grammars_explode(serve: Serve) -> 
 
 
 async def test_short_memory_ends_the_grammar_that_takes_it_and_takes_the_traffic_away(serve: Serve) -> None:
-    sandbox = exploding_sandbox(AMPLE)
+    sandbox = Sandbox(AMPLE)
     async with serve(sandbox=sandbox) as api:
         watch: MemoryWatch = api.app.state.services.memory
         assert (await api.client.get("/readyz")).status_code == 200

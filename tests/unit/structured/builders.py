@@ -4,13 +4,8 @@ import random
 from collections.abc import Iterable
 from typing import Any
 
-from server.sandbox.process import Processes, WorkLimits
-from server.sandbox.worker import Answer
 from server.structured.grammar.compiler import GrammarCompiler
-from server.structured.grammar.finished import CheckedConstraint
 from server.structured.grammar.matcher import MatcherConstraint
-from server.structured.grammar.sandbox import COMPILE, Sandbox
-from server.structured.grammar.sandbox_worker import answerer
 from tests.support.fakes import FakeVocab
 
 BYTES = GrammarCompiler(FakeVocab())
@@ -66,17 +61,13 @@ def walk(constraint: MatcherConstraint, vocab: WordVocab, seed: int, *, at_most:
     for step in range(2000):
         tokens = allowed(constraint.mask(), vocab.n_tokens)
         assert tokens, f"nothing may follow {out!r}"
-        if constraint.finished:
-            return out
-        if step >= at_most and tokens & vocab.eog:
-            constraint.accept(min(tokens & vocab.eog))
+        if constraint.finished or (step >= at_most and tokens & vocab.eog):
             return out
         usable = sorted(tokens - vocab.eog) or sorted(tokens)
         token = chance.choice(usable) if step < at_most else _closing(usable)
         if token in vocab.eog:
-            constraint.accept(token)
             return out
-        assert constraint.allows(token) or isinstance(constraint, CheckedConstraint)
+        assert constraint.allows(token)
         constraint.accept(token)
         out += vocab.piece(token)
     raise AssertionError(f"no end after {out[:200]!r}")
@@ -88,26 +79,35 @@ def _closing(tokens: Iterable[int]) -> int:
 
 
 def exploding_schema() -> dict[str, Any]:
-    """A schema that the processes of `exploding_sandbox` compile without an end, in more than 100 MiB."""
-    return {"$comment": "it explodes", "type": "object", "allOf": [{}]}
+    """A small schema whose branches, once each excludes the others, take llguidance minutes and gigabytes to join."""
+    stops = {"type": "array", "items": {"type": "string"}, "minItems": 1}
+    place = {
+        "type": "object",
+        "properties": {
+            "from": {"type": "string"},
+            "stops": stops,
+        },
+    }
+    branch = {"oneOf": [{"$ref": f"#/$defs/{name}"} for name in ("ride", "walk", "never", "both", "either")]}
+    return {
+        "type": "object",
+        "properties": {"trip": branch},
+        "required": ["trip"],
+        "$defs": {
+            "place": place,
+            "ride": _with_place({"ticket": {"type": "object"}}),
+            "walk": _with_place({"pace": {"type": "string"}, "tags": stops}),
+            "never": _needing("never", branch),
+            "both": _needing("both", {"type": "array", "items": branch}),
+            "either": _needing("either", {"type": "array", "items": branch}),
+        },
+    }
 
 
-def exploding_sandbox(limits: WorkLimits) -> Sandbox:
-    """A sandbox that never finishes `exploding_schema`."""
-    sandbox = Sandbox(limits)
-    sandbox._processes = Processes("tests.unit.structured.builders:exploding_answerer", limits, 2)
-    return sandbox
+def _with_place(properties: dict[str, Any]) -> dict[str, Any]:
+    own = {"properties": properties, "required": [next(iter(properties))]}
+    return {"type": "object", "allOf": [own, {"$ref": "#/$defs/place"}]}
 
 
-def exploding_answerer() -> Answer:
-    """The worker of `exploding_sandbox`."""
-    compiled = answerer()
-
-    def answer(what: bytes, request: bytes) -> tuple[bytes, bytes]:
-        held: list[bytes] = []
-        while what == COMPILE and b"it explodes" in request:
-            if len(held) < 300:
-                held.append(b"x" * (1 << 20))
-        return compiled(what, request)
-
-    return answer
+def _needing(name: str, value: object) -> dict[str, Any]:
+    return {"type": "object", "properties": {name: value}, "required": [name]}

@@ -107,13 +107,18 @@ def test_alternatives_that_a_text_tells_apart_have_what_they_list(tags: tuple[st
     [
         ({"type": "objec"}, r"json_schema\.type is not a valid JSON Schema: 'objec'"),
         ({"properties": {"a": {"minLength": -1}}}, r"json_schema\.properties\.a\.minLength"),
+        (
+            {"items": {"properties": {"a": {"not": {"items": {}}}}}},
+            r"json_schema\.items\.properties\.a: the keyword 'not'",
+        ),
+        ({"type": "array", "contains": {}}, "json_schema: the keyword 'contains' cannot be enforced"),
+        ({"oneOf": [{"format": "date"}, {"maxLength": 20}]}, "'oneOf' whose branches may overlap"),
         ({"$ref": "http://127.0.0.1:9/x.json"}, r"\$ref 'http://127.0.0.1:9/x.json' is not supported"),
         ({"$ref": "#/$defs/none"}, r"\$ref '#/\$defs/none' leads nowhere"),
         ({"$ref": "#"}, "leads back to itself"),
         ({"type": "string", "pattern": "(?!a)b"}, "look-around"),
         ({"type": "string", "pattern": "a("}, "unclosed group"),
         ({"enum": []}, "Unsatisfiable"),
-        ({"not": {}}, "Unsatisfiable"),
         (False, "Unsatisfiable"),
         (3, "must be a JSON object"),
         ([], "must be a JSON object"),
@@ -144,6 +149,8 @@ def test_a_recursive_schema_is_fine() -> None:
 def test_a_clients_own_llguidance_options_are_ignored() -> None:
     lenient = {"type": "null", "x-guidance": {"lenient": True, "key_separator": "x"}}
     assert matches(BYTES.json_schema(lenient), "null")
+    with pytest.raises(InvalidRequest, match="'not'"):
+        BYTES.json_schema({**lenient, "not": {}})
 
 
 @pytest.mark.parametrize("loop", [{"$ref": "#/$defs/a"}, {"allOf": [{"$ref": "#/$defs/a"}, {"type": "string"}]}])

@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 
-from server.errors import InvalidRequest, LlamapoolError, ShuttingDown, TooLate
+from server.errors import InvalidRequest, LlamapoolError, ShuttingDown, TooLate, Unavailable
 from server.sandbox.memory import MemoryWatch
 from server.sandbox.process import WorkLimits
-from server.structured.grammar.attempt import Attempt, CompileLater, cached_only, within
+from server.structured.grammar.attempt import Attempt, CompileCancelled, CompileLater, cached_only, within
 from server.structured.grammar.compiler import GrammarCompiler
 from server.structured.grammar.matcher import MatcherConstraint
 from server.structured.grammar.sandbox import Sandbox
 from server.structured.grammar.schema.plain import is_plain
-from tests.unit.structured.builders import WordVocab, exploding_sandbox, exploding_schema, matches
+from tests.unit.structured.builders import WordVocab, exploding_schema, matches
 
 AMPLE = WorkLimits(cpu_s=120, wall_s=120, memory_bytes=2 << 30)
 DATE = {"type": "string", "format": "date"}
@@ -39,7 +39,7 @@ def compiler(sandbox: Sandbox) -> GrammarCompiler:
 
 def ample() -> tuple[Sandbox, GrammarCompiler]:
     """A sandbox in which the exploding schema goes on until somebody ends it."""
-    sandbox = exploding_sandbox(AMPLE)
+    sandbox = Sandbox(AMPLE)
     return sandbox, GrammarCompiler(WordVocab(), sandbox)
 
 
@@ -59,7 +59,7 @@ def until(condition: Callable[[], object]) -> None:
     ],
 )
 def test_a_schema_that_explodes_is_refused_and_the_next_grammar_is_compiled(limits: WorkLimits, said: str) -> None:
-    sandbox = exploding_sandbox(limits)
+    sandbox = Sandbox(limits)
     try:
         compiler = GrammarCompiler(WordVocab(), sandbox)
         for _ in range(2):
@@ -69,6 +69,11 @@ def test_a_schema_that_explodes_is_refused_and_the_next_grammar_is_compiled(limi
         assert matches(compiler.json_schema(DATE), '"2026-11-23"')
     finally:
         sandbox.close()
+
+
+def test_a_schema_that_explodes_inside_of_lark_is_refused(compiler: GrammarCompiler) -> None:
+    with pytest.raises(InvalidRequest, match="was stopped"):
+        compiler.lark("start: %json " + json.dumps(exploding_schema()))
 
 
 CHAIN = {
@@ -130,8 +135,8 @@ def test_a_grammar_means_the_same_with_a_sandbox(compiler: GrammarCompiler) -> N
 @pytest.mark.parametrize(
     ("schema", "said"),
     [
-        ({"type": "string", "pattern": "a(?=b)c"}, "json_schema: .*look-around"),
-        ({"$dynamicRef": "#a"}, r"json_schema: the keyword '\$dynamicRef' cannot be enforced"),
+        ({"type": "string", "pattern": "a(?=b)c"}, "json_schema: the keyword 'pattern' cannot be enforced"),
+        ({"contains": {}}, "json_schema: the keyword 'contains' cannot be enforced"),
     ],
 )
 def test_a_refusal_names_the_place(compiler: GrammarCompiler, schema: Any, said: str) -> None:
@@ -140,8 +145,32 @@ def test_a_refusal_names_the_place(compiler: GrammarCompiler, schema: Any, said:
     assert caught.value.param == "json_schema"
 
 
+def test_a_cancelled_compilation_ends_at_once() -> None:
+    sandbox, compiler = ample()
+    attempt, ended = Attempt(), list[BaseException]()
+
+    def work() -> None:
+        try:
+            with within(attempt):
+                compiler.json_schema(exploding_schema())
+        except CompileCancelled as error:
+            ended.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    until(lambda: sandbox.at_work)
+    attempt.cancel()
+    thread.join(60)
+    assert len(ended) == 1
+    assert not sandbox.at_work
+    with within(attempt), pytest.raises(CompileCancelled):
+        compiler.json_schema(DATE)
+    assert matches(compiler.json_schema(DATE), '"2026-11-23"'), "nobody else is cancelled"
+    sandbox.close()
+
+
 def test_what_a_busy_machine_did_not_do_in_time_may_be_asked_again() -> None:
-    sandbox = exploding_sandbox(WorkLimits(cpu_s=120, wall_s=0.2, memory_bytes=2 << 30))
+    sandbox = Sandbox(WorkLimits(cpu_s=120, wall_s=0.2, memory_bytes=2 << 30))
     compiler = GrammarCompiler(WordVocab(), sandbox)
     for _ in range(2):
         with pytest.raises(TooLate, match=r"it took more than 0.2 s, retry in 5 s"):
@@ -208,6 +237,31 @@ def test_several_models_share_the_processes(sandbox: Sandbox) -> None:
         for compiler in compilers:
             assert matches(compiler.regex(f"a{{{number + 1}}}"), "a" * (number + 1))
     assert len(sandbox._processes._idle) <= 2
+
+
+def test_short_memory_ends_the_largest_sandbox_and_says_so() -> None:
+    sandbox, compiler = ample()
+    left = [1 << 20]
+    watch = MemoryWatch(64 << 20, lambda: sandbox.at_work, lambda: left[0])
+    ended: list[Unavailable] = []
+
+    def work() -> None:
+        try:
+            compiler.json_schema(exploding_schema())
+        except Unavailable as error:
+            ended.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    until(lambda: watch.check() and ended)  # a process is only ended once it has grown
+    thread.join(60)
+    assert "the server's memory is short, and this took" in ended[0].message
+    assert "1 MiB are left, 64 are kept free" in watch.short
+    left[0] = 1 << 30
+    watch.check()
+    assert not watch.short
+    assert matches(compiler.json_schema(DATE), '"2026-11-23"')
+    sandbox.close()
 
 
 def test_no_reserve_is_never_short() -> None:

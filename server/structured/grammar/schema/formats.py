@@ -1,8 +1,8 @@
 """The formats of JSON Schema Validation 2020-12, section 7.3, as patterns of whole texts.
 
 A pattern matches only valid values. It may match fewer; a comment names the omitted ones. llguidance's own formats
-are less strict, with February 29 in every year. `regex` is checked at the end (`finished`). A `format` that the
-specification does not define is an annotation.
+are less strict, with February 29 in every year. A `format` that is not in `FORMATS` is an annotation, as the
+specification requires.
 """
 
 from collections.abc import Mapping
@@ -86,6 +86,35 @@ _URI_TEMPLATE = (
 _JSON_POINTER = "(?:/(?:[^~/]|~[01])*)*"
 _RELATIVE_JSON_POINTER = f"(?:0|[1-9]+0?)(?:#|{_JSON_POINTER})"
 
+# ECMA 262, 22.2.1, as far as other dialects agree: groups in two levels, and no names of groups or characters, no
+# references, no look-behind; of ranges in a class those of digits, of letters in one case, and of escaped code points.
+_DIGIT_PAIRS = "|".join(f"{n},[{n}-9]" for n in range(10))
+_TENS_PAIRS = "|".join(f"{n}[0-9],[{n + 1}-9][0-9]" for n in range(1, 9))
+_COUNTS = rf"\{{(?:[0-9]{{1,3}},?|{_DIGIT_PAIRS}|{_TENS_PAIRS}|[0-9],[1-9][0-9]{{1,2}}|[1-9][0-9],[1-9][0-9]{{2}})\}}"
+_REPEATED = rf"(?:(?:[*+?]|{_COUNTS})\??)?"
+_CODE_POINT = r"\\(?:x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4})"
+_CHARACTERS = r"\\[dDwWsS]"
+_ESCAPED = rf"\\[tnrfv^$\\.*+?()\[\]{{}}|/]|{_CODE_POINT}"
+_LETTER_RANGES = "|".join(
+    f"{chr(first + n)}-[{chr(first + n)}-{chr(first + 25)}]" for first in (65, 97) for n in range(26)
+)
+_CODE_POINT_RANGES = r"\\x[0-7][0-9a-fA-F]-\\x[89a-fA-F][0-9a-fA-F]|\\x0[0-9a-fA-F]-\\x[1-9a-fA-F][0-9a-fA-F]"
+_CODE_POINT_RANGES += (
+    r"|\\u[0-7][0-9a-fA-F]{3}-\\u[89a-fA-F][0-9a-fA-F]{3}|\\u0[0-9a-fA-F]{3}-\\u[1-9a-fA-F][0-9a-fA-F]{3}"
+)
+_DIGIT_RANGES = "|".join(f"{n}-[{n}-9]" for n in range(10))
+_IN_CLASS = rf"(?:[^\[\]\\^&~|-]|{_CHARACTERS}|{_ESCAPED}|\\-|{_DIGIT_RANGES}|{_LETTER_RANGES}|{_CODE_POINT_RANGES})"
+_CLASS = rf"\[\^?(?:{_IN_CLASS}+-?|-)\]"
+_ATOMS = rf"[^\^$\\*+?()\[\]{{}}|]|{_CHARACTERS}|{_ESCAPED}|{_CLASS}"
+_ASSERTIONS = r"[\^$|]|\\[bB]"
+
+
+def _regex(depth: int) -> str:
+    inside = rf"\((?:\?:)?{_regex(depth - 1)}\)" if depth else ""
+    atoms = f"{_ATOMS}|{inside}" if inside else _ATOMS
+    return f"(?:(?:{atoms}){_REPEATED}|{_ASSERTIONS})*"
+
+
 _HOSTNAME_LENGTHS = (r"[^.]{1,63}(?:\.[^.]{1,63})*", "(?s:.{1,253})")
 
 FORMATS: Mapping[str, tuple[str, ...]] = {
@@ -103,6 +132,7 @@ FORMATS: Mapping[str, tuple[str, ...]] = {
         "iri": (_uri(_UCS, _PRIVATE, relative=False),),
         "iri-reference": (_uri(_UCS, _PRIVATE, relative=True),),
         "json-pointer": (_JSON_POINTER,),
+        "regex": (_regex(2),),
         "relative-json-pointer": (_RELATIVE_JSON_POINTER,),
         "time": (_TIME,),
         "uri": (_uri("", "", relative=False),),

@@ -20,6 +20,15 @@ DEFINITIONS = ("$defs", "definitions")
 REFUSED = ("$dynamicRef", "$recursiveRef")  # their target depends on the referrer
 
 
+def kind_of(value: Any) -> str:
+    """The type of a JSON value, where whole numbers are numbers."""
+    if isinstance(value, bool):
+        return "boolean"
+    if isinstance(value, int | float):
+        return "number"
+    return {str: "string", list: "array", dict: "object", type(None): "null"}[type(value)]
+
+
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 

@@ -1,12 +1,12 @@
 """Rewrites keywords that llguidance lacks with those that it supports.
 
-Keywords that no grammar expresses are omitted, and `finished` checks them. So with its check, the result accepts only
-valid values.
+The result accepts only valid values. It may reject valid ones if a negation can only be expressed in part
+(`negation`); if nothing would remain, the keyword is rejected with its position.
 """
 
 import math
 from collections.abc import Iterator, Mapping
-from itertools import combinations, starmap
+from itertools import combinations
 from typing import Any
 
 from server.errors import InvalidRequest
@@ -15,7 +15,11 @@ from server.structured.grammar.schema.document import unenforceable
 from server.structured.grammar.schema.formats import FORMATS
 from server.structured.grammar.schema.keywords import LISTS, MAPS, SINGLE, Schema
 from server.structured.grammar.schema.language import readable
+from server.structured.grammar.schema.negation import Negations, any_of
+from server.structured.grammar.unique.places import MARK
 
+MAX_SCHEMAS = 40_000  # of the document as it is rewritten
+MAX_ALTERNATIVES = 64  # that one keyword may become
 LARGEST_INTEGER = 10**16 - 1
 """Of 16 digits (llama.cpp common/json-schema-to-grammar.cpp, PRIMITIVE_RULES, integral-part)."""
 _NO_MORE = {"additionalProperties": False}
@@ -35,21 +39,29 @@ _BOUNDS = (
 
 
 class Rewriter:
-    """Rewrites one normalized document. ``omitted``: the first place and keyword that the result does not enforce, ""
-    for none.
+    """Rewrites one normalized document.
+
+    ``exclusive``: combine the branches of every `oneOf` with the negations of the others. It is needed if llguidance
+    can't distinguish them, or if a branch is ``narrowed``, since the other branches would accept what it lost.
+    ``narrowed``: the first place and keyword whose rewritten form may reject valid values. ``unique``: the first place
+    where the items of an array must differ.
     """
 
-    def __init__(self, root: Mapping[str, Any], what: str, places: Mapping[str, str]) -> None:
+    def __init__(self, root: Mapping[str, Any], what: str, places: Mapping[str, str], *, exclusive: bool) -> None:
         self._what = what
         self._places = places
+        self._exclusive = exclusive
         self._root = {key: value for key, value in root.items() if key != "$defs"}
-        self._defs = root.get("$defs", {})
-        self._disjoint = Disjointness(
-            {"#": self._root} | {f"#/$defs/{name}": each for name, each in self._defs.items()}
-        )
+        defs = root.get("$defs", {})
+        self._definitions: dict[str, Schema] = {"#": self._root} | {f"#/$defs/{name}": d for name, d in defs.items()}
+        self._defs = defs
+        self._negations = Negations(self._definitions)
+        self._disjoint = Disjointness(self._definitions)
         self._fractions = frozenset(map(math.floor, _fractions(root)))
         self._bounds_integers = not _has_long_numbers(root)
-        self.omitted = ""
+        self._left = MAX_SCHEMAS
+        self.narrowed = ""
+        self.unique = ""
 
     def rewritten(self) -> dict[str, Any]:
         """The document. Raises InvalidRequest that names the keyword and its place."""
@@ -61,11 +73,14 @@ class Rewriter:
     def _schema(self, schema: Schema, place: str) -> Schema:
         if isinstance(schema, bool):
             return schema
+        self._left -= 1
+        if self._left < 0:
+            raise InvalidRequest(f"{self._what} is too large once its conditions are written out", self._what)
         own = dict(schema)
         more: list[Schema] = []
         for rewrite in (
             *(self._unevaluated, self._not, self._if, self._dependent, self._names, self._counted, self._one_of),
-            *(self._lists, self._text, self._numbers, self._integers),
+            *(self._contains, self._unique, self._text, self._numbers, self._integers),
         ):
             more += rewrite(own, place)
         out: dict[str, Any] = {}
@@ -88,23 +103,22 @@ class Rewriter:
             out["allOf"] = [*out.get("allOf", []), *(self._schema(each, place) for each in more)]
         return out
 
-    def _omit(self, keyword: str, place: str) -> None:
-        self.omitted = self.omitted or f"{place}: the keyword '{keyword}'"
+    def _negated(self, schema: Schema, keyword: str, place: str) -> Schema:
+        found = self._negations.of(schema)
+        self.narrowed = self.narrowed or f"{place}: the keyword '{keyword}'"
+        if found is False and schema not in (True, {}):
+            raise unenforceable(keyword, place)
+        return found
 
     def _not(self, own: dict[str, Any], place: str) -> list[Schema]:
-        refused = own.pop("not", False)
-        if refused in (True, {}):
-            return [False]
-        if refused is not False:
-            self._omit("not", place)
-        return []
+        return [self._negated(own.pop("not"), "not", place)] if "not" in own else []
 
     def _if(self, own: dict[str, Any], place: str) -> list[Schema]:
         condition, then, other = own.pop("if", None), own.pop("then", True), own.pop("else", True)
         if condition is None or (then is True and other is True):
             return []
-        self._omit("if", place)
-        return [{"anyOf": [{"allOf": [condition, then]}, other]}]
+        refused = self._negated(condition, "if", place)
+        return [any_of([{"allOf": [condition, then]}, {"allOf": [refused, other]}])]
 
     def _dependent(self, own: dict[str, Any], _: str) -> list[Schema]:
         needs: list[tuple[str, Schema]] = list(own.pop("dependentSchemas", {}).items())
@@ -115,31 +129,58 @@ class Rewriter:
         ]
 
     def _names(self, own: dict[str, Any], place: str) -> list[Schema]:
-        """`propertyNames`, as the names that may be if it lists them or has a pattern for them."""
-        match own.pop("propertyNames", True):
-            case False:
-                return [{"maxProperties": 0}]
-            case {"enum": names, **rest} if not rest:
-                return [{"properties": {name: True for name in names if isinstance(name, str)}, **_NO_MORE}]
-            case {"pattern": pattern, **rest} if not rest.keys() - {"type"}:
-                return [{"patternProperties": {pattern: True}, **_NO_MORE}]
-            case names if names not in (True, {}):
-                self._omit("propertyNames", place)
-        return []
+        """`propertyNames`, as patterns of names that may be."""
+        names = own.pop("propertyNames", True)
+        followed: set[str] = set()
+        while isinstance(names, dict) and set(names) == {"$ref"}:
+            if names["$ref"] in followed:
+                raise unenforceable("propertyNames", place)
+            followed.add(names["$ref"])
+            names = self._definitions[names["$ref"]]
+        if isinstance(names, dict):
+            names = {key: value for key, value in names.items() if (key, value) != ("type", "string")}
+            if names.get("format") not in FORMATS:
+                names.pop("format", None)
+        if names is True or names == {}:
+            return []
+        if names is False:
+            return [{"maxProperties": 0}]
+        if set(names) == {"pattern"}:
+            return [{"patternProperties": {names["pattern"]: True}, **_NO_MORE}]
+        if set(names) == {"enum"} or set(names) == {"const"}:
+            allowed = names.get("enum", [names.get("const")])
+            return [{"properties": {name: True for name in allowed if isinstance(name, str)}, **_NO_MORE}]
+        if set(names) <= {"minLength", "maxLength"}:
+            lengths = f"^(?s:.{{{names.get('minLength', 0)},{names.get('maxLength', '')}}})$"
+            return [{"patternProperties": {lengths: True}, **_NO_MORE}]
+        raise unenforceable("propertyNames", place)
 
     def _counted(self, own: dict[str, Any], place: str) -> list[Schema]:
         """`minProperties` and `maxProperties` where some property is optional, which llguidance does not count."""
-        optional = [name for name in own.get("properties", {}) if name not in own.get("required", ())]
+        known = own.get("properties", {})
+        optional = [name for name in known if name not in own.get("required", ())]
         n_required = len(set(own.get("required", ())))
-        if own.get("minProperties", 0) <= n_required:
-            own.pop("minProperties", None)
-        elif own["minProperties"] > n_required + 1:
-            self._omit("minProperties", place)  # a name that was written twice counts twice for llguidance
+        if own.get("minProperties", 0) > n_required + 1:
+            raise unenforceable("minProperties", place)  # a name that was written twice would count twice
         if not optional or not {"minProperties", "maxProperties"} & own.keys():
             return []
-        self._omit("minProperties", place)
-        least, _ = own.pop("minProperties", 0), own.pop("maxProperties", None)
-        return [{"anyOf": [{"required": [name]} for name in optional]}] if least == n_required + 1 else []
+        self.narrowed = self.narrowed or f"{place}: the keyword 'minProperties'"
+        least, most = own.pop("minProperties", 0) - n_required, own.pop("maxProperties", None)
+        if most is not None and not own.get("patternProperties"):
+            own.setdefault("additionalProperties", False)  # as elsewhere, but also for combined schemas
+        closed = own.get("additionalProperties") is False and not own.get("patternProperties")
+        more: list[Schema] = []
+        if least == 1:
+            more.append({"anyOf": [{"required": [name]} for name in optional]})
+        elif least > 1:
+            raise unenforceable("minProperties", place)
+        if most is not None and not (closed and len(known) <= most):
+            if not closed or most - n_required != 1 or len(optional) > MAX_ALTERNATIVES:
+                raise unenforceable("maxProperties", place)
+            more.append(
+                {"anyOf": [{"properties": {other: False for other in optional if other != name}} for name in optional]}
+            )
+        return more
 
     def _unevaluated(self, own: dict[str, Any], place: str) -> list[Schema]:
         """Return the unevaluated schemas; without applicators in place they equal the additional ones."""
@@ -153,22 +194,24 @@ class Rewriter:
             own[additional] = value
         return []
 
-    def _lists(self, own: dict[str, Any], place: str) -> list[Schema]:
-        """`contains` and `uniqueItems`."""
+    def _contains(self, own: dict[str, Any], place: str) -> list[Schema]:
         least, most = own.pop("minContains", 1), own.pop("maxContains", None)
         if "contains" in own:
-            del own["contains"]
             if least or most is not None:
-                self._omit("contains", place)
-        if own.pop("uniqueItems", False) and own.get("maxItems", 2) > 1:
-            self._omit("uniqueItems", place)
+                raise unenforceable("contains", place)
+            del own["contains"]
         return []
 
-    def _text(self, own: dict[str, Any], place: str) -> list[Schema]:
-        name = own.pop("format", "")
-        if name == "regex":
-            self._omit("format", place)
-        return [{"pattern": each} for each in FORMATS.get(name, ())]
+    def _unique(self, own: dict[str, Any], place: str) -> list[Schema]:
+        if own.pop("uniqueItems", False) and own.get("maxItems", 2) > 1:
+            if "prefixItems" in own and own.get("minItems", 0) > 1:  # the last item may have no other value left
+                raise unenforceable("uniqueItems", place)
+            own[MARK] = place
+            self.unique = self.unique or place
+        return []
+
+    def _text(self, own: dict[str, Any], _: str) -> list[Schema]:
+        return [{"pattern": each} for each in FORMATS.get(own.pop("format", ""), ())]
 
     def _numbers(self, own: dict[str, Any], place: str) -> list[Schema]:
         """llguidance's numbers are doubles: longer ones are refused, and bounds moved inwards to the next double."""
@@ -201,14 +244,32 @@ class Rewriter:
         return []
 
     def _one_of(self, own: dict[str, Any], place: str) -> list[Schema]:
-        """`oneOf` as `anyOf`."""
-        branches = own.pop("oneOf", None)
-        if branches is None:
+        """`oneOf`, as branches that exclude the others."""
+        branches = own.get("oneOf")
+        if not self._exclusive or branches is None:
             return []
-        if all(starmap(self._disjoint.of, combinations(branches, 2))):
-            return [{"anyOf": branches}]
-        self._omit("oneOf", place)
-        return [{"anyOf": branches}, True]  # two parts, so that objects stay open
+        if len(branches) > MAX_ALTERNATIVES:
+            raise self._overlaps(place)
+        del own["oneOf"]
+        if len(branches) == 1:
+            return [branches[0]]
+        self.narrowed = self.narrowed or f"{place}: the keyword 'oneOf'"
+        overlaps: dict[int, list[int]] = {n: [] for n in range(len(branches))}
+        for n, m in combinations(overlaps, 2):
+            if not self._disjoint.of(branches[n], branches[m]):
+                overlaps[n].append(m)
+                overlaps[m].append(n)
+        refused = {n: self._negations.of(branches[n]) for n, others in overlaps.items() if others}
+        kept = []
+        for n, branch in enumerate(branches):
+            others = [refused[m] for m in overlaps[n]]
+            if False in others:
+                raise self._overlaps(place)
+            kept.append({"allOf": [branch, *others]} if others else branch)
+        return [any_of(kept)]
+
+    def _overlaps(self, place: str) -> InvalidRequest:
+        return InvalidRequest(f"{place}: 'oneOf' whose branches may overlap cannot be enforced, use 'anyOf'", place)
 
 
 def _fractions(value: Any) -> Iterator[float]:

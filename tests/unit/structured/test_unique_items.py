@@ -1,0 +1,228 @@
+"""`uniqueItems`: no item repeats another, and items that can be no other are not begun."""
+
+import itertools
+import json
+from math import inf
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
+
+from server.errors import InvalidRequest
+from server.structured.grammar.compiler import GrammarCompiler
+from server.structured.grammar.matcher import MatcherConstraint
+from server.structured.grammar.unique import items as unique_items
+from tests.unit.structured.builders import BYTES, WORDS, WordVocab, allowed, matches, walk
+
+UNIQUE = {"type": "array", "uniqueItems": True}
+LETTERS = {**UNIQUE, "items": {"enum": ["a", "b", "ab"]}}
+
+
+def after(schema: Any, text: str) -> MatcherConstraint:
+    constraint = BYTES.json_schema(schema)
+    for byte in text.encode():
+        constraint.accept(byte)
+    return constraint
+
+
+def next_bytes(constraint: MatcherConstraint) -> str:
+    found = "".join(chr(token) for token in sorted(allowed(constraint.mask(), 256)))
+    assert found == "".join(chr(token) for token in range(256) if constraint.allows(token))
+    return found.strip()
+
+
+@pytest.mark.parametrize(
+    "text", ["[]", "[1,2]", '["a", "b", {}]', "[1, true, [1]]", '[{"a":1},{"a":2}]', '["a","a\\n"]']
+)
+def test_different_items_pass(text: str) -> None:
+    assert matches(BYTES.json_schema(UNIQUE), text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("[1,1]", "[1, 1.0]", "[1,2,1]", "[ 1 , 1 ]", '["a","a"]', '["a","\\u0061"]', "[[],[]]", "[null,null]"),
+        '[{"a":1,"b":2},{"b":2.0,"a":1}]',
+    ],
+)
+def test_a_repetition_is_refused_however_it_is_written(text: str) -> None:
+    assert not matches(BYTES.json_schema(UNIQUE), text)
+
+
+def test_only_what_is_not_there_yet_is_begun() -> None:
+    assert next_bytes(after(LETTERS, '["a","')) == "ab"
+    assert next_bytes(after(LETTERS, '["a","a')) == "b"
+    assert next_bytes(after(LETTERS, '["a","ab","')) == "b"
+    assert next_bytes(after(LETTERS, '["a","ab","b"')) == "]"
+
+
+def test_an_item_goes_on_where_its_end_would_repeat() -> None:
+    strings = {**UNIQUE, "items": {"type": "string", "pattern": "^a+$"}}
+    assert next_bytes(after(strings, '["aa","aa')) == "a"
+    assert next_bytes(after(strings, '["aa","a')) == '"a'
+
+
+OBJECT = {"type": "object", "additionalProperties": False}
+PAIR = {**OBJECT, "properties": {"k": {"enum": [1, 12]}, "l": {"enum": ["a", "b"]}}, "required": ["k", "l"]}
+
+
+@pytest.mark.parametrize(
+    ("items", "text", "allowed_next"),
+    [
+        pytest.param({"type": "string", "pattern": "^[0-9]+x$"}, '["1x","1', "0123456789", id="a pattern's only end"),
+        pytest.param({"type": "string", "pattern": "^[ab][xy]$"}, '["ax","bx","ay","', "b", id="a first character"),
+        pytest.param({"type": "string", "pattern": "^ab?$"}, '["ab","', "a", id="a shorter string"),
+        pytest.param({"type": "string", "pattern": "^[ab]$"}, '["a","b"', "]", id="the comma after the last string"),
+        pytest.param({"type": "integer", "minimum": 1, "maximum": 3}, "[1,3,", "2", id="integers"),
+        pytest.param({"type": "integer", "minimum": 1, "maximum": 3}, "[1,3,2", "]", id="the comma after an integer"),
+        pytest.param({"type": "boolean"}, "[true,", "f", id="booleans"),
+        pytest.param(OBJECT, "[{}", "]", id="an empty object"),
+        pytest.param(PAIR, '[{"k":1,"l":"a"},{"k": 1 , "l":"', "b", id="a value of an object"),
+        pytest.param(PAIR, '[{"k":1,"l":"a"},{"k":1,"l":"b"},{"k":1', "2", id="a number in an object"),
+        pytest.param(
+            {**OBJECT, "properties": {"n": {"type": "string"}}, "required": ["n"]},
+            '[{"n":"a"},{"n":"',
+            None,
+            id="a name",
+        ),
+        pytest.param({"type": "array", "items": {"type": "boolean"}, "maxItems": 1}, "[[],[true],[", "f", id="arrays"),
+        pytest.param({"type": "array", "items": {"enum": [1]}, "maxItems": 2}, "[[1],[],[1", ",", id="a longer array"),
+    ],
+)
+def test_nothing_is_begun_that_can_only_repeat(items: Any, text: str, allowed_next: str | None) -> None:
+    constraint = after({**UNIQUE, "items": items}, text)
+    found = next_bytes(constraint)
+    if allowed_next is not None:
+        assert found == allowed_next
+    else:
+        constraint.accept(ord("a"))
+        assert '"' not in next_bytes(constraint)
+
+
+@pytest.mark.parametrize("text", ['["a","b",', '["a","b", "'])
+def test_a_token_that_ends_an_item_and_goes_on_is_refused_where_no_other_is_left(text: str) -> None:
+    class Joined(WordVocab):
+        words = (*WordVocab.words, b'","', b'", "c')
+        specials = WordVocab.specials
+        bos, eos, eog, n_tokens = len(words), len(words) + 1, frozenset({len(words) + 1}), len(words) + 4
+
+    compiler = GrammarCompiler(Joined())
+    constraint = compiler.json_schema({**UNIQUE, "items": {"type": "string", "pattern": "^[abc]$"}})
+    for byte in text.removesuffix('"').rstrip(" ").encode() + b'"c':
+        constraint.accept(byte)
+    joined = [len(WordVocab.words), len(WordVocab.words) + 1]
+    assert not any(constraint.allows(token) for token in joined)
+    assert not allowed(constraint.mask(), Joined.n_tokens) & set(joined)
+    assert constraint.allows(ord('"'))
+
+
+def test_tokens_that_the_grammar_refuses_are_not_read() -> None:
+    class Odd(WordVocab):
+        words = (*WordVocab.words, b'"]}', b'"}]', b'"{')
+        specials = WordVocab.specials
+        bos, eos, eog, n_tokens = len(words), len(words) + 1, frozenset({len(words) + 1}), len(words) + 4
+
+    names = {**OBJECT, "properties": {"n": {"type": "string", "pattern": "^[a-z]+$"}}, "required": ["n"]}
+    constraint = GrammarCompiler(Odd()).json_schema({**UNIQUE, "items": names})
+    for byte in b'[{"n":"a"},{"n":"a':
+        constraint.accept(byte)
+    assert allowed(constraint.mask(), 256) == set(b"abcdefghijklmnopqrstuvwxyz")
+
+
+def test_a_token_of_several_bytes_is_looked_through() -> None:
+    constraint = WORDS.json_schema({**UNIQUE, "items": {"type": ["integer", "string"]}})
+    for byte in b'[12,"hello",':
+        constraint.accept(byte)
+    twelve = next(token for token in range(256, 300) if WordVocab().piece(token) == b"12")
+    hello = next(token for token in range(256, 300) if WordVocab().piece(token) == b"hello")
+    assert constraint.allows(twelve)  # 121 may come of it
+    constraint.accept(twelve)
+    assert not constraint.allows(ord(","))
+    constraint.accept(ord("1"))
+    constraint.accept(ord(","))
+    constraint.accept(ord('"'))
+    constraint.accept(hello)
+    assert not constraint.allows(ord('"'))
+
+
+def test_a_fork_goes_its_own_way() -> None:
+    constraint = after(UNIQUE, "[1,")
+    fork = constraint.fork()
+    fork.accept(ord("2"))
+    fork.accept(ord(","))
+    constraint.accept(ord("3"))
+    constraint.accept(ord(","))
+    constraint.accept(ord("2"))
+    assert constraint.allows(ord("]"))
+    fork.accept(ord("2"))
+    assert not fork.allows(ord("]"))
+
+
+def test_items_of_a_thousand_levels_are_compared_as_text() -> None:
+    deep = "[" * 1500 + "]" * 1500
+    constraint = after(UNIQUE, f"[{deep},{deep[:-1]}")
+    assert not constraint.allows(ord("]"))
+    assert after(UNIQUE, f"[{deep},[{deep[:-1]}").allows(ord("]"))
+
+
+def test_the_array_is_found_through_references_alternatives_and_names() -> None:
+    schema = {
+        "properties": {"x": {"anyOf": [{"type": "null"}, {"$ref": "#/$defs/u"}]}, "y": {"type": "array"}},
+        "patternProperties": {"^z": {"prefixItems": [{}, UNIQUE]}},
+        "$defs": {"u": UNIQUE},
+    }
+    for text, valid in {
+        '{"x":[1,1]}': False,
+        '{"x":[1,2],"y":[1,1]}': True,
+        '{"z1":[[1,1],[1,2]]}': True,
+        '{"z1":[1,[1,1]]}': False,
+    }.items():
+        assert matches(BYTES.json_schema(schema), text) is valid
+
+
+def test_inside_a_lark_grammar_it_is_refused_with_its_place() -> None:
+    schema = json.dumps({"properties": {"a": UNIQUE}})
+    with pytest.raises(InvalidRequest, match=r"%json\.properties\.a: the keyword 'uniqueItems' cannot be enforced"):
+        BYTES.lark(f"start: %json {schema}")
+
+
+ITEMS: list[tuple[Any, float]] = [
+    *(({}, inf), ({"type": "string"}, inf), ({"type": "integer"}, inf), ({"type": "boolean"}, 2), (UNIQUE, inf)),
+    *(({"enum": ["a", "b", 1, None]}, 4), ({"type": "integer", "minimum": 8, "maximum": 10}, 3), (LETTERS, 16)),
+    *(({"type": "string", "maxLength": 1}, inf), ({"type": "array", "items": {"type": "null"}}, inf)),
+    *((PAIR, 4), (OBJECT, 1), ({"type": "string", "pattern": "^[0-9]x?$"}, 20)),
+    ({**OBJECT, "properties": {"k": {"enum": ["x", "y"]}}, "required": ["k"]}, 2),
+]
+"""Schemas of items, and how many values each has."""
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.sampled_from(ITEMS), st.integers(0, 4), st.integers(0, 2**32))
+def test_whatever_is_written_is_unique_and_never_in_a_dead_end(items: tuple[Any, float], least: int, seed: int) -> None:
+    schema = {**UNIQUE, "items": items[0], "minItems": least}
+    assume(least <= max(1, items[1]))  # otherwise nothing matches
+    Draft202012Validator(schema).validate(json.loads(walk(WORDS.json_schema(schema), WordVocab(), seed, at_most=25)))
+
+
+def test_items_that_branch_by_references_are_followed_once() -> None:
+    """Each of 30 levels refers twice to the next: 2 ** 30 ways to the same three values."""
+    defs: dict[str, Any] = {
+        f"a{n}": {"anyOf": [{"$ref": f"#/$defs/a{n + 1}"}, {"$ref": f"#/$defs/a{n + 1}"}]} for n in range(30)
+    }
+    defs["a30"] = {"enum": ["x", "y", "z"]}
+    schema = {**UNIQUE, "items": {"$ref": "#/$defs/a0"}, "minItems": 3, "maxItems": 3, "$defs": defs}
+    items = json.loads(walk(WORDS.json_schema(schema), WordVocab(), 1, at_most=25))
+    assert sorted(items) == ["x", "y", "z"]
+
+
+def test_the_time_for_unique_items_ends_a_reply_as_that_for_masks_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    constraint = after(UNIQUE, "[1")
+    times = itertools.count(step=3)
+    monkeypatch.setattr(unique_items, "time", SimpleNamespace(thread_time=lambda: next(times)))
+    constraint.accept(ord(","))
+    assert not constraint.allows(ord("2"))
+    with pytest.raises(InvalidRequest, match="its masks have taken more than 2 s"):
+        constraint.mask()
