@@ -32,7 +32,7 @@ from server.metrics.gpu import GpuCollector, gpu_collector
 from server.model_pool import ModelPool, open_pool
 from server.options.server import VERBOSITY_DETAILED, ServerSettings
 from server.options.values import ANYWHERE
-from server.pool.events import StatusChanged, Subscription, log_progress
+from server.pool.events import StatusChanged, Subscription, show_load_progress
 from server.pool.load_queue import log_failure
 from server.pool.pool import Pool
 from server.pool.protocols import Loader
@@ -346,7 +346,7 @@ def lifespan_of(
             return stopping[0]
 
         watch = asyncio.create_task(_follow_pool(services, models.events), name="metrics follow the pool")
-        bars = asyncio.create_task(log_progress(models.progress), name="load progress")
+        bars = asyncio.create_task(show_load_progress(models.progress), name="load progress")
         endless = [
             asyncio.create_task(reload.follow(), name="keys and certificates follow their files"),
             asyncio.create_task(services.metrics.watch_loop(), name="event loop lag"),

@@ -1,15 +1,21 @@
-"""Events of the pool for any number of subscribers, and log lines of the progress of loads."""
+"""Events of the pool for any number of subscribers, and the display of the progress of loads."""
 
 import asyncio
+import contextlib
 import logging
+import sys
 import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Self
+from functools import cache
+from typing import TYPE_CHECKING, NoReturn, Self, TextIO
 
 from server.pool.protocols import FileProgress, ModelInfo
 from server.pool.state import Status
+
+if TYPE_CHECKING:
+    from tqdm import tqdm
 
 STAGES = ("text_model",)
 """llama-server's names of the loading stages, in order (tools/server/server-context.cpp, load_model)."""
@@ -171,16 +177,52 @@ log = logging.getLogger(__name__)
 LINE_INTERVAL_S = 5.0  # between two log lines of one load or download
 
 
-async def log_progress(events: Subscription, clock: Callable[[], float] = time.monotonic) -> None:
-    """Log the progress of long loads and downloads until the pool closes."""
+@cache
+def _bar_class() -> "type[tqdm[NoReturn]]":
+    from tqdm import tqdm  # only a terminal needs it
+
+    class Bar(tqdm):  # type: ignore[type-arg]
+        monitor_interval = 0  # every update is an event: tqdm's own thread is not needed
+
+    return Bar
+
+
+async def show_load_progress(
+    events: Subscription, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic
+) -> None:
+    """Draw a bar for each load and download until the pool closes; log lines if `stream` (stderr) is no terminal."""
+    target = sys.stderr if stream is None else stream
+    bars: dict[str, tqdm[NoReturn]] = {}
     logged_at: dict[str, float] = {}
-    with events:
+    with events, contextlib.ExitStack() as stack:
         async for event in events:
             if not isinstance(event, LoadProgress | DownloadProgress):
                 logged_at.pop(event.model, None)
+                if event.model in bars:
+                    bars.pop(event.model).close()
+            elif target.isatty():
+                _draw(event, bars, target, stack)
             elif (now := clock()) - logged_at.setdefault(event.model, now) >= LINE_INTERVAL_S:
                 logged_at[event.model] = now
                 if isinstance(event, LoadProgress):
                     log.info("loading '%s': %d%%", event.model, round(event.value * 100))
                 else:
                     log.info("fetching '%s': %d of %d MiB", event.model, event.done >> 20, event.total >> 20)
+
+
+def _draw(
+    event: LoadProgress | DownloadProgress,
+    bars: "dict[str, tqdm[NoReturn]]",
+    stream: TextIO,
+    stack: contextlib.ExitStack,
+) -> None:
+    loads = isinstance(event, LoadProgress)
+    if event.model not in bars:
+        what, unit = ("loading", "%") if loads else ("fetching", "B")
+        bars[event.model] = bar = _bar_class()(
+            desc=f"{what} {event.model}", unit=unit, unit_scale=not loads, leave=False, file=stream
+        )
+        stack.callback(bar.close)
+    bar = bars[event.model]
+    bar.n, bar.total = (round(event.value * 100), 100) if isinstance(event, LoadProgress) else (event.done, event.total)
+    bar.refresh()

@@ -338,8 +338,12 @@ class Lifecycle:
                 log.info("the download of model '%s' was cancelled", entry.id)
                 self.move(entry, Status.UNLOADED)
                 return False
-            message = "model '%s' could not be downloaded; loading it again tries once more: %s"
-            log.error(message, entry.id, error, exc_info=None if isinstance(error, LlamapoolError) else error)
+            log.error(
+                "model '%s' could not be downloaded; loading it again tries once more: %s",
+                entry.id,
+                error,
+                exc_info=None if isinstance(error, LlamapoolError) else error,
+            )
             self.fail(entry, _reason(error))
             return False
         entry.download = None

@@ -13,7 +13,7 @@ from server.pool.events import (
     PoolEvent,
     StatusChanged,
     Subscription,
-    log_progress,
+    show_load_progress,
 )
 from server.pool.protocols import FileProgress
 from server.pool.state import Status
@@ -87,7 +87,7 @@ async def test_long_loads_and_downloads_are_logged_now_and_then(caplog: pytest.L
     fan_out.close()
     times = itertools.count(0.0, 2.0)
     with caplog.at_level(logging.INFO):
-        await log_progress(events, clock=lambda: next(times))
+        await show_load_progress(events, clock=lambda: next(times))
     assert caplog.messages == [
         *("loading 'demo': 30%", "loading 'demo': 60%", "loading 'demo': 90%"),
         "fetching 'other': 3 of 4 MiB",
