@@ -61,6 +61,8 @@ def request_adapters(given: Sequence[AdapterScale] | None, model: LoadedModel) -
 
 def read_scales(body: object, loaded: Sequence[Adapter]) -> Adapters:
     """Parse the body of ``POST /lora-adapters``. Raises `InvalidRequest`."""
+    if not isinstance(body, list):
+        raise InvalidRequest("Request body must be an array")  # llama-server's text
     given = parse(_SCALES, body)
     fault = _unknown(given, loaded)
     if fault:
